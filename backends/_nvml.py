@@ -1,0 +1,235 @@
+"""NVML: the sensors of an NVIDIA device and what they say about the state of the card.
+
+NVML is asked by UUID, or by PCI address where a virtual machine hides the UUID: never by index, which
+CUDA_VISIBLE_DEVICES renumbers for torch and not for NVML.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from mamf.backend import Advice, Reading, Unavailable
+
+# Clock-event reasons of NVML that are worth a word; idling and the user's own clock setting are not throttling.
+THROTTLE_REASONS = {
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+}
+_SLOWDOWNS = 0x8 | 0x20 | 0x40 | 0x80
+_NULL_UUID = "00000000-0000-0000-0000-000000000000"
+_NO_NVML = Unavailable(
+    "nvidia-ml-py is not installed, so clock, power and temperature stay unknown", "pip install nvidia-ml-py"
+)
+
+
+class NvmlSensors:
+    """One device's sensors. Every query that a driver or a container refuses reads as None."""
+
+    def __init__(self, nvml: Any, handle: Any) -> None:
+        self.nvml = nvml
+        self.handle = handle
+
+    def ask(self, query: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return query(self.handle, *arguments)
+        except self.nvml.NVMLError:
+            return None
+
+    def read(self) -> Reading:
+        nvml = self.nvml
+        clock_mhz = self.ask(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM)
+        milliwatts = self.ask(nvml.nvmlDeviceGetPowerUsage)
+        millijoules = self.ask(nvml.nvmlDeviceGetTotalEnergyConsumption)
+        return Reading(
+            clock_hz=None if clock_mhz is None else clock_mhz * 1e6,
+            watts=None if milliwatts is None else milliwatts * 1e-3,
+            joules=None if millijoules is None else millijoules * 1e-3,
+            celsius=self.ask(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
+            throttle_reasons=tuple(text for bit, text in THROTTLE_REASONS.items() if self.clock_event_reasons() & bit),
+        )
+
+    def clock_event_reasons(self) -> int:
+        nvml = self.nvml
+        # Drivers before 535 know it under its old name.
+        query = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
+        return self.ask(query or nvml.nvmlDeviceGetCurrentClocksThrottleReasons) or 0
+
+    def max_clock_hz(self) -> float | None:
+        megahertz = self.ask(self.nvml.nvmlDeviceGetMaxClockInfo, self.nvml.NVML_CLOCK_SM)
+        return None if megahertz is None else megahertz * 1e6
+
+    def power_limit_watts(self) -> float | None:
+        milliwatts = self.ask(self.nvml.nvmlDeviceGetEnforcedPowerLimit)
+        return None if milliwatts is None else milliwatts * 1e-3
+
+
+def open_nvml(properties: Any) -> NvmlSensors | Unavailable:
+    """The sensors of the device that torch describes, or why they cannot be read."""
+    try:
+        import pynvml
+    except ImportError:
+        return _NO_NVML
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return Unavailable(f"NVML does not start ({error})", "check that nvidia-smi runs in this container")
+    uuid = str(getattr(properties, "uuid", _NULL_UUID))
+    if uuid != _NULL_UUID:
+        try:
+            return NvmlSensors(pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode()))
+        except pynvml.NVMLError:
+            pass  # MIG slices and some virtual machines: the address below still names the device
+    if not hasattr(properties, "pci_bus_id"):
+        return Unavailable("this torch tells neither UUID nor PCI address of the device", "pip install --upgrade torch")
+    address = f"{properties.pci_domain_id:08x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
+    try:
+        return NvmlSensors(pynvml, pynvml.nvmlDeviceGetHandleByPciBusId(address.encode()))
+    except pynvml.NVMLError as error:
+        return Unavailable(f"NVML does not know the device ({error})", "power and clock stay unknown")
+
+
+def device_advice(sensors: NvmlSensors, index: int, torch_cuda: str | None) -> list[Advice]:
+    """What NVML knows about the state of the card, its driver and its siblings. ``torch_cuda``: torch's CUDA, as
+    "13.0".
+    """
+    return [
+        _driver(sensors, torch_cuda),
+        _power_limit(sensors, index),
+        _clocks(sensors, index),
+        _throttling(sensors),
+        _persistence(sensors, index),
+        _ecc(sensors),
+        _other_processes(sensors),
+        _siblings(sensors),
+    ]
+
+
+def _driver(sensors: NvmlSensors, torch_cuda: str | None) -> Advice:
+    thousands = sensors.nvml.nvmlSystemGetCudaDriverVersion()
+    major, minor = thousands // 1000, thousands % 1000 // 10
+    if torch_cuda is None or (major, minor) >= tuple(map(int, torch_cuda.split("."))):
+        return Advice("driver", "ok", f"supports CUDA {major}.{minor}, torch is built for {torch_cuda}")
+    return Advice(
+        "driver",
+        "warning",
+        f"supports CUDA {major}.{minor}, torch is built for {torch_cuda}",
+        "libraries run in compatibility mode, without their newest kernels",
+        "install a newer driver, or a torch built for this one",
+    )
+
+
+def _power_limit(sensors: NvmlSensors, index: int) -> Advice:
+    limit = sensors.power_limit_watts()
+    default = sensors.ask(sensors.nvml.nvmlDeviceGetPowerManagementDefaultLimit)
+    if limit is None or default is None:
+        return Advice("power limit", "unknown", "NVML does not tell the power limit")
+    default *= 1e-3
+    if limit >= default:
+        return Advice("power limit", "ok", f"{limit:.0f} W, the default being {default:.0f} W")
+    return Advice(
+        "power limit",
+        "warning",
+        f"{limit:.0f} W, under the default of {default:.0f} W",
+        "sustained figures fall with it",
+        f"sudo nvidia-smi -i {index} -pl {default:.0f}",
+    )
+
+
+def _clocks(sensors: NvmlSensors, index: int) -> Advice:
+    nvml = sensors.nvml
+    wanted = sensors.ask(nvml.nvmlDeviceGetApplicationsClock, nvml.NVML_CLOCK_SM)
+    highest = sensors.max_clock_hz()
+    if wanted is None or highest is None:
+        return Advice("application clock", "unknown", "this device tells no application clock")
+    if wanted * 1e6 >= highest:
+        return Advice("application clock", "ok", f"{wanted} MHz, the highest")
+    memory = sensors.ask(nvml.nvmlDeviceGetMaxClockInfo, nvml.NVML_CLOCK_MEM)
+    return Advice(
+        "application clock",
+        "warning",
+        f"{wanted} MHz, under the highest of {highest / 1e6:.0f} MHz",
+        "burst figures fall in proportion if the card holds to it",
+        f"sudo nvidia-smi -i {index} -ac {memory},{highest / 1e6:.0f}",
+    )
+
+
+def _throttling(sensors: NvmlSensors) -> Advice:
+    reasons = sensors.clock_event_reasons() & _SLOWDOWNS
+    if not reasons:
+        return Advice("throttling", "ok", "the idle card is not throttled")
+    names = ", ".join(text for bit, text in THROTTLE_REASONS.items() if reasons & bit)
+    return Advice(
+        "throttling",
+        "warning",
+        f"throttled while idle: {names}",
+        "every figure is too low",
+        "nvidia-smi -q -d PERFORMANCE,TEMPERATURE",
+    )
+
+
+def _persistence(sensors: NvmlSensors, index: int) -> Advice:
+    mode = sensors.ask(sensors.nvml.nvmlDeviceGetPersistenceMode)
+    if mode is None:
+        return Advice("persistence mode", "unknown", "NVML does not tell")
+    if mode:
+        return Advice("persistence mode", "ok", "on")
+    return Advice(
+        "persistence mode",
+        "warning",
+        "off",
+        "each process waits a second or more for the driver",
+        f"sudo nvidia-smi -i {index} -pm 1",
+    )
+
+
+def _ecc(sensors: NvmlSensors) -> Advice:
+    modes = sensors.ask(sensors.nvml.nvmlDeviceGetEccMode)
+    if modes is None:
+        return Advice("ECC", "unknown", "this device tells no ECC mode")
+    current, pending = (bool(mode) for mode in modes)
+    if current == pending:
+        return Advice("ECC", "ok", "on" if current else "off")
+    return Advice(
+        "ECC", "warning", "changes at the next reset", "figures before and after differ", "sudo nvidia-smi -r"
+    )
+
+
+def _other_processes(sensors: NvmlSensors) -> Advice:
+    processes = sensors.ask(sensors.nvml.nvmlDeviceGetComputeRunningProcesses)
+    if processes is None:
+        return Advice("other processes", "unknown", "NVML does not tell")
+    others = [process for process in processes if process.pid != os.getpid()]
+    if not others:
+        return Advice("other processes", "ok", "none on this device")
+    return Advice(
+        "other processes",
+        "warning",
+        f"{len(others)} on this device",
+        "they take time, power and memory",
+        "nvidia-smi   # see which, and end them",
+    )
+
+
+def _siblings(sensors: NvmlSensors) -> Advice:
+    nvml = sensors.nvml
+    own = sensors.ask(nvml.nvmlDeviceGetUUID)
+    busy = 0
+    for index in range(nvml.nvmlDeviceGetCount()):
+        sibling = NvmlSensors(nvml, nvml.nvmlDeviceGetHandleByIndex(index))
+        rates = sibling.ask(nvml.nvmlDeviceGetUtilizationRates)
+        busy += bool(sibling.ask(nvml.nvmlDeviceGetUUID) != own and rates and rates.gpu > 5)
+    if not busy:
+        return Advice("sibling devices", "ok", "idle or none")
+    return Advice(
+        "sibling devices",
+        "warning",
+        f"{busy} busy",
+        "they share power and cooling: sustained figures fall by a few percent",
+        "nvidia-smi   # wait until they idle",
+    )

@@ -1,0 +1,145 @@
+"""The CPU: a host clock, system-wide sensors, and the threads that torch uses as compute units."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+import psutil
+import torch
+
+from mamf.backend import MIB, Advice, BurstTraits, DeviceInfo, Reading, SustainedTraits, Telemetry, Unavailable
+from mamf.torch_backend import HostTimedBackend
+
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_CPUINFO = Path("/proc/cpuinfo")
+_NATIVE_BFLOAT16 = ("avx512_bf16", "amx_bf16", "bf16")
+_BUSY_PERCENT = 20.0
+
+
+class CpuSensors:
+    """What the operating system shows without privileges; virtual machines often show nothing."""
+
+    def read(self) -> Reading:
+        frequency = psutil.cpu_freq() if hasattr(psutil, "cpu_freq") else None
+        sensors = getattr(psutil, "sensors_temperatures", dict)()
+        temperatures = [sensor.current for group in sensors.values() for sensor in group if sensor.current]
+        return Reading(
+            clock_hz=frequency.current * 1e6 if frequency and frequency.current else None,
+            celsius=max(temperatures, default=None),
+        )
+
+
+class CpuBackend(HostTimedBackend):
+    name = "cpu"
+    is_accelerator = False
+    device_type = "cpu"
+    # A CPU's clock follows its own, slower rules, and one product takes seconds: resting would double the wait for
+    # nothing.
+    burst_traits = BurstTraits(train_seconds=0.1, rest_ratio=0.0, longest_rest_seconds=0.0)
+    sustained_traits = SustainedTraits(soak_seconds=2.0)
+    environment_variables = ("GOMP_CPU_AFFINITY", "OMP_PROC_BIND", "OMP_PLACES", "ONEDNN_MAX_CPU_ISA")
+
+    @classmethod
+    def unavailable(cls) -> Unavailable | None:
+        return None
+
+    @classmethod
+    def device_count(cls) -> int:
+        return 1
+
+    @classmethod
+    def device_name(cls, index: int) -> str:
+        return cpu_name()
+
+    def open_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def setup(self) -> None:
+        # Without native instructions bfloat16 is emulated, at a fraction of what float32 gives.
+        self.default_dtype = "bfloat16" if has_native_bfloat16() else "float32"
+
+    def describe(self) -> DeviceInfo:
+        frequency = psutil.cpu_freq()
+        return DeviceInfo(
+            backend=self.name,
+            index=0,
+            name=cpu_name(),
+            vendor=cpu_field("vendor_id") or platform.machine(),
+            architecture=torch.backends.cpu.get_cpu_capability(),
+            compute_units=torch.get_num_threads(),
+            memory_bytes=psutil.virtual_memory().total,
+            cache_bytes=last_level_cache_bytes(),
+            max_clock_hz=frequency.max * 1e6 if frequency and frequency.max else None,
+            versions={
+                "mkl": str(torch.backends.mkl.is_available()),
+                "mkldnn": str(torch.backends.mkldnn.is_available()),
+            },
+        )
+
+    def open_telemetry(self) -> Telemetry | Unavailable:
+        reading = CpuSensors().read()
+        if reading.clock_hz is None and reading.celsius is None:
+            return Unavailable(
+                "the operating system shows neither clock nor temperature", "as is usual in a virtual machine"
+            )
+        return CpuSensors()
+
+    def synchronize(self) -> None:
+        """CPU launches return when they are done."""
+
+    def free_memory(self) -> int | None:
+        return int(psutil.virtual_memory().available)
+
+    def peak_memory(self) -> int | None:
+        return None
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        return super().is_out_of_memory(error) or "can't allocate memory" in str(error)
+
+    def unsupported_dtype(self, dtype: str) -> str | None:
+        return "the cpu has no tf32; use float32" if dtype == "tf32" else super().unsupported_dtype(dtype)
+
+    def settings(self) -> dict[str, str]:
+        return super().settings() | {"threads": str(torch.get_num_threads())}
+
+    def advice(self) -> list[Advice]:
+        busy = psutil.cpu_percent(interval=0.2)
+        if busy < _BUSY_PERCENT:
+            return [Advice("cpu load", "ok", f"the CPU is {busy:.0f} % busy")]
+        return [
+            Advice(
+                "cpu load",
+                "warning",
+                f"the CPU is {busy:.0f} % busy with other work",
+                "its share of cores and cache is missing from every figure",
+                "top -o %CPU   # see what runs",
+            )
+        ]
+
+
+def cpu_field(name: str) -> str | None:
+    """A field of the first processor in /proc/cpuinfo; None elsewhere than Linux."""
+    if not _CPUINFO.exists():
+        return None
+    for line in _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == name:
+            return value.strip()
+    return None
+
+
+def cpu_name() -> str:
+    return cpu_field("model name") or platform.processor() or platform.machine()
+
+
+def has_native_bfloat16() -> bool:
+    flags = (cpu_field("flags") or cpu_field("Features") or "").split()
+    return any(flag in flags for flag in _NATIVE_BFLOAT16)
+
+
+def last_level_cache_bytes() -> int | None:
+    """Size of the largest cache that the first core reaches; sysfs gives it in KiB or MiB."""
+    units = {"K": 1024, "M": MIB}
+    sizes = [path.read_text().strip() for path in _CACHES.glob("index*/size")]
+    return max((int(size[:-1]) * units[size[-1]] for size in sizes if size[-1:] in units), default=None)

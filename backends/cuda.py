@@ -1,0 +1,119 @@
+"""NVIDIA GPUs: events on the CUDA stream, sensors by NVML."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from mamf_backends._nvml import NvmlSensors, device_advice, open_nvml
+
+from mamf.backend import Advice, DeviceInfo, Telemetry, Unavailable
+from mamf.torch_backend import AcceleratorBackend, hashed
+
+_MAJOR_WITH_TF32 = 8
+_CAPABILITY_WITH_FP8 = (8, 9)
+
+
+class CudaBackend(AcceleratorBackend):
+    name = "cuda"
+    device_type = "cuda"
+    environment_variables = (
+        "CUBLAS_WORKSPACE_CONFIG",
+        "CUBLASLT_WORKSPACE_SIZE",
+        "CUDA_DEVICE_MAX_CONNECTIONS",
+        "CUDA_LAUNCH_BLOCKING",
+        "CUDA_VISIBLE_DEVICES",
+        "DISABLE_ADDMM_CUDA_LT",
+        "NVIDIA_TF32_OVERRIDE",
+        "PYTORCH_TUNABLEOP_ENABLED",
+    )
+
+    @classmethod
+    def vendor(cls) -> Any:
+        return torch.cuda
+
+    @classmethod
+    def unavailable(cls) -> Unavailable | None:
+        if torch.version.hip is not None:
+            return Unavailable("this torch is built for ROCm", "use --backend rocm")
+        if torch.version.cuda is None:
+            return Unavailable(
+                f"this torch ({torch.__version__}) is built without CUDA",
+                "pip install --force-reinstall torch   # on Linux the default build has CUDA",
+            )
+        if not torch.cuda.is_available():
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+            hidden = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible!r})"
+            return Unavailable(f"torch sees no NVIDIA device{hidden}", "nvidia-smi   # does the driver see one?")
+        return None
+
+    def open_telemetry(self) -> Telemetry | Unavailable:
+        return open_nvml(torch.cuda.get_device_properties(self.index))
+
+    def describe(self) -> DeviceInfo:
+        properties = torch.cuda.get_device_properties(self.index)
+        sensors = self.telemetry if isinstance(self.telemetry, NvmlSensors) else None
+        kilohertz = getattr(properties, "clock_rate", None)
+        uuid = sensors.ask(sensors.nvml.nvmlDeviceGetUUID) if sensors else None
+        cudnn = torch.backends.cudnn.version()
+        return DeviceInfo(
+            backend=self.name,
+            index=self.index,
+            name=properties.name,
+            vendor="NVIDIA",
+            architecture=f"sm_{properties.major}{properties.minor}",
+            compute_units=properties.multi_processor_count,
+            memory_bytes=properties.total_memory,
+            cache_bytes=getattr(properties, "L2_cache_size", None),
+            max_clock_hz=(sensors and sensors.max_clock_hz()) or (kilohertz and kilohertz * 1e3) or None,
+            power_limit_watts=sensors.power_limit_watts() if sensors else None,
+            driver=sensors.nvml.nvmlSystemGetDriverVersion() if sensors else None,
+            uuid_hash=hashed(str(uuid)) if uuid else None,
+            versions={"cuda": str(torch.version.cuda), "cudnn": str(cudnn)},
+        )
+
+    def unsupported_dtype(self, dtype: str) -> str | None:
+        properties = torch.cuda.get_device_properties(self.index)
+        capability = (properties.major, properties.minor)
+        if dtype == "float8_e4m3fnuz":
+            return "NVIDIA devices have no float8_e4m3fnuz; use float8_e4m3fn"
+        if dtype.startswith("float8") and capability < _CAPABILITY_WITH_FP8:
+            return f"{properties.name} has no 8-bit floats: they need compute capability 8.9 or 9.0 and above"
+        if dtype == "tf32" and properties.major < _MAJOR_WITH_TF32:
+            return f"{properties.name} has no tf32: it needs compute capability 8.0 and above"
+        return super().unsupported_dtype(dtype)
+
+    def settings(self) -> dict[str, str]:
+        flags = torch.backends.cuda.matmul
+        names = (
+            "allow_fp16_reduced_precision_reduction",
+            "allow_bf16_reduced_precision_reduction",
+            "allow_fp16_accumulation",
+        )
+        return super().settings() | {
+            **{name: str(getattr(flags, name)) for name in names if hasattr(flags, name)},
+            "preferred_blas_library": str(torch.backends.cuda.preferred_blas_library()),
+        }
+
+    def advice(self) -> list[Advice]:
+        if isinstance(self.telemetry, Unavailable):
+            cost = "throttling cannot be seen, and a log without clock and power says less"
+            return [
+                Advice("sensors", "warning", self.telemetry.reason, cost, self.telemetry.remedy),
+                *_environment_advice(),
+            ]
+        assert isinstance(self.telemetry, NvmlSensors)
+        return [*device_advice(self.telemetry, self.index, torch.version.cuda), *_environment_advice()]
+
+
+def _environment_advice() -> list[Advice]:
+    harmful = {
+        "CUDA_LAUNCH_BLOCKING": ("1", "each launch waits for the last: small shapes are timed with the host in them"),
+        "NVIDIA_TF32_OVERRIDE": ("0", "tf32 is computed as float32, at a fraction of its speed"),
+    }
+    return [
+        Advice(name, "warning", f"is set to {value}", cost, f"unset {name}")
+        for name, (value, cost) in harmful.items()
+        if os.environ.get(name) == value
+    ]

@@ -1,0 +1,140 @@
+"""Intel Gaudi: habana_frameworks, in eager or lazy mode.
+
+In lazy mode launches gather into a graph until a step is marked; without that mark after each launch, repeated
+products into one C would be one product.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from typing import Any
+
+import torch
+
+from mamf.backend import MIB, Advice, DeviceInfo, Reading, Telemetry, Unavailable
+from mamf.environment import package_version
+from mamf.torch_backend import AcceleratorBackend
+
+_FRAMEWORK = "habana_frameworks"
+# Not exposed by the software stack: software-managed SRAM of Gaudi2, L2 and L3 of Gaudi3.
+_CACHE_BYTES = {"GAUDI2": 48 * MIB, "GAUDI3": 96 * MIB}
+_LAZY_MODE = "PT_HPU_LAZY_MODE"
+
+
+class HlmlSensors:
+    """Sensors by pyhlml; what it refuses reads as None."""
+
+    def __init__(self, hlml: Any, handle: Any) -> None:
+        self.hlml = hlml
+        self.handle = handle
+
+    def ask(self, name: str, *arguments: Any) -> float | None:
+        try:
+            return float(getattr(self.hlml, name)(self.handle, *arguments))
+        except Exception:  # pyhlml raises a class of its own for every code, with no common base
+            return None
+
+    def read(self) -> Reading:
+        megahertz = self.ask("hlmlDeviceGetClockInfo", 0)
+        milliwatts = self.ask("hlmlDeviceGetPowerUsage")
+        return Reading(
+            clock_hz=None if megahertz is None else megahertz * 1e6,
+            watts=None if milliwatts is None else milliwatts * 1e-3,
+            celsius=self.ask("hlmlDeviceGetTemperature", 0),
+        )
+
+
+class HpuBackend(AcceleratorBackend):
+    name = "hpu"
+    device_type = "hpu"
+    environment_variables = (_LAZY_MODE, "HABANA_VISIBLE_DEVICES", "PT_HPU_ENABLE_EAGER_CACHE")
+
+    @classmethod
+    def vendor(cls) -> Any:
+        return torch.hpu  # type: ignore[attr-defined]
+
+    @classmethod
+    def unavailable(cls) -> Unavailable | None:
+        if importlib.util.find_spec(_FRAMEWORK) is None:
+            return Unavailable(
+                "habana_frameworks is not installed",
+                "install the Intel Gaudi software stack with its PyTorch bridge (docs.habana.ai, 'Installation')",
+            )
+        try:
+            importlib.import_module(f"{_FRAMEWORK}.torch")
+        except (ImportError, OSError, RuntimeError) as error:
+            return Unavailable(f"habana_frameworks.torch does not load ({error})", "hl-smi   # does the driver run?")
+        if not cls.vendor().is_available():
+            return Unavailable("no Gaudi device is visible", "hl-smi   # does the driver see one, is it taken?")
+        return None
+
+    def open_device(self) -> torch.device:
+        # The stack gives each process one device and ignores the index.
+        return torch.device("hpu")
+
+    def setup(self) -> None:
+        super().setup()
+        self.is_lazy = os.environ.get(_LAZY_MODE, "0") == "1"
+        self._core = importlib.import_module(f"{_FRAMEWORK}.torch.core") if self.is_lazy else None
+
+    def submit(self) -> None:
+        if self._core is not None:
+            self._core.mark_step()
+
+    def synchronize(self) -> None:
+        self.vendor().synchronize()
+
+    def open_telemetry(self) -> Telemetry | Unavailable:
+        try:
+            hlml = importlib.import_module("pyhlml")
+            hlml.hlmlInit()
+            return HlmlSensors(hlml, hlml.hlmlDeviceGetHandleByIndex(self.index))
+        except Exception as error:  # see HlmlSensors.ask
+            return Unavailable(f"pyhlml cannot be used ({error})", "pip install habana-pyhlml")
+
+    def describe(self) -> DeviceInfo:
+        name = str(self.vendor().get_device_name(self.index))
+        bridge = package_version("habana-torch-plugin")
+        return DeviceInfo(
+            backend=self.name,
+            index=self.index,
+            name=name,
+            vendor="Intel",
+            memory_bytes=self.free_memory(),
+            cache_bytes=_CACHE_BYTES.get(name.upper()),
+            driver=bridge,
+            versions={"habana": str(bridge)},
+        )
+
+    def free_memory(self) -> int | None:
+        statistics = self.vendor().memory_stats(self.index)
+        return int(statistics["Limit"] - statistics["InUse"])
+
+    def release_memory(self) -> None:
+        """The bridge's pool returns freed memory by itself."""
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        return super().is_out_of_memory(error) or "Allocation failed" in str(error)
+
+    def unsupported_dtype(self, dtype: str) -> str | None:
+        if dtype in ("tf32", "float64", "float8_e4m3fnuz", "int8"):
+            return f"Gaudi multiplies no {dtype}"
+        return super().unsupported_dtype(dtype)
+
+    def settings(self) -> dict[str, str]:
+        return super().settings() | {"lazy_mode": str(self.is_lazy)}
+
+    def advice(self) -> list[Advice]:
+        mode = "lazy" if self.is_lazy else "eager"
+        finding = f"{mode}; the published MAMF figures of Gaudi were taken in lazy mode"
+        return [
+            Advice(
+                _LAZY_MODE,
+                "ok" if self.is_lazy else "warning",
+                finding,
+                "figures of the two modes differ",
+                f"export {_LAZY_MODE}=1",
+            )
+        ]

@@ -1,0 +1,64 @@
+"""Apple GPUs: a host clock around torch.mps.synchronize, because the events of torch.mps cannot be trusted yet.
+
+torch.mps.Event could hang after a synchronize and end before it began until late in 2026 (pytorch pull request 196395).
+"""
+
+from __future__ import annotations
+
+import platform
+
+import torch
+
+from mamf.backend import DeviceInfo, Unavailable
+from mamf.torch_backend import HostTimedBackend
+
+
+class MpsBackend(HostTimedBackend):
+    name = "mps"
+    device_type = "mps"
+    default_dtype = "float16"
+    environment_variables = ("PYTORCH_ENABLE_MPS_FALLBACK", "PYTORCH_MPS_FAST_MATH", "PYTORCH_MPS_PREFER_METAL")
+
+    @classmethod
+    def unavailable(cls) -> Unavailable | None:
+        if not torch.backends.mps.is_built():
+            return Unavailable("this torch is built without MPS", "pip install torch   # on a Mac with Apple silicon")
+        if not torch.backends.mps.is_available():
+            return Unavailable("no Apple GPU is usable", "needs macOS 12.3 or newer and an arm64 Python")
+        return None
+
+    @classmethod
+    def device_count(cls) -> int:
+        return int(torch.mps.device_count())
+
+    @classmethod
+    def device_name(cls, index: int) -> str:
+        return str(torch.backends.mps.get_name())
+
+    def describe(self) -> DeviceInfo:
+        return DeviceInfo(
+            backend=self.name,
+            index=self.index,
+            name=self.device_name(self.index),
+            vendor="Apple",
+            compute_units=int(torch.backends.mps.get_core_count()),
+            memory_bytes=int(torch.mps.recommended_max_memory()),
+            driver=f"macOS {platform.mac_ver()[0]}",
+        )
+
+    def synchronize(self) -> None:
+        torch.mps.synchronize()
+
+    def free_memory(self) -> int | None:
+        return int(torch.mps.recommended_max_memory() - torch.mps.current_allocated_memory())
+
+    def peak_memory(self) -> int | None:
+        return None
+
+    def release_memory(self) -> None:
+        torch.mps.empty_cache()
+
+    def unsupported_dtype(self, dtype: str) -> str | None:
+        if dtype in ("tf32", "float64", "int8") or dtype.startswith("float8"):
+            return f"Apple GPUs multiply no {dtype}"
+        return super().unsupported_dtype(dtype)

@@ -1,0 +1,210 @@
+"""AMD GPUs: torch.cuda's interface over HIP, sensors by amdsmi, TunableOp and NUMA balancing as advice."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mamf.backend import MIB, Advice, DeviceInfo, Reading, Telemetry, Unavailable
+from mamf.torch_backend import AcceleratorBackend, hashed
+
+_NUMA_BALANCING = Path("/proc/sys/kernel/numa_balancing")
+# HIP reports the L2 of one die; the last level is the Infinity Cache, which it does not tell (ROCm/ROCm#4203).
+_INFINITY_CACHE_BYTES = {"gfx942": 256 * MIB, "gfx950": 256 * MIB}
+_WITH_FP8 = ("gfx94", "gfx95", "gfx12")
+_WITH_TF32 = ("gfx94", "gfx95")
+# amdsmi_get_violation_status: counters and flags of why the clock was held down.
+_VIOLATIONS = {
+    "active_ppt_pwr": "power cap",
+    "active_socket_thrm": "socket thermal slowdown",
+    "active_hbm_thrm": "memory thermal slowdown",
+    "active_vr_thrm": "voltage regulator thermal slowdown",
+    "active_prochot_thrm": "hardware thermal slowdown",
+}
+
+
+class AmdSmiSensors:
+    """One device's sensors. amdsmi says "N/A", or raises, where a part or a container refuses: that reads as None."""
+
+    def __init__(self, smi: Any, handle: Any) -> None:
+        self.smi = smi
+        self.handle = handle
+
+    def ask(self, query: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return query(self.handle, *arguments)
+        except self.smi.AmdSmiException:
+            return None
+
+    def number(self, answer: Any, *names: str) -> float | None:
+        """The first of ``names`` in an answer that is a number."""
+        for name in names:
+            value = answer.get(name) if isinstance(answer, dict) else None
+            if isinstance(value, (int, float)):
+                return float(value)
+        return None
+
+    def read(self) -> Reading:
+        smi = self.smi
+        megahertz = self.number(self.ask(smi.amdsmi_get_clock_info, smi.AmdSmiClkType.GFX), "clk")
+        power = self.ask(smi.amdsmi_get_power_info)
+        energy = self.ask(smi.amdsmi_get_energy_count)
+        count = self.number(energy, "energy_accumulator")
+        microjoules = self.number(energy, "counter_resolution")
+        celsius = self.ask(
+            smi.amdsmi_get_temp_metric, smi.AmdSmiTemperatureType.HOTSPOT, smi.AmdSmiTemperatureMetric.CURRENT
+        )
+        violations = self.ask(smi.amdsmi_get_violation_status) or {}
+        return Reading(
+            clock_hz=None if megahertz is None else megahertz * 1e6,
+            watts=self.number(power, "current_socket_power", "average_socket_power"),
+            joules=None if count is None or microjoules is None else count * microjoules * 1e-6,
+            celsius=float(celsius) if isinstance(celsius, (int, float)) else None,
+            throttle_reasons=tuple(text for name, text in _VIOLATIONS.items() if violations.get(name) is True),
+        )
+
+    def max_clock_hz(self) -> float | None:
+        megahertz = self.number(self.ask(self.smi.amdsmi_get_clock_info, self.smi.AmdSmiClkType.GFX), "max_clk")
+        return None if megahertz is None else megahertz * 1e6
+
+    def power_limit_watts(self) -> float | None:
+        return self.number(self.ask(self.smi.amdsmi_get_power_info), "power_limit")
+
+    def uuid(self) -> str | None:
+        uuid = self.ask(self.smi.amdsmi_get_gpu_device_uuid)
+        return uuid if isinstance(uuid, str) and uuid != "N/A" else None
+
+
+def open_amdsmi(properties: Any) -> AmdSmiSensors | Unavailable:
+    """The sensors of the device that torch describes, found by PCI address: HIP_VISIBLE_DEVICES renumbers indices."""
+    try:
+        import amdsmi
+    except (ImportError, KeyError, OSError):  # its ROCm library is missing
+        return Unavailable(
+            "amdsmi is not installed, so clock, power and temperature stay unknown", "pip install amdsmi"
+        )
+    if not hasattr(properties, "pci_bus_id"):
+        return Unavailable("this torch does not tell the PCI address of the device", "pip install --upgrade torch")
+    address = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
+    try:
+        amdsmi.amdsmi_init()
+        return AmdSmiSensors(amdsmi, amdsmi.amdsmi_get_processor_handle_from_bdf(address))
+    except amdsmi.AmdSmiException as error:
+        return Unavailable(
+            f"amdsmi does not answer ({error})", "check that amd-smi runs, and that you are in the render group"
+        )
+
+
+class RocmBackend(AcceleratorBackend):
+    name = "rocm"
+    device_type = "cuda"
+    environment_variables = (
+        "GPU_MAX_HW_QUEUES",
+        "HIPBLASLT_ALLOW_TF32",
+        "HIP_FORCE_DEV_KERNARG",
+        "HIP_VISIBLE_DEVICES",
+        "HSA_NO_SCRATCH_RECLAIM",
+        "PYTORCH_TUNABLEOP_ENABLED",
+        "PYTORCH_TUNABLEOP_MAX_TUNING_DURATION_MS",
+        "PYTORCH_TUNABLEOP_TUNING",
+        "ROCR_VISIBLE_DEVICES",
+    )
+
+    @classmethod
+    def vendor(cls) -> Any:
+        return torch.cuda
+
+    @classmethod
+    def unavailable(cls) -> Unavailable | None:
+        if torch.version.hip is None:
+            return Unavailable(
+                f"this torch ({torch.__version__}) is built without ROCm",
+                "install a ROCm build of torch first (pytorch.org, 'Get started', ROCm)",
+            )
+        if not torch.cuda.is_available():
+            return Unavailable(
+                "torch sees no AMD device", "rocminfo   # does the driver see one, are you in the render group?"
+            )
+        return None
+
+    @property
+    def architecture(self) -> str:
+        return str(torch.cuda.get_device_properties(self.index).gcnArchName).split(":")[0]
+
+    def open_telemetry(self) -> Telemetry | Unavailable:
+        return open_amdsmi(torch.cuda.get_device_properties(self.index))
+
+    def describe(self) -> DeviceInfo:
+        properties = torch.cuda.get_device_properties(self.index)
+        sensors = self.telemetry if isinstance(self.telemetry, AmdSmiSensors) else None
+        uuid = sensors.uuid() if sensors else None
+        return DeviceInfo(
+            backend=self.name,
+            index=self.index,
+            name=properties.name,
+            vendor="AMD",
+            architecture=self.architecture,
+            compute_units=properties.multi_processor_count,
+            memory_bytes=properties.total_memory,
+            cache_bytes=_INFINITY_CACHE_BYTES.get(self.architecture, getattr(properties, "L2_cache_size", None)),
+            max_clock_hz=sensors.max_clock_hz() if sensors else None,
+            power_limit_watts=sensors.power_limit_watts() if sensors else None,
+            uuid_hash=hashed(uuid) if uuid else None,
+            versions={"hip": str(torch.version.hip)},
+        )
+
+    def resolve_dtype(self, name: str) -> str:
+        # MI300's 8-bit floats are the fnuz kind; from MI350 on AMD follows the OCP standard.
+        return (
+            "float8_e4m3fnuz"
+            if name == "fp8" and self.architecture.startswith("gfx94")
+            else super().resolve_dtype(name)
+        )
+
+    def unsupported_dtype(self, dtype: str) -> str | None:
+        architecture = self.architecture
+        fnuz = architecture.startswith("gfx94")
+        if dtype.startswith("float8") and not architecture.startswith(_WITH_FP8):
+            return f"{architecture} has no 8-bit floats"
+        if dtype == "float8_e4m3fnuz" and not fnuz:
+            return f"{architecture} has no float8_e4m3fnuz; use float8_e4m3fn"
+        if dtype in ("float8_e4m3fn", "float8_e5m2") and fnuz:
+            return f"{architecture} has no {dtype}; use float8_e4m3fnuz"
+        if dtype == "tf32" and not architecture.startswith(_WITH_TF32):
+            return f"{architecture} has no tf32"
+        return super().unsupported_dtype(dtype)
+
+    def settings(self) -> dict[str, str]:
+        tunable = getattr(torch.cuda, "tunable", None)
+        enabled = tunable is not None and tunable.is_enabled()
+        return super().settings() | {
+            "tunable_op": str(enabled),
+            "preferred_blas_library": str(torch.backends.cuda.preferred_blas_library()),
+        }
+
+    def advice(self) -> list[Advice]:
+        found = [numa_balancing_advice(), tunable_op_advice()]
+        if isinstance(self.telemetry, Unavailable):
+            cost = "throttling cannot be seen, and a log without clock and power says less"
+            found.append(Advice("sensors", "warning", self.telemetry.reason, cost, self.telemetry.remedy))
+        return found
+
+
+def numa_balancing_advice() -> Advice:
+    if not _NUMA_BALANCING.exists():
+        return Advice("numa_balancing", "unknown", "this kernel does not tell")
+    if _NUMA_BALANCING.read_text().strip() == "0":
+        return Advice("numa_balancing", "ok", "off")
+    cost = "the kernel moves pages while the device waits: figures fall and scatter"
+    return Advice("numa_balancing", "warning", "on", cost, "sudo sysctl kernel.numa_balancing=0")
+
+
+def tunable_op_advice() -> Advice:
+    if os.environ.get("PYTORCH_TUNABLEOP_ENABLED") == "1":
+        return Advice("TunableOp", "ok", "on: each shape is tuned before it is timed")
+    cost = "rocBLAS or hipBLASLt's default choice is measured, often not the fastest (on MI355X it was better left off)"
+    return Advice("TunableOp", "warning", "off", cost, "export PYTORCH_TUNABLEOP_ENABLED=1")

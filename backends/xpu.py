@@ -1,0 +1,99 @@
+"""Intel GPUs: native torch.xpu, or intel-extension-for-pytorch where this torch was built without it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from mamf.backend import DeviceInfo, Reading, Telemetry, Unavailable
+from mamf.torch_backend import AcceleratorBackend, hashed
+
+_EXTENSION = "intel_extension_for_pytorch"
+
+
+class XpuSensors:
+    """torch.xpu's own sensors (torch 2.15 with pyzes); the ones that need privileges read as None."""
+
+    def __init__(self, vendor: Any, index: int) -> None:
+        self.vendor = vendor
+        self.index = index
+
+    def ask(self, name: str) -> float | None:
+        query: Callable[[int], float] | None = getattr(self.vendor, name, None)
+        try:
+            return None if query is None else float(query(self.index))
+        except (RuntimeError, ImportError):
+            return None
+
+    def read(self) -> Reading:
+        megahertz = self.ask("clock_rate")
+        return Reading(
+            clock_hz=None if megahertz is None else megahertz * 1e6,
+            # torch.xpu.power_draw waits 100 ms for its reading: far too long inside a burst.
+            celsius=self.ask("temperature"),
+        )
+
+
+class XpuBackend(AcceleratorBackend):
+    name = "xpu"
+    device_type = "xpu"
+    environment_variables = (
+        "ONEAPI_DEVICE_SELECTOR",
+        "SYCL_CACHE_PERSISTENT",
+        "ZE_AFFINITY_MASK",
+        "ZE_FLAT_DEVICE_HIERARCHY",
+    )
+
+    @classmethod
+    def vendor(cls) -> Any:
+        return torch.xpu
+
+    @classmethod
+    def unavailable(cls) -> Unavailable | None:
+        import_extension_if_needed()
+        if torch.xpu.is_available():
+            return None
+        if getattr(torch.version, "xpu", None) is None:
+            return Unavailable(
+                f"this torch ({torch.__version__}) is built without XPU",
+                "install an XPU build of torch first (pytorch.org, 'Get started', XPU)",
+            )
+        return Unavailable("torch sees no Intel GPU", "sycl-ls   # does the driver see one?")
+
+    def open_telemetry(self) -> Telemetry | Unavailable:
+        sensors = XpuSensors(torch.xpu, self.index)
+        if sensors.read() == Reading():
+            return Unavailable("this torch.xpu reads no sensors", "torch 2.15 or newer, with pip install pyzes")
+        return sensors
+
+    def describe(self) -> DeviceInfo:
+        properties = torch.xpu.get_device_properties(self.index)
+        uuid = getattr(properties, "uuid", None)
+        return DeviceInfo(
+            backend=self.name,
+            index=self.index,
+            name=properties.name,
+            vendor="Intel",
+            architecture=getattr(properties, "architecture", None) and str(properties.architecture),
+            compute_units=properties.max_compute_units,
+            memory_bytes=properties.total_memory,
+            cache_bytes=getattr(properties, "last_level_cache_size", None),
+            driver=str(properties.driver_version),
+            uuid_hash=hashed(str(uuid)) if uuid else None,
+            versions={"xpu": str(getattr(torch.version, "xpu", None))},
+        )
+
+    def unsupported_dtype(self, dtype: str) -> str | None:
+        if dtype in ("tf32", "float8_e4m3fnuz"):
+            return f"mamf does not know how to get {dtype} from torch.xpu"
+        return super().unsupported_dtype(dtype)
+
+
+def import_extension_if_needed() -> None:
+    """Importing the extension registers the device; a torch with its own xpu must not load it."""
+    if not torch.xpu.is_available() and importlib.util.find_spec(_EXTENSION) is not None:
+        importlib.import_module(_EXTENSION)

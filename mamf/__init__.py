@@ -1,0 +1,43 @@
+"""mamf: the maximum achievable matmul FLOPS of an accelerator, and how close a kernel comes.
+
+    import mamf
+
+    backend = mamf.open_backend("auto")
+    for row in mamf.sweep(mamf.matmul_grid([4096], [4096], [1024, 2048]), backend=backend):
+        print(row.shape, row.status, row.summary and row.tflops("median"))
+
+Everything is loaded when first used: ``import mamf`` imports neither torch nor numpy.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_HOMES = {
+    "Backend": "mamf.backend",
+    "DeviceInfo": "mamf.backend",
+    "MamfError": "mamf.errors",
+    "MatmulKernel": "mamf.kernel",
+    "MatmulProblem": "mamf.kernel",
+    "MatmulShape": "mamf.shapes",
+    "Measurement": "mamf.measure",
+    "Plan": "mamf.sweep",
+    "RunLog": "mamf.run_log",
+    "matmul_grid": "mamf.shapes",
+    "open_backend": "mamf.discovery",
+    "parse_range": "mamf.shapes",
+    "read_run_log": "mamf.run_log",
+    "sweep": "mamf.api",
+}
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'mamf' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,7 @@
+"""``python -m mamf`` is ``mamf``."""
+
+import sys
+
+from mamf.cli import main
+
+sys.exit(main())

@@ -1,0 +1,239 @@
+"""The contract of a backend: the adapter of one vendor's device.
+
+The class answers for the machine (is it usable, how many devices); an instance is one opened device. Everything above
+this file measures through these methods alone, so a new accelerator is one file and one line of packaging metadata.
+``mamf.testing.BackendContract`` is the test suite that an adapter must pass.
+
+Time is asked of the backend (``now``, ``sleep``), so the regimes run unchanged in the virtual time of
+``mamf.testing.SimulatedBackend``.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Protocol
+
+from mamf.dtypes import DTYPES
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Unavailable:
+    """Why something cannot be used here, and the command or step that would change it."""
+
+    reason: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.reason}; {self.remedy}"
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """What a result must say about the device. None means: the vendor's libraries do not tell."""
+
+    backend: str
+    index: int
+    name: str
+    vendor: str
+    architecture: str | None = None
+    compute_units: int | None = None
+    memory_bytes: int | None = None
+    cache_bytes: int | None = None
+    max_clock_hz: float | None = None
+    power_limit_watts: float | None = None
+    driver: str | None = None
+    uuid_hash: str | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Telemetry at one moment. ``joules`` counts from an arbitrary start, so only differences mean something."""
+
+    clock_hz: float | None = None
+    watts: float | None = None
+    joules: float | None = None
+    celsius: float | None = None
+    throttle_reasons: tuple[str, ...] = ()
+
+
+class Telemetry(Protocol):
+    """Reads the sensors of one device. A sensor that cannot be read is None in the reading; reading never raises."""
+
+    def read(self) -> Reading: ...
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One finding about the machine: what it costs the measurement and the exact command that mends it."""
+
+    check: str
+    verdict: Literal["ok", "warning", "unknown"]
+    finding: str
+    cost: str = ""
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class BurstTraits:
+    """How a device holds its boost clock. The defaults are an H100's, measured in docs/verification.md.
+
+    ``train_seconds``: device time of one train of launches, well below the power controller's reaction (40 ms there).
+    ``rest_ratio``: idle time owed per second of work before the clock is back at boost.
+    ``longest_rest_seconds``: idle time that is enough whatever ran before.
+    """
+
+    train_seconds: float = 0.010
+    rest_ratio: float = 3.0
+    longest_rest_seconds: float = 1.0
+
+
+@dataclass(frozen=True)
+class SustainedTraits:
+    """How a device settles under load.
+
+    ``soak_seconds``: load from cold after which clock and power stop swinging (about 10 s on an H100).
+    ``settle_seconds``: load after which a warm device has adapted to another kernel.
+    ``cold_after_seconds``: an idle time after which the soak is owed again.
+    """
+
+    soak_seconds: float = 10.0
+    settle_seconds: float = 0.5
+    cold_after_seconds: float = 1.0
+
+
+class Backend(ABC):
+    """One device of one vendor. Opening it (``Backend(index)``) does the vendor's setup inside this process only."""
+
+    name: ClassVar[str]
+    is_accelerator: ClassVar[bool] = True
+    #: "device events", or "host clock" where the vendor's events are missing or cannot be trusted.
+    timer: ClassVar[str]
+    burst_traits: ClassVar[BurstTraits] = BurstTraits()
+    sustained_traits: ClassVar[SustainedTraits] = SustainedTraits()
+    default_dtype = "bfloat16"
+    #: Flags and environment variables that this vendor's libraries read and that change results.
+    environment_variables: ClassVar[tuple[str, ...]] = ()
+
+    index: int
+    info: DeviceInfo
+    #: The sensors, or why they cannot be read.
+    telemetry: Telemetry | Unavailable
+
+    @abstractmethod
+    def __init__(self, index: int = 0) -> None:
+        """Open the device of this index. Raises UnavailableError when there is none."""
+
+    @classmethod
+    @abstractmethod
+    def unavailable(cls) -> Unavailable | None:
+        """Why no device of this vendor can be used here, or None. Never raises; may import the vendor's library."""
+
+    @classmethod
+    @abstractmethod
+    def device_count(cls) -> int:
+        """Devices visible to this process; asked only when available."""
+
+    @classmethod
+    def device_name(cls, index: int) -> str:
+        """The device's name, without opening more of it than that takes."""
+        return cls(index).info.name
+
+    # -- the device's queue ------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Return when everything queued has run."""
+
+    def submit(self) -> None:
+        """Hand over what was launched, where the vendor's library gathers launches before running them (lazy mode)."""
+
+    @abstractmethod
+    def mark(self) -> Any:
+        """A point in the device's queue, between what was queued before and what comes after."""
+
+    @abstractmethod
+    def wait(self, mark: Any) -> None:
+        """Return when the device has reached ``mark``; later work may still run."""
+
+    @abstractmethod
+    def seconds_between(self, start: Any, end: Any) -> float:
+        """Device seconds from mark to mark, both reached."""
+
+    @abstractmethod
+    def flush_cache(self, size: int | None = None) -> None:
+        """Queue a write over ``size`` bytes (default: twice the last-level cache), evicting the operands."""
+
+    # -- memory ------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def operand_pool(self, data: str, seed: int) -> OperandPool:
+        """An empty pool whose operands are filled with ``data`` (see mamf.kernel.DATA)."""
+
+    @abstractmethod
+    def free_memory(self) -> int | None:
+        """Bytes that can still be allocated, or None if the vendor does not tell."""
+
+    @abstractmethod
+    def peak_memory(self) -> int | None:
+        """Most bytes ever allocated since the last ``reset_peak_memory``, or None."""
+
+    def reset_peak_memory(self) -> None:
+        """Start counting ``peak_memory`` anew, where the vendor can."""
+
+    @abstractmethod
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Whether an exception means that the device's memory is exhausted (and not that something broke)."""
+
+    def release_memory(self) -> None:
+        """Give cached, unused memory back to the device."""
+
+    # -- what the vendor knows ---------------------------------------------------------------------------------------
+
+    def resolve_dtype(self, name: str) -> str:
+        """The full dtype name; ``fp8`` is what this device understands by it."""
+        return "float8_e4m3fn" if name == "fp8" else name
+
+    def unsupported_dtype(self, dtype: str) -> str | None:
+        """Why this device cannot multiply ``dtype`` at all, or None."""
+        return None if dtype in DTYPES else f"{self.name} knows no dtype {dtype}"
+
+    def advice(self) -> list[Advice]:
+        """What a user should know about this machine before believing a number. Changes nothing."""
+        return []
+
+    def settings(self) -> dict[str, str]:
+        """Library flags that change results, as they stand now."""
+        return {}
+
+    # -- host time ---------------------------------------------------------------------------------------------------
+
+    def now(self) -> float:
+        """Host seconds from an arbitrary start."""
+        return time.perf_counter()
+
+    def sleep(self, seconds: float) -> None:
+        """Let the device idle."""
+        time.sleep(seconds)
+
+
+class OperandPool(ABC):
+    """Named device buffers, each allocated once at the largest size asked for and viewed by every smaller problem.
+
+    Allocation between launches would perturb the measurement, and refilling would dominate a sweep.
+    """
+
+    @abstractmethod
+    def take(self, name: str, elements: int, dtype: str, fill: bool = True) -> Any:
+        """A flat view of ``elements`` elements. Grows the buffer when it is too small; the backend's OOM error
+        surfaces.
+        """
+
+    @abstractmethod
+    def release(self) -> None:
+        """Free every buffer."""

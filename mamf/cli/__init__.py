@@ -1,0 +1,56 @@
+"""The command line: one file a command. Each parses, calls the core, prints. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from mamf.cli.options import Parser, with_dashes
+from mamf.errors import MamfError
+
+_DESCRIPTION = "Finds the maximum achievable matmul FLOPS of an accelerator. Every number names its regime."
+COMMANDS = {
+    "sweep": "measure matmul shapes and find the best of them",
+    "show": "print a run log again, in any format",
+    "backends": "list the backends: their devices, or why they have none",
+    "doctor": "check the machine: what costs performance, and the command that mends it",
+}
+_INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit code: 0, 1 (could not finish), 2 (bad input) or 130 (interrupted)."""
+    given = with_dashes(sys.argv[1:] if arguments is None else arguments)
+    options = _parser(given).parse_args(given)
+    try:
+        return int(options.run(options))
+    except MamfError as error:
+        print(f"mamf: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        sys.stderr.close()
+        return 0
+
+
+def _parser(given: Sequence[str]) -> Parser:
+    """All commands by name and line; only the one asked for is loaded, so that help comes at once."""
+    parser = Parser(prog="mamf", description=_DESCRIPTION)
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and stop")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
+    for name, line in COMMANDS.items():
+        command = commands.add_parser(name, help=line, description=line)
+        if name in given:
+            importlib.import_module(f"mamf.cli.{name}").configure(command)
+    return parser
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *arguments: object) -> None:
+        from mamf.environment import package_version
+
+        print(f"mamf {package_version('mamf')}")
+        parser.exit()

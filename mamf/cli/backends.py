@@ -1,0 +1,22 @@
+"""``mamf backends``: what can be measured on this machine, and what would change the rest."""
+
+from __future__ import annotations
+
+import argparse
+
+from mamf.discovery import backend_statuses
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    for status in backend_statuses():
+        if status.unavailable is not None:
+            print(f"{status.name:8} unavailable: {status.unavailable.reason}")
+            print(f"{'':8} to change it: {status.unavailable.remedy}")
+            continue
+        for index, device in enumerate(status.devices):
+            print(f"{status.name if index == 0 else '':8} device {index}: {device}")
+    return 0

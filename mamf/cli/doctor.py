@@ -1,0 +1,25 @@
+"""``mamf doctor``: is this machine fit to be measured?"""
+
+from __future__ import annotations
+
+import argparse
+
+from mamf.cli.options import add_device_options
+from mamf.discovery import open_backend
+from mamf.doctor import as_line, diagnose, warnings
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_device_options(parser)
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    backend = open_backend(options.backend or "auto", options.device or 0)
+    print(f"{backend.info.name} ({backend.name}:{backend.index}), timed by {backend.timer}")
+    findings = diagnose(backend)
+    for finding in findings:
+        print(as_line(finding))
+    count = len(warnings(findings))
+    print("nothing to mend" if not count else f"{count} to mend; mamf changes nothing by itself")
+    return 0

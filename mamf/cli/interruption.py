@@ -1,0 +1,59 @@
+"""SIGINT and SIGTERM as one KeyboardInterrupt that never falls into the middle of a record; a second signal ends at
+once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import Any
+
+EXIT_CODE = 130
+
+
+class Interruption:
+    """While entered, the first signal raises KeyboardInterrupt in the main thread: between bytecodes, so a call into a
+    vendor's library returns first. Inside ``shielded`` it waits until the block ends.
+    """
+
+    def __init__(self) -> None:
+        self.is_requested = False
+        self._is_shielded = False
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Interruption:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._previous[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.is_requested:
+            os._exit(EXIT_CODE)
+        self.is_requested = True
+        if not self._is_shielded:
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def shielded(self) -> Iterator[None]:
+        """Let a block finish; a first signal that came meanwhile is raised after it."""
+        before = self.is_requested
+        self._is_shielded = True
+        try:
+            yield
+        finally:
+            self._is_shielded = False
+        self.check(before)
+
+    def check(self, before: bool = False) -> None:
+        """Raise what is still pending: a signal during a shielded block, or one that a library's callback swallowed."""
+        if self.is_requested and not before:
+            raise KeyboardInterrupt

@@ -1,0 +1,116 @@
+"""What the commands' options share: spellings, units and errors of one line."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+_INVALID_CHOICE = re.compile(r"invalid choice: '?([^' ]+)'? \(choose from (.*)\)")
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smh]?)")
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, with the nearest known option, and exits with 2."""
+
+    def __init__(self, **keywords: Any) -> None:
+        super().__init__(**keywords, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: object = None) -> argparse.Namespace:  # type: ignore[override]
+        options, unknown = self.parse_known_args(args)
+        if unknown:
+            parser: Parser = getattr(options, "parser", self)
+            parser.error(f"unknown option {unknown[0]!r}{parser.nearest(unknown[0])}")
+        return options
+
+    def nearest(self, option: str) -> str:
+        """A suggestion for a misspelt option, or nothing."""
+        name = option.partition("=")[0]
+        close = difflib.get_close_matches(name, self._option_string_actions, n=1)
+        return f" (did you mean {close[0]}?)" if close else "; --help lists them"
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: {message}{suggestion(message)}", file=sys.stderr)
+        sys.exit(2)
+
+
+def suggestion(message: str) -> str:
+    """The nearest of the choices that argparse lists in its complaint, or nothing."""
+    complaint = _INVALID_CHOICE.search(message)
+    if complaint is None:
+        return ""
+    close = difflib.get_close_matches(complaint[1], re.findall(r"[\w.-]+", complaint[2]), n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def with_dashes(arguments: Sequence[str]) -> list[str]:
+    """``--m_range`` as ``--m-range``: mamf-finder's spelling of every option. Values stay as they are."""
+    return [dashed(argument) if argument.startswith("--") else argument for argument in arguments]
+
+
+def dashed(argument: str) -> str:
+    name, equals, value = argument.partition("=")
+    return name.replace("_", "-") + equals + value
+
+
+def duration(text: str) -> float:
+    """Seconds of ``90``, ``90s``, ``5m`` or ``1.5h``."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None or float(match[1]) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a duration; write 90s, 5m or 1.5h")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def share(text: str) -> float:
+    """A share of 1: ``0.3%`` or ``0.003``."""
+    number = text.strip().removesuffix("%")
+    try:
+        value = float(number) / (100 if text.strip().endswith("%") else 1)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share between 0 and 1; write 0.3% or 0.003")
+    return value
+
+
+def size(text: str) -> int:
+    """A dimension or a count: at least 1."""
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def index(text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0")
+    return int(text)
+
+
+def row_count(text: str) -> int | None:
+    """How many rows to show: a number, or ``all`` (None)."""
+    return None if text == "all" else index(text)
+
+
+def add_device_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("device")
+    group.add_argument(
+        "--backend", help="one of 'mamf backends', or package.module:Class (default: auto, the first accelerator)"
+    )
+    group.add_argument("--device", type=index, metavar="N", help="the Nth device of the backend (default: 0)")
+
+
+def add_output_options(parser: argparse.ArgumentParser, formats: Sequence[str]) -> None:
+    parser.add_argument(
+        "--format", choices=formats, default="table", help="what is printed at the end (default: table)"
+    )
+    parser.add_argument(
+        "--top",
+        type=row_count,
+        default=10,
+        metavar="N",
+        help="rows in a table, best first: a number or 'all' (default: 10)",
+    )

@@ -1,0 +1,46 @@
+"""Progress on stderr: shapes done, ETA, best so far. Quiet when stderr is not a terminal."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import Any
+
+from tqdm import tqdm
+
+from mamf.measure import Measurement
+from mamf.report import significant
+
+
+class Progress:
+    """A bar over the steps of a sweep."""
+
+    def __init__(self, total: int) -> None:
+        self._bar: tqdm[Any] = tqdm(
+            total=total, unit="shape", file=sys.stderr, disable=None, leave=False, dynamic_ncols=True
+        )
+        self._best: dict[str, Measurement] = {}
+
+    def phase(self, text: str) -> None:
+        self._bar.set_description(text)
+
+    def add(self, row: Measurement) -> None:
+        """Count a measured row and show the best so far of its regime."""
+        if row.is_reference:
+            return
+        best = self._best.get(row.regime)
+        if row.ok and (best is None or row.best_tflops > best.best_tflops):
+            best = self._best[row.regime] = row
+        if best is not None:
+            self._bar.set_postfix_str(
+                f"best {best.regime} {significant(best.best_tflops)} TFLOPS @ {best.shape}", refresh=False
+            )
+        self._bar.update()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.close()

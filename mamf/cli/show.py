@@ -1,0 +1,25 @@
+"""``mamf show LOG``: print a run log again, in any format."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from mamf.cli.options import add_output_options
+from mamf.report import FORMATS, render
+from mamf.run_log import read_run_log
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("log", type=Path, metavar="LOG")
+    add_output_options(parser, FORMATS)
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    log = read_run_log(options.log)
+    if log.is_truncated:
+        print(f"mamf: the last line of {log.path} is incomplete and left out", file=sys.stderr)
+    print(render(options.format, log.measurements, log.header, log.summary, options.top), end="")
+    return 0

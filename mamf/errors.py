@@ -1,0 +1,60 @@
+"""Every error mamf raises on purpose.
+
+    MamfError
+    ├── UsageError                 the request is wrong; the message says what is allowed
+    │   ├── UnknownNameError       no backend, kernel, dtype ... of that name; suggests the nearest
+    │   └── LogMismatchError       a log cannot be resumed by this device, software or request
+    ├── UnavailableError           the backend, device or kernel cannot be used here; says what would change it
+    ├── UnsupportedError           this kernel cannot do this dtype, layout or shape
+    ├── RunLogError                a run log cannot be read; says the line
+    └── RunLogWriteError           a run log cannot be written (disk full, no permission)
+
+Everything else that surfaces from a measurement becomes the status of that measurement and never ends a run.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class MamfError(Exception):
+    """Base of all errors raised on purpose. Its text is one line that a user can act on."""
+
+    exit_code = 2
+
+
+class UsageError(MamfError):
+    """The request is wrong."""
+
+
+class UnknownNameError(UsageError):
+    """No such name; the message lists the known ones and the nearest match."""
+
+    def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
+        choices = sorted(known)
+        nearest = difflib.get_close_matches(name, choices, n=1)
+        hint = f" (did you mean {nearest[0]!r}?)" if nearest else ""
+        super().__init__(f"unknown {what} {name!r}{hint}; known: {', '.join(choices)}")
+
+
+class LogMismatchError(UsageError):
+    """A run log belongs to another device, software or request."""
+
+
+class UnavailableError(MamfError):
+    """A backend, device or kernel cannot be used on this machine."""
+
+
+class UnsupportedError(MamfError):
+    """A kernel cannot do this dtype, layout or shape."""
+
+
+class RunLogError(MamfError):
+    """A run log cannot be read."""
+
+
+class RunLogWriteError(MamfError):
+    """A run log cannot be written."""
+
+    exit_code = 1

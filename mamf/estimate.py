@@ -1,0 +1,62 @@
+"""How long a sweep will take, from a few launches of a small product. A forecast for planning, not a measurement."""
+
+from __future__ import annotations
+
+import statistics as stdlib_statistics
+from collections.abc import Sequence
+
+from mamf.backend import Backend
+from mamf.kernel import MatmulKernel, MatmulProblem
+from mamf.regimes import Burst, Classic, Sustained
+from mamf.shapes import MatmulShape
+from mamf.sweep import Held, Plan
+
+_PROBE = MatmulShape(1024, 1024, 1024)
+_PROBE_LAUNCHES = 3
+# Preparing and verifying a shape, on an accelerator.
+_OVERHEAD_SECONDS = 0.01
+_BURST_LAUNCHES = 12
+
+
+def probe_flops(kernel: MatmulKernel, problem: MatmulProblem, backend: Backend) -> float:
+    """FLOP/s of a 1024x1024x1024 product on this device."""
+    pool = backend.operand_pool(problem.data, problem.seed)
+    try:
+        with kernel.settings(backend, problem):
+            prepared = kernel.prepare(backend, problem, _PROBE, pool)
+            prepared.verify()
+            seconds = []
+            for _ in range(_PROBE_LAUNCHES):
+                start = backend.mark()
+                prepared.launches[0]()
+                backend.submit()
+                end = backend.mark()
+                backend.synchronize()
+                seconds.append(backend.seconds_between(start, end))
+    finally:
+        pool.release()
+    return _PROBE.flop / stdlib_statistics.median(seconds)
+
+
+def estimate_seconds(plan: Plan, steps: Sequence[Held], backend: Backend, flops: float) -> float:
+    """Seconds for these steps at ``flops``, capped by the plan's budget."""
+    total = 0.0
+    for regime in plan.regimes:
+        launches = [shape.flop / flops for name, shape in steps if name == regime]
+        if launches:
+            total += _regime_seconds(regime, launches, plan, backend)
+    return total if plan.budget_seconds is None else min(total, plan.budget_seconds)
+
+
+def _regime_seconds(regime: str, launches: Sequence[float], plan: Plan, backend: Backend) -> float:
+    shapes, once = len(launches), sum(launches)
+    overhead = shapes * _OVERHEAD_SECONDS + once
+    if regime == Sustained.name:
+        visit = backend.sustained_traits.settle_seconds + Sustained.shortest_seconds
+        longest = [max(visit, 4 * launch) for launch in launches]
+        return overhead + backend.sustained_traits.soak_seconds + sum(longest)
+    if regime == Classic.name:
+        return overhead + 30 + once * (plan.warmup_launches + plan.timed_launches)
+    most = plan.seconds or Burst.default_seconds
+    per_shape = [min(_BURST_LAUNCHES * launch, max(3 * launch, most)) for launch in launches]
+    return overhead + backend.burst_traits.longest_rest_seconds + (1 + backend.burst_traits.rest_ratio) * sum(per_shape)

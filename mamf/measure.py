@@ -1,0 +1,207 @@
+"""One kernel, one shape, one regime -> one Measurement. Whatever goes wrong becomes its status, never the end of a
+run.
+"""
+
+from __future__ import annotations
+
+import statistics as stdlib_statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from mamf.backend import OperandPool, Reading
+from mamf.errors import UnsupportedError
+from mamf.kernel import MatmulKernel, MatmulProblem, operand_sets
+from mamf.regimes import Regime, Samples, StoppingRule
+from mamf.shapes import MatmulShape
+from mamf.statistics import Summary, summarize
+
+Status = Literal["ok", "out_of_memory", "unsupported", "wrong_result", "implausible", "failed"]
+STATUSES: tuple[Status, ...] = ("ok", "out_of_memory", "unsupported", "wrong_result", "implausible", "failed")
+TERA = 1e12
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What the sensors said while the samples were taken. None: they could not be read."""
+
+    clock_hz: float | None = None
+    watts: float | None = None
+    celsius: float | None = None
+    throttle_reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A kernel on a shape in a regime. ``samples`` are seconds, one a launch (sustained: one a block, mean seconds a
+    launch).
+    """
+
+    shape: MatmulShape
+    kernel: str
+    problem: MatmulProblem
+    regime: str
+    best_by: str
+    status: Status
+    reason: str = ""
+    summary: Summary | None = None
+    samples: tuple[float, ...] = ()
+    implausible_samples: tuple[float, ...] = ()
+    launches: int = 0
+    error: float | None = None
+    conditions: Conditions = field(default_factory=Conditions)
+    remarks: tuple[str, ...] = ()
+    is_reference: bool = False
+
+    @property
+    def ok(self) -> bool:
+        return self.status == "ok"
+
+    def tflops(self, statistic: str) -> float:
+        """TFLOPS (1e12 FLOP/s) at a statistic of the summary: mean, median, fastest, slowest. Raises ValueError
+        without one.
+        """
+        if self.summary is None:
+            raise ValueError(f"{self.shape} was not measured: {self.status}")
+        return self.shape.flop / float(getattr(self.summary, statistic)) / TERA
+
+    @property
+    def best_tflops(self) -> float:
+        """The figure that a best is chosen by in this regime."""
+        return self.tflops(self.best_by)
+
+    @property
+    def tflops_interval(self) -> tuple[float, float]:
+        """The median's confidence interval, low and high, in TFLOPS."""
+        if self.summary is None:
+            raise ValueError(f"{self.shape} was not measured: {self.status}")
+        interval = self.summary.interval
+        return self.shape.flop / interval.high / TERA, self.shape.flop / interval.low / TERA
+
+
+def measure(
+    kernel: MatmulKernel,
+    problem: MatmulProblem,
+    shape: MatmulShape,
+    regime: Regime,
+    pool: OperandPool,
+    rule: StoppingRule,
+    fastest_possible_flops: float | None = None,
+) -> Measurement:
+    """Prepare, verify, sample. ``fastest_possible_flops``: FLOP/s that the device cannot exceed at its maximum clock.
+
+    Returns a Measurement with any status; raises only what is not an Exception (KeyboardInterrupt).
+    """
+    run = _Run(kernel, problem, shape, regime, pool, rule, fastest_possible_flops)
+    backend = regime.backend
+    try:
+        return run.take()
+    except Exception as error:  # a status of this shape, whatever a vendor's library throws
+        if isinstance(error, UnsupportedError):
+            status: Status = "unsupported"
+        elif backend.is_out_of_memory(error):
+            status = "out_of_memory"
+        else:
+            status = "failed"
+        reason = first_line(error)
+    # Outside the handler: its traceback holds the operands that are to be released.
+    if status == "out_of_memory":
+        pool.release()
+        backend.release_memory()
+    return run.result(status, reason)
+
+
+def first_line(error: BaseException) -> str:
+    """An exception in one line: vendors' messages run over pages."""
+    lines = str(error).strip().splitlines()
+    return lines[0].strip() if lines else type(error).__name__
+
+
+@dataclass
+class _Run:
+    kernel: MatmulKernel
+    problem: MatmulProblem
+    shape: MatmulShape
+    regime: Regime
+    pool: OperandPool
+    rule: StoppingRule
+    fastest_possible_flops: float | None
+
+    def take(self) -> Measurement:
+        backend, kernel, problem, shape = self.regime.backend, self.kernel, self.problem, self.shape
+        reason = kernel.unsupported(backend, problem) or kernel.unsupported_shape(problem, shape)
+        if reason:
+            return self.result("unsupported", reason)
+        sets = operand_sets(problem, shape, backend.info.cache_bytes) if self.regime.rotates else 1
+        with kernel.settings(backend, problem):
+            begun = backend.now()
+            prepared = kernel.prepare(backend, problem, shape, self.pool, sets, self.regime.needs_rewrite)
+            verdict = prepared.verify()
+            if not verdict.ok:
+                reason = f"relative error {verdict.error:.2g} against float64, at most {verdict.tolerance:.2g} is right"
+                return self.result("wrong_result", reason, error=verdict.error)
+            samples = self.regime.sample(prepared, self.rule, backend.now() - begun)
+        return self.judge(samples, verdict.error)
+
+    def judge(self, taken: Samples, error: float) -> Measurement:
+        possible, impossible = split_implausible(taken.seconds, self.shape.flop, self.fastest_possible_flops)
+        common: dict[str, Any] = {
+            "error": error,
+            "samples": tuple(possible),
+            "implausible_samples": tuple(impossible),
+            "launches": taken.launches,
+            "conditions": conditions(taken.readings, taken.watts),
+            "remarks": tuple(taken.remarks),
+        }
+        if len(impossible) > len(possible):
+            tflops = self.shape.flop / max(min(impossible), 1e-12) / TERA
+            reason = f"{len(impossible)} of {len(taken.seconds)} samples are impossibly fast ({tflops:.0f} TFLOPS)"
+            return self.result("implausible", reason, **common)
+        return self.result("ok", summary=summarize(possible), **common)
+
+    def result(self, status: Status, reason: str = "", **fields: Any) -> Measurement:
+        return Measurement(
+            self.shape,
+            self.kernel.name,
+            self.problem,
+            self.regime.name,
+            self.regime.best_by,
+            status,
+            reason,
+            **fields,
+        )
+
+
+def split_implausible(
+    seconds: Sequence[float], flop: int, fastest_possible_flops: float | None
+) -> tuple[list[float], list[float]]:
+    """Samples that can be true, and those that cannot.
+
+    Impossible is what is not positive, what is faster than the device's physics and, since that is not always known,
+    what is under half the median of all: launches scatter upwards, while a timer that misses its launch reads far too
+    low.
+    """
+    floor = flop / fastest_possible_flops if fastest_possible_flops else 0.0
+    positive = [sample for sample in seconds if sample > 0]
+    if positive:
+        floor = max(floor, stdlib_statistics.median(positive) / 2)
+    possible = [sample for sample in seconds if sample > 0 and sample >= floor]
+    impossible = [sample for sample in seconds if not (sample > 0 and sample >= floor)]
+    return possible, impossible
+
+
+def conditions(readings: Sequence[Reading], watts: float | None) -> Conditions:
+    """Readings in short: median clock, hottest temperature, every throttle reason seen in at least a tenth of them."""
+    reasons = Counter(reason for reading in readings for reason in reading.throttle_reasons)
+    return Conditions(
+        clock_hz=_median([reading.clock_hz for reading in readings]),
+        watts=watts if watts is not None else _median([reading.watts for reading in readings]),
+        celsius=max((reading.celsius for reading in readings if reading.celsius is not None), default=None),
+        throttle_reasons=tuple(sorted(reason for reason, count in reasons.items() if count * 10 >= len(readings))),
+    )
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return stdlib_statistics.median(known) if known else None

@@ -1,0 +1,91 @@
+"""Theoretical peaks by device name and dtype: data in peaks.csv, dense figures with their sources.
+
+The first matching row wins; a device that no row names has no peak, never another device's.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import importlib.resources
+import re
+from dataclasses import dataclass
+
+from mamf.backend import DeviceInfo
+from mamf.dtypes import DTYPES
+
+# How far above its datasheet's peak a device whose spec clock is not recorded may be believed: boards boost past it
+# (an RTX 4090 gives 178.8 of 165.2), but not by a quarter.
+_HEADROOM_UNKNOWN_CLOCK = 1.25
+# Clocks are read and set in steps of 15 MHz and more.
+_HEADROOM_KNOWN_CLOCK = 1.02
+
+
+@dataclass(frozen=True)
+class Peak:
+    """A theoretical peak without sparsity: ``flops`` in FLOP/s at ``clock_hz``, if the source names the clock."""
+
+    device: str
+    dtype: str
+    flops: float
+    clock_hz: float | None
+    source: str
+
+
+@dataclass(frozen=True)
+class _Row:
+    device: str
+    pattern: re.Pattern[str]
+    dtype: str
+    tflops: float | None
+    clock_mhz: float | None
+    compute_units: frozenset[int]
+    source: str
+
+
+@functools.cache
+def _rows() -> tuple[_Row, ...]:
+    text = importlib.resources.files("mamf").joinpath("peaks.csv").read_text(encoding="utf-8")
+    return tuple(
+        _Row(
+            device=row["name"],
+            pattern=re.compile(row["match"]),
+            dtype=row["dtype"],
+            tflops=float(row["dense_tflops"]) if row["dense_tflops"] else None,
+            clock_mhz=float(row["clock_mhz"]) if row["clock_mhz"] else None,
+            compute_units=frozenset(map(int, row["compute_units"].split())),
+            source=row["source"],
+        )
+        for row in csv.DictReader(text.splitlines())
+    )
+
+
+def find_peak(device_name: str, dtype: str, compute_units: int | None = None) -> Peak | None:
+    """The peak of a device for a dtype (mamf's name), or None. ``compute_units`` tells apart devices that share a
+    name.
+    """
+    return _find(device_name, DTYPES[dtype].peak_name, compute_units)
+
+
+def _find(device_name: str, peak_name: str, compute_units: int | None) -> Peak | None:
+    for row in _rows():
+        same_units = not row.compute_units or compute_units in row.compute_units
+        if row.dtype == peak_name and same_units and row.pattern.search(device_name) and row.tflops:
+            clock_hz = row.clock_mhz * 1e6 if row.clock_mhz else None
+            return Peak(row.device, peak_name, row.tflops * 1e12, clock_hz, row.source)
+    return None
+
+
+def fastest_possible_flops(info: DeviceInfo, dtype: str) -> float | None:
+    """FLOP/s that the device cannot exceed at its maximum clock, or None where no peak is known.
+
+    Consumer boards double fp16 and fp8 with 16-bit accumulation, a mode that is a global flag: the larger peak bounds.
+    """
+    peak = find_peak(info.name, dtype, info.compute_units)
+    if peak is None:
+        return None
+    narrow = _find(info.name, f"{peak.dtype}_acc16", info.compute_units)
+    flops = max(peak.flops, narrow.flops if narrow else 0.0)
+    if peak.clock_hz and info.max_clock_hz:
+        return flops * max(1.0, info.max_clock_hz / peak.clock_hz) * _HEADROOM_KNOWN_CLOCK
+    return flops * _HEADROOM_UNKNOWN_CLOCK

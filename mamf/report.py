@@ -1,0 +1,296 @@
+"""Measurements -> tables, csv, json and markdown. Returns strings; the command line prints them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mamf.measure import Measurement
+from mamf.peaks import find_peak
+from mamf.statistics import arithmetic_mean, geometric_mean
+
+FORMATS = ("table", "csv", "json", "markdown")
+_DASH = "-"
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best of a regime, and what the regime's shapes give on the whole."""
+
+    row: Measurement
+    arithmetic_mean: float
+    geometric_mean: float
+    shapes: int
+
+
+def ranked(rows: Iterable[Measurement]) -> list[Measurement]:
+    """Rows that count, best first: measured, and no reference visits."""
+    countable = [row for row in rows if row.ok and not row.is_reference]
+    return sorted(countable, key=lambda row: row.best_tflops, reverse=True)
+
+
+def bests(rows: Sequence[Measurement]) -> dict[str, Best]:
+    """The best of each regime, in the order the regimes were measured."""
+    found: dict[str, Best] = {}
+    for regime in dict.fromkeys(row.regime for row in rows):
+        best_first = ranked(row for row in rows if row.regime == regime)
+        if best_first:
+            figures = [row.best_tflops for row in best_first]
+            found[regime] = Best(best_first[0], arithmetic_mean(figures), geometric_mean(figures), len(figures))
+    return found
+
+
+def summary_record(
+    rows: Sequence[Measurement], status: str, reason: str, elapsed_seconds: float, left: int
+) -> dict[str, Any]:
+    """The last record of a run log: everything in it can be recomputed from the measurements before it."""
+    return {
+        "status": status,
+        "reason": reason,
+        "measured": sum(not row.is_reference for row in rows),
+        "left": left,
+        "elapsed_seconds": round(elapsed_seconds, 3),
+        "best": {
+            regime: {
+                "shape": str(best.row.shape),
+                "tflops": round(best.row.best_tflops, 3),
+                "best_by": best.row.best_by,
+                "arithmetic_mean_tflops": round(best.arithmetic_mean, 3),
+                "geometric_mean_tflops": round(best.geometric_mean, 3),
+                "shapes": best.shapes,
+            }
+            for regime, best in bests(rows).items()
+        },
+    }
+
+
+def flat_row(row: Measurement) -> dict[str, Any]:
+    """One measurement as columns with their units in the name; None where there is no figure."""
+    measured = row.summary is not None
+    low, high = row.tflops_interval if measured else (None, None)
+    return {
+        "regime": row.regime,
+        "m": row.shape.m,
+        "n": row.shape.n,
+        "k": row.shape.k,
+        "kernel": row.kernel,
+        "dtype": row.problem.dtype,
+        "out_dtype": row.problem.out_dtype,
+        "layout": row.problem.layout,
+        "data": row.problem.data,
+        "status": row.status,
+        "reason": row.reason,
+        "tflops_mean": row.tflops("mean") if measured else None,
+        "tflops_median": row.tflops("median") if measured else None,
+        "tflops_fastest": row.tflops("fastest") if measured else None,
+        "tflops_interval_low": low,
+        "tflops_interval_high": high,
+        "launches": row.launches,
+        "clock_mhz": None if row.conditions.clock_hz is None else row.conditions.clock_hz / 1e6,
+        "watts": row.conditions.watts,
+        "celsius": row.conditions.celsius,
+        "throttle_reasons": " ".join(row.conditions.throttle_reasons),
+        "implausible_samples": len(row.implausible_samples),
+        "relative_error": row.error,
+        "is_reference": row.is_reference,
+    }
+
+
+def as_csv(rows: Sequence[Measurement]) -> str:
+    flat = [flat_row(row) for row in rows]
+    text = io.StringIO()
+    if flat:
+        writer = csv.DictWriter(text, list(flat[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(flat)
+    return text.getvalue()
+
+
+def as_json(rows: Sequence[Measurement], header: Mapping[str, Any], summary: Mapping[str, Any] | None) -> str:
+    content = {"header": header, "measurements": [flat_row(row) for row in rows], "summary": summary}
+    return json.dumps(content, indent=2) + "\n"
+
+
+COLUMNS = ("regime", "MxNxK", "median", "+-%", "mean", "fastest", "launches", "MHz", "W", "C", "error", "remarks")
+_LEFT_ALIGNED = ("regime", "MxNxK", "remarks")
+
+
+def cells(row: Measurement) -> list[str]:
+    """One measurement as the cells of COLUMNS."""
+    conditions = row.conditions
+    median, half_width, mean, fastest = [_DASH] * 4
+    if row.summary is not None:
+        median, mean, fastest = (significant(row.tflops(name)) for name in ("median", "mean", "fastest"))
+        half_width = f"{100 * row.summary.relative_half_width:.2f}"
+    return [
+        row.regime,
+        str(row.shape),
+        median,
+        half_width,
+        mean,
+        fastest,
+        str(row.launches),
+        whole(conditions.clock_hz and conditions.clock_hz / 1e6),
+        whole(conditions.watts),
+        whole(conditions.celsius),
+        _DASH if row.error is None else f"{row.error:.1e}",
+        remarks(row),
+    ]
+
+
+def remarks(row: Measurement) -> str:
+    """What a reader must know about a row beside its figures."""
+    parts = [] if row.ok else [f"{row.status}: {row.reason}"]
+    parts += [*row.conditions.throttle_reasons, *row.remarks]
+    if row.is_reference:
+        parts.append("reference")
+    if row.implausible_samples:
+        parts.append(f"{len(row.implausible_samples)} implausible samples left out")
+    return ", ".join(parts)
+
+
+def significant(value: float) -> str:
+    """Four significant digits: what repeats, from a CPU's 0.1336 to an accelerator's 841.3 TFLOPS."""
+    return f"{value:.4g}"
+
+
+def whole(value: float | None) -> str:
+    return _DASH if value is None else f"{value:.0f}"
+
+
+def as_table(rows: Sequence[Measurement]) -> str:
+    """Aligned columns for a terminal."""
+    lines = [list(COLUMNS), *(cells(row) for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(COLUMNS))]
+
+    def aligned(line: Sequence[str]) -> str:
+        padded = (
+            cell.ljust(width) if name in _LEFT_ALIGNED else cell.rjust(width)
+            for name, cell, width in zip(COLUMNS, line, widths, strict=True)
+        )
+        return "  ".join(padded).rstrip()
+
+    return "\n".join(aligned(line) for line in lines) + "\n"
+
+
+def as_markdown(rows: Sequence[Measurement]) -> str:
+    """A GitHub table."""
+    rule = [":--" if name in _LEFT_ALIGNED else "--:" for name in COLUMNS]
+    lines = [list(COLUMNS), rule, *([cell.replace("|", "\\|") for cell in cells(row)] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def as_title(header: Mapping[str, Any]) -> str:
+    """What was measured on what, in two lines."""
+    device, problem = header["device"], header["plan"]["problem"]
+    known = [
+        f"{device['compute_units']} compute units" if device["compute_units"] else "",
+        f"{device['power_limit_watts']:.0f} W limit" if device["power_limit_watts"] else "",
+        f"driver {device['driver']}" if device["driver"] else "",
+        f"torch {header['environment']['packages'].get('torch', 'unknown')}",
+        f"timed by {header['timer']}",
+    ]
+    fast = ", fast accumulation" if problem["fast_accumulation"] else ""
+    return (
+        f"{device['name']} ({device['backend']}:{device['index']}): {', '.join(filter(None, known))}\n"
+        f"{header['kernel']} {problem['dtype']} -> {problem['out_dtype']}{fast}, layout {problem['layout']}, "
+        f"{problem['data']} data, seed {problem['seed']}\n"
+    )
+
+
+def as_summary(rows: Sequence[Measurement], header: Mapping[str, Any], summary: Mapping[str, Any] | None) -> str:
+    """The best by regime with what it was taken under, means over shapes, drift, and how the run ended."""
+    lines: list[str] = []
+    for regime, best in bests(rows).items():
+        lines += [*_best_lines(regime, best, header), _mean_line(regime, best)]
+        lines += _drift_lines([row for row in rows if row.regime == regime and row.is_reference])
+    lines += [_failure_line(status, count) for status, count in _failures(rows).items()]
+    if not lines:
+        lines.append("nothing was measured")
+    lines.append(_end_line(summary))
+    return "\n".join(lines) + "\n"
+
+
+def _best_lines(regime: str, best: Best, header: Mapping[str, Any]) -> list[str]:
+    row, device = best.row, header["device"]
+    low, high = row.tflops_interval
+    assert row.summary is not None
+    coverage = row.summary.interval.coverage
+    lines = [
+        f"best {regime}: {significant(row.best_tflops)} TFLOPS @ {row.shape} "
+        f"({row.best_by}; median within {significant(low)} to {significant(high)} at {100 * coverage:.0f} %)"
+    ]
+    peak = find_peak(device["name"], row.problem.dtype, device["compute_units"])
+    shares = []
+    if peak is not None:
+        share = 100 * row.best_tflops * 1e12 / peak.flops
+        shares.append(f"{share:.1f} % of {peak.flops / 1e12:g}, the dense {peak.dtype} peak of {peak.device}")
+    conditions = row.conditions
+    shares += [f"{whole(conditions.clock_hz / 1e6)} MHz"] if conditions.clock_hz else []
+    shares += [f"{whole(conditions.watts)} W"] if conditions.watts else []
+    shares += [f"{whole(conditions.celsius)} C"] if conditions.celsius else []
+    note = remarks(row)
+    shares += [note] if note else []
+    return lines + ([f"    {'; '.join(shares)}"] if shares else [])
+
+
+def _mean_line(regime: str, best: Best) -> str:
+    return (
+        f"mean {regime} over {best.shapes} shapes: arithmetic {significant(best.arithmetic_mean)}, "
+        f"geometric {significant(best.geometric_mean)} TFLOPS"
+    )
+
+
+def _drift_lines(visits: Sequence[Measurement]) -> list[str]:
+    figures = [row.best_tflops for row in visits if row.ok]
+    if len(figures) < 2:
+        return []
+    middle = sorted(figures)[len(figures) // 2]
+    below, above = 100 * (min(figures) / middle - 1), 100 * (max(figures) / middle - 1)
+    spread = f"{below:+.2f} % to {above:+.2f} %"
+    return [f"reference {visits[0].shape}, {len(figures)} visits: {significant(middle)} TFLOPS, {spread}"]
+
+
+def _failures(rows: Sequence[Measurement]) -> dict[str, int]:
+    return dict(Counter(row.status for row in rows if not row.ok))
+
+
+def _failure_line(status: str, count: int) -> str:
+    return f"{status}: {count} {'shape' if count == 1 else 'shapes'}"
+
+
+def _end_line(summary: Mapping[str, Any] | None) -> str:
+    if summary is None:
+        return "killed: the log has no summary; resume it"
+    end = f"{summary['status']}: {summary['reason']}" if summary["reason"] else summary["status"]
+    left = f", {summary['left']} left to resume" if summary["left"] else ""
+    return f"{end}; {summary['measured']} measured{left} in {summary['elapsed_seconds']:.1f} s"
+
+
+def render(
+    format: str,
+    rows: Sequence[Measurement],
+    header: Mapping[str, Any],
+    summary: Mapping[str, Any] | None,
+    top: int | None = None,
+) -> str:
+    """A run in one of FORMATS. ``top``: only so many of the best rows of each regime (table and markdown)."""
+    if format == "csv":
+        return as_csv(rows)
+    if format == "json":
+        return as_json(rows, header, summary)
+    shown = list(rows) if top is None else chosen(rows, top)
+    table = as_markdown(shown) if format == "markdown" else as_table(shown)
+    hidden = len(rows) - len(shown)
+    more = f"... and {hidden} more in the log (--top all shows them)\n" if hidden else ""
+    return f"{as_title(header)}\n{table if shown else ''}{more}\n{as_summary(rows, header, summary)}"
+
+
+def chosen(rows: Sequence[Measurement], top: int) -> list[Measurement]:
+    """The best ``top`` rows of each regime, best first."""
+    return [row for regime in bests(rows) for row in ranked(r for r in rows if r.regime == regime)[:top]]

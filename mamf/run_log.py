@@ -1,0 +1,275 @@
+"""The versioned run log: JSON Lines, ``record`` first. What people contribute, and what a killed run leaves behind.
+
+Schema history
+    1   header, measurement, resume, summary
+
+``header`` names tool, command, device, software, settings and the plan, so a log resumes by itself. Each line is
+written by one system call and reaches the operating system before the next shape starts: a killed process loses at
+most the shape in flight. A last line without its newline is such a loss; it is left out on reading and cut off on
+resuming.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from mamf.environment import scrub_record
+from mamf.errors import MamfError, RunLogError, RunLogWriteError, UsageError
+from mamf.kernel import MatmulProblem
+from mamf.measure import STATUSES, Conditions, Measurement
+from mamf.shapes import MatmulShape
+from mamf.statistics import Summary, summarize
+from mamf.sweep import Held, Plan
+
+SCHEMA = 1
+_STATISTICS = ("mean", "median", "fastest", "slowest")
+
+
+def utc_now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+@dataclass
+class RunLog:
+    """A log as read. ``summary`` is the last one, None if the run was killed. ``valid_bytes``: up to the last whole
+    line.
+    """
+
+    path: Path
+    header: dict[str, Any]
+    measurements: list[Measurement] = field(default_factory=list)
+    summary: dict[str, Any] | None = None
+    valid_bytes: int = 0
+    is_truncated: bool = False
+
+    @property
+    def plan(self) -> Plan:
+        return plan_from_record(self.header["plan"])
+
+    @property
+    def held(self) -> set[Held]:
+        """The steps that this log has a measurement of, whatever its status."""
+        return {(row.regime, row.shape) for row in self.measurements if not row.is_reference}
+
+
+class RunLogWriter:
+    """Appends records to a log. Use as a context manager."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        self._descriptor = descriptor
+
+    @classmethod
+    def create(cls, path: Path, header: Mapping[str, Any]) -> RunLogWriter:
+        """Start a new log. Raises UsageError when the file exists or cannot be created: a log is never overwritten."""
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+        except FileExistsError:
+            raise UsageError(f"{path} exists and is not overwritten: name another --output, or --resume it") from None
+        except OSError as error:
+            raise UsageError(f"cannot write {path}: {error.strerror}; name another --output") from None
+        writer = cls(path, descriptor)
+        try:
+            writer.write("header", {"schema": SCHEMA, **header})
+        except RunLogWriteError:
+            writer.close()
+            path.unlink()
+            raise
+        return writer
+
+    @classmethod
+    def append(cls, log: RunLog) -> RunLogWriter:
+        """Continue a log, cutting off a line that a killed run did not finish. Raises UsageError when it cannot be
+        written.
+        """
+        try:
+            descriptor = os.open(log.path, os.O_WRONLY | os.O_APPEND)
+            os.ftruncate(descriptor, log.valid_bytes)
+        except OSError as error:
+            raise UsageError(f"cannot resume {log.path}: {error.strerror}") from None
+        return cls(log.path, descriptor)
+
+    def write(self, record: str, fields: Mapping[str, Any]) -> None:
+        """Append one record. Raises RunLogWriteError (disk full) and leaves the log as it was before."""
+        line = json.dumps({"record": record, **scrub_record(dict(fields))}, allow_nan=False) + "\n"
+        data = line.encode()
+        size = os.fstat(self._descriptor).st_size
+        try:
+            written = os.write(self._descriptor, data)
+            if written < len(data):
+                written += os.write(self._descriptor, data[written:])
+        except OSError as error:
+            os.ftruncate(self._descriptor, size)
+            raise RunLogWriteError(
+                f"cannot write {self.path}: {error.strerror}; it holds all shapes up to here"
+            ) from None
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> RunLogWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_run_log(path: Path) -> RunLog:
+    """Read and check a log. Raises RunLogError naming the line and what is wrong with it."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise RunLogError(f"cannot read {path}: {error.strerror}") from None
+    whole, _, rest = data.rpartition(b"\n")
+    lines = whole.split(b"\n") if whole else []
+    if not lines:
+        raise RunLogError(f"{path} holds no whole line: not a run log, or killed before it began")
+    log = RunLog(path, _header(path, lines[0]), valid_bytes=len(data) - len(rest), is_truncated=bool(rest))
+    for number, line in enumerate(lines[1:], start=2):
+        try:
+            _add(log, _parse(line))
+        except (KeyError, TypeError, ValueError, MamfError) as error:
+            raise RunLogError(f"{path}, line {number}: {_what(error)}") from None
+    return log
+
+
+def _what(error: Exception) -> str:
+    return f"field {error} is missing" if isinstance(error, KeyError) else str(error)
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        raise ValueError("not a JSON object") from None
+    if not isinstance(record, dict) or "record" not in record:
+        raise ValueError("not a record of a run log")
+    return record
+
+
+def _header(path: Path, line: bytes) -> dict[str, Any]:
+    try:
+        header = _parse(line)
+        if header["record"] != "header":
+            raise ValueError("the first record is not a header")
+        if header["schema"] != SCHEMA:
+            raise ValueError(f"schema {header['schema']} is not known to this mamf (it reads {SCHEMA}); upgrade mamf")
+        for name in ("tool", "device", "environment", "plan", "kernel"):
+            header[name]
+    except (KeyError, ValueError) as error:
+        raise RunLogError(f"{path}, line 1: {_what(error)}") from None
+    return header
+
+
+def _add(log: RunLog, record: dict[str, Any]) -> None:
+    kind = record["record"]
+    if kind == "measurement":
+        log.measurements.append(measurement_from_record(record, log.header))
+        log.summary = None
+    elif kind == "summary":
+        log.summary = record
+    elif kind != "resume":
+        raise ValueError(f"unknown record {kind!r}")
+
+
+def measurement_record(row: Measurement) -> dict[str, Any]:
+    """A measurement as JSON values. ``tflops`` and ``seconds`` follow from ``samples_seconds`` and ``flop``."""
+    record: dict[str, Any] = {
+        "shape": asdict(row.shape),
+        "flop": row.shape.flop,
+        "kernel": row.kernel,
+        "dtype": row.problem.dtype,
+        "out_dtype": row.problem.out_dtype,
+        "regime": row.regime,
+        "best_by": row.best_by,
+        "status": row.status,
+        "reason": row.reason,
+    }
+    if row.summary is not None:
+        low, high = row.tflops_interval
+        record["tflops"] = {name: round(row.tflops(name), 3) for name in _STATISTICS}
+        record["tflops"]["interval"] = [round(low, 3), round(high, 3)]
+        record["interval_coverage"] = round(row.summary.interval.coverage, 4)
+        record["seconds"] = {name: round(getattr(row.summary, name), 12) for name in (*_STATISTICS, "stdev")}
+    record |= {
+        "launches": row.launches,
+        "samples_seconds": list(row.samples),
+        "implausible_samples_seconds": list(row.implausible_samples),
+        "relative_error": row.error,
+        "clock_mhz": None if row.conditions.clock_hz is None else row.conditions.clock_hz / 1e6,
+        "watts": None if row.conditions.watts is None else round(row.conditions.watts, 1),
+        "celsius": row.conditions.celsius,
+        "throttle_reasons": list(row.conditions.throttle_reasons),
+        "remarks": list(row.remarks),
+        "is_reference": row.is_reference,
+        "time": utc_now(),
+    }
+    return record
+
+
+def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]) -> Measurement:
+    """Raises KeyError or ValueError for a record that cannot be a measurement of this run."""
+    if record["status"] not in STATUSES:
+        raise ValueError(f"unknown status {record['status']!r}")
+    shape = MatmulShape(**record["shape"])
+    samples = tuple(map(float, record["samples_seconds"]))
+    summary: Summary | None = None
+    if record["status"] == "ok":
+        summary = summarize(samples)
+    clock_mhz = record["clock_mhz"]
+    return Measurement(
+        shape=shape,
+        kernel=record["kernel"],
+        problem=MatmulProblem(**header["plan"]["problem"]),
+        regime=record["regime"],
+        best_by=record["best_by"],
+        status=record["status"],
+        reason=record["reason"],
+        summary=summary,
+        samples=samples,
+        implausible_samples=tuple(record["implausible_samples_seconds"]),
+        launches=record["launches"],
+        error=record["relative_error"],
+        conditions=Conditions(
+            clock_hz=None if clock_mhz is None else clock_mhz * 1e6,
+            watts=record["watts"],
+            celsius=record["celsius"],
+            throttle_reasons=tuple(record["throttle_reasons"]),
+        ),
+        remarks=tuple(record["remarks"]),
+        is_reference=record["is_reference"],
+    )
+
+
+def plan_record(plan: Plan) -> dict[str, Any]:
+    """A plan as JSON values; shapes as MxNxK."""
+    return asdict(plan) | {
+        "shapes": [str(shape) for shape in plan.shapes],
+        "regimes": list(plan.regimes),
+        "reference": plan.reference and str(plan.reference),
+    }
+
+
+def plan_from_record(record: Mapping[str, Any]) -> Plan:
+    fields = dict(record)
+    reference = fields["reference"]
+    return Plan(
+        **fields
+        | {
+            "shapes": tuple(MatmulShape.parse(text) for text in fields["shapes"]),
+            "problem": MatmulProblem(**fields["problem"]),
+            "regimes": tuple(fields["regimes"]),
+            "reference": MatmulShape.parse(reference) if reference else None,
+        }
+    )

@@ -1,0 +1,66 @@
+"""Problem sizes and their exact FLOP and byte counts. Pure: no torch, no clock, no printing."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mamf.errors import UsageError
+
+_SHAPE_PATTERN = re.compile(r"(\d+)x(\d+)x(\d+)")
+
+
+@dataclass(frozen=True, order=True)
+class MatmulShape:
+    """C[M,N] = A[M,K] @ B[K,N]; K is the reduction. Printed and parsed as ``MxNxK``."""
+
+    m: int
+    n: int
+    k: int
+
+    def __post_init__(self) -> None:
+        if min(self.m, self.n, self.k) < 1:
+            raise UsageError(f"shape {self}: every dimension must be at least 1")
+
+    def __str__(self) -> str:
+        return f"{self.m}x{self.n}x{self.k}"
+
+    @classmethod
+    def parse(cls, text: str) -> MatmulShape:
+        """Read ``MxNxK``. Raises UsageError for anything else."""
+        match = _SHAPE_PATTERN.fullmatch(text.strip())
+        if match is None:
+            raise UsageError(f"{text!r} is not a shape; write MxNxK, for example 4096x4096x4096")
+        return cls(*map(int, match.groups()))
+
+    @property
+    def flop(self) -> int:
+        """Floating-point operations of the product: 2*M*N*K (a multiply and an add each)."""
+        return 2 * self.m * self.n * self.k
+
+    @property
+    def elements(self) -> dict[str, int]:
+        """Elements of each operand: ``a`` (M*K), ``b`` (K*N) and ``c`` (M*N)."""
+        return {"a": self.m * self.k, "b": self.k * self.n, "c": self.m * self.n}
+
+
+def parse_range(start: int, stop: int, step: int) -> list[int]:
+    """Sizes from START to STOP (excluded) by STEP; a START of 0 means STEP, since no dimension is 0.
+
+    Raises UsageError when the step is not positive, the start negative or the range empty.
+    """
+    if step < 1:
+        raise UsageError(f"range {start} {stop} {step}: the step must be at least 1")
+    if start < 0:
+        raise UsageError(f"range {start} {stop} {step}: the start must not be negative")
+    sizes = list(range(start or step, stop, step))
+    if not sizes:
+        raise UsageError(f"range {start} {stop} {step} is empty: the stop is excluded, and a start of 0 means {step}")
+    return sizes
+
+
+def matmul_grid(m: Sequence[int], n: Sequence[int], k: Sequence[int]) -> list[MatmulShape]:
+    """Every combination of the sizes, once each, in the order given."""
+    return list(dict.fromkeys(MatmulShape(*sizes) for sizes in itertools.product(m, n, k)))

@@ -1,0 +1,210 @@
+"""What all torch devices share: opening, memory, operands and the two kinds of timer.
+
+An adapter in ``backends/`` derives from ``AcceleratorBackend`` (the vendor's torch module has events and memory
+statistics: ``torch.cuda``, ``torch.xpu``, ``torch.hpu``) or from ``HostTimedBackend`` and adds what only its vendor
+knows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+import torch
+
+from mamf.backend import MIB, Backend, DeviceInfo, OperandPool, Telemetry, Unavailable
+from mamf.dtypes import DTYPES
+from mamf.errors import UnavailableError
+
+# Elements drawn at once where the values must be made in float32 first (8-bit dtypes).
+_FILL_CHUNK = 2**26
+_FLUSH_BYTES_WHEN_CACHE_UNKNOWN = 256 * MIB
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """torch's dtype that stores ``name``: tf32 is float32 in memory."""
+    dtype = getattr(torch, "float32" if name == "tf32" else name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def hashed(identifier: str) -> str:
+    """A stable stand-in for a serial number, so that logs of one card can be told apart without naming it."""
+    return hashlib.sha256(identifier.encode()).hexdigest()[:12]
+
+
+class TorchOperandPool(OperandPool):
+    def __init__(self, backend: TorchBackend, data: str, seed: int) -> None:
+        self._backend = backend
+        self._data = data
+        self._seed = seed
+        self._buffers: dict[str, torch.Tensor] = {}
+
+    def take(self, name: str, elements: int, dtype: str, fill: bool = True) -> torch.Tensor:
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.dtype != torch_dtype(dtype) or buffer.numel() < elements:
+            buffer = None
+            self._buffers.pop(name, None)
+            self._require_memory(elements * DTYPES[dtype].itemsize)
+            buffer = torch.empty(elements, dtype=torch_dtype(dtype), device=self._backend.device)
+            if fill:
+                self._fill(buffer, name)
+            self._buffers[name] = buffer
+        return buffer[:elements]
+
+    def release(self) -> None:
+        self._buffers.clear()
+
+    def _require_memory(self, nbytes: int) -> None:
+        # Where the system overcommits memory, an allocation that cannot be met succeeds and the process is killed
+        # later.
+        free = self._backend.free_memory()
+        if free is not None and nbytes > free:
+            raise MemoryError(f"out of memory: {nbytes / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free")
+
+    def _fill(self, buffer: torch.Tensor, name: str) -> None:
+        generator = torch.Generator(device=buffer.device)
+        generator.manual_seed(self._seed + zlib.crc32(name.encode()))
+        if buffer.dtype.itemsize > 1:
+            draw(buffer, self._data, generator)
+            return
+        for chunk in buffer.split(_FILL_CHUNK):
+            values = torch.empty(chunk.shape, dtype=torch.float32, device=buffer.device)
+            draw(values, self._data, generator)
+            chunk.copy_(as_int8_range(values, self._data) if buffer.dtype == torch.int8 else values)
+
+
+def draw(values: torch.Tensor, data: str, generator: torch.Generator) -> None:
+    """Fill in place: standard normal, uniform(-1, 1), zeros, or the integers -2..2."""
+    if data == "normal":
+        values.normal_(generator=generator)
+    elif data == "uniform":
+        values.uniform_(-1, 1, generator=generator)
+    elif data == "integers":
+        values.random_(0, 5, generator=generator).sub_(2)
+    else:
+        values.zero_()
+
+
+def as_int8_range(values: torch.Tensor, data: str) -> torch.Tensor:
+    """Spread normal (to 4 sigma) and uniform values over -127..127; the others are integers already."""
+    scale = {"normal": 127 / 4, "uniform": 127.0}.get(data, 1.0)
+    return values.mul_(scale).round_().clamp_(-127, 127)
+
+
+class TorchBackend(Backend):
+    """A device that torch addresses as ``device_type:index``."""
+
+    device_type: ClassVar[str]
+    device: torch.device
+
+    def __init__(self, index: int = 0) -> None:
+        reason = self.unavailable()
+        if reason is not None:
+            raise UnavailableError(f"backend {self.name} is not available: {reason}")
+        count = self.device_count()
+        if not 0 <= index < count:
+            raise UnavailableError(f"{self.name} has no device {index}; it has {count} (0 to {count - 1})")
+        self.index = index
+        self.device = self.open_device()
+        self._flush_buffer: torch.Tensor | None = None
+        self.setup()
+        self.telemetry = self.open_telemetry()
+        self.info = self.describe()
+
+    def open_device(self) -> torch.device:
+        return torch.device(self.device_type, self.index)
+
+    def setup(self) -> None:
+        """The vendor's setup inside this process; changes nothing on the machine."""
+
+    @abstractmethod
+    def describe(self) -> DeviceInfo: ...
+
+    def open_telemetry(self) -> Telemetry | Unavailable:
+        return Unavailable(f"{self.name} has no sensors that mamf can read", "power and clock stay unknown")
+
+    def flush_cache(self, size: int | None = None) -> None:
+        size = size or 2 * (self.info.cache_bytes or 0) or _FLUSH_BYTES_WHEN_CACHE_UNKNOWN
+        if self._flush_buffer is None or self._flush_buffer.numel() < size:
+            self._flush_buffer = torch.empty(size, dtype=torch.int8, device=self.device)
+        self._flush_buffer[:size].zero_()
+
+    def operand_pool(self, data: str, seed: int) -> OperandPool:
+        return TorchOperandPool(self, data, seed)
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        out_of_memory = (MemoryError, torch.OutOfMemoryError)
+        return isinstance(error, out_of_memory) or "out of memory" in str(error).lower()
+
+    def settings(self) -> dict[str, str]:
+        return {"float32_matmul_precision": torch.get_float32_matmul_precision()}
+
+
+class HostTimedBackend(TorchBackend):
+    """Times with the host's clock around a synchronize, where the vendor has no events to trust."""
+
+    timer = "host clock"
+
+    def mark(self) -> float:
+        self.synchronize()
+        return self.now()
+
+    def wait(self, mark: float) -> None:
+        pass
+
+    def seconds_between(self, start: float, end: float) -> float:
+        return end - start
+
+
+class AcceleratorBackend(TorchBackend):
+    """Times with events on the device's queue; ``vendor`` is the torch module of the device."""
+
+    timer = "device events"
+
+    @classmethod
+    @abstractmethod
+    def vendor(cls) -> Any:
+        """torch.cuda, torch.xpu, torch.hpu."""
+
+    @classmethod
+    def device_count(cls) -> int:
+        return int(cls.vendor().device_count())
+
+    @classmethod
+    def device_name(cls, index: int) -> str:
+        return str(cls.vendor().get_device_name(index))
+
+    def setup(self) -> None:
+        self.vendor().set_device(self.index)
+
+    def synchronize(self) -> None:
+        self.vendor().synchronize(self.index)
+
+    def mark(self) -> Any:
+        event = self.vendor().Event(enable_timing=True)
+        event.record()
+        return event
+
+    def wait(self, mark: Any) -> None:
+        mark.synchronize()
+
+    def seconds_between(self, start: Any, end: Any) -> float:
+        return float(start.elapsed_time(end)) * 1e-3
+
+    def free_memory(self) -> int | None:
+        vendor = self.vendor()
+        free, _total = vendor.mem_get_info(self.index)
+        cached = vendor.memory_reserved(self.index) - vendor.memory_allocated(self.index)
+        return int(free + cached)
+
+    def peak_memory(self) -> int | None:
+        return int(self.vendor().max_memory_allocated(self.index))
+
+    def reset_peak_memory(self) -> None:
+        self.vendor().reset_peak_memory_stats(self.index)
+
+    def release_memory(self) -> None:
+        self.vendor().empty_cache()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -22,7 +23,7 @@ class CpuSensors:
 
     def read(self) -> Reading:
         frequency = psutil.cpu_freq() if hasattr(psutil, "cpu_freq") else None
-        sensors = getattr(psutil, "sensors_temperatures", dict)()
+        sensors: dict[str, Any] = getattr(psutil, "sensors_temperatures", dict)()
         temperatures = [sensor.current for group in sensors.values() for sensor in group if sensor.current]
         return Reading(
             clock_hz=frequency.current * 1e6 if frequency and frequency.current else None,

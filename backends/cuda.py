@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from mamf_backends._nvml import NvmlSensors, device_advice, open_nvml
 
-from mamf.backend import Advice, DeviceInfo, Telemetry, Unavailable
+from mamf.backend import Advice, DeviceInfo, Unavailable
 from mamf.torch_backend import AcceleratorBackend, hashed
 
 _MAJOR_WITH_TF32 = 8
@@ -48,7 +48,7 @@ class CudaBackend(AcceleratorBackend):
             return Unavailable(f"torch sees no NVIDIA device{hidden}", "nvidia-smi   # does the driver see one?")
         return None
 
-    def open_telemetry(self) -> Telemetry | Unavailable:
+    def open_telemetry(self) -> NvmlSensors | Unavailable:
         return open_nvml(torch.cuda.get_device_properties(self.index))
 
     def describe(self) -> DeviceInfo:

@@ -145,7 +145,9 @@ class _Run:
         return self.judge(samples, verdict.error)
 
     def judge(self, taken: Samples, error: float) -> Measurement:
-        possible, impossible = split_implausible(taken.seconds, self.shape.flop, self.fastest_possible_flops)
+        # A nanosecond is far below any timer's step; what is logged is then exactly what was computed with.
+        seconds = [round(sample, 9) for sample in taken.seconds]
+        possible, impossible = split_implausible(seconds, self.shape.flop, self.fastest_possible_flops)
         common: dict[str, Any] = {
             "error": error,
             "samples": tuple(possible),
@@ -195,11 +197,19 @@ def conditions(readings: Sequence[Reading], watts: float | None) -> Conditions:
     """Readings in short: median clock, hottest temperature, every throttle reason seen in at least a tenth of them."""
     reasons = Counter(reason for reading in readings for reason in reading.throttle_reasons)
     return Conditions(
-        clock_hz=_median([reading.clock_hz for reading in readings]),
-        watts=watts if watts is not None else _median([reading.watts for reading in readings]),
-        celsius=max((reading.celsius for reading in readings if reading.celsius is not None), default=None),
+        clock_hz=_whole(_median([reading.clock_hz for reading in readings])),
+        watts=_tenth(watts if watts is not None else _median([reading.watts for reading in readings])),
+        celsius=_tenth(max((reading.celsius for reading in readings if reading.celsius is not None), default=None)),
         throttle_reasons=tuple(sorted(reason for reason, count in reasons.items() if count * 10 >= len(readings))),
     )
+
+
+def _tenth(value: float | None) -> float | None:
+    return None if value is None else round(value, 1)
+
+
+def _whole(value: float | None) -> float | None:
+    return None if value is None else float(round(value))
 
 
 def _median(values: Sequence[float | None]) -> float | None:

@@ -133,54 +133,82 @@ class Burst(Regime):
     most_in_train: ClassVar[int] = 64
     #: A launch this slow is a train of its own, so that a time limit is heeded between launches.
     slow_launch_seconds: ClassVar[float] = 0.1
-    #: Queued work ahead of a train never takes longer than this.
+    #: Device time of the work queued ahead of a train, at most.
     longest_lead_seconds: ClassVar[float] = 0.004
+    #: How far the host must be ahead when a shape's first train begins: after sleeping and verifying it is at its
+    #: slowest.
+    first_lead_seconds: ClassVar[float] = 0.0006
 
     def __init__(self, backend: Backend) -> None:
         super().__init__(backend)
         self._rested_at = backend.now()
-        self._flush_seconds = 0.0
+        # Seconds of one flush, and of queueing flush, marks and launch: on the device and on the host.
+        self._flush_seconds = self._flush_host_seconds = 0.0
         self._host_seconds = 100e-6
 
     def start(self) -> None:
         # Whatever ran before this regime may have left the device throttled.
         self._rested_at = self.backend.now() + self.backend.burst_traits.longest_rest_seconds
-        self._flush_seconds = self._time_flush()
+        self._time_flush()
 
     def sample(self, prepared: Prepared, rule: StoppingRule, estimate: float) -> Samples:
         taken = Samples()
         launch = prepared.launches[0]
-        begun = self.backend.now()
         size = 1 if estimate > self.slow_launch_seconds else self.fewest_in_train
+        lead = self.first_lead_seconds
+        self._rest()
+        begun = self.backend.now()
         while True:
-            self._rest()
-            taken.seconds += self._train(launch, size, taken)
+            taken.seconds += self._train(launch, size, lead, taken)
             now = self.backend.now()
             if rule.enough(taken.seconds, now - begun, now):
                 taken.launches = len(taken.seconds)
                 return taken
-            size = self._train_size(taken.seconds)
+            period = stdlib_statistics.median(taken.seconds) + self._flush_seconds
+            size = self._train_size(period, len(taken.seconds))
+            lead = size * self._lag(period)
+            self._rest()
 
     def _rest(self) -> None:
         owed = self._rested_at - self.backend.now()
         if owed > 0:
             self.backend.sleep(owed)
 
-    def _train_size(self, seconds: Sequence[float]) -> int:
-        period = stdlib_statistics.median(seconds) + self._flush_seconds
+    def _train_size(self, period: float, taken: int) -> int:
+        """Launches of the next train, given seconds a launch with its flush and the samples so far."""
         if period > self.slow_launch_seconds:
             return 1
-        fitting = int(self.backend.burst_traits.train_seconds / period)
-        return min(max(fitting, self.fewest_in_train), self.most_in_train)
+        if taken <= self.fewest_in_train:
+            # Two of the shortest trains make the fewest samples that an interval at 95 % can be had from.
+            return self.fewest_in_train
+        fitting = min(self.backend.burst_traits.train_seconds / period, self.most_in_train)
+        lag = self._lag(period)
+        if lag > 0:
+            fitting = min(fitting, self.longest_lead_seconds * self._lead_gain() / lag)
+        return max(int(fitting), self.fewest_in_train)
 
-    def _train(self, launch: Launch, size: int, taken: Samples) -> list[float]:
+    def _lag(self, period: float) -> float:
+        """Seconds by which the host falls behind the device with each launch."""
+        return max(0.0, self._host_seconds - period)
+
+    def _lead_gain(self) -> float:
+        """Seconds that the host gains per device second of flushes queued ahead."""
+        if self.backend.timer == "host clock" or self._flush_seconds <= self._flush_host_seconds:
+            return 0.0
+        return 1 - self._flush_host_seconds / self._flush_seconds
+
+    def _queue_lead(self, seconds: float) -> None:
+        """Put the host ahead: launching costs it more than a small kernel takes, and must stay outside the window."""
+        gain = self._lead_gain()
+        if gain > 0:
+            for _ in range(1 + int(min(seconds / gain, self.longest_lead_seconds) / self._flush_seconds)):
+                self.backend.flush_cache()
+
+    def _train(self, launch: Launch, size: int, lead: float, taken: Samples) -> list[float]:
         backend = self.backend
         with no_garbage_collection():
             first = backend.mark()
-            # Launching costs the host more time than a small kernel takes: work queued ahead keeps that outside the
-            # window.
-            for _ in range(self._lead(size)):
-                backend.flush_cache()
+            self._queue_lead(lead)
             begun = backend.now()
             marks = [self._timed_launch(launch) for _ in range(size)]
             self._host_seconds = (backend.now() - begun) / size
@@ -200,16 +228,16 @@ class Burst(Regime):
         self.backend.submit()
         return start, self.backend.mark()
 
-    def _lead(self, size: int) -> int:
-        if self.backend.timer == "host clock" or self._flush_seconds <= 0:
-            return 0
-        seconds = min(self._host_seconds * size, self.longest_lead_seconds)
-        return 1 + int(seconds / self._flush_seconds)
-
-    def _time_flush(self, repeats: int = 5) -> float:
-        marks = [self._timed_launch(lambda: self.backend.flush_cache()) for _ in range(repeats)]
+    def _time_flush(self, repeats: int = 10) -> None:
+        self.backend.flush_cache()
         self.backend.synchronize()
-        return stdlib_statistics.median(self.backend.seconds_between(start, end) for start, end in marks)
+        start, begun = self.backend.mark(), self.backend.now()
+        for _ in range(repeats):
+            self.backend.flush_cache()
+        self._flush_host_seconds = (self.backend.now() - begun) / repeats
+        end = self.backend.mark()
+        self.backend.synchronize()
+        self._flush_seconds = self.backend.seconds_between(start, end) / repeats
 
 
 class Block(NamedTuple):

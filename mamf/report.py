@@ -156,7 +156,7 @@ def remarks(row: Measurement) -> str:
 
 def significant(value: float) -> str:
     """Four significant digits: what repeats, from a CPU's 0.1336 to an accelerator's 841.3 TFLOPS."""
-    return f"{value:.4g}"
+    return f"{value:#.4g}".rstrip(".")
 
 
 def whole(value: float | None) -> str:
@@ -222,8 +222,8 @@ def _best_lines(regime: str, best: Best, header: Mapping[str, Any]) -> list[str]
     assert row.summary is not None
     coverage = row.summary.interval.coverage
     lines = [
-        f"best {regime}: {significant(row.best_tflops)} TFLOPS @ {row.shape} "
-        f"({row.best_by}; median within {significant(low)} to {significant(high)} at {100 * coverage:.0f} %)"
+        f"best {regime}: {significant(row.best_tflops)} TFLOPS ({row.best_by}) @ {row.shape}, "
+        f"{100 * coverage:.0f} % interval of the median {significant(low)} to {significant(high)}"
     ]
     peak = find_peak(device["name"], row.problem.dtype, device["compute_units"])
     shares = []

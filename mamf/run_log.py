@@ -11,6 +11,7 @@ resuming.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -106,7 +107,8 @@ class RunLogWriter:
             if written < len(data):
                 written += os.write(self._descriptor, data[written:])
         except OSError as error:
-            os.ftruncate(self._descriptor, size)
+            with contextlib.suppress(OSError):  # not a regular file: nothing to take back
+                os.ftruncate(self._descriptor, size)
             raise RunLogWriteError(
                 f"cannot write {self.path}: {error.strerror}; it holds all shapes up to here"
             ) from None
@@ -208,7 +210,7 @@ def measurement_record(row: Measurement) -> dict[str, Any]:
         "implausible_samples_seconds": list(row.implausible_samples),
         "relative_error": row.error,
         "clock_mhz": None if row.conditions.clock_hz is None else row.conditions.clock_hz / 1e6,
-        "watts": None if row.conditions.watts is None else round(row.conditions.watts, 1),
+        "watts": row.conditions.watts,
         "celsius": row.conditions.celsius,
         "throttle_reasons": list(row.conditions.throttle_reasons),
         "remarks": list(row.remarks),
@@ -242,7 +244,7 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
         launches=record["launches"],
         error=record["relative_error"],
         conditions=Conditions(
-            clock_hz=None if clock_mhz is None else clock_mhz * 1e6,
+            clock_hz=None if clock_mhz is None else float(round(clock_mhz * 1e6)),
             watts=record["watts"],
             celsius=record["celsius"],
             throttle_reasons=tuple(record["throttle_reasons"]),

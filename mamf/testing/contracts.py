@@ -1,0 +1,189 @@
+"""The contracts as pytest suites: derive, supply the fixtures, inherit every test."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from mamf.backend import Advice, Backend, DeviceInfo, Reading, Unavailable
+from mamf.errors import MamfError
+from mamf.kernel import LAYOUTS, MatmulKernel, MatmulProblem
+from mamf.regimes import Burst, StoppingRule
+from mamf.shapes import MatmulShape
+
+
+class BackendContract:
+    """What every backend must do. Supply the fixture ``backend``: an opened device."""
+
+    #: Raised by the vendor when memory is exhausted.
+    out_of_memory: BaseException = MemoryError("out of memory")
+
+    @pytest.fixture
+    def backend(self) -> Backend:
+        raise NotImplementedError("supply a fixture that opens the backend")
+
+    def test_says_whether_it_is_available(self, backend: Backend) -> None:
+        assert backend.unavailable() is None
+        assert backend.device_count() > backend.index >= 0
+
+    def test_refuses_a_device_that_is_not_there(self, backend: Backend) -> None:
+        with pytest.raises(MamfError, match=str(backend.device_count())):
+            type(backend)(backend.device_count())
+
+    def test_describes_the_device_in_core_units(self, backend: Backend) -> None:
+        info = backend.info
+        assert isinstance(info, DeviceInfo)
+        assert info.backend == backend.name
+        assert info.name.strip()
+        assert info.name == backend.device_name(backend.index)
+        assert info.vendor.strip()
+        for bytes_ in (info.memory_bytes, info.cache_bytes):
+            assert bytes_ is None or (isinstance(bytes_, int) and bytes_ > 1024)
+        assert info.max_clock_hz is None or 1e8 < info.max_clock_hz < 1e11
+        assert info.power_limit_watts is None or 1 < info.power_limit_watts < 1e4
+        assert info.compute_units is None or info.compute_units > 0
+        assert info.uuid_hash is None or len(info.uuid_hash) <= 16
+
+    def test_names_its_timer(self, backend: Backend) -> None:
+        assert backend.timer in ("device events", "host clock")
+
+    def test_time_between_marks_is_positive_and_adds_up(self, backend: Backend) -> None:
+        first = backend.mark()
+        backend.flush_cache()
+        second = backend.mark()
+        backend.flush_cache()
+        third = backend.mark()
+        backend.synchronize()
+        one, two = backend.seconds_between(first, second), backend.seconds_between(second, third)
+        assert one > 0
+        assert two > 0
+        assert math.isclose(backend.seconds_between(first, third), one + two, rel_tol=0.01, abs_tol=1e-5)
+
+    def test_waiting_for_a_mark_returns(self, backend: Backend) -> None:
+        backend.flush_cache()
+        mark = backend.mark()
+        backend.submit()
+        backend.wait(mark)
+
+    def test_host_time_goes_forward(self, backend: Backend) -> None:
+        before = backend.now()
+        backend.sleep(0.001)
+        assert backend.now() >= before + 0.001
+
+    def test_memory_is_counted_in_bytes(self, backend: Backend) -> None:
+        backend.reset_peak_memory()
+        for count in (backend.free_memory(), backend.peak_memory()):
+            assert count is None or (isinstance(count, int) and count >= 0)
+        backend.release_memory()
+
+    def test_operands_are_views_of_one_buffer(self, backend: Backend) -> None:
+        pool = backend.operand_pool("normal", 0)
+        pool.take("a", 4096, "float32")
+        pool.take("a", 1024, "float32")
+        pool.release()
+
+    def test_tells_exhausted_memory_from_other_errors(self, backend: Backend) -> None:
+        assert backend.is_out_of_memory(self.out_of_memory)
+        assert not backend.is_out_of_memory(ValueError("shape mismatch"))
+        assert not backend.is_out_of_memory(RuntimeError("an illegal instruction was encountered"))
+
+    def test_sensors_read_in_core_units_or_say_why_not(self, backend: Backend) -> None:
+        if isinstance(backend.telemetry, Unavailable):
+            assert backend.telemetry.reason
+            assert backend.telemetry.remedy
+            return
+        reading = backend.telemetry.read()
+        assert isinstance(reading, Reading)
+        assert reading.clock_hz is None or 1e6 < reading.clock_hz < 1e11
+        assert reading.watts is None or 0 <= reading.watts < 1e5
+        assert reading.celsius is None or -50 < reading.celsius < 150
+        assert all(isinstance(reason, str) for reason in reading.throttle_reasons)
+
+    def test_advice_comes_with_a_command(self, backend: Backend) -> None:
+        for advice in backend.advice():
+            assert isinstance(advice, Advice)
+            assert advice.verdict in ("ok", "warning", "unknown")
+            assert advice.verdict != "warning" or (advice.cost and advice.command)
+
+    def test_knows_its_dtypes(self, backend: Backend) -> None:
+        assert backend.unsupported_dtype(backend.default_dtype) is None
+        assert backend.resolve_dtype("fp8").startswith("float8_e4m3")
+        assert backend.resolve_dtype("bfloat16") == "bfloat16"
+
+    def test_settings_are_text(self, backend: Backend) -> None:
+        assert all(isinstance(value, str) for value in backend.settings().values())
+
+
+class KernelContract:
+    """What every matmul kernel must do. Supply the fixtures ``backend``, ``kernel`` and ``problem`` (one it
+    supports).
+    """
+
+    shape = MatmulShape(96, 80, 64)
+
+    @pytest.fixture
+    def backend(self) -> Backend:
+        raise NotImplementedError("supply a fixture that opens a backend")
+
+    @pytest.fixture
+    def kernel(self) -> MatmulKernel:
+        raise NotImplementedError("supply the kernel")
+
+    @pytest.fixture
+    def problem(self) -> MatmulProblem:
+        raise NotImplementedError("supply a problem that the kernel supports")
+
+    def test_is_available_and_supports_the_problem(
+        self, backend: Backend, kernel: MatmulKernel, problem: MatmulProblem
+    ) -> None:
+        assert kernel.unavailable(backend) is None
+        assert kernel.unsupported(backend, problem) is None
+        assert kernel.unsupported_shape(problem, self.shape) is None
+
+    def test_result_is_right_for_every_supported_layout_and_data(
+        self, backend: Backend, kernel: MatmulKernel, problem: MatmulProblem
+    ) -> None:
+        for layout in LAYOUTS:
+            for data in ("normal", "zeros"):
+                variant = MatmulProblem(problem.dtype, problem.out_dtype, layout, data)
+                if kernel.unsupported(backend, variant) is None:
+                    with kernel.settings(backend, variant):
+                        pool = backend.operand_pool(data, 0)
+                        verdict = kernel.prepare(backend, variant, self.shape, pool).verify()
+                    assert verdict.ok, (variant, verdict)
+
+    def test_verifies_alike_after_other_launches(
+        self, backend: Backend, kernel: MatmulKernel, problem: MatmulProblem
+    ) -> None:
+        """A kernel that changed its operands would fail the second time."""
+        pool = backend.operand_pool("normal", 0)
+        with kernel.settings(backend, problem):
+            prepared = kernel.prepare(backend, problem, self.shape, pool, sets=3)
+            assert len(prepared.launches) == 3
+            assert prepared.verify().ok
+            for launch in prepared.launches:
+                launch()
+            assert prepared.verify().ok
+
+    def test_rewrites_its_output_when_asked(
+        self, backend: Backend, kernel: MatmulKernel, problem: MatmulProblem
+    ) -> None:
+        pool = backend.operand_pool("normal", 0)
+        assert kernel.prepare(backend, problem, self.shape, pool).rewrite_output is None
+        rewrite = kernel.prepare(backend, problem, self.shape, pool, rewrite=True).rewrite_output
+        assert rewrite is not None
+        rewrite()
+
+    def test_can_be_measured(self, backend: Backend, kernel: MatmulKernel, problem: MatmulProblem) -> None:
+        pool = backend.operand_pool("normal", 0)
+        with kernel.settings(backend, problem):
+            prepared = kernel.prepare(backend, problem, self.shape, pool)
+            taken = Burst(backend).sample(prepared, StoppingRule(seconds=0.0), 0.0)
+        assert taken.launches >= 3
+        assert all(seconds > 0 for seconds in taken.seconds)
+
+    def test_says_in_a_line_what_it_does_not_support(self, backend: Backend, kernel: MatmulKernel) -> None:
+        reason = kernel.unsupported(backend, MatmulProblem("bfloat16", "int32"))
+        assert reason
+        assert "\n" not in reason

@@ -1,0 +1,257 @@
+"""An accelerator in virtual time: deterministic, instant, and with the faults that real ones have.
+
+Its host and its device each have a clock that only its own methods advance, so a minute of measuring takes
+milliseconds and always ends the same. The defaults of ``Physics`` are an NVIDIA H100's: 842 TFLOPS in bf16 at boost
+for 16896x2048x20224 and 719 at its power limit.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from mamf.backend import MIB, Backend, DeviceInfo, OperandPool, Reading, Telemetry, Unavailable
+from mamf.dtypes import DTYPES
+from mamf.kernel import MatmulKernel, MatmulProblem, Prepared, Verdict
+from mamf.shapes import MatmulShape
+
+
+@dataclass(frozen=True)
+class Physics:
+    """What the simulated device is made of. Times in seconds, power in watts, memory in bytes.
+
+    ``reaction_seconds``: time constant of the averaged power that the controller acts on. ``thermal_drift``: share of
+    the clock lost when hot. ``cache_gain``: share of a launch's time saved by operands still in the cache. ``noise``:
+    standard deviation of a launch's duration. ``glitch_every``: every so many intervals read as a nanosecond.
+    """
+
+    compute_units: int = 132
+    flop_per_cycle_per_unit: int = 4096
+    efficiency: float = 0.795
+    boost_hz: float = 1980e6
+    capped_hz: float = 1690e6
+    idle_watts: float = 110.0
+    flush_watts: float = 350.0
+    boost_watts: float = 950.0
+    cap_watts: float = 700.0
+    reaction_seconds: float = 0.033
+    thermal_drift: float = 0.001
+    thermal_seconds: float = 5.0
+    noise: float = 0.001
+    bandwidth: float = 3e12
+    cache_bytes: int = 50 * MIB
+    cache_gain: float = 0.02
+    memory_bytes: int = 80 * 10**9
+    launch_seconds: float = 20e-6
+    glitch_every: int = 0
+
+
+class SimulatedOutOfMemoryError(MemoryError):
+    pass
+
+
+class SimulatedPool(OperandPool):
+    """Accounts for memory without having any."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.held: dict[str, int] = {}
+
+    def take(self, name: str, elements: int, dtype: str, fill: bool = True) -> None:
+        wanted = max(elements * DTYPES[dtype].itemsize, self.held.get(name, 0))
+        if sum(self.held.values()) - self.held.get(name, 0) + wanted > self.capacity:
+            raise SimulatedOutOfMemoryError(f"simulated device out of memory: {name} wants {wanted} bytes")
+        self.held[name] = wanted
+
+    def release(self) -> None:
+        self.held.clear()
+
+
+class SimulatedSensors:
+    def __init__(self, backend: SimulatedBackend) -> None:
+        self.backend = backend
+
+    def read(self) -> Reading:
+        device = self.backend
+        return Reading(
+            clock_hz=device.clock_hz,
+            watts=device.mean_watts,
+            joules=device.joules,
+            celsius=35 + 30 * device.heat,
+            throttle_reasons=("power cap",) if device.is_capped else (),
+        )
+
+
+class SimulatedBackend(Backend):
+    """One simulated device. ``faults`` maps shapes to an exception to raise, or to the status "wrong_result".
+
+    ``on_launch`` is called with the number of launches so far: a test interrupts or kills there.
+    """
+
+    name = "simulated"
+    timer = "device events"
+    physics: ClassVar[Physics] = Physics()
+    on_launch: ClassVar[Callable[[int], None] | None] = None
+
+    @classmethod
+    def unavailable(cls) -> Unavailable | None:
+        return None
+
+    @classmethod
+    def device_count(cls) -> int:
+        return 1
+
+    def __init__(self, index: int = 0, physics: Physics | None = None, seed: int = 0) -> None:
+        self.index = index
+        self.world = physics or self.physics
+        self.random = random.Random(seed)
+        self.faults: dict[MatmulShape, Exception | str] = {}
+        self.launches = 0
+        self.host_time = self.device_time = 0.0
+        self.mean_watts = self.world.idle_watts
+        self.joules = self.heat = 0.0
+        self.is_capped = False
+        self.cached: object = None
+        self.intervals_read = 0
+        self.telemetry: Telemetry | Unavailable = SimulatedSensors(self)
+        self.info = DeviceInfo(
+            backend=self.name,
+            index=index,
+            name="Simulated H100",
+            vendor="mamf",
+            architecture="simulated",
+            compute_units=self.world.compute_units,
+            memory_bytes=self.world.memory_bytes,
+            cache_bytes=self.world.cache_bytes,
+            max_clock_hz=self.world.boost_hz,
+            power_limit_watts=self.world.cap_watts,
+        )
+
+    # -- time and power ----------------------------------------------------------------------------------------------
+
+    @property
+    def clock_hz(self) -> float:
+        clock = self.world.capped_hz if self.is_capped else self.world.boost_hz
+        return clock * (1 - self.world.thermal_drift * self.heat)
+
+    def now(self) -> float:
+        return self.host_time
+
+    def sleep(self, seconds: float) -> None:
+        self.host_time += seconds
+
+    def synchronize(self) -> None:
+        self.host_time = max(self.host_time, self.device_time)
+
+    def mark(self) -> float:
+        self.host_time += self.world.launch_seconds / 4
+        self.device_time = self._idle_until(self.host_time)
+        return self.device_time
+
+    def wait(self, mark: float) -> None:
+        self.host_time = max(self.host_time, mark)
+
+    def seconds_between(self, start: float, end: float) -> float:
+        self.intervals_read += 1
+        if self.world.glitch_every and self.intervals_read % self.world.glitch_every == 0:
+            return 1e-9
+        return end - start
+
+    def flush_cache(self, size: int | None = None) -> None:
+        self.cached = None
+        self._execute((size or 2 * self.world.cache_bytes) / self.world.bandwidth, self.world.flush_watts)
+
+    def multiply(self, shape: MatmulShape, operands: object) -> None:
+        """Launch a product; ``operands`` tells operand sets apart, which the cache may still hold."""
+        self.launches += 1
+        hook = type(self).on_launch
+        if hook is not None:
+            hook(self.launches)
+        cycles = shape.flop / self._flop_per_cycle(shape)
+        if self.cached == operands:
+            cycles *= 1 - self.world.cache_gain
+        self.cached = operands
+        noisy = cycles * max(0.5, self.random.gauss(1, self.world.noise))
+        self._execute(noisy / self.clock_hz, self.world.cap_watts if self.is_capped else self.world.boost_watts)
+
+    def _flop_per_cycle(self, shape: MatmulShape) -> float:
+        """128x256 tiles in waves over the compute units, and a start-up that a long reduction hides."""
+        units = self.world.compute_units
+        tiles = math.ceil(shape.m / 128) * math.ceil(shape.n / 256)
+        occupancy = tiles / (math.ceil(tiles / units) * units) * (shape.m * shape.n) / (tiles * 128 * 256)
+        peak = units * self.world.flop_per_cycle_per_unit * self.world.efficiency
+        return peak * occupancy * shape.k / (shape.k + 200)
+
+    def _idle_until(self, moment: float) -> float:
+        if moment > self.device_time:
+            self._spend(moment - self.device_time, self.world.idle_watts)
+        return max(self.device_time, moment)
+
+    def _execute(self, seconds: float, watts: float) -> None:
+        self.host_time += self.world.launch_seconds
+        self.device_time = self._idle_until(self.host_time) + seconds
+        self._spend(seconds, watts)
+
+    def _spend(self, seconds: float, watts: float) -> None:
+        world = self.world
+        self.joules += watts * seconds
+        self.mean_watts += (watts - self.mean_watts) * -math.expm1(-seconds / world.reaction_seconds)
+        warmth = (watts - world.idle_watts) / (world.cap_watts - world.idle_watts)
+        self.heat += (min(warmth, 1.0) - self.heat) * -math.expm1(-seconds / world.thermal_seconds)
+        threshold = 0.97 if self.is_capped else 0.995
+        self.is_capped = self.mean_watts >= threshold * world.cap_watts
+
+    # -- memory ------------------------------------------------------------------------------------------------------
+
+    def operand_pool(self, data: str, seed: int) -> OperandPool:
+        return SimulatedPool(self.world.memory_bytes)
+
+    def free_memory(self) -> int | None:
+        return self.world.memory_bytes
+
+    def peak_memory(self) -> int | None:
+        return None
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        return isinstance(error, SimulatedOutOfMemoryError)
+
+
+class SimulatedMatmul(MatmulKernel):
+    """The product of a simulated device."""
+
+    name = "simulated.mm"
+
+    def unsupported(self, backend: Backend, problem: MatmulProblem) -> str | None:
+        return "the simulated device multiplies no int8" if problem.dtype == "int8" else None
+
+    def prepare(
+        self,
+        backend: Backend,
+        problem: MatmulProblem,
+        shape: MatmulShape,
+        pool: OperandPool,
+        sets: int = 1,
+        rewrite: bool = False,
+    ) -> Prepared:
+        assert isinstance(backend, SimulatedBackend)
+        device = backend
+        for name, buffer in problem.buffers(shape, sets, rewrite).items():
+            pool.take(name, *buffer)
+
+        def launch_of(index: int) -> Callable[[], None]:
+            return lambda: device.multiply(shape, (shape, index))
+
+        launches = [launch_of(index) for index in range(sets)]
+
+        def verify() -> Verdict:
+            fault = device.faults.get(shape)
+            if isinstance(fault, Exception):
+                raise fault
+            launches[0]()
+            device.synchronize()
+            return Verdict(1.0 if fault == "wrong_result" else 1e-3, problem.tolerance)
+
+        return Prepared(launches, verify, (lambda: None) if rewrite else None)

@@ -1,0 +1,23 @@
+import os
+
+import pytest
+
+from mamf.testing import SimulatedBackend
+
+# Two cores: torch's threads and the tests' own share them.
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+
+
+@pytest.fixture
+def backend():
+    return SimulatedBackend()
+
+
+@pytest.fixture
+def on_launch(monkeypatch):
+    """Install a hook that every simulated backend calls with its number of launches."""
+
+    def install(hook):
+        monkeypatch.setattr(SimulatedBackend, "on_launch", staticmethod(hook))
+
+    return install

@@ -1,0 +1,193 @@
+"""The regimes against an accelerator in virtual time: every figure is known, and so is what ran before."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mamf.errors import UnknownNameError
+from mamf.kernel import MatmulProblem, operand_sets
+from mamf.measure import measure
+from mamf.regimes import Burst, Classic, StoppingRule, Sustained, regime_class
+from mamf.shapes import MatmulShape
+from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
+
+FAT = MatmulShape(16896, 2048, 20224)
+SMALL = MatmulShape(2304, 4096, 4096)
+HUGE = MatmulShape(16384, 16384, 16384)
+QUIET = dataclasses.replace(Physics(), thermal_drift=0.0, noise=0.0)
+
+
+def rate(backend, shape, clock_hz):
+    return backend._flop_per_cycle(shape) * clock_hz / 1e12
+
+
+def take(regime, shape=FAT, **rule):
+    backend = regime.backend
+    rule = {"seconds": regime.default_seconds, **rule}
+    pool = backend.operand_pool("normal", 0)
+    row = measure(SimulatedMatmul(), MatmulProblem(), shape, regime, pool, StoppingRule(**rule))
+    assert row.ok, row.reason
+    return row
+
+
+def started(kind, backend, **options):
+    regime = kind(backend, **options)
+    regime.start()
+    return regime
+
+
+def disturb(backend, what):
+    """Load of some seconds, ended just now."""
+    if what == "soak":
+        take(started(Sustained, backend))
+    elif what == "loop":
+        take(started(Classic, backend, warmup_seconds=3.0))
+    elif what == "huge":
+        for _ in range(20):
+            backend.multiply(HUGE, 0)
+        backend.synchronize()
+
+
+@pytest.mark.parametrize("shape", [FAT, SMALL, HUGE])
+@pytest.mark.parametrize("before", ["nothing", "soak", "loop", "huge"])
+def test_burst_gives_the_boost_figure_whatever_ran_before(shape, before):
+    backend = SimulatedBackend()
+    disturb(backend, before)
+    row = take(started(Burst, backend), shape)
+    assert row.tflops("median") == pytest.approx(rate(backend, shape, backend.world.boost_hz), rel=0.003)
+    assert row.conditions.throttle_reasons == ()
+
+
+@pytest.mark.parametrize("before", ["nothing", "loop", "huge"])
+def test_sustained_gives_the_capped_figure_whatever_ran_before(before):
+    backend = SimulatedBackend()
+    disturb(backend, before)
+    row = take(started(Sustained, backend))
+    assert row.tflops("median") == pytest.approx(rate(backend, FAT, backend.world.capped_hz), rel=0.003)
+    assert row.conditions.throttle_reasons == ("power cap",)
+    assert row.conditions.watts == pytest.approx(backend.world.cap_watts, rel=0.01)
+
+
+def test_bursts_of_mixed_shapes_do_not_disturb_one_another():
+    backend = SimulatedBackend()
+    regime = started(Burst, backend)
+    figures = []
+    for _ in range(10):
+        take(regime, HUGE)
+        figures.append(take(regime, FAT).tflops("median"))
+    assert max(figures) / min(figures) < 1.003
+
+
+def test_a_plain_loop_measures_a_mix():
+    """Why regimes exist: in one loop the flush buys a small kernel the boost clock, and a large one runs capped."""
+    backend = SimulatedBackend()
+    regime = started(Classic, backend, warmup_seconds=3.0)
+    large, small = (take(regime, shape).tflops("mean") for shape in (FAT, SMALL))
+    assert large == pytest.approx(rate(backend, FAT, backend.world.capped_hz), rel=0.01)
+    assert small == pytest.approx(rate(backend, SMALL, backend.world.boost_hz), rel=0.01)
+
+
+def test_burst_flushes_the_cache_and_keeps_launches_outside_the_window():
+    backend = SimulatedBackend(physics=dataclasses.replace(QUIET, cache_gain=0.3, launch_seconds=25e-6))
+    tiny = MatmulShape(256, 512, 512)
+    row = take(started(Burst, backend), tiny)
+    # The host needs 25 us to launch what runs in 1: what leaks into the window would multiply the figure.
+    assert row.tflops("median") == pytest.approx(rate(backend, tiny, QUIET.boost_hz), rel=0.003)
+
+
+def test_sustained_rotates_operands_past_twice_the_cache():
+    backend = SimulatedBackend(physics=dataclasses.replace(QUIET, cache_gain=0.3))
+    row = take(started(Sustained, backend), SMALL)
+    assert row.tflops("median") == pytest.approx(rate(backend, SMALL, QUIET.capped_hz), rel=0.003)
+
+
+@given(st.integers(16, 8192), st.integers(16, 8192), st.integers(1, 10**9))
+def test_operand_sets_exceed_twice_the_cache(m, k, cache):
+    shape = MatmulShape(m, m, k)
+    sets = operand_sets(MatmulProblem(), shape, cache)
+    assert 3 <= sets <= 64
+    assert sets == 64 or sets * MatmulProblem().nbytes(shape) >= 2 * cache
+
+
+def test_sustained_soaks_once_and_then_only_settles():
+    backend = SimulatedBackend()
+    regime = started(Sustained, backend)
+    durations = []
+    for _ in range(3):
+        begun = backend.now()
+        take(regime)
+        durations.append(backend.now() - begun)
+    soak = backend.sustained_traits.soak_seconds
+    assert durations[0] > soak
+    assert max(durations[1:]) < soak / 2
+
+
+def test_sustained_soaks_again_after_the_device_went_cold():
+    backend = SimulatedBackend()
+    regime = started(Sustained, backend)
+    take(regime)
+    backend.sleep(5)
+    begun = backend.now()
+    take(regime)
+    assert backend.now() - begun > backend.sustained_traits.soak_seconds
+
+
+def test_sustained_says_when_it_never_settled(monkeypatch):
+    backend = SimulatedBackend()
+    monkeypatch.setattr(Sustained, "settled_slope", -1.0)
+    row = take(started(Sustained, backend))
+    assert row.remarks == ("clock and power had not settled",)
+
+
+def test_classic_takes_as_many_launches_as_mamf_finder():
+    backend = SimulatedBackend()
+    row = take(started(Classic, backend, warmup_seconds=30.0))
+    assert row.launches == 100
+    assert row.best_by == "fastest"
+    assert backend.now() > 30
+
+
+def test_classic_warms_up_once():
+    backend = SimulatedBackend()
+    regime = started(Classic, backend, warmup_launches=5, timed_launches=10, warmup_seconds=3.0)
+    take(regime)
+    begun = backend.now()
+    assert take(regime).launches == 10
+    assert backend.now() - begun < 0.1
+
+
+def test_a_slow_device_finishes_with_three_launches():
+    backend = SimulatedBackend(physics=dataclasses.replace(Physics(), efficiency=1e-5, noise=0.05))
+    row = take(started(Burst, backend), MatmulShape(4096, 4096, 4096))
+    assert row.launches == 3
+    assert row.summary.interval.coverage == 0.75
+
+
+@settings(max_examples=25)
+@given(st.floats(0.0005, 0.02), st.floats(0.0, 0.03))
+def test_burst_stops_when_precise_or_out_of_time(precision, noise):
+    backend = SimulatedBackend(physics=dataclasses.replace(Physics(), noise=noise))
+    regime = started(Burst, backend)
+    begun = backend.now() + backend.burst_traits.longest_rest_seconds
+    row = take(regime, SMALL, precision=precision)
+    exhausted = row.launches >= StoppingRule().most
+    late = backend.now() - begun >= regime.default_seconds
+    assert late or exhausted or row.summary.relative_half_width <= precision
+
+
+def test_the_rule_stops_at_the_budgets_end_whatever_else():
+    rule = StoppingRule(deadline=5.0)
+    assert rule.enough([], 0.0, 5.0)
+    assert not rule.enough([1.0] * 2, 0.0, 4.9)
+
+
+def test_the_rule_wants_95_percent_before_it_believes_a_narrow_interval():
+    assert not StoppingRule().enough([1.0] * 5, 0.0, 0.0)
+    assert StoppingRule().enough([1.0] * 6, 0.0, 0.0)
+
+
+def test_an_unknown_regime_is_refused():
+    with pytest.raises(UnknownNameError, match="did you mean 'burst'"):
+        regime_class("bursts")

@@ -1,0 +1,180 @@
+import errno
+import json
+import os
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mamf.environment import scrub
+from mamf.errors import RunLogError, RunLogWriteError, UsageError
+from mamf.kernel import MatmulProblem
+from mamf.report import bests, summary_record
+from mamf.run_log import RunLogWriter, measurement_record, plan_record, read_run_log
+from mamf.shapes import MatmulShape, matmul_grid
+from mamf.sweep import Plan, Sweep
+from mamf.testing import SimulatedMatmul
+
+PLAN = Plan(
+    tuple(matmul_grid([1024, 2048], [2048], [1024, 4096])), MatmulProblem(), reference=MatmulShape(512, 512, 512)
+)
+
+
+def header(plan=PLAN):
+    return {
+        "tool": {"name": "mamf", "version": "0", "commit": None},
+        "device": {"name": "x"},
+        "environment": {"packages": {}},
+        "kernel": "simulated.mm",
+        "plan": plan_record(plan),
+    }
+
+
+@pytest.fixture
+def rows(backend):
+    backend.faults[PLAN.shapes[1]] = "wrong_result"
+    return list(Sweep(PLAN, SimulatedMatmul(), backend).results())
+
+
+@pytest.fixture
+def log_path(tmp_path, rows):
+    path = tmp_path / "run.jsonl"
+    with RunLogWriter.create(path, header()) as writer:
+        for row in rows:
+            writer.write("measurement", measurement_record(row))
+        writer.write("summary", summary_record(rows, "complete", "", 1.0, 0))
+    return path
+
+
+def test_a_log_reads_back_as_it_was_written(log_path, rows):
+    log = read_run_log(log_path)
+    assert log.measurements == rows
+    assert log.plan == PLAN
+    assert log.summary["status"] == "complete"
+    assert not log.is_truncated
+
+
+def test_every_figure_can_be_recomputed_from_the_samples(log_path):
+    for line in log_path.read_text().splitlines():
+        record = json.loads(line)
+        if record["record"] != "measurement" or record["status"] != "ok":
+            continue
+        shape = record["shape"]
+        assert record["flop"] == 2 * shape["m"] * shape["n"] * shape["k"]
+        samples = sorted(record["samples_seconds"])
+        assert record["tflops"]["fastest"] == pytest.approx(record["flop"] / samples[0] / 1e12, abs=1e-3)
+        mean = sum(samples) / len(samples)
+        assert record["tflops"]["mean"] == pytest.approx(record["flop"] / mean / 1e12, abs=1e-3)
+
+
+def test_the_summary_follows_from_the_measurements(log_path):
+    log = read_run_log(log_path)
+    best = bests(log.measurements)["burst"]
+    assert log.summary["best"]["burst"]["tflops"] == round(best.row.best_tflops, 3)
+    assert log.summary["best"]["burst"]["shape"] == str(best.row.shape)
+
+
+def test_what_is_held_leaves_out_references_and_keeps_failures(log_path):
+    assert read_run_log(log_path).held == {("burst", shape) for shape in PLAN.shapes}
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 10**6))
+def test_a_log_cut_anywhere_reads_up_to_its_last_whole_line(log_path, cut):
+    data = log_path.read_bytes()
+    end = cut % (len(data) + 1)
+    part = log_path.with_name("cut.jsonl")
+    part.write_bytes(data[:end])
+    whole = data[:end].count(b"\n")
+    if whole == 0:
+        with pytest.raises(RunLogError, match="no whole line"):
+            read_run_log(part)
+        return
+    log = read_run_log(part)
+    assert len(log.measurements) == min(whole - 1, len(read_run_log(log_path).measurements))
+    with RunLogWriter.append(log) as writer:
+        writer.write("summary", {"status": "complete"})
+    assert read_run_log(part).summary == {"record": "summary", "status": "complete"}
+
+
+def test_an_existing_file_is_never_overwritten(tmp_path):
+    path = tmp_path / "precious"
+    path.write_text("mine")
+    with pytest.raises(UsageError, match="exists and is not overwritten"):
+        RunLogWriter.create(path, header())
+    assert path.read_text() == "mine"
+
+
+def test_a_directory_that_is_not_there_is_said_so(tmp_path):
+    with pytest.raises(UsageError, match="No such file"):
+        RunLogWriter.create(tmp_path / "nowhere" / "log", header())
+
+
+def test_a_full_disk_is_one_clear_error_and_leaves_the_log_whole(log_path, rows, monkeypatch):
+    before = log_path.read_bytes()
+    real_write = os.write
+
+    def half_written(descriptor, data):
+        if len(data) < 50:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real_write(descriptor, data[: len(data) - 10])
+
+    with RunLogWriter.append(read_run_log(log_path)) as writer:
+        monkeypatch.setattr(os, "write", half_written)
+        with pytest.raises(RunLogWriteError, match="No space left"):
+            writer.write("measurement", measurement_record(rows[1]))
+    assert log_path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ('{"record": "header", "schema": 99}', "schema 99"),
+        ('{"record": "measurement"}', "not a header"),
+        ("plain text", "not a JSON object"),
+        ("[1]", "not a record"),
+        ('{"record": "header", "schema": 1}', "field 'tool' is missing"),
+    ],
+)
+def test_a_bad_header_is_named(tmp_path, line, complaint):
+    path = tmp_path / "bad.jsonl"
+    path.write_text(line + "\n")
+    with pytest.raises(RunLogError, match=complaint):
+        read_run_log(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ('{"record": "nonsense"}', "line 2: unknown record 'nonsense'"),
+        ('{"record": "measurement"}', "line 2: field 'status' is missing"),
+        ('{"record": "measurement", "status": "fine"}', "line 2: unknown status 'fine'"),
+        ("{", "line 2: not a JSON object"),
+    ],
+)
+def test_a_broken_line_is_named(tmp_path, line, complaint):
+    path = tmp_path / "bad.jsonl"
+    RunLogWriter.create(path, header()).close()
+    with path.open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(RunLogError, match=complaint):
+        read_run_log(path)
+
+
+def test_nothing_private_is_written(monkeypatch):
+    monkeypatch.setattr("socket.gethostname", lambda: "gpu-box.example.org")
+    monkeypatch.setattr("getpass.getuser", lambda: "alice")
+    text = (
+        "mamf sweep --output /home/alice/runs/a.jsonl --notes alice@gpu-box ran C:\\Users\\alice\\x ~/b --k=/opt/k.py"
+    )
+    clean = scrub(text)
+    assert not any(part in clean for part in ("alice", "gpu-box", "/home", "Users", "/opt", "~/"))
+    assert "a.jsonl" in clean
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["41 J/TFLOP", "n/a", "https://example.org/a/b", "4096x4096x4096", "1.5 TB/s", "nt|nn", "CUDA 13.0 / cuDNN"],
+)
+def test_what_is_no_path_stays(text):
+    assert scrub(text) == text

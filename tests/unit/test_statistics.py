@@ -1,0 +1,73 @@
+import random
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mamf.statistics import Interval, geometric_mean, median_interval, relative_slope, summarize
+
+samples = st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=60)
+
+
+@given(samples)
+def test_the_interval_holds_the_median_and_stays_within_the_samples(values):
+    interval = median_interval(values)
+    assert min(values) <= interval.low <= statistics.median(values) <= interval.high <= max(values)
+    assert 0 <= interval.coverage <= 1
+
+
+# Hahn & Meeker 2017, table J.11: order statistics of a two-sided 95 % interval for the median.
+@pytest.mark.parametrize(("count", "rank"), [(6, 1), (8, 1), (9, 2), (12, 3), (20, 6), (50, 18), (100, 40)])
+def test_the_interval_takes_the_tabulated_order_statistics(count, rank):
+    interval = median_interval(range(1, count + 1))
+    assert (interval.low, interval.high) == (rank, count + 1 - rank)
+    assert interval.coverage >= 0.95
+
+
+@pytest.mark.parametrize(("count", "coverage"), [(1, 0.0), (2, 0.5), (3, 0.75), (5, 0.9375)])
+def test_too_few_samples_give_their_range_and_say_what_it_covers(count, coverage):
+    interval = median_interval(range(count))
+    assert (interval.low, interval.high, interval.coverage) == (0, count - 1, coverage)
+
+
+def test_thousands_of_samples_do_not_overflow():
+    assert median_interval(range(5000)).coverage >= 0.95
+
+
+def test_the_interval_covers_the_true_median_as_often_as_it_says():
+    chooser = random.Random(1)
+    hits = 0
+    for _ in range(2000):
+        interval = median_interval([chooser.lognormvariate(0, 1) for _ in range(20)])
+        hits += interval.low <= 1.0 <= interval.high
+    assert 0.94 <= hits / 2000 <= 0.98  # 95.9 % by theory
+
+
+@given(samples)
+def test_a_summary_orders_its_statistics(values):
+    summary = summarize(values)
+    assert summary.fastest <= summary.median <= summary.slowest
+    assert summary.fastest * (1 - 1e-9) <= summary.mean <= summary.slowest * (1 + 1e-9)
+    assert summary.count == len(values)
+    assert summary.relative_half_width >= 0
+
+
+def test_no_samples_have_no_summary():
+    with pytest.raises(ValueError, match="no samples"):
+        summarize([])
+
+
+@given(st.floats(-0.5, 0.5), st.integers(2, 40))
+def test_the_slope_of_a_straight_line_is_its_rise(rise, count):
+    line = [1 + rise * (i / (count - 1) - 0.5) for i in range(count)]
+    assert relative_slope(line) == pytest.approx(rise, abs=1e-9)
+
+
+def test_intervals_overlap_or_not():
+    assert Interval(1, 2, 0.95).overlaps(Interval(2, 3, 0.95))
+    assert not Interval(1, 2, 0.95).overlaps(Interval(2.1, 3, 0.95))
+
+
+def test_geometric_mean():
+    assert geometric_mean([1, 100]) == pytest.approx(10)

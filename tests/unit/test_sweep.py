@@ -1,0 +1,152 @@
+import dataclasses
+
+import pytest
+
+from mamf.errors import UnknownNameError, UnsupportedError
+from mamf.estimate import estimate_seconds, probe_flops
+from mamf.kernel import MatmulProblem
+from mamf.measure import split_implausible
+from mamf.shapes import MatmulShape, matmul_grid
+from mamf.sweep import Plan, Sweep
+from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
+
+GRID = tuple(matmul_grid([1024, 2048, 4096], [2048], [1024, 4096]))
+
+
+def plan_of(shapes=GRID, **fields):
+    return Plan(tuple(shapes), MatmulProblem(), **fields)
+
+
+def run(backend, plan, held=()):
+    return list(Sweep(plan, SimulatedMatmul(), backend, held).results())
+
+
+def test_every_shape_is_measured_once_in_each_regime(backend):
+    rows = run(backend, plan_of(regimes=("burst", "sustained")))
+    assert sorted((row.regime, row.shape) for row in rows) == sorted(
+        (r, s) for r in ("burst", "sustained") for s in GRID
+    )
+    assert all(row.ok for row in rows)
+
+
+def test_the_order_is_shuffled_by_the_seed_and_repeats():
+    orders = [Plan(GRID, MatmulProblem(seed=seed)).ordered_shapes() for seed in (1, 1, 2)]
+    assert orders[0] == orders[1] != orders[2]
+    assert sorted(orders[0]) == sorted(GRID)
+    assert plan_of(order="given").ordered_shapes() == list(GRID)
+
+
+def test_an_unknown_order_or_regime_is_refused():
+    with pytest.raises(UnknownNameError):
+        plan_of(order="sorted")
+    with pytest.raises(UnknownNameError):
+        plan_of(regimes=("brust",))
+
+
+def test_what_is_held_is_not_measured_again(backend):
+    held = {("burst", GRID[0]), ("burst", GRID[3])}
+    rows = run(backend, plan_of(), held)
+    assert {row.shape for row in rows} == set(GRID) - {GRID[0], GRID[3]}
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "reason"),
+    [
+        ("wrong_result", "wrong_result", "relative error"),
+        (RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED\nlong trace"), "failed", "CUBLAS_STATUS_EXECUTION_FAILED"),
+        (UnsupportedError("needs K to be a multiple of 16"), "unsupported", "multiple of 16"),
+        (MemoryError("workspace"), "failed", "workspace"),
+    ],
+)
+def test_a_fault_is_the_status_of_its_shape_and_the_run_goes_on(backend, fault, status, reason):
+    backend.faults[GRID[2]] = fault
+    rows = {row.shape: row for row in run(backend, plan_of())}
+    assert rows[GRID[2]].status == status
+    assert reason in rows[GRID[2]].reason
+    assert "\n" not in rows[GRID[2]].reason
+    assert all(row.ok for shape, row in rows.items() if shape != GRID[2])
+
+
+def test_a_shape_too_large_for_the_memory_is_a_row_and_the_rest_is_measured():
+    backend = SimulatedBackend(physics=dataclasses.replace(Physics(), memory_bytes=200 * 10**6))
+    large = MatmulShape(16384, 16384, 16384)
+    rows = {row.shape: row for row in run(backend, plan_of([*GRID, large]))}
+    assert rows[large].status == "out_of_memory"
+    assert all(rows[shape].ok for shape in GRID)
+
+
+def test_operands_are_reserved_for_the_largest_shape_that_fits():
+    plan = plan_of([MatmulShape(1024, 1024, 1024), MatmulShape(2048, 512, 512), MatmulShape(65536, 65536, 65536)])
+    buffers = plan.largest_buffers(50 * 2**20, 10**9)
+    assert buffers["a"].elements == 2048 * 512
+    assert buffers["b"].elements == 1024 * 1024
+    assert sum(buffer.nbytes for buffer in buffers.values()) < 10**9
+
+
+def test_impossible_samples_are_left_out_and_counted():
+    backend = SimulatedBackend(physics=dataclasses.replace(Physics(), glitch_every=5))
+    rows = run(backend, plan_of())
+    assert sum(len(row.implausible_samples) for row in rows) >= len(rows)
+    for row in rows:
+        assert row.ok
+        assert row.tflops("fastest") < 1070
+
+
+def test_a_timer_that_always_misses_the_launch_is_implausible():
+    backend = SimulatedBackend(physics=dataclasses.replace(Physics(), glitch_every=1))
+    assert {row.status for row in run(backend, plan_of())} <= {"implausible"}
+
+
+def test_implausible_is_told_by_physics_or_by_the_other_samples():
+    assert split_implausible([1.0, 1.1, 0.2, 0.0, -1.0], 100, None) == ([1.0, 1.1], [0.2, 0.0, -1.0])
+    assert split_implausible([1.0, 1.1, 0.9], 100, 100.0) == ([1.0, 1.1], [0.9])
+    assert split_implausible([float("nan"), 1.0], 100, None)[0] == [1.0]
+
+
+def test_the_budget_ends_the_sweep_and_leaves_the_rest(backend):
+    shapes = matmul_grid(range(1024, 9216, 1024), range(1024, 9216, 1024), [4096])
+    sweep = Sweep(plan_of(shapes, budget_seconds=1.5), SimulatedMatmul(), backend)
+    rows = list(sweep.results())
+    assert 0 < len(rows) < len(shapes)
+    assert sweep.left_out == len(shapes) - len(rows)
+    assert all(len(row.samples) >= 3 for row in rows)
+    assert backend.now() < 1.6
+
+
+def test_a_shape_that_cannot_fit_in_what_is_left_is_not_begun(backend):
+    slow = SimulatedBackend(physics=dataclasses.replace(Physics(), efficiency=1e-4))
+    shapes = [MatmulShape(1024, 1024, 1024), MatmulShape(20480, 20480, 20480)]
+    rows = run(slow, plan_of(shapes, order="given", budget_seconds=20.0))
+    assert [row.shape for row in rows] == shapes[:1]
+    assert slow.now() < 20
+
+
+def test_a_reference_is_visited_again_and_again(backend):
+    reference = MatmulShape(8192, 8192, 8192)
+    rows = run(backend, plan_of(reference=reference, reference_every=2))
+    assert [row.is_reference for row in rows] == [True, False, False] * 3
+    figures = [row.tflops("median") for row in rows if row.is_reference]
+    assert max(figures) / min(figures) < 1.005
+
+
+def test_an_unsupported_dtype_is_said_before_anything_is_allocated(backend):
+    plan = Plan(GRID, MatmulProblem("int8", "int32"))
+    with pytest.raises(UnsupportedError, match="int8"):
+        next(Sweep(plan, SimulatedMatmul(), backend).results())
+    assert backend.launches == 0
+
+
+@pytest.mark.parametrize("regime", ["burst", "sustained", "classic"])
+def test_the_estimate_is_near_the_truth(regime):
+    backend = SimulatedBackend()
+    shapes = matmul_grid(range(1024, 8192, 1024), [4096], [4096])
+    plan = plan_of(shapes, regimes=(regime,))
+    estimate = estimate_seconds(plan, plan.steps(), backend, probe_flops(SimulatedMatmul(), plan.problem, backend))
+    begun = backend.now()
+    run(backend, plan)
+    assert 0.3 < estimate / (backend.now() - begun) < 3
+
+
+def test_the_estimate_heeds_the_budget(backend):
+    plan = plan_of(budget_seconds=0.5)
+    assert estimate_seconds(plan, plan.steps(), backend, 1e9) == 0.5

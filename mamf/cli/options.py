@@ -9,6 +9,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from mamf.errors import UsageError
+from mamf.shapes import MatmulShape
+
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _INVALID_CHOICE = re.compile(r"invalid choice: '?([^' ]+)'? \(choose from (.*)\)")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smh]?)")
@@ -82,6 +85,13 @@ def size(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
+
+
+def shape(text: str) -> MatmulShape:
+    try:
+        return MatmulShape.parse(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def index(text: str) -> int:

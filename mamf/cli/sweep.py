@@ -13,7 +13,7 @@ from typing import Any
 from mamf.api import problem_for
 from mamf.backend import Backend, Unavailable
 from mamf.cli.interruption import EXIT_CODE, Interruption
-from mamf.cli.options import add_device_options, add_output_options, duration, index, share, size
+from mamf.cli.options import add_device_options, add_output_options, duration, index, shape, share, size
 from mamf.discovery import kernel_for, open_backend
 from mamf.doctor import as_line, diagnose, warnings
 from mamf.environment import command_line, describe_environment, tool_version
@@ -73,10 +73,13 @@ def _add_shape_options(parser: argparse.ArgumentParser) -> None:
             help="STOP is excluded; a START of 0 means STEP",
         )
     group.add_argument(
+        "--shapes", type=shape, nargs="+", metavar="MxNxK", help="these shapes, in place of sizes of M, N and K"
+    )
+    group.add_argument(
         "--order", choices=ORDERS, help="shuffled by the seed, so drift cannot pose as a trend (default), or as given"
     )
     group.add_argument(
-        "--reference", type=MatmulShape.parse, metavar="MxNxK", help="measure this shape again and again, to show drift"
+        "--reference", type=shape, metavar="MxNxK", help="measure this shape again and again, to show drift"
     )
     group.add_argument(
         "--reference-every", type=size, metavar="COUNT", help="shapes between two visits of it (default: 100)"
@@ -258,8 +261,10 @@ def shapes_from(options: argparse.Namespace) -> tuple[MatmulShape, ...]:
     for name in "mnk":
         bounds = getattr(options, f"{name}_range")
         sizes[name] = parse_range(*bounds) if bounds else getattr(options, name)
+    if options.shapes and any(sizes.values()):
+        raise UsageError("--shapes names whole shapes: leave the sizes of M, N and K out")
     if not any(sizes.values()):
-        return ()
+        return tuple(dict.fromkeys(options.shapes or ()))
     return tuple(matmul_grid(*(sizes[name] or [_DEFAULT_SIZE] for name in "mnk")))
 
 

@@ -15,6 +15,7 @@ from typing import ClassVar
 
 from mamf.backend import MIB, Backend, DeviceInfo, OperandPool, Reading, Telemetry, Unavailable
 from mamf.dtypes import DTYPES
+from mamf.errors import UnavailableError
 from mamf.kernel import MatmulKernel, MatmulProblem, Prepared, Verdict
 from mamf.shapes import MatmulShape
 
@@ -105,6 +106,9 @@ class SimulatedBackend(Backend):
         return 1
 
     def __init__(self, index: int = 0, physics: Physics | None = None, seed: int = 0) -> None:
+        count = self.device_count()
+        if not 0 <= index < count:
+            raise UnavailableError(f"{self.name} has no device {index}; it has {count}")
         self.index = index
         self.world = physics or self.physics
         self.random = random.Random(seed)

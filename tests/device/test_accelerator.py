@@ -1,0 +1,95 @@
+"""The contracts and the promises of the regimes on a real accelerator: ``python -m pytest tests/device``."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from mamf.api import problem_for, sweep
+from mamf.discovery import kernel_for, open_backend
+from mamf.errors import MamfError
+from mamf.run_log import read_run_log
+from mamf.shapes import MatmulShape, matmul_grid
+from mamf.testing import BackendContract, KernelContract
+
+try:
+    ACCELERATOR = open_backend("auto")
+except MamfError:
+    ACCELERATOR = None
+if ACCELERATOR is None or not ACCELERATOR.is_accelerator:
+    pytest.skip("no accelerator on this machine", allow_module_level=True)
+
+DTYPES = [
+    dtype
+    for dtype in ("bfloat16", "float16", "float32", "tf32", "float64", "fp8", "float8_e5m2", "int8")
+    if ACCELERATOR.unsupported_dtype(ACCELERATOR.resolve_dtype(dtype)) is None
+]
+SQUARE = MatmulShape(4096, 4096, 4096)
+
+
+class TestBackend(BackendContract):
+    @pytest.fixture
+    def backend(self):
+        return ACCELERATOR
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+class TestKernel(KernelContract):
+    @pytest.fixture
+    def backend(self, dtype):
+        return ACCELERATOR
+
+    @pytest.fixture
+    def problem(self, backend, dtype):
+        return problem_for(backend, dtype)
+
+    @pytest.fixture
+    def kernel(self, backend, problem):
+        return kernel_for(backend, problem)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype_is_measured_right(dtype):
+    (row,) = sweep([SQUARE], backend=ACCELERATOR, dtype=dtype)
+    assert row.ok, row.reason
+    assert row.summary.interval.coverage >= 0.95
+
+
+def test_burst_is_unthrottled_and_sustained_is_not_faster():
+    (burst,) = sweep([SQUARE], backend=ACCELERATOR)
+    (sustained,) = sweep([SQUARE], backend=ACCELERATOR, regime="sustained")
+    assert burst.ok
+    assert sustained.ok
+    assert sustained.tflops("median") <= burst.tflops("median") * 1.01
+
+
+def test_a_shape_too_large_is_a_row_and_the_next_is_measured():
+    huge = MatmulShape(400_000, 400_000, 4096)
+    rows = {row.shape: row for row in sweep([huge, SQUARE], backend=ACCELERATOR)}
+    assert rows[huge].status == "out_of_memory"
+    assert rows[SQUARE].ok
+
+
+def test_an_interrupted_run_is_resumed(tmp_path):
+    path = tmp_path / "run.jsonl"
+    command = [sys.executable, "-m", "mamf", "sweep", "--m-range", "0", "8192", "256", "--output", str(path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while not path.exists() or path.read_text().count('"measurement"') < 3:
+        assert process.poll() is None
+    os.kill(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "best burst" in output
+    assert read_run_log(path).summary["status"] == "interrupted"
+    resumed = subprocess.run(
+        [sys.executable, "-m", "mamf", "sweep", "--resume", str(path), "--format", "json"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(resumed.stdout)["summary"]["status"] == "complete"
+    shapes = [row.shape for row in read_run_log(path).measurements]
+    assert sorted(shapes) == sorted(matmul_grid(range(256, 8192, 256), [4096], [4096]))

@@ -41,24 +41,35 @@ class NvmlSensors:
         except self.nvml.NVMLError:
             return None
 
+    def ask_system(self, query: Callable[..., Any], *arguments: Any) -> Any:
+        """As ``ask``, of what is not one device's."""
+        try:
+            return query(*arguments)
+        except self.nvml.NVMLError:
+            return None
+
     def read(self) -> Reading:
         nvml = self.nvml
         clock_mhz = self.ask(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM)
         milliwatts = self.ask(nvml.nvmlDeviceGetPowerUsage)
         millijoules = self.ask(nvml.nvmlDeviceGetTotalEnergyConsumption)
+        reasons = self.clock_event_reasons() or 0
         return Reading(
             clock_hz=None if clock_mhz is None else clock_mhz * 1e6,
             watts=None if milliwatts is None else milliwatts * 1e-3,
             joules=None if millijoules is None else millijoules * 1e-3,
             celsius=self.ask(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
-            throttle_reasons=tuple(text for bit, text in THROTTLE_REASONS.items() if self.clock_event_reasons() & bit),
+            throttle_reasons=tuple(text for bit, text in THROTTLE_REASONS.items() if reasons & bit),
         )
 
-    def clock_event_reasons(self) -> int:
-        nvml = self.nvml
-        # Drivers before 535 know it under its old name.
-        query = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
-        return self.ask(query or nvml.nvmlDeviceGetCurrentClocksThrottleReasons) or 0
+    def clock_event_reasons(self) -> int | None:
+        # Drivers before 535, and nvidia-ml-py before it, know it under its old name only.
+        for name in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
+            query = getattr(self.nvml, name, None)
+            reasons: int | None = None if query is None else self.ask(query)
+            if reasons is not None:
+                return reasons
+        return None
 
     def max_clock_hz(self) -> float | None:
         megahertz = self.ask(self.nvml.nvmlDeviceGetMaxClockInfo, self.nvml.NVML_CLOCK_SM)
@@ -98,6 +109,9 @@ def device_advice(sensors: NvmlSensors, index: int, torch_cuda: str | None) -> l
     """What NVML knows about the state of the card, its driver and its siblings. ``torch_cuda``: torch's CUDA, as
     "13.0".
     """
+    # nvidia-smi numbers as NVML does, whatever CUDA_VISIBLE_DEVICES renumbers for torch.
+    known = sensors.ask(sensors.nvml.nvmlDeviceGetIndex)
+    index = index if known is None else known
     return [
         _driver(sensors, torch_cuda),
         _power_limit(sensors, index),
@@ -111,7 +125,9 @@ def device_advice(sensors: NvmlSensors, index: int, torch_cuda: str | None) -> l
 
 
 def _driver(sensors: NvmlSensors, torch_cuda: str | None) -> Advice:
-    thousands = sensors.nvml.nvmlSystemGetCudaDriverVersion()
+    thousands = sensors.ask_system(sensors.nvml.nvmlSystemGetCudaDriverVersion)
+    if thousands is None:
+        return Advice("driver", "unknown", "NVML does not tell the driver's CUDA version")
     major, minor = thousands // 1000, thousands % 1000 // 10
     if torch_cuda is None or (major, minor) >= tuple(map(int, torch_cuda.split("."))):
         return Advice("driver", "ok", f"supports CUDA {major}.{minor}, torch is built for {torch_cuda}")
@@ -160,7 +176,10 @@ def _clocks(sensors: NvmlSensors, index: int) -> Advice:
 
 
 def _throttling(sensors: NvmlSensors) -> Advice:
-    reasons = sensors.clock_event_reasons() & _SLOWDOWNS
+    reasons = sensors.clock_event_reasons()
+    if reasons is None:
+        return Advice("throttling", "unknown", "NVML does not tell")
+    reasons &= _SLOWDOWNS
     if not reasons:
         return Advice("throttling", "ok", "the idle card is not throttled")
     names = ", ".join(text for bit, text in THROTTLE_REASONS.items() if reasons & bit)
@@ -220,8 +239,11 @@ def _siblings(sensors: NvmlSensors) -> Advice:
     nvml = sensors.nvml
     own = sensors.ask(nvml.nvmlDeviceGetUUID)
     busy = 0
-    for index in range(nvml.nvmlDeviceGetCount()):
-        sibling = NvmlSensors(nvml, nvml.nvmlDeviceGetHandleByIndex(index))
+    for index in range(sensors.ask_system(nvml.nvmlDeviceGetCount) or 0):
+        handle = sensors.ask_system(nvml.nvmlDeviceGetHandleByIndex, index)
+        if handle is None:  # a container may not look at it
+            continue
+        sibling = NvmlSensors(nvml, handle)
         rates = sibling.ask(nvml.nvmlDeviceGetUtilizationRates)
         busy += bool(sibling.ask(nvml.nvmlDeviceGetUUID) != own and rates and rates.gpu > 5)
     if not busy:

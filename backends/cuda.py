@@ -68,7 +68,7 @@ class CudaBackend(AcceleratorBackend):
             cache_bytes=getattr(properties, "L2_cache_size", None),
             max_clock_hz=(sensors and sensors.max_clock_hz()) or (kilohertz and kilohertz * 1e3) or None,
             power_limit_watts=sensors.power_limit_watts() if sensors else None,
-            driver=sensors.nvml.nvmlSystemGetDriverVersion() if sensors else None,
+            driver=sensors.ask_system(sensors.nvml.nvmlSystemGetDriverVersion) if sensors else None,
             uuid_hash=hashed(str(uuid)) if uuid else None,
             versions={"cuda": str(torch.version.cuda), "cudnn": str(cudnn)},
         )

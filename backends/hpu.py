@@ -102,7 +102,7 @@ class HpuBackend(AcceleratorBackend):
             index=self.index,
             name=name,
             vendor="Intel",
-            memory_bytes=self.free_memory(),
+            memory_bytes=int(self.vendor().memory_stats(self.index)["Limit"]),
             cache_bytes=_CACHE_BYTES.get(name.upper()),
             driver=bridge,
             versions={"habana": str(bridge)},

@@ -58,7 +58,8 @@ class AmdSmiSensors:
         celsius = self.ask(
             smi.amdsmi_get_temp_metric, smi.AmdSmiTemperatureType.HOTSPOT, smi.AmdSmiTemperatureMetric.CURRENT
         )
-        violations = self.ask(smi.amdsmi_get_violation_status) or {}
+        query = getattr(smi, "amdsmi_get_violation_status", None)  # older releases lack it
+        violations = (query and self.ask(query)) or {}
         return Reading(
             clock_hz=None if megahertz is None else megahertz * 1e6,
             watts=self.number(power, "current_socket_power", "average_socket_power"),
@@ -72,7 +73,9 @@ class AmdSmiSensors:
         return None if megahertz is None else megahertz * 1e6
 
     def power_limit_watts(self) -> float | None:
-        return self.number(self.ask(self.smi.amdsmi_get_power_info), "power_limit")
+        # Not power_info's power_limit: that is in microwatts on bare metal and in watts elsewhere.
+        microwatts = self.number(self.ask(self.smi.amdsmi_get_power_cap_info), "power_cap")
+        return None if microwatts is None else microwatts * 1e-6
 
     def uuid(self) -> str | None:
         uuid = self.ask(self.smi.amdsmi_get_gpu_device_uuid)

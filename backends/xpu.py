@@ -54,7 +54,10 @@ class XpuBackend(AcceleratorBackend):
 
     @classmethod
     def unavailable(cls) -> Unavailable | None:
-        import_extension_if_needed()
+        try:
+            import_extension_if_needed()
+        except (ImportError, OSError, RuntimeError, SystemExit) as error:  # it exits when torch's version differs
+            return Unavailable(f"{_EXTENSION} does not load ({error})", f"pip uninstall {_EXTENSION}, or match torch's")
         if torch.xpu.is_available():
             return None
         if getattr(torch.version, "xpu", None) is None:
@@ -86,6 +89,12 @@ class XpuBackend(AcceleratorBackend):
             uuid_hash=hashed(str(uuid)) if uuid else None,
             versions={"xpu": str(getattr(torch.version, "xpu", None))},
         )
+
+    def free_memory(self) -> int | None:
+        try:
+            return super().free_memory()
+        except RuntimeError:  # integrated GPUs and some Arc cards do not tell
+            return None
 
     def unsupported_dtype(self, dtype: str) -> str | None:
         if dtype in ("tf32", "float8_e4m3fnuz"):

@@ -135,9 +135,8 @@ class Burst(Regime):
     slow_launch_seconds: ClassVar[float] = 0.1
     #: Device time of the work queued ahead of a train, at most.
     longest_lead_seconds: ClassVar[float] = 0.004
-    #: How far the host must be ahead when a shape's first train begins: after sleeping and verifying it is at its
-    #: slowest.
-    first_lead_seconds: ClassVar[float] = 0.0006
+    #: Device time of the work queued ahead of any train: after resting, the host's first launches take half of that.
+    shortest_lead_seconds: ClassVar[float] = 0.001
 
     def __init__(self, backend: Backend) -> None:
         super().__init__(backend)
@@ -155,7 +154,7 @@ class Burst(Regime):
         taken = Samples()
         launch = prepared.launches[0]
         size = 1 if estimate > self.slow_launch_seconds else self.fewest_in_train
-        lead = self.first_lead_seconds
+        lead = self.shortest_lead_seconds
         self._rest()
         begun = self.backend.now()
         while True:
@@ -166,7 +165,7 @@ class Burst(Regime):
                 return taken
             period = stdlib_statistics.median(taken.seconds) + self._flush_seconds
             size = self._train_size(period, len(taken.seconds))
-            lead = size * self._lag(period)
+            lead = self.shortest_lead_seconds + size * self._lag(period)
             self._rest()
 
     def _rest(self) -> None:
@@ -184,7 +183,8 @@ class Burst(Regime):
         fitting = min(self.backend.burst_traits.train_seconds / period, self.most_in_train)
         lag = self._lag(period)
         if lag > 0:
-            fitting = min(fitting, self.longest_lead_seconds * self._lead_gain() / lag)
+            spare = self.longest_lead_seconds * self._lead_gain() - self.shortest_lead_seconds
+            fitting = min(fitting, spare / lag)
         return max(int(fitting), self.fewest_in_train)
 
     def _lag(self, period: float) -> float:
@@ -207,7 +207,6 @@ class Burst(Regime):
     def _train(self, launch: Launch, size: int, lead: float, taken: Samples) -> list[float]:
         backend = self.backend
         with no_garbage_collection():
-            first = backend.mark()
             self._queue_lead(lead)
             begun = backend.now()
             marks = [self._timed_launch(launch) for _ in range(size)]
@@ -216,10 +215,11 @@ class Burst(Regime):
             backend.synchronize()
         if reading is not None:
             taken.readings.append(reading)
-        busy = backend.seconds_between(first, marks[-1][1])
+        seconds = [backend.seconds_between(start, end) for start, end in marks]
+        # Flushes draw less than the power limit, so rest is owed for the launches alone.
         traits = backend.burst_traits
-        self._rested_at = backend.now() + min(busy * traits.rest_ratio, traits.longest_rest_seconds)
-        return [backend.seconds_between(start, end) for start, end in marks]
+        self._rested_at = backend.now() + min(sum(seconds) * traits.rest_ratio, traits.longest_rest_seconds)
+        return seconds
 
     def _timed_launch(self, launch: Launch) -> tuple[object, object]:
         self.backend.flush_cache()

@@ -135,20 +135,22 @@ class Sweep:
     def _walk(self, steps: Sequence[Held], pool: OperandPool, deadline: float | None) -> Iterator[Measurement]:
         regime: Regime | None = None
         speeds: list[float] = []
-        for done, (name, shape) in enumerate(steps):
+        done = 0
+        for name, shape in steps:
             if regime is None or regime.name != name:
                 regime = self._start(name)
-            if self.plan.reference is not None and done % self.plan.reference_every == 0:
-                yield replace(self._measure(self.plan.reference, regime, pool, deadline), is_reference=True)
             if self._would_overrun(shape, speeds, deadline):
                 self.left_out += 1
                 continue
+            if self.plan.reference is not None and done % self.plan.reference_every == 0:
+                yield replace(self._measure(self.plan.reference, regime, pool, deadline), is_reference=True)
             result = self._measure(shape, regime, pool, deadline)
             if cut_short(result, deadline, self.backend):
                 self.left_out += 1
                 continue
             if result.summary is not None:
                 speeds.append(shape.flop / result.summary.median)
+            done += 1
             yield result
 
     def _start(self, name: str) -> Regime:

@@ -229,7 +229,9 @@ class SimulatedMatmul(MatmulKernel):
     name = "simulated.mm"
 
     def unsupported(self, backend: Backend, problem: MatmulProblem) -> str | None:
-        return "the simulated device multiplies no int8" if problem.dtype == "int8" else None
+        if problem.dtype == "int8" or problem.out_dtype == "int32":
+            return "the simulated device multiplies no integers"
+        return None
 
     def prepare(
         self,

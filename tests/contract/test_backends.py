@@ -1,0 +1,260 @@
+"""Every registered backend against the contract, and what they all share: the order of a launch, memory, dtypes."""
+
+import sys
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import torch
+from simulated_vendors import GB, MILLISECONDS_BETWEEN_EVENTS, FlushRecorder
+
+from mamf.backend import MIB, Unavailable
+from mamf.discovery import BACKENDS, backend_class, open_backend, registered
+from mamf.errors import UnavailableError
+from mamf.kernel import Prepared, Verdict
+from mamf.regimes import Burst, StoppingRule
+from mamf.testing import BackendContract, SimulatedBackend
+
+VENDORS = ("cuda", "rocm", "xpu", "hpu", "mps")
+
+
+class TestCpu(BackendContract):
+    out_of_memory = RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
+        "allocate 4000000000000 bytes. Error code 12 (Cannot allocate memory)"
+    )
+
+    @pytest.fixture
+    def backend(self):
+        return open_backend("cpu")
+
+
+class TestSimulated(BackendContract):
+    out_of_memory = None
+
+    @pytest.fixture
+    def backend(self):
+        return SimulatedBackend()
+
+    def test_tells_exhausted_memory_from_other_errors(self, backend):
+        with pytest.raises(MemoryError) as caught:
+            backend.operand_pool("normal", 0).take("a", backend.free_memory(), "float32")
+        self.out_of_memory = caught.value
+        super().test_tells_exhausted_memory_from_other_errors(backend)
+
+
+class TestCuda(BackendContract):
+    out_of_memory = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 128.00 GiB.")
+
+    @pytest.fixture
+    def backend(self, cuda):
+        return cuda.kind(1)
+
+
+class TestRocm(BackendContract):
+    out_of_memory = torch.OutOfMemoryError("HIP out of memory. Tried to allocate 256.00 GiB.")
+
+    @pytest.fixture
+    def backend(self, rocm):
+        return rocm.kind(0)
+
+
+class TestXpu(BackendContract):
+    out_of_memory = torch.OutOfMemoryError("XPU out of memory. Tried to allocate 128.00 GiB.")
+
+    @pytest.fixture
+    def backend(self, xpu):
+        return xpu.kind(0)
+
+
+class TestHpu(BackendContract):
+    out_of_memory = RuntimeError("synStatus=8 [Out of memory] Device memory. Allocation failed for size 137438953472")
+
+    @pytest.fixture
+    def backend(self, hpu):
+        return hpu.kind(0)
+
+
+class TestMps(BackendContract):
+    out_of_memory = RuntimeError("MPS backend out of memory (MPS allocated: 30 GB, max allowed: 36 GB).")
+
+    @pytest.fixture
+    def backend(self, mps):
+        return mps.kind(0)
+
+
+def test_every_registered_backend_is_held_to_the_contract():
+    held = {kind.__name__.removeprefix("Test").lower() for kind in BackendContract.__subclasses__()}
+    assert held >= set(registered(BACKENDS))
+
+
+@pytest.fixture(params=VENDORS)
+def vendor(request):
+    """Each simulated vendor in turn, its last device opened."""
+    simulated = request.getfixturevalue(request.param)
+    return simulated.kind(simulated.kind.device_count() - 1)
+
+
+def timed_launches(backend, calls):
+    """The names of what one train of three launches makes of torch and of the vendor."""
+    calls.clear()
+    prepared = Prepared([lambda: calls.append(("launch",))], lambda: Verdict(0.0, 1.0))
+    with FlushRecorder(calls):
+        taken = Burst(backend).sample(prepared, StoppingRule(seconds=0.0), 0.0)
+    assert len(taken.seconds) == 3
+    order = ("flush", "record", "launch", "mark_step", "synchronize")
+    return [call[0] for call in calls if call[0] in order], taken.seconds
+
+
+@pytest.mark.parametrize("name", ["cuda", "rocm", "xpu", "hpu"])
+def test_marks_enclose_the_launch_alone_and_the_train_ends_in_a_synchronize(name, request, calls):
+    names, _ = timed_launches(request.getfixturevalue(name).kind(0), calls)
+    assert names == ["record", *3 * ["flush", "record", "launch", "record"], "synchronize"]
+
+
+def test_where_the_host_clock_times_each_mark_waits_for_the_device(mps, calls):
+    names, seconds = timed_launches(mps.kind(0), calls)
+    assert names == ["synchronize", *3 * ["flush", "synchronize", "launch", "synchronize"], "synchronize"]
+    assert all(0 < each < 1 for each in seconds)
+
+
+@pytest.mark.parametrize("name", ["cuda", "rocm", "xpu", "hpu"])
+def test_events_in_milliseconds_become_seconds(name, request, calls):
+    _, seconds = timed_launches(request.getfixturevalue(name).kind(0), calls)
+    assert seconds == pytest.approx(3 * [MILLISECONDS_BETWEEN_EVENTS * 1e-3])
+
+
+@pytest.mark.parametrize(("name", "index"), [("cuda", 1), ("rocm", 0), ("xpu", 0), ("hpu", 0)])
+def test_opening_selects_the_device_first(name, index, request, calls):
+    request.getfixturevalue(name).kind(index)
+    assert calls[0] == ("set_device", index)
+
+
+@pytest.mark.parametrize(
+    ("name", "megabytes"),
+    # The Infinity Cache and Gaudi's are not told by the vendor's library; where nothing is known it is 256 MiB.
+    [("cuda", 2 * 50), ("rocm", 2 * 256), ("hpu", 2 * 96), ("xpu", 256), ("mps", 256)],
+)
+def test_a_flush_is_twice_the_last_level_cache(name, megabytes, request, calls):
+    backend = request.getfixturevalue(name).kind(0)
+    with FlushRecorder(calls):
+        backend.flush_cache()
+    assert calls[-1] == ("flush", megabytes * MIB)
+
+
+def test_a_buffer_for_flushing_is_kept_and_a_smaller_flush_views_it(calls):
+    backend = open_backend("cpu")
+    with FlushRecorder(calls):
+        backend.flush_cache(4 * MIB)
+        kept = backend._flush_buffer
+        backend.flush_cache(MIB)
+    assert backend._flush_buffer is kept
+    assert calls == [("flush", 4 * MIB), ("flush", MIB)]
+
+
+def test_memory_that_torch_caches_counts_as_free(cuda):
+    backend = cuda.kind(0)
+    assert backend.free_memory() == 80 * GB - cuda.module.reserved + (cuda.module.reserved - cuda.module.allocated)
+    assert backend.peak_memory() == cuda.module.peak
+
+
+def test_peak_and_cache_are_reset_on_the_opened_device(cuda, calls):
+    backend = cuda.kind(1)
+    backend.reset_peak_memory()
+    backend.release_memory()
+    assert calls[-2:] == [("reset_peak_memory_stats", 1), ("empty_cache",)]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), torch.OutOfMemoryError("tried to allocate"), RuntimeError("CUDA error: out of memory")],
+    ids=repr,
+)
+def test_every_vendor_knows_these_as_exhausted_memory(vendor, error):
+    assert vendor.is_out_of_memory(error)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA error: an illegal memory access was encountered",
+        "CUDA error: CUBLAS_STATUS_NOT_SUPPORTED",
+        "mat1 and mat2 shapes cannot be multiplied",
+        "HIP error: the operation cannot be performed in the present state",
+        "synStatus=26 [Generic failure] Device reset",
+    ],
+)
+def test_no_vendor_takes_these_for_exhausted_memory(vendor, text):
+    assert not vendor.is_out_of_memory(RuntimeError(text))
+
+
+def test_more_than_is_free_is_refused_before_it_is_allocated(vendor):
+    with pytest.raises(MemoryError, match=r"GB needed, .* GB free") as caught:
+        vendor.operand_pool("normal", 0).take("a", 10**12, "float32")
+    assert vendor.is_out_of_memory(caught.value)
+
+
+def test_no_vendor_knows_a_dtype_that_mamf_does_not(vendor):
+    assert "knows no dtype float3" in vendor.unsupported_dtype("float3")
+
+
+def test_an_unavailable_backend_does_not_open_and_says_why(cuda):
+    cuda.module.devices.clear()
+    with pytest.raises(UnavailableError, match="backend cuda is not available: torch sees no NVIDIA device"):
+        cuda.kind(0)
+
+
+# -- the CPU ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cpu_module():
+    return sys.modules[backend_class("cpu").__module__]
+
+
+@pytest.mark.parametrize(
+    ("flags", "dtype"),
+    [("flags\t: fpu avx512f avx512_bf16", "bfloat16"), ("Features\t: fp asimd bf16", "bfloat16"), ("", "float32")],
+)
+def test_the_cpu_defaults_to_bfloat16_only_where_it_is_native(cpu_module, monkeypatch, tmp_path, flags, dtype):
+    path = tmp_path / "cpuinfo"
+    path.write_text(f"model name\t: Some CPU\n{flags}\n")
+    monkeypatch.setattr(cpu_module, "_CPUINFO", path)
+    assert open_backend("cpu").default_dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("sizes", "largest"), [(("32K", "1024K", "32768K"), 32 * MIB), (("48K", "105M"), 105 * MIB), ((), None)]
+)
+def test_the_cpus_cache_is_the_largest_it_lists(cpu_module, monkeypatch, tmp_path, sizes, largest):
+    for index, size in enumerate(sizes):
+        (tmp_path / f"index{index}").mkdir()
+        (tmp_path / f"index{index}" / "size").write_text(f"{size}\n")
+    monkeypatch.setattr(cpu_module, "_CACHES", tmp_path)
+    assert open_backend("cpu").info.cache_bytes == largest
+
+
+def test_the_cpus_clock_in_megahertz_becomes_hertz(monkeypatch):
+    monkeypatch.setattr(psutil, "cpu_freq", lambda: SimpleNamespace(current=3500.0, max=4200.0))
+    sensors = {"k10temp": [SimpleNamespace(current=61.0), SimpleNamespace(current=0.0)]}
+    monkeypatch.setattr(psutil, "sensors_temperatures", lambda: sensors, raising=False)
+    backend = open_backend("cpu")
+    assert backend.info.max_clock_hz == pytest.approx(4.2e9)
+    reading = backend.telemetry.read()
+    assert (reading.clock_hz, reading.celsius) == (pytest.approx(3.5e9), 61.0)
+
+
+def test_a_cpu_that_shows_no_sensors_says_so(monkeypatch):
+    monkeypatch.setattr(psutil, "cpu_freq", lambda: None)
+    monkeypatch.setattr(psutil, "sensors_temperatures", dict, raising=False)
+    assert isinstance(open_backend("cpu").telemetry, Unavailable)
+
+
+@pytest.mark.parametrize(("percent", "verdict"), [(3.0, "ok"), (85.0, "warning")])
+def test_a_busy_cpu_is_worth_a_warning(monkeypatch, percent, verdict):
+    monkeypatch.setattr(psutil, "cpu_percent", lambda interval: percent)
+    assert [advice.verdict for advice in open_backend("cpu").advice()] == [verdict]
+
+
+def test_the_cpu_has_no_tf32():
+    assert "use float32" in open_backend("cpu").unsupported_dtype("tf32")

@@ -1,0 +1,333 @@
+"""Every kernel on a real device, the CPU: right results pass, each way of being wrong is caught."""
+
+import itertools
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mamf.discovery import KERNELS, kernel, open_backend, registered
+from mamf.dtypes import DTYPES, OPERAND_DTYPES
+from mamf.kernel import LAYOUTS, MatmulProblem
+from mamf.shapes import MatmulShape
+from mamf.testing import KernelContract, SimulatedBackend, SimulatedMatmul
+
+SHAPE = MatmulShape(96, 80, 64)
+CASES = [
+    ("torch.mm", "bfloat16", "bfloat16"),
+    ("torch.mm", "float16", "float16"),
+    ("torch.mm", "float32", "float32"),
+    ("torch.mm", "float64", "float64"),
+    ("scaled_mm", "float8_e4m3fn", "bfloat16"),
+    ("scaled_mm", "float8_e4m3fn", "float32"),
+    ("scaled_mm", "float8_e4m3fn", "float8_e4m3fn"),
+    ("scaled_mm", "float8_e4m3fnuz", "bfloat16"),
+    ("scaled_mm", "float8_e5m2", "bfloat16"),
+    ("int_mm", "int8", "int32"),
+]
+LIBRARY_CALLS = {"torch.mm": "mm", "scaled_mm": "_scaled_mm", "int_mm": "_int_mm"}
+each_case = pytest.mark.parametrize(("name", "dtype", "out_dtype"), CASES, ids=" ".join)
+
+
+@pytest.fixture
+def backend():
+    return open_backend("cpu")
+
+
+class TestOnCpu(KernelContract):
+    shape = SHAPE
+
+    @pytest.fixture(params=CASES, ids=" ".join)
+    def case(self, request):
+        return request.param
+
+    @pytest.fixture
+    def backend(self):
+        return open_backend("cpu")
+
+    @pytest.fixture
+    def kernel(self, case):
+        return kernel(case[0])
+
+    @pytest.fixture
+    def problem(self, case):
+        return MatmulProblem(*case[1:])
+
+
+class TestSimulated(KernelContract):
+    @pytest.fixture
+    def backend(self):
+        return SimulatedBackend()
+
+    @pytest.fixture
+    def kernel(self):
+        return SimulatedMatmul()
+
+    @pytest.fixture
+    def problem(self):
+        return MatmulProblem()
+
+
+def test_every_kernel_is_held_to_the_contract_with_every_dtype_it_takes_here(backend):
+    taken = {
+        (name, dtype)
+        for name in registered(KERNELS)
+        if kernel(name).unavailable(backend) is None
+        for dtype in OPERAND_DTYPES
+        if kernel(name).unsupported(backend, MatmulProblem(dtype, DTYPES[dtype].default_output)) is None
+    }
+    assert taken == {(name, dtype) for name, dtype, _ in CASES}
+
+
+def prepared(backend, name, problem, shape=SHAPE, **options):
+    pool = backend.operand_pool(problem.data, problem.seed)
+    return kernel(name).prepare(backend, problem, shape, pool, **options)
+
+
+# -- what a launch is ------------------------------------------------------------------------------------------------
+
+
+class Dispatched(TorchDispatchMode):
+    """Everything that torch is asked to do."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_dispatch__(self, function, kinds, arguments=(), options=None):
+        self.calls.append((str(function), arguments))
+        return function(*arguments, **(options or {}))
+
+
+def dispatched(launch):
+    with Dispatched() as seen:
+        launch()
+    return seen.calls
+
+
+@each_case
+def test_a_timed_launch_is_one_call_of_the_library_and_allocates_nothing(backend, name, dtype, out_dtype):
+    calls = dispatched(prepared(backend, name, MatmulProblem(dtype, out_dtype)).launches[0])
+    assert [function for function, _ in calls] == [f"aten.{LIBRARY_CALLS[name]}.out"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_lie_in_memory_as_named(backend, layout):
+    launch = prepared(backend, "torch.mm", MatmulProblem("float32", "float32", layout)).launches[0]
+    ((_, (a, b)),) = dispatched(launch)
+    m, n, k = SHAPE.m, SHAPE.n, SHAPE.k
+    assert (a.shape, b.shape) == ((m, k), (k, n))
+    assert a.stride() == {"n": (k, 1), "t": (1, m)}[layout[0]]
+    assert b.stride() == {"n": (n, 1), "t": (1, k)}[layout[1]]
+
+
+def test_operand_sets_do_not_share_memory(backend):
+    launches = prepared(backend, "torch.mm", MatmulProblem(), sets=3).launches
+    operands = [dispatched(launch)[0][1] for launch in launches]
+    for position in (0, 1):
+        addresses = sorted(pair[position].data_ptr() for pair in operands)
+        size = operands[0][position].nbytes
+        assert all(later - earlier >= size for earlier, later in itertools.pairwise(addresses))
+
+
+# -- wrong results ---------------------------------------------------------------------------------------------------
+
+
+@each_case
+@pytest.mark.parametrize("data", ["normal", "zeros"])
+def test_a_launch_that_does_nothing_is_caught(backend, monkeypatch, name, dtype, out_dtype, data):
+    problem = MatmulProblem(dtype, out_dtype, data=data)
+    ready = prepared(backend, name, problem)
+    ready.launches[0]()  # a right result is lying there already
+    monkeypatch.setattr(torch, LIBRARY_CALLS[name], lambda *operands, out, **options: out)
+    assert not ready.verify().ok
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
+@pytest.mark.parametrize("row", [0, -1])
+def test_a_row_that_is_not_written_is_caught(backend, monkeypatch, dtype, row):
+    right = torch.mm
+
+    def skips_a_row(a, b, out):
+        before = out[row].clone()
+        right(a, b, out=out)
+        out[row] = before
+
+    monkeypatch.setattr(torch, "mm", skips_a_row)
+    assert not prepared(backend, "torch.mm", MatmulProblem(dtype, dtype)).verify().ok
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
+def test_a_tile_of_the_last_columns_left_as_zero_is_caught(backend, monkeypatch, dtype):
+    right = torch.mm
+    monkeypatch.setattr(torch, "mm", lambda a, b, out: right(a, b, out=out)[:, -16:].zero_())
+    assert not prepared(backend, "torch.mm", MatmulProblem(dtype, dtype)).verify().ok
+
+
+def as_tf32(values):
+    """Rounded to the 10 bits of mantissa that tf32 keeps of float32's 23."""
+    return ((values.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+
+
+@pytest.mark.parametrize("shape", [SHAPE, MatmulShape(256, 128, 2048)])
+def test_float32_computed_as_tf32_is_wrong_and_as_tf32_right(backend, monkeypatch, shape):
+    right = torch.mm
+    monkeypatch.setattr(torch, "mm", lambda a, b, out: right(as_tf32(a), as_tf32(b), out=out))
+    verdicts = {
+        dtype: prepared(backend, "torch.mm", MatmulProblem(dtype, "float32"), shape).verify().ok
+        for dtype in ("float32", "tf32")
+    }
+    assert verdicts == {"float32": False, "tf32": True}
+
+
+def test_an_int8_result_off_by_one_is_wrong(backend, monkeypatch):
+    right = torch._int_mm
+    monkeypatch.setattr(torch, "_int_mm", lambda a, b, out: right(a, b, out=out)[0, 0].add_(1))
+    assert not prepared(backend, "int_mm", MatmulProblem("int8", "int32")).verify().ok
+
+
+@pytest.mark.parametrize("k", [16, 4096])
+@pytest.mark.parametrize("out_dtype", ["float8_e4m3fn", "bfloat16"])
+def test_8_bit_outputs_do_not_saturate_whatever_k_is(backend, k, out_dtype):
+    problem = MatmulProblem("float8_e4m3fn", out_dtype)
+    assert prepared(backend, "scaled_mm", problem, MatmulShape(64, 64, k)).verify().ok
+
+
+# -- settings --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def global_high():
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize(("dtype", "held"), [("float32", "highest"), ("tf32", "high"), ("bfloat16", "highest")])
+def test_a_users_global_precision_does_not_turn_float32_into_tf32(backend, global_high, dtype, held):
+    problem = MatmulProblem(dtype, DTYPES[dtype].default_output)
+    with kernel("torch.mm").settings(backend, problem):
+        assert torch.get_float32_matmul_precision() == held
+    assert torch.get_float32_matmul_precision() == "high"
+
+
+def test_the_users_precision_is_restored_after_an_error(backend, global_high):
+    with pytest.raises(ValueError), kernel("torch.mm").settings(backend, MatmulProblem("float32", "float32")):
+        raise ValueError
+    assert torch.get_float32_matmul_precision() == "high"
+
+
+# -- operands --------------------------------------------------------------------------------------------------------
+
+COUNT = 2**16
+
+
+def operand(backend, data, dtype, seed=0, name="a", count=COUNT):
+    return backend.operand_pool(data, seed).take(name, count, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "tf32", "float64", "float8_e4m3fn"])
+def test_float_operands_hold_what_data_says(backend, dtype):
+    normal, uniform, zeros, integers = (
+        operand(backend, data, dtype).to(torch.float64) for data in ("normal", "uniform", "zeros", "integers")
+    )
+    assert abs(normal.mean()) < 0.02
+    assert normal.std() == pytest.approx(1, abs=0.02)
+    assert -1 <= uniform.min() < -0.95
+    assert 0.95 < uniform.max() <= 1
+    assert uniform.std() == pytest.approx(3**-0.5, abs=0.01)
+    assert not zeros.any()
+    assert set(integers.tolist()) == {-2, -1, 0, 1, 2}
+
+
+def test_int8_operands_spread_over_the_range_of_int8(backend):
+    normal, uniform, zeros, integers = (
+        operand(backend, data, "int8").to(torch.float64) for data in ("normal", "uniform", "zeros", "integers")
+    )
+    assert (uniform.min(), uniform.max()) == (-127, 127)
+    assert normal.std() == pytest.approx(127 / 4, rel=0.02)
+    assert -127 <= normal.min() < -110
+    assert not zeros.any()
+    assert set(integers.tolist()) == {-2, -1, 0, 1, 2}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "float8_e5m2"])
+def test_seeds_give_operands_and_a_is_not_b(backend, dtype):
+    first, again, other, b = (
+        operand(backend, "normal", dtype, seed, name).to(torch.float32)
+        for seed, name in ((1, "a"), (1, "a"), (2, "a"), (1, "b"))
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert not torch.equal(first, b)
+
+
+def test_smaller_operands_view_the_buffer_without_allocating(backend):
+    pool = backend.operand_pool("normal", 0)
+    large = pool.take("a", 4096, "bfloat16")
+    taken = []
+    calls = dispatched(lambda: taken.append(pool.take("a", 1024, "bfloat16")))
+    assert taken[0].data_ptr() == large.data_ptr()
+    assert taken[0].shape == (1024,)
+    assert not [function for function, _ in calls if "empty" in function]
+    assert pool.take("a", 8192, "bfloat16").numel() == 8192
+
+
+def test_more_memory_than_there_is_is_refused_before_it_is_allocated(backend):
+    taken = []
+    calls = []
+    with pytest.raises(MemoryError, match=r"GB needed, .* GB free") as caught:
+        calls += dispatched(lambda: taken.append(backend.operand_pool("normal", 0).take("a", 10**15, "float32")))
+    assert not calls
+    assert backend.is_out_of_memory(caught.value)
+
+
+# -- what is not supported -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "problem", "reason"),
+    [
+        ("torch.mm", MatmulProblem("int8", "int32"), "no dtype int8"),
+        ("torch.mm", MatmulProblem("float8_e4m3fn", "bfloat16"), "no dtype float8_e4m3fn"),
+        ("torch.mm", MatmulProblem("bfloat16", "float32"), "writes bfloat16 for bfloat16, not float32"),
+        ("torch.mm", MatmulProblem("tf32", "float32"), "the cpu has no tf32"),
+        ("torch.mm", MatmulProblem("bfloat16", "bfloat16", fast_accumulation=True), "no fast accumulation"),
+        *(("scaled_mm", MatmulProblem("float8_e4m3fn", "bfloat16", layout), f"nt, not {layout}")
+          for layout in ("nn", "tn", "tt")),
+        ("scaled_mm", MatmulProblem("bfloat16", "bfloat16"), "no dtype bfloat16"),
+        ("scaled_mm", MatmulProblem("float8_e4m3fn", "int32"), "not int32"),
+        ("scaled_mm", MatmulProblem("float8_e5m2", "float8_e5m2"), "not float8_e5m2"),
+        ("int_mm", MatmulProblem("int8", "bfloat16"), "writes int32, not bfloat16"),
+        ("int_mm", MatmulProblem("bfloat16", "bfloat16"), "no dtype bfloat16"),
+    ],
+)  # fmt: skip
+def test_combinations_are_refused_in_a_line_before_anything_is_allocated(backend, name, problem, reason):
+    said = []
+    assert not dispatched(lambda: said.append(kernel(name).unsupported(backend, problem)))
+    assert reason in said[0]
+    assert "\n" not in said[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "shape", "reason"),
+    [
+        ("scaled_mm", "float8_e4m3fn", MatmulShape(64, 64, 72), "multiples of 16"),
+        ("scaled_mm", "float8_e4m3fn", MatmulShape(64, 72, 64), "multiples of 16"),
+        ("scaled_mm", "float8_e4m3fn", MatmulShape(7, 64, 64), None),
+        ("int_mm", "int8", MatmulShape(16, 64, 64), "M above 16"),
+        ("int_mm", "int8", MatmulShape(64, 64, 60), "multiples of 8"),
+        ("int_mm", "int8", MatmulShape(17, 8, 8), None),
+        ("torch.mm", "bfloat16", MatmulShape(1, 3, 7), None),
+    ],
+)
+def test_shapes_that_a_library_cannot_do_are_known(name, dtype, shape, reason):
+    said = kernel(name).unsupported_shape(MatmulProblem(dtype, DTYPES[dtype].default_output), shape)
+    assert said is None if reason is None else reason in said
+
+
+@pytest.mark.parametrize("shape", [MatmulShape(1, 3, 7), MatmulShape(17, 1, 129), MatmulShape(1, 1, 1)], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_odd_shapes_are_right_too(backend, shape, layout):
+    assert prepared(backend, "torch.mm", MatmulProblem("float32", "float32", layout), shape).verify().ok

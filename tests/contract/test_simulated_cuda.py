@@ -1,0 +1,278 @@
+"""The CUDA adapter: which card NVML is asked about, in which units, and what it advises."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from simulated_vendors import build_of_torch, h100
+
+from mamf.backend import Reading, Unavailable
+
+NULL_UUID = "00000000-0000-0000-0000-000000000000"
+
+
+def advice_of(backend):
+    return {advice.check: advice for advice in backend.advice()}
+
+
+# -- availability ----------------------------------------------------------------------------------------------------
+
+
+def test_a_torch_without_cuda_is_named_with_its_version(cuda, monkeypatch):
+    build_of_torch(monkeypatch)
+    reason = cuda.kind.unavailable()
+    assert torch.__version__ in reason.reason
+    assert "built without CUDA" in reason.reason
+    assert "pip install" in reason.remedy
+
+
+def test_a_torch_for_rocm_points_to_that_backend(cuda, monkeypatch):
+    build_of_torch(monkeypatch, hip="6.4")
+    reason = cuda.kind.unavailable()
+    assert "built for ROCm" in reason.reason
+    assert "--backend rocm" in reason.remedy
+
+
+@pytest.mark.parametrize(("visible", "named"), [(None, ""), ("", "CUDA_VISIBLE_DEVICES=''"), ("7", "='7'")])
+def test_no_device_names_what_hides_it(cuda, monkeypatch, visible, named):
+    cuda.module.devices.clear()
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    reason = cuda.kind.unavailable()
+    assert "sees no NVIDIA device" in reason.reason
+    assert named in reason.reason
+    assert ("CUDA_VISIBLE_DEVICES" in reason.reason) == bool(named)
+    assert reason.remedy.startswith("nvidia-smi")
+
+
+# -- which card ------------------------------------------------------------------------------------------------------
+
+
+def test_nvml_is_asked_by_uuid_where_torch_renumbers(cuda, calls):
+    # CUDA_VISIBLE_DEVICES=1: torch's device 0 is NVML's 1.
+    cuda.module.devices[:] = [h100(1)]
+    backend = cuda.kind(0)
+    assert ("by uuid", f"GPU-{h100(1).uuid}") in calls
+    assert not any(name in ("by address", "nvmlDeviceGetHandleByIndex") for name, *_ in calls)
+    assert backend.telemetry.read().clock_hz == pytest.approx(1756e6)
+
+
+def test_nvidia_smi_is_told_the_drivers_number_not_torchs(cuda):
+    cuda.module.devices[:] = [h100(1)]
+    cuda.nvml.cards[1].limit = 500_000
+    cuda.nvml.cards[1].persistence = 0
+    found = advice_of(cuda.kind(0))
+    assert found["power limit"].command == "sudo nvidia-smi -i 1 -pl 700"
+    assert found["persistence mode"].command == "sudo nvidia-smi -i 1 -pm 1"
+
+
+def test_a_hidden_uuid_falls_back_to_the_pci_address(cuda, calls):
+    cuda.module.devices[:] = [h100(1, uuid=NULL_UUID, pci_domain_id=1)]
+    cuda.nvml.cards[1].address = "00000001:18:00.0"
+    assert cuda.kind(0).telemetry.read().clock_hz == pytest.approx(1756e6)
+    assert ("by address", "00000001:18:00.0") in calls
+    assert not any(name == "by uuid" for name, *_ in calls)
+
+
+def test_a_uuid_that_nvml_does_not_know_falls_back_to_the_pci_address(cuda):
+    cuda.nvml.cards[0].uuid = "MIG-6a1b2c3d"
+    assert cuda.kind(0).telemetry.read().clock_hz == pytest.approx(1755e6)
+
+
+def test_two_cards_are_told_apart_without_naming_them(cuda):
+    hashes = [cuda.kind(index).info.uuid_hash for index in (0, 1)]
+    assert len(set(hashes)) == 2
+    assert not any(part in h100(0).uuid for part in hashes)
+
+
+# -- sensors ---------------------------------------------------------------------------------------------------------
+
+
+def test_readings_are_in_core_units(cuda):
+    assert cuda.kind(0).telemetry.read() == Reading(
+        clock_hz=pytest.approx(1755e6), watts=pytest.approx(684.5), joules=pytest.approx(123_456.789), celsius=61
+    )
+
+
+def test_one_reading_asks_each_sensor_once(cuda, calls):
+    telemetry = cuda.kind(0).telemetry
+    calls.clear()
+    telemetry.read()
+    assert len(calls) == len(set(calls)) == 5
+
+
+@pytest.mark.parametrize(
+    ("bits", "reasons"),
+    [
+        (0x0, ()),
+        (0x1 | 0x2 | 0x100, ()),  # idle, the user's own clock, the display's: no throttling
+        (0x4, ("power cap",)),
+        (0x8 | 0x40, ("hardware slowdown", "hardware thermal slowdown")),
+        (0x10 | 0x20, ("sync boost", "software thermal slowdown")),
+        (0x80, ("power brake",)),
+    ],
+)
+def test_throttle_bits_are_named(cuda, bits, reasons):
+    cuda.nvml.cards[0].reasons = bits
+    assert cuda.kind(0).telemetry.read().throttle_reasons == reasons
+
+
+@pytest.mark.parametrize("how", ["missing", "refused"])
+def test_throttling_is_seen_under_its_old_name(cuda, how):
+    # Missing from an old nvidia-ml-py; refused by a driver before 535.
+    getattr(cuda.nvml, how).add("nvmlDeviceGetCurrentClocksEventReasons")
+    cuda.nvml.cards[0].reasons = 0x4
+    assert cuda.kind(0).telemetry.read().throttle_reasons == ("power cap",)
+
+
+def test_what_nvml_refuses_reads_as_none(cuda):
+    backend = cuda.kind(0)
+    cuda.nvml.refuses_all = True
+    assert backend.telemetry.read() == Reading()
+    assert all(advice.verdict in ("unknown", "ok") for advice in backend.advice())
+
+
+def test_a_card_of_which_only_the_handle_is_allowed_still_opens(cuda):
+    allowed = {"nvmlInit", "nvmlDeviceGetHandleByUUID"}
+    cuda.nvml.refused = set(cuda.nvml.answers) - allowed
+    info = cuda.kind(0).info
+    assert (info.driver, info.power_limit_watts, info.uuid_hash) == (None, None, None)
+    assert info.max_clock_hz == pytest.approx(1980e6)  # torch's own, in kHz
+
+
+def test_without_pynvml_the_clock_comes_from_torch_and_the_remedy_is_named(cuda, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    backend = cuda.kind(0)
+    assert isinstance(backend.telemetry, Unavailable)
+    assert backend.telemetry.remedy == "pip install nvidia-ml-py"
+    assert backend.info.max_clock_hz == pytest.approx(1980e6)
+    found = advice_of(backend)["sensors"]
+    assert (found.verdict, found.command) == ("warning", "pip install nvidia-ml-py")
+
+
+@pytest.mark.parametrize(
+    ("refused", "reason"),
+    [
+        ({"nvmlInit"}, "NVML does not start"),
+        ({"nvmlDeviceGetHandleByUUID", "nvmlDeviceGetHandleByPciBusId"}, "NVML does not know the device"),
+    ],
+)
+def test_nvml_without_permission_is_unavailable_not_an_error(cuda, refused, reason):
+    cuda.nvml.refused = refused
+    assert reason in cuda.kind(0).telemetry.reason
+
+
+def test_a_torch_that_names_neither_uuid_nor_address_cannot_be_matched(cuda):
+    properties = vars(h100(0))
+    for name in ("uuid", "pci_bus_id", "pci_domain_id", "pci_device_id"):
+        del properties[name]
+    cuda.module.devices[:] = [SimpleNamespace(**properties)]
+    assert "neither UUID nor PCI address" in cuda.kind(0).telemetry.reason
+
+
+def test_the_description_holds_what_torch_and_nvml_tell(cuda):
+    info = cuda.kind(0).info
+    assert (info.architecture, info.compute_units, info.driver) == ("sm_90", 132, "580.65.06")
+    assert info.power_limit_watts == pytest.approx(700)
+    assert info.versions["cuda"] == "12.8"
+
+
+# -- advice ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_machine_in_order_has_no_warnings(cuda):
+    assert {advice.verdict for advice in cuda.kind(0).advice()} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("check", "change", "finding", "command"),
+    [
+        ("power limit", {"limit": 500_000}, "500 W, under the default of 700 W", "sudo nvidia-smi -i 0 -pl 700"),
+        ("application clock", {"application": 1410}, "1410 MHz", "sudo nvidia-smi -i 0 -ac 2619,1980"),
+        ("throttling", {"reasons": 0x40}, "hardware thermal slowdown", "nvidia-smi -q -d PERFORMANCE,TEMPERATURE"),
+        ("persistence mode", {"persistence": 0}, "off", "sudo nvidia-smi -i 0 -pm 1"),
+        ("ECC", {"ecc": [1, 0]}, "changes at the next reset", "sudo nvidia-smi -r"),
+        ("other processes", {"processes": [SimpleNamespace(pid=1)]}, "1 on this device", "nvidia-smi "),
+    ],
+)
+def test_each_fault_of_the_card_comes_with_cost_and_command(cuda, check, change, finding, command):
+    vars(cuda.nvml.cards[0]).update(change)
+    found = advice_of(cuda.kind(0))
+    assert [name for name, advice in found.items() if advice.verdict == "warning"] == [check]
+    assert finding in found[check].finding
+    assert found[check].cost
+    assert found[check].command.startswith(command)
+
+
+def test_an_idle_power_cap_is_no_throttling(cuda):
+    cuda.nvml.cards[0].reasons = 0x4
+    assert advice_of(cuda.kind(0))["throttling"].verdict == "ok"
+
+
+def test_throttling_that_nvml_does_not_tell_is_unknown(cuda):
+    cuda.nvml.refused = {name for name in cuda.nvml.answers if "nvmlDeviceGetCurrentClocks" in name}
+    assert advice_of(cuda.kind(0))["throttling"].verdict == "unknown"
+
+
+def test_a_driver_older_than_torch_is_worth_a_warning(cuda):
+    cuda.nvml.cuda_version = 12040
+    driver = advice_of(cuda.kind(0))["driver"]
+    assert driver.verdict == "warning"
+    assert "CUDA 12.4" in driver.finding
+    assert "12.8" in driver.finding
+    assert driver.cost
+    assert driver.command
+
+
+def test_the_cards_own_load_is_not_a_siblings(cuda):
+    cuda.nvml.cards[0].utilization.gpu = 100
+    assert advice_of(cuda.kind(0))["sibling devices"].verdict == "ok"
+    cuda.nvml.cards[1].utilization.gpu = 97
+    found = advice_of(cuda.kind(0))["sibling devices"]
+    assert (found.verdict, found.finding) == ("warning", "1 busy")
+    assert found.cost
+    assert found.command
+
+
+def test_a_sibling_that_may_not_be_looked_at_is_passed_over(cuda):
+    cuda.nvml.forbidden = {1}
+    assert advice_of(cuda.kind(0))["sibling devices"].verdict == "ok"
+
+
+@pytest.mark.parametrize(("name", "value"), [("CUDA_LAUNCH_BLOCKING", "1"), ("NVIDIA_TF32_OVERRIDE", "0")])
+def test_harmful_variables_are_advised_against(cuda, monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    found = advice_of(cuda.kind(0))[name]
+    assert (found.verdict, found.command) == ("warning", f"unset {name}")
+    assert found.cost
+
+
+# -- dtypes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("capability", "missing"),
+    [
+        ((7, 5), {"tf32", "float8_e4m3fn", "float8_e5m2"}),
+        ((8, 0), {"float8_e4m3fn", "float8_e5m2"}),
+        ((8, 6), {"float8_e4m3fn", "float8_e5m2"}),
+        ((8, 9), set()),
+        ((9, 0), set()),
+        ((12, 0), set()),
+    ],
+)
+def test_dtypes_follow_the_compute_capability(cuda, capability, missing):
+    major, minor = capability
+    cuda.module.devices[:] = [h100(0, major=major, minor=minor)]
+    backend = cuda.kind(0)
+    dtypes = ("bfloat16", "float16", "float32", "tf32", "float64", "int8", "float8_e4m3fn", "float8_e5m2")
+    reasons = {dtype: backend.unsupported_dtype(dtype) for dtype in dtypes}
+    assert {dtype for dtype, reason in reasons.items() if reason} == missing
+    assert all("needs" in reason or "need " in reason for reason in reasons.values() if reason)
+
+
+def test_fp8_is_e4m3fn_and_fnuz_is_amds(cuda):
+    backend = cuda.kind(0)
+    assert backend.resolve_dtype("fp8") == "float8_e4m3fn"
+    assert "use float8_e4m3fn" in backend.unsupported_dtype("float8_e4m3fnuz")

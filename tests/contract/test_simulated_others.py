@@ -1,0 +1,227 @@
+"""Intel GPUs, Gaudi and Apple GPUs: what is peculiar to each."""
+
+import importlib
+import sys
+
+import pytest
+import torch
+from simulated_vendors import GB, build_of_torch, max_1550
+
+from mamf.backend import MIB, Reading, Unavailable
+from mamf.discovery import open_backend
+from mamf.kernel import MatmulProblem, Prepared, Verdict
+from mamf.regimes import Burst, StoppingRule
+
+EXTENSION = "intel_extension_for_pytorch"
+
+# -- Intel GPUs ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def extension(monkeypatch, tmp_path):
+    """Install an intel-extension-for-pytorch of the given source."""
+    monkeypatch.delitem(sys.modules, EXTENSION, raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def install(source):
+        (tmp_path / f"{EXTENSION}.py").write_text(source)
+        importlib.invalidate_caches()
+
+    yield install
+    sys.modules.pop(EXTENSION, None)
+
+
+def test_a_torch_with_its_own_xpu_does_not_import_the_extension(xpu, extension):
+    extension("raise AssertionError('imported')")
+    xpu.kind(0)
+    assert EXTENSION not in sys.modules
+
+
+def test_the_extension_is_imported_where_torch_has_no_xpu_of_its_own(xpu, extension, monkeypatch):
+    build_of_torch(monkeypatch)
+    monkeypatch.setattr(torch.xpu, "is_available", lambda: False)
+    extension("import torch\ntorch.xpu.is_available = lambda: True")
+    assert xpu.kind(0).info.name == max_1550().name
+    assert EXTENSION in sys.modules
+
+
+@pytest.mark.parametrize("failure", ["raise ImportError('libze')", "raise OSError('libsycl')", "raise SystemExit(127)"])
+def test_an_extension_that_does_not_load_is_a_reason_not_an_error(xpu, extension, failure):
+    xpu.module.devices.clear()
+    extension(failure)
+    reason = xpu.kind.unavailable()
+    assert "does not load" in reason.reason
+    assert "pip uninstall" in reason.remedy
+
+
+def test_a_torch_without_xpu_is_named_with_its_version(xpu, monkeypatch):
+    build_of_torch(monkeypatch, cuda="12.8")
+    xpu.module.devices.clear()
+    reason = xpu.kind.unavailable()
+    assert torch.__version__ in reason.reason
+    assert "built without XPU" in reason.reason
+    assert "XPU build" in reason.remedy
+
+
+def test_no_intel_device_asks_the_driver(xpu):
+    xpu.module.devices.clear()
+    reason = xpu.kind.unavailable()
+    assert "no Intel GPU" in reason.reason
+    assert reason.remedy.startswith("sycl-ls")
+
+
+def test_the_description_takes_the_cache_where_torch_tells_it(xpu):
+    assert xpu.kind(0).info.cache_bytes is None
+    xpu.module.devices[:] = [max_1550(last_level_cache_size=204 * MIB, uuid="86800b2f")]
+    info = xpu.kind(0).info
+    assert info.cache_bytes == 204 * MIB
+    assert (info.compute_units, info.driver) == (448, "1.6.33578")
+    assert info.uuid_hash not in (None, "86800b2f")
+
+
+def test_a_torch_without_sensors_says_what_would_have_them(xpu):
+    telemetry = xpu.kind(0).telemetry
+    assert isinstance(telemetry, Unavailable)
+    assert "pyzes" in telemetry.remedy
+
+
+def test_sensors_of_torch_xpu_are_in_megahertz_and_may_be_refused(xpu, monkeypatch):
+    def refuse(index):
+        raise RuntimeError("ZE_RESULT_ERROR_INSUFFICIENT_PERMISSIONS")
+
+    monkeypatch.setattr(torch.xpu, "clock_rate", lambda index: 1600, raising=False)
+    monkeypatch.setattr(torch.xpu, "temperature", refuse, raising=False)
+    assert xpu.kind(0).telemetry.read() == Reading(clock_hz=pytest.approx(1.6e9))
+
+
+def test_a_card_that_does_not_tell_its_free_memory_can_still_be_used(xpu, monkeypatch):
+    def refuse(index):
+        raise RuntimeError("The device (Intel(R) Arc(TM)) doesn't support querying the available free memory.")
+
+    monkeypatch.setattr(torch.xpu, "mem_get_info", refuse)
+    backend = xpu.kind(0)
+    assert backend.free_memory() is None
+    backend.operand_pool("normal", 0).take("a", 1024, "bfloat16")
+
+
+@pytest.mark.parametrize("dtype", ["tf32", "float8_e4m3fnuz"])
+def test_xpu_dtypes_that_mamf_does_not_know_how_to_get(xpu, dtype):
+    assert dtype in xpu.kind(0).unsupported_dtype(dtype)
+    assert xpu.kind(0).resolve_dtype("fp8") == "float8_e4m3fn"
+
+
+# -- Gaudi -----------------------------------------------------------------------------------------------------------
+
+
+def launches(backend, calls):
+    prepared = Prepared([lambda: calls.append(("launch",))], lambda: Verdict(0.0, MatmulProblem().tolerance))
+    calls.clear()
+    Burst(backend).sample(prepared, StoppingRule(seconds=0.0), 0.0)
+    return [name for name, *_ in calls if name in ("record", "launch", "mark_step")]
+
+
+@pytest.mark.parametrize(
+    ("mode", "each"),
+    [("1", ["record", "launch", "mark_step", "record"]), ("0", ["record", "launch", "record"])],
+)
+def test_a_step_is_marked_after_each_launch_in_lazy_mode_only(hpu, calls, monkeypatch, mode, each):
+    monkeypatch.setenv("PT_HPU_LAZY_MODE", mode)
+    assert launches(hpu.kind(0), calls) == ["record", *3 * each]
+
+
+def test_gaudi_is_eager_unless_told_otherwise(hpu, calls):
+    backend = hpu.kind(0)
+    backend.submit()
+    assert ("mark_step",) not in calls
+    assert backend.settings()["lazy_mode"] == "False"
+
+
+@pytest.mark.parametrize(("mode", "verdict"), [("1", "ok"), ("0", "warning")])
+def test_the_mode_of_the_published_figures_is_advised(hpu, monkeypatch, mode, verdict):
+    monkeypatch.setenv("PT_HPU_LAZY_MODE", mode)
+    (found,) = hpu.kind(0).advice()
+    assert (found.verdict, found.command) == (verdict, "export PT_HPU_LAZY_MODE=1")
+    assert found.cost
+
+
+def test_a_missing_framework_is_a_reason_with_a_remedy(hpu, monkeypatch):
+    monkeypatch.setitem(sys.modules, "habana_frameworks", None)
+    reason = hpu.kind.unavailable()
+    assert "habana_frameworks is not installed" in reason.reason
+    assert "docs.habana.ai" in reason.remedy
+
+
+def test_a_framework_that_does_not_load_asks_the_driver(hpu, monkeypatch):
+    monkeypatch.setitem(sys.modules, "habana_frameworks.torch", None)
+    reason = hpu.kind.unavailable()
+    assert "does not load" in reason.reason
+    assert reason.remedy.startswith("hl-smi")
+
+
+def test_no_gaudi_asks_the_driver(hpu):
+    hpu.module.devices.clear()
+    reason = hpu.kind.unavailable()
+    assert "no Gaudi device" in reason.reason
+    assert reason.remedy.startswith("hl-smi")
+
+
+def test_hlml_readings_are_in_core_units(hpu):
+    expected = Reading(clock_hz=pytest.approx(1.6e9), watts=pytest.approx(812), celsius=55)
+    assert hpu.kind(0).telemetry.read() == expected
+
+
+def test_what_hlml_refuses_reads_as_none(hpu):
+    backend = hpu.kind(0)
+    hpu.hlml.refuses_all = True
+    assert backend.telemetry.read() == Reading()
+    assert isinstance(hpu.kind(0).telemetry, Unavailable)
+
+
+def test_without_pyhlml_the_remedy_is_named(hpu, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyhlml", None)
+    assert hpu.kind(0).telemetry.remedy == "pip install habana-pyhlml"
+
+
+def test_gaudis_memory_is_its_limit_whatever_is_in_use(hpu):
+    backend = hpu.kind(0)
+    assert backend.info.memory_bytes == 96 * GB
+    assert backend.free_memory() == 93 * GB
+    assert backend.info.cache_bytes == 96 * MIB
+
+
+@pytest.mark.parametrize("dtype", ["tf32", "float64", "float8_e4m3fnuz", "int8"])
+def test_dtypes_that_gaudi_lacks(hpu, dtype):
+    assert dtype in hpu.kind(0).unsupported_dtype(dtype)
+
+
+# -- Apple -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_torch_without_mps_asks_for_a_mac(mps, monkeypatch):
+    monkeypatch.setattr(torch.backends.mps, "is_built", lambda: False)
+    reason = mps.kind.unavailable()
+    assert "built without MPS" in reason.reason
+    assert "Apple silicon" in reason.remedy
+
+
+def test_no_apple_gpu_names_the_system_it_needs(mps, monkeypatch):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    reason = mps.kind.unavailable()
+    assert "no Apple GPU" in reason.reason
+    assert "macOS 12.3" in reason.remedy
+
+
+def test_an_apple_gpu_is_described_by_torch(mps, calls):
+    backend = open_backend("mps")
+    assert (backend.info.name, backend.info.compute_units) == ("Apple M3 Max", 40)
+    assert backend.free_memory() == 45 * GB
+    assert backend.peak_memory() is None
+    backend.release_memory()
+    assert calls == [("empty_cache",)]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "tf32", "int8", "float8_e4m3fn", "float8_e5m2"])
+def test_dtypes_that_apple_gpus_lack(mps, dtype):
+    backend = mps.kind(0)
+    assert dtype in backend.unsupported_dtype(dtype)
+    assert backend.default_dtype == "float16"

@@ -1,0 +1,163 @@
+"""The ROCm adapter: amdsmi's units and gaps, the dtypes of each generation, TunableOp and NUMA balancing."""
+
+import sys
+
+import pytest
+import torch
+from simulated_vendors import build_of_torch, mi300x
+
+from mamf.backend import MIB, Reading, Unavailable
+
+
+def advice_of(backend):
+    return {advice.check: advice for advice in backend.advice()}
+
+
+def opened(rocm, architecture):
+    rocm.module.devices[:] = [mi300x(gcnArchName=f"{architecture}:sramecc+:xnack-")]
+    return rocm.kind(0)
+
+
+def test_a_torch_without_rocm_is_named_with_its_version(rocm, monkeypatch):
+    build_of_torch(monkeypatch, cuda="12.8")
+    reason = rocm.kind.unavailable()
+    assert torch.__version__ in reason.reason
+    assert "built without ROCm" in reason.reason
+    assert "ROCm build" in reason.remedy
+
+
+def test_no_device_asks_the_driver(rocm):
+    rocm.module.devices.clear()
+    reason = rocm.kind.unavailable()
+    assert "no AMD device" in reason.reason
+    assert reason.remedy.startswith("rocminfo")
+
+
+def test_amdsmi_is_asked_by_pci_address(rocm, calls):
+    rocm.kind(0)
+    assert ("by address", "0000:0c:00.0") in calls
+
+
+def test_readings_are_in_core_units(rocm):
+    assert rocm.kind(0).telemetry.read() == Reading(
+        clock_hz=pytest.approx(1850e6), watts=742, joules=pytest.approx(2e6 * 15.259e-6), celsius=71
+    )
+
+
+def test_the_power_limit_in_microwatts_becomes_watts(rocm):
+    info = rocm.kind(0).info
+    assert info.power_limit_watts == pytest.approx(750)
+    assert info.max_clock_hz == pytest.approx(2100e6)
+
+
+def test_the_average_power_stands_in_for_a_current_one_that_is_not_there(rocm):
+    rocm.smi.power = {"current_socket_power": "N/A", "average_socket_power": 301, "power_limit": "N/A"}
+    assert rocm.kind(0).telemetry.read().watts == 301
+
+
+def test_what_is_not_applicable_reads_as_none(rocm):
+    rocm.smi.clock = dict.fromkeys(rocm.smi.clock, "N/A")
+    rocm.smi.power = dict.fromkeys(rocm.smi.power, "N/A")
+    rocm.smi.energy = dict.fromkeys(rocm.smi.energy, "N/A")
+    rocm.smi.violations = dict.fromkeys(rocm.smi.violations, "N/A")
+    rocm.smi.celsius = "N/A"
+    backend = rocm.kind(0)
+    assert backend.telemetry.read() == Reading()
+    assert backend.info.max_clock_hz is None
+
+
+def test_what_amdsmi_refuses_reads_as_none(rocm):
+    backend = rocm.kind(0)
+    rocm.smi.refuses_all = True
+    assert backend.telemetry.read() == Reading()
+
+
+def test_an_amdsmi_without_violations_reads_the_rest(rocm):
+    rocm.smi.missing = {"amdsmi_get_violation_status"}  # as in older releases
+    assert rocm.kind(0).telemetry.read().watts == 742
+
+
+@pytest.mark.parametrize(
+    ("flag", "reason"),
+    [
+        ("active_ppt_pwr", "power cap"),
+        ("active_socket_thrm", "socket thermal slowdown"),
+        ("active_hbm_thrm", "memory thermal slowdown"),
+        ("active_vr_thrm", "voltage regulator thermal slowdown"),
+        ("active_prochot_thrm", "hardware thermal slowdown"),
+    ],
+)
+def test_violations_are_named(rocm, flag, reason):
+    rocm.smi.violations[flag] = True
+    assert rocm.kind(0).telemetry.read().throttle_reasons == (reason,)
+
+
+@pytest.mark.parametrize("name", ["amdsmi_init", "amdsmi_get_processor_handle_from_bdf"])
+def test_amdsmi_without_permission_is_unavailable_not_an_error(rocm, name):
+    rocm.smi.refused = {name}
+    backend = rocm.kind(0)
+    assert "amdsmi does not answer" in backend.telemetry.reason
+    assert "render group" in backend.telemetry.remedy
+
+
+def test_without_amdsmi_the_remedy_is_named_and_the_device_still_described(rocm, monkeypatch):
+    monkeypatch.setitem(sys.modules, "amdsmi", None)
+    backend = rocm.kind(0)
+    assert isinstance(backend.telemetry, Unavailable)
+    found = advice_of(backend)["sensors"]
+    assert (found.verdict, found.command) == ("warning", "pip install amdsmi")
+    assert found.cost
+    assert backend.info.compute_units == 304
+
+
+@pytest.mark.parametrize(
+    ("architecture", "megabytes"), [("gfx942", 256), ("gfx950", 256), ("gfx90a", 4)]
+)  # gfx90a has no Infinity Cache: what HIP tells is the last level
+def test_the_infinity_cache_counts_as_the_last_level(rocm, architecture, megabytes):
+    info = opened(rocm, architecture).info
+    assert info.cache_bytes == megabytes * MIB
+    assert info.architecture == architecture
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fp8", "missing"),
+    [
+        ("gfx90a", "float8_e4m3fn", {"tf32", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2"}),
+        ("gfx942", "float8_e4m3fnuz", {"float8_e4m3fn", "float8_e5m2"}),
+        ("gfx950", "float8_e4m3fn", {"float8_e4m3fnuz"}),
+        ("gfx1201", "float8_e4m3fn", {"tf32", "float8_e4m3fnuz"}),
+    ],
+)
+def test_dtypes_follow_the_architecture(rocm, architecture, fp8, missing):
+    backend = opened(rocm, architecture)
+    assert backend.resolve_dtype("fp8") == fp8
+    dtypes = ("bfloat16", "float32", "tf32", "float64", "int8", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
+    reasons = {dtype: backend.unsupported_dtype(dtype) for dtype in dtypes}
+    assert {dtype for dtype, reason in reasons.items() if reason} == missing
+    assert all(architecture in reason for reason in reasons.values() if reason)
+
+
+@pytest.mark.parametrize(("content", "verdict"), [("1\n", "warning"), ("0\n", "ok"), (None, "unknown")])
+def test_numa_balancing_is_read_from_the_kernel(rocm, monkeypatch, tmp_path, content, verdict):
+    path = tmp_path / "numa_balancing"
+    if content is not None:
+        path.write_text(content)
+    monkeypatch.setattr(sys.modules[rocm.kind.__module__], "_NUMA_BALANCING", path)
+    found = advice_of(rocm.kind(0))["numa_balancing"]
+    assert found.verdict == verdict
+    if verdict == "warning":
+        assert found.command == "sudo sysctl kernel.numa_balancing=0"
+        assert found.cost
+
+
+@pytest.mark.parametrize(("value", "verdict"), [(None, "warning"), ("0", "warning"), ("1", "ok")])
+def test_tunable_op_off_is_worth_a_warning(rocm, monkeypatch, value, verdict):
+    if value is not None:
+        monkeypatch.setenv("PYTORCH_TUNABLEOP_ENABLED", value)
+    found = advice_of(rocm.kind(0))["TunableOp"]
+    assert found.verdict == verdict
+    assert verdict == "ok" or (found.cost and found.command == "export PYTORCH_TUNABLEOP_ENABLED=1")
+
+
+def test_settings_say_whether_tunable_op_is_on(rocm):
+    assert rocm.kind(0).settings()["tunable_op"] == "False"

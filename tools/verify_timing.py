@@ -1,4 +1,4 @@
-"""Is the time right? The same launches timed by mamf's marks and by the profiler, and four checks that a timer must pass.
+"""Is the time right? The same launches timed by mamf and by the profiler, and what else a timer must pass.
 
     python tools/verify_timing.py            # needs an NVIDIA GPU with CUPTI
 

@@ -1,0 +1,107 @@
+"""What the regimes share: when to stop, what was taken, and the host kept out of the device's way."""
+
+from __future__ import annotations
+
+import gc
+import statistics as stdlib_statistics
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from mamf.backend import Backend, Reading, Unavailable
+from mamf.kernel import Prepared
+from mamf.statistics import median_interval
+
+Launch = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class StoppingRule:
+    """When a measurement has enough samples.
+
+    ``precision``: half-width of the median's 95 % interval to reach, as a share of the median. ``seconds``: host time
+    after which ``fewest`` samples suffice, so that a slow device finishes too; None is the regime's own. ``most``:
+    samples after which more would not help. ``deadline``: the moment (backend time) at which the run's budget ends.
+    """
+
+    precision: float = 0.003
+    seconds: float | None = None
+    fewest: int = 3
+    most: int = 1000
+    deadline: float | None = None
+
+    def is_over(self, now: float) -> bool:
+        """Whether the run's budget has ended."""
+        return self.deadline is not None and now >= self.deadline
+
+    def enough(self, samples: Sequence[float], elapsed: float, now: float) -> bool:
+        if self.is_over(now):
+            return True
+        if len(samples) < self.fewest:
+            return False
+        late = self.seconds is not None and elapsed >= self.seconds
+        return late or len(samples) >= self.most or self.is_precise(samples)
+
+    def is_precise(self, samples: Sequence[float]) -> bool:
+        interval = median_interval(samples)
+        middle = stdlib_statistics.median(samples)
+        return interval.coverage >= 0.95 and (interval.high - interval.low) / 2 <= self.precision * middle
+
+
+@dataclass
+class Samples:
+    """What a regime took: seconds a launch, one sample each, and what the sensors said meanwhile."""
+
+    seconds: list[float] = field(default_factory=list)
+    launches: int = 0
+    readings: list[Reading] = field(default_factory=list)
+    watts: float | None = None
+    remarks: list[str] = field(default_factory=list)
+
+    def add_reading(self, reading: Reading | None) -> None:
+        if reading is not None:
+            self.readings.append(reading)
+
+
+class Regime(ABC):
+    """How samples are taken on one backend.
+
+    ``best_by``: the statistic that a best is chosen by. ``rotates``: launches rotate over several operand sets.
+    ``needs_rewrite``: C is overwritten between launches. ``default_seconds``: the stopping rule's time limit a shape.
+    """
+
+    name: ClassVar[str]
+    best_by: ClassVar[str] = "median"
+    rotates: ClassVar[bool] = False
+    needs_rewrite: ClassVar[bool] = False
+    default_seconds: ClassVar[float | None] = None
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+
+    def start(self) -> None:
+        """Called once before the first shape."""
+
+    @abstractmethod
+    def sample(self, prepared: Prepared, rule: StoppingRule, estimate: float) -> Samples:
+        """Take samples of a verified kernel until the rule is satisfied. ``estimate``: host seconds of its first
+        launch.
+        """
+
+    def read_sensors(self) -> Reading | None:
+        telemetry = self.backend.telemetry
+        return None if isinstance(telemetry, Unavailable) else telemetry.read()
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Python's collector would pause the host while the device runs dry."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -1,0 +1,126 @@
+"""Burst: rest until the clock is back at boost, then a train of launches that ends before the power controller reacts."""
+
+from __future__ import annotations
+
+import statistics as stdlib_statistics
+from typing import ClassVar
+
+from mamf.backend import Backend
+from mamf.kernel import Prepared
+from mamf.regimes.base import Launch, Regime, Samples, StoppingRule, no_garbage_collection
+
+
+class Burst(Regime):
+    """The figure at boost clock: MAMF."""
+
+    name = "burst"
+    default_seconds = 1.0
+    #: Launches of the first train, before the kernel's duration is known, and the fewest of any.
+    fewest_in_train: ClassVar[int] = 3
+    most_in_train: ClassVar[int] = 64
+    #: A launch this slow is a train of its own, so that a time limit is heeded between launches.
+    slow_launch_seconds: ClassVar[float] = 0.1
+    #: Device time of the work queued ahead of a train, at most.
+    longest_lead_seconds: ClassVar[float] = 0.004
+    #: Device time of the work queued ahead of any train: after resting, the host's first launches take half of that.
+    shortest_lead_seconds: ClassVar[float] = 0.001
+
+    def __init__(self, backend: Backend) -> None:
+        super().__init__(backend)
+        self._rested_at = backend.now()
+        # Seconds of one flush, and of queueing flush, marks and launch: on the device and on the host.
+        self._flush_seconds = self._flush_host_seconds = 0.0
+        self._host_seconds = 100e-6
+
+    def start(self) -> None:
+        # Whatever ran before this regime may have left the device throttled.
+        self._rested_at = self.backend.now() + self.backend.burst_traits.longest_rest_seconds
+        self._time_flush()
+
+    def sample(self, prepared: Prepared, rule: StoppingRule, estimate: float) -> Samples:
+        taken = Samples()
+        launch = prepared.launches[0]
+        size = 1 if estimate > self.slow_launch_seconds else self.fewest_in_train
+        lead = self.shortest_lead_seconds
+        self._rest()
+        begun = self.backend.now()
+        while True:
+            taken.seconds += self._train(launch, size, lead, taken)
+            now = self.backend.now()
+            if rule.enough(taken.seconds, now - begun, now):
+                taken.launches = len(taken.seconds)
+                return taken
+            period = stdlib_statistics.median(taken.seconds) + self._flush_seconds
+            size = self._train_size(period, len(taken.seconds))
+            lead = self.shortest_lead_seconds + size * self._lag(period)
+            self._rest()
+
+    def _rest(self) -> None:
+        owed = self._rested_at - self.backend.now()
+        if owed > 0:
+            self.backend.sleep(owed)
+
+    def _train_size(self, period: float, taken: int) -> int:
+        """Launches of the next train, given seconds a launch with its flush and the samples so far."""
+        if period > self.slow_launch_seconds:
+            return 1
+        if taken <= self.fewest_in_train:
+            # Two of the shortest trains make the fewest samples that an interval at 95 % can be had from.
+            return self.fewest_in_train
+        fitting = min(self.backend.burst_traits.train_seconds / period, self.most_in_train)
+        lag = self._lag(period)
+        if lag > 0:
+            spare = self.longest_lead_seconds * self._lead_gain() - self.shortest_lead_seconds
+            fitting = min(fitting, spare / lag)
+        return max(int(fitting), self.fewest_in_train)
+
+    def _lag(self, period: float) -> float:
+        """Seconds by which the host falls behind the device with each launch."""
+        return max(0.0, self._host_seconds - period)
+
+    def _lead_gain(self) -> float:
+        """Seconds that the host gains per device second of flushes queued ahead."""
+        if self.backend.timer == "host clock" or self._flush_seconds <= self._flush_host_seconds:
+            return 0.0
+        return 1 - self._flush_host_seconds / self._flush_seconds
+
+    def _queue_lead(self, seconds: float) -> None:
+        """Put the host ahead: launching costs it more than a small kernel takes, and must stay outside the window."""
+        gain = self._lead_gain()
+        if gain > 0:
+            for _ in range(1 + int(min(seconds / gain, self.longest_lead_seconds) / self._flush_seconds)):
+                self.backend.flush_cache()
+
+    def _train(self, launch: Launch, size: int, lead: float, taken: Samples) -> list[float]:
+        backend = self.backend
+        with no_garbage_collection():
+            self._queue_lead(lead)
+            begun = backend.now()
+            marks = [self._timed_launch(launch) for _ in range(size)]
+            self._host_seconds = (backend.now() - begun) / size
+            reading = self.read_sensors()
+            backend.synchronize()
+        taken.add_reading(reading)
+        seconds = [backend.seconds_between(start, end) for start, end in marks]
+        # Flushes draw less than the power limit, so rest is owed for the launches alone.
+        traits = backend.burst_traits
+        self._rested_at = backend.now() + min(sum(seconds) * traits.rest_ratio, traits.longest_rest_seconds)
+        return seconds
+
+    def _timed_launch(self, launch: Launch) -> tuple[object, object]:
+        self.backend.flush_cache()
+        start = self.backend.mark()
+        launch()
+        self.backend.submit()
+        return start, self.backend.mark()
+
+    def _time_flush(self, repeats: int = 10) -> None:
+        self.backend.flush_cache()
+        self.backend.synchronize()
+        start, begun = self.backend.mark(), self.backend.now()
+        for _ in range(repeats):
+            self.backend.flush_cache()
+        self._flush_host_seconds = (self.backend.now() - begun) / repeats
+        end = self.backend.mark()
+        self.backend.synchronize()
+        self._flush_seconds = self.backend.seconds_between(start, end) / repeats

@@ -1,0 +1,67 @@
+"""Classic: mamf-finder's published loop."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from mamf.backend import MIB, Backend
+from mamf.kernel import Prepared
+from mamf.regimes.base import Regime, Samples, StoppingRule
+
+
+class Classic(Regime):
+    """mamf-finder's loop, for figures that line up with its tables: the clock is whatever the loop leaves it.
+
+    30 s of warm-up once, then per shape untimed and timed launches in one queue, each after a 256 MiB flush and a
+    rewrite of C.
+    """
+
+    name = "classic"
+    best_by = "fastest"
+    needs_rewrite = True
+    flush_bytes: ClassVar[int] = 256 * MIB
+    queue_depth: ClassVar[int] = 32
+
+    def __init__(
+        self, backend: Backend, warmup_launches: int = 50, timed_launches: int = 100, warmup_seconds: float = 30.0
+    ) -> None:
+        super().__init__(backend)
+        self.warmup_launches = warmup_launches
+        self.timed_launches = timed_launches
+        self._warmup_owed = warmup_seconds
+
+    def sample(self, prepared: Prepared, rule: StoppingRule, estimate: float) -> Samples:
+        begun = self.backend.now()
+        while self.backend.now() - begun < self._warmup_owed and not rule.is_over(self.backend.now()):
+            self._loop(prepared, rule)
+        self._warmup_owed = 0.0
+        return self._loop(prepared, rule)
+
+    def _loop(self, prepared: Prepared, rule: StoppingRule) -> Samples:
+        backend, begun = self.backend, self.backend.now()
+        marks: list[tuple[object, object]] = []
+        taken = Samples()
+        for count in range(1, self.warmup_launches + self.timed_launches + 1):
+            marks.append(self._timed_launch(prepared))
+            if count > self.queue_depth:
+                backend.wait(marks[count - self.queue_depth][1])
+            now = backend.now()
+            late = rule.seconds is not None and now - begun >= rule.seconds and count >= rule.fewest
+            if late or rule.is_over(now):
+                break
+        taken.add_reading(self.read_sensors())
+        backend.synchronize()
+        # Cut short, the last launches are the ones to keep: they are at least as warm as the others.
+        timed = marks[self.warmup_launches :] or marks[-rule.fewest :]
+        taken.seconds = [backend.seconds_between(start, end) for start, end in timed]
+        taken.launches = len(taken.seconds)
+        return taken
+
+    def _timed_launch(self, prepared: Prepared) -> tuple[object, object]:
+        self.backend.flush_cache(self.flush_bytes)
+        if prepared.rewrite_output is not None:
+            prepared.rewrite_output()
+        start = self.backend.mark()
+        prepared.launches[0]()
+        self.backend.submit()
+        return start, self.backend.mark()

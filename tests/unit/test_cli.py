@@ -1,0 +1,313 @@
+"""The command line as a user meets it, on an accelerator in virtual time and, where it matters, in its own process."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from mamf.cli import main
+from mamf.cli.options import duration, share, with_dashes
+from mamf.environment import tool_version
+from mamf.run_log import read_run_log
+from mamf.shapes import MatmulShape, matmul_grid
+from mamf.testing import SimulatedBackend
+
+SIMULATED = ["--backend", "mamf.testing:SimulatedBackend", "--kernel", "mamf.testing:SimulatedMatmul"]
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Run a command in an empty folder; returns exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def command(*arguments):
+        try:
+            code = main(list(arguments))
+        except SystemExit as stop:
+            code = stop.code
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return command
+
+
+@pytest.fixture
+def sweep(run):
+    return lambda *arguments: run("sweep", *SIMULATED, *arguments)
+
+
+def test_a_sweep_prints_the_best_and_leaves_a_log(sweep, tmp_path):
+    code, out, _ = sweep("--m-range", "0", "2048", "512", "--output", "run.jsonl")
+    assert code == 0
+    assert "best burst:" in out
+    assert "log: run.jsonl" in out
+    log = read_run_log(tmp_path / "run.jsonl")
+    assert sorted(row.shape for row in log.measurements) == matmul_grid([512, 1024, 1536], [4096], [4096])
+    assert log.summary["status"] == "complete"
+
+
+def test_the_printed_figures_are_those_of_the_log(sweep, run):
+    _, out, _ = sweep("--m", "512", "1024", "--output", "run.jsonl", "--format", "json")
+    printed = json.loads(out)
+    code, shown, _ = run("show", "run.jsonl", "--format", "json")
+    assert code == 0
+    assert json.loads(shown)["measurements"] == printed["measurements"]
+    assert json.loads(shown)["summary"]["best"] == printed["summary"]["best"]
+
+
+@pytest.mark.parametrize("form", ["table", "csv", "markdown", "json"])
+def test_show_prints_every_format(sweep, run, form):
+    sweep("--m", "512", "--output", "run.jsonl")
+    code, out, _ = run("show", "run.jsonl", "--format", form)
+    assert code == 0
+    assert "4096" in out
+
+
+def test_underscores_are_dashes_in_options_and_stay_in_values():
+    assert with_dashes(["--m_range", "0", "--output=a_b", "x_y"]) == ["--m-range", "0", "--output=a_b", "x_y"]
+
+
+def test_mamf_finders_spelling_works(sweep):
+    code, out, _ = sweep(
+        *("--m_range", "0", "1024", "256", "--n", "256", "--k", "256", "--regime", "classic"),
+        *("--num_warmup_iterations", "5", "--num_iterations", "10", "--output", "x"),
+    )
+    assert code == 0
+    assert "best classic" in out
+    assert "(fastest)" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--m-range", "0", "10", "-1"], "step must be at least 1"),
+        (["--m-range", "512", "512", "256"], "is empty"),
+        (["--m-range", "a", "b", "c"], "invalid int value: 'a'"),
+        (["--m", "0"], "whole number of at least 1"),
+        (["--shapes", "1x2"], "write MxNxK"),
+        (["--shapes", "1x2x3", "--m", "4"], "leave the sizes"),
+        (["--dtype", "bfloat61"], "did you mean 'bfloat16'"),
+        (["--dtype", "int8"], "multiplies no integers"),
+        (["--regime", "brust"], "did you mean burst?"),
+        (["--precison", "1%"], "did you mean --precision?"),
+        (["--precision", "3"], "share between 0 and 1"),
+        (["--budget", "soon"], "is not a duration"),
+        (["--output", "nowhere/run.jsonl"], "cannot write nowhere"),
+        (["--resume", "nothing.jsonl"], "cannot read nothing.jsonl"),
+        (["--device", "7"], "no device 7"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(sweep, tmp_path, arguments, complaint):
+    code, out, err = sweep("--output", "x.jsonl", *arguments) if "--resume" not in arguments else sweep(*arguments)
+    assert code == 2
+    assert out == ""
+    assert complaint in err
+    assert len(err.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_backend_suggests_the_nearest(run):
+    code, _, err = run("sweep", "--backend", "cuba")
+    assert code == 2
+    assert "did you mean 'cuda'" in err
+
+
+def test_an_existing_file_is_never_clobbered(sweep, tmp_path):
+    (tmp_path / "mine").write_text("precious")
+    code, _, err = sweep("--m", "512", "--output", "mine")
+    assert code == 2
+    assert "not overwritten" in err
+    assert (tmp_path / "mine").read_text() == "precious"
+
+
+def test_a_dry_run_says_what_would_be_done_and_writes_nothing(sweep, tmp_path):
+    code, out, _ = sweep("--m-range", "0", "20480", "256", "--dry-run")
+    assert code == 0
+    assert "shapes: 79" in out
+    assert "GB for the largest" in out
+    assert "time: about" in out
+    assert list(tmp_path.iterdir()) == []
+
+
+def interrupt_at(count):
+    return lambda launches: os.kill(os.getpid(), signal.SIGINT) if launches == count else None
+
+
+@pytest.mark.parametrize("at", [1, 2, 30, 45])
+@pytest.mark.parametrize("regime", ["burst", "sustained", "classic"])
+def test_ctrl_c_prints_the_best_so_far_and_the_rest_resumes(sweep, on_launch, at, regime, tmp_path):
+    shapes = [
+        "--m-range",
+        "0",
+        "4096",
+        "256",
+        "--regime",
+        regime,
+        "--num-iterations",
+        "5",
+        "--num-warmup-iterations",
+        "1",
+    ]
+    on_launch(interrupt_at(at))
+    code, out, _ = sweep(*shapes, "--output", "run.jsonl")
+    assert code == 130
+    assert "interrupted: by the user" in out
+    before = read_run_log(tmp_path / "run.jsonl")
+    assert before.summary["status"] == "interrupted"
+    assert len(before.measurements) + before.summary["left"] == 15
+    assert ("best" in out) == bool(before.measurements)
+    on_launch(lambda launches: None)
+    code, out, _ = sweep("--resume", "run.jsonl")
+    assert code == 0
+    after = read_run_log(tmp_path / "run.jsonl")
+    assert after.summary["status"] == "complete"
+    assert after.measurements[: len(before.measurements)] == before.measurements
+    assert sorted(row.shape for row in after.measurements) == matmul_grid(range(256, 4096, 256), [4096], [4096])
+
+
+def test_a_signal_in_the_middle_of_a_record_waits_until_it_is_written(sweep, monkeypatch, tmp_path):
+    real_write = os.write
+
+    def interrupted_write(descriptor, data):
+        if b'"measurement"' in data[:40]:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real_write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", interrupted_write)
+    code, _, _ = sweep("--m", "256", "512", "--output", "run.jsonl")
+    assert code == 130
+    log = read_run_log(tmp_path / "run.jsonl")
+    assert len(log.measurements) == 1
+    assert log.summary["status"] == "interrupted"
+
+
+def test_a_full_disk_ends_the_run_with_what_there_is(sweep, monkeypatch, tmp_path):
+    real_write = os.write
+    written = []
+
+    def disk_of_three_lines(descriptor, data):
+        written.append(data)
+        if len(written) > 3:
+            raise OSError(28, "No space left on device")
+        return real_write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", disk_of_three_lines)
+    code, out, err = sweep("--m", "256", "512", "768", "1024", "--output", "run.jsonl")
+    assert code == 1
+    assert "best burst" in out
+    assert "No space left" in err
+    assert len(read_run_log(tmp_path / "run.jsonl").measurements) == 2
+
+
+def test_the_budget_leaves_the_rest_for_resuming(sweep, tmp_path):
+    shapes = ["--m-range", "0", "8192", "256", "--n", "8192", "--k", "8192"]
+    code, out, _ = sweep(*shapes, "--budget", "1.3s", "--output", "run.jsonl")
+    assert code == 0
+    assert "the budget ended" in out
+    assert "left to resume" in out
+    code, out, _ = sweep("--resume", "run.jsonl")
+    assert code == 0
+    assert len(read_run_log(tmp_path / "run.jsonl").measurements) == 31
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (["--dtype", "float16"], "dtype bfloat16, not float16"),
+        (["--data", "zeros"], "data normal, not zeros"),
+        (["--seed", "1"], "seed 0, not 1"),
+        (["--regime", "sustained"], "regimes ('burst',)"),
+        (["--m", "99"], "another list of shapes"),
+        (["--output", "other.jsonl"], "leave --output out"),
+    ],
+)
+def test_a_log_is_not_resumed_with_something_else(sweep, tmp_path, change, complaint):
+    sweep("--m", "256", "512", "--output", "run.jsonl")
+    before = (tmp_path / "run.jsonl").read_bytes()
+    code, _, err = sweep("--resume", "run.jsonl", *change)
+    assert code == 2
+    assert complaint in err
+    assert (tmp_path / "run.jsonl").read_bytes() == before
+
+
+def test_a_log_of_another_device_is_not_resumed(sweep, tmp_path, monkeypatch):
+    sweep("--m", "256", "--output", "run.jsonl")
+    monkeypatch.setattr(SimulatedBackend, "physics", SimulatedBackend.physics.__class__(compute_units=108))
+    code, _, err = sweep("--resume", "run.jsonl")
+    assert code == 2
+    assert "compute_units 132, not 108" in err
+
+
+def test_when_no_shape_can_be_measured_the_exit_code_says_so(sweep):
+    code, out, _ = sweep("--m", "900000", "--n", "900000", "--output", "x")
+    assert code == 1
+    assert "out_of_memory: 1 shape" in out
+
+
+def test_backends_lists_each_with_devices_or_the_way_to_get_them(run):
+    code, out, _ = run("backends")
+    assert code == 0
+    for name in ("cpu", "cuda", "rocm", "xpu", "hpu", "mps"):
+        assert any(line.startswith(name) for line in out.splitlines())
+    assert out.count("unavailable:") == out.count("to change it:")
+
+
+def test_doctor_gives_verdicts(run):
+    code, out, _ = run("doctor", "--backend", "cpu")
+    assert code == 0
+    assert "cpu load" in out
+
+
+def test_help_is_instant_and_imports_no_torch():
+    code = "import sys; from mamf.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
+    code += "print('torch' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.endswith("False\n")
+    assert "sweep" in found.stdout
+
+
+@pytest.mark.parametrize("command", ["sweep", "show", "backends", "doctor"])
+def test_every_command_explains_itself_without_torch(command):
+    code = f"import sys; from mamf.cli import main\ntry: main(['{command}', '--help'])\nexcept SystemExit: pass\n"
+    code += "assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+
+
+def test_a_killed_process_leaves_a_log_that_resumes(tmp_path):
+    """kill -9 in the 40th launch: nothing runs after it, so the log is what the operating system had by then."""
+    (tmp_path / "killed.py").write_text(
+        textwrap.dedent("""
+            import os, signal
+            from mamf.testing import SimulatedBackend
+
+            class Killed(SimulatedBackend):
+                on_launch = staticmethod(lambda count: count == 40 and os.kill(os.getpid(), signal.SIGKILL))
+        """)
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    options = ["--kernel", "mamf.testing:SimulatedMatmul", "--m-range", "0", "4096", "256", "--output", "run.jsonl"]
+    command = [sys.executable, "-m", "mamf", "sweep", "--backend", "killed:Killed", *options]
+    killed = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True)
+    assert killed.returncode == -signal.SIGKILL
+    log = read_run_log(tmp_path / "run.jsonl")
+    assert len(log.measurements) >= 3
+    assert log.summary is None
+    assert all(isinstance(row.shape, MatmulShape) for row in log.measurements)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("5m", 300), ("1.5h", 5400)])
+def test_durations(text, seconds):
+    assert duration(text) == seconds
+
+
+@pytest.mark.parametrize(("text", "value"), [("0.3%", 0.003), ("0.003", 0.003), ("1 %", 0.01)])
+def test_shares(text, value):
+    assert share(text) == pytest.approx(value)
+
+
+def test_the_tool_names_its_version():
+    assert tool_version()["version"]

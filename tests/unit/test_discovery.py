@@ -1,0 +1,107 @@
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from mamf import discovery
+from mamf.discovery import backend_class, backend_statuses, kernel, kernel_for, open_backend, registered
+from mamf.errors import UnavailableError, UnknownNameError, UsageError
+from mamf.kernel import MatmulProblem
+from mamf.testing import SimulatedBackend
+
+
+@pytest.fixture
+def distribution(tmp_path, monkeypatch):
+    """Install a third party's distribution that declares one backend."""
+
+    def install(package, name, value, source=""):
+        (tmp_path / f"{package}.py").write_text(textwrap.dedent(source))
+        info = tmp_path / f"{package}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[mamf.backends]\n{name} = {value}\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        return tmp_path
+
+    return install
+
+
+def test_a_third_partys_backend_is_found_and_opened(distribution):
+    source = """
+        from mamf.testing import SimulatedBackend
+        class NpuBackend(SimulatedBackend):
+            name = "npu"
+    """
+    folder = distribution("mamf_npu", "npu", "mamf_npu:NpuBackend", source)
+    assert open_backend("npu").name == "npu"
+    command = [sys.executable, "-m", "mamf", "backends"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True, env={"PYTHONPATH": str(folder)})
+    assert "npu      device 0: Simulated H100" in listed.stdout
+
+
+def test_auto_prefers_an_accelerator(distribution):
+    source = """
+        from mamf.testing import SimulatedBackend
+        class NpuBackend(SimulatedBackend):
+            name = "npu"
+    """
+    distribution("mamf_npu", "npu", "mamf_npu:NpuBackend", source)
+    statuses = backend_statuses()
+    assert statuses[-1].name == "cpu"
+    first = next(status for status in statuses if status.unavailable is None)
+    assert open_backend("auto").name == first.name != "cpu"
+
+
+def test_a_name_that_two_distributions_claim_names_both(distribution):
+    distribution("mamf_rival", "cpu", "mamf_rival:Rival")
+    with pytest.raises(UsageError, match=r"'cpu' is claimed by .*mamf.*mamf_rival|mamf_rival.*mamf"):
+        registered(discovery.BACKENDS)
+
+
+def test_an_entry_point_whose_file_is_gone_says_what_to_run(distribution):
+    distribution("mamf_stale", "stale", "mamf_stale.moved:Backend")
+    with pytest.raises(UsageError, match=r"pip install -e \."):
+        backend_class("stale")
+    assert any(status.name == "stale" and status.unavailable for status in backend_statuses())
+
+
+def test_what_is_no_backend_is_refused(distribution):
+    distribution("mamf_odd", "odd", "mamf_odd:Odd", "Odd = dict")
+    with pytest.raises(UsageError, match="not a subclass of mamf's Backend"):
+        backend_class("odd")
+
+
+def test_an_uninstalled_checkout_says_which_command_installs_it(monkeypatch):
+    monkeypatch.setattr(discovery, "entry_points", lambda group: [])
+    with pytest.raises(UsageError, match=r"not installed.*pip install -e \."):
+        registered(discovery.BACKENDS)
+
+
+def test_a_class_can_be_tried_without_installing_it():
+    assert backend_class("mamf.testing:SimulatedBackend") is SimulatedBackend
+    with pytest.raises(UsageError, match="cannot be loaded"):
+        backend_class("mamf.nothing:Backend")
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(UnknownNameError):
+        backend_class("cuda2")
+    with pytest.raises(UnknownNameError):
+        kernel("torch.nm")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "out_dtype", "name"),
+    [("float32", "float32", "torch.mm"), ("float8_e4m3fn", "bfloat16", "scaled_mm"), ("int8", "int32", "int_mm")],
+)
+def test_the_kernel_follows_from_the_dtype(dtype, out_dtype, name):
+    assert kernel_for(open_backend("cpu"), MatmulProblem(dtype, out_dtype)).name == name
+
+
+def test_when_no_kernel_fits_the_most_telling_reason_is_given():
+    backend = open_backend("cpu")
+    with pytest.raises(UnavailableError, match="the cpu has no tf32"):
+        kernel_for(backend, MatmulProblem("tf32", "float32"))
+    with pytest.raises(UnavailableError, match="layout nt, not nn"):
+        kernel_for(backend, MatmulProblem("float8_e4m3fn", "bfloat16", "nn"))

@@ -1,4 +1,4 @@
-"""Burst: rest until the clock is back at boost, then a train of launches that ends before the power controller reacts."""
+"""Burst: rest until the clock is back at boost, then a train that ends before the power controller reacts."""
 
 from __future__ import annotations
 

@@ -48,11 +48,11 @@ class NvmlSensors:
         except self.nvml.NVMLError:
             return None
 
-    def read(self) -> Reading:
+    def read(self, energy: bool = False) -> Reading:
         nvml = self.nvml
         clock_mhz = self.ask(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM)
         milliwatts = self.ask(nvml.nvmlDeviceGetPowerUsage)
-        millijoules = self.ask(nvml.nvmlDeviceGetTotalEnergyConsumption)
+        millijoules = self.ask(nvml.nvmlDeviceGetTotalEnergyConsumption) if energy else None
         reasons = self.clock_event_reasons() or 0
         return Reading(
             clock_hz=None if clock_mhz is None else clock_mhz * 1e6,

@@ -21,7 +21,7 @@ _BUSY_PERCENT = 20.0
 class CpuSensors:
     """What the operating system shows without privileges; virtual machines often show nothing."""
 
-    def read(self) -> Reading:
+    def read(self, energy: bool = False) -> Reading:
         frequency = psutil.cpu_freq() if hasattr(psutil, "cpu_freq") else None
         sensors: dict[str, Any] = getattr(psutil, "sensors_temperatures", dict)()
         temperatures = [sensor.current for group in sensors.values() for sensor in group if sensor.current]

@@ -36,7 +36,7 @@ class HlmlSensors:
         except Exception:  # pyhlml raises a class of its own for every code, with no common base
             return None
 
-    def read(self) -> Reading:
+    def read(self, energy: bool = False) -> Reading:
         megahertz = self.ask("hlmlDeviceGetClockInfo", 0)
         milliwatts = self.ask("hlmlDeviceGetPowerUsage")
         return Reading(

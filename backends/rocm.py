@@ -48,13 +48,13 @@ class AmdSmiSensors:
                 return float(value)
         return None
 
-    def read(self) -> Reading:
+    def read(self, energy: bool = False) -> Reading:
         smi = self.smi
         megahertz = self.number(self.ask(smi.amdsmi_get_clock_info, smi.AmdSmiClkType.GFX), "clk")
         power = self.ask(smi.amdsmi_get_power_info)
-        energy = self.ask(smi.amdsmi_get_energy_count)
-        count = self.number(energy, "energy_accumulator")
-        microjoules = self.number(energy, "counter_resolution")
+        counter = self.ask(smi.amdsmi_get_energy_count) if energy else None
+        count = self.number(counter, "energy_accumulator")
+        microjoules = self.number(counter, "counter_resolution")
         celsius = self.ask(
             smi.amdsmi_get_temp_metric, smi.AmdSmiTemperatureType.HOTSPOT, smi.AmdSmiTemperatureMetric.CURRENT
         )

@@ -29,7 +29,7 @@ class XpuSensors:
         except (RuntimeError, ImportError):
             return None
 
-    def read(self) -> Reading:
+    def read(self, energy: bool = False) -> Reading:
         megahertz = self.ask("clock_rate")
         return Reading(
             clock_hz=None if megahertz is None else megahertz * 1e6,

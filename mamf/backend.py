@@ -63,9 +63,12 @@ class Reading:
 
 
 class Telemetry(Protocol):
-    """Reads the sensors of one device. A sensor that cannot be read is None in the reading; reading never raises."""
+    """Reads the sensors of one device. A sensor that cannot be read is None in the reading; reading never raises.
 
-    def read(self) -> Reading: ...
+    ``energy`` asks for joules too: an energy counter can take milliseconds to answer, far too long inside a burst.
+    """
+
+    def read(self, energy: bool = False) -> Reading: ...
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ class BurstTraits:
     """
 
     train_seconds: float = 0.010
-    rest_ratio: float = 3.0
+    rest_ratio: float = 2.5
     longest_rest_seconds: float = 1.0
 
 

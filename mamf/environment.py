@@ -7,6 +7,7 @@ an error message. ``scrub`` runs over every string that is written.
 from __future__ import annotations
 
 import contextlib
+import functools
 import getpass
 import os
 import platform
@@ -46,6 +47,7 @@ def scrub_record(value: Any) -> Any:
     return value
 
 
+@functools.cache
 def _private_names() -> dict[str, str]:
     host = socket.gethostname()
     names = {host: "<host>", host.split(".")[0]: "<host>"}

@@ -58,3 +58,9 @@ class RunLogWriteError(MamfError):
     """A run log cannot be written."""
 
     exit_code = 1
+
+
+def first_line(error: BaseException) -> str:
+    """An exception in one line: vendors' messages run over pages."""
+    lines = str(error).strip().splitlines()
+    return lines[0].strip() if lines else type(error).__name__

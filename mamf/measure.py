@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from mamf.backend import OperandPool, Reading
-from mamf.errors import UnsupportedError
+from mamf.errors import UnsupportedError, first_line
 from mamf.kernel import MatmulKernel, MatmulProblem, operand_sets
 from mamf.regimes import Regime, Samples, StoppingRule
 from mamf.shapes import MatmulShape
@@ -110,12 +110,6 @@ def measure(
         pool.release()
         backend.release_memory()
     return run.result(status, reason)
-
-
-def first_line(error: BaseException) -> str:
-    """An exception in one line: vendors' messages run over pages."""
-    lines = str(error).strip().splitlines()
-    return lines[0].strip() if lines else type(error).__name__
 
 
 @dataclass

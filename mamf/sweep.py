@@ -18,6 +18,8 @@ from mamf.shapes import MatmulShape
 ORDERS = ("shuffled", "given")
 # What operands may take of the free memory: the flush buffer and the libraries' workspaces need the rest.
 _SHARE_OF_MEMORY = 0.9
+# Whose speed foretells the next shape's.
+_RECENT_SHAPES = 32
 
 #: A shape in a regime: what a log holds, so that a resumed sweep can skip it.
 Held = tuple[str, MatmulShape]
@@ -174,7 +176,8 @@ class Sweep:
             return False
         left = deadline - self.backend.now()
         fewest = 1 + StoppingRule.fewest
-        return left <= 0 or (bool(speeds) and fewest * shape.flop / stdlib_statistics.median(speeds) > left)
+        recent = speeds[-_RECENT_SHAPES:]
+        return left <= 0 or (bool(recent) and fewest * shape.flop / stdlib_statistics.median(recent) > left)
 
 
 def cut_short(result: Measurement, deadline: float | None, backend: Backend) -> bool:

@@ -112,7 +112,8 @@ class TorchBackend(Backend):
             raise UnavailableError(f"{self.name} has no device {index}; it has {count} (0 to {count - 1})")
         self.index = index
         self.device = self.open_device()
-        self._flush_buffer: torch.Tensor | None = None
+        # By size; slicing one buffer would cost the host as much as the flush itself.
+        self._flush_buffers: dict[int, torch.Tensor] = {}
         self.setup()
         self.telemetry = self.open_telemetry()
         self.info = self.describe()
@@ -131,9 +132,10 @@ class TorchBackend(Backend):
 
     def flush_cache(self, size: int | None = None) -> None:
         size = size or 2 * (self.info.cache_bytes or 0) or _FLUSH_BYTES_WHEN_CACHE_UNKNOWN
-        if self._flush_buffer is None or self._flush_buffer.numel() < size:
-            self._flush_buffer = torch.empty(size, dtype=torch.int8, device=self.device)
-        self._flush_buffer[:size].zero_()
+        buffer = self._flush_buffers.get(size)
+        if buffer is None:
+            buffer = self._flush_buffers[size] = torch.empty(size, dtype=torch.int8, device=self.device)
+        buffer.zero_()
 
     def operand_pool(self, data: str, seed: int) -> OperandPool:
         return TorchOperandPool(self, data, seed)

@@ -81,8 +81,8 @@ def compare_with_profiler(backend: Backend, shape: MatmulShape) -> tuple[float, 
 def window_seconds(backend: Backend, launch: object = None) -> float:
     """Median seconds between two marks around ``launch``, the host well ahead."""
     seconds = []
-    for _ in range(20):
-        for _ in range(20):
+    for _ in range(30):
+        for _ in range(60):
             backend.flush_cache()
         start = backend.mark()
         if callable(launch):

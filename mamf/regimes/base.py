@@ -36,13 +36,14 @@ class StoppingRule:
         """Whether the run's budget has ended."""
         return self.deadline is not None and now >= self.deadline
 
-    def enough(self, samples: Sequence[float], elapsed: float, now: float) -> bool:
+    def enough(self, samples: Sequence[float], elapsed: float, now: float, is_representative: bool = True) -> bool:
+        """Whether to stop; precision counts only once the samples are representative of what varies between them."""
         if self.is_over(now):
             return True
         if len(samples) < self.fewest:
             return False
         late = self.seconds is not None and elapsed >= self.seconds
-        return late or len(samples) >= self.most or self.is_precise(samples)
+        return late or len(samples) >= self.most or (is_representative and self.is_precise(samples))
 
     def is_precise(self, samples: Sequence[float]) -> bool:
         interval = median_interval(samples)
@@ -90,9 +91,9 @@ class Regime(ABC):
         launch.
         """
 
-    def read_sensors(self) -> Reading | None:
+    def read_sensors(self, energy: bool = False) -> Reading | None:
         telemetry = self.backend.telemetry
-        return None if isinstance(telemetry, Unavailable) else telemetry.read()
+        return None if isinstance(telemetry, Unavailable) else telemetry.read(energy)
 
 
 @contextmanager

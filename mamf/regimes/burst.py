@@ -17,7 +17,10 @@ class Burst(Regime):
     default_seconds = 1.0
     #: Launches of the first train, before the kernel's duration is known, and the fewest of any.
     fewest_in_train: ClassVar[int] = 3
-    most_in_train: ClassVar[int] = 64
+    most_in_train: ClassVar[int] = 8
+    #: A kernel this short varies more from train to train than within one: its median is over at least so many trains.
+    short_launch_seconds: ClassVar[float] = 0.0005
+    fewest_short_trains: ClassVar[int] = 6
     #: A launch this slow is a train of its own, so that a time limit is heeded between launches.
     slow_launch_seconds: ClassVar[float] = 0.1
     #: Device time of the work queued ahead of a train, at most.
@@ -41,13 +44,15 @@ class Burst(Regime):
         taken = Samples()
         launch = prepared.launches[0]
         size = 1 if estimate > self.slow_launch_seconds else self.fewest_in_train
-        lead = self.shortest_lead_seconds
+        lead, trains = self.shortest_lead_seconds, 0
         self._rest()
         begun = self.backend.now()
         while True:
             taken.seconds += self._train(launch, size, lead, taken)
+            trains += 1
             now = self.backend.now()
-            if rule.enough(taken.seconds, now - begun, now):
+            is_short = stdlib_statistics.median(taken.seconds) < self.short_launch_seconds
+            if rule.enough(taken.seconds, now - begun, now, trains >= self.fewest_short_trains or not is_short):
                 taken.launches = len(taken.seconds)
                 return taken
             period = stdlib_statistics.median(taken.seconds) + self._flush_seconds

@@ -70,7 +70,7 @@ class Sustained(Regime):
         return False
 
     def _visit(self, blocks: Iterator[Block], rule: StoppingRule, taken: Samples) -> None:
-        begun, before = self.backend.now(), self.read_sensors()
+        begun, before = self.backend.now(), self.read_sensors(energy=True)
         for block in blocks:
             taken.seconds.append(block.seconds)
             taken.launches += block.launches
@@ -80,7 +80,7 @@ class Sustained(Regime):
                 now - begun >= self.shortest_seconds and rule.enough(taken.seconds, now - begun, now)
             ):
                 break
-        taken.watts = mean_watts(before, self.read_sensors(), self.backend.now() - begun)
+        taken.watts = mean_watts(before, self.read_sensors(energy=True), self.backend.now() - begun)
 
     def _blocks(self, launches: Sequence[Launch]) -> Iterator[Block]:
         """Endless blocks of back-to-back launches; the next is queued before the last is waited for."""

@@ -75,12 +75,12 @@ class SimulatedSensors:
     def __init__(self, backend: SimulatedBackend) -> None:
         self.backend = backend
 
-    def read(self) -> Reading:
+    def read(self, energy: bool = False) -> Reading:
         device = self.backend
         return Reading(
             clock_hz=device.clock_hz,
             watts=device.mean_watts,
-            joules=device.joules,
+            joules=device.joules if energy else None,
             celsius=35 + 30 * device.heat,
             throttle_reasons=("power cap",) if device.is_capped else (),
         )

@@ -142,14 +142,15 @@ def test_a_flush_is_twice_the_last_level_cache(name, megabytes, request, calls):
     assert calls[-1] == ("flush", megabytes * MIB)
 
 
-def test_a_buffer_for_flushing_is_kept_and_a_smaller_flush_views_it(calls):
+def test_a_buffer_for_flushing_is_kept_by_its_size(calls):
     backend = open_backend("cpu")
     with FlushRecorder(calls):
         backend.flush_cache(4 * MIB)
-        kept = backend._flush_buffer
+        kept = backend._flush_buffers[4 * MIB]
         backend.flush_cache(MIB)
-    assert backend._flush_buffer is kept
-    assert calls == [("flush", 4 * MIB), ("flush", MIB)]
+        backend.flush_cache(4 * MIB)
+    assert backend._flush_buffers[4 * MIB] is kept
+    assert calls == [("flush", 4 * MIB), ("flush", MIB), ("flush", 4 * MIB)]
 
 
 def test_memory_that_torch_caches_counts_as_free(cuda):

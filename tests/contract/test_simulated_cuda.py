@@ -90,7 +90,7 @@ def test_two_cards_are_told_apart_without_naming_them(cuda):
 
 
 def test_readings_are_in_core_units(cuda):
-    assert cuda.kind(0).telemetry.read() == Reading(
+    assert cuda.kind(0).telemetry.read(energy=True) == Reading(
         clock_hz=pytest.approx(1755e6), watts=pytest.approx(684.5), joules=pytest.approx(123_456.789), celsius=61
     )
 
@@ -99,7 +99,9 @@ def test_one_reading_asks_each_sensor_once(cuda, calls):
     telemetry = cuda.kind(0).telemetry
     calls.clear()
     telemetry.read()
-    assert len(calls) == len(set(calls)) == 5
+    assert len(calls) == len(set(calls)) == 4
+    telemetry.read(energy=True)
+    assert len(calls) == 4 + 5
 
 
 @pytest.mark.parametrize(
@@ -129,7 +131,7 @@ def test_throttling_is_seen_under_its_old_name(cuda, how):
 def test_what_nvml_refuses_reads_as_none(cuda):
     backend = cuda.kind(0)
     cuda.nvml.refuses_all = True
-    assert backend.telemetry.read() == Reading()
+    assert backend.telemetry.read(energy=True) == Reading()
     assert all(advice.verdict in ("unknown", "ok") for advice in backend.advice())
 
 

@@ -39,7 +39,7 @@ def test_amdsmi_is_asked_by_pci_address(rocm, calls):
 
 
 def test_readings_are_in_core_units(rocm):
-    assert rocm.kind(0).telemetry.read() == Reading(
+    assert rocm.kind(0).telemetry.read(energy=True) == Reading(
         clock_hz=pytest.approx(1850e6), watts=742, joules=pytest.approx(2e6 * 15.259e-6), celsius=71
     )
 
@@ -62,14 +62,14 @@ def test_what_is_not_applicable_reads_as_none(rocm):
     rocm.smi.violations = dict.fromkeys(rocm.smi.violations, "N/A")
     rocm.smi.celsius = "N/A"
     backend = rocm.kind(0)
-    assert backend.telemetry.read() == Reading()
+    assert backend.telemetry.read(energy=True) == Reading()
     assert backend.info.max_clock_hz is None
 
 
 def test_what_amdsmi_refuses_reads_as_none(rocm):
     backend = rocm.kind(0)
     rocm.smi.refuses_all = True
-    assert backend.telemetry.read() == Reading()
+    assert backend.telemetry.read(energy=True) == Reading()
 
 
 def test_an_amdsmi_without_violations_reads_the_rest(rocm):

@@ -38,6 +38,8 @@ class TestBackend(BackendContract):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 class TestKernel(KernelContract):
+    shape = MatmulShape(256, 384, 512)
+
     @pytest.fixture
     def backend(self, dtype):
         return ACCELERATOR

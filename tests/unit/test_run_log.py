@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mamf.environment import scrub
+from mamf.environment import _private_names, scrub
 from mamf.errors import RunLogError, RunLogWriteError, UsageError
 from mamf.kernel import MatmulProblem
 from mamf.report import bests, summary_record
@@ -161,7 +161,9 @@ def test_a_broken_line_is_named(tmp_path, line, complaint):
         read_run_log(path)
 
 
-def test_nothing_private_is_written(monkeypatch):
+def test_nothing_private_is_written(monkeypatch, request):
+    request.addfinalizer(_private_names.cache_clear)
+    _private_names.cache_clear()
     monkeypatch.setattr("socket.gethostname", lambda: "gpu-box.example.org")
     monkeypatch.setattr("getpass.getuser", lambda: "alice")
     text = (

@@ -8,7 +8,7 @@ import sys
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mamf.backend import Backend, Unavailable
 from mamf.cli.interruption import EXIT_CODE, Interruption
@@ -32,6 +32,7 @@ from mamf.report import FORMATS, render, summary_record
 from mamf.run_log import RunLog, RunLogWriter, measurement_record, plan_record, read_run_log, utc_now
 from mamf.sweep import Plan, Sweep
 
+_NOTHING_MEASURED = 1
 _EXAMPLES = """examples:
   mamf sweep --m-range 0 20480 256                    79 shapes Mx4096x4096 in burst
   mamf sweep --m 8192 --n 8192 --k 8192 --regime burst sustained
@@ -70,6 +71,14 @@ def run(options: argparse.Namespace) -> int:
             print("mamf: interrupted before the first shape; nothing is lost", file=sys.stderr)
             return EXIT_CODE
         return session.dry_run() if options.dry_run else session.run()
+
+
+class _End(NamedTuple):
+    """How a sweep ended: the summary's status, why if early, and the exit code."""
+
+    status: str
+    reason: str
+    exit_code: int
 
 
 class _Session:
@@ -125,9 +134,9 @@ class _Session:
         sweep = Sweep(self.plan, self.kernel, self.backend, self.log.held if self.log else ())
         with self._open_log(header) as writer:
             begun = self.backend.now()
-            status, reason = self._collect(sweep, writer)
+            end = self._collect(sweep, writer)
             with self.interruption.shielded():
-                return self._finish(sweep, header, writer, status, reason, self.backend.now() - begun)
+                return self._finish(header, writer, end, self.backend.now() - begun)
 
     def _header(self) -> dict[str, Any]:
         backend = self.backend
@@ -157,8 +166,8 @@ class _Session:
         writer.write("resume", {"tool": tool_version(), "command": command_line(), "started": utc_now()})
         return writer
 
-    def _collect(self, sweep: Sweep, writer: RunLogWriter) -> tuple[str, str]:
-        """Measure and log until done; how it ended, and why if early."""
+    def _collect(self, sweep: Sweep, writer: RunLogWriter) -> _End:
+        """Measure and log until done, or until something ends it early."""
         from mamf.cli.progress import Progress
 
         total = len(self.plan.steps(sweep.held))
@@ -172,17 +181,18 @@ class _Session:
                     progress.add(row)
                     self.interruption.check()
         except KeyboardInterrupt:
-            return "interrupted", "by the user"
+            return _End("interrupted", "by the user", EXIT_CODE)
         except RunLogWriteError as error:
-            return "interrupted", str(error)
-        return ("interrupted", "the budget ended") if sweep.left_out else ("complete", "")
+            return _End("interrupted", str(error), error.exit_code)
+        if sweep.left_out:
+            return _End("interrupted", "the budget ended", 0)
+        return _End("complete", "", 0 if any(row.ok for row in self.rows) else _NOTHING_MEASURED)
 
-    def _finish(
-        self, sweep: Sweep, header: dict[str, Any], writer: RunLogWriter, status: str, reason: str, elapsed: float
-    ) -> int:
+    def _finish(self, header: dict[str, Any], writer: RunLogWriter, end: _End, elapsed: float) -> int:
+        """Close the log with a summary and print the report; returns the exit code."""
         done = {(row.regime, row.shape) for row in self.rows if not row.is_reference}
-        summary = summary_record(self.rows, status, reason, elapsed, len(self.plan.steps(done)))
-        code = EXIT_CODE if reason == "by the user" else 0
+        summary = summary_record(self.rows, end.status, end.reason, elapsed, len(self.plan.steps(done)))
+        code = end.exit_code
         try:
             writer.write("summary", {**summary, "time": utc_now()})
         except RunLogWriteError as error:
@@ -190,8 +200,7 @@ class _Session:
             code = error.exit_code
         print(render(self.options.format, self.rows, header, summary, self.options.top), end="")
         print(f"log: {writer.path}", file=sys.stdout if self.options.format in ("table", "markdown") else sys.stderr)
-        nothing_works = status == "complete" and self.rows and not any(row.ok for row in self.rows)
-        return 1 if nothing_works else code
+        return code
 
 
 def default_path(backend: Backend, plan: Plan) -> Path:

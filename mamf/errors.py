@@ -7,6 +7,7 @@
     ├── UnavailableError           the backend, device or kernel cannot be used here; says what would change it
     ├── UnsupportedError           this kernel cannot do this dtype, layout or shape
     ├── RunLogError                a run log cannot be read; says the line
+    ├── DeviceError                the device failed outside the measurement of a shape
     └── RunLogWriteError           a run log cannot be written (disk full, no permission)
 
 Everything else that surfaces from a measurement becomes the status of that measurement and never ends a run.
@@ -48,6 +49,12 @@ class UnavailableError(MamfError):
 
 class UnsupportedError(MamfError):
     """A kernel cannot do this dtype, layout or shape."""
+
+
+class DeviceError(MamfError):
+    """The device failed outside the measurement of a shape: nothing more can be measured in this run."""
+
+    exit_code = 1
 
 
 class RunLogError(MamfError):

@@ -55,6 +55,11 @@ class Measurement:
     is_reference: bool = False
 
     @property
+    def step(self) -> tuple[str, MatmulShape]:
+        """The step of a sweep that this row is of."""
+        return self.regime, self.shape
+
+    @property
     def ok(self) -> bool:
         return self.status == "ok"
 

@@ -52,7 +52,7 @@ def summary_record(
     return {
         "status": status,
         "reason": reason,
-        "measured": sum(not row.is_reference for row in rows),
+        "measured": sum(row.ok and not row.is_reference for row in rows),
         "left": left,
         "elapsed_seconds": round(elapsed_seconds, 3),
         "best": {
@@ -209,9 +209,9 @@ def as_summary(rows: Sequence[Measurement], header: Mapping[str, Any], summary: 
     for regime, best in bests(rows).items():
         lines += [*_best_lines(regime, best, header), _mean_line(regime, best)]
         lines += _drift_lines([row for row in rows if row.regime == regime and row.is_reference])
-    lines += [_failure_line(status, count) for status, count in _failures(rows).items()]
     if not lines:
         lines.append("nothing was measured")
+    lines += _failure_lines(rows)
     lines.append(_end_line(summary))
     return "\n".join(lines) + "\n"
 
@@ -256,12 +256,14 @@ def _drift_lines(visits: Sequence[Measurement]) -> list[str]:
     return [f"reference {visits[0].shape}, {len(figures)} visits: {significant(middle)} TFLOPS, {spread}"]
 
 
-def _failures(rows: Sequence[Measurement]) -> dict[str, int]:
-    return dict(Counter(row.status for row in rows if not row.ok))
-
-
-def _failure_line(status: str, count: int) -> str:
-    return f"{status}: {count} {'shape' if count == 1 else 'shapes'}"
+def _failure_lines(rows: Sequence[Measurement]) -> list[str]:
+    """How many shapes have no figure, by status, with the first's reason."""
+    first = {row.status: row for row in reversed(rows) if not row.ok}
+    counts = Counter(row.status for row in rows if not row.ok)
+    return [
+        f"{status}: {count} {'shape' if count == 1 else 'shapes'}, {first[status].shape}: {first[status].reason}"
+        for status, count in counts.items()
+    ]
 
 
 def _end_line(summary: Mapping[str, Any] | None) -> str:
@@ -286,8 +288,8 @@ def render(
         return as_json(rows, header, summary)
     shown = list(rows) if top is None else chosen(rows, top)
     table = as_markdown(shown) if format == "markdown" else as_table(shown)
-    hidden = len(rows) - len(shown)
-    more = f"... and {hidden} more in the log (--top all shows them)\n" if hidden else ""
+    hidden = sum(not row.is_reference for row in rows) - len(shown)
+    more = f"... and {hidden} more in the log (--top all shows them)\n" if hidden > 0 else ""
     return f"{as_title(header)}\n{table if shown else ''}{more}\n{as_summary(rows, header, summary)}"
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -21,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from mamf.backend import DeviceInfo
 from mamf.environment import scrub_record
 from mamf.errors import MamfError, RunLogError, RunLogWriteError, UsageError
 from mamf.kernel import MatmulProblem
@@ -30,6 +32,7 @@ from mamf.statistics import Summary, summarize
 from mamf.sweep import Held, Plan
 
 SCHEMA = 1
+MAY_PASS = ("failed", "out_of_memory")
 _STATISTICS = ("mean", "median", "fastest", "slowest")
 
 
@@ -56,8 +59,13 @@ class RunLog:
 
     @property
     def held(self) -> set[Held]:
-        """The steps that this log has a measurement of, whatever its status."""
-        return {(row.regime, row.shape) for row in self.measurements if not row.is_reference}
+        """The steps that need not be measured again: a failure or exhausted memory may have been the moment's."""
+        return {row.step for row in self.measurements if not row.is_reference and row.status not in MAY_PASS}
+
+    @property
+    def kept(self) -> list[Measurement]:
+        """The rows that stay when the log is resumed."""
+        return [row for row in self.measurements if row.is_reference or row.step in self.held]
 
 
 class RunLogWriter:
@@ -77,6 +85,7 @@ class RunLogWriter:
         except OSError as error:
             raise UsageError(f"cannot write {path}: {error.strerror}; name another --output") from None
         writer = cls(path, descriptor)
+        lock(descriptor, path)
         try:
             writer.write("header", {"schema": SCHEMA, **header})
         except RunLogWriteError:
@@ -92,9 +101,12 @@ class RunLogWriter:
         """
         try:
             descriptor = os.open(log.path, os.O_WRONLY | os.O_APPEND)
-            os.ftruncate(descriptor, log.valid_bytes)
         except OSError as error:
             raise UsageError(f"cannot resume {log.path}: {error.strerror}") from None
+        lock(descriptor, log.path)
+        if os.fstat(descriptor).st_size < log.valid_bytes or not log.is_truncated:
+            return cls(log.path, descriptor)
+        os.ftruncate(descriptor, log.valid_bytes)
         return cls(log.path, descriptor)
 
     def write(self, record: str, fields: Mapping[str, Any]) -> None:
@@ -103,9 +115,8 @@ class RunLogWriter:
         data = line.encode()
         size = os.fstat(self._descriptor).st_size
         try:
-            written = os.write(self._descriptor, data)
-            if written < len(data):
-                written += os.write(self._descriptor, data[written:])
+            while data:
+                data = data[os.write(self._descriptor, data) :]
         except OSError as error:
             with contextlib.suppress(OSError):  # not a regular file: nothing to take back
                 os.ftruncate(self._descriptor, size)
@@ -125,6 +136,19 @@ class RunLogWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def lock(descriptor: int, path: Path) -> None:
+    """Keep a second process from writing the same log. Raises UsageError when one does."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise UsageError(f"{path} is being written by another process: wait for it to end") from None
 
 
 def read_run_log(path: Path) -> RunLog:
@@ -167,9 +191,11 @@ def _header(path: Path, line: bytes) -> dict[str, Any]:
             raise ValueError("the first record is not a header")
         if header["schema"] != SCHEMA:
             raise ValueError(f"schema {header['schema']} is not known to this mamf (it reads {SCHEMA}); upgrade mamf")
-        for name in ("tool", "device", "environment", "plan", "kernel"):
+        for name in ("tool", "environment", "kernel", "timer"):
             header[name]
-    except (KeyError, ValueError) as error:
+        DeviceInfo(**header["device"])
+        plan_from_record(header["plan"])
+    except (AttributeError, KeyError, TypeError, ValueError, MamfError) as error:
         raise RunLogError(f"{path}, line 1: {_what(error)}") from None
     return header
 
@@ -177,7 +203,10 @@ def _header(path: Path, line: bytes) -> dict[str, Any]:
 def _add(log: RunLog, record: dict[str, Any]) -> None:
     kind = record["record"]
     if kind == "measurement":
-        log.measurements.append(measurement_from_record(record, log.header))
+        row = measurement_from_record(record, log.header)
+        if not row.is_reference:  # measured again after a failure
+            log.measurements = [old for old in log.measurements if old.is_reference or old.step != row.step]
+        log.measurements.append(row)
         log.summary = None
     elif kind == "summary":
         log.summary = record
@@ -208,7 +237,8 @@ def measurement_record(row: Measurement) -> dict[str, Any]:
         "launches": row.launches,
         "samples_seconds": list(row.samples),
         "implausible_samples_seconds": list(row.implausible_samples),
-        "relative_error": row.error,
+        # An output with NaN in it has no error to speak of; the reason says so.
+        "relative_error": row.error if row.error is not None and math.isfinite(row.error) else None,
         "clock_mhz": None if row.conditions.clock_hz is None else row.conditions.clock_hz / 1e6,
         "watts": row.conditions.watts,
         "celsius": row.conditions.celsius,
@@ -225,7 +255,12 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
     if record["status"] not in STATUSES:
         raise ValueError(f"unknown status {record['status']!r}")
     shape = MatmulShape(**record["shape"])
+    if record["best_by"] not in _STATISTICS:
+        raise ValueError(f"unknown statistic {record['best_by']!r}")
     samples = tuple(map(float, record["samples_seconds"]))
+    if not all(0 < sample < math.inf for sample in samples):
+        raise ValueError("a sample is not a positive number of seconds")
+    error = record["relative_error"]
     summary: Summary | None = None
     if record["status"] == "ok":
         summary = summarize(samples)
@@ -242,7 +277,7 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
         samples=samples,
         implausible_samples=tuple(record["implausible_samples_seconds"]),
         launches=record["launches"],
-        error=record["relative_error"],
+        error=None if error is None else float(error),
         conditions=Conditions(
             clock_hz=None if clock_mhz is None else float(round(clock_mhz * 1e6)),
             watts=record["watts"],

@@ -8,11 +8,11 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from mamf.backend import Backend, OperandPool
-from mamf.errors import UnknownNameError, UnsupportedError
+from mamf.errors import DeviceError, UnknownNameError, UnsupportedError, UsageError, first_line
 from mamf.kernel import Buffer, MatmulKernel, MatmulProblem, operand_sets
 from mamf.measure import Measurement, measure
 from mamf.peaks import fastest_possible_flops
-from mamf.regimes import Classic, Regime, StoppingRule, regime_class
+from mamf.regimes import Classic, Regime, StoppingRule, Sustained, regime_class
 from mamf.shapes import MatmulShape
 
 ORDERS = ("shuffled", "given")
@@ -50,6 +50,12 @@ class Plan:
             raise UnknownNameError("order", self.order, ORDERS)
         for name in self.regimes:
             regime_class(name)
+        if (
+            "classic" in self.regimes
+            and self.budget_seconds is not None
+            and self.budget_seconds <= Classic.warmup_seconds
+        ):
+            raise UsageError(f"classic warms up for {Classic.warmup_seconds:.0f} s: give a --budget above that")
 
     def ordered_shapes(self) -> list[MatmulShape]:
         shapes = list(self.shapes)
@@ -130,7 +136,7 @@ class Sweep:
                 pool.take(name, *buffer, fill=name != "c")
         except Exception as error:
             if not self.backend.is_out_of_memory(error):
-                raise
+                raise DeviceError(f"the device failed while allocating: {first_line(error)}") from error
             pool.release()
         self.backend.release_memory()
 
@@ -162,7 +168,10 @@ class Sweep:
             regime: Regime = Classic(self.backend, self.plan.warmup_launches, self.plan.timed_launches)
         else:
             regime = kind(self.backend)
-        regime.start()
+        try:
+            regime.start()
+        except Exception as error:
+            raise DeviceError(f"the device failed before the first shape in {name}: {first_line(error)}") from error
         return regime
 
     def _measure(self, shape: MatmulShape, regime: Regime, pool: OperandPool, deadline: float | None) -> Measurement:
@@ -183,4 +192,6 @@ class Sweep:
 def cut_short(result: Measurement, deadline: float | None, backend: Backend) -> bool:
     """Whether the budget ended before a shape had its fewest samples: a resumed sweep measures it anew."""
     ended = deadline is not None and backend.now() >= deadline
-    return ended and result.ok and len(result.samples) < StoppingRule.fewest
+    # A sustained visit is at least 2 s long or it is none.
+    too_few = len(result.samples) < StoppingRule.fewest or result.regime == Sustained.name
+    return ended and result.status in ("ok", "implausible") and too_few

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -22,18 +23,37 @@ _INTERRUPTED = 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code: 0, 1 (could not finish), 2 (bad input) or 130 (interrupted)."""
-    given = with_dashes(sys.argv[1:] if arguments is None else arguments)
-    options = _parser(given).parse_args(given)
+    code = _run(with_dashes(sys.argv[1:] if arguments is None else arguments))
+    if code == _INTERRUPTED and arguments is None:
+        # An interrupt that passed through an import leaves Python set to end by the signal instead of this code.
+        sys.stdout.flush()
+        os._exit(code)
+    return code
+
+
+def _run(given: Sequence[str]) -> int:
     try:
-        return int(options.run(options))
+        options = _parser(given).parse_args(given)
+        code = int(options.run(options))
+        sys.stdout.flush()
+        return code
     except MamfError as error:
         print(f"mamf: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:  # the reader of a pipe has seen enough
-        sys.stderr.close()
+        _discard_output()
         return 0
+    except OSError as error:
+        _discard_output()
+        print(f"mamf: cannot write the output: {error.strerror}", file=sys.stderr)
+        return 1
+
+
+def _discard_output() -> None:
+    """Python flushes stdout once more at exit, and would complain again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser(given: Sequence[str]) -> Parser:

@@ -24,7 +24,7 @@ from mamf.cli.plan_options import (
 from mamf.discovery import kernel_for, open_backend
 from mamf.doctor import as_line, diagnose, warnings
 from mamf.environment import command_line, describe_environment, tool_version
-from mamf.errors import LogMismatchError, RunLogWriteError, UnsupportedError, UsageError
+from mamf.errors import LogMismatchError, MamfError, RunLogWriteError, UnsupportedError, UsageError
 from mamf.estimate import estimate_seconds, probe_flops
 from mamf.kernel import MatmulKernel
 from mamf.measure import Measurement
@@ -67,10 +67,10 @@ def run(options: argparse.Namespace) -> int:
     with Interruption() as interruption:
         try:
             session = _Session(options, interruption)
+            return session.dry_run() if options.dry_run else session.run()
         except KeyboardInterrupt:
             print("mamf: interrupted before the first shape; nothing is lost", file=sys.stderr)
             return EXIT_CODE
-        return session.dry_run() if options.dry_run else session.run()
 
 
 class _End(NamedTuple):
@@ -96,7 +96,9 @@ class _Session:
         self.kernel = self._kernel()
         if self.log:
             require_same_device(self.log, self.backend)
-        self.rows: list[Measurement] = list(self.log.measurements) if self.log else []
+        self.rows: list[Measurement] = self.log.kept if self.log else []
+        # A library may have swallowed the exception while it was imported.
+        interruption.check()
 
     def _open_backend(self) -> Backend:
         device = self.log.header["device"] if self.log else {}
@@ -125,14 +127,20 @@ class _Session:
         seconds = estimate_seconds(plan, steps, backend, flops)
         print(f"device: {backend.info.name} ({backend.name}:{backend.index}), {self.kernel.name} {plan.problem.dtype}")
         print(f"shapes: {len(plan.shapes)}, in {', '.join(plan.regimes)}: {len(steps)} to measure")
-        print(f"memory: {needed / 1e9:.2f} GB for the largest" + (f", of {free / 1e9:.1f} GB free" if free else ""))
+        print(f"memory: {needed / 1e9:.3g} GB for the largest" + (f", of {free / 1e9:.1f} GB free" if free else ""))
+        if free and needed > free:
+            print("        which will be out_of_memory; smaller shapes are measured")
         print(f"time: about {seconds:.0f} s, judging by {flops / 1e12:.3g} TFLOPS at 1024x1024x1024")
         return 0
 
     def run(self) -> int:
+        if self.log and not self.plan.steps(self.log.held):
+            return self._report(self.log.header, self.log.summary, self.log.path)
         header = self.log.header if self.log else self._header()
         sweep = Sweep(self.plan, self.kernel, self.backend, self.log.held if self.log else ())
-        with self._open_log(header) as writer:
+        with self.interruption.shielded():
+            writer = self._open_log(header)
+        with writer:
             begun = self.backend.now()
             end = self._collect(sweep, writer)
             with self.interruption.shielded():
@@ -163,7 +171,8 @@ class _Session:
         if self.log is None:
             return RunLogWriter.create(self.options.output or default_path(self.backend, self.plan), header)
         writer = RunLogWriter.append(self.log)
-        writer.write("resume", {"tool": tool_version(), "command": command_line(), "started": utc_now()})
+        resumed = {"tool": tool_version(), "command": command_line(), "started": utc_now(), "notes": self.options.notes}
+        writer.write("resume", resumed)
         return writer
 
     def _collect(self, sweep: Sweep, writer: RunLogWriter) -> _End:
@@ -182,15 +191,14 @@ class _Session:
                     self.interruption.check()
         except KeyboardInterrupt:
             return _End("interrupted", "by the user", EXIT_CODE)
-        except RunLogWriteError as error:
+        except MamfError as error:
             return _End("interrupted", str(error), error.exit_code)
-        if sweep.left_out:
-            return _End("interrupted", "the budget ended", 0)
-        return _End("complete", "", 0 if any(row.ok for row in self.rows) else _NOTHING_MEASURED)
+        code = 0 if any(row.ok for row in self.rows) else _NOTHING_MEASURED
+        return _End("interrupted", "the budget ended", code) if sweep.left_out else _End("complete", "", code)
 
     def _finish(self, header: dict[str, Any], writer: RunLogWriter, end: _End, elapsed: float) -> int:
         """Close the log with a summary and print the report; returns the exit code."""
-        done = {(row.regime, row.shape) for row in self.rows if not row.is_reference}
+        done = {row.step for row in self.rows if not row.is_reference}
         summary = summary_record(self.rows, end.status, end.reason, elapsed, len(self.plan.steps(done)))
         code = end.exit_code
         try:
@@ -198,9 +206,13 @@ class _Session:
         except RunLogWriteError as error:
             print(f"mamf: {error}", file=sys.stderr)
             code = error.exit_code
-        print(render(self.options.format, self.rows, header, summary, self.options.top), end="")
-        print(f"log: {writer.path}", file=sys.stdout if self.options.format in ("table", "markdown") else sys.stderr)
+        self._report(header, summary, writer.path)
         return code
+
+    def _report(self, header: dict[str, Any], summary: dict[str, Any] | None, path: Path) -> int:
+        print(render(self.options.format, self.rows, header, summary, self.options.top), end="")
+        print(f"log: {path}", file=sys.stdout if self.options.format in ("table", "markdown") else sys.stderr)
+        return 0
 
 
 def default_path(backend: Backend, plan: Plan) -> Path:

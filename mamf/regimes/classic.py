@@ -19,11 +19,16 @@ class Classic(Regime):
     name = "classic"
     best_by = "fastest"
     needs_rewrite = True
+    warmup_seconds: ClassVar[float] = 30.0
     flush_bytes: ClassVar[int] = 256 * MIB
     queue_depth: ClassVar[int] = 32
 
     def __init__(
-        self, backend: Backend, warmup_launches: int = 50, timed_launches: int = 100, warmup_seconds: float = 30.0
+        self,
+        backend: Backend,
+        warmup_launches: int = 50,
+        timed_launches: int = 100,
+        warmup_seconds: float = warmup_seconds,
     ) -> None:
         super().__init__(backend)
         self.warmup_launches = warmup_launches
@@ -51,8 +56,10 @@ class Classic(Regime):
                 break
         taken.add_reading(self.read_sensors())
         backend.synchronize()
+        if len(marks) < self.warmup_launches + self.timed_launches:
+            taken.remarks.append(f"cut short after {len(marks)} launches")
         # Cut short, the last launches are the ones to keep: they are at least as warm as the others.
-        timed = marks[self.warmup_launches :] or marks[-rule.fewest :]
+        timed = marks[min(self.warmup_launches, max(0, len(marks) - rule.fewest)) :]
         taken.seconds = [backend.seconds_between(start, end) for start, end in timed]
         taken.launches = len(taken.seconds)
         return taken

@@ -31,6 +31,7 @@ class Sustained(Regime):
     block_seconds: ClassVar[float] = 0.1
     #: Settled: over this many blocks, a straight line through the figure rises or falls by no more than this.
     settled_blocks: ClassVar[int] = 20
+    fewest_blocks: ClassVar[int] = 3
     settled_slope: ClassVar[float] = 0.01
     longest_settling_seconds: ClassVar[float] = 20.0
 
@@ -63,7 +64,8 @@ class Sustained(Regime):
         for block in blocks:
             recent.append(block.seconds)
             elapsed = self.backend.now() - begun
-            if elapsed >= shortest and abs(relative_slope(recent)) <= self.settled_slope:
+            is_flat = len(recent) >= self.fewest_blocks and abs(relative_slope(recent)) <= self.settled_slope
+            if elapsed >= shortest and is_flat:
                 return True
             if elapsed >= shortest + self.longest_settling_seconds or rule.is_over(self.backend.now()):
                 break

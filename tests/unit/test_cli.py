@@ -12,9 +12,9 @@ import pytest
 from mamf.cli import main
 from mamf.cli.options import duration, share, with_dashes
 from mamf.environment import tool_version
-from mamf.run_log import read_run_log
+from mamf.run_log import RunLogWriter, read_run_log
 from mamf.shapes import MatmulShape, matmul_grid
-from mamf.testing import SimulatedBackend
+from mamf.testing import SimulatedBackend, SimulatedMatmul
 
 SIMULATED = ["--backend", "mamf.testing:SimulatedBackend", "--kernel", "mamf.testing:SimulatedMatmul"]
 
@@ -183,6 +183,83 @@ def test_a_signal_in_the_middle_of_a_record_waits_until_it_is_written(sweep, mon
     log = read_run_log(tmp_path / "run.jsonl")
     assert len(log.measurements) == 1
     assert log.summary["status"] == "interrupted"
+
+
+def test_a_kernel_that_writes_nothing_is_a_row_and_not_the_end(sweep, tmp_path):
+    """Its output is NaN, which JSON cannot hold: the row says so in words."""
+    (tmp_path / "nothing.py").write_text(
+        textwrap.dedent("""
+            from mamf.kernel import Prepared, Verdict
+            from mamf.testing import SimulatedMatmul
+
+            class Nothing(SimulatedMatmul):
+                def prepare(self, *arguments, **options):
+                    return Prepared([lambda: None], lambda: Verdict(float("nan"), 1.0))
+        """)
+    )
+    sys.path.insert(0, str(tmp_path))
+    try:
+        code, out, _ = sweep("--kernel", "nothing:Nothing", "--m", "256", "512", "--output", "run.jsonl")
+    finally:
+        sys.path.remove(str(tmp_path))
+    assert code == 1
+    assert "wrong_result: 2 shapes" in out
+    assert [row.error for row in read_run_log(tmp_path / "run.jsonl").measurements] == [None, None]
+
+
+def test_a_failure_is_measured_again_when_resumed(sweep, tmp_path, monkeypatch):
+    shape = MatmulShape(256, 4096, 4096)
+    prepare = SimulatedMatmul.prepare
+
+    def failing(self, backend, problem, wanted, *arguments):
+        if wanted == shape:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return prepare(self, backend, problem, wanted, *arguments)
+
+    monkeypatch.setattr(SimulatedMatmul, "prepare", failing)
+    code, out, _ = sweep("--m", "256", "512", "--output", "run.jsonl")
+    assert code == 0
+    assert "failed: 1 shape, 256x4096x4096: CUDA error" in out
+    monkeypatch.setattr(SimulatedMatmul, "prepare", prepare)
+    code, out, _ = sweep("--resume", "run.jsonl")
+    assert code == 0
+    assert "failed" not in out
+    assert all(row.ok for row in read_run_log(tmp_path / "run.jsonl").measurements)
+
+
+def test_a_device_that_fails_before_the_first_shape_ends_the_run_in_a_line(sweep, monkeypatch, tmp_path):
+    def broken(self, size=None):
+        raise RuntimeError("CUDA error: device lost")
+
+    monkeypatch.setattr(SimulatedBackend, "flush_cache", broken)
+    code, out, _ = sweep("--m", "256", "--output", "run.jsonl")
+    assert code == 1
+    assert "device lost" in out
+    assert read_run_log(tmp_path / "run.jsonl").summary["status"] == "interrupted"
+
+
+def test_a_log_that_is_being_written_is_not_resumed(sweep, tmp_path):
+    sweep("--m", "256", "512", "--output", "run.jsonl", "--budget", "1.0001s")
+    log = read_run_log(tmp_path / "run.jsonl")
+    with RunLogWriter.append(log):
+        code, _, err = sweep("--resume", "run.jsonl")
+    assert code == 2
+    assert "being written by another process" in err
+
+
+def test_resuming_a_complete_log_shows_it_and_leaves_it(sweep, tmp_path):
+    sweep("--m", "256", "--output", "run.jsonl")
+    before = (tmp_path / "run.jsonl").read_bytes()
+    code, out, _ = sweep("--resume", "run.jsonl")
+    assert code == 0
+    assert "complete; 1 measured" in out
+    assert (tmp_path / "run.jsonl").read_bytes() == before
+
+
+def test_a_budget_within_the_warm_up_of_classic_is_refused(sweep):
+    code, _, err = sweep("--m", "256", "--regime", "classic", "--budget", "12s", "--output", "x")
+    assert code == 2
+    assert "warms up for 30 s" in err
 
 
 @pytest.mark.parametrize("room_for_a_summary", [False, True])

@@ -149,6 +149,14 @@ def test_classic_takes_as_many_launches_as_mamf_finder():
     assert backend.now() > 30
 
 
+@pytest.mark.parametrize("seconds", [0.005, 0.0085, 0.009, 0.0095, 0.012])
+def test_classic_cut_short_keeps_at_least_three_launches_and_says_so(seconds):
+    regime = started(Classic, SimulatedBackend(), warmup_seconds=0.0)
+    row = take(regime, MatmulShape(1024, 1024, 1024), seconds=seconds)
+    assert row.launches >= 3
+    assert "cut short" in row.remarks[0]
+
+
 def test_classic_warms_up_once():
     backend = SimulatedBackend()
     regime = started(Classic, backend, warmup_launches=5, timed_launches=10, warmup_seconds=3.0)

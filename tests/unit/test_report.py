@@ -78,8 +78,8 @@ def test_the_text_names_regime_interval_peak_and_how_it_ended(rows):
     assert "best burst:" in text
     assert "interval of the median" in text
     assert "of 989, the dense bf16 peak of H100 SXM" in text
-    assert "wrong_result: 1 shape" in text
-    assert "interrupted: by the user; 3 measured, 5 left to resume in 2.0 s" in text
+    assert "wrong_result: 1 shape, 1024x2048x1024: relative error" in text
+    assert "interrupted: by the user; 2 measured, 5 left to resume in 2.0 s" in text
     assert "--top all" in text
 
 

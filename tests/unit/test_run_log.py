@@ -23,7 +23,8 @@ PLAN = Plan(
 def header(plan=PLAN):
     return {
         "tool": {"name": "mamf", "version": "0", "commit": None},
-        "device": {"name": "x"},
+        "device": {"backend": "simulated", "index": 0, "name": "x", "vendor": "y"},
+        "timer": "device events",
         "environment": {"packages": {}},
         "kernel": "simulated.mm",
         "plan": plan_record(plan),
@@ -115,7 +116,7 @@ def test_a_full_disk_is_one_clear_error_and_leaves_the_log_whole(log_path, rows,
     real_write = os.write
 
     def half_written(descriptor, data):
-        if len(data) < 50:
+        if len(data) < 50:  # the rest of a line of which most was written
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return real_write(descriptor, data[: len(data) - 10])
 

@@ -92,7 +92,7 @@ class BurstTraits:
     """
 
     train_seconds: float = 0.010
-    rest_ratio: float = 2.5
+    rest_ratio: float = 3.0
     longest_rest_seconds: float = 1.0
 
 

@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mamf.backend import Backend, Unavailable
+from mamf.backend import Advice, Backend, Unavailable
 from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.options import add_device_options, add_output_options, duration
 from mamf.cli.plan_options import (
@@ -96,6 +96,7 @@ class _Session:
         self.kernel = self._kernel()
         if self.log:
             require_same_device(self.log, self.backend)
+        self.findings: list[Advice] = []
         self.rows: list[Measurement] = self.log.kept if self.log else []
         # A library may have swallowed the exception while it was imported.
         interruption.check()
@@ -136,10 +137,13 @@ class _Session:
     def run(self) -> int:
         if self.log and not self.plan.steps(self.log.held):
             return self._report(self.log.header, self.log.summary, self.log.path)
+        self.findings = diagnose(self.backend)
         header = self.log.header if self.log else self._header()
         sweep = Sweep(self.plan, self.kernel, self.backend, self.log.held if self.log else ())
         with self.interruption.shielded():
             writer = self._open_log(header)
+        for finding in warnings(self.findings):
+            print(f"mamf: {as_line(finding)}", file=sys.stderr)
         with writer:
             begun = self.backend.now()
             end = self._collect(sweep, writer)
@@ -148,9 +152,6 @@ class _Session:
 
     def _header(self) -> dict[str, Any]:
         backend = self.backend
-        findings = diagnose(backend)
-        for finding in warnings(findings):
-            print(f"mamf: {as_line(finding)}", file=sys.stderr)
         sensors = backend.telemetry
         return {
             "tool": tool_version(),
@@ -163,7 +164,7 @@ class _Session:
             "plan": plan_record(self.plan),
             "settings": backend.settings(),
             "environment": describe_environment(backend.environment_variables),
-            "findings": [as_line(finding).strip() for finding in findings],
+            "findings": [as_line(finding).strip() for finding in self.findings],
             "notes": self.options.notes,
         }
 

@@ -33,15 +33,18 @@ class MpsBackend(HostTimedBackend):
 
     @classmethod
     def device_name(cls, index: int) -> str:
-        return str(torch.backends.mps.get_name())
+        # Older releases of torch tell neither name nor cores.
+        query = getattr(torch.backends.mps, "get_name", None)
+        return str(query()) if query else "Apple GPU"
 
     def describe(self) -> DeviceInfo:
+        cores = getattr(torch.backends.mps, "get_core_count", None)
         return DeviceInfo(
             backend=self.name,
             index=self.index,
             name=self.device_name(self.index),
             vendor="Apple",
-            compute_units=int(torch.backends.mps.get_core_count()),
+            compute_units=int(cores()) if cores else None,
             memory_bytes=int(torch.mps.recommended_max_memory()),
             driver=f"macOS {platform.mac_ver()[0]}",
         )

@@ -56,7 +56,7 @@ def _regime_seconds(regime: str, launches: Sequence[float], plan: Plan, backend:
         longest = [max(visit, 4 * launch) for launch in launches]
         return overhead + backend.sustained_traits.soak_seconds + sum(longest)
     if regime == Classic.name:
-        return overhead + 30 + once * (plan.warmup_launches + plan.timed_launches)
+        return overhead + Classic.warmup_seconds + once * (plan.warmup_launches + plan.timed_launches)
     most = plan.seconds or Burst.default_seconds
     per_shape = [min(_BURST_LAUNCHES * launch, max(3 * launch, most)) for launch in launches]
     return overhead + backend.burst_traits.longest_rest_seconds + (1 + backend.burst_traits.rest_ratio) * sum(per_shape)

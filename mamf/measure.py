@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from mamf.backend import OperandPool, Reading
 from mamf.errors import UnsupportedError, first_line
-from mamf.kernel import MatmulKernel, MatmulProblem, operand_sets
+from mamf.kernel import MatmulKernel, MatmulProblem
 from mamf.regimes import Regime, Samples, StoppingRule
 from mamf.shapes import MatmulShape
 from mamf.statistics import Summary, summarize
@@ -132,7 +132,7 @@ class _Run:
         reason = kernel.unsupported(backend, problem) or kernel.unsupported_shape(problem, shape)
         if reason:
             return self.result("unsupported", reason)
-        sets = operand_sets(problem, shape, backend.info.cache_bytes) if self.regime.rotates else 1
+        sets = self.regime.sets(problem, shape, backend.info.cache_bytes)
         with kernel.settings(backend, problem):
             begun = backend.now()
             prepared = kernel.prepare(backend, problem, shape, self.pool, sets, self.regime.needs_rewrite)

@@ -15,7 +15,7 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -65,7 +65,8 @@ class RunLog:
     @property
     def kept(self) -> list[Measurement]:
         """The rows that stay when the log is resumed."""
-        return [row for row in self.measurements if row.is_reference or row.step in self.held]
+        held = self.held
+        return [row for row in self.measurements if row.is_reference or row.step in held]
 
 
 class RunLogWriter:
@@ -104,9 +105,8 @@ class RunLogWriter:
         except OSError as error:
             raise UsageError(f"cannot resume {log.path}: {error.strerror}") from None
         lock(descriptor, log.path)
-        if os.fstat(descriptor).st_size < log.valid_bytes or not log.is_truncated:
-            return cls(log.path, descriptor)
-        os.ftruncate(descriptor, log.valid_bytes)
+        if log.is_truncated and os.fstat(descriptor).st_size >= log.valid_bytes:
+            os.ftruncate(descriptor, log.valid_bytes)
         return cls(log.path, descriptor)
 
     def write(self, record: str, fields: Mapping[str, Any]) -> None:
@@ -167,6 +167,7 @@ def read_run_log(path: Path) -> RunLog:
             _add(log, _parse(line))
         except (KeyError, TypeError, ValueError, MamfError) as error:
             raise RunLogError(f"{path}, line {number}: {_what(error)}") from None
+    log.measurements = _latest(log.measurements)
     return log
 
 
@@ -203,15 +204,22 @@ def _header(path: Path, line: bytes) -> dict[str, Any]:
 def _add(log: RunLog, record: dict[str, Any]) -> None:
     kind = record["record"]
     if kind == "measurement":
-        row = measurement_from_record(record, log.header)
-        if not row.is_reference:  # measured again after a failure
-            log.measurements = [old for old in log.measurements if old.is_reference or old.step != row.step]
-        log.measurements.append(row)
+        log.measurements.append(measurement_from_record(record, log.header))
         log.summary = None
     elif kind == "summary":
         log.summary = record
     elif kind != "resume":
         raise ValueError(f"unknown record {kind!r}")
+
+
+def _latest(rows: Iterable[Measurement]) -> list[Measurement]:
+    """Every visit of the reference, and of each step the last row: a failure may have been measured again."""
+    kept: dict[object, Measurement] = {}
+    for number, row in enumerate(rows):
+        key = number if row.is_reference else row.step
+        kept.pop(key, None)
+        kept[key] = row
+    return list(kept.values())
 
 
 def measurement_record(row: Measurement) -> dict[str, Any]:

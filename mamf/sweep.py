@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from mamf.backend import Backend, OperandPool
 from mamf.errors import DeviceError, UnknownNameError, UnsupportedError, UsageError, first_line
-from mamf.kernel import Buffer, MatmulKernel, MatmulProblem, operand_sets
+from mamf.kernel import Buffer, MatmulKernel, MatmulProblem
 from mamf.measure import Measurement, measure
 from mamf.peaks import fastest_possible_flops
 from mamf.regimes import Classic, Regime, StoppingRule, Sustained, regime_class
@@ -51,7 +51,7 @@ class Plan:
         for name in self.regimes:
             regime_class(name)
         if (
-            "classic" in self.regimes
+            Classic.name in self.regimes
             and self.budget_seconds is not None
             and self.budget_seconds <= Classic.warmup_seconds
         ):
@@ -78,8 +78,7 @@ class Plan:
 
     def _buffers(self, shape: MatmulShape, regime: str, cache_bytes: int | None) -> dict[str, Buffer]:
         kind = regime_class(regime)
-        sets = operand_sets(self.problem, shape, cache_bytes) if kind.rotates else 1
-        return self.problem.buffers(shape, sets, kind.needs_rewrite)
+        return self.problem.buffers(shape, kind.sets(self.problem, shape, cache_bytes), kind.needs_rewrite)
 
     def largest_buffers(self, cache_bytes: int | None, free_memory: int | None) -> dict[str, Buffer]:
         """Buffers that serve every shape; shapes too large for the memory are left to fail on their own."""
@@ -106,7 +105,7 @@ class Sweep:
     backend: Backend
     held: Collection[Held] = ()
     on_phase: Callable[[str], None] = lambda text: None
-    #: Why steps were left out, once ``results`` has ended: empty, or the budget's end.
+    #: Steps that the end of the budget left out, once ``results`` has ended.
     left_out: int = field(default=0, init=False)
 
     def results(self) -> Iterator[Measurement]:

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from mamf.cli.interruption import EXIT_CODE
 from mamf.cli.options import Parser, with_dashes
 from mamf.errors import MamfError
 
@@ -18,13 +19,12 @@ COMMANDS = {
     "backends": "list the backends: their devices, or why they have none",
     "doctor": "check the machine: what costs performance, and the command that mends it",
 }
-_INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code: 0, 1 (could not finish), 2 (bad input) or 130 (interrupted)."""
     code = _run(with_dashes(sys.argv[1:] if arguments is None else arguments))
-    if code == _INTERRUPTED and arguments is None:
+    if code == EXIT_CODE and arguments is None:
         # An interrupt that passed through an import leaves Python set to end by the signal instead of this code.
         sys.stdout.flush()
         os._exit(code)
@@ -41,7 +41,7 @@ def _run(given: Sequence[str]) -> int:
         print(f"mamf: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        return _INTERRUPTED
+        return EXIT_CODE
     except BrokenPipeError:  # the reader of a pipe has seen enough
         _discard_output()
         return 0

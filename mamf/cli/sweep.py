@@ -97,6 +97,7 @@ class _Session:
         if self.log:
             require_same_device(self.log, self.backend)
         self.findings: list[Advice] = []
+        self.held = self.log.held if self.log else set()
         self.rows: list[Measurement] = self.log.kept if self.log else []
         # A library may have swallowed the exception while it was imported.
         interruption.check()
@@ -121,7 +122,7 @@ class _Session:
 
     def dry_run(self) -> int:
         plan, backend = self.plan, self.backend
-        steps = plan.steps(self.log.held if self.log else ())
+        steps = plan.steps(self.held)
         needed = max(plan.nbytes(shape, backend.info.cache_bytes) for shape in plan.measured_shapes())
         free = backend.free_memory()
         flops = probe_flops(self.kernel, plan.problem, backend)
@@ -135,11 +136,11 @@ class _Session:
         return 0
 
     def run(self) -> int:
-        if self.log and not self.plan.steps(self.log.held):
+        if self.log and not self.plan.steps(self.held):
             return self._report(self.log.header, self.log.summary, self.log.path)
         self.findings = diagnose(self.backend)
         header = self.log.header if self.log else self._header()
-        sweep = Sweep(self.plan, self.kernel, self.backend, self.log.held if self.log else ())
+        sweep = Sweep(self.plan, self.kernel, self.backend, self.held)
         with self.interruption.shielded():
             writer = self._open_log(header)
         for finding in warnings(self.findings):

@@ -4,7 +4,7 @@ An accelerator at its power limit has two repeatable states, and a plain loop me
 (docs/measuring.md has the evidence). Every figure therefore names its regime:
 
 - **burst**: rest until the clock is back at boost, then a train of launches shorter than the power controller's
-reaction.
+  reaction.
 - **sustained**: back to back over rotating operands until clock and power have settled, then at least 2 s.
 - **classic**: mamf-finder's published loop, for figures that line up with its tables.
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from mamf.backend import Backend, Reading, Unavailable
-from mamf.kernel import Prepared
+from mamf.kernel import MatmulProblem, Prepared, operand_sets
+from mamf.shapes import MatmulShape
 from mamf.statistics import median_interval
 
 Launch = Callable[[], object]
@@ -82,6 +83,11 @@ class Regime(ABC):
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
 
+    @classmethod
+    def sets(cls, problem: MatmulProblem, shape: MatmulShape, cache_bytes: int | None) -> int:
+        """Operand sets that a shape is launched over."""
+        return operand_sets(problem, shape, cache_bytes) if cls.rotates else 1
+
     def start(self) -> None:
         """Called once before the first shape."""
 
@@ -90,6 +96,13 @@ class Regime(ABC):
         """Take samples of a verified kernel until the rule is satisfied. ``estimate``: host seconds of its first
         launch.
         """
+
+    def timed(self, launch: Launch) -> tuple[object, object]:
+        """Queue a launch between two marks, and nothing else."""
+        start = self.backend.mark()
+        launch()
+        self.backend.submit()
+        return start, self.backend.mark()
 
     def read_sensors(self, energy: bool = False) -> Reading | None:
         telemetry = self.backend.telemetry

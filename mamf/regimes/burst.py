@@ -51,11 +51,12 @@ class Burst(Regime):
             taken.seconds += self._train(launch, size, lead, taken)
             trains += 1
             now = self.backend.now()
-            is_short = stdlib_statistics.median(taken.seconds) < self.short_launch_seconds
-            if rule.enough(taken.seconds, now - begun, now, trains >= self.fewest_short_trains or not is_short):
+            median = stdlib_statistics.median(taken.seconds)
+            is_representative = trains >= self.fewest_short_trains or median >= self.short_launch_seconds
+            if rule.enough(taken.seconds, now - begun, now, is_representative):
                 taken.launches = len(taken.seconds)
                 return taken
-            period = stdlib_statistics.median(taken.seconds) + self._flush_seconds
+            period = median + self._flush_seconds
             size = self._train_size(period, len(taken.seconds))
             lead = self.shortest_lead_seconds + size * self._lag(period)
             self._rest()
@@ -114,10 +115,7 @@ class Burst(Regime):
 
     def _timed_launch(self, launch: Launch) -> tuple[object, object]:
         self.backend.flush_cache()
-        start = self.backend.mark()
-        launch()
-        self.backend.submit()
-        return start, self.backend.mark()
+        return self.timed(launch)
 
     def _time_flush(self, repeats: int = 10) -> None:
         self.backend.flush_cache()

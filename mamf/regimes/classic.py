@@ -68,7 +68,4 @@ class Classic(Regime):
         self.backend.flush_cache(self.flush_bytes)
         if prepared.rewrite_output is not None:
             prepared.rewrite_output()
-        start = self.backend.mark()
-        prepared.launches[0]()
-        self.backend.submit()
-        return start, self.backend.mark()
+        return self.timed(prepared.launches[0])

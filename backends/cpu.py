@@ -37,7 +37,7 @@ class CpuBackend(HostTimedBackend):
     device_type = "cpu"
     # A CPU's clock follows its own, slower rules, and one product takes seconds: resting would double the wait for
     # nothing.
-    burst_traits = BurstTraits(train_seconds=0.1, rest_ratio=0.0, longest_rest_seconds=0.0)
+    burst_traits = BurstTraits(train_seconds=0.1, rest_ratio=0.0, longest_rest_seconds=0.0, warm_in_seconds=0.0)
     sustained_traits = SustainedTraits(soak_seconds=2.0)
     environment_variables = ("GOMP_CPU_AFFINITY", "OMP_PROC_BIND", "OMP_PLACES", "ONEDNN_MAX_CPU_ISA")
 

@@ -89,11 +89,15 @@ class BurstTraits:
     ``train_seconds``: device time of one train of launches, well below the power controller's reaction (40 ms there).
     ``rest_ratio``: idle time owed per second of work before the clock is back at boost.
     ``longest_rest_seconds``: idle time that is enough whatever ran before.
+    ``warm_in_seconds``: bursts after which a device that was idle for more than ``cold_after_seconds`` runs as it will
+    go on to run; until then an H100 is up to 1 % faster.
     """
 
     train_seconds: float = 0.010
     rest_ratio: float = 3.0
     longest_rest_seconds: float = 1.0
+    warm_in_seconds: float = 0.4
+    cold_after_seconds: float = 0.15
 
 
 @dataclass(frozen=True)
@@ -167,6 +171,12 @@ class Backend(ABC):
     @abstractmethod
     def seconds_between(self, start: Any, end: Any) -> float:
         """Device seconds from mark to mark, both reached."""
+
+    def timer_overhead(self) -> float | None:
+        """Seconds that two marks add to a launch between them, beyond what the kernel runs; None where nobody can
+        tell.
+        """
+        return None
 
     @abstractmethod
     def flush_cache(self, size: int | None = None) -> None:

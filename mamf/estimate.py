@@ -59,4 +59,6 @@ def _regime_seconds(regime: str, launches: Sequence[float], plan: Plan, backend:
         return overhead + Classic.warmup_seconds + once * (plan.warmup_launches + plan.timed_launches)
     most = plan.seconds or Burst.default_seconds
     per_shape = [min(_BURST_LAUNCHES * launch, max(3 * launch, most)) for launch in launches]
-    return overhead + backend.burst_traits.longest_rest_seconds + (1 + backend.burst_traits.rest_ratio) * sum(per_shape)
+    traits = backend.burst_traits
+    once_only = traits.longest_rest_seconds + traits.warm_in_seconds
+    return overhead + once_only + (1 + traits.rest_ratio) * sum(per_shape)

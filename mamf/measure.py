@@ -35,7 +35,7 @@ class Conditions:
 @dataclass(frozen=True)
 class Measurement:
     """A kernel on a shape in a regime. ``samples`` are seconds, one a launch (sustained: one a block, mean seconds a
-    launch).
+    launch), each less the ``timer_overhead``.
     """
 
     shape: MatmulShape
@@ -49,6 +49,7 @@ class Measurement:
     samples: tuple[float, ...] = ()
     implausible_samples: tuple[float, ...] = ()
     launches: int = 0
+    timer_overhead: float = 0.0
     error: float | None = None
     conditions: Conditions = field(default_factory=Conditions)
     remarks: tuple[str, ...] = ()
@@ -152,6 +153,7 @@ class _Run:
             "samples": tuple(possible),
             "implausible_samples": tuple(impossible),
             "launches": taken.launches,
+            "timer_overhead": taken.timer_overhead,
             "conditions": conditions(taken.readings, taken.watts),
             "remarks": tuple(taken.remarks),
         }

@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
-from datetime import datetime, timezone
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,19 +23,12 @@ from typing import Any
 from mamf.backend import DeviceInfo
 from mamf.environment import scrub_record
 from mamf.errors import MamfError, RunLogError, RunLogWriteError, UsageError
-from mamf.kernel import MatmulProblem
-from mamf.measure import STATUSES, Conditions, Measurement
-from mamf.shapes import MatmulShape
-from mamf.statistics import Summary, summarize
+from mamf.measure import Measurement
+from mamf.records import measurement_from_record, plan_from_record
 from mamf.sweep import Held, Plan
 
 SCHEMA = 1
 MAY_PASS = ("failed", "out_of_memory")
-_STATISTICS = ("mean", "median", "fastest", "slowest")
-
-
-def utc_now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 @dataclass
@@ -220,101 +211,3 @@ def _latest(rows: Iterable[Measurement]) -> list[Measurement]:
         kept.pop(key, None)
         kept[key] = row
     return list(kept.values())
-
-
-def measurement_record(row: Measurement) -> dict[str, Any]:
-    """A measurement as JSON values. ``tflops`` and ``seconds`` follow from ``samples_seconds`` and ``flop``."""
-    record: dict[str, Any] = {
-        "shape": asdict(row.shape),
-        "flop": row.shape.flop,
-        "kernel": row.kernel,
-        "dtype": row.problem.dtype,
-        "out_dtype": row.problem.out_dtype,
-        "regime": row.regime,
-        "best_by": row.best_by,
-        "status": row.status,
-        "reason": row.reason,
-    }
-    if row.summary is not None:
-        low, high = row.tflops_interval
-        record["tflops"] = {name: round(row.tflops(name), 3) for name in _STATISTICS}
-        record["tflops"]["interval"] = [round(low, 3), round(high, 3)]
-        record["interval_coverage"] = round(row.summary.interval.coverage, 4)
-        record["seconds"] = {name: round(getattr(row.summary, name), 12) for name in (*_STATISTICS, "stdev")}
-    record |= {
-        "launches": row.launches,
-        "samples_seconds": list(row.samples),
-        "implausible_samples_seconds": list(row.implausible_samples),
-        # An output with NaN in it has no error to speak of; the reason says so.
-        "relative_error": row.error if row.error is not None and math.isfinite(row.error) else None,
-        "clock_mhz": None if row.conditions.clock_hz is None else row.conditions.clock_hz / 1e6,
-        "watts": row.conditions.watts,
-        "celsius": row.conditions.celsius,
-        "throttle_reasons": list(row.conditions.throttle_reasons),
-        "remarks": list(row.remarks),
-        "is_reference": row.is_reference,
-        "time": utc_now(),
-    }
-    return record
-
-
-def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]) -> Measurement:
-    """Raises KeyError or ValueError for a record that cannot be a measurement of this run."""
-    if record["status"] not in STATUSES:
-        raise ValueError(f"unknown status {record['status']!r}")
-    shape = MatmulShape(**record["shape"])
-    if record["best_by"] not in _STATISTICS:
-        raise ValueError(f"unknown statistic {record['best_by']!r}")
-    samples = tuple(map(float, record["samples_seconds"]))
-    if not all(0 < sample < math.inf for sample in samples):
-        raise ValueError("a sample is not a positive number of seconds")
-    error = record["relative_error"]
-    summary: Summary | None = None
-    if record["status"] == "ok":
-        summary = summarize(samples)
-    clock_mhz = record["clock_mhz"]
-    return Measurement(
-        shape=shape,
-        kernel=record["kernel"],
-        problem=MatmulProblem(**header["plan"]["problem"]),
-        regime=record["regime"],
-        best_by=record["best_by"],
-        status=record["status"],
-        reason=record["reason"],
-        summary=summary,
-        samples=samples,
-        implausible_samples=tuple(record["implausible_samples_seconds"]),
-        launches=record["launches"],
-        error=None if error is None else float(error),
-        conditions=Conditions(
-            clock_hz=None if clock_mhz is None else float(round(clock_mhz * 1e6)),
-            watts=record["watts"],
-            celsius=record["celsius"],
-            throttle_reasons=tuple(record["throttle_reasons"]),
-        ),
-        remarks=tuple(record["remarks"]),
-        is_reference=record["is_reference"],
-    )
-
-
-def plan_record(plan: Plan) -> dict[str, Any]:
-    """A plan as JSON values; shapes as MxNxK."""
-    return asdict(plan) | {
-        "shapes": [str(shape) for shape in plan.shapes],
-        "regimes": list(plan.regimes),
-        "reference": plan.reference and str(plan.reference),
-    }
-
-
-def plan_from_record(record: Mapping[str, Any]) -> Plan:
-    fields = dict(record)
-    reference = fields["reference"]
-    return Plan(
-        **fields
-        | {
-            "shapes": tuple(MatmulShape.parse(text) for text in fields["shapes"]),
-            "problem": MatmulProblem(**fields["problem"]),
-            "regimes": tuple(fields["regimes"]),
-            "reference": MatmulShape.parse(reference) if reference else None,
-        }
-    )

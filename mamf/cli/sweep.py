@@ -28,8 +28,9 @@ from mamf.errors import LogMismatchError, MamfError, RunLogWriteError, Unsupport
 from mamf.estimate import estimate_seconds, probe_flops
 from mamf.kernel import MatmulKernel
 from mamf.measure import Measurement
+from mamf.records import measurement_record, plan_record, utc_now
 from mamf.report import FORMATS, render, summary_record
-from mamf.run_log import RunLog, RunLogWriter, measurement_record, plan_record, read_run_log, utc_now
+from mamf.run_log import RunLog, RunLogWriter, read_run_log
 from mamf.sweep import Plan, Sweep
 
 _NOTHING_MEASURED = 1

@@ -54,12 +54,16 @@ class StoppingRule:
 
 @dataclass
 class Samples:
-    """What a regime took: seconds a launch, one sample each, and what the sensors said meanwhile."""
+    """What a regime took: seconds a launch, one sample each, and what the sensors said meanwhile.
+
+    ``timer_overhead``: seconds already taken off each sample, because the timer adds them.
+    """
 
     seconds: list[float] = field(default_factory=list)
     launches: int = 0
     readings: list[Reading] = field(default_factory=list)
     watts: float | None = None
+    timer_overhead: float = 0.0
     remarks: list[str] = field(default_factory=list)
 
     def add_reading(self, reading: Reading | None) -> None:

@@ -31,6 +31,8 @@ class Burst(Regime):
     def __init__(self, backend: Backend) -> None:
         super().__init__(backend)
         self._rested_at = backend.now()
+        self._is_cold = False
+        self._timer_overhead = 0.0
         # Seconds of one flush, and of queueing flush, marks and launch: on the device and on the host.
         self._flush_seconds = self._flush_host_seconds = 0.0
         self._host_seconds = 100e-6
@@ -38,14 +40,18 @@ class Burst(Regime):
     def start(self) -> None:
         # Whatever ran before this regime may have left the device throttled.
         self._rested_at = self.backend.now() + self.backend.burst_traits.longest_rest_seconds
+        self._is_cold = True
         self._time_flush()
+        # As logs keep samples: to the nanosecond.
+        self._timer_overhead = round(self.backend.timer_overhead() or 0.0, 9)
 
     def sample(self, prepared: Prepared, rule: StoppingRule, estimate: float) -> Samples:
-        taken = Samples()
+        taken = Samples(timer_overhead=self._timer_overhead)
         launch = prepared.launches[0]
         size = 1 if estimate > self.slow_launch_seconds else self.fewest_in_train
         lead, trains = self.shortest_lead_seconds, 0
         self._rest()
+        self._warm_in(launch, size, rule)
         begun = self.backend.now()
         while True:
             taken.seconds += self._train(launch, size, lead, taken)
@@ -60,6 +66,16 @@ class Burst(Regime):
             size = self._train_size(period, len(taken.seconds))
             lead = self.shortest_lead_seconds + size * self._lag(period)
             self._rest()
+
+    def _warm_in(self, launch: Launch, size: int, rule: StoppingRule) -> None:
+        """Burst without counting until a device that was idle runs as it will go on to run."""
+        traits, begun = self.backend.burst_traits, self.backend.now()
+        if not self._is_cold and begun - self._rested_at <= traits.cold_after_seconds:
+            return
+        while (now := self.backend.now()) - begun < traits.warm_in_seconds and not rule.is_over(now):
+            self._train(launch, size, self.shortest_lead_seconds, Samples())
+            self._rest()
+        self._is_cold = False
 
     def _rest(self) -> None:
         owed = self._rested_at - self.backend.now()
@@ -111,7 +127,8 @@ class Burst(Regime):
         # Flushes draw less than the power limit, so rest is owed for the launches alone.
         traits = backend.burst_traits
         self._rested_at = backend.now() + min(sum(seconds) * traits.rest_ratio, traits.longest_rest_seconds)
-        return seconds
+        # A launch is never less than half of its window: what is shorter than the overhead cannot be timed by it.
+        return [max(window - taken.timer_overhead, window / 2) for window in seconds]
 
     def _timed_launch(self, launch: Launch) -> tuple[object, object]:
         self.backend.flush_cache()

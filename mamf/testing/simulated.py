@@ -27,6 +27,8 @@ class Physics:
     ``reaction_seconds``: time constant of the averaged power that the controller acts on. ``thermal_drift``: share of
     the clock lost when hot. ``cache_gain``: share of a launch's time saved by operands still in the cache. ``noise``:
     standard deviation of a launch's duration. ``glitch_every``: every so many intervals read as a nanosecond.
+    ``timer_overhead``: what two marks add to a launch between them. ``rested_gain``: share of a launch's time saved
+    for ``rested_gain_seconds`` once the device was idle for ``rested_after_seconds``.
     """
 
     compute_units: int = 132
@@ -48,6 +50,10 @@ class Physics:
     memory_bytes: int = 80 * 10**9
     launch_seconds: float = 20e-6
     glitch_every: int = 0
+    timer_overhead: float = 3.7e-6
+    rested_gain: float = 0.01
+    rested_after_seconds: float = 0.15
+    rested_gain_seconds: float = 0.3
 
 
 class SimulatedOutOfMemoryError(MemoryError):
@@ -119,6 +125,8 @@ class SimulatedBackend(Backend):
         self.joules = self.heat = 0.0
         self.is_capped = False
         self.cached: object = None
+        self.is_marked = False
+        self.rested_until = 0.0
         self.intervals_read = 0
         self.telemetry: Telemetry | Unavailable = SimulatedSensors(self)
         self.info = DeviceInfo(
@@ -153,7 +161,11 @@ class SimulatedBackend(Backend):
     def mark(self) -> float:
         self.host_time += self.world.launch_seconds / 4
         self.device_time = self._idle_until(self.host_time)
+        self.is_marked = True
         return self.device_time
+
+    def timer_overhead(self) -> float | None:
+        return self.world.timer_overhead
 
     def wait(self, mark: float) -> None:
         self.host_time = max(self.host_time, mark)
@@ -178,6 +190,8 @@ class SimulatedBackend(Backend):
         if self.cached == operands:
             cycles *= 1 - self.world.cache_gain
         self.cached = operands
+        if self.device_time < self.rested_until:
+            cycles *= 1 - self.world.rested_gain
         noisy = cycles * max(0.5, self.random.gauss(1, self.world.noise))
         self._execute(noisy / self.clock_hz, self.world.cap_watts if self.is_capped else self.world.boost_watts)
 
@@ -190,12 +204,16 @@ class SimulatedBackend(Backend):
         return peak * occupancy * shape.k / (shape.k + 200)
 
     def _idle_until(self, moment: float) -> float:
+        if moment - self.device_time > self.world.rested_after_seconds:
+            self.rested_until = moment + self.world.rested_gain_seconds
         if moment > self.device_time:
             self._spend(moment - self.device_time, self.world.idle_watts)
         return max(self.device_time, moment)
 
     def _execute(self, seconds: float, watts: float) -> None:
         self.host_time += self.world.launch_seconds
+        seconds += self.world.timer_overhead if self.is_marked else 0.0
+        self.is_marked = False
         self.device_time = self._idle_until(self.host_time) + seconds
         self._spend(seconds, watts)
 

@@ -92,6 +92,11 @@ class SimulatedTorchModule:
         self.calls.append(("synchronize", index))
         self.reached = self.clock
 
+    def _sleep(self, cycles):
+        """A kernel of known cycles, at 1 GHz."""
+        self.calls.append(("_sleep", cycles))
+        self.clock += cycles * 1e-6
+
     def Event(self, enable_timing=False):
         assert enable_timing, "an event that cannot time"
         return SimulatedEvent(self)

@@ -4,6 +4,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import simulated_vendors
 import torch
 from simulated_vendors import build_of_torch, h100
 
@@ -14,6 +15,24 @@ NULL_UUID = "00000000-0000-0000-0000-000000000000"
 
 def advice_of(backend):
     return {advice.check: advice for advice in backend.advice()}
+
+
+# -- time ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_timers_share_is_told_by_kernels_of_known_cycles(cuda, calls, monkeypatch):
+    monkeypatch.setattr(cuda.module, "_sleep", cuda.module._sleep)
+    monkeypatch.setattr(torch.cuda, "_sleep", cuda.module._sleep, raising=False)
+    monkeypatch.setattr(simulated_vendors, "MILLISECONDS_BETWEEN_EVENTS", 4e-3)
+    assert cuda.kind(0).timer_overhead() == pytest.approx(4e-6)
+    names = [name for name, *_ in calls]
+    first = names.index("_sleep")
+    assert names[first - 1 : first + 2] == ["record", "_sleep", "record"]
+
+
+def test_a_share_that_no_timer_has_is_not_taken_off(cuda, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None, raising=False)
+    assert cuda.kind(0).timer_overhead() is None
 
 
 # -- availability ----------------------------------------------------------------------------------------------------

@@ -356,14 +356,14 @@ def test_every_command_explains_itself_without_torch(command):
 
 
 def test_a_killed_process_leaves_a_log_that_resumes(tmp_path):
-    """kill -9 in the 200th launch: nothing runs after it, so the log is what the operating system had by then."""
+    """kill -9 in the 900th launch: nothing runs after it, so the log is what the operating system had by then."""
     (tmp_path / "killed.py").write_text(
         textwrap.dedent("""
             import os, signal
             from mamf.testing import SimulatedBackend
 
             class Killed(SimulatedBackend):
-                on_launch = staticmethod(lambda count: count == 200 and os.kill(os.getpid(), signal.SIGKILL))
+                on_launch = staticmethod(lambda count: count == 900 and os.kill(os.getpid(), signal.SIGKILL))
         """)
     )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}

@@ -82,7 +82,7 @@ def test_bursts_of_mixed_shapes_do_not_disturb_one_another():
 
 def test_a_plain_loop_measures_a_mix():
     """Why regimes exist: in one loop the flush buys a small kernel the boost clock, and a large one runs capped."""
-    backend = SimulatedBackend()
+    backend = SimulatedBackend(physics=dataclasses.replace(Physics(), timer_overhead=0.0))
     regime = started(Classic, backend, warmup_seconds=3.0)
     large, small = (take(regime, shape).tflops("mean") for shape in (FAT, SMALL))
     assert large == pytest.approx(rate(backend, FAT, backend.world.capped_hz), rel=0.01)
@@ -95,6 +95,34 @@ def test_burst_flushes_the_cache_and_keeps_launches_outside_the_window():
     row = take(started(Burst, backend), tiny)
     # The host needs 25 us to launch what runs in 1: what leaks into the window would multiply the figure.
     assert row.tflops("median") == pytest.approx(rate(backend, tiny, QUIET.boost_hz), rel=0.003)
+
+
+def test_burst_takes_the_timers_own_share_off_every_sample():
+    backend = SimulatedBackend(physics=dataclasses.replace(QUIET, timer_overhead=10e-6))
+    row = take(started(Burst, backend), SMALL)
+    assert row.timer_overhead == 10e-6
+    assert row.tflops("median") == pytest.approx(rate(backend, SMALL, QUIET.boost_hz), rel=0.003)
+
+
+def test_a_launch_shorter_than_the_timers_share_keeps_half_its_window():
+    backend = SimulatedBackend(physics=dataclasses.replace(QUIET, timer_overhead=10e-6))
+    row = take(started(Burst, backend), MatmulShape(16, 16, 16))
+    assert 5e-6 <= min(row.samples) < 10e-6
+
+
+def test_burst_warms_in_a_device_that_was_idle_and_only_that():
+    """A rested device is faster for a while: the first shape must not profit from it."""
+    backend = SimulatedBackend(physics=dataclasses.replace(QUIET, rested_gain=0.05))
+    regime = started(Burst, backend)
+    durations = []
+    for pause in (0.0, 0.0, 1.0):
+        backend.sleep(pause)
+        begun = backend.now()
+        row = take(regime, SMALL)
+        durations.append(backend.now() - begun)
+        assert row.tflops("median") == pytest.approx(rate(backend, SMALL, QUIET.boost_hz), rel=0.003)
+    warm_in = backend.burst_traits.warm_in_seconds
+    assert min(durations[0], durations[2]) > warm_in > durations[1]
 
 
 def test_sustained_rotates_operands_past_twice_the_cache():

@@ -20,7 +20,7 @@ class Burst(Regime):
     most_in_train: ClassVar[int] = 8
     #: A kernel this short varies more from train to train than within one: its median is over at least so many trains.
     short_launch_seconds: ClassVar[float] = 0.00025
-    fewest_short_trains: ClassVar[int] = 6
+    fewest_short_trains: ClassVar[int] = 10
     #: A launch this slow is a train of its own, so that a time limit is heeded between launches.
     slow_launch_seconds: ClassVar[float] = 0.1
     #: Device time of the work queued ahead of a train, at most.

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from mamf.kernel import MatmulProblem
-from mamf.report import as_csv, as_table, bests, cells, ranked, render, significant, summary_record
 from mamf.records import plan_record
+from mamf.report import as_csv, as_table, bests, cells, ranked, render, significant, summary_record
 from mamf.shapes import MatmulShape, matmul_grid
 from mamf.sweep import Plan, Sweep
 from mamf.testing import SimulatedMatmul

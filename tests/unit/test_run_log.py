@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from mamf.environment import _private_names, scrub
 from mamf.errors import RunLogError, RunLogWriteError, UsageError
 from mamf.kernel import MatmulProblem
-from mamf.report import bests, summary_record
 from mamf.records import measurement_record, plan_record
+from mamf.report import bests, summary_record
 from mamf.run_log import RunLogWriter, read_run_log
 from mamf.shapes import MatmulShape, matmul_grid
 from mamf.sweep import Plan, Sweep

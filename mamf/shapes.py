@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,6 +60,26 @@ def parse_range(start: int, stop: int, step: int) -> list[int]:
     if not sizes:
         raise UsageError(f"range {start} {stop} {step} is empty: the stop is excluded, and a start of 0 means {step}")
     return sizes
+
+
+@dataclass(frozen=True)
+class MatmulGrid:
+    """Every combination of these sizes of M, N and K, up to ``most_flop``; steps need not be uniform."""
+
+    m: Sequence[int]
+    n: Sequence[int]
+    k: Sequence[int]
+    most_flop: float = math.inf
+
+    def accepts(self, shape: MatmulShape) -> bool:
+        return shape.flop <= self.most_flop
+
+    def shapes(self) -> list[MatmulShape]:
+        return [shape for shape in matmul_grid(self.m, self.n, self.k) if self.accepts(shape)]
+
+    def __len__(self) -> int:
+        """Combinations of sizes."""
+        return len(self.m) * len(self.n) * len(self.k)
 
 
 def matmul_grid(m: Sequence[int], n: Sequence[int], k: Sequence[int]) -> list[MatmulShape]:

@@ -1,0 +1,71 @@
+"""Landscapes to search: burst TFLOPS by shape, recorded or made, with a known best.
+
+A made one follows what a library does: of several tiles it takes the fastest, a product takes as many waves as its tiles
+need, each wave reads and multiplies along K, and a part of every figure is the shape's own.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from mamf.shapes import MatmulShape
+
+Landscape = dict[MatmulShape, float]
+
+
+@dataclass(frozen=True)
+class Chip:
+    """``tiles``: M x N and the share of a unit's peak that a kernel of that tile reaches. ``own``: the standard deviation of
+    what cannot be explained by any of this.
+    """
+
+    compute_units: int = 132
+    peak_tflops: float = 990.0
+    bandwidth: float = 3.3e12
+    tiles: tuple[tuple[int, int, float], ...] = ((128, 256, 0.86), (256, 128, 0.85), (128, 128, 0.80), (64, 256, 0.76))
+    startup_k: float = 220.0
+    own: float = 0.001
+
+    def tflops(self, shape: MatmulShape, seed: int = 0) -> float:
+        seconds = min(self._seconds(shape, *tile) for tile in self.tiles)
+        own = random.Random(f"{seed} {shape}").gauss(0.0, self.own)
+        return shape.flop / seconds / 1e12 * math.exp(own)
+
+    def _seconds(self, shape: MatmulShape, tile_m: int, tile_n: int, share: float) -> float:
+        tiles = math.ceil(shape.m / tile_m) * math.ceil(shape.n / tile_n)
+        waves = math.ceil(tiles / self.compute_units)
+        flops_of_unit = self.peak_tflops * 1e12 / self.compute_units * share
+        computing = waves * 2 * tile_m * tile_n * (shape.k + self.startup_k) / flops_of_unit
+        nbytes = 2 * sum(shape.elements.values())
+        return max(computing, nbytes / self.bandwidth) + 2e-6
+
+
+#: Chips that no search was tuned on.
+CHIPS = {
+    "132 units": Chip(),
+    "108 units": Chip(108, 312.0, 1.6e12, ((256, 128, 0.88), (128, 256, 0.87), (128, 128, 0.84), (64, 128, 0.7)), 120.0),
+    "304 units": Chip(304, 1307.0, 5.3e12, ((256, 256, 0.60), (256, 224, 0.58), (128, 192, 0.52), (128, 128, 0.5)), 400.0),
+    "20 units": Chip(20, 40.0, 3e11, ((64, 64, 0.75), (64, 128, 0.85), (128, 64, 0.84)), 60.0),
+}
+
+
+def made(chip: Chip, shapes: Iterable[MatmulShape], seed: int = 0) -> Landscape:
+    return {shape: chip.tflops(shape, seed) for shape in shapes}
+
+
+def recorded(path: Path) -> Landscape:
+    """A CSV with the columns m, n, k, tflops."""
+    with path.open(encoding="utf-8", newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    return {MatmulShape(*(int(float(row[name])) for name in "mnk")): float(row["tflops"]) for row in rows}
+
+
+def noisy(landscape: Landscape, noise: float, seed: int = 0) -> Landscape:
+    """Each figure with multiplicative noise of this standard deviation."""
+    chooser = random.Random(seed)
+    return {shape: tflops * chooser.gauss(1.0, noise) for shape, tflops in landscape.items()}

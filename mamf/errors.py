@@ -3,7 +3,8 @@
     MamfError
     ├── UsageError                 the request is wrong; the message says what is allowed
     │   ├── UnknownNameError       no backend, kernel, dtype ... of that name; suggests the nearest
-    │   └── LogMismatchError       a log cannot be resumed by this device, software or request
+    │   ├── LogMismatchError       a log cannot be resumed by this device, software or request
+    │   └── IncomparableError      two figures of different regimes, dtypes or devices make no ratio
     ├── UnavailableError           the backend, device or kernel cannot be used here; says what would change it
     ├── UnsupportedError           this kernel cannot do this dtype, layout or shape
     ├── RunLogError                a run log cannot be read; says the line
@@ -41,6 +42,10 @@ class UnknownNameError(UsageError):
 
 class LogMismatchError(UsageError):
     """A run log belongs to another device, software or request."""
+
+
+class IncomparableError(UsageError):
+    """Two figures of different regimes, dtypes or devices: their ratio would mean nothing."""
 
 
 class UnavailableError(MamfError):

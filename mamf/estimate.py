@@ -6,12 +6,13 @@ import statistics as stdlib_statistics
 from collections.abc import Sequence
 
 from mamf.backend import Backend
-from mamf.kernel import MatmulKernel, MatmulProblem
+from mamf.kernel import MatmulKernel, MatmulProblem, Prepared
 from mamf.regimes import Burst, Classic, Sustained
 from mamf.shapes import MatmulShape
 from mamf.sweep import Held, Plan
 
-_PROBE = MatmulShape(1024, 1024, 1024)
+_SMALLEST_PROBE, _LARGEST_PROBE = 1024, 8192
+_PROBE_SECONDS = 0.001
 _PROBE_LAUNCHES = 3
 # Preparing and verifying a shape, on an accelerator.
 _OVERHEAD_SECONDS = 0.01
@@ -19,23 +20,32 @@ _BURST_LAUNCHES = 12
 
 
 def probe_flops(kernel: MatmulKernel, problem: MatmulProblem, backend: Backend) -> float:
-    """FLOP/s of a 1024x1024x1024 product on this device."""
+    """FLOP/s of a square product on this device: 1024, or larger where that takes no time."""
     pool = backend.operand_pool(problem.data, problem.seed)
+    size = _SMALLEST_PROBE
     try:
         with kernel.settings(backend, problem):
-            prepared = kernel.prepare(backend, problem, _PROBE, pool)
-            prepared.verify()
-            seconds = []
-            for _ in range(_PROBE_LAUNCHES):
-                start = backend.mark()
-                prepared.launches[0]()
-                backend.submit()
-                end = backend.mark()
-                backend.synchronize()
-                seconds.append(backend.seconds_between(start, end))
+            while True:
+                shape = MatmulShape(size, size, size)
+                seconds = _launch_seconds(kernel.prepare(backend, problem, shape, pool), backend)
+                if seconds >= _PROBE_SECONDS or size >= _LARGEST_PROBE:
+                    return shape.flop / seconds
+                size *= 2
     finally:
         pool.release()
-    return _PROBE.flop / stdlib_statistics.median(seconds)
+
+
+def _launch_seconds(prepared: Prepared, backend: Backend) -> float:
+    prepared.verify()
+    seconds = []
+    for _ in range(_PROBE_LAUNCHES):
+        start = backend.mark()
+        prepared.launches[0]()
+        backend.submit()
+        end = backend.mark()
+        backend.synchronize()
+        seconds.append(backend.seconds_between(start, end))
+    return stdlib_statistics.median(seconds)
 
 
 def estimate_seconds(plan: Plan, steps: Sequence[Held], backend: Backend, flops: float) -> float:

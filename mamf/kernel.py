@@ -125,6 +125,8 @@ class MatmulKernel(ABC):
 
     name: ClassVar[str]
     operation: ClassVar[Literal["matmul"]] = "matmul"
+    #: Whether a search for a ceiling tries it unasked; what compiles for minutes a shape does not.
+    is_tried_unasked: ClassVar[bool] = True
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
         """Why this kernel cannot run on this backend at all (library missing, wrong vendor), or None."""
@@ -137,6 +139,10 @@ class MatmulKernel(ABC):
     def unsupported_shape(self, problem: MatmulProblem, shape: MatmulShape) -> str | None:
         """Why it cannot do this shape, or None."""
         return None
+
+    def variants(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Sequence[MatmulKernel]:
+        """The algorithms to choose from for this shape, each a kernel of its own, where the library lets one choose."""
+        return (self,)
 
     def settings(self, backend: Backend, problem: MatmulProblem) -> AbstractContextManager[object]:
         """Library flags to hold while this kernel runs (tf32, say); restores them."""

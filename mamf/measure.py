@@ -35,7 +35,8 @@ class Conditions:
 @dataclass(frozen=True)
 class Measurement:
     """A kernel on a shape in a regime. ``samples`` are seconds, one a launch (sustained: one a block, mean seconds a
-    launch), each less the ``timer_overhead``.
+    launch), each less the ``timer_overhead``. ``phase`` and ``round``: of a search for a ceiling, what it was taken
+    for.
     """
 
     shape: MatmulShape
@@ -54,6 +55,8 @@ class Measurement:
     conditions: Conditions = field(default_factory=Conditions)
     remarks: tuple[str, ...] = ()
     is_reference: bool = False
+    phase: str = ""
+    round: int = 0
 
     @property
     def step(self) -> tuple[str, MatmulShape]:

@@ -1,4 +1,4 @@
-"""What a run log holds of measurements and plans: objects <-> JSON values."""
+"""What a run log holds of measurements, plans and ceilings: objects <-> JSON values."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import Any
 
+from mamf.ceiling import Ceiling
+from mamf.find_plan import FindPlan
 from mamf.kernel import MatmulProblem
 from mamf.measure import STATUSES, Conditions, Measurement
-from mamf.shapes import MatmulShape
-from mamf.statistics import Summary, summarize
+from mamf.shapes import MatmulGrid, MatmulShape
+from mamf.statistics import Interval, Summary, summarize
 from mamf.sweep import Plan
 
 _STATISTICS = ("mean", "median", "fastest", "slowest")
@@ -47,12 +49,11 @@ def measurement_record(row: Measurement) -> dict[str, Any]:
         "implausible_samples_seconds": list(row.implausible_samples),
         # An output with NaN in it has no error to speak of; the reason says so.
         "relative_error": row.error if row.error is not None and math.isfinite(row.error) else None,
-        "clock_mhz": None if row.conditions.clock_hz is None else row.conditions.clock_hz / 1e6,
-        "watts": row.conditions.watts,
-        "celsius": row.conditions.celsius,
-        "throttle_reasons": list(row.conditions.throttle_reasons),
+        **conditions_record(row.conditions),
         "remarks": list(row.remarks),
         "is_reference": row.is_reference,
+        "phase": row.phase,
+        "round": row.round,
         "time": utc_now(),
     }
     return record
@@ -72,7 +73,6 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
     summary: Summary | None = None
     if record["status"] == "ok":
         summary = summarize(samples)
-    clock_mhz = record["clock_mhz"]
     return Measurement(
         shape=shape,
         kernel=record["kernel"],
@@ -85,31 +85,94 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
         samples=samples,
         implausible_samples=tuple(record["implausible_samples_seconds"]),
         launches=record["launches"],
-        # Logs from before the timer was calibrated have none.
+        # Schema 1 knew neither a timer's share nor phases.
         timer_overhead=record.get("timer_overhead_seconds", 0.0),
         error=None if error is None else float(error),
-        conditions=Conditions(
-            clock_hz=None if clock_mhz is None else float(round(clock_mhz * 1e6)),
-            watts=record["watts"],
-            celsius=record["celsius"],
-            throttle_reasons=tuple(record["throttle_reasons"]),
-        ),
+        conditions=conditions_from_record(record),
         remarks=tuple(record["remarks"]),
         is_reference=record["is_reference"],
+        phase=record.get("phase", ""),
+        round=record.get("round", 0),
     )
 
 
-def plan_record(plan: Plan) -> dict[str, Any]:
-    """A plan as JSON values; shapes as MxNxK."""
-    return asdict(plan) | {
-        "shapes": [str(shape) for shape in plan.shapes],
-        "regimes": list(plan.regimes),
-        "reference": plan.reference and str(plan.reference),
+def ceiling_record(ceiling: Ceiling) -> dict[str, Any]:
+    """A ceiling as JSON values. It follows from the measurements of phase ``confirm`` before it."""
+    return {
+        "regime": ceiling.regime,
+        "dtype": ceiling.problem.dtype,
+        "shape": str(ceiling.shape),
+        "kernel": ceiling.kernel,
+        "tflops": round(ceiling.tflops, 3),
+        "interval_tflops": [round(ceiling.interval.low, 3), round(ceiling.interval.high, 3)],
+        "interval_coverage": round(ceiling.interval.coverage, 4),
+        "rounds": ceiling.rounds,
+        "tied": [{"shape": str(shape), "kernel": kernel} for shape, kernel in ceiling.tied],
+        "gain_over_default": None if ceiling.gain_over_default is None else round(ceiling.gain_over_default, 4),
+        "joules_per_tflop": ceiling.joules_per_tflop and round(ceiling.joules_per_tflop, 4),
+        **conditions_record(ceiling.conditions),
     }
 
 
-def plan_from_record(record: Mapping[str, Any]) -> Plan:
+def ceiling_from_record(record: Mapping[str, Any], header: Mapping[str, Any]) -> Ceiling:
+    low, high = map(float, record["interval_tflops"])
+    return Ceiling(
+        device=header["device"]["name"],
+        uuid_hash=header["device"]["uuid_hash"],
+        problem=MatmulProblem(**header["plan"]["problem"]),
+        regime=record["regime"],
+        kernel=record["kernel"],
+        shape=MatmulShape.parse(record["shape"]),
+        tflops=float(record["tflops"]),
+        interval=Interval(low, high, record["interval_coverage"]),
+        rounds=record["rounds"],
+        tied=tuple((MatmulShape.parse(each["shape"]), each["kernel"]) for each in record["tied"]),
+        conditions=conditions_from_record(record),
+        gain_over_default=record["gain_over_default"],
+    )
+
+
+def conditions_record(conditions: Conditions) -> dict[str, Any]:
+    return {
+        "clock_mhz": None if conditions.clock_hz is None else conditions.clock_hz / 1e6,
+        "watts": conditions.watts,
+        "celsius": conditions.celsius,
+        "throttle_reasons": list(conditions.throttle_reasons),
+    }
+
+
+def conditions_from_record(record: Mapping[str, Any]) -> Conditions:
+    clock_mhz = record["clock_mhz"]
+    return Conditions(
+        clock_hz=None if clock_mhz is None else float(round(clock_mhz * 1e6)),
+        watts=record["watts"],
+        celsius=record["celsius"],
+        throttle_reasons=tuple(record["throttle_reasons"]),
+    )
+
+
+def plan_record(plan: Plan | FindPlan) -> dict[str, Any]:
+    """A plan as JSON values; shapes as MxNxK."""
+    if isinstance(plan, FindPlan):
+        most_flop = plan.grid.most_flop
+        return {"command": "find", **asdict(plan)} | {
+            "grid": {**asdict(plan.grid), "most_flop": most_flop if math.isfinite(most_flop) else None}
+        }
+    return (
+        {"command": "sweep"}
+        | asdict(plan)
+        | {
+            "shapes": [str(shape) for shape in plan.shapes],
+            "regimes": list(plan.regimes),
+            "reference": plan.reference and str(plan.reference),
+        }
+    )
+
+
+def plan_from_record(record: Mapping[str, Any]) -> Plan | FindPlan:
     fields = dict(record)
+    if fields.pop("command", "sweep") == "find":
+        return _find_plan(fields)
     reference = fields["reference"]
     return Plan(
         **fields
@@ -118,5 +181,19 @@ def plan_from_record(record: Mapping[str, Any]) -> Plan:
             "problem": MatmulProblem(**fields["problem"]),
             "regimes": tuple(fields["regimes"]),
             "reference": MatmulShape.parse(reference) if reference else None,
+        }
+    )
+
+
+def _find_plan(fields: Mapping[str, Any]) -> FindPlan:
+    grid = fields["grid"]
+    most_flop = math.inf if grid["most_flop"] is None else grid["most_flop"]
+    return FindPlan(
+        **{**fields}
+        | {
+            "problem": MatmulProblem(**fields["problem"]),
+            "kernels": tuple(fields["kernels"]),
+            "regimes": tuple(fields["regimes"]),
+            "grid": MatmulGrid(tuple(grid["m"]), tuple(grid["n"]), tuple(grid["k"]), most_flop),
         }
     )

@@ -2,6 +2,7 @@
 
 Schema history
     1   header, measurement, resume, summary
+    2   ceiling; phase, round and timer_overhead_seconds of a measurement
 
 ``header`` names tool, command, device, software, settings and the plan, so a log resumes by itself. Each line is
 written by one system call and reaches the operating system before the next shape starts: a killed process loses at
@@ -21,13 +22,16 @@ from types import TracebackType
 from typing import Any
 
 from mamf.backend import DeviceInfo
+from mamf.ceiling import Ceiling
 from mamf.environment import scrub_record
 from mamf.errors import MamfError, RunLogError, RunLogWriteError, UsageError
+from mamf.find_plan import FindPlan
 from mamf.measure import Measurement
-from mamf.records import measurement_from_record, plan_from_record
+from mamf.records import ceiling_from_record, measurement_from_record, plan_from_record
 from mamf.sweep import Held, Plan
 
-SCHEMA = 1
+SCHEMA = 2
+READABLE = (1, 2)
 MAY_PASS = ("failed", "out_of_memory")
 
 
@@ -40,12 +44,13 @@ class RunLog:
     path: Path
     header: dict[str, Any]
     measurements: list[Measurement] = field(default_factory=list)
+    ceilings: dict[str, Ceiling] = field(default_factory=dict)
     summary: dict[str, Any] | None = None
     valid_bytes: int = 0
     is_truncated: bool = False
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> Plan | FindPlan:
         return plan_from_record(self.header["plan"])
 
     @property
@@ -181,8 +186,9 @@ def _header(path: Path, line: bytes) -> dict[str, Any]:
         header = _parse(line)
         if header["record"] != "header":
             raise ValueError("the first record is not a header")
-        if header["schema"] != SCHEMA:
-            raise ValueError(f"schema {header['schema']} is not known to this mamf (it reads {SCHEMA}); upgrade mamf")
+        if header["schema"] not in READABLE:
+            known = " and ".join(map(str, READABLE))
+            raise ValueError(f"schema {header['schema']} is not known to this mamf (it reads {known}); upgrade mamf")
         for name in ("tool", "environment", "kernel", "timer"):
             header[name]
         DeviceInfo(**header["device"])
@@ -197,6 +203,9 @@ def _add(log: RunLog, record: dict[str, Any]) -> None:
     if kind == "measurement":
         log.measurements.append(measurement_from_record(record, log.header))
         log.summary = None
+    elif kind == "ceiling":
+        ceiling = ceiling_from_record(record, log.header)
+        log.ceilings[ceiling.regime] = ceiling
     elif kind == "summary":
         log.summary = record
     elif kind != "resume":
@@ -207,7 +216,7 @@ def _latest(rows: Iterable[Measurement]) -> list[Measurement]:
     """Every visit of the reference, and of each step the last row: a failure may have been measured again."""
     kept: dict[object, Measurement] = {}
     for number, row in enumerate(rows):
-        key = number if row.is_reference else row.step
+        key = number if row.is_reference else (row.step, row.phase, row.round, row.kernel)
         kept.pop(key, None)
         kept[key] = row
     return list(kept.values())

@@ -9,7 +9,7 @@ from typing import Any
 from mamf.api import problem_for
 from mamf.backend import Backend
 from mamf.cli.options import duration, index, shape, share, size
-from mamf.environment import describe_environment
+from mamf.cli.session import require_same
 from mamf.errors import LogMismatchError, UsageError
 from mamf.kernel import DATA, LAYOUTS
 from mamf.regimes import REGIMES
@@ -106,6 +106,9 @@ def plan_from(
     Raises LogMismatchError when something asked for is not what the log was measured with.
     """
     before = log.plan if log else None
+    if log is not None and not isinstance(before, Plan):
+        raise LogMismatchError(f"{log.path} is not of a sweep: resume it with the command that began it")
+    assert before is None or isinstance(before, Plan)
     problem_options = {
         name: value
         for name in ("dtype", "out_dtype", "layout", "data", "seed", "fast_accumulation")
@@ -144,24 +147,10 @@ def require_same_plan(log: RunLog, before: Plan, plan: Plan) -> None:
         then, now = getattr(before, field.name), getattr(plan, field.name)
         if field.name == "problem":
             for part in fields(then):
-                _require_same(log, part.name, getattr(then, part.name), getattr(now, part.name))
+                require_same(log, part.name, getattr(then, part.name), getattr(now, part.name))
         elif field.name == "shapes" and then != now:
             raise LogMismatchError(
                 f"{log.path} holds another list of shapes; leave the shapes out to go on with its own"
             )
         else:
-            _require_same(log, field.name, then, now)
-
-
-def require_same_device(log: RunLog, backend: Backend) -> None:
-    """Figures of two devices or two software stacks do not belong in one log. Raises LogMismatchError."""
-    then, now = log.header["device"], asdict(backend.info)
-    for name in ("backend", "name", "uuid_hash", "compute_units", "driver", "versions"):
-        _require_same(log, f"device {name}", then[name], now[name])
-    packages = describe_environment()["packages"]
-    _require_same(log, "torch", log.header["environment"]["packages"].get("torch"), packages.get("torch"))
-
-
-def _require_same(log: RunLog, what: str, then: object, now: object) -> None:
-    if then != now:
-        raise LogMismatchError(f"{log.path} was measured with {what} {then}, not {now}; start a new log")
+            require_same(log, field.name, then, now)

@@ -15,7 +15,7 @@ from mamf.report import significant
 class Progress:
     """A bar over the steps of a sweep."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int | None) -> None:
         self._bar: tqdm[Any] = tqdm(
             total=total, unit="shape", file=sys.stderr, disable=None, leave=False, dynamic_ncols=True
         )

@@ -35,8 +35,9 @@ class Sustained(Regime):
     settled_slope: ClassVar[float] = 0.01
     longest_settling_seconds: ClassVar[float] = 20.0
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, visit_seconds: float = shortest_seconds) -> None:
         super().__init__(backend)
+        self.visit_seconds = visit_seconds
         self._loaded_seconds = 0.0
         self._loaded_until = float("-inf")
 
@@ -79,7 +80,7 @@ class Sustained(Regime):
             taken.add_reading(block.reading)
             now = self.backend.now()
             if rule.is_over(now) or (
-                now - begun >= self.shortest_seconds and rule.enough(taken.seconds, now - begun, now)
+                now - begun >= self.visit_seconds and rule.enough(taken.seconds, now - begun, now)
             ):
                 break
         taken.watts = mean_watts(before, self.read_sensors(energy=True), self.backend.now() - begun)

@@ -1,7 +1,7 @@
 """Landscapes to search: burst TFLOPS by shape, recorded or made, with a known best.
 
-A made one follows what a library does: of several tiles it takes the fastest, a product takes as many waves as its tiles
-need, each wave reads and multiplies along K, and a part of every figure is the shape's own.
+A made one follows what a library does: of several tiles it takes the fastest, a product takes as many waves as its
+tiles need, each wave reads and multiplies along K, and a part of every figure is the shape's own.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Landscape = dict[MatmulShape, float]
 
 @dataclass(frozen=True)
 class Chip:
-    """``tiles``: M x N and the share of a unit's peak that a kernel of that tile reaches. ``own``: the standard deviation of
-    what cannot be explained by any of this.
+    """``tiles``: M x N and the share of a unit's peak that a kernel of that tile reaches. ``own``: the standard
+    deviation of what cannot be explained by any of this.
     """
 
     compute_units: int = 132
@@ -48,8 +48,12 @@ class Chip:
 #: Chips that no search was tuned on.
 CHIPS = {
     "132 units": Chip(),
-    "108 units": Chip(108, 312.0, 1.6e12, ((256, 128, 0.88), (128, 256, 0.87), (128, 128, 0.84), (64, 128, 0.7)), 120.0),
-    "304 units": Chip(304, 1307.0, 5.3e12, ((256, 256, 0.60), (256, 224, 0.58), (128, 192, 0.52), (128, 128, 0.5)), 400.0),
+    "108 units": Chip(
+        108, 312.0, 1.6e12, ((256, 128, 0.88), (128, 256, 0.87), (128, 128, 0.84), (64, 128, 0.7)), 120.0
+    ),
+    "304 units": Chip(
+        304, 1307.0, 5.3e12, ((256, 256, 0.60), (256, 224, 0.58), (128, 192, 0.52), (128, 128, 0.5)), 400.0
+    ),
     "20 units": Chip(20, 40.0, 3e11, ((64, 64, 0.75), (64, 128, 0.85), (128, 64, 0.84)), 60.0),
 }
 

@@ -1,0 +1,216 @@
+"""What every measuring command has around its measuring: device, run log, progress, interruption, report."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mamf.backend import Advice, Backend, Unavailable
+from mamf.cli.interruption import EXIT_CODE, Interruption
+from mamf.cli.options import duration
+from mamf.cli.progress import Progress
+from mamf.discovery import open_backend
+from mamf.doctor import as_line, diagnose, warnings
+from mamf.environment import command_line, describe_environment, tool_version
+from mamf.errors import LogMismatchError, MamfError, RunLogWriteError, UsageError
+from mamf.measure import Measurement
+from mamf.records import measurement_record, utc_now
+from mamf.run_log import RunLog, RunLogWriter, read_run_log
+
+_NOTHING_MEASURED = 1
+
+
+def add_run_options(parser: argparse.ArgumentParser, budget: str) -> None:
+    """Options of every measuring command; ``budget`` is what its help says."""
+    group = parser.add_argument_group("run")
+    group.add_argument("--budget", type=duration, help=budget)
+    group.add_argument("--dry-run", action="store_true", help="say what would be measured and how long, and stop")
+    group.add_argument("--output", type=Path, metavar="FILE", help="the run log to write (default: a dated name)")
+    group.add_argument("--resume", type=Path, metavar="FILE", help="go on with this log, measuring only what it lacks")
+    group.add_argument("--notes", default="", help="free text for the log: cooling, machine, what was special")
+
+
+def interruptible(options: argparse.Namespace, work: Callable[[Interruption], int]) -> int:
+    """Run ``work``; Ctrl-C before anything is measured is said in a line."""
+    with Interruption() as interruption:
+        try:
+            return work(interruption)
+        except KeyboardInterrupt:
+            print("mamf: interrupted before the first measurement; nothing is lost", file=sys.stderr)
+            return EXIT_CODE
+
+
+class End(NamedTuple):
+    """How a run ended: the summary's status, why if early, and the exit code."""
+
+    status: str
+    reason: str
+    exit_code: int
+
+
+class Session(ABC):
+    """A run with everything around it. Derived commands say what is measured and how it is reported."""
+
+    #: The command's name, for the log's default name.
+    command: str
+
+    def __init__(self, options: argparse.Namespace, interruption: Interruption) -> None:
+        self.options = options
+        self.interruption = interruption
+        self.log: RunLog | None = read_run_log(options.resume) if options.resume else None
+        if self.log and options.output:
+            raise UsageError("--resume continues its own file: leave --output out")
+        self.findings: list[Advice] = []
+        self.rows: list[Measurement] = []
+        self.backend = self._open_backend()
+
+    @abstractmethod
+    def plan_record(self) -> dict[str, Any]:
+        """The plan as the header holds it."""
+
+    @abstractmethod
+    def kernel_name(self) -> str:
+        """What the header names as kernel."""
+
+    @abstractmethod
+    def label(self) -> str:
+        """What the default name of the log says of the plan."""
+
+    @abstractmethod
+    def has_all(self) -> bool:
+        """Whether a resumed log lacks nothing."""
+
+    @abstractmethod
+    def total(self) -> int | None:
+        """Measurements to come, if known."""
+
+    @abstractmethod
+    def measurements(self, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
+        """Measure. Rows that a resumed log holds already are not yielded."""
+
+    @abstractmethod
+    def left_out(self) -> bool:
+        """Whether the budget ended before everything was measured."""
+
+    @abstractmethod
+    def summary(self, end: End, elapsed_seconds: float) -> dict[str, Any]:
+        """The last record of the log."""
+
+    @abstractmethod
+    def rendered(self, header: dict[str, Any], summary: dict[str, Any] | None) -> str:
+        """The report in the format asked for."""
+
+    def after_measuring(self, writer: RunLogWriter) -> None:
+        """Records between the last measurement and the summary."""
+
+    def run(self) -> int:
+        if self.log and self.has_all():
+            return self._report(self.log.header, self.log.summary, self.log.path)
+        self.findings = diagnose(self.backend)
+        header = self.log.header if self.log else self._header()
+        with self.interruption.shielded():
+            writer = self._open_log(header)
+        for finding in warnings(self.findings):
+            print(f"mamf: {as_line(finding)}", file=sys.stderr)
+        with writer:
+            begun = self.backend.now()
+            end = self._collect(writer)
+            with self.interruption.shielded():
+                return self._finish(header, writer, end, self.backend.now() - begun)
+
+    def _open_backend(self) -> Backend:
+        device = self.log.header["device"] if self.log else {}
+        name = self.options.backend or device.get("backend", "auto")
+        index = self.options.device if self.options.device is not None else device.get("index", 0)
+        backend = open_backend(name, index)
+        if self.log:
+            require_same_device(self.log, backend)
+        return backend
+
+    def _header(self) -> dict[str, Any]:
+        backend = self.backend
+        sensors = backend.telemetry
+        return {
+            "tool": tool_version(),
+            "command": command_line(),
+            "started": utc_now(),
+            "device": asdict(backend.info),
+            "timer": backend.timer,
+            "sensors": f"unavailable: {sensors.reason}" if isinstance(sensors, Unavailable) else "available",
+            "kernel": self.kernel_name(),
+            "plan": self.plan_record(),
+            "settings": backend.settings(),
+            "environment": describe_environment(backend.environment_variables),
+            "findings": [as_line(finding).strip() for finding in self.findings],
+            "notes": self.options.notes,
+        }
+
+    def _open_log(self, header: dict[str, Any]) -> RunLogWriter:
+        if self.log is None:
+            return RunLogWriter.create(self.options.output or self._default_path(), header)
+        writer = RunLogWriter.append(self.log)
+        resumed = {"tool": tool_version(), "command": command_line(), "started": utc_now(), "notes": self.options.notes}
+        writer.write("resume", resumed)
+        return writer
+
+    def _default_path(self) -> Path:
+        slug = re.sub(r"[^a-z0-9]+", "-", self.backend.info.name.lower()).strip("-")
+        moment = datetime.now().strftime("%Y%m%d-%H%M%S")
+        return Path(f"mamf-{self.command}-{slug}-{self.label()}-{moment}.jsonl")
+
+    def _collect(self, writer: RunLogWriter) -> End:
+        """Measure and log until done, or until something ends it early."""
+        try:
+            with Progress(self.total()) as progress:
+                for row in self.measurements(progress.phase):
+                    with self.interruption.shielded():
+                        writer.write("measurement", measurement_record(row))
+                        self.rows.append(row)
+                    progress.add(row)
+                    self.interruption.check()
+        except KeyboardInterrupt:
+            return End("interrupted", "by the user", EXIT_CODE)
+        except MamfError as error:
+            return End("interrupted", str(error), error.exit_code)
+        code = 0 if any(row.ok for row in self.rows) else _NOTHING_MEASURED
+        return End("interrupted", "the budget ended", code) if self.left_out() else End("complete", "", code)
+
+    def _finish(self, header: dict[str, Any], writer: RunLogWriter, end: End, elapsed: float) -> int:
+        """Close the log with a summary and print the report; returns the exit code."""
+        code = end.exit_code
+        summary = self.summary(end, elapsed)
+        try:
+            self.after_measuring(writer)
+            writer.write("summary", {**summary, "time": utc_now()})
+        except RunLogWriteError as error:
+            print(f"mamf: {error}", file=sys.stderr)
+            code = error.exit_code
+        self._report(header, summary, writer.path)
+        return code
+
+    def _report(self, header: dict[str, Any], summary: dict[str, Any] | None, path: Path) -> int:
+        print(self.rendered(header, summary), end="")
+        print(f"log: {path}", file=sys.stdout if self.options.format in ("table", "markdown") else sys.stderr)
+        return 0
+
+
+def require_same_device(log: RunLog, backend: Backend) -> None:
+    """Figures of two devices or two software stacks do not belong in one log. Raises LogMismatchError."""
+    then, now = log.header["device"], asdict(backend.info)
+    for name in ("backend", "name", "uuid_hash", "compute_units", "driver", "versions"):
+        require_same(log, f"device {name}", then[name], now[name])
+    packages = describe_environment()["packages"]
+    require_same(log, "torch", log.header["environment"]["packages"].get("torch"), packages.get("torch"))
+
+
+def require_same(log: RunLog, what: str, then: object, now: object) -> None:
+    """Raises LogMismatchError when a log was measured with something else."""
+    if then != now:
+        raise LogMismatchError(f"{log.path} was measured with {what} {then}, not {now}; start a new log")

@@ -1,16 +1,22 @@
-"""The sweep as one call, for programs and notebooks."""
+"""Sweep, find and ceilings as calls, for programs and notebooks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 from mamf.backend import Backend
-from mamf.discovery import kernel_for, open_backend
+from mamf.ceiling import Ceiling
+from mamf.discovery import KERNELS, kernel, kernel_for, open_backend, registered
 from mamf.dtypes import DTYPES, canonical_name
-from mamf.kernel import MatmulProblem
+from mamf.errors import DeviceError, RunLogError, UnsupportedError
+from mamf.finding import Find
+from mamf.finding_plan import DEFAULT_BUDGET_SECONDS, plan_for
+from mamf.kernel import MatmulKernel, MatmulProblem
 from mamf.measure import Measurement
+from mamf.run_log import read_run_log
 from mamf.shapes import MatmulShape
-from mamf.sweep import Plan, Sweep
+from mamf.sweeping import Plan, Sweep
 
 
 def problem_for(
@@ -26,6 +32,70 @@ def problem_for(
     operand = backend.resolve_dtype(canonical_name(dtype or backend.default_dtype))
     output = out_dtype and (out_dtype if out_dtype in DTYPES else backend.resolve_dtype(canonical_name(out_dtype)))
     return MatmulProblem(operand, output or DTYPES[operand].default_output, layout, data, seed, fast_accumulation)
+
+
+def kernels_for(backend: Backend, problem: MatmulProblem, names: Sequence[str] | None = None) -> list[MatmulKernel]:
+    """The kernels that a search for a ceiling tries: the named ones, or the default and all that are tried unasked.
+
+    Raises UnavailableError, UnknownNameError or UnsupportedError when a named one cannot be used.
+    """
+    if names is None:
+        default = kernel_for(backend, problem)
+        others = (kernel(name) for name in sorted(registered(KERNELS)))
+        usable = [other for other in others if other.is_tried_unasked and is_usable(other, backend, problem)]
+        return [default, *(other for other in usable if other.name != default.name)]
+    chosen = [kernel_for(backend, problem, name) for name in dict.fromkeys(names)]
+    for each in chosen:
+        reason = each.unsupported(backend, problem)
+        if reason:
+            raise UnsupportedError(reason)
+    return chosen
+
+
+def is_usable(candidate: MatmulKernel, backend: Backend, problem: MatmulProblem) -> bool:
+    return candidate.unavailable(backend) is None and candidate.unsupported(backend, problem) is None
+
+
+def find(
+    dtype: str | None = None,
+    *,
+    regime: str = "burst",
+    backend: str | Backend = "auto",
+    device: int = 0,
+    kernels: Sequence[str] | None = None,
+    out_dtype: str | None = None,
+    layout: str = "nt",
+    data: str = "normal",
+    seed: int = 0,
+    fast_accumulation: bool = False,
+    precision: float = 0.003,
+    budget_seconds: float = DEFAULT_BUDGET_SECONDS,
+) -> Ceiling:
+    """The ceiling of a device for a dtype in a regime (burst or sustained).
+
+    Raises UnavailableError, UnknownNameError or UnsupportedError for what cannot be measured, and DeviceError when
+    nothing was confirmed within the budget.
+    """
+    opened = open_backend(backend, device) if isinstance(backend, str) else backend
+    problem = problem_for(opened, dtype, out_dtype, layout, data, seed, fast_accumulation)
+    chosen = kernels_for(opened, problem, kernels)
+    regimes = tuple(dict.fromkeys(("burst", regime)))
+    plan = plan_for(opened, problem, chosen, regimes=regimes, budget_seconds=budget_seconds, precision=precision)
+    search = Find(plan, chosen, opened)
+    for _ in search.results():
+        pass
+    if regime not in search.ceilings:
+        raise DeviceError(f"no {regime} ceiling was confirmed in {budget_seconds:.0f} s: give it more")
+    return search.ceilings[regime]
+
+
+def load_ceiling(path: str | Path, regime: str = "burst") -> Ceiling:
+    """The ceiling that a run log of ``mamf find`` holds. Raises RunLogError when it has none of this regime."""
+    log = read_run_log(Path(path))
+    if regime not in log.ceilings:
+        held = ", ".join(log.ceilings) or "none"
+        raise RunLogError(f"{path} holds no {regime} ceiling (it holds: {held}); measure one with 'mamf find'")
+    return log.ceilings[regime]
 
 
 def sweep(

@@ -67,18 +67,17 @@ class Ceiling:
 def confirmed(
     rows: Iterable[Measurement], device: str, uuid_hash: str | None = None, default_kernel: str | None = None
 ) -> Ceiling | None:
-    """The ceiling that rounds of fresh measurements give, or None before every leader has had FEWEST_ROUNDS.
+    """The ceiling that rounds of fresh measurements give, or None before there were FEWEST_ROUNDS.
 
     ``rows``: of one problem and regime. Every round measures each remaining candidate once, so candidates are compared
     within rounds: what drifts between rounds cancels.
     """
     by_candidate = figures(rows)
-    complete = {candidate: found for candidate, found in by_candidate.items() if len(found) >= FEWEST_ROUNDS}
-    if not complete:
+    most = max(map(len, by_candidate.values()), default=0)
+    if most < FEWEST_ROUNDS:
         return None
-    most = max(map(len, complete.values()))
-    # What was dropped on the way was measured less often, and cannot win.
-    finalists = {candidate: found for candidate, found in complete.items() if len(found) >= most - 1}
+    # What was dropped on the way was measured less often and cannot win; the last round may not be whole.
+    finalists = {candidate: found for candidate, found in by_candidate.items() if len(found) >= most - 1}
     winner = max(finalists, key=lambda candidate: median_tflops(finalists[candidate].values()))
     own = finalists[winner]
     shape, kernel = winner

@@ -9,7 +9,7 @@ from mamf.backend import Backend
 from mamf.kernel import MatmulKernel, MatmulProblem, Prepared
 from mamf.regimes import Burst, Classic, Sustained
 from mamf.shapes import MatmulShape
-from mamf.sweep import Held, Plan
+from mamf.sweeping import Held, Plan
 
 _SMALLEST_PROBE, _LARGEST_PROBE = 1024, 8192
 _PROBE_SECONDS = 0.001

@@ -9,12 +9,12 @@ from datetime import datetime, timezone
 from typing import Any
 
 from mamf.ceiling import Ceiling
-from mamf.find_plan import FindPlan
+from mamf.finding_plan import FindPlan
 from mamf.kernel import MatmulProblem
 from mamf.measure import STATUSES, Conditions, Measurement
 from mamf.shapes import MatmulGrid, MatmulShape
 from mamf.statistics import Interval, Summary, summarize
-from mamf.sweep import Plan
+from mamf.sweeping import Plan
 
 _STATISTICS = ("mean", "median", "fastest", "slowest")
 

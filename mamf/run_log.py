@@ -25,10 +25,10 @@ from mamf.backend import DeviceInfo
 from mamf.ceiling import Ceiling
 from mamf.environment import scrub_record
 from mamf.errors import MamfError, RunLogError, RunLogWriteError, UsageError
-from mamf.find_plan import FindPlan
+from mamf.finding_plan import FindPlan
 from mamf.measure import Measurement
 from mamf.records import ceiling_from_record, measurement_from_record, plan_from_record
-from mamf.sweep import Held, Plan
+from mamf.sweeping import Held, Plan
 
 SCHEMA = 2
 READABLE = (1, 2)

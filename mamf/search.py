@@ -96,7 +96,7 @@ class Search:
         self._exhausted = False
         self.consider(candidates)
         order = self._random.permutation(len(self._candidates))[:_FIRST_SHAPES]
-        self._first = [self._candidates[row] for row in order]
+        self._first: list[MatmulShape] = [self._candidates[row] for row in order]
 
     def consider(self, candidates: Sequence[MatmulShape]) -> None:
         """Search among these from now on. Raises ValueError when there are none."""

@@ -14,6 +14,7 @@ from mamf.errors import MamfError
 
 _DESCRIPTION = "Finds the maximum achievable matmul FLOPS of an accelerator. Every number names its regime."
 COMMANDS = {
+    "find": "find the ceilings of the device, burst and sustained, in about a minute",
     "sweep": "measure matmul shapes and find the best of them",
     "show": "print a run log again, in any format",
     "backends": "list the backends: their devices, or why they have none",

@@ -15,7 +15,7 @@ from mamf.kernel import DATA, LAYOUTS
 from mamf.regimes import REGIMES
 from mamf.run_log import RunLog
 from mamf.shapes import MatmulShape, matmul_grid, parse_range
-from mamf.sweep import ORDERS, Plan
+from mamf.sweeping import ORDERS, Plan
 
 _DEFAULT_SIZE = 4096
 # What a resumed run may change: nothing in these decides a figure.

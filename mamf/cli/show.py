@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from mamf.cli.options import add_output_options
-from mamf.report import FORMATS, render
+from mamf.report import FORMATS, render, render_find
 from mamf.run_log import read_run_log
 
 
@@ -21,5 +21,8 @@ def run(options: argparse.Namespace) -> int:
     log = read_run_log(options.log)
     if log.is_truncated:
         print(f"mamf: the last line of {log.path} is incomplete and left out", file=sys.stderr)
-    print(render(options.format, log.measurements, log.header, log.summary, options.top), end="")
+    if log.header["plan"].get("command") == "find":
+        print(render_find(options.format, log.measurements, log.ceilings, log.header, log.summary), end="")
+    else:
+        print(render(options.format, log.measurements, log.header, log.summary, options.top), end="")
     return 0

@@ -23,7 +23,7 @@ from mamf.kernel import MatmulKernel
 from mamf.measure import Measurement
 from mamf.records import plan_record
 from mamf.report import FORMATS, render, summary_record
-from mamf.sweep import Sweep
+from mamf.sweeping import Sweep
 
 _EXAMPLES = """examples:
   mamf sweep --m-range 0 20480 256                    79 shapes Mx4096x4096 in burst

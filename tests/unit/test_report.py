@@ -6,9 +6,10 @@ import pytest
 
 from mamf.kernel import MatmulProblem
 from mamf.records import plan_record
-from mamf.report import as_csv, as_table, bests, cells, ranked, render, significant, summary_record
+from mamf.report import bests, ranked, render, significant, summary_record
+from mamf.report.sweeps import as_csv, as_table, cells
 from mamf.shapes import MatmulShape, matmul_grid
-from mamf.sweep import Plan, Sweep
+from mamf.sweeping import Plan, Sweep
 from mamf.testing import SimulatedMatmul
 
 PLAN = Plan(

@@ -13,7 +13,7 @@ from mamf.records import measurement_record, plan_record
 from mamf.report import bests, summary_record
 from mamf.run_log import RunLogWriter, read_run_log
 from mamf.shapes import MatmulShape, matmul_grid
-from mamf.sweep import Plan, Sweep
+from mamf.sweeping import Plan, Sweep
 from mamf.testing import SimulatedMatmul
 
 PLAN = Plan(

@@ -1,9 +1,7 @@
-"""Measurements -> tables, csv, json and markdown. Returns strings; the command line prints them."""
+"""Matmul measurements of a sweep."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,10 +10,8 @@ from typing import Any
 
 from mamf.measure import Measurement
 from mamf.peaks import find_peak
+from mamf.report.text import DASH, csv_text, markdown, significant, table, whole
 from mamf.statistics import arithmetic_mean, geometric_mean
-
-FORMATS = ("table", "csv", "json", "markdown")
-_DASH = "-"
 
 
 @dataclass(frozen=True)
@@ -102,13 +98,7 @@ def flat_row(row: Measurement) -> dict[str, Any]:
 
 
 def as_csv(rows: Sequence[Measurement]) -> str:
-    flat = [flat_row(row) for row in rows]
-    text = io.StringIO()
-    if flat:
-        writer = csv.DictWriter(text, list(flat[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(flat)
-    return text.getvalue()
+    return csv_text([flat_row(row) for row in rows])
 
 
 def as_json(rows: Sequence[Measurement], header: Mapping[str, Any], summary: Mapping[str, Any] | None) -> str:
@@ -123,7 +113,7 @@ _LEFT_ALIGNED = ("regime", "MxNxK", "remarks")
 def cells(row: Measurement) -> list[str]:
     """One measurement as the cells of COLUMNS."""
     conditions = row.conditions
-    median, half_width, mean, fastest = [_DASH] * 4
+    median, half_width, mean, fastest = [DASH] * 4
     if row.summary is not None:
         median, mean, fastest = (significant(row.tflops(name)) for name in ("median", "mean", "fastest"))
         half_width = f"{100 * row.summary.relative_half_width:.2f}"
@@ -138,7 +128,7 @@ def cells(row: Measurement) -> list[str]:
         whole(conditions.clock_hz and conditions.clock_hz / 1e6),
         whole(conditions.watts),
         whole(conditions.celsius),
-        _DASH if row.error is None else f"{row.error:.1e}",
+        DASH if row.error is None else f"{row.error:.1e}",
         remarks(row),
     ]
 
@@ -154,35 +144,14 @@ def remarks(row: Measurement) -> str:
     return ", ".join(parts)
 
 
-def significant(value: float) -> str:
-    """Four significant digits: what repeats, from a CPU's 0.1336 to an accelerator's 841.3 TFLOPS."""
-    return f"{value:#.4g}".rstrip(".")
-
-
-def whole(value: float | None) -> str:
-    return _DASH if value is None else f"{value:.0f}"
-
-
 def as_table(rows: Sequence[Measurement]) -> str:
     """Aligned columns for a terminal."""
-    lines = [list(COLUMNS), *(cells(row) for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(COLUMNS))]
-
-    def aligned(line: Sequence[str]) -> str:
-        padded = (
-            cell.ljust(width) if name in _LEFT_ALIGNED else cell.rjust(width)
-            for name, cell, width in zip(COLUMNS, line, widths, strict=True)
-        )
-        return "  ".join(padded).rstrip()
-
-    return "\n".join(aligned(line) for line in lines) + "\n"
+    return table(COLUMNS, [cells(row) for row in rows], _LEFT_ALIGNED)
 
 
 def as_markdown(rows: Sequence[Measurement]) -> str:
     """A GitHub table."""
-    rule = [":--" if name in _LEFT_ALIGNED else "--:" for name in COLUMNS]
-    lines = [list(COLUMNS), rule, *([cell.replace("|", "\\|") for cell in cells(row)] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+    return markdown(COLUMNS, [cells(row) for row in rows], _LEFT_ALIGNED)
 
 
 def as_title(header: Mapping[str, Any]) -> str:
@@ -281,7 +250,7 @@ def render(
     summary: Mapping[str, Any] | None,
     top: int | None = None,
 ) -> str:
-    """A run in one of FORMATS. ``top``: only so many of the best rows of each regime (table and markdown)."""
+    """A run in one of mamf.report.FORMATS. ``top``: so many of the best rows of each regime (table, markdown)."""
     if format == "csv":
         return as_csv(rows)
     if format == "json":

@@ -15,7 +15,7 @@ from typing import ClassVar
 from mamf.backend import Backend
 from mamf.ceiling import FEWEST_ROUNDS, Candidate, Ceiling, confirmed, figures, median_tflops
 from mamf.errors import DeviceError, first_line
-from mamf.find_plan import FindPlan, Shares, around, refinement_steps
+from mamf.finding_plan import FindPlan, Shares, around, refinement_steps
 from mamf.kernel import Buffer, MatmulKernel
 from mamf.measure import Measurement, measure
 from mamf.peaks import fastest_possible_flops

@@ -1,0 +1,167 @@
+"""``mamf find``: both ceilings of the device, by itself, in about a minute."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from mamf.api import kernels_for, problem_for
+from mamf.cli.interruption import EXIT_CODE, Interruption
+from mamf.cli.options import add_device_options, add_output_options, index, share
+from mamf.cli.session import End, Session, add_run_options, interruptible
+from mamf.errors import LogMismatchError, UsageError
+from mamf.finding import Find
+from mamf.finding_plan import CEILINGS, DEFAULT_BUDGET_SECONDS, FindPlan, plan_for
+from mamf.kernel import DATA, LAYOUTS, MatmulKernel
+from mamf.measure import Measurement
+from mamf.records import ceiling_record, plan_record
+from mamf.report import FORMATS, find_summary_record, render_find
+from mamf.run_log import MAY_PASS, RunLogWriter
+
+_EXAMPLES = """examples:
+  mamf find                                     burst and sustained ceilings of the first accelerator
+  mamf find --dtype bfloat16 float16 fp8        one after the other, a log each
+  mamf find --kernel torch.mm cublaslt          choose among cuBLASLt's algorithms too
+  mamf find --regime burst --budget 20s
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = _EXAMPLES
+    group = parser.add_argument_group("product")
+    group.add_argument("--dtype", nargs="+", help="one or several, one after the other (default: the device's)")
+    group.add_argument("--out-dtype", help="dtype of C (default: as A; bfloat16 for 8-bit floats, int32 for int8)")
+    group.add_argument("--layout", choices=LAYOUTS, default=None, help="how A and B lie in memory (default: nt)")
+    group.add_argument("--data", choices=DATA, default=None, help="what the operands hold (default: normal)")
+    group.add_argument("--seed", type=index, help="of the data and the search (default: 0)")
+    group.add_argument(
+        "--fast-accumulation",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="8-bit floats: fewer bits in partial sums",
+    )
+    group.add_argument(
+        "--kernel",
+        nargs="+",
+        help="the first searches, the others are tried on its leaders (default: all but those that compile for long)",
+    )
+    search = parser.add_argument_group("search")
+    search.add_argument("--regime", nargs="+", choices=CEILINGS, help="which ceilings (default: both)")
+    search.add_argument("--precision", type=share, help="half-width of an interval to reach (default: 0.3%%)")
+    add_device_options(parser)
+    add_run_options(parser, budget=f"time for a dtype (default: {DEFAULT_BUDGET_SECONDS:.0f}s)")
+    add_output_options(parser, FORMATS)
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    dtypes = list(dict.fromkeys(options.dtype or [None]))
+    if len(dtypes) > 1 and options.resume:
+        raise UsageError("--resume goes on with the dtype of its log: leave --dtype out")
+    output: Path | None = options.output
+
+    def work(interruption: Interruption) -> int:
+        worst = 0
+        for dtype in dtypes:
+            options.dtype = dtype
+            if output is not None and len(dtypes) > 1:
+                options.output = output.with_name(f"{output.stem}-{dtype}{output.suffix}")
+            session = _FindSession(options, interruption)
+            code = session.dry_run() if options.dry_run else session.run()
+            worst = max(worst, code)
+            if code == EXIT_CODE:
+                break
+        return worst
+
+    return interruptible(options, work)
+
+
+class _FindSession(Session):
+    command = "find"
+
+    def __init__(self, options: argparse.Namespace, interruption: Interruption) -> None:
+        super().__init__(options, interruption)
+        self.plan, self.kernels = self._resumed() if self.log else self._new()
+        held = [row for row in self.log.measurements if row.status not in MAY_PASS] if self.log else []
+        self.rows = list(held)
+        self._known = {id(row) for row in held}
+        self.find = Find(self.plan, self.kernels, self.backend, held)
+        interruption.check()
+
+    def _new(self) -> tuple[FindPlan, list[MatmulKernel]]:
+        options, backend = self.options, self.backend
+        problem = problem_for(
+            backend,
+            options.dtype,
+            options.out_dtype,
+            options.layout or "nt",
+            options.data or "normal",
+            options.seed or 0,
+            bool(options.fast_accumulation),
+        )
+        kernels = kernels_for(backend, problem, options.kernel)
+        plan = plan_for(
+            backend,
+            problem,
+            kernels,
+            regimes=tuple(name for name in CEILINGS if name in (options.regime or CEILINGS)),
+            budget_seconds=options.budget or DEFAULT_BUDGET_SECONDS,
+            precision=options.precision or FindPlan.precision,
+        )
+        return plan, kernels
+
+    def _resumed(self) -> tuple[FindPlan, list[MatmulKernel]]:
+        """The log's own plan: only the budget may be given anew."""
+        assert self.log is not None
+        plan, options = self.log.plan, self.options
+        if not isinstance(plan, FindPlan):
+            raise LogMismatchError(f"{self.log.path} is not of a find: resume it with the command that began it")
+        decided = ("dtype", "out_dtype", "layout", "data", "seed", "fast_accumulation", "kernel", "regime", "precision")
+        given = next((name for name in decided if getattr(options, name) is not None), None)
+        if given:
+            raise LogMismatchError(f"--{given.replace('_', '-')} is decided by {self.log.path}: leave it out")
+        return plan, kernels_for(self.backend, plan.problem, plan.kernels)
+
+    def dry_run(self) -> int:
+        grid, names = self.plan.grid, ", ".join(self.plan.kernels)
+        print(f"device: {self.backend.info.name} ({self.backend.name}:{self.backend.index}), {self.plan.problem.dtype}")
+        print(f"kernels: {names}")
+        largest = f", up to {grid.most_flop / 1e12:.3g} TFLOP each" if self.plan.grid.most_flop else ""
+        print(f"grid: {len(grid.shapes())} shapes, {grid.m[0]} to {grid.m[-1]} by {grid.m[0]}{largest}")
+        print(f"ceilings: {', '.join(self.plan.regimes)}; time: at most {self.plan.budget_seconds:.0f} s")
+        return 0
+
+    def plan_record(self) -> dict[str, Any]:
+        return plan_record(self.plan)
+
+    def kernel_name(self) -> str:
+        return self.kernels[0].name
+
+    def label(self) -> str:
+        return self.plan.problem.dtype
+
+    def has_all(self) -> bool:
+        return self.log is not None and self.log.summary is not None and self.log.summary["status"] == "complete"
+
+    def total(self) -> None:
+        return None
+
+    def measurements(self, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
+        self.find.on_phase = on_phase
+        return (row for row in self.find.results() if id(row) not in self._known)
+
+    def after_measuring(self, writer: RunLogWriter) -> None:
+        for ceiling in self.find.ceilings.values():
+            writer.write("ceiling", ceiling_record(ceiling))
+
+    def left_out(self) -> bool:
+        return any(regime not in self.find.ceilings for regime in self.plan.regimes)
+
+    def summary(self, end: End, elapsed_seconds: float) -> dict[str, Any]:
+        return find_summary_record(self.rows, self.find.ceilings, end.status, end.reason, elapsed_seconds)
+
+    def rendered(self, header: dict[str, Any], summary: dict[str, Any] | None) -> str:
+        ceilings = self.find.ceilings or (self.log.ceilings if self.log else {})
+        return render_find(self.options.format, self.rows, ceilings, header, summary)

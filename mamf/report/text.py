@@ -1,0 +1,51 @@
+"""Numbers and tables as text: what every report shares."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+DASH = "-"
+
+
+def significant(value: float) -> str:
+    """Four significant digits: what repeats, from a CPU's 0.1336 to an accelerator's 841.3 TFLOPS."""
+    return f"{value:#.4g}".rstrip(".")
+
+
+def whole(value: float | None) -> str:
+    return DASH if value is None else f"{value:.0f}"
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], left_aligned: Collection[str]) -> str:
+    """Aligned columns for a terminal."""
+    lines = [columns, *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(columns))]
+
+    def aligned(line: Sequence[str]) -> str:
+        padded = (
+            cell.ljust(width) if name in left_aligned else cell.rjust(width)
+            for name, cell, width in zip(columns, line, widths, strict=True)
+        )
+        return "  ".join(padded).rstrip()
+
+    return "\n".join(map(aligned, lines)) + "\n"
+
+
+def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]], left_aligned: Collection[str]) -> str:
+    """A GitHub table."""
+    rule = [":--" if name in left_aligned else "--:" for name in columns]
+    lines = [columns, rule, *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows of equal keys, with a line of them first; nothing for no rows."""
+    text = io.StringIO()
+    if rows:
+        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return text.getvalue()

@@ -7,6 +7,7 @@ A third party adds an adapter by declaring an entry point in its own distributio
 from __future__ import annotations
 
 import importlib
+import re
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
@@ -17,6 +18,7 @@ from mamf.kernel import MatmulKernel, MatmulProblem
 
 BACKENDS = "mamf.backends"
 KERNELS = "mamf.kernels"
+_ALGORITHM = re.compile(r"(.+)\[(\d+)\]")
 _INSTALL = "run 'pip install -e .' in mamf's checkout"
 Contract = TypeVar("Contract")
 
@@ -85,8 +87,17 @@ def backend_class(name: str) -> type[Backend]:
 
 
 def kernel(name: str) -> MatmulKernel:
-    """Raises UnknownNameError, or UsageError when its module cannot be loaded."""
-    return _by_name(KERNELS, "kernel", name, MatmulKernel)()  # type: ignore[type-abstract]
+    """A kernel by name, or one of its algorithms: ``cublaslt[3]``.
+
+    Raises UnknownNameError, or UsageError when its module cannot be loaded or it has no algorithms to choose from.
+    """
+    algorithm = _ALGORITHM.fullmatch(name)
+    base, rank = algorithm.groups() if algorithm else (name, None)
+    kind: Any = _by_name(KERNELS, "kernel", base, MatmulKernel)  # type: ignore[type-abstract]
+    try:
+        return kind() if rank is None else kind(int(rank))  # type: ignore[no-any-return]
+    except TypeError:
+        raise UsageError(f"kernel {base} has no algorithms to choose from: leave [{rank}] out") from None
 
 
 def backend_statuses() -> list[BackendStatus]:
@@ -126,7 +137,7 @@ def kernel_for(backend: Backend, problem: MatmulProblem, name: str = "auto") -> 
             raise UnavailableError(f"kernel {name} is not available on {backend.name}: {reason}")
         return chosen
     candidates = [kernel(name) for name in sorted(registered(KERNELS))]
-    usable = [candidate for candidate in candidates if candidate.unavailable(backend) is None]
+    usable = [candidate for candidate in candidates if candidate.is_default and candidate.unavailable(backend) is None]
     for candidate in usable:
         if candidate.unsupported(backend, problem) is None:
             return candidate

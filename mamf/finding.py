@@ -165,6 +165,7 @@ class Find:
         rows: list[Measurement] = []
         left = list(candidates)
         precision = StoppingRule(self.plan.precision, deadline=self._deadline)
+        begun = self.backend.now()
         for number in range(1, most + 1):
             if not left or (number > FEWEST_ROUNDS and self.backend.now() >= until):
                 break
@@ -181,9 +182,20 @@ class Find:
                 left = not_beaten(rows, left, self.hopeless)
             else:
                 left = [each for each in left if not any((r.shape, r.kernel) == each and not r.ok for r in rows)]
+            if number < FEWEST_ROUNDS:
+                left = self._affordable(rows, left, (self.backend.now() - begun) / len(rows), FEWEST_ROUNDS - number)
             self._confirm(regime.name, rows)
             if self._is_over():
                 break
+
+    def _affordable(
+        self, rows: Sequence[Measurement], left: Sequence[Candidate], seconds_each: float, rounds: int
+    ) -> list[Candidate]:
+        """The best so far, as many as the budget still lets have so many rounds: a slow device confirms few."""
+        count = int((self._deadline - self.backend.now()) / max(seconds_each, 1e-9) / rounds)
+        found = figures(rows)
+        best_first = sorted(left, key=lambda each: median_tflops(found[each].values()), reverse=True)
+        return best_first[: max(1, count)]
 
     def _confirm(self, regime: str, rows: Sequence[Measurement]) -> None:
         info = self.backend.info

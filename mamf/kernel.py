@@ -123,8 +123,10 @@ class Prepared:
 class MatmulKernel(ABC):
     """One implementation of a matrix product. Stateless: operands live in the pool."""
 
-    name: ClassVar[str]
+    name: str
     operation: ClassVar[Literal["matmul"]] = "matmul"
+    #: Whether it may be chosen where none is named: what every model calls, not what someone found faster.
+    is_default: ClassVar[bool] = False
     #: Whether a search for a ceiling tries it unasked; what compiles for minutes a shape does not.
     is_tried_unasked: ClassVar[bool] = True
 

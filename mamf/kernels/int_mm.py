@@ -16,6 +16,7 @@ _CUDA_ROWS_ABOVE = 16
 
 class IntMm(TorchMatmul):
     name = "int_mm"
+    is_default = True
     dtypes = ("int8",)
 
     def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:

@@ -24,6 +24,7 @@ def float32_precision(precision: str) -> Iterator[None]:
 
 class TorchMm(TorchMatmul):
     name = "torch.mm"
+    is_default = True
     dtypes = ("bfloat16", "float16", "float32", "tf32", "float64")
 
     def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:

@@ -8,16 +8,16 @@ a device is as fast as it is frugal), then rounds of full visits. What chose a c
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from mamf.backend import Backend
 from mamf.ceiling import FEWEST_ROUNDS, Candidate, Ceiling, confirmed, figures, median_tflops
 from mamf.errors import DeviceError, first_line
-from mamf.finding_plan import FindPlan, Shares, around, refinement_steps
+from mamf.finding_plan import FindPlan, Shares, along_k, anywhere, around, refinement_steps
 from mamf.kernel import Buffer, MatmulKernel
-from mamf.measure import Measurement, measure
+from mamf.measure import Measurement, cut_short, measure
 from mamf.peaks import fastest_possible_flops
 from mamf.regimes import Burst, Regime, StoppingRule, Sustained
 from mamf.search import Search
@@ -43,9 +43,11 @@ class Find:
     burst_rounds: ClassVar[int] = 9
     sustained_rounds: ClassVar[int] = 6
     burst_candidates: ClassVar[int] = 8
-    sustained_candidates: ClassVar[int] = 5
-    fat_candidates: ClassVar[int] = 2
-    sustained_finalists: ClassVar[int] = 3
+    sustained_candidates: ClassVar[int] = 3
+    fat_candidates: ClassVar[int] = 1
+    #: Shapes of a finer step that a refinement considers beside the leaders' neighbours.
+    fine_shapes: ClassVar[int] = 5000
+    sustained_finalists: ClassVar[int] = 2
     algorithm_shapes: ClassVar[int] = 3
     #: A candidate this far below the leader after FEWEST_ROUNDS is not measured again.
     hopeless: ClassVar[float] = 0.005
@@ -74,7 +76,7 @@ class Find:
     # -- burst -------------------------------------------------------------------------------------------------------
 
     def _burst(self) -> Iterator[Measurement]:
-        self._reserve()
+        self._reserve(self.plan.problem.buffers(shape) for shape in self.plan.grid.shapes())
         regime = self._started(Burst(self.backend))
         units = self.backend.info.compute_units
         search = Search(self.plan.grid.shapes(), compute_units=units, seed=self.plan.problem.seed)
@@ -86,7 +88,9 @@ class Find:
         self.on_phase("burst: refining")
         steps = refinement_steps(self.plan.grid)
         for number, step in enumerate(steps, start=1):
-            search.consider(around(search.leaders(self.burst_candidates), step, self.plan.grid))
+            near = around(search.leaders(self.burst_candidates), step, self.plan.grid)
+            # The best may be far from all leaders: a size of no multiple of the coarse step can fill waves exactly.
+            search.consider([*near, *anywhere(self.plan.grid, step, self.fine_shapes, self._chooser)])
             share = Shares.scout + (Shares.refine - Shares.scout) * number / len(steps)
             most = len(search.measured) + self.plan.refinements // len(steps)
             yield from self._search(search, regime, default, "refine", most, self._until(share), seconds)
@@ -132,25 +136,42 @@ class Find:
     # -- sustained ---------------------------------------------------------------------------------------------------
 
     def _sustained(self, burst: Sequence[Measurement]) -> Iterator[Measurement]:
-        confirmed_rows = figures(row for row in burst if row.phase == "confirm")
-        best_first = sorted(confirmed_rows, key=lambda each: median_tflops(confirmed_rows[each].values()), reverse=True)
-        candidates = list(dict.fromkeys((*best_first[: self.sustained_candidates], *self._fat)))
-        self.on_phase("sustained: soaking, then visiting")
+        candidates = list(dict.fromkeys((*best_of_their_kind(burst)[: self.sustained_candidates], *self._fat)))
         regime = Sustained(self.backend, self.short_visit_seconds)
+        problem, cache = self.plan.problem, self.backend.info.cache_bytes
+        longest = [replace(shape, k=max(self.plan.grid.k)) for shape, _ in candidates[: self.sustained_candidates]]
+        shapes = [*longest, *(shape for shape, _ in candidates)]
+        self._reserve(problem.buffers(shape, regime.sets(problem, shape, cache)) for shape in shapes)
+        self.on_phase("sustained: soaking, then visiting")
         self._started(regime)
         rule = StoppingRule(self.plan.precision, self.short_visit_seconds, deadline=self._deadline)
         visits: list[Measurement] = []
         until = self._until(Shares.visit)
-        for number, (shape, kernel) in enumerate(candidates):
+        for number, (shape, kernel) in enumerate(self._visited(candidates, visits)):
             if self._is_over() or (self.backend.now() > until and len(visits) >= 2):
                 break
             row = self._take(regime, self._by_name[kernel], shape, "visit", number, rule)
+            if self._is_cut_short(row):
+                break
             visits.append(row)
             yield row
         regime.visit_seconds = Sustained.shortest_seconds
         self.on_phase("sustained: confirming")
         finalists = frugal_and_fast(visits, self.sustained_finalists)
         yield from self._rounds(regime, finalists, self.sustained_rounds, self._deadline)
+
+    def _visited(self, candidates: Sequence[Candidate], visits: Sequence[Measurement]) -> Iterator[Candidate]:
+        """The candidates, then the best of them at other lengths of K: ties in burst, but not at the power limit."""
+        yield from candidates
+        best = frugal_and_fast(visits, 1)
+        for shape, kernel in best:
+            for k in along_k(self.plan.grid):
+                other = MatmulShape(shape.m, shape.n, k)
+                if self.plan.grid.accepts(other) and (other, kernel) not in candidates:
+                    yield other, kernel
+
+    def _is_cut_short(self, row: Measurement) -> bool:
+        return cut_short(row, self._deadline, self.backend)
 
     def _is_fat(self, shape: MatmulShape) -> bool:
         """Large in every dimension: such shapes do most work per byte, and so per joule."""
@@ -176,6 +197,8 @@ class Find:
                     break
                 rule = replace(precision, seconds=longest)
                 row = self._take(regime, self._by_name[kernel], shape, "confirm", number, rule)
+                if self._is_cut_short(row):
+                    break
                 rows.append(row)
                 yield row
             if number >= FEWEST_ROUNDS:
@@ -221,12 +244,12 @@ class Find:
             raise DeviceError(f"the device failed before the first shape: {first_line(error)}") from error
         return regime
 
-    def _reserve(self) -> None:
-        """One buffer per operand, large enough for every shape of the grid."""
+    def _reserve(self, needed: Iterable[Mapping[str, Buffer]]) -> None:
+        """One buffer per operand, large enough for all: growing it between visits would let the device go cold."""
         self.on_phase("allocating operands")
         largest: dict[str, Buffer] = {}
-        for shape in self.plan.grid.shapes():
-            for name, buffer in self.plan.problem.buffers(shape).items():
+        for buffers in needed:
+            for name, buffer in buffers.items():
                 largest[name] = max(buffer, largest.get(name, buffer))
         try:
             for name, buffer in largest.items():
@@ -265,13 +288,24 @@ def best_by_shape(rows: Iterable[Measurement]) -> list[Candidate]:
     return [(shape, row.kernel) for shape, row in best.items()]
 
 
+def best_of_their_kind(rows: Iterable[Measurement]) -> list[Candidate]:
+    """Of each pair of M and N the fastest row, fastest first: neighbours along K are alike, and so are M and N."""
+    best: dict[tuple[int, ...], Measurement] = {}
+    for row in rows:
+        kind = tuple(sorted((row.shape.m, row.shape.n)))
+        if row.ok and (kind not in best or row.best_tflops > best[kind].best_tflops):
+            best[kind] = row
+    fastest = sorted(best.values(), key=lambda row: row.best_tflops, reverse=True)
+    return [(row.shape, row.kernel) for row in fastest]
+
+
 def frugal_and_fast(visits: Sequence[Measurement], count: int) -> list[Candidate]:
     """Finalists by short visits: half by least energy per FLOP where power is known, the others by speed."""
     seen = [row for row in visits if row.ok]
     fastest = sorted(seen, key=lambda row: row.best_tflops, reverse=True)
     metered = [row for row in seen if row.conditions.watts]
     frugal = sorted(metered, key=lambda row: (row.conditions.watts or 0.0) / row.best_tflops)
-    chosen = dict.fromkeys((row.shape, row.kernel) for row in (*frugal[: count // 2], *fastest))
+    chosen = dict.fromkeys((row.shape, row.kernel) for row in (*frugal[: (count + 1) // 2], *fastest))
     return list(chosen)[:count]
 
 

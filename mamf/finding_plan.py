@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -36,8 +37,8 @@ class FindPlan:
     regimes: tuple[str, ...] = CEILINGS
     budget_seconds: float = DEFAULT_BUDGET_SECONDS
     precision: float = 0.003
-    scouts: int = 90
-    refinements: int = 42
+    scouts: int = 96
+    refinements: int = 108
 
     def __post_init__(self) -> None:
         for name in self.regimes:
@@ -65,10 +66,10 @@ def grid_for(backend: Backend, problem: MatmulProblem, flops: float, budget_seco
 class Shares:
     """By which share of the budget a phase has ended, when burst and sustained are both sought."""
 
-    scout: ClassVar[float] = 0.22
-    refine: ClassVar[float] = 0.32
-    burst: ClassVar[float] = 0.45
-    visit: ClassVar[float] = 0.70
+    scout: ClassVar[float] = 0.15
+    refine: ClassVar[float] = 0.30
+    burst: ClassVar[float] = 0.40
+    visit: ClassVar[float] = 0.65
 
 
 def plan_for(
@@ -89,9 +90,21 @@ def plan_for(
 
 
 def refinement_steps(grid: MatmulGrid) -> list[int]:
-    """A quarter, an eighth and a sixteenth of the grid's step, in multiples of 16."""
+    """A quarter, an eighth and a sixteenth of the grid's step, in multiples of 16; each twice, as leaders change."""
     step = grid.m[0]
-    return list(dict.fromkeys(max(16, step // part // 16 * 16) for part in (4, 8, 16)))
+    return [max(16, step // part // 16 * 16) for part in (4, 4, 8, 8, 16, 16)]
+
+
+def along_k(grid: MatmulGrid) -> list[int]:
+    """Long reductions: the longest of the grid, and nine and eight tenths of it."""
+    return list(dict.fromkeys(grid.k[len(grid.k) * tenths // 10 - 1] for tenths in (10, 9, 8)))
+
+
+def anywhere(grid: MatmulGrid, step: int, count: int, chooser: random.Random) -> list[MatmulShape]:
+    """``count`` random shapes in multiples of ``step`` within the grid's bounds."""
+    axes = [range(step, max(axis) + 1, step) for axis in (grid.m, grid.n, grid.k)]
+    drawn = (MatmulShape(*map(chooser.choice, axes)) for _ in range(count))
+    return [shape for shape in drawn if grid.accepts(shape)]
 
 
 def around(leaders: Iterable[MatmulShape], step: int, grid: MatmulGrid, reach: int = 4) -> list[MatmulShape]:

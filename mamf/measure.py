@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from mamf.backend import OperandPool, Reading
+from mamf.backend import Backend, OperandPool, Reading
 from mamf.errors import UnsupportedError, first_line
 from mamf.kernel import MatmulKernel, MatmulProblem
-from mamf.regimes import Regime, Samples, StoppingRule
+from mamf.regimes import Regime, Samples, StoppingRule, Sustained
 from mamf.shapes import MatmulShape
 from mamf.statistics import Summary, summarize
 
@@ -177,6 +177,14 @@ class _Run:
             reason,
             **fields,
         )
+
+
+def cut_short(result: Measurement, deadline: float | None, backend: Backend) -> bool:
+    """Whether the budget ended before a shape had its fewest samples: a resumed run measures it anew."""
+    ended = deadline is not None and backend.now() >= deadline
+    # A sustained visit is at least 2 s long or it is none.
+    too_few = len(result.samples) < StoppingRule.fewest or result.regime == Sustained.name
+    return ended and result.status in ("ok", "implausible") and too_few
 
 
 def split_implausible(

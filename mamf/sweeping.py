@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from mamf.backend import Backend, OperandPool
 from mamf.errors import DeviceError, UnknownNameError, UnsupportedError, UsageError, first_line
 from mamf.kernel import Buffer, MatmulKernel, MatmulProblem
-from mamf.measure import Measurement, measure
+from mamf.measure import Measurement, cut_short, measure
 from mamf.peaks import fastest_possible_flops
-from mamf.regimes import Classic, Regime, StoppingRule, Sustained, regime_class
+from mamf.regimes import Classic, Regime, StoppingRule, regime_class
 from mamf.shapes import MatmulShape
 
 ORDERS = ("shuffled", "given")
@@ -186,11 +186,3 @@ class Sweep:
         fewest = 1 + StoppingRule.fewest
         recent = speeds[-_RECENT_SHAPES:]
         return left <= 0 or (bool(recent) and fewest * shape.flop / stdlib_statistics.median(recent) > left)
-
-
-def cut_short(result: Measurement, deadline: float | None, backend: Backend) -> bool:
-    """Whether the budget ended before a shape had its fewest samples: a resumed sweep measures it anew."""
-    ended = deadline is not None and backend.now() >= deadline
-    # A sustained visit is at least 2 s long or it is none.
-    too_few = len(result.samples) < StoppingRule.fewest or result.regime == Sustained.name
-    return ended and result.status in ("ok", "implausible") and too_few

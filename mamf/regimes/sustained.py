@@ -63,7 +63,9 @@ class Sustained(Regime):
         begun = self.backend.now()
         recent: deque[float] = deque(maxlen=self.settled_blocks)
         for block in blocks:
-            recent.append(block.seconds)
+            # The first blocks are short, and at the clock that the pause before them left.
+            if block.seconds * block.launches >= self.block_seconds / 2:
+                recent.append(block.seconds)
             elapsed = self.backend.now() - begun
             is_flat = len(recent) >= self.fewest_blocks and abs(relative_slope(recent)) <= self.settled_slope
             if elapsed >= shortest and is_flat:

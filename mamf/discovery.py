@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
+from mamf.attention_kernel import AttentionKernel
 from mamf.backend import Backend, Unavailable
 from mamf.errors import MamfError, UnavailableError, UnknownNameError, UsageError
 from mamf.kernel import MatmulKernel, MatmulProblem
 
 BACKENDS = "mamf.backends"
 KERNELS = "mamf.kernels"
+ATTENTION_KERNELS = "mamf.attention_kernels"
 _ALGORITHM = re.compile(r"(.+)\[(\d+)\]")
 _INSTALL = "run 'pip install -e .' in mamf's checkout"
 Contract = TypeVar("Contract")
@@ -98,6 +100,11 @@ def kernel(name: str) -> MatmulKernel:
         return kind() if rank is None else kind(int(rank))  # type: ignore[no-any-return]
     except TypeError:
         raise UsageError(f"kernel {base} has no algorithms to choose from: leave [{rank}] out") from None
+
+
+def attention_kernel(name: str) -> AttentionKernel:
+    """Raises UnknownNameError, or UsageError when its module cannot be loaded."""
+    return _by_name(ATTENTION_KERNELS, "attention kernel", name, AttentionKernel)()  # type: ignore[type-abstract]
 
 
 def backend_statuses() -> list[BackendStatus]:

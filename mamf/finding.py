@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from mamf.backend import Backend
+from mamf.candidates import best_by_shape, best_of_their_kind, frugal_and_fast, not_beaten
 from mamf.ceiling import FEWEST_ROUNDS, Candidate, Ceiling, confirmed, figures, median_tflops
 from mamf.errors import DeviceError, first_line
 from mamf.finding_plan import FindPlan, Shares, along_k, anywhere, around, refinement_steps
@@ -57,6 +58,7 @@ class Find:
         self._held = {_key(row): row for row in self.held}
         self._by_name = {kernel.name: kernel for kernel in self.kernels}
         self._limit = fastest_possible_flops(self.backend.info, self.plan.problem.dtype)
+        self._scouted: list[Measurement] = []
         self._chooser = random.Random(self.plan.problem.seed)
 
     def results(self) -> Iterator[Measurement]:
@@ -94,7 +96,10 @@ class Find:
             share = Shares.scout + (Shares.refine - Shares.scout) * number / len(steps)
             most = len(search.measured) + self.plan.refinements // len(steps)
             yield from self._search(search, regime, default, "refine", most, self._until(share), seconds)
-        candidates = [(shape, default.name) for shape in search.leaders(self.burst_candidates)]
+        # Scouts cannot tell kinds apart that lie closer than their own precision: the best of several are confirmed.
+        leaders = [(shape, default.name) for shape in search.leaders(self.burst_candidates)]
+        kinds = best_of_their_kind(self._scouted)[: self.burst_candidates // 2]
+        candidates = list(dict.fromkeys((*kinds, *leaders)))[: self.burst_candidates]
         self.on_phase("burst: choosing algorithms")
         algorithms: list[Measurement] = []
         for row in self._try_algorithms(regime, [shape for shape, _ in candidates[: self.algorithm_shapes]], seconds):
@@ -114,6 +119,7 @@ class Find:
                 return
             row = self._take(regime, kernel, shape, phase, len(search.measured), rule)
             search.tell(shape, row.best_tflops if row.ok else float("nan"))
+            self._scouted.append(row)
             yield row
 
     def _try_algorithms(self, regime: Regime, shapes: Iterable[MatmulShape], seconds: float) -> Iterator[Measurement]:
@@ -277,42 +283,3 @@ class Find:
 
 def _key(row: Measurement) -> tuple[str, str, int, str, MatmulShape]:
     return row.regime, row.phase, row.round, row.kernel, row.shape
-
-
-def best_by_shape(rows: Iterable[Measurement]) -> list[Candidate]:
-    """The fastest kernel of each shape."""
-    best: dict[MatmulShape, Measurement] = {}
-    for row in rows:
-        if row.ok and (row.shape not in best or row.best_tflops > best[row.shape].best_tflops):
-            best[row.shape] = row
-    return [(shape, row.kernel) for shape, row in best.items()]
-
-
-def best_of_their_kind(rows: Iterable[Measurement]) -> list[Candidate]:
-    """Of each pair of M and N the fastest row, fastest first: neighbours along K are alike, and so are M and N."""
-    best: dict[tuple[int, ...], Measurement] = {}
-    for row in rows:
-        kind = tuple(sorted((row.shape.m, row.shape.n)))
-        if row.ok and (kind not in best or row.best_tflops > best[kind].best_tflops):
-            best[kind] = row
-    fastest = sorted(best.values(), key=lambda row: row.best_tflops, reverse=True)
-    return [(row.shape, row.kernel) for row in fastest]
-
-
-def frugal_and_fast(visits: Sequence[Measurement], count: int) -> list[Candidate]:
-    """Finalists by short visits: half by least energy per FLOP where power is known, the others by speed."""
-    seen = [row for row in visits if row.ok]
-    fastest = sorted(seen, key=lambda row: row.best_tflops, reverse=True)
-    metered = [row for row in seen if row.conditions.watts]
-    frugal = sorted(metered, key=lambda row: (row.conditions.watts or 0.0) / row.best_tflops)
-    chosen = dict.fromkeys((row.shape, row.kernel) for row in (*frugal[: (count + 1) // 2], *fastest))
-    return list(chosen)[:count]
-
-
-def not_beaten(rows: Sequence[Measurement], left: Sequence[Candidate], hopeless: float) -> list[Candidate]:
-    """The candidates whose median is within ``hopeless`` of the best one's."""
-    found = {candidate: rounds for candidate, rounds in figures(rows).items() if candidate in left}
-    if not found:
-        return []
-    middle = {candidate: median_tflops(rounds.values()) for candidate, rounds in found.items()}
-    return [candidate for candidate in found if middle[candidate] >= (1 - hopeless) * max(middle.values())]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ class FindPlan:
     budget_seconds: float = DEFAULT_BUDGET_SECONDS
     precision: float = 0.003
     scouts: int = 96
-    refinements: int = 108
+    refinements: int = 132
 
     def __post_init__(self) -> None:
         for name in self.regimes:
@@ -101,10 +102,22 @@ def along_k(grid: MatmulGrid) -> list[int]:
 
 
 def anywhere(grid: MatmulGrid, step: int, count: int, chooser: random.Random) -> list[MatmulShape]:
-    """``count`` random shapes in multiples of ``step`` within the grid's bounds."""
-    axes = [range(step, max(axis) + 1, step) for axis in (grid.m, grid.n, grid.k)]
-    drawn = (MatmulShape(*map(chooser.choice, axes)) for _ in range(count))
-    return [shape for shape in drawn if grid.accepts(shape)]
+    """A shape for every pair of M and N in multiples of ``step``, or for ``count`` of the pairs; K is random and long.
+
+    Waves depend on M and N alone, and a long K hides a kernel's start.
+    """
+    sizes = range(step, max(*grid.m, *grid.n) + 1, step)
+    pairs = list(itertools.combinations_with_replacement(sizes, 2))
+    if len(pairs) > count:
+        pairs = chooser.sample(pairs, count)
+    found = []
+    for pair in pairs:
+        m, n = chooser.sample(pair, 2)
+        longest = min(max(grid.k), grid.most_flop / (2 * m * n))
+        k = int(longest * chooser.uniform(0.5, 1.0)) // step * step
+        if k >= step:
+            found.append(MatmulShape(m, n, k))
+    return found
 
 
 def around(leaders: Iterable[MatmulShape], step: int, grid: MatmulGrid, reach: int = 4) -> list[MatmulShape]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.dtypes import DTYPES, tolerance
@@ -90,6 +90,9 @@ class MatmulProblem:
             needed["c_rewrite"] = Buffer(shape.elements["c"], self.out_dtype)
         return needed
 
+    def flop(self, shape: MatmulShape) -> float:
+        return shape.flop
+
     def nbytes(self, shape: MatmulShape, sets: int = 1, rewrite: bool = False) -> int:
         """Bytes of all buffers together."""
         return sum(buffer.nbytes for buffer in self.buffers(shape, sets, rewrite).values())
@@ -97,10 +100,14 @@ class MatmulProblem:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How far a result is from the float64 reference: ||C - reference|| / ||reference|| over the sampled entries."""
+    """How far a result is from the reference: ||C - reference|| / ||reference|| over the sampled entries.
+
+    ``details``: what else a reader should know, by name; numbers or words.
+    """
 
     error: float
     tolerance: float
+    details: Mapping[str, float | str] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -163,7 +170,18 @@ class MatmulKernel(ABC):
         """Operands from ``pool``, everything compiled and tuned. Raises UnsupportedError or the device's own errors."""
 
 
-def operand_sets(problem: MatmulProblem, shape: MatmulShape, cache_bytes: int | None) -> int:
+class Problem(Protocol):
+    """What measuring asks of a problem of either operation."""
+
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def out_dtype(self) -> str: ...
+    def flop(self, shape: Any) -> float: ...
+    def nbytes(self, shape: Any, sets: int = 1, rewrite: bool = False) -> int: ...
+
+
+def operand_sets(problem: Problem, shape: object, cache_bytes: int | None) -> int:
     """Sets to rotate so that together they exceed twice the last-level cache: at least 3, at most MOST_OPERAND_SETS."""
     if not cache_bytes:
         return 3

@@ -6,20 +6,21 @@ from __future__ import annotations
 
 import statistics as stdlib_statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from mamf.attention_kernel import AttentionKernel
 from mamf.backend import Backend, OperandPool, Reading
 from mamf.errors import UnsupportedError, first_line
-from mamf.kernel import MatmulKernel, MatmulProblem
+from mamf.kernel import MatmulKernel, Prepared, Verdict
 from mamf.regimes import Regime, Samples, StoppingRule, Sustained
-from mamf.shapes import MatmulShape
 from mamf.statistics import Summary, summarize
 
 Status = Literal["ok", "out_of_memory", "unsupported", "wrong_result", "implausible", "failed"]
 STATUSES: tuple[Status, ...] = ("ok", "out_of_memory", "unsupported", "wrong_result", "implausible", "failed")
 TERA = 1e12
+Kernel = MatmulKernel | AttentionKernel
 
 
 @dataclass(frozen=True)
@@ -34,14 +35,16 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Measurement:
-    """A kernel on a shape in a regime. ``samples`` are seconds, one a launch (sustained: one a block, mean seconds a
+    """A kernel on a shape in a regime: of matmul (MatmulShape, MatmulProblem) or attention (AttentionShape,
+    AttentionProblem). ``samples`` are seconds, one a launch (sustained: one a block, mean seconds a
     launch), each less the ``timer_overhead``. ``phase`` and ``round``: of a search for a ceiling, what it was taken
-    for.
+    for. ``details``: what the kernel said of its launch. ``peak_memory_bytes``: most that was allocated during a
+    launch, operands included (attention only).
     """
 
-    shape: MatmulShape
+    shape: Any
     kernel: str
-    problem: MatmulProblem
+    problem: Any
     regime: str
     best_by: str
     status: Status
@@ -57,9 +60,16 @@ class Measurement:
     is_reference: bool = False
     phase: str = ""
     round: int = 0
+    details: Mapping[str, float | str] = field(default_factory=dict)
+    peak_memory_bytes: int | None = None
 
     @property
-    def step(self) -> tuple[str, MatmulShape]:
+    def flop(self) -> float:
+        """FLOP of one launch."""
+        return float(self.problem.flop(self.shape))
+
+    @property
+    def step(self) -> tuple[str, Any]:
         """The step of a sweep that this row is of."""
         return self.regime, self.shape
 
@@ -73,7 +83,7 @@ class Measurement:
         """
         if self.summary is None:
             raise ValueError(f"{self.shape} was not measured: {self.status}")
-        return self.shape.flop / float(getattr(self.summary, statistic)) / TERA
+        return self.flop / float(getattr(self.summary, statistic)) / TERA
 
     @property
     def best_tflops(self) -> float:
@@ -86,13 +96,13 @@ class Measurement:
         if self.summary is None:
             raise ValueError(f"{self.shape} was not measured: {self.status}")
         interval = self.summary.interval
-        return self.shape.flop / interval.high / TERA, self.shape.flop / interval.low / TERA
+        return self.flop / interval.high / TERA, self.flop / interval.low / TERA
 
 
 def measure(
-    kernel: MatmulKernel,
-    problem: MatmulProblem,
-    shape: MatmulShape,
+    kernel: Kernel,
+    problem: Any,
+    shape: Any,
     regime: Regime,
     pool: OperandPool,
     rule: StoppingRule,
@@ -123,9 +133,9 @@ def measure(
 
 @dataclass
 class _Run:
-    kernel: MatmulKernel
-    problem: MatmulProblem
-    shape: MatmulShape
+    kernel: Any
+    problem: Any
+    shape: Any
     regime: Regime
     pool: OperandPool
     rule: StoppingRule
@@ -142,17 +152,21 @@ class _Run:
             prepared = kernel.prepare(backend, problem, shape, self.pool, sets, self.regime.needs_rewrite)
             verdict = prepared.verify()
             if not verdict.ok:
-                reason = f"relative error {verdict.error:.2g} against float64, at most {verdict.tolerance:.2g} is right"
-                return self.result("wrong_result", reason, error=verdict.error)
+                reason = refusal(verdict)
+                return self.result("wrong_result", reason, error=verdict.error, details=verdict.details)
+            peak = peak_memory(backend, prepared) if kernel.operation == "attention" else None
             samples = self.regime.sample(prepared, self.rule, backend.now() - begun)
-        return self.judge(samples, verdict.error)
+        return self.judge(samples, verdict, peak)
 
-    def judge(self, taken: Samples, error: float) -> Measurement:
+    def judge(self, taken: Samples, verdict: Verdict, peak: int | None) -> Measurement:
         # A nanosecond is far below any timer's step; what is logged is then exactly what was computed with.
         seconds = [round(sample, 9) for sample in taken.seconds]
-        possible, impossible = split_implausible(seconds, self.shape.flop, self.fastest_possible_flops)
+        flop = self.problem.flop(self.shape)
+        possible, impossible = split_implausible(seconds, flop, self.fastest_possible_flops)
         common: dict[str, Any] = {
-            "error": error,
+            "error": verdict.error,
+            "details": verdict.details,
+            "peak_memory_bytes": peak,
             "samples": tuple(possible),
             "implausible_samples": tuple(impossible),
             "launches": taken.launches,
@@ -161,7 +175,7 @@ class _Run:
             "remarks": tuple(taken.remarks),
         }
         if len(impossible) > len(possible):
-            tflops = self.shape.flop / max(min(impossible), 1e-12) / TERA
+            tflops = flop / max(min(impossible), 1e-12) / TERA
             reason = f"{len(impossible)} of {len(taken.seconds)} samples are impossibly fast ({tflops:.0f} TFLOPS)"
             return self.result("implausible", reason, **common)
         return self.result("ok", summary=summarize(possible), **common)
@@ -187,8 +201,24 @@ def cut_short(result: Measurement, deadline: float | None, backend: Backend) -> 
     return ended and result.status in ("ok", "implausible") and too_few
 
 
+def refusal(verdict: Verdict) -> str:
+    """Why a result is wrong, in a line."""
+    if "changed operands" in verdict.details:
+        return f"a launch changed its operands: {verdict.details['changed operands']}"
+    return f"relative error {verdict.error:.2g} against float64, at most {verdict.tolerance:.2g} is right"
+
+
+def peak_memory(backend: Backend, prepared: Prepared) -> int | None:
+    """Most bytes allocated during one launch, or None where the backend does not tell."""
+    backend.reset_peak_memory()
+    prepared.launches[0]()
+    backend.submit()
+    backend.synchronize()
+    return backend.peak_memory()
+
+
 def split_implausible(
-    seconds: Sequence[float], flop: int, fastest_possible_flops: float | None
+    seconds: Sequence[float], flop: float, fastest_possible_flops: float | None
 ) -> tuple[list[float], list[float]]:
     """Samples that can be true, and those that cannot.
 

@@ -8,6 +8,8 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import Any
 
+from mamf.attention import AttentionProblem, AttentionShape
+from mamf.attention_sweep import AttentionPlan
 from mamf.ceiling import Ceiling
 from mamf.finding_plan import FindPlan
 from mamf.kernel import MatmulProblem
@@ -27,10 +29,11 @@ def measurement_record(row: Measurement) -> dict[str, Any]:
     """A measurement as JSON values. ``tflops`` and ``seconds`` follow from ``samples_seconds`` and ``flop``."""
     record: dict[str, Any] = {
         "shape": asdict(row.shape),
-        "flop": row.shape.flop,
+        "flop": round(row.flop),
         "kernel": row.kernel,
         "dtype": row.problem.dtype,
         "out_dtype": row.problem.out_dtype,
+        **({"problem": asdict(row.problem)} if isinstance(row.problem, AttentionProblem) or row.is_reference else {}),
         "regime": row.regime,
         "best_by": row.best_by,
         "status": row.status,
@@ -52,6 +55,8 @@ def measurement_record(row: Measurement) -> dict[str, Any]:
         **conditions_record(row.conditions),
         "remarks": list(row.remarks),
         "is_reference": row.is_reference,
+        "details": dict(row.details),
+        "peak_memory_bytes": row.peak_memory_bytes,
         "phase": row.phase,
         "round": row.round,
         "time": utc_now(),
@@ -63,7 +68,13 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
     """Raises KeyError or ValueError for a record that cannot be a measurement of this run."""
     if record["status"] not in STATUSES:
         raise ValueError(f"unknown status {record['status']!r}")
-    shape = MatmulShape(**record["shape"])
+    is_attention = "seqlen_q" in record["shape"]
+    shape = AttentionShape(**record["shape"]) if is_attention else MatmulShape(**record["shape"])
+    problem: AttentionProblem | MatmulProblem
+    if is_attention:
+        problem = AttentionProblem(**record["problem"])
+    else:
+        problem = MatmulProblem(**record["problem"]) if "problem" in record else matmul_problem(header)
     if record["best_by"] not in _STATISTICS:
         raise ValueError(f"unknown statistic {record['best_by']!r}")
     samples = tuple(map(float, record["samples_seconds"]))
@@ -76,7 +87,7 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
     return Measurement(
         shape=shape,
         kernel=record["kernel"],
-        problem=MatmulProblem(**header["plan"]["problem"]),
+        problem=problem,
         regime=record["regime"],
         best_by=record["best_by"],
         status=record["status"],
@@ -91,16 +102,24 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
         conditions=conditions_from_record(record),
         remarks=tuple(record["remarks"]),
         is_reference=record["is_reference"],
+        details=record.get("details", {}),
+        peak_memory_bytes=record.get("peak_memory_bytes"),
         phase=record.get("phase", ""),
         round=record.get("round", 0),
     )
+
+
+def matmul_problem(header: Mapping[str, Any]) -> MatmulProblem:
+    """The product that a sweep or find is of; rows of an attention's log name their own."""
+    plan = header["plan"]
+    return MatmulProblem(**plan["problem"])
 
 
 def ceiling_record(ceiling: Ceiling) -> dict[str, Any]:
     """A ceiling as JSON values. It follows from the measurements of phase ``confirm`` before it."""
     return {
         "regime": ceiling.regime,
-        "dtype": ceiling.problem.dtype,
+        "problem": asdict(ceiling.problem),
         "shape": str(ceiling.shape),
         "kernel": ceiling.kernel,
         "tflops": round(ceiling.tflops, 3),
@@ -119,7 +138,7 @@ def ceiling_from_record(record: Mapping[str, Any], header: Mapping[str, Any]) ->
     return Ceiling(
         device=header["device"]["name"],
         uuid_hash=header["device"]["uuid_hash"],
-        problem=MatmulProblem(**header["plan"]["problem"]),
+        problem=MatmulProblem(**record["problem"]) if "problem" in record else matmul_problem(header),
         regime=record["regime"],
         kernel=record["kernel"],
         shape=MatmulShape.parse(record["shape"]),
@@ -151,13 +170,15 @@ def conditions_from_record(record: Mapping[str, Any]) -> Conditions:
     )
 
 
-def plan_record(plan: Plan | FindPlan) -> dict[str, Any]:
+def plan_record(plan: Plan | FindPlan | AttentionPlan) -> dict[str, Any]:
     """A plan as JSON values; shapes as MxNxK."""
     if isinstance(plan, FindPlan):
         most_flop = plan.grid.most_flop
         return {"command": "find", **asdict(plan)} | {
             "grid": {**asdict(plan.grid), "most_flop": most_flop if math.isfinite(most_flop) else None}
         }
+    if isinstance(plan, AttentionPlan):
+        return {"command": "attention", **asdict(plan)} | {"shapes": [str(shape) for shape in plan.shapes]}
     return (
         {"command": "sweep"}
         | asdict(plan)
@@ -169,10 +190,13 @@ def plan_record(plan: Plan | FindPlan) -> dict[str, Any]:
     )
 
 
-def plan_from_record(record: Mapping[str, Any]) -> Plan | FindPlan:
+def plan_from_record(record: Mapping[str, Any]) -> Plan | FindPlan | AttentionPlan:
     fields = dict(record)
-    if fields.pop("command", "sweep") == "find":
+    command = fields.pop("command", "sweep")
+    if command == "find":
         return _find_plan(fields)
+    if command == "attention":
+        return _attention_plan(fields)
     reference = fields["reference"]
     return Plan(
         **fields
@@ -195,5 +219,17 @@ def _find_plan(fields: Mapping[str, Any]) -> FindPlan:
             "kernels": tuple(fields["kernels"]),
             "regimes": tuple(fields["regimes"]),
             "grid": MatmulGrid(tuple(grid["m"]), tuple(grid["n"]), tuple(grid["k"]), most_flop),
+        }
+    )
+
+
+def _attention_plan(fields: Mapping[str, Any]) -> AttentionPlan:
+    return AttentionPlan(
+        **{**fields}
+        | {
+            "shapes": tuple(AttentionShape.parse(text) for text in fields["shapes"]),
+            "problems": tuple(AttentionProblem(**problem) for problem in fields["problems"]),
+            "kernels": tuple(fields["kernels"]),
+            "regimes": tuple(fields["regimes"]),
         }
     )

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from mamf.attention_sweep import AttentionPlan
 from mamf.backend import DeviceInfo
 from mamf.ceiling import Ceiling
 from mamf.environment import scrub_record
@@ -45,12 +46,13 @@ class RunLog:
     header: dict[str, Any]
     measurements: list[Measurement] = field(default_factory=list)
     ceilings: dict[str, Ceiling] = field(default_factory=dict)
+    all_ceilings: dict[tuple[str, str], Ceiling] = field(default_factory=dict)
     summary: dict[str, Any] | None = None
     valid_bytes: int = 0
     is_truncated: bool = False
 
     @property
-    def plan(self) -> Plan | FindPlan:
+    def plan(self) -> Plan | FindPlan | AttentionPlan:
         return plan_from_record(self.header["plan"])
 
     @property
@@ -206,6 +208,7 @@ def _add(log: RunLog, record: dict[str, Any]) -> None:
     elif kind == "ceiling":
         ceiling = ceiling_from_record(record, log.header)
         log.ceilings[ceiling.regime] = ceiling
+        log.all_ceilings[ceiling.problem.dtype, ceiling.regime] = ceiling
     elif kind == "summary":
         log.summary = record
     elif kind != "resume":
@@ -216,7 +219,7 @@ def _latest(rows: Iterable[Measurement]) -> list[Measurement]:
     """Every visit of the reference, and of each step the last row: a failure may have been measured again."""
     kept: dict[object, Measurement] = {}
     for number, row in enumerate(rows):
-        key = number if row.is_reference else (row.step, row.phase, row.round, row.kernel)
+        key = number if row.is_reference else (row.step, row.problem, row.phase, row.round, row.kernel)
         kept.pop(key, None)
         kept[key] = row
     return list(kept.values())

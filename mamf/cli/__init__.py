@@ -16,7 +16,9 @@ _DESCRIPTION = "Finds the maximum achievable matmul FLOPS of an accelerator. Eve
 COMMANDS = {
     "find": "find the ceilings of the device, burst and sustained, in about a minute",
     "sweep": "measure matmul shapes and find the best of them",
+    "attention": "measure attention kernels as shares of the device's matmul ceiling",
     "show": "print a run log again, in any format",
+    "kernels": "list the kernels: available here, or why not",
     "backends": "list the backends: their devices, or why they have none",
     "doctor": "check the machine: what costs performance, and the command that mends it",
 }

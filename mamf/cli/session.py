@@ -107,6 +107,9 @@ class Session(ABC):
     def rendered(self, header: dict[str, Any], summary: dict[str, Any] | None) -> str:
         """The report in the format asked for."""
 
+    def before_measuring(self, writer: RunLogWriter) -> None:
+        """Told where records go, before the first measurement."""
+
     def after_measuring(self, writer: RunLogWriter) -> None:
         """Records between the last measurement and the summary."""
 
@@ -120,6 +123,7 @@ class Session(ABC):
         for finding in warnings(self.findings):
             print(f"mamf: {as_line(finding)}", file=sys.stderr)
         with writer:
+            self.before_measuring(writer)
             begun = self.backend.now()
             end = self._collect(writer)
             with self.interruption.shielded():

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from mamf.cli.options import add_output_options
-from mamf.report import FORMATS, render, render_find
+from mamf.report import FORMATS, render, render_attention, render_find
 from mamf.run_log import read_run_log
 
 
@@ -21,7 +21,10 @@ def run(options: argparse.Namespace) -> int:
     log = read_run_log(options.log)
     if log.is_truncated:
         print(f"mamf: the last line of {log.path} is incomplete and left out", file=sys.stderr)
-    if log.header["plan"].get("command") == "find":
+    command = log.header["plan"].get("command", "sweep")
+    if command == "attention":
+        print(render_attention(options.format, log.measurements, log.all_ceilings, log.header, log.summary), end="")
+    elif command == "find":
         print(render_find(options.format, log.measurements, log.ceilings, log.header, log.summary), end="")
     else:
         print(render(options.format, log.measurements, log.header, log.summary, options.top), end="")

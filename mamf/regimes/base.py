@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from mamf.backend import Backend, Reading, Unavailable
-from mamf.kernel import MatmulProblem, Prepared, operand_sets
-from mamf.shapes import MatmulShape
+from mamf.kernel import Prepared, Problem, operand_sets
 from mamf.statistics import median_interval
 
 Launch = Callable[[], object]
@@ -88,7 +87,7 @@ class Regime(ABC):
         self.backend = backend
 
     @classmethod
-    def sets(cls, problem: MatmulProblem, shape: MatmulShape, cache_bytes: int | None) -> int:
+    def sets(cls, problem: Problem, shape: object, cache_bytes: int | None) -> int:
         """Operand sets that a shape is launched over."""
         return operand_sets(problem, shape, cache_bytes) if cls.rotates else 1
 

@@ -26,18 +26,20 @@ ARROWS = {
     "surrogate": set(),
     "search": {"surrogate"},
     "ceiling": {"measure"},
+    "candidates": {"ceiling", "measure"},
     "finding_plan": {"estimate", "regimes"},
-    "finding": {"ceiling", "finding_plan", "measure", "peaks", "regimes", "search"},
+    "finding": {"candidates", "ceiling", "finding_plan", "measure", "peaks", "regimes", "search"},
+    "attention_sweep": {"ceiling", "measure", "peaks", "regimes"},
     "environment": set(),
-    "records": {"ceiling", "finding_plan", "measure", "sweeping"},
-    "run_log": {"ceiling", "environment", "finding_plan", "measure", "records", "sweeping"},
-    "report": {"ceiling", "measure", "peaks"},
+    "records": {"attention_sweep", "ceiling", "finding_plan", "measure", "sweeping"},
+    "run_log": {"attention_sweep", "ceiling", "environment", "finding_plan", "measure", "records", "sweeping"},
+    "report": {"attention_sweep", "ceiling", "measure", "peaks"},
     "discovery": set(),
     "doctor": set(),
     "api": {"ceiling", "discovery", "finding", "finding_plan", "measure", "run_log", "sweeping"},
     "torch_backend": set(),
 }
-EVERYONE = {"shapes", "errors", "dtypes", "statistics", "backend", "kernel"}
+EVERYONE = {"attention", "attention_kernel", "shapes", "errors", "dtypes", "statistics", "backend", "kernel"}
 
 
 def imports(path):

@@ -1,0 +1,195 @@
+"""Attention problems: shapes, directions and their exact FLOP and byte counts. Pure.
+
+FLOP conventions: forward 2 per multiply-add of Q K^T and of P V, so 4*b*h*sq*sk*d where nothing is masked and d = dv;
+causal masks and windows are counted exactly, element by element. Backward counts 2.5 times the forward (five products
+where the forward has two, the recomputed scores among them), or twice it by the convention of model FLOP.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from mamf.dtypes import DTYPES
+from mamf.errors import UnknownNameError, UsageError
+from mamf.kernel import DATA, Buffer, aligned
+
+Direction = Literal["fwd", "bwd", "fwd+bwd"]
+DIRECTIONS: tuple[str, ...] = get_args(Direction)
+#: Backward FLOP as a multiple of the forward's.
+BACKWARD_COUNTS: Mapping[str, float] = {"hardware": 2.5, "model": 2.0}
+_PATTERN = re.compile(r"b(\d+)h(\d+)(?:kv(\d+))?q(\d+)k(\d+)d(\d+)(?:v(\d+))?(c?)(?:w(\d+))?")
+
+
+@dataclass(frozen=True, order=True)
+class AttentionShape:
+    """softmax(Q K^T / sqrt(d)) V with Q (batch, heads, seqlen_q, head_dim), K (batch, kv_heads, seqlen_k, head_dim)
+    and V (batch, kv_heads, seqlen_k, head_dim_v).
+
+    ``causal`` is aligned to the bottom right: the last query sees every key. ``window``: keys further than this before
+    a query (and, unless causal, after it) are masked; None: no window. Printed and parsed as ``b1h16q4096k4096d128c``
+    (``kv2`` after the heads, ``v64`` after the head dimension and ``w1024`` at the end where they differ).
+    """
+
+    batch: int
+    heads: int
+    kv_heads: int
+    seqlen_q: int
+    seqlen_k: int
+    head_dim: int
+    head_dim_v: int
+    causal: bool = False
+    window: int | None = None
+
+    def __post_init__(self) -> None:
+        sizes = (self.batch, self.heads, self.kv_heads, self.seqlen_q, self.seqlen_k, self.head_dim, self.head_dim_v)
+        if min(sizes) < 1:
+            raise UsageError(f"shape {self}: every dimension must be at least 1")
+        if self.heads % self.kv_heads:
+            raise UsageError(f"{self.heads} heads cannot share {self.kv_heads} kv heads: heads must be a multiple")
+        if self.window is not None and self.window < 1:
+            raise UsageError(f"window {self.window}: it must be at least 1")
+
+    def __str__(self) -> str:
+        kv = "" if self.kv_heads == self.heads else f"kv{self.kv_heads}"
+        value = "" if self.head_dim_v == self.head_dim else f"v{self.head_dim_v}"
+        window = "" if self.window is None else f"w{self.window}"
+        causal = "c" if self.causal else ""
+        return f"b{self.batch}h{self.heads}{kv}q{self.seqlen_q}k{self.seqlen_k}d{self.head_dim}{value}{causal}{window}"
+
+    @classmethod
+    def parse(cls, text: str) -> AttentionShape:
+        """Raises UsageError for anything but what ``str`` gives."""
+        match = _PATTERN.fullmatch(text.strip())
+        if match is None:
+            raise UsageError(f"{text!r} is not an attention shape; for example b1h16q4096k4096d128c")
+        batch, heads, kv, q, k, d, v, causal, window = match.groups()
+        sizes = (int(batch), int(heads), int(kv or heads), int(q), int(k), int(d), int(v or d))
+        return cls(*sizes, bool(causal), int(window) if window else None)
+
+    @property
+    def pairs(self) -> int:
+        """Query-key pairs of one head that are not masked."""
+        offset = self.seqlen_k - self.seqlen_q
+        right = 0 if self.causal else self.window
+        last = self.seqlen_k * self.seqlen_q
+        if right is not None:
+            last = _clamped_sum(offset + right + 1, self.seqlen_q, self.seqlen_k)
+        first = 0 if self.window is None else _clamped_sum(offset - self.window, self.seqlen_q, self.seqlen_k)
+        return last - first
+
+    @property
+    def flop(self) -> int:
+        """FLOP of the forward pass."""
+        return 2 * self.batch * self.heads * self.pairs * (self.head_dim + self.head_dim_v)
+
+    @property
+    def elements(self) -> dict[str, int]:
+        """Elements of ``q``, ``k``, ``v`` and the output ``o``."""
+        return {
+            "q": self.batch * self.heads * self.seqlen_q * self.head_dim,
+            "k": self.batch * self.kv_heads * self.seqlen_k * self.head_dim,
+            "v": self.batch * self.kv_heads * self.seqlen_k * self.head_dim_v,
+            "o": self.batch * self.heads * self.seqlen_q * self.head_dim_v,
+        }
+
+
+def _clamped_sum(start: int, count: int, high: int) -> int:
+    """Sum of min(max(start + i, 0), high) for i from 0 to count - 1."""
+    below = min(max(-start, 0), count)
+    above = min(max(start + count - high, 0), count)
+    inside = count - below - above
+    if inside <= 0:
+        return above * high
+    first = start + below
+    return inside * first + inside * (inside - 1) // 2 + above * high
+
+
+@dataclass(frozen=True)
+class AttentionProblem:
+    """Everything about an attention but its shape.
+
+    ``backward_count``: ``hardware`` (2.5 times the forward's FLOP) or ``model`` (2 times). ``sparsity``: share of
+    key blocks that the inputs make irrelevant, for kernels that skip them; 0 is dense.
+    """
+
+    dtype: str = "bfloat16"
+    direction: str = "fwd"
+    data: str = "normal"
+    seed: int = 0
+    backward_count: str = "hardware"
+    sparsity: float = 0.0
+
+    def __post_init__(self) -> None:
+        for what, value, known in (
+            ("dtype", self.dtype, DTYPES),
+            ("direction", self.direction, DIRECTIONS),
+            ("data", self.data, DATA),
+            ("backward count", self.backward_count, BACKWARD_COUNTS),
+        ):
+            if value not in known:
+                raise UnknownNameError(what, value, known)
+        if not 0 <= self.sparsity < 1:
+            raise UsageError(f"sparsity {self.sparsity}: it must be from 0 to below 1")
+
+    @property
+    def out_dtype(self) -> str:
+        return self.dtype
+
+    @property
+    def has_backward(self) -> bool:
+        return self.direction != "fwd"
+
+    def flop(self, shape: AttentionShape) -> float:
+        """FLOP of one launch in this direction."""
+        backward = BACKWARD_COUNTS[self.backward_count]
+        return shape.flop * {"fwd": 1.0, "bwd": backward, "fwd+bwd": 1.0 + backward}[self.direction]
+
+    def traffic(self, shape: AttentionShape) -> int:
+        """Bytes that must be moved at least: each operand read and each result written once."""
+        elements, itemsize = shape.elements, DTYPES[self.dtype].itemsize
+        forward = sum(elements.values())
+        # Reads q, k, v, o and do, writes dq, dk and dv.
+        backward = 2 * forward
+        return itemsize * {"fwd": forward, "bwd": backward, "fwd+bwd": forward + backward}[self.direction]
+
+    def buffers(self, shape: AttentionShape, sets: int = 1) -> dict[str, Buffer]:
+        """The device buffers that operands need: ``sets`` each of q, k, v and, for a backward pass, the gradient of
+        the output.
+        """
+        names = ("q", "k", "v", "o") if self.has_backward else ("q", "k", "v")
+        buffers = {name: Buffer(aligned(shape.elements[name]) * sets, self.dtype) for name in names}
+        return {("do" if name == "o" else name): buffer for name, buffer in buffers.items()}
+
+    def nbytes(self, shape: AttentionShape, sets: int = 1, rewrite: bool = False) -> int:
+        """Bytes of all operands and results together."""
+        return sum(buffer.nbytes for buffer in self.buffers(shape, sets).values()) + self.traffic(shape)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """``heads`` None: as many as make ``hidden`` wide; ``batch`` None: as many sequences as make the tokens."""
+
+    head_dims: tuple[int, ...]
+    seq_lens: tuple[int, ...]
+    heads: int | None = None
+    kv_heads: int | None = None
+    batch: int | None = None
+    hidden: int = 2048
+    causal: tuple[bool, ...] = (False, True)
+    query_lens: tuple[int, ...] = ()
+
+
+PRESETS: Mapping[str, Preset] = {
+    "gpt2-small": Preset((64,), (1024,), heads=12, causal=(True,)),
+    "gpt3": Preset((128,), (2048,), heads=96, causal=(True,)),
+    "llama-8b": Preset((128,), (4096, 8192), heads=32, kv_heads=8, causal=(True,)),
+    "llama-70b-gqa": Preset((128,), (4096, 8192), heads=64, kv_heads=8, causal=(True,)),
+    "bert-base": Preset((64,), (512,), heads=12, causal=(False,)),
+    "bert-large": Preset((64,), (512,), heads=16, causal=(False,)),
+    "long-context": Preset((128,), (32768, 65536, 131072), heads=16, kv_heads=4, batch=1, causal=(True,)),
+    "inference-batch": Preset((128,), (2048, 8192), heads=32, kv_heads=8, batch=64, causal=(False,), query_lens=(1,)),
+    "fa3-paper": Preset((64, 128, 256), (512, 1024, 2048, 4096, 8192, 16384)),
+}

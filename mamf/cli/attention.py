@@ -1,0 +1,198 @@
+"""``mamf attention``: attention kernels over shapes, as shares of the device's measured matmul ceiling."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from mamf.api import kernels_for, problem_for
+from mamf.attention_kernel import AttentionKernel
+from mamf.attention_sweep import AttentionPlan, AttentionSweep, Step, require_same_card, step_of
+from mamf.ceiling import Ceiling
+from mamf.cli.attention_options import (
+    add_measuring_options,
+    add_problem_options,
+    add_shape_options,
+    plan_from,
+    shapes_from,
+)
+from mamf.cli.interruption import Interruption
+from mamf.cli.options import add_device_options, add_output_options
+from mamf.cli.session import End, Session, add_run_options, interruptible
+from mamf.discovery import ATTENTION_KERNELS, attention_kernel, kernel, registered
+from mamf.errors import DeviceError, LogMismatchError, UnavailableError, UsageError
+from mamf.finding import Find
+from mamf.finding_plan import plan_for
+from mamf.measure import Measurement
+from mamf.records import ceiling_record, plan_record
+from mamf.report import FORMATS, attention_summary_record, render_attention
+from mamf.run_log import MAY_PASS, RunLogWriter, read_run_log
+
+#: Time to find a ceiling in where none is given: burst alone, and with sustained.
+_CEILING_SECONDS = {1: 15.0, 2: 57.0}
+_EXAMPLES = """examples:
+  mamf attention                                        what is installed, bf16, 1k to 16k, head dimension 128
+  mamf attention --preset fa3-paper --direction fwd bwd --ceiling LOG
+  mamf attention --seq-lens 256 512 --head-dims 64      small enough for a CPU
+  mamf attention --kernel sdpa-cudnn my.module:MyKernel --baseline sdpa-cudnn
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = _EXAMPLES
+    add_shape_options(parser)
+    add_problem_options(parser)
+    add_measuring_options(parser)
+    add_device_options(parser)
+    add_run_options(parser, budget="stop after so long, for example 5m; the rest can be resumed")
+    add_output_options(parser, FORMATS)
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    shapes_from(options)  # what is wrong with it is said before a device is opened
+
+    def work(interruption: Interruption) -> int:
+        session = _AttentionSession(options, interruption)
+        return session.dry_run() if options.dry_run else session.run()
+
+    return interruptible(options, work)
+
+
+class _AttentionSession(Session):
+    command = "attention"
+
+    def __init__(self, options: argparse.Namespace, interruption: Interruption) -> None:
+        super().__init__(options, interruption)
+        self.kernels = self._kernels()
+        self.plan = self._plan()
+        self.held: set[Step] = set()
+        self.ceilings: dict[tuple[str, str], Ceiling] = {}
+        if self.log:
+            kept = [row for row in self.log.measurements if row.status not in MAY_PASS]
+            self.rows, self.ceilings = list(kept), dict(self.log.all_ceilings)
+            self.held = {step_of(row) for row in kept if not row.is_reference}
+        self._load_ceilings()
+        self.sweep: AttentionSweep | None = None
+        interruption.check()
+
+    def _kernels(self) -> list[AttentionKernel]:
+        names = self.options.kernel
+        if self.log:
+            if names:
+                raise LogMismatchError(f"--kernel is decided by {self.log.path}: leave it out")
+            assert isinstance(self.log.plan, AttentionPlan), "checked by _plan"
+            names = self.log.plan.kernels
+        if names:
+            chosen = [attention_kernel(name) for name in dict.fromkeys(names)]
+            for each in chosen:
+                reason = each.unavailable(self.backend)
+                if reason is not None:
+                    raise UnavailableError(f"kernel {each.name} is not available on {self.backend.name}: {reason}")
+            return chosen
+        every = (attention_kernel(name) for name in sorted(registered(ATTENTION_KERNELS)))
+        return [each for each in every if each.unavailable(self.backend) is None]
+
+    def _plan(self) -> AttentionPlan:
+        names = self.options.kernel or [each.name for each in self.kernels]
+        if self.log is None:
+            return plan_from(self.options, self.backend, names)
+        plan = self.log.plan
+        assert isinstance(plan, AttentionPlan)
+        return replace(plan, budget_seconds=self.options.budget)
+
+    def _load_ceilings(self) -> None:
+        for path in self.options.ceiling or ():
+            log = read_run_log(path)
+            if not log.all_ceilings:
+                raise UsageError(f"{path} holds no ceiling: give a log of 'mamf find'")
+            for key, ceiling in log.all_ceilings.items():
+                require_same_card(ceiling, self.backend)
+                self.ceilings[key] = ceiling
+        if self.options.ceiling:
+            for dtype, regime in self._needed():
+                raise UsageError(f"no {dtype} {regime} ceiling in {', '.join(map(str, self.options.ceiling))}")
+
+    def _needed(self) -> list[tuple[str, str]]:
+        """Ceilings, by dtype and regime, that are still missing."""
+        dtypes = dict.fromkeys(problem.dtype for problem in self.plan.problems)
+        wanted = [(dtype, regime) for dtype in dtypes for regime in self.plan.regimes]
+        return [key for key in wanted if key not in self.ceilings]
+
+    def _find_missing(self, on_phase: Callable[[str], None]) -> None:
+        for dtype in dict.fromkeys(dtype for dtype, _ in self._needed()):
+            problem = problem_for(self.backend, dtype)
+            chosen = kernels_for(self.backend, problem)[:1]
+            regimes = ("burst", "sustained") if "sustained" in self.plan.regimes else ("burst",)
+            plan = plan_for(
+                self.backend, problem, chosen, regimes=regimes, budget_seconds=_CEILING_SECONDS[len(regimes)]
+            )
+            on_phase(f"finding the {dtype} ceiling")
+            find = Find(plan, chosen, self.backend)
+            for _ in find.results():
+                self.interruption.check()
+            for regime in self.plan.regimes:
+                if regime not in find.ceilings:
+                    raise DeviceError(f"no {regime} ceiling of {dtype} was found; give one: --ceiling LOG")
+                self.ceilings[dtype, regime] = find.ceilings[regime]
+
+    def dry_run(self) -> int:
+        steps = self.plan.steps(self.held)
+        print(f"device: {self.backend.info.name} ({self.backend.name}:{self.backend.index})")
+        print(f"kernels: {', '.join(self.plan.kernels)}")
+        print(f"shapes: {len(self.plan.shapes)}, {len(steps)} rows in {', '.join(self.plan.regimes)}")
+        if not self.options.no_ceiling:
+            for dtype, regime in self._needed():
+                print(f"the {dtype} {regime} ceiling is found first")
+        return 0
+
+    def plan_record(self) -> dict[str, Any]:
+        return plan_record(self.plan)
+
+    def kernel_name(self) -> str:
+        return " ".join(self.plan.kernels)
+
+    def label(self) -> str:
+        return "-".join(dict.fromkeys(problem.dtype for problem in self.plan.problems))
+
+    def has_all(self) -> bool:
+        return not self.plan.steps(self.held)
+
+    def total(self) -> int:
+        return len(self.plan.steps(self.held))
+
+    def measurements(self, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
+        if not self.options.no_ceiling:
+            self._find_missing(on_phase)
+        self._write_ceilings()
+        references = {ceiling.kernel: kernel(ceiling.kernel) for ceiling in self.ceilings.values()}
+        self.sweep = AttentionSweep(
+            self.plan, self.kernels, self.backend, self.ceilings, references, self.held, on_phase
+        )
+        yield from self.sweep.results()
+
+    def before_measuring(self, writer: RunLogWriter) -> None:
+        self._writer = writer
+
+    def _write_ceilings(self) -> None:
+        known = self.log.all_ceilings if self.log else {}
+        for key, ceiling in self.ceilings.items():
+            if known.get(key) != ceiling:
+                self._writer.write("ceiling", ceiling_record(ceiling))
+
+    def left_out(self) -> bool:
+        return self.sweep is not None and bool(self.sweep.left_out)
+
+    def summary(self, end: End, elapsed_seconds: float) -> dict[str, Any]:
+        done = {step_of(row) for row in self.rows if not row.is_reference}
+        left = len(self.plan.steps(done))
+        return attention_summary_record(self.rows, self.ceilings, end.status, end.reason, elapsed_seconds, left)
+
+    def rendered(self, header: dict[str, Any], summary: dict[str, Any] | None) -> str:
+        options = self.options
+        if not any(row.ok for row in self.rows):
+            print("mamf: nothing was measured", file=sys.stderr)
+        return render_attention(options.format, self.rows, self.ceilings, header, summary, options.baseline)

@@ -1,0 +1,114 @@
+"""The options that make up a plan for attention kernels."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+from mamf.api import problem_for
+from mamf.attention import BACKWARD_COUNTS, DIRECTIONS, PRESETS, AttentionProblem, AttentionShape, Preset
+from mamf.attention_sweep import REGIMES, AttentionPlan
+from mamf.backend import Backend
+from mamf.cli.options import duration, index, share, size
+from mamf.errors import UsageError
+
+_TOKENS = 16384
+# A CPU takes seconds for what an accelerator does in a millisecond.
+_TOKENS_OF_CPU = 1024
+_DEFAULT = Preset((128,), (1024, 4096, 16384))
+_MASKS = {"yes": (True,), "no": (False,), "both": (False, True)}
+
+
+def sparsity(text: str) -> float:
+    """A share from 0 to below 1: ``0.5`` or ``50%``."""
+    return 0.0 if text.strip(" %") in ("0", "0.0") else share(text)
+
+
+def add_shape_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("shapes", "every option is a list, and the product of all is measured")
+    group.add_argument("--preset", choices=list(PRESETS), help="shapes that people compare by; the others override it")
+    group.add_argument("--seq-lens", type=size, nargs="+", metavar="S", help="keys (default: 1024 4096 16384)")
+    group.add_argument("--query-lens", type=size, nargs="+", metavar="S", help="queries (default: as many as keys)")
+    group.add_argument("--head-dims", type=size, nargs="+", metavar="D", help="(default: 128)")
+    group.add_argument("--heads", type=size, nargs="+", metavar="H", help="(default: 2048 / head dimension)")
+    group.add_argument("--kv-heads", type=size, nargs="+", metavar="H", help="(default: as many as heads)")
+    group.add_argument(
+        "--batch", type=size, nargs="+", metavar="B", help="(default: 16384 tokens in all, 1024 on a CPU)"
+    )
+    group.add_argument("--causal", choices=list(_MASKS), nargs="?", const="yes", help="(default: both)")
+    group.add_argument("--no-causal", dest="causal", action="store_const", const="no", help="as --causal no")
+    group.add_argument("--window", type=size, nargs="+", metavar="W", help="keys seen before (and after) each query")
+
+
+def add_problem_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("problem")
+    group.add_argument("--dtype", nargs="+", help="one or several (default: the device's)")
+    group.add_argument("--direction", choices=DIRECTIONS, nargs="+", help="(default: fwd)")
+    group.add_argument("--backward-count", choices=list(BACKWARD_COUNTS), help="FLOP of bwd (default: hardware, 2.5x)")
+    group.add_argument("--sparsity", type=sparsity, nargs="+", metavar="SHARE", help="block structure of the inputs")
+    group.add_argument("--seed", type=index, help="of the data (default: 0)")
+    group.add_argument(
+        "--kernel", nargs="+", help="of 'mamf kernels', or package.module:Class (default: all available)"
+    )
+
+
+def add_measuring_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("measuring")
+    group.add_argument("--regime", choices=REGIMES, nargs="+", help="how samples are taken (default: burst)")
+    group.add_argument("--precision", type=share, help="half-width of the median's interval to reach (default: 0.3%%)")
+    group.add_argument("--time-limit", type=duration, help="per row; after it 3 launches suffice (default: burst 1s)")
+    group.add_argument("--no-flush", action="store_true", default=None, help="burst: leave the operands in the cache")
+    group.add_argument(
+        "--ceiling", type=Path, nargs="+", metavar="LOG", help="logs of 'mamf find' (default: one is made first)"
+    )
+    group.add_argument("--no-ceiling", action="store_true", help="no shares, and nothing measured beside the kernels")
+    group.add_argument("--baseline", metavar="KERNEL", help="what speed-ups are over (default: eager, or the slowest)")
+
+
+def shapes_from(options: argparse.Namespace, tokens: int = _TOKENS) -> tuple[AttentionShape, ...]:
+    """Every combination of the sizes asked for, ``tokens`` in all where no batch is given. Raises UsageError for heads that cannot share kv heads."""
+    preset = PRESETS[options.preset] if options.preset else _DEFAULT
+    found: dict[AttentionShape, None] = {}
+    combinations = itertools.product(
+        options.head_dims or preset.head_dims,
+        options.heads or (preset.heads,),
+        options.kv_heads or (preset.kv_heads,),
+        _MASKS[options.causal] if options.causal else preset.causal,
+        options.window or (None,),
+        options.seq_lens or preset.seq_lens,
+        options.query_lens or preset.query_lens or (None,),
+        options.batch or (preset.batch,),
+    )
+    for dim, heads, kv_heads, causal, window, keys, queries, batch in combinations:
+        heads = heads or max(1, preset.hidden // dim)
+        batch = batch or max(1, tokens // keys)
+        shape = AttentionShape(batch, heads, kv_heads or heads, queries or keys, keys, dim, dim, causal, window)
+        found[shape] = None
+    return tuple(found)
+
+
+def problems_from(options: argparse.Namespace, backend: Backend) -> tuple[AttentionProblem, ...]:
+    dtypes = [problem_for(backend, name).dtype for name in options.dtype or [None]]
+    return tuple(
+        AttentionProblem(dtype, direction, "normal", options.seed or 0, options.backward_count or "hardware", sparse)
+        for dtype in dict.fromkeys(dtypes)
+        for direction in dict.fromkeys(options.direction or ["fwd"])
+        for sparse in dict.fromkeys(options.sparsity or [0.0])
+    )
+
+
+def plan_from(options: argparse.Namespace, backend: Backend, kernels: Sequence[str]) -> AttentionPlan:
+    if options.no_ceiling and options.ceiling:
+        raise UsageError("--no-ceiling and --ceiling contradict each other: leave one out")
+    return AttentionPlan(
+        shapes_from(options, _TOKENS if backend.is_accelerator else _TOKENS_OF_CPU),
+        problems_from(options, backend),
+        tuple(kernels),
+        tuple(name for name in REGIMES if name in (options.regime or REGIMES[:1])),
+        options.precision or AttentionPlan.precision,
+        options.time_limit,
+        options.budget,
+        not options.no_flush,
+    )

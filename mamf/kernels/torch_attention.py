@@ -1,0 +1,196 @@
+"""What attention kernels on torch tensors share: operands, launches in each direction, verification.
+
+A kernel of a library says which layout it takes and how it is called; see sdpa.py for the shortest.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
+
+import torch
+
+from mamf.attention import AttentionProblem, AttentionShape
+from mamf.attention_kernel import AttentionKernel
+from mamf.backend import Backend, OperandPool
+from mamf.errors import UnsupportedError, first_line
+from mamf.kernel import Prepared, Verdict
+from mamf.kernels.attention_reference import errors_against_reference
+
+#: How torch's dispatchers say that nothing fits.
+_NOTHING_FITS = ("No available kernel", "No viable backend", "is not supported", "not supported on")
+_TOLERANCE = {"bfloat16": 1.5e-2, "float16": 4e-3, "float32": 2e-4, "float64": 1e-6}
+_GRADIENT_FACTOR = 2.0
+
+
+class TorchAttention(AttentionKernel):
+    """Derived kernels supply ``attend``. ``layout``: ``bhsd`` or ``bshd``, the order of batch, heads and sequence.
+
+    ``mutates``: operands that a launch changes; each launch is given a fresh copy, made outside of timing only where
+    the library allows it. ``has_gqa``: takes fewer kv heads than heads.
+    """
+
+    layout: ClassVar[str] = "bhsd"
+    has_gqa: ClassVar[bool] = True
+    has_window: ClassVar[bool] = False
+    has_unequal_lengths: ClassVar[bool] = True
+    head_dims: ClassVar[range | tuple[int, ...]] = range(8, 257, 8)
+    #: ||O - reference|| / ||reference|| at which a result counts as right; None: by dtype.
+    tolerance: ClassVar[float | None] = None
+
+    @abstractmethod
+    def attend(self, shape: AttentionShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """The output, in the kernel's layout."""
+
+    def bind(self, backend: Backend, problem: AttentionProblem, shape: AttentionShape) -> Callable[..., torch.Tensor]:
+        """``attend`` for one shape; compiling kernels compile here. Called with q, k, v."""
+        return lambda q, k, v: self.attend(shape, q, k, v)
+
+    def details(
+        self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
+    ) -> dict[str, Any]:
+        """What a reader should know of how this launch ran (which kernel a dispatcher chose, the sparsity reached)."""
+        return {}
+
+    def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
+        if not self.has_gqa and shape.heads != shape.kv_heads:
+            return f"{self.name} needs as many kv heads as heads"
+        if not self.has_window and shape.window is not None:
+            return f"{self.name} has no window"
+        if shape.head_dim not in self.head_dims or shape.head_dim_v not in self.head_dims:
+            return f"{self.name} has no head dimension {shape.head_dim}; it has {_in_words(self.head_dims)}"
+        if shape.causal and not self.has_unequal_lengths and shape.seqlen_q != shape.seqlen_k:
+            return f"{self.name} is causal for equal lengths of queries and keys only"
+        return None
+
+    def prepare(
+        self,
+        backend: Backend,
+        problem: AttentionProblem,
+        shape: AttentionShape,
+        pool: OperandPool,
+        sets: int = 1,
+        rewrite: bool = False,
+    ) -> Prepared:
+        call = self.bind(backend, problem, shape)
+        operands = [self.operands(problem, shape, pool, sets, index) for index in range(sets)]
+        try:
+            launches = [launch_of(call, problem.direction, each) for each in operands]
+        except RuntimeError as error:
+            raise as_unsupported(error) from error
+        return Prepared(tuple(launches), lambda: self.verify(call, problem, shape, operands[0]))
+
+    def operands(
+        self, problem: AttentionProblem, shape: AttentionShape, pool: OperandPool, sets: int, index: int
+    ) -> dict[str, torch.Tensor]:
+        """q, k, v and, for a backward pass, do: views of the pool's buffers in the kernel's layout."""
+        views = {}
+        for name, buffer in problem.buffers(shape, sets).items():
+            size = buffer.elements // sets
+            heads, length, width = dimensions(shape)[name]
+            flat = pool.take(name, *buffer)[index * size :][: shape.batch * heads * length * width]
+            order = (
+                (shape.batch, heads, length, width) if self.layout == "bhsd" else (shape.batch, length, heads, width)
+            )
+            views[name] = flat.view(order)
+        return views
+
+    def verify(
+        self,
+        call: Callable[..., torch.Tensor],
+        problem: AttentionProblem,
+        shape: AttentionShape,
+        operands: Mapping[str, torch.Tensor],
+    ) -> Verdict:
+        """The first launch, untimed, against a reference of other operations in more bits."""
+        before = {name: operands[name].clone() for name in ("q", "k", "v")}
+        try:
+            results = run_once(call, problem.has_backward, operands)
+        except RuntimeError as error:
+            raise as_unsupported(error) from error
+        changed = [name for name, tensor in before.items() if not torch.equal(tensor, operands[name])]
+        if changed:
+            return Verdict(math.inf, 0.0, {"changed operands": " ".join(changed)})
+        canonical = {name: self.canonical(tensor) for name, tensor in (*operands.items(), *results.items())}
+        found = errors_against_reference(shape, canonical, problem.has_backward)
+        gradients = max((error for name, error in found.errors.items() if name != "o"), default=0.0)
+        details: dict[str, Any] = self.details(problem, shape, [operands[name] for name in "qkv"])
+        if problem.has_backward:
+            details["gradient_error"] = gradients
+        if not self.is_exact:
+            details |= {"cosine_similarity": found.cosine, "relative_l1": found.relative_l1}
+        bound = self.tolerance if self.tolerance is not None else _TOLERANCE[problem.dtype]
+        worst = max(found.errors["o"], gradients / _GRADIENT_FACTOR)
+        return Verdict(worst, bound, details)
+
+    def canonical(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor as batch, heads, sequence, width."""
+        return tensor if self.layout == "bhsd" else tensor.transpose(1, 2)
+
+
+def dimensions(shape: AttentionShape) -> dict[str, tuple[int, int, int]]:
+    """Heads, length and width of each operand."""
+    return {
+        "q": (shape.heads, shape.seqlen_q, shape.head_dim),
+        "k": (shape.kv_heads, shape.seqlen_k, shape.head_dim),
+        "v": (shape.kv_heads, shape.seqlen_k, shape.head_dim_v),
+        "do": (shape.heads, shape.seqlen_q, shape.head_dim_v),
+    }
+
+
+def launch_of(
+    call: Callable[..., torch.Tensor], direction: str, operands: Mapping[str, torch.Tensor]
+) -> Callable[[], object]:
+    """A launch with no argument. For ``bwd`` the forward runs here, once: its graph is kept and differentiated anew."""
+    q, k, v = (operands[name] for name in "qkv")
+    if direction == "fwd":
+
+        def forward() -> object:
+            with torch.no_grad():
+                return call(q, k, v)
+
+        return forward
+    leaves = [tensor.detach().requires_grad_() for tensor in (q, k, v)]
+    gradient = operands["do"]
+    if direction == "fwd+bwd":
+        return lambda: torch.autograd.grad(call(*leaves), leaves, gradient)
+    output = call(*leaves)
+    return lambda: torch.autograd.grad(output, leaves, gradient, retain_graph=True)
+
+
+def run_once(
+    call: Callable[..., torch.Tensor], has_backward: bool, operands: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """The output ``o`` and, for a backward pass, ``dq``, ``dk`` and ``dv``."""
+    q, k, v = (operands[name] for name in "qkv")
+    if not has_backward:
+        with torch.no_grad():
+            return {"o": call(q, k, v)}
+    leaves = [tensor.detach().requires_grad_() for tensor in (q, k, v)]
+    output = call(*leaves)
+    gradients = torch.autograd.grad(output, leaves, operands["do"])
+    return {"o": output.detach(), **dict(zip(("dq", "dk", "dv"), gradients, strict=True))}
+
+
+def compiled_for_repetition() -> AbstractContextManager[object]:
+    """Held while a compiled kernel is prepared: its backward must leave the graph's buffers alone, to run again."""
+    import torch._functorch.config
+
+    manager: AbstractContextManager[object] = torch._functorch.config.patch(donated_buffer=False)
+    return manager
+
+
+def as_unsupported(error: RuntimeError) -> Exception:
+    """What a dispatcher says where no kernel fits, as that; anything else as it is."""
+    if any(text in str(error) for text in _NOTHING_FITS):
+        return UnsupportedError(first_line(error))
+    return error
+
+
+def _in_words(sizes: range | tuple[int, ...]) -> str:
+    if isinstance(sizes, range):
+        return f"{sizes.start} to {sizes[-1]} in steps of {sizes.step}"
+    return ", ".join(map(str, sizes))

@@ -29,8 +29,8 @@ STATE_TOLERANCE = 0.01
 class AttentionPlan:
     """Everything a sweep of attention kernels needs, and all that resuming it needs.
 
-    ``flush``: evict the operands between launches (burst). ``seconds`` limits a row's measuring, ``budget_seconds``
-    the whole run.
+    ``kernels``: as they were asked for (``package.module:Class`` for one tried without installing it). ``flush``: evict
+    the operands between launches (burst). ``seconds`` limits a row's measuring, ``budget_seconds`` the whole run.
     """
 
     shapes: tuple[AttentionShape, ...]
@@ -66,7 +66,7 @@ class AttentionSweep:
     """One run of a plan. ``results`` yields rows of attention and, around each, visits of the reference product.
 
     ``ceilings`` may be empty: then there is no share and no reference. ``references`` are the kernels that the ceilings
-    were measured with.
+    were measured with; ``kernels`` are the plan's, in its order.
     """
 
     plan: AttentionPlan
@@ -80,7 +80,7 @@ class AttentionSweep:
 
     def results(self) -> Iterator[Measurement]:
         """Measure every step that is not held."""
-        by_name = {kernel.name: kernel for kernel in self.kernels}
+        by_name = dict(zip(self.plan.kernels, self.kernels, strict=True))
         budget = self.plan.budget_seconds
         deadline = None if budget is None else self.backend.now() + budget
         regime: Regime | None = None

@@ -74,7 +74,7 @@ class _AttentionSession(Session):
         if self.log:
             kept = [row for row in self.log.measurements if row.status not in MAY_PASS]
             self.rows, self.ceilings = list(kept), dict(self.log.all_ceilings)
-            self.held = {step_of(row) for row in kept if not row.is_reference}
+            self.held = {self._step(row) for row in kept if not row.is_reference}
         self._load_ceilings()
         self.sweep: AttentionSweep | None = None
         interruption.check()
@@ -97,12 +97,18 @@ class _AttentionSession(Session):
         return [each for each in every if each.unavailable(self.backend) is None]
 
     def _plan(self) -> AttentionPlan:
-        names = self.options.kernel or [each.name for each in self.kernels]
+        names = list(dict.fromkeys(self.options.kernel or [each.name for each in self.kernels]))
         if self.log is None:
             return plan_from(self.options, self.backend, names)
         plan = self.log.plan
         assert isinstance(plan, AttentionPlan)
         return replace(plan, budget_seconds=self.options.budget)
+
+    def _step(self, row: Measurement) -> Step:
+        """The step of the plan that a row is of: the plan names kernels as they were asked for."""
+        asked = dict(zip((each.name for each in self.kernels), self.plan.kernels, strict=True))
+        regime, problem, shape, name = step_of(row)
+        return regime, problem, shape, asked[name]
 
     def _load_ceilings(self) -> None:
         for path in self.options.ceiling or ():
@@ -187,7 +193,7 @@ class _AttentionSession(Session):
         return self.sweep is not None and bool(self.sweep.left_out)
 
     def summary(self, end: End, elapsed_seconds: float) -> dict[str, Any]:
-        done = {step_of(row) for row in self.rows if not row.is_reference}
+        done = {self._step(row) for row in self.rows if not row.is_reference}
         left = len(self.plan.steps(done))
         return attention_summary_record(self.rows, self.ceilings, end.status, end.reason, elapsed_seconds, left)
 

@@ -68,7 +68,9 @@ def add_measuring_options(parser: argparse.ArgumentParser) -> None:
 
 
 def shapes_from(options: argparse.Namespace, tokens: int = _TOKENS) -> tuple[AttentionShape, ...]:
-    """Every combination of the sizes asked for, ``tokens`` in all where no batch is given. Raises UsageError for heads that cannot share kv heads."""
+    """Every combination of the sizes asked for, ``tokens`` in all where no batch is given. Raises UsageError for heads
+    that cannot share kv heads.
+    """
     preset = PRESETS[options.preset] if options.preset else _DEFAULT
     found: dict[AttentionShape, None] = {}
     combinations = itertools.product(

@@ -24,6 +24,10 @@ from mamf.kernels.attention_reference import errors_against_reference
 _NOTHING_FITS = ("No available kernel", "No viable backend", "is not supported", "not supported on")
 _TOLERANCE = {"bfloat16": 1.5e-2, "float16": 4e-3, "float32": 2e-4, "float64": 1e-6}
 _GRADIENT_FACTOR = 2.0
+# Structured inputs: tokens a block, directions to tell blocks apart by, and how far a score that matters stands out.
+_STRUCTURE_BLOCK = 128
+_GROUPS = 10
+_LOGIT = 14.0
 
 
 class TorchAttention(AttentionKernel):
@@ -96,6 +100,8 @@ class TorchAttention(AttentionKernel):
                 (shape.batch, heads, length, width) if self.layout == "bhsd" else (shape.batch, length, heads, width)
             )
             views[name] = flat.view(order)
+        if problem.sparsity:
+            views |= block_structured(views["q"], views["k"], problem.sparsity, 2 if self.layout == "bhsd" else 1)
         return views
 
     def verify(
@@ -139,6 +145,26 @@ def dimensions(shape: AttentionShape) -> dict[str, tuple[int, int, int]]:
         "v": (shape.kv_heads, shape.seqlen_k, shape.head_dim_v),
         "do": (shape.heads, shape.seqlen_q, shape.head_dim_v),
     }
+
+
+def block_structured(q: torch.Tensor, k: torch.Tensor, sparsity: float, sequence: int) -> dict[str, torch.Tensor]:
+    """q and k for which each block of queries matters to a share of 1 - ``sparsity`` of the blocks of keys alone.
+
+    Random data has no such structure: every key matters a little. Here blocks of keys point along one of _GROUPS axes,
+    in turn, and queries along those that they attend to, so that other scores vanish in the softmax.
+    """
+    width = q.shape[-1]
+    attended = max(1, round((1 - sparsity) * _GROUPS))
+    strength = math.sqrt(_LOGIT * math.sqrt(width))
+    axes = torch.eye(_GROUPS, width, device=q.device) * strength
+    spread = torch.stack([axes.roll(-group, 0)[:attended].sum(0) for group in range(_GROUPS)])
+
+    def along(tensor: torch.Tensor, directions: torch.Tensor) -> torch.Tensor:
+        group = torch.arange(tensor.shape[sequence], device=tensor.device) // _STRUCTURE_BLOCK % _GROUPS
+        pattern = directions[group]
+        return tensor + (pattern if sequence == 2 else pattern[:, None]).to(tensor.dtype)
+
+    return {"q": along(q, spread), "k": along(k, axes)}
 
 
 def launch_of(

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from mamf.testing.simulated import Physics, SimulatedBackend, SimulatedMatmul
+from mamf.testing.simulated import Physics, SimulatedAttention, SimulatedBackend, SimulatedMatmul
 
-__all__ = ["BackendContract", "KernelContract", "Physics", "SimulatedBackend", "SimulatedMatmul"]
+__all__ = ["BackendContract", "KernelContract", "Physics", "SimulatedAttention", "SimulatedBackend", "SimulatedMatmul"]
 
 
 def __getattr__(name: str) -> Any:

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
+from mamf.attention import AttentionProblem, AttentionShape
+from mamf.attention_kernel import AttentionKernel
 from mamf.backend import MIB, Backend, DeviceInfo, OperandPool, Reading, Telemetry, Unavailable
 from mamf.dtypes import DTYPES
 from mamf.errors import UnavailableError
@@ -118,7 +120,7 @@ class SimulatedBackend(Backend):
         self.index = index
         self.world = physics or self.physics
         self.random = random.Random(seed)
-        self.faults: dict[MatmulShape, Exception | str] = {}
+        self.faults: dict[object, Exception | str] = {}
         self.launches = 0
         self.host_time = self.device_time = 0.0
         self.mean_watts = self.world.idle_watts
@@ -182,11 +184,14 @@ class SimulatedBackend(Backend):
 
     def multiply(self, shape: MatmulShape, operands: object) -> None:
         """Launch a product; ``operands`` tells operand sets apart, which the cache may still hold."""
+        self.compute(shape.flop / self._flop_per_cycle(shape), operands)
+
+    def compute(self, cycles: float, operands: object) -> None:
+        """Launch a kernel of so many cycles."""
         self.launches += 1
         hook = type(self).on_launch
         if hook is not None:
             hook(self.launches)
-        cycles = shape.flop / self._flop_per_cycle(shape)
         if self.cached == operands:
             cycles *= 1 - self.world.cache_gain
         self.cached = operands
@@ -239,6 +244,45 @@ class SimulatedBackend(Backend):
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         return isinstance(error, SimulatedOutOfMemoryError)
+
+
+class SimulatedAttention(AttentionKernel):
+    """Attention at ``share`` of the peak of a simulated device's units; faults by shape, as for the product."""
+
+    name = "simulated-attention"
+    dtypes = ("bfloat16", "float16")
+    share: ClassVar[float] = 0.7
+
+    def unavailable(self, backend: Backend) -> Unavailable | None:
+        return None if isinstance(backend, SimulatedBackend) else Unavailable("it is simulated", "use SimulatedBackend")
+
+    def prepare(
+        self,
+        backend: Backend,
+        problem: AttentionProblem,
+        shape: AttentionShape,
+        pool: OperandPool,
+        sets: int = 1,
+        rewrite: bool = False,
+    ) -> Prepared:
+        assert isinstance(backend, SimulatedBackend)
+        device, world = backend, backend.world
+        for name, buffer in problem.buffers(shape, sets).items():
+            pool.take(name, *buffer)
+        cycles = problem.flop(shape) / (world.compute_units * world.flop_per_cycle_per_unit * self.share)
+
+        def launch_of(index: int) -> Callable[[], None]:
+            return lambda: device.compute(cycles, (self.name, shape, index))
+
+        def verify() -> Verdict:
+            fault = device.faults.get(shape)
+            if isinstance(fault, Exception):
+                raise fault
+            device.compute(cycles, None)
+            device.synchronize()
+            return Verdict(1.0 if fault == "wrong_result" else 1e-3, 1e-2)
+
+        return Prepared([launch_of(index) for index in range(sets)], verify)
 
 
 class SimulatedMatmul(MatmulKernel):

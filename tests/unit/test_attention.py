@@ -1,0 +1,261 @@
+"""Attention's arithmetic, and the sweep of kernels on an accelerator in virtual time."""
+
+import csv
+import dataclasses
+import io
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mamf.attention import PRESETS, AttentionProblem, AttentionShape
+from mamf.attention_sweep import AttentionPlan, AttentionSweep, mamfu, require_same_card, state, step_of
+from mamf.ceiling import Ceiling
+from mamf.cli import main
+from mamf.cli.attention_options import shapes_from
+from mamf.errors import IncomparableError, UnknownNameError, UsageError
+from mamf.kernel import MatmulProblem
+from mamf.run_log import read_run_log
+from mamf.shapes import MatmulShape
+from mamf.statistics import Interval
+from mamf.testing import Physics, SimulatedAttention, SimulatedBackend, SimulatedMatmul
+
+LONG = AttentionShape(2, 16, 16, 8192, 8192, 128, 128)
+SHORT = AttentionShape(16, 16, 16, 1024, 1024, 128, 128, causal=True)
+REFERENCE = MatmulShape(11264, 12288, 20480)
+
+
+class SlowAttention(SimulatedAttention):
+    name = "slow-attention"
+    share = 0.35
+
+
+# -- shapes ----------------------------------------------------------------------------------------------------------
+
+sizes = st.integers(1, 24)
+
+
+@given(sizes, sizes, st.booleans(), st.one_of(st.none(), sizes))
+def test_masked_pairs_are_counted_one_by_one(queries, keys, causal, window):
+    shape = AttentionShape(1, 1, 1, queries, keys, 8, 8, causal, window)
+    offset = keys - queries
+
+    def sees(i, j):
+        before = window is None or j >= i + offset - window
+        after = j <= i + offset if causal else window is None or j <= i + offset + window
+        return before and after
+
+    assert shape.pairs == sum(sees(i, j) for i in range(queries) for j in range(keys))
+
+
+@given(sizes, sizes, sizes, st.booleans(), st.one_of(st.none(), sizes), st.integers(1, 4))
+def test_a_shape_is_printed_and_parsed(batch, kv_heads, length, causal, window, group):
+    shape = AttentionShape(batch, kv_heads * group, kv_heads, length, length + 1, 64, 32, causal, window)
+    assert AttentionShape.parse(str(shape)) == shape
+
+
+def test_flop_follow_the_convention_that_is_named():
+    assert AttentionProblem().flop(LONG) == 4 * 2 * 16 * 8192 * 8192 * 128
+    assert AttentionProblem(direction="bwd").flop(LONG) == 2.5 * LONG.flop
+    assert AttentionProblem(direction="bwd", backward_count="model").flop(LONG) == 2 * LONG.flop
+    assert AttentionProblem(direction="fwd+bwd").flop(LONG) == 3.5 * LONG.flop
+    half = dataclasses.replace(LONG, causal=True).flop / LONG.flop
+    assert half == pytest.approx(0.5, rel=2e-4)
+
+
+def test_bytes_are_each_operand_once():
+    shape = AttentionShape(1, 8, 2, 128, 256, 64, 64)
+    assert AttentionProblem().traffic(shape) == 2 * 64 * (2 * 8 * 128 + 2 * 2 * 256)
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [({"kv_heads": 3}, "cannot share"), ({"window": 0}, "window"), ({"batch": 0}, "at least 1")],
+)
+def test_a_shape_that_cannot_be_is_refused(fields, what):
+    with pytest.raises(UsageError, match=what):
+        dataclasses.replace(LONG, **fields)
+
+
+def test_unknown_names_of_a_problem_are_refused():
+    for fields in ({"direction": "back"}, {"dtype": "bf17"}, {"backward_count": "3x"}):
+        with pytest.raises(UnknownNameError):
+            AttentionProblem(**fields)
+
+
+# -- the sweep -------------------------------------------------------------------------------------------------------
+
+
+def ceiling_of(backend, regime="burst", tflops=None, **fields):
+    clock = backend.world.boost_hz if regime == "burst" else backend.world.capped_hz
+    true = backend._flop_per_cycle(REFERENCE) * clock / 1e12
+    own = {"device": backend.info.name, "uuid_hash": None, "problem": MatmulProblem(), "kernel": "simulated.mm"}
+    figure = tflops or true
+    return Ceiling(**own | fields, regime=regime, shape=REFERENCE, tflops=figure, interval=Interval(0, 0, 1), rounds=9)
+
+
+def swept(backend, plan, ceilings=None, held=()):
+    kernels = [SimulatedAttention(), SlowAttention()]
+    references = {"simulated.mm": SimulatedMatmul()}
+    return AttentionSweep(plan, kernels, backend, ceilings or {}, references, held)
+
+
+def plan_of(**fields):
+    names = (SimulatedAttention.name, SlowAttention.name)
+    return AttentionPlan(**{"shapes": (LONG, SHORT), "problems": (AttentionProblem(),), "kernels": names} | fields)
+
+
+@pytest.mark.parametrize("regime", ["burst", "sustained"])
+def test_a_share_of_the_ceiling_is_the_kernels_true_share(regime):
+    backend = SimulatedBackend()
+    ceiling = ceiling_of(backend, regime)
+    ceilings = {("bfloat16", regime): ceiling}
+    rows = list(swept(backend, plan_of(regimes=(regime,)), ceilings).results())
+    units = backend.world.compute_units * backend.world.flop_per_cycle_per_unit
+    peak = units / backend._flop_per_cycle(REFERENCE)
+    for row in (row for row in rows if not row.is_reference):
+        share = 0.7 if row.kernel == SimulatedAttention.name else 0.35
+        assert mamfu(row, ceilings) == pytest.approx(share * peak, rel=0.006)
+        assert abs(state(row, ceilings)) < 0.006
+
+
+def test_the_reference_is_measured_before_and_after_every_row():
+    backend = SimulatedBackend()
+    rows = list(swept(backend, plan_of(), {("bfloat16", "burst"): ceiling_of(backend)}).results())
+    assert [row.is_reference for row in rows] == [True] + [True, False] * 4
+    visits = [row.best_tflops for row in rows if row.is_reference]
+    measured = [row for row in rows if not row.is_reference]
+    for number, row in enumerate(measured):
+        assert row.details["reference_tflops"] == pytest.approx(sum(visits[number : number + 2]) / 2, abs=1e-3)
+
+
+def test_a_card_away_from_its_ceiling_is_told():
+    backend = SimulatedBackend()
+    ceilings = {("bfloat16", "burst"): ceiling_of(backend, tflops=1000.0)}
+    row = next(row for row in swept(backend, plan_of(), ceilings).results() if not row.is_reference)
+    assert state(row, ceilings) < -0.1
+
+
+def test_a_ratio_across_regimes_devices_or_dtypes_is_refused_or_absent():
+    backend = SimulatedBackend()
+    burst = ceiling_of(backend)
+    with pytest.raises(IncomparableError, match="sustained"):
+        burst.utilization(flop=1e12, seconds=1e-3, regime="sustained")
+    with pytest.raises(IncomparableError, match="find"):
+        require_same_card(dataclasses.replace(burst, device="NVIDIA H200"), backend)
+    half = plan_of(problems=(AttentionProblem("float16"),))
+    rows = list(swept(backend, half, {("bfloat16", "burst"): burst}).results())
+    assert all(mamfu(row, {("bfloat16", "burst"): burst}) is None for row in rows)
+    assert not any(row.is_reference for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("fault", "status"), [("wrong_result", "wrong_result"), (RuntimeError("launch failed"), "failed")]
+)
+def test_a_fault_is_a_row_and_the_sweep_goes_on(fault, status):
+    backend = SimulatedBackend()
+    backend.faults[LONG] = fault
+    rows = list(swept(backend, plan_of()).results())
+    assert [row.status for row in rows] == [status, status, "ok", "ok"]
+
+
+def test_what_does_not_fit_is_a_row():
+    backend = SimulatedBackend(physics=dataclasses.replace(Physics(), memory_bytes=10**8))
+    rows = list(swept(backend, plan_of()).results())
+    assert {row.shape: row.status for row in rows} == {LONG: "out_of_memory", SHORT: "out_of_memory"}
+
+
+def test_what_is_held_is_not_measured_again():
+    first = list(swept(SimulatedBackend(), plan_of()).results())
+    rest = list(swept(SimulatedBackend(), plan_of(), held={step_of(row) for row in first[:3]}).results())
+    assert [step_of(row) for row in rest] == [step_of(first[3])]
+
+
+def test_a_warm_cache_is_another_figure():
+    backend = SimulatedBackend(physics=dataclasses.replace(Physics(), cache_gain=0.2, noise=0.0))
+    cold, warm = (next(iter(swept(backend, plan_of(flush=flush)).results())).best_tflops for flush in (True, False))
+    assert warm / cold == pytest.approx(1.25, rel=0.02)
+
+
+# -- the command -----------------------------------------------------------------------------------------------------
+
+KERNELS = ["mamf.testing:SimulatedAttention", "test_attention:SlowAttention"]
+SIMULATED = ["--backend", "mamf.testing:SimulatedBackend", "--kernel", *KERNELS]
+
+
+@pytest.fixture
+def attention(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    def command(*arguments, name="attention"):
+        try:
+            code = main([name, *arguments])
+        except SystemExit as stop:
+            code = stop.code
+        return code, *capsys.readouterr()
+
+    return command
+
+
+def test_a_run_ranks_the_kernels_and_its_log_prints_the_same(attention, tmp_path):
+    code, out, _ = attention(
+        *SIMULATED, "--seq-lens", "2048", "--no-causal", "--no-ceiling", "--output", "run.jsonl", "--format", "csv"
+    )
+    assert code == 0
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert [row["Kernel"] for row in rows] == [SimulatedAttention.name, SlowAttention.name]
+    assert float(rows[0]["Relative Performance"]) == pytest.approx(200, rel=0.01)
+    assert attention("run.jsonl", "--format", "csv", name="show")[1] == out
+    assert read_run_log(tmp_path / "run.jsonl").summary["status"] == "complete"
+
+
+def test_resuming_measures_only_the_rest(attention, tmp_path):
+    attention(*SIMULATED, "--seq-lens", "1024", "2048", "--no-ceiling", "--output", "run.jsonl")
+    lines = (tmp_path / "run.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "run.jsonl").write_text("".join(lines[:3]))
+    code, out, _ = attention("--resume", "run.jsonl", "--no-ceiling", "--format", "json")
+    assert code == 0
+    assert len(json.loads(out)["measurements"]) == 8
+    kept = (tmp_path / "run.jsonl").read_text().splitlines(keepends=True)
+    assert kept[:3] == lines[:3]
+
+
+def test_a_dry_run_measures_nothing(attention, tmp_path):
+    code, out, _ = attention(*SIMULATED, "--preset", "fa3-paper", "--no-ceiling", "--dry-run")
+    assert code == 0
+    assert "72 rows" in out
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--kernel", "eagre"], "did you mean 'eager'"),
+        (["--heads", "6", "--kv-heads", "4"], "cannot share"),
+        (["--preset", "fa3"], "fa3-paper"),
+        (["--regime", "classic"], "classic"),
+        (["--ceiling", "nothing.jsonl"], "nothing.jsonl"),
+        (["--sparsity", "1.5"], "1.5"),
+    ],
+)
+def test_bad_input_is_one_line(attention, arguments, said):
+    code, out, err = attention(*arguments, "--backend", "mamf.testing:SimulatedBackend")
+    assert code == 2
+    assert out == ""
+    assert said in err
+    assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_makes_shapes(preset):
+    class Options:
+        head_dims = heads = kv_heads = causal = window = seq_lens = query_lens = batch = None
+
+    Options.preset = preset
+    shapes = shapes_from(Options)
+    assert shapes
+    if preset == "fa3-paper":
+        assert len(shapes) == 3 * 6 * 2
+        assert {shape.batch * shape.seqlen_k for shape in shapes} == {16384}
+        assert {shape.heads * shape.head_dim for shape in shapes} == {2048}

@@ -1,0 +1,215 @@
+"""How few measurements does the search need? Share of a landscape's best reached, against other searches.
+
+    python tools/bench_search.py LANDSCAPE.csv               # columns m,n,k,tflops; absent shapes cannot be measured
+    python tools/bench_search.py LANDSCAPE.csv --made        # on the made chips of mamf.testing.landscapes too
+    python tools/bench_search.py LANDSCAPE.csv --noise 0.003 # each measurement 0.3 % off, as on a card
+
+"reached" is the true figure of the best shape among those measured, as a share of the landscape's best: what a search
+saw is noisy, what it found is not. A shape counts once, however often a search asks for it. Optuna's samplers run if
+optuna is installed (GP needs scipy too). "ms a step" is a search's own time between two measurements, mean and longest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mamf.report.text import table
+from mamf.search import find_best
+from mamf.shapes import MatmulGrid, MatmulShape
+from mamf.testing.landscapes import CHIPS, Landscape, made, recorded
+
+CHECKPOINTS = (50, 100, 200)
+COLUMNS = ("landscape", "search", *(f"{kind} {count}" for count in CHECKPOINTS for kind in ("median", "worst")))
+TIMES = ("ms a step", "longest")
+MADE_SIZES = range(1024, 21504, 1024)
+
+
+@dataclass
+class Task:
+    """A landscape to be searched: absent shapes of its grid read as NaN."""
+
+    name: str
+    truth: Landscape
+    compute_units: int
+    grid: MatmulGrid = field(init=False)
+    best: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        sizes = (sorted({getattr(shape, name) for shape in self.truth}) for name in "mnk")
+        self.grid = MatmulGrid(*sizes)
+        self.best = max(self.truth.values(), default=0.0)
+        if len(self.truth) < CHECKPOINTS[-1]:
+            raise SystemExit(f"{self.name} has {len(self.truth)} shapes: a search may measure {CHECKPOINTS[-1]}")
+
+
+class SpentError(Exception):
+    """The measurements that a search may take are spent."""
+
+
+class Meter:
+    """Measures by looking up, counts, and times what a search does in between."""
+
+    def __init__(self, task: Task, noise: float, seed: int) -> None:
+        self.task = task
+        self.seen: dict[MatmulShape, float] = {}
+        self.steps: list[float] = []
+        self._noise = noise
+        self._random = random.Random(seed)
+        self._since = time.perf_counter()
+
+    def __call__(self, shape: MatmulShape) -> float:
+        self.steps.append(time.perf_counter() - self._since)
+        if shape not in self.seen:
+            if len(self.seen) == CHECKPOINTS[-1]:
+                raise SpentError
+            self.seen[shape] = self.task.truth.get(shape, math.nan) * self._random.gauss(1.0, self._noise)
+        self._since = time.perf_counter()
+        return self.seen[shape]
+
+    def reached(self, count: int) -> float:
+        """Share of the landscape's best that the first ``count`` measurements held."""
+        return max(self.task.truth.get(shape, 0.0) for shape in list(self.seen)[:count]) / self.task.best
+
+
+Search = Callable[[Meter, int], object]
+
+
+def ours(meter: Meter, seed: int) -> None:
+    units = meter.task.compute_units
+    find_best(meter, meter.task.grid, compute_units=units, max_measurements=CHECKPOINTS[-1], seed=seed)
+
+
+def ours_blind(meter: Meter, seed: int) -> None:
+    find_best(meter, meter.task.grid, max_measurements=CHECKPOINTS[-1], seed=seed)
+
+
+def at_random(meter: Meter, seed: int) -> None:
+    for shape in random.Random(seed).sample(meter.task.grid.shapes(), CHECKPOINTS[-1]):
+        meter(shape)
+
+
+def hill_climbing(meter: Meter, seed: int) -> None:
+    """Steepest ascent over the six neighbours, from random starts until nothing is left to spend."""
+    chooser, axes = random.Random(seed), axes_of(meter.task.grid)
+
+    def height(place: tuple[int, ...]) -> float:
+        figure = meter(shape_at(axes, place))
+        return -math.inf if math.isnan(figure) else figure
+
+    while True:
+        place = tuple(chooser.randrange(len(axis)) for axis in axes)
+        while True:
+            higher = max((place, *beside(place, axes)), key=height)
+            if higher == place:
+                break
+            place = higher
+
+
+def beside(place: tuple[int, ...], axes: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+    """One step up or down in one dimension."""
+    moved = [(*place[:axis], place[axis] + step, *place[axis + 1 :]) for axis in range(len(place)) for step in (-1, 1)]
+    return [each for each in moved if all(0 <= index < len(axis) for index, axis in zip(each, axes, strict=True))]
+
+
+def axes_of(grid: MatmulGrid) -> tuple[Sequence[int], ...]:
+    return grid.m, grid.n, grid.k
+
+
+def shape_at(axes: Sequence[Sequence[int]], place: Sequence[int]) -> MatmulShape:
+    return MatmulShape(*(axis[index] for axis, index in zip(axes, place, strict=True)))
+
+
+def by_optuna(sampler_name: str) -> Search:
+    def search(meter: Meter, seed: int) -> None:
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        sampler = getattr(optuna.samplers, sampler_name)(seed=seed)
+        study = optuna.create_study(direction="maximize", sampler=sampler)
+        axes = axes_of(meter.task.grid)
+
+        def objective(trial: optuna.Trial) -> float:
+            place = [trial.suggest_int(name, 0, len(axis) - 1) for name, axis in zip("mnk", axes, strict=True)]
+            figure = meter(shape_at(axes, place))
+            # A failed trial teaches a sampler nothing, and GP would ask for it for ever: it counts as the worst.
+            return figure if figure > 0 else min((known for known in meter.seen.values() if known > 0), default=0.0)
+
+        # Repeated shapes cost nothing, so trials outnumber measurements; but not without end.
+        study.optimize(objective, n_trials=2 * CHECKPOINTS[-1])
+
+    return search
+
+
+SEARCHES: dict[str, Search] = {
+    "mamf": ours,
+    "mamf, compute units unknown": ours_blind,
+    "random": at_random,
+    "hill climbing": hill_climbing,
+}
+OPTUNA = {"Optuna TPE": by_optuna("TPESampler"), "Optuna GP": by_optuna("GPSampler")}
+
+
+def run(task: Task, search: Search, noise: float, seeds: int) -> list[str]:
+    """The cells of a line: what a search reached over the seeds, and its own time."""
+    meters = []
+    for seed in range(seeds):
+        meter = Meter(task, noise, seed)
+        with contextlib.suppress(SpentError):
+            search(meter, seed)
+        meters.append(meter)
+    cells = []
+    for count in CHECKPOINTS:
+        reached = [meter.reached(count) for meter in meters]
+        cells += [f"{100 * value:.2f}" for value in (statistics.median(reached), min(reached))]
+    # Before the first measurement it sets out: once, and no device waits.
+    steps = [1000 * step for meter in meters for step in meter.steps[1:]]
+    return [*cells, f"{statistics.fmean(steps):.1f}", f"{max(steps):.1f}"]
+
+
+def tasks_from(options: argparse.Namespace) -> list[Task]:
+    tasks = [Task(options.landscape.stem, recorded(options.landscape), options.compute_units)]
+    if options.made:
+        shapes = MatmulGrid(MADE_SIZES, MADE_SIZES, MADE_SIZES).shapes()
+        tasks += [Task(name, made(chip, shapes), chip.compute_units) for name, chip in CHIPS.items()]
+    return tasks
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Share of a landscape's best that searches reach, in per cent.")
+    parser.add_argument("landscape", type=Path, metavar="LANDSCAPE.csv", help="columns m, n, k, tflops")
+    parser.add_argument("--compute-units", type=int, default=132, help="of the recorded device (default: 132)")
+    parser.add_argument("--seeds", type=int, default=20, help="runs of each search (default: 20)")
+    parser.add_argument("--noise", type=float, default=0.0, help="standard deviation of a measurement (default: 0)")
+    parser.add_argument("--made", action="store_true", help="search made landscapes of other chips too")
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parsed()
+    searches = dict(SEARCHES)
+    if importlib.util.find_spec("optuna"):
+        searches |= OPTUNA
+    else:
+        print("optuna is not installed: its samplers are left out (pip install optuna scipy)")
+    print(
+        f"best reached, % of the landscape's, after so many measurements; {options.seeds} seeds, noise {options.noise}"
+    )
+    lines = [
+        [task.name, name, *run(task, search, options.noise, options.seeds)]
+        for task in tasks_from(options)
+        for name, search in searches.items()
+    ]
+    print(table((*COLUMNS, *TIMES), lines, COLUMNS[:2]), end="")
+
+
+if __name__ == "__main__":
+    main()

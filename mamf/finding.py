@@ -167,12 +167,13 @@ class Find:
         yield from self._rounds(regime, finalists, self.sustained_rounds, self._deadline)
 
     def _visited(self, candidates: Sequence[Candidate], visits: Sequence[Measurement]) -> Iterator[Candidate]:
-        """The candidates, then the best of them at other lengths of K: ties in burst, but not at the power limit."""
+        """The candidates, then the best of them with M and N exchanged and at other lengths of K: ties in burst, but
+        up to 1.5 % apart at the power limit.
+        """
         yield from candidates
-        best = frugal_and_fast(visits, 1)
-        for shape, kernel in best:
-            for k in along_k(self.plan.grid):
-                other = MatmulShape(shape.m, shape.n, k)
+        for shape, kernel in frugal_and_fast(visits, 1):
+            exchanged = MatmulShape(shape.n, shape.m, shape.k)
+            for other in (exchanged, *(replace(shape, k=k) for k in along_k(self.plan.grid))):
                 if self.plan.grid.accepts(other) and (other, kernel) not in candidates:
                     yield other, kernel
 

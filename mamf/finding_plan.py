@@ -97,8 +97,8 @@ def refinement_steps(grid: MatmulGrid) -> list[int]:
 
 
 def along_k(grid: MatmulGrid) -> list[int]:
-    """Long reductions: the longest of the grid, and nine and eight tenths of it."""
-    return list(dict.fromkeys(grid.k[len(grid.k) * tenths // 10 - 1] for tenths in (10, 9, 8)))
+    """Long reductions: the longest of the grid, and nine tenths of it."""
+    return list(dict.fromkeys(grid.k[len(grid.k) * tenths // 10 - 1] for tenths in (10, 9)))
 
 
 def anywhere(grid: MatmulGrid, step: int, count: int, chooser: random.Random) -> list[MatmulShape]:

@@ -62,6 +62,15 @@ def run(options: argparse.Namespace) -> int:
     return interruptible(options, work)
 
 
+def loadable(name: str) -> AttentionKernel | None:
+    """A registered kernel; one whose module cannot be loaded is named and left out."""
+    try:
+        return attention_kernel(name)
+    except UsageError as error:
+        print(f"mamf: {error}", file=sys.stderr)
+        return None
+
+
 class _AttentionSession(Session):
     command = "attention"
 
@@ -93,7 +102,7 @@ class _AttentionSession(Session):
                 if reason is not None:
                     raise UnavailableError(f"kernel {each.name} is not available on {self.backend.name}: {reason}")
             return chosen
-        every = (attention_kernel(name) for name in sorted(registered(ATTENTION_KERNELS)))
+        every = [loaded for name in sorted(registered(ATTENTION_KERNELS)) if (loaded := loadable(name))]
         return [each for each in every if each.unavailable(self.backend) is None]
 
     def _plan(self) -> AttentionPlan:

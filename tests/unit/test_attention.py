@@ -214,7 +214,7 @@ def test_resuming_measures_only_the_rest(attention, tmp_path):
     attention(*SIMULATED, "--seq-lens", "1024", "2048", "--no-ceiling", "--output", "run.jsonl")
     lines = (tmp_path / "run.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "run.jsonl").write_text("".join(lines[:3]))
-    code, out, _ = attention("--resume", "run.jsonl", "--no-ceiling", "--format", "json")
+    code, out, _ = attention("--resume", "run.jsonl", *SIMULATED[:2], "--no-ceiling", "--format", "json")
     assert code == 0
     assert len(json.loads(out)["measurements"]) == 8
     kept = (tmp_path / "run.jsonl").read_text().splitlines(keepends=True)
@@ -235,7 +235,7 @@ def test_a_dry_run_measures_nothing(attention, tmp_path):
         (["--heads", "6", "--kv-heads", "4"], "cannot share"),
         (["--preset", "fa3"], "fa3-paper"),
         (["--regime", "classic"], "classic"),
-        (["--ceiling", "nothing.jsonl"], "nothing.jsonl"),
+        (["--kernel", "eager", "--ceiling", "nothing.jsonl"], "nothing.jsonl"),
         (["--sparsity", "1.5"], "1.5"),
     ],
 )

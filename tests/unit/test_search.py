@@ -1,0 +1,323 @@
+"""The search on landscapes with a known best: chips it was not tuned on, noise, regions that cannot be measured."""
+
+import contextlib
+import functools
+import math
+import random
+import statistics
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mamf.search import Search, candidates_of, find_best
+from mamf.shapes import MatmulGrid, MatmulShape
+from mamf.surrogate import Surrogate, features
+from mamf.testing.landscapes import CHIPS, made, recorded
+
+SIZES = range(1024, 13312, 1024)
+GRID = MatmulGrid(SIZES, SIZES, SIZES)
+H100 = CHIPS["132 units"]
+
+
+@functools.cache
+def landscape(name="132 units"):
+    return made(CHIPS[name], GRID.shapes())
+
+
+def searched(truth, grid=GRID, noise=0.0, measurements=100, units=132, seed=0):
+    """A search of ``truth``, whose absent shapes cannot be measured."""
+    chooser = random.Random(seed)
+
+    def measure(shape):
+        return truth.get(shape, math.nan) * chooser.gauss(1.0, noise)
+
+    return find_best(measure, grid, compute_units=units, max_measurements=measurements, seed=seed)
+
+
+def reached(result, truth):
+    """Share of the landscape's best that was measured."""
+    return max(truth.get(shape, 0.0) for shape in result.measured) / max(truth.values())
+
+
+# -- the bars --------------------------------------------------------------------------------------------------------
+
+
+class Found(Exception):
+    pass
+
+
+def needed(chip, seed, noise):
+    """Measurements until a shape within 0.5 % and within 0.1 % of the best was among them, of 200 at most."""
+    truth = landscape(chip)
+    seen, best = [], max(truth.values())
+    chooser = random.Random(seed)
+
+    def measure(shape):
+        seen.append(truth[shape] / best)
+        if seen[-1] >= 0.999:
+            raise Found
+        return truth[shape] * chooser.gauss(1.0, noise)
+
+    with contextlib.suppress(Found):
+        find_best(measure, GRID, compute_units=CHIPS[chip].compute_units, max_measurements=200, seed=seed)
+    return [next((count for count, share in enumerate(seen, 1) if share >= bar), math.inf) for bar in (0.995, 0.999)]
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.003])
+@pytest.mark.parametrize("chip", CHIPS)
+def test_the_best_is_found_on_chips_it_was_not_tuned_on_in_spite_of_noise(chip, noise):
+    close, closest = zip(*(needed(chip, seed, noise) for seed in range(3)), strict=True)
+    assert statistics.median(closest) <= 100
+    assert max(close) <= 200
+
+
+@pytest.mark.xfail(strict=True, reason="bug: after 24 measurements the surrogate is sure enough to give up at 98.7 %")
+def test_it_does_not_give_up_on_its_first_fits():
+    assert needed("304 units", 4, 0.0)[0] <= 200
+
+
+def test_the_shape_named_is_the_best_measured_or_as_good_as_noise_lets_it_be():
+    truth = landscape()
+    assert truth[searched(truth, measurements=50).best] == max(truth.values())
+    assert truth[searched(truth, measurements=50, noise=0.003).best] >= 0.99 * max(truth.values())
+
+
+def test_unknown_compute_units_cost_little():
+    truth = landscape()
+    results = [searched(truth, units=None, seed=seed, measurements=60) for seed in range(3)]
+    assert statistics.median(reached(result, truth) for result in results) >= 0.995
+
+
+# -- what cannot be measured -----------------------------------------------------------------------------------------
+
+MEASURABLE = {
+    "no memory": lambda shape: sum(shape.elements.values()) < 1.2e8,
+    "alignment": lambda shape: shape.k % 2048 == 0,
+    "here and there": lambda shape: random.Random(str(shape)).random() > 0.3,
+}
+
+
+@pytest.mark.parametrize("region", MEASURABLE)
+def test_regions_that_cannot_be_measured_are_left_behind(region):
+    truth = {shape: tflops for shape, tflops in landscape().items() if MEASURABLE[region](shape)}
+    results = [searched(truth, seed=seed, measurements=70) for seed in range(3)]
+    assert statistics.median(reached(result, truth) for result in results) >= 0.999
+    for result in results:
+        assert math.isnan(sum(result.measured.values()))
+        assert result.best in truth
+
+
+@pytest.mark.xfail(strict=True, reason="bug: a single success has no spread, so nothing seems to promise more")
+def test_one_success_among_failures_does_not_end_the_search():
+    truth = {shape: tflops for shape, tflops in landscape().items() if max(shape.m, shape.n, shape.k) <= 4096}
+    assert statistics.median(reached(searched(truth, seed=seed), truth) for seed in range(3)) >= 0.99
+
+
+def test_where_nothing_can_be_measured_it_says_so():
+    with pytest.raises(ValueError, match="no shape of the grid could be measured"):
+        searched({}, measurements=30)
+
+
+@pytest.mark.parametrize("figure", [0.0, -1.0, math.nan])
+def test_a_figure_that_is_none_counts_as_not_measured(figure):
+    truth = {**landscape(), **{shape: figure for shape in landscape() if shape.m > 6144}}
+    assert searched(truth, measurements=40).best.m <= 6144
+
+
+# -- grids -----------------------------------------------------------------------------------------------------------
+
+
+def test_steps_need_not_be_uniform():
+    sizes = [256, 512, 1000, 1536, 3000, 4096, 5120, 8192, 9000, 12288, 16384, 20224]
+    grid = MatmulGrid(sizes, sizes[3:], [512, 4096, 20224])
+    truth = made(H100, grid.shapes())
+    assert reached(searched(truth, grid, measurements=60), truth) >= 0.995
+
+
+@pytest.mark.parametrize("row", "mnk")
+def test_a_single_row_is_searched(row):
+    sizes = {name: range(256, 20480, 256) if name == row else [4096] for name in "mnk"}
+    grid = MatmulGrid(**sizes)
+    truth = made(H100, grid.shapes())
+    assert reached(searched(truth, grid, measurements=50), truth) >= 0.999
+
+
+def test_a_single_shape_is_measured_once():
+    shape = MatmulShape(4096, 4096, 4096)
+    result = searched({shape: 700.0}, MatmulGrid([4096], [4096], [4096]))
+    assert (result.best, result.measured, result.exhausted) == (shape, {shape: 700.0}, True)
+
+
+def test_a_grid_larger_than_the_candidates_is_searched_by_samples_of_it():
+    sizes = range(512, 11264, 512)
+    grid = MatmulGrid(sizes, sizes, sizes, most_flop=2e12)
+    assert len(grid) > 8192
+    truth = made(H100, grid.shapes())
+    result = searched(truth, grid, measurements=50)
+    assert reached(result, truth) >= 0.995
+    assert all(grid.accepts(shape) for shape in result.measured)
+
+
+def test_candidates_of_a_large_grid_hold_the_leaders_neighbours():
+    sizes = range(256, 20480, 256)
+    grid = MatmulGrid(sizes, sizes, sizes, most_flop=3e12)
+    leader = MatmulShape(2048, 4096, 8192)
+    candidates = candidates_of(grid, random.Random(0), [leader])
+    assert len(candidates) == len(set(candidates)) <= 8192
+    assert {MatmulShape(2048, 4096, 8448), MatmulShape(2304, 3840, 8192), MatmulShape(4096, 2048, 8192)} <= {
+        *candidates
+    }
+    assert all(grid.accepts(shape) for shape in candidates)
+
+
+# -- when it ends ----------------------------------------------------------------------------------------------------
+
+
+def test_it_ends_when_nothing_promises_more():
+    flat = dict.fromkeys(GRID.shapes(), 500.0)
+    result = searched(flat, measurements=200)
+    assert result.exhausted
+    assert len(result.measured) < 50
+
+
+def test_it_ends_when_its_measurements_are_spent():
+    result = searched(landscape(), measurements=25)
+    assert len(result.measured) == 25
+    assert not result.exhausted
+
+
+def test_no_more_is_measured_than_the_grid_has():
+    grid = MatmulGrid([1024, 2048], [1024, 2048], [1024, 2048])
+    result = searched(made(H100, grid.shapes()), grid)
+    assert len(result.measured) <= 8
+    assert result.exhausted
+
+
+@pytest.mark.parametrize("measurements", [0, -1])
+def test_fewer_than_one_measurement_is_refused(measurements):
+    with pytest.raises(ValueError, match="at least 1"):
+        searched(landscape(), measurements=measurements)
+
+
+@pytest.mark.parametrize("grid", [MatmulGrid([], [1024], [1024]), MatmulGrid([1024], [1024], [1024], most_flop=1.0)])
+def test_an_empty_grid_is_refused(grid):
+    with pytest.raises(ValueError, match="empty"):
+        searched({}, grid)
+
+
+# -- properties ------------------------------------------------------------------------------------------------------
+
+axis = st.lists(st.integers(16, 20480), min_size=1, max_size=4, unique=True)
+
+
+@settings(max_examples=40)
+@given(axis, axis, axis, st.integers(0, 99), st.floats(0.1, 1.0), st.randoms(use_true_random=False))
+def test_whatever_the_landscape_each_shape_of_the_grid_is_measured_at_most_once(m, n, k, seed, share, chooser):
+    grid = MatmulGrid(m, n, k)
+    truth = {shape: chooser.uniform(1, 1000) if chooser.random() < share else math.nan for shape in grid.shapes()}
+    asked = []
+
+    def measure(shape):
+        asked.append(shape)
+        return truth[shape]
+
+    try:
+        result = find_best(measure, grid, compute_units=chooser.choice([None, 7, 132]), max_measurements=30, seed=seed)
+    except ValueError:
+        assert all(math.isnan(truth[shape]) for shape in asked)
+        return
+    assert len(asked) == len(set(asked)) <= 30
+    assert list(result.measured) == asked
+    assert truth[result.best] > 0
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_a_seed_decides_everything(seed):
+    first, again = (list(searched(landscape(), measurements=30, seed=seed).measured) for _ in range(2))
+    other = list(searched(landscape(), measurements=30, seed=seed + 1).measured)
+    assert first == again != other
+
+
+# -- shape by shape --------------------------------------------------------------------------------------------------
+
+
+def told(count, candidates=None):
+    search = Search(candidates or GRID.shapes(), compute_units=132, seed=0)
+    while len(search.measured) < count:
+        shape = search.propose()
+        search.tell(shape, landscape()[shape])
+    return search
+
+
+def test_other_candidates_are_searched_with_what_was_learned():
+    search = told(30)
+    before = dict(search.measured)
+    finer = [MatmulShape(m, n, 12288) for m in range(2048, 4096, 256) for n in range(2048, 4096, 256)]
+    search.consider(finer)
+    assert search.measured == before
+    assert search.propose() in set(finer) - set(before)
+    # Of what is measured or considered, best first.
+    best_first = search.promising(5, lambda shape: shape.k == 12288)
+    assert len(best_first) == 5
+    assert set(best_first) <= {*finer, *before}
+    assert search.leaders(1)[0] in before
+
+
+@pytest.mark.xfail(strict=True, reason="bug: first shapes not yet measured are proposed although no longer candidates")
+def test_candidates_replaced_while_exploring_are_not_proposed_any_more():
+    search = told(3)
+    other = [shape for shape in GRID.shapes() if shape not in search._first]
+    search.consider(other)
+    for _ in range(12):
+        shape = search.propose()
+        assert shape in other
+        search.tell(shape, landscape()[shape])
+
+
+# -- the surrogate ---------------------------------------------------------------------------------------------------
+
+
+def test_m_and_n_change_places_in_the_features():
+    shapes = [MatmulShape(1024, 8192, 4096), MatmulShape(8192, 1024, 4096), MatmulShape(2048, 2048, 512)]
+    found = features(shapes, 132)
+    assert np.allclose(found.sizes[0], found.sizes[1])
+    assert np.allclose(found.waves[0], found.waves[1])
+    assert not np.allclose(found.lean[0], found.lean[1])
+    assert not np.allclose(found.sizes[0], found.sizes[2])
+
+
+def test_a_shape_predicts_its_like_with_m_and_n_exchanged():
+    shapes = GRID.shapes()
+    position = {shape: row for row, shape in enumerate(shapes)}
+    observed = random.Random(0).sample([shape for shape in shapes if shape.m > shape.n], 60)
+    surrogate = Surrogate(features(shapes, 132))
+    surrogate.fit([position[shape] for shape in observed], [math.log(landscape()[shape]) for shape in observed])
+    exchanged = [position[MatmulShape(shape.n, shape.m, shape.k)] for shape in observed]
+    truth = np.log([landscape()[shapes[row]] for row in exchanged])
+    assert np.abs(surrogate.mean[exchanged] - truth).max() < 0.05
+    assert np.ptp(truth) > 0.4
+
+
+def test_one_more_observation_is_as_good_as_starting_over(monkeypatch):
+    monkeypatch.setattr(Surrogate, "_likeliest", lambda self, rows, values: self.scales)
+    shapes = random.Random(1).sample(GRID.shapes(), 200)
+    values = [math.log(landscape()[shape]) for shape in shapes]
+    grown, anew = Surrogate(features(shapes, 132)), Surrogate(features(shapes, 132))
+    grown.fit(range(20), values[:20])
+    for row in range(20, 40):
+        grown.add(row, values[row])
+    anew.fit(range(40), values[:40])
+    assert np.allclose(grown.mean, anew.mean, atol=1e-6)
+    assert np.allclose(grown.deviation, anew.deviation, rtol=1e-3)
+    assert grown.highest == anew.highest == max(values[:40])
+
+
+# -- landscapes ------------------------------------------------------------------------------------------------------
+
+
+def test_a_recorded_landscape_is_read(tmp_path):
+    (tmp_path / "landscape.csv").write_text("m,n,k,tflops\n1024,2048,512,123.5\n1024.0,2048.0,1024.0,200\n")
+    shapes = (MatmulShape(1024, 2048, 512), MatmulShape(1024, 2048, 1024))
+    assert recorded(tmp_path / "landscape.csv") == dict(zip(shapes, (123.5, 200.0), strict=True))

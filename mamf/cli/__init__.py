@@ -18,6 +18,8 @@ COMMANDS = {
     "sweep": "measure matmul shapes and find the best of them",
     "attention": "measure attention kernels as shares of the device's matmul ceiling",
     "show": "print a run log again, in any format",
+    "compare": "compare two run logs: what got faster, what slower, what cannot be told",
+    "plot": "draw a run log: TFLOPS and time, with the ceiling",
     "kernels": "list the kernels: available here, or why not",
     "backends": "list the backends: their devices, or why they have none",
     "doctor": "check the machine: what costs performance, and the command that mends it",

@@ -1,0 +1,51 @@
+"""``mamf compare A B``: what got faster or slower between two run logs, and what their samples cannot tell."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from mamf.cli.options import share
+from mamf.compare import DEFAULT_TOLERANCE, compare
+from mamf.report import FORMATS
+from mamf.report.comparison import render_comparison
+from mamf.run_log import RunLog, read_run_log
+
+_REGRESSION = 3
+_EXAMPLES = """examples:
+  mamf compare before.jsonl after.jsonl                 exit code 3 if anything is slower by more than 1 %
+  mamf compare A B --tolerance 0.5% --format markdown
+  mamf compare h100.jsonl h200.jsonl --anyway           two devices: the title says so
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = _EXAMPLES
+    parser.add_argument("a", type=Path, metavar="A", help="a run log of any kind")
+    parser.add_argument("b", type=Path, metavar="B", help="another, whose speed is told as a ratio to A's")
+    parser.add_argument(
+        "--tolerance",
+        type=share,
+        default=DEFAULT_TOLERANCE,
+        help="within it rows are the same; beyond it a slower one is a regression, exit code 3 (default: 1%%)",
+    )
+    parser.add_argument(
+        "--anyway", action="store_true", help="compare other devices, dtypes or regimes too; the title says which"
+    )
+    parser.add_argument("--format", choices=FORMATS, default="table", help="what is printed (default: table)")
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    a, b = _read(options.a), _read(options.b)
+    comparison = compare(a, b, options.anyway)
+    print(render_comparison(options.format, comparison, a, b, options.tolerance), end="")
+    return _REGRESSION if comparison.regressions(options.tolerance) else 0
+
+
+def _read(path: Path) -> RunLog:
+    log = read_run_log(path)
+    if log.is_truncated:
+        print(f"mamf: the last line of {path} is incomplete and left out", file=sys.stderr)
+    return log

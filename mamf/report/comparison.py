@@ -1,0 +1,164 @@
+"""A comparison of two runs as table, csv, json or markdown."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from mamf.comparability import Difference
+from mamf.compare import Comparison, Entry, Pair
+from mamf.report.text import csv_text, markdown, significant, table
+from mamf.run_log import RunLog
+
+# What two intervals of 95 % cover together; below, a reader should know.
+_USUAL_COVERAGE = 0.9
+_FIGURES = ("A", "B", "B/A", "interval", "verdict", "remarks")
+_RIGHT_ALIGNED = ("A", "B", "B/A")
+
+
+def flat_pair(pair: Pair, tolerance: float) -> dict[str, Any]:
+    """A pair as named columns; speeds in TFLOPS."""
+    a, b, interval = pair.a, pair.b, pair.interval
+    assert a.interval is not None and b.interval is not None
+    return {
+        **pair.fields,
+        "shape_a": a.shape,
+        "shape_b": b.shape,
+        "kernel_a": a.kernel,
+        "kernel_b": b.kernel,
+        "tflops_a": a.tflops,
+        "interval_low_a": a.interval.low,
+        "interval_high_a": a.interval.high,
+        "tflops_b": b.tflops,
+        "interval_low_b": b.interval.low,
+        "interval_high_b": b.interval.high,
+        "ratio": pair.ratio,
+        "ratio_interval_low": interval.low,
+        "ratio_interval_high": interval.high,
+        "coverage_at_least": interval.coverage,
+        "verdict": pair.verdict(tolerance),
+        "is_regression": pair.is_regression(tolerance),
+    }
+
+
+def flat_alone(entry: Entry, other: Entry | None) -> dict[str, Any]:
+    """A row that one log alone has a figure of; ``status``: what became of it in the other."""
+    status = "missing" if other is None else other.status
+    return {**entry.fields, "tflops": entry.tflops, "status_in_other": status}
+
+
+def varying(pairs: Sequence[Pair]) -> list[str]:
+    """Fields that take several values, but for the shape, which is always shown."""
+    names = [name for name in pairs[0].fields if name != "shape"]
+    return [name for name in names if len({pair.fields[name] for pair in pairs}) > 1]
+
+
+def cells(pair: Pair, names: Iterable[str], tolerance: float) -> list[str]:
+    interval, a, b = pair.interval, pair.a, pair.b
+    assert a.tflops is not None and b.tflops is not None
+    few = f"few samples: the interval covers {100 * interval.coverage:.0f} %"
+    return [
+        *(str(pair.fields[name]) for name in names),
+        a.shape if a.shape == b.shape else f"{a.shape} / {b.shape}",
+        significant(a.tflops),
+        significant(b.tflops),
+        f"{pair.ratio:.4f}",
+        f"{interval.low:.4f} to {interval.high:.4f}",
+        pair.verdict(tolerance),
+        few if interval.coverage < _USUAL_COVERAGE else "",
+    ]
+
+
+def title(comparison: Comparison, a: RunLog, b: RunLog, tolerance: float) -> list[str]:
+    """What is compared, what differs beside the figures, and what all rows have in common."""
+    first, common = comparison.pairs[0], set(comparison.pairs[0].fields) - set(varying(comparison.pairs)) - {"shape"}
+    shared = [f"{name} {value}" for name, value in first.fields.items() if name in common]
+    kernels = [each for each in comparison.dropped if each.what == "kernel"]
+    lines = [
+        f"{name}: {log.path.name}, {log.header['device']['name']}, {log.header.get('started', 'of unknown date')}"
+        for name, log in (("A", a), ("B", b))
+    ]
+    if "shape" not in first.fields:
+        shared.append("the ceilings of two finds")
+    lines += _line("not comparable, compared anyway: ", comparison.forced)
+    lines += _line("paired although the kernels differ: ", kernels)
+    lines += _line("the runs differ in ", comparison.noted)
+    return [
+        *lines,
+        f"all rows: {', '.join(shared)}",
+        f"medians in TFLOPS; B/A above 1: B is faster; SAME: the interval is within 1 +- {percent(tolerance)}",
+    ]
+
+
+def _line(what: str, differences: Sequence[Difference]) -> list[str]:
+    return [what + ", ".join(map(str, differences))] if differences else []
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:g} %"
+
+
+def summary_lines(comparison: Comparison, tolerance: float) -> list[str]:
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in comparison.counts(tolerance).items())
+    alone = ", ".join(
+        f"{len(rows)} only in {name}{_what_became(rows, other)}"
+        for name, other, rows in (("A", "B", comparison.only_a), ("B", "A", comparison.only_b))
+    )
+    rows = "row" if len(comparison.pairs) == 1 else "rows"
+    lines = [
+        f"{len(comparison.pairs)} {rows}: {counts}; geometric mean B/A {comparison.geometric_mean_ratio:.4f}; {alone}"
+    ]
+    regressions = comparison.regressions(tolerance)
+    if regressions:
+        worst = regressions[0]
+        lines.append(
+            f"slower by more than {percent(tolerance)}: {len(regressions)}, the most {worst.b.shape} "
+            f"by {worst.b.kernel} ({percent(round(worst.ratio - 1, 4))})"
+        )
+    return lines
+
+
+def _what_became(rows: Sequence[tuple[Entry, Entry | None]], other: str) -> str:
+    """Statuses of rows that the other log tried and has no figure of."""
+    counts = Counter(there.status for _, there in rows if there is not None)
+    told = ", ".join(f"{count} {status} in {other}" for status, count in counts.items())
+    return f" ({told})" if told else ""
+
+
+def comparison_record(comparison: Comparison, a: RunLog, b: RunLog, tolerance: float) -> dict[str, Any]:
+    """Everything as JSON values."""
+    return {
+        "a": {"log": a.path.name, "header": a.header},
+        "b": {"log": b.path.name, "header": b.header},
+        "tolerance": tolerance,
+        "compared_anyway": [asdict(each) for each in comparison.forced],
+        "paired_without": [asdict(each) for each in comparison.dropped],
+        "differences": [asdict(each) for each in comparison.noted],
+        "rows": [flat_pair(pair, tolerance) for pair in comparison.pairs],
+        "only_in_a": [flat_alone(*each) for each in comparison.only_a],
+        "only_in_b": [flat_alone(*each) for each in comparison.only_b],
+        "summary": {
+            **comparison.counts(tolerance),
+            "regressions": len(comparison.regressions(tolerance)),
+            "geometric_mean_ratio": comparison.geometric_mean_ratio,
+        },
+    }
+
+
+def render_comparison(format: str, comparison: Comparison, a: RunLog, b: RunLog, tolerance: float) -> str:
+    """A comparison in one of mamf.report.FORMATS."""
+    if format == "json":
+        return json.dumps(comparison_record(comparison, a, b, tolerance), indent=2) + "\n"
+    if format == "csv":
+        return csv_text([flat_pair(pair, tolerance) for pair in comparison.pairs])
+    names = varying(comparison.pairs)
+    columns = (*names, "shape", *_FIGURES)
+    lines = [cells(pair, names, tolerance) for pair in comparison.pairs]
+    left_aligned = [name for name in columns if name not in _RIGHT_ALIGNED]
+    drawn = (markdown if format == "markdown" else table)(columns, lines, left_aligned)
+    gap = "\n\n" if format == "markdown" else "\n"
+    head = gap.join(title(comparison, a, b, tolerance))
+    return f"{head}\n\n{drawn}\n" + gap.join(summary_lines(comparison, tolerance)) + "\n"

@@ -227,9 +227,7 @@ def _is_paired(a: Entry, b: Entry | None) -> bool:
     return a.tflops is not None and b is not None and b.tflops is not None
 
 
-def _alone(
-    own: Mapping[object, Entry], other: Mapping[object, Entry]
-) -> Iterable[tuple[Entry, Entry | None]]:
+def _alone(own: Mapping[object, Entry], other: Mapping[object, Entry]) -> Iterable[tuple[Entry, Entry | None]]:
     """Rows with a figure here and none there, and what is there instead."""
     for key, entry in own.items():
         if entry.tflops is not None and not _is_paired(entry, other.get(key)):

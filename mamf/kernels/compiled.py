@@ -10,6 +10,7 @@ import torch
 
 from mamf.backend import Backend, Unavailable
 from mamf.kernel import MatmulProblem
+from mamf.kernels.flex import with_own_cache
 from mamf.kernels.torch_mm import TorchMm
 
 _COMPILERS = ("c++", "g++", "clang++")
@@ -33,5 +34,9 @@ class Compiled(TorchMm):
         self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
     ) -> tuple[Callable[[], object], float]:
         # Not into C: Inductor would run the product and then copy.
-        product: Any = torch.compile(torch.mm, mode="max-autotune-no-cudagraphs", dynamic=False, fullgraph=True)
+        def multiply(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+            return torch.mm(left, right)
+
+        own = with_own_cache(multiply)
+        product: Any = torch.compile(own, mode="max-autotune-no-cudagraphs", dynamic=False, fullgraph=True)
         return lambda: product(a, b), 1.0

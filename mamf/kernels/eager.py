@@ -13,6 +13,7 @@ import torch
 from mamf.attention import AttentionProblem, AttentionShape
 from mamf.backend import Backend, Unavailable
 from mamf.kernels.attention_reference import row_blocks
+from mamf.kernels.flex import with_own_cache
 from mamf.kernels.torch_attention import TorchAttention, compiled_for_repetition
 from mamf.torch_backend import TorchBackend
 
@@ -74,8 +75,7 @@ class CompiledEager(Eager):
         return compiled_for_repetition()
 
     def bind(self, backend: Backend, problem: AttentionProblem, shape: AttentionShape) -> Callable[..., torch.Tensor]:
-        compiled: Any = torch.compile(
-            super().bind(backend, problem, shape), dynamic=False, options={"pattern_matcher": False}
-        )
+        written = with_own_cache(super().bind(backend, problem, shape))
+        compiled: Any = torch.compile(written, dynamic=False, fullgraph=True, options={"pattern_matcher": False})
         call: Callable[..., torch.Tensor] = compiled
         return call

@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -19,6 +20,7 @@ from mamf.attention import AttentionProblem, AttentionShape
 from mamf.backend import Backend, Unavailable
 from mamf.environment import package_version
 from mamf.errors import first_line
+from mamf.kernel import Verdict
 from mamf.kernels.torch_attention import TorchAttention
 
 Capability = tuple[int, int]
@@ -117,6 +119,28 @@ class LibraryAttention(TorchAttention):
     ) -> dict[str, Any]:
         version = package_version(self.distribution)
         return {"library": f"{self.distribution} {version}"} if version else {}
+
+
+class QuantizedAttention(LibraryAttention):
+    """Quantises Q, K and V in every launch: approximate, forward only.
+
+    ``structured_tolerance`` is for inputs with block structure: their scores stand out by 14 and more, and so does what
+    int8 rounds off them.
+    """
+
+    directions = ("fwd",)
+    is_exact = False
+    structured_tolerance: ClassVar[float]
+
+    def verify(
+        self,
+        call: Callable[..., torch.Tensor],
+        problem: AttentionProblem,
+        shape: AttentionShape,
+        operands: Mapping[str, torch.Tensor],
+    ) -> Verdict:
+        verdict = super().verify(call, problem, shape, operands)
+        return replace(verdict, tolerance=self.structured_tolerance) if problem.sparsity else verdict
 
 
 def output_of(result: Any) -> torch.Tensor:

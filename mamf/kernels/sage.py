@@ -11,7 +11,7 @@ import torch
 
 from mamf.attention import AttentionProblem, AttentionShape
 from mamf.environment import package_version
-from mamf.kernels.library_attention import AbsentError, Capability, LibraryAttention
+from mamf.kernels.library_attention import AbsentError, Capability, QuantizedAttention
 
 _FLOAT16, _FP8 = ("int8", "float16"), ("int8", "float8_e4m3fn")
 #: What SageAttention 2 computes in, by compute capability; it has nothing for others (B200, B300).
@@ -33,11 +33,9 @@ _BUILT_FLAGS: Mapping[Capability, str] = {
 }
 
 
-class _Sage(LibraryAttention):
+class _Sage(QuantizedAttention):
     module = "sageattention"
     distribution = "sageattention"
-    directions = ("fwd",)
-    is_exact = False
     #: Causal for equal lengths only.
     has_unequal_lengths = False
     release: ClassVar[int]
@@ -89,6 +87,8 @@ class Sage1(_Sage):
     head_dims = (64, 96, 128)
     #: Twice what int8 with a scale a block costs on normal data: 1.3e-2 in a model of it, 1.4e-2 from FlashAttention 2.
     tolerance = 3e-2
+    #: Twice what the same model gives on structured inputs, 6.7e-2.
+    structured_tolerance = 1.5e-1
 
     def runs_on(self, capability: Capability) -> bool:
         return capability >= (8, 0)
@@ -114,6 +114,7 @@ class Sage2(_Sage):
     head_dims = range(8, 129, 8)
     #: Twice what fp8 (3 bits of mantissa) in P and V costs on normal data, 4e-2, with int8 in Q and K.
     tolerance = 8e-2
+    structured_tolerance = 1.5e-1
 
     def runs_on(self, capability: Capability) -> bool:
         return capability in _PRODUCTS

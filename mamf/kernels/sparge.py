@@ -1,8 +1,8 @@
 """SpargeAttention: SageAttention that skips blocks of keys it predicts to be irrelevant. Forward only.
 
 How much it skips depends on the data: on inputs without block structure every block matters, a threshold skips none,
-and a fixed share of blocks left out would be a wrong result. So ``topk`` keeps the share that the problem's inputs
-make relevant (``AttentionProblem.sparsity``), and each row says what was skipped.
+and a fixed share of blocks left out would be a wrong result. So ``topk`` keeps the largest share that the problem's
+inputs make relevant (``AttentionProblem.sparsity``), and each row says what was skipped.
 """
 
 from __future__ import annotations
@@ -14,24 +14,26 @@ from typing import Any, ClassVar
 import torch
 
 from mamf.attention import AttentionProblem, AttentionShape
-from mamf.kernels.library_attention import Capability, LibraryAttention, output_of
+from mamf.kernels.library_attention import Capability, QuantizedAttention, output_of
+from mamf.kernels.torch_attention import relevant_share
 
 _SHORTEST = 128
+#: Keys in the larger of the blocks that it works with.
+_BLOCK = 128
 _FP16_CAPABILITIES = ((8, 0), (8, 6), (8, 7), (8, 9), (9, 0))
 #: On the others its fp8 functions quietly run the float16 kernel.
 _FP8_CAPABILITIES = ((8, 9), (9, 0))
 
 
-class _Sparge(LibraryAttention):
+class _Sparge(QuantizedAttention):
     library = "SpargeAttn"
     module = "spas_sage_attn"
     distribution = "spas-sage-attn"
     install = "pip install --no-build-isolation git+https://github.com/thu-ml/SpargeAttn"
-    directions = ("fwd",)
-    is_exact = False
     head_dims = (64, 128)
     has_gqa = False
     has_unequal_lengths = False
+    structured_tolerance = 1.5e-1
     function: ClassVar[str]
     capabilities: ClassVar[tuple[Capability, ...]]
 
@@ -46,7 +48,7 @@ class _Sparge(LibraryAttention):
             return f"{self.name} needs lengths of {_SHORTEST} and above"
         return super().unsupported_shape(problem, shape)
 
-    def options(self, problem: AttentionProblem) -> dict[str, Any]:
+    def options(self, problem: AttentionProblem, shape: AttentionShape) -> dict[str, Any]:
         """What decides which blocks are skipped; the library's own values where none is given."""
         return {}
 
@@ -59,14 +61,14 @@ class _Sparge(LibraryAttention):
         k: torch.Tensor,
         v: torch.Tensor,
     ) -> torch.Tensor:
-        return output_of(function(q, k, v, is_causal=shape.causal, tensor_layout="HND", **self.options(problem)))
+        return output_of(function(q, k, v, is_causal=shape.causal, tensor_layout="HND", **self.options(problem, shape)))
 
     def details(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
     ) -> dict[str, Any]:
         """With the share of blocks of Q K^T that were skipped, by a launch of its own: asking for it waits."""
         details = super().details(problem, shape, operands)
-        options = {"is_causal": shape.causal, "tensor_layout": "HND", **self.options(problem)}
+        options = {"is_causal": shape.causal, "tensor_layout": "HND", **self.options(problem, shape)}
         result = self.loaded()(*operands, **options, return_sparsity=True)
         if not isinstance(result, tuple):
             return details
@@ -99,8 +101,10 @@ class _Fp8(_Sparge):
 class _TopK(_Sparge):
     """Keeps a fixed share of the blocks of each row."""
 
-    def options(self, problem: AttentionProblem) -> dict[str, Any]:
-        return {"topk": round(1.0 - problem.sparsity, 6)}
+    def options(self, problem: AttentionProblem, shape: AttentionShape) -> dict[str, Any]:
+        share = relevant_share(problem.sparsity, shape.seqlen_k)
+        # The library cuts the product with the number of blocks to an integer: a quarter of a block keeps it whole.
+        return {"topk": min(1.0, share + 0.25 * _BLOCK / shape.seqlen_k)}
 
 
 class SpargeFp16Threshold(_Fp16):

@@ -154,7 +154,7 @@ def block_structured(q: torch.Tensor, k: torch.Tensor, sparsity: float, sequence
     in turn, and queries along those that they attend to, so that other scores vanish in the softmax.
     """
     width = q.shape[-1]
-    attended = max(1, round((1 - sparsity) * _GROUPS))
+    attended = _attended(sparsity)
     strength = math.sqrt(_LOGIT * math.sqrt(width))
     axes = torch.eye(_GROUPS, width, device=q.device) * strength
     spread = torch.stack([axes.roll(-group, 0)[:attended].sum(0) for group in range(_GROUPS)])
@@ -165,6 +165,21 @@ def block_structured(q: torch.Tensor, k: torch.Tensor, sparsity: float, sequence
         return tensor + (pattern if sequence == 2 else pattern[:, None]).to(tensor.dtype)
 
     return {"q": along(q, spread), "k": along(k, axes)}
+
+
+def _attended(sparsity: float) -> int:
+    """How many of the _GROUPS of blocks of keys a query attends to."""
+    return max(1, round((1 - sparsity) * _GROUPS))
+
+
+def relevant_share(sparsity: float, length: int) -> float:
+    """The largest share of the blocks of ``length`` keys that matters to a query, in inputs of this ``sparsity``."""
+    if not sparsity:
+        return 1.0
+    blocks = -(-length // _STRUCTURE_BLOCK)
+    sizes = [len(range(group, blocks, _GROUPS)) for group in range(_GROUPS)]
+    attended = range(_attended(sparsity))
+    return max(sum(sizes[(group + step) % _GROUPS] for step in attended) for group in range(_GROUPS)) / blocks
 
 
 def launch_of(

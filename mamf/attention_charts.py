@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mamf.attention import DIRECTIONS
+from mamf.attention import BACKWARD_COUNTS, DIRECTIONS
 from mamf.attention_sweep import Ceilings
 from mamf.charts import (
     QUANTITIES,
@@ -48,7 +48,7 @@ def _mask(row: Measurement) -> str:
 
 def _head_dim(row: Measurement) -> str:
     value = "" if row.shape.head_dim_v == row.shape.head_dim else f" (values {row.shape.head_dim_v})"
-    return f"head dimension {row.shape.head_dim}{value}"
+    return f"head dim {row.shape.head_dim}{value}"
 
 
 def _heads(row: Measurement) -> str:
@@ -66,10 +66,12 @@ LENGTH = Facet(lambda row: row.shape.seqlen_k, lambda row: f"length {in_kibi(row
 QUERIES = Facet(lambda row: row.shape.seqlen_q, lambda row: f"{row.shape.seqlen_q} queries")
 HEADS = Facet(lambda row: (row.shape.heads, row.shape.kv_heads), _heads)
 BATCH = Facet(lambda row: row.shape.batch, lambda row: f"batch {row.shape.batch}")
-#: Always a reason for panels of their own; the first that varies goes across, the others down.
+#: Always a reason for panels of their own.
 _PARTING = (HEAD_DIM, MASK, DIRECTION, DTYPE)
 #: Only where points would else lie on one another.
 _IF_NEEDED = (LENGTH, HEADS, QUERIES, BATCH)
+# Panels side by side that are still wide enough to read.
+_MOST_ACROSS = 4
 
 
 def attention_chart(
@@ -91,40 +93,50 @@ def attention_chart(
     if not measured:
         held = ", ".join(dict.fromkeys(row.problem.direction for row in rows if row.ok and not row.is_reference))
         raise UsageError(f"nothing to draw in {regime} {' '.join(directions or ())}: the log holds {held}")
-    axis, position = _axis(measured)
+    label, position = _axis(measured)
     facets = needed(measured, position)
-    varying = [facet for facet in facets if len({facet.of(row) for row in measured}) > 1]
+    varying = [facet for facet in facets if count(facet, measured) > 1]
     grid = _grid(measured, varying, position, ceilings, quantities)
     common = ", ".join(facet.text(measured[0]) for facet in facets if facet not in varying)
     companions = any(line.is_companion for panels in grid for panel in panels if panel for line in panel.lines)
     return Chart(
-        f"Attention, {regime}: {common}" if common else f"Attention, {regime}",
+        f"Attention, {regime}" + (f", {common}" if common else ""),
         f"{machine(header)}{_sizes(measured)}",
-        axis,
+        _ticked(label, measured, position, len(grid[0])),
         grid,
-        (*_ceiling_notes(measured, ceilings), *failures(kept, {row.kernel for row in measured})),
-        companion="effective: skipped work not counted" if companions else "",
+        (*_conventions(measured, ceilings), *failures(kept, {row.kernel for row in measured})),
+        companion="effective (solid: dense-equivalent)" if companions else "",
     )
 
 
-def _axis(rows: Sequence[Measurement]) -> tuple[Axis, Callable[[Measurement], float]]:
-    """Sparsity where it varies, else whichever length does."""
-    if len({row.problem.sparsity for row in rows}) > 1:
-        shares = (100 * row.problem.sparsity for row in rows)
-        axis = Axis("sparsity of the inputs, %", False, labelled(shares, lambda share: f"{share:.3g}", False))
-        return axis, lambda row: 100 * float(row.problem.sparsity)
-    is_queries = len({row.shape.seqlen_k for row in rows}) == 1 and len({row.shape.seqlen_q for row in rows}) > 1
+def _axis(rows: Sequence[Measurement]) -> tuple[str, Callable[[Measurement], float]]:
+    """What the figure is against: sparsity where it varies, else whichever length does."""
+    if sweeps_sparsity(rows):
+        return "sparsity of the inputs, %", lambda row: 100 * float(row.problem.sparsity)
+    if count(LENGTH, rows) == 1 and count(QUERIES, rows) > 1:
+        return "queries", lambda row: float(row.shape.seqlen_q)
+    return "sequence length", lambda row: float(row.shape.seqlen_k)
 
-    def position(row: Measurement) -> float:
-        return float(row.shape.seqlen_q if is_queries else row.shape.seqlen_k)
 
-    label = "queries" if is_queries else "sequence length"
-    return Axis(label, True, labelled(map(position, rows), in_kibi)), position
+def sweeps_sparsity(rows: Iterable[Measurement]) -> bool:
+    return len({row.problem.sparsity for row in rows}) > 1
+
+
+def count(facet: Facet, rows: Iterable[Measurement]) -> int:
+    """Values that a facet takes."""
+    return len({facet.of(row) for row in rows})
+
+
+def _ticked(label: str, rows: Sequence[Measurement], position: Callable[[Measurement], float], columns: int) -> Axis:
+    places = [position(row) for row in rows]
+    if sweeps_sparsity(rows):
+        return Axis(label, False, labelled(places, lambda share: f"{share:.3g}", columns, is_log=False))
+    return Axis(label, True, labelled(places, in_kibi, columns))
 
 
 def needed(rows: Sequence[Measurement], position: Callable[[Measurement], float]) -> list[Facet]:
     """The facets that leave one row a kernel at each place of a panel."""
-    facets = list(_PARTING)
+    facets = [*_PARTING, LENGTH] if sweeps_sparsity(rows) else list(_PARTING)
 
     def places(chosen: Iterable[Facet]) -> int:
         chosen = list(chosen)
@@ -143,8 +155,14 @@ def _grid(
     ceilings: Ceilings,
     quantities: Sequence[Quantity],
 ) -> tuple[tuple[Panel | None, ...], ...]:
-    """Panels: the first facet across, the others down. Quantities go down too, but across where nothing else does."""
-    across, down = tuple(varying[:1]), tuple(varying[1:])
+    """Panels: across go the first facets that there is room for, down the others and the quantities; those go across
+    where nothing else does.
+    """
+    across: tuple[Facet, ...] = ()
+    for facet in varying:
+        if len({values((*across, facet), row) for row in rows}) <= _MOST_ACROSS:
+            across = (*across, facet)
+    down = tuple(facet for facet in varying if facet not in across)
 
     def panel(quantity: Quantity, column: Any, line: Any) -> Panel | None:
         inside = [row for row in rows if values(across, row) == column and values(down, row) == line]
@@ -153,7 +171,7 @@ def _grid(
     columns = sorted({values(across, row) for row in rows})
     lines = sorted({values(down, row) for row in rows})
     if not across:
-        return (tuple(panel(quantity, (), ()) for quantity in quantities),)
+        return tuple(tuple(panel(quantity, (), line) for quantity in quantities) for line in lines)
     return tuple(
         tuple(panel(quantity, column, line) for column in columns)
         for quantity, line in itertools.product(quantities, lines)
@@ -188,16 +206,20 @@ def _sizes(rows: Sequence[Measurement]) -> str:
     """Sizes that are constant over all rows, though their factors may not be."""
     tokens = {row.shape.batch * row.shape.seqlen_k for row in rows}
     widths = {row.shape.heads * row.shape.head_dim for row in rows}
-    told = [f"batch x length = {in_kibi(tokens.pop())}"] if len(tokens) == 1 else []
+    told = [f"batch x length = {tokens.pop()}"] if len(tokens) == 1 else []
     told += [f"heads x head dimension = {widths.pop()}"] if len(widths) == 1 else []
     return "".join(f"; {each}" for each in told)
 
 
-def _ceiling_notes(rows: Sequence[Measurement], ceilings: Ceilings) -> list[str]:
+def _conventions(rows: Sequence[Measurement], ceilings: Ceilings) -> list[str]:
+    """What the shares are of, and what counts as FLOP."""
     keys = dict.fromkeys((row.problem.dtype, row.regime) for row in rows)
-    return [
+    notes = [
         f"ceiling: {ceilings[key].tflops:.4g} TFLOPS, the highest {key[0]} matmul measured in {key[1]} "
-        f"({ceilings[key].shape}, {ceilings[key].kernel}); masked pairs are not counted as FLOP"
+        f"({ceilings[key].shape}, {ceilings[key].kernel}); % MAMFU is the share of it"
         for key in keys
         if key in ceilings
     ]
+    counts = {BACKWARD_COUNTS[row.problem.backward_count] for row in rows if row.problem.has_backward}
+    backward = "".join(f", a backward {count:g} times the forward" for count in counts)
+    return [*notes, f"FLOP: masked pairs are not counted{backward}"]

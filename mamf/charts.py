@@ -5,6 +5,7 @@ Here too: the figures of a sweep and of a find. Those of attention are in mamf.a
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,8 +18,9 @@ from mamf.measure import Measurement
 
 Quantity = Literal["tflops", "ms"]
 QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
-# Labels nearer than this share of the axis would touch.
-_LABEL_DISTANCE = 0.075
+# Labels nearer than this share of an axis would touch, where so many panels share the width.
+_LABEL_DISTANCE, _LABEL_DISTANCE_PER_COLUMN = 0.01, 0.03
+_MOST_TICKS = 10
 _MOST_FAILURES_TOLD = 4
 
 
@@ -51,11 +53,12 @@ class Panel:
 
 @dataclass(frozen=True)
 class Axis:
-    """The horizontal axis of all panels. No ``ticks``: wherever they fall."""
+    """The horizontal axis of all panels, to one scale if ``is_shared``. No ``ticks``: wherever they fall."""
 
     label: str
     is_log: bool = False
     ticks: tuple[tuple[float, str], ...] = ()
+    is_shared: bool = True
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ class Chart:
 
     @property
     def names(self) -> list[str]:
-        """Names of all lines, those of the highest figures first."""
+        """Names of all lines, those of the highest figures first; in the order they come where that has a meaning."""
         best: dict[str, float] = {}
         for panel in self.panels:
             for line in panel.lines:
@@ -87,7 +90,7 @@ class Chart:
                 best[line.name] = max(
                     best.get(line.name, -math.inf), highest if panel.quantity == "tflops" else -lowest
                 )
-        return sorted(best, key=lambda name: -best[name])
+        return sorted(best, key=lambda name: -best[name]) if self.is_connected else list(best)
 
 
 def point(row: Measurement, x: float, quantity: Quantity, share: float = 1.0) -> Point:
@@ -106,19 +109,28 @@ def point(row: Measurement, x: float, quantity: Quantity, share: float = 1.0) ->
 
 
 def labelled(
-    sizes: Iterable[float], text: Callable[[float], str], is_log: bool = True
+    sizes: Iterable[float], text: Callable[[float], str], columns: int = 1, is_log: bool = True
 ) -> tuple[tuple[float, str], ...]:
     """Every size as a tick; those whose labels would touch the one before have none."""
     ordered = sorted(set(sizes))
     at = [math.log2(size) if is_log else size for size in ordered]
-    width = (at[-1] - at[0]) or 1.0
+    nearest = (_LABEL_DISTANCE + _LABEL_DISTANCE_PER_COLUMN * columns) * (at[-1] - at[0])
     ticks: list[tuple[float, str]] = []
     last = -math.inf
     for size, position in zip(ordered, at, strict=True):
-        is_free = position - last >= _LABEL_DISTANCE * width
+        is_free = position - last >= nearest
         ticks.append((size, text(size) if is_free else ""))
         last = position if is_free else last
     return tuple(ticks)
+
+
+def even_ticks(sizes: Sequence[int]) -> tuple[tuple[float, str], ...]:
+    """Multiples of a power of two, as sizes are chosen, and few enough to read."""
+    step = 1
+    while (max(sizes) - min(sizes)) / step > _MOST_TICKS:
+        step *= 2
+    first = -(-min(sizes) // step) * step
+    return tuple((size, str(size)) for size in range(first, max(sizes) + 1, step))
 
 
 def in_kibi(size: float) -> str:
@@ -148,7 +160,7 @@ def failures(rows: Iterable[Measurement], drawn: Iterable[str]) -> list[str]:
     """Why lines have gaps: rows without a figure of what is drawn, by name and status."""
     names = set(drawn)
     counts = Counter((row.kernel, row.status) for row in rows if not row.ok and row.kernel in names)
-    told = [f"{kernel} {count} x {status}" for (kernel, status), count in counts.most_common(_MOST_FAILURES_TOLD)]
+    told = [f"{count} x {kernel} ({status})" for (kernel, status), count in counts.most_common(_MOST_FAILURES_TOLD)]
     more = sum(counts.values()) - sum(count for _, count in counts.most_common(_MOST_FAILURES_TOLD))
     return [f"no figure: {', '.join(told)}" + (f" and {more} more" if more else "")] if told else []
 
@@ -191,9 +203,10 @@ def _matmul_axis(
     name = varying[0] if varying else "m"
     sizes = sorted({getattr(row.shape, name) for row in rows})
     label = "M = N = K" if len(varying) > 1 else name.upper()
-    axis = Axis(label)
-    steps = {second - first for first, second in zip(sizes, sizes[1:], strict=False)}
-    if len(steps) != 1:
+    steps = {second - first for first, second in itertools.pairwise(sizes)}
+    if len(steps) == 1:
+        axis = Axis(label, ticks=even_ticks(sizes))
+    else:
         axis = Axis(label, True, labelled(sizes, lambda size: f"{size:.0f}"))
     return axis, lambda rank, row: float(getattr(row.shape, name)), shape
 
@@ -203,7 +216,7 @@ def find_chart(
 ) -> Chart:
     """A find in the order it measured, a colour a phase, a panel a regime."""
     regimes = chosen_regimes(rows, regime)
-    grid = []
+    panels = []
     for name in regimes:
         measured = [row for row in rows if row.ok and row.regime == name]
         phases: dict[str, list[Point]] = {}
@@ -211,7 +224,7 @@ def find_chart(
             phases.setdefault(row.phase, []).append(point(row, number, "tflops"))
         lines = tuple(Line(phase, tuple(points)) for phase, points in phases.items())
         ceiling = ceilings.get(name)
-        grid.append((Panel(name, "tflops", lines, None if ceiling is None else ceiling.tflops),))
+        panels.append(Panel(name, "tflops", lines, None if ceiling is None else ceiling.tflops))
     problem = rows[0].problem
     title = f"Finding the ceiling of {problem.dtype}"
     notes = tuple(
@@ -219,5 +232,5 @@ def find_chart(
         for name, ceiling in ceilings.items()
         if name in regimes
     )
-    axis = Axis("measurement, in the order taken")
-    return Chart(title, machine(header), axis, tuple(grid), notes, is_connected=False)
+    axis = Axis("measurement, in the order taken", is_shared=False)
+    return Chart(title, machine(header), axis, (tuple(panels),), notes, is_connected=False)

@@ -24,6 +24,7 @@ from mamf.attention import AttentionProblem
 from mamf.ceiling import FEWEST_ROUNDS, Ceiling, confirmed, figures
 from mamf.comparability import Difference, described, differences_of, noted_differences
 from mamf.errors import IncomparableError
+from mamf.finding_plan import FindPlan
 from mamf.measure import Measurement
 from mamf.run_log import RunLog
 from mamf.statistics import Interval, geometric_mean, median_interval
@@ -89,12 +90,22 @@ class Pair:
 
 
 @dataclass(frozen=True)
+class Side:
+    """One of the two runs; ``name``: its path as given, since two logs of one name in two folders are usual."""
+
+    name: str
+    header: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class Comparison:
     """``pairs``, slowest first. ``only_a`` (``only_b``): rows with a figure in A (B) alone, each with what the other
     has in its place, if anything. ``dropped``: fields in which the logs differ and that rows were not paired by.
     ``noted``: what else differs between the runs. ``forced``: what made them incomparable.
     """
 
+    a: Side
+    b: Side
     pairs: tuple[Pair, ...]
     only_a: tuple[tuple[Entry, Entry | None], ...]
     only_b: tuple[tuple[Entry, Entry | None], ...]
@@ -134,6 +145,8 @@ def compare(a: RunLog, b: RunLog, anyway: bool = False) -> Comparison:
     if not pairs:
         raise IncomparableError(f"no measured row is in both: {_told(a, rows_a)}; {_told(b, rows_b)}")
     return Comparison(
+        Side(str(a.path), a.header),
+        Side(str(b.path), b.header),
         tuple(sorted(pairs, key=lambda pair: pair.ratio)),
         tuple(_alone(by_a, by_b)),
         tuple(_alone(by_b, by_a)),
@@ -144,7 +157,7 @@ def compare(a: RunLog, b: RunLog, anyway: bool = False) -> Comparison:
 
 
 def is_find(log: RunLog) -> bool:
-    return log.header["plan"].get("command") == "find"
+    return isinstance(log.plan, FindPlan)
 
 
 def entries(log: RunLog, as_ceilings: bool = False) -> list[Entry]:

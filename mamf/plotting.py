@@ -7,6 +7,7 @@ legend and notes are measured and the panels get what is left, so nothing overla
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import textwrap
 from collections.abc import Sequence
@@ -28,21 +29,17 @@ _GAP = 0.12  # inches between the parts of the figure
 _MARGIN = 0.2
 _TITLE, _SUBTITLE, _TEXT, _SMALL = 20, 14, 14, 12  # points
 _GREY = "#555555"
-_WRAPPED_AT = 175  # characters
+# Characters that fit the width at these sizes.
+_TITLE_LENGTH, _SUBTITLE_LENGTH, _PANEL_TITLES_LENGTH, _NOTE_LENGTH = 90, 145, 132, 170
 # Distinct to colour-blind readers too (Okabe and Ito, extended); markers tell apart what shares a colour.
 _COLOURS = (
-    "#0072b2",
-    "#d55e00",
-    "#009e73",
-    "#cc79a7",
-    "#e69f00",
-    "#56b4e9",
-    "#7b3fa0",
-    "#8c564b",
-    "#4d4d4d",
-    "#8a9a00",
+    *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7b3fa0"),
+    *("#8c564b", "#6b6b6b", "#8a9a00", "#aa0022", "#00b5b5", "#f2c500", "#1b2f7a"),
 )
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "<", "h", ">")
+_MARGIN_SHARE = 0.045
+# Height of a line of text as a share of a panel.
+_LABEL_ROOM = 0.12
 # More points than this need no marker each.
 _MOST_MARKED = 100
 _LABELS = {"tflops": "TFLOPS", "ms": "milliseconds"}
@@ -72,8 +69,7 @@ def save(figure: Figure, path: Path, overwrite: bool = False) -> None:
     """Write the figure; its type is the file's ending. Raises UsageError when the file exists or cannot be written."""
     image = io.BytesIO()
     kind = file_type(path)
-    # No date in it: the same log gives the same file.
-    figure.savefig(image, format=kind, metadata={"Date": None} if kind == "svg" else None)
+    figure.savefig(image, format=kind)
     try:
         with path.open("wb" if overwrite else "xb") as file:
             file.write(image.getvalue())
@@ -109,13 +105,14 @@ def _draw_panel(axes: Axes, panel: Panel, chart: Chart, styles: dict[str, dict[s
     for side in axes.spines.values():
         side.set_color("#999999")
     if panel.title:
-        axes.set_title(panel.title, fontsize=_TEXT, loc="left")
+        title = textwrap.fill(panel.title, _PANEL_TITLES_LENGTH // len(chart.grid[0]))
+        axes.set_title(title, fontsize=_TEXT, loc="left")
     for line in panel.lines:
         _draw_line(axes, line, chart, styles[line.name])
     _scale_x(axes, chart.axis, [point.x for each in chart.panels for line in each.lines for point in line.points])
     _scale_y(axes, panel, [each for each in chart.panels if each.quantity == panel.quantity])
     if panel.ceiling is not None:
-        _draw_ceiling(axes, panel.ceiling)
+        _draw_ceiling(axes, panel, panel.ceiling)
 
 
 def _draw_line(axes: Axes, line: Line, chart: Chart, style: dict[str, Any]) -> None:
@@ -128,9 +125,9 @@ def _draw_line(axes: Axes, line: Line, chart: Chart, style: dict[str, Any]) -> N
         linestyle="none" if not chart.is_connected else ":" if line.is_companion else "-",
         linewidth=2,
         marker=style["marker"] if is_few or not chart.is_connected else "none",
-        markersize=7 if is_few else 4,
+        markersize=7 if chart.is_connected else 5,
         markeredgecolor="white",
-        markeredgewidth=0.7,
+        markeredgewidth=0.7 if chart.is_connected else 0.3,
     )
     if chart.is_connected and not line.is_companion:
         lows, highs = [point.low for point in line.points], [point.high for point in line.points]
@@ -138,30 +135,41 @@ def _draw_line(axes: Axes, line: Line, chart: Chart, style: dict[str, Any]) -> N
 
 
 def _scale_x(axes: Axes, axis: Axis, positions: Sequence[float]) -> None:
-    from matplotlib.ticker import NullLocator
+    from matplotlib.ticker import MaxNLocator, NullLocator
 
     if axis.is_log:
         axes.set_xscale("log", base=2)
         axes.xaxis.set_minor_locator(NullLocator())
-        if min(positions) == max(positions):
-            axes.set_xlim(positions[0] / 2, positions[0] * 2)
     if axis.ticks:
         axes.set_xticks([tick for tick, _ in axis.ticks], labels=[text for _, text in axis.ticks])
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if axis.is_shared:
+        axes.set_xlim(*limits(positions, axis.is_log))
+
+
+def limits(positions: Sequence[float], is_log: bool) -> tuple[float, float]:
+    """Ends of an axis that holds all positions, with a margin: panels that lack some keep the scale of the others."""
+    low, high = min(positions), max(positions)
+    if is_log:
+        margin = (high / low) ** _MARGIN_SHARE if high > low else 2.0
+        return low / margin, high * margin
+    margin = _MARGIN_SHARE * (high - low) or 1.0
+    return low - margin, high + margin
 
 
 def _scale_y(axes: Axes, panel: Panel, alike: Sequence[Panel]) -> None:
     """One scale for all panels of a quantity, so that they compare at a glance: time by its logarithm, TFLOPS from 0
-    where they are few or a ceiling is drawn.
+    where a ceiling is drawn or they spread that far.
     """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-    figures = [point.y for each in alike for line in each.lines for point in line.points]
-    lowest, highest = min(figures), max(figures)
+    points = [point for each in alike for line in each.lines for point in line.points]
+    lowest, highest = min(point.low for point in points), max(point.high for point in points)
     if panel.quantity == "ms":
         axes.set_yscale("log")
         axes.set_ylim(lowest / 1.3, highest * 1.3)
-        few = highest / lowest < 100
-        axes.yaxis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0) if few else (1.0,)))
+        axes.yaxis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0) if highest / lowest < 100 else (1.0,)))
         axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         return
@@ -170,28 +178,46 @@ def _scale_y(axes: Axes, panel: Panel, alike: Sequence[Panel]) -> None:
     if ceilings or lowest < highest / 2:
         axes.set_ylim(0, highest * 1.14)
     else:
-        axes.set_ylim(lowest - 0.1 * (highest - lowest), highest + 0.1 * (highest - lowest))
+        margin = 0.1 * (highest - lowest or highest)
+        axes.set_ylim(lowest - margin, highest + margin)
 
 
-def _draw_ceiling(axes: Axes, ceiling: float) -> None:
+def _draw_ceiling(axes: Axes, panel: Panel, ceiling: float) -> None:
     axes.axhline(ceiling, color="black", linestyle="--", linewidth=1.5)
+    is_left, is_above = label_place(panel, ceiling, axes.get_ylim()[1])
     axes.annotate(
         f"ceiling {ceiling:.4g}",
-        (0, ceiling),
+        (0 if is_left else 1, ceiling),
         xycoords=axes.get_yaxis_transform(),
-        xytext=(5, 4),
+        xytext=(5 if is_left else -5, 4 if is_above else -4),
         textcoords="offset points",
         fontsize=_SMALL,
-        va="bottom",
+        ha="left" if is_left else "right",
+        va="bottom" if is_above else "top",
+        zorder=5,
+        bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.7},
     )
+
+
+def label_place(panel: Panel, ceiling: float, top: float) -> tuple[bool, bool]:
+    """Where along its line the ceiling's label hides least, (left, above): the first place that is free, else the
+    freest.
+    """
+
+    def room(place: tuple[bool, bool]) -> float:
+        is_left, is_above = place
+        middle = ceiling + (_LABEL_ROOM if is_above else -_LABEL_ROOM) * top / 2
+        ends = (line.points[0 if is_left else -1].y for line in panel.lines)
+        return min(_LABEL_ROOM, *(abs(end - middle) / top for end in ends), 1.0)
+
+    return max(itertools.product((True, False), (True, False)), key=room)
 
 
 def _label(axes: Axes, panel: Panel, chart: Chart, line: int, column: int) -> None:
     """Labels where they are needed: on the outer panels."""
     axes.tick_params(labelsize=_SMALL, color="#999999")
-    is_left = column == 0 or chart.grid[line][column - 1] is None or chart.grid[line][0] is None
-    is_left = is_left or any(each is not None and each.quantity != panel.quantity for each in chart.grid[line])
-    if is_left:
+    left = chart.grid[line][column - 1] if column else None
+    if left is None or left.quantity != panel.quantity:
         axes.set_ylabel(_LABELS[panel.quantity], fontsize=_TEXT)
     else:
         axes.tick_params(labelleft=False)
@@ -199,18 +225,22 @@ def _label(axes: Axes, panel: Panel, chart: Chart, line: int, column: int) -> No
         axes.set_xlabel(chart.axis.label, fontsize=_TEXT)
     else:
         axes.tick_params(labelbottom=False)
-    is_right = all(each is None or each.ceiling is None for each in chart.grid[line][column + 1 :])
+    is_right = all(each is None or each.ceiling != panel.ceiling for each in chart.grid[line][column + 1 :])
     if panel.ceiling is not None and is_right:
         _add_shares(axes, panel.ceiling)
 
 
 def _add_shares(axes: Axes, ceiling: float) -> None:
-    shares = axes.secondary_yaxis(
-        "right", functions=(lambda tflops: 100 * tflops / ceiling, lambda share: share * ceiling / 100)
-    )
+    def as_share(tflops: Any) -> Any:
+        return 100 * tflops / ceiling
+
+    def as_tflops(share: Any) -> Any:
+        return share * ceiling / 100
+
+    shares = axes.secondary_yaxis("right", functions=(as_share, as_tflops))
     shares.set_ylabel("% MAMFU", fontsize=_TEXT)
     shares.tick_params(labelsize=_SMALL, color="#999999")
-    highest = 100 * axes.get_ylim()[1] / ceiling
+    highest = as_share(axes.get_ylim()[1])
     step = next(step for step in (20, 50, 100, 200, 500, 10**9) if highest / step <= 8)
     shares.set_yticks(list(range(0, math.floor(highest) + 1, step)))
 
@@ -219,10 +249,10 @@ def _arrange(figure: Figure, chart: Chart, styles: dict[str, dict[str, Any]]) ->
     """Title above, legend and notes below, each as high as it is; the panels as high as their number asks."""
     rows = len(chart.grid)
     panels = {1: 6.0, 2: 6.9}.get(rows, 2.9 * rows)
-    notes = "\n".join(textwrap.fill(note, _WRAPPED_AT) for note in chart.notes)
+    notes = "\n".join(textwrap.fill(note, _NOTE_LENGTH) for note in chart.notes)
     texts = [
-        figure.text(0, 0, chart.title, fontsize=_TITLE, weight="bold", va="top"),
-        figure.text(0, 0, textwrap.fill(chart.subtitle, _WRAPPED_AT), fontsize=_SUBTITLE, color=_GREY, va="top"),
+        figure.text(0, 0, textwrap.fill(chart.title, _TITLE_LENGTH), fontsize=_TITLE, weight="bold", va="top"),
+        figure.text(0, 0, textwrap.fill(chart.subtitle, _SUBTITLE_LENGTH), fontsize=_SUBTITLE, color=_GREY, va="top"),
     ]
     note = figure.text(0, 0, notes, fontsize=_SMALL, color=_GREY, va="bottom", linespacing=1.35)
     for text in (*texts, note):
@@ -248,8 +278,8 @@ def _legend(figure: Figure, chart: Chart, styles: dict[str, dict[str, Any]]) -> 
     """The names in as many columns as fit."""
     from matplotlib.lines import Line2D
 
-    linestyle = "-" if chart.is_connected else "none"
-    handles = [Line2D([], [], linewidth=2, linestyle=linestyle, markersize=7, **styles[name]) for name in chart.names]
+    width = 2 if chart.is_connected else 0
+    handles = [Line2D([], [], linewidth=width, markersize=7, **styles[name]) for name in chart.names]
     labels = list(chart.names)
     if chart.companion:
         handles.append(Line2D([], [], linewidth=2, linestyle=":", color=_GREY))

@@ -115,6 +115,11 @@ def matmul_problem(header: Mapping[str, Any]) -> MatmulProblem:
     return MatmulProblem(**plan["problem"])
 
 
+def significant_digits(value: float) -> float:
+    """Six of them: a CPU's TFLOPS begin behind the point."""
+    return float(f"{value:.6g}")
+
+
 def ceiling_record(ceiling: Ceiling) -> dict[str, Any]:
     """A ceiling as JSON values. It follows from the measurements of phase ``confirm`` before it."""
     return {
@@ -122,8 +127,8 @@ def ceiling_record(ceiling: Ceiling) -> dict[str, Any]:
         "problem": asdict(ceiling.problem),
         "shape": str(ceiling.shape),
         "kernel": ceiling.kernel,
-        "tflops": round(ceiling.tflops, 3),
-        "interval_tflops": [round(ceiling.interval.low, 3), round(ceiling.interval.high, 3)],
+        "tflops": significant_digits(ceiling.tflops),
+        "interval_tflops": [significant_digits(ceiling.interval.low), significant_digits(ceiling.interval.high)],
         "interval_coverage": round(ceiling.interval.coverage, 4),
         "rounds": ceiling.rounds,
         "tied": [{"shape": str(shape), "kernel": kernel} for shape, kernel in ceiling.tied],

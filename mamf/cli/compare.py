@@ -38,9 +38,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    a, b = _read(options.a), _read(options.b)
-    comparison = compare(a, b, options.anyway)
-    print(render_comparison(options.format, comparison, a, b, options.tolerance), end="")
+    comparison = compare(_read(options.a), _read(options.b), options.anyway)
+    print(render_comparison(options.format, comparison, options.tolerance), end="")
     return _REGRESSION if comparison.regressions(options.tolerance) else 0
 
 

@@ -120,7 +120,8 @@ class FlashAttention4(_FlashAttention):
         return function
 
     def unsupported(self, backend: Backend, problem: AttentionProblem) -> str | None:
-        if problem.has_backward and torch.cuda.get_device_capability(backend.index)[0] == 8:
+        is_asked = problem.has_backward and backend.name in self.backends
+        if is_asked and torch.cuda.get_device_capability(backend.index)[0] == 8:
             return f"{self.name} has no backward pass on sm8x; it has one from sm90 on"
         return super().unsupported(backend, problem)
 

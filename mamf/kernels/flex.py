@@ -66,7 +66,7 @@ class Flex(TorchAttention):
         return call
 
 
-def with_own_cache(function: types.FunctionType | Callable[..., Any]) -> Callable[..., Any]:
+def with_own_cache(function: Callable[..., Any]) -> Callable[..., Any]:
     """A copy whose compilations are counted by themselves.
 
     Dynamo keeps what it compiled by code object, for all closures of one ``def`` together, and after 8 shapes runs

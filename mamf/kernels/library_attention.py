@@ -96,7 +96,9 @@ class LibraryAttention(TorchAttention):
     def repair(self, error: Exception) -> str:
         """The command that mends an installation that does not load."""
         # --no-deps: a forced reinstallation of all it depends on would replace torch.
-        return self.install.replace("pip install", "pip install --force-reinstall --no-deps", 1)
+        return self.install.replace(" --no-deps", "").replace(
+            "pip install", "pip install --force-reinstall --no-deps", 1
+        )
 
     def loaded(self) -> Any:
         with contextlib.redirect_stdout(sys.stderr):

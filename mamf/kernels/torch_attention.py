@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
@@ -122,19 +122,25 @@ class TorchAttention(AttentionKernel):
             return Verdict(math.inf, 0.0, {"changed operands": " ".join(changed)})
         canonical = {name: self.canonical(tensor) for name, tensor in (*operands.items(), *results.items())}
         found = errors_against_reference(shape, canonical, problem.has_backward)
-        gradients = max((error for name, error in found.errors.items() if name != "o"), default=0.0)
+        gradients = _worst(error for name, error in found.errors.items() if name != "o")
         details: dict[str, Any] = self.details(problem, shape, [operands[name] for name in "qkv"])
         if problem.has_backward:
             details["gradient_error"] = gradients
         if not self.is_exact:
             details |= {"cosine_similarity": found.cosine, "relative_l1": found.relative_l1}
         bound = self.tolerance if self.tolerance is not None else _TOLERANCE[problem.dtype]
-        worst = max(found.errors["o"], gradients / _GRADIENT_FACTOR)
+        worst = _worst((found.errors["o"], gradients / _GRADIENT_FACTOR))
         return Verdict(worst, bound, details)
 
     def canonical(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor as batch, heads, sequence, width."""
         return tensor if self.layout == "bhsd" else tensor.transpose(1, 2)
+
+
+def _worst(errors: Iterable[float]) -> float:
+    """The largest, or NaN where any is: ``max`` passes over a NaN that does not come first."""
+    found = list(errors)
+    return math.nan if any(map(math.isnan, found)) else max(found, default=0.0)
 
 
 def dimensions(shape: AttentionShape) -> dict[str, tuple[int, int, int]]:

@@ -16,7 +16,7 @@ from mamf.kernels.library_attention import LibraryAttention
 class XFormers(LibraryAttention):
     name = "xformers"
     library = "xFormers"
-    module = "xformers"
+    module = "xformers.ops"
     distribution = "xformers"
     # --no-deps: it pins the torch that it was built with, which pip would install in place of this one.
     install = "pip install --no-deps --no-build-isolation git+https://github.com/facebookresearch/xformers.git"
@@ -29,9 +29,9 @@ class XFormers(LibraryAttention):
     has_unequal_lengths = False
 
     def load(self) -> Any:
-        ops = importlib.import_module("xformers.ops")
+        ops = importlib.import_module(self.module)
         function = ops.memory_efficient_attention
-        # From 0.0.36 on its kernels come with another package (mslk), whatever became of its own library.
+        # After 0.0.35 its kernels come with another package (mslk), whatever became of its own library.
         if function.__module__.startswith("xformers") and not _is_built():
             raise ImportError(f"xFormers wasn't build with CUDA support for torch {torch.__version__}")
         return ops

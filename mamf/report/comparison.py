@@ -11,7 +11,6 @@ from typing import Any
 from mamf.comparability import Difference
 from mamf.compare import Comparison, Entry, Pair
 from mamf.report.text import csv_text, markdown, significant, table
-from mamf.run_log import RunLog
 
 # What two intervals of 95 % cover together; below, a reader should know.
 _USUAL_COVERAGE = 0.9
@@ -59,7 +58,7 @@ def varying(pairs: Sequence[Pair]) -> list[str]:
 def cells(pair: Pair, names: Iterable[str], tolerance: float) -> list[str]:
     interval, a, b = pair.interval, pair.a, pair.b
     assert a.tflops is not None and b.tflops is not None
-    few = f"few samples: the interval covers {100 * interval.coverage:.0f} %"
+    few = f"few samples: the interval covers at least {100 * interval.coverage:.0f} %"
     return [
         *(str(pair.fields[name]) for name in names),
         a.shape if a.shape == b.shape else f"{a.shape} / {b.shape}",
@@ -72,19 +71,19 @@ def cells(pair: Pair, names: Iterable[str], tolerance: float) -> list[str]:
     ]
 
 
-def title(comparison: Comparison, a: RunLog, b: RunLog, tolerance: float) -> list[str]:
+def title(comparison: Comparison, tolerance: float) -> list[str]:
     """What is compared, what differs beside the figures, and what all rows have in common."""
     first, common = comparison.pairs[0], set(comparison.pairs[0].fields) - set(varying(comparison.pairs)) - {"shape"}
     shared = [f"{name} {value}" for name, value in first.fields.items() if name in common]
     kernels = [each for each in comparison.dropped if each.what == "kernel"]
     lines = [
-        f"{name}: {log.path.name}, {log.header['device']['name']}, {log.header.get('started', 'of unknown date')}"
-        for name, log in (("A", a), ("B", b))
+        f"{letter}: {side.name}, {side.header['device']['name']}, {side.header.get('started', 'of unknown date')}"
+        for letter, side in (("A", comparison.a), ("B", comparison.b))
     ]
     if "shape" not in first.fields:
         shared.append("the ceilings of two finds")
     lines += _line("not comparable, compared anyway: ", comparison.forced)
-    lines += _line("paired although the kernels differ: ", kernels)
+    lines += _line("rows are paired without the kernel, which differs: ", kernels)
     lines += _line("the runs differ in ", comparison.noted)
     return [
         *lines,
@@ -128,11 +127,11 @@ def _what_became(rows: Sequence[tuple[Entry, Entry | None]], other: str) -> str:
     return f" ({told})" if told else ""
 
 
-def comparison_record(comparison: Comparison, a: RunLog, b: RunLog, tolerance: float) -> dict[str, Any]:
+def comparison_record(comparison: Comparison, tolerance: float) -> dict[str, Any]:
     """Everything as JSON values."""
     return {
-        "a": {"log": a.path.name, "header": a.header},
-        "b": {"log": b.path.name, "header": b.header},
+        "a": {"log": comparison.a.name, "header": comparison.a.header},
+        "b": {"log": comparison.b.name, "header": comparison.b.header},
         "tolerance": tolerance,
         "compared_anyway": [asdict(each) for each in comparison.forced],
         "paired_without": [asdict(each) for each in comparison.dropped],
@@ -148,10 +147,10 @@ def comparison_record(comparison: Comparison, a: RunLog, b: RunLog, tolerance: f
     }
 
 
-def render_comparison(format: str, comparison: Comparison, a: RunLog, b: RunLog, tolerance: float) -> str:
+def render_comparison(format: str, comparison: Comparison, tolerance: float) -> str:
     """A comparison in one of mamf.report.FORMATS."""
     if format == "json":
-        return json.dumps(comparison_record(comparison, a, b, tolerance), indent=2) + "\n"
+        return json.dumps(comparison_record(comparison, tolerance), indent=2) + "\n"
     if format == "csv":
         return csv_text([flat_pair(pair, tolerance) for pair in comparison.pairs])
     names = varying(comparison.pairs)
@@ -160,5 +159,5 @@ def render_comparison(format: str, comparison: Comparison, a: RunLog, b: RunLog,
     left_aligned = [name for name in columns if name not in _RIGHT_ALIGNED]
     drawn = (markdown if format == "markdown" else table)(columns, lines, left_aligned)
     gap = "\n\n" if format == "markdown" else "\n"
-    head = gap.join(title(comparison, a, b, tolerance))
+    head = gap.join(title(comparison, tolerance))
     return f"{head}\n\n{drawn}\n" + gap.join(summary_lines(comparison, tolerance)) + "\n"

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mamf.testing.simulated import Physics, SimulatedAttention, SimulatedBackend, SimulatedMatmul
+from mamf.testing.simulated import Physics, SimulatedBackend
+from mamf.testing.simulated_kernels import SimulatedAttention, SimulatedMatmul
 
 __all__ = ["BackendContract", "KernelContract", "Physics", "SimulatedAttention", "SimulatedBackend", "SimulatedMatmul"]
 

@@ -13,12 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from mamf.attention import AttentionProblem, AttentionShape
-from mamf.attention_kernel import AttentionKernel
 from mamf.backend import MIB, Backend, DeviceInfo, OperandPool, Reading, Telemetry, Unavailable
 from mamf.dtypes import DTYPES
 from mamf.errors import UnavailableError
-from mamf.kernel import MatmulKernel, MatmulProblem, Prepared, Verdict
 from mamf.shapes import MatmulShape
 
 
@@ -244,82 +241,3 @@ class SimulatedBackend(Backend):
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         return isinstance(error, SimulatedOutOfMemoryError)
-
-
-class SimulatedAttention(AttentionKernel):
-    """Attention at ``share`` of the peak of a simulated device's units; faults by shape, as for the product."""
-
-    name = "simulated-attention"
-    dtypes = ("bfloat16", "float16")
-    share: ClassVar[float] = 0.7
-
-    def unavailable(self, backend: Backend) -> Unavailable | None:
-        return None if isinstance(backend, SimulatedBackend) else Unavailable("it is simulated", "use SimulatedBackend")
-
-    def prepare(
-        self,
-        backend: Backend,
-        problem: AttentionProblem,
-        shape: AttentionShape,
-        pool: OperandPool,
-        sets: int = 1,
-        rewrite: bool = False,
-    ) -> Prepared:
-        assert isinstance(backend, SimulatedBackend)
-        device, world = backend, backend.world
-        for name, buffer in problem.buffers(shape, sets).items():
-            pool.take(name, *buffer)
-        cycles = problem.flop(shape) / (world.compute_units * world.flop_per_cycle_per_unit * self.share)
-
-        def launch_of(index: int) -> Callable[[], None]:
-            return lambda: device.compute(cycles, (self.name, shape, index))
-
-        def verify() -> Verdict:
-            fault = device.faults.get(shape)
-            if isinstance(fault, Exception):
-                raise fault
-            device.compute(cycles, None)
-            device.synchronize()
-            return Verdict(1.0 if fault == "wrong_result" else 1e-3, 1e-2)
-
-        return Prepared([launch_of(index) for index in range(sets)], verify)
-
-
-class SimulatedMatmul(MatmulKernel):
-    """The product of a simulated device."""
-
-    name = "simulated.mm"
-
-    def unsupported(self, backend: Backend, problem: MatmulProblem) -> str | None:
-        if problem.dtype == "int8" or problem.out_dtype == "int32":
-            return "the simulated device multiplies no integers"
-        return None
-
-    def prepare(
-        self,
-        backend: Backend,
-        problem: MatmulProblem,
-        shape: MatmulShape,
-        pool: OperandPool,
-        sets: int = 1,
-        rewrite: bool = False,
-    ) -> Prepared:
-        assert isinstance(backend, SimulatedBackend)
-        device = backend
-        for name, buffer in problem.buffers(shape, sets, rewrite).items():
-            pool.take(name, *buffer)
-
-        def launch_of(index: int) -> Callable[[], None]:
-            return lambda: device.multiply(shape, (shape, index))
-
-        launches = [launch_of(index) for index in range(sets)]
-
-        def verify() -> Verdict:
-            fault = device.faults.get(shape)
-            if isinstance(fault, Exception):
-                raise fault
-            launches[0]()
-            device.synchronize()
-            return Verdict(1.0 if fault == "wrong_result" else 1e-3, problem.tolerance)
-
-        return Prepared(launches, verify, (lambda: None) if rewrite else None)

@@ -25,6 +25,10 @@ CASES = [
     ("scaled_mm", "float8_e5m2", "bfloat16"),
     ("int_mm", "int8", "int32"),
 ]
+# Compiling takes a while: two dtypes stand for the four of torch.mm, which it derives from.
+COMPILED = [("compiled", "bfloat16", "bfloat16"), ("compiled", "float32", "float32")]
+if kernel("compiled").unavailable(open_backend("cpu")):
+    COMPILED.clear()
 LIBRARY_CALLS = {"torch.mm": "mm", "scaled_mm": "_scaled_mm", "int_mm": "_int_mm"}
 each_case = pytest.mark.parametrize(("name", "dtype", "out_dtype"), CASES, ids=" ".join)
 
@@ -37,7 +41,7 @@ def backend():
 class TestOnCpu(KernelContract):
     shape = SHAPE
 
-    @pytest.fixture(params=CASES, ids=" ".join)
+    @pytest.fixture(params=[*CASES, *COMPILED], ids=" ".join)
     def case(self, request):
         return request.param
 
@@ -76,7 +80,8 @@ def test_every_kernel_is_held_to_the_contract_with_every_dtype_it_takes_here(bac
         for dtype in OPERAND_DTYPES
         if kernel(name).unsupported(backend, MatmulProblem(dtype, DTYPES[dtype].default_output)) is None
     }
-    assert taken == {(name, dtype) for name, dtype, _ in CASES}
+    assert {case for case in taken if case[0] != "compiled"} == {(name, dtype) for name, dtype, _ in CASES}
+    assert {name for name, _ in taken} == {name for name, *_ in (*CASES, *COMPILED)}
 
 
 def prepared(backend, name, problem, shape=SHAPE, **options):

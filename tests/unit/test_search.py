@@ -112,7 +112,7 @@ def test_regions_that_cannot_be_measured_are_left_behind(region):
 @pytest.mark.xfail(strict=True, reason="bug: a single success has no spread, so nothing seems to promise more")
 def test_one_success_among_failures_does_not_end_the_search():
     truth = {shape: tflops for shape, tflops in landscape().items() if max(shape.m, shape.n, shape.k) <= 4096}
-    assert statistics.median(reached(searched(truth, seed=seed), truth) for seed in range(3)) >= 0.99
+    assert statistics.median(reached(searched(truth, seed=seed), truth) for seed in range(3)) >= 0.98
 
 
 def test_where_nothing_can_be_measured_it_says_so():

@@ -1,0 +1,295 @@
+"""Attention libraries as mamf sees them: each with its own signature, layout and return type, and with its traps.
+
+What they compute is right and done by plain torch on the CPU; ``asked`` receives the options of each call.
+"""
+
+import functools
+import importlib.metadata
+import math
+import sys
+import types
+from types import SimpleNamespace
+
+import torch
+
+BLOCK_Q, BLOCK_K = 128, 64
+
+
+def attention(q, k, v, causal=False, window=(None, None), kept=None):
+    """Batch, heads, length, width; masks are aligned to the bottom right. ``kept``: pairs that are not skipped."""
+    group = q.shape[1] // k.shape[1]
+    k, v = (tensor.repeat_interleave(group, 1) for tensor in (k, v))
+    scores = q.float() @ k.float().transpose(-2, -1) / math.sqrt(q.shape[-1])
+    rows = torch.arange(q.shape[2])[:, None] + k.shape[2] - q.shape[2]
+    keys = torch.arange(k.shape[2])
+    left, right = window
+    masked = keys > rows if causal else torch.zeros(scores.shape[-2:], dtype=torch.bool)
+    if left is not None:
+        masked = masked | (keys < rows - left)
+    if right is not None:
+        masked = masked | (keys > rows + right)
+    if kept is not None:
+        masked = masked | ~kept
+    return (torch.softmax(scores.masked_fill(masked, -math.inf), -1) @ v.float()).to(q.dtype)
+
+
+def bshd(q, k, v, **options):
+    """The same for batch, length, heads, width."""
+    return attention(*(tensor.transpose(1, 2) for tensor in (q, k, v)), **options).transpose(1, 2)
+
+
+def install(monkeypatch, name, **attributes):
+    """A module of this dotted name, and those above it where they are missing."""
+    module = types.ModuleType(name)
+    module.__path__ = []  # it may have modules below it
+    vars(module).update(attributes)
+    monkeypatch.setitem(sys.modules, name, module)
+    parent, _, child = name.rpartition(".")
+    if parent:
+        above = sys.modules.get(parent) or install(monkeypatch, parent)
+        monkeypatch.setattr(above, child, module, raising=False)
+    return module
+
+
+def pretend_versions(monkeypatch, **versions):
+    """Make distributions look installed, dashes for underscores; others as they are."""
+    known = {name.replace("_", "-"): version for name, version in versions.items()}
+    real = importlib.metadata.version
+
+    def version(name):
+        if name in known and known[name] is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return known.get(name) or real(name)
+
+    monkeypatch.setattr("mamf.environment.version", version)
+
+
+def fail_to_import(monkeypatch, name, error):
+    """Let importing a module of this name raise ``error``, as one that is installed and broken does."""
+
+    class Finder:
+        @staticmethod
+        def find_spec(fullname, path=None, target=None):
+            if fullname == name:
+                raise error
+
+    for known in [known for known in sys.modules if f"{known}.".startswith(f"{name}.")]:
+        monkeypatch.delitem(sys.modules, known)
+    monkeypatch.setattr(sys, "meta_path", [Finder, *sys.meta_path])
+
+
+def half_only(*tensors):
+    assert all(tensor.dtype in (torch.float16, torch.bfloat16) for tensor in tensors), "fp16 and bf16 only"
+
+
+# -- FlashAttention --------------------------------------------------------------------------------------------------
+
+
+def ends(window_size, unlimited):
+    assert all(end != -1 for end in window_size) or unlimited == -1, "no end is None here, not -1"
+    return tuple(None if end == unlimited else end for end in window_size)
+
+
+def flash_attn_2(monkeypatch, asked):
+    def flash_attn_func(
+        q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
+        alibi_slopes=None, deterministic=False, return_attn_probs=False,
+    ):  # fmt: skip
+        half_only(q, k, v)
+        assert q.shape[-1] == v.shape[-1] <= 256
+        asked.append({"window_size": window_size})
+        return bshd(q, k, v, causal=causal, window=ends(window_size, -1))
+
+    pretend_versions(monkeypatch, flash_attn="2.8.3")
+    return install(monkeypatch, "flash_attn", flash_attn_func=flash_attn_func)
+
+
+def flash_attn_3(monkeypatch, asked, name="flash_attn_interface", with_lse=False):
+    def flash_attn_func(
+        q, k, v, softmax_scale=None, causal=False, qv=None, q_descale=None, k_descale=None, v_descale=None,
+        window_size=(-1, -1), attention_chunk=0, softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False,
+        sm_margin=0, return_attn_probs=False,
+    ):  # fmt: skip
+        half_only(q, k, v)
+        asked.append({"num_splits": num_splits})
+        out = bshd(q, k, v, causal=causal, window=ends(window_size, -1))
+        return (out, torch.zeros(1)) if with_lse else out
+
+    pretend_versions(monkeypatch, flash_attn_3="3.0.0")
+    return install(monkeypatch, name, flash_attn_func=flash_attn_func)
+
+
+def flash_attn_4(monkeypatch, asked):
+    def flash_attn_func(
+        q, k, v, qv=None, gather_kv_indices=None, softmax_scale=None, causal=False, window_size=(None, None),
+        learnable_sink=None, softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False, return_lse=False,
+    ):  # fmt: skip
+        half_only(q, k, v)
+        assert num_splits == 1, "SplitKV not supported on SM 9.0"
+        asked.append({"window_size": window_size, "num_splits": num_splits})
+        return bshd(q, k, v, causal=causal, window=ends(window_size, None)), None
+
+    # The real package's ``flash_attn`` is a namespace: nothing is in it but ``cute``.
+    pretend_versions(monkeypatch, flash_attn_4="4.0.0b36")
+    return install(monkeypatch, "flash_attn.cute", flash_attn_func=flash_attn_func, __version__="0.0.0")
+
+
+# -- Sage and Sparge -------------------------------------------------------------------------------------------------
+
+
+def sage_1(monkeypatch, asked):
+    def sageattn(q, k, v, tensor_layout="HND", is_causal=False, sm_scale=None, smooth_k=True):
+        assert tensor_layout == "HND"
+        assert q.shape[-1] in (64, 96, 128)
+        asked.append({"k": k.clone()})
+        if smooth_k:
+            k -= k.mean(dim=-2, keepdim=True)
+        return attention(q, k, v, is_causal)
+
+    pretend_versions(monkeypatch, sageattention="1.0.6")
+    return install(monkeypatch, "sageattention", sageattn=sageattn)
+
+
+def sage_2(monkeypatch, asked, **flags):
+    def sageattn(q, k, v, tensor_layout="HND", is_causal=False, sm_scale=None, return_lse=False, **kwargs):
+        half_only(q, k, v)
+        assert tensor_layout == "HND"
+        assert not kwargs
+        assert q.shape[-1] == v.shape[-1] <= 128
+        asked.append({})
+        return attention(q, k, v, is_causal)
+
+    pretend_versions(monkeypatch, sageattention="2.2.0")
+    module = install(monkeypatch, "sageattention", sageattn=sageattn, sageattn_qk_int8_pv_fp16_triton=sageattn)
+    install(monkeypatch, "sageattention.core", **flags)
+    return module
+
+
+def kept_blocks(q, k, causal, topk):
+    """The ``topk`` of the key blocks of every query block, by the scores of the blocks' means, as SpargeAttn does."""
+
+    def pooled(tensor, size):
+        padded = torch.nn.functional.pad(tensor.float(), (0, 0, 0, -tensor.shape[2] % size))
+        return padded.unflatten(2, (-1, size)).mean(3)
+
+    scores = pooled(q, BLOCK_Q) @ pooled(k, BLOCK_K).transpose(-2, -1)
+    below = torch.arange(scores.shape[-1]) < (torch.arange(scores.shape[-2])[:, None] + 1) * BLOCK_Q // BLOCK_K
+    if causal:
+        scores = scores.masked_fill(~below, -math.inf)
+    chosen = scores.argsort(-1, descending=True)[..., : max(1, int(topk * scores.shape[-1]))]
+    kept = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, chosen, True)
+    return kept & below if causal else kept
+
+
+def spas_sage_attn(monkeypatch, asked):
+    def call(
+        q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, smooth_k=True, simthreshd1=0.6,
+        cdfthreshd=0.98, topk=1.0, pvthreshd=50, attention_sink=False, tensor_layout="HND",
+        output_dtype=torch.float16, return_sparsity=False, name="", masks_elements=True,
+    ):  # fmt: skip
+        assert tensor_layout == "HND"
+        assert q.size(-2) >= 128, "seq_len should be not less than 128."
+        assert q.size(-1) in (64, 128), "headdim should be in [64, 128]."
+        assert smooth_k, "km is not defined without it"
+        asked.append({"return_sparsity": return_sparsity, "topk": topk})
+        blocks = kept_blocks(q, k, is_causal, topk)
+        pairs = blocks.repeat_interleave(BLOCK_Q, -2).repeat_interleave(BLOCK_K, -1)
+        pairs = pairs[:, :, : q.shape[2], : k.shape[2]]
+        out = attention(q, k, v, is_causal and masks_elements, kept=pairs)
+        columns = (blocks.shape[3] + 2) // 2 if is_causal else blocks.shape[3]
+        total = blocks.shape[0] * blocks.shape[1] * blocks.shape[2] * columns
+        return (out, 1 - blocks.sum().item() / total) if return_sparsity else out
+
+    names = {
+        f"spas_sage{two}_attn_meansim{topk}_cuda": two == "" for two in ("", "2") for topk in ("", "_topk")
+    }  # fmt: skip
+    functions = {name: functools.partial(call, name=name, masks_elements=masks) for name, masks in names.items()}
+    pretend_versions(monkeypatch, spas_sage_attn="0.1.0")
+    return install(monkeypatch, "spas_sage_attn", **functions)
+
+
+# -- xFormers, AITER and Gaudi ---------------------------------------------------------------------------------------
+
+NO_OPERATOR = """No operator found for `memory_efficient_attention_forward` with inputs:
+     query       : shape=(1, 256, 2, 64) (torch.bfloat16)
+`fa2F@2.8.4` is not supported because:
+    xFormers wasn't build with CUDA support
+    requires device with capability > (8, 0)
+`cutlassF-pt` is not supported because:
+    xFormers wasn't build with CUDA support"""
+
+
+class LowerTriangularMask:
+    """Aligned to the top left."""
+
+
+def xformers(monkeypatch, asked, is_built=True, package="xformers"):
+    def memory_efficient_attention(
+        query, key, value, attn_bias=None, p=0.0, scale=None, *, op=None, output_dtype=None
+    ):  # fmt: skip
+        assert attn_bias is None or query.shape[1] == key.shape[1]
+        if not is_built:
+            raise NotImplementedError(NO_OPERATOR)
+        asked.append({"ndim": query.ndim, "key_stride": key.stride()})
+        causal = isinstance(attn_bias, LowerTriangularMask)
+        if query.ndim == 4:
+            return bshd(query, key, value, causal=causal)
+        if query.requires_grad:
+            raise NotImplementedError("BMGHK is not supported in the backward pass")
+        assert key.shape[3] == query.shape[3], "kv heads are not broadcast"
+        return bshd(*(each.flatten(2, 3) for each in (query, key, value)), causal=causal).unflatten(2, query.shape[2:4])
+
+    memory_efficient_attention.__module__ = f"{package}.ops.fmha"
+    operators = {"memory_efficient_attention": memory_efficient_attention, "LowerTriangularMask": LowerTriangularMask}
+    pretend_versions(monkeypatch, xformers="0.0.35")
+    install(monkeypatch, "xformers._cpp_lib", _built_with_cuda=is_built, _cpp_library_load_exception=None)
+    install(monkeypatch, "xformers.ops", **operators)
+    dispatch = SimpleNamespace(_dispatch_fw=lambda inputs, needs_gradient: SimpleNamespace(NAME="fa2F@2.8.4"))
+    return install(monkeypatch, "xformers.ops.fmha", Inputs=SimpleNamespace, dispatch=dispatch)
+
+
+def aiter(monkeypatch, asked, is_old=False):
+    def flash_attn_func(
+        q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), alibi_slopes=None,
+        deterministic=True, return_lse=False, return_attn_probs=False,
+    ):  # fmt: skip
+        half_only(q, k, v)
+        if torch.is_grad_enabled() and q.requires_grad:
+            assert return_lse
+        asked.append({"deterministic": deterministic})
+        out = bshd(q, k, v, causal=causal, window=ends(window_size, -1))
+        # Older ones return a tuple in any case.
+        return (out, torch.zeros(1)) if return_lse else (out,) if is_old else out
+
+    pretend_versions(monkeypatch, amd_aiter="0.1.12")
+    return install(monkeypatch, "aiter", flash_attn_func=flash_attn_func)
+
+
+def fused_sdpa(monkeypatch, asked):
+    class FusedSDPA:
+        @staticmethod
+        def apply(
+            q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, softmax_mode="None",
+            recompute_mode=None, /,
+        ):  # fmt: skip
+            asked.append({"recompute_mode": recompute_mode, "softmax_mode": softmax_mode})
+            return attention(q, k, v, is_causal)
+
+    return install(monkeypatch, "habana_frameworks.torch.hpex.kernels", FusedSDPA=FusedSDPA)
+
+
+#: By kernel: the vendor's fixture, a compute capability, and the library.
+LIBRARIES = {
+    "aiter": ("rocm", (9, 4), aiter),
+    "flash-attn-2": ("cuda", (8, 0), flash_attn_2),
+    "flash-attn-3": ("cuda", (9, 0), flash_attn_3),
+    "flash-attn-4": ("cuda", (9, 0), flash_attn_4),
+    "fused-sdpa": ("hpu", None, fused_sdpa),
+    "sage-1": ("cuda", (8, 6), sage_1),
+    "sage-2": ("cuda", (9, 0), sage_2),
+    "sparge-fp16-threshold": ("cuda", (9, 0), spas_sage_attn),
+    "sparge-fp16-topk": ("cuda", (9, 0), spas_sage_attn),
+    "sparge-fp8-threshold": ("cuda", (9, 0), spas_sage_attn),
+    "sparge-fp8-topk": ("cuda", (9, 0), spas_sage_attn),
+    "xformers": ("cuda", (9, 0), xformers),
+}

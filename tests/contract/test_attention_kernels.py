@@ -1,0 +1,765 @@
+"""Every attention kernel held to what it promises: those of libraries on fakes, torch's own on the CPU."""
+
+import math
+import sys
+from types import SimpleNamespace
+
+import attention_fakes as fakes
+import pytest
+import torch
+from attention_fakes import LIBRARIES
+
+from mamf.attention import DIRECTIONS, AttentionProblem, AttentionShape
+from mamf.discovery import ATTENTION_KERNELS, attention_kernel, open_backend, registered
+from mamf.dtypes import DTYPES
+from mamf.errors import UnsupportedError
+from mamf.kernels.torch_attention import relevant_share
+
+pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+FULL = "b2h4q40k40d64"
+CAUSAL = "b1h4q40k40d64c"
+GQA = "b1h4kv2q40k40d64c"
+LONGER = "b1h4kv2q40k56d64c"
+WINDOW = "b1h4q40k56d64cw8"
+BOTH_SIDES = "b1h4q40k40d64w12"
+SHAPES = (FULL, CAUSAL, GQA, LONGER, WINDOW, BOTH_SIDES)
+# SpargeAttn needs lengths of 128 and above.
+LONG_FULL = "b1h2q160k160d64"
+LONG_CAUSAL = "b1h2q160k160d64c"
+BACKENDS = ("cpu", "cuda", "hpu", "mps", "rocm", "xpu")
+ON_CPU = ("eager", "sdpa", "sdpa-flash", "sdpa-math", "flex", "compiled-eager")
+COMMANDS = ("pip install", "pip uninstall", "git clone", "bash ", "sudo apt", "mamf attention --")
+
+
+def shape_of(text):
+    return AttentionShape.parse(text)
+
+
+def full(kernel):
+    """A shape without a mask that the kernel takes."""
+    return LONG_FULL if kernel.name.startswith("sparge") else FULL
+
+
+def causal(kernel):
+    return LONG_CAUSAL if kernel.name.startswith("sparge") else CAUSAL
+
+
+def prepared(kernel, backend, shape, problem=None, **options):
+    problem = problem or AttentionProblem()
+    shape = shape_of(shape) if isinstance(shape, str) else shape
+    pool = backend.operand_pool(problem.data, problem.seed)
+    with kernel.settings(backend, problem):
+        return kernel.prepare(backend, problem, shape, pool, **options)
+
+
+def verdict_of(kernel, backend, shape, problem=None):
+    problem = problem or AttentionProblem()
+    with kernel.settings(backend, problem):
+        return prepared(kernel, backend, shape, problem).verify()
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Threads cost more than they save on shapes as small as these."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def asked():
+    """The options that a fake library was called with, launch by launch."""
+    return []
+
+
+@pytest.fixture
+def capability(monkeypatch):
+    """Set what torch says of the card."""
+
+    def become(pair):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: pair)
+
+    return become
+
+
+@pytest.fixture
+def library(request, monkeypatch, asked, capability):
+    """Install a kernel's fake library, or another, beside its vendor's fake device; the kernel and that device."""
+
+    def open_with(kernel, fake=None, card=None, **options):
+        vendor, its_card, its_fake = LIBRARIES[kernel]
+        device = request.getfixturevalue(vendor)
+        capability(card or its_card)
+        (fake or its_fake)(monkeypatch, asked, **options)
+        return attention_kernel(kernel), device.kind(0)
+
+    return open_with
+
+
+@pytest.fixture
+def cpu():
+    return open_backend("cpu")
+
+
+@pytest.fixture
+def uncompiled(monkeypatch):
+    """What is compiled runs as it is written."""
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """torch.compile as far as AOTAutograd."""
+    compile = torch.compile
+
+    def trace(function, *, options=None, **kwargs):
+        return compile(function, backend="aot_eager", **kwargs)
+
+    monkeypatch.setattr(torch, "compile", trace)
+    torch._dynamo.reset()
+
+
+# -- all of them -----------------------------------------------------------------------------------------------------
+
+
+def test_every_entry_point_is_a_kernel_of_that_name():
+    for name in registered(ATTENTION_KERNELS):
+        kernel = attention_kernel(name)
+        assert kernel.name == name
+        assert set(kernel.directions) <= set(DIRECTIONS)
+        assert set(kernel.dtypes) | set(kernel.product_dtypes) <= set(DTYPES)
+
+
+def bare_backend(name):
+    return SimpleNamespace(name=name, index=0, info=SimpleNamespace(architecture="gfx942"))
+
+
+def assert_actionable(reason):
+    assert reason.reason
+    assert "\n" not in str(reason)
+    assert reason.remedy.startswith(COMMANDS) or "it has one on" in reason.remedy, reason.remedy
+
+
+@pytest.mark.parametrize("name", sorted(LIBRARIES))
+def test_an_absent_library_or_a_foreign_device_is_a_reason_with_a_command(monkeypatch, capability, name):
+    for module in ("aiter", "flash_attn", "flash_attn_3", "flash_attn_interface", "habana_frameworks"):
+        monkeypatch.setitem(sys.modules, module, None)
+    for module in ("sageattention", "spas_sage_attn", "xformers"):
+        monkeypatch.setitem(sys.modules, module, None)
+    vendor, card, _ = LIBRARIES[name]
+    capability(card)
+    for backend in BACKENDS:
+        reason = attention_kernel(name).unavailable(bare_backend(backend))
+        assert_actionable(reason)
+        assert ("is not installed" in reason.reason) == (backend in attention_kernel(name).backends)
+        assert backend == vendor or "has no kernels for" in reason.reason or backend in attention_kernel(name).backends
+
+
+@pytest.mark.parametrize("name", sorted(set(registered(ATTENTION_KERNELS)) - set(LIBRARIES)))
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_torchs_own_say_where_they_are_not(name, backend):
+    reason = attention_kernel(name).unavailable(bare_backend(backend))
+    if reason is not None:
+        assert_actionable(reason)
+
+
+@pytest.mark.parametrize("name", sorted(LIBRARIES))
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError("libcudart.so.12: cannot open shared object file: No such file\nsecond line"),
+        ImportError("undefined symbol: _ZN3c105ErrorC2"),
+        KeyError("CUDA_HOME"),
+        RuntimeError(""),
+        ModuleNotFoundError("No module named 'einops'", name="einops"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_library_that_does_not_load_is_a_reason_with_a_command(library, monkeypatch, name, error):
+    kernel, backend = library(name)
+    fakes.fail_to_import(monkeypatch, kernel.module, error)
+    reason = kernel.unavailable(backend)
+    assert "installed but does not load" in reason.reason
+    assert "second line" not in reason.reason
+    assert_actionable(reason)
+    # Forcing a reinstallation of everything it depends on would replace torch.
+    assert "--force-reinstall" not in reason.remedy or "--no-deps" in reason.remedy
+
+
+def test_what_a_library_prints_on_import_does_not_reach_stdout(library, monkeypatch, capsys):
+    kernel, backend = library("sparge-fp16-topk")
+    function = kernel.load()
+    monkeypatch.setattr(type(kernel), "load", lambda self: print("Warning: Sage2++ NOT enabled") or function)
+    assert kernel.unavailable(backend) is None
+    prepared(kernel, backend, LONG_FULL)
+    assert capsys.readouterr().out == ""
+
+
+def supported(kernel, backend):
+    """Shapes and problems that a kernel says it has."""
+    for dtype in set(kernel.dtypes) & {"bfloat16", "float32"}:
+        for direction in DIRECTIONS:
+            problem = AttentionProblem(dtype, direction)
+            if kernel.unsupported(backend, problem) is None:
+                for shape in map(shape_of, (*SHAPES, full(kernel), causal(kernel))):
+                    if kernel.unsupported_shape(problem, shape) is None:
+                        yield problem, shape
+
+
+@pytest.mark.parametrize("name", sorted(LIBRARIES))
+def test_a_library_is_called_rightly_in_all_that_its_kernel_supports(library, asked, name):
+    kernel, backend = library(name)
+    assert kernel.unavailable(backend) is None
+    tried = list(supported(kernel, backend))
+    assert {problem.direction for problem, _ in tried} == set(kernel.directions)
+    for problem, shape in tried:
+        ready = prepared(kernel, backend, shape, problem, sets=2)
+        verdict = ready.verify()
+        assert verdict.ok, (problem, shape, verdict)
+        before = len(asked)
+        for launch in ready.launches:
+            launch()
+        assert len(asked) - before == (0 if problem.direction == "bwd" else 2)
+
+
+@pytest.mark.parametrize("name", sorted(set(LIBRARIES) - {"fused-sdpa"}))
+def test_a_row_names_the_library_and_its_version(library, name):
+    kernel, backend = library(name)
+    version = verdict_of(kernel, backend, full(kernel)).details["library"]
+    assert version.split()[0] == kernel.distribution
+    assert version.split()[1][0].isdigit()
+
+
+# -- FlashAttention --------------------------------------------------------------------------------------------------
+
+
+def test_the_namespace_that_flash_attn_4_makes_does_not_pass_for_flash_attn_2(library):
+    kernel, backend = library("flash-attn-2", fakes.flash_attn_4)
+    reason = kernel.unavailable(backend)
+    assert "not installed" in reason.reason
+    assert "cute" in reason.reason
+    assert reason.remedy == "pip install flash-attn --no-build-isolation"
+    assert attention_kernel("flash-attn-4").unavailable(backend) is None
+
+
+def test_the_early_cute_of_flash_attn_2_does_not_pass_for_flash_attn_4(library, monkeypatch):
+    kernel, backend = library("flash-attn-4")
+    fakes.pretend_versions(monkeypatch, flash_attn="2.8.3", flash_attn_4=None)
+    reason = kernel.unavailable(backend)
+    assert "early copy" in reason.reason
+    assert "pip install --pre flash-attn-4" in reason.remedy
+
+
+@pytest.mark.parametrize("name", ["flash_attn_interface", "flash_attn_3.flash_attn_interface"])
+@pytest.mark.parametrize("with_lse", [False, True])
+def test_flash_attn_3_is_found_under_both_names_and_may_return_a_tuple(library, monkeypatch, name, with_lse):
+    kernel, backend = library("flash-attn-3", name=name, with_lse=with_lse)
+    assert kernel.unavailable(backend) is None
+    for direction in DIRECTIONS:
+        assert verdict_of(kernel, backend, CAUSAL, AttentionProblem(direction=direction)).ok
+
+
+def test_flash_attn_4_has_its_own_way_of_saying_no_window_and_one_split(library, asked):
+    kernel, backend = library("flash-attn-4")
+    for shape in (FULL, WINDOW, BOTH_SIDES):
+        assert verdict_of(kernel, backend, shape).ok
+    assert [options["window_size"] for options in asked] == [(None, None), (8, 0), (12, 12)]
+    assert {options["num_splits"] for options in asked} == {1}
+
+
+def test_flash_attn_2_writes_minus_one_for_no_window(library, asked):
+    kernel, backend = library("flash-attn-2")
+    for shape in (CAUSAL, WINDOW):
+        assert verdict_of(kernel, backend, shape).ok
+    assert [options["window_size"] for options in asked] == [(-1, -1), (8, 0)]
+
+
+def test_flash_attn_4_tells_its_version_by_its_distribution(library):
+    kernel, backend = library("flash-attn-4")
+    assert sys.modules["flash_attn.cute"].__version__ == "0.0.0"
+    assert verdict_of(kernel, backend, FULL).details["library"] == "flash-attn-4 4.0.0b36"
+
+
+@pytest.mark.parametrize(
+    ("card", "dims", "has"),
+    [
+        ((8, 0), "d256", True),
+        ((9, 0), "d256", True),
+        ((9, 0), "d192v128", True),
+        ((10, 0), "d128", True),
+        ((10, 0), "d192v128", True),
+        ((10, 0), "d256", True),
+        ((10, 0), "d192", False),
+        ((10, 0), "d256v128", False),
+        ((10, 3), "d136", False),
+        ((12, 0), "d128", True),
+    ],
+)
+def test_flash_attn_4_has_head_dimensions_by_card(library, card, dims, has):
+    kernel, backend = library("flash-attn-4", card=card)
+    shape = f"b1h1q32k32{dims}"
+    assert kernel.unsupported_shape(AttentionProblem(), shape_of(shape)) is None
+    if has:
+        assert verdict_of(kernel, backend, shape).ok
+    else:
+        with pytest.raises(UnsupportedError, match=f"on sm{card[0]}{card[1]}"):
+            prepared(kernel, backend, shape)
+
+
+def test_flash_attn_4_has_no_backward_on_sm80(library, capability):
+    kernel, backend = library("flash-attn-4", card=(8, 0))
+    assert kernel.unsupported(backend, AttentionProblem()) is None
+    for direction in ("bwd", "fwd+bwd"):
+        assert "sm8x" in kernel.unsupported(backend, AttentionProblem(direction=direction))
+    capability((9, 0))
+    assert kernel.unsupported(backend, AttentionProblem(direction="bwd")) is None
+
+
+def test_what_flash_attn_4_asserts_is_unsupported_and_not_a_failure(library, monkeypatch):
+    kernel, backend = library("flash-attn-4")
+
+    def refuses(*operands, **options):
+        raise AssertionError("SplitKV not supported on SM 9.0")
+
+    monkeypatch.setattr(sys.modules["flash_attn.cute"], "flash_attn_func", refuses)
+    with pytest.raises(UnsupportedError, match="SplitKV"):
+        verdict_of(kernel, backend, FULL)
+
+
+@pytest.mark.parametrize(
+    ("name", "card", "runs"),
+    [
+        ("flash-attn-2", (7, 5), False),
+        ("flash-attn-2", (8, 9), True),
+        ("flash-attn-3", (8, 0), False),
+        ("flash-attn-3", (10, 0), False),
+        ("flash-attn-4", (7, 5), False),
+        ("flash-attn-4", (12, 1), True),
+        ("sage-1", (7, 5), False),
+        ("sage-2", (8, 7), False),
+        ("sage-2", (10, 0), False),
+        ("sage-2", (10, 3), False),
+        ("sage-2", (12, 1), True),
+        ("sparge-fp16-topk", (8, 0), True),
+        ("sparge-fp16-topk", (10, 0), False),
+        ("sparge-fp8-topk", (8, 6), False),
+        ("sparge-fp8-threshold", (8, 9), True),
+    ],
+)
+def test_a_card_that_a_library_has_no_code_for_is_told_before_anything_is_imported(library, name, card, runs):
+    kernel, backend = library(name, card=card)
+    reason = kernel.unavailable(backend)
+    if runs:
+        assert reason is None
+    else:
+        assert f"not on sm{card[0]}{card[1]}" in reason.reason
+        assert_actionable(reason)
+        assert reason.remedy.split()[-1] in registered(ATTENTION_KERNELS)
+
+
+def test_values_of_another_width_than_keys(library):
+    equal, _ = library("flash-attn-2")
+    assert "as wide as keys" in equal.unsupported_shape(AttentionProblem(), shape_of("b1h1q32k32d64v128"))
+    third, backend = library("flash-attn-3")
+    assert "backward" in third.unsupported_shape(AttentionProblem(direction="bwd"), shape_of("b1h1q32k32d192v128"))
+    assert "width 256" in third.unsupported_shape(AttentionProblem(), shape_of("b1h1q32k32d128v256"))
+    assert verdict_of(third, backend, "b1h1q32k32d192v128").ok
+
+
+# -- Sage ------------------------------------------------------------------------------------------------------------
+
+
+def test_sage_1_changes_its_k_and_never_the_operands(library, asked):
+    kernel, backend = library("sage-1")
+    ready = prepared(kernel, backend, CAUSAL)
+    verdict = ready.verify()
+    assert verdict.ok
+    assert "copy of K" in verdict.details["ran"]
+    for _ in range(3):
+        ready.launches[0]()
+    first, *later = [options["k"] for options in asked]
+    assert first.mean(dim=-2).abs().max() > 0.01
+    assert all(torch.equal(first, seen) for seen in later)
+
+
+def test_a_kernel_that_changes_its_operands_is_refused(library, monkeypatch):
+    kernel, backend = library("sage-1")
+    monkeypatch.setattr(type(kernel), "arguments", lambda self, shape, k: (k, {"smooth_k": True}))
+    verdict = verdict_of(kernel, backend, CAUSAL)
+    assert not verdict.ok
+    assert verdict.details["changed operands"] == "k"
+
+
+@pytest.mark.parametrize(("name", "other", "found"), [("sage-1", "sage_2", "2.2.0"), ("sage-2", "sage_1", "1.0.6")])
+def test_one_sage_does_not_pass_for_the_other(library, name, other, found):
+    kernel, backend = library(name, getattr(fakes, other))
+    reason = kernel.unavailable(backend)
+    assert f"is {found}" in reason.reason
+    assert reason.remedy == kernel.install
+
+
+@pytest.mark.parametrize(
+    ("card", "products"),
+    [((8, 0), "int8 float16"), ((8, 6), "int8 float16"), ((8, 9), "int8 float8_e4m3fn"),
+     ((9, 0), "int8 float8_e4m3fn"), ((12, 0), "int8 float8_e4m3fn")],
+)  # fmt: skip
+def test_sage_2_says_what_its_products_are_in_on_this_card(library, card, products):
+    kernel, backend = library("sage-2", card=card)
+    assert verdict_of(kernel, backend, FULL).details["product_dtypes"] == products
+    assert attention_kernel("sage-1").product_dtypes == ("int8", "float16")
+
+
+def test_sage_2_built_for_another_card_is_a_reason(library):
+    kernel, backend = library("sage-2", SM80_ENABLED=True, SM89_ENABLED=True, SM90_ENABLED=False)
+    assert "without sm90" in kernel.unavailable(backend).reason
+    assert "thu-ml/SageAttention" in kernel.unavailable(backend).remedy
+
+
+@pytest.mark.parametrize("name", ["sage-1", "sage-2", "sparge-fp16-topk", "sparge-fp8-threshold"])
+def test_quantised_kernels_run_forward_and_show_how_far_they_are_off(library, name):
+    kernel, backend = library(name)
+    assert not kernel.is_exact
+    for direction in ("bwd", "fwd+bwd"):
+        assert f"has no {direction}" in kernel.unsupported(backend, AttentionProblem(direction=direction))
+    verdict = verdict_of(kernel, backend, full(kernel))
+    assert verdict.details["cosine_similarity"] > 0.999
+    assert 0 <= verdict.details["relative_l1"] < 0.01
+    assert verdict.tolerance == kernel.tolerance
+
+
+def as_int8(tensor, rows):
+    """Rounded to 255 steps of each block's largest value."""
+    blocks = tensor.float().unflatten(2, (-1, rows))
+    step = blocks.abs().amax((-2, -1), keepdim=True) / 127
+    return ((blocks / step).round() * step).flatten(2, 3)
+
+
+def as_fp8(tensor):
+    return tensor.float().to(torch.float8_e4m3fn).float()
+
+
+@pytest.mark.parametrize("sparsity", [0.0, 0.5])
+@pytest.mark.parametrize("name", ["sage-1", "sage-2"])
+def test_the_tolerances_hold_what_quantisation_costs_and_not_three_times_that(cpu, name, sparsity):
+    kernel, problem = attention_kernel(name), AttentionProblem(sparsity=sparsity)
+    shape = shape_of("b1h1q1280k1280d128")
+
+    def quantised(q, k, v):
+        scores = as_int8(q, 128) @ as_int8(k - k.mean(2, keepdim=True), 64).transpose(-2, -1) / math.sqrt(128)
+        weights = torch.exp(scores - scores.amax(-1, keepdim=True))
+        products = weights.half().float() @ v.float() if name == "sage-1" else as_fp8(448 * weights) / 448 @ as_fp8(v)
+        return (products / weights.sum(-1, keepdim=True)).to(q.dtype)
+
+    # Only verify is asked: no library is called.
+    kernel.details = lambda *arguments: {}
+    operands = kernel.operands(problem, shape, cpu.operand_pool("normal", 0), 1, 0)
+    verdict = kernel.verify(quantised, problem, shape, operands)
+    assert verdict.ok
+    assert verdict.error > verdict.tolerance / 3
+
+
+# -- Sparge ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["sparge-fp16-threshold", "sparge-fp8-topk"])
+def test_sparges_limits_are_known(library, name):
+    kernel, _ = library(name)
+    for shape, reason in (
+        ("b1h1q127k127d64", "lengths of 128"),
+        ("b1h1q256k64d64", "lengths of 128"),
+        ("b1h1q256k256d96", "64, 128"),
+        ("b1h4kv2q256k256d64", "as many kv heads"),
+        ("b1h1q256k256d64w16", "no window"),
+        ("b1h1q256k256d64v128", "as wide as keys"),
+    ):
+        assert reason in kernel.unsupported_shape(AttentionProblem(), shape_of(shape))
+
+
+def test_sparges_fp8_masks_whole_blocks_only_and_so_is_not_causal(library, monkeypatch):
+    kernel, backend = library("sparge-fp8-topk")
+    assert "diagonal" in kernel.unsupported_shape(AttentionProblem(), shape_of(LONG_CAUSAL))
+    assert not verdict_of(kernel, backend, LONG_CAUSAL).ok
+    assert attention_kernel("sparge-fp16-topk").unsupported_shape(AttentionProblem(), shape_of(LONG_CAUSAL)) is None
+
+
+@pytest.mark.parametrize("shape", ["b1h1q1280k1280d64", "b1h1q1024k1024d64c", "b1h1q640k896d64"])
+@pytest.mark.parametrize("sparsity", [0.0, 0.3, 0.5, 0.9])
+def test_topk_skips_what_the_inputs_make_irrelevant_and_no_more(library, asked, shape, sparsity):
+    kernel, backend = library("sparge-fp16-topk")
+    problem = AttentionProblem(sparsity=sparsity)
+    ready = prepared(kernel, backend, shape, problem)
+    verdict = ready.verify()
+    assert verdict.ok
+    keys = shape_of(shape).seqlen_k
+    if "c" not in shape:
+        assert verdict.details["sparsity"] == pytest.approx(1 - relevant_share(sparsity, keys), abs=1e-9)
+    ready.launches[0]()
+    # Asking for the sparsity waits for the device, so a timed launch does not.
+    assert [options["return_sparsity"] for options in asked] == [False, True, False]
+
+
+def test_the_relevant_share_is_the_inputs_own():
+    assert relevant_share(0.0, 1000) == 1.0
+    assert relevant_share(0.5, 1280) == 0.5
+    assert relevant_share(0.5, 4096) == 17 / 32
+    assert relevant_share(0.99, 1280) == 0.1
+
+
+def test_a_library_that_returns_no_sparsity_reports_none(library, monkeypatch):
+    kernel, backend = library("sparge-fp16-threshold")
+    module = sys.modules["spas_sage_attn"]
+    function = getattr(module, kernel.function)
+    monkeypatch.setattr(
+        module, kernel.function, lambda q, k, v, return_sparsity=False, **options: function(q, k, v, **options)
+    )
+    assert "sparsity" not in verdict_of(kernel, backend, LONG_FULL).details
+
+
+# -- xFormers, AITER and Gaudi ---------------------------------------------------------------------------------------
+
+
+def test_an_xformers_built_for_another_cuda_is_a_reason(library):
+    kernel, backend = library("xformers", is_built=False)
+    reason = kernel.unavailable(backend)
+    assert "wasn't build with CUDA support" in reason.reason
+    assert "pip install" in reason.remedy
+    assert "--no-deps" in reason.remedy
+    with pytest.raises(UnsupportedError, match=r"^`fa2F@2.8.4` is not supported because: xFormers wasn't build"):
+        kernel.call(sys.modules["xformers.ops"], AttentionProblem(), shape_of(FULL), *torch.zeros(3, 2, 40, 4, 64))
+
+
+def test_an_xformers_whose_kernels_come_with_another_package_is_not_judged_by_its_own_library(library):
+    kernel, backend = library("xformers", is_built=False, package="mslk")
+    assert kernel.unavailable(backend) is None
+
+
+def test_an_xformers_that_takes_flash_attn_4_for_2_is_a_reason(library, monkeypatch):
+    kernel, backend = library("xformers")
+    missing = "flash_attn.flash_attn_interface"
+    fakes.fail_to_import(monkeypatch, "xformers.ops", ModuleNotFoundError(f"No module named '{missing}'", name=missing))
+    reason = kernel.unavailable(backend)
+    assert missing in reason.reason
+    assert reason.remedy.startswith("pip install flash-attn")
+
+
+def test_xformers_takes_shared_heads_in_groups_without_copying_and_forward_only(library, asked):
+    kernel, backend = library("xformers")
+    verdict = verdict_of(kernel, backend, GQA)
+    assert verdict.ok
+    assert verdict.details["ran"] == "fa2F@2.8.4"
+    (options,) = asked
+    assert options["ndim"] == 5
+    assert options["key_stride"][3] == 0
+    assert "backward" in kernel.unsupported_shape(AttentionProblem(direction="bwd"), shape_of(GQA))
+    assert "equal lengths" in kernel.unsupported_shape(AttentionProblem(), shape_of("b1h1q32k64d64c"))
+
+
+def test_an_xformers_without_that_dispatcher_is_measured_all_the_same(library, monkeypatch):
+    kernel, backend = library("xformers")
+    monkeypatch.delattr(sys.modules["xformers.ops.fmha"], "Inputs")
+    verdict = verdict_of(kernel, backend, FULL)
+    assert verdict.ok
+    assert "ran" not in verdict.details
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_aiter_is_asked_for_what_its_backward_needs(library, asked, is_old):
+    kernel, backend = library("aiter", is_old=is_old)
+    for direction in DIRECTIONS:
+        assert verdict_of(kernel, backend, GQA, AttentionProblem(direction=direction)).ok
+    assert {options["deterministic"] for options in asked} == {False}
+
+
+def test_aiter_is_for_mi300_and_mi350(library):
+    kernel, _ = library("aiter")
+    other = SimpleNamespace(name="rocm", index=0, info=SimpleNamespace(architecture="gfx1100"))
+    reason = kernel.unavailable(other)
+    assert "gfx1100" in reason.reason
+    assert_actionable(reason)
+
+
+def test_gaudi_recomputes_instead_of_keeping_all_scores(library, asked):
+    kernel, backend = library("fused-sdpa")
+    assert verdict_of(kernel, backend, GQA, AttentionProblem(direction="fwd+bwd")).ok
+    assert {(options["recompute_mode"], options["softmax_mode"]) for options in asked} == {(True, "None")}
+    assert kernel.unsupported(backend, AttentionProblem("float16")) is not None
+
+
+# -- on the CPU ------------------------------------------------------------------------------------------------------
+
+SMALL = {
+    "full": "b2h4q48k48d32",
+    "causal": "b1h4q48k48d32c",
+    "gqa": "b1h4kv2q48k48d32c",
+    "longer keys": "b1h2q32k56d32c",
+    "window": "b1h2q48k56d32cw8",
+    "window on both sides": "b1h2q48k48d32w8",
+}
+
+
+@pytest.mark.parametrize("name", ON_CPU)
+@pytest.mark.parametrize("text", SMALL.values(), ids=SMALL)
+def test_torchs_own_are_right_in_each_direction(cpu, uncompiled, name, text):
+    kernel, shape = attention_kernel(name), shape_of(text)
+    tried = 0
+    for direction in DIRECTIONS:
+        problem = AttentionProblem("float32", direction)
+        if kernel.unsupported(cpu, problem) or kernel.unsupported_shape(problem, shape):
+            continue
+        tried += 1
+        with kernel.settings(cpu, problem):
+            ready = prepared(kernel, cpu, shape, problem, sets=2)
+            verdict = ready.verify()
+            for launch in ready.launches * 2:
+                launch()
+        assert verdict.ok, (problem, verdict)
+    assert tried or text not in (SMALL["full"], SMALL["causal"], SMALL["gqa"])
+
+
+def test_what_inductor_makes_of_flex_is_right(cpu):
+    """The one compilation to the end: the C++ compiler takes ten seconds on a machine that has never run it."""
+    import torch._inductor.config as inductor
+
+    # What makes a first compilation slow: headers to precompile, processes to start, instruction sets to try, -O3.
+    cheap = {
+        "aot_inductor.debug_compile": True,
+        "compile_threads": 1,
+        "cpp.vec_isa_ok": True,
+        "cpp_cache_precompile_headers": False,
+    }
+    torch._dynamo.reset()
+    with inductor.patch(cheap):
+        assert verdict_of(attention_kernel("flex"), cpu, "b1h2q32k48d32cw24", AttentionProblem("float32")).ok
+
+
+def test_a_compiled_backward_can_be_repeated(cpu, traced):
+    """Compiled, it would by default overwrite what its forward saved."""
+    kernel, problem = attention_kernel("compiled-eager"), AttentionProblem("float32", "bwd")
+    with kernel.settings(cpu, problem):
+        ready = prepared(kernel, cpu, SMALL["gqa"], problem)
+        for _ in range(2):
+            ready.launches[0]()
+        assert ready.verify().ok
+
+
+def test_flex_has_no_backward_on_the_cpu_and_is_not_on_mps(cpu):
+    kernel = attention_kernel("flex")
+    for direction in ("bwd", "fwd+bwd"):
+        assert "no backward pass on cpu" in kernel.unsupported(cpu, AttentionProblem(direction=direction))
+        assert kernel.unsupported(bare_backend("cuda"), AttentionProblem(direction=direction)) is None
+    assert "mps" in kernel.unavailable(bare_backend("mps")).reason
+
+
+@pytest.mark.parametrize("name", ["flex", "compiled-eager"])
+def test_every_shape_is_compiled_however_many_there_were(cpu, traced, name):
+    """Dynamo counts by code object: what is over its limit runs uncompiled, or not at all where that is refused."""
+    kernel, problem = attention_kernel(name), AttentionProblem("float32")
+    with torch._dynamo.config.patch(recompile_limit=1), kernel.settings(cpu, problem):
+        for length in (32, 48):
+            assert prepared(kernel, cpu, f"b1h1q{length}k{length}d32c", problem).verify().ok
+
+
+def test_flex_builds_its_mask_once_and_only_where_something_is_masked(cpu, uncompiled, monkeypatch):
+    from torch.nn.attention import flex_attention
+
+    made = []
+    create = flex_attention.create_block_mask
+    monkeypatch.setattr(
+        flex_attention, "create_block_mask", lambda *args, **kw: made.append(args) or create(*args, **kw)
+    )
+    kernel, problem = attention_kernel("flex"), AttentionProblem("float32")
+    for text, count in (("full", 0), ("causal", 1)):
+        ready = prepared(kernel, cpu, SMALL[text], problem, sets=2)
+        ready.verify()
+        for launch in ready.launches:
+            launch()
+        assert len(made) == count
+
+
+# -- planted faults --------------------------------------------------------------------------------------------------
+
+
+def scale_forgotten(call):
+    return lambda q, k, v: call(q * math.sqrt(q.shape[-1]), k, v)
+
+
+def a_row_not_written(call):
+    def fault(q, k, v):
+        kept = torch.ones(q.shape[2], 1)
+        kept[-1] = 0
+        return call(q, k, v) * kept
+
+    return fault
+
+
+def aligned_to_the_top_left(call):
+    return lambda q, k, v: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def not_causal(call):
+    return lambda q, k, v: torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+
+class Scaled(torch.autograd.Function):
+    """The tensor as it is, its gradient times a factor."""
+
+    @staticmethod
+    def forward(context, tensor, factor):
+        context.factor = factor
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient * context.factor, None
+
+
+def gradient_times(factor, position):
+    def fault(call):
+        return lambda *all: call(*(Scaled.apply(x, factor) if at == position else x for at, x in enumerate(all)))
+
+    return fault
+
+
+FAULTS = {
+    "scale forgotten": (scale_forgotten, "fwd", SMALL["full"]),
+    "row not written": (a_row_not_written, "fwd", SMALL["causal"]),
+    "mask forgotten": (not_causal, "fwd", SMALL["causal"]),
+    "top left": (aligned_to_the_top_left, "fwd", SMALL["longer keys"]),
+    "dq zero": (gradient_times(0, 0), "bwd", SMALL["causal"]),
+    "dk zero": (gradient_times(0, 1), "fwd+bwd", SMALL["causal"]),
+    "dv zero": (gradient_times(0, 2), "bwd", SMALL["full"]),
+    "dv negated": (gradient_times(-1, 2), "bwd", SMALL["causal"]),
+    "dk not a number": (gradient_times(math.nan, 1), "bwd", SMALL["full"]),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", ON_CPU)
+def test_a_planted_fault_is_refused(cpu, uncompiled, name, dtype, fault):
+    plant, direction, text = FAULTS[fault]
+    kernel, problem, shape = attention_kernel(name), AttentionProblem(dtype, direction), shape_of(text)
+    if kernel.unsupported(cpu, problem) or kernel.unsupported_shape(problem, shape):
+        pytest.skip(f"{name} has none of this")
+    call = kernel.bind(cpu, problem, shape)
+    operands = kernel.operands(problem, shape, cpu.operand_pool("normal", 0), 1, 0)
+    with kernel.settings(cpu, problem):
+        assert kernel.verify(call, problem, shape, operands).ok
+        assert not kernel.verify(plant(call), problem, shape, operands).ok
+
+
+@pytest.mark.parametrize("name", ["sdpa", "sdpa-math"])
+def test_torchs_top_left_mask_is_refused_where_it_matters(cpu, name):
+    kernel, problem = attention_kernel(name), AttentionProblem("float32")
+    assert "equal lengths" in kernel.unsupported_shape(problem, shape_of(SMALL["longer keys"]))
+    assert not verdict_of(kernel, cpu, SMALL["longer keys"], problem).ok
+
+
+@pytest.mark.parametrize("name", sorted(set(LIBRARIES) - {"sparge-fp8-topk", "sparge-fp8-threshold"}))
+def test_a_library_that_forgets_the_mask_is_refused(library, monkeypatch, name):
+    kernel, backend = library(name)
+    real = fakes.attention
+    monkeypatch.setattr(fakes, "attention", lambda q, k, v, *args, **options: real(q, k, v))
+    assert not verdict_of(kernel, backend, causal(kernel)).ok
+    assert verdict_of(kernel, backend, full(kernel)).ok

@@ -1,0 +1,320 @@
+"""Comparing two logs: what is paired, how sure a verdict is, and what is refused."""
+
+import copy
+import csv
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mamf.attention import AttentionProblem, AttentionShape
+from mamf.attention_sweep import AttentionPlan
+from mamf.cli import main
+from mamf.compare import Entry, Pair, compare, entries
+from mamf.errors import IncomparableError
+from mamf.finding_plan import FindPlan
+from mamf.kernel import MatmulProblem
+from mamf.measure import Measurement
+from mamf.records import measurement_record, plan_record
+from mamf.report.comparison import render_comparison
+from mamf.run_log import RunLog, RunLogWriter, read_run_log
+from mamf.shapes import MatmulGrid, MatmulShape
+from mamf.statistics import Interval, summarize
+from mamf.sweeping import Plan
+
+RESULTS = Path(__file__).resolve().parents[2] / "results"
+SHAPES = (MatmulShape(1024, 1024, 1024), MatmulShape(2048, 1024, 1024))
+ATTENTION = AttentionShape(1, 8, 8, 512, 512, 64, 64)
+PLAN = Plan(SHAPES, MatmulProblem())
+FIND_PLAN = FindPlan(MatmulProblem(), ("torch.mm",), MatmulGrid((1024,), (1024,), (1024,)), ("burst",))
+ATTENTION_PLAN = AttentionPlan((ATTENTION,), (AttentionProblem(),), ("eager",))
+
+
+def header(plan=PLAN, device_name="H100", uuid_hash="aa"):
+    return {
+        "tool": {"name": "mamf", "version": "0", "commit": None},
+        "device": {"backend": "cuda", "index": 0, "name": device_name, "vendor": "NVIDIA", "uuid_hash": uuid_hash},
+        "timer": "device events",
+        "environment": {"packages": {"torch": "2.11"}},
+        "kernel": "torch.mm",
+        "plan": plan_record(plan),
+    }
+
+
+def row(seconds=1.0, shape=SHAPES[0], count=8, spread=0.001, **fields):
+    """A row whose median is ``seconds``."""
+    samples = tuple(seconds * (1 + spread * (2 * each / max(1, count - 1) - 1)) for each in range(count))
+    known = {"kernel": "torch.mm", "problem": MatmulProblem(), "regime": "burst", "best_by": "median", "status": "ok"}
+    return Measurement(shape=shape, summary=summarize(samples), samples=samples, **known | fields)
+
+
+def failed(status="out_of_memory", **fields):
+    return replace(row(**fields), status=status, summary=None, samples=(), reason="because")
+
+
+def log(*rows, name="a.jsonl", plan=PLAN, **device):
+    return RunLog(Path(name), header(plan, **device), list(rows))
+
+
+def attention_row(seconds=1.0, **fields):
+    return row(seconds, **{"shape": ATTENTION, "problem": AttentionProblem(), "kernel": "eager"} | fields)
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Write a log to a file."""
+
+    def written(made):
+        path = tmp_path / made.path.name
+        with RunLogWriter.create(path, made.header) as writer:
+            for each in made.measurements:
+                writer.write("measurement", measurement_record(each))
+        return str(path)
+
+    return written
+
+
+# -- verdicts ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seconds", "spread", "verdict"),
+    [
+        (1.0, 0.001, "SAME"),
+        (1.005, 0.001, "SAME"),  # surely slower, but by less than anyone minds
+        (1.02, 0.001, "SLOWER"),
+        (0.98, 0.001, "FASTER"),
+        (1.0, 0.02, "AMBIGUOUS"),  # too noisy to call it the same
+        (1.02, 0.02, "AMBIGUOUS"),
+        (1.009, 0.003, "SLOWER"),  # surely so, and perhaps by more than the tolerance
+    ],
+)
+def test_a_verdict_follows_from_the_interval(seconds, spread, verdict):
+    (pair,) = compare(log(row(spread=spread)), log(row(seconds, spread=spread))).pairs
+    assert pair.verdict(0.01) == verdict
+    assert pair.ratio == pytest.approx(1 / seconds)
+
+
+def test_the_interval_spans_the_extremes_of_both_medians():
+    (pair,) = compare(log(row(1.0)), log(row(1.1))).pairs
+    a, b = pair.a.interval, pair.b.interval
+    assert (pair.interval.low, pair.interval.high) == (b.low / a.high, b.high / a.low)
+    assert pair.interval.coverage == pytest.approx(a.coverage + b.coverage - 1)
+
+
+@pytest.mark.parametrize(("count", "verdict"), [(1, "AMBIGUOUS"), (2, "AMBIGUOUS"), (3, "SLOWER")])
+def test_fewer_than_three_samples_prove_nothing(count, verdict):
+    (pair,) = compare(log(row(count=count)), log(row(2.0, count=count))).pairs
+    assert pair.verdict(0.01) == verdict
+
+
+@pytest.mark.parametrize(("ratio", "regression"), [(0.985, True), (0.993, False), (1.02, False)])
+def test_a_regression_is_surely_slower_and_by_more_than_the_tolerance(ratio, regression):
+    interval = Interval(0.999, 1.001, 0.95)
+    of_b = Interval(0.997 * ratio, 1.003 * ratio, 0.95)
+    pair = Pair({}, Entry({}, "", "", 1.0, interval), Entry({}, "", "", ratio, of_b))
+    assert pair.is_regression(0.01) == regression
+
+
+# -- pairing -----------------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_paired_by_shape_and_slowest_first():
+    a = log(row(1.0), row(2.0, SHAPES[1]))
+    b = log(row(2.0, SHAPES[1]), row(1.5))
+    assert [(pair.a.shape, round(pair.ratio, 3)) for pair in compare(a, b).pairs] == [
+        ("1024x1024x1024", 0.667),
+        ("2048x1024x1024", 1.0),
+    ]
+
+
+def test_the_seed_does_not_part_rows_and_a_reference_is_none():
+    a = log(row(), row(9.0, is_reference=True))
+    b = log(row(problem=MatmulProblem(seed=7)), row(1.0, SHAPES[1], is_reference=True))
+    comparison = compare(a, b)
+    assert len(comparison.pairs) == 1
+    assert comparison.only_a == comparison.only_b == ()
+
+
+def test_one_kernel_each_is_paired_without_it_and_said():
+    comparison = compare(log(row()), log(row(kernel="cublaslt")))
+    assert str(comparison.dropped[0]) == "kernel torch.mm against cublaslt"
+    assert "kernel torch.mm against cublaslt" in render_comparison("table", comparison, 0.01)
+
+
+def test_several_kernels_are_paired_by_name():
+    a = log(attention_row(), attention_row(kernel="flex"), plan=ATTENTION_PLAN)
+    b = log(attention_row(kernel="flex"), attention_row(kernel="sdpa"), plan=ATTENTION_PLAN)
+    comparison = compare(a, b)
+    assert [pair.a.kernel for pair in comparison.pairs] == ["flex"]
+    assert [entry.kernel for entry, _ in comparison.only_a] == ["eager"]
+    assert [entry.kernel for entry, _ in comparison.only_b] == ["sdpa"]
+
+
+def test_how_a_backward_is_counted_does_not_part_forward_rows():
+    b = log(attention_row(problem=AttentionProblem(backward_count="model")), plan=ATTENTION_PLAN)
+    assert len(compare(log(attention_row(), plan=ATTENTION_PLAN), b).pairs) == 1
+
+
+def test_directions_are_not_mixed():
+    both = [attention_row(), attention_row(9.0, problem=AttentionProblem(direction="bwd"))]
+    comparison = compare(log(*both, plan=ATTENTION_PLAN), log(*both, plan=ATTENTION_PLAN))
+    assert [pair.ratio for pair in comparison.pairs] == [1.0, 1.0]
+
+
+def test_a_row_that_fails_in_one_log_is_told():
+    comparison = compare(log(row(), row(shape=SHAPES[1])), log(row(), failed(shape=SHAPES[1])))
+    assert len(comparison.pairs) == 1
+    assert comparison.only_a[0][1].status == "out_of_memory"
+    assert "1 only in A (1 out_of_memory in B), 0 only in B" in render_comparison("table", comparison, 0.01)
+
+
+# -- finds -------------------------------------------------------------------------------------------------------------
+
+
+def rounds(seconds, shape, count=6, **fields):
+    """A candidate that every round measures with its own luck."""
+    return [row(seconds * (1 + 0.001 * n), shape, phase="confirm", round=n, **fields) for n in range(1, count + 1)]
+
+
+def test_two_finds_compare_their_ceilings_whatever_the_shape():
+    scout = row(0.1, MatmulShape(4096, 1024, 1024), phase="scout")
+    a = log(scout, *rounds(1.0, SHAPES[0]), *rounds(3.0, SHAPES[1]), plan=FIND_PLAN)
+    b = log(*rounds(2.0, SHAPES[1]), *rounds(9.0, SHAPES[0]), plan=FIND_PLAN)
+    (pair,) = compare(a, b).pairs
+    assert (pair.a.shape, pair.b.shape) == ("1024x1024x1024", "2048x1024x1024")
+    assert pair.ratio == pytest.approx(1.0)
+
+
+def test_a_round_is_a_sample_of_a_candidate():
+    found = log(*rounds(1.0, SHAPES[0]), *rounds(1.0, SHAPES[1], count=2), plan=FIND_PLAN)
+    (entry,) = entries(found)
+    assert entry.shape == "1024x1024x1024"  # two rounds confirm nothing
+    speeds = sorted(each.tflops("median") for each in found.measurements if each.shape == SHAPES[0])
+    assert entry.tflops == pytest.approx((speeds[2] + speeds[3]) / 2)
+    assert (entry.interval.low, entry.interval.high) == (speeds[0], speeds[-1])
+
+
+def test_a_find_and_a_sweep_share_confirmed_candidates():
+    comparison = compare(log(row(1.0), row(1.0, SHAPES[1])), log(*rounds(1.0, SHAPES[0]), plan=FIND_PLAN))
+    assert [pair.b.shape for pair in comparison.pairs] == ["1024x1024x1024"]
+    assert len(comparison.only_a) == 1
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.rglob("find-*.jsonl")), ids=lambda path: path.stem)
+def test_what_is_compared_of_a_find_is_what_its_log_says(path):
+    found = read_run_log(path)
+    figures = {entry.fields["regime"]: entry for entry in entries(found, as_ceilings=True)}
+    for regime, ceiling in found.ceilings.items():
+        assert figures[regime].tflops == pytest.approx(ceiling.tflops, abs=1e-3)
+        assert figures[regime].shape == str(ceiling.shape)
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+UNLIKE = {
+    "device H100 against H200": log(row(), name="b.jsonl", device_name="H200", uuid_hash="bb"),
+    "card H100 aa against bb": log(row(), name="b.jsonl", uuid_hash="bb"),
+    "regime burst against sustained": log(row(regime="sustained"), name="b.jsonl"),
+    "dtype bfloat16 against float16": log(row(problem=MatmulProblem("float16", "float16")), name="b.jsonl"),
+    "layout nt against nn": log(row(problem=MatmulProblem(layout="nn")), name="b.jsonl"),
+}
+
+
+@pytest.mark.parametrize(("told", "other"), UNLIKE.items(), ids=[text.split()[0] for text in UNLIKE])
+def test_what_a_ratio_would_hide_is_refused_unless_told_otherwise(told, other):
+    with pytest.raises(IncomparableError, match=told):
+        compare(log(row()), other)
+    comparison = compare(log(row()), other, anyway=True)
+    assert len(comparison.pairs) == 1
+    (line,) = [line for line in render_comparison("table", comparison, 0.01).splitlines() if "anyway" in line]
+    assert told in line
+
+
+def test_a_warm_cache_is_another_regime():
+    warm = log(attention_row(), plan=replace(ATTENTION_PLAN, flush=False))
+    with pytest.raises(IncomparableError, match="caches flushed against warm"):
+        compare(log(attention_row(), plan=ATTENTION_PLAN), warm)
+
+
+def test_an_unknown_card_is_not_another_one():
+    assert compare(log(row(), uuid_hash=None), log(row())).pairs
+
+
+def test_software_that_differs_is_told_and_not_refused():
+    newer = log(row())
+    newer.header = copy.deepcopy(newer.header)
+    newer.header["environment"]["packages"]["torch"] = "2.12"
+    newer.header["device"]["driver"] = "590"
+    text = render_comparison("table", compare(log(row()), newer), 0.01)
+    assert "the runs differ in torch 2.11 against 2.12, driver unknown against 590" in text
+
+
+@pytest.mark.parametrize("anyway", [False, True])
+def test_no_common_row_is_refused(anyway):
+    other = log(row(shape=SHAPES[1]), failed(), name="b.jsonl")
+    with pytest.raises(IncomparableError, match=r"no measured row is in both: a.jsonl has 1, the first 1024x"):
+        compare(log(row()), other, anyway)
+
+
+@pytest.mark.parametrize("anyway", [False, True])
+def test_attention_is_no_matmul(anyway):
+    with pytest.raises(IncomparableError, match="A is of matmul, B of attention"):
+        compare(log(row()), log(attention_row(), plan=ATTENTION_PLAN), anyway)
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seconds", "options", "code"),
+    [(1.0, [], 0), (1.02, [], 3), (0.9, [], 0), (1.02, ["--tolerance", "5%"], 0), (1.003, ["--tolerance", "0.1%"], 3)],
+)
+def test_the_exit_code_is_3_for_a_regression(write, capsys, seconds, options, code):
+    a, b = write(log(row(spread=0.0001))), write(log(row(seconds, spread=0.0001), name="b.jsonl"))
+    assert main(["compare", a, b, *options]) == code
+    assert ("slower by more than" in capsys.readouterr().out) == (code == 3)
+
+
+def test_every_format_holds_every_row(write, capsys):
+    a, b = write(log(row(), row(shape=SHAPES[1]))), write(log(row(), row(1.5, SHAPES[1]), name="b.jsonl"))
+
+    def printed(form):
+        assert main(["compare", a, b, "--format", form]) == 3
+        return capsys.readouterr().out
+
+    assert "2 rows: 1 SAME, 0 FASTER, 1 SLOWER, 0 AMBIGUOUS; geometric mean B/A 0.8165" in printed("table")
+    content = json.loads(printed("json"))
+    assert content["summary"]["SLOWER"] == content["summary"]["regressions"] == 1
+    assert [each["verdict"] for each in content["rows"]] == ["SLOWER", "SAME"]
+    read = list(csv.DictReader(io.StringIO(printed("csv"))))
+    assert [each["shape"] for each in read] == ["2048x1024x1024", "1024x1024x1024"]
+    assert float(read[0]["ratio"]) == pytest.approx(1 / 1.5)
+    lines = [line for line in printed("markdown").splitlines() if line.startswith("|")]
+    assert len(lines) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["a.jsonl", "nothing.jsonl"], "cannot read nothing.jsonl"),
+        (["a.jsonl", "b.jsonl"], "regime burst against sustained; --anyway"),
+        (["a.jsonl", "a.jsonl", "--tolerance", "2"], "share between 0 and 1"),
+        (["a.jsonl", "a.jsonl", "--tolerence", "2%"], "did you mean --tolerance?"),
+        (["a.jsonl"], "the following arguments are required: B"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(write, tmp_path, monkeypatch, capsys, arguments, complaint):
+    write(log(row()))
+    write(log(row(regime="sustained"), name="b.jsonl"))
+    monkeypatch.chdir(tmp_path)
+    try:
+        code = main(["compare", *arguments])
+    except SystemExit as stop:
+        code = stop.code
+    out, err = capsys.readouterr()
+    assert (code, out) == (2, "")
+    assert complaint in err
+    assert len(err.strip().splitlines()) == 1

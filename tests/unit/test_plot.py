@@ -1,0 +1,454 @@
+"""Figures: what they show, as data; and that they are drawn, legibly, where matplotlib is installed."""
+
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mamf.attention import AttentionProblem, AttentionShape
+from mamf.attention_charts import BATCH, HEAD_DIM, HEADS, LENGTH, attention_chart, needed
+from mamf.attention_sweep import AttentionPlan
+from mamf.ceiling import Ceiling
+from mamf.charts import Axis, Chart, Line, Panel, Point, even_ticks, find_chart, in_kibi, labelled, sweep_chart
+from mamf.cli import main
+from mamf.errors import UsageError
+from mamf.kernel import MatmulProblem
+from mamf.measure import Measurement
+from mamf.plotting import draw, label_place, limits, save, styles_of
+from mamf.records import ceiling_record, measurement_record, plan_record
+from mamf.run_log import RunLogWriter
+from mamf.shapes import MatmulShape
+from mamf.statistics import Interval, summarize
+from mamf.sweeping import Plan
+
+DEVICE = {"backend": "cuda", "index": 0, "name": "H100", "vendor": "NVIDIA", "uuid_hash": None, "driver": "580"}
+HEADER = {"device": DEVICE, "environment": {"packages": {"torch": "2.11"}}}
+CEILING = Ceiling(
+    "H100", None, MatmulProblem(), "burst", "torch.mm", MatmulShape(8, 8, 8), 800.0, Interval(799, 801, 0.96), 9
+)
+CEILINGS = {("bfloat16", "burst"): CEILING}
+PLAN = AttentionPlan((AttentionShape(1, 1, 1, 1, 1, 1, 1),), (AttentionProblem(),), ("eager",))
+
+
+def shape(length=1024, dim=128, causal=False, **sizes):
+    known = {"batch": max(1, 16384 // length), "heads": 2048 // dim, "queries": length, "window": None} | sizes
+    heads = known["heads"]
+    return AttentionShape(known["batch"], heads, heads, known["queries"], length, dim, dim, causal, known["window"])
+
+
+def row(of, tflops=400.0, kernel="eager", regime="burst", details=None, best_by="median", **problem):
+    """A row of this figure, with an interval of 2 %."""
+    made = MatmulProblem(**problem) if isinstance(of, MatmulShape) else AttentionProblem(**problem)
+    median = made.flop(of) / tflops / 1e12
+    samples = tuple(median * (1 + share) for share in (-0.01, -0.005, -0.001, 0, 0.001, 0.005, 0.01))
+    return Measurement(
+        of, kernel, made, regime, best_by, "ok", summary=summarize(samples), samples=samples, details=details or {}
+    )
+
+
+def failed(of, kernel="eager", status="out_of_memory"):
+    return Measurement(of, kernel, AttentionProblem(), "burst", "median", status, "because")
+
+
+LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
+KERNELS = ("eager", "flex", "sdpa-flash")
+PRESET = [
+    row(shape(length, dim, causal), 100 + dim + length / 100 + 50 * number, kernel, direction=direction)
+    for length, dim, causal, direction in itertools.product(LENGTHS, (64, 128, 256), (False, True), ("fwd", "bwd"))
+    for number, kernel in enumerate(KERNELS)
+]
+
+
+# -- attention as data -------------------------------------------------------------------------------------------------
+
+
+def test_panels_are_by_head_dimension_mask_and_direction():
+    chart = attention_chart(PRESET, CEILINGS, HEADER, quantities=("tflops",))
+    assert [len(line) for line in chart.grid] == [3] * 4
+    assert [panel.title for panel in chart.grid[1]] == [
+        "head dim 64, full, backward",
+        "head dim 128, full, backward",
+        "head dim 256, full, backward",
+    ]
+    assert {len(panel.lines) for panel in chart.panels} == {len(KERNELS)}
+    assert chart.title == "Attention, burst, bfloat16"
+    assert "batch x length = 16384; heads x head dimension = 2048" in chart.subtitle
+
+
+def test_time_follows_tflops_down_the_figure():
+    chart = attention_chart(PRESET, CEILINGS, HEADER, directions=["fwd"])
+    assert [line[0].quantity for line in chart.grid] == ["tflops", "tflops", "ms", "ms"]
+    assert [panel.ceiling for panel in chart.grid[0]] == [800.0] * 3
+    assert [panel.ceiling for panel in chart.grid[2]] == [None] * 3
+    assert {panel.title for panel in chart.panels} == {
+        f"head dim {dim}, {mask}" for dim in (64, 128, 256) for mask in ("full", "causal")
+    }
+
+
+def test_points_are_figures_with_their_intervals_by_length():
+    rows = [row(shape(2048), 500.0), row(shape(512), 250.0)]
+    tflops, time = attention_chart(rows, {}, HEADER).panels
+    first, second = tflops.lines[0].points
+    assert (first.x, second.x) == (512, 2048)
+    assert first.y == pytest.approx(250.0)
+    assert first.low < first.y < first.high
+    assert time.lines[0].points[0].y == pytest.approx(1e3 * rows[1].summary.median)
+    assert tflops.ceiling is None
+
+
+def test_sizes_that_follow_from_others_part_nothing():
+    assert needed(PRESET, lambda row: row.shape.seqlen_k)[0] is HEAD_DIM
+    assert not {HEADS, BATCH} & set(needed(PRESET, lambda row: row.shape.seqlen_k))
+
+
+def test_sizes_that_would_lie_on_one_another_part_panels():
+    rows = [row(shape(length, batch=batch)) for length in LENGTHS for batch in (1, 64)]
+    facets = needed(rows, lambda row: row.shape.seqlen_k)
+    assert BATCH in facets and HEADS not in facets
+    chart = attention_chart(rows, {}, HEADER, quantities=("tflops",))
+    assert [panel.title for panel in chart.panels] == ["batch 1", "batch 64"]
+
+
+def test_many_head_dimensions_go_down_and_leave_the_panels_wide():
+    rows = [row(shape(length, dim)) for length in LENGTHS for dim in (16, 32, 64, 96, 128)]
+    chart = attention_chart(rows, {}, HEADER)
+    assert [[panel.quantity for panel in line] for line in chart.grid] == [["tflops", "ms"]] * 5
+
+
+def test_what_was_not_measured_is_an_empty_place():
+    rows = [row(shape(dim=64)), row(shape(dim=64), direction="bwd"), row(shape(dim=128))]
+    rows += [row(shape(dim=dim), direction="fwd+bwd") for dim in (64, 128, 256)]
+    chart = attention_chart(rows, {}, HEADER, quantities=("tflops",))
+    assert [[panel is not None for panel in line] for line in chart.grid] == [
+        [True, True, False],
+        [True, False, False],
+        [True, True, True],
+    ]
+
+
+def test_queries_are_the_axis_where_keys_stay():
+    rows = [row(shape(8192, queries=queries)) for queries in (1, 16, 128)]
+    chart = attention_chart(rows, {}, HEADER, quantities=("tflops",))
+    assert chart.axis.label == "queries"
+    assert [tick for tick, _ in chart.axis.ticks] == [1, 16, 128]
+
+
+def test_sparsity_is_the_axis_where_it_is_swept():
+    rows = [row(shape(8192), 400 / (1 - share), "sparge", sparsity=share) for share in (0.0, 0.5)]
+    rows[1] = row(shape(8192), 800.0, "sparge", details={"sparsity": 0.4}, sparsity=0.5)
+    rows += [row(shape(8192), 600.0, "sdpa-flash", sparsity=share) for share in (0.0, 0.5)]
+    chart = attention_chart(rows, CEILINGS, HEADER)
+    assert chart.axis.label.startswith("sparsity")
+    assert [text for _, text in chart.axis.ticks] == ["0", "50"]
+    dense, effective, other = chart.panels[0].lines
+    assert (dense.name, effective.name, other.name) == ("sparge", "sparge", "sdpa-flash")
+    assert (dense.is_companion, effective.is_companion) == (False, True)
+    assert [point.y for point in effective.points] == pytest.approx([400.0, 480.0])
+    assert "length 8k" in chart.title
+    assert chart.companion
+    assert not any(line.is_companion for line in chart.panels[1].lines)
+
+
+def test_lengths_part_panels_beside_sparsity():
+    rows = [row(shape(length), sparsity=share) for length in (4096, 8192) for share in (0.0, 0.5)]
+    chart = attention_chart(rows, {}, HEADER, quantities=("tflops",))
+    assert [panel.title for panel in chart.panels] == ["length 4k", "length 8k"]
+    assert LENGTH in needed(rows, lambda row: row.problem.sparsity)
+
+
+def test_references_and_other_regimes_are_left_out_and_gaps_are_told():
+    rows = [row(shape(512)), row(shape(512), 90.0, regime="sustained"), failed(shape(1024))]
+    rows += [row(MatmulShape(8, 8, 8), 800.0), failed(shape(512), "sage-1", "unsupported")]
+    rows[3] = Measurement(**{**vars(rows[3]), "is_reference": True})
+    chart = attention_chart(rows, CEILINGS, HEADER)
+    assert [len(line.points) for panel in chart.panels for line in panel.lines] == [1, 1]
+    assert chart.notes[-1] == "no figure: 1 x eager (out_of_memory)"
+    assert attention_chart(rows, {}, HEADER, "sustained").panels[0].lines[0].points[0].y == pytest.approx(90.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [(("classic",), "the log holds burst"), (("burst", ["bwd"]), "nothing to draw in burst bwd: the log holds fwd")],
+)
+def test_what_the_log_does_not_hold_is_said(arguments, complaint):
+    with pytest.raises(UsageError, match=complaint):
+        attention_chart([row(shape())], {}, HEADER, *arguments)
+
+
+# -- matmul as data ----------------------------------------------------------------------------------------------------
+
+
+def test_a_sweep_is_against_what_varies():
+    rows = [row(MatmulShape(m, 4096, 4096), 100.0 + m, "torch.mm") for m in (768, 256, 512)]
+    rows += [row(MatmulShape(256, 4096, 4096), 90.0, "torch.mm", regime="sustained")]
+    chart = sweep_chart(rows, HEADER)
+    assert chart.axis.label == "M" and not chart.axis.is_log
+    assert chart.title == "Mx4096x4096, torch.mm, bfloat16"
+    burst, sustained = chart.panels[0].lines
+    assert [point.x for point in burst.points] == [256, 512, 768]
+    assert burst.name == "burst: best 868 TFLOPS (median) at 768x4096x4096"
+    assert len(sustained.points) == 1
+    assert len(sweep_chart(rows, HEADER, "burst").panels[0].lines) == 1
+
+
+def test_a_sweep_of_cubes_is_against_their_side():
+    chart = sweep_chart([row(MatmulShape(n, n, n), 100.0, "torch.mm") for n in (512, 1024, 2048)], HEADER)
+    assert chart.axis.label == "M = N = K" and chart.axis.is_log
+
+
+def test_a_sweep_of_several_dimensions_is_by_rank():
+    shapes = [MatmulShape(512, 512, 1024), MatmulShape(1024, 512, 512), MatmulShape(256, 1024, 512)]
+    chart = sweep_chart([row(each, 100.0 + each.m, "torch.mm") for each in shapes], HEADER)
+    assert chart.axis.label == "rank, best first"
+    assert [round(point.y) for point in chart.panels[0].lines[0].points] == [1124, 612, 356]
+
+
+def test_a_find_is_in_the_order_it_measured():
+    shapes = [MatmulShape(512 * n, 512, 512) for n in (1, 2, 3)]
+    rows = [
+        Measurement(**{**vars(row(each, 700.0 + each.m / 100, "torch.mm")), "phase": phase})
+        for each, phase in zip(shapes, ("scout", "refine", "scout"), strict=True)
+    ]
+    chart = find_chart(rows, {"burst": CEILING}, HEADER)
+    (panel,) = chart.panels
+    assert chart.names == ["scout", "refine"]
+    assert [[point.x for point in line.points] for line in panel.lines] == [[1, 3], [2]]
+    assert panel.ceiling == 800.0 and not chart.is_connected
+
+
+def test_another_statistic_has_no_interval_of_the_median():
+    chart = sweep_chart([row(MatmulShape(8, 8, 8), regime="classic", best_by="fastest")], HEADER)
+    (point,) = chart.panels[0].lines[0].points
+    assert point.low == point.y == point.high
+
+
+@pytest.mark.parametrize(("size", "text"), [(512, "512"), (1000, "1000"), (1024, "1k"), (131072, "128k"), (1, "1")])
+def test_lengths_are_spoken_of_in_kibi(size, text):
+    assert in_kibi(size) == text
+
+
+def test_labels_that_would_touch_are_left_out_and_their_ticks_stay():
+    ticks = labelled([512, 1000, 1024, 2048, 16384], in_kibi, columns=3)
+    assert ticks == ((512, "512"), (1000, "1000"), (1024, ""), (2048, "2k"), (16384, "16k"))
+
+
+def test_even_ticks_are_few_multiples_of_a_power_of_two():
+    assert [tick for tick, _ in even_ticks(range(256, 20480, 256))] == list(range(2048, 20000, 2048))
+    assert [tick for tick, _ in even_ticks([512])] == [512]
+
+
+def test_a_colour_belongs_to_a_name_and_not_to_its_place():
+    assert styles_of(["b", "a"]) == styles_of(["a", "b"])
+    looks = [tuple(style.values()) for style in styles_of([f"kernel-{n}" for n in range(40)]).values()]
+    assert len(set(looks)) == 40
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "place"),
+    [(10, 90, (True, True)), (106, 106, (True, False)), (94, 94, (True, True)), (100, 50, (False, True))],
+)
+def test_the_ceilings_label_goes_where_it_hides_least(left, right, place):
+    lines = (Line("eager", (Point(1, left, left, left), Point(2, right, right, right))),)
+    assert label_place(Panel("", "tflops", lines, 100.0), 100.0, 120.0) == place
+
+
+# -- drawn -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def texts(monkeypatch):
+    """Draw a figure; every piece of text that is drawn, with the box it fills."""
+
+    def drawn(figure):
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.text import Text
+
+        seen, draw_text = [], Text.draw
+
+        def noted(text, renderer):
+            if text.get_visible() and text.get_text().strip():
+                seen.append(text)
+            return draw_text(text, renderer)
+
+        monkeypatch.setattr(Text, "draw", noted)
+        FigureCanvasAgg(figure).draw()
+        return [(each.get_text(), each.get_window_extent()) for each in seen]
+
+    return drawn
+
+
+MANY = [f"kernel-number-{number}" for number in range(21)]
+CHARTS = {
+    "preset": attention_chart(PRESET, CEILINGS, HEADER, directions=["bwd"]),
+    "one panel": attention_chart([row(shape())], CEILINGS, HEADER, quantities=("tflops",)),
+    "slower than its ceiling never": attention_chart(
+        [row(shape(length), 900.0) for length in LENGTHS], CEILINGS, HEADER
+    ),
+    "many kernels": attention_chart(
+        [row(shape(2**n, d), 30.0 * k + n, MANY[k]) for n in range(7, 18) for d in (64, 128) for k in range(21)],
+        CEILINGS,
+        HEADER,
+    ),
+    "windows": attention_chart(
+        [
+            row(shape(length, dim, causal, window=window), direction="fwd+bwd")
+            for length, dim, causal, window in itertools.product(LENGTHS, (64, 128), (False, True), (None, 1024))
+        ]
+        + [row(shape())],
+        CEILINGS,
+        HEADER,
+    ),
+    "sweep": sweep_chart([row(MatmulShape(m, 4096, 4096), 300.0 + m / 99) for m in range(256, 20480, 256)], HEADER),
+}
+
+
+@pytest.mark.parametrize("chart", CHARTS.values(), ids=list(CHARTS))
+def test_figures_are_as_wide_as_a_readme_and_no_texts_overlap(texts, chart):
+    pytest.importorskip("matplotlib")
+    figure = draw(chart)
+    boxes = texts(figure)
+    width, height = figure.bbox.width, figure.bbox.height
+    assert width == 1600
+    assert len(boxes) > len(chart.panels)
+    pairs = itertools.combinations(boxes, 2)
+    assert [(one, other) for (one, first), (other, second) in pairs if first.overlaps(second)] == []
+    assert [text for text, box in boxes if min(box.x0, box.y0, width - box.x1, height - box.y1) < 0] == []
+
+
+def test_a_panel_draws_a_line_a_kernel_and_the_ceiling():
+    pytest.importorskip("matplotlib")
+    figure = draw(attention_chart(PRESET, CEILINGS, HEADER, directions=["fwd"], quantities=("tflops",)))
+    panels = [axes for axes in figure.axes if axes.get_title(loc="left")]
+    assert len(panels) == 6
+    colours = {tuple(line.get_color() for line in axes.get_lines()) for axes in panels}
+    assert len(colours) == 1
+    assert {len(axes.get_lines()) for axes in panels} == {len(KERNELS) + 1}
+    dashed = [line for line in panels[0].get_lines() if line.get_linestyle() == "--"]
+    assert [line.get_ydata()[0] for line in dashed] == [800.0]
+    assert [label.get_text() for label in panels[-1].get_xticklabels()] == ["512", "1k", "2k", "4k", "8k", "16k"]
+
+
+def test_a_panel_that_lacks_lengths_keeps_the_scale_of_the_others():
+    pytest.importorskip("matplotlib")
+    rows = [row(shape(length)) for length in LENGTHS] + [row(shape(length, causal=True)) for length in LENGTHS[:3]]
+    figure = draw(attention_chart(rows, CEILINGS, HEADER))
+    scales = {axes.get_xlim() for axes in figure.axes if axes.get_title(loc="left")}
+    assert len(scales) == 1
+    assert limits([512], True) == (256, 1024)
+    assert limits([0, 100], False) == pytest.approx((-4.5, 104.5))
+    assert limits([7], False) == (6, 8)
+
+
+def test_drawing_leaves_pyplot_alone(tmp_path):
+    pytest.importorskip("matplotlib")
+    code = (
+        "import sys; from mamf.plotting import draw; from mamf.charts import *;"
+        "assert 'matplotlib' not in sys.modules;"
+        "line = Line('a', (Point(1, 1, 1, 1),));"
+        "draw(Chart('t', 's', Axis('x'), ((Panel('p', 'tflops', (line,)),),)));"
+        "assert 'matplotlib.pyplot' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
+
+
+def test_a_file_that_came_meanwhile_is_not_overwritten(tmp_path):
+    pytest.importorskip("matplotlib")
+    figure = draw(Chart("", "", Axis("x"), ((Panel("", "ms", (Line("a", (Point(1, 1, 1, 1),)),)),),)))
+    path = tmp_path / "mine.svg"
+    path.write_text("precious")
+    with pytest.raises(UsageError, match="exists"):
+        save(figure, path)
+    assert path.read_text() == "precious"
+    with pytest.raises(UsageError, match="cannot write"):
+        save(figure, tmp_path / "nowhere" / "mine.svg")
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def plot(tmp_path, monkeypatch, capsys):
+    """A folder with an attention log and a sweep log, and ``mamf plot`` in it: exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+    matmul = Plan((MatmulShape(8, 8, 8),), MatmulProblem())
+    sweep = [row(MatmulShape(m, 8, 8), kernel="torch.mm") for m in (8, 16)]
+    attention = [*PRESET[:6], row(shape(), 90.0, regime="sustained")]
+    for name, plan, rows in (("attention", PLAN, attention), ("sweep", matmul, sweep)):
+        known = {"tool": {}, "timer": "device events", "kernel": "torch.mm", "plan": plan_record(plan)}
+        with RunLogWriter.create(Path(f"{name}.jsonl"), HEADER | known) as writer:
+            if name == "attention":
+                writer.write("ceiling", ceiling_record(CEILING))
+            for each in rows:
+                writer.write("measurement", measurement_record(each))
+
+    def command(*arguments):
+        try:
+            code = main(["plot", *arguments])
+        except SystemExit as stop:
+            code = stop.code
+        return code, *capsys.readouterr()
+
+    return command
+
+
+@pytest.mark.parametrize("arguments", [["attention.jsonl"], ["sweep.jsonl"], ["sweep.jsonl", "--quantity", "ms"]])
+def test_a_log_becomes_a_png_of_its_name(plot, tmp_path, arguments):
+    pytest.importorskip("matplotlib")
+    code, out, _ = plot(*arguments)
+    picture = tmp_path / Path(arguments[0]).with_suffix(".png").name
+    assert (code, out) == (0, f"figure: {picture.name}\n")
+    data = picture.read_bytes()
+    assert data.startswith(b"\x89PNG")
+    assert int.from_bytes(data[16:20], "big") == 1600
+
+
+def test_an_svg_is_one(plot, tmp_path):
+    pytest.importorskip("matplotlib")
+    code, _, err = plot("attention.jsonl", "--output", "x.svg", "--direction", "fwd", "--regime", "burst")
+    assert (code, err) == (0, "")
+    assert "<svg" in (tmp_path / "x.svg").read_text()
+
+
+def test_the_regimes_that_are_not_drawn_are_named(plot):
+    pytest.importorskip("matplotlib")
+    assert "drawing burst; --regime draws sustained" in plot("attention.jsonl")[2]
+
+
+def test_a_picture_is_overwritten_only_when_asked(plot, tmp_path):
+    pytest.importorskip("matplotlib")
+    (tmp_path / "sweep.png").write_text("precious")
+    code, _, err = plot("sweep.jsonl")
+    assert code == 2
+    assert "sweep.png exists: name another --output, or --overwrite it" in err
+    assert (tmp_path / "sweep.png").read_text() == "precious"
+    assert plot("sweep.jsonl", "--overwrite")[0] == 0
+
+
+def test_without_matplotlib_one_line_says_what_to_install(plot, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    code, out, err = plot("sweep.jsonl")
+    assert (code, out) == (2, "")
+    assert err == "mamf: drawing needs matplotlib: pip install 'mamf[plot]'\n"
+    assert not (tmp_path / "sweep.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["nothing.jsonl"], "cannot read nothing.jsonl"),
+        (["sweep.jsonl", "--output", "x.jpg"], "must end with .png or .svg"),
+        (["sweep.jsonl", "--direction", "fwd"], "no direction"),
+        (["sweep.jsonl", "--regime", "sustained"], "the log holds burst"),
+        (["sweep.jsonl", "--regime", "brust"], "did you mean burst?"),
+        (["attention.jsonl", "--quantity", "tflop"], "did you mean tflops?"),
+        (["attention.jsonl", "--direction", "fwd+bwd", "--regime", "burst"], "the log holds fwd"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(plot, tmp_path, arguments, complaint):
+    code, out, err = plot(*arguments)
+    assert (code, out) == (2, "")
+    assert complaint in err
+    assert len(err.strip().splitlines()) == 1
+    assert not list(tmp_path.glob("*.png"))

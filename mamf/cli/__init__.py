@@ -27,7 +27,7 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code: 0, 1 (could not finish), 2 (bad input), 3 (a regression) or 130 (interrupted)."""
+    """Run a command; returns its exit code: 0, 1 (not finished), 2 (bad input), 3 (a regression), 130 (interrupted)."""
     code = _run(with_dashes(sys.argv[1:] if arguments is None else arguments))
     if code == EXIT_CODE and arguments is None:
         # An interrupt that passed through an import leaves Python set to end by the signal instead of this code.

@@ -21,10 +21,12 @@ _ROWS = 1024
 @dataclass(frozen=True)
 class Distance:
     """How far results are from the reference over the sampled heads: ||x - reference|| / ||reference|| of ``o``,
-    ``dq``, ``dk``, ``dv``; of the output also the cosine similarity and the L1 distance relative to its L1 norm.
+    ``dq``, ``dk``, ``dv``; of the output also the same for its worst row, the cosine similarity and the L1 distance
+    relative to its L1 norm.
     """
 
     errors: dict[str, float]
+    worst_row: float
     cosine: float
     relative_l1: float
 
@@ -34,7 +36,7 @@ def errors_against_reference(
 ) -> Distance:
     """Compare ``o`` (and ``dq``, ``dk``, ``dv``) given q, k, v (and do), all batch, heads, sequence, width."""
     squares: dict[str, list[float]] = {}
-    dot = norm = reference_norm = l1 = reference_l1 = 0.0
+    dot = norm = reference_norm = l1 = reference_l1 = worst_row = 0.0
     for batch, kv_head in sampled_heads(shape):
         reference = reference_of(shape, tensors, batch, kv_head, has_backward)
         for name, expected in reference.items():
@@ -43,6 +45,7 @@ def errors_against_reference(
             seen[0] += (result - expected).square().sum().item()
             seen[1] += expected.square().sum().item()
             if name == "o":
+                worst_row = max(worst_row, worst_relative_row(result, expected))
                 dot += (result * expected).sum().item()
                 norm += result.square().sum().item()
                 reference_norm += expected.square().sum().item()
@@ -50,7 +53,15 @@ def errors_against_reference(
                 reference_l1 += expected.abs().sum().item()
     errors = {name: relative(difference, size) for name, (difference, size) in squares.items()}
     cosine = dot / math.sqrt(norm * reference_norm) if norm * reference_norm > 0 else float(norm == reference_norm)
-    return Distance(errors, cosine, l1 / reference_l1 if reference_l1 else l1)
+    return Distance(errors, worst_row, cosine, l1 / reference_l1 if reference_l1 else l1)
+
+
+def worst_relative_row(result: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest relative error of a row; infinite where one holds NaN."""
+    difference = torch.linalg.vector_norm(result - expected, dim=-1)
+    size = torch.linalg.vector_norm(expected, dim=-1)
+    ratio = torch.where(size > 0, difference / size, difference)
+    return ratio.nan_to_num(nan=math.inf).max().item()
 
 
 def relative(difference: float, size: float) -> float:

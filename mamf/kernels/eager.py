@@ -34,6 +34,11 @@ class Eager(TorchAttention):
     def attend(self, shape: AttentionShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError("bound to a mask by bind")
 
+    def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
+        if shape.causal and shape.seqlen_q > shape.seqlen_k:
+            return f"{self.name} has no answer for queries that see no key: causal with more queries than keys"
+        return super().unsupported_shape(problem, shape)
+
     def bind(self, backend: Backend, problem: AttentionProblem, shape: AttentionShape) -> Callable[..., torch.Tensor]:
         assert isinstance(backend, TorchBackend)
         return written_out(shape, masked_keys(shape, backend.device))

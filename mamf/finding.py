@@ -208,15 +208,12 @@ class Find:
                     break
                 rows.append(row)
                 yield row
-            if number >= FEWEST_ROUNDS:
-                left = not_beaten(rows, left, self.hopeless)
-            else:
-                left = [each for each in left if not any((r.shape, r.kernel) == each and not r.ok for r in rows)]
+            self._confirm(regime.name, rows)
+            if self._is_over():  # within the round: some candidates have no row in it
+                break
+            left = not_beaten(rows, left, self.hopeless if number >= FEWEST_ROUNDS else 1.0)
             if number < FEWEST_ROUNDS:
                 left = self._affordable(rows, left, (self.backend.now() - begun) / len(rows), FEWEST_ROUNDS - number)
-            self._confirm(regime.name, rows)
-            if self._is_over():
-                break
 
     def _affordable(
         self, rows: Sequence[Measurement], left: Sequence[Candidate], seconds_each: float, rounds: int

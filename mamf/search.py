@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mamf.shapes import MatmulGrid, MatmulShape
-from mamf.surrogate import Array, Surrogate, features, squared_distances
+from mamf.surrogate import Array, Surrogate, features, single_threaded, squared_distances
 
 Measure = Callable[[MatmulShape], float]
 
@@ -98,6 +98,7 @@ class Search:
         order = self._random.permutation(len(self._candidates))[:_FIRST_SHAPES]
         self._first: list[MatmulShape] = [self._candidates[row] for row in order]
 
+    @single_threaded
     def consider(self, candidates: Sequence[MatmulShape]) -> None:
         """Search among these from now on. Raises ValueError when there are none."""
         if not candidates:
@@ -109,6 +110,7 @@ class Search:
         if self._surrogate.is_fitted:
             self._refit()
 
+    @single_threaded
     def propose(self) -> MatmulShape | None:
         """The shape to measure next, or None when nothing promising is left."""
         untried = next((shape for shape in self._first if shape not in self.measured), None)
@@ -122,6 +124,7 @@ class Search:
             return None
         return self._candidates[int(np.argmax(self._promise(_OPTIMISM)))]
 
+    @single_threaded
     def tell(self, shape: MatmulShape, tflops: float) -> None:
         """What ``shape`` measured; NaN if it could not be."""
         self.measured[shape] = tflops

@@ -8,20 +8,41 @@ Nothing is known in advance of a device but its compute units; the rest is learn
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController
 
 from mamf.shapes import MatmulShape
 
 Array = NDArray[np.float64]
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 # Tiles that libraries commonly cut C into, of either orientation.
 _TILES = ((64, 128), (64, 256), (128, 128), (128, 192), (128, 256), (192, 256), (256, 256))
 _FIT_STEPS = 6
+
+
+@functools.cache
+def _blas() -> ThreadpoolController:
+    return ThreadpoolController().select(user_api="blas")
+
+
+def single_threaded(method: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """With BLAS on one thread: for matrices this small, waking the others takes several times as long as the work."""
+
+    @functools.wraps(method)
+    def limited(*arguments: Parameters.args, **named: Parameters.kwargs) -> Result:
+        with _blas().limit(limits=1):
+            return method(*arguments, **named)
+
+    return limited
 
 
 @dataclass

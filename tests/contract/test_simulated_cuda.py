@@ -8,6 +8,7 @@ import simulated_vendors
 import torch
 from simulated_vendors import build_of_torch, h100
 
+from mamf import torch_backend
 from mamf.backend import Reading, Unavailable
 
 NULL_UUID = "00000000-0000-0000-0000-000000000000"
@@ -24,6 +25,7 @@ def test_the_timers_share_is_told_by_kernels_of_known_cycles(cuda, calls, monkey
     monkeypatch.setattr(cuda.module, "_sleep", cuda.module._sleep)
     monkeypatch.setattr(torch.cuda, "_sleep", cuda.module._sleep, raising=False)
     monkeypatch.setattr(simulated_vendors, "MILLISECONDS_BETWEEN_EVENTS", 4e-3)
+    monkeypatch.setattr(torch_backend, "_SPIN_ROUNDS", 1)
     assert cuda.kind(0).timer_overhead() == pytest.approx(4e-6)
     names = [name for name, *_ in calls]
     first = names.index("_sleep")
@@ -31,6 +33,7 @@ def test_the_timers_share_is_told_by_kernels_of_known_cycles(cuda, calls, monkey
 
 
 def test_a_share_that_no_timer_has_is_not_taken_off(cuda, monkeypatch):
+    monkeypatch.setattr(torch_backend, "_SPIN_ROUNDS", 1)
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None, raising=False)
     assert cuda.kind(0).timer_overhead() is None
 

@@ -39,12 +39,15 @@ GRID = MatmulGrid(SIZES, SIZES, SIZES, most_flop=9.7e12)
 A, B, C = (MatmulShape(4096, 4096, k) for k in (1024, 2048, 4096))
 
 
-@pytest.fixture(autouse=True)
-def few_shapes(monkeypatch):
+@pytest.fixture(autouse=True, scope="module")
+def few_shapes():
     """The search itself is tested in test_search.py; here it has little to search."""
-    monkeypatch.setattr(Find, "fine_shapes", 300)
-    monkeypatch.setattr("mamf.finding_plan._STEPS", len(SIZES))
-    monkeypatch.setattr("mamf.finding_plan._LARGEST_STEP", SIZES[0])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Find, "fine_shapes", 100)
+        patch.setattr(Find, "burst_candidates", 4)
+        patch.setattr("mamf.finding_plan._STEPS", len(SIZES))
+        patch.setattr("mamf.finding_plan._LARGEST_STEP", SIZES[0])
+        yield
 
 
 # -- ceilings --------------------------------------------------------------------------------------------------------
@@ -162,7 +165,6 @@ def test_a_ceiling_survives_the_log(regime):
     assert logged(ceiling_of(regime)) == ceiling_of(regime)
 
 
-@pytest.mark.xfail(strict=True, reason="bug: a record rounds to 3 decimals of a TFLOPS, 2.6 % of this ceiling")
 def test_the_ceiling_of_a_slow_device_survives_the_log():
     assert logged(ceiling_of("burst", tflops=0.0195)).tflops == pytest.approx(0.0195, rel=1e-3)
 
@@ -212,12 +214,10 @@ def test_another_process_measures_the_same_at_the_shape_found():
 
 
 @pytest.fixture(scope="module")
-def both():
+def both(few_shapes):
     """A find of both ceilings that nothing cut short, and its rows."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Find, "fine_shapes", 300)
-        find = find_of(regimes=("burst", "sustained"))
-        return find, found(find)
+    find = find_of(regimes=("burst", "sustained"))
+    return find, found(find)
 
 
 def test_the_sustained_ceiling_is_that_of_the_power_limit(both):
@@ -272,10 +272,6 @@ class Late:
             backend.host_time = max(backend.host_time, self.share * self.find.plan.budget_seconds - self.left)
 
 
-UNREACHED = "bug: a budget that ends in the first round leaves candidates without figures, or no row to divide by"
-
-
-@pytest.mark.xfail(strict=True, raises=(KeyError, ZeroDivisionError), reason=UNREACHED)
 @pytest.mark.parametrize("left", [0.0, 0.5, 1.0])
 def test_a_budget_that_ends_within_the_first_round_confirms_nothing(left):
     find = find_of()
@@ -286,7 +282,6 @@ def test_a_budget_that_ends_within_the_first_round_confirms_nothing(left):
     assert {"scout", "refine"} <= {row.phase for row in rows}
 
 
-@pytest.mark.xfail(strict=True, raises=(KeyError, ZeroDivisionError), reason=UNREACHED)
 def test_a_budget_that_ends_within_the_first_sustained_visit_leaves_burst():
     find = find_of(regimes=("burst", "sustained"))
     Late(find, "sustained: confirming", 1.0, 0.5)
@@ -388,7 +383,7 @@ def test_a_library_that_fails_does_not_end_the_find(monkeypatch, broken, left):
     assert any(row.phase == "algorithm" and row.ok for row in rows)
 
 
-FAULTS = ["wrong_result", RuntimeError("CUDA error"), MemoryError("workspace"), UnsupportedError("K too long")]
+FAULTS = ["wrong_result", RuntimeError("CUDA error")]
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=repr)
@@ -437,7 +432,7 @@ SLOW = {"compute_units": 4, "flop_per_cycle_per_unit": 32, "memory_bytes": 8 * 1
 def test_the_grid_suits_memory_and_speed(changed):
     physics = dataclasses.replace(Physics(), **changed)
     backend, problem = SimulatedBackend(physics=physics), MatmulProblem()
-    plan = plan_for(backend, problem, [SimulatedMatmul()], regimes=("burst",))
+    plan = plan_for(backend, problem, [SimulatedMatmul()], regimes=("burst",), scouts=48)
     find = Find(plan, [SimulatedMatmul()], backend)
     rows = found(find)
     assert all(row.ok for row in rows)
@@ -555,7 +550,7 @@ def test_every_format_has_both_ceilings(whole, run, form, tmp_path):
 
 
 def test_several_dtypes_are_found_one_after_the_other_a_log_each(find, tmp_path):
-    options = ["--regime", "burst", "--format", "json"]
+    options = ["--regime", "burst", "--format", "json", "--budget", "10s"]
     code, out, err = find("--dtype", "bfloat16", "float16", "bfloat16", *options, "--output", "run.jsonl")
     assert code == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run-bfloat16.jsonl", "run-float16.jsonl"]
@@ -612,7 +607,7 @@ def test_a_wrong_second_dtype_is_said_before_the_first_is_measured(find, tmp_pat
 
 
 def test_the_budget_ends_it_and_what_is_only_scouted_is_named_so(find, on_launch, tmp_path):
-    code, out, _ = find("--budget", "40s", "--output", "run.jsonl")
+    code, out, _ = find("--budget", "36s", "--output", "run.jsonl")
     assert code == 0
     assert "burst (MAMF)" in out
     assert "sustained: not confirmed; scouted so far 71" in out
@@ -620,7 +615,6 @@ def test_the_budget_ends_it_and_what_is_only_scouted_is_named_so(find, on_launch
     assert set(read_run_log(tmp_path / "run.jsonl").ceilings) == {"burst"}
 
 
-@pytest.mark.xfail(strict=True, raises=ZeroDivisionError, reason=UNREACHED)
 def test_a_budget_for_nothing_but_a_few_scouts_is_said_too(find):
     code, out, _ = find("--budget", "1.2s", "--output", "run.jsonl")
     assert code == 0
@@ -668,7 +662,7 @@ def test_resuming_a_complete_log_shows_it_and_leaves_it(whole, run, registered, 
     assert (tmp_path / "run.jsonl").read_bytes() == whole[2]
 
 
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.95])
+@pytest.mark.parametrize("share", [0.2, 0.8])
 def test_a_killed_log_resumes_and_comes_to_the_same_ceilings(whole, run, registered, tmp_path, share):
     """Cut off in the middle of a line, as by kill -9."""
     path = tmp_path / "run.jsonl"
@@ -729,8 +723,8 @@ def test_find_returns_the_ceiling_of_a_regime(backend, regime):
 
 
 def test_find_that_confirms_nothing_in_its_budget_says_so(backend):
-    with pytest.raises(DeviceError, match="no sustained ceiling was confirmed in 20 s: give it more"):
-        mamf.find(backend=backend, kernels=["mamf.testing:SimulatedMatmul"], regime="sustained", budget_seconds=20.0)
+    with pytest.raises(DeviceError, match="no sustained ceiling was confirmed in 36 s: give it more"):
+        mamf.find(backend=backend, kernels=["mamf.testing:SimulatedMatmul"], regime="sustained", budget_seconds=36.0)
 
 
 @pytest.mark.parametrize("asked", [{"regime": "classic"}, {"dtype": "bf61"}, {"dtype": "int8"}], ids=str)

@@ -24,6 +24,8 @@ from mamf.regimes import Burst, Regime, StoppingRule, Sustained
 from mamf.search import Search
 from mamf.shapes import MatmulShape
 
+_PHASES = ("scout", "refine", "algorithm", "confirm")
+
 
 @dataclass
 class Find:
@@ -116,6 +118,8 @@ class Find:
         while len(search.measured) < most and (self.backend.now() < until or len(search.measured) < FEWEST_ROUNDS):
             shape = search.propose()
             if shape is None or self._is_over():
+                return
+            if self._had_ended(regime, phase, len(search.measured), shape):
                 return
             row = self._take(regime, kernel, shape, phase, len(search.measured), rule)
             search.tell(shape, row.best_tflops if row.ok else float("nan"))
@@ -229,6 +233,14 @@ class Find:
         found = confirmed(rows, info.name, info.uuid_hash, self.kernels[0].name)
         if found is not None:
             self.ceilings[regime] = found
+
+    def _had_ended(self, regime: Regime, phase: str, number: int, shape: MatmulShape) -> bool:
+        """Whether the interrupted run had gone on to something else here: its time was up, and repeating costs none."""
+        there = [row for row in self.held if (row.regime, row.phase, row.round) == (regime.name, phase, number)]
+        if there:
+            return shape not in {row.shape for row in there}
+        later = _PHASES[_PHASES.index(phase) + 1 :]
+        return any(row.regime != regime.name or row.phase in later for row in self.held)
 
     # -- measuring ---------------------------------------------------------------------------------------------------
 

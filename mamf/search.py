@@ -22,6 +22,8 @@ from mamf.surrogate import Array, Surrogate, features, single_threaded, squared_
 Measure = Callable[[MatmulShape], float]
 
 _FIRST_SHAPES = 12
+_FEWEST_TO_JUDGE = 4
+_FEWEST_TO_GIVE_UP = 40
 # Shapes that the surrogate predicts; a larger grid is searched by a sample and the leaders' neighbours.
 _MOST_CANDIDATES = 8192
 _MEASUREMENTS_PER_FIT = 12
@@ -113,13 +115,16 @@ class Search:
     @single_threaded
     def propose(self) -> MatmulShape | None:
         """The shape to measure next, or None when nothing promising is left."""
-        untried = next((shape for shape in self._first if shape not in self.measured), None)
-        if untried is not None:
-            return untried
-        if not self._surrogate.is_fitted:
-            left = [shape for shape in self._candidates if shape not in self.measured]
-            return left[int(self._random.integers(len(left)))] if left else None
-        if self._promise(_DOUBT).max() < self._surrogate.highest + _WORTHWHILE:
+        untried = (shape for shape in self._first if shape in self._position and shape not in self.measured)
+        first = next(untried, None)
+        if first is not None:
+            return first
+        # From a few figures nothing can be told: neither what varies, nor that nothing is left.
+        if not self._surrogate.is_fitted or len(self._rows) < _FEWEST_TO_JUDGE:
+            return self._any_left()
+        doubtful = self._promise(_DOUBT).max()
+        is_sure = len(self.measured) >= _FEWEST_TO_GIVE_UP and doubtful < self._surrogate.highest + _WORTHWHILE
+        if is_sure or doubtful == -math.inf:
             self._exhausted = True
             return None
         return self._candidates[int(np.argmax(self._promise(_OPTIMISM)))]
@@ -162,6 +167,16 @@ class Search:
         if not leaders:
             raise ValueError("no shape of the grid could be measured")
         return SearchResult(leaders[0], self.measured, self._exhausted)
+
+    def _any_left(self) -> MatmulShape | None:
+        """A random candidate that may be measurable."""
+        left = [
+            shape
+            for shape, is_hopeless in zip(self._candidates, self._hopeless, strict=True)
+            if shape not in self.measured and not is_hopeless
+        ]
+        self._exhausted = not left
+        return left[int(self._random.integers(len(left)))] if left else None
 
     def _known(self) -> dict[MatmulShape, float]:
         return {shape: tflops for shape, tflops in self.measured.items() if tflops > 0}

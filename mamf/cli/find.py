@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from mamf.api import kernels_for, problem_for
 from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.options import add_device_options, add_output_options, index, share
 from mamf.cli.session import End, Session, add_run_options, interruptible
+from mamf.discovery import open_backend
 from mamf.errors import LogMismatchError, UsageError
 from mamf.finding import Find
 from mamf.finding_plan import CEILINGS, DEFAULT_BUDGET_SECONDS, FindPlan, plan_for
@@ -64,6 +66,10 @@ def run(options: argparse.Namespace) -> int:
 
     def work(interruption: Interruption) -> int:
         worst = 0
+        if len(dtypes) > 1:  # what is wrong with a later one is said before minutes pass
+            backend = open_backend(options.backend or "auto", options.device or 0)
+            for dtype in dtypes:
+                kernels_for(backend, problem_for(backend, dtype, options.out_dtype), options.kernel)
         for dtype in dtypes:
             options.dtype = dtype
             if output is not None and len(dtypes) > 1:
@@ -110,7 +116,7 @@ class _FindSession(Session):
             budget_seconds=options.budget or DEFAULT_BUDGET_SECONDS,
             precision=options.precision or FindPlan.precision,
         )
-        return plan, kernels
+        return replace(plan, kernels=tuple(dict.fromkeys(options.kernel or plan.kernels))), kernels
 
     def _resumed(self) -> tuple[FindPlan, list[MatmulKernel]]:
         """The log's own plan: only the budget may be given anew."""
@@ -122,6 +128,7 @@ class _FindSession(Session):
         given = next((name for name in decided if getattr(options, name) is not None), None)
         if given:
             raise LogMismatchError(f"--{given.replace('_', '-')} is decided by {self.log.path}: leave it out")
+        plan = replace(plan, budget_seconds=options.budget or plan.budget_seconds)
         return plan, kernels_for(self.backend, plan.problem, plan.kernels)
 
     def dry_run(self) -> int:

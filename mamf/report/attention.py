@@ -155,8 +155,8 @@ def remarks(row: Measurement, ceilings: Ceilings) -> str:
     drift = state(row, ceilings)
     if drift is not None and abs(drift) > STATE_TOLERANCE:
         parts.append("the card was not at its ceiling's state")
-    share = mamfu(row, ceilings)
-    if share is not None and share > 1 + STATE_TOLERANCE and "product_dtypes" not in row.details:
+    own = mamfu(row, ceilings)
+    if own is not None and own > 1 + STATE_TOLERANCE and "product_dtypes" not in row.details:
         parts.append("above the ceiling: it was found on a busier device, find it anew")
     parts += [*row.conditions.throttle_reasons, *row.remarks] if row.regime == "burst" else row.remarks
     if row.implausible_samples:

@@ -106,6 +106,7 @@ def attention_chart(
         grid,
         (*_conventions(measured, ceilings), *failures(kept, {row.kernel for row in measured})),
         companion="effective (solid: dense-equivalent)" if companions else "",
+        palette=tuple(dict.fromkeys(row.kernel for row in rows if row.ok and not row.is_reference)),
     )
 
 

@@ -23,6 +23,8 @@ Ceilings = Mapping[tuple[str, str], Ceiling]
 REGIMES = (Burst.name, Sustained.name)
 #: How far the reference product may be from its ceiling before a row says so.
 STATE_TOLERANCE = 0.01
+#: Time for a visit of the reference product to the time for a row: it only has to tell whether the card strayed.
+_REFERENCE_SHARE = 0.25
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,9 @@ class AttentionSweep:
             return None
         kernel, pool = self.references[ceiling.kernel], self._pool(pools, ceiling.problem)
         limit = fastest_possible_flops(self.backend.info, ceiling.problem.dtype)
-        row = measure(kernel, ceiling.problem, ceiling.shape, regime, pool, self._rule(regime, deadline), limit)
+        rule = self._rule(regime, deadline)
+        brief = replace(rule, seconds=rule.seconds and rule.seconds * _REFERENCE_SHARE)
+        row = measure(kernel, ceiling.problem, ceiling.shape, regime, pool, brief, limit)
         return replace(row, is_reference=True) if row.ok else None
 
     def _rule(self, regime: Regime, deadline: float | None) -> StoppingRule:

@@ -64,7 +64,8 @@ class Axis:
 @dataclass(frozen=True)
 class Chart:
     """``grid``: rows of panels, None where nothing was measured. ``is_connected``: points are joined by lines.
-    ``companion``: what a dotted line means.
+    ``companion``: what a dotted line means. ``palette``: all names of the run, so that a name has one colour in
+    every picture of it.
     """
 
     title: str
@@ -74,6 +75,7 @@ class Chart:
     notes: tuple[str, ...] = ()
     is_connected: bool = True
     companion: str = ""
+    palette: tuple[str, ...] = ()
 
     @property
     def panels(self) -> list[Panel]:

@@ -53,7 +53,7 @@ def draw(chart: Chart) -> Figure:
         raise UnavailableError("drawing needs matplotlib: pip install 'mamf[plot]'") from None
     figure = Figure(figsize=(_WIDTH, 9), dpi=_DPI, facecolor="white", layout="constrained")
     axes = figure.subplots(len(chart.grid), len(chart.grid[0]), squeeze=False)
-    styles = styles_of(chart.names)
+    styles = styles_of(sorted({*chart.palette, *chart.names}))
     for line, panels in enumerate(chart.grid):
         for column, panel in enumerate(panels):
             if panel is None:

@@ -32,7 +32,7 @@ from mamf.report import FORMATS, attention_summary_record, render_attention
 from mamf.run_log import MAY_PASS, RunLogWriter, read_run_log
 
 #: Time to find a ceiling in where none is given: burst alone, and with sustained.
-_CEILING_SECONDS = {1: 15.0, 2: 57.0}
+_CEILING_SECONDS = {1: 12.0, 2: 57.0}
 _EXAMPLES = """examples:
   mamf attention                                        what is installed, bf16, 1k to 16k, head dimension 128
   mamf attention --preset fa3-paper --direction fwd bwd --ceiling LOG

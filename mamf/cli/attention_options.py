@@ -17,7 +17,7 @@ from mamf.errors import UsageError
 _TOKENS = 16384
 # A CPU takes seconds for what an accelerator does in a millisecond.
 _TOKENS_OF_CPU = 1024
-_DEFAULT = Preset((128,), (1024, 4096, 16384))
+_DEFAULT = Preset((128,), (1024, 4096, 16384), causal=(False,))
 _MASKS = {"yes": (True,), "no": (False,), "both": (False, True)}
 
 
@@ -37,7 +37,7 @@ def add_shape_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--batch", type=size, nargs="+", metavar="B", help="(default: 16384 tokens in all, 1024 on a CPU)"
     )
-    group.add_argument("--causal", choices=list(_MASKS), nargs="?", const="yes", help="(default: both)")
+    group.add_argument("--causal", choices=list(_MASKS), nargs="?", const="yes", help="(default: no, or the preset's)")
     group.add_argument("--no-causal", dest="causal", action="store_const", const="no", help="as --causal no")
     group.add_argument("--window", type=size, nargs="+", metavar="W", help="keys seen before (and after) each query")
 

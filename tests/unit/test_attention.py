@@ -211,7 +211,7 @@ def test_a_run_ranks_the_kernels_and_its_log_prints_the_same(attention, tmp_path
 
 
 def test_resuming_measures_only_the_rest(attention, tmp_path):
-    attention(*SIMULATED, "--seq-lens", "1024", "2048", "--no-ceiling", "--output", "run.jsonl")
+    attention(*SIMULATED, "--seq-lens", "1024", "2048", "--causal", "both", "--no-ceiling", "--output", "run.jsonl")
     lines = (tmp_path / "run.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "run.jsonl").write_text("".join(lines[:3]))
     code, out, _ = attention("--resume", "run.jsonl", *SIMULATED[:2], "--no-ceiling", "--format", "json")

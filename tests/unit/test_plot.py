@@ -87,6 +87,13 @@ def test_time_follows_tflops_down_the_figure():
     }
 
 
+def test_a_kernel_has_one_colour_in_the_pictures_of_both_directions():
+    rows = [row(shape(512)), row(shape(512), kernel="flex"), row(shape(512), kernel="flex", direction="bwd")]
+    forward, backward = (attention_chart(rows, {}, HEADER, directions=[way]) for way in ("fwd", "bwd"))
+    assert "eager" in forward.names and "eager" not in backward.names
+    assert forward.palette == backward.palette
+
+
 def test_points_are_figures_with_their_intervals_by_length():
     rows = [row(shape(2048), 500.0), row(shape(512), 250.0)]
     tflops, time = attention_chart(rows, {}, HEADER).panels

@@ -20,7 +20,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-_ABSOLUTE_PATH = re.compile(r"(?<![\w/.~-])(?:~|[A-Za-z]:)?[/\\](?:[\w.@+~-]+[/\\])*([\w.@+~-]+)")
+_ABSOLUTE_PATH = re.compile(r"(?<![\w/.~>-])(?:~|[A-Za-z]:)?[/\\](?:[\w.@+~-]+[/\\])*([\w.@+~-]+)")
 _SHORTEST_NAME = 3
 # Accounts and hosts that name nobody.
 _ANONYMOUS = frozenset({"root", "user", "localhost", "admin", "ubuntu", "runner"})

@@ -19,6 +19,11 @@ from mamf.dtypes import DTYPES
 _HEADROOM_UNKNOWN_CLOCK = 1.25
 # Clocks are read and set in steps of 15 MHz and more.
 _HEADROOM_KNOWN_CLOCK = 1.02
+# No core of a CPU does more FLOP in a cycle, nor cycles faster: two 512-bit FMA units do 32 in float64 and 64 in
+# float32, matrix units (Intel AMX: 1024 multiply-adds; Apple's) up to 256 and 2048.
+_CORE_FLOP_PER_CYCLE = {"float64": 64, "float32": 256, "int8": 4096}
+_CORE_FLOP_PER_CYCLE_ELSE = 2048
+_CORE_HZ = 7e9
 
 
 @dataclass(frozen=True)
@@ -77,15 +82,21 @@ def _find(device_name: str, peak_name: str, compute_units: int | None) -> Peak |
 
 
 def fastest_possible_flops(info: DeviceInfo, dtype: str) -> float | None:
-    """FLOP/s that the device cannot exceed at its maximum clock, or None where no peak is known.
+    """FLOP/s that the device cannot exceed at its maximum clock, or None where no peak is known. Of a CPU, whose peak
+    nobody lists, what no core of today exceeds.
 
     Consumer boards double fp16 and fp8 with 16-bit accumulation, a mode that is a global flag: the larger peak bounds.
     """
     peak = find_peak(info.name, dtype, info.compute_units)
     if peak is None:
-        return None
+        return _fastest_possible_cpu_flops(info, dtype) if info.backend == "cpu" else None
     narrow = _find(info.name, f"{peak.dtype}_acc16", info.compute_units)
     flops = max(peak.flops, narrow.flops if narrow else 0.0)
     if peak.clock_hz and info.max_clock_hz:
         return flops * max(1.0, info.max_clock_hz / peak.clock_hz) * _HEADROOM_KNOWN_CLOCK
     return flops * _HEADROOM_UNKNOWN_CLOCK
+
+
+def _fastest_possible_cpu_flops(info: DeviceInfo, dtype: str) -> float | None:
+    per_core = _CORE_FLOP_PER_CYCLE.get(dtype, _CORE_FLOP_PER_CYCLE_ELSE) * _CORE_HZ
+    return info.compute_units * per_core if info.compute_units else None

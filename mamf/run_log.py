@@ -3,6 +3,7 @@
 Schema history
     1   header, measurement, resume, summary
     2   ceiling; phase, round and timer_overhead_seconds of a measurement
+    3   tier legacy: header and reported figures of an imported run (legacy.py)
 
 ``header`` names tool, command, device, software, settings and the plan, so a log resumes by itself. Each line is
 written by one system call and reaches the operating system before the next shape starts: a killed process loses at
@@ -31,8 +32,8 @@ from mamf.measure import Measurement
 from mamf.records import ceiling_from_record, measurement_from_record, plan_from_record
 from mamf.sweeping import Held, Plan
 
-SCHEMA = 2
-READABLE = (1, 2)
+SCHEMA = 3
+READABLE = (1, 2, 3)
 MAY_PASS = ("failed", "out_of_memory")
 
 
@@ -151,14 +152,9 @@ def lock(descriptor: int, path: Path) -> None:
 
 def read_run_log(path: Path) -> RunLog:
     """Read and check a log. Raises RunLogError naming the line and what is wrong with it."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise RunLogError(f"cannot read {path}: {error.strerror}") from None
-    whole, _, rest = data.rpartition(b"\n")
-    lines = whole.split(b"\n") if whole else []
-    if not lines:
-        raise RunLogError(f"{path} holds no whole line: not a run log, or killed before it began")
+    data = read_bytes(path)
+    rest = data.rpartition(b"\n")[2]
+    lines = whole_lines(path, data)
     log = RunLog(path, _header(path, lines[0]), valid_bytes=len(data) - len(rest), is_truncated=bool(rest))
     for number, line in enumerate(lines[1:], start=2):
         try:
@@ -167,6 +163,21 @@ def read_run_log(path: Path) -> RunLog:
             raise RunLogError(f"{path}, line {number}: {_what(error)}") from None
     log.measurements = _latest(log.measurements)
     return log
+
+
+def read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise RunLogError(f"cannot read {path}: {error.strerror}") from None
+
+
+def whole_lines(path: Path, data: bytes | None = None) -> list[bytes]:
+    """Raises RunLogError for a file without any."""
+    whole = (read_bytes(path) if data is None else data).rpartition(b"\n")[0]
+    if not whole:
+        raise RunLogError(f"{path} holds no whole line: not a run log, or killed before it began")
+    return whole.split(b"\n")
 
 
 def _what(error: Exception) -> str:
@@ -189,8 +200,12 @@ def _header(path: Path, line: bytes) -> dict[str, Any]:
         if header["record"] != "header":
             raise ValueError("the first record is not a header")
         if header["schema"] not in READABLE:
-            known = " and ".join(map(str, READABLE))
+            known = ", ".join(map(str, READABLE))
             raise ValueError(f"schema {header['schema']} is not known to this mamf (it reads {known}); upgrade mamf")
+        if header.get("tier") == "legacy":
+            raise ValueError(
+                "an imported log of mamf-finder, without samples; only 'mamf show' and 'mamf results' read it"
+            )
         for name in ("tool", "environment", "kernel", "timer"):
             header[name]
         DeviceInfo(**header["device"])

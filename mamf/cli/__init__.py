@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import keyword
 import os
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,8 @@ COMMANDS = {
     "show": "print a run log again, in any format",
     "compare": "compare two run logs: what got faster, what slower, what cannot be told",
     "plot": "draw a run log: TFLOPS and time, with the ceiling",
+    "results": "check run logs, submit one to results/, write the table of all",
+    "import": "turn logs of mamf-finder, of any version, into run logs (tier legacy)",
     "kernels": "list the kernels: available here, or why not",
     "backends": "list the backends: their devices, or why they have none",
     "doctor": "check the machine: what costs performance, and the command that mends it",
@@ -69,7 +72,8 @@ def _parser(given: Sequence[str]) -> Parser:
     for name, line in COMMANDS.items():
         command = commands.add_parser(name, help=line, description=line)
         if name in given:
-            importlib.import_module(f"mamf.cli.{name}").configure(command)
+            module = f"{name}_" if keyword.iskeyword(name) else name
+            importlib.import_module(f"mamf.cli.{module}").configure(command)
     return parser
 
 

@@ -33,9 +33,15 @@ ARROWS = {
     "environment": set(),
     "records": {"attention_sweep", "ceiling", "finding_plan", "measure", "sweeping"},
     "run_log": {"attention_sweep", "ceiling", "environment", "finding_plan", "measure", "records", "sweeping"},
+    "legacy": {"environment", "run_log"},
+    "finder_logs": {"environment", "legacy"},
+    "contribution": {
+        *("attention_sweep", "ceiling", "environment", "finding_plan", "legacy", "measure", "peaks", "records"),
+        *("report", "run_log", "sweeping"),
+    },
     "comparability": {"attention_sweep", "records"},
     "compare": {"ceiling", "comparability", "finding_plan", "measure", "run_log"},
-    "report": {"attention_sweep", "ceiling", "comparability", "compare", "measure", "peaks"},
+    "report": {"attention_sweep", "ceiling", "comparability", "compare", "legacy", "measure", "peaks"},
     "charts": {"ceiling", "measure"},
     "attention_charts": {"attention_sweep", "charts", "measure"},
     "plotting": {"charts"},
@@ -94,6 +100,12 @@ def test_only_the_command_line_prints(path):
 )
 def test_files_stay_readable(path):
     assert len(path.read_text().splitlines()) <= 320
+
+
+def test_every_package_is_installed():
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    folders = {".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "mamf").rglob("__init__.py")}
+    assert {*declared} == folders | {"mamf_backends"}
 
 
 def test_pyproject_files_and_discovered_names_agree():

@@ -1,0 +1,1 @@
+"""What makes a contributed run log believable, where it belongs, and the table of them all."""

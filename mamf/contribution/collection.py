@@ -1,0 +1,168 @@
+"""What results/ holds, as the entries of its tables: ceilings by accelerator, attention by MAMFU, legacy figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mamf.attention_sweep import AttentionPlan, mamfu
+from mamf.ceiling import Ceiling
+from mamf.contribution.evidence import tier_of
+from mamf.finding_plan import FindPlan
+from mamf.legacy import FinderRun, read_legacy_or_none
+from mamf.measure import Conditions, Measurement
+from mamf.report import bests
+from mamf.run_log import RunLog, read_run_log
+
+
+@dataclass(frozen=True)
+class CeilingEntry:
+    """A device's best for a dtype and regime: confirmed by a find, or the best row of a sweep.
+
+    ``tflops`` and ``low`` to ``high`` by the statistic of the regime (classic: the fastest launch, without interval).
+    """
+
+    header: dict[str, Any]
+    place: Path
+    tier: str
+    dtype: str
+    regime: str
+    shape: str
+    kernel: str
+    tflops: float
+    low: float | None
+    high: float | None
+    conditions: Conditions
+    is_confirmed: bool
+
+    @property
+    def device(self) -> str:
+        return str(self.header["device"]["name"])
+
+    @property
+    def joules_per_tflop(self) -> float | None:
+        watts = self.conditions.watts
+        return watts / self.tflops if self.regime == "sustained" and watts else None
+
+
+@dataclass(frozen=True)
+class AttentionEntry:
+    header: dict[str, Any]
+    place: Path
+    tier: str
+    row: Measurement
+    share: float
+
+    @property
+    def device(self) -> str:
+        return str(self.header["device"]["name"])
+
+
+@dataclass(frozen=True)
+class LegacyEntry:
+    run: FinderRun
+    place: Path
+
+
+@dataclass(frozen=True)
+class Collection:
+    ceilings: tuple[CeilingEntry, ...] = ()
+    attention: tuple[AttentionEntry, ...] = ()
+    legacy: tuple[LegacyEntry, ...] = ()
+
+
+def collect(root: Path, paths: Iterable[Path]) -> Collection:
+    """Entries of all logs. Raises RunLogError for one that cannot be read."""
+    ceilings: list[CeilingEntry] = []
+    attention: list[AttentionEntry] = []
+    legacy: list[LegacyEntry] = []
+    for path in paths:
+        place = path.relative_to(root)
+        if (run := read_legacy_or_none(path)) is not None:
+            legacy.append(LegacyEntry(run, place))
+            continue
+        log = read_run_log(path)
+        plan = log.plan
+        if isinstance(plan, AttentionPlan):
+            attention += _attention_entries(log, place)
+        elif isinstance(plan, FindPlan):
+            ceilings += [_of_ceiling(log, place, ceiling) for ceiling in log.all_ceilings.values()]
+        else:
+            ceilings += [_of_row(log, place, best.row) for best in bests(log.measurements).values()]
+    return Collection(tuple(ceilings), tuple(attention), tuple(legacy))
+
+
+def named_dtype(problem: Any) -> str:
+    """``float8_e4m3fn, fast accumulation``: products that round otherwise are not ranked with one another."""
+    return str(problem.dtype) + (", fast accumulation" if getattr(problem, "fast_accumulation", False) else "")
+
+
+def _of_ceiling(log: RunLog, place: Path, ceiling: Ceiling) -> CeilingEntry:
+    return CeilingEntry(
+        log.header,
+        place,
+        tier_of(log),
+        named_dtype(ceiling.problem),
+        ceiling.regime,
+        str(ceiling.shape),
+        ceiling.kernel,
+        ceiling.tflops,
+        ceiling.interval.low,
+        ceiling.interval.high,
+        ceiling.conditions,
+        is_confirmed=True,
+    )
+
+
+def _of_row(log: RunLog, place: Path, row: Measurement) -> CeilingEntry:
+    low, high = row.tflops_interval if row.best_by == "median" else (None, None)
+    return CeilingEntry(
+        log.header,
+        place,
+        tier_of(log),
+        named_dtype(row.problem),
+        row.regime,
+        str(row.shape),
+        row.kernel,
+        row.best_tflops,
+        low,
+        high,
+        row.conditions,
+        is_confirmed=False,
+    )
+
+
+def _attention_entries(log: RunLog, place: Path) -> list[AttentionEntry]:
+    shares = ((row, mamfu(row, log.all_ceilings)) for row in log.measurements if row.ok and not row.is_reference)
+    return [AttentionEntry(log.header, place, tier_of(log), row, share) for row, share in shares if share is not None]
+
+
+def leaders(entries: Iterable[CeilingEntry]) -> list[tuple[CeilingEntry, Sequence[CeilingEntry]]]:
+    """For each accelerator, dtype and regime the highest ceiling, with all of its kind.
+
+    A sweep's best was chosen by the samples that it is reported with; where a find confirmed a ceiling, sweeps do not
+    count.
+    """
+    groups: dict[tuple[str, str, str], list[CeilingEntry]] = {}
+    for entry in entries:
+        groups.setdefault((entry.dtype, entry.regime, entry.device), []).append(entry)
+    found = []
+    for group in groups.values():
+        kind = [entry for entry in group if entry.is_confirmed] or group
+        found.append((max(kind, key=lambda entry: entry.tflops), kind))
+    return sorted(found, key=lambda pair: (pair[0].dtype, pair[0].regime, -pair[0].tflops))
+
+
+def best_attention(entries: Iterable[AttentionEntry]) -> list[AttentionEntry]:
+    """For each accelerator, dtype, regime, direction, head dimension and mask the kernel with the highest MAMFU."""
+    found: dict[tuple[Any, ...], AttentionEntry] = {}
+    for entry in entries:
+        row = entry.row
+        mask = (row.shape.causal, row.shape.window or 0)
+        key = (entry.device, row.problem.dtype, row.regime, row.problem.direction, row.shape.head_dim, *mask)
+        if row.problem.backward_count == "hardware" and (key not in found or entry.share > found[key].share):
+            found[key] = entry
+    order = {"fwd": 0, "bwd": 1}
+    return [found[key] for key in sorted(found, key=lambda key: (*key[:3], order.get(key[3], 2), *key[4:]))]

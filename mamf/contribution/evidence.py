@@ -1,0 +1,102 @@
+"""A run log as a reviewer sees it: its records as written, with their lines, beside what mamf reads from them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from mamf.attention_sweep import AttentionPlan
+from mamf.errors import RunLogError
+from mamf.finding_plan import FindPlan
+from mamf.measure import Measurement
+from mamf.records import measurement_from_record
+from mamf.report import bests
+from mamf.run_log import READABLE, RunLog, read_run_log, whole_lines
+
+TIERS = ("complete", "interrupted", "legacy")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a rule found. ``line``: of the log, counted from 1. A warning does not keep a log out unless --strict."""
+
+    rule: str
+    message: str
+    line: int | None = None
+    is_warning: bool = False
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """``records``: every line with its number, the header first."""
+
+    records: tuple[tuple[int, dict[str, Any]], ...]
+    log: RunLog
+
+    @property
+    def header(self) -> dict[str, Any]:
+        return self.log.header
+
+    @cached_property
+    def plan(self) -> Any:
+        return self.log.plan
+
+    @property
+    def is_search(self) -> bool:
+        return isinstance(self.plan, FindPlan)
+
+    @property
+    def is_attention(self) -> bool:
+        return isinstance(self.plan, AttentionPlan)
+
+    @property
+    def tier(self) -> str:
+        return tier_of(self.log)
+
+    def of_kind(self, kind: str) -> Iterator[tuple[int, dict[str, Any]]]:
+        return ((line, record) for line, record in self.records if record["record"] == kind)
+
+    @cached_property
+    def rows(self) -> tuple[tuple[int, dict[str, Any], Measurement], ...]:
+        """Every measurement as written, failed and repeated ones too: line, record, and what mamf reads from it."""
+        found = self.of_kind("measurement")
+        return tuple((line, record, measurement_from_record(record, self.header)) for line, record in found)
+
+    @property
+    def claims(self) -> dict[str, Measurement]:
+        """By regime the row of a sweep that it is known by. A find and an attention log claim ceilings instead."""
+        if self.is_search or self.is_attention:
+            return {}
+        return {regime: best.row for regime, best in bests(self.log.measurements).items()}
+
+
+def tier_of(log: RunLog) -> str:
+    """``complete``, or ``interrupted`` by Ctrl-C, a budget or a kill: what is best may never have been tried."""
+    return "complete" if log.summary is not None and log.summary["status"] == "complete" else "interrupted"
+
+
+def read_records(path: Path) -> tuple[tuple[int, dict[str, Any]], ...]:
+    """Raises RunLogError naming the line that is no record."""
+    records = []
+    for number, line in enumerate(whole_lines(path), start=1):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        if not isinstance(record, dict) or "record" not in record:
+            raise RunLogError(f"{path}, line {number}: not a record of a run log")
+        records.append((number, record))
+    return tuple(records)
+
+
+def read_evidence(path: Path) -> Evidence:
+    """Raises RunLogError when the log cannot be read."""
+    return Evidence(read_records(path), read_run_log(path))
+
+
+def has_known_schema(header: Mapping[str, Any]) -> bool:
+    return header.get("schema") in READABLE

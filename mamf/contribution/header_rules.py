@@ -1,0 +1,120 @@
+"""Rules about a log's header: a figure without its circumstances is no result."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mamf.contribution.evidence import Evidence, Finding
+
+#: Known on every device.
+_REQUIRED = (
+    "tool.version",
+    "command",
+    "started",
+    "device.backend",
+    "device.name",
+    "device.vendor",
+    "timer",
+    "sensors",
+    "kernel",
+    "environment.python",
+    "environment.os",
+    "environment.packages.torch",
+    "findings",
+)
+#: Named on every device; null where its libraries do not tell.
+_NAMED = (
+    "device.compute_units",
+    "device.memory_bytes",
+    "device.cache_bytes",
+    "device.max_clock_hz",
+    "device.power_limit_watts",
+    "device.driver",
+    "device.uuid_hash",
+    "device.versions",
+    "settings",
+    "environment.variables",
+)
+#: A run that read watts could read these.
+_WITH_SENSORS = ("device.max_clock_hz", "device.power_limit_watts", "device.driver")
+_OF_PROBLEM = ("dtype", "data", "seed")
+_OF_MATMUL = (*_OF_PROBLEM, "out_dtype", "layout")
+_KNOWN = {
+    *("record", "schema", "tool", "command", "started", "device", "timer", "sensors", "kernel", "plan", "settings"),
+    *("environment", "findings", "notes", "tier"),
+}
+#: The backend of mamf.testing.
+SIMULATED = "simulated"
+_PLACEHOLDER = re.compile(r"\W*|unknown|undefined|n/?a|none|null|to-?do|tbd|fix-?me|x{3,}|your .*|<[^>]*>", re.I)
+
+
+def missing_fields(evidence: Evidence) -> Iterator[Finding]:
+    """Required fields that are not there or empty, and fields that mamf does not write."""
+    header = evidence.header
+    read_watts = any(row.conditions.watts is not None for row in evidence.log.measurements)
+    required = {*_REQUIRED, *(_WITH_SENSORS if read_watts else ())}
+    for name in (*_REQUIRED, *_NAMED):
+        if not is_there(header, name) or (name in required and value_at(header, name) in (None, "", [])):
+            yield Finding("missing-field", f"the header says nothing of {name}: run it again with this mamf", 1)
+    for name in ("device.compute_units", "device.memory_bytes"):
+        if is_there(header, name) and value_at(header, name) is None:
+            yield Finding("missing-field", f"{name} is not known", 1, is_warning=True)
+    plan = header["plan"]
+    for problem in plan["problems"] if evidence.is_attention else [plan["problem"]]:
+        for name in _OF_PROBLEM if evidence.is_attention else _OF_MATMUL:
+            if problem.get(name) in (None, ""):
+                yield Finding("missing-field", f"the plan says nothing of {name}", 1)
+    if not plan.get("regimes"):
+        yield Finding("missing-field", "the plan names no regime", 1)
+    for name in sorted(set(header) - _KNOWN):
+        yield Finding("unknown-field", f"mamf writes no header field {name!r}: remove it", 1)
+
+
+def placeholders(evidence: Evidence) -> Iterator[Finding]:
+    """Fields that somebody has yet to fill in."""
+    for name in (*_REQUIRED, *_WITH_SENSORS):
+        value = value_at(evidence.header, name)
+        if isinstance(value, str) and value and _PLACEHOLDER.fullmatch(value.strip()):
+            yield Finding("placeholder", f"{name} is {value!r}: say what it is", 1)
+
+
+def circumstances(evidence: Evidence) -> Iterator[Finding]:
+    """What a reader should know before believing: changed code, a busy machine."""
+    commit = evidence.header["tool"].get("commit")
+    if commit and commit.endswith("+"):
+        yield Finding("changed-code", f"mamf had uncommitted changes on top of {commit[:-1]}", 1, is_warning=True)
+    for text in evidence.header.get("findings", []):
+        if text.startswith("WARN"):
+            yield Finding("doctor", text.removeprefix("WARN").strip(), 1, is_warning=True)
+    if evidence.header["sensors"] != "available":
+        yield Finding("doctor", f"clock, power and temperature: {evidence.header['sensors']}", 1, is_warning=True)
+
+
+def simulated(evidence: Evidence) -> Iterator[Finding]:
+    """A simulated device proves that mamf works, and nothing about a card."""
+    if evidence.header["device"]["backend"] == SIMULATED:
+        yield Finding("simulated", "measured on the simulated backend", 1)
+
+
+def structured_data(evidence: Evidence) -> Iterator[Finding]:
+    """Zeros and patterns draw less power, and are no ceiling."""
+    plan = evidence.header["plan"]
+    for problem in plan["problems"] if evidence.is_attention else [plan["problem"]]:
+        if problem.get("data") not in (None, "normal"):
+            yield Finding("data", f"measured with {problem['data']} data: results are of --data normal", 1)
+
+
+def value_at(header: Mapping[str, Any], dotted: str) -> Any:
+    """The value that a dotted name leads to, or None."""
+    value: Any = header
+    for name in dotted.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def is_there(header: Mapping[str, Any], dotted: str) -> bool:
+    parent, _, name = dotted.rpartition(".")
+    holder = value_at(header, parent) if parent else header
+    return isinstance(holder, Mapping) and name in holder

@@ -1,0 +1,58 @@
+"""Where a log belongs: results/<accelerator>/<what it is>-<when>.jsonl."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from mamf.legacy import FinderRun
+
+
+def folder_of(device_name: str) -> str:
+    """``NVIDIA H100 80GB HBM3`` -> ``nvidia-h100-80gb-hbm3``."""
+    return slug([device_name]) or "unknown-accelerator"
+
+
+def name_of(header: Mapping[str, Any]) -> str:
+    """The file name of a run: command, kernels of matmul, dtypes, directions, regimes and start (UTC)."""
+    plan = header["plan"]
+    command = plan.get("command", "sweep")
+    problems = plan["problems"] if command == "attention" else [plan["problem"]]
+    parts = [
+        command,
+        *([header["kernel"]] if command == "sweep" else []),
+        *(problem["dtype"] + ("-fast" if problem.get("fast_accumulation") else "") for problem in problems),
+        *(problem["direction"] for problem in problems if "direction" in problem),
+        *plan["regimes"],
+        moment(header["started"]),
+    ]
+    return f"{slug(parts)}.jsonl"
+
+
+def legacy_name_of(run: FinderRun) -> str:
+    """The file name of an imported run of mamf-finder."""
+    started = moment(run.started) if run.started else "undated"
+    return f"{slug(['mamf-finder', run.version or '', run.dtype or '', started])}.jsonl"
+
+
+def place_of(header: Mapping[str, Any]) -> Path:
+    """Folder and name, from the results folder."""
+    return Path(folder_of(header["device"]["name"]), name_of(header))
+
+
+def legacy_place_of(run: FinderRun) -> Path:
+    return Path(folder_of(run.device or ""), legacy_name_of(run))
+
+
+def moment(iso: str) -> str:
+    """An ISO time as in a file name; raises ValueError for what is none."""
+    return datetime.fromisoformat(iso).strftime("%Y%m%d-%H%M%S")
+
+
+def slug(parts: Iterable[str]) -> str:
+    """Lower-case words by dashes; each part once."""
+    texts = (re.sub(r"[^a-z0-9_]+", "-", part.lower()).strip("-") for part in dict.fromkeys(parts))
+    return "-".join(text for text in texts if text)

@@ -1,0 +1,77 @@
+"""A log on its way into results/: scrubbed, reviewed once more, and put at its place."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mamf.contribution.evidence import read_records
+from mamf.contribution.privacy import fields, without_private
+from mamf.contribution.rules import Review, review
+from mamf.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Submission:
+    """``text``: the log as it will be written. ``changes``: what scrubbing changes, a line each. ``review``: of that
+    text.
+    """
+
+    text: str
+    changes: tuple[str, ...]
+    review: Review
+
+    @property
+    def place(self) -> Path:
+        if self.review.place is None:
+            raise UsageError(f"{self.review.path} cannot be placed: 'mamf results check' says why")
+        return self.review.place
+
+
+def prepare(path: Path) -> Submission:
+    """Scrub and review a log; nothing is written beside it. Raises RunLogError when it cannot be read."""
+    records = read_records(path)
+    scrubbed = [without_private(record) for _, record in records]
+    changes = tuple(
+        change for (line, old), new in zip(records, scrubbed, strict=True) for change in _changes(line, old, new)
+    )
+    text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in scrubbed)
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder, path.name)
+        copy.write_text(text, encoding="utf-8")
+        found = review(copy)
+    # A line cut off at the end is lost in the copy: of the original it has to be told.
+    cut = [finding for finding in review(path).findings if finding.rule == "truncated"]
+    return Submission(text, changes, Review(path, (*cut, *found.findings), found.tier, found.place, found.run_id))
+
+
+def _changes(line: int, old: Any, new: Any) -> Iterator[str]:
+    kept = list(fields(new))
+    for path, value in fields(old):
+        if (path, value) not in kept:
+            now = next((other for name, other in kept if name == path), None)
+            yield f"line {line}, {'.'.join(path)}: {value!r} -> {'left out' if now is None else repr(now)}"
+
+
+def write(submission: Submission, root: Path) -> Path:
+    """Put the log at its place. Raises UsageError when something is there, or it cannot be written; then nothing is."""
+    target = root / submission.place
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=target.parent, delete=False, encoding="utf-8") as file:
+            file.write(submission.text)
+        try:
+            Path(file.name).chmod(0o644)
+            os.link(file.name, target)  # unlike a rename this never replaces
+        finally:
+            Path(file.name).unlink()
+    except FileExistsError:
+        raise UsageError(f"{target} is there already: a run is submitted once") from None
+    except OSError as error:
+        raise UsageError(f"cannot write {target}: {error.strerror}") from None
+    return target

@@ -1,0 +1,206 @@
+"""results/README.md: the collection as GitHub tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mamf.contribution.collection import (
+    AttentionEntry,
+    CeilingEntry,
+    Collection,
+    LegacyEntry,
+    best_attention,
+    leaders,
+)
+from mamf.measure import TERA
+from mamf.peaks import find_peak
+from mamf.report.text import DASH, markdown, significant, whole
+
+_INTRODUCTION = """# Results
+
+Written by `mamf results table` from the logs in this folder; a change by hand is lost.
+[CONTRIBUTING.md](../CONTRIBUTING.md) says how yours gets here.
+
+A figure is in TFLOPS (1e12 FLOP/s) and belongs to its regime: **burst** at the boost clock (its ceiling is the MAMF),
+**sustained** at the power limit (MSMF), **classic** by mamf-finder's loop ([measuring](../docs/measuring.md)). `by`
+says what stands behind it: `find` confirmed it by fresh samples; the best row of a `sweep` was chosen by the samples
+that it is shown with, and counts only where no find is there. `all` is the range over the logs of that accelerator:
+cards of one model differ. Logs are of three tiers that are never ranked together: complete (what is not labelled),
+interrupted, and legacy (mamf-finder's own, which hold no samples and no checks).
+"""
+_CEILING_COLUMNS = (
+    "regime",
+    "accelerator",
+    "TFLOPS",
+    "interval",
+    "MxNxK",
+    "kernel",
+    "of the dense peak",
+    "MHz",
+    "W",
+    "J/TFLOP",
+    "by",
+    "all",
+    "software",
+    "date",
+    "log",
+)
+_ATTENTION_COLUMNS = (
+    "accelerator",
+    "dtype",
+    "regime",
+    "pass",
+    "d",
+    "mask",
+    "kernel",
+    "MAMFU",
+    "TFLOPS",
+    "shape",
+    "date",
+    "log",
+)
+_LEGACY_COLUMNS = ("accelerator", "dtype", "version", "figure", "TFLOPS", "MxNxK", "shapes", "run", "date", "log")
+_LEFT = {"regime", "accelerator", "kernel", "software", "dtype", "pass", "mask", "figure", "version", "by", "run"}
+_REGIMES = ("burst", "sustained", "classic")
+
+
+@dataclass
+class Footnotes:
+    """Numbered texts; the same text has one number."""
+
+    numbers: dict[str, int] = field(default_factory=dict)
+
+    def mark(self, text: str) -> str:
+        return f"[^{self.numbers.setdefault(text, len(self.numbers) + 1)}]"
+
+    def lines(self) -> str:
+        return "".join(f"[^{number}]: {text}\n" for text, number in self.numbers.items())
+
+
+def results_page(collection: Collection) -> str:
+    """The whole of results/README.md."""
+    notes = Footnotes()
+    parts = [_INTRODUCTION]
+    complete = [entry for entry in collection.ceilings if entry.tier == "complete"]
+    for dtype in sorted({entry.dtype for entry in complete}):
+        parts.append(_ceilings(f"## {dtype}", [entry for entry in complete if entry.dtype == dtype], notes))
+    finished = [entry for entry in collection.attention if entry.tier == "complete"]
+    parts.append(_attention("## Attention: the best kernel by share of the measured ceiling (MAMFU)", finished))
+    unfinished = [entry for entry in collection.attention if entry.tier == "interrupted"]
+    parts.append(_attention("## Attention, tier interrupted", unfinished))
+    cut = [entry for entry in collection.ceilings if entry.tier == "interrupted"]
+    parts.append(_ceilings("## Tier interrupted: what is best may never have been tried", cut, notes, with_dtype=True))
+    parts.append(_legacy(collection.legacy))
+    return "\n".join(filter(None, [*parts, notes.lines()]))
+
+
+def _ceilings(title: str, entries: Sequence[CeilingEntry], notes: Footnotes, with_dtype: bool = False) -> str:
+    if not entries:
+        return ""
+    found = sorted(leaders(entries), key=lambda pair: (pair[0].dtype, _REGIMES.index(pair[0].regime)))
+    rows = [([entry.dtype] if with_dtype else []) + _ceiling_cells(entry, kind, notes) for entry, kind in found]
+    columns = (("dtype",) if with_dtype else ()) + _CEILING_COLUMNS
+    return f"{title}\n\n{markdown(columns, rows, _LEFT)}"
+
+
+def _ceiling_cells(entry: CeilingEntry, kind: Sequence[CeilingEntry], notes: Footnotes) -> list[str]:
+    clock, joules = entry.conditions.clock_hz, entry.joules_per_tflop
+    figures = sorted(each.tflops for each in kind)
+    span = f"{len(kind)}: {significant(figures[0])} to {significant(figures[-1])}" if len(kind) > 1 else "1"
+    interval = (
+        DASH if entry.low is None or entry.high is None else f"{significant(entry.low)} to {significant(entry.high)}"
+    )
+    return [
+        entry.regime,
+        entry.device,
+        f"**{significant(entry.tflops)}**",
+        interval,
+        entry.shape,
+        entry.kernel,
+        _share_of_peak(entry, notes),
+        whole(clock and clock / 1e6),
+        whole(entry.conditions.watts),
+        DASH if joules is None else f"{joules:#.3g}",
+        "find" if entry.is_confirmed else "sweep",
+        span,
+        software(entry.header),
+        entry.header["started"][:10],
+        link(entry.place),
+    ]
+
+
+def _share_of_peak(entry: CeilingEntry, notes: Footnotes) -> str:
+    device = entry.header["device"]
+    dtype = entry.dtype.partition(",")[0]
+    peak = find_peak(device["name"], dtype, device["compute_units"])
+    if peak is None:
+        return DASH
+    note = notes.mark(f"{peak.device}, {peak.dtype}, dense {peak.flops / TERA:g} TFLOPS: {peak.source}")
+    return f"{100 * entry.tflops * TERA / peak.flops:.1f} % of {peak.flops / TERA:g}{note}"
+
+
+def software(header: Mapping[str, Any]) -> str:
+    """torch, the vendor's libraries and the driver."""
+    device = header["device"]
+    named = {"torch": header["environment"]["packages"].get("torch"), **(device.get("versions") or {})}
+    texts = [f"{name} {version}" for name, version in named.items() if version and version != "True"]
+    return ", ".join([*texts, *([f"driver {device['driver']}"] if device.get("driver") else [])])
+
+
+def _attention(title: str, entries: Iterable[AttentionEntry]) -> str:
+    rows = [_attention_cells(entry) for entry in best_attention(entries)]
+    return f"{title}\n\n{markdown(_ATTENTION_COLUMNS, rows, _LEFT)}" if rows else ""
+
+
+def _attention_cells(entry: AttentionEntry) -> list[str]:
+    row = entry.row
+    window = "" if row.shape.window is None else f", window {row.shape.window}"
+    return [
+        entry.device,
+        row.problem.dtype,
+        row.regime,
+        row.problem.direction,
+        str(row.shape.head_dim),
+        ("causal" if row.shape.causal else "full") + window,
+        row.kernel,
+        f"**{100 * entry.share:.1f} %**",
+        significant(row.tflops("median")),
+        str(row.shape),
+        entry.header["started"][:10],
+        link(entry.place),
+    ]
+
+
+def _legacy(entries: Iterable[LegacyEntry]) -> str:
+    ordered = sorted(entries, key=lambda entry: (entry.run.device or "", entry.run.dtype or "", str(entry.place)))
+    rows = [cells for entry in ordered for cells in _legacy_rows(entry)]
+    if not rows:
+        return ""
+    title = "## Legacy: mamf-finder's own figures, as it printed them, of unchecked products"
+    return f"{title}\n\n{markdown(_LEGACY_COLUMNS, rows, _LEFT)}"
+
+
+def _legacy_rows(entry: LegacyEntry) -> list[list[str]]:
+    run = entry.run
+    return [
+        [
+            run.device or "unknown",
+            run.dtype or "unknown",
+            f"mamf-finder {run.version or 'of unknown version'}",
+            name if run.is_complete else f"{name} (of scouts)",
+            significant(best.tflops[name]),
+            str(best.shape) if best.shape else "unknown",
+            str(run.tried) if run.tried is not None else "unknown",
+            "complete" if run.is_complete else "interrupted",
+            run.started[:10] if run.started else "unknown",
+            link(entry.place),
+        ]
+        for name, best in run.best.items()
+    ]
+
+
+def link(place: Path) -> str:
+    return f"[log]({place.as_posix()})"

@@ -1,0 +1,246 @@
+"""One line of a log to one row of figures, by a table of forms. Shapes stay as printed until the version is known."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from mamf.finder_logs.grammars import Evidence
+
+Sizes = tuple[int, int, int]
+
+SHAPE = r"\d+x\d+x\d+"
+FIGURE = r"(?:\d+(?:\.\d+)?|nan|inf)"
+_TENTHS = r"\d+\.\d"
+# A row wiped by a shorter one leaves the tail of the longer: TFLOPSPS.
+UNIT = r"\s*TFLOPS\w*"
+_WINNER = r"(?:\s+<- (?P<winner>.+))?\s*$"
+_PREFIX = r"\[\w+\] "
+
+#: Names of printed figures, by what they are called here.
+STATISTIC = {"mean": "mean", "median": "median", "max": "fastest"}
+
+
+@dataclass(frozen=True)
+class Form:
+    """A form of row. Groups of the pattern that are named like a statistic are figures; ``named`` ones say theirs."""
+
+    row: str
+    stage: str
+    pattern: re.Pattern[str]
+
+
+_FORMS = tuple(
+    Form(row, stage, re.compile(pattern))
+    for row, stage, pattern in (
+        (
+            "trial",
+            "",
+            rf"Trial\s+(?P<number>\d+) finished with value: (?:\{{'TFLOPS': )?(?P<stated>{FIGURE})\}}? and parameters: "
+            r"\{'M': (?P<m>\d+), 'N': (?P<n>\d+), 'K': (?P<k>\d+)\}",
+        ),
+        (
+            "stated",
+            "",
+            rf"(?P<trial>Trial\s+)?(?<![\w.])(?P<number>\d+) \|\s*(?P<stated>{FIGURE}){UNIT} @ (?P<shape>{SHAPE})"
+            rf"(?P<pad>\s*)\| best:\s*(?P<best>{FIGURE}){UNIT} @ (?P<best_shape>{SHAPE})?",
+        ),
+        (
+            "three",
+            "",
+            r"(?<![\w.])(?P<number>\d+) \|\s*(?P<tag>[a-z][\w-]*\s)?\s*"
+            rf"(?P<named>(?:{FIGURE}\((?:max|median|mean)\)[\s/]*)+)(?:{UNIT})?\s*@ (?P<shape>{SHAPE})\s*"
+            r"\| best:\s*(?P<rest>.*)",
+        ),
+        ("bare", "", rf"^\s*(?P<stated>{FIGURE}) TFLOPS @ (?P<shape>{SHAPE})\s*$"),
+        (
+            "columns",
+            "scout",
+            rf"^\s*(?P<number>\d+)\s+(?P<shape>{SHAPE})\s+(?P<mean>{_TENTHS})\s+(?P<median>{_TENTHS})\s+"
+            rf"(?P<fastest>{_TENTHS})\s+(?P<best>{_TENTHS})(?:\s+(?P<watts>\d+)(?:\s+(?P<mhz>\d+))?)?{_WINNER}",
+        ),
+        (
+            "columns",
+            "screen",
+            rf"^\s*(?:\d+|k)\s+(?P<shape>{SHAPE})\s+(?P<fastest>{_TENTHS})\s+(?P<mhz>\d+|-){_WINNER}",
+        ),
+        (
+            "columns",
+            "confirm",
+            rf"^\s*(?P<shape>{SHAPE})\s+(?P<MSMF>{_TENTHS})\s+(?P<watts>\d+|-)\s+(?P<mhz>\d+|-)"
+            rf"(?:\s+(?P<celsius>\d+|-))?\s+drop\s+(?P<drop>-?{_TENTHS}%)\s+spread\s+(?P<spread>{_TENTHS}%)"
+            rf"(?:\s+(?P<flag>[a-z].*?))?{_WINNER}",
+        ),
+        (
+            "columns",
+            "confirm",
+            rf"^\s*(?P<shape>{SHAPE})\s+(?P<MSMF>{_TENTHS})\s+(?P<watts>\d+|-)\s+(?P<mhz>\d+|-)\s+"
+            rf"(?P<spread>{_TENTHS}%)\s+(?P<runs>{_TENTHS}(?: {_TENTHS})*)(?:\s+(?P<flag>[a-z(].*?))?{_WINNER}",
+        ),
+        (
+            "columns",
+            "confirm",
+            rf"^\s*(?P<shape>{SHAPE})\s+(?P<MAMF>{_TENTHS})\s+(?P<watts>\d+|-)\s+(?P<mhz>\d+|-)\s+"
+            rf"{_TENTHS}(?: {_TENTHS})*(?:\s+(?P<flag>[a-z].*?))?{_WINNER}",
+        ),
+        (
+            "tagged",
+            "confirm",
+            rf"{_PREFIX}MSMF (?P<shape>{SHAPE}): \S+ mean=(?P<MSMF>{FIGURE}) TFLOPS(?:\s+(?P<watts>\d+)W)?"
+            rf"\s+spread=(?P<spread>{_TENTHS}%)",
+        ),
+        (
+            "tagged",
+            "lock-in",
+            rf"{_PREFIX}MSMF lock-in: (?P<MSMF>{FIGURE}) TFLOPS\s+spread=(?P<spread>{_TENTHS}%)"
+            r"(?:\s+(?P<mhz>\d+)MHz)?(?:\s+\((?P<flag>best available[^)]*)\))?",
+        ),
+        (
+            "tagged",
+            "confirm",
+            rf"{_PREFIX}MAMF (?P<shape>{SHAPE}): peak=(?P<MAMF>{FIGURE}) TFLOPS(?:\s+(?P<watts>\d+)W)?"
+            r"(?:\s+(?P<mhz>\d+)MHz)?(?:\s+\((?P<flag>base-clock[^)]*)\))?",
+        ),
+    )
+)
+_NAMED = re.compile(rf"({FIGURE})\((max|median|mean)\)")
+_TELEMETRY = re.compile(r"(?P<watts>\d+)W(?:\s+(?P<mhz>\d+)MHz)?")
+_LOCK_IN = re.compile(rf"{_PREFIX}MSMF lock-in: re-measuring (?P<shape>{SHAPE})")
+_FIGURES = ("mean", "median", "fastest", "stated", "MAMF", "MSMF")
+_PADDED_SHAPE = 20
+
+
+@dataclass(frozen=True)
+class Row:
+    """``best`` and ``best_sizes``: of the rows up to this one, where the form prints them."""
+
+    stage: str
+    figures: dict[str, float]
+    sizes: Sizes | None
+    evidence: tuple[Evidence, ...]
+    number: int | None = None
+    watts: float | None = None
+    mhz: float | None = None
+    celsius: float | None = None
+    remarks: tuple[str, ...] = ()
+    best: float | None = None
+    best_sizes: Sizes | None = None
+    is_winner: bool = False
+
+    def repeats(self, other: Row) -> bool:
+        """The winner of a phase is printed once more when the phase ends."""
+        return (self.stage, self.sizes, self.figures) == (other.stage, other.sizes, other.figures)
+
+
+def sizes_of(text: str | None) -> Sizes | None:
+    if not text:
+        return None
+    first, second, third = map(int, text.split("x"))
+    return first, second, third
+
+
+def figure(text: str | None) -> float | None:
+    """None for what is no figure: nan and inf stand for "nothing was measured"."""
+    value = float(text) if text not in (None, "-") else math.nan
+    return value if math.isfinite(value) else None
+
+
+class RowReader:
+    """Reads row after row: a lock-in names its shape on the line before."""
+
+    def __init__(self) -> None:
+        self._locked: Sizes | None = None
+
+    def __call__(self, line: str) -> Row | None:
+        announced = _LOCK_IN.search(line)
+        if announced:
+            self._locked = sizes_of(announced["shape"])
+            return None
+        for form in _FORMS:
+            found = form.pattern.search(line)
+            if found:
+                return self._row(form, found.groupdict())
+        return None
+
+    def _row(self, form: Form, groups: dict[str, str | None]) -> Row:
+        telemetry = _TELEMETRY.search(groups.get("rest") or "")
+        groups |= telemetry.groupdict() if telemetry else {}
+        return Row(
+            stage=_stage(form, groups),
+            figures=_figures(groups),
+            sizes=self._locked if form.stage == "lock-in" else _sizes(groups),
+            evidence=_evidence(form, groups),
+            number=int(groups.get("number") or 0) or None,
+            watts=figure(groups.get("watts")),
+            mhz=figure(groups.get("mhz")),
+            celsius=figure(groups.get("celsius")),
+            remarks=_remarks(form, groups),
+            best=figure(groups.get("best")),
+            best_sizes=sizes_of(groups.get("best_shape")),
+            is_winner=bool(groups.get("winner")),
+        )
+
+
+def _stage(form: Form, groups: dict[str, str | None]) -> str:
+    # A rank is a second long and only chooses who is measured properly.
+    if form.stage == "lock-in":
+        return "confirm"
+    return "screen" if groups.get("flag") == "rank" else form.stage
+
+
+def _figures(groups: dict[str, str | None]) -> dict[str, float]:
+    printed = {name: figure(groups.get(name)) for name in _FIGURES}
+    printed |= {STATISTIC[name]: figure(value) for value, name in _NAMED.findall(groups.get("named") or "")}
+    return {name: value for name, value in printed.items() if value is not None}
+
+
+def _sizes(groups: dict[str, str | None]) -> Sizes | None:
+    if groups.get("m"):
+        return sizes_of(f"{groups['m']}x{groups['n']}x{groups['k']}")
+    return sizes_of(groups.get("shape"))
+
+
+def _remarks(form: Form, groups: dict[str, str | None]) -> tuple[str, ...]:
+    remarks = [groups.get("tag"), groups.get("flag")]
+    remarks += [f"{name} {groups[name]}" for name in ("drop", "spread") if groups.get(name)]
+    remarks += ["lock-in"] if form.stage == "lock-in" else []
+    remarks += ["SUSPECT"] if "SUSPECT" in (groups.get("rest") or "") else []
+    return tuple(remark.strip() for remark in remarks if remark)
+
+
+def _evidence(form: Form, groups: dict[str, str | None]) -> tuple[Evidence, ...]:
+    if form.row == "stated":
+        return _evidence_of_stated(groups)
+    if form.row == "three":
+        return _evidence_of_named(groups)
+    evidence = [("row", form.row)]
+    if form.row == "tagged":
+        evidence.append(("search", "prefixed"))
+    if groups.get("drop"):
+        evidence.append(("msmf", "drop"))
+    if groups.get("runs"):
+        evidence.append(("msmf", "runs"))
+    return tuple(evidence)
+
+
+def _evidence_of_stated(groups: dict[str, str | None]) -> tuple[Evidence, ...]:
+    if groups.get("trial"):
+        return (("row", "trial"),)
+    # A long shape fills the column: no telling.
+    if len(groups["shape"] or "") >= _PADDED_SHAPE:
+        return (("row", "stated"),)
+    return ("row", "stated"), ("pad", "yes" if len(groups["pad"] or "") > 1 else "no")
+
+
+def _evidence_of_named(groups: dict[str, str | None]) -> tuple[Evidence, ...]:
+    names = [name for _, name in _NAMED.findall(groups["named"] or "")]
+    if "mean" not in names:
+        return (("row", "pair"),)
+    evidence = [("row", "three"), ("order", names[0])]
+    rest = groups["rest"] or ""
+    if "TFLOPS" in rest:
+        evidence.append(("end", "tight" if ")TFLOPS" in rest else "spaced"))
+    if groups.get("tag") or _TELEMETRY.search(rest):
+        evidence.append(("row", "tagged"))
+    return tuple(evidence)

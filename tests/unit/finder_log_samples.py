@@ -1,0 +1,409 @@
+"""Small logs in every grammar that mamf-finder printed. Hosts, users and paths in them are invented."""
+
+from __future__ import annotations
+
+HOST = "blade-077.lab.example.org"
+USER = "grace_h"
+UUID = "0f3a5c1e-1111-2222-3333-4455667788aa"
+PRIVATE = (HOST, "blade-077", USER, UUID, "/home", "/opt", "C:\\")
+
+CUDA = (
+    "_CudaDeviceProperties(name='NVIDIA H100 80GB HBM3', major=9, minor=0, total_memory=81079MB, "
+    f"multi_processor_count=132, uuid={UUID}, pci_bus_id=7, pci_device_id=6, pci_domain_id=0, L2_cache_size=50MB)"
+)
+XPU = (
+    "_XpuDeviceProperties(name='Intel(R) Arc(TM) A770 Graphics', platform_name='Intel(R) Level-Zero', type='gpu', "
+    "driver_version='1.3.30049', total_memory=15473MB, max_compute_units=512, sub_group_sizes=[8 16, 32], has_fp64=0)"
+)
+HPU = "(sramBaseAddress=1153202979533225984, dramSize=102005473280, tpcEnabledMask=16777215, device_type=4)"
+MPS = "Apple Metal Performance Shaders (MPS)"
+DASHES = "-" * 80
+RANGES = "--m_range 0 769 256 --n 1024 --k 4096"
+
+
+def head(
+    arguments: str = RANGES,
+    dtype: str = "torch.bfloat16",
+    device: str = CUDA,
+    compute: str = "cuda=12.4",
+    bullet: str = "",
+    notes: str = "",
+) -> str:
+    """``bullet`` "- " is the newer form of it."""
+    variables = "** Critical environment variables:\n- PYTORCH_TUNABLEOP_ENABLED=1\n\n" if bullet else ""
+    return f"""
+Benchmark started on 2025-01-04 16:01:02
+
+** Command line:
+/home/{USER}/venv/bin/python ./mamf-finder.py {arguments} --output_file=/opt/{USER}/out/mm.txt
+
+** Dtype: {dtype}
+
+** Platform/Device info:
+{bullet}Linux {HOST} 5.15.0-113-generic #123-Ubuntu SMP Mon Jun 10 08:16:17 UTC 2024 x86_64 x86_64
+{bullet}{device}
+
+** Critical software versions:
+{bullet}torch=2.5.1+cu124
+{bullet}{compute}
+
+{variables}** Additional notes:
+{notes}
+
+{DASHES}
+
+
+"""
+
+
+V2_NOTES = f"benchmark version: 2\nnode of {USER}, see /opt/{USER}/readme, GPU-{UUID}"
+NEW_NOTES = f"- {V2_NOTES}"
+WARM_UP = "Warming up the accelerator for 30 secs ... accelerator warmup finished\n"
+
+# Three numbers that differ: which one is the reduction must show.
+FIRST, SECOND, THIRD = "256x1024x4096", "512x1024x4096", "768x1024x4096"
+
+V1A = f"""{head("--m_range 256 769 256 -n 1024 -k 4096")}
+ 100.0 TFLOPS @ {FIRST}
+ 300.5 TFLOPS @ {SECOND}
+ 200.0 TFLOPS @ {THIRD}
+Elapsed time: 0:00:09
+The best outcome was 300TFLOPS @ MxNxK: {SECOND}
+"""
+
+# Carriage returns and an escape in the file.
+V1B = (
+    head("--m_range 256 769 256 -n 1024 -k 4096", notes="None")
+    + f"    1 |  100.0 TFLOPS @ {FIRST} | best:  100.0 TFLOPS @ {FIRST} (MxNxK)\r"
+    + f"    2 |  300.5 TFLOPS @ {SECOND} | best:  300.5 TFLOPS @ {SECOND} (MxNxK)\r"
+    + f"    3 |  200.0 TFLOPS @ {THIRD} | best:  300.5 TFLOPS @ {SECOND} (MxNxK)\r"
+    + f"\x1b[KThe best outcome was 300.5TFLOPS @ {SECOND} (MxNxK) (tried 3 shapes)\nElapsed time: 0:00:09\n"
+)
+
+
+def stated_row(number: int, tflops: float, shape: str, best: float, best_shape: str) -> str:
+    return f"{number:>6} | {tflops:6.1f} TFLOPS @ {shape:<20} | best: {best:6.1f} TFLOPS @ {best_shape} (MxNxK)\n"
+
+
+def v1c(header: str, of_third: str) -> str:
+    """``of_third``: the shape that the third row prints, which is no new best."""
+    return (
+        header
+        + stated_row(1, 100.0, FIRST, 100.0, FIRST)
+        + stated_row(2, 300.5, SECOND, 300.5, SECOND)
+        + stated_row(3, 200.0, of_third, 300.5, SECOND)
+        + f"\n\nThe best outcome was 300.5TFLOPS @ {SECOND} (MxNxK) (tried 3 shapes)\nElapsed time: 0:00:09\n"
+    )
+
+
+V1C_BROKEN = v1c(head(), of_third=SECOND)
+V1C = v1c(head(), of_third=THIRD)
+V1C_PLUS = v1c(head(f"--dtype float8_e4m3fn {RANGES}", dtype="torch.float8_e4m3fn"), of_third=THIRD)
+
+V1D = f"""{head()}Detected a situation with too few shapes, forcing an additional warmup
+accelerator warmup finished
+     1 |  110.0(max) /  100.0(median) TFLOPS @ {FIRST:<20} | best:  110.0(max)/ 100.0(median) TFLOPS @ {FIRST} (MxNxK)
+     2 |  310.5(max) /  300.5(median) TFLOPS @ {SECOND:<20} | best:  310.5(max)/ 300.5(median) TFLOPS @ {SECOND} (MxNxK)
+     3 |  210.0(max) /  200.0(median) TFLOPS @ {THIRD:<20} | best:  310.5(max)/ 300.5(median) TFLOPS @ {SECOND} (MxNxK)
+
+The best outcome was 310.5(max)/300.5(median) TFLOPS @ {SECOND} (MxNxK) (tried 3 shapes)
+Elapsed time: 0:00:09
+"""
+
+ROWS = ((1, 100.0, FIRST), (2, 300.5, SECOND), (3, 200.0, THIRD))
+
+
+def three_row(number: int, mean: float, shape: str, best: float, order: str = "mean median max", end: str = " ") -> str:
+    """A row of version 2: the median is 1 above the mean, the maximum 10."""
+    figures = {"mean": 0.0, "median": 1.0, "max": 10.0}
+    row = " ".join(f"{mean + figures[name]:6.1f}({name})" for name in order.split())
+    bests = " ".join(f"{best + figures[name]:6.1f}({name})" for name in order.split())
+    return f"{number:>6} | {row} @ {shape:<20} | best: {bests}{end}TFLOPS"
+
+
+def v2(
+    order: str = "mean median max",
+    label: str = "MxNxK",
+    end: str = " ",
+    means: str = "",
+    legend: bool = False,
+    header: str = "",
+    tried: str = "Tried  3",
+) -> str:
+    best = 0.0
+    lines = []
+    for number, mean, shape in ROWS:
+        best = max(best, mean)
+        lines.append(three_row(number, mean, shape, best, order, end))
+    figures = {"mean": 300.5, "median": 301.5, "max": 310.5}
+    summary = "\n".join(f"{name + ':':<8}{figures[name]:.1f} TFLOPS @ {SECOND} ({label})" for name in order.split())
+    legend_line = "Legend: TFLOPS = 10**12 FLOPS\n" if legend else ""
+    return (
+        (header or head(notes=V2_NOTES))
+        + WARM_UP
+        + "\n".join(lines)
+        + f"\n\n\n{tried} shapes => the best outcomes were:\n{summary}\n{means}\n{legend_line}Elapsed time: 0:00:39\n"
+    )
+
+
+GEOMEAN = "\ngeomean: 181.8 TFLOPS for 3 shapes in range: m=[0, 769, 256] | n=[1024] | k=[4096]\n"
+BOTH_MEANS = (
+    "\nAcross 3 shapes in range: m=[0, 769, 256] | n=[1024] | k=[4096] in this run:\n"
+    "arithmetic mean: 200.2 TFLOPS\ngeometric mean:  181.8 TFLOPS\n"
+)
+BULLETS = head(bullet="- ", notes=NEW_NOTES)
+
+V2A = v2(order="max median mean")
+V2B = v2(order="max median mean", label="MxKxN")
+V2B_LATE = v2(label="MxKxN", end="")
+V2C_EARLY = v2(end="")
+V2C = v2()
+V2D = v2(means=GEOMEAN)
+V2E = v2(means=GEOMEAN, legend=True)
+V2F = v2(means=GEOMEAN, legend=True, header=BULLETS)
+V2G = v2(means=BOTH_MEANS, legend=True, header=BULLETS, tried="Tried 3")
+
+WARMUP_INTERRUPTED = (
+    BULLETS
+    + "Warming up the accelerator for 30 secs ... ^C\n\n"
+    + "Tried 0 shapes => the best outcomes were:\n"
+    + "mean:   0.0 TFLOPS @ \nmedian: 0.0 TFLOPS @ \nmax:    0.0 TFLOPS @ \n\n"
+    + "Across 0 shapes in range: m=[0, 769, 256] | n=[1024] | k=[4096] in this run:\n"
+    + "arithmetic mean: nan TFLOPS\ngeometric mean:  nan TFLOPS\n\n"
+    + "Legend: TFLOPS = 10**12 FLOPS\nElapsed time: 0:00:12\n"
+)
+
+# Pasted from a terminal into an issue, by a wrapper script and with what libraries print in between.
+DAMAGED = f"""$ ./run_all.sh
+=== device 0 ===
+```
+\\*\\* Dtype: torch.float16
+
+\\*\\* Platform/Device info:
+Linux {HOST} 5.15.0-113-generic #123-Ubuntu SMP x86_64 x86_64
+\\_CudaDeviceProperties(name='AMD Instinct MI300X', major=9, minor=4, total_memory=196592MB)
+
+\\*\\* Critical software versions:
+torch=2.5.1+rocm6.2
+hip=6.2.41133-dd7f95766, cuda=None
+
+\\*\\* Additional notes:
+benchmark version: 2
+
+
+{DASHES}
+
+Warming up the accelerator for 30 secs ... /home/{USER}/venv/lib/torch/mm.py:12: UserWarning: hipBLASLt on gfx942
+rocblaslt info: HIPBLASLT_TENSILE_LIBPATH not set
+accelerator warmup finished{three_row(1, 100.0, FIRST, 100.0)}PS
+{three_row(3, 200.0, THIRD, 300.5)}
+^C^CTried  3 shapes => the best outcomes were:
+mean:   300.5TFLOPS @ {SECOND} (MxNxK)
+median: 301.5 TFLOPSPS @ {SECOND} (MxNxK)
+max:    5.0 TFLOPS @ {SECOND} (MxNxK)
+
+geomean: 181.8 TFLOPS for 3 shapes in range: m=[0, 769, 256] | n=[1024] | k=[4096]
+Legend: TFLOPS = 10**12 FLOPS
+Elapsed time: 2 days, 14:42:00
+```
+"""
+
+STAGED_NOTES = "- benchmark version: {}\n\n- search mode: {}"
+
+V3_DEV = f"""{head("--search auto", bullet="- ", notes=STAGED_NOTES.format(8, "auto"))}
+telemetry: nvml (power/clock sampling on)
+Warming up (adaptive: until matmul throughput plateaus) ...
+[auto] CUs=132 tile=128x256 dtype=bfloat16 elem=2B base=256 max_size=20480
+     1 |    wave  472.2(mean)  474.8(median)  490.8(max) @ 2816x1536x1024       | best:  472.2(mean)  474.8(median)  \
+490.8(max) TFLOPS |  685W 1905MHz
+     2 |   plane  829.5(mean)  830.1(median)  835.6(max) @ 8192x8448x20480      | best:  829.5(mean)  830.1(median)  \
+835.6(max) TFLOPS |  401W 1905MHz SUSPECT
+[auto] wave: 60 (M,N) @ K=[1024, 8192] -> 2 scouts
+[confirm] MSMF (sustainable) confirm: 2 shapes, 100 iters x 5 reps, trimmed-median of per-shape-warmed means ...
+[confirm] MSMF 8192x8448x20480: trimmed-median-of-5 mean=728.1 TFLOPS  697W  spread=0.8%  (runs: 726.0, 728.1)
+[confirm] MSMF ignored 2816x1536x1024 (795.5 TFLOPS @ 1710MHz vs 1361MHz saturated): still boosting, not sustainable
+
+[confirm] MSMF lock-in: re-measuring 8192x8448x20480 x9 ...
+[confirm] MSMF lock-in: 724.9 TFLOPS  spread=2.8%  1358MHz  (best available; still jittery)  (runs: 731.6, 711.4)
+[confirm] WARNING: MSMF headline is a best-available fallback (not lock-in clean).
+
+[confirm] MAMF (achievable) confirm: 2 shapes (boost≈1965MHz, need ≥1906MHz), 20 iters x 5 reps, 250ms idle ...
+[confirm] MAMF 2816x1536x1024: peak=800.0 TFLOPS  313W 1980MHz  (top peaks: 800.0, 796.7)
+[confirm] MAMF 8192x8448x20480: peak=700.0 TFLOPS  313W 1400MHz (base-clock, not boost)  (top peaks: 700.0, 696.7)
+
+
+Tried 2 shapes => the best outcomes were:
+MAMF (max achievable,  boost burst): 800.0 TFLOPS @ 2816x1536x1024 (MxNxK)  313W 1980MHz
+MSMF (max sustainable, saturated):   724.9 TFLOPS @ 8192x8448x20480 (MxNxK)  699W 1358MHz
+
+Across 2 shapes in range: auto-search (CUs=132, dtype=bfloat16, max_size=20480) in this run:
+arithmetic mean: 724.4 TFLOPS
+geometric mean:  721.5 TFLOPS
+
+Legend: TFLOPS = 10**12 FLOPS
+Elapsed time: 1 day, 10:40:32
+"""
+
+_GRID = """Warming up (adaptive: until matmul throughput plateaus) ...
+
+Grid search: sweeping 2 shapes (scout 20 iters / 8 warmup), then confirm ...
+     #  MxNxK                mean median    max   best     W   MHz
+     1  3072x2816x8192      815.7  815.3  822.4  815.7   506  1980
+     2  3072x2816x20480     828.4  828.6  831.6  828.4   510  1965
+     2  3072x2816x20480     828.4  828.6  831.6  828.4   510  1965  <- best mean
+"""
+_SCREEN = """
+Confirming the best candidates (MSMF, then MAMF) ...
+
+MAMF recall screen: 2 shapes ...
+  2 iters, 50ms idle
+     #  MxNxK                peak   MHz
+     1  3072x2816x20480     837.7  1965
+     k  3072x2816x30720     830.0     -
+     1  3072x2816x20480     837.7  1965  <- best peak
+"""
+_MSMF_V3 = """
+MSMF (sustainable) confirm: 2 shapes ...
+  MxNxK              TFLOPS     W   MHz spread  runs
+  3072x2816x8192      743.0   679  1792   1.6%  749.6 743.2 740.4
+  3072x2816x8192      743.0   679  1792   1.6%  749.6 743.2 740.4  <- MSMF
+"""
+_MSMF_V4 = """
+MSMF (sustainable) confirm: 2 shapes ...
+  rank: 1.0s each; top 10: 1.0s warm + 2.0s timed; lock-in 4.0s
+  MxNxK              TFLOPS     W   MHz   C
+  3072x2816x20480     730.0   681  1605  61 drop   0.1% spread  0.2%  rank
+  3072x2816x20480     727.0   690  1590  62 drop   1.7% spread  4.2%  not steady
+  3072x2816x8192      723.5     -     -   - drop  -0.1% spread  4.0%
+  3072x2816x8192      722.5   681  1612  63 drop   0.7% spread  4.2%  locked in
+  3072x2816x8192      722.5   681  1612  63 drop   0.7% spread  4.2%  locked in  <- MSMF
+"""
+_MAMF = """
+MAMF (achievable) confirm: 2 shapes ...
+  MxNxK              TFLOPS     W   MHz  top peaks
+  3072x2816x8192      810.1   172  1500  811.0 810.1 809.8  base-clock, not boost
+  3072x2816x20480     842.3   172  1980  842.8 842.3 841.9
+  boost reference: 1980MHz (highest clock seen this run), need ≥1921MHz
+  3072x2816x20480     842.3   172  1980  842.8 842.3 841.9  <- MAMF
+
+Same-shape cross-check (each headline shape in both regimes):
+  shape                   MAMF (boost)                      MSMF (saturated)                  MSMF/MAMF
+  3072x2816x20480         842.3 172W 1980MHz                727.0 690W 1590MHz                86%  (MAMF*)
+"""
+
+
+def _results(outcomes: str) -> str:
+    return f"""
+{DASHES}
+
+** Results:
+
+Tried 2 shapes => the best outcomes were:
+{outcomes}
+Across 2 shapes in range: exact shapes from /opt/{USER}/shapes.txt (2 shapes) in this run:
+arithmetic mean: 800.1 TFLOPS
+geometric mean:  799.9 TFLOPS
+
+Legend: TFLOPS = 10**12 FLOPS
+Elapsed time: 0:01:01
+"""
+
+
+_SCOUT_OUTCOMES = """mean:   828.4 TFLOPS @ 3072x2816x20480 (MxNxK)
+median: 828.6 TFLOPS @ 3072x2816x20480 (MxNxK)
+max:    831.6 TFLOPS @ 3072x2816x20480 (MxNxK)
+"""
+_IDLE = """note: 1 same-board sibling GPU(s) sat idle during the MSMF measurement, so MSMF reads high.
+      Share of the time each was idle: GPU1 100%
+      With all siblings idle it is a single-GPU upper bound; for full-node MSMF use mamf-finder-all-gpus.py.
+"""
+
+
+def _staged_head(version: int, dtype: str = "bfloat16", arguments: str = "--m 3072 --n 2816 --k 8192 20480") -> str:
+    header = head(arguments, dtype, bullet="- ", notes=STAGED_NOTES.format(version, "grid"))
+    return header.rstrip() + "\n"
+
+
+V3 = (
+    _staged_head(3)
+    + _GRID
+    + _SCREEN
+    + _MSMF_V3
+    + _MAMF
+    + _results(
+        "MAMF (max achievable,  boost burst): 842 TFLOPS @ 3072x2816x20480 (MxNxK)  172W 1980MHz\n"
+        "MSMF (max sustainable, saturated):   743 TFLOPS @ 3072x2816x8192 (MxNxK)  679W 1792MHz\n"
+    )
+)
+V4 = (
+    _staged_head(4, "mxfp8")
+    + _GRID
+    + _SCREEN
+    + _MSMF_V4
+    + _MAMF
+    + "WARNING: no SM clock readings, so MAMF 842 TFLOPS is not boost-clock validated\n"
+    + _results(
+        "MAMF (max achievable,  boost burst): 842 TFLOPS @ 3072x2816x20480 (MxNxK)  172W 1980MHz\n"
+        "MSMF (max sustainable, saturated):   722 TFLOPS @ 3072x2816x8192 (MxNxK)  681W 1612MHz 63C\n" + _IDLE
+    )
+)
+V4_INTERRUPTED = _staged_head(4) + _GRID + _SCREEN + "^C" + _results(_SCOUT_OUTCOMES)
+V4_SCOUTS_ONLY = _staged_head(4, arguments="--tune scout_only=true --m 3072") + _GRID + _results(_SCOUT_OUTCOMES)
+
+V4_NODE = f"""
+{DASHES}
+
+** Node results (3 GPUs, each measured while all the others ran a continuous matmul):
+
+  GPU     MAMF  MxNxK                  MSMF  MxNxK                 W   MHz   C  sibling idle
+    0      852  3072x2816x20480         745  1536x2816x6144      700  1850  63    0%
+    1      848  3072x2816x20480         755  1536x2816x6144      699     -   -   12%
+    2      n/a                          741  1536x2816x6144      698  1838  64    0%
+
+MAMF (node = median GPU):  850 TFLOPS @ 3072x2816x20480 (GPU0's shape)
+MAMF slowest / spread:     848 TFLOPS (GPU1) / 0.5% across 2 GPUs
+MSMF (node = median GPU):  745 TFLOPS @ 1536x2816x6144 (GPU0's shape)
+MSMF slowest / spread:     741 TFLOPS (GPU2) / 1.9% across 3 GPUs
+
+warning: GPU(s) 1 saw idle siblings during their MSMF measurement - the matmul on a sibling
+         must have stopped; see the note in their logs
+"""
+
+F1 = f"""{head("", device="_NPUDeviceProperties(name='Ascend910B2C', total_memory=62432MB)", compute="cuda=None")}
+[I 2024-11-01 02:59:08,294] Using an existing study with name 'mamf_study' instead of creating a new one.
+[I 2024-11-01 02:59:09,018] Trial 1000 finished with value: {{'TFLOPS': 291.57958890075423}} and parameters: \
+{{'M': 6912, 'N': 16384, 'K': 2048}}. Best is trial 1000 with value: 291.57958890075423.
+[I 2024-11-01 02:59:09,110] Trial 1001 finished with value: {{'TFLOPS': 272.5}} and parameters: \
+{{'M': 2304, 'N': 5120, 'K': 1536}}. Best is trial 1000 with value: 291.57958890075423.
+The best outcome was 291.6TFLOPS @ 6912x16384x2048 (MxNxK) (tried 2 shapes)
+Elapsed time: 0:00:09
+Do you want to upload the results? [Y/n]: n
+"""
+F1_PIPES = (
+    head("")
+    + "Trial "
+    + stated_row(1, 100.0, FIRST, 100.0, FIRST)
+    + "Trial "
+    + stated_row(2, 90.0, SECOND, 100.0, FIRST)
+)
+
+ALL = {
+    "v1a": V1A,
+    "v1b": V1B,
+    "v1c": V1C_BROKEN,
+    "v1c/v1c+": V1C,
+    "v1c+": V1C_PLUS,
+    "v1d": V1D,
+    "v2a": V2A,
+    "v2b": V2B,
+    "v2c": V2C,
+    "v2d": V2D,
+    "v2e": V2E,
+    "v2f": V2F,
+    "v2g": V2G,
+    "v3-dev": V3_DEV,
+    "v3": V3,
+    "v4": V4,
+    "v4-node": V4_NODE,
+    "F1": F1,
+}

@@ -95,6 +95,7 @@ class Side:
 
     name: str
     header: Mapping[str, Any]
+    tier: str
 
 
 @dataclass(frozen=True)
@@ -145,8 +146,8 @@ def compare(a: RunLog, b: RunLog, anyway: bool = False) -> Comparison:
     if not pairs:
         raise IncomparableError(f"no measured row is in both: {_told(a, rows_a)}; {_told(b, rows_b)}")
     return Comparison(
-        Side(str(a.path), a.header),
-        Side(str(b.path), b.header),
+        Side(str(a.path), a.header, a.tier),
+        Side(str(b.path), b.header, b.tier),
         tuple(sorted(pairs, key=lambda pair: pair.ratio)),
         tuple(_alone(by_a, by_b)),
         tuple(_alone(by_b, by_a)),

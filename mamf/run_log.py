@@ -57,6 +57,11 @@ class RunLog:
         return plan_from_record(self.header["plan"])
 
     @property
+    def tier(self) -> str:
+        """``complete``, or ``interrupted`` by Ctrl-C, a budget or a kill: what is best may never have been tried."""
+        return "complete" if self.summary is not None and self.summary["status"] == "complete" else "interrupted"
+
+    @property
     def held(self) -> set[Held]:
         """The steps that need not be measured again: a failure or exhausted memory may have been the moment's."""
         return {row.step for row in self.measurements if not row.is_reference and row.status not in MAY_PASS}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from mamf.attention import DIRECTIONS
@@ -48,7 +49,10 @@ def run(options: argparse.Namespace) -> int:
         raise exists(path)
     if log.is_truncated:
         print(f"mamf: the last line of {log.path} is incomplete and left out", file=sys.stderr)
-    save(draw(chart_of(log, options)), path, options.overwrite)
+    chart = chart_of(log, options)
+    if log.tier == "interrupted":
+        chart = replace(chart, notes=(*chart.notes, "the run was interrupted: what is best may never have been tried"))
+    save(draw(chart), path, options.overwrite)
     print(f"figure: {path}")
     return 0
 

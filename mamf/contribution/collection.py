@@ -9,7 +9,6 @@ from typing import Any
 
 from mamf.attention_sweep import AttentionPlan, mamfu
 from mamf.ceiling import Ceiling
-from mamf.contribution.evidence import tier_of
 from mamf.finding_plan import FindPlan
 from mamf.legacy import FinderRun, read_legacy_or_none
 from mamf.measure import Conditions, Measurement
@@ -103,7 +102,7 @@ def _of_ceiling(log: RunLog, place: Path, ceiling: Ceiling) -> CeilingEntry:
     return CeilingEntry(
         log.header,
         place,
-        tier_of(log),
+        log.tier,
         named_dtype(ceiling.problem),
         ceiling.regime,
         str(ceiling.shape),
@@ -121,7 +120,7 @@ def _of_row(log: RunLog, place: Path, row: Measurement) -> CeilingEntry:
     return CeilingEntry(
         log.header,
         place,
-        tier_of(log),
+        log.tier,
         named_dtype(row.problem),
         row.regime,
         str(row.shape),
@@ -136,7 +135,7 @@ def _of_row(log: RunLog, place: Path, row: Measurement) -> CeilingEntry:
 
 def _attention_entries(log: RunLog, place: Path) -> list[AttentionEntry]:
     shares = ((row, mamfu(row, log.all_ceilings)) for row in log.measurements if row.ok and not row.is_reference)
-    return [AttentionEntry(log.header, place, tier_of(log), row, share) for row, share in shares if share is not None]
+    return [AttentionEntry(log.header, place, log.tier, row, share) for row, share in shares if share is not None]
 
 
 def leaders(entries: Iterable[CeilingEntry]) -> list[tuple[CeilingEntry, Sequence[CeilingEntry]]]:

@@ -55,7 +55,7 @@ class Evidence:
 
     @property
     def tier(self) -> str:
-        return tier_of(self.log)
+        return self.log.tier
 
     def of_kind(self, kind: str) -> Iterator[tuple[int, dict[str, Any]]]:
         return ((line, record) for line, record in self.records if record["record"] == kind)
@@ -72,11 +72,6 @@ class Evidence:
         if self.is_search or self.is_attention:
             return {}
         return {regime: best.row for regime, best in bests(self.log.measurements).items()}
-
-
-def tier_of(log: RunLog) -> str:
-    """``complete``, or ``interrupted`` by Ctrl-C, a budget or a kill: what is best may never have been tried."""
-    return "complete" if log.summary is not None and log.summary["status"] == "complete" else "interrupted"
 
 
 def read_records(path: Path) -> tuple[tuple[int, dict[str, Any]], ...]:

@@ -78,6 +78,7 @@ def title(comparison: Comparison, tolerance: float) -> list[str]:
     kernels = [each for each in comparison.dropped if each.what == "kernel"]
     lines = [
         f"{letter}: {side.name}, {side.header['device']['name']}, {side.header.get('started', 'of unknown date')}"
+        + (", interrupted" if side.tier == "interrupted" else "")
         for letter, side in (("A", comparison.a), ("B", comparison.b))
     ]
     if "shape" not in first.fields:
@@ -130,8 +131,8 @@ def _what_became(rows: Sequence[tuple[Entry, Entry | None]], other: str) -> str:
 def comparison_record(comparison: Comparison, tolerance: float) -> dict[str, Any]:
     """Everything as JSON values."""
     return {
-        "a": {"log": comparison.a.name, "header": comparison.a.header},
-        "b": {"log": comparison.b.name, "header": comparison.b.header},
+        "a": {"log": comparison.a.name, "tier": comparison.a.tier, "header": comparison.a.header},
+        "b": {"log": comparison.b.name, "tier": comparison.b.tier, "header": comparison.b.header},
         "tolerance": tolerance,
         "compared_anyway": [asdict(each) for each in comparison.forced],
         "paired_without": [asdict(each) for each in comparison.dropped],

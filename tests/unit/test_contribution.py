@@ -442,6 +442,20 @@ def test_tiers_are_never_ranked_together(sweep_records, tmp_path):
     assert "(cut.jsonl)" in interrupted
 
 
+def test_an_interrupted_run_is_labelled_where_it_is_shown(run, sweep_records, tmp_path, monkeypatch):
+    write(tmp_path / "whole.jsonl", sweep_records)
+    write(tmp_path / "cut.jsonl", sweep_records[:-2])
+    first, second, *_ = run("compare", "whole.jsonl", "cut.jsonl")[1].splitlines()
+    assert "interrupted" not in first
+    assert second.endswith(", interrupted")
+    charts = []
+    monkeypatch.setattr("mamf.cli.plot.draw", charts.append)
+    monkeypatch.setattr("mamf.cli.plot.save", lambda *arguments: None)
+    for name in ("whole", "cut"):
+        assert run("plot", f"{name}.jsonl")[0] == 0
+    assert ["interrupted" in " ".join(chart.notes) for chart in charts] == [False, True]
+
+
 def legacy_run(**fields):
     shown = Reported({"MAMF": 815.5}, MatmulShape(3072, 2816, 16384))
     known = {"device": "Oldcard", "dtype": "bfloat16", "started": "2026-11-20T23:53:45", "best": {"MAMF": shown}}

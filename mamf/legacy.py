@@ -6,7 +6,6 @@ never ranked with them: a ``reported`` record stands where a run of mamf has a `
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 from mamf.environment import tool_version
 from mamf.errors import RunLogError
-from mamf.run_log import READABLE, SCHEMA, RunLogWriter, whole_lines
+from mamf.run_log import MALFORMED, READABLE, SCHEMA, RunLogWriter, parse_record, what, whole_lines
 from mamf.shapes import MatmulShape
 
 TIER = "legacy"
@@ -104,28 +103,26 @@ def is_legacy(header: Mapping[str, Any]) -> bool:
 def read_legacy_or_none(path: Path) -> FinderRun | None:
     """An imported run, or None for a log of mamf's own. Raises RunLogError when the file cannot be read."""
     try:
-        header = json.loads(whole_lines(path)[0])
+        header = parse_record(whole_lines(path)[0])
     except ValueError:
-        header = None
-    return read_legacy_log(path) if isinstance(header, dict) and is_legacy(header) else None
+        return None
+    return read_legacy_log(path) if is_legacy(header) else None
 
 
 def read_legacy_log(path: Path) -> FinderRun:
-    """Raises RunLogError naming the line and what is wrong with it."""
-    records = []
-    for number, line in enumerate(whole_lines(path), start=1):
-        try:
-            records.append(json.loads(line))
-            records[-1]["record"]
-        except (KeyError, TypeError, ValueError):
-            raise RunLogError(f"{path}, line {number}: not a record of a run log") from None
-    header, *rows, summary = records if len(records) > 1 else [*records, {}]
-    if header.get("schema") not in READABLE or header["record"] != "header" or summary.get("record") != "summary":
-        raise RunLogError(f"{path}: not a whole imported log of a schema up to {SCHEMA}; import the original again")
+    """Raises RunLogError saying what is wrong with it."""
     try:
+        header, *rows = map(parse_record, whole_lines(path))
+        summary = rows.pop() if rows else {}
+        if header.get("schema") not in READABLE or header["record"] != "header" or summary.get("record") != "summary":
+            raise ValueError(f"not a whole imported log of a schema up to {SCHEMA}")
+        if any(row["record"] != "reported" for row in rows):
+            raise ValueError("a record that is no reported figure")
         return _run(header, rows, summary)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise RunLogError(f"{path}: {error!r} in an imported log; import the original again") from None
+    except RunLogError:
+        raise
+    except MALFORMED as error:
+        raise RunLogError(f"{path}: {what(error)}; import the original again") from None
 
 
 def _run(header: dict[str, Any], rows: list[dict[str, Any]], summary: dict[str, Any]) -> FinderRun:

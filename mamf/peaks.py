@@ -93,7 +93,9 @@ def fastest_possible_flops(info: DeviceInfo, dtype: str) -> float | None:
     narrow = _find(info.name, f"{peak.dtype}_acc16", info.compute_units)
     flops = max(peak.flops, narrow.flops if narrow else 0.0)
     if peak.clock_hz and info.max_clock_hz:
-        return flops * max(1.0, info.max_clock_hz / peak.clock_hz) * _HEADROOM_KNOWN_CLOCK
+        # No board is set above its model's clock by a quarter.
+        ratio = min(info.max_clock_hz / peak.clock_hz, _HEADROOM_UNKNOWN_CLOCK)
+        return flops * max(1.0, ratio) * _HEADROOM_KNOWN_CLOCK
     return flops * _HEADROOM_UNKNOWN_CLOCK
 
 

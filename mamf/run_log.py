@@ -35,6 +35,8 @@ from mamf.sweeping import Held, Plan
 SCHEMA = 3
 READABLE = (1, 2, 3)
 MAY_PASS = ("failed", "out_of_memory")
+#: What reading values of the wrong kind, edited by hand, can raise.
+MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, MamfError)
 
 
 @dataclass
@@ -163,10 +165,13 @@ def read_run_log(path: Path) -> RunLog:
     log = RunLog(path, _header(path, lines[0]), valid_bytes=len(data) - len(rest), is_truncated=bool(rest))
     for number, line in enumerate(lines[1:], start=2):
         try:
-            _add(log, _parse(line))
-        except (KeyError, TypeError, ValueError, MamfError) as error:
-            raise RunLogError(f"{path}, line {number}: {_what(error)}") from None
-    log.measurements = _latest(log.measurements)
+            _add(log, parse_record(line))
+        except MALFORMED as error:
+            raise RunLogError(f"{path}, line {number}: {what(error)}") from None
+    try:
+        log.measurements = _latest(log.measurements)
+    except TypeError as error:
+        raise RunLogError(f"{path}: {what(error)}") from None
     return log
 
 
@@ -185,23 +190,38 @@ def whole_lines(path: Path, data: bytes | None = None) -> list[bytes]:
     return whole.split(b"\n")
 
 
-def _what(error: Exception) -> str:
-    return f"field {error} is missing" if isinstance(error, KeyError) else str(error)
+def what(error: Exception) -> str:
+    """What is wrong with a record, in a line."""
+    if isinstance(error, KeyError):
+        return f"field {error} is missing"
+    return str(error) if isinstance(error, (MamfError, ValueError)) else f"malformed: {error}"
 
 
-def _parse(line: bytes) -> dict[str, Any]:
+def parse_record(line: bytes) -> dict[str, Any]:
+    """A line of a log. Raises ValueError for what mamf never writes: no object, a key twice, NaN."""
     try:
-        record = json.loads(line)
-    except ValueError:
+        record = json.loads(line, parse_constant=_refuse, object_pairs_hook=_without_repetition)
+    except (ValueError, RecursionError):
         raise ValueError("not a JSON object") from None
-    if not isinstance(record, dict) or "record" not in record:
+    if not isinstance(record, dict) or not isinstance(record.get("record"), str):
         raise ValueError("not a record of a run log")
     return record
 
 
+def _refuse(constant: str) -> None:
+    raise ValueError(constant)
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Readers that keep the last of two equal keys would never see what the first one holds."""
+    if len(found := dict(pairs)) < len(pairs):
+        raise ValueError("a key twice")
+    return found
+
+
 def _header(path: Path, line: bytes) -> dict[str, Any]:
     try:
-        header = _parse(line)
+        header = parse_record(line)
         if header["record"] != "header":
             raise ValueError("the first record is not a header")
         if header["schema"] not in READABLE:
@@ -215,8 +235,8 @@ def _header(path: Path, line: bytes) -> dict[str, Any]:
             header[name]
         DeviceInfo(**header["device"])
         plan_from_record(header["plan"])
-    except (AttributeError, KeyError, TypeError, ValueError, MamfError) as error:
-        raise RunLogError(f"{path}, line 1: {_what(error)}") from None
+    except MALFORMED as error:
+        raise RunLogError(f"{path}, line 1: {what(error)}") from None
     return header
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from mamf.cli.options import Parser
@@ -51,25 +52,38 @@ def _rules() -> str:
 
 
 def run_check(options: argparse.Namespace) -> int:
-    reviews = list(_reviews(options.paths))
+    reviews, named = [], set()
+    for path in dict.fromkeys(options.paths):
+        if path.is_dir():
+            reviews += _reviews_of_folder(path)
+        else:
+            _require_file(path)
+            named.add(path)
+            reviews.append(review(path))
     if options.format == "json":
         print(json.dumps([_as_json(found, options.strict) for found in reviews], indent=1))
     else:
         for found in reviews:
-            _print_findings(found, options.strict)
+            # A folder's accepted logs would drown what is wrong with one of them.
+            _print_findings(found, options.strict, with_warnings=options.strict or found.path in named)
         print(_count_line(reviews, options.strict))
     return _REJECTED if any(found.is_rejected(options.strict) for found in reviews) else 0
 
 
-def _reviews(paths: Sequence[Path]) -> Iterator[Review]:
-    for path in paths:
-        if path.is_dir():
-            yield from review_results(path, logs_in(path))
-        else:
-            yield review(path)
+def _reviews_of_folder(folder: Path) -> list[Review]:
+    """Of a results folder places and copies too, and what is no log; of any other the logs alone."""
+    logs = _logs_in(folder)
+    if not (folder / "README.md").exists():
+        return [review(path) for path in logs]
+    strays = [path for path in sorted(folder.rglob("*")) if path.is_file() and path not in logs]
+    told = Finding("misplaced", "results/ holds run logs (*.jsonl) and its README.md alone")
+    return [
+        *review_results(folder, logs),
+        *(Review(path, (told,)) for path in strays if path != folder / "README.md"),
+    ]
 
 
-def logs_in(folder: Path) -> list[Path]:
+def _logs_in(folder: Path) -> list[Path]:
     """Raises UsageError for a folder without logs."""
     found = sorted(folder.rglob("*.jsonl"))
     if not found:
@@ -77,9 +91,16 @@ def logs_in(folder: Path) -> list[Path]:
     return found
 
 
-def _print_findings(found: Review, strict: bool) -> None:
+def _require_file(path: Path) -> None:
+    if not path.is_file():
+        problem = "it is no regular file: save the log first" if path.exists() else "there is no such file"
+        raise UsageError(f"cannot read {path}: {problem}")
+
+
+def _print_findings(found: Review, strict: bool, with_warnings: bool = True) -> None:
     for finding in found.findings:
-        print(_line(found.path, finding, strict))
+        if with_warnings or not finding.is_warning:
+            print(_line(found.path, finding, strict))
 
 
 def _line(path: Path, finding: Finding, strict: bool) -> str:
@@ -106,14 +127,17 @@ def _as_json(found: Review, strict: bool) -> dict[str, object]:
 
 
 def _count_line(reviews: Sequence[Review], strict: bool) -> str:
-    tiers = Counter(found.tier for found in reviews)
-    held = ", ".join(f"{tiers[tier]} {tier}" for tier in (*TIERS, None) if tiers[tier]).replace("None", "unreadable")
+    tiers = Counter(found.tier or "unreadable" for found in reviews)
+    held = ", ".join(f"{tiers[tier]} {tier}" for tier in (*TIERS, "unreadable") if tiers[tier])
     rejected = sum(found.is_rejected(strict) for found in reviews)
-    return f"{len(reviews)} checked ({held}): {f'{rejected} rejected' if rejected else 'all accepted'}"
+    warnings = sum(finding.is_warning for found in reviews for finding in found.findings)
+    verdict = f"{rejected} rejected" if rejected else "all accepted"
+    return f"{len(reviews)} checked ({held}): {verdict}" + (f", {warnings} warnings" if warnings else "")
 
 
 def run_submit(options: argparse.Namespace) -> int:
     root = _folder(options.results)
+    _require_file(options.log)
     submission = prepare(options.log)
     _print_findings(submission.review, strict=False)
     for change in submission.changes:
@@ -133,11 +157,12 @@ def run_submit(options: argparse.Namespace) -> int:
 
 def _git_commands(submission: Submission, root: Path) -> str:
     place = submission.place
+    log, table, folder = (shlex.quote(str(path)) for path in (root / place, root / "README.md", root))
     return f"""
 now, in a clone of your fork:
     git switch -c results-{place.stem}
-    mamf results table --results {root}
-    git add {root / place} {root / "README.md"}
+    mamf results table --results {folder}
+    git add {log} {table}
     git commit -m "Results: {place.parent}, {place.stem}"
     git push -u origin HEAD
 and open a pull request"""
@@ -145,7 +170,12 @@ and open a pull request"""
 
 def run_table(options: argparse.Namespace) -> int:
     root = _folder(options.results)
-    page, path = results_page(collect(root, logs_in(root))), root / "README.md"
+    logs, path = _logs_in(root), root / "README.md"
+    for found in review_results(root, logs):
+        if found.is_rejected():
+            _print_findings(found, strict=False, with_warnings=False)
+            raise UsageError(f"{found.path} cannot stand in a table: mend it or take it out")
+    page = results_page(collect(root, logs))
     if options.check:
         is_fresh = path.exists() and path.read_text(encoding="utf-8") == page
         print(f"{path} is {'up to date' if is_fresh else 'stale: run mamf results table'}")

@@ -2,40 +2,55 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from mamf.ceiling import FEWEST_ROUNDS, Ceiling, confirmed
 from mamf.contribution.evidence import Evidence, Finding
-from mamf.measure import Conditions
+from mamf.contribution.header_rules import CPU
+from mamf.contribution.row_rules import agree, is_exact
+from mamf.measure import Conditions, Measurement
+from mamf.records import ceiling_record
 from mamf.report import attention_summary_record, find_summary_record, summary_record
 
 # A median of fewer samples has no interval to speak of.
 _FEWEST_SAMPLES = 5
-# Half the width of an interval, as a share: what an accelerator stays within, and what a host's clock does.
-_WIDEST = {"device events": 0.02}
-_WIDEST_ELSE = 0.10
+# Half the width of an interval, as a share: what an accelerator stays within, and what a CPU's host clock does.
+_WIDEST, _WIDEST_OF_CPU = 0.02, 0.10
 # Burst is measured at the boost clock; sensors also flag a cap that costs nothing, so the clock decides.
 _LOWEST_BURST_CLOCK = 0.97
-_TFLOPS_ROUNDING = 2e-3
+# How far above a ceiling its own product may be seen again; a CPU's moves with its load.
+_ABOVE_CEILING, _ABOVE_CEILING_OF_CPU = 1.05, 1.25
+# Ceilings are written with six digits.
+_CEILING_ROUNDING = 1e-5
+_NOT_FROM_ROWS = {"elapsed_seconds", "left", "status", "reason"}
+
+
+def tier_is_told(evidence: Evidence) -> Iterator[Finding]:
+    """Whether the run came to its end."""
+    summary = evidence.log.summary
+    if summary is None:
+        yield Finding("interrupted", "the run has no summary: it was killed, or is not over", is_warning=True)
+    elif evidence.tier == "interrupted":
+        told = f"the run was interrupted ({summary['reason'] or 'no reason given'}): its best may never have been tried"
+        yield Finding("interrupted", told, is_warning=True)
 
 
 def summary_recomputes(evidence: Evidence) -> Iterator[Finding]:
     """The last record follows from the rows before it."""
     summary = evidence.log.summary
     if summary is None:
-        yield Finding("interrupted", "the run has no summary: it was killed, or is not over", is_warning=True)
         return
     line = max((number for number, _ in evidence.of_kind("summary")), default=None)
-    if evidence.tier == "interrupted":
-        told = f"the run was interrupted ({summary['reason'] or 'no reason given'}): its best may never have been tried"
-        yield Finding("interrupted", told, line, is_warning=True)
     again = _summary(evidence, summary)
-    if summary["measured"] != again["measured"]:
-        told = f"the summary counts {summary['measured']} measured rows, the log holds {again['measured']}"
-        yield Finding("best-mismatch", told, line)
-    if summary["best"] != again["best"]:
-        yield Finding("best-mismatch", f"the rows give best {again['best']}, the summary says {summary['best']}", line)
+    for name in sorted(summary.keys() - again.keys() - {"record", "time"}):
+        yield Finding("unknown-field", f"mamf writes no field {name!r} of a summary: remove it", line)
+    # Early logs counted no phases.
+    for name in sorted((again.keys() & summary.keys() | {"best", "measured"}) - _NOT_FROM_ROWS):
+        if summary.get(name) != again[name]:
+            told = f"{name}: the rows give {again[name]}, the summary says {summary.get(name)}"
+            yield Finding("best-mismatch", told, line)
+    if evidence.tier == "complete" and summary["left"]:
+        yield Finding("best-mismatch", f"complete, but {summary['left']} shapes are left", line)
 
 
 def _summary(evidence: Evidence, summary: dict[str, object]) -> dict[str, object]:
@@ -60,32 +75,60 @@ def recomputed_ceilings(evidence: Evidence) -> dict[str, Ceiling]:
 
 
 def ceilings_recompute(evidence: Evidence) -> Iterator[Finding]:
-    """The ceiling records of a find follow from the rounds that confirmed them."""
+    """The ceiling records of a find follow from the rounds that confirmed them, one for each regime of its plan."""
     if not evidence.is_search:
         return
-    again, logged = recomputed_ceilings(evidence), evidence.log.ceilings
-    for regime in again.keys() | logged.keys():
-        if regime not in again or regime not in logged:
-            told = f"{regime}: {'no rounds confirm the ceiling' if regime in logged else 'the ceiling is not recorded'}"
-            yield Finding("ceiling-mismatch", told)
-        elif not _same(again[regime], logged[regime]):
-            told = f"{regime}: the rounds give {_text(again[regime])}, the log says {_text(logged[regime])}"
-            yield Finding("ceiling-mismatch", told)
+    again = recomputed_ceilings(evidence)
+    logged = list(evidence.of_kind("ceiling"))
+    for line, record in logged:
+        ceiling = again.get(record["regime"])
+        if ceiling is None:
+            yield Finding("ceiling-mismatch", f"{record['regime']}: no rounds confirm the ceiling", line)
+            continue
+        expected = ceiling_record(ceiling)
+        # Early logs lack fields of today.
+        wrong = [name for name in expected if name in record and not _same(record[name], expected[name])]
+        if wrong:
+            told = ", ".join(f"{name} {record[name]} (the rounds give {expected[name]})" for name in wrong)
+            yield Finding("ceiling-mismatch", f"{ceiling.regime}: {told}", line)
+        known = {"record", "time", *(("dtype",) if record.get("dtype") == ceiling.problem.dtype else ())}
+        for name in sorted(record.keys() - expected.keys() - known):
+            yield Finding("unknown-field", f"mamf writes no field {name!r} of a ceiling: remove it", line)
+    held = [record["regime"] for _, record in logged]
+    if len(held) != len(set(held)):
+        yield Finding("ceiling-mismatch", "a regime has two ceilings")
+    wanted = set(evidence.plan.regimes) if evidence.tier == "complete" else set(again)
+    for regime in sorted(wanted - set(held)):
+        yield Finding("ceiling-mismatch", f"the {regime} ceiling is not there")
 
 
-def _same(one: Ceiling, other: Ceiling) -> bool:
-    return (one.shape, one.kernel, one.rounds) == (other.shape, other.kernel, other.rounds) and all(
-        math.isclose(a, b, rel_tol=1e-5, abs_tol=_TFLOPS_ROUNDING)
-        for a, b in (
-            (one.tflops, other.tflops),
-            (one.interval.low, other.interval.low),
-            (one.interval.high, other.interval.high),
-        )
-    )
+def _same(written: object, again: object) -> bool:
+    return agree(written, again, 0.0, _CEILING_ROUNDING)
 
 
-def _text(ceiling: Ceiling) -> str:
-    return f"{ceiling.tflops:.6g} @ {ceiling.shape} by {ceiling.kernel} in {ceiling.rounds} rounds"
+def ceilings_fit_attention(evidence: Evidence) -> Iterator[Finding]:
+    """What shares are of: a ceiling within its own interval, of normal data, not surpassed by its own product."""
+    if not evidence.is_attention:
+        return
+    ceilings = evidence.log.all_ceilings
+    if not ceilings:
+        told = "the log holds no ceiling: its rows have no share and stand in no table (--ceiling LOG)"
+        yield Finding("missing-field", told, 1, is_warning=True)
+    for ceiling in ceilings.values():
+        name = f"the {ceiling.regime} ceiling of {ceiling.problem.dtype}"
+        if not ceiling.interval.low <= ceiling.tflops <= ceiling.interval.high:
+            yield Finding("ceiling-mismatch", f"{name} lies outside its own interval")
+        if ceiling.problem.data != "normal":
+            yield Finding("data", f"{name} is of {ceiling.problem.data} data")
+    most = _ABOVE_CEILING_OF_CPU if _is_cpu(evidence) else _ABOVE_CEILING
+    for line, _, row in evidence.rows:
+        own = ceilings.get((row.problem.dtype, row.regime))
+        if own is None or not row.ok or not is_exact(evidence, row):
+            continue
+        seen = max(row.best_tflops, float(row.details.get("reference_tflops", 0.0)))
+        if seen > most * own.tflops:
+            told = f"{row.shape}: {seen:.4g} TFLOPS were seen, the ceiling is {own.tflops:.4g}: find it anew"
+            yield Finding("ceiling-mismatch", told, line)
 
 
 def claims_are_firm(evidence: Evidence) -> Iterator[Finding]:
@@ -95,8 +138,7 @@ def claims_are_firm(evidence: Evidence) -> Iterator[Finding]:
         if len(row.samples) < _FEWEST_SAMPLES:
             told = f"{name} has {len(row.samples)} samples, fewer than {_FEWEST_SAMPLES}: raise --time-limit"
             yield Finding("few-samples", told)
-        low, high = row.tflops_interval
-        yield from _too_wide(evidence, name, (high - low) / 2 / row.tflops("median"))
+        yield from _too_wide(evidence, name, _half_width(row))
         yield from _throttled(evidence, name, regime, row.conditions)
     for ceiling in evidence.log.all_ceilings.values():
         name = f"the {ceiling.regime} ceiling of {ceiling.problem.dtype}"
@@ -107,8 +149,34 @@ def claims_are_firm(evidence: Evidence) -> Iterator[Finding]:
         yield from _throttled(evidence, name, ceiling.regime, ceiling.conditions)
 
 
+def attention_is_firm(evidence: Evidence) -> Iterator[Finding]:
+    """Rows of attention are each a figure of its own: how many of them are known only roughly."""
+    if not evidence.is_attention:
+        return
+    rows = [row for _, _, row in evidence.rows if row.ok and not row.is_reference]
+    rough = [row for row in rows if _half_width(row) > _widest(evidence)]
+    if rough:
+        worst = max(rough, key=_half_width)
+        told = f"{len(rough)} of {len(rows)} rows are known to worse than {_widest(evidence):.0%}"
+        told += f", {worst.shape} by {worst.kernel} to +-{_half_width(worst):.0%}"
+        yield Finding("wide-interval", told, is_warning=True)
+
+
+def _half_width(row: Measurement) -> float:
+    low, high = row.tflops_interval
+    return (high - low) / 2 / row.tflops("median")
+
+
+def _widest(evidence: Evidence) -> float:
+    return _WIDEST_OF_CPU if _is_cpu(evidence) else _WIDEST
+
+
+def _is_cpu(evidence: Evidence) -> bool:
+    return bool(evidence.header["device"]["backend"] == CPU)
+
+
 def _too_wide(evidence: Evidence, name: str, half_width: float) -> Iterator[Finding]:
-    widest = _WIDEST.get(evidence.header["timer"], _WIDEST_ELSE)
+    widest = _widest(evidence)
     if half_width > widest:
         told = f"{name} is known to +-{half_width:.1%}, not {widest:.0%}: leave the machine alone, raise --time-limit"
         yield Finding("wide-interval", told)

@@ -100,17 +100,17 @@ def named_dtype(problem: Any) -> str:
 
 def _of_ceiling(log: RunLog, place: Path, ceiling: Ceiling) -> CeilingEntry:
     return CeilingEntry(
-        log.header,
-        place,
-        log.tier,
-        named_dtype(ceiling.problem),
-        ceiling.regime,
-        str(ceiling.shape),
-        ceiling.kernel,
-        ceiling.tflops,
-        ceiling.interval.low,
-        ceiling.interval.high,
-        ceiling.conditions,
+        header=log.header,
+        place=place,
+        tier=log.tier,
+        dtype=named_dtype(ceiling.problem),
+        regime=ceiling.regime,
+        shape=str(ceiling.shape),
+        kernel=ceiling.kernel,
+        tflops=ceiling.tflops,
+        low=ceiling.interval.low,
+        high=ceiling.interval.high,
+        conditions=ceiling.conditions,
         is_confirmed=True,
     )
 
@@ -118,17 +118,17 @@ def _of_ceiling(log: RunLog, place: Path, ceiling: Ceiling) -> CeilingEntry:
 def _of_row(log: RunLog, place: Path, row: Measurement) -> CeilingEntry:
     low, high = row.tflops_interval if row.best_by == "median" else (None, None)
     return CeilingEntry(
-        log.header,
-        place,
-        log.tier,
-        named_dtype(row.problem),
-        row.regime,
-        str(row.shape),
-        row.kernel,
-        row.best_tflops,
-        low,
-        high,
-        row.conditions,
+        header=log.header,
+        place=place,
+        tier=log.tier,
+        dtype=named_dtype(row.problem),
+        regime=row.regime,
+        shape=str(row.shape),
+        kernel=row.kernel,
+        tflops=row.best_tflops,
+        low=low,
+        high=high,
+        conditions=row.conditions,
         is_confirmed=False,
     )
 
@@ -151,7 +151,7 @@ def leaders(entries: Iterable[CeilingEntry]) -> list[tuple[CeilingEntry, Sequenc
     for group in groups.values():
         kind = [entry for entry in group if entry.is_confirmed] or group
         found.append((max(kind, key=lambda entry: entry.tflops), kind))
-    return sorted(found, key=lambda pair: (pair[0].dtype, pair[0].regime, -pair[0].tflops))
+    return sorted(found, key=lambda pair: (pair[0].dtype, -pair[0].tflops))
 
 
 def best_attention(entries: Iterable[AttentionEntry]) -> list[AttentionEntry]:

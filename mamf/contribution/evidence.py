@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +14,7 @@ from mamf.finding_plan import FindPlan
 from mamf.measure import Measurement
 from mamf.records import measurement_from_record
 from mamf.report import bests
-from mamf.run_log import READABLE, RunLog, read_run_log, whole_lines
+from mamf.run_log import RunLog, parse_record, whole_lines
 
 TIERS = ("complete", "interrupted", "legacy")
 
@@ -68,7 +67,7 @@ class Evidence:
 
     @property
     def claims(self) -> dict[str, Measurement]:
-        """By regime the row of a sweep that it is known by. A find and an attention log claim ceilings instead."""
+        """By regime the row that a sweep is known by; a find is known by its ceilings, attention by all its rows."""
         if self.is_search or self.is_attention:
             return {}
         return {regime: best.row for regime, best in bests(self.log.measurements).items()}
@@ -79,19 +78,7 @@ def read_records(path: Path) -> tuple[tuple[int, dict[str, Any]], ...]:
     records = []
     for number, line in enumerate(whole_lines(path), start=1):
         try:
-            record = json.loads(line)
-        except ValueError:
-            record = None
-        if not isinstance(record, dict) or "record" not in record:
-            raise RunLogError(f"{path}, line {number}: not a record of a run log")
-        records.append((number, record))
+            records.append((number, parse_record(line)))
+        except ValueError as error:
+            raise RunLogError(f"{path}, line {number}: {error}") from None
     return tuple(records)
-
-
-def read_evidence(path: Path) -> Evidence:
-    """Raises RunLogError when the log cannot be read."""
-    return Evidence(read_records(path), read_run_log(path))
-
-
-def has_known_schema(header: Mapping[str, Any]) -> bool:
-    return header.get("schema") in READABLE

@@ -37,24 +37,27 @@ _NAMED = (
     "settings",
     "environment.variables",
 )
-#: A run that read watts could read these.
+#: What an accelerator's sensors tell.
 _WITH_SENSORS = ("device.max_clock_hz", "device.power_limit_watts", "device.driver")
 _OF_PROBLEM = ("dtype", "data", "seed")
 _OF_MATMUL = (*_OF_PROBLEM, "out_dtype", "layout")
 _KNOWN = {
     *("record", "schema", "tool", "command", "started", "device", "timer", "sensors", "kernel", "plan", "settings"),
-    *("environment", "findings", "notes", "tier"),
+    *("environment", "findings", "notes"),
 }
 #: The backend of mamf.testing.
 SIMULATED = "simulated"
+#: The backend whose clock and power no sensor of a vendor tells, and whose load moves with the host's.
+CPU = "cpu"
+# No markup, and no bracket that begins a picture or a link.
+_PLAIN = re.compile(r"(?:(?!!\[|\]\()[ -;=?-~])*")
 _PLACEHOLDER = re.compile(r"\W*|unknown|undefined|n/?a|none|null|to-?do|tbd|fix-?me|x{3,}|your .*|<[^>]*>", re.I)
 
 
 def missing_fields(evidence: Evidence) -> Iterator[Finding]:
     """Required fields that are not there or empty, and fields that mamf does not write."""
     header = evidence.header
-    read_watts = any(row.conditions.watts is not None for row in evidence.log.measurements)
-    required = {*_REQUIRED, *(_WITH_SENSORS if read_watts else ())}
+    required = {*_REQUIRED, *(_WITH_SENSORS if _has_sensors(evidence) else ())}
     for name in (*_REQUIRED, *_NAMED):
         if not is_there(header, name) or (name in required and value_at(header, name) in (None, "", [])):
             yield Finding("missing-field", f"the header says nothing of {name}: run it again with this mamf", 1)
@@ -70,6 +73,33 @@ def missing_fields(evidence: Evidence) -> Iterator[Finding]:
         yield Finding("missing-field", "the plan names no regime", 1)
     for name in sorted(set(header) - _KNOWN):
         yield Finding("unknown-field", f"mamf writes no header field {name!r}: remove it", 1)
+
+
+def _has_sensors(evidence: Evidence) -> bool:
+    header = evidence.header
+    return bool(header["device"]["backend"] != CPU and header["sensors"] == "available")
+
+
+def sensors_were_read(evidence: Evidence) -> Iterator[Finding]:
+    """Sensors that were there have said something; without them a reader is told so."""
+    sensors, rows = evidence.header["sensors"], [row.conditions for _, _, row in evidence.rows if row.ok]
+    if sensors != "available":
+        yield Finding("sensors", f"clock, power and temperature: {sensors}", 1, is_warning=True)
+    elif _has_sensors(evidence) and not any(seen.clock_hz and seen.watts is not None for seen in rows):
+        yield Finding("sensors", "they were available, and yet no row says its clock and power", 1)
+
+
+def plain_texts(evidence: Evidence) -> Iterator[Finding]:
+    """Names that stand in tables are plain printable ASCII, with single blanks and no markup."""
+    header = evidence.header
+    named = {"kernel": header["kernel"], **{f"device.{name}": value for name, value in header["device"].items()}}
+    versions = {**(header["device"].get("versions") or {}), **header["environment"].get("packages", {})}
+    rows = {"a row's kernel": " ".join({row.kernel for _, _, row in evidence.rows})}
+    for name, value in {**named, **rows, **versions}.items():
+        if isinstance(value, str) and (not _PLAIN.fullmatch(value) or value != " ".join(value.split())):
+            yield Finding("plain-text", f"{name} is {value!r}: letters, digits and punctuation alone", 1)
+        elif not isinstance(value, str) and (name in versions or name in ("kernel", "device.name", "device.vendor")):
+            yield Finding("plain-text", f"{name} is {value!r}, no text", 1)
 
 
 def placeholders(evidence: Evidence) -> Iterator[Finding]:
@@ -88,8 +118,6 @@ def circumstances(evidence: Evidence) -> Iterator[Finding]:
     for text in evidence.header.get("findings", []):
         if text.startswith("WARN"):
             yield Finding("doctor", text.removeprefix("WARN").strip(), 1, is_warning=True)
-    if evidence.header["sensors"] != "available":
-        yield Finding("doctor", f"clock, power and temperature: {evidence.header['sensors']}", 1, is_warning=True)
 
 
 def simulated(evidence: Evidence) -> Iterator[Finding]:

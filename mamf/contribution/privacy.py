@@ -2,75 +2,90 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from typing import Any
 
 from mamf.contribution.evidence import Finding
-from mamf.environment import scrub, scrub_record
+from mamf.environment import scrub
 
 _PRIVATE_KEY = re.compile(
     r"(^|_)(host|hostname|node|nodename|user|username|login|account|cwd|home|email|e_mail|fqdn|ip|ip_address|mac"
     r"|uuid|serial|serial_number)$",
     re.I,
 )
-_SUFFIXES = "local|localdomain|lan|internal|intra|corp|cluster|home|com|net|org|edu|gov|io|ai|cloud|dev"
+# A text of this length is no note; searching it for names would take for ever.
+_LONGEST_TEXT = 10_000
+_LABEL = r"[a-z0-9][a-z0-9-]{0,62}"
+_OWN_DOMAINS = "local|localdomain|lan|internal|intra|corp|cluster|home"
+_PUBLIC_DOMAINS = "com|net|org|edu|gov|io|ai|cloud|dev|at|au|be|ca|ch|cn|cz|de|dk|es|eu|fi|fr|il|in|it|jp|kr|nl|no|pl"
+_PUBLIC_DOMAINS += "|ru|se|sg|tw|uk|us"
+# Below 20 an address looks like a version (cuBLAS 12.1.3.1), but for the ranges that machines of a site have.
+_ADDRESS = r"(?:10|127|(?:[2-9]\d|1\d\d|2[0-4]\d|25[0-5]))(?:\.(?:25[0-5]|2[0-4]\d|1?\d?\d)){3}"
 # Each with the text that takes its place.
 _PATTERNS = (
-    (re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)*"), "<user>@<host>"),
-    (re.compile(rf"(?<![/\w.-])(?:[a-z0-9][\w-]*\.)+(?:{_SUFFIXES})\b(?![./(\w-])", re.I), "<host>"),
-    (re.compile(r"\bGPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", re.I), "<uuid>"),
-    (re.compile(r"(?<![\d.])(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(?:25[0-5]|2[0-4]\d|1?\d?\d)(?![\d.])"), "<address>"),
+    (re.compile(rf"\b[\w.+-]{{1,64}}@(?!\d){_LABEL}(?:\.{_LABEL}){{0,8}}", re.I), "<user>@<host>"),
+    (re.compile(rf"(?<![/\w.-])(?:{_LABEL}\.){{1,8}}(?:{_OWN_DOMAINS})\b(?![./(\w:-])", re.I), "<host>"),
+    (re.compile(rf"(?<![/\w.-])(?:{_LABEL}\.){{2,8}}(?:{_PUBLIC_DOMAINS})\b(?![./(\w:-])", re.I), "<host>"),
+    (re.compile(r"\b(?:ssh|file|smb|nfs|ftp)://\S+", re.I), "<address>"),
+    (re.compile(r"\b(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", re.I), "<uuid>"),
+    (re.compile(r"\b(?:serial(?: number| no\.?)?|s/n)[\s:#=]{1,3}\w*\d\w*", re.I), "<serial number>"),
+    (re.compile(r"\b[0-9a-f]{2}(?::[0-9a-f]{2}){5}\b", re.I), "<address>"),
+    (re.compile(rf"(?<![\w.]){_ADDRESS}(?![\w.])"), "<address>"),
 )
-# Versions look like addresses.
-_VERSIONED = {"versions", "packages", "driver", "tool", "importer", "software", "variables", "os", "device_properties"}
 
 
 def private_findings(line: int, record: dict[str, Any]) -> Iterator[Finding]:
     """One finding for each field that holds something private."""
     for path, value in fields(record):
-        if _PRIVATE_KEY.search(path[-1]) and value is not None:
-            yield Finding("private", f"field {'.'.join(path)} names a host, user or device: remove it", line)
-        elif isinstance(value, str) and (found := private_part(value, path)):
-            yield Finding("private", f"{'.'.join(path)} holds {found!r}", line)
+        name = ".".join(path)
+        if any(_PRIVATE_KEY.search(key) for key in path) and value is not None:
+            yield Finding("private", f"field {name} names a host, user or device: remove it", line)
+        elif found := next(filter(None, map(private_part, path)), None):
+            yield Finding("private", f"the name of field {name} holds {found!r}", line)
+        elif isinstance(value, str) and len(value) > _LONGEST_TEXT:
+            yield Finding("private", f"{name} is a text of {len(value)} characters: nobody can look through it", line)
+        elif isinstance(value, str) and (found := private_part(value)):
+            yield Finding("private", f"{name} holds {found!r}", line)
 
 
-def private_part(text: str, path: tuple[str, ...] = ()) -> str | None:
+@functools.lru_cache(4096)  # the same names stand in every row
+def private_part(text: str) -> str | None:
     """The first private part of a text, or None."""
     if scrub(text) != text:
         return next((word for word in text.split() if scrub(word) != word), text)
-    for pattern, _ in _patterns(path):
-        if match := pattern.search(text):
-            return match[0]
-    return None
+    return next((match[0] for pattern, _ in _PATTERNS if (match := pattern.search(text))), None)
 
 
-def without_private(record: Any, path: tuple[str, ...] = ()) -> Any:
-    """A record with private fields left out and private parts of texts replaced."""
+def without_private(record: Any) -> Any:
+    """A record with private fields left out and private parts of texts and of names replaced."""
     if isinstance(record, dict):
         kept = {key: value for key, value in record.items() if not _PRIVATE_KEY.search(key)}
-        return {key: without_private(value, (*path, key)) for key, value in kept.items()}
+        return {_replaced(key): without_private(value) for key, value in kept.items()}
     if isinstance(record, list):
-        return [without_private(value, path) for value in record]
-    if not isinstance(record, str):
-        return record
-    text = str(scrub_record(record))
-    for pattern, substitute in _patterns(path):
+        return [without_private(value) for value in record]
+    return _replaced(record) if isinstance(record, str) else record
+
+
+def _replaced(text: str) -> str:
+    if len(text) > _LONGEST_TEXT:
+        return text
+    text = scrub(text)
+    for pattern, substitute in _PATTERNS:
         text = pattern.sub(substitute, text)
     return text
 
 
-def _patterns(path: tuple[str, ...]) -> tuple[tuple[re.Pattern[str], str], ...]:
-    return _PATTERNS[:-1] if _VERSIONED & set(path) else _PATTERNS
-
-
 def fields(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every value that holds no others, with the names that lead to it."""
+    """Every value with the names that lead to it. An element of a list is led to by its number; lists of numbers are
+    given whole.
+    """
     if isinstance(value, dict):
         for key, item in value.items():
             yield from fields(item, (*path, key))
     elif isinstance(value, list) and any(isinstance(item, (dict, list, str)) for item in value):
-        for item in value:
-            yield from fields(item, path)
+        for number, item in enumerate(value):
+            yield from fields(item, (*path, str(number)))
     elif path:
         yield path, value

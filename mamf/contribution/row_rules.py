@@ -3,145 +3,142 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from typing import Any
 
 from mamf.backend import DeviceInfo
 from mamf.contribution.evidence import Evidence, Finding
 from mamf.dtypes import DTYPES
-from mamf.measure import Measurement
-from mamf.peaks import fastest_possible_flops
+from mamf.measure import TERA, Measurement
+from mamf.peaks import fastest_possible_flops, find_peak
 from mamf.records import measurement_record
-from mamf.sweeping import Plan
+from mamf.regimes import regime_class
 
 # What follows from the samples. TFLOPS are written with three decimals, coverage with four, seconds with twelve.
-_DERIVED = {"tflops": 2e-3, "seconds": 2e-12, "interval_coverage": 2e-4}
+_ROUNDING = {"tflops": 2e-3, "seconds": 2e-12, "interval_coverage": 2e-4}
 # Products whose rounding shows: float64 may agree with the float64 reference to the last bit, integers must.
 _ROUNDED = ("bfloat16", "float16", "tf32", "float32", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
+# Attention's own verification decides by kernel; nothing that passed it is further off.
+_WORST_ATTENTION = {True: 0.05, False: 0.5}
+# The clock is read while it moves: above what it allows by more than this is not the clock's doing.
+_HEADROOM_OF_READ_CLOCK = 1.05
+_MOST_WATTS = 1.2
+_MOST_CLOCK = 1.02
 
 
 def rows_recompute(evidence: Evidence) -> Iterator[Finding]:
-    """FLOP from the shape, figures from samples and FLOP."""
+    """A row holds what mamf writes for its shape, problem and samples, and nothing else."""
     for line, record, row in evidence.rows:
         again = measurement_record(row)
         if record["flop"] != again["flop"]:
-            formula = "the masked-out pairs left out" if evidence.is_attention else "2*M*N*K"
-            yield Finding("flop-count", f"{row.shape}: {record['flop']} FLOP, but {again['flop']} by {formula}", line)
-        for name in _DERIVED:
-            if not agree(record.get(name), again.get(name), _DERIVED[name]):
-                yield Finding("row-mismatch", f"{row.shape}: {name} does not follow from samples_seconds", line)
-        for name in ("dtype", "out_dtype"):
-            if record[name] != again[name]:
+            formula = "the unmasked pairs" if evidence.is_attention else "2*M*N*K"
+            yield Finding(
+                "flop-count", f"{row.shape}: {record['flop']} FLOP are not the {again['flop']} of {formula}", line
+            )
+        for name in sorted(record.keys() - again.keys() - {"record"}):
+            yield Finding("unknown-field", f"mamf writes no field {name!r} of a row: remove it", line)
+        for name in again.keys() - {"flop", "time"}:
+            # Early logs lack fields of today; what belongs to samples they all have.
+            if (name in record or name in _ROUNDING) and not agree(
+                record.get(name), again[name], _ROUNDING.get(name, 0)
+            ):
                 yield Finding(
-                    "row-mismatch", f"{row.shape}: {name} {record[name]}, but the run is of {again[name]}", line
+                    "row-mismatch", f"{row.shape}: {name} does not follow from the row's samples and plan", line
                 )
+        if row.best_by != regime_class(row.regime).best_by:
+            yield Finding("row-mismatch", f"{row.shape}: a best of {row.regime} is not chosen by {row.best_by}", line)
 
 
-def agree(written: Any, again: Any, tolerance: float) -> bool:
+def agree(written: Any, again: Any, tolerance: float, relative: float = 1e-6) -> bool:
     """Whether two JSON values are the same up to rounding of their numbers."""
     if isinstance(again, Mapping):
-        return (
-            isinstance(written, Mapping)
-            and written.keys() == again.keys()
-            and all(agree(written[key], again[key], tolerance) for key in again)
-        )
-    if isinstance(again, list):
-        return (
-            isinstance(written, list)
-            and len(written) == len(again)
-            and all(agree(one, other, tolerance) for one, other in zip(written, again, strict=True))
-        )
-    if isinstance(again, float) and isinstance(written, (int, float)):
-        return math.isclose(written, again, rel_tol=1e-6, abs_tol=tolerance)
-    return bool(written == again)
+        same = isinstance(written, Mapping) and written.keys() == again.keys()
+        return same and all(agree(written[key], again[key], tolerance, relative) for key in again)
+    if isinstance(again, (list, tuple)):
+        same = isinstance(written, list) and len(written) == len(again)
+        return same and all(agree(one, other, tolerance, relative) for one, other in zip(written, again, strict=True))
+    if isinstance(again, float) and isinstance(written, (int, float)) and not isinstance(written, bool):
+        return math.isclose(written, again, rel_tol=relative, abs_tol=tolerance)
+    return type(written) is type(again) and bool(written == again)
 
 
 def possible(evidence: Evidence) -> Iterator[Finding]:
-    """No sample of a good row is faster than the device can multiply at its highest clock."""
+    """No sample is faster than the device's highest clock allows, and no figure than the clock that was read."""
     info = DeviceInfo(**evidence.header["device"])
-    for line, row in _good_rows(evidence):
-        if not _is_exact(row):
-            continue
-        limit = fastest_possible_flops(info, row.problem.dtype)
+    for dtype in sorted({row.problem.dtype for _, row in good_rows(evidence)}):
+        if fastest_possible_flops(info, dtype) is None:
+            told = f"no peak of {info.name} in {dtype} is known: nothing bounds its figures"
+            yield Finding("implausible", told, 1, is_warning=True)
+    for line, row in good_rows(evidence):
+        limit = fastest_possible_flops(info, row.problem.dtype) if is_exact(evidence, row) else None
         fastest = row.flop / min(row.samples)
         if limit is not None and fastest > limit:
-            told = f"{row.shape}: {fastest / 1e12:.4g} TFLOPS, more than the {limit / 1e12:.4g} that {info.name} can do"
+            told = f"{row.shape}: {fastest / TERA:.4g} TFLOPS, more than the {limit / TERA:.4g} that {info.name} can do"
+            yield Finding("implausible", told, line)
+        elif limit is not None and not _within_clock(info, row):
+            told = f"{row.shape}: {row.best_tflops:.4g} TFLOPS are more than its clock allows"
             yield Finding("implausible", told, line)
 
 
-def _is_exact(row: Measurement) -> bool:
+def _within_clock(info: DeviceInfo, row: Measurement) -> bool:
+    peak, clock = find_peak(info.name, row.problem.dtype, info.compute_units), row.conditions.clock_hz
+    # The clock of mamf-finder's loop is whatever it is when it is read.
+    if peak is None or not peak.clock_hz or not clock or row.regime == "classic":
+        return True
+    return row.best_tflops * TERA <= peak.flops * clock / peak.clock_hz * _HEADROOM_OF_READ_CLOCK
+
+
+def is_exact(evidence: Evidence, row: Measurement) -> bool:
     """Whether FLOP were all done, and in the row's dtype: approximate attention skips work or does it in int8."""
-    return not any(name in row.details for name in ("product_dtypes", "sparsity", "cosine_similarity"))
+    told = ("product_dtypes", "sparsity", "cosine_similarity")
+    return not evidence.is_attention or not any(name in row.details for name in told)
 
 
 def verified(evidence: Evidence) -> Iterator[Finding]:
     """Every good row's result was checked, and rounding shows that its operands were no zeros."""
-    for line, row in _good_rows(evidence):
+    for line, row in good_rows(evidence):
+        exact = is_exact(evidence, row)
+        bound = _WORST_ATTENTION[exact] if evidence.is_attention else row.problem.tolerance
         if row.error is None:
             yield Finding("unverified", f"{row.shape} by {row.kernel}: its result was not checked", line)
-        elif not evidence.is_attention and not row.error <= row.problem.tolerance:
-            told = f"{row.shape}: relative error {row.error:.2g}, beyond {row.problem.tolerance:.2g}"
-            yield Finding("unverified", told, line)
-        elif row.error == 0.0 and row.problem.dtype in _ROUNDED:
-            told = f"{row.shape}: no rounding error at all: the operands were no normal data"
-            yield Finding("data", told, line)
+        elif not 0 <= row.error <= bound:
+            yield Finding("unverified", f"{row.shape}: relative error {row.error:.2g}, beyond {bound:.2g}", line)
+        elif row.error == 0 and row.problem.dtype in _ROUNDED:
+            yield Finding("data", f"{row.shape}: no rounding error at all: the operands were no normal data", line)
 
 
-def rows_of_plan(evidence: Evidence) -> Iterator[Finding]:
-    """A sweep's rows are its plan's steps; a find's scouts are points of its grid, and it confirms what it tried."""
-    plan = evidence.plan
-    if evidence.is_search:
-        yield from _scouts_of_grid(evidence)
-        return
-    planned = Counter(_planned(evidence))
+def sensors_plausible(evidence: Evidence) -> Iterator[Finding]:
+    """Readings lie within the device's limits, the timer's share within a sample."""
+    device = evidence.header["device"]
+    limit, highest = device.get("power_limit_watts"), device.get("max_clock_hz")
     for line, _, row in evidence.rows:
-        if not row.is_reference and _key(evidence, row) not in planned:
-            yield Finding("foreign-row", f"{row.shape} by {row.kernel} in {row.regime} is not of this run's plan", line)
-    held = {_key(evidence, row) for row in evidence.log.measurements if not row.is_reference}
-    lost = [key for key in planned if key not in held]
-    if evidence.tier == "complete" and lost:
-        told = f"{len(lost)} steps of a complete run are missing, the first {' '.join(map(str, lost[0][-2:]))}"
-        yield Finding("missing-row", told)
-    if (
-        isinstance(plan, Plan)
-        and plan.reference is not None
-        and not any(row.is_reference for row in evidence.log.measurements)
-    ):
-        yield Finding("missing-row", f"no visit of the reference {plan.reference} is there")
+        seen = row.conditions
+        if seen.watts is not None and not 0 <= seen.watts <= _MOST_WATTS * (limit or math.inf):
+            yield Finding("implausible", f"{row.shape}: {seen.watts:.0f} W, of {limit} W at most", line)
+        if seen.clock_hz is not None and not 0 < seen.clock_hz <= _MOST_CLOCK * (highest or math.inf):
+            yield Finding("implausible", f"{row.shape}: {seen.clock_hz / 1e6:.0f} MHz, above the highest clock", line)
+        if not 0 <= row.timer_overhead < min(row.samples, default=math.inf):
+            yield Finding("implausible", f"{row.shape}: a timer's share of {row.timer_overhead} s", line)
+        peak_memory = row.peak_memory_bytes
+        if peak_memory is not None and not 0 <= peak_memory <= (device.get("memory_bytes") or math.inf):
+            yield Finding("implausible", f"{row.shape}: {peak_memory} bytes, more than the device has", line)
 
 
-def _planned(evidence: Evidence) -> list[tuple[Any, ...]]:
-    plan: Any = evidence.plan
-    if evidence.is_attention:
-        return list(plan.steps())
-    return [(regime, shape) for regime in plan.regimes for shape in plan.shapes]
+def times_in_order(evidence: Evidence) -> Iterator[Finding]:
+    """Records are written one after the other, after the start."""
+    before = datetime.fromisoformat(evidence.header["started"])
+    for line, record in evidence.records[1:]:
+        text = record.get("time", record.get("started"))
+        if text is None:
+            continue
+        now = datetime.fromisoformat(text)
+        if now < before:
+            yield Finding("time-order", f"written at {text}, before what stands above it ({before.isoformat()})", line)
+        before = max(now, before)
 
 
-def _key(evidence: Evidence, row: Measurement) -> tuple[Any, ...]:
-    return (row.regime, row.problem, row.shape, row.kernel) if evidence.is_attention else (row.regime, row.shape)
-
-
-def _scouts_of_grid(evidence: Evidence) -> Iterator[Finding]:
-    plan: Any = evidence.plan
-    on_grid = {axis: set(getattr(plan.grid, axis)) for axis in "mnk"}
-    tried: set[tuple[int, int, int]] = set()
-    for line, record in evidence.of_kind("measurement"):
-        shape = record["shape"]
-        text = "x".join(str(shape[axis]) for axis in "mnk")
-        if record.get("phase") == "scout" and any(shape[axis] not in on_grid[axis] for axis in "mnk"):
-            yield Finding("foreign-row", f"the scout {text} is not of the grid", line)
-        if (record["regime"], record.get("phase")) == ("burst", "confirm") and not tried & _turned(shape):
-            yield Finding("foreign-row", f"{text} is confirmed, but was never tried", line)
-        tried.add((shape["m"], shape["n"], shape["k"]))
-
-
-def _turned(shape: Mapping[str, int]) -> set[tuple[int, int, int]]:
-    """A shape and its transpose: a search visits the other orientation of its leaders too."""
-    return {(shape["m"], shape["n"], shape["k"]), (shape["n"], shape["m"], shape["k"])}
-
-
-def _good_rows(evidence: Evidence) -> Iterator[tuple[int, Measurement]]:
+def good_rows(evidence: Evidence) -> Iterator[tuple[int, Measurement]]:
     for line, _, row in evidence.rows:
         if row.ok and row.problem.dtype in DTYPES:
             yield line, row

@@ -6,7 +6,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from mamf.contribution.evidence import read_records
 from mamf.contribution.privacy import fields, without_private
 from mamf.contribution.rules import Review, review
 from mamf.errors import UsageError
+from mamf.run_log import read_bytes
 
 
 @dataclass(frozen=True)
@@ -40,22 +41,23 @@ def prepare(path: Path) -> Submission:
     changes = tuple(
         change for (line, old), new in zip(records, scrubbed, strict=True) for change in _changes(line, old, new)
     )
-    text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in scrubbed)
+    # A line that was cut off at the end stays one.
+    cut = read_bytes(path).rpartition(b"\n")[2].decode(errors="replace")
+    text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in scrubbed) + cut
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder, path.name)
-        copy.write_text(text, encoding="utf-8")
+        copy.write_text(text, encoding="utf-8", newline="\n")
         found = review(copy)
-    # A line cut off at the end is lost in the copy: of the original it has to be told.
-    cut = [finding for finding in review(path).findings if finding.rule == "truncated"]
-    return Submission(text, changes, Review(path, (*cut, *found.findings), found.tier, found.place, found.run_id))
+    return Submission(text, changes, replace(found, path=path))
 
 
 def _changes(line: int, old: Any, new: Any) -> Iterator[str]:
-    kept = list(fields(new))
+    kept = dict(fields(new))
     for path, value in fields(old):
-        if (path, value) not in kept:
-            now = next((other for name, other in kept if name == path), None)
-            yield f"line {line}, {'.'.join(path)}: {value!r} -> {'left out' if now is None else repr(now)}"
+        if path not in kept:
+            yield f"line {line}, {'.'.join(path)}: left out or renamed"
+        elif kept[path] != value:
+            yield f"line {line}, {'.'.join(path)}: {value!r} -> {kept[path]!r}"
 
 
 def write(submission: Submission, root: Path) -> Path:

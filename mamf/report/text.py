@@ -35,10 +35,14 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], left_aligned: C
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]], left_aligned: Collection[str]) -> str:
-    """A GitHub table."""
+    """A GitHub table; what would break it, or be taken for HTML, is escaped."""
     rule = [":--" if name in left_aligned else "--:" for name in columns]
-    lines = [columns, rule, *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    lines = [columns, rule, *([_plain(cell) for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def _plain(cell: str) -> str:
+    return " ".join(cell.split()).replace("|", "\\|").replace("<", "&lt;")
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -37,7 +37,7 @@ ARROWS = {
     "finder_logs": {"environment", "legacy"},
     "contribution": {
         *("attention_sweep", "ceiling", "environment", "finding_plan", "legacy", "measure", "peaks", "records"),
-        *("report", "run_log", "sweeping"),
+        *("regimes", "report", "run_log"),
     },
     "comparability": {"attention_sweep", "records"},
     "compare": {"ceiling", "comparability", "finding_plan", "measure", "run_log"},

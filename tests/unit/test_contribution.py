@@ -1,12 +1,16 @@
 """Contributed logs: what keeps one out of results/, how one gets in, and the table of all."""
 
 import copy
+import dataclasses
 import json
 import re
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from mamf import contribution
 from mamf.cli import main
 from mamf.contribution.collection import collect
 from mamf.contribution.evidence import read_records
@@ -18,6 +22,10 @@ from mamf.legacy import FinderRun, Reported, write_legacy_log
 from mamf.shapes import MatmulShape
 
 SIMULATED = ["--backend", "mamf.testing:SimulatedBackend", "--kernel", "mamf.testing:SimulatedMatmul"]
+RESULTS = Path(__file__).resolve().parents[2] / "results"
+NORMAL = {"dtype": "bfloat16", "out_dtype": "bfloat16", "layout": "nt", "data": "normal", "seed": 0}
+NORMAL["fast_accumulation"] = False
+ZEROS = NORMAL | {"data": "zeros"}
 # As a card of known peaks gives it.
 DEVICE = {"backend": "cuda", "name": "NVIDIA H100 80GB HBM3", "vendor": "NVIDIA", "driver": "580.1", "uuid_hash": "abc"}
 
@@ -184,6 +192,59 @@ def thin_out(records):
     records[-1]["best"] = summary_record(parsed, "complete", "", 0.0, 0)["best"]
 
 
+def drop_slow_samples(records):
+    row = best(records)
+    row["samples_seconds"] = sorted(row["samples_seconds"])[: len(row["samples_seconds"]) // 2]
+
+
+def move_slow_samples_aside(records):
+    row = best(records)
+    ordered = sorted(row["samples_seconds"])
+    row["samples_seconds"], row["implausible_samples_seconds"] = ordered[:-2], ordered[-2:]
+
+
+def copy_samples(records):
+    first, second = rows(records)[:2]
+    second["samples_seconds"] = first["samples_seconds"]
+
+
+def measure_again(records):
+    again = copy.deepcopy(best(records))
+    again["samples_seconds"] = [sample * 0.99 for sample in again["samples_seconds"]]
+    records.insert(-1, again)
+
+
+def hide_failure(records):
+    best(records).update(status="out_of_memory", reason="honest")
+
+
+def choose_by_fastest(records):
+    best(records)["best_by"] = "fastest"
+
+
+def change_row(**fields):
+    return lambda records: best(records).update(fields)
+
+
+def call_it_sustained(records):
+    for row in rows(records):
+        if row["regime"] == "burst":
+            row["regime"] = "sustained"
+
+
+def go_back_in_time(records):
+    rows(records)[-1]["time"] = "2001-01-01T00:00:00+00:00"
+
+
+def leave_some(records):
+    records[-1]["left"] = 3
+
+
+def blind_sensors(records):
+    for row in rows(records):
+        row.update(clock_mhz=None, watts=None)
+
+
 def add_note(text):
     return set_header(text, "notes")
 
@@ -207,6 +268,40 @@ def add_note(text):
         (set_header("zeros", "plan", "problem", "data"), "data"),
         (throttle, "throttled"),
         (thin_out, "few-samples"),
+        (drop_slow_samples, "lost-samples"),
+        (move_slow_samples_aside, "lost-samples"),
+        (copy_samples, "lost-samples"),
+        (hide_failure, "lost-samples"),
+        (call_it_sustained, "lost-samples"),
+        (measure_again, "duplicate-row"),
+        (choose_by_fastest, "row-mismatch"),
+        (change_row(kernel="magic"), "foreign-row"),
+        (change_row(problem={**ZEROS}), "foreign-row"),
+        (change_row(is_reference=True, problem={**NORMAL}), "foreign-row"),
+        (change_row(essay="the best card"), "unknown-field"),
+        (change_row(watts=5000.0), "implausible"),
+        (change_row(clock_mhz=9000.0), "implausible"),
+        (change_row(clock_mhz=300.0), "implausible"),
+        (change_row(timer_overhead_seconds=-1e-6), "implausible"),
+        (change_row(relative_error=-1.0), "unverified"),
+        (change_row(samples_seconds=["1"]), "row-mismatch"),
+        (change_row(clock_mhz="fast"), "unreadable"),
+        (blind_sensors, "sensors"),
+        (go_back_in_time, "time-order"),
+        (leave_some, "best-mismatch"),
+        (set_header("NVIDIA H100\n\n# Hacked", "device", "name"), "plain-text"),
+        (set_header("![x](https://evil/x.png)", "kernel"), "plain-text"),
+        (set_header("H\u0410100", "device", "name"), "plain-text"),
+        (set_header(5, "device", "name"), "unreadable"),
+        (set_header({"jane@lab.example.com": "1"}, "environment", "variables"), "private"),
+        (set_header({"hostname": {"a": "gpu17"}}, "environment", "variables"), "private"),
+        (add_note("x" * 20_000), "private"),
+        (add_note("a." * 4_000), None),
+        (add_note("00:1b:44:11:3a:b7"), "private"),
+        (add_note("S/N 1650223012345"), "private"),
+        (add_note("file:///srv/jane"), "private"),
+        (set_header("complete", "tier"), "unknown-field"),
+        (set_header(True, "schema"), "schema"),
         (set_header(4, "schema"), "schema"),
         (remove("command"), "missing-field"),
         (remove("findings"), "missing-field"),
@@ -231,7 +326,8 @@ def add_note(text):
     ids=lambda value: getattr(value, "__name__", value),
 )
 def test_spoiling_is_caught(spoil, rule, sweep_records, spoiled):
-    assert rule in spoiled(sweep_records, spoil)
+    broken = spoiled(sweep_records, spoil)
+    assert rule in broken if rule else not broken
 
 
 def edit_ceiling(records):
@@ -248,6 +344,37 @@ def confirm_what_was_never_tried(records):
             row["shape"] = {"m": row["shape"]["k"], "n": row["shape"]["n"], "k": row["shape"]["m"]}
 
 
+def relabel_ceiling(records):
+    for record in records:
+        if record["record"] == "ceiling":
+            record["problem"]["dtype"] = "float8_e4m3fn"
+
+
+def cool_ceiling(records):
+    next(record for record in records if record["record"] == "ceiling")["watts"] = 1.0
+
+
+def untie(records):
+    next(record for record in records if record["record"] == "ceiling")["tied"] = [{"shape": "1x1x1", "kernel": "k"}]
+
+
+def lose_a_round(records):
+    return [record for record in records if (record.get("regime"), record.get("round")) != ("burst", 2)]
+
+
+def lose_a_regime(records):
+    return [record for record in records if record.get("regime") != "sustained"]
+
+
+def lose_scouts(records):
+    return [record for record in records if record.get("phase") != "scout"]
+
+
+def repeat_ceiling(records):
+    ceiling = next(record for record in records if record["record"] == "ceiling")
+    records.insert(-1, copy.deepcopy(ceiling))
+
+
 def forget_rounds(records):
     return [record for record in records if record.get("phase") != "confirm" or record["round"] > 3]
 
@@ -259,17 +386,23 @@ def forget_rounds(records):
         (move_scout, "foreign-row"),
         (confirm_what_was_never_tried, "foreign-row"),
         (forget_rounds, "ceiling-mismatch"),
+        (relabel_ceiling, "ceiling-mismatch"),
+        (cool_ceiling, "ceiling-mismatch"),
+        (untie, "ceiling-mismatch"),
+        (lose_a_round, "missing-row"),
+        (lose_a_regime, "ceiling-mismatch"),
+        (lose_scouts, "best-mismatch"),
+        (repeat_ceiling, "ceiling-mismatch"),
     ],
 )
 def test_spoiling_a_find_is_caught(spoil, rule, find_records, spoiled):
     assert rule in spoiled(find_records, spoil)
 
 
-def test_every_finding_names_a_rule_that_is_explained(sweep_records, tmp_path):
+def test_every_finding_names_a_rule_that_is_explained():
     named = set()
-    for module in ("rules", "header_rules", "row_rules", "best_rules", "privacy"):
-        source = __import__(f"mamf.contribution.{module}", fromlist=["__file__"]).__file__
-        named |= set(re.findall(r'Finding\("([a-z-]+)"', Path(source).read_text()))
+    for source in Path(contribution.__file__).parent.glob("*.py"):
+        named |= set(re.findall(r'Finding\(\s*"([a-z-]+)"', source.read_text()))
     assert named == set(RULES)
 
 
@@ -288,6 +421,88 @@ def test_a_damaged_line_is_named(sweep_records, tmp_path):
     (finding,) = review(path).findings
     assert finding.rule == "unreadable"
     assert "line 3" in finding.message
+
+
+def attention_rows(records):
+    return [row for row in rows(records) if "seqlen_q" in row["shape"]]
+
+
+def scale_ceiling(factor, *names):
+    def spoil(records):
+        for record in records:
+            if record["record"] == "ceiling":
+                record["tflops"] *= factor
+                record["interval_tflops"] = [factor * each if names else each for each in record["interval_tflops"]]
+
+    return spoil
+
+
+def change_attention(**fields):
+    return lambda records: attention_rows(records)[0].update(fields)
+
+
+def stretch_attention(records):
+    attention_rows(records)[0]["shape"]["seqlen_k"] *= 2
+
+
+@pytest.mark.parametrize(
+    ("spoil", "rule"),
+    [
+        (scale_ceiling(0.4), "ceiling-mismatch"),
+        (scale_ceiling(0.4, "interval"), "ceiling-mismatch"),
+        (change_attention(relative_error=3.0), "unverified"),
+        (change_attention(flop=1), "flop-count"),
+        (change_attention(kernel="magic"), "foreign-row"),
+        (change_attention(peak_memory_bytes=10**15), "implausible"),
+        (stretch_attention, "foreign-row"),
+        (lambda records: records.remove(attention_rows(records)[0]), "missing-row"),
+    ],
+)
+def test_spoiling_attention_is_caught(spoil, rule, spoiled):
+    (log,) = RESULTS.rglob("attention-bfloat16-fwd-sustained-20261121-084423.jsonl")
+    records = [record for _, record in read_records(log)]
+    assert spoiled(records, lambda same: None) == set()
+    assert rule in spoiled(records, spoil)
+
+
+def test_shares_of_no_ceiling_are_told(tmp_path):
+    (log,) = RESULTS.rglob("attention-bfloat16-fwd-sustained-20261121-084423.jsonl")
+    records = [record for _, record in read_records(log)]
+    judged = review(write(tmp_path / "log.jsonl", [each for each in records if each["record"] != "ceiling"]))
+    assert "holds no ceiling" in " ".join(finding.message for finding in judged.findings)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *('{"record": "measurement"', "[" * 100_000, '{"record": "summary", "best": NaN}', '{"record": "summary"}'),
+        *('{"record": "ceiling", "shape": {}}', '{"record": "resume", "a": 1, "a": 2}', '{"record": ["x"]}'),
+    ],
+)
+def test_no_line_crashes_the_review(line, sweep_records, tmp_path):
+    path = write(tmp_path / "odd.jsonl", sweep_records)
+    path.write_text(path.read_text() + line + "\n")
+    assert found(path)
+
+
+@given(data=st.data(), value=st.sampled_from([None, [], {}, "", "x", -1, 10**400, 0.5, True]))
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_value_crashes_the_review(data, value, sweep_records, tmp_path):
+    records = copy.deepcopy(sweep_records)
+    holder = data.draw(st.sampled_from(records))
+    while True:
+        key = data.draw(st.sampled_from(sorted(holder)))
+        if not (isinstance(holder[key], dict) and holder[key]) or data.draw(st.booleans()):
+            break
+        holder = holder[key]
+    holder[key] = value
+    review(write(tmp_path / "odd.jsonl", records))
+
+
+def test_an_editors_marks_are_found(sweep_records, tmp_path):
+    path = write(tmp_path / "edited.jsonl", sweep_records)
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    assert "unreadable" in found(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"no log\n", b"{}\n", b"[]\n", b"\xff\xfe\x00\n", b'{"record": 1}\n'])
@@ -397,9 +612,13 @@ def test_a_folder_is_checked_for_places_and_copies(run, sweep_records, tmp_path)
     (tmp_path / "results" / "elsewhere").mkdir()
     for name in ("a.jsonl", "b.jsonl"):
         write(tmp_path / "results" / "elsewhere" / name, sweep_records)
+    assert run("results", "check", "results")[0] == 0  # some folder of logs
+    for name in ("README.md", "notes.txt"):
+        (tmp_path / "results" / name).write_text("")
     code, out, _ = run("results", "check", "results", "--format", "json")
     assert code == 1
-    first, second = json.loads(out)
+    first, second, stray = json.loads(out)
+    assert stray["path"] == "results/notes.txt"
     assert [finding["rule"] for finding in first["findings"]] == ["misplaced"]
     assert [finding["rule"] for finding in second["findings"]] == ["misplaced", "duplicate"]
 
@@ -479,6 +698,36 @@ def test_what_a_legacy_log_leaves_open_stays_open(tmp_path):
     open_cells = "unknown | unknown | interrupted | unknown"
     assert f"| unknown | unknown | mamf-finder v4 | stated (of scouts) | 100.0 | {open_cells} |" in page
     assert "missing-field" in found(tmp_path / "old.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("fields", "rule"),
+    [
+        ({"best": {"MAMF": Reported({"MAMF": 1e6}, MatmulShape(1, 2, 3))}, "tried": 1}, "best-mismatch"),
+        ({"device": "NVIDIA H100 80GB HBM3", "rows": (Reported({"mean": 1e5}),)}, "implausible"),
+        ({"rows": (), "best": {}}, "missing-row"),
+        ({"notes": ("ask jane@lab.example.com",)}, "private"),
+        ({"best": {"mean": Reported({"mean": "fast"})}}, "unreadable"),
+        ({"best": {"mean": Reported({})}}, "best-mismatch"),
+        ({"started": "yesterday"}, "unreadable"),
+    ],
+)
+def test_a_spoiled_legacy_log_is_caught(fields, rule, tmp_path):
+    write_legacy_log(dataclasses.replace(legacy_run(), **fields), tmp_path / "old.jsonl")
+    assert rule in found(tmp_path / "old.jsonl")
+
+
+def test_one_bad_log_is_named_and_the_table_left_as_it_is(run, sweep_records, tmp_path):
+    write(tmp_path / "run.jsonl", sweep_records)
+    run("results", "submit", "run.jsonl")
+    (placed,) = (tmp_path / "results").rglob("*.jsonl")
+    records = copy.deepcopy(sweep_records)
+    edit_figure(records)
+    write(placed, records)
+    code, out, err = run("results", "table")
+    assert code == 2
+    assert "row-mismatch" in out and placed.name in err
+    assert not (tmp_path / "results" / "README.md").exists()
 
 
 def test_a_legacy_log_is_shown_but_never_resumed(run, tmp_path):

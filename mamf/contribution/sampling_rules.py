@@ -1,0 +1,123 @@
+"""Rules about the rows together: they are those of the plan, all of them, each once, with all of their samples."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mamf.contribution.evidence import Evidence, Finding
+from mamf.contribution.row_rules import good_rows
+from mamf.measure import Measurement
+from mamf.regimes import Burst, Sustained
+
+# A visit of sustained takes 2 s; what is left of one that a budget cut short.
+_SHORTEST_SUSTAINED_SECONDS = 1.0
+# Fewer samples than these may agree by chance, to the nanosecond that they are written with.
+_TELLING_SAMPLES = 5
+
+
+def samples_whole(evidence: Evidence) -> Iterator[Finding]:
+    """No sample was left out, moved aside or used twice."""
+    seen: dict[tuple[float, ...], int] = {}
+    for line, _, row in evidence.rows:
+        if not row.ok:
+            if row.samples and row.status != "implausible":
+                yield Finding("lost-samples", f"{row.shape}: {row.status}, but its samples are there", line)
+            continue
+        aside = row.implausible_samples
+        if row.regime == Burst.name and row.launches != len(row.samples) + len(aside):
+            told = f"{row.shape}: {row.launches} launches, {len(row.samples) + len(aside)} samples"
+            yield Finding("lost-samples", told, line)
+        if aside and (max(aside) >= min(row.samples) or len(aside) > len(row.samples)):
+            yield Finding("lost-samples", f"{row.shape}: samples called implausible are none", line)
+        if row.regime == Sustained.name and row.launches * row.summary.mean < _SHORTEST_SUSTAINED_SECONDS:  # type: ignore[union-attr]
+            yield Finding("lost-samples", f"{row.shape}: too short to have been sustained", line)
+        if len(row.samples) >= _TELLING_SAMPLES and (before := seen.setdefault(row.samples, line)) != line:
+            yield Finding("lost-samples", f"{row.shape}: has the samples of line {before}", line)
+
+
+def rows_of_plan(evidence: Evidence) -> Iterator[Finding]:
+    """Rows are steps of the plan, by its kernels, of its problem; a step that was measured is not measured again."""
+    if not any(True for _ in good_rows(evidence)):
+        yield Finding("missing-row", "nothing was measured")
+    if evidence.is_search:
+        yield from _rows_of_find(evidence)
+    elif evidence.is_attention:
+        yield from _rows_of_steps(evidence, list(evidence.plan.steps()))
+    else:
+        steps = [(regime, shape) for regime in evidence.plan.regimes for shape in evidence.plan.shapes]
+        yield from _rows_of_steps(evidence, steps)
+
+
+def _rows_of_steps(evidence: Evidence, steps: list[tuple[Any, ...]]) -> Iterator[Finding]:
+    planned, measured = set(steps), Counter[tuple[Any, ...]]()
+    for line, _, row in evidence.rows:
+        step = _step(evidence, row)
+        if not _is_own(evidence, row) or (not row.is_reference and step not in planned):
+            yield Finding("foreign-row", f"{row.shape} by {row.kernel} in {row.regime} is not of this run's plan", line)
+        if row.ok and not row.is_reference:
+            measured[step] += 1
+            if measured[step] > 1:
+                yield Finding("duplicate-row", f"{row.shape} by {row.kernel} was measured already", line)
+    held = {_step(evidence, row) for row in evidence.log.measurements if not row.is_reference}
+    lost = [step for step in steps if step not in held]
+    if evidence.tier == "complete" and lost:
+        told = " ".join(map(str, lost[0][-2:]))
+        yield Finding("missing-row", f"a complete run lacks {len(lost)} of its {len(steps)} steps, the first {told}")
+    reference = None if evidence.is_attention else evidence.plan.reference
+    if reference is not None and not any(row.is_reference for row in evidence.log.measurements):
+        yield Finding("missing-row", f"no visit of the reference {reference} is there")
+
+
+def _step(evidence: Evidence, row: Measurement) -> tuple[Any, ...]:
+    if evidence.is_attention:
+        return row.regime, row.problem, row.shape, _planned_kernel(evidence, row.kernel)
+    return row.regime, row.shape
+
+
+def _planned_kernel(evidence: Evidence, name: str) -> str:
+    """What the plan calls a row's kernel: an algorithm by its library, one tried without installing it by its path."""
+    planned = evidence.plan.kernels
+    family = name.partition("[")[0]
+    if name in planned or family in planned:
+        return name if name in planned else family
+    tried = [each for each in planned if ":" in each]
+    return tried[0] if len(tried) == 1 else name
+
+
+def _is_own(evidence: Evidence, row: Measurement) -> bool:
+    """Whether a row is by a kernel and of a problem of the run; a reference is the ceiling's product."""
+    if evidence.is_attention:
+        known = evidence.log.all_ceilings.values()
+        return not row.is_reference or any((row.shape, row.kernel) == (each.shape, each.kernel) for each in known)
+    if row.is_reference and row.shape != evidence.plan.reference:
+        return False
+    return bool(row.kernel == evidence.header["kernel"] and row.problem == evidence.plan.problem)
+
+
+def _rows_of_find(evidence: Evidence) -> Iterator[Finding]:
+    plan = evidence.plan
+    on_grid = {axis: set(getattr(plan.grid, axis)) for axis in "mnk"}
+    tried: set[tuple[int, int, int]] = set()
+    rounds: dict[str, set[int]] = {}
+    for line, record, row in evidence.rows:
+        shape = record["shape"]
+        is_planned = _planned_kernel(evidence, row.kernel) in plan.kernels
+        if row.is_reference or not is_planned or row.problem != plan.problem:
+            yield Finding("foreign-row", f"{row.shape} by {row.kernel} is not of this run's plan", line)
+        if row.phase == "scout" and any(shape[axis] not in on_grid[axis] for axis in "mnk"):
+            yield Finding("foreign-row", f"the scout {row.shape} is not of the grid", line)
+        if row.phase == "confirm":
+            rounds.setdefault(row.regime, set()).add(row.round)
+            if row.regime == Burst.name and not tried & _turned(shape):
+                yield Finding("foreign-row", f"{row.shape} is confirmed, but was never tried", line)
+        tried.add((shape["m"], shape["n"], shape["k"]))
+    for regime, numbers in rounds.items():
+        if numbers != set(range(1, len(numbers) + 1)):
+            yield Finding("missing-row", f"rounds of {regime} are missing: {sorted(numbers)} are there")
+
+
+def _turned(shape: Mapping[str, int]) -> set[tuple[int, int, int]]:
+    """A shape and its transpose: a search visits the other orientation of its leaders too."""
+    return {(shape["m"], shape["n"], shape["k"]), (shape["n"], shape["m"], shape["k"])}

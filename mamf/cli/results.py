@@ -132,7 +132,9 @@ def _count_line(reviews: Sequence[Review], strict: bool) -> str:
     rejected = sum(found.is_rejected(strict) for found in reviews)
     warnings = sum(finding.is_warning for found in reviews for finding in found.findings)
     verdict = f"{rejected} rejected" if rejected else "all accepted"
-    return f"{len(reviews)} checked ({held}): {verdict}" + (f", {warnings} warnings" if warnings else "")
+    return f"{len(reviews)} checked ({held}): {verdict}" + (
+        f", {warnings} warning{'s' if warnings > 1 else ''}" if warnings else ""
+    )
 
 
 def run_submit(options: argparse.Namespace) -> int:

@@ -3,6 +3,7 @@ import os
 import pytest
 from hypothesis import settings
 
+from mamf.cli import main
 from mamf.testing import SimulatedBackend
 
 # Two cores: torch's threads and the tests' own share them.
@@ -26,3 +27,18 @@ def on_launch(monkeypatch):
         monkeypatch.setattr(SimulatedBackend, "on_launch", staticmethod(hook))
 
     return install
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Run a command in an empty folder; returns exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def command(*arguments):
+        try:
+            code = main(list(arguments))
+        except SystemExit as stop:
+            code = stop.code
+        return code, *capsys.readouterr()
+
+    return command

@@ -31,7 +31,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True, parser_class=Parser)
     check = actions.add_parser("check", help="judge logs by the rules of results/", epilog=_rules())
-    check.add_argument("paths", type=Path, nargs="+", metavar="FILE", help="run logs, or a folder of them")
+    check.add_argument(
+        "paths", type=Path, nargs="+", metavar="FILE", help="run logs, or a folder of them (warnings are only counted)"
+    )
     check.add_argument("--strict", action="store_true", help="warnings count as errors")
     check.add_argument("--format", choices=("text", "json"), default="text")
     check.set_defaults(run=run_check, parser=check)

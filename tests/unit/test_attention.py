@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from mamf.attention import PRESETS, AttentionProblem, AttentionShape
 from mamf.attention_sweep import AttentionPlan, AttentionSweep, mamfu, require_same_card, state, step_of
 from mamf.ceiling import Ceiling
-from mamf.cli import main
 from mamf.cli.attention_options import shapes_from
 from mamf.errors import IncomparableError, UnknownNameError, UsageError
 from mamf.kernel import MatmulProblem
@@ -185,17 +184,8 @@ SIMULATED = ["--backend", "mamf.testing:SimulatedBackend", "--kernel", *KERNELS]
 
 
 @pytest.fixture
-def attention(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-
-    def command(*arguments, name="attention"):
-        try:
-            code = main([name, *arguments])
-        except SystemExit as stop:
-            code = stop.code
-        return code, *capsys.readouterr()
-
-    return command
+def attention(run):
+    return lambda *arguments, name="attention": run(name, *arguments)
 
 
 def test_a_run_ranks_the_kernels_and_its_log_prints_the_same(attention, tmp_path):

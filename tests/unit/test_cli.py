@@ -9,7 +9,6 @@ import textwrap
 
 import pytest
 
-from mamf.cli import main
 from mamf.cli.options import duration, share, with_dashes
 from mamf.environment import tool_version
 from mamf.run_log import RunLogWriter, read_run_log
@@ -17,22 +16,6 @@ from mamf.shapes import MatmulShape, matmul_grid
 from mamf.testing import SimulatedBackend, SimulatedMatmul
 
 SIMULATED = ["--backend", "mamf.testing:SimulatedBackend", "--kernel", "mamf.testing:SimulatedMatmul"]
-
-
-@pytest.fixture
-def run(tmp_path, monkeypatch, capsys):
-    """Run a command in an empty folder; returns exit code, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def command(*arguments):
-        try:
-            code = main(list(arguments))
-        except SystemExit as stop:
-            code = stop.code
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return command
 
 
 @pytest.fixture

@@ -306,15 +306,10 @@ def test_every_format_holds_every_row(write, capsys):
         (["a.jsonl"], "the following arguments are required: B"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_2(write, tmp_path, monkeypatch, capsys, arguments, complaint):
+def test_bad_input_is_one_line_and_exit_2(write, run, arguments, complaint):
     write(log(row()))
     write(log(row(regime="sustained"), name="b.jsonl"))
-    monkeypatch.chdir(tmp_path)
-    try:
-        code = main(["compare", *arguments])
-    except SystemExit as stop:
-        code = stop.code
-    out, err = capsys.readouterr()
+    code, out, err = run("compare", *arguments)
     assert (code, out) == (2, "")
     assert complaint in err
     assert len(err.strip().splitlines()) == 1

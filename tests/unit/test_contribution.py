@@ -552,19 +552,9 @@ def test_scrubbing_twice_changes_nothing_more():
 # -- submitting --------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def run(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(autouse=True)
+def results_folder(tmp_path):
     (tmp_path / "results").mkdir()
-
-    def command(*arguments):
-        try:
-            code = main(list(arguments))
-        except SystemExit as stop:
-            code = stop.code
-        return code, *capsys.readouterr()
-
-    return command
 
 
 def test_a_log_is_checked_submitted_and_in_the_table(run, sweep_records, tmp_path):

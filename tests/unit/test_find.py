@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 import mamf
 from mamf import discovery
 from mamf.ceiling import FEWEST_ROUNDS, Ceiling, confirmed
-from mamf.cli import main
 from mamf.errors import DeviceError, IncomparableError, RunLogError, UnknownNameError, UnsupportedError
 from mamf.finding import Find
 from mamf.finding_plan import FindPlan, Shares, plan_for
@@ -458,22 +457,6 @@ def registered(monkeypatch):
         return [*others(group=group), *([point] if group == discovery.KERNELS else [])]
 
     monkeypatch.setattr(discovery, "entry_points", points)
-
-
-@pytest.fixture
-def run(tmp_path, monkeypatch, capsys):
-    """Run a command in an empty folder; returns exit code, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def command(*arguments):
-        try:
-            code = main(list(arguments))
-        except SystemExit as stop:
-            code = stop.code
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return command
 
 
 @pytest.fixture

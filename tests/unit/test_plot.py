@@ -12,7 +12,6 @@ from mamf.attention_charts import BATCH, HEAD_DIM, HEADS, LENGTH, attention_char
 from mamf.attention_sweep import AttentionPlan
 from mamf.ceiling import Ceiling
 from mamf.charts import Axis, Chart, Line, Panel, Point, even_ticks, find_chart, in_kibi, labelled, sweep_chart
-from mamf.cli import main
 from mamf.errors import UsageError
 from mamf.kernel import MatmulProblem
 from mamf.measure import Measurement
@@ -376,9 +375,8 @@ def test_a_file_that_came_meanwhile_is_not_overwritten(tmp_path):
 
 
 @pytest.fixture
-def plot(tmp_path, monkeypatch, capsys):
+def plot(run):
     """A folder with an attention log and a sweep log, and ``mamf plot`` in it: exit code, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
     matmul = Plan((MatmulShape(8, 8, 8),), MatmulProblem())
     sweep = [row(MatmulShape(m, 8, 8), kernel="torch.mm") for m in (8, 16)]
     attention = [*PRESET[:6], row(shape(), 90.0, regime="sustained")]
@@ -390,14 +388,7 @@ def plot(tmp_path, monkeypatch, capsys):
             for each in rows:
                 writer.write("measurement", measurement_record(each))
 
-    def command(*arguments):
-        try:
-            code = main(["plot", *arguments])
-        except SystemExit as stop:
-            code = stop.code
-        return code, *capsys.readouterr()
-
-    return command
+    return lambda *arguments: run("plot", *arguments)
 
 
 @pytest.mark.parametrize("arguments", [["attention.jsonl"], ["sweep.jsonl"], ["sweep.jsonl", "--quantity", "ms"]])

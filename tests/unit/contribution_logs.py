@@ -1,0 +1,55 @@
+"""Run logs for the tests of contribution: honest ones of runs in virtual time, and what is asked of them."""
+
+import json
+from pathlib import Path
+
+from mamf.cli import main
+from mamf.contribution.evidence import read_records
+from mamf.contribution.rules import review
+from mamf.legacy import FinderRun, Reported
+from mamf.shapes import MatmulShape
+
+SIMULATED = ["--backend", "mamf.testing:SimulatedBackend", "--kernel", "mamf.testing:SimulatedMatmul"]
+RESULTS = Path(__file__).resolve().parents[2] / "results"
+NORMAL = {"dtype": "bfloat16", "out_dtype": "bfloat16", "layout": "nt", "data": "normal", "seed": 0}
+NORMAL["fast_accumulation"] = False
+ZEROS = NORMAL | {"data": "zeros"}
+# As a card of known peaks gives it.
+DEVICE = {"backend": "cuda", "name": "NVIDIA H100 80GB HBM3", "vendor": "NVIDIA", "driver": "580.1", "uuid_hash": "abc"}
+
+
+def measured(folder, *arguments):
+    """The records of a run in virtual time, as if it had been on a card of a committed checkout."""
+    path = folder / "measured.jsonl"
+    assert main([*arguments, "--output", str(path)]) == 0
+    records = [record for _, record in read_records(path)]
+    records[0]["device"].update(DEVICE)
+    records[0]["tool"]["commit"] = "0123456789ab"
+    records[0]["findings"] = ["ok   sibling devices: idle or none"]
+    return records
+
+
+def write(path, records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def found(path):
+    """Rule ids of the errors."""
+    return {finding.rule for finding in review(path).findings if not finding.is_warning}
+
+
+def best(records):
+    """The row that the summary names in burst."""
+    shape = records[-1]["best"]["burst"]["shape"]
+    return next(row for row in rows(records) if "x".join(map(str, row["shape"].values())) == shape)
+
+
+def rows(records):
+    return [record for record in records if record["record"] == "measurement"]
+
+
+def legacy_run(**fields):
+    shown = Reported({"MAMF": 815.5}, MatmulShape(3072, 2816, 16384))
+    known = {"device": "Oldcard", "dtype": "bfloat16", "started": "2026-11-20T23:53:45", "best": {"MAMF": shown}}
+    return FinderRun("v4", rows=(shown,), **known | fields)

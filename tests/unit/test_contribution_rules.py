@@ -1,0 +1,480 @@
+"""Rules that keep bad logs out of results/: an honest log breaks none, each way of spoiling one breaks its own."""
+
+import copy
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+from contribution_logs import NORMAL, RESULTS, ZEROS, best, found, legacy_run, rows, write
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mamf import contribution
+from mamf.contribution.evidence import read_records
+from mamf.contribution.rules import RULES, review
+from mamf.legacy import Reported, write_legacy_log
+from mamf.shapes import MatmulShape
+
+
+@pytest.fixture
+def spoiled(tmp_path):
+    """Rules that a log breaks after a change of its records."""
+
+    def rules(records, spoil):
+        records = copy.deepcopy(records)
+        records = spoil(records) or records
+        return found(write(tmp_path / "spoiled.jsonl", records))
+
+    return rules
+
+
+def test_an_honest_log_is_accepted(sweep_records, find_records, tmp_path):
+    for records in (sweep_records, find_records):
+        judged = review(write(tmp_path / "log.jsonl", records))
+        assert judged.findings == ()
+        assert judged.tier == "complete"
+        assert str(judged.place.parent) == "nvidia-h100-80gb-hbm3"
+
+
+# -- ways of spoiling a log --------------------------------------------------------------------------------------------
+
+
+def edit_figure(records):
+    best(records)["tflops"]["median"] *= 1.05
+
+
+def edit_samples(records):
+    row = best(records)
+    row["samples_seconds"] = [sample * 0.9 for sample in row["samples_seconds"]]
+
+
+def edit_best(records):
+    records[-1]["best"]["burst"]["tflops"] *= 1.1
+
+
+def edit_flop(records):
+    best(records)["flop"] *= 2
+
+
+def lose_row(records):
+    records.remove(rows(records)[1])
+
+
+def lose_row_and_count(records):
+    lose_row(records)
+    records[-1]["measured"] -= 1
+
+
+def swap_shape(records):
+    row = next(row for row in rows(records) if row["shape"] == {"m": 1024, "n": 4096, "k": 4096})
+    row["shape"] = {"m": 4096, "n": 4096, "k": 1024}
+
+
+def swap_for_another_step(records):
+    row = next(row for row in rows(records) if row["shape"] == {"m": 512, "n": 1024, "k": 2048})
+    row["shape"] = {"m": 2048, "n": 1024, "k": 512}
+
+
+def outrun_physics(records):
+    """Consistently: samples and all that follows from them."""
+    for row in rows(records):
+        row["samples_seconds"] = [sample / 20 for sample in row["samples_seconds"]]
+        row["seconds"] = {name: value / 20 for name, value in row["seconds"].items()}
+        old = row["tflops"]
+        row["tflops"] = {name: [20 * v for v in old[name]] if name == "interval" else 20 * old[name] for name in old}
+
+
+def remove(*names):
+    def spoil(records):
+        holder = records[0]
+        for name in names[:-1]:
+            holder = holder[name]
+        del holder[names[-1]]
+
+    return spoil
+
+
+def set_header(value, *names):
+    def spoil(records):
+        holder = records[0]
+        for name in names[:-1]:
+            holder = holder[name]
+        holder[names[-1]] = value
+
+    return spoil
+
+
+def unverify(records):
+    best(records)["relative_error"] = None
+
+
+def fail_verification(records):
+    best(records)["relative_error"] = 0.5
+
+
+def pose_zeros_as_normal(records):
+    for row in rows(records):
+        row["relative_error"] = 0.0
+
+
+def throttle(records):
+    best(records).update(throttle_reasons=["power cap"], clock_mhz=1500.0)
+
+
+def thin_out(records):
+    """A best that rests on three samples, everything else as it follows from them."""
+    from mamf.records import measurement_from_record, measurement_record
+    from mamf.report import summary_record
+
+    row = best(records)
+    row["samples_seconds"] = sorted(row["samples_seconds"])[:3]
+    parsed = [measurement_from_record(each, records[0]) for each in rows(records)]
+    again = {id(each): measurement_record(new) for each, new in zip(rows(records), parsed, strict=True)}
+    for each in rows(records):
+        each.update({name: again[id(each)][name] for name in ("tflops", "seconds", "interval_coverage")})
+    records[-1]["best"] = summary_record(parsed, "complete", "", 0.0, 0)["best"]
+
+
+def drop_slow_samples(records):
+    row = best(records)
+    row["samples_seconds"] = sorted(row["samples_seconds"])[: len(row["samples_seconds"]) // 2]
+
+
+def move_slow_samples_aside(records):
+    row = best(records)
+    ordered = sorted(row["samples_seconds"])
+    row["samples_seconds"], row["implausible_samples_seconds"] = ordered[:-2], ordered[-2:]
+
+
+def copy_samples(records):
+    first, second = rows(records)[:2]
+    second["samples_seconds"] = first["samples_seconds"]
+
+
+def measure_again(records):
+    again = copy.deepcopy(best(records))
+    again["samples_seconds"] = [sample * 0.99 for sample in again["samples_seconds"]]
+    records.insert(-1, again)
+
+
+def hide_failure(records):
+    best(records).update(status="out_of_memory", reason="honest")
+
+
+def choose_by_fastest(records):
+    best(records)["best_by"] = "fastest"
+
+
+def change_row(**fields):
+    return lambda records: best(records).update(fields)
+
+
+def call_it_sustained(records):
+    for row in rows(records):
+        if row["regime"] == "burst":
+            row["regime"] = "sustained"
+
+
+def go_back_in_time(records):
+    rows(records)[-1]["time"] = "2001-01-01T00:00:00+00:00"
+
+
+def leave_some(records):
+    records[-1]["left"] = 3
+
+
+def blind_sensors(records):
+    for row in rows(records):
+        row.update(clock_mhz=None, watts=None)
+
+
+def add_note(text):
+    return set_header(text, "notes")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "rule"),
+    [
+        (edit_figure, "row-mismatch"),
+        (edit_samples, "row-mismatch"),
+        (edit_best, "best-mismatch"),
+        (edit_flop, "flop-count"),
+        (lose_row, "missing-row"),
+        (lose_row, "best-mismatch"),
+        (lose_row_and_count, "missing-row"),
+        (swap_shape, "foreign-row"),
+        (swap_for_another_step, "missing-row"),
+        (outrun_physics, "implausible"),
+        (unverify, "unverified"),
+        (fail_verification, "unverified"),
+        (pose_zeros_as_normal, "data"),
+        (set_header("zeros", "plan", "problem", "data"), "data"),
+        (throttle, "throttled"),
+        (thin_out, "few-samples"),
+        (drop_slow_samples, "lost-samples"),
+        (move_slow_samples_aside, "lost-samples"),
+        (copy_samples, "lost-samples"),
+        (hide_failure, "lost-samples"),
+        (call_it_sustained, "lost-samples"),
+        (measure_again, "duplicate-row"),
+        (choose_by_fastest, "row-mismatch"),
+        (change_row(kernel="magic"), "foreign-row"),
+        (change_row(problem={**ZEROS}), "foreign-row"),
+        (change_row(is_reference=True, problem={**NORMAL}), "foreign-row"),
+        (change_row(essay="the best card"), "unknown-field"),
+        (change_row(watts=5000.0), "implausible"),
+        (change_row(clock_mhz=9000.0), "implausible"),
+        (change_row(clock_mhz=300.0), "implausible"),
+        (change_row(timer_overhead_seconds=-1e-6), "implausible"),
+        (change_row(relative_error=-1.0), "unverified"),
+        (change_row(samples_seconds=["1"]), "row-mismatch"),
+        (change_row(clock_mhz="fast"), "unreadable"),
+        (blind_sensors, "sensors"),
+        (go_back_in_time, "time-order"),
+        (leave_some, "best-mismatch"),
+        (set_header("NVIDIA H100\n\n# Hacked", "device", "name"), "plain-text"),
+        (set_header("![x](https://evil/x.png)", "kernel"), "plain-text"),
+        (set_header("H\u0410100", "device", "name"), "plain-text"),
+        (set_header(5, "device", "name"), "unreadable"),
+        (set_header({"jane@lab.example.com": "1"}, "environment", "variables"), "private"),
+        (set_header({"hostname": {"a": "gpu17"}}, "environment", "variables"), "private"),
+        (add_note("x" * 20_000), "private"),
+        (add_note("a." * 4_000), None),
+        (add_note("00:1b:44:11:3a:b7"), "private"),
+        (add_note("S/N 1650223012345"), "private"),
+        (add_note("file:///srv/jane"), "private"),
+        (set_header("complete", "tier"), "unknown-field"),
+        (set_header(True, "schema"), "schema"),
+        (set_header(4, "schema"), "schema"),
+        (remove("command"), "missing-field"),
+        (remove("findings"), "missing-field"),
+        (remove("device", "power_limit_watts"), "missing-field"),
+        (remove("device", "compute_units"), "missing-field"),
+        (remove("environment", "packages", "torch"), "missing-field"),
+        (remove("plan", "problem", "seed"), "missing-field"),
+        (remove("tool"), "unreadable"),
+        (set_header(None, "device", "max_clock_hz"), "missing-field"),
+        (set_header("unknown", "device", "driver"), "placeholder"),
+        (set_header("TODO", "device", "name"), "placeholder"),
+        (set_header("simulated", "device", "backend"), "simulated"),
+        (set_header("gpu-node-17", "hostname"), "private"),
+        (set_header("gpu-node-17", "environment", "hostname"), "private"),
+        (set_header("I was here", "greeting"), "unknown-field"),
+        (add_note("run on node17.cluster.local"), "private"),
+        (add_note("ask jane.doe@example.com"), "private"),
+        (add_note("see /home/jane/logs/out.txt"), "private"),
+        (add_note("from 10.12.0.7"), "private"),
+        (add_note("GPU-12345678-1234-1234-1234-123456789abc"), "private"),
+    ],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_spoiling_is_caught(spoil, rule, sweep_records, spoiled):
+    broken = spoiled(sweep_records, spoil)
+    assert rule in broken if rule else not broken
+
+
+def edit_ceiling(records):
+    next(record for record in records if record["record"] == "ceiling")["tflops"] *= 1.01
+
+
+def move_scout(records):
+    rows(records)[0]["shape"]["m"] += 8
+
+
+def confirm_what_was_never_tried(records):
+    for row in rows(records):
+        if row["phase"] == "confirm" and row["regime"] == "burst":
+            row["shape"] = {"m": row["shape"]["k"], "n": row["shape"]["n"], "k": row["shape"]["m"]}
+
+
+def relabel_ceiling(records):
+    for record in records:
+        if record["record"] == "ceiling":
+            record["problem"]["dtype"] = "float8_e4m3fn"
+
+
+def cool_ceiling(records):
+    next(record for record in records if record["record"] == "ceiling")["watts"] = 1.0
+
+
+def untie(records):
+    next(record for record in records if record["record"] == "ceiling")["tied"] = [{"shape": "1x1x1", "kernel": "k"}]
+
+
+def lose_a_round(records):
+    return [record for record in records if (record.get("regime"), record.get("round")) != ("burst", 2)]
+
+
+def lose_a_regime(records):
+    return [record for record in records if record.get("regime") != "sustained"]
+
+
+def lose_scouts(records):
+    return [record for record in records if record.get("phase") != "scout"]
+
+
+def repeat_ceiling(records):
+    ceiling = next(record for record in records if record["record"] == "ceiling")
+    records.insert(-1, copy.deepcopy(ceiling))
+
+
+def forget_rounds(records):
+    return [record for record in records if record.get("phase") != "confirm" or record["round"] > 3]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "rule"),
+    [
+        (edit_ceiling, "ceiling-mismatch"),
+        (move_scout, "foreign-row"),
+        (confirm_what_was_never_tried, "foreign-row"),
+        (forget_rounds, "ceiling-mismatch"),
+        (relabel_ceiling, "ceiling-mismatch"),
+        (cool_ceiling, "ceiling-mismatch"),
+        (untie, "ceiling-mismatch"),
+        (lose_a_round, "missing-row"),
+        (lose_a_regime, "ceiling-mismatch"),
+        (lose_scouts, "best-mismatch"),
+        (repeat_ceiling, "ceiling-mismatch"),
+    ],
+)
+def test_spoiling_a_find_is_caught(spoil, rule, find_records, spoiled):
+    assert rule in spoiled(find_records, spoil)
+
+
+def test_every_finding_names_a_rule_that_is_explained():
+    named = set()
+    for source in Path(contribution.__file__).parent.glob("*.py"):
+        named |= set(re.findall(r'Finding\(\s*"([a-z-]+)"', source.read_text()))
+    assert named == set(RULES)
+
+
+@pytest.mark.parametrize("cut", [1, 40, 400])
+def test_a_cut_line_is_caught(cut, sweep_records, tmp_path):
+    path = write(tmp_path / "cut.jsonl", sweep_records)
+    path.write_bytes(path.read_bytes()[:-cut])
+    assert "truncated" in found(path)
+
+
+def test_a_damaged_line_is_named(sweep_records, tmp_path):
+    path = write(tmp_path / "damaged.jsonl", sweep_records)
+    lines = path.read_text().splitlines(keepends=True)
+    lines[2] = lines[2][:50] + "\n"
+    path.write_text("".join(lines))
+    (finding,) = review(path).findings
+    assert finding.rule == "unreadable"
+    assert "line 3" in finding.message
+
+
+def attention_rows(records):
+    return [row for row in rows(records) if "seqlen_q" in row["shape"]]
+
+
+def scale_ceiling(factor, *names):
+    def spoil(records):
+        for record in records:
+            if record["record"] == "ceiling":
+                record["tflops"] *= factor
+                record["interval_tflops"] = [factor * each if names else each for each in record["interval_tflops"]]
+
+    return spoil
+
+
+def change_attention(**fields):
+    return lambda records: attention_rows(records)[0].update(fields)
+
+
+def stretch_attention(records):
+    attention_rows(records)[0]["shape"]["seqlen_k"] *= 2
+
+
+@pytest.mark.parametrize(
+    ("spoil", "rule"),
+    [
+        (scale_ceiling(0.4), "ceiling-mismatch"),
+        (scale_ceiling(0.4, "interval"), "ceiling-mismatch"),
+        (change_attention(relative_error=3.0), "unverified"),
+        (change_attention(flop=1), "flop-count"),
+        (change_attention(kernel="magic"), "foreign-row"),
+        (change_attention(peak_memory_bytes=10**15), "implausible"),
+        (stretch_attention, "foreign-row"),
+        (lambda records: records.remove(attention_rows(records)[0]), "missing-row"),
+    ],
+)
+def test_spoiling_attention_is_caught(spoil, rule, spoiled):
+    (log,) = RESULTS.rglob("attention-bfloat16-fwd-sustained-20261121-084423.jsonl")
+    records = [record for _, record in read_records(log)]
+    assert spoiled(records, lambda same: None) == set()
+    assert rule in spoiled(records, spoil)
+
+
+def test_shares_of_no_ceiling_are_told(tmp_path):
+    (log,) = RESULTS.rglob("attention-bfloat16-fwd-sustained-20261121-084423.jsonl")
+    records = [record for _, record in read_records(log)]
+    judged = review(write(tmp_path / "log.jsonl", [each for each in records if each["record"] != "ceiling"]))
+    assert "holds no ceiling" in " ".join(finding.message for finding in judged.findings)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *('{"record": "measurement"', "[" * 100_000, '{"record": "summary", "best": NaN}', '{"record": "summary"}'),
+        *('{"record": "ceiling", "shape": {}}', '{"record": "resume", "a": 1, "a": 2}', '{"record": ["x"]}'),
+    ],
+)
+def test_no_line_crashes_the_review(line, sweep_records, tmp_path):
+    path = write(tmp_path / "odd.jsonl", sweep_records)
+    path.write_text(path.read_text() + line + "\n")
+    assert found(path)
+
+
+@given(data=st.data(), value=st.sampled_from([None, [], {}, "", "x", -1, 10**400, 0.5, True]))
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_value_crashes_the_review(data, value, sweep_records, tmp_path):
+    records = copy.deepcopy(sweep_records)
+    holder = data.draw(st.sampled_from(records))
+    while True:
+        key = data.draw(st.sampled_from(sorted(holder)))
+        if not (isinstance(holder[key], dict) and holder[key]) or data.draw(st.booleans()):
+            break
+        holder = holder[key]
+    holder[key] = value
+    review(write(tmp_path / "odd.jsonl", records))
+
+
+def test_an_editors_marks_are_found(sweep_records, tmp_path):
+    path = write(tmp_path / "edited.jsonl", sweep_records)
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    assert "unreadable" in found(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"no log\n", b"{}\n", b"[]\n", b"\xff\xfe\x00\n", b'{"record": 1}\n'])
+def test_what_is_no_log_is_said_to_be_none(content, tmp_path):
+    path = tmp_path / "none.jsonl"
+    path.write_bytes(content)
+    assert found(path) & {"unreadable", "schema"}
+
+
+def test_an_interrupted_run_is_accepted_as_such(sweep_records, tmp_path):
+    judged = review(write(tmp_path / "log.jsonl", sweep_records[:-2]))
+    assert judged.tier == "interrupted"
+    assert not judged.is_rejected()
+    assert judged.is_rejected(strict=True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "rule"),
+    [
+        ({"best": {"MAMF": Reported({"MAMF": 1e6}, MatmulShape(1, 2, 3))}, "tried": 1}, "best-mismatch"),
+        ({"device": "NVIDIA H100 80GB HBM3", "rows": (Reported({"mean": 1e5}),)}, "implausible"),
+        ({"rows": (), "best": {}}, "missing-row"),
+        ({"notes": ("ask jane@lab.example.com",)}, "private"),
+        ({"best": {"mean": Reported({"mean": "fast"})}}, "unreadable"),
+        ({"best": {"mean": Reported({})}}, "best-mismatch"),
+        ({"started": "yesterday"}, "unreadable"),
+    ],
+)
+def test_a_spoiled_legacy_log_is_caught(fields, rule, tmp_path):
+    write_legacy_log(dataclasses.replace(legacy_run(), **fields), tmp_path / "old.jsonl")
+    assert rule in found(tmp_path / "old.jsonl")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mamf.environment import tool_version
-from mamf.errors import RunLogError
+from mamf.errors import RunLogError, RunLogWriteError
 from mamf.run_log import MALFORMED, READABLE, SCHEMA, RunLogWriter, parse_record, what, whole_lines
 from mamf.shapes import MatmulShape
 
@@ -74,7 +74,9 @@ _OF_ROWS = ("rows", "best", "tried", "means", "elapsed_seconds", "is_complete")
 
 
 def write_legacy_log(run: FinderRun, path: Path) -> None:
-    """Raises UsageError when the file exists or cannot be created, RunLogWriteError when the disk is full."""
+    """Raises UsageError when the file exists or cannot be created, RunLogWriteError when the disk is full; then nothing
+    is left.
+    """
     fields = asdict(run)
     header = {name: value for name, value in fields.items() if name not in _OF_ROWS}
     tool = {"name": "mamf-finder", "version": header.pop("version")}
@@ -86,10 +88,14 @@ def write_legacy_log(run: FinderRun, path: Path) -> None:
         "best": {name: _reported_record(best) for name, best in run.best.items()},
     }
     writer = RunLogWriter.create(path, {"tier": TIER, "tool": tool, "importer": tool_version(), **header})
-    with writer:
-        for row in run.rows:
-            writer.write("reported", _reported_record(row))
-        writer.write("summary", summary)
+    try:
+        with writer:
+            for row in run.rows:
+                writer.write("reported", _reported_record(row))
+            writer.write("summary", summary)
+    except RunLogWriteError:
+        path.unlink()
+        raise
 
 
 def _reported_record(row: Reported) -> dict[str, Any]:

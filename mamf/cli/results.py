@@ -14,7 +14,7 @@ from mamf.cli.options import Parser
 from mamf.contribution.collection import collect
 from mamf.contribution.evidence import TIERS, Finding
 from mamf.contribution.rules import RULES, Review, review, review_results
-from mamf.contribution.submission import Submission, prepare, write
+from mamf.contribution.submission import Submission, prepare, write, write_whole
 from mamf.contribution.tables import results_page
 from mamf.errors import UsageError
 
@@ -184,10 +184,7 @@ def run_table(options: argparse.Namespace) -> int:
         is_fresh = path.exists() and path.read_text(encoding="utf-8") == page
         print(f"{path} is {'up to date' if is_fresh else 'stale: run mamf results table'}")
         return 0 if is_fresh else _REJECTED
-    try:
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+    write_whole(path, page)
     print(f"written: {path}")
     return 0
 

@@ -63,17 +63,22 @@ def _changes(line: int, old: Any, new: Any) -> Iterator[str]:
 def write(submission: Submission, root: Path) -> Path:
     """Put the log at its place. Raises UsageError when something is there, or it cannot be written; then nothing is."""
     target = root / submission.place
+    if target.exists():
+        raise UsageError(f"{target} is there already: a run is submitted once")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=target.parent, delete=False, encoding="utf-8") as file:
-            file.write(submission.text)
-        try:
-            Path(file.name).chmod(0o644)
-            os.link(file.name, target)  # unlike a rename this never replaces
-        finally:
-            Path(file.name).unlink()
-    except FileExistsError:
-        raise UsageError(f"{target} is there already: a run is submitted once") from None
     except OSError as error:
         raise UsageError(f"cannot write {target}: {error.strerror}") from None
+    write_whole(target, submission.text)
     return target
+
+
+def write_whole(target: Path, text: str) -> None:
+    """Write a file whole, or leave what is there: disks fill up in the middle. Raises UsageError when it cannot be."""
+    part = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        part.write_text(text, encoding="utf-8", newline="\n")
+        part.replace(target)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise UsageError(f"cannot write {target}: {error.strerror}") from None

@@ -1,7 +1,10 @@
 """How a contributed log gets into results/: scrubbed, placed, in the table; and how runs of mamf-finder are shown."""
 
 import copy
+import errno
 import json
+import os
+from pathlib import Path
 
 import pytest
 from contribution_logs import SIMULATED, best, found, legacy_run, rows, write
@@ -10,6 +13,7 @@ from mamf.contribution.collection import collect
 from mamf.contribution.placing import folder_of, legacy_name_of, slug
 from mamf.contribution.privacy import private_part, without_private
 from mamf.contribution.tables import results_page
+from mamf.errors import RunLogWriteError
 from mamf.legacy import Reported, write_legacy_log
 
 # -- privacy -----------------------------------------------------------------------------------------------------------
@@ -188,6 +192,36 @@ def test_one_bad_log_is_named_and_the_table_left_as_it_is(run, sweep_records, tm
     assert code == 2
     assert "row-mismatch" in out and placed.name in err
     assert not (tmp_path / "results" / "README.md").exists()
+
+
+def test_a_full_disk_costs_nothing(run, sweep_records, tmp_path, monkeypatch):
+    write(tmp_path / "run.jsonl", sweep_records)
+    run("results", "submit", "run.jsonl")
+    table = tmp_path / "results" / "README.md"
+    table.write_text("the table of before")
+    monkeypatch.setattr(Path, "replace", lambda *paths: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
+    before = sorted(tmp_path.rglob("*"))
+    code, _, err = run("results", "table")
+    assert code == 2
+    assert "No space left" in err
+    assert table.read_text() == "the table of before"
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_import_that_fills_the_disk_leaves_nothing(tmp_path, monkeypatch):
+    really, written = os.write, []
+
+    def full(descriptor, data):
+        if written:
+            raise OSError(errno.ENOSPC, "No space left")
+        written.append(data)
+        return really(descriptor, data)
+
+    monkeypatch.setattr("mamf.run_log.os.write", full)
+    with pytest.raises(RunLogWriteError):
+        write_legacy_log(legacy_run(), tmp_path / "old.jsonl")
+    assert written
+    assert not (tmp_path / "old.jsonl").exists()
 
 
 def test_a_legacy_log_is_shown_but_never_resumed(run, tmp_path):

@@ -13,7 +13,7 @@ from typing import Any
 
 from mamf.environment import tool_version
 from mamf.errors import RunLogError, RunLogWriteError
-from mamf.run_log import MALFORMED, READABLE, SCHEMA, RunLogWriter, parse_record, what, whole_lines
+from mamf.run_log import MALFORMED, SCHEMA, RunLogWriter, is_readable, parse_record, what, whole_lines
 from mamf.shapes import MatmulShape
 
 TIER = "legacy"
@@ -120,7 +120,7 @@ def read_legacy_log(path: Path) -> FinderRun:
     try:
         header, *rows = map(parse_record, whole_lines(path))
         summary = rows.pop() if rows else {}
-        if header.get("schema") not in READABLE or header["record"] != "header" or summary.get("record") != "summary":
+        if not is_readable(header.get("schema")) or header["record"] != "header" or summary.get("record") != "summary":
             raise ValueError(f"not a whole imported log of a schema up to {SCHEMA}")
         if any(row["record"] != "reported" for row in rows):
             raise ValueError("a record that is no reported figure")

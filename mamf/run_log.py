@@ -48,7 +48,6 @@ class RunLog:
     path: Path
     header: dict[str, Any]
     measurements: list[Measurement] = field(default_factory=list)
-    ceilings: dict[str, Ceiling] = field(default_factory=dict)
     all_ceilings: dict[tuple[str, str], Ceiling] = field(default_factory=dict)
     summary: dict[str, Any] | None = None
     valid_bytes: int = 0
@@ -57,6 +56,11 @@ class RunLog:
     @property
     def plan(self) -> Plan | FindPlan | AttentionPlan:
         return plan_from_record(self.header["plan"])
+
+    @property
+    def ceilings(self) -> dict[str, Ceiling]:
+        """By regime: of a find, which is of one dtype."""
+        return {regime: ceiling for (_, regime), ceiling in self.all_ceilings.items()}
 
     @property
     def tier(self) -> str:
@@ -219,12 +223,17 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def is_readable(schema: object) -> bool:
+    """Whether this mamf reads logs of a schema, a whole number."""
+    return type(schema) is int and schema in READABLE
+
+
 def _header(path: Path, line: bytes) -> dict[str, Any]:
     try:
         header = parse_record(line)
         if header["record"] != "header":
             raise ValueError("the first record is not a header")
-        if header["schema"] not in READABLE:
+        if not is_readable(header["schema"]):
             known = ", ".join(map(str, READABLE))
             raise ValueError(f"schema {header['schema']} is not known to this mamf (it reads {known}); upgrade mamf")
         if header.get("tier") == "legacy":
@@ -247,7 +256,6 @@ def _add(log: RunLog, record: dict[str, Any]) -> None:
         log.summary = None
     elif kind == "ceiling":
         ceiling = ceiling_from_record(record, log.header)
-        log.ceilings[ceiling.regime] = ceiling
         log.all_ceilings[ceiling.problem.dtype, ceiling.regime] = ceiling
     elif kind == "summary":
         log.summary = record

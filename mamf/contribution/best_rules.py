@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from mamf.ceiling import FEWEST_ROUNDS, Ceiling, confirmed
 from mamf.contribution.evidence import Evidence, Finding
-from mamf.contribution.header_rules import CPU
 from mamf.contribution.row_rules import agree, is_exact
 from mamf.measure import Conditions, Measurement
 from mamf.records import ceiling_record
@@ -120,7 +119,7 @@ def ceilings_fit_attention(evidence: Evidence) -> Iterator[Finding]:
             yield Finding("ceiling-mismatch", f"{name} lies outside its own interval")
         if ceiling.problem.data != "normal":
             yield Finding("data", f"{name} is of {ceiling.problem.data} data")
-    most = _ABOVE_CEILING_OF_CPU if _is_cpu(evidence) else _ABOVE_CEILING
+    most = _ABOVE_CEILING_OF_CPU if evidence.is_cpu else _ABOVE_CEILING
     for line, _, row in evidence.rows:
         own = ceilings.get((row.problem.dtype, row.regime))
         if own is None or not row.ok or not is_exact(evidence, row):
@@ -168,11 +167,7 @@ def _half_width(row: Measurement) -> float:
 
 
 def _widest(evidence: Evidence) -> float:
-    return _WIDEST_OF_CPU if _is_cpu(evidence) else _WIDEST
-
-
-def _is_cpu(evidence: Evidence) -> bool:
-    return bool(evidence.header["device"]["backend"] == CPU)
+    return _WIDEST_OF_CPU if evidence.is_cpu else _WIDEST
 
 
 def _too_wide(evidence: Evidence, name: str, half_width: float) -> Iterator[Finding]:

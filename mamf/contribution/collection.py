@@ -12,6 +12,7 @@ from mamf.ceiling import Ceiling
 from mamf.finding_plan import FindPlan
 from mamf.legacy import FinderRun, read_legacy_or_none
 from mamf.measure import Conditions, Measurement
+from mamf.regimes import REGIMES
 from mamf.report import bests
 from mamf.run_log import RunLog, read_run_log
 
@@ -151,7 +152,8 @@ def leaders(entries: Iterable[CeilingEntry]) -> list[tuple[CeilingEntry, Sequenc
     for group in groups.values():
         kind = [entry for entry in group if entry.is_confirmed] or group
         found.append((max(kind, key=lambda entry: entry.tflops), kind))
-    return sorted(found, key=lambda pair: (pair[0].dtype, -pair[0].tflops))
+    order = list(REGIMES)
+    return sorted(found, key=lambda pair: (pair[0].dtype, order.index(pair[0].regime), -pair[0].tflops))
 
 
 def best_attention(entries: Iterable[AttentionEntry]) -> list[AttentionEntry]:

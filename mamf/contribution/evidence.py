@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +16,7 @@ from mamf.records import measurement_from_record
 from mamf.report import bests
 from mamf.run_log import RunLog, parse_record, whole_lines
 
+CPU = "cpu"
 TIERS = ("complete", "interrupted", "legacy")
 
 
@@ -53,6 +54,11 @@ class Evidence:
         return isinstance(self.plan, AttentionPlan)
 
     @property
+    def is_cpu(self) -> bool:
+        """Whether no sensor of a vendor tells clock and power, and the load of the host moves every figure."""
+        return bool(self.header["device"]["backend"] == CPU)
+
+    @property
     def tier(self) -> str:
         return self.log.tier
 
@@ -71,6 +77,11 @@ class Evidence:
         if self.is_search or self.is_attention:
             return {}
         return {regime: best.row for regime, best in bests(self.log.measurements).items()}
+
+
+def problems_of(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What a plan, as written, is of: one product, or several problems of attention."""
+    return list(plan["problems"]) if plan.get("command") == "attention" else [plan["problem"]]
 
 
 def read_records(path: Path) -> tuple[tuple[int, dict[str, Any]], ...]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mamf.contribution.evidence import Evidence, Finding
+from mamf.contribution.evidence import Evidence, Finding, problems_of
 
 #: Known on every device.
 _REQUIRED = (
@@ -47,8 +47,6 @@ _KNOWN = {
 }
 #: The backend of mamf.testing.
 SIMULATED = "simulated"
-#: The backend whose clock and power no sensor of a vendor tells, and whose load moves with the host's.
-CPU = "cpu"
 # No markup, and no bracket that begins a picture or a link.
 _PLAIN = re.compile(r"(?:(?!!\[|\]\()[ -;=?-~])*")
 _PLACEHOLDER = re.compile(r"\W*|unknown|undefined|n/?a|none|null|to-?do|tbd|fix-?me|x{3,}|your .*|<[^>]*>", re.I)
@@ -65,7 +63,7 @@ def missing_fields(evidence: Evidence) -> Iterator[Finding]:
         if is_there(header, name) and value_at(header, name) is None:
             yield Finding("missing-field", f"{name} is not known", 1, is_warning=True)
     plan = header["plan"]
-    for problem in plan["problems"] if evidence.is_attention else [plan["problem"]]:
+    for problem in problems_of(plan):
         for name in _OF_PROBLEM if evidence.is_attention else _OF_MATMUL:
             if problem.get(name) in (None, ""):
                 yield Finding("missing-field", f"the plan says nothing of {name}", 1)
@@ -76,8 +74,7 @@ def missing_fields(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _has_sensors(evidence: Evidence) -> bool:
-    header = evidence.header
-    return bool(header["device"]["backend"] != CPU and header["sensors"] == "available")
+    return not evidence.is_cpu and bool(evidence.header["sensors"] == "available")
 
 
 def sensors_were_read(evidence: Evidence) -> Iterator[Finding]:
@@ -128,8 +125,7 @@ def simulated(evidence: Evidence) -> Iterator[Finding]:
 
 def structured_data(evidence: Evidence) -> Iterator[Finding]:
     """Zeros and patterns draw less power, and are no ceiling."""
-    plan = evidence.header["plan"]
-    for problem in plan["problems"] if evidence.is_attention else [plan["problem"]]:
+    for problem in problems_of(evidence.header["plan"]):
         if problem.get("data") not in (None, "normal"):
             yield Finding("data", f"measured with {problem['data']} data: results are of --data normal", 1)
 

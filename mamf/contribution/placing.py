@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from mamf.contribution.evidence import problems_of
 from mamf.legacy import FinderRun
 
 
@@ -19,8 +20,7 @@ def folder_of(device_name: str) -> str:
 def name_of(header: Mapping[str, Any]) -> str:
     """The file name of a run: command, kernels of matmul, dtypes, directions, regimes and start (UTC)."""
     plan = header["plan"]
-    command = plan.get("command", "sweep")
-    problems = plan["problems"] if command == "attention" else [plan["problem"]]
+    command, problems = plan.get("command", "sweep"), problems_of(plan)
     parts = [
         command,
         *([header["kernel"]] if command == "sweep" else []),

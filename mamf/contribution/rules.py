@@ -32,7 +32,7 @@ from mamf.contribution.row_rules import possible, rows_recompute, sensors_plausi
 from mamf.contribution.sampling_rules import rows_of_plan, samples_whole
 from mamf.errors import RunLogError
 from mamf.legacy import is_legacy, read_legacy_log
-from mamf.run_log import MALFORMED, READABLE, read_bytes, read_run_log, what
+from mamf.run_log import MALFORMED, is_readable, read_bytes, read_run_log, what
 
 #: Every rule and what it asks.
 RULES = {
@@ -122,7 +122,7 @@ def _review(path: Path) -> Review:
     findings = _as_bytes(path)
     records = read_records(path)
     header = records[0][1]
-    if type(header.get("schema")) is not int or header["schema"] not in READABLE:
+    if not is_readable(header.get("schema")):
         return Review(path, (Finding("schema", f"schema {header.get('schema')} is not known to this mamf", 1),))
     for line, record in records:
         findings += private_findings(line, record)

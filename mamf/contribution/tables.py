@@ -64,7 +64,6 @@ _ATTENTION_COLUMNS = (
 )
 _LEGACY_COLUMNS = ("accelerator", "dtype", "version", "figure", "TFLOPS", "MxNxK", "shapes", "run", "date", "log")
 _LEFT = {"regime", "accelerator", "kernel", "software", "dtype", "pass", "mask", "figure", "version", "by", "run"}
-_REGIMES = ("burst", "sustained", "classic")
 
 
 @dataclass
@@ -100,7 +99,7 @@ def results_page(collection: Collection) -> str:
 def _ceilings(title: str, entries: Sequence[CeilingEntry], notes: Footnotes, with_dtype: bool = False) -> str:
     if not entries:
         return ""
-    found = sorted(leaders(entries), key=lambda pair: (pair[0].dtype, _REGIMES.index(pair[0].regime)))
+    found = leaders(entries)
     rows = [([entry.dtype] if with_dtype else []) + _ceiling_cells(entry, kind, notes) for entry, kind in found]
     columns = (("dtype",) if with_dtype else ()) + _CEILING_COLUMNS
     return f"{title}\n\n{markdown(columns, rows, _LEFT)}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -10,10 +9,8 @@ import torch
 
 from mamf.backend import Backend, Unavailable
 from mamf.kernel import MatmulProblem
-from mamf.kernels.flex import with_own_cache
+from mamf.kernels.compilation import with_own_cache, without_compiler
 from mamf.kernels.torch_mm import TorchMm
-
-_COMPILERS = ("c++", "g++", "clang++")
 
 
 class Compiled(TorchMm):
@@ -26,9 +23,7 @@ class Compiled(TorchMm):
     def unavailable(self, backend: Backend) -> Unavailable | None:
         if backend.name == "mps":
             return Unavailable("Inductor tunes no products on mps", "use --kernel torch.mm")
-        if backend.name == "cpu" and not any(map(shutil.which, _COMPILERS)):
-            return Unavailable("Inductor needs a C++ compiler", "sudo apt install g++")
-        return None
+        return without_compiler(backend)
 
     def bind(
         self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -13,11 +12,9 @@ import torch
 from mamf.attention import AttentionProblem, AttentionShape
 from mamf.backend import Backend, Unavailable
 from mamf.kernels.attention_reference import row_blocks
-from mamf.kernels.flex import with_own_cache
-from mamf.kernels.torch_attention import TorchAttention, compiled_for_repetition
+from mamf.kernels.compilation import compiled_for_repetition, with_own_cache, without_compiler
+from mamf.kernels.torch_attention import TorchAttention
 from mamf.torch_backend import TorchBackend
-
-_COMPILERS = ("c++", "g++", "clang++")
 
 
 class Eager(TorchAttention):
@@ -72,9 +69,7 @@ class CompiledEager(Eager):
     name = "compiled-eager"
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
-        if backend.name == "cpu" and not any(map(shutil.which, _COMPILERS)):
-            return Unavailable("Inductor needs a C++ compiler", "sudo apt install g++")
-        return None
+        return without_compiler(backend)
 
     def settings(self, backend: Backend, problem: AttentionProblem) -> AbstractContextManager[object]:
         return compiled_for_repetition()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import types
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -13,10 +11,10 @@ import torch
 from mamf.attention import AttentionProblem, AttentionShape
 from mamf.backend import Backend, Unavailable
 from mamf.errors import first_line
-from mamf.kernels.torch_attention import TorchAttention, compiled_for_repetition
+from mamf.kernels.compilation import compiled_for_repetition, with_own_cache, without_compiler
+from mamf.kernels.torch_attention import TorchAttention
 from mamf.torch_backend import TorchBackend
 
-_COMPILERS = ("c++", "g++", "clang++")
 #: Query-key pairs up to which the mask is made densely, before it is reduced to blocks: some bytes each.
 _MOST_DENSE_PAIRS = 2**28
 
@@ -32,8 +30,8 @@ class Flex(TorchAttention):
     def unavailable(self, backend: Backend) -> Unavailable | None:
         if backend.name == "mps":
             return Unavailable("FlexAttention is not compiled on mps", "mamf attention --kernel sdpa")
-        if backend.name == "cpu" and not any(map(shutil.which, _COMPILERS)):
-            return Unavailable("Inductor needs a C++ compiler", "sudo apt install g++")
+        if reason := without_compiler(backend):
+            return reason
         try:
             import torch.nn.attention.flex_attention  # noqa: F401
         except Exception as error:  # a build of torch without its compiler
@@ -64,19 +62,6 @@ class Flex(TorchAttention):
         compiled: Any = torch.compile(with_own_cache(attention), dynamic=False, fullgraph=True)
         call: Callable[..., torch.Tensor] = compiled
         return call
-
-
-def with_own_cache(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A copy whose compilations are counted by themselves.
-
-    Dynamo keeps what it compiled by code object, for all closures of one ``def`` together, and after 8 shapes runs
-    further ones uncompiled.
-    """
-    assert isinstance(function, types.FunctionType)
-    code = function.__code__.replace()
-    return types.FunctionType(
-        code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
-    )
 
 
 def block_mask(shape: AttentionShape, device: torch.device) -> Any:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import torch
@@ -224,14 +223,6 @@ def run_once(
     output = call(*leaves)
     gradients = torch.autograd.grad(output, leaves, operands["do"])
     return {"o": output.detach(), **dict(zip(("dq", "dk", "dv"), gradients, strict=True))}
-
-
-def compiled_for_repetition() -> AbstractContextManager[object]:
-    """Held while a compiled kernel is prepared: its backward must leave the graph's buffers alone, to run again."""
-    import torch._functorch.config
-
-    manager: AbstractContextManager[object] = torch._functorch.config.patch(donated_buffer=False)
-    return manager
 
 
 def as_unsupported(error: RuntimeError) -> Exception:

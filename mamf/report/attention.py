@@ -10,7 +10,7 @@ from mamf.attention import AttentionProblem, AttentionShape
 from mamf.attention_sweep import STATE_TOLERANCE, Ceilings, mamfu, state
 from mamf.measure import TERA, Measurement
 from mamf.peaks import find_peak
-from mamf.report.text import DASH, csv_text, markdown, significant, table, whole
+from mamf.report.text import DASH, csv_text, end_line, markdown, significant, table, whole
 
 #: Rows that are compared with one another.
 Group = tuple[str, AttentionProblem, AttentionShape]
@@ -235,14 +235,6 @@ def render_attention(
         parts.append(f"{title(group)}{of}\n" + draw(_COLUMNS, lines, _LEFT_ALIGNED))
     parts.append(end_line(summary) + "\n")
     return "\n".join(parts)
-
-
-def end_line(summary: Mapping[str, Any] | None) -> str:
-    if summary is None:
-        return "killed: the log has no summary; resume it"
-    end = f"{summary['status']}: {summary['reason']}" if summary["reason"] else summary["status"]
-    left = f", {summary['left']} left to resume" if summary["left"] else ""
-    return f"{end}; {summary['measured']} measured{left} in {summary['elapsed_seconds']:.1f} s"
 
 
 def attention_summary_record(

@@ -10,7 +10,7 @@ from typing import Any
 
 from mamf.measure import Measurement
 from mamf.peaks import find_peak
-from mamf.report.text import DASH, csv_text, markdown, significant, table, whole
+from mamf.report.text import DASH, csv_text, end_line, markdown, significant, table, whole
 from mamf.statistics import arithmetic_mean, geometric_mean
 
 
@@ -181,7 +181,7 @@ def as_summary(rows: Sequence[Measurement], header: Mapping[str, Any], summary: 
     if not lines:
         lines.append("nothing was measured")
     lines += _failure_lines(rows)
-    lines.append(_end_line(summary))
+    lines.append(end_line(summary))
     return "\n".join(lines) + "\n"
 
 
@@ -233,14 +233,6 @@ def _failure_lines(rows: Sequence[Measurement]) -> list[str]:
         f"{status}: {count} {'shape' if count == 1 else 'shapes'}, {first[status].shape}: {first[status].reason}"
         for status, count in counts.items()
     ]
-
-
-def _end_line(summary: Mapping[str, Any] | None) -> str:
-    if summary is None:
-        return "killed: the log has no summary; resume it"
-    end = f"{summary['status']}: {summary['reason']}" if summary["reason"] else summary["status"]
-    left = f", {summary['left']} left to resume" if summary["left"] else ""
-    return f"{end}; {summary['measured']} measured{left} in {summary['elapsed_seconds']:.1f} s"
 
 
 def render(

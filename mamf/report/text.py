@@ -45,6 +45,15 @@ def _plain(cell: str) -> str:
     return " ".join(cell.split()).replace("|", "\\|").replace("<", "&lt;")
 
 
+def end_line(summary: Mapping[str, Any] | None) -> str:
+    """How a run ended: its status and why, what was measured and what is left."""
+    if summary is None:
+        return "killed: the log has no summary; resume it"
+    end = f"{summary['status']}: {summary['reason']}" if summary["reason"] else summary["status"]
+    left = f", {summary['left']} left to resume" if summary["left"] else ""
+    return f"{end}; {summary['measured']} measured{left} in {summary['elapsed_seconds']:.1f} s"
+
+
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """Rows of equal keys, with a line of them first; nothing for no rows."""
     text = io.StringIO()

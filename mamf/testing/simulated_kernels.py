@@ -42,12 +42,7 @@ class SimulatedAttention(AttentionKernel):
             return lambda: device.compute(cycles, (self.name, shape, index))
 
         def verify() -> Verdict:
-            fault = device.faults.get(shape)
-            if isinstance(fault, Exception):
-                raise fault
-            device.compute(cycles, None)
-            device.synchronize()
-            return Verdict(1.0 if fault == "wrong_result" else 1e-3, 1e-2)
+            return judged(device, shape, lambda: device.compute(cycles, None), 1e-2)
 
         return Prepared([launch_of(index) for index in range(sets)], verify)
 
@@ -82,11 +77,16 @@ class SimulatedMatmul(MatmulKernel):
         launches = [launch_of(index) for index in range(sets)]
 
         def verify() -> Verdict:
-            fault = device.faults.get(shape)
-            if isinstance(fault, Exception):
-                raise fault
-            launches[0]()
-            device.synchronize()
-            return Verdict(1.0 if fault == "wrong_result" else 1e-3, problem.tolerance)
+            return judged(device, shape, launches[0], problem.tolerance)
 
         return Prepared(launches, verify, (lambda: None) if rewrite else None)
+
+
+def judged(device: SimulatedBackend, shape: object, launch: Callable[[], None], tolerance: float) -> Verdict:
+    """The verdict on a launch, with the fault that the device has for its shape."""
+    fault = device.faults.get(shape)
+    if isinstance(fault, Exception):
+        raise fault
+    launch()
+    device.synchronize()
+    return Verdict(1.0 if fault == "wrong_result" else 1e-3, tolerance)

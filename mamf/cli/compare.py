@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from mamf.cli.options import share
+from mamf.cli.reading import read_log
 from mamf.compare import DEFAULT_TOLERANCE, compare
 from mamf.report import FORMATS
 from mamf.report.comparison import render_comparison
-from mamf.run_log import RunLog, read_run_log
 
 _REGRESSION = 3
 _EXAMPLES = """examples:
@@ -38,13 +37,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    comparison = compare(_read(options.a), _read(options.b), options.anyway)
+    comparison = compare(read_log(options.a), read_log(options.b), options.anyway)
     print(render_comparison(options.format, comparison, options.tolerance), end="")
     return _REGRESSION if comparison.regressions(options.tolerance) else 0
-
-
-def _read(path: Path) -> RunLog:
-    log = read_run_log(path)
-    if log.is_truncated:
-        print(f"mamf: the last line of {path} is incomplete and left out", file=sys.stderr)
-    return log

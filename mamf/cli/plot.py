@@ -10,10 +10,11 @@ from pathlib import Path
 from mamf.attention import DIRECTIONS
 from mamf.attention_charts import attention_chart
 from mamf.charts import QUANTITIES, Chart, find_chart, sweep_chart
+from mamf.cli.reading import read_log
 from mamf.errors import UsageError
 from mamf.plotting import draw, exists, file_type, save
 from mamf.regimes import REGIMES
-from mamf.run_log import RunLog, read_run_log
+from mamf.run_log import RunLog
 
 _EXAMPLES = """examples:
   mamf plot attention.jsonl                                 attention.png: TFLOPS and time against sequence length
@@ -42,13 +43,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    log = read_run_log(options.log)
+    log = read_log(options.log)
     path = options.output or Path(f"{options.log.stem}.png")
     file_type(path)
     if path.exists() and not options.overwrite:
         raise exists(path)
-    if log.is_truncated:
-        print(f"mamf: the last line of {log.path} is incomplete and left out", file=sys.stderr)
     chart = chart_of(log, options)
     if log.tier == "interrupted":
         chart = replace(chart, notes=(*chart.notes, "the run was interrupted: what is best may never have been tried"))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from mamf.cli.options import add_output_options
+from mamf.cli.reading import read_log
 from mamf.legacy import read_legacy_or_none
 from mamf.report import FORMATS, render, render_attention, render_find
 from mamf.report.imported import render_legacy
-from mamf.run_log import read_run_log
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -23,9 +22,7 @@ def run(options: argparse.Namespace) -> int:
     if (imported := read_legacy_or_none(options.log)) is not None:
         print(render_legacy(options.format, imported, options.top), end="")
         return 0
-    log = read_run_log(options.log)
-    if log.is_truncated:
-        print(f"mamf: the last line of {log.path} is incomplete and left out", file=sys.stderr)
+    log = read_log(options.log)
     command = log.header["plan"].get("command", "sweep")
     if command == "attention":
         print(render_attention(options.format, log.measurements, log.all_ceilings, log.header, log.summary), end="")

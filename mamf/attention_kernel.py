@@ -49,6 +49,10 @@ class AttentionKernel(ABC):
         """Library flags to hold while this kernel runs; restores them."""
         return nullcontext()
 
+    def refuses(self, error: Exception) -> bool:
+        """Whether an error of a launch says that the library has nothing for this shape, and not that it broke."""
+        return False
+
     @abstractmethod
     def prepare(
         self,

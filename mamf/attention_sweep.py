@@ -192,7 +192,7 @@ def mamfu(row: Measurement, ceilings: Ceilings) -> float | None:
     ceiling = ceilings.get((row.problem.dtype, row.regime))
     if ceiling is None or row.summary is None:
         return None
-    return ceiling.utilization(flop=row.flop, seconds=row.summary.median, regime=row.regime)
+    return ceiling.utilization(flop=row.flop, seconds=row.seconds, regime=row.regime)
 
 
 def state(row: Measurement, ceilings: Ceilings) -> float | None:

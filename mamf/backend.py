@@ -17,8 +17,12 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
 from mamf.dtypes import DTYPES
+from mamf.statistics import Repeatability
 
 MIB = 2**20
+# Of an H100 and an H200, by tools/coverage.py and the visits in docs/verification.md.
+_BURST_REPEATABILITY = Repeatability(visit=0.0010, run=0.0007)
+_SUSTAINED_REPEATABILITY = Repeatability(visit=0.0025, run=0.0040)
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,7 @@ class BurstTraits:
     longest_rest_seconds: float = 1.0
     warm_in_seconds: float = 0.4
     cold_after_seconds: float = 0.15
+    repeatability: Repeatability = _BURST_REPEATABILITY
 
 
 @dataclass(frozen=True)
@@ -106,12 +111,15 @@ class SustainedTraits:
 
     ``soak_seconds``: load from cold after which clock and power stop swinging (about 10 s on an H100).
     ``settle_seconds``: load after which a warm device has adapted to another kernel.
-    ``cold_after_seconds``: an idle time after which the soak is owed again.
+    ``cold_after_seconds``: an idle time after which the soak is owed again. ``bridge_seconds``: load queued while the
+    host prepares the next kernel, because even a short idle time sets the power controller swinging for seconds.
     """
 
     soak_seconds: float = 10.0
     settle_seconds: float = 0.5
     cold_after_seconds: float = 1.0
+    bridge_seconds: float = 0.25
+    repeatability: Repeatability = _SUSTAINED_REPEATABILITY
 
 
 class Backend(ABC):
@@ -191,6 +199,10 @@ class Backend(ABC):
     @abstractmethod
     def free_memory(self) -> int | None:
         """Bytes that can still be allocated, or None if the vendor does not tell."""
+
+    def allocated_memory(self) -> int | None:
+        """Bytes allocated now by this process, as ``peak_memory`` counts them, or None."""
+        return None
 
     @abstractmethod
     def peak_memory(self) -> int | None:

@@ -1,23 +1,25 @@
 """Ceilings: the confirmed best of a device, dtype and regime, and what share of it something else reaches. Pure.
 
-A ceiling comes from rounds of fresh samples, interleaved over the candidates; never from the samples that chose the
-candidates, whose maximum is biased upwards (the winner's curse).
+What chose a candidate never confirms it: rounds of the phase ``choose`` decide which candidate is best, and rounds of
+fresh measurements after them, of the phase ``confirm``, give its figure. The highest of several noisy figures is too
+high (the winner's curse); the same candidate measured again is not.
 """
 
 from __future__ import annotations
 
 import statistics as stdlib_statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mamf.errors import IncomparableError
 from mamf.kernel import MatmulProblem
 from mamf.measure import TERA, Conditions, Measurement
 from mamf.shapes import MatmulShape
-from mamf.statistics import Interval, median_interval
+from mamf.statistics import Interval, Repeatability, median_interval, repeat_interval
 
 #: What is measured: a shape by a kernel.
 Candidate = tuple[MatmulShape, str]
+CHOOSE, CONFIRM = "choose", "confirm"
 # Rounds in which a candidate must have been measured to count as confirmed.
 FEWEST_ROUNDS = 3
 
@@ -26,10 +28,11 @@ FEWEST_ROUNDS = 3
 class Ceiling:
     """The highest figure of a device for a problem in a regime.
 
-    ``tflops``: median over ``rounds`` of fresh measurements. ``interval``: its confidence interval, in TFLOPS.
-    ``tied``: candidates that these rounds cannot tell from the winner. ``gain_over_default``: how much faster the
-    winning kernel is than the library's default on this very shape, as a share; None where that was not measured, or
-    is the winner itself.
+    ``tflops``: over ``rounds`` of fresh measurements, in burst their median, in sustained their work over their time.
+    ``interval``: where a repeat's lies, in TFLOPS. ``tied``: candidates that these rounds cannot tell from the winner.
+    ``gain_over_default``: how much faster the winning kernel is than the library's default on this very shape, as a
+    share; None where that was not measured, or is the winner itself. ``repeatability``: what the interval holds beside
+    what the rounds show; None in logs from before schema 4, whose intervals are of their rounds alone.
     """
 
     device: str
@@ -44,6 +47,7 @@ class Ceiling:
     tied: tuple[Candidate, ...] = ()
     conditions: Conditions = field(default_factory=Conditions)
     gain_over_default: float | None = None
+    repeatability: Repeatability | None = None
 
     @property
     def joules_per_tflop(self) -> float | None:
@@ -69,22 +73,22 @@ def confirmed(
 ) -> Ceiling | None:
     """The ceiling that rounds of fresh measurements give, or None before there were FEWEST_ROUNDS.
 
-    ``rows``: of one problem and regime. Every round measures each remaining candidate once, so candidates are compared
-    within rounds: what drifts between rounds cancels.
+    ``rows``: of one problem and regime, of the phases that choose and that confirm. Every round measures each remaining
+    candidate once, so candidates are compared within rounds: what drifts between rounds cancels.
     """
-    by_candidate = figures(rows)
-    most = max(map(len, by_candidate.values()), default=0)
-    if most < FEWEST_ROUNDS:
+    rows = list(rows)
+    choosing = [row for row in rows if row.phase == CHOOSE]
+    fresh = figures(row for row in rows if row.phase != CHOOSE)
+    winner = _winner(choosing, rows, fresh) if choosing else _winner_of_the_same_rounds(fresh)
+    if winner is None:
         return None
-    # What was dropped on the way was measured less often and cannot win; the last round may not be whole.
-    finalists = {candidate: found for candidate, found in by_candidate.items() if len(found) >= most - 1}
-    winner = max(finalists, key=lambda candidate: median_tflops(finalists[candidate].values()))
-    own = finalists[winner]
+    own = fresh[winner]
     shape, kernel = winner
-    tflops = sorted(row.best_tflops for row in own.values())
+    tflops, interval = combined(list(own.values()))
     gain = None
-    if default_kernel is not None and kernel != default_kernel and (shape, default_kernel) in by_candidate:
-        gain = stdlib_statistics.median(ratios(own, by_candidate[shape, default_kernel])) - 1
+    compared = figures(choosing) or fresh
+    if default_kernel is not None and kernel != default_kernel and (shape, default_kernel) in compared:
+        gain = stdlib_statistics.median(ratios(compared[winner], compared[shape, default_kernel])) - 1
     row = next(iter(own.values()))
     return Ceiling(
         device=device,
@@ -93,13 +97,68 @@ def confirmed(
         regime=row.regime,
         kernel=kernel,
         shape=shape,
-        tflops=stdlib_statistics.median(tflops),
-        interval=median_interval(tflops),
+        tflops=tflops,
+        interval=interval,
         rounds=len(own),
-        tied=tuple(other for other, found in finalists.items() if other != winner and ties(own, found)),
+        tied=tuple(other for other in _finalists(fresh) if other != winner and ties(own, fresh[other])),
         conditions=typical(own.values()),
         gain_over_default=gain,
+        repeatability=row.repeatability,
     )
+
+
+def _winner(
+    choosing: Sequence[Measurement], rows: Sequence[Measurement], fresh: Mapping[Candidate, Mapping[int, Measurement]]
+) -> Candidate | None:
+    """The best of the choosing rounds, unless a launch of it was wrong, if it was confirmed often enough."""
+    failed = {(row.shape, row.kernel) for row in rows if not row.ok}
+    best_first = [candidate for candidate in ranked(choosing) if candidate not in failed]
+    if not best_first or len(fresh.get(best_first[0], ())) < FEWEST_ROUNDS:
+        return None
+    return best_first[0]
+
+
+def _winner_of_the_same_rounds(fresh: Mapping[Candidate, Mapping[int, Measurement]]) -> Candidate | None:
+    """The best by the rounds that its figure is of, as logs before schema 4 have it: biased upwards."""
+    finalists = _finalists(fresh)
+    if max(map(len, fresh.values()), default=0) < FEWEST_ROUNDS:
+        return None
+    return max(finalists, key=lambda candidate: median_tflops(fresh[candidate].values()))
+
+
+def _finalists(fresh: Mapping[Candidate, Mapping[int, Measurement]]) -> list[Candidate]:
+    """What was measured in all rounds: what was dropped on the way cannot win; the last round may not be whole."""
+    most = max(map(len, fresh.values()), default=0)
+    return [candidate for candidate, found in fresh.items() if len(found) >= most - 1]
+
+
+def ranked(rows: Iterable[Measurement]) -> list[Candidate]:
+    """Candidates by their figure over rounds, best first; what dropped out on the way comes after what did not."""
+    found = figures(rows)
+    kept = set(_finalists(found))
+    return sorted(found, key=lambda each: (each in kept, median_tflops(found[each].values())), reverse=True)
+
+
+def combined(rounds: Sequence[Measurement]) -> tuple[float, Interval]:
+    """The figure of a candidate over rounds, in TFLOPS, and its interval.
+
+    The median of medians, or where rounds are work over time, all work over all time. Rounds of a log without
+    calibration (before schema 4) have an interval by order statistics, of these rounds alone.
+    """
+    known = rounds[0].repeatability
+    if known is None:
+        tflops = [row.best_tflops for row in rounds]
+        return stdlib_statistics.median(tflops), median_interval(tflops)
+    seconds = [row.seconds for row in rounds]
+    is_mean = rounds[0].figure == "mean"
+    if is_mean:
+        middle = sum(row.seconds * row.launches for row in rounds) / sum(row.launches for row in rounds)
+    else:
+        middle = stdlib_statistics.median(seconds)
+    errors = [row.standard_error for row in rounds]
+    interval = repeat_interval(seconds, middle, errors, known, of_median=not is_mean)
+    scale = rounds[0].flop / TERA
+    return scale / middle, Interval(scale / interval.high, scale / interval.low, interval.coverage)
 
 
 def figures(rows: Iterable[Measurement]) -> dict[Candidate, dict[int, Measurement]]:

@@ -96,14 +96,11 @@ class Chart:
 
 
 def point(row: Measurement, x: float, quantity: Quantity, share: float = 1.0) -> Point:
-    """A measured row's figure: the statistic that its regime is judged by, with the interval if that is the median.
+    """A measured row's figure: the statistic that its regime is judged by, with its interval if it has one.
     ``share`` scales it.
     """
-    assert row.summary is not None, "only measured rows are drawn"
-    seconds = float(getattr(row.summary, row.best_by))
-    fast, slow = row.summary.interval.low, row.summary.interval.high
-    if row.best_by != "median":
-        fast = slow = seconds
+    seconds = row.flop / row.best_tflops / 1e12
+    fast, slow = (row.interval.low, row.interval.high) if row.best_by == row.figure else (seconds, seconds)
     if quantity == "ms":
         return Point(x, seconds * 1e3, fast * 1e3, slow * 1e3)
     scale = share * row.flop / 1e12

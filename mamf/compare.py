@@ -14,20 +14,19 @@ memory, temperature) is in neither log's samples: the tolerance is for that.
 
 from __future__ import annotations
 
-import statistics as stdlib_statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
 from mamf.attention import AttentionProblem
-from mamf.ceiling import FEWEST_ROUNDS, Ceiling, confirmed, figures
+from mamf.ceiling import CHOOSE, CONFIRM, FEWEST_ROUNDS, Ceiling, combined, confirmed, figures
 from mamf.comparability import Difference, described, differences_of, noted_differences
 from mamf.errors import IncomparableError
 from mamf.finding_plan import FindPlan
 from mamf.measure import Measurement
 from mamf.run_log import RunLog
-from mamf.statistics import Interval, geometric_mean, median_interval
+from mamf.statistics import Interval, geometric_mean
 
 Verdict = Literal["SAME", "FASTER", "SLOWER", "AMBIGUOUS"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
@@ -166,7 +165,7 @@ def entries(log: RunLog, as_ceilings: bool = False) -> list[Entry]:
     rows = [row for row in log.measurements if not row.is_reference]
     if not is_find(log):
         return [_row_entry(row) for row in rows]
-    fresh = [row for row in rows if row.phase == "confirm"]
+    fresh = [row for row in rows if row.phase in (CHOOSE, CONFIRM)]
     by_regime = {name: [row for row in fresh if row.regime == name] for name in {row.regime: None for row in fresh}}
     if not as_ceilings:
         return [entry for same in by_regime.values() for entry in _candidates(same)]
@@ -186,18 +185,17 @@ def _row_entry(row: Measurement) -> Entry:
     fields = {"regime": row.regime, **problem_fields(row.problem), "shape": str(row.shape), "kernel": row.kernel}
     if row.summary is None:
         return Entry(fields, str(row.shape), row.kernel, status=row.status)
-    interval = Interval(*row.tflops_interval, row.summary.interval.coverage)
-    return Entry(fields, str(row.shape), row.kernel, row.tflops("median"), interval)
+    return Entry(fields, str(row.shape), row.kernel, row.tflops(row.figure), row.tflops_interval)
 
 
 def _candidates(rows: Sequence[Measurement]) -> Iterable[Entry]:
     """Confirmed candidates of one regime, a round a sample."""
-    for (shape, kernel), rounds in figures(rows).items():
+    fresh = (row for row in rows if row.phase == CONFIRM)
+    for (shape, kernel), rounds in figures(fresh).items():
         if len(rounds) >= FEWEST_ROUNDS:
-            tflops = [row.tflops("median") for row in rounds.values()]
+            tflops, interval = combined(list(rounds.values()))
             fields = _row_entry(next(iter(rounds.values()))).fields
-            median = stdlib_statistics.median(tflops)
-            yield Entry(fields, str(shape), kernel, median, median_interval(tflops))
+            yield Entry(fields, str(shape), kernel, tflops, interval)
 
 
 def _ceiling_entry(ceiling: Ceiling) -> Entry:

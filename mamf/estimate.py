@@ -6,6 +6,7 @@ import statistics as stdlib_statistics
 from collections.abc import Sequence
 
 from mamf.backend import Backend
+from mamf.checking import Checked
 from mamf.kernel import MatmulKernel, MatmulProblem, Prepared
 from mamf.regimes import Burst, Classic, Sustained
 from mamf.shapes import MatmulShape
@@ -36,7 +37,7 @@ def probe_flops(kernel: MatmulKernel, problem: MatmulProblem, backend: Backend) 
 
 
 def _launch_seconds(prepared: Prepared, backend: Backend) -> float:
-    prepared.verify()
+    Checked(prepared).rehearse(backend)
     seconds = []
     for _ in range(_PROBE_LAUNCHES):
         start = backend.mark()

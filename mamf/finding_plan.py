@@ -69,8 +69,10 @@ class Shares:
 
     scout: ClassVar[float] = 0.15
     refine: ClassVar[float] = 0.30
+    choose: ClassVar[float] = 0.36
     burst: ClassVar[float] = 0.40
     visit: ClassVar[float] = 0.65
+    chosen: ClassVar[float] = 0.72
 
 
 def plan_for(

@@ -1,7 +1,7 @@
 """The contract of a matmul kernel: one implementation of C = A @ B.
 
 ``prepare`` compiles, tunes and lays out operands; what it returns launches with no argument and no allocation, so a
-timed launch holds the kernel and nothing else. The result is verified on sampled entries before any time is taken.
+timed launch holds the kernel and nothing else. What was timed is verified: see mamf.checking.
 """
 
 from __future__ import annotations
@@ -118,13 +118,21 @@ class Verdict:
 class Prepared:
     """A kernel ready to run on one shape.
 
-    ``launches``: one per operand set, all alike but for their memory. ``verify`` poisons the output, launches once
-    and compares. ``rewrite_output`` overwrites C, if it was asked for (the classic regime does so before each launch).
+    ``launches``: one per operand set, all alike but for their memory; each returns its output, or None where it writes
+    into memory of its own. ``verify``: how far the output of a set is from the reference, given the set and what its
+    last launch returned; it launches nothing. ``poison``: overwrite the outputs of all sets, and memory that returned
+    outputs may be given again, with what no launch yields; given what the last launches returned. ``changed_operands``:
+    the names of operands that are not what they were when prepared (but for those that the operation changes).
+    ``rewrite_output`` overwrites C, if it was asked for (the classic regime does so before each launch).
+    ``held_bytes``: device memory that a set holds beside its operands, such as a saved forward pass.
     """
 
     launches: Sequence[Callable[[], object]]
-    verify: Callable[[], Verdict]
+    verify: Callable[[int, object], Verdict]
+    poison: Callable[[Sequence[object]], object] = lambda returned: None
+    changed_operands: Callable[[], Sequence[str]] = tuple
     rewrite_output: Callable[[], object] | None = None
+    held_bytes: int = 0
 
 
 class MatmulKernel(ABC):
@@ -156,6 +164,10 @@ class MatmulKernel(ABC):
     def settings(self, backend: Backend, problem: MatmulProblem) -> AbstractContextManager[object]:
         """Library flags to hold while this kernel runs (tf32, say); restores them."""
         return nullcontext()
+
+    def refuses(self, error: Exception) -> bool:
+        """Whether an error of a launch says that the library has nothing for this shape, and not that it broke."""
+        return False
 
     @abstractmethod
     def prepare(

@@ -12,10 +12,11 @@ from typing import Any, Literal
 
 from mamf.attention_kernel import AttentionKernel
 from mamf.backend import Backend, OperandPool, Reading
+from mamf.checking import Checked, WrongResultError
 from mamf.errors import UnsupportedError, first_line
-from mamf.kernel import MatmulKernel, Prepared, Verdict
+from mamf.kernel import MatmulKernel, Verdict
 from mamf.regimes import Regime, Samples, StoppingRule, Sustained
-from mamf.statistics import Summary, summarize
+from mamf.statistics import Interval, Repeatability, Summary, repeat_interval, standard_error, summarize, two_levels
 
 Status = Literal["ok", "out_of_memory", "unsupported", "wrong_result", "implausible", "failed"]
 STATUSES: tuple[Status, ...] = ("ok", "out_of_memory", "unsupported", "wrong_result", "implausible", "failed")
@@ -38,8 +39,9 @@ class Measurement:
     """A kernel on a shape in a regime: of matmul (MatmulShape, MatmulProblem) or attention (AttentionShape,
     AttentionProblem). ``samples`` are seconds, one a launch (sustained: one a block, mean seconds a
     launch), each less the ``timer_overhead``. ``phase`` and ``round``: of a search for a ceiling, what it was taken
-    for. ``details``: what the kernel said of its launch. ``peak_memory_bytes``: most that was allocated during a
-    launch, operands included (attention only).
+    for. ``details``: what the kernel said of its launch. ``peak_memory_bytes``: what a launch needs, its operands,
+    what it saved before and what it allocates (attention only). ``repeatability``: how far repeats lie apart, as
+    calibrated for the backend; None where that is not known, and in logs from before there was one.
     """
 
     shape: Any
@@ -62,6 +64,7 @@ class Measurement:
     round: int = 0
     details: Mapping[str, float | str] = field(default_factory=dict)
     peak_memory_bytes: int | None = None
+    repeatability: Repeatability | None = None
 
     @property
     def flop(self) -> float:
@@ -81,9 +84,7 @@ class Measurement:
         """TFLOPS (1e12 FLOP/s) at a statistic of the summary: mean, median, fastest, slowest. Raises ValueError
         without one.
         """
-        if self.summary is None:
-            raise ValueError(f"{self.shape} was not measured: {self.status}")
-        return self.flop / float(getattr(self.summary, statistic)) / TERA
+        return self.flop / self._measured(statistic) / TERA
 
     @property
     def best_tflops(self) -> float:
@@ -91,12 +92,47 @@ class Measurement:
         return self.tflops(self.best_by)
 
     @property
-    def tflops_interval(self) -> tuple[float, float]:
-        """The median's confidence interval, low and high, in TFLOPS."""
+    def figure(self) -> str:
+        """What the interval is of: the mean where a best is chosen by it (work over time), else the median."""
+        return "mean" if self.best_by == "mean" else "median"
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of a launch by that figure."""
+        return self._measured(self.figure)
+
+    @property
+    def interval(self) -> Interval:
+        """Where the seconds of a repeat lie; without a calibration, only what scattered within the visit."""
         if self.summary is None:
             raise ValueError(f"{self.shape} was not measured: {self.status}")
-        interval = self.summary.interval
-        return self.flop / interval.high / TERA, self.flop / interval.low / TERA
+        within = self.summary.interval
+        if self.repeatability is None:
+            return within
+        return repeat_interval([self.seconds], self.seconds, [self.standard_error], self.repeatability)
+
+    @property
+    def standard_error(self) -> float:
+        """The relative standard error of the figure within the visit."""
+        if self.summary is None:
+            raise ValueError(f"{self.shape} was not measured: {self.status}")
+        return standard_error(self.summary.interval, self.seconds)
+
+    @property
+    def tflops_interval(self) -> Interval:
+        """The same interval in TFLOPS."""
+        interval = self.interval
+        return Interval(self.flop / interval.high / TERA, self.flop / interval.low / TERA, interval.coverage)
+
+    @property
+    def relative_half_width(self) -> float:
+        """Half the width of the interval, as a share of the figure."""
+        return self.interval.half_width / self.seconds
+
+    def _measured(self, statistic: str) -> float:
+        if self.summary is None:
+            raise ValueError(f"{self.shape} was not measured: {self.status}")
+        return float(getattr(self.summary, statistic))
 
 
 def measure(
@@ -116,8 +152,10 @@ def measure(
     backend = regime.backend
     try:
         return run.take()
+    except WrongResultError as error:
+        return run.result("wrong_result", str(error), error=error.verdict.error, details=error.verdict.details)
     except Exception as error:  # a status of this shape, whatever a vendor's library throws
-        if isinstance(error, UnsupportedError):
+        if isinstance(error, UnsupportedError) or kernel.refuses(error):
             status: Status = "unsupported"
         elif backend.is_out_of_memory(error):
             status = "out_of_memory"
@@ -148,15 +186,14 @@ class _Run:
             return self.result("unsupported", reason)
         sets = self.regime.sets(problem, shape, backend.info.cache_bytes)
         with kernel.settings(backend, problem):
-            begun = backend.now()
-            prepared = kernel.prepare(backend, problem, shape, self.pool, sets, self.regime.needs_rewrite)
-            verdict = prepared.verify()
-            if not verdict.ok:
-                reason = refusal(verdict)
-                return self.result("wrong_result", reason, error=verdict.error, details=verdict.details)
-            peak = peak_memory(backend, prepared) if kernel.operation == "attention" else None
-            samples = self.regime.sample(prepared, self.rule, backend.now() - begun)
-        return self.judge(samples, verdict, peak)
+            self.regime.bridge()
+            checked = Checked(kernel.prepare(backend, problem, shape, self.pool, sets, self.regime.needs_rewrite))
+            # Nothing compiles, tunes or is wrong for the first time in a timed launch.
+            estimate = checked.rehearse(backend)
+            peak = needed_memory(backend, checked, problem, shape) if kernel.operation == "attention" else None
+            samples = self.regime.sample(checked, self.rule, estimate)
+            checked.require_unchanged_operands()
+        return self.judge(samples, checked.verdict, peak)
 
     def judge(self, taken: Samples, verdict: Verdict, peak: int | None) -> Measurement:
         # A nanosecond is far below any timer's step; what is logged is then exactly what was computed with.
@@ -172,13 +209,22 @@ class _Run:
             "launches": taken.launches,
             "timer_overhead": taken.timer_overhead,
             "conditions": conditions(taken.readings, taken.watts),
-            "remarks": tuple(taken.remarks),
+            "remarks": (*taken.remarks, *self.alternation(possible)),
         }
         if len(impossible) > len(possible):
             tflops = flop / max(min(impossible), 1e-12) / TERA
             reason = f"{len(impossible)} of {len(taken.seconds)} samples are impossibly fast ({tflops:.0f} TFLOPS)"
             return self.result("implausible", reason, **common)
-        return self.result("ok", summary=summarize(possible), **common)
+        common["repeatability"] = self.regime.repeatability
+        return self.result("ok", summary=summarize(possible, self.regime.best_by), **common)
+
+    def alternation(self, samples: Sequence[float]) -> Sequence[str]:
+        """That a power controller hunts between two levels: the mean over time stands for both."""
+        levels = two_levels(samples) if self.regime.name == Sustained.name else None
+        if levels is None:
+            return ()
+        slow, fast = sorted(self.problem.flop(self.shape) / seconds / TERA for seconds in levels)
+        return (f"alternated between {slow:.4g} and {fast:.4g} TFLOPS",)
 
     def result(self, status: Status, reason: str = "", **fields: Any) -> Measurement:
         return Measurement(
@@ -201,20 +247,23 @@ def cut_short(result: Measurement, deadline: float | None, backend: Backend) -> 
     return ended and result.status in ("ok", "implausible") and too_few
 
 
-def refusal(verdict: Verdict) -> str:
-    """Why a result is wrong, in a line."""
-    if "changed operands" in verdict.details:
-        return f"a launch changed its operands: {verdict.details['changed operands']}"
-    return f"relative error {verdict.error:.2g} against float64, at most {verdict.tolerance:.2g} is right"
-
-
-def peak_memory(backend: Backend, prepared: Prepared) -> int | None:
-    """Most bytes allocated during one launch, or None where the backend does not tell."""
+def needed_memory(backend: Backend, checked: Checked, problem: Any, shape: Any) -> int | None:
+    """Bytes that one launch needs: its operands, what was saved for it and what it allocates; None where the backend
+    does not tell. The same whatever else the process holds.
+    """
+    checked.poison()  # lets go of what earlier launches returned
+    before = backend.allocated_memory()
+    if before is None:
+        return None
     backend.reset_peak_memory()
-    prepared.launches[0]()
+    checked.launches[0]()
     backend.submit()
     backend.synchronize()
-    return backend.peak_memory()
+    peak = backend.peak_memory()
+    if peak is None:
+        return None
+    operands = sum(buffer.nbytes for buffer in problem.buffers(shape).values())
+    return int(operands + checked.held_bytes + peak - before)
 
 
 def split_implausible(

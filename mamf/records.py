@@ -15,7 +15,7 @@ from mamf.finding_plan import FindPlan
 from mamf.kernel import MatmulProblem
 from mamf.measure import STATUSES, Conditions, Measurement
 from mamf.shapes import MatmulGrid, MatmulShape
-from mamf.statistics import Interval, Summary, summarize
+from mamf.statistics import Interval, Repeatability, Summary, summarize
 from mamf.sweeping import Plan
 
 _STATISTICS = ("mean", "median", "fastest", "slowest")
@@ -40,10 +40,10 @@ def measurement_record(row: Measurement) -> dict[str, Any]:
         "reason": row.reason,
     }
     if row.summary is not None:
-        low, high = row.tflops_interval
+        interval = row.tflops_interval
         record["tflops"] = {name: round(row.tflops(name), 3) for name in _STATISTICS}
-        record["tflops"]["interval"] = [round(low, 3), round(high, 3)]
-        record["interval_coverage"] = round(row.summary.interval.coverage, 4)
+        record["tflops"]["interval"] = [round(interval.low, 3), round(interval.high, 3)]
+        record["interval_coverage"] = round(interval.coverage, 4)
         record["seconds"] = {name: round(getattr(row.summary, name), 12) for name in (*_STATISTICS, "stdev")}
     record |= {
         "launches": row.launches,
@@ -57,6 +57,7 @@ def measurement_record(row: Measurement) -> dict[str, Any]:
         "is_reference": row.is_reference,
         "details": dict(row.details),
         "peak_memory_bytes": row.peak_memory_bytes,
+        "repeatability": None if row.repeatability is None else asdict(row.repeatability),
         "phase": row.phase,
         "round": row.round,
         "time": utc_now(),
@@ -83,7 +84,7 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
     error = record["relative_error"]
     summary: Summary | None = None
     if record["status"] == "ok":
-        summary = summarize(samples)
+        summary = summarize(samples, record["best_by"])
     return Measurement(
         shape=shape,
         kernel=record["kernel"],
@@ -104,6 +105,7 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
         is_reference=record["is_reference"],
         details=record.get("details", {}),
         peak_memory_bytes=record.get("peak_memory_bytes"),
+        repeatability=repeatability_from_record(record),
         phase=record.get("phase", ""),
         round=record.get("round", 0),
     )
@@ -133,6 +135,7 @@ def ceiling_record(ceiling: Ceiling) -> dict[str, Any]:
         "rounds": ceiling.rounds,
         "tied": [{"shape": str(shape), "kernel": kernel} for shape, kernel in ceiling.tied],
         "gain_over_default": None if ceiling.gain_over_default is None else round(ceiling.gain_over_default, 4),
+        "repeatability": None if ceiling.repeatability is None else asdict(ceiling.repeatability),
         "joules_per_tflop": ceiling.joules_per_tflop and round(ceiling.joules_per_tflop, 4),
         **conditions_record(ceiling.conditions),
     }
@@ -153,7 +156,14 @@ def ceiling_from_record(record: Mapping[str, Any], header: Mapping[str, Any]) ->
         tied=tuple((MatmulShape.parse(each["shape"]), each["kernel"]) for each in record["tied"]),
         conditions=conditions_from_record(record),
         gain_over_default=record["gain_over_default"],
+        repeatability=repeatability_from_record(record),
     )
+
+
+def repeatability_from_record(record: Mapping[str, Any]) -> Repeatability | None:
+    """None before schema 4, whose intervals tell of what was seen alone."""
+    known = record.get("repeatability")
+    return None if known is None else Repeatability(**known)
 
 
 def conditions_record(conditions: Conditions) -> dict[str, Any]:

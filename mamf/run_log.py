@@ -4,6 +4,8 @@ Schema history
     1   header, measurement, resume, summary
     2   ceiling; phase, round and timer_overhead_seconds of a measurement
     3   tier legacy: header and reported figures of an imported run (legacy.py)
+    4   repeatability of a measurement and a ceiling: their intervals are where a repeat lies; sustained by its mean;
+        phase choose before confirm; peak_memory_bytes of the launch alone
 
 ``header`` names tool, command, device, software, settings and the plan, so a log resumes by itself. Each line is
 written by one system call and reaches the operating system before the next shape starts: a killed process loses at
@@ -32,8 +34,8 @@ from mamf.measure import Measurement
 from mamf.records import ceiling_from_record, measurement_from_record, plan_from_record
 from mamf.sweeping import Held, Plan
 
-SCHEMA = 3
-READABLE = (1, 2, 3)
+SCHEMA = 4
+READABLE = (1, 2, 3, 4)
 MAY_PASS = ("failed", "out_of_memory")
 #: What reading values of the wrong kind, edited by hand, can raise.
 MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, MamfError)

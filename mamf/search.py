@@ -132,6 +132,8 @@ class Search:
     @single_threaded
     def tell(self, shape: MatmulShape, tflops: float) -> None:
         """What ``shape`` measured; NaN if it could not be."""
+        if shape not in self._position:  # what an interrupted run had measured decides, not what this one would
+            self.consider([*self._candidates, shape])
         self.measured[shape] = tflops
         if len(self.measured) < len(self._first) or not self._known():
             return

@@ -156,7 +156,7 @@ class Sweep:
                 self.left_out += 1
                 continue
             if result.summary is not None:
-                speeds.append(shape.flop / result.summary.median)
+                speeds.append(shape.flop / result.seconds)
             done += 1
             yield result
 

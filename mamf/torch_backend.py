@@ -237,8 +237,16 @@ class AcceleratorBackend(TorchBackend):
         cached = vendor.memory_reserved(self.index) - vendor.memory_allocated(self.index)
         return int(free + cached)
 
+    def allocated_memory(self) -> int | None:
+        return self._requested("current", self.vendor().memory_allocated)
+
     def peak_memory(self) -> int | None:
-        return int(self.vendor().max_memory_allocated(self.index))
+        return self._requested("peak", self.vendor().max_memory_allocated)
+
+    def _requested(self, moment: str, allocated: Callable[[int], int]) -> int:
+        """Bytes asked for, which do not depend on what the allocator had at hand; else those that it gave."""
+        requested = self.vendor().memory_stats(self.index).get(f"requested_bytes.all.{moment}")
+        return int(allocated(self.index) if requested is None else requested)
 
     def reset_peak_memory(self) -> None:
         self.vendor().reset_peak_memory_stats(self.index)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mamf.ceiling import FEWEST_ROUNDS, Ceiling, confirmed
+from mamf.ceiling import CHOOSE, CONFIRM, FEWEST_ROUNDS, Ceiling, confirmed
 from mamf.contribution.evidence import Evidence, Finding
 from mamf.contribution.row_rules import agree, is_exact
 from mamf.measure import Conditions, Measurement
@@ -66,7 +66,7 @@ def recomputed_ceilings(evidence: Evidence) -> dict[str, Ceiling]:
     device = evidence.header["device"]
     found = {}
     for regime in evidence.plan.regimes:
-        rows = [row for row in evidence.log.measurements if row.regime == regime and row.phase == "confirm"]
+        rows = [row for row in evidence.log.measurements if row.regime == regime and row.phase in (CHOOSE, CONFIRM)]
         ceiling = confirmed(rows, device["name"], device["uuid_hash"], evidence.header["kernel"])
         if ceiling is not None:
             found[regime] = ceiling
@@ -162,8 +162,7 @@ def attention_is_firm(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _half_width(row: Measurement) -> float:
-    low, high = row.tflops_interval
-    return (high - low) / 2 / row.tflops("median")
+    return row.tflops_interval.half_width / row.tflops(row.figure)
 
 
 def _widest(evidence: Evidence) -> float:

@@ -117,7 +117,7 @@ def _of_ceiling(log: RunLog, place: Path, ceiling: Ceiling) -> CeilingEntry:
 
 
 def _of_row(log: RunLog, place: Path, row: Measurement) -> CeilingEntry:
-    low, high = row.tflops_interval if row.best_by == "median" else (None, None)
+    interval = row.tflops_interval if row.best_by == row.figure else None
     return CeilingEntry(
         header=log.header,
         place=place,
@@ -127,8 +127,8 @@ def _of_row(log: RunLog, place: Path, row: Measurement) -> CeilingEntry:
         shape=str(row.shape),
         kernel=row.kernel,
         tflops=row.best_tflops,
-        low=low,
-        high=high,
+        low=interval.low if interval else None,
+        high=interval.high if interval else None,
         conditions=row.conditions,
         is_confirmed=False,
     )

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from mamf.ceiling import CHOOSE, CONFIRM
 from mamf.contribution.evidence import Evidence, Finding
 from mamf.contribution.row_rules import good_rows
 from mamf.measure import Measurement
@@ -107,7 +108,7 @@ def _rows_of_find(evidence: Evidence) -> Iterator[Finding]:
     plan = evidence.plan
     on_grid = {axis: set(getattr(plan.grid, axis)) for axis in "mnk"}
     tried: set[tuple[int, int, int]] = set()
-    rounds: dict[str, set[int]] = {}
+    rounds: dict[tuple[str, str], set[int]] = {}
     for line, record, row in evidence.rows:
         shape = record["shape"]
         is_planned = _planned_kernel(evidence, row.kernel) in plan.kernels
@@ -115,12 +116,12 @@ def _rows_of_find(evidence: Evidence) -> Iterator[Finding]:
             yield Finding("foreign-row", f"{row.shape} by {row.kernel} is not of this run's plan", line)
         if row.phase == "scout" and any(shape[axis] not in on_grid[axis] for axis in "mnk"):
             yield Finding("foreign-row", f"the scout {row.shape} is not of the grid", line)
-        if row.phase == "confirm":
-            rounds.setdefault(row.regime, set()).add(row.round)
+        if row.phase in (CHOOSE, CONFIRM):
+            rounds.setdefault((row.regime, row.phase), set()).add(row.round)
             if row.regime == Burst.name and not tried & _turned(shape):
                 yield Finding("foreign-row", f"{row.shape} is confirmed, but was never tried", line)
         tried.add((shape["m"], shape["n"], shape["k"]))
-    for regime, numbers in rounds.items():
+    for (regime, _), numbers in rounds.items():
         if numbers != set(range(1, len(numbers) + 1)):
             yield Finding("missing-row", f"rounds of {regime} are missing: {sorted(numbers)} are there")
 

@@ -166,7 +166,7 @@ def _attention_cells(entry: AttentionEntry) -> list[str]:
         ("causal" if row.shape.causal else "full") + window,
         row.kernel,
         f"**{100 * entry.share:.1f} %**",
-        significant(row.tflops("median")),
+        significant(row.tflops(row.figure)),
         str(row.shape),
         entry.header["started"][:10],
         link(entry.place),

@@ -31,29 +31,33 @@ class Distance:
     relative_l1: float
 
 
-def errors_against_reference(
-    shape: AttentionShape, tensors: Mapping[str, torch.Tensor], has_backward: bool
-) -> Distance:
-    """Compare ``o`` (and ``dq``, ``dk``, ``dv``) given q, k, v (and do), all batch, heads, sequence, width."""
-    squares: dict[str, list[float]] = {}
-    dot = norm = reference_norm = l1 = reference_l1 = worst_row = 0.0
-    for batch, kv_head in sampled_heads(shape):
-        reference = reference_of(shape, tensors, batch, kv_head, has_backward)
-        for name, expected in reference.items():
-            result = pick(tensors[name], shape, batch, kv_head, name).to(expected.dtype)
-            seen = squares.setdefault(name, [0.0, 0.0])
-            seen[0] += (result - expected).square().sum().item()
-            seen[1] += expected.square().sum().item()
-            if name == "o":
-                worst_row = max(worst_row, worst_relative_row(result, expected))
-                dot += (result * expected).sum().item()
-                norm += result.square().sum().item()
-                reference_norm += expected.square().sum().item()
-                l1 += (result - expected).abs().sum().item()
-                reference_l1 += expected.abs().sum().item()
-    errors = {name: relative(difference, size) for name, (difference, size) in squares.items()}
-    cosine = dot / math.sqrt(norm * reference_norm) if norm * reference_norm > 0 else float(norm == reference_norm)
-    return Distance(errors, worst_row, cosine, l1 / reference_l1 if reference_l1 else l1)
+class Reference:
+    """Output and gradients of the sampled heads, given q, k, v (and do) as batch, heads, sequence, width."""
+
+    def __init__(self, shape: AttentionShape, operands: Mapping[str, torch.Tensor], has_backward: bool) -> None:
+        self._shape = shape
+        self._heads = {head: reference_of(shape, operands, *head, has_backward) for head in sampled_heads(shape)}
+
+    def distance(self, results: Mapping[str, torch.Tensor]) -> Distance:
+        """How far ``o`` (and ``dq``, ``dk``, ``dv``), all batch, heads, sequence, width, are from it."""
+        squares: dict[str, list[float]] = {}
+        dot = norm = reference_norm = l1 = reference_l1 = worst_row = 0.0
+        for (batch, kv_head), reference in self._heads.items():
+            for name, expected in reference.items():
+                result = pick(results[name], self._shape, batch, kv_head, name).to(expected.dtype)
+                seen = squares.setdefault(name, [0.0, 0.0])
+                seen[0] += (result - expected).square().sum().item()
+                seen[1] += expected.square().sum().item()
+                if name == "o":
+                    worst_row = max(worst_row, worst_relative_row(result, expected))
+                    dot += (result * expected).sum().item()
+                    norm += result.square().sum().item()
+                    reference_norm += expected.square().sum().item()
+                    l1 += (result - expected).abs().sum().item()
+                    reference_l1 += expected.abs().sum().item()
+        errors = {name: relative(difference, size) for name, (difference, size) in squares.items()}
+        cosine = dot / math.sqrt(norm * reference_norm) if norm * reference_norm > 0 else float(norm == reference_norm)
+        return Distance(errors, worst_row, cosine, l1 / reference_l1 if reference_l1 else l1)
 
 
 def worst_relative_row(result: torch.Tensor, expected: torch.Tensor) -> float:

@@ -15,9 +15,9 @@ import torch
 from mamf.attention import AttentionProblem, AttentionShape
 from mamf.attention_kernel import AttentionKernel
 from mamf.backend import Backend, OperandPool
-from mamf.errors import UnsupportedError, first_line
 from mamf.kernel import Prepared, Verdict
-from mamf.kernels.attention_reference import errors_against_reference
+from mamf.kernels.attention_reference import Reference
+from mamf.kernels.outputs import Unchanged, poison_outputs, tensors_of
 
 #: How torch's dispatchers say that nothing fits.
 _NOTHING_FITS = ("No available kernel", "No viable backend")
@@ -81,12 +81,27 @@ class TorchAttention(AttentionKernel):
         rewrite: bool = False,
     ) -> Prepared:
         call = self.bind(backend, problem, shape)
-        operands = [self.operands(problem, shape, pool, sets, index) for index in range(sets)]
-        try:
-            launches = [launch_of(call, problem.direction, each) for each in operands]
-        except RuntimeError as error:
-            raise as_unsupported(error) from error
-        return Prepared(tuple(launches), lambda: self.verify(call, problem, shape, operands[0]))
+        every = [self.operands(problem, shape, pool, sets, index) for index in range(sets)]
+        attentions = [PreparedAttention(self, problem, shape, operands) for operands in every]
+        if problem.direction == "bwd":
+            # What a library allocates once, such as a workspace, is not what a saved forward pass holds.
+            attentions[0].launch_of(call)
+            attentions[0].forget()
+        before = backend.allocated_memory()
+        launches = [attention.launch_of(call) for attention in attentions]
+        after = backend.allocated_memory()
+
+        def poison(returned: Sequence[object]) -> None:
+            for result in returned:
+                poison_outputs((), result)
+
+        return Prepared(
+            launches=launches,
+            verify=lambda index, result: attentions[index].verify(result),
+            poison=poison,
+            changed_operands=lambda: tuple(dict.fromkeys(name for each in attentions for name in each.changed())),
+            held_bytes=0 if before is None or after is None else (after - before) // sets,
+        )
 
     def operands(
         self, problem: AttentionProblem, shape: AttentionShape, pool: OperandPool, sets: int, index: int
@@ -105,39 +120,89 @@ class TorchAttention(AttentionKernel):
             views |= block_structured(views["q"], views["k"], problem.sparsity, 2 if self.layout == "bhsd" else 1)
         return views
 
-    def verify(
-        self,
-        call: Callable[..., torch.Tensor],
-        problem: AttentionProblem,
-        shape: AttentionShape,
-        operands: Mapping[str, torch.Tensor],
-    ) -> Verdict:
-        """The first launch, untimed, against a reference of other operations in more bits."""
-        before = {name: operands[name].clone() for name in ("q", "k", "v")}
-        try:
-            results = run_once(call, problem.has_backward, operands)
-        except RuntimeError as error:
-            raise as_unsupported(error) from error
-        changed = [name for name, tensor in before.items() if not torch.equal(tensor, operands[name])]
-        if changed:
-            return Verdict(math.inf, 0.0, {"changed operands": " ".join(changed)})
-        canonical = {name: self.canonical(tensor) for name, tensor in (*operands.items(), *results.items())}
-        found = errors_against_reference(shape, canonical, problem.has_backward)
-        gradients = _worst(error for name, error in found.errors.items() if name != "o")
-        details: dict[str, Any] = self.details(problem, shape, [operands[name] for name in "qkv"])
-        if problem.has_backward:
-            details["gradient_error"] = gradients
-        if not self.is_exact:
-            details |= {"cosine_similarity": found.cosine, "relative_l1": found.relative_l1}
-        bound = self.tolerance if self.tolerance is not None else _TOLERANCE[problem.dtype]
-        # A lost row vanishes in the norm of a long output, so the worst row counts too, in units of its own bound.
-        row = found.worst_row / (_ROW_TOLERANCE if self.is_exact else _ROW_TOLERANCE_APPROXIMATE) * bound
-        worst = _worst((found.errors["o"], gradients / _GRADIENT_FACTOR, row if row > bound else 0.0))
-        return Verdict(worst, bound, details)
+    def refuses(self, error: Exception) -> bool:
+        return isinstance(error, RuntimeError) and any(text in str(error) for text in _NOTHING_FITS)
+
+    def bound(self, problem: AttentionProblem) -> float:
+        """||O - reference|| / ||reference|| at which a result counts as right."""
+        return self.tolerance if self.tolerance is not None else _TOLERANCE[problem.dtype]
 
     def canonical(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor as batch, heads, sequence, width."""
         return tensor if self.layout == "bhsd" else tensor.transpose(1, 2)
+
+
+class PreparedAttention:
+    """One operand set: its launch, and what that must give, computed by other operations in more bits."""
+
+    def __init__(
+        self,
+        kernel: TorchAttention,
+        problem: AttentionProblem,
+        shape: AttentionShape,
+        operands: Mapping[str, torch.Tensor],
+    ) -> None:
+        self._kernel, self._problem, self._shape, self._operands = kernel, problem, shape, operands
+        self._forward: torch.Tensor | None = None
+        self._reference: Reference | None = None
+        self._details: dict[str, Any] = {}
+        self.changed = Unchanged(operands)
+
+    def forward(self, call: Callable[..., torch.Tensor]) -> torch.Tensor:
+        with torch.no_grad():
+            return call(*(self._operands[name] for name in "qkv"))
+
+    def launch_of(self, call: Callable[..., torch.Tensor]) -> Callable[[], object]:
+        """A launch with no argument. For ``bwd`` the forward runs here, once: its graph is kept and differentiated
+        anew.
+        """
+        if self._problem.direction == "fwd":
+            return lambda: self.forward(call)
+        leaves = [self._operands[name].detach().requires_grad_() for name in "qkv"]
+        gradient = self._operands["do"]
+        if self._problem.direction == "bwd":
+            output = call(*leaves)
+            self._forward = output.detach()
+            return lambda: torch.autograd.grad(output, leaves, gradient, retain_graph=True)
+
+        def both() -> object:
+            result = call(*leaves)
+            return (result.detach(), *torch.autograd.grad(result, leaves, gradient))
+
+        return both
+
+    def forget(self) -> None:
+        """Let go of a saved forward pass."""
+        self._forward = None
+
+    def verify(self, result: object) -> Verdict:
+        """The output and gradients of sampled heads, whole."""
+        kernel, problem = self._kernel, self._problem
+        if self._reference is None:
+            operands = {name: kernel.canonical(tensor) for name, tensor in self._operands.items()}
+            self._reference = Reference(self._shape, operands, problem.has_backward)
+            self._details = kernel.details(problem, self._shape, [self._operands[name] for name in "qkv"])
+        results = {name: kernel.canonical(tensor) for name, tensor in self._named(result).items()}
+        found = self._reference.distance(results)
+        gradients = _worst(error for name, error in found.errors.items() if name != "o")
+        details = dict(self._details)
+        if problem.has_backward:
+            details["gradient_error"] = gradients
+        if not kernel.is_exact:
+            details |= {"cosine_similarity": found.cosine, "relative_l1": found.relative_l1}
+        bound = kernel.bound(problem)
+        # A lost row vanishes in the norm of a long output, so the worst row counts too, in units of its own bound.
+        row = found.worst_row / (_ROW_TOLERANCE if kernel.is_exact else _ROW_TOLERANCE_APPROXIMATE) * bound
+        worst = _worst((found.errors["o"], gradients / _GRADIENT_FACTOR, row if row > bound else 0.0))
+        return Verdict(worst, bound, details)
+
+    def _named(self, result: object) -> dict[str, torch.Tensor]:
+        """The output ``o`` and, for a backward pass, ``dq``, ``dk`` and ``dv`` of what a launch returned."""
+        outputs = tensors_of(result)
+        if self._forward is not None:
+            outputs = [self._forward, *outputs]
+        names = ("o", "dq", "dk", "dv") if self._problem.has_backward else ("o",)
+        return dict(zip(names, outputs, strict=True))
 
 
 def _worst(errors: Iterable[float]) -> float:
@@ -189,47 +254,6 @@ def relevant_share(sparsity: float, length: int) -> float:
     sizes = [len(range(group, blocks, _GROUPS)) for group in range(_GROUPS)]
     attended = range(_attended(sparsity))
     return max(sum(sizes[(group + step) % _GROUPS] for step in attended) for group in range(_GROUPS)) / blocks
-
-
-def launch_of(
-    call: Callable[..., torch.Tensor], direction: str, operands: Mapping[str, torch.Tensor]
-) -> Callable[[], object]:
-    """A launch with no argument. For ``bwd`` the forward runs here, once: its graph is kept and differentiated anew."""
-    q, k, v = (operands[name] for name in "qkv")
-    if direction == "fwd":
-
-        def forward() -> object:
-            with torch.no_grad():
-                return call(q, k, v)
-
-        return forward
-    leaves = [tensor.detach().requires_grad_() for tensor in (q, k, v)]
-    gradient = operands["do"]
-    if direction == "fwd+bwd":
-        return lambda: torch.autograd.grad(call(*leaves), leaves, gradient)
-    output = call(*leaves)
-    return lambda: torch.autograd.grad(output, leaves, gradient, retain_graph=True)
-
-
-def run_once(
-    call: Callable[..., torch.Tensor], has_backward: bool, operands: Mapping[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    """The output ``o`` and, for a backward pass, ``dq``, ``dk`` and ``dv``."""
-    q, k, v = (operands[name] for name in "qkv")
-    if not has_backward:
-        with torch.no_grad():
-            return {"o": call(q, k, v)}
-    leaves = [tensor.detach().requires_grad_() for tensor in (q, k, v)]
-    output = call(*leaves)
-    gradients = torch.autograd.grad(output, leaves, operands["do"])
-    return {"o": output.detach(), **dict(zip(("dq", "dk", "dv"), gradients, strict=True))}
-
-
-def as_unsupported(error: RuntimeError) -> Exception:
-    """What a dispatcher says where no kernel fits, as that; anything else as it is."""
-    if any(text in str(error) for text in _NOTHING_FITS):
-        return UnsupportedError(first_line(error))
-    return error
 
 
 def _in_words(sizes: range | tuple[int, ...]) -> str:

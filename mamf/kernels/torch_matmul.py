@@ -7,21 +7,19 @@ from __future__ import annotations
 
 import random
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import ClassVar
 
 import torch
 
 from mamf.backend import Backend, OperandPool
-from mamf.errors import UnsupportedError, first_line
 from mamf.kernel import MatmulKernel, MatmulProblem, Prepared, Verdict, aligned
+from mamf.kernels.outputs import Unchanged, poison_outputs
 from mamf.shapes import MatmulShape
 
 # Rows times columns entries of C are compared: few enough that the check hides in the rest between two bursts.
 _SAMPLED_ROWS = _SAMPLED_COLUMNS = 16
-_POISON_BYTE = 0x7F  # NaN in every float8 of torch but fnuz, where 0x80 is
-_POISON_INT = -(2**31) + 1
 
 
 class TorchMatmul(MatmulKernel):
@@ -44,6 +42,10 @@ class TorchMatmul(MatmulKernel):
     ) -> tuple[Callable[[], object], float]:
         """The launch over these operands, and the factor by which C differs from A @ B."""
 
+    def refuses(self, error: Exception) -> bool:
+        # cuBLAS and hipBLAS, of a shape or layout that no algorithm takes
+        return isinstance(error, RuntimeError) and "STATUS_NOT_SUPPORTED" in str(error)
+
     def prepare(
         self,
         backend: Backend,
@@ -55,34 +57,57 @@ class TorchMatmul(MatmulKernel):
     ) -> Prepared:
         buffers = problem.buffers(shape, sets, rewrite)
         whole = {name: pool.take(name, *buffer, fill=name != "c") for name, buffer in buffers.items()}
-        launches: list[Callable[[], object]] = []
-        operands: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
-        scale = 1.0
-        for index in range(sets):
-            flat = {name: whole[name][index * aligned(count) :][:count] for name, count in shape.elements.items()}
-            a, b, c = lay_out(flat, shape, problem.layout)
-            launch, scale = self.bind(problem, a, b, c)
-            launches.append(launch)
-            operands.append((a, b, c))
+        products = [PreparedProduct(self, problem, shape, whole, index) for index in range(sets)]
 
-        def verify() -> Verdict:
-            a, b, c = operands[0]
-            poison(c)
-            try:
-                result = launches[0]()
-            except RuntimeError as error:
-                if "STATUS_NOT_SUPPORTED" in str(error):  # cuBLAS and hipBLAS, of a shape or layout no algorithm takes
-                    raise UnsupportedError(first_line(error)) from error
-                raise
-            # A kernel may return its output in place of writing C.
-            output = result if isinstance(result, torch.Tensor) and result.shape == c.shape else c
-            return Verdict(relative_error(a, b, output, scale, problem.seed), problem.tolerance)
+        def poison(returned: Sequence[object]) -> None:
+            for product, result in zip(products, returned, strict=True):
+                poison_outputs([product.c], result)
 
         def rewrite_output() -> object:
-            c = operands[0][2]
+            c = products[0].c
             return c.copy_(whole["c_rewrite"].view(c.shape))
 
-        return Prepared(tuple(launches), verify, rewrite_output if rewrite else None)
+        return Prepared(
+            launches=[product.launch for product in products],
+            verify=lambda index, result: products[index].verify(result),
+            poison=poison,
+            changed_operands=Unchanged({name: whole[name] for name in ("a", "b")}),
+            rewrite_output=rewrite_output if rewrite else None,
+        )
+
+
+class PreparedProduct:
+    """One operand set: its launch, and the sampled entries that its C must have, computed before the first launch."""
+
+    def __init__(
+        self,
+        kernel: TorchMatmul,
+        problem: MatmulProblem,
+        shape: MatmulShape,
+        whole: Mapping[str, torch.Tensor],
+        index: int,
+    ) -> None:
+        flat = {name: whole[name][index * aligned(count) :][:count] for name, count in shape.elements.items()}
+        a, b, self.c = lay_out(flat, shape, problem.layout)
+        self.launch, scale = kernel.bind(problem, a, b, self.c)
+        self._tolerance = problem.tolerance
+        chooser = random.Random(problem.seed)
+        self._rows = sampled_indices(shape.m, _SAMPLED_ROWS, chooser).to(a.device)
+        self._columns = sampled_indices(shape.n, _SAMPLED_COLUMNS, chooser).to(a.device)
+        with one_thread():
+            self._expected = scale * (on_host(a, 0, self._rows) @ on_host(b, 1, self._columns))
+
+    def verify(self, result: object) -> Verdict:
+        """||C - scale * A @ B|| / ||scale * A @ B|| in float64 over sampled rows and columns, the edges among them."""
+        # A kernel may return its output in place of writing C.
+        output = result if isinstance(result, torch.Tensor) and result.shape == self.c.shape else self.c
+        found = on_host(select(output, 0, self._rows), 1, self._columns)
+        with one_thread():
+            difference = torch.linalg.vector_norm(found - self._expected).item()
+            magnitude = torch.linalg.vector_norm(self._expected).item()
+        if magnitude == 0:
+            return Verdict(0.0 if difference == 0 else float("inf"), self._tolerance)
+        return Verdict(float(difference / magnitude), self._tolerance)
 
 
 def lay_out(
@@ -93,31 +118,6 @@ def lay_out(
     a = flat["a"].view(k, m).t() if layout[0] == "t" else flat["a"].view(m, k)
     b = flat["b"].view(n, k).t() if layout[1] == "t" else flat["b"].view(k, n)
     return a, b, flat["c"].view(m, n)
-
-
-def poison(c: torch.Tensor) -> None:
-    """Overwrite C with what no product yields, so that an entry that is not written cannot pass."""
-    if c.dtype == torch.int32:
-        c.fill_(_POISON_INT)
-    elif c.dtype.itemsize == 1:
-        c.view(torch.uint8).fill_(0x80 if "fnuz" in str(c.dtype) else _POISON_BYTE)
-    else:
-        c.fill_(float("nan"))
-
-
-def relative_error(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, scale: float, seed: int) -> float:
-    """||C - scale * A @ B|| / ||scale * A @ B|| in float64 over sampled rows and columns, the edges among them."""
-    chooser = random.Random(seed)
-    rows = sampled_indices(c.shape[0], _SAMPLED_ROWS, chooser).to(c.device)
-    columns = sampled_indices(c.shape[1], _SAMPLED_COLUMNS, chooser).to(c.device)
-    with one_thread():
-        reference = scale * (on_host(a, 0, rows) @ on_host(b, 1, columns))
-    result = on_host(select(c, 0, rows), 1, columns)
-    difference = torch.linalg.vector_norm(result - reference).item()
-    magnitude = torch.linalg.vector_norm(reference).item()
-    if magnitude == 0:
-        return 0.0 if difference == 0 else float("inf")
-    return float(difference / magnitude)
 
 
 @contextmanager

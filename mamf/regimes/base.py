@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import statistics as stdlib_statistics
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from mamf.backend import Backend, Reading, Unavailable
-from mamf.kernel import Prepared, Problem, operand_sets
-from mamf.statistics import median_interval
+from mamf.checking import Checked
+from mamf.kernel import Problem, operand_sets
+from mamf.statistics import Repeatability, figure_of, interval_of
 
 Launch = Callable[[], object]
 
@@ -21,9 +21,10 @@ Launch = Callable[[], object]
 class StoppingRule:
     """When a measurement has enough samples.
 
-    ``precision``: half-width of the median's 95 % interval to reach, as a share of the median. ``seconds``: host time
-    after which ``fewest`` samples suffice, so that a slow device finishes too; None is the regime's own. ``most``:
-    samples after which more would not help. ``deadline``: the moment (backend time) at which the run's budget ends.
+    ``precision``: half-width of the figure's 95 % interval within the visit to reach, as a share of the figure.
+    ``seconds``: host time after which ``fewest`` samples suffice, so that a slow device finishes too; None is the
+    regime's own. ``most``: samples after which more would not help. ``deadline``: the moment (backend time) at which
+    the run's budget ends.
     """
 
     precision: float = 0.003
@@ -36,19 +37,25 @@ class StoppingRule:
         """Whether the run's budget has ended."""
         return self.deadline is not None and now >= self.deadline
 
-    def enough(self, samples: Sequence[float], elapsed: float, now: float, is_representative: bool = True) -> bool:
+    def enough(
+        self,
+        samples: Sequence[float],
+        elapsed: float,
+        now: float,
+        is_representative: bool = True,
+        figure: str = "median",
+    ) -> bool:
         """Whether to stop; precision counts only once the samples are representative of what varies between them."""
         if self.is_over(now):
             return True
         if len(samples) < self.fewest:
             return False
         late = self.seconds is not None and elapsed >= self.seconds
-        return late or len(samples) >= self.most or (is_representative and self.is_precise(samples))
+        return late or len(samples) >= self.most or (is_representative and self.is_precise(samples, figure))
 
-    def is_precise(self, samples: Sequence[float]) -> bool:
-        interval = median_interval(samples)
-        middle = stdlib_statistics.median(samples)
-        return interval.coverage >= 0.95 and (interval.high - interval.low) / 2 <= self.precision * middle
+    def is_precise(self, samples: Sequence[float], figure: str = "median") -> bool:
+        interval = interval_of(samples, figure)
+        return interval.coverage >= 0.95 and interval.half_width <= self.precision * figure_of(samples, figure)
 
 
 @dataclass
@@ -94,10 +101,19 @@ class Regime(ABC):
     def start(self) -> None:
         """Called once before the first shape."""
 
+    @property
+    def repeatability(self) -> Repeatability | None:
+        """How far visits and runs of this regime lie apart on this device; None where nobody has measured it."""
+        return None
+
+    def bridge(self) -> None:
+        """Called before the host prepares the next kernel."""
+
     @abstractmethod
-    def sample(self, prepared: Prepared, rule: StoppingRule, estimate: float) -> Samples:
-        """Take samples of a verified kernel until the rule is satisfied. ``estimate``: host seconds of its first
-        launch.
+    def sample(self, checked: Checked, rule: StoppingRule, estimate: float) -> Samples:
+        """Take samples of a rehearsed kernel until the rule is satisfied, verifying what was timed.
+
+        ``estimate``: host seconds of a launch. Raises WrongResultError.
         """
 
     def timed(self, launch: Launch) -> tuple[object, object]:

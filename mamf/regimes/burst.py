@@ -6,8 +6,9 @@ import statistics as stdlib_statistics
 from typing import ClassVar
 
 from mamf.backend import Backend
-from mamf.kernel import Prepared
+from mamf.checking import Checked
 from mamf.regimes.base import Launch, Regime, Samples, StoppingRule, no_garbage_collection
+from mamf.statistics import Repeatability
 
 
 class Burst(Regime):
@@ -39,6 +40,10 @@ class Burst(Regime):
         self._flush_seconds = self._flush_host_seconds = 0.0
         self._host_seconds = 100e-6
 
+    @property
+    def repeatability(self) -> Repeatability:
+        return self.backend.burst_traits.repeatability
+
     def start(self) -> None:
         # Whatever ran before this regime may have left the device throttled.
         self._rested_at = self.backend.now() + self.backend.burst_traits.longest_rest_seconds
@@ -47,16 +52,15 @@ class Burst(Regime):
         # As logs keep samples: to the nanosecond.
         self._timer_overhead = round(self.backend.timer_overhead() or 0.0, 9)
 
-    def sample(self, prepared: Prepared, rule: StoppingRule, estimate: float) -> Samples:
+    def sample(self, checked: Checked, rule: StoppingRule, estimate: float) -> Samples:
         taken = Samples(timer_overhead=self._timer_overhead)
-        launch = prepared.launches[0]
         size = 1 if estimate > self.slow_launch_seconds else self.fewest_in_train
         lead, trains = self.shortest_lead_seconds, 0
         self._rest()
-        self._warm_in(launch, size, rule)
+        self._warm_in(checked, size, rule)
         begun = self.backend.now()
         while True:
-            taken.seconds += self._train(launch, size, lead, taken)
+            taken.seconds += self._train(checked, size, lead, taken)
             trains += 1
             now = self.backend.now()
             median = stdlib_statistics.median(taken.seconds)
@@ -69,13 +73,13 @@ class Burst(Regime):
             lead = self.shortest_lead_seconds + size * self._lag(period)
             self._rest()
 
-    def _warm_in(self, launch: Launch, size: int, rule: StoppingRule) -> None:
+    def _warm_in(self, checked: Checked, size: int, rule: StoppingRule) -> None:
         """Burst without counting until a device that was idle runs as it will go on to run."""
         traits, begun = self.backend.burst_traits, self.backend.now()
         if not self._is_cold and begun - self._rested_at <= traits.cold_after_seconds:
             return
         while (now := self.backend.now()) - begun < traits.warm_in_seconds and not rule.is_over(now):
-            self._train(launch, size, self.shortest_lead_seconds, Samples())
+            self._train(checked, size, self.shortest_lead_seconds, Samples())
             self._rest()
         self._is_cold = False
 
@@ -115,9 +119,10 @@ class Burst(Regime):
             for _ in range(1 + int(min(seconds / gain, self.longest_lead_seconds) / self._flush_seconds)):
                 self.backend.flush_cache()
 
-    def _train(self, launch: Launch, size: int, lead: float, taken: Samples) -> list[float]:
-        backend = self.backend
+    def _train(self, checked: Checked, size: int, lead: float, taken: Samples) -> list[float]:
+        backend, launch = self.backend, checked.launches[0]
         with no_garbage_collection():
+            checked.poison()
             self._queue_lead(lead)
             if not self.flush:
                 launch()  # the lead has evicted what a warm cache holds
@@ -131,6 +136,7 @@ class Burst(Regime):
         # Flushes draw less than the power limit, so rest is owed for the launches alone.
         traits = backend.burst_traits
         self._rested_at = backend.now() + min(sum(seconds) * traits.rest_ratio, traits.longest_rest_seconds)
+        checked.verify()  # within the rest
         # A launch is never less than half of its window: what is shorter than the overhead cannot be timed by it.
         return [max(window - taken.timer_overhead, window / 2) for window in seconds]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from mamf.backend import MIB, Backend
-from mamf.kernel import Prepared
+from mamf.checking import Checked
 from mamf.regimes.base import Regime, Samples, StoppingRule
 
 
@@ -35,19 +35,20 @@ class Classic(Regime):
         self.timed_launches = timed_launches
         self._warmup_owed = warmup_seconds
 
-    def sample(self, prepared: Prepared, rule: StoppingRule, estimate: float) -> Samples:
+    def sample(self, checked: Checked, rule: StoppingRule, estimate: float) -> Samples:
         begun = self.backend.now()
         while self.backend.now() - begun < self._warmup_owed and not rule.is_over(self.backend.now()):
-            self._loop(prepared, rule)
+            self._loop(checked, rule)
         self._warmup_owed = 0.0
-        return self._loop(prepared, rule)
+        return self._loop(checked, rule)
 
-    def _loop(self, prepared: Prepared, rule: StoppingRule) -> Samples:
+    def _loop(self, checked: Checked, rule: StoppingRule) -> Samples:
         backend, begun = self.backend, self.backend.now()
         marks: list[tuple[object, object]] = []
         taken = Samples()
+        checked.poison()
         for count in range(1, self.warmup_launches + self.timed_launches + 1):
-            marks.append(self._timed_launch(prepared))
+            marks.append(self._timed_launch(checked))
             if count > self.queue_depth:
                 backend.wait(marks[count - self.queue_depth][1])
             now = backend.now()
@@ -56,6 +57,7 @@ class Classic(Regime):
                 break
         taken.add_reading(self.read_sensors())
         backend.synchronize()
+        checked.verify()
         if len(marks) < self.warmup_launches + self.timed_launches:
             taken.remarks.append(f"cut short after {len(marks)} launches")
         # Cut short, the last launches are the ones to keep: they are at least as warm as the others.
@@ -64,8 +66,8 @@ class Classic(Regime):
         taken.launches = len(taken.seconds)
         return taken
 
-    def _timed_launch(self, prepared: Prepared) -> tuple[object, object]:
+    def _timed_launch(self, checked: Checked) -> tuple[object, object]:
         self.backend.flush_cache(self.flush_bytes)
-        if prepared.rewrite_output is not None:
-            prepared.rewrite_output()
-        return self.timed(prepared.launches[0])
+        if checked.rewrite_output is not None:
+            checked.rewrite_output()
+        return self.timed(checked.launches[0])

@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, NamedTuple
 
 from mamf.backend import Backend, Reading
-from mamf.kernel import Prepared
+from mamf.checking import Checked
 from mamf.regimes.base import Launch, Regime, Samples, StoppingRule, no_garbage_collection
-from mamf.statistics import relative_slope
+from mamf.statistics import Repeatability, relative_slope
 
 
 class Block(NamedTuple):
-    """Consecutive launches timed as one: mean seconds a launch, how many, and the sensors meanwhile."""
+    """Consecutive launches timed as one: mean seconds a launch, how many, the sensors meanwhile, and whether the
+    outputs had been poisoned before it.
+    """
 
     seconds: float
     launches: int
     reading: Reading | None
+    is_of_visit: bool
 
 
 class Sustained(Regime):
-    """The figure at the power limit: MSMF. A sample is the mean over a block of launches; nothing runs between them."""
+    """The figure at the power limit: MSMF, total work over total time. A sample is the mean over a block of launches,
+    all of one visit equally many; nothing runs between them.
+    """
 
     name = "sustained"
+    best_by = "mean"
     rotates = True
     default_seconds = 6.0
     shortest_seconds: ClassVar[float] = 2.0
@@ -34,29 +41,56 @@ class Sustained(Regime):
     fewest_blocks: ClassVar[int] = 3
     settled_slope: ClassVar[float] = 0.01
     longest_settling_seconds: ClassVar[float] = 20.0
+    #: Launches that a bridge queues at most: a vendor's queue holds about a thousand.
+    most_in_bridge: ClassVar[int] = 500
 
     def __init__(self, backend: Backend, visit_seconds: float = shortest_seconds) -> None:
         super().__init__(backend)
         self.visit_seconds = visit_seconds
         self._loaded_seconds = 0.0
         self._loaded_until = float("-inf")
+        self._last: tuple[Sequence[Launch], float] | None = None
 
-    def sample(self, prepared: Prepared, rule: StoppingRule, estimate: float) -> Samples:
+    @property
+    def repeatability(self) -> Repeatability:
+        return self.backend.sustained_traits.repeatability
+
+    def bridge(self) -> None:
+        """Keep the device loaded with the last kernel while the host prepares the next.
+
+        After an idle time of tens of milliseconds the power controller swings for seconds, and what is measured
+        meanwhile is up to 1 % off (docs/measuring.md).
+        """
+        if self._last is None or self.backend.timer == "host clock" or self._is_cold():
+            return
+        launches, seconds = self._last
+        count = min(self.most_in_bridge, math.ceil(self.backend.sustained_traits.bridge_seconds / seconds))
+        for launch in itertools.islice(itertools.cycle(launches), count):
+            launch()
+            self.backend.submit()
+        self._last = None
+
+    def sample(self, checked: Checked, rule: StoppingRule, estimate: float) -> Samples:
         begun = self.backend.now()
-        if begun - self._loaded_until > self.backend.sustained_traits.cold_after_seconds:
+        if self._is_cold():
             self._loaded_seconds = 0.0
         taken = Samples()
         with no_garbage_collection():
-            blocks = self._blocks(prepared.launches)
+            blocks = _Blocks(self, checked)
             if not self._settle(blocks, rule):
                 taken.remarks.append("clock and power had not settled")
             self._visit(blocks, rule, taken)
             self.backend.synchronize()
+        checked.verify()
+        self._last = checked.launches, max(taken.seconds[-1], 1e-9)
         self._loaded_until = self.backend.now()
         self._loaded_seconds += self._loaded_until - begun
         return taken
 
-    def _settle(self, blocks: Iterator[Block], rule: StoppingRule) -> bool:
+    def _is_cold(self) -> bool:
+        return self.backend.now() - self._loaded_until > self.backend.sustained_traits.cold_after_seconds
+
+    def _settle(self, blocks: _Blocks, rule: StoppingRule) -> bool:
         """Run until nothing drifts any more; False when that takes too long or the budget ends."""
         traits = self.backend.sustained_traits
         shortest = max(traits.settle_seconds, traits.soak_seconds - self._loaded_seconds)
@@ -74,41 +108,63 @@ class Sustained(Regime):
                 break
         return False
 
-    def _visit(self, blocks: Iterator[Block], rule: StoppingRule, taken: Samples) -> None:
+    def _visit(self, blocks: _Blocks, rule: StoppingRule, taken: Samples) -> None:
+        blocks.begin_visit()
         begun, before = self.backend.now(), self.read_sensors(energy=True)
         for block in blocks:
+            if not block.is_of_visit:  # queued before the visit began
+                begun, before = self.backend.now(), self.read_sensors(energy=True)
+                continue
             taken.seconds.append(block.seconds)
             taken.launches += block.launches
             taken.add_reading(block.reading)
             now = self.backend.now()
-            if rule.is_over(now) or (
-                now - begun >= self.visit_seconds and rule.enough(taken.seconds, now - begun, now)
-            ):
+            is_long_enough = now - begun >= self.visit_seconds
+            if rule.is_over(now) or (is_long_enough and rule.enough(taken.seconds, now - begun, now, figure="mean")):
                 break
         taken.watts = mean_watts(before, self.read_sensors(energy=True), self.backend.now() - begun)
 
-    def _blocks(self, launches: Sequence[Launch]) -> Iterator[Block]:
-        """Endless blocks of back-to-back launches; the next is queued before the last is waited for."""
-        backend = self.backend
-        rotation = itertools.cycle(launches)
-        size = 1
-        queued: deque[tuple[object, int]] = deque()
+
+class _Blocks:
+    """Endless blocks of back-to-back launches; the next is queued before the last is waited for."""
+
+    def __init__(self, regime: Sustained, checked: Checked) -> None:
+        self._regime, self._checked = regime, checked
+        self._size = 1
+        self._is_visit = False
+        self._must_poison = True
+        self._queued = self._run()
+
+    def begin_visit(self) -> None:
+        """Poison the outputs between two blocks, and count launches in equal blocks from then on."""
+        self._is_visit = self._must_poison = True
+
+    def __iter__(self) -> Iterator[Block]:
+        return self._queued
+
+    def _run(self) -> Iterator[Block]:
+        backend, rotation = self._regime.backend, itertools.cycle(self._checked.launches)
+        queued: deque[tuple[object, object, int, bool]] = deque()
         reached = backend.mark()
         while True:
-            for launch in itertools.islice(rotation, size):
+            if self._must_poison:
+                self._checked.poison()
+                self._must_poison, reached = False, backend.mark()
+            for launch in itertools.islice(rotation, self._size):
                 launch()
                 backend.submit()
-            queued.append((backend.mark(), size))
+            end = backend.mark()
+            queued.append((reached, end, self._size, self._is_visit))
+            reached = end
             if len(queued) < 2:
                 continue
-            reading = self.read_sensors()
-            end, launched = queued.popleft()
+            reading = self._regime.read_sensors()
+            start, end, launched, is_of_visit = queued.popleft()
             backend.wait(end)
-            seconds = backend.seconds_between(reached, end) / launched
-            yield Block(seconds, launched, reading)
-            reached = end
-            if seconds > 0:
-                size = min(max(1, round(self.block_seconds / seconds)), 4 * size)
+            seconds = backend.seconds_between(start, end) / launched
+            yield Block(seconds, launched, reading, is_of_visit)
+            if seconds > 0 and not self._is_visit:
+                self._size = min(max(1, round(self._regime.block_seconds / seconds)), 4 * self._size)
 
 
 def mean_watts(before: Reading | None, after: Reading | None, seconds: float) -> float | None:

@@ -48,7 +48,7 @@ def baseline_of(rows: Sequence[Measurement], name: str | None) -> Measurement | 
 def speed_up(row: Measurement, baseline: Measurement | None) -> float | None:
     if baseline is None or baseline.summary is None or row.summary is None:
         return None
-    return baseline.summary.median / row.summary.median
+    return baseline.seconds / row.seconds
 
 
 def share_of_peak(row: Measurement, device: Mapping[str, Any]) -> float | None:
@@ -82,13 +82,13 @@ def flat_attention(
         "status": row.status,
         "reason": row.reason,
         **{name: times[name] * 1e3 if name in times else None for name in ("Mean", "Median", "Min", "Max", "StdDev")},
-        "Interval low": row.summary.interval.low * 1e3 if row.summary else None,
-        "Interval high": row.summary.interval.high * 1e3 if row.summary else None,
+        "Interval low": row.interval.low * 1e3 if row.ok else None,
+        "Interval high": row.interval.high * 1e3 if row.ok else None,
         "launches": row.launches,
         "Relative Performance": None if gain is None else 100 * gain,
         "Attn TFLOP/s": row.best_tflops if row.ok else None,
         "Effective TFLOP/s": row.best_tflops * dense if row.ok else None,
-        "TB/s": problem.traffic(shape) / summary.median / TERA if summary else None,
+        "TB/s": problem.traffic(shape) / row.seconds / TERA if summary else None,
         "MAMFU": mamfu(row, ceilings),
         "Share of peak": share_of_peak(row, header["device"]),
         "Reference TFLOP/s": row.details.get("reference_tflops"),
@@ -122,7 +122,7 @@ def cells(
     return [
         row.kernel + marks[0],
         significant(row.best_tflops) if row.ok else DASH,
-        f"{100 * row.summary.relative_half_width:.2f}" if row.summary else DASH,
+        f"{100 * row.relative_half_width:.2f}" if row.ok else DASH,
         number("MAMFU", ".1f", 100),
         number("Share of peak", ".1f", 100),
         number("TB/s"),
@@ -150,7 +150,7 @@ def remarks(row: Measurement, ceilings: Ceilings) -> str:
     for name in _product_dtypes(row):
         other = ceilings.get((name, row.regime))
         if other is not None and row.summary is not None:
-            share = other.utilization(flop=row.flop, seconds=row.summary.median, regime=row.regime)
+            share = other.utilization(flop=row.flop, seconds=row.seconds, regime=row.regime)
             parts.append(f"{100 * share:.0f} % of the {name} ceiling")
     drift = state(row, ceilings)
     if drift is not None and abs(drift) > STATE_TOLERANCE:

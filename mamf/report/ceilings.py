@@ -108,10 +108,7 @@ def cells(ceiling: Ceiling, header: Mapping[str, Any]) -> list[str]:
 
 def notes(ceiling: Ceiling, rows: Iterable[Measurement], header: Mapping[str, Any]) -> list[str]:
     """What stands behind a ceiling, in lines."""
-    lines = [
-        f"{ceiling.regime}: the interval covers the median of {ceiling.rounds} rounds with "
-        f"{100 * ceiling.interval.coverage:.0f} %"
-    ]
+    lines = [f"{ceiling.regime}: {_interval_note(ceiling)}"]
     if ceiling.tied:
         shown = ", ".join(f"{shape} ({kernel})" for shape, kernel in ceiling.tied[:_SHOWN_TIES])
         more = len(ceiling.tied) - _SHOWN_TIES
@@ -130,11 +127,22 @@ def notes(ceiling: Ceiling, rows: Iterable[Measurement], header: Mapping[str, An
     return lines
 
 
+def _interval_note(ceiling: Ceiling) -> str:
+    coverage, known = f"{100 * ceiling.interval.coverage:.0f} %", ceiling.repeatability
+    if known is None:
+        return f"the interval covers the median of {ceiling.rounds} rounds with {coverage}"
+    return (
+        f"a repeat lies in the interval with {coverage}: {ceiling.rounds} fresh rounds, and {100 * known.run:.2g} % "
+        "between runs as calibrated"
+    )
+
+
 _PHASES = {
     "scout": "scouts",
     "refine": "refinements",
     "algorithm": "trials of algorithms",
     "visit": "short visits",
+    "choose": "trials of the best",
     "confirm": "confirmations",
 }
 

@@ -68,7 +68,7 @@ def summary_record(
 def flat_row(row: Measurement) -> dict[str, Any]:
     """One measurement as columns with their units in the name; None where there is no figure."""
     measured = row.summary is not None
-    low, high = row.tflops_interval if measured else (None, None)
+    interval = row.tflops_interval if measured else None
     return {
         "regime": row.regime,
         "m": row.shape.m,
@@ -84,8 +84,8 @@ def flat_row(row: Measurement) -> dict[str, Any]:
         "tflops_mean": row.tflops("mean") if measured else None,
         "tflops_median": row.tflops("median") if measured else None,
         "tflops_fastest": row.tflops("fastest") if measured else None,
-        "tflops_interval_low": low,
-        "tflops_interval_high": high,
+        "tflops_interval_low": interval and interval.low,
+        "tflops_interval_high": interval and interval.high,
         "launches": row.launches,
         "clock_mhz": None if row.conditions.clock_hz is None else row.conditions.clock_hz / 1e6,
         "watts": row.conditions.watts,
@@ -116,7 +116,7 @@ def cells(row: Measurement) -> list[str]:
     median, half_width, mean, fastest = [DASH] * 4
     if row.summary is not None:
         median, mean, fastest = (significant(row.tflops(name)) for name in ("median", "mean", "fastest"))
-        half_width = f"{100 * row.summary.relative_half_width:.2f}"
+        half_width = f"{100 * row.relative_half_width:.2f}"
     return [
         row.regime,
         str(row.shape),
@@ -187,12 +187,8 @@ def as_summary(rows: Sequence[Measurement], header: Mapping[str, Any], summary: 
 
 def _best_lines(regime: str, best: Best, header: Mapping[str, Any]) -> list[str]:
     row, device = best.row, header["device"]
-    low, high = row.tflops_interval
-    assert row.summary is not None
-    coverage = row.summary.interval.coverage
     lines = [
-        f"best {regime}: {significant(row.best_tflops)} TFLOPS ({row.best_by}) @ {row.shape}, "
-        f"{100 * coverage:.0f} % interval of the median {significant(low)} to {significant(high)}"
+        f"best {regime}: {significant(row.best_tflops)} TFLOPS ({row.best_by}) @ {row.shape}, {interval_text(row)}"
     ]
     peak = find_peak(device["name"], row.problem.dtype, device["compute_units"])
     shares = []
@@ -206,6 +202,15 @@ def _best_lines(regime: str, best: Best, header: Mapping[str, Any]) -> list[str]
     note = remarks(row)
     shares += [note] if note else []
     return lines + ([f"    {'; '.join(shares)}"] if shares else [])
+
+
+def interval_text(row: Measurement) -> str:
+    """The interval, and what it is of."""
+    interval = row.tflops_interval
+    bounds = f"{significant(interval.low)} to {significant(interval.high)}"
+    if row.repeatability is None:
+        return f"{100 * interval.coverage:.0f} % interval of the {row.figure} {bounds}, within this visit"
+    return f"a repeat lies within {bounds} ({100 * interval.coverage:.0f} %)"
 
 
 def _mean_line(regime: str, best: Best) -> str:

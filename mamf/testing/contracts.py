@@ -7,6 +7,7 @@ import math
 import pytest
 
 from mamf.backend import Advice, Backend, DeviceInfo, Reading, Unavailable
+from mamf.checking import Checked
 from mamf.errors import MamfError
 from mamf.kernel import LAYOUTS, MatmulKernel, MatmulProblem
 from mamf.regimes import Burst, StoppingRule
@@ -151,21 +152,33 @@ class KernelContract:
                 if kernel.unsupported(backend, variant) is None:
                     with kernel.settings(backend, variant):
                         pool = backend.operand_pool(data, 0)
-                        verdict = kernel.prepare(backend, variant, self.shape, pool).verify()
-                    assert verdict.ok, (variant, verdict)
+                        Checked(kernel.prepare(backend, variant, self.shape, pool)).rehearse(backend)
 
-    def test_verifies_alike_after_other_launches(
+    def test_every_operand_set_is_right_and_stays_as_it_was(
         self, backend: Backend, kernel: MatmulKernel, problem: MatmulProblem
     ) -> None:
-        """A kernel that changed its operands would fail the second time."""
+        """A kernel that changed its operands, served one set alone or did nothing later would fail."""
         pool = backend.operand_pool("normal", 0)
         with kernel.settings(backend, problem):
-            prepared = kernel.prepare(backend, problem, self.shape, pool, sets=3)
-            assert len(prepared.launches) == 3
-            assert prepared.verify().ok
-            for launch in prepared.launches:
+            checked = Checked(kernel.prepare(backend, problem, self.shape, pool, sets=3))
+            assert len(checked.launches) == 3
+            checked.rehearse(backend)
+            checked.poison()
+            for launch in (*checked.launches, *checked.launches):
                 launch()
-            assert prepared.verify().ok
+            backend.synchronize()
+            checked.verify()
+            checked.require_unchanged_operands()
+
+    def test_a_poisoned_output_is_wrong(self, backend: Backend, kernel: MatmulKernel, problem: MatmulProblem) -> None:
+        pool = backend.operand_pool("normal", 0)
+        with kernel.settings(backend, problem):
+            prepared = kernel.prepare(backend, problem, self.shape, pool)
+            result = prepared.launches[0]()
+            backend.synchronize()
+            assert prepared.verify(0, result).ok
+            prepared.poison((result,))
+            assert not prepared.verify(0, result).ok
 
     def test_rewrites_its_output_when_asked(
         self, backend: Backend, kernel: MatmulKernel, problem: MatmulProblem
@@ -180,7 +193,7 @@ class KernelContract:
         pool = backend.operand_pool("normal", 0)
         with kernel.settings(backend, problem):
             prepared = kernel.prepare(backend, problem, self.shape, pool)
-            taken = Burst(backend).sample(prepared, StoppingRule(seconds=0.0), 0.0)
+            taken = Burst(backend).sample(Checked(prepared), StoppingRule(seconds=0.0), 0.0)
         assert taken.launches >= 3
         assert all(seconds > 0 for seconds in taken.seconds)
 

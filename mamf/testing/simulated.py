@@ -17,6 +17,7 @@ from mamf.backend import MIB, Backend, DeviceInfo, OperandPool, Reading, Telemet
 from mamf.dtypes import DTYPES
 from mamf.errors import UnavailableError
 from mamf.shapes import MatmulShape
+from mamf.statistics import Repeatability
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,9 @@ class Physics:
     the clock lost when hot. ``cache_gain``: share of a launch's time saved by operands still in the cache. ``noise``:
     standard deviation of a launch's duration. ``glitch_every``: every so many intervals read as a nanosecond.
     ``timer_overhead``: what two marks add to a launch between them. ``rested_gain``: share of a launch's time saved
-    for ``rested_gain_seconds`` once the device was idle for ``rested_after_seconds``.
+    for ``rested_gain_seconds`` once the device was idle for ``rested_after_seconds``. ``at_boost`` and ``capped``: how
+    far visits and runs lie apart, as shares of a launch's time. ``hunting``: share by which two levels of the clock lie
+    apart that a capped device alternates between, every ``hunting_seconds``.
     """
 
     compute_units: int = 132
@@ -53,6 +56,10 @@ class Physics:
     rested_gain: float = 0.01
     rested_after_seconds: float = 0.15
     rested_gain_seconds: float = 0.3
+    at_boost: Repeatability | None = None
+    capped: Repeatability | None = None
+    hunting: float = 0.0
+    hunting_seconds: float = 0.15
 
 
 class SimulatedOutOfMemoryError(MemoryError):
@@ -127,6 +134,8 @@ class SimulatedBackend(Backend):
         self.is_marked = False
         self.rested_until = 0.0
         self.intervals_read = 0
+        self._states = {True: self.world.capped, False: self.world.at_boost}
+        self.begin_run()
         self.telemetry: Telemetry | Unavailable = SimulatedSensors(self)
         self.info = DeviceInfo(
             backend=self.name,
@@ -156,6 +165,27 @@ class SimulatedBackend(Backend):
 
     def synchronize(self) -> None:
         self.host_time = max(self.host_time, self.device_time)
+
+    def begin_run(self) -> None:
+        """Draw the state that the device stays in for a whole run."""
+        self._of_run = {capped: self._drawn(capped, "run") for capped in self._states}
+        self.begin_visit()
+
+    def begin_visit(self) -> None:
+        """Draw the state that the device stays in until the next visit."""
+        self._of_visit = {capped: self._drawn(capped, "visit") for capped in self._states}
+
+    def _drawn(self, capped: bool, of: str) -> float:
+        known = self._states[capped]
+        return 0.0 if known is None else self.random.gauss(0.0, getattr(known, of))
+
+    def _state(self) -> float:
+        """The time of a launch now, as a share of what it would be without states."""
+        level = 0.0
+        if self.is_capped and self.world.hunting:
+            is_low = int(self.device_time / self.world.hunting_seconds) % 2
+            level = self.world.hunting / 2 * (1 if is_low else -1)
+        return (1 + self._of_run[self.is_capped]) * (1 + self._of_visit[self.is_capped]) * (1 + level)
 
     def mark(self) -> float:
         self.host_time += self.world.launch_seconds / 4
@@ -194,7 +224,7 @@ class SimulatedBackend(Backend):
         self.cached = operands
         if self.device_time < self.rested_until:
             cycles *= 1 - self.world.rested_gain
-        noisy = cycles * max(0.5, self.random.gauss(1, self.world.noise))
+        noisy = cycles * self._state() * max(0.5, self.random.gauss(1, self.world.noise))
         self._execute(noisy / self.clock_hz, self.world.cap_watts if self.is_capped else self.world.boost_watts)
 
     def _flop_per_cycle(self, shape: MatmulShape) -> float:

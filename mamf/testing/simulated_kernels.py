@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import ClassVar
 
 from mamf.attention import AttentionProblem, AttentionShape
@@ -38,13 +39,7 @@ class SimulatedAttention(AttentionKernel):
             pool.take(name, *buffer)
         cycles = problem.flop(shape) / (world.compute_units * world.flop_per_cycle_per_unit * self.share)
 
-        def launch_of(index: int) -> Callable[[], None]:
-            return lambda: device.compute(cycles, (self.name, shape, index))
-
-        def verify() -> Verdict:
-            return judged(device, shape, lambda: device.compute(cycles, None), 1e-2)
-
-        return Prepared([launch_of(index) for index in range(sets)], verify)
+        return prepared(device, shape, sets, 1e-2, lambda index: device.compute(cycles, (self.name, shape, index)))
 
 
 class SimulatedMatmul(MatmulKernel):
@@ -71,22 +66,32 @@ class SimulatedMatmul(MatmulKernel):
         for name, buffer in problem.buffers(shape, sets, rewrite).items():
             pool.take(name, *buffer)
 
-        def launch_of(index: int) -> Callable[[], None]:
-            return lambda: device.multiply(shape, (shape, index))
-
-        launches = [launch_of(index) for index in range(sets)]
-
-        def verify() -> Verdict:
-            return judged(device, shape, launches[0], problem.tolerance)
-
-        return Prepared(launches, verify, (lambda: None) if rewrite else None)
+        ready = prepared(device, shape, sets, problem.tolerance, lambda index: device.multiply(shape, (shape, index)))
+        return replace(ready, rewrite_output=(lambda: None) if rewrite else None)
 
 
-def judged(device: SimulatedBackend, shape: object, launch: Callable[[], None], tolerance: float) -> Verdict:
-    """The verdict on a launch, with the fault that the device has for its shape."""
-    fault = device.faults.get(shape)
-    if isinstance(fault, Exception):
-        raise fault
-    launch()
-    device.synchronize()
-    return Verdict(1.0 if fault == "wrong_result" else 1e-3, tolerance)
+def prepared(
+    device: SimulatedBackend, shape: object, sets: int, tolerance: float, run: Callable[[int], None]
+) -> Prepared:
+    """Launches that run on the device, whose outputs are right once they ran and since they were poisoned last, but
+    for the fault that the device has for the shape.
+    """
+    device.begin_visit()
+    written: set[int] = set()
+
+    def launch_of(index: int) -> Callable[[], None]:
+        def launch() -> None:
+            run(index)
+            written.add(index)
+
+        return launch
+
+    def verify(index: int, result: object) -> Verdict:
+        fault = device.faults.get(shape)
+        if isinstance(fault, Exception):
+            raise fault
+        device.synchronize()
+        is_wrong = fault == "wrong_result" or index not in written
+        return Verdict(1.0 if is_wrong else 1e-3, tolerance)
+
+    return Prepared([launch_of(index) for index in range(sets)], verify, lambda returned: written.clear())

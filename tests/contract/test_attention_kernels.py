@@ -8,12 +8,13 @@ import attention_fakes as fakes
 import pytest
 import torch
 from attention_fakes import LIBRARIES
+from verdicts import verified
 
 from mamf.attention import DIRECTIONS, AttentionProblem, AttentionShape
 from mamf.discovery import ATTENTION_KERNELS, attention_kernel, open_backend, registered
 from mamf.dtypes import DTYPES
 from mamf.errors import UnsupportedError
-from mamf.kernels.torch_attention import relevant_share
+from mamf.kernels.torch_attention import PreparedAttention, relevant_share
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 FULL = "b2h4q40k40d64"
@@ -52,10 +53,17 @@ def prepared(kernel, backend, shape, problem=None, **options):
         return kernel.prepare(backend, problem, shape, pool, **options)
 
 
+def verdict_on_call(kernel, backend, problem, shape, call):
+    """The verdict on a call in place of the kernel's own."""
+    operands = kernel.operands(problem, shape, backend.operand_pool("normal", 0), 1, 0)
+    attention = PreparedAttention(kernel, problem, shape, operands)
+    return attention.verify(attention.launch_of(call)())
+
+
 def verdict_of(kernel, backend, shape, problem=None):
     problem = problem or AttentionProblem()
     with kernel.settings(backend, problem):
-        return prepared(kernel, backend, shape, problem).verify()
+        return verified(prepared(kernel, backend, shape, problem))
 
 
 @pytest.fixture(autouse=True)
@@ -215,7 +223,7 @@ def test_a_library_is_called_rightly_in_all_that_its_kernel_supports(library, as
     assert {problem.direction for problem, _ in tried} == set(kernel.directions)
     for problem, shape in tried:
         ready = prepared(kernel, backend, shape, problem, sets=2)
-        verdict = ready.verify()
+        verdict = verified(ready)
         assert verdict.ok, (problem, shape, verdict)
         before = len(asked)
         for launch in ready.launches:
@@ -373,7 +381,7 @@ def test_values_of_another_width_than_keys(library):
 def test_sage_1_changes_its_k_and_never_the_operands(library, asked):
     kernel, backend = library("sage-1")
     ready = prepared(kernel, backend, CAUSAL)
-    verdict = ready.verify()
+    verdict = verified(ready)
     assert verdict.ok
     assert "copy of K" in verdict.details["ran"]
     for _ in range(3):
@@ -453,8 +461,7 @@ def test_the_tolerances_hold_what_quantisation_costs_and_not_three_times_that(cp
 
     # Only verify is asked: no library is called.
     kernel.details = lambda *arguments: {}
-    operands = kernel.operands(problem, shape, cpu.operand_pool("normal", 0), 1, 0)
-    verdict = kernel.verify(quantised, problem, shape, operands)
+    verdict = verdict_on_call(kernel, cpu, problem, shape, quantised)
     assert verdict.ok
     assert verdict.error > verdict.tolerance / 3
 
@@ -489,7 +496,7 @@ def test_topk_skips_what_the_inputs_make_irrelevant_and_no_more(library, asked, 
     kernel, backend = library("sparge-fp16-topk")
     problem = AttentionProblem(sparsity=sparsity)
     ready = prepared(kernel, backend, shape, problem)
-    verdict = ready.verify()
+    verdict = verified(ready)
     assert verdict.ok
     keys = shape_of(shape).seqlen_k
     if "c" not in shape:
@@ -610,7 +617,7 @@ def test_torchs_own_are_right_in_each_direction(cpu, uncompiled, name, text):
         tried += 1
         with kernel.settings(cpu, problem):
             ready = prepared(kernel, cpu, shape, problem, sets=2)
-            verdict = ready.verify()
+            verdict = verified(ready)
             for launch in ready.launches * 2:
                 launch()
         assert verdict.ok, (problem, verdict)
@@ -640,7 +647,7 @@ def test_a_compiled_backward_can_be_repeated(cpu, traced):
         ready = prepared(kernel, cpu, SMALL["gqa"], problem)
         for _ in range(2):
             ready.launches[0]()
-        assert ready.verify().ok
+        assert verified(ready).ok
 
 
 def test_flex_has_no_backward_on_the_cpu_and_is_not_on_mps(cpu):
@@ -657,7 +664,7 @@ def test_every_shape_is_compiled_however_many_there_were(cpu, traced, name):
     kernel, problem = attention_kernel(name), AttentionProblem("float32")
     with torch._dynamo.config.patch(recompile_limit=1), kernel.settings(cpu, problem):
         for length in (32, 48):
-            assert prepared(kernel, cpu, f"b1h1q{length}k{length}d32c", problem).verify().ok
+            assert verified(prepared(kernel, cpu, f"b1h1q{length}k{length}d32c", problem)).ok
 
 
 def test_flex_builds_its_mask_once_and_only_where_something_is_masked(cpu, uncompiled, monkeypatch):
@@ -671,7 +678,7 @@ def test_flex_builds_its_mask_once_and_only_where_something_is_masked(cpu, uncom
     kernel, problem = attention_kernel("flex"), AttentionProblem("float32")
     for text, count in (("full", 0), ("causal", 1)):
         ready = prepared(kernel, cpu, SMALL[text], problem, sets=2)
-        ready.verify()
+        verified(ready)
         for launch in ready.launches:
             launch()
         assert len(made) == count
@@ -743,10 +750,9 @@ def test_a_planted_fault_is_refused(cpu, uncompiled, name, dtype, fault):
     if kernel.unsupported(cpu, problem) or kernel.unsupported_shape(problem, shape):
         pytest.skip(f"{name} has none of this")
     call = kernel.bind(cpu, problem, shape)
-    operands = kernel.operands(problem, shape, cpu.operand_pool("normal", 0), 1, 0)
     with kernel.settings(cpu, problem):
-        assert kernel.verify(call, problem, shape, operands).ok
-        assert not kernel.verify(plant(call), problem, shape, operands).ok
+        assert verdict_on_call(kernel, cpu, problem, shape, call).ok
+        assert not verdict_on_call(kernel, cpu, problem, shape, plant(call)).ok
 
 
 @pytest.mark.parametrize("name", ["sdpa", "sdpa-math"])

@@ -9,6 +9,7 @@ import torch
 from simulated_vendors import GB, MILLISECONDS_BETWEEN_EVENTS, FlushRecorder
 
 from mamf.backend import MIB, Unavailable
+from mamf.checking import Checked
 from mamf.discovery import BACKENDS, backend_class, open_backend, registered
 from mamf.errors import UnavailableError
 from mamf.kernel import Prepared, Verdict
@@ -98,9 +99,9 @@ def vendor(request):
 def timed_launches(backend, calls):
     """The names of what one train of three launches makes of torch and of the vendor."""
     calls.clear()
-    prepared = Prepared([lambda: calls.append(("launch",))], lambda: Verdict(0.0, 1.0))
+    checked = Checked(Prepared([lambda: calls.append(("launch",))], lambda index, result: Verdict(0.0, 1.0)))
     with FlushRecorder(calls):
-        taken = Burst(backend).sample(prepared, StoppingRule(seconds=0.0), 0.0)
+        taken = Burst(backend).sample(checked, StoppingRule(seconds=0.0), 0.0)
     assert len(taken.seconds) == 3
     order = ("flush", "record", "launch", "mark_step", "synchronize")
     return [call[0] for call in calls if call[0] in order], taken.seconds

@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from verdicts import verified
 
 from mamf.discovery import KERNELS, kernel, open_backend, registered
 from mamf.dtypes import DTYPES, OPERAND_DTYPES
@@ -145,7 +146,7 @@ def test_a_launch_that_does_nothing_is_caught(backend, monkeypatch, name, dtype,
     ready = prepared(backend, name, problem)
     ready.launches[0]()  # a right result is lying there already
     monkeypatch.setattr(torch, LIBRARY_CALLS[name], lambda *operands, out, **options: out)
-    assert not ready.verify().ok
+    assert not verified(ready).ok
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
@@ -159,14 +160,14 @@ def test_a_row_that_is_not_written_is_caught(backend, monkeypatch, dtype, row):
         out[row] = before
 
     monkeypatch.setattr(torch, "mm", skips_a_row)
-    assert not prepared(backend, "torch.mm", MatmulProblem(dtype, dtype)).verify().ok
+    assert not verified(prepared(backend, "torch.mm", MatmulProblem(dtype, dtype))).ok
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
 def test_a_tile_of_the_last_columns_left_as_zero_is_caught(backend, monkeypatch, dtype):
     right = torch.mm
     monkeypatch.setattr(torch, "mm", lambda a, b, out: right(a, b, out=out)[:, -16:].zero_())
-    assert not prepared(backend, "torch.mm", MatmulProblem(dtype, dtype)).verify().ok
+    assert not verified(prepared(backend, "torch.mm", MatmulProblem(dtype, dtype))).ok
 
 
 def as_tf32(values):
@@ -179,7 +180,7 @@ def test_float32_computed_as_tf32_is_wrong_and_as_tf32_right(backend, monkeypatc
     right = torch.mm
     monkeypatch.setattr(torch, "mm", lambda a, b, out: right(as_tf32(a), as_tf32(b), out=out))
     verdicts = {
-        dtype: prepared(backend, "torch.mm", MatmulProblem(dtype, "float32"), shape).verify().ok
+        dtype: verified(prepared(backend, "torch.mm", MatmulProblem(dtype, "float32"), shape)).ok
         for dtype in ("float32", "tf32")
     }
     assert verdicts == {"float32": False, "tf32": True}
@@ -188,14 +189,14 @@ def test_float32_computed_as_tf32_is_wrong_and_as_tf32_right(backend, monkeypatc
 def test_an_int8_result_off_by_one_is_wrong(backend, monkeypatch):
     right = torch._int_mm
     monkeypatch.setattr(torch, "_int_mm", lambda a, b, out: right(a, b, out=out)[0, 0].add_(1))
-    assert not prepared(backend, "int_mm", MatmulProblem("int8", "int32")).verify().ok
+    assert not verified(prepared(backend, "int_mm", MatmulProblem("int8", "int32"))).ok
 
 
 @pytest.mark.parametrize("k", [16, 4096])
 @pytest.mark.parametrize("out_dtype", ["float8_e4m3fn", "bfloat16"])
 def test_8_bit_outputs_do_not_saturate_whatever_k_is(backend, k, out_dtype):
     problem = MatmulProblem("float8_e4m3fn", out_dtype)
-    assert prepared(backend, "scaled_mm", problem, MatmulShape(64, 64, k)).verify().ok
+    assert verified(prepared(backend, "scaled_mm", problem, MatmulShape(64, 64, k))).ok
 
 
 # -- settings --------------------------------------------------------------------------------------------------------
@@ -335,4 +336,4 @@ def test_shapes_that_a_library_cannot_do_are_known(name, dtype, shape, reason):
 @pytest.mark.parametrize("shape", [MatmulShape(1, 3, 7), MatmulShape(17, 1, 129), MatmulShape(1, 1, 1)], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_odd_shapes_are_right_too(backend, shape, layout):
-    assert prepared(backend, "torch.mm", MatmulProblem("float32", "float32", layout), shape).verify().ok
+    assert verified(prepared(backend, "torch.mm", MatmulProblem("float32", "float32", layout), shape)).ok

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from verdicts import verified
 
 from mamf.api import kernels_for
 from mamf.discovery import kernel, open_backend
@@ -90,7 +91,7 @@ def test_cublaslt_is_planned_once_and_runs_in_place_what_it_is_asked_for(nvmath,
     options = {"inplace": True, "compute_type": "32F"}
     assert calls == [("Matmul", 1.0, 0.0, options), ("plan", 8)]
     calls.clear()
-    assert ready.verify().ok
+    assert verified(ready).ok
     ready.launches[0]()
     assert calls == [("execute", "algorithm 3")] * 2
 
@@ -253,7 +254,7 @@ def test_a_compiled_product_is_right_and_returns_its_own_output(compiling):
     pool = compiling.operand_pool("normal", 0)
     ready = kernel("compiled").prepare(compiling, PROBLEM, SHAPE, pool)
     c = pool.take("c", SHAPE.elements["c"], PROBLEM.out_dtype, fill=False)
-    assert ready.verify().ok
+    assert verified(ready).ok
     assert c.isnan().all()
     output = ready.launches[0]()
     assert output.shape == (SHAPE.m, SHAPE.n)
@@ -263,13 +264,13 @@ def test_a_compiled_product_is_right_and_returns_its_own_output(compiling):
 def test_more_shapes_are_compiled_than_dynamo_keeps_of_one_function(compiling):
     """Eight, and with fullgraph the ninth fails."""
     for k in range(8, 88, 8):
-        assert prepared(compiling, "compiled", MatmulProblem("float32", "float32"), MatmulShape(8, 8, k)).verify().ok
+        assert verified(prepared(compiling, "compiled", MatmulProblem("float32", "float32"), MatmulShape(8, 8, k))).ok
 
 
 @pytest.mark.parametrize("wrong", [lambda a, b: a @ b + 1, lambda a, b: None, lambda a, b: (a @ b)[:1]])
 def test_a_compiled_product_that_is_wrong_is_caught(compiling, monkeypatch, wrong):
     monkeypatch.setattr(torch, "compile", lambda function, **options: wrong)
-    assert not prepared(compiling, "compiled").verify().ok
+    assert not verified(prepared(compiling, "compiled")).ok
 
 
 def test_what_compiles_for_long_is_tried_only_when_asked_for(compiling):

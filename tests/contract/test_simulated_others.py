@@ -8,8 +8,9 @@ import torch
 from simulated_vendors import GB, build_of_torch, max_1550
 
 from mamf.backend import MIB, Reading, Unavailable
+from mamf.checking import Checked
 from mamf.discovery import open_backend
-from mamf.kernel import MatmulProblem, Prepared, Verdict
+from mamf.kernel import Prepared, Verdict
 from mamf.regimes import Burst, StoppingRule
 
 EXTENSION = "intel_extension_for_pytorch"
@@ -114,9 +115,9 @@ def test_xpu_dtypes_that_mamf_does_not_know_how_to_get(xpu, dtype):
 
 
 def launches(backend, calls):
-    prepared = Prepared([lambda: calls.append(("launch",))], lambda: Verdict(0.0, MatmulProblem().tolerance))
+    checked = Checked(Prepared([lambda: calls.append(("launch",))], lambda index, result: Verdict(0.0, 1.0)))
     calls.clear()
-    Burst(backend).sample(prepared, StoppingRule(seconds=0.0), 0.0)
+    Burst(backend).sample(checked, StoppingRule(seconds=0.0), 0.0)
     return [name for name, *_ in calls if name in ("record", "launch", "mark_step")]
 
 

@@ -18,17 +18,19 @@ MAY_IMPORT_TORCH = {"torch_backend.py"}
 PURE = ("shapes.py", "statistics.py", "dtypes.py", "errors.py")
 # A room and the rooms it may use beside shapes, errors, dtypes, statistics and the two contracts.
 ARROWS = {
-    "regimes": set(),
-    "measure": {"regimes"},
+    "regimes": {"checking"},
+    "measure": {"checking", "regimes"},
     "peaks": set(),
     "sweeping": {"measure", "regimes", "peaks"},
-    "estimate": {"sweeping", "regimes"},
+    "checking": set(),
+    "estimate": {"checking", "sweeping", "regimes"},
     "surrogate": set(),
     "search": {"surrogate"},
     "ceiling": {"measure"},
     "candidates": {"ceiling", "measure"},
     "finding_plan": {"estimate", "regimes"},
-    "finding": {"candidates", "ceiling", "finding_plan", "measure", "peaks", "regimes", "search"},
+    "find_strategy": {"candidates", "ceiling", "finding_plan", "measure", "regimes", "search"},
+    "finding": {"ceiling", "find_strategy", "finding_plan", "measure", "peaks", "regimes"},
     "attention_sweep": {"ceiling", "measure", "peaks", "regimes"},
     "environment": set(),
     "records": {"attention_sweep", "ceiling", "finding_plan", "measure", "sweeping"},

@@ -167,7 +167,7 @@ def test_a_kernel_that_writes_nothing_is_a_row_and_not_the_end(sweep, tmp_path):
 
             class Nothing(SimulatedMatmul):
                 def prepare(self, *arguments, **options):
-                    return Prepared([lambda: None], lambda: Verdict(float("nan"), 1.0))
+                    return Prepared([lambda: None], lambda index, result: Verdict(float("nan"), 1.0))
         """)
     )
     sys.path.insert(0, str(tmp_path))

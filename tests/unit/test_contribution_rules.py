@@ -246,7 +246,7 @@ def add_note(text):
         (add_note("file:///srv/jane"), "private"),
         (set_header("complete", "tier"), "unknown-field"),
         (set_header(True, "schema"), "schema"),
-        (set_header(4, "schema"), "schema"),
+        (set_header(5, "schema"), "schema"),
         (remove("command"), "missing-field"),
         (remove("findings"), "missing-field"),
         (remove("device", "power_limit_watts"), "missing-field"),

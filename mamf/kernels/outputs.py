@@ -1,0 +1,74 @@
+"""What makes a torch kernel's results worth believing: outputs that cannot be left over, operands that stay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+
+_POISON_BYTE = 0x7F  # NaN in every float8 of torch but fnuz, where 0x80 is
+_POISON_INT = -(2**31) + 1
+# Fresh tensors that an allocator may hand out again in place of the one that a launch returned.
+_SPARE_BLOCKS = 2
+_COLUMNS = 4096
+
+
+def poison(tensor: torch.Tensor) -> None:
+    """Overwrite with what no launch yields, so that an entry that is not written cannot pass."""
+    with torch.no_grad():
+        if tensor.dtype in (torch.int32, torch.int64):
+            tensor.fill_(_POISON_INT)
+        elif tensor.dtype.itemsize == 1:
+            tensor.view(torch.uint8).fill_(0x80 if "fnuz" in str(tensor.dtype) else _POISON_BYTE)
+        else:
+            tensor.fill_(float("nan"))
+
+
+def poison_outputs(written: Iterable[torch.Tensor], returned: object) -> None:
+    """Poison the outputs that launches write, and what they returned, with the memory that may be returned next."""
+    for tensor in written:
+        poison(tensor)
+    for tensor in tensors_of(returned):
+        spares = [torch.empty_like(tensor) for _ in range(_SPARE_BLOCKS)]
+        for each in (tensor, *spares):
+            poison(each)
+
+
+def tensors_of(returned: object) -> list[torch.Tensor]:
+    """The tensors of a result: itself, or those of a tuple."""
+    if isinstance(returned, torch.Tensor):
+        return [returned.detach()]
+    return [each.detach() for each in returned if isinstance(each, torch.Tensor)] if isinstance(returned, tuple) else []
+
+
+class Unchanged:
+    """Called, the names of the tensors that are not what they were when this was made.
+
+    By sums of their bits along rows and along columns, in whole numbers: the order of adding does not matter, and an
+    element that is changed or moved shows in one of them.
+    """
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._tensors = dict(tensors)
+        self._before = {name: checksum(tensor) for name, tensor in self._tensors.items()}
+
+    def __call__(self) -> Sequence[str]:
+        return [name for name, tensor in self._tensors.items() if not torch.equal(self._before[name], checksum(tensor))]
+
+
+def checksum(tensor: torch.Tensor) -> torch.Tensor:
+    """Sums of a contiguous tensor's bits over rows and over columns of _COLUMNS words."""
+    words = as_words(tensor.detach().reshape(-1))
+    whole = words.numel() // _COLUMNS * _COLUMNS
+    table, rest = words[:whole].view(-1, _COLUMNS), words[whole:]
+    # In the words' own kind: a wider one would be a copy of the operands. Sums wrap around, and may.
+    return torch.cat((table.sum(0, dtype=words.dtype), table.sum(1, dtype=words.dtype), rest))
+
+
+def as_words(flat: torch.Tensor) -> torch.Tensor:
+    """A flat tensor's memory as whole numbers of the widest kind that it holds a whole number of."""
+    nbytes = flat.numel() * flat.element_size()
+    for dtype in (torch.int32, torch.int16):
+        if nbytes % dtype.itemsize == 0 and flat.storage_offset() * flat.element_size() % dtype.itemsize == 0:
+            return flat.view(dtype)
+    return flat.view(torch.int8)

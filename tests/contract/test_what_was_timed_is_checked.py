@@ -1,0 +1,200 @@
+"""Kernels that are right once and cheat afterwards: none may pass, in any regime."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+from mamf.attention import AttentionProblem, AttentionShape
+from mamf.discovery import open_backend
+from mamf.kernel import MatmulProblem
+from mamf.kernels.sdpa import SdpaMath
+from mamf.kernels.torch_mm import TorchMm
+from mamf.measure import measure
+from mamf.regimes import Burst, Classic, StoppingRule, Sustained
+from mamf.shapes import MatmulShape
+
+SHAPE = MatmulShape(96, 80, 64)
+ATTENTION = AttentionShape.parse("b1h2q64k64d32c")
+REGIMES = {
+    "burst": Burst,
+    "sustained": lambda backend: Sustained(backend, visit_seconds=0.02),
+    "classic": lambda backend: Classic(backend, warmup_launches=2, timed_launches=6, warmup_seconds=0.0),
+}
+
+
+@pytest.fixture
+def backend(monkeypatch):
+    opened = open_backend("cpu")
+    brief = opened.sustained_traits.__class__(soak_seconds=0.02, settle_seconds=0.02)
+    monkeypatch.setattr(type(opened), "sustained_traits", brief)
+    return opened
+
+
+class Cheat(TorchMm):
+    """A product that does ``trick`` in place of, or beside, some of its launches."""
+
+    name = "cheat"
+
+    def __init__(self, trick):
+        self.trick = trick
+
+    def bind(self, problem, a, b, c):
+        right, count = lambda: torch.mm(a, b, out=c), [0]
+        index = self.bound = getattr(self, "bound", -1) + 1
+
+        def launch():
+            count[0] += 1
+            return self.trick(right, count[0], index, a)
+
+        return launch, 1.0
+
+
+def halves_its_operand(right, count, index, a):
+    a.mul_(0.5)
+    return right()
+
+
+def serves_the_first_set_alone(right, count, index, a):
+    return right() if index == 0 else None
+
+
+def stops_after_two(right, count, index, a):
+    return right() if count <= 2 else None
+
+
+def zeroes_its_operand_after_three(right, count, index, a):
+    result = right()
+    if count > 3:
+        a.zero_()
+    return result
+
+
+def swaps_two_rows_of_its_operand(right, count, index, a):
+    result = right()
+    if count > 3:
+        a[[0, 1]] = a[[1, 0]]
+    return result
+
+
+def row_of(kernel, backend, regime, problem=None, shape=SHAPE):
+    problem = problem or MatmulProblem("float32", "float32")
+    pool = backend.operand_pool(problem.data, problem.seed)
+    started = REGIMES[regime](backend)
+    started.start()
+    return measure(kernel, problem, shape, started, pool, StoppingRule(seconds=0.05))
+
+
+@pytest.mark.parametrize("regime", REGIMES)
+def test_an_honest_kernel_passes(backend, regime):
+    row = row_of(Cheat(lambda right, count, index, a: right()), backend, regime)
+    assert row.ok, row.reason
+
+
+@pytest.mark.parametrize(
+    ("trick", "regimes"),
+    [
+        (halves_its_operand, REGIMES),
+        (serves_the_first_set_alone, ["sustained"]),
+        (stops_after_two, REGIMES),
+        (zeroes_its_operand_after_three, REGIMES),
+        (swaps_two_rows_of_its_operand, REGIMES),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_no_cheat_passes(backend, trick, regimes):
+    for regime in regimes:
+        row = row_of(Cheat(trick), backend, regime)
+        assert row.status == "wrong_result", (regime, row.status, row.reason)
+
+
+def test_a_changed_operand_is_named(backend):
+    assert "operands: a" in row_of(Cheat(zeroes_its_operand_after_three), backend, "burst").reason
+
+
+@pytest.mark.parametrize("regime", ["burst", "sustained"])
+@pytest.mark.parametrize("direction", ["fwd", "bwd", "fwd+bwd"])
+def test_an_attention_that_returns_memory_as_it_finds_it_is_caught(backend, regime, direction, monkeypatch):
+    """What it would find is what an earlier launch left there, and that was right."""
+    problem = AttentionProblem("float32", direction)
+    kernel, counted = SdpaMath(), [0]
+    right = kernel.attend
+
+    def attend(shape, q, k, v):
+        counted[0] += 1
+        return right(shape, q, k, v)
+
+    monkeypatch.setattr(kernel, "attend", attend)
+    honest = row_of(kernel, backend, regime, problem, ATTENTION)
+    assert honest.ok, honest.reason
+    gradients = torch.autograd.grad
+    launches = [0]
+
+    def lazy(*arguments, **options):
+        launches[0] += 1
+        found = gradients(*arguments, **options)
+        return found if launches[0] <= 6 else tuple(map(torch.empty_like, found))
+
+    if direction == "fwd":
+        monkeypatch.setattr(
+            kernel, "attend", lambda s, q, k, v: attend(s, q, k, v) if counted[0] < 12 else torch.empty_like(q)
+        )
+        counted[0] = 0
+    else:
+        monkeypatch.setattr(torch.autograd, "grad", lazy)
+    assert row_of(kernel, backend, regime, problem, ATTENTION).status == "wrong_result"
+
+
+class Compiling(TorchMm):
+    """Compiles each operand set in its first launch, and tells when."""
+
+    name = "compiling"
+
+    def __init__(self, told):
+        self.told = told
+
+    def bind(self, problem, a, b, c):
+        compiled = []
+
+        def launch():
+            if not compiled:
+                compiled.append(self.told.append("compiled"))
+            return torch.mm(a, b, out=c)
+
+        return launch, 1.0
+
+
+@pytest.mark.parametrize("regime", REGIMES)
+def test_nothing_compiles_in_a_timed_or_soaked_launch(backend, regime, monkeypatch):
+    told = []
+    sample = type(REGIMES[regime](backend)).sample
+    monkeypatch.setattr(
+        type(REGIMES[regime](backend)), "sample", lambda self, *all: told.append("sampling") or sample(self, *all)
+    )
+    assert row_of(Compiling(told), backend, regime).ok
+    assert told[-1] == "sampling"
+    assert told.count("compiled") == (1 if regime != "sustained" else len(told) - 1)
+
+
+class Exhausting(SdpaMath):
+    """Runs out of memory in its launch, holding a tensor there."""
+
+    held = None
+
+    def attend(self, shape, q, k, v):
+        tensor = torch.empty(16)
+        type(self).held = weakref.ref(tensor)
+        raise RuntimeError("CUDA out of memory")
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+def test_a_row_that_ran_out_of_memory_holds_none_of_it(backend, direction):
+    """A cycle of exceptions would keep its traceback, and the tensors in it, until the collector runs."""
+    gc.disable()
+    try:
+        row = row_of(Exhausting(), backend, "burst", AttentionProblem("float32", direction), ATTENTION)
+        assert row.status == "out_of_memory"
+        assert Exhausting.held() is None
+    finally:
+        gc.enable()

@@ -1,0 +1,17 @@
+"""What a kernel's launches are worth, as measuring finds it."""
+
+from mamf.checking import Checked, WrongResultError
+
+
+def verified(prepared):
+    """The verdict on every operand set, launched once from poisoned outputs."""
+    checked = Checked(prepared)
+    checked.poison()
+    for launch in checked.launches:
+        launch()
+    try:
+        checked.verify()
+        checked.require_unchanged_operands()
+    except WrongResultError as error:
+        return error.verdict
+    return checked.verdict

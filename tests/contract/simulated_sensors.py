@@ -155,9 +155,9 @@ class SimulatedAmdSmi(SimulatedLibrary):
 
     def __init__(self, calls):
         super().__init__(calls)
-        self.clock = {"clk": 1850, "min_clk": 132, "max_clk": 2100}
-        self.power = {"current_socket_power": 742, "average_socket_power": "N/A", "power_limit": 750_000_000}
-        self.energy = {"energy_accumulator": 2_000_000, "counter_resolution": 15.259, "timestamp": 1}
+        self.clock = {"clk": 1850, "max_clk": 2100}
+        self.power = {"current_socket_power": 742, "average_socket_power": "N/A"}
+        self.energy = {"energy_accumulator": 2_000_000, "counter_resolution": 15.259}
         self.celsius = 71
         causes = ("ppt", "socket_thm", "hbm_thm", "vr_thm", "prochot")
         self.metrics = {f"{cause}_residency_acc": 1000 for cause in causes}

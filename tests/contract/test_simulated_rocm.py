@@ -51,13 +51,13 @@ def test_the_power_limit_in_microwatts_becomes_watts(rocm):
 
 
 def test_the_average_power_stands_in_for_a_current_one_that_is_not_there(rocm):
-    rocm.smi.power = {"current_socket_power": "N/A", "average_socket_power": 301, "power_limit": "N/A"}
+    rocm.smi.power = {"current_socket_power": "N/A", "average_socket_power": 301}
     assert rocm.kind(0).telemetry.read().watts == 301
 
 
 def test_a_power_that_the_device_does_not_fill_is_none_of_four_gigawatts(rocm):
     # 32 bits wide, while amdsmi 7.0.2 compares with 16.
-    rocm.smi.power = {"current_socket_power": 0xFFFFFFFF, "average_socket_power": 301, "power_limit": 0xFFFFFFFF}
+    rocm.smi.power = {"current_socket_power": 0xFFFFFFFF, "average_socket_power": 301}
     assert rocm.kind(0).telemetry.read().watts == 301
 
 

@@ -149,6 +149,7 @@ class SimulatedAmdSmi(SimulatedLibrary):
     """Watts and megahertz, energy in counts of ``counter_resolution`` microjoules, the power cap in microwatts."""
 
     AmdSmiException = error = AmdSmiException
+    AmdSmiInitFlags = AmdSmiInitFlags
     AmdSmiClkType = AmdSmiClkType
     AmdSmiTemperatureType = AmdSmiTemperatureType
     AmdSmiTemperatureMetric = AmdSmiTemperatureMetric

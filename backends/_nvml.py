@@ -34,18 +34,17 @@ class NvmlSensors:
     def __init__(self, nvml: Any, handle: Any) -> None:
         self.nvml = nvml
         self.handle = handle
+        # The second, no kind of the first, is what a driver older than the query gets; old releases have it not.
+        self.errors = (nvml.NVMLError, getattr(nvml, "NVMLLibraryMismatchError", nvml.NVMLError))
 
     def ask(self, query: Callable[..., Any], *arguments: Any) -> Any:
-        try:
-            return query(self.handle, *arguments)
-        except self.nvml.NVMLError:
-            return None
+        return self.ask_system(query, self.handle, *arguments)
 
     def ask_system(self, query: Callable[..., Any], *arguments: Any) -> Any:
         """As ``ask``, of what is not one device's."""
         try:
             return query(*arguments)
-        except self.nvml.NVMLError:
+        except self.errors:
             return None
 
     def read(self, energy: bool = False) -> Reading:

@@ -6,9 +6,12 @@ products into one C would be one product.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,6 +24,9 @@ _FRAMEWORK = "habana_frameworks"
 # Not exposed by the software stack: software-managed SRAM of Gaudi2, L2 and L3 of Gaudi3.
 _CACHE_BYTES = {"GAUDI2": 48 * MIB, "GAUDI3": 96 * MIB}
 _LAZY_MODE = "PT_HPU_LAZY_MODE"
+# pyhlml's own constants are in a module that is to be removed.
+HLML_CLOCK_SOC = 0
+HLML_TEMPERATURE_ON_AIP = 0
 
 
 class HlmlSensors:
@@ -30,20 +36,34 @@ class HlmlSensors:
         self.hlml = hlml
         self.handle = handle
 
-    def ask(self, name: str, *arguments: Any) -> float | None:
+    def ask(self, query: Callable[..., int], *arguments: Any) -> float | None:
         try:
-            return float(getattr(self.hlml, name)(self.handle, *arguments))
-        except Exception:  # pyhlml raises a class of its own for every code, with no common base
+            return float(query(self.handle, *arguments))
+        except self.hlml.HLMLError:
             return None
 
     def read(self, energy: bool = False) -> Reading:
-        megahertz = self.ask("hlmlDeviceGetClockInfo", 0)
-        milliwatts = self.ask("hlmlDeviceGetPowerUsage")
+        hlml = self.hlml
+        megahertz = self.ask(hlml.hlmlDeviceGetClockInfo, HLML_CLOCK_SOC)
+        milliwatts = self.ask(hlml.hlmlDeviceGetPowerUsage)
         return Reading(
             clock_hz=None if megahertz is None else megahertz * 1e6,
             watts=None if milliwatts is None else milliwatts * 1e-3,
-            celsius=self.ask("hlmlDeviceGetTemperature", 0),
+            celsius=self.ask(hlml.hlmlDeviceGetTemperature, HLML_TEMPERATURE_ON_AIP),
         )
+
+
+def open_hlml(index: int) -> HlmlSensors | Unavailable:
+    try:
+        hlml = importlib.import_module("pyhlml")
+    except ImportError:
+        return Unavailable("pyhlml is not installed, so clock and power stay unknown", "pip install habana-pyhlml")
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # it prints where it finds no library
+            hlml.hlmlInit()
+        return HlmlSensors(hlml, hlml.hlmlDeviceGetHandleByIndex(index))
+    except hlml.HLMLError as error:
+        return Unavailable(f"pyhlml does not answer ({error})", "hl-smi   # does the driver run?")
 
 
 class HpuBackend(AcceleratorBackend):
@@ -87,12 +107,7 @@ class HpuBackend(AcceleratorBackend):
         self.vendor().synchronize()
 
     def open_telemetry(self) -> Telemetry | Unavailable:
-        try:
-            hlml = importlib.import_module("pyhlml")
-            hlml.hlmlInit()
-            return HlmlSensors(hlml, hlml.hlmlDeviceGetHandleByIndex(self.index))
-        except Exception as error:  # see HlmlSensors.ask
-            return Unavailable(f"pyhlml cannot be used ({error})", "pip install habana-pyhlml")
+        return open_hlml(self.index)
 
     def describe(self) -> DeviceInfo:
         name = str(self.vendor().get_device_name(self.index))

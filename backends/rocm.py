@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,14 +19,16 @@ _NUMA_BALANCING = Path("/proc/sys/kernel/numa_balancing")
 _INFINITY_CACHE_BYTES = {"gfx942": 256 * MIB, "gfx950": 256 * MIB}
 _WITH_FP8 = ("gfx94", "gfx95", "gfx12")
 _WITH_TF32 = ("gfx94", "gfx95")
-# amdsmi_get_violation_status: counters and flags of why the clock was held down.
-_VIOLATIONS = {
-    "active_ppt_pwr": "power cap",
-    "active_socket_thrm": "socket thermal slowdown",
-    "active_hbm_thrm": "memory thermal slowdown",
-    "active_vr_thrm": "voltage regulator thermal slowdown",
-    "active_prochot_thrm": "hardware thermal slowdown",
+# Counters that rise while the clock is held down; MI300 and newer have them.
+_RESIDENCIES = {
+    "ppt_residency_acc": "power cap",
+    "socket_thm_residency_acc": "socket thermal slowdown",
+    "hbm_thm_residency_acc": "memory thermal slowdown",
+    "vr_thm_residency_acc": "voltage regulator thermal slowdown",
+    "prochot_residency_acc": "hardware thermal slowdown",
 }
+# A field that the device does not fill has all bits set; amdsmi says "N/A" for some widths of it and not for others.
+_UNFILLED = (2**16 - 1, 2**32 - 1, 2**64 - 1)
 
 
 class AmdSmiSensors:
@@ -33,6 +37,7 @@ class AmdSmiSensors:
     def __init__(self, smi: Any, handle: Any) -> None:
         self.smi = smi
         self.handle = handle
+        self._residencies = self.residencies()
 
     def ask(self, query: Callable[..., Any], *arguments: Any) -> Any:
         try:
@@ -44,7 +49,7 @@ class AmdSmiSensors:
         """The first of ``names`` in an answer that is a number."""
         for name in names:
             value = answer.get(name) if isinstance(answer, dict) else None
-            if isinstance(value, (int, float)):
+            if isinstance(value, (int, float)) and value not in _UNFILLED:
                 return float(value)
         return None
 
@@ -58,15 +63,25 @@ class AmdSmiSensors:
         celsius = self.ask(
             smi.amdsmi_get_temp_metric, smi.AmdSmiTemperatureType.HOTSPOT, smi.AmdSmiTemperatureMetric.CURRENT
         )
-        query = getattr(smi, "amdsmi_get_violation_status", None)  # older releases lack it
-        violations = (query and self.ask(query)) or {}
         return Reading(
             clock_hz=None if megahertz is None else megahertz * 1e6,
             watts=self.number(power, "current_socket_power", "average_socket_power"),
             joules=None if count is None or microjoules is None else count * microjoules * 1e-6,
             celsius=float(celsius) if isinstance(celsius, (int, float)) else None,
-            throttle_reasons=tuple(text for name, text in _VIOLATIONS.items() if violations.get(name) is True),
+            throttle_reasons=self.throttle_reasons(),
         )
+
+    def residencies(self) -> dict[str, float]:
+        metrics = self.ask(self.smi.amdsmi_get_gpu_metrics_info)
+        counters = {name: self.number(metrics, name) for name in _RESIDENCIES}
+        return {name: count for name, count in counters.items() if count is not None}
+
+    def throttle_reasons(self) -> tuple[str, ...]:
+        """What held the clock down since the last reading."""
+        # amdsmi_get_violation_status compares the same counters, but waits 100 ms between its own two readings.
+        before, self._residencies = self._residencies, self.residencies()
+        rose = [name for name, count in self._residencies.items() if count > before.get(name, count)]
+        return tuple(text for name, text in _RESIDENCIES.items() if name in rose)
 
     def max_clock_hz(self) -> float | None:
         megahertz = self.number(self.ask(self.smi.amdsmi_get_clock_info, self.smi.AmdSmiClkType.GFX), "max_clk")
@@ -85,10 +100,16 @@ class AmdSmiSensors:
 def open_amdsmi(properties: Any) -> AmdSmiSensors | Unavailable:
     """The sensors of the device that torch describes, found by PCI address: HIP_VISIBLE_DEVICES renumbers indices."""
     try:
-        import amdsmi
-    except (ImportError, KeyError, OSError):  # its ROCm library is missing
+        with contextlib.redirect_stdout(sys.stderr):  # it prints where it finds no library
+            import amdsmi
+    except ModuleNotFoundError:
         return Unavailable(
             "amdsmi is not installed, so clock, power and temperature stay unknown", "pip install amdsmi"
+        )
+    except (AttributeError, ImportError, KeyError, OSError) as error:
+        # ROCm's library is missing, or of a release without some function that this amdsmi binds.
+        return Unavailable(
+            f"amdsmi does not load ({error})", "pip install /opt/rocm/share/amd_smi   # the one of this ROCm"
         )
     if not hasattr(properties, "pci_bus_id"):
         return Unavailable("this torch does not tell the PCI address of the device", "pip install --upgrade torch")

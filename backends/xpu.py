@@ -16,25 +16,24 @@ _EXTENSION = "intel_extension_for_pytorch"
 
 
 class XpuSensors:
-    """torch.xpu's own sensors (torch 2.15 with pyzes); the ones that need privileges read as None."""
+    """torch.xpu's own sensors (torch 2.13 with pyzes); the ones that need privileges read as None."""
 
     def __init__(self, vendor: Any, index: int) -> None:
         self.vendor = vendor
         self.index = index
 
-    def ask(self, name: str) -> float | None:
-        query: Callable[[int], float] | None = getattr(self.vendor, name, None)
+    def ask(self, query: Callable[[int], float] | None) -> float | None:
         try:
             return None if query is None else float(query(self.index))
         except (RuntimeError, ImportError):
             return None
 
     def read(self, energy: bool = False) -> Reading:
-        megahertz = self.ask("clock_rate")
+        megahertz = self.ask(getattr(self.vendor, "clock_rate", None))
         return Reading(
             clock_hz=None if megahertz is None else megahertz * 1e6,
             # torch.xpu.power_draw waits 100 ms for its reading: far too long inside a burst.
-            celsius=self.ask("temperature"),
+            celsius=self.ask(getattr(self.vendor, "temperature", None)),
         )
 
 
@@ -70,7 +69,7 @@ class XpuBackend(AcceleratorBackend):
     def open_telemetry(self) -> Telemetry | Unavailable:
         sensors = XpuSensors(torch.xpu, self.index)
         if sensors.read() == Reading():
-            return Unavailable("this torch.xpu reads no sensors", "torch 2.15 or newer, with pip install pyzes")
+            return Unavailable("this torch.xpu reads no sensors", "torch 2.13 or newer, with pip install pyzes")
         return sensors
 
     def describe(self) -> DeviceInfo:

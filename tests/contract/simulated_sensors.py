@@ -1,6 +1,10 @@
-"""pynvml, amdsmi and pyhlml, as far as mamf asks them: the units are the libraries', each query can be refused."""
+"""pynvml, amdsmi and pyhlml, as far as mamf asks them: the units are the libraries', each query can be refused.
+
+Parameters, constants and keys are the libraries' own: test_vendor_interfaces.py holds them to vendor_interfaces.json.
+"""
 
 import os
+from enum import IntEnum
 from types import SimpleNamespace
 
 
@@ -15,22 +19,28 @@ class SimulatedLibrary:
         self.refused = set()
         self.refuses_all = False
         self.missing = set()
+        self.answered = {}
 
     def __getattr__(self, name):
         if name not in self.answers or name in self.missing:
             raise AttributeError(name)
 
-        def query(*arguments):
+        def query(*arguments, **named):
             self.calls.append((name,))
             if self.refuses_all or name in self.refused:
                 raise self.error(f"{name}: Insufficient Permissions")
-            return self.answers[name](self, *arguments)
+            self.answered[name] = self.answers[name](self, *arguments, **named)
+            return self.answered[name]
 
         return query
 
 
 class NVMLError(Exception):
     pass
+
+
+class NVMLLibraryMismatchError(Exception):
+    """What a query of several versions raises where the driver knows none of them: no kind of NVMLError."""
 
 
 def nvml_card(index, properties):
@@ -59,6 +69,7 @@ class SimulatedNvml(SimulatedLibrary):
     """Numbered as the driver does: all cards, whatever CUDA_VISIBLE_DEVICES shows torch."""
 
     NVMLError = error = NVMLError
+    NVMLLibraryMismatchError = NVMLLibraryMismatchError
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
 
     def __init__(self, calls, properties):
@@ -74,6 +85,12 @@ class SimulatedNvml(SimulatedLibrary):
                 return card
         raise NVMLError("Not Found")
 
+    def by_uuid(self, uuid):
+        return self.by("uuid", uuid)
+
+    def by_address(self, pciBusId):
+        return self.by("address", pciBusId)
+
     def by_index(self, index):
         if index in self.forbidden:
             raise NVMLError("Insufficient Permissions")
@@ -84,25 +101,27 @@ class SimulatedNvml(SimulatedLibrary):
         "nvmlSystemGetCudaDriverVersion": lambda self: self.cuda_version,
         "nvmlSystemGetDriverVersion": lambda self: "580.65.06",
         "nvmlDeviceGetCount": lambda self: len(self.cards),
-        "nvmlDeviceGetHandleByUUID": lambda self, uuid: self.by("uuid", uuid),
-        "nvmlDeviceGetHandleByPciBusId": lambda self, address: self.by("address", address),
+        "nvmlDeviceGetHandleByUUID": by_uuid,
+        "nvmlDeviceGetHandleByPciBusId": by_address,
         "nvmlDeviceGetHandleByIndex": by_index,
-        "nvmlDeviceGetIndex": lambda self, card: card.index,
-        "nvmlDeviceGetUUID": lambda self, card: card.uuid,
-        "nvmlDeviceGetClockInfo": lambda self, card, which: card.clocks[which],
-        "nvmlDeviceGetMaxClockInfo": lambda self, card, which: card.highest[which],
-        "nvmlDeviceGetApplicationsClock": lambda self, card, which: card.application,
-        "nvmlDeviceGetPowerUsage": lambda self, card: card.power,
-        "nvmlDeviceGetTotalEnergyConsumption": lambda self, card: card.energy,
-        "nvmlDeviceGetTemperature": lambda self, card, which: card.temperature,
-        "nvmlDeviceGetCurrentClocksEventReasons": lambda self, card: card.reasons,
-        "nvmlDeviceGetCurrentClocksThrottleReasons": lambda self, card: card.reasons,
-        "nvmlDeviceGetEnforcedPowerLimit": lambda self, card: card.limit,
-        "nvmlDeviceGetPowerManagementDefaultLimit": lambda self, card: card.default_limit,
-        "nvmlDeviceGetPersistenceMode": lambda self, card: card.persistence,
-        "nvmlDeviceGetEccMode": lambda self, card: card.ecc,
-        "nvmlDeviceGetComputeRunningProcesses": lambda self, card: card.processes,
-        "nvmlDeviceGetUtilizationRates": lambda self, card: card.utilization,
+        "nvmlDeviceGetIndex": lambda self, handle: handle.index,
+        "nvmlDeviceGetUUID": lambda self, handle: handle.uuid,
+        "nvmlDeviceGetClockInfo": lambda self, handle, type: handle.clocks[type],
+        "nvmlDeviceGetMaxClockInfo": lambda self, handle, type: handle.highest[type],
+        "nvmlDeviceGetApplicationsClock": lambda self, handle, type: {self.NVML_CLOCK_SM: handle.application}[type],
+        "nvmlDeviceGetPowerUsage": lambda self, handle: handle.power,
+        "nvmlDeviceGetTotalEnergyConsumption": lambda self, handle: handle.energy,
+        "nvmlDeviceGetTemperature": lambda self, handle, sensor: {self.NVML_TEMPERATURE_GPU: handle.temperature}[
+            sensor
+        ],
+        "nvmlDeviceGetCurrentClocksEventReasons": lambda self, handle: handle.reasons,
+        "nvmlDeviceGetCurrentClocksThrottleReasons": lambda self, handle: handle.reasons,
+        "nvmlDeviceGetEnforcedPowerLimit": lambda self, handle: handle.limit,
+        "nvmlDeviceGetPowerManagementDefaultLimit": lambda self, handle: handle.default_limit,
+        "nvmlDeviceGetPersistenceMode": lambda self, handle: handle.persistence,
+        "nvmlDeviceGetEccMode": lambda self, handle: handle.ecc,
+        "nvmlDeviceGetComputeRunningProcesses": lambda self, handle: handle.processes,
+        "nvmlDeviceGetUtilizationRates": lambda self, handle: handle.utilization,
     }
 
 
@@ -110,48 +129,77 @@ class AmdSmiException(Exception):
     pass
 
 
+class AmdSmiInitFlags(IntEnum):
+    INIT_AMD_GPUS = 2
+
+
+class AmdSmiClkType(IntEnum):
+    GFX = 0
+
+
+class AmdSmiTemperatureType(IntEnum):
+    HOTSPOT = 1
+
+
+class AmdSmiTemperatureMetric(IntEnum):
+    CURRENT = 0
+
+
 class SimulatedAmdSmi(SimulatedLibrary):
     """Watts and megahertz, energy in counts of ``counter_resolution`` microjoules, the power cap in microwatts."""
 
     AmdSmiException = error = AmdSmiException
-    AmdSmiClkType = SimpleNamespace(GFX="gfx")
-    AmdSmiTemperatureType = SimpleNamespace(HOTSPOT="hotspot")
-    AmdSmiTemperatureMetric = SimpleNamespace(CURRENT="current")
+    AmdSmiInitFlags = AmdSmiInitFlags
+    AmdSmiClkType = AmdSmiClkType
+    AmdSmiTemperatureType = AmdSmiTemperatureType
+    AmdSmiTemperatureMetric = AmdSmiTemperatureMetric
 
     def __init__(self, calls):
         super().__init__(calls)
-        self.clock = {"clk": 1850, "min_clk": 132, "max_clk": 2100}
-        self.power = {"current_socket_power": 742, "average_socket_power": "N/A", "power_limit": 750_000_000}
-        self.energy = {"energy_accumulator": 2_000_000, "counter_resolution": 15.259, "timestamp": 1}
+        self.clock = {"clk": 1850, "max_clk": 2100}
+        self.power = {"current_socket_power": 742, "average_socket_power": "N/A"}
+        self.energy = {"energy_accumulator": 2_000_000, "counter_resolution": 15.259}
         self.celsius = 71
-        self.violations = dict.fromkeys(
-            ("active_ppt_pwr", "active_socket_thrm", "active_hbm_thrm", "active_vr_thrm", "active_prochot_thrm"), False
-        )
+        causes = ("ppt", "socket_thm", "hbm_thm", "vr_thm", "prochot")
+        self.metrics = {f"{cause}_residency_acc": 1000 for cause in causes}
 
-    def by_address(self, address):
-        self.calls.append(("by address", address))
+    def by_address(self, bdf):
+        self.calls.append(("by address", bdf))
         return "handle"
 
+    def clock_info(self, processor_handle, clock_type):
+        assert type(clock_type) is AmdSmiClkType
+        return self.clock
+
+    def temperature(self, processor_handle, sensor_type, metric):
+        assert (type(sensor_type), type(metric)) == (AmdSmiTemperatureType, AmdSmiTemperatureMetric)
+        return self.celsius
+
     answers = {  # noqa: RUF012
-        "amdsmi_init": lambda self: None,
+        "amdsmi_init": lambda self, flag=AmdSmiInitFlags.INIT_AMD_GPUS: None,
         "amdsmi_get_processor_handle_from_bdf": by_address,
-        "amdsmi_get_clock_info": lambda self, handle, domain: self.clock,
-        "amdsmi_get_power_info": lambda self, handle: self.power,
-        "amdsmi_get_power_cap_info": lambda self, handle: {"power_cap": 750_000_000},
-        "amdsmi_get_energy_count": lambda self, handle: self.energy,
-        "amdsmi_get_temp_metric": lambda self, handle, sensor, metric: self.celsius,
-        "amdsmi_get_violation_status": lambda self, handle: self.violations,
-        "amdsmi_get_gpu_device_uuid": lambda self, handle: "d1ff74a1-0000-1000-8000-000000000000",
+        "amdsmi_get_clock_info": clock_info,
+        "amdsmi_get_power_info": lambda self, processor_handle: self.power,
+        "amdsmi_get_power_cap_info": lambda self, processor_handle: {"power_cap": 750_000_000},
+        "amdsmi_get_energy_count": lambda self, processor_handle: self.energy,
+        "amdsmi_get_temp_metric": temperature,
+        "amdsmi_get_gpu_metrics_info": lambda self, processor_handle: dict(self.metrics),
+        "amdsmi_get_gpu_device_uuid": lambda self, processor_handle: "d1ff74a1-0000-1000-8000-000000000000",
     }
+
+
+class HLMLError(Exception):
+    pass
 
 
 class SimulatedHlml(SimulatedLibrary):
     """Megahertz, milliwatts, degrees Celsius."""
 
+    HLMLError = error = HLMLError
     answers = {  # noqa: RUF012
         "hlmlInit": lambda self: None,
         "hlmlDeviceGetHandleByIndex": lambda self, index: index,
-        "hlmlDeviceGetClockInfo": lambda self, handle, which: 1600,
-        "hlmlDeviceGetPowerUsage": lambda self, handle: 812_000,
-        "hlmlDeviceGetTemperature": lambda self, handle, which: 55,
+        "hlmlDeviceGetClockInfo": lambda self, device, clock_type=0: {0: 1600}[clock_type],
+        "hlmlDeviceGetPowerUsage": lambda self, device: 812_000,
+        "hlmlDeviceGetTemperature": lambda self, device, sensor_type: {0: 55}[sensor_type],
     }

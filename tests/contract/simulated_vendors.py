@@ -39,7 +39,7 @@ class SimulatedEvent:
         self.module = module
         self.moment = None
 
-    def record(self):
+    def record(self, stream=None):
         self.module.calls.append(("record",))
         self.module.clock += MILLISECONDS_BETWEEN_EVENTS
         self.moment = self.module.clock
@@ -48,10 +48,10 @@ class SimulatedEvent:
         self.module.calls.append(("wait",))
         self.module.reached = max(self.module.reached, self.moment)
 
-    def elapsed_time(self, end):
-        if max(self.moment, end.moment) > self.module.reached:
+    def elapsed_time(self, end_event):
+        if max(self.moment, end_event.moment) > self.module.reached:
             raise RuntimeError("Both events must be completed before calculating elapsed time.")
-        return end.moment - self.moment
+        return end_event.moment - self.moment
 
 
 class SimulatedTorchModule:
@@ -59,8 +59,8 @@ class SimulatedTorchModule:
 
     functions = (
         *("Event", "device_count", "empty_cache", "get_device_name", "get_device_properties", "is_available"),
-        *("max_memory_allocated", "mem_get_info", "memory_allocated", "memory_reserved", "memory_stats"),
-        *("reset_peak_memory_stats", "set_device", "synchronize"),
+        *("max_memory_allocated", "mem_get_info", "memory_allocated", "memory_reserved", "reset_peak_memory_stats"),
+        *("set_device", "synchronize"),
     )
 
     def __init__(self, calls, devices):
@@ -71,7 +71,7 @@ class SimulatedTorchModule:
 
     def install(self, monkeypatch, namespace):
         for name in self.functions:
-            monkeypatch.setattr(namespace, name, getattr(self, name), raising=False)
+            monkeypatch.setattr(namespace, name, getattr(self, name))
 
     def is_available(self):
         return bool(self.devices)
@@ -79,17 +79,17 @@ class SimulatedTorchModule:
     def device_count(self):
         return len(self.devices)
 
-    def get_device_properties(self, index):
-        return self.devices[index]
+    def get_device_properties(self, device):
+        return self.devices[device]
 
-    def get_device_name(self, index):
-        return self.devices[index].name
+    def get_device_name(self, device):
+        return self.devices[device].name
 
-    def set_device(self, index):
-        self.calls.append(("set_device", index))
+    def set_device(self, device):
+        self.calls.append(("set_device", device))
 
-    def synchronize(self, index=None):
-        self.calls.append(("synchronize", index))
+    def synchronize(self, device=None):
+        self.calls.append(("synchronize", device))
         self.reached = self.clock
 
     def _sleep(self, cycles):
@@ -101,24 +101,25 @@ class SimulatedTorchModule:
         assert enable_timing, "an event that cannot time"
         return SimulatedEvent(self)
 
-    def mem_get_info(self, index):
-        total = self.devices[index].total_memory
+    def mem_get_info(self, device):
+        total = self.devices[device].total_memory
         return total - self.reserved, total
 
-    def memory_allocated(self, index):
+    def memory_allocated(self, device):
         return self.allocated
 
-    def memory_reserved(self, index):
+    def memory_reserved(self, device):
         return self.reserved
 
-    def max_memory_allocated(self, index):
+    def max_memory_allocated(self, device):
         return self.peak
 
-    def memory_stats(self, index):
+    def memory_stats(self, device):
+        """As torch.hpu's; torch.cuda and torch.xpu have other keys, and are not asked."""
         return {"Limit": 96 * GB, "InUse": self.allocated, "MaxInUse": self.peak}
 
-    def reset_peak_memory_stats(self, index):
-        self.calls.append(("reset_peak_memory_stats", index))
+    def reset_peak_memory_stats(self, device):
+        self.calls.append(("reset_peak_memory_stats", device))
 
     def empty_cache(self):
         self.calls.append(("empty_cache",))
@@ -208,10 +209,12 @@ def max_1550(**changed):
 
 
 def simulate_xpu(monkeypatch, calls):
-    """One stack of a Data Center GPU Max, as torch 2.13 shows it: no sensors, no cache size."""
+    """One stack of a Data Center GPU Max, as an older torch shows it: no sensors, no cache size."""
     build_of_torch(monkeypatch, xpu="20250101")
     module = SimulatedTorchModule(calls, [max_1550()])
     module.install(monkeypatch, torch.xpu)
+    for name in ("clock_rate", "temperature"):
+        monkeypatch.delattr(torch.xpu, name, raising=False)
     monkeypatch.setitem(sys.modules, "intel_extension_for_pytorch", None)
     kind = backend_class("xpu")
     on_cpu(monkeypatch, kind)

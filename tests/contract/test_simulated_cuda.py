@@ -157,6 +157,14 @@ def test_what_nvml_refuses_reads_as_none(cuda):
     assert all(advice.verdict in ("unknown", "ok") for advice in backend.advice())
 
 
+def test_a_driver_older_than_every_version_of_a_query_does_not_tell(cuda, monkeypatch):
+    def refuse(self, handle):
+        raise cuda.nvml.NVMLLibraryMismatchError("Unversioned function called")
+
+    monkeypatch.setitem(cuda.nvml.answers, "nvmlDeviceGetComputeRunningProcesses", refuse)
+    assert advice_of(cuda.kind(0))["other processes"].verdict == "unknown"
+
+
 def test_a_card_of_which_only_the_handle_is_allowed_still_opens(cuda):
     allowed = {"nvmlInit", "nvmlDeviceGetHandleByUUID"}
     cuda.nvml.refused = set(cuda.nvml.answers) - allowed

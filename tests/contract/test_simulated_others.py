@@ -87,16 +87,16 @@ def test_a_torch_without_sensors_says_what_would_have_them(xpu):
 
 
 def test_sensors_of_torch_xpu_are_in_megahertz_and_may_be_refused(xpu, monkeypatch):
-    def refuse(index):
+    def refuse(device):
         raise RuntimeError("ZE_RESULT_ERROR_INSUFFICIENT_PERMISSIONS")
 
-    monkeypatch.setattr(torch.xpu, "clock_rate", lambda index: 1600, raising=False)
+    monkeypatch.setattr(torch.xpu, "clock_rate", lambda device: 1600, raising=False)
     monkeypatch.setattr(torch.xpu, "temperature", refuse, raising=False)
     assert xpu.kind(0).telemetry.read(energy=True) == Reading(clock_hz=pytest.approx(1.6e9))
 
 
 def test_a_card_that_does_not_tell_its_free_memory_can_still_be_used(xpu, monkeypatch):
-    def refuse(index):
+    def refuse(device):
         raise RuntimeError("The device (Intel(R) Arc(TM)) doesn't support querying the available free memory.")
 
     monkeypatch.setattr(torch.xpu, "mem_get_info", refuse)
@@ -175,7 +175,19 @@ def test_what_hlml_refuses_reads_as_none(hpu):
     backend = hpu.kind(0)
     hpu.hlml.refuses_all = True
     assert backend.telemetry.read(energy=True) == Reading()
+    unavailable = hpu.kind(0).telemetry
+    assert "does not answer" in unavailable.reason
+    assert unavailable.remedy.startswith("hl-smi")
+
+
+def test_what_pyhlml_prints_stays_off_the_report(hpu, monkeypatch, capsys):
+    def refuse(self):
+        print("Failed to load libhlml")
+        raise hpu.hlml.HLMLError("uninitialized")
+
+    monkeypatch.setitem(hpu.hlml.answers, "hlmlInit", refuse)
     assert isinstance(hpu.kind(0).telemetry, Unavailable)
+    assert capsys.readouterr().out == ""
 
 
 def test_without_pyhlml_the_remedy_is_named(hpu, monkeypatch):

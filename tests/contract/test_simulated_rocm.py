@@ -51,7 +51,13 @@ def test_the_power_limit_in_microwatts_becomes_watts(rocm):
 
 
 def test_the_average_power_stands_in_for_a_current_one_that_is_not_there(rocm):
-    rocm.smi.power = {"current_socket_power": "N/A", "average_socket_power": 301, "power_limit": "N/A"}
+    rocm.smi.power = {"current_socket_power": "N/A", "average_socket_power": 301}
+    assert rocm.kind(0).telemetry.read().watts == 301
+
+
+def test_a_power_that_the_device_does_not_fill_is_none_of_four_gigawatts(rocm):
+    # 32 bits wide, while amdsmi 7.0.2 compares with 16.
+    rocm.smi.power = {"current_socket_power": 0xFFFFFFFF, "average_socket_power": 301}
     assert rocm.kind(0).telemetry.read().watts == 301
 
 
@@ -59,7 +65,7 @@ def test_what_is_not_applicable_reads_as_none(rocm):
     rocm.smi.clock = dict.fromkeys(rocm.smi.clock, "N/A")
     rocm.smi.power = dict.fromkeys(rocm.smi.power, "N/A")
     rocm.smi.energy = dict.fromkeys(rocm.smi.energy, "N/A")
-    rocm.smi.violations = dict.fromkeys(rocm.smi.violations, "N/A")
+    rocm.smi.metrics = dict.fromkeys(rocm.smi.metrics, "N/A")
     rocm.smi.celsius = "N/A"
     backend = rocm.kind(0)
     assert backend.telemetry.read(energy=True) == Reading()
@@ -72,24 +78,36 @@ def test_what_amdsmi_refuses_reads_as_none(rocm):
     assert backend.telemetry.read(energy=True) == Reading()
 
 
-def test_an_amdsmi_without_violations_reads_the_rest(rocm):
-    rocm.smi.missing = {"amdsmi_get_violation_status"}  # as in older releases
-    assert rocm.kind(0).telemetry.read().watts == 742
+def test_an_amdsmi_without_residencies_reads_the_rest(rocm):
+    rocm.smi.metrics = {}  # as in releases before ROCm 6.3
+    reading = rocm.kind(0).telemetry.read()
+    assert (reading.watts, reading.throttle_reasons) == (742, ())
 
 
 @pytest.mark.parametrize(
-    ("flag", "reason"),
+    ("counter", "reason"),
     [
-        ("active_ppt_pwr", "power cap"),
-        ("active_socket_thrm", "socket thermal slowdown"),
-        ("active_hbm_thrm", "memory thermal slowdown"),
-        ("active_vr_thrm", "voltage regulator thermal slowdown"),
-        ("active_prochot_thrm", "hardware thermal slowdown"),
+        ("ppt_residency_acc", "power cap"),
+        ("socket_thm_residency_acc", "socket thermal slowdown"),
+        ("hbm_thm_residency_acc", "memory thermal slowdown"),
+        ("vr_thm_residency_acc", "voltage regulator thermal slowdown"),
+        ("prochot_residency_acc", "hardware thermal slowdown"),
     ],
 )
-def test_violations_are_named(rocm, flag, reason):
-    rocm.smi.violations[flag] = True
-    assert rocm.kind(0).telemetry.read().throttle_reasons == (reason,)
+def test_what_held_the_clock_down_since_the_last_reading_is_named(rocm, counter, reason):
+    telemetry = rocm.kind(0).telemetry
+    rocm.smi.metrics[counter] += 1
+    assert telemetry.read().throttle_reasons == (reason,)
+    assert telemetry.read().throttle_reasons == ()
+
+
+def test_no_reading_waits_for_amdsmi_to_compare_counters(rocm, calls):
+    telemetry = rocm.kind(0).telemetry
+    calls.clear()
+    telemetry.read(energy=True)
+    # It sleeps 100 ms: a burst's trains are done by then.
+    assert ("amdsmi_get_violation_status",) not in calls
+    assert len(calls) == len(set(calls)) == 5
 
 
 @pytest.mark.parametrize("name", ["amdsmi_init", "amdsmi_get_processor_handle_from_bdf"])
@@ -108,6 +126,27 @@ def test_without_amdsmi_the_remedy_is_named_and_the_device_still_described(rocm,
     assert (found.verdict, found.command) == ("warning", "pip install amdsmi")
     assert found.cost
     assert backend.info.compute_units == 304
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        "raise AttributeError('libamd_smi.so: undefined symbol: amdsmi_get_gpu_revision')",
+        "raise KeyError('libamd_smi.so')",
+        "raise OSError('libamd_smi.so')",
+    ],
+)
+def test_an_amdsmi_that_does_not_fit_rocms_library_is_a_reason_not_an_error(
+    rocm, monkeypatch, tmp_path, capsys, failure
+):
+    (tmp_path / "amdsmi.py").write_text(f"print('Unable to find libamd_smi.so')\n{failure}")
+    monkeypatch.delitem(sys.modules, "amdsmi")
+    monkeypatch.syspath_prepend(tmp_path)
+    telemetry = rocm.kind(0).telemetry
+    assert "does not load" in telemetry.reason
+    assert "/opt/rocm" in telemetry.remedy
+    # Standard output belongs to the report, which may be JSON.
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,159 @@
+"""Adapters and simulated torch modules against the installed torch.
+
+torch.hpu comes with habana_frameworks, which is on no package index: where it is not installed, its fake is believed.
+"""
+
+import inspect
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from adapter_uses import all_uses
+from check_fakes import takes
+from fake_interfaces import installations, parameters
+from simulated_vendors import SimulatedEvent, SimulatedTorchModule, h100, max_1550, mi300x
+
+USES = [use for use in all_uses() if use.path.startswith("torch.")]
+IS_NEWEST_TORCH = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
+needs_newest_torch = pytest.mark.skipif(not IS_NEWEST_TORCH, reason="older than torch 2.13, which has all of it")
+NOT_IN_TORCH = {"torch.xpu._sleep"}
+PROPERTIES = {
+    "torch.cuda.get_device_properties": "_CudaDeviceProperties",
+    "torch.xpu.get_device_properties": "_XpuDeviceProperties",
+}
+# torch's stub does not declare these; torch.numa.binding reads them of a device.
+UNDECLARED = {"_CudaDeviceProperties": {"pci_bus_id", "pci_device_id", "pci_domain_id"}}
+
+
+def attribute(path):
+    """The object that a dotted path names, from torch on. Raises AttributeError."""
+    found = torch
+    for name in path.split(".")[1:]:
+        found = getattr(found, name)
+    return found
+
+
+def declared_fields(kind):
+    """What torch's stub declares of a C++ class."""
+    stub = (Path(torch.__file__).parent / "_C" / "__init__.pyi").read_text()
+    body = stub.partition(f"class {kind}:\n")[2].partition("\nclass ")[0]
+    fields = {line.partition(":")[0].strip() for line in body.splitlines() if line.startswith("    ")}
+    return fields | UNDECLARED.get(kind, set())
+
+
+def fits(use):
+    """Whether torch can be used so, as far as it tells without a device."""
+    path, _, field = use.path.partition("().")
+    if field and path in PROPERTIES:
+        return field in declared_fields(PROPERTIES[path])
+    try:
+        found = attribute(path)
+        if field and not isinstance(found, type):
+            return True  # what a function returns, only a device tells
+        found = getattr(found, field) if field else found
+        # A method is looked up on its class, and takes its object too.
+        call = replace(use, arguments=use.arguments + bool(field)) if use.arguments is not None else use
+        return takes(inspect.signature(found), call) if callable(found) else True
+    except AttributeError:
+        return False
+    except ValueError:  # written in C, without a signature
+        return True
+
+
+def misfits(found):
+    return [f"{use.place}: {use.path} ({use.arguments} arguments)" for use in found if not fits(use)]
+
+
+@needs_newest_torch
+def test_torch_has_whatever_the_adapters_use():
+    used = [use for use in USES if not use.path.startswith("torch.hpu") and use.path not in NOT_IN_TORCH]
+    assert len(used) > 100
+    assert misfits(used) == []
+
+
+def test_an_installed_torch_hpu_has_whatever_the_adapter_uses():
+    if not hasattr(torch, "hpu"):
+        pytest.skip("torch.hpu comes with habana_frameworks, which is on no package index: run this on a Gaudi machine")
+    assert misfits([use for use in USES if use.path.startswith("torch.hpu.") and not use.is_optional]) == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"path": "torch.cuda.device_counts"},
+        {"path": "torch.cuda.synchronise", "arguments": 1},
+        {"path": "torch.cuda.synchronize", "arguments": 2},
+        {"path": "torch.mps.synchronize", "arguments": 1},
+        {"path": "torch.cuda.Event", "arguments": 0, "keywords": ("timing",)},
+        {"path": "torch.cuda.Event().recorded", "arguments": 0},
+        {"path": "torch.cuda.Event().synchronize", "arguments": 1},
+        {"path": "torch.xpu.get_device_properties().multi_processor_count"},
+        {"path": "torch.cuda.tunable.tuning_enable", "arguments": 2},
+    ],
+    ids=lambda wrong: wrong["path"],
+)
+def test_what_torch_lacks_is_found(wrong):
+    assert not fits(replace(USES[0], **{"arguments": None, "keywords": ()} | wrong))
+
+
+def only_what_is_taken(fake, real):
+    """Whether every call that the fake takes is one that the real function takes."""
+    offered, declared = parameters(fake), parameters(real)
+    same = [name for name, _ in offered] == [name for name, _ in declared[: len(offered)]]
+    return same and all(
+        may_be_left_out or (index < len(offered) and not offered[index][1])
+        for index, (_, may_be_left_out) in enumerate(declared)
+    )
+
+
+@pytest.mark.parametrize("vendor", ["cuda", "rocm", "xpu", "mps"])
+def test_a_simulated_torch_takes_only_what_torch_takes(vendor):
+    fakes = {
+        (owner, name): fake
+        for (owner, name), fake in installations(vendor).attributes.items()
+        if isinstance(owner, ModuleType) and callable(fake)
+    }
+    assert len(fakes) >= 8
+    for (owner, name), fake in fakes.items():
+        assert only_what_is_taken(fake, getattr(owner, name)), f"{owner.__name__}.{name}"
+
+
+def test_the_simulated_kernel_of_known_cycles_takes_what_torchs_takes():
+    assert only_what_is_taken(SimulatedTorchModule([], [])._sleep, torch.cuda._sleep)
+
+
+@pytest.mark.parametrize("module", [torch.cuda, torch.xpu], ids=["cuda", "xpu"])
+def test_simulated_events_take_only_what_torchs_take(module):
+    for name in ("record", "synchronize", "elapsed_time"):
+        assert only_what_is_taken(getattr(SimulatedEvent, name), getattr(module.Event, name)), name
+
+
+@needs_newest_torch
+@pytest.mark.parametrize(
+    ("properties", "kind"),
+    [
+        (h100(), "_CudaDeviceProperties"),
+        (mi300x(), "_CudaDeviceProperties"),
+        (max_1550(), "_XpuDeviceProperties"),
+    ],
+    ids=["h100", "mi300x", "max_1550"],
+)
+def test_simulated_properties_have_only_fields_that_torch_declares(properties, kind):
+    assert set(vars(properties)) <= declared_fields(kind)
+
+
+@pytest.mark.parametrize(
+    ("fake", "is_taken"),
+    [
+        (lambda device: None, True),
+        (lambda device=None: None, True),
+        (lambda index: None, False),
+        (lambda device, extra=None: None, False),
+        (lambda: None, True),
+    ],
+)
+def test_a_fake_may_be_narrower_than_torch_and_no_wider(fake, is_taken):
+    assert only_what_is_taken(fake, lambda device=None: None) is is_taken
+    assert not only_what_is_taken(lambda: None, lambda device: None)

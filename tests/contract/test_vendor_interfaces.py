@@ -1,0 +1,187 @@
+"""Adapters and simulated sensors against what the vendors' libraries declare, as vendor_interfaces.json records it.
+
+``python tools/check_fakes.py`` reads the libraries' wheels and says what has changed since.
+"""
+
+import inspect
+import json
+import sys
+from enum import IntEnum
+
+import check_fakes
+import pytest
+from adapter_uses import all_uses, uses
+from fake_interfaces import installations, parameters
+from vendor_source import VendorSource
+
+from mamf.discovery import backend_class
+
+LIBRARIES = {"pynvml": "cuda", "amdsmi": "rocm", "pyhlml": "hpu"}
+SNAPSHOT = json.loads(check_fakes.SNAPSHOT.read_text())
+USES = all_uses()
+
+
+def fake_of(library):
+    return installations(LIBRARIES[library]).modules[library]
+
+
+def problems(rows):
+    return [f"{row.name}: {row.problem}" for row in rows if row.problem]
+
+
+# -- the vendors' libraries ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_the_library_has_whatever_the_adapters_use(library):
+    rows = check_fakes.judge(USES, library, SNAPSHOT[library])
+    assert rows
+    assert problems(rows) == []
+
+
+def known_or_needed(declared, library):
+    """The uses of a library, without what a release lacks and the adapters go on without."""
+    functions = declared["functions"]
+    names = {*functions, *declared["values"], *declared["exceptions"]}
+    for name, found in check_fakes.grouped(USES, library).items():
+        for field, use in found:
+            is_known = name in names and (not field or field in functions[name]["result"])
+            if is_known or not use.is_optional:
+                yield use
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_an_installed_library_has_whatever_the_adapters_use(library):
+    found = check_fakes.installed(library)
+    if found is None:
+        name = check_fakes.DISTRIBUTIONS[library]
+        pytest.skip(f"{name} is not installed; python tools/check_fakes.py reads its wheel")
+    declared = check_fakes.interface(found[0], library, USES)
+    assert problems(check_fakes.judge(known_or_needed(declared, library), library, declared)) == []
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_the_fake_has_the_functions_that_are_used_and_their_parameters(library):
+    declared = {
+        name: parameters(check_fakes.signature(function["parameters"]))
+        for name, function in SNAPSHOT[library]["functions"].items()
+    }
+    offered = {name: parameters(inspect.signature(answer))[1:] for name, answer in fake_of(library).answers.items()}
+    assert offered == declared
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_the_fakes_constants_have_the_librarys_values(library):
+    fake = fake_of(library)
+    used = {use.path.removeprefix(f"{library}.") for use in USES}
+    for path, value in SNAPSHOT[library]["values"].items():
+        kind, _, member = path.rpartition(".")
+        if path in used or hasattr(fake, kind or path):
+            assert (getattr(fake, kind)[member] if kind else getattr(fake, path)) == value
+            assert not kind or issubclass(getattr(fake, kind), IntEnum)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_the_fakes_exceptions_are_unrelated_as_the_librarys_are(library):
+    kinds = [getattr(fake_of(library), name) for name in SNAPSHOT[library]["exceptions"]]
+    assert [kind.__bases__ for kind in kinds] == [(Exception,)] * len(kinds)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_the_fakes_results_have_the_librarys_keys_and_no_others(library, request):
+    simulated = request.getfixturevalue(LIBRARIES[library])
+    backend = simulated.kind(0)
+    backend.telemetry.read(energy=True)
+    backend.advice()
+    fake = sys.modules[library]
+    functions = SNAPSHOT[library]["functions"]
+    unasked = {"nvmlDeviceGetHandleByPciBusId", "nvmlDeviceGetCurrentClocksThrottleReasons"}
+    assert set(fake.answered) == set(functions) - unasked
+    for name, answer in fake.answered.items():
+        for each in answer if isinstance(answer, list) else [answer]:
+            if isinstance(each, dict) or functions[name]["result"]:
+                assert sorted(each if isinstance(each, dict) else vars(each)) == functions[name]["result"], name
+
+
+def test_constants_that_adapters_write_out_are_the_librarys():
+    nvml, hlml = SNAPSHOT["pynvml"]["values"], SNAPSHOT["pyhlml"]["values"]
+    adapter = sys.modules[backend_class("cuda").__module__]
+    bits = sys.modules[adapter.NvmlSensors.__module__].THROTTLE_REASONS
+    assert set(bits) == {value for name, value in nvml.items() if name.startswith("nvmlClocksEventReason")}
+    adapter = sys.modules[backend_class("hpu").__module__]
+    assert hlml == {
+        "hlml_t.HLML_CLOCK_TYPE.HLML_CLOCK_SOC": adapter.HLML_CLOCK_SOC,
+        "hlml_t.HLML_TEMP_SENS.HLML_TEMPERATURE_ON_AIP": adapter.HLML_TEMPERATURE_ON_AIP,
+    }
+
+
+def test_a_call_that_the_library_would_refuse_the_fake_refuses(cuda, rocm):
+    with pytest.raises(TypeError):
+        cuda.nvml.nvmlDeviceGetClockInfo(cuda.nvml.cards[0])
+    with pytest.raises(AttributeError):
+        rocm.smi.amdsmi_get_power()
+
+
+# -- the check itself ------------------------------------------------------------------------------------------------
+
+LIBRARY = {
+    "amdsmi/__init__.py": "from .interface import *\nfrom .wrapper import CODES as Kind",
+    "amdsmi/wrapper.py": "GFX = 3\nclass CODES:\n    MAIN = GFX",
+    "amdsmi/interface.py": """
+class AmdSmiException(Exception): pass
+class AmdSmiTimeout(AmdSmiException): pass
+class Mismatch(Exception): pass
+def guarded(function):
+    def inner(*given):
+        raise Mismatch("old")
+    return inner
+def check(code):
+    raise AmdSmiTimeout(code)
+def clock(handle: int, kind: int = 0) -> dict:
+    check(handle)
+    return {"clk": 1}
+@guarded
+def power(handle): return 1
+def _hidden(handle): return 1
+""",
+}
+ADAPTER = """
+class Sensors:
+    def ask(self, query, *arguments):
+        try:
+            return query(self.handle, *arguments)
+        except self.smi.AmdSmiException:
+            return None
+    def read(self):
+        smi = self.smi
+        clock = self.ask(smi.clock, smi.Kind.MAIN)
+        return self.number(clock, "clk")
+"""
+
+
+def found_wrong(adapter):
+    source, found = VendorSource(LIBRARY), uses("backends/rocm.py", adapter)
+    names = check_fakes.WRITTEN_OUT["amdsmi"]
+    assert source.declared("amdsmi", "Kind.MAIN") == 3
+    assert source.declared("amdsmi", names[0]) is None
+    return problems(check_fakes.judge(found, "amdsmi", check_fakes.interface(source, "amdsmi", found)))
+
+
+def test_the_check_passes_what_fits():
+    assert found_wrong(ADAPTER) == []
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "problem"),
+    [
+        ("smi.clock,", "smi.clocks,", "clocks: the library has no such name"),
+        ("smi.clock,", "smi._hidden,", "_hidden: the library has no such name"),  # import * leaves it behind
+        ("Kind.MAIN", "Kind.MEMORY", "Kind.MEMORY: the library has no such name"),
+        ("smi.Kind.MAIN", "0, 1", "clock: rocm.py:10: called with 3 arguments"),
+        ("smi.Kind.MAIN)", "domain=0)", "clock: rocm.py:10: called with 1 arguments domain"),
+        ('"clk"', '"clock"', "clock: rocm.py:11: its result has no clock"),
+        ("return self", "self.ask(smi.power); return self", "power: raises Mismatch, which no adapter mentions"),
+    ],
+)
+def test_the_check_names_what_does_not_fit(right, wrong, problem):
+    assert found_wrong(ADAPTER.replace(right, wrong))[-1] == problem

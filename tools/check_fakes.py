@@ -1,0 +1,220 @@
+"""Do the vendors' sensor libraries have what the adapters use of them, and what the tests' fakes pretend?
+
+    python tools/check_fakes.py                  # downloads the wheels with pip into a temporary folder
+    python tools/check_fakes.py --wheels FOLDER  # takes a wheel that is there, downloads one that is not
+    python tools/check_fakes.py --write          # takes what was found over into the snapshot
+
+The wheels are read, never imported. A line a name that an adapter uses: the function's own parameters, or the
+constant's value, and what does not fit: an unknown name, a call that it does not take, a key or field that its result
+lacks, an exception that the adapter does not mention. The snapshot is ``tests/contract/vendor_interfaces.json``;
+``test_vendor_interfaces.py`` holds adapters and fakes to it, without the network. Exit code 1: something does not fit,
+or the snapshot is no longer what the wheels say. 2: a wheel could not be had, so its library is unchecked.
+
+torch needs no wheel: ``test_torch_interfaces.py`` looks at the one that is installed. torch.hpu is not checked:
+habana_frameworks is in Intel's images and on no package index.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib.metadata
+import inspect
+import json
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from adapter_uses import ROOT, Use, all_uses
+from vendor_source import VendorSource
+
+DISTRIBUTIONS = {"pynvml": "nvidia-ml-py", "amdsmi": "amdsmi", "pyhlml": "habana-pyhlml"}
+SNAPSHOT = ROOT / "tests" / "contract" / "vendor_interfaces.json"
+REGENERATE = "python tools/check_fakes.py --write"
+_REASONS = ("SwPowerCap", "HwSlowdown", "SyncBoost", "SwThermalSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown")
+#: Constants whose values the adapters, or the fakes' default arguments, write out.
+WRITTEN_OUT = {
+    "pynvml": [f"nvmlClocksEventReason{reason}" for reason in _REASONS],
+    "amdsmi": ["AmdSmiInitFlags.INIT_AMD_GPUS"],
+    "pyhlml": ["hlml_t.HLML_CLOCK_TYPE.HLML_CLOCK_SOC", "hlml_t.HLML_TEMP_SENS.HLML_TEMPERATURE_ON_AIP"],
+}
+
+
+@dataclass
+class Row:
+    """What is known of one name: ``problem`` is empty where everything fits."""
+
+    name: str
+    places: str
+    declared: str
+    problem: str
+
+
+def grouped(uses: Iterable[Use], library: str) -> dict[str, list[tuple[str, Use]]]:
+    """The uses of a library by name, each with the field of the name's result that it takes ("" for none)."""
+    names: dict[str, list[tuple[str, Use]]] = {}
+    for use in uses:
+        if use.path.startswith(f"{library}."):
+            name, _, field = use.path.removeprefix(f"{library}.").partition("().")
+            names.setdefault(name, []).append((field, use))
+    return names
+
+
+def interface(source: VendorSource, library: str, uses: Iterable[Use]) -> dict[str, Any]:
+    """Of what the library declares, the part that is used: keys of a result too."""
+    found: dict[str, Any] = {"functions": {}, "values": {}, "exceptions": []}
+    names = grouped(uses, library)
+    for name in sorted({*names, *WRITTEN_OUT[library]}):
+        declared = source.declared(library, name)
+        if isinstance(declared, dict):
+            fields = {field for field, _ in names[name]}
+            declared["result"] = [field for field in declared["result"] if field in fields]
+            found["functions"][name] = declared
+        elif declared == "exception":
+            found["exceptions"].append(name)
+        elif declared is not None:
+            found["values"][name] = declared
+    return found
+
+
+def signature(parameters: str) -> inspect.Signature:
+    """Of a function declared with these parameters, annotations left out: "device, clock_type=0"."""
+    parts = [part.strip() for part in parameters.split(",") if part.strip()]
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    missing = inspect.Parameter.empty
+    return inspect.Signature(
+        [inspect.Parameter(part.split("=")[0], kind, default=part if "=" in part else missing) for part in parts]
+    )
+
+
+def takes(declared: inspect.Signature, use: Use) -> bool:
+    """Whether a function can be called as it is there."""
+    if use.arguments is None:
+        return True
+    try:
+        declared.bind(*[None] * use.arguments, **dict.fromkeys(use.keywords))
+    except TypeError:
+        return False
+    return True
+
+
+def judge(uses: Iterable[Use], library: str, declared: dict[str, Any]) -> list[Row]:
+    """A row for each name of the library that the adapters use, held against its declaration."""
+    names = grouped(uses, library)
+    rows = []
+    for name, found in sorted(names.items()):
+        places = ", ".join(dict.fromkeys(use.place for _, use in found))
+        if name in declared["functions"]:
+            function = declared["functions"][name]
+            problems = list(dict.fromkeys(_misuses(found, function, names)))
+            rows.append(Row(name, places, f"({function['parameters']})", "; ".join(problems)))
+        elif name in declared["values"] or name in declared["exceptions"]:
+            rows.append(Row(name, places, str(declared["values"].get(name, "exception")), ""))
+        else:
+            rows.append(Row(name, places, "", "the library has no such name"))
+    return rows
+
+
+def _misuses(found: Iterable[tuple[str, Use]], function: dict[str, Any], names: Iterable[str]) -> Iterable[str]:
+    for field, use in found:
+        if field and field not in function["result"]:
+            yield f"{use.place}: its result has no {field}"
+        if not takes(signature(function["parameters"]), use):
+            yield f"{use.place}: called with {use.arguments} arguments {' '.join(use.keywords)}".rstrip()
+    for exception in set(function["raises"]) - set(names):
+        yield f"raises {exception}, which no adapter mentions"
+
+
+def dump(interfaces: dict[str, Any]) -> str:
+    """The snapshot's text, a line a function."""
+    text = json.dumps(interfaces, indent=1)
+    for library in DISTRIBUTIONS:
+        for function in interfaces.get(library, {}).get("functions", {}).values():
+            indented = json.dumps(function, indent=1).replace("\n", "\n   ")
+            text = text.replace(indented, json.dumps(function))
+    return text + "\n"
+
+
+def without_versions(interfaces: dict[str, Any]) -> dict[str, Any]:
+    """What matters of a snapshot: a new release that changes nothing is no difference."""
+    return {library: {**interfaces.get(library, {}), "version": None} for library in DISTRIBUTIONS}
+
+
+def installed(library: str) -> tuple[VendorSource, str] | None:
+    """The source and the version of an installed library; None where it is not installed."""
+    try:
+        distribution = importlib.metadata.distribution(DISTRIBUTIONS[library])
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    files = {str(path): Path(str(path.locate())) for path in distribution.files or [] if path.suffix == ".py"}
+    return VendorSource({name: path.read_text() for name, path in files.items()}), distribution.version
+
+
+def wheel(library: str, folder: Path) -> Path:
+    """The library's wheel in the folder, downloaded if it is not there. Raises OSError with pip's reason."""
+    distribution = DISTRIBUTIONS[library]
+    pattern = f"{distribution.replace('-', '_')}-*.whl"
+    if not list(folder.glob(pattern)):
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        done = subprocess.run(
+            [*pip, "--only-binary=:all:", "--dest", str(folder), distribution], capture_output=True, text=True
+        )
+        if done.returncode:
+            raise OSError((done.stderr.strip().splitlines() or ["pip says nothing"])[-1])
+    return sorted(folder.glob(pattern))[-1]
+
+
+def read_wheel(path: Path) -> tuple[VendorSource, str]:
+    with zipfile.ZipFile(path) as archive:
+        files = [name for name in archive.namelist() if name.endswith(".py")]
+        return VendorSource({name: archive.read(name).decode() for name in files}), path.name.split("-")[1]
+
+
+def check(library: str, folder: Path, uses: list[Use]) -> tuple[dict[str, Any], bool]:
+    """Print the library's table; its part of the snapshot, and whether every use fits."""
+    source, version = read_wheel(wheel(library, folder))
+    declared = interface(source, library, uses)
+    rows = judge(uses, library, declared)
+    print(f"\n{library}, from {DISTRIBUTIONS[library]} {version}")
+    for row in rows:
+        print(f"{'FAIL' if row.problem else 'ok  '} {row.name} {row.declared}  # {row.places}")
+        if row.problem:
+            print(f"     {row.problem}")
+    about = {"distribution": DISTRIBUTIONS[library], "version": version}
+    return about | declared, not any(row.problem for row in rows)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--wheels", type=Path, help="a folder for the wheels, kept")
+    parser.add_argument("--write", action="store_true", help="write the snapshot")
+    options = parser.parse_args()
+    before = json.loads(SNAPSHOT.read_text()) if SNAPSHOT.exists() else {}
+    after, uses, fits, missing = {**before, "regenerate": REGENERATE}, all_uses(), True, []
+    with tempfile.TemporaryDirectory() as temporary:
+        for library in DISTRIBUTIONS:
+            try:
+                after[library], is_right = check(library, options.wheels or Path(temporary), uses)
+                fits = fits and is_right
+            except OSError as error:
+                missing.append(library)
+                print(f"\n{library}: no wheel of {DISTRIBUTIONS[library]} to be had, unchecked: {error}")
+    if options.write:
+        SNAPSHOT.write_text(dump(after))
+    elif without_versions(after) != without_versions(before):
+        print(f"\nthe snapshot is not what the wheels say; {REGENERATE}")
+        lines = difflib.unified_diff(
+            dump(before).splitlines(), dump(after).splitlines(), "snapshot", "wheels", "", "", 1, ""
+        )
+        print(*lines, sep="\n")
+        fits = False
+    return 1 if not fits else 2 if missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

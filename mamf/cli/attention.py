@@ -10,26 +10,28 @@ from typing import Any
 
 from mamf.api import kernels_for, problem_for
 from mamf.attention_kernel import AttentionKernel
-from mamf.attention_sweep import AttentionPlan, AttentionSweep, Step, require_same_card, step_of
+from mamf.attention_sweep import AttentionPlan, AttentionSweep, Step, step_of
 from mamf.ceiling import Ceiling
+from mamf.cli.attention_ceilings import given_ceilings, is_without_ceiling, require_repeated_ceilings
 from mamf.cli.attention_options import (
     add_measuring_options,
     add_problem_options,
     add_shape_options,
     plan_from,
+    require_repeated_plan,
     shapes_from,
 )
 from mamf.cli.interruption import Interruption
 from mamf.cli.options import add_device_options, add_output_options
 from mamf.cli.session import End, Session, add_run_options, interruptible
 from mamf.discovery import ATTENTION_KERNELS, attention_kernel, kernel, registered
-from mamf.errors import DeviceError, LogMismatchError, UnavailableError, UsageError
+from mamf.errors import DeviceError, UnavailableError, UsageError
 from mamf.finding import Find
 from mamf.finding_plan import plan_for
 from mamf.measure import Measurement
 from mamf.records import ceiling_record, plan_record
 from mamf.report import FORMATS, attention_summary_record, render_attention
-from mamf.run_log import MAY_PASS, RunLogWriter, read_run_log
+from mamf.run_log import MAY_PASS, RunLogWriter
 
 #: Time to find a ceiling in where none is given: burst alone, and with sustained.
 _CEILING_SECONDS = {1: 12.0, 2: 57.0}
@@ -53,7 +55,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    shapes_from(options)  # what is wrong with it is said before a device is opened
+    if not options.resume:
+        shapes_from(options)  # what is wrong with it is said before a device is opened
 
     def work(interruption: Interruption) -> int:
         session = _AttentionSession(options, interruption)
@@ -71,11 +74,14 @@ def loadable(name: str) -> AttentionKernel | None:
         return None
 
 
-class _AttentionSession(Session):
+class _AttentionSession(Session[AttentionPlan]):
     command = "attention"
+    plan_kind = AttentionPlan
 
     def __init__(self, options: argparse.Namespace, interruption: Interruption) -> None:
         super().__init__(options, interruption)
+        if self.before:
+            require_repeated_plan(options, self.before, self.backend)
         self.kernels = self._kernels()
         self.plan = self._plan()
         self.held: set[Step] = set()
@@ -84,17 +90,16 @@ class _AttentionSession(Session):
             kept = [row for row in self.log.measurements if row.status not in MAY_PASS]
             self.rows, self.ceilings = list(kept), dict(self.log.all_ceilings)
             self.held = {self._step(row) for row in kept if not row.is_reference}
-        self._load_ceilings()
+        given = given_ceilings(options, self._wanted(), self.backend)
+        if self.log:
+            require_repeated_ceilings(options, self.log, given)
+        self.ceilings |= given
+        self.is_without_ceiling = options.no_ceiling or bool(self.log and is_without_ceiling(self.log))
         self.sweep: AttentionSweep | None = None
         interruption.check()
 
     def _kernels(self) -> list[AttentionKernel]:
-        names = self.options.kernel
-        if self.log:
-            if names:
-                raise LogMismatchError(f"--kernel is decided by {self.log.path}: leave it out")
-            assert isinstance(self.log.plan, AttentionPlan), "checked by _plan"
-            names = self.log.plan.kernels
+        names = self.before.kernels if self.before else self.options.kernel
         if names:
             chosen = [attention_kernel(name) for name in dict.fromkeys(names)]
             for each in chosen:
@@ -106,12 +111,10 @@ class _AttentionSession(Session):
         return [each for each in every if each.unavailable(self.backend) is None]
 
     def _plan(self) -> AttentionPlan:
-        names = list(dict.fromkeys(self.options.kernel or [each.name for each in self.kernels]))
-        if self.log is None:
-            return plan_from(self.options, self.backend, names)
-        plan = self.log.plan
-        assert isinstance(plan, AttentionPlan)
-        return replace(plan, budget_seconds=self.options.budget)
+        if self.before:
+            return replace(self.before, budget_seconds=self.options.budget)
+        names = dict.fromkeys(self.options.kernel or [each.name for each in self.kernels])
+        return plan_from(self.options, self.backend, list(names))
 
     def _step(self, row: Measurement) -> Step:
         """The step of the plan that a row is of: the plan names kernels as they were asked for."""
@@ -119,23 +122,14 @@ class _AttentionSession(Session):
         regime, problem, shape, name = step_of(row)
         return regime, problem, shape, asked[name]
 
-    def _load_ceilings(self) -> None:
-        for path in self.options.ceiling or ():
-            log = read_run_log(path)
-            if not log.all_ceilings:
-                raise UsageError(f"{path} holds no ceiling: give a log of 'mamf find'")
-            for key, ceiling in log.all_ceilings.items():
-                require_same_card(ceiling, self.backend)
-                self.ceilings[key] = ceiling
-        if self.options.ceiling:
-            for dtype, regime in self._needed():
-                raise UsageError(f"no {dtype} {regime} ceiling in {', '.join(map(str, self.options.ceiling))}")
+    def _wanted(self) -> list[tuple[str, str]]:
+        """Ceilings, by dtype and regime, that the rows are shares of."""
+        dtypes = dict.fromkeys(problem.dtype for problem in self.plan.problems)
+        return [(dtype, regime) for dtype in dtypes for regime in self.plan.regimes]
 
     def _needed(self) -> list[tuple[str, str]]:
-        """Ceilings, by dtype and regime, that are still missing."""
-        dtypes = dict.fromkeys(problem.dtype for problem in self.plan.problems)
-        wanted = [(dtype, regime) for dtype in dtypes for regime in self.plan.regimes]
-        return [key for key in wanted if key not in self.ceilings]
+        """Ceilings that are still missing."""
+        return [key for key in self._wanted() if key not in self.ceilings]
 
     def _find_missing(self, on_phase: Callable[[str], None]) -> None:
         for dtype in dict.fromkeys(dtype for dtype, _ in self._needed()):
@@ -159,7 +153,7 @@ class _AttentionSession(Session):
         print(f"device: {self.backend.info.name} ({self.backend.name}:{self.backend.index})")
         print(f"kernels: {', '.join(self.plan.kernels)}")
         print(f"shapes: {len(self.plan.shapes)}, {len(steps)} rows in {', '.join(self.plan.regimes)}")
-        if not self.options.no_ceiling:
+        if not self.is_without_ceiling:
             for dtype, regime in self._needed():
                 print(f"the {dtype} {regime} ceiling is found first")
         return 0
@@ -180,7 +174,7 @@ class _AttentionSession(Session):
         return len(self.plan.steps(self.held))
 
     def measurements(self, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
-        if not self.options.no_ceiling:
+        if not self.is_without_ceiling:
             self._find_missing(on_phase)
         self._write_ceilings()
         references = {ceiling.kernel: kernel(ceiling.kernel) for ceiling in self.ceilings.values()}

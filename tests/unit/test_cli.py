@@ -265,26 +265,6 @@ def test_the_budget_leaves_the_rest_for_resuming(sweep, tmp_path):
     assert len(read_run_log(tmp_path / "run.jsonl").measurements) == 31
 
 
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        (["--dtype", "float16"], "dtype bfloat16, not float16"),
-        (["--data", "zeros"], "data normal, not zeros"),
-        (["--seed", "1"], "seed 0, not 1"),
-        (["--regime", "sustained"], "regimes ('burst',)"),
-        (["--m", "99"], "another list of shapes"),
-        (["--output", "other.jsonl"], "leave --output out"),
-    ],
-)
-def test_a_log_is_not_resumed_with_something_else(sweep, tmp_path, change, complaint):
-    sweep("--m", "256", "512", "--output", "run.jsonl")
-    before = (tmp_path / "run.jsonl").read_bytes()
-    code, _, err = sweep("--resume", "run.jsonl", *change)
-    assert code == 2
-    assert complaint in err
-    assert (tmp_path / "run.jsonl").read_bytes() == before
-
-
 def test_a_log_of_another_device_is_not_resumed(sweep, tmp_path, monkeypatch):
     sweep("--m", "256", "--output", "run.jsonl")
     monkeypatch.setattr(SimulatedBackend, "physics", SimulatedBackend.physics.__class__(compute_units=108))

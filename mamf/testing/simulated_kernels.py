@@ -21,7 +21,7 @@ class SimulatedAttention(AttentionKernel):
     share: ClassVar[float] = 0.7
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
-        return None if isinstance(backend, SimulatedBackend) else Unavailable("it is simulated", "use SimulatedBackend")
+        return unsimulated(backend)
 
     def prepare(
         self,
@@ -52,6 +52,9 @@ class SimulatedMatmul(MatmulKernel):
 
     name = "simulated.mm"
 
+    def unavailable(self, backend: Backend) -> Unavailable | None:
+        return unsimulated(backend)
+
     def unsupported(self, backend: Backend, problem: MatmulProblem) -> str | None:
         if problem.dtype == "int8" or problem.out_dtype == "int32":
             return "the simulated device multiplies no integers"
@@ -80,6 +83,11 @@ class SimulatedMatmul(MatmulKernel):
             return judged(device, shape, launches[0], problem.tolerance)
 
         return Prepared(launches, verify, (lambda: None) if rewrite else None)
+
+
+def unsimulated(backend: Backend) -> Unavailable | None:
+    """Why a simulated kernel cannot run on a backend, or None."""
+    return None if isinstance(backend, SimulatedBackend) else Unavailable("it is simulated", "use SimulatedBackend")
 
 
 def judged(device: SimulatedBackend, shape: object, launch: Callable[[], None], tolerance: float) -> Verdict:

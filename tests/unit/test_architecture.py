@@ -95,6 +95,11 @@ def test_only_the_command_line_prints(path):
     assert path.parent.name == "cli" or not printed
 
 
+@pytest.mark.parametrize("path", [path for path in CORE if path.parent.name == "cli"], ids=lambda path: path.name)
+def test_no_assertion_judges_what_a_user_gives(path):
+    assert not [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Assert)]
+
+
 @pytest.mark.parametrize(
     "path", [*CORE, *(ROOT / "backends").glob("*.py")], ids=lambda path: str(path.relative_to(ROOT))
 )

@@ -99,6 +99,13 @@ def test_an_unknown_backend_suggests_the_nearest(run):
     assert "did you mean 'cuda'" in err
 
 
+@pytest.mark.parametrize("command", ["sweep", "find"])
+def test_a_simulated_kernel_is_refused_on_another_device(run, command):
+    code, out, err = run(command, "--backend", "cpu", *SIMULATED[2:], "--output", "run.jsonl")
+    assert (code, out) == (2, "")
+    assert "SimulatedMatmul is not available on cpu: it is simulated" in err
+
+
 def test_an_existing_file_is_never_clobbered(sweep, tmp_path):
     (tmp_path / "mine").write_text("precious")
     code, _, err = sweep("--m", "512", "--output", "mine")

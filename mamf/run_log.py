@@ -3,7 +3,8 @@
 Schema history
     1   header, measurement, resume, summary
     2   ceiling; phase, round and timer_overhead_seconds of a measurement
-    3   tier legacy: header and reported figures of an imported run (legacy.py)
+    3   tier legacy: header and reported figures of an imported run (legacy.py); searches of a plan of attention, and
+        their rows, each with its problem
 
 ``header`` names tool, command, device, software, settings and the plan, so a log resumes by itself. Each line is
 written by one system call and reaches the operating system before the next shape starts: a killed process loses at

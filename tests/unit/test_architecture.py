@@ -29,7 +29,7 @@ ARROWS = {
     "candidates": {"ceiling", "measure"},
     "finding_plan": {"estimate", "regimes"},
     "finding": {"candidates", "ceiling", "finding_plan", "measure", "peaks", "regimes", "search"},
-    "attention_sweep": {"ceiling", "measure", "peaks", "regimes"},
+    "attention_sweep": {"ceiling", "finding_plan", "measure", "peaks", "regimes"},
     "environment": set(),
     "records": {"attention_sweep", "ceiling", "finding_plan", "measure", "sweeping"},
     "run_log": {"attention_sweep", "ceiling", "environment", "finding_plan", "measure", "records", "sweeping"},

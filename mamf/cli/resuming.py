@@ -75,11 +75,11 @@ def as_set(value: object) -> object:
 def contradiction(options: argparse.Namespace, option: str, then: object) -> LogMismatchError:
     """The error for an option that is not what the log was measured with."""
     given = getattr(options, option)
-    asked = {True: flag(option), False: flag(f"no_{option}")}.get(given) if isinstance(given, bool) else None
-    asked = asked or f"{flag(option)} {told(given)}"
+    name = flag(f"no_{option}" if given is False else option)
+    asked = name if isinstance(given, bool) else f"{name} {told(given)}"
     return LogMismatchError(
-        f"{asked} contradicts {options.resume}, which was measured with {told(then)}: "
-        f"leave {asked.split()[0]} out, or start a new log"
+        f"{asked} contradicts {options.resume}, which was measured with {told(then)}: leave {name} out, "
+        "or start a new log"
     )
 
 

@@ -91,6 +91,10 @@ class Session(ABC, Generic[AnyPlan]):
     def label(self) -> str:
         """What the default name of the log says of the plan."""
 
+    def counts(self, row: Measurement) -> bool:
+        """Whether a row is what the run is for, and not measured beside it."""
+        return not row.is_reference
+
     @abstractmethod
     def has_all(self) -> bool:
         """Whether a resumed log lacks nothing."""
@@ -176,13 +180,14 @@ class Session(ABC, Generic[AnyPlan]):
                     with self.interruption.shielded():
                         writer.write("measurement", measurement_record(row))
                         self.rows.append(row)
-                    progress.add(row)
+                    if self.counts(row):
+                        progress.add(row)
                     self.interruption.check()
         except KeyboardInterrupt:
             return End("interrupted", "by the user", EXIT_CODE)
         except MamfError as error:
             return End("interrupted", str(error), error.exit_code)
-        code = 0 if any(row.ok for row in self.rows) else _NOTHING_MEASURED
+        code = 0 if any(row.ok and self.counts(row) for row in self.rows) else _NOTHING_MEASURED
         return End("interrupted", "the budget ended", code) if self.left_out() else End("complete", "", code)
 
     def _finish(self, header: dict[str, Any], writer: RunLogWriter, end: End, elapsed: float) -> int:

@@ -9,14 +9,12 @@ import pkgutil
 import signal
 import statistics
 from collections import Counter
-from importlib.metadata import EntryPoint
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import mamf
-from mamf import discovery
 from mamf.ceiling import FEWEST_ROUNDS, Ceiling, confirmed
 from mamf.errors import DeviceError, IncomparableError, RunLogError, UnknownNameError, UnsupportedError
 from mamf.finding import Find
@@ -445,18 +443,6 @@ def test_a_plan_of_an_unknown_regime_is_refused():
 
 
 # -- the command line ------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def registered(monkeypatch):
-    """The simulated kernel as an installed distribution declares one: a log names kernels, and resumes by name."""
-    point = EntryPoint(KERNEL, "mamf.testing:SimulatedMatmul", discovery.KERNELS)
-    others = discovery.entry_points
-
-    def points(group):
-        return [*others(group=group), *([point] if group == discovery.KERNELS else [])]
-
-    monkeypatch.setattr(discovery, "entry_points", points)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mamf.attention import BACKWARD_COUNTS, DIRECTIONS
-from mamf.attention_sweep import Ceilings
+from mamf.attention_sweep import Ceilings, is_attention
 from mamf.charts import (
     QUANTITIES,
     Axis,
@@ -86,12 +86,13 @@ def attention_chart(
 
     Raises UsageError where nothing is left to draw.
     """
+    rows = [row for row in rows if is_attention(row)]
     regime = chosen_regimes(rows, regime)[0]
-    kept = [row for row in rows if row.regime == regime and not row.is_reference]
+    kept = [row for row in rows if row.regime == regime]
     kept = [row for row in kept if not directions or row.problem.direction in directions]
     measured = [row for row in kept if row.ok]
     if not measured:
-        held = ", ".join(dict.fromkeys(row.problem.direction for row in rows if row.ok and not row.is_reference))
+        held = ", ".join(dict.fromkeys(row.problem.direction for row in rows if row.ok))
         raise UsageError(f"nothing to draw in {regime} {' '.join(directions or ())}: the log holds {held}")
     label, position = _axis(measured)
     facets = needed(measured, position)
@@ -106,7 +107,7 @@ def attention_chart(
         grid,
         (*_conventions(measured, ceilings), *failures(kept, {row.kernel for row in measured})),
         companion="effective (solid: dense-equivalent)" if companions else "",
-        palette=tuple(dict.fromkeys(row.kernel for row in rows if row.ok and not row.is_reference)),
+        palette=tuple(dict.fromkeys(row.kernel for row in rows if row.ok)),
     )
 
 

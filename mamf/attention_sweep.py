@@ -11,6 +11,7 @@ from mamf.attention_kernel import AttentionKernel
 from mamf.backend import Backend, OperandPool
 from mamf.ceiling import Ceiling
 from mamf.errors import DeviceError, IncomparableError, UsageError, first_line
+from mamf.finding_plan import FindPlan
 from mamf.kernel import MatmulKernel
 from mamf.measure import Measurement, cut_short, measure
 from mamf.peaks import fastest_possible_flops
@@ -33,6 +34,7 @@ class AttentionPlan:
 
     ``kernels``: as they were asked for (``package.module:Class`` for one tried without installing it). ``flush``: evict
     the operands between launches (burst). ``seconds`` limits a row's measuring, ``budget_seconds`` the whole run.
+    ``searches``: for the ceiling of each dtype, before all rows; none where ceilings are given, or left out.
     """
 
     shapes: tuple[AttentionShape, ...]
@@ -43,6 +45,7 @@ class AttentionPlan:
     seconds: float | None = None
     budget_seconds: float | None = None
     flush: bool = True
+    searches: tuple[FindPlan, ...] = ()
 
     def __post_init__(self) -> None:
         for name in self.regimes:
@@ -181,6 +184,11 @@ def with_state(row: Measurement, before: Measurement | None, after: Measurement 
     if not around or not row.ok:
         return row
     return replace(row, details={**row.details, "reference_tflops": float(f"{sum(around) / len(around):.6g}")})
+
+
+def is_attention(row: Measurement) -> bool:
+    """Whether a row is of attention, and not of a product measured for its ceiling."""
+    return isinstance(row.shape, AttentionShape)
 
 
 def step_of(row: Measurement) -> Step:

@@ -1,9 +1,10 @@
 """Two run logs, row by row: what got faster, what slower, and what their samples cannot tell. Pure.
 
-What is compared. Of a sweep and of attention every measured row; visits of a reference are left out. Of two finds the
-ceilings, one row a regime: a find answers what the device can do, and which of several tied shapes it names is chance.
-Beside anything but another find, the candidates that a find confirmed. What a find scouted is never compared: the best
-of many scouts is biased upwards (the winner's curse), while confirming rounds are fresh samples.
+What is compared. Of a sweep and of attention every measured row; visits of a reference, and the search for the ceiling
+beside it, are left out. Of two finds the ceilings, one row a regime: a find answers what the device can do, and which
+of several tied shapes it names is chance. Beside anything but another find, the candidates that a find confirmed. What
+a find scouted is never compared: the best of many scouts is biased upwards (the winner's curse), while confirming
+rounds are fresh samples.
 
 How sure a row is. A candidate's figure is the median over its rounds, with the rounds, not the launches in them, as
 samples: launches of one round share the state of the card, so pooling them would claim more than was seen. The
@@ -164,7 +165,7 @@ def entries(log: RunLog, as_ceilings: bool = False) -> list[Entry]:
     """What of a log is compared. ``as_ceilings``: of a find, see the head of this file."""
     rows = [row for row in log.measurements if not row.is_reference]
     if not is_find(log):
-        return [_row_entry(row) for row in rows]
+        return [_row_entry(row) for row in rows if not row.phase]
     fresh = [row for row in rows if row.phase in (CHOOSE, CONFIRM)]
     by_regime = {name: [row for row in fresh if row.regime == name] for name in {row.regime: None for row in fresh}}
     if not as_ceilings:

@@ -33,7 +33,7 @@ def measurement_record(row: Measurement) -> dict[str, Any]:
         "kernel": row.kernel,
         "dtype": row.problem.dtype,
         "out_dtype": row.problem.out_dtype,
-        **({"problem": asdict(row.problem)} if isinstance(row.problem, AttentionProblem) or row.is_reference else {}),
+        **({"problem": asdict(row.problem)} if _names_its_problem(row) else {}),
         "regime": row.regime,
         "best_by": row.best_by,
         "status": row.status,
@@ -63,6 +63,11 @@ def measurement_record(row: Measurement) -> dict[str, Any]:
         "time": utc_now(),
     }
     return record
+
+
+def _names_its_problem(row: Measurement) -> bool:
+    """In an attention log none is the header's."""
+    return isinstance(row.problem, AttentionProblem) or row.is_reference or bool(row.phase)
 
 
 def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]) -> Measurement:
@@ -188,12 +193,12 @@ def conditions_from_record(record: Mapping[str, Any]) -> Conditions:
 def plan_record(plan: Plan | FindPlan | AttentionPlan) -> dict[str, Any]:
     """A plan as JSON values; shapes as MxNxK."""
     if isinstance(plan, FindPlan):
-        most_flop = plan.grid.most_flop
-        return {"command": "find", **asdict(plan)} | {
-            "grid": {**asdict(plan.grid), "most_flop": most_flop if math.isfinite(most_flop) else None}
-        }
+        return {"command": "find", **_find_record(plan)}
     if isinstance(plan, AttentionPlan):
-        return {"command": "attention", **asdict(plan)} | {"shapes": [str(shape) for shape in plan.shapes]}
+        return {"command": "attention", **asdict(plan)} | {
+            "shapes": [str(shape) for shape in plan.shapes],
+            "searches": [_find_record(search) for search in plan.searches],
+        }
     return (
         {"command": "sweep"}
         | asdict(plan)
@@ -203,6 +208,11 @@ def plan_record(plan: Plan | FindPlan | AttentionPlan) -> dict[str, Any]:
             "reference": plan.reference and str(plan.reference),
         }
     )
+
+
+def _find_record(plan: FindPlan) -> dict[str, Any]:
+    most_flop = plan.grid.most_flop
+    return asdict(plan) | {"grid": {**asdict(plan.grid), "most_flop": most_flop if math.isfinite(most_flop) else None}}
 
 
 def plan_from_record(record: Mapping[str, Any]) -> Plan | FindPlan | AttentionPlan:
@@ -246,5 +256,7 @@ def _attention_plan(fields: Mapping[str, Any]) -> AttentionPlan:
             "problems": tuple(AttentionProblem(**problem) for problem in fields["problems"]),
             "kernels": tuple(fields["kernels"]),
             "regimes": tuple(fields["regimes"]),
+            # Early logs kept no search.
+            "searches": tuple(map(_find_plan, fields.get("searches", ()))),
         }
     )

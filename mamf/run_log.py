@@ -5,7 +5,8 @@ Schema history
     2   ceiling; phase, round and timer_overhead_seconds of a measurement
     3   tier legacy: header and reported figures of an imported run (legacy.py)
     4   repeatability of a measurement and a ceiling: their intervals are where a repeat lies; sustained by its mean;
-        phase choose before confirm; peak_memory_bytes of the launch alone
+        phase choose before confirm; peak_memory_bytes of the launch alone; searches of a plan of attention, and their
+        rows, each with its problem
 
 ``header`` names tool, command, device, software, settings and the plan, so a log resumes by itself. Each line is
 written by one system call and reaches the operating system before the next shape starts: a killed process loses at

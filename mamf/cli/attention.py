@@ -8,31 +8,38 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from mamf.api import kernels_for, problem_for
+from mamf.api import kernels_for
 from mamf.attention_kernel import AttentionKernel
-from mamf.attention_sweep import AttentionPlan, AttentionSweep, Step, require_same_card, step_of
+from mamf.attention_sweep import AttentionPlan, AttentionSweep, Ceilings, Step, is_attention, step_of
 from mamf.ceiling import Ceiling
+from mamf.cli.attention_ceilings import (
+    found_ceilings,
+    given_ceilings,
+    require_repeated_ceilings,
+    warning,
+    with_searches,
+    within,
+)
 from mamf.cli.attention_options import (
     add_measuring_options,
     add_problem_options,
     add_shape_options,
     plan_from,
+    require_repeated_plan,
     shapes_from,
 )
 from mamf.cli.interruption import Interruption
 from mamf.cli.options import add_device_options, add_output_options
 from mamf.cli.session import End, Session, add_run_options, interruptible
 from mamf.discovery import ATTENTION_KERNELS, attention_kernel, kernel, registered
-from mamf.errors import DeviceError, LogMismatchError, UnavailableError, UsageError
+from mamf.errors import UnavailableError, UsageError
 from mamf.finding import Find
-from mamf.finding_plan import plan_for
+from mamf.finding_plan import FindPlan
 from mamf.measure import Measurement
 from mamf.records import ceiling_record, plan_record
 from mamf.report import FORMATS, attention_summary_record, render_attention
-from mamf.run_log import MAY_PASS, RunLogWriter, read_run_log
+from mamf.run_log import MAY_PASS, RunLogWriter
 
-#: Time to find a ceiling in where none is given: burst alone, and with sustained.
-_CEILING_SECONDS = {1: 12.0, 2: 57.0}
 _EXAMPLES = """examples:
   mamf attention                                        what is installed, bf16, 1k to 16k, head dimension 128
   mamf attention --preset fa3-paper --direction fwd bwd --ceiling LOG
@@ -53,7 +60,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    shapes_from(options)  # what is wrong with it is said before a device is opened
+    if not options.resume:
+        shapes_from(options)  # what is wrong with it is said before a device is opened
 
     def work(interruption: Interruption) -> int:
         session = _AttentionSession(options, interruption)
@@ -71,11 +79,14 @@ def loadable(name: str) -> AttentionKernel | None:
         return None
 
 
-class _AttentionSession(Session):
+class _AttentionSession(Session[AttentionPlan]):
     command = "attention"
+    plan_kind = AttentionPlan
 
     def __init__(self, options: argparse.Namespace, interruption: Interruption) -> None:
         super().__init__(options, interruption)
+        if self.before:
+            require_repeated_plan(options, self.before, self.backend)
         self.kernels = self._kernels()
         self.plan = self._plan()
         self.held: set[Step] = set()
@@ -83,18 +94,16 @@ class _AttentionSession(Session):
         if self.log:
             kept = [row for row in self.log.measurements if row.status not in MAY_PASS]
             self.rows, self.ceilings = list(kept), dict(self.log.all_ceilings)
-            self.held = {self._step(row) for row in kept if not row.is_reference}
-        self._load_ceilings()
+            self.held = {self._step(row) for row in kept if is_attention(row)}
+        given = given_ceilings(options, self._wanted(), self.backend)
+        if self.log and self.before:
+            require_repeated_ceilings(options, self.log, self.before, given)
+        self.ceilings |= given
         self.sweep: AttentionSweep | None = None
         interruption.check()
 
     def _kernels(self) -> list[AttentionKernel]:
-        names = self.options.kernel
-        if self.log:
-            if names:
-                raise LogMismatchError(f"--kernel is decided by {self.log.path}: leave it out")
-            assert isinstance(self.log.plan, AttentionPlan), "checked by _plan"
-            names = self.log.plan.kernels
+        names = self.before.kernels if self.before else self.options.kernel
         if names:
             chosen = [attention_kernel(name) for name in dict.fromkeys(names)]
             for each in chosen:
@@ -106,12 +115,11 @@ class _AttentionSession(Session):
         return [each for each in every if each.unavailable(self.backend) is None]
 
     def _plan(self) -> AttentionPlan:
-        names = list(dict.fromkeys(self.options.kernel or [each.name for each in self.kernels]))
-        if self.log is None:
-            return plan_from(self.options, self.backend, names)
-        plan = self.log.plan
-        assert isinstance(plan, AttentionPlan)
-        return replace(plan, budget_seconds=self.options.budget)
+        if self.before:
+            return replace(self.before, budget_seconds=self.options.budget)
+        names = dict.fromkeys(self.options.kernel or [each.name for each in self.kernels])
+        plan = plan_from(self.options, self.backend, list(names))
+        return plan if self.options.no_ceiling or self.options.ceiling else with_searches(plan, self.backend)
 
     def _step(self, row: Measurement) -> Step:
         """The step of the plan that a row is of: the plan names kernels as they were asked for."""
@@ -119,49 +127,39 @@ class _AttentionSession(Session):
         regime, problem, shape, name = step_of(row)
         return regime, problem, shape, asked[name]
 
-    def _load_ceilings(self) -> None:
-        for path in self.options.ceiling or ():
-            log = read_run_log(path)
-            if not log.all_ceilings:
-                raise UsageError(f"{path} holds no ceiling: give a log of 'mamf find'")
-            for key, ceiling in log.all_ceilings.items():
-                require_same_card(ceiling, self.backend)
-                self.ceilings[key] = ceiling
-        if self.options.ceiling:
-            for dtype, regime in self._needed():
-                raise UsageError(f"no {dtype} {regime} ceiling in {', '.join(map(str, self.options.ceiling))}")
+    def _wanted(self) -> list[tuple[str, str]]:
+        """Ceilings, by dtype and regime, that the rows are shares of."""
+        dtypes = dict.fromkeys(problem.dtype for problem in self.plan.problems)
+        return [(dtype, regime) for dtype in dtypes for regime in self.plan.regimes]
 
     def _needed(self) -> list[tuple[str, str]]:
-        """Ceilings, by dtype and regime, that are still missing."""
-        dtypes = dict.fromkeys(problem.dtype for problem in self.plan.problems)
-        wanted = [(dtype, regime) for dtype in dtypes for regime in self.plan.regimes]
-        return [key for key in wanted if key not in self.ceilings]
+        """Ceilings that are still missing."""
+        return [key for key in self._wanted() if key not in self.ceilings]
 
-    def _find_missing(self, on_phase: Callable[[str], None]) -> None:
-        for dtype in dict.fromkeys(dtype for dtype, _ in self._needed()):
-            problem = problem_for(self.backend, dtype)
-            chosen = kernels_for(self.backend, problem)[:1]
-            regimes = ("burst", "sustained") if "sustained" in self.plan.regimes else ("burst",)
-            plan = plan_for(
-                self.backend, problem, chosen, regimes=regimes, budget_seconds=_CEILING_SECONDS[len(regimes)]
-            )
-            on_phase(f"finding the {dtype} ceiling")
-            find = Find(plan, chosen, self.backend)
-            for _ in find.results():
-                self.interruption.check()
-            for regime in self.plan.regimes:
-                if regime not in find.ceilings:
-                    raise DeviceError(f"no {regime} ceiling of {dtype} was found; give one: --ceiling LOG")
-                self.ceilings[dtype, regime] = find.ceilings[regime]
+    def _missing_searches(self) -> list[FindPlan]:
+        dtypes = {dtype for dtype, _ in self._needed()}
+        searches = [search for search in self.plan.searches if search.problem.dtype in dtypes]
+        return within(self.plan.budget_seconds, searches)
+
+    def _search(self, plan: FindPlan, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
+        """Search for the ceilings of a dtype, with what a resumed log holds of the search in place of measuring."""
+        problem = plan.problem
+        held = [row for row in self.rows if row.phase and row.problem == problem]
+        known = {id(row) for row in held}
+        kernels = kernels_for(self.backend, problem, plan.kernels)
+        find = Find(plan, kernels, self.backend, held, lambda text: on_phase(f"{problem.dtype} ceiling, {text}"))
+        yield from (row for row in find.results() if id(row) not in known)
+        self.ceilings |= (found := found_ceilings(find, self.plan.regimes))
+        self._write_ceilings(found)
 
     def dry_run(self) -> int:
         steps = self.plan.steps(self.held)
         print(f"device: {self.backend.info.name} ({self.backend.name}:{self.backend.index})")
         print(f"kernels: {', '.join(self.plan.kernels)}")
         print(f"shapes: {len(self.plan.shapes)}, {len(steps)} rows in {', '.join(self.plan.regimes)}")
-        if not self.options.no_ceiling:
-            for dtype, regime in self._needed():
-                print(f"the {dtype} {regime} ceiling is found first")
+        for search in self._missing_searches():
+            names = " and ".join(search.regimes)
+            print(f"ceilings: {search.problem.dtype} {names} are found first, in at most {search.budget_seconds:.0f} s")
         return 0
 
     def plan_record(self) -> dict[str, Any]:
@@ -173,6 +171,9 @@ class _AttentionSession(Session):
     def label(self) -> str:
         return "-".join(dict.fromkeys(problem.dtype for problem in self.plan.problems))
 
+    def counts(self, row: Measurement) -> bool:
+        return is_attention(row)
+
     def has_all(self) -> bool:
         return not self.plan.steps(self.held)
 
@@ -180,34 +181,38 @@ class _AttentionSession(Session):
         return len(self.plan.steps(self.held))
 
     def measurements(self, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
-        if not self.options.no_ceiling:
-            self._find_missing(on_phase)
-        self._write_ceilings()
+        begun, plan = self.backend.now(), self.plan
+        self._write_ceilings(self.ceilings)
+        for search in self._missing_searches():
+            yield from self._search(search, on_phase)
+        if plan.budget_seconds is not None:
+            plan = replace(plan, budget_seconds=plan.budget_seconds - (self.backend.now() - begun))
         references = {ceiling.kernel: kernel(ceiling.kernel) for ceiling in self.ceilings.values()}
-        self.sweep = AttentionSweep(
-            self.plan, self.kernels, self.backend, self.ceilings, references, self.held, on_phase
-        )
+        self.sweep = AttentionSweep(plan, self.kernels, self.backend, self.ceilings, references, self.held, on_phase)
         yield from self.sweep.results()
 
     def before_measuring(self, writer: RunLogWriter) -> None:
         self._writer = writer
+        for told in filter(None, map(warning, self._missing_searches())):
+            print(f"mamf: {told}", file=sys.stderr)
 
-    def _write_ceilings(self) -> None:
+    def _write_ceilings(self, ceilings: Ceilings) -> None:
         known = self.log.all_ceilings if self.log else {}
-        for key, ceiling in self.ceilings.items():
-            if known.get(key) != ceiling:
-                self._writer.write("ceiling", ceiling_record(ceiling))
+        with self.interruption.shielded():
+            for key, ceiling in ceilings.items():
+                if key not in known:
+                    self._writer.write("ceiling", ceiling_record(ceiling))
 
     def left_out(self) -> bool:
         return self.sweep is not None and bool(self.sweep.left_out)
 
     def summary(self, end: End, elapsed_seconds: float) -> dict[str, Any]:
-        done = {self._step(row) for row in self.rows if not row.is_reference}
+        done = {self._step(row) for row in self.rows if is_attention(row)}
         left = len(self.plan.steps(done))
         return attention_summary_record(self.rows, self.ceilings, end.status, end.reason, elapsed_seconds, left)
 
     def rendered(self, header: dict[str, Any], summary: dict[str, Any] | None) -> str:
         options = self.options
-        if not any(row.ok for row in self.rows):
+        if not any(row.ok and self.counts(row) for row in self.rows):
             print("mamf: nothing was measured", file=sys.stderr)
         return render_attention(options.format, self.rows, self.ceilings, header, summary, options.baseline)

@@ -1,4 +1,4 @@
-"""The options that make up a plan for attention kernels."""
+"""The options that make up a plan for attention kernels, and what of it a resumed run repeats."""
 
 from __future__ import annotations
 
@@ -12,13 +12,26 @@ from mamf.attention import BACKWARD_COUNTS, DIRECTIONS, PRESETS, AttentionProble
 from mamf.attention_sweep import REGIMES, AttentionPlan
 from mamf.backend import Backend
 from mamf.cli.options import duration, index, share, size
-from mamf.errors import UsageError
+from mamf.cli.plan_options import read_names
+from mamf.cli.resuming import Sizes, require_repeated, require_repeated_sizes
+from mamf.discovery import attention_kernel
 
 _TOKENS = 16384
 # A CPU takes seconds for what an accelerator does in a millisecond.
 _TOKENS_OF_CPU = 1024
 _DEFAULT = Preset((128,), (1024, 4096, 16384), causal=(False,))
 _MASKS = {"yes": (True,), "no": (False,), "both": (False, True)}
+# What a shape calls the sizes of an option.
+_AXES = {
+    "head_dims": "head_dim",
+    "heads": "heads",
+    "kv_heads": "kv_heads",
+    "causal": "causal",
+    "window": "window",
+    "seq_lens": "seqlen_k",
+    "query_lens": "seqlen_q",
+    "batch": "batch",
+}
 
 
 def sparsity(text: str) -> float:
@@ -60,10 +73,16 @@ def add_measuring_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--precision", type=share, help="half-width of the median's interval to reach (default: 0.3%%)")
     group.add_argument("--time-limit", type=duration, help="per row; after it 3 launches suffice (default: burst 1s)")
     group.add_argument("--no-flush", action="store_true", default=None, help="burst: leave the operands in the cache")
-    group.add_argument(
+    either = group.add_mutually_exclusive_group()
+    either.add_argument(
         "--ceiling", type=Path, nargs="+", metavar="LOG", help="logs of 'mamf find' (default: one is made first)"
     )
-    group.add_argument("--no-ceiling", action="store_true", help="no shares, and nothing measured beside the kernels")
+    either.add_argument(
+        "--no-ceiling",
+        action="store_true",
+        default=None,
+        help="no shares, and nothing measured beside the kernels",
+    )
     group.add_argument("--baseline", metavar="KERNEL", help="what speed-ups are over (default: eager, or the slowest)")
 
 
@@ -91,6 +110,12 @@ def shapes_from(options: argparse.Namespace, tokens: int = _TOKENS) -> tuple[Att
     return tuple(found)
 
 
+def sizes_from(options: argparse.Namespace) -> Sizes:
+    """The sizes asked for, but for those of a preset."""
+    given = {name: (axis, getattr(options, name)) for name, axis in _AXES.items() if getattr(options, name)}
+    return given | {"causal": ("causal", _MASKS[options.causal])} if options.causal else given
+
+
 def problems_from(options: argparse.Namespace, backend: Backend) -> tuple[AttentionProblem, ...]:
     dtypes = [problem_for(backend, name).dtype for name in options.dtype or [None]]
     return tuple(
@@ -102,10 +127,8 @@ def problems_from(options: argparse.Namespace, backend: Backend) -> tuple[Attent
 
 
 def plan_from(options: argparse.Namespace, backend: Backend, kernels: Sequence[str]) -> AttentionPlan:
-    if options.no_ceiling and options.ceiling:
-        raise UsageError("--no-ceiling and --ceiling contradict each other: leave one out")
     return AttentionPlan(
-        shapes_from(options, _TOKENS if backend.is_accelerator else _TOKENS_OF_CPU),
+        shapes_from(options, tokens_of(backend)),
         problems_from(options, backend),
         tuple(kernels),
         tuple(name for name in REGIMES if name in (options.regime or REGIMES[:1])),
@@ -114,3 +137,33 @@ def plan_from(options: argparse.Namespace, backend: Backend, kernels: Sequence[s
         options.budget,
         not options.no_flush,
     )
+
+
+def tokens_of(backend: Backend) -> int:
+    return _TOKENS if backend.is_accelerator else _TOKENS_OF_CPU
+
+
+def require_repeated_plan(options: argparse.Namespace, before: AttentionPlan, backend: Backend) -> None:
+    """Raises LogMismatchError when something asked for is not what the log was measured with."""
+
+    def names(kernels: Sequence[str]) -> frozenset[str]:
+        return frozenset(attention_kernel(name).name for name in kernels)
+
+    problems, caches = before.problems, {True: "flushed caches", False: "warm caches"}
+    held = {
+        "dtype": frozenset(problem.dtype for problem in problems),
+        "direction": frozenset(problem.direction for problem in problems),
+        "sparsity": frozenset(problem.sparsity for problem in problems),
+        "backward_count": problems[0].backward_count,
+        "seed": problems[0].seed,
+        "kernel": names(before.kernels),
+        "regime": frozenset(before.regimes),
+        "precision": before.precision,
+        "time_limit": before.seconds,
+        "no_flush": caches[before.flush],
+    }
+    read = {**read_names(backend), "kernel": names, "no_flush": lambda given: caches[not given]}
+    require_repeated(options, held, read)
+    require_repeated_sizes(options, before.shapes, sizes_from(options))
+    shapes = {"preset": frozenset(before.shapes)}
+    require_repeated(options, shapes, {"preset": lambda name: frozenset(shapes_from(options, tokens_of(backend)))})

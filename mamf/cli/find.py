@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,10 @@ from typing import Any
 from mamf.api import kernels_for, problem_for
 from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.options import add_device_options, add_output_options, index, share
+from mamf.cli.plan_options import held_problem, kernel_name, problem_from, read_names
+from mamf.cli.resuming import require_repeated
 from mamf.cli.session import End, Session, add_run_options, interruptible
 from mamf.discovery import open_backend
-from mamf.errors import LogMismatchError, UsageError
 from mamf.finding import Find
 from mamf.finding_plan import CEILINGS, DEFAULT_BUDGET_SECONDS, FindPlan, plan_for
 from mamf.kernel import DATA, LAYOUTS, MatmulKernel
@@ -59,9 +60,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    dtypes = list(dict.fromkeys(options.dtype or [None]))
-    if len(dtypes) > 1 and options.resume:
-        raise UsageError("--resume goes on with the dtype of its log: leave --dtype out")
+    # A resumed run has the dtype of its log.
+    dtypes = [options.dtype] if options.resume else list(dict.fromkeys(options.dtype or [None]))
     output: Path | None = options.output
 
     def work(interruption: Interruption) -> int:
@@ -84,12 +84,13 @@ def run(options: argparse.Namespace) -> int:
     return interruptible(options, work)
 
 
-class _FindSession(Session):
+class _FindSession(Session[FindPlan]):
     command = "find"
+    plan_kind = FindPlan
 
     def __init__(self, options: argparse.Namespace, interruption: Interruption) -> None:
         super().__init__(options, interruption)
-        self.plan, self.kernels = self._resumed() if self.log else self._new()
+        self.plan, self.kernels = self._new() if self.before is None else self._resumed(self.before)
         held = [row for row in self.log.measurements if row.status not in MAY_PASS] if self.log else []
         self.rows = list(held)
         self._known = {id(row) for row in held}
@@ -98,15 +99,7 @@ class _FindSession(Session):
 
     def _new(self) -> tuple[FindPlan, list[MatmulKernel]]:
         options, backend = self.options, self.backend
-        problem = problem_for(
-            backend,
-            options.dtype,
-            options.out_dtype,
-            options.layout or "nt",
-            options.data or "normal",
-            options.seed or 0,
-            bool(options.fast_accumulation),
-        )
+        problem = problem_from(options, backend)
         kernels = kernels_for(backend, problem, options.kernel)
         plan = plan_for(
             backend,
@@ -118,18 +111,22 @@ class _FindSession(Session):
         )
         return replace(plan, kernels=tuple(dict.fromkeys(options.kernel or plan.kernels))), kernels
 
-    def _resumed(self) -> tuple[FindPlan, list[MatmulKernel]]:
+    def _resumed(self, before: FindPlan) -> tuple[FindPlan, list[MatmulKernel]]:
         """The log's own plan: only the budget may be given anew."""
-        assert self.log is not None
-        plan, options = self.log.plan, self.options
-        if not isinstance(plan, FindPlan):
-            raise LogMismatchError(f"{self.log.path} is not of a find: resume it with the command that began it")
-        decided = ("dtype", "out_dtype", "layout", "data", "seed", "fast_accumulation", "kernel", "regime", "precision")
-        given = next((name for name in decided if getattr(options, name) is not None), None)
-        if given:
-            raise LogMismatchError(f"--{given.replace('_', '-')} is decided by {self.log.path}: leave it out")
-        plan = replace(plan, budget_seconds=options.budget or plan.budget_seconds)
-        return plan, kernels_for(self.backend, plan.problem, plan.kernels)
+        options, backend = self.options, self.backend
+
+        def names(kernels: Sequence[str]) -> tuple[str, ...]:
+            return tuple(dict.fromkeys(kernel_name(backend, before.problem, name) for name in kernels))
+
+        held = {
+            **held_problem(before.problem),
+            "regime": frozenset(before.regimes),
+            "precision": before.precision,
+            "kernel": names(before.kernels),
+        }
+        require_repeated(options, held, {**read_names(backend), "kernel": names})
+        plan = replace(before, budget_seconds=options.budget or before.budget_seconds)
+        return plan, kernels_for(backend, plan.problem, plan.kernels)
 
     def dry_run(self) -> int:
         grid, names = self.plan.grid, ", ".join(self.plan.kernels)

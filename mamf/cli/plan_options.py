@@ -1,25 +1,24 @@
-"""The options that make up a plan, and what a resumed run may change of it."""
+"""The options that make up a plan of products, and what of it a resumed run repeats."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import asdict, fields, replace
 from typing import Any
 
 from mamf.api import problem_for
 from mamf.backend import Backend
 from mamf.cli.options import duration, index, shape, share, size
-from mamf.cli.session import require_same
-from mamf.errors import LogMismatchError, UsageError
-from mamf.kernel import DATA, LAYOUTS
+from mamf.cli.resuming import Sizes, require_repeated, require_repeated_sizes
+from mamf.discovery import kernel, kernel_for
+from mamf.errors import UsageError
+from mamf.kernel import DATA, LAYOUTS, MatmulProblem
 from mamf.regimes import REGIMES
-from mamf.run_log import RunLog
 from mamf.shapes import MatmulShape, matmul_grid, parse_range
 from mamf.sweeping import ORDERS, Plan
 
 _DEFAULT_SIZE = 4096
-# What a resumed run may change: nothing in these decides a figure.
-_FREE_TO_CHANGE = {"budget_seconds"}
 
 
 def add_shape_options(parser: argparse.ArgumentParser) -> None:
@@ -85,40 +84,61 @@ def add_measuring_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--num-iterations", type=size, metavar="COUNT", help="classic: timed launches (default: 100)")
 
 
-def shapes_from(options: argparse.Namespace) -> tuple[MatmulShape, ...]:
-    """The shapes asked for, or none when no dimension is given. Raises UsageError for an empty or backward range."""
-    sizes: dict[str, list[int] | None] = {}
+def sizes_from(options: argparse.Namespace) -> Sizes:
+    """The sizes asked for. Raises UsageError for an empty or backward range."""
+    found = {}
     for name in "mnk":
-        bounds = getattr(options, f"{name}_range")
-        sizes[name] = parse_range(*bounds) if bounds else getattr(options, name)
-    if options.shapes and any(sizes.values()):
+        if bounds := getattr(options, f"{name}_range"):
+            found[f"{name}_range"] = name, parse_range(*bounds)
+        elif sizes := getattr(options, name):
+            found[name] = name, sizes
+    if options.shapes and found:
         raise UsageError("--shapes names whole shapes: leave the sizes of M, N and K out")
-    if not any(sizes.values()):
-        return tuple(dict.fromkeys(options.shapes or ()))
-    return tuple(matmul_grid(*(sizes[name] or [_DEFAULT_SIZE] for name in "mnk")))
+    return found
+
+
+def shapes_from(options: argparse.Namespace) -> tuple[MatmulShape, ...]:
+    """The shapes asked for. Raises UsageError for an empty or backward range."""
+    sizes = dict(sizes_from(options).values())
+    return tuple(dict.fromkeys(options.shapes or matmul_grid(*(sizes.get(name, [_DEFAULT_SIZE]) for name in "mnk"))))
+
+
+def problem_from(options: argparse.Namespace, backend: Backend) -> MatmulProblem:
+    """The product asked for; what is not asked for is the default."""
+    names = (field.name for field in fields(MatmulProblem))
+    return problem_for(backend, **{name: value for name in names if (value := getattr(options, name)) is not None})
+
+
+def held_problem(problem: MatmulProblem) -> dict[str, object]:
+    """What the log's product means for options, several dtypes or one."""
+    return {**asdict(problem), "dtype": frozenset({problem.dtype})}
+
+
+def read_names(backend: Backend) -> dict[str, Callable[[Any], object]]:
+    """What names of dtypes mean on a device: ``fp8`` is the kind that it has."""
+
+    def dtypes(names: str | list[str]) -> frozenset[str]:
+        return frozenset(problem_for(backend, name).dtype for name in ([names] if isinstance(names, str) else names))
+
+    return {"dtype": dtypes, "out_dtype": lambda name: problem_for(backend, out_dtype=name).out_dtype}
+
+
+def kernel_name(backend: Backend, problem: MatmulProblem, name: str) -> str:
+    """What rows call a kernel that is asked for as ``auto`` or ``package.module:Class``."""
+    return (kernel_for(backend, problem) if name == "auto" else kernel(name)).name
 
 
 def plan_from(
-    options: argparse.Namespace, shapes: tuple[MatmulShape, ...], backend: Backend, log: RunLog | None
+    options: argparse.Namespace, shapes: tuple[MatmulShape, ...], backend: Backend, before: Plan | None
 ) -> Plan:
-    """The plan asked for; what is not asked for is the log's when resuming, else the default.
+    """The plan asked for, or that of the log that is resumed.
 
     Raises LogMismatchError when something asked for is not what the log was measured with.
     """
-    before = log.plan if log else None
-    if log is not None and not isinstance(before, Plan):
-        raise LogMismatchError(f"{log.path} is not of a sweep: resume it with the command that began it")
-    assert before is None or isinstance(before, Plan)
-    problem_options = {
-        name: value
-        for name in ("dtype", "out_dtype", "layout", "data", "seed", "fast_accumulation")
-        if (value := getattr(options, name)) is not None
-    }
-    known = {} if before is None else asdict(before.problem)
-    problem = problem_for(backend, **known | problem_options)
+    if before is not None:
+        require_repeated_plan(options, before, backend)
+        return replace(before, budget_seconds=options.budget)
     asked: dict[str, Any] = {
-        "shapes": shapes or None,
-        "problem": problem,
         "regimes": options.regime and tuple(dict.fromkeys(options.regime)),
         "order": options.order,
         "precision": options.precision,
@@ -129,28 +149,22 @@ def plan_from(
         "reference": options.reference,
         "reference_every": options.reference_every,
     }
-    asked = {name: value for name, value in asked.items() if value is not None}
-    if before is None or log is None:
-        default = (MatmulShape(_DEFAULT_SIZE, _DEFAULT_SIZE, _DEFAULT_SIZE),)
-        return Plan(**{"shapes": default, **asked})
-    plan = replace(
-        before, budget_seconds=None, **{name: value for name, value in asked.items() if name != "budget_seconds"}
-    )
-    require_same_plan(log, before, plan)
-    return replace(plan, budget_seconds=options.budget)
+    given = {name: value for name, value in asked.items() if value is not None}
+    return Plan(shapes, problem_from(options, backend), **given)
 
 
-def require_same_plan(log: RunLog, before: Plan, plan: Plan) -> None:
-    for field in fields(Plan):
-        if field.name in _FREE_TO_CHANGE:
-            continue
-        then, now = getattr(before, field.name), getattr(plan, field.name)
-        if field.name == "problem":
-            for part in fields(then):
-                require_same(log, part.name, getattr(then, part.name), getattr(now, part.name))
-        elif field.name == "shapes" and then != now:
-            raise LogMismatchError(
-                f"{log.path} holds another list of shapes; leave the shapes out to go on with its own"
-            )
-        else:
-            require_same(log, field.name, then, now)
+def require_repeated_plan(options: argparse.Namespace, before: Plan, backend: Backend) -> None:
+    held = {
+        **held_problem(before.problem),
+        "shapes": frozenset(before.shapes),
+        "regime": frozenset(before.regimes),
+        "order": before.order,
+        "precision": before.precision,
+        "time_limit": before.seconds,
+        "num_warmup_iterations": before.warmup_launches,
+        "num_iterations": before.timed_launches,
+        "reference": before.reference,
+        "reference_every": before.reference_every,
+    }
+    require_repeated(options, held, read_names(backend))
+    require_repeated_sizes(options, before.shapes, sizes_from(options))

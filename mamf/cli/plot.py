@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mamf.attention import DIRECTIONS
 from mamf.attention_charts import attention_chart
+from mamf.attention_sweep import is_attention
 from mamf.charts import QUANTITIES, Chart, find_chart, sweep_chart
 from mamf.cli.reading import read_log
 from mamf.errors import UsageError
@@ -74,6 +75,6 @@ def chart_of(log: RunLog, options: argparse.Namespace) -> Chart:
 
 
 def _tell_other_regimes(log: RunLog, wanted: str | None) -> None:
-    held = list(dict.fromkeys(row.regime for row in log.measurements if row.ok))
+    held = list(dict.fromkeys(row.regime for row in log.measurements if row.ok and is_attention(row)))
     if wanted is None and len(held) > 1:
         print(f"mamf: drawing {held[0]}; --regime draws {' or '.join(held[1:])}", file=sys.stderr)

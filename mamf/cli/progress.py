@@ -26,8 +26,6 @@ class Progress:
 
     def add(self, row: Measurement) -> None:
         """Count a measured row and show the best so far of its regime."""
-        if row.is_reference:
-            return
         best = self._best.get(row.regime)
         if row.ok and (best is None or row.best_tflops > best.best_tflops):
             best = self._best[row.regime] = row

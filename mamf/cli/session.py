@@ -10,16 +10,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple
 
-from mamf.backend import Advice, Backend, Unavailable
+from mamf.backend import Advice, Unavailable
 from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.options import duration
 from mamf.cli.progress import Progress
+from mamf.cli.resuming import AnyPlan, plan_of, reopened
 from mamf.discovery import open_backend
 from mamf.doctor import as_line, diagnose, warnings
 from mamf.environment import command_line, describe_environment, tool_version
-from mamf.errors import LogMismatchError, MamfError, RunLogWriteError, UsageError
+from mamf.errors import MamfError, RunLogWriteError, UsageError
 from mamf.measure import Measurement
 from mamf.records import measurement_record, utc_now
 from mamf.run_log import RunLog, RunLogWriter, read_run_log
@@ -55,11 +56,13 @@ class End(NamedTuple):
     exit_code: int
 
 
-class Session(ABC):
+class Session(ABC, Generic[AnyPlan]):
     """A run with everything around it. Derived commands say what is measured and how it is reported."""
 
     #: The command's name, for the log's default name.
     command: str
+    #: Of the logs that it resumes.
+    plan_kind: type[AnyPlan]
 
     def __init__(self, options: argparse.Namespace, interruption: Interruption) -> None:
         self.options = options
@@ -67,9 +70,14 @@ class Session(ABC):
         self.log: RunLog | None = read_run_log(options.resume) if options.resume else None
         if self.log and options.output:
             raise UsageError("--resume continues its own file: leave --output out")
+        #: The plan of the log that is resumed.
+        self.before = plan_of(self.log, self.plan_kind) if self.log else None
         self.findings: list[Advice] = []
         self.rows: list[Measurement] = []
-        self.backend = self._open_backend()
+        if self.log:
+            self.backend = reopened(self.log, options)
+        else:
+            self.backend = open_backend(options.backend or "auto", options.device or 0)
 
     @abstractmethod
     def plan_record(self) -> dict[str, Any]:
@@ -82,6 +90,10 @@ class Session(ABC):
     @abstractmethod
     def label(self) -> str:
         """What the default name of the log says of the plan."""
+
+    def counts(self, row: Measurement) -> bool:
+        """Whether a row is what the run is for, and not measured beside it."""
+        return not row.is_reference
 
     @abstractmethod
     def has_all(self) -> bool:
@@ -129,15 +141,6 @@ class Session(ABC):
             with self.interruption.shielded():
                 return self._finish(header, writer, end, self.backend.now() - begun)
 
-    def _open_backend(self) -> Backend:
-        device = self.log.header["device"] if self.log else {}
-        name = self.options.backend or device.get("backend", "auto")
-        index = self.options.device if self.options.device is not None else device.get("index", 0)
-        backend = open_backend(name, index)
-        if self.log:
-            require_same_device(self.log, backend)
-        return backend
-
     def _header(self) -> dict[str, Any]:
         backend = self.backend
         sensors = backend.telemetry
@@ -177,13 +180,14 @@ class Session(ABC):
                     with self.interruption.shielded():
                         writer.write("measurement", measurement_record(row))
                         self.rows.append(row)
-                    progress.add(row)
+                    if self.counts(row):
+                        progress.add(row)
                     self.interruption.check()
         except KeyboardInterrupt:
             return End("interrupted", "by the user", EXIT_CODE)
         except MamfError as error:
             return End("interrupted", str(error), error.exit_code)
-        code = 0 if any(row.ok for row in self.rows) else _NOTHING_MEASURED
+        code = 0 if any(row.ok and self.counts(row) for row in self.rows) else _NOTHING_MEASURED
         return End("interrupted", "the budget ended", code) if self.left_out() else End("complete", "", code)
 
     def _finish(self, header: dict[str, Any], writer: RunLogWriter, end: End, elapsed: float) -> int:
@@ -203,18 +207,3 @@ class Session(ABC):
         print(self.rendered(header, summary), end="")
         print(f"log: {path}", file=sys.stdout if self.options.format in ("table", "markdown") else sys.stderr)
         return 0
-
-
-def require_same_device(log: RunLog, backend: Backend) -> None:
-    """Figures of two devices or two software stacks do not belong in one log. Raises LogMismatchError."""
-    then, now = log.header["device"], asdict(backend.info)
-    for name in ("backend", "name", "uuid_hash", "compute_units", "driver", "versions"):
-        require_same(log, f"device {name}", then[name], now[name])
-    packages = describe_environment()["packages"]
-    require_same(log, "torch", log.header["environment"]["packages"].get("torch"), packages.get("torch"))
-
-
-def require_same(log: RunLog, what: str, then: object, now: object) -> None:
-    """Raises LogMismatchError when a log was measured with something else."""
-    if then != now:
-        raise LogMismatchError(f"{log.path} was measured with {what} {then}, not {now}; start a new log")

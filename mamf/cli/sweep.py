@@ -12,18 +12,20 @@ from mamf.cli.plan_options import (
     add_measuring_options,
     add_problem_options,
     add_shape_options,
+    kernel_name,
     plan_from,
     shapes_from,
 )
+from mamf.cli.resuming import require_repeated
 from mamf.cli.session import End, Session, add_run_options, interruptible
 from mamf.discovery import kernel_for
-from mamf.errors import LogMismatchError, UnsupportedError
+from mamf.errors import UnsupportedError
 from mamf.estimate import estimate_seconds, probe_flops
 from mamf.kernel import MatmulKernel
 from mamf.measure import Measurement
 from mamf.records import plan_record
 from mamf.report import FORMATS, render, summary_record
-from mamf.sweeping import Sweep
+from mamf.sweeping import Plan, Sweep
 
 _EXAMPLES = """examples:
   mamf sweep --m-range 0 20480 256                    79 shapes Mx4096x4096 in burst
@@ -52,13 +54,14 @@ def run(options: argparse.Namespace) -> int:
     return interruptible(options, work)
 
 
-class _SweepSession(Session):
+class _SweepSession(Session[Plan]):
     command = "sweep"
+    plan_kind = Plan
 
     def __init__(self, options: argparse.Namespace, interruption: Interruption) -> None:
         requested = shapes_from(options)
         super().__init__(options, interruption)
-        self.plan = plan_from(options, requested, self.backend, self.log)
+        self.plan = plan_from(options, requested, self.backend, self.before)
         self.kernel = self._kernel()
         self.held = self.log.held if self.log else set()
         self.rows = self.log.kept if self.log else []
@@ -67,13 +70,13 @@ class _SweepSession(Session):
         interruption.check()
 
     def _kernel(self) -> MatmulKernel:
-        name = self.options.kernel or (self.log.header["kernel"] if self.log else "auto")
-        kernel = kernel_for(self.backend, self.plan.problem, name)
-        if self.log and kernel.name != self.log.header["kernel"]:
-            raise LogMismatchError(
-                f"{self.log.path} was measured with kernel {self.log.header['kernel']}, not {kernel.name}"
-            )
-        reason = kernel.unsupported(self.backend, self.plan.problem)
+        backend, problem, name = self.backend, self.plan.problem, self.options.kernel
+        if self.log:
+            held = {"kernel": self.log.header["kernel"]}
+            require_repeated(self.options, held, {"kernel": lambda name: kernel_name(backend, problem, name)})
+            name = name or held["kernel"]
+        kernel = kernel_for(backend, problem, name or "auto")
+        reason = kernel.unsupported(backend, problem)
         if reason:
             raise UnsupportedError(reason)
         return kernel

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
+from mamf.attention_sweep import is_attention
 from mamf.ceiling import CHOOSE, CONFIRM, FEWEST_ROUNDS, Ceiling, confirmed
 from mamf.contribution.evidence import Evidence, Finding
 from mamf.contribution.row_rules import agree, is_exact
@@ -55,32 +57,36 @@ def summary_recomputes(evidence: Evidence) -> Iterator[Finding]:
 def _summary(evidence: Evidence, summary: dict[str, object]) -> dict[str, object]:
     rows, status, reason = evidence.log.measurements, str(summary["status"]), str(summary["reason"])
     if evidence.is_search:
-        return find_summary_record(rows, recomputed_ceilings(evidence), status, reason, 0.0)
+        ceilings = {regime: ceiling for (_, regime), ceiling in recomputed_ceilings(evidence).items()}
+        return find_summary_record(rows, ceilings, status, reason, 0.0)
     if evidence.is_attention:
         return attention_summary_record(rows, evidence.log.all_ceilings, status, reason, 0.0, 0)
     return summary_record(rows, status, reason, 0.0, 0)
 
 
-def recomputed_ceilings(evidence: Evidence) -> dict[str, Ceiling]:
-    """The ceilings of a find as its confirming rows give them."""
+def recomputed_ceilings(evidence: Evidence) -> dict[tuple[str, str], Ceiling]:
+    """The ceilings of searches, by dtype and regime, as their last rounds give them."""
     device = evidence.header["device"]
+    last_rounds = [row for row in evidence.log.measurements if row.phase in (CHOOSE, CONFIRM)]
     found = {}
-    for regime in evidence.plan.regimes:
-        rows = [row for row in evidence.log.measurements if row.regime == regime and row.phase in (CHOOSE, CONFIRM)]
-        ceiling = confirmed(rows, device["name"], device["uuid_hash"], evidence.header["kernel"])
-        if ceiling is not None:
-            found[regime] = ceiling
+    for search in evidence.searches:
+        default = evidence.header["kernel"] if evidence.is_search else search.kernels[0]
+        for regime in search.regimes:
+            rows = [row for row in last_rounds if (row.problem, row.regime) == (search.problem, regime)]
+            ceiling = confirmed(rows, device["name"], device["uuid_hash"], default)
+            if ceiling is not None:
+                found[search.problem.dtype, regime] = ceiling
     return found
 
 
 def ceilings_recompute(evidence: Evidence) -> Iterator[Finding]:
-    """The ceiling records of a find follow from the rounds that confirmed them, one for each regime of its plan."""
-    if not evidence.is_search:
+    """Ceilings that were searched for follow from the rounds that confirmed them, one for each regime of the plan."""
+    if not evidence.searches:
         return
     again = recomputed_ceilings(evidence)
-    logged = list(evidence.of_kind("ceiling"))
-    for line, record in logged:
-        ceiling = again.get(record["regime"])
+    logged = [(line, record, _key(evidence, record)) for line, record in evidence.of_kind("ceiling")]
+    for line, record, key in logged:
+        ceiling = again.get(key)
         if ceiling is None:
             yield Finding("ceiling-mismatch", f"{record['regime']}: no rounds confirm the ceiling", line)
             continue
@@ -93,12 +99,24 @@ def ceilings_recompute(evidence: Evidence) -> Iterator[Finding]:
         known = {"record", "time", *(("dtype",) if record.get("dtype") == ceiling.problem.dtype else ())}
         for name in sorted(record.keys() - expected.keys() - known):
             yield Finding("unknown-field", f"mamf writes no field {name!r} of a ceiling: remove it", line)
-    held = [record["regime"] for _, record in logged]
+    held = [key for _, _, key in logged]
     if len(held) != len(set(held)):
         yield Finding("ceiling-mismatch", "a regime has two ceilings")
-    wanted = set(evidence.plan.regimes) if evidence.tier == "complete" else set(again)
-    for regime in sorted(wanted - set(held)):
-        yield Finding("ceiling-mismatch", f"the {regime} ceiling is not there")
+    for dtype, regime in sorted(_wanted(evidence, again) - set(held)):
+        yield Finding("ceiling-mismatch", f"the {regime} ceiling of {dtype} is not there")
+
+
+def _key(evidence: Evidence, record: Mapping[str, Any]) -> tuple[str, str]:
+    # Early logs of finds name the product in the header alone.
+    problem = record["problem"] if "problem" in record else evidence.header["plan"]["problem"]
+    return problem["dtype"], record["regime"]
+
+
+def _wanted(evidence: Evidence, again: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
+    """Ceilings that must be there: before they are, no attention is measured."""
+    if evidence.tier != "complete" and not any(map(is_attention, evidence.log.measurements)):
+        return set(again) if evidence.is_search else set()
+    return {(search.problem.dtype, regime) for search in evidence.searches for regime in evidence.plan.regimes}
 
 
 def _same(written: object, again: object) -> bool:
@@ -122,7 +140,7 @@ def ceilings_fit_attention(evidence: Evidence) -> Iterator[Finding]:
     most = _ABOVE_CEILING_OF_CPU if evidence.is_cpu else _ABOVE_CEILING
     for line, _, row in evidence.rows:
         own = ceilings.get((row.problem.dtype, row.regime))
-        if own is None or not row.ok or not is_exact(evidence, row):
+        if own is None or not row.ok or row.phase or not is_exact(evidence, row):
             continue
         seen = max(row.best_tflops, float(row.details.get("reference_tflops", 0.0)))
         if seen > most * own.tflops:
@@ -152,7 +170,7 @@ def attention_is_firm(evidence: Evidence) -> Iterator[Finding]:
     """Rows of attention are each a figure of its own: how many of them are known only roughly."""
     if not evidence.is_attention:
         return
-    rows = [row for _, _, row in evidence.rows if row.ok and not row.is_reference]
+    rows = [row for _, _, row in evidence.rows if row.ok and is_attention(row)]
     rough = [row for row in rows if _half_width(row) > _widest(evidence)]
     if rough:
         worst = max(rough, key=_half_width)

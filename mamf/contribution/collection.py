@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mamf.attention_sweep import AttentionPlan, mamfu
+from mamf.attention_sweep import AttentionPlan, is_attention, mamfu
 from mamf.ceiling import Ceiling
 from mamf.finding_plan import FindPlan
 from mamf.legacy import FinderRun, read_legacy_or_none
@@ -135,7 +135,7 @@ def _of_row(log: RunLog, place: Path, row: Measurement) -> CeilingEntry:
 
 
 def _attention_entries(log: RunLog, place: Path) -> list[AttentionEntry]:
-    shares = ((row, mamfu(row, log.all_ceilings)) for row in log.measurements if row.ok and not row.is_reference)
+    shares = ((row, mamfu(row, log.all_ceilings)) for row in log.measurements if row.ok and is_attention(row))
     return [AttentionEntry(log.header, place, log.tier, row, share) for row, share in shares if share is not None]
 
 

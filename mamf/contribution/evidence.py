@@ -53,6 +53,11 @@ class Evidence:
     def is_attention(self) -> bool:
         return isinstance(self.plan, AttentionPlan)
 
+    @cached_property
+    def searches(self) -> tuple[FindPlan, ...]:
+        """The searches for ceilings whose rows the log holds: the run itself, or what went before attention."""
+        return (self.plan,) if self.is_search else self.plan.searches if self.is_attention else ()
+
     @property
     def is_cpu(self) -> bool:
         """Whether no sensor of a vendor tells clock and power, and the load of the host moves every figure."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
+from mamf.attention_sweep import is_attention
 from mamf.backend import DeviceInfo
 from mamf.contribution.evidence import Evidence, Finding
 from mamf.dtypes import DTYPES
@@ -33,7 +34,7 @@ def rows_recompute(evidence: Evidence) -> Iterator[Finding]:
     for line, record, row in evidence.rows:
         again = measurement_record(row)
         if record["flop"] != again["flop"]:
-            formula = "the unmasked pairs" if evidence.is_attention else "2*M*N*K"
+            formula = "the unmasked pairs" if is_attention(row) else "2*M*N*K"
             yield Finding(
                 "flop-count", f"{row.shape}: {record['flop']} FLOP are not the {again['flop']} of {formula}", line
             )
@@ -106,7 +107,7 @@ def verified(evidence: Evidence) -> Iterator[Finding]:
     """Every good row's result was checked, and rounding shows that its operands were no zeros."""
     for line, row in good_rows(evidence):
         exact = is_exact(evidence, row)
-        bound = _WORST_ATTENTION[exact] if evidence.is_attention else row.problem.tolerance
+        bound = _WORST_ATTENTION[exact] if is_attention(row) else row.problem.tolerance
         if row.error is None:
             yield Finding("unverified", f"{row.shape} by {row.kernel}: its result was not checked", line)
         elif not 0 <= row.error <= bound:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
+from mamf.attention_sweep import is_attention
 from mamf.ceiling import CHOOSE, CONFIRM
 from mamf.contribution.evidence import Evidence, Finding
 from mamf.contribution.row_rules import good_rows
+from mamf.finding_plan import FindPlan
 from mamf.measure import Measurement
 from mamf.regimes import Burst, Sustained
 
@@ -47,13 +49,12 @@ def _is_too_short(evidence: Evidence, row: Measurement) -> bool:
 
 def rows_of_plan(evidence: Evidence) -> Iterator[Finding]:
     """Rows are steps of the plan, by its kernels, of its problem; a step that was measured is not measured again."""
-    if not any(True for _ in good_rows(evidence)):
+    if not any(is_attention(row) or not evidence.is_attention for _, row in good_rows(evidence)):
         yield Finding("missing-row", "nothing was measured")
-    if evidence.is_search:
-        yield from _rows_of_find(evidence)
-    elif evidence.is_attention:
+    yield from _rows_of_searches(evidence)
+    if evidence.is_attention:
         yield from _rows_of_steps(evidence, list(evidence.plan.steps()))
-    else:
+    elif not evidence.is_search:
         steps = [(regime, shape) for regime in evidence.plan.regimes for shape in evidence.plan.shapes]
         yield from _rows_of_steps(evidence, steps)
 
@@ -61,6 +62,8 @@ def rows_of_plan(evidence: Evidence) -> Iterator[Finding]:
 def _rows_of_steps(evidence: Evidence, steps: list[tuple[Any, ...]]) -> Iterator[Finding]:
     planned, measured = set(steps), Counter[tuple[Any, ...]]()
     for line, _, row in evidence.rows:
+        if row.phase:
+            continue
         step = _step(evidence, row)
         if not _is_own(evidence, row) or (not row.is_reference and step not in planned):
             yield Finding("foreign-row", f"{row.shape} by {row.kernel} in {row.regime} is not of this run's plan", line)
@@ -80,13 +83,12 @@ def _rows_of_steps(evidence: Evidence, steps: list[tuple[Any, ...]]) -> Iterator
 
 def _step(evidence: Evidence, row: Measurement) -> tuple[Any, ...]:
     if evidence.is_attention:
-        return row.regime, row.problem, row.shape, _planned_kernel(evidence, row.kernel)
+        return row.regime, row.problem, row.shape, _planned_kernel(evidence.plan.kernels, row.kernel)
     return row.regime, row.shape
 
 
-def _planned_kernel(evidence: Evidence, name: str) -> str:
-    """What the plan calls a row's kernel: an algorithm by its library, one tried without installing it by its path."""
-    planned = evidence.plan.kernels
+def _planned_kernel(planned: Collection[str], name: str) -> str:
+    """What a plan calls a row's kernel: an algorithm by its library, one tried without installing it by its path."""
     family = name.partition("[")[0]
     if name in planned or family in planned:
         return name if name in planned else family
@@ -104,15 +106,24 @@ def _is_own(evidence: Evidence, row: Measurement) -> bool:
     return bool(row.kernel == evidence.header["kernel"] and row.problem == evidence.plan.problem)
 
 
-def _rows_of_find(evidence: Evidence) -> Iterator[Finding]:
-    plan = evidence.plan
+def _rows_of_searches(evidence: Evidence) -> Iterator[Finding]:
+    """Every row of a find, and of attention what has a phase."""
+    searched = [found for found in evidence.rows if found[2].phase or evidence.is_search]
+    problems = [plan.problem for plan in evidence.searches]
+    for line, _, row in searched:
+        if row.is_reference or row.problem not in problems:
+            yield Finding("foreign-row", f"{row.shape} by {row.kernel} is not of this run's plan", line)
+    for plan in evidence.searches:
+        yield from _rows_of_search(plan, [found for found in searched if found[2].problem == plan.problem])
+
+
+def _rows_of_search(plan: FindPlan, found: Iterable[tuple[int, dict[str, Any], Measurement]]) -> Iterator[Finding]:
     on_grid = {axis: set(getattr(plan.grid, axis)) for axis in "mnk"}
     tried: set[tuple[int, int, int]] = set()
     rounds: dict[tuple[str, str], set[int]] = {}
-    for line, record, row in evidence.rows:
+    for line, record, row in found:
         shape = record["shape"]
-        is_planned = _planned_kernel(evidence, row.kernel) in plan.kernels
-        if row.is_reference or not is_planned or row.problem != plan.problem:
+        if _planned_kernel(plan.kernels, row.kernel) not in plan.kernels:
             yield Finding("foreign-row", f"{row.shape} by {row.kernel} is not of this run's plan", line)
         if row.phase == "scout" and any(shape[axis] not in on_grid[axis] for axis in "mnk"):
             yield Finding("foreign-row", f"the scout {row.shape} is not of the grid", line)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mamf.attention import AttentionProblem, AttentionShape
-from mamf.attention_sweep import STATE_TOLERANCE, Ceilings, mamfu, state
+from mamf.attention_sweep import STATE_TOLERANCE, Ceilings, is_attention, mamfu, state
 from mamf.measure import TERA, Measurement
 from mamf.peaks import find_peak
 from mamf.report.text import DASH, csv_text, end_line, markdown, significant, table, whole
@@ -19,10 +19,6 @@ _COLUMNS = (
     *("state", "MHz", "W", "error", "remarks"),
 )
 _LEFT_ALIGNED = ("kernel", "remarks")
-
-
-def is_attention(row: Measurement) -> bool:
-    return isinstance(row.shape, AttentionShape)
 
 
 def group_of(row: Measurement) -> Group:

@@ -22,7 +22,7 @@ class SimulatedAttention(AttentionKernel):
     share: ClassVar[float] = 0.7
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
-        return None if isinstance(backend, SimulatedBackend) else Unavailable("it is simulated", "use SimulatedBackend")
+        return unsimulated(backend)
 
     def prepare(
         self,
@@ -47,6 +47,9 @@ class SimulatedMatmul(MatmulKernel):
 
     name = "simulated.mm"
 
+    def unavailable(self, backend: Backend) -> Unavailable | None:
+        return unsimulated(backend)
+
     def unsupported(self, backend: Backend, problem: MatmulProblem) -> str | None:
         if problem.dtype == "int8" or problem.out_dtype == "int32":
             return "the simulated device multiplies no integers"
@@ -68,6 +71,11 @@ class SimulatedMatmul(MatmulKernel):
 
         ready = prepared(device, shape, sets, problem.tolerance, lambda index: device.multiply(shape, (shape, index)))
         return replace(ready, rewrite_output=(lambda: None) if rewrite else None)
+
+
+def unsimulated(backend: Backend) -> Unavailable | None:
+    """Why a simulated kernel cannot run on a backend, or None."""
+    return None if isinstance(backend, SimulatedBackend) else Unavailable("it is simulated", "use SimulatedBackend")
 
 
 def prepared(

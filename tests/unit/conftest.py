@@ -1,7 +1,23 @@
 """Fixtures that several tests share."""
 
+from importlib.metadata import EntryPoint
+
 import pytest
 from contribution_logs import SIMULATED, measured
+
+from mamf import discovery
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    """The simulated kernel as an installed distribution declares one: a log names kernels, and resumes by name."""
+    point = EntryPoint("simulated.mm", "mamf.testing:SimulatedMatmul", discovery.KERNELS)
+    others = discovery.entry_points
+
+    def points(group):
+        return [*others(group=group), *([point] if group == discovery.KERNELS else [])]
+
+    monkeypatch.setattr(discovery, "entry_points", points)
 
 
 @pytest.fixture(scope="session")

@@ -31,7 +31,7 @@ ARROWS = {
     "finding_plan": {"estimate", "regimes"},
     "find_strategy": {"candidates", "ceiling", "finding_plan", "measure", "regimes", "search"},
     "finding": {"ceiling", "find_strategy", "finding_plan", "measure", "peaks", "regimes"},
-    "attention_sweep": {"ceiling", "measure", "peaks", "regimes"},
+    "attention_sweep": {"ceiling", "finding_plan", "measure", "peaks", "regimes"},
     "environment": set(),
     "records": {"attention_sweep", "ceiling", "finding_plan", "measure", "sweeping"},
     "run_log": {"attention_sweep", "ceiling", "environment", "finding_plan", "measure", "records", "sweeping"},
@@ -95,6 +95,11 @@ def test_only_the_command_line_prints(path):
     calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
     printed = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "print"]
     assert path.parent.name == "cli" or not printed
+
+
+@pytest.mark.parametrize("path", [path for path in CORE if path.parent.name == "cli"], ids=lambda path: path.name)
+def test_no_assertion_judges_what_a_user_gives(path):
+    assert not [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Assert)]
 
 
 @pytest.mark.parametrize(

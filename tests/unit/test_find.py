@@ -9,14 +9,12 @@ import pkgutil
 import signal
 import statistics
 from collections import Counter
-from importlib.metadata import EntryPoint
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import mamf
-from mamf import discovery
 from mamf.ceiling import FEWEST_ROUNDS, Ceiling, confirmed
 from mamf.errors import DeviceError, IncomparableError, RunLogError, UnknownNameError, UnsupportedError
 from mamf.find_strategy import FindStrategy
@@ -465,18 +463,6 @@ def test_a_plan_of_an_unknown_regime_is_refused():
 
 
 @pytest.fixture
-def registered(monkeypatch):
-    """The simulated kernel as an installed distribution declares one: a log names kernels, and resumes by name."""
-    point = EntryPoint(KERNEL, "mamf.testing:SimulatedMatmul", discovery.KERNELS)
-    others = discovery.entry_points
-
-    def points(group):
-        return [*others(group=group), *([point] if group == discovery.KERNELS else [])]
-
-    monkeypatch.setattr(discovery, "entry_points", points)
-
-
-@pytest.fixture
 def find(run):
     return lambda *arguments: run("find", *SIMULATED, *arguments)
 
@@ -582,7 +568,6 @@ def test_a_dry_run_says_what_would_be_done_and_writes_nothing(find, tmp_path):
         (["--bugdet", "20s"], "did you mean --budget?"),
         (["--precision", "3"], "share between 0 and 1"),
         (["--resume", "nothing.jsonl"], "cannot read nothing.jsonl"),
-        (["--resume", "nothing.jsonl", "--dtype", "bfloat16", "float16"], "leave --dtype out"),
         (["--device", "7"], "no device 7"),
     ],
 )
@@ -688,21 +673,8 @@ def test_a_budget_given_when_resuming_counts(whole, run, registered, tmp_path):
     assert " in 40." in out
 
 
-@pytest.mark.parametrize(
-    "option", ["--dtype float16", "--kernel torch.mm", "--regime burst", "--seed 0", "--output other"]
-)
-def test_a_log_is_not_resumed_with_something_else(whole, run, tmp_path, option):
-    is_output = option.startswith("--output")
-    complaint = "leave --output out" if is_output else f"{option.split()[0]} is decided by run.jsonl: leave it out"
-    assert_refused(resume(run, *option.split()), complaint)
-    assert (tmp_path / "run.jsonl").read_bytes() == whole[2]
-
-
-def test_a_sweep_does_not_resume_a_finds_log_nor_a_find_a_sweeps(whole, run):
-    other = "resume it with the command that began it"
-    assert_refused(run("sweep", *SIMULATED, "--resume", "run.jsonl"), f"run.jsonl is not of a sweep: {other}")
+def test_a_sweeps_log_holds_no_ceiling(run):
     run("sweep", *SIMULATED, "--m", "512", "--output", "sweep.jsonl")
-    assert_refused(run("find", *BACKEND, "--resume", "sweep.jsonl"), f"sweep.jsonl is not of a find: {other}")
     with pytest.raises(RunLogError, match="holds no burst ceiling \\(it holds: none\\)"):
         mamf.load_ceiling("sweep.jsonl")
 

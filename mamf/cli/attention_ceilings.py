@@ -1,0 +1,104 @@
+"""The ceilings that shares of attention are of: given, of the log that is resumed, or searched for first."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, replace
+
+from mamf.api import kernels_for, problem_for
+from mamf.attention_sweep import AttentionPlan, Ceilings, require_same_card
+from mamf.backend import Backend
+from mamf.ceiling import Ceiling
+from mamf.cli.resuming import contradiction, require_repeated
+from mamf.errors import DeviceError, UsageError
+from mamf.finding import Find
+from mamf.finding_plan import CEILINGS, FindPlan, plan_for
+from mamf.records import ceiling_from_record, ceiling_record
+from mamf.regimes import Burst, Sustained
+from mamf.run_log import RunLog, read_run_log
+
+#: Time to find the ceilings of a dtype in, by how many they are: burst alone, and with sustained.
+_SECONDS = {1: 12.0, 2: 57.0}
+#: What all searches together may take of a budget: a share needs a kernel as much as a ceiling.
+_SHARE_OF_BUDGET = 0.5
+
+
+def given_ceilings(
+    options: argparse.Namespace, needed: Collection[tuple[str, str]], backend: Backend
+) -> dict[tuple[str, str], Ceiling]:
+    """What the logs of ``--ceiling`` hold. Raises UsageError when one holds none, or they lack one that is needed, and
+    IncomparableError for another card's.
+    """
+    found: dict[tuple[str, str], Ceiling] = {}
+    for path in options.ceiling or ():
+        log = read_run_log(path)
+        if not log.all_ceilings:
+            raise UsageError(f"{path} holds no ceiling: give a log of 'mamf find'")
+        for ceiling in log.all_ceilings.values():
+            require_same_card(ceiling, backend)
+        found |= log.all_ceilings
+    for dtype, regime in needed if options.ceiling else ():
+        if (dtype, regime) not in found:
+            raise UsageError(f"no {dtype} {regime} ceiling in {', '.join(map(str, options.ceiling))}")
+    return found
+
+
+def require_repeated_ceilings(options: argparse.Namespace, log: RunLog, before: AttentionPlan, given: Ceilings) -> None:
+    """Raises LogMismatchError for ceilings that are not those of the log."""
+    held, none = log.all_ceilings, "no ceiling"
+    own = "a search for its own ceiling" if before.searches else "a given ceiling" if held else none
+    require_repeated(options, {"no_ceiling": own}, {"no_ceiling": lambda given: none})
+    if given and not held:
+        raise contradiction(options, "ceiling", own)
+    for key in given.keys() & held.keys():
+        if ceiling_record(given[key]) != ceiling_record(held[key]):
+            raise contradiction(options, "ceiling", told(held[key]))
+
+
+def told(ceiling: Ceiling) -> str:
+    return f"a {ceiling.problem.dtype} {ceiling.regime} ceiling of {ceiling.tflops:.6g} TFLOPS at {ceiling.shape}"
+
+
+def with_searches(plan: AttentionPlan, backend: Backend) -> AttentionPlan:
+    """The plan with a search for the ceilings of each of its dtypes."""
+    regimes = CEILINGS if Sustained.name in plan.regimes else (Burst.name,)
+    searches = []
+    for dtype in dict.fromkeys(problem.dtype for problem in plan.problems):
+        problem = problem_for(backend, dtype)
+        kernels, seconds = kernels_for(backend, problem)[:1], _SECONDS[len(regimes)]
+        searches.append(plan_for(backend, problem, kernels, regimes=regimes, budget_seconds=seconds))
+    return replace(plan, searches=tuple(searches))
+
+
+def within(budget: float | None, searches: Sequence[FindPlan]) -> list[FindPlan]:
+    """Searches in the time that a run has for them."""
+    if budget is None:
+        return list(searches)
+    part = _SHARE_OF_BUDGET * budget / max(1, len(searches))
+    return [replace(search, budget_seconds=min(part, search.budget_seconds)) for search in searches]
+
+
+def warning(search: FindPlan) -> str | None:
+    """What a reader of the shares must know of a search that a budget cut short."""
+    usual = _SECONDS[len(search.regimes)]
+    if search.budget_seconds >= usual:
+        return None
+    return (
+        f"--budget leaves {search.budget_seconds:.3g} of {usual:.0f} s to the search for the {search.problem.dtype} "
+        "ceiling: it may come out percents too low, and shares too high"
+    )
+
+
+def found_ceilings(find: Find, regimes: Sequence[str]) -> dict[tuple[str, str], Ceiling]:
+    """What a search confirmed, as the log will hold it. Raises DeviceError when that is not all that is needed."""
+    dtype, found = find.plan.problem.dtype, {}
+    for regime in regimes:
+        if regime not in find.ceilings:
+            raise DeviceError(
+                f"no {regime} ceiling of {dtype} was confirmed in {find.plan.budget_seconds:.3g} s: --resume goes on "
+                "with it (a longer --budget leaves it more), or start anew with --ceiling LOG"
+            )
+        record = ceiling_record(find.ceilings[regime])
+        found[dtype, regime] = ceiling_from_record(record, {"device": asdict(find.backend.info)})
+    return found

@@ -1,0 +1,133 @@
+"""What a resumed run may be asked for: what its log was measured with, once more. Anything else begins a new log.
+
+Free are the budget, the notes and how a run is shown: nothing in these decides a figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+from mamf.attention_sweep import AttentionPlan
+from mamf.backend import Backend, DeviceInfo
+from mamf.discovery import backend_class, open_backend
+from mamf.environment import describe_environment
+from mamf.errors import LogMismatchError
+from mamf.finding_plan import FindPlan
+from mamf.run_log import RunLog
+from mamf.sweeping import Plan
+
+AnyPlan = TypeVar("AnyPlan", bound=Plan | FindPlan | AttentionPlan)
+#: An option to the sizes that are asked for by it, and what a shape calls them.
+Sizes = Mapping[str, tuple[str, Sequence[Any]]]
+_A_RUN = {"sweep": "a sweep", "find": "a find", "attention": "attention"}
+_MOST_TOLD = 5
+
+
+def plan_of(log: RunLog, kind: type[AnyPlan]) -> AnyPlan:
+    """The plan of a log that a command resumes. Raises LogMismatchError, with the command to use, for another's log."""
+    plan = log.plan
+    if not isinstance(plan, kind):
+        command = log.header["plan"].get("command", "sweep")
+        raise LogMismatchError(
+            f"{log.path} is of {_A_RUN[command]}: resume it with 'mamf {command} --resume {log.path}'"
+        )
+    return plan
+
+
+def require_repeated(
+    options: argparse.Namespace, held: Mapping[str, object], read: Mapping[str, Callable[[Any], object]] | None = None
+) -> None:
+    """Raises LogMismatchError for the first option given that is not what the log was measured with.
+
+    ``held``: the log's values by option, sets where order decides nothing. ``read``: what an option's value means,
+    where that is not the value itself (or the set of a list).
+    """
+    for option, then in held.items():
+        given = getattr(options, option)
+        if given is not None and (read or {}).get(option, as_set)(given) != then:
+            raise contradiction(options, option, then)
+
+
+def require_repeated_sizes(options: argparse.Namespace, shapes: Iterable[Any], asked: Sizes) -> None:
+    """The same for sizes: each is the log's, and so are the combinations of those that are given."""
+    shapes = list(shapes)
+    for option, (axis, sizes) in asked.items():
+        then = frozenset(getattr(shape, axis) for shape in shapes)
+        if frozenset(sizes) != then:
+            raise contradiction(options, option, then)
+    axes = [axis for axis, _ in asked.values()]
+    combined = set(itertools.product(*(sizes for _, sizes in asked.values())))
+    if combined != {tuple(getattr(shape, axis) for axis in axes) for shape in shapes}:
+        names = " ".join(map(flag, asked))
+        raise LogMismatchError(
+            f"{names}: {options.resume} holds other combinations of these sizes; leave them out, or start a new log"
+        )
+
+
+def as_set(value: object) -> object:
+    return frozenset(value) if isinstance(value, list) else value
+
+
+def contradiction(options: argparse.Namespace, option: str, then: object) -> LogMismatchError:
+    """The error for an option that is not what the log was measured with."""
+    given = getattr(options, option)
+    name = flag(f"no_{option}" if given is False else option)
+    asked = name if isinstance(given, bool) else f"{name} {told(given)}"
+    return LogMismatchError(
+        f"{asked} contradicts {options.resume}, which was measured with {told(then)}: leave {name} out, "
+        "or start a new log"
+    )
+
+
+def flag(option: str) -> str:
+    return f"--{option.replace('_', '-')}"
+
+
+def told(value: object) -> str:
+    """A value as one would give it, shortened where it is a long list."""
+    if value is None:
+        return "the default"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, frozenset):
+        return told(sorted(value, key=lambda each: (len(told(each)), told(each))))
+    if not isinstance(value, (list, tuple)):
+        return f"{value:g}" if isinstance(value, float) else str(value)
+    texts = [told(each) for each in value]
+    if len(texts) > _MOST_TOLD:
+        texts[_MOST_TOLD - 2 : -1] = ["..."]
+    return " ".join(texts)
+
+
+def reopened(log: RunLog, options: argparse.Namespace) -> Backend:
+    """The device that a log was measured on. Raises LogMismatchError when another is asked for, or is there now."""
+    then = DeviceInfo(**log.header["device"])
+
+    def named(name: str) -> str:
+        # What auto stands for is known, and compared, when it is open.
+        return then.backend if name == "auto" else backend_class(name).name
+
+    require_repeated(options, {"backend": then.backend}, {"backend": named})
+    backend = open_backend(options.backend or then.backend, then.index if options.device is None else options.device)
+    if then.uuid_hash is None or backend.info.uuid_hash != then.uuid_hash:  # a card may have got another number
+        require_repeated(options, {"device": then.index})
+    require_same_device(log, then, backend.info)
+    return backend
+
+
+def require_same_device(log: RunLog, then: DeviceInfo, now: DeviceInfo) -> None:
+    """Figures of two devices or two software stacks do not belong in one log. Raises LogMismatchError."""
+    before, after = asdict(then), asdict(now)
+    for name in ("backend", "name", "uuid_hash", "compute_units", "driver", "versions"):
+        require_same(log, f"device {name}", before[name], after[name])
+    packages = log.header["environment"].get("packages", {})
+    require_same(log, "torch", packages.get("torch"), describe_environment()["packages"].get("torch"))
+
+
+def require_same(log: RunLog, what: str, then: object, now: object) -> None:
+    if then != now:
+        raise LogMismatchError(f"{log.path} was measured with {what} {then}, not {now}; start a new log")

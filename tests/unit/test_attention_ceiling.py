@@ -1,0 +1,317 @@
+"""The ceiling that ``mamf attention`` searches for itself: within the budget, in the log, and going on when resumed."""
+
+import copy
+import json
+import os
+import signal
+from collections import Counter
+
+import pytest
+from contribution_logs import DEVICE, found, rows, write
+
+from mamf.attention_charts import attention_chart
+from mamf.attention_sweep import is_attention
+from mamf.ceiling import confirmed
+from mamf.compare import compare
+from mamf.contribution.collection import collect
+from mamf.contribution.rules import review
+from mamf.errors import UsageError
+from mamf.find_strategy import FindStrategy
+from mamf.records import ceiling_record
+from mamf.run_log import read_run_log
+from mamf.testing import SimulatedAttention, SimulatedMatmul
+
+SIMULATED = ["--backend", "mamf.testing:SimulatedBackend"]
+OPTIONS = [*SIMULATED, "--kernel", "mamf.testing:SimulatedAttention", "--seq-lens", "1024", "2048", "--causal", "both"]
+STEPS = 4
+
+
+@pytest.fixture(autouse=True)
+def few_shapes(monkeypatch, registered):
+    """The simulated product is the default kernel, and a search has little to search."""
+    monkeypatch.setattr(SimulatedMatmul, "is_default", True)
+    monkeypatch.setattr(FindStrategy, "fine_shapes", 100)
+    monkeypatch.setattr(FindStrategy, "burst_candidates", 4)
+    monkeypatch.setattr("mamf.finding_plan._STEPS", 8)
+    monkeypatch.setattr("mamf.finding_plan._LARGEST_STEP", 2560)
+
+
+@pytest.fixture
+def attention(run):
+    return lambda *options: run("attention", *OPTIONS, "--output", "run.jsonl", *options)
+
+
+@pytest.fixture
+def resume(run):
+    return lambda *options: run("attention", *SIMULATED, "--resume", "run.jsonl", *options)
+
+
+@pytest.fixture
+def whole(attention, tmp_path):
+    """A complete log and what was printed of it."""
+    path = tmp_path / "run.jsonl"
+    if not WHOLE:
+        code, out, _ = attention("--format", "csv")
+        WHOLE.extend((code, out, path.read_bytes()))
+    path.write_bytes(WHOLE[2])
+    return WHOLE
+
+
+WHOLE = []  # a search takes a second: once is enough
+
+
+def read(tmp_path):
+    return read_run_log(tmp_path / "run.jsonl")
+
+
+def searched(log):
+    return [row for row in log.measurements if row.phase]
+
+
+def steps(log):
+    return [row for row in log.measurements if is_attention(row)]
+
+
+# -- the log -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_log_holds_the_search_that_its_ceiling_follows_from(whole, tmp_path):
+    log = read(tmp_path)
+    kinds = [json.loads(line)["record"] for line in whole[2].splitlines()]
+    (ceiling,) = log.all_ceilings.values()
+    own = searched(log)
+    assert kinds.count("ceiling") == 1
+    assert kinds.index("ceiling") == 1 + len(own)
+    assert [row.phase for row in own] == sorted((row.phase for row in own), key=["scout", "refine", "confirm"].index)
+    confirming = [row for row in own if row.phase == "confirm"]
+    again = confirmed(confirming, log.header["device"]["name"], None, "simulated.mm")
+    assert ceiling_record(again) == ceiling_record(ceiling)
+
+
+def test_rows_of_the_search_are_not_counted_as_attention(whole, run, tmp_path):
+    log = read(tmp_path)
+    assert log.summary["measured"] == len(steps(log)) == STEPS
+    assert len(whole[1].splitlines()) == 1 + STEPS
+    _, out, _ = run("show", "run.jsonl", "--format", "json")
+    assert len(json.loads(out)["measurements"]) == STEPS
+
+
+def test_show_prints_what_the_run_printed(whole, run):
+    assert run("show", "run.jsonl", "--format", "csv")[1] == whole[1]
+
+
+def test_resuming_a_complete_log_shows_it_and_leaves_it(whole, resume, tmp_path):
+    assert resume("--format", "csv")[:2] == (0, whole[1])
+    assert (tmp_path / "run.jsonl").read_bytes() == whole[2]
+
+
+@pytest.mark.parametrize("option", [["--no-ceiling"], ["--ceiling", "run.jsonl"]])
+def test_a_log_that_searches_its_ceiling_is_not_resumed_otherwise(whole, run, resume, tmp_path, option):
+    (tmp_path / "run.jsonl").write_bytes(b"".join(whole[2].splitlines(keepends=True)[:5]))
+    (tmp_path / "ceiling.jsonl").write_bytes(whole[2])
+    code, out, err = resume(*(each.replace("run", "ceiling") for each in option))
+    assert (code, out) == (2, "")
+    assert "contradicts run.jsonl, which was measured with a search for its own ceiling" in err
+
+
+# -- the budget --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("budget", [6.0, 9.0])
+def test_the_search_counts_toward_the_budget(attention, tmp_path, budget):
+    code, _, err = attention("--budget", f"{budget}s", "--seq-lens", *map(str, range(512, 16385, 512)))
+    assert code == 0
+    assert f"--budget leaves {budget / 2:g} of 12 s to the search for the bfloat16 ceiling" in err
+    log = read(tmp_path)
+    assert log.summary["reason"] == "the budget ended"
+    assert budget - 0.5 < log.summary["elapsed_seconds"] < budget + 0.5
+    assert log.summary["measured"] + log.summary["left"] == 2 * 32
+
+
+def test_a_budget_too_short_to_confirm_a_ceiling_says_what_to_do(attention, resume, tmp_path):
+    code, out, _ = attention("--budget", "2s")
+    assert code == 1
+    assert "interrupted: no burst ceiling of bfloat16 was confirmed in 1 s: --resume goes on with it (a longer" in out
+    assert "--budget leaves it more), or start anew with --ceiling LOG" in out
+    log = read(tmp_path)
+    assert log.summary["measured"] == 0
+    assert log.summary["left"] == STEPS
+    code, out, _ = resume("--budget", "20s")
+    assert code == 0
+    assert "complete; 4 measured" in out
+
+
+def test_a_search_without_a_budget_has_its_usual_time(attention, tmp_path):
+    code, out, err = attention("--dry-run")
+    assert code == 0
+    assert "ceilings: bfloat16 burst are found first, in at most 12 s" in out
+    assert "leaves" not in err
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- going on ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.9])
+def test_an_interrupted_search_goes_on_with_the_rows_it_has(whole, attention, resume, on_launch, tmp_path, share):
+    complete = read(tmp_path)
+    launches = int(share * sum(row.launches for row in searched(complete)))
+    (tmp_path / "run.jsonl").unlink()
+    on_launch(lambda count: os.kill(os.getpid(), signal.SIGINT) if count == launches else None)
+    code, out, _ = attention()
+    assert code == 130
+    assert "interrupted: by the user; 0 measured, 4 left to resume" in out
+    before = read(tmp_path)
+    assert {row.phase for row in before.measurements} <= {"scout", "refine", "confirm"}
+    assert before.all_ceilings == {}
+    on_launch(lambda count: None)
+    assert resume()[0] == 0
+    after = read(tmp_path)
+    assert after.measurements[: len(before.measurements)] == before.measurements
+    written = rows(map(json.loads, (tmp_path / "run.jsonl").open()))
+    own = (row for row in written if row["phase"])
+    assert max(Counter((row["phase"], row["round"], str(row["shape"])) for row in own).values()) == 1
+    assert len(steps(after)) == STEPS
+    (ceiling,), (usual,) = after.all_ceilings.values(), complete.all_ceilings.values()
+    assert ceiling.tflops == pytest.approx(usual.tflops, rel=0.01)
+    assert found(tmp_path / "run.jsonl") <= {"simulated", "missing-field"}
+
+
+def test_a_ceiling_that_was_found_is_not_searched_again(attention, resume, on_launch, tmp_path):
+    """Of two dtypes the first is done when the second's search is interrupted."""
+
+    def interrupt_after_a_ceiling(count):
+        if count % 50 == 0 and '"record": "ceiling"' in (tmp_path / "run.jsonl").read_text():
+            on_launch(lambda count: None)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    on_launch(interrupt_after_a_ceiling)
+    assert attention("--dtype", "bfloat16", "float16")[0] == 130
+    before = read(tmp_path)
+    assert set(before.all_ceilings) == {("bfloat16", "burst")}
+    assert resume()[0] == 0
+    after = read(tmp_path)
+    assert set(after.all_ceilings) == {("bfloat16", "burst"), ("float16", "burst")}
+    first = [[row for row in searched(log) if row.problem.dtype == "bfloat16"] for log in (before, after)]
+    assert first[0] == first[1]
+    assert found(tmp_path / "run.jsonl") <= {"simulated", "missing-field"}
+
+
+def test_when_no_kernel_can_be_measured_the_exit_code_says_so(attention, monkeypatch):
+    monkeypatch.setattr(SimulatedAttention, "prepare", lambda *arguments: 1 / 0)
+    code, _, err = attention()
+    assert code == 1
+    assert "nothing was measured" in err
+
+
+# -- readers -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def records(whole):
+    """As if it had been on a card of a committed checkout."""
+    records = [json.loads(line) for line in whole[2].splitlines()]
+    records[0]["device"].update(DEVICE)
+    records[0]["tool"]["commit"] = "0123456789ab"
+    records[0]["findings"] = ["ok   sibling devices: idle or none"]
+    return records
+
+
+def test_an_honest_log_is_accepted(records, tmp_path):
+    assert review(write(tmp_path / "log.jsonl", records)).findings == ()
+
+
+def of_phase(records, phase):
+    return [row for row in rows(records) if row["phase"] == phase]
+
+
+def edit_ceiling(records):
+    next(record for record in records if record["record"] == "ceiling")["tflops"] *= 1.001
+
+
+def edit_confirmation(records):
+    of_phase(records, "confirm")[0]["tflops"]["median"] *= 1.05
+
+
+def lose_confirmations(records):
+    return [record for record in records if record.get("phase") != "confirm"]
+
+
+def lose_a_round(records):
+    return [record for record in records if (record.get("phase"), record.get("round")) != ("confirm", 2)]
+
+
+def lose_the_ceiling(records):
+    return [record for record in records if record["record"] != "ceiling"]
+
+
+def relabel(records):
+    for row in of_phase(records, "scout"):
+        row.update(dtype="float16", out_dtype="float16", problem=row["problem"] | {"dtype": "float16"})
+
+
+def move_scout(records):
+    of_phase(records, "scout")[0]["shape"]["m"] += 8
+
+
+def pose_as_attention(records):
+    of_phase(records, "scout")[0]["phase"] = ""
+
+
+def forget_the_search(records):
+    records[0]["plan"]["searches"] = []
+
+
+@pytest.mark.parametrize(
+    ("spoil", "rule"),
+    [
+        (edit_ceiling, "ceiling-mismatch"),
+        (edit_confirmation, "row-mismatch"),
+        (lose_confirmations, "ceiling-mismatch"),
+        (lose_a_round, "ceiling-mismatch"),
+        (lose_a_round, "missing-row"),
+        (lose_the_ceiling, "ceiling-mismatch"),
+        (relabel, "foreign-row"),
+        (move_scout, "foreign-row"),
+        (pose_as_attention, "foreign-row"),
+        (forget_the_search, "foreign-row"),
+    ],
+)
+def test_spoiling_the_search_is_caught(spoil, rule, records, tmp_path):
+    records = copy.deepcopy(records)
+    assert rule in found(write(tmp_path / "spoiled.jsonl", spoil(records) or records))
+
+
+def test_rows_of_the_search_are_no_entries_of_the_collection(whole, tmp_path):
+    collection = collect(tmp_path, [tmp_path / "run.jsonl"])
+    assert len(collection.attention) == STEPS
+    assert collection.ceilings == ()
+
+
+def test_rows_of_the_search_are_not_compared(whole, tmp_path):
+    log = read(tmp_path)
+    assert len(compare(log, log).pairs) == STEPS
+
+
+def test_the_search_is_not_drawn(attention, run, tmp_path):
+    """A sustained ceiling is searched in burst first; the figure is of sustained alone."""
+    assert attention("--regime", "sustained")[0] == 0
+    log = read(tmp_path)
+    assert {row.regime for row in searched(log)} == {"burst", "sustained"}
+    assert set(log.all_ceilings) == {("bfloat16", "sustained")}
+    chart = attention_chart(log.measurements, log.all_ceilings, log.header)
+    assert chart.title.startswith("Attention, sustained")
+    assert sum(len(line.points) for panel in chart.panels for line in panel.lines) == 2 * STEPS
+    with pytest.raises(UsageError, match="the log holds sustained"):
+        attention_chart(log.measurements, log.all_ceilings, log.header, "burst")
+    _, _, err = run("plot", "run.jsonl")
+    assert err == ""
+    assert found(tmp_path / "run.jsonl") <= {"simulated", "missing-field"}
+
+
+def test_progress_counts_attention_alone(attention, monkeypatch):
+    counted = []
+    monkeypatch.setattr("mamf.cli.progress.Progress.add", lambda self, row: counted.append(row))
+    attention()
+    assert len(counted) == STEPS
+    assert all(map(is_attention, counted))

@@ -21,7 +21,7 @@ from mamf.statistics import Repeatability
 
 MIB = 2**20
 # Of an H100 and an H200, by tools/coverage.py and the visits in docs/verification.md.
-_BURST_REPEATABILITY = Repeatability(visit=0.0010, run=0.0007)
+_BURST_REPEATABILITY = Repeatability(visit=0.0008, run=0.0008)
 _SUSTAINED_REPEATABILITY = Repeatability(visit=0.0025, run=0.0040)
 
 

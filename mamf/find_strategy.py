@@ -234,7 +234,7 @@ class FindStrategy:
                 rule = replace(precision, seconds=longest)
                 own.append((yield Step(regime, self._by_name[kernel], shape, phase, number, rule)))
                 rows.append(own[-1])
-            self._confirm(regime.name, rows)
+                self._confirm(regime.name, rows)  # at once: the run may end before the round does
             if not self.pace.goes_on(regime, phase, until, number + 1, is_due=number < fewest):
                 break
             left = not_beaten(own, left, self.hopeless if number >= fewest else 1.0)
@@ -246,7 +246,7 @@ class FindStrategy:
 
     def _longest_visit(self, regime: Regime, until: float, visits: int) -> float:
         if regime.name == Sustained.name:
-            return self.short_visit_seconds * 2
+            return self.short_visit_seconds  # precision is had from rounds
         return min(1.0, max(0.05, (until - self.pace.now()) / max(visits, 1)))
 
     def _affordable(

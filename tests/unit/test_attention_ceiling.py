@@ -82,9 +82,10 @@ def test_the_log_holds_the_search_that_its_ceiling_follows_from(whole, tmp_path)
     own = searched(log)
     assert kinds.count("ceiling") == 1
     assert kinds.index("ceiling") == 1 + len(own)
-    assert [row.phase for row in own] == sorted((row.phase for row in own), key=["scout", "refine", "confirm"].index)
-    confirming = [row for row in own if row.phase == "confirm"]
-    again = confirmed(confirming, log.header["device"]["name"], None, "simulated.mm")
+    phases = ["scout", "refine", "choose", "confirm"]
+    assert [row.phase for row in own] == sorted((row.phase for row in own), key=phases.index)
+    last_rounds = [row for row in own if row.phase in ("choose", "confirm")]
+    again = confirmed(last_rounds, log.header["device"]["name"], None, "simulated.mm")
     assert ceiling_record(again) == ceiling_record(ceiling)
 
 
@@ -162,7 +163,7 @@ def test_an_interrupted_search_goes_on_with_the_rows_it_has(whole, attention, re
     assert code == 130
     assert "interrupted: by the user; 0 measured, 4 left to resume" in out
     before = read(tmp_path)
-    assert {row.phase for row in before.measurements} <= {"scout", "refine", "confirm"}
+    assert {row.phase for row in before.measurements} <= {"scout", "refine", "choose", "confirm"}
     assert before.all_ceilings == {}
     on_launch(lambda count: None)
     assert resume()[0] == 0

@@ -6,17 +6,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from mamf.backend import Backend
-from mamf.ceiling import Ceiling
+from mamf.ceilings.ceiling import Ceiling
+from mamf.ceilings.finding import Find
+from mamf.ceilings.grid import DEFAULT_BUDGET_SECONDS, plan_for
 from mamf.discovery import KERNELS, kernel, kernel_for, open_backend, registered
 from mamf.dtypes import DTYPES, canonical_name
 from mamf.errors import DeviceError, RunLogError, UnsupportedError
-from mamf.finding import Find
-from mamf.finding_plan import DEFAULT_BUDGET_SECONDS, plan_for
 from mamf.kernel import MatmulKernel, MatmulProblem
+from mamf.logs.run_log import read_run_log
 from mamf.measure import Measurement
-from mamf.run_log import read_run_log
-from mamf.shapes import MatmulShape
-from mamf.sweeping import Plan, Sweep
+from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.sweep import Plan, Sweep
 
 
 def problem_for(

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
-from mamf.attention_kernel import AttentionKernel
 from mamf.backend import Backend, Unavailable
 from mamf.errors import MamfError, UnavailableError, UnknownNameError, UsageError
 from mamf.kernel import MatmulKernel, MatmulProblem
+from mamf.operations.attention.kernel import AttentionKernel
 
 BACKENDS = "mamf.backends"
 KERNELS = "mamf.kernels"

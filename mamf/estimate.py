@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from mamf.backend import Backend
 from mamf.checking import Checked
 from mamf.kernel import MatmulKernel, MatmulProblem, Prepared
+from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.sweep import Held, Plan
 from mamf.regimes import Burst, Classic, Sustained
-from mamf.shapes import MatmulShape
-from mamf.sweeping import Held, Plan
 
 _SMALLEST_PROBE, _LARGEST_PROBE = 1024, 8192
 _PROBE_SECONDS = 0.001

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.dtypes import DTYPES, tolerance
 from mamf.errors import UnknownNameError
-from mamf.shapes import MatmulShape
+from mamf.operations.matmul.shapes import MatmulShape
 
 LAYOUTS = ("nt", "nn", "tn", "tt")
 DATA = ("normal", "uniform", "zeros", "integers")

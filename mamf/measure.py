@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from mamf.attention_kernel import AttentionKernel
 from mamf.backend import Backend, OperandPool, Reading
 from mamf.checking import Checked, WrongResultError
 from mamf.errors import UnsupportedError, first_line
 from mamf.kernel import MatmulKernel, Verdict
+from mamf.operations.attention.kernel import AttentionKernel
 from mamf.regimes import Regime, Samples, StoppingRule, Sustained
 from mamf.statistics import Interval, Repeatability, Summary, repeat_interval, standard_error, summarize, two_levels
 

@@ -35,7 +35,7 @@ VENDORS = {
     "backends/mps.py": (),
     "backends/rocm.py": ("torch.cuda",),
     "backends/xpu.py": ("torch.xpu",),
-    "mamf/kernels/tunable_op.py": (),
+    "mamf/operations/matmul/kernels/tunable_op.py": (),
     "mamf/torch_backend.py": ("torch.cuda", "torch.xpu", "torch.hpu"),
 }
 

@@ -22,9 +22,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mamf.ceilings.search import find_best
+from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
 from mamf.report.text import table
-from mamf.search import find_best
-from mamf.shapes import MatmulGrid, MatmulShape
 from mamf.testing.landscapes import CHIPS, Landscape, made, recorded
 
 CHECKPOINTS = (50, 100, 200)

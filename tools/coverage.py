@@ -15,13 +15,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mamf.ceiling import CHOOSE, CONFIRM
+from mamf.ceilings.ceiling import CHOOSE, CONFIRM
+from mamf.ceilings.grid import FindPlan
 from mamf.discovery import backend_class
-from mamf.finding_plan import FindPlan
-from mamf.legacy import read_legacy_or_none
+from mamf.logs.legacy import read_legacy_or_none
+from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measure import Measurement
 from mamf.regimes import Burst, Sustained
-from mamf.run_log import RunLog, read_run_log
 from mamf.statistics import Repeatability
 
 _FEWEST_ROUNDS = 3

@@ -23,8 +23,8 @@ from mamf.api import problem_for
 from mamf.backend import Backend
 from mamf.discovery import kernel_for, open_backend
 from mamf.kernel import Prepared
+from mamf.operations.matmul.shapes import MatmulShape
 from mamf.regimes import Burst, StoppingRule
-from mamf.shapes import MatmulShape
 
 SHAPES = (
     "1024x1024x1024",

@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from mamf.api import kernels_for
-from mamf.attention_kernel import AttentionKernel
-from mamf.attention_sweep import AttentionPlan, AttentionSweep, Ceilings, Step, is_attention, step_of
-from mamf.ceiling import Ceiling
+from mamf.ceilings.ceiling import Ceiling
+from mamf.ceilings.finding import Find
+from mamf.ceilings.grid import FindPlan
 from mamf.cli.attention_ceilings import (
     found_ceilings,
     given_ceilings,
@@ -33,12 +33,12 @@ from mamf.cli.options import add_device_options, add_output_options
 from mamf.cli.session import End, Session, add_run_options, interruptible
 from mamf.discovery import ATTENTION_KERNELS, attention_kernel, kernel, registered
 from mamf.errors import UnavailableError, UsageError
-from mamf.finding import Find
-from mamf.finding_plan import FindPlan
+from mamf.logs.records import ceiling_record, plan_record
+from mamf.logs.run_log import MAY_PASS, RunLogWriter
 from mamf.measure import Measurement
-from mamf.records import ceiling_record, plan_record
+from mamf.operations.attention.kernel import AttentionKernel
+from mamf.operations.attention.sweep import AttentionPlan, AttentionSweep, Ceilings, Step, is_attention, step_of
 from mamf.report import FORMATS, attention_summary_record, render_attention
-from mamf.run_log import MAY_PASS, RunLogWriter
 
 _EXAMPLES = """examples:
   mamf attention                                        what is installed, bf16, 1k to 16k, head dimension 128

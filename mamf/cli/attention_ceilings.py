@@ -7,16 +7,16 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
 
 from mamf.api import kernels_for, problem_for
-from mamf.attention_sweep import AttentionPlan, Ceilings, require_same_card
 from mamf.backend import Backend
-from mamf.ceiling import Ceiling
+from mamf.ceilings.ceiling import Ceiling
+from mamf.ceilings.finding import Find
+from mamf.ceilings.grid import CEILINGS, FindPlan, plan_for
 from mamf.cli.resuming import contradiction, require_repeated
 from mamf.errors import DeviceError, UsageError
-from mamf.finding import Find
-from mamf.finding_plan import CEILINGS, FindPlan, plan_for
-from mamf.records import ceiling_from_record, ceiling_record
+from mamf.logs.records import ceiling_from_record, ceiling_record
+from mamf.logs.run_log import RunLog, read_run_log
+from mamf.operations.attention.sweep import AttentionPlan, Ceilings, require_same_card
 from mamf.regimes import Burst, Sustained
-from mamf.run_log import RunLog, read_run_log
 
 #: Time to find the ceilings of a dtype in, by how many they are: burst alone, and with sustained.
 _SECONDS = {1: 12.0, 2: 57.0}

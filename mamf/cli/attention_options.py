@@ -8,13 +8,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mamf.api import problem_for
-from mamf.attention import BACKWARD_COUNTS, DIRECTIONS, PRESETS, AttentionProblem, AttentionShape, Preset
-from mamf.attention_sweep import REGIMES, AttentionPlan
 from mamf.backend import Backend
 from mamf.cli.options import duration, index, share, size
 from mamf.cli.plan_options import read_names
 from mamf.cli.resuming import Sizes, require_repeated, require_repeated_sizes
 from mamf.discovery import attention_kernel
+from mamf.operations.attention.shapes import (
+    BACKWARD_COUNTS,
+    DIRECTIONS,
+    PRESETS,
+    AttentionProblem,
+    AttentionShape,
+    Preset,
+)
+from mamf.operations.attention.sweep import REGIMES, AttentionPlan
 
 _TOKENS = 16384
 # A CPU takes seconds for what an accelerator does in a millisecond.

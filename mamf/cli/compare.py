@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mamf.cli.options import share
 from mamf.cli.reading import read_log
-from mamf.compare import DEFAULT_TOLERANCE, compare
+from mamf.logs.compare import DEFAULT_TOLERANCE, compare
 from mamf.report import FORMATS
 from mamf.report.comparison import render_comparison
 

@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from mamf.api import kernels_for, problem_for
+from mamf.ceilings.finding import Find
+from mamf.ceilings.grid import CEILINGS, DEFAULT_BUDGET_SECONDS, FindPlan, plan_for
 from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.options import add_device_options, add_output_options, index, share
 from mamf.cli.plan_options import held_problem, kernel_name, problem_from, read_names
 from mamf.cli.resuming import require_repeated
 from mamf.cli.session import End, Session, add_run_options, interruptible
 from mamf.discovery import open_backend
-from mamf.finding import Find
-from mamf.finding_plan import CEILINGS, DEFAULT_BUDGET_SECONDS, FindPlan, plan_for
 from mamf.kernel import DATA, LAYOUTS, MatmulKernel
+from mamf.logs.records import ceiling_record, plan_record
+from mamf.logs.run_log import MAY_PASS, RunLogWriter
 from mamf.measure import Measurement
-from mamf.records import ceiling_record, plan_record
 from mamf.report import FORMATS, find_summary_record, render_find
-from mamf.run_log import MAY_PASS, RunLogWriter
 
 _EXAMPLES = """examples:
   mamf find                                     burst and sustained ceilings of the first accelerator

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mamf.errors import UsageError
 from mamf.finder_logs import read_finder_logs
-from mamf.legacy import FinderRun, write_legacy_log
+from mamf.logs.legacy import FinderRun, write_legacy_log
 
 _EXAMPLES = """examples:
   mamf import out.txt                                   out.jsonl, here

@@ -14,9 +14,9 @@ from mamf.cli.resuming import Sizes, require_repeated, require_repeated_sizes
 from mamf.discovery import kernel, kernel_for
 from mamf.errors import UsageError
 from mamf.kernel import DATA, LAYOUTS, MatmulProblem
+from mamf.operations.matmul.shapes import MatmulShape, matmul_grid, parse_range
+from mamf.operations.matmul.sweep import ORDERS, Plan
 from mamf.regimes import REGIMES
-from mamf.shapes import MatmulShape, matmul_grid, parse_range
-from mamf.sweeping import ORDERS, Plan
 
 _DEFAULT_SIZE = 4096
 

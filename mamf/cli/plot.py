@@ -7,15 +7,15 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from mamf.attention import DIRECTIONS
-from mamf.attention_charts import attention_chart
-from mamf.attention_sweep import is_attention
-from mamf.charts import QUANTITIES, Chart, find_chart, sweep_chart
+from mamf.charts.chart import QUANTITIES, Chart, find_chart, sweep_chart
+from mamf.charts.plotting import draw, exists, file_type, save
 from mamf.cli.reading import read_log
 from mamf.errors import UsageError
-from mamf.plotting import draw, exists, file_type, save
+from mamf.logs.run_log import RunLog
+from mamf.operations.attention.charts import attention_chart
+from mamf.operations.attention.shapes import DIRECTIONS
+from mamf.operations.attention.sweep import is_attention
 from mamf.regimes import REGIMES
-from mamf.run_log import RunLog
 
 _EXAMPLES = """examples:
   mamf plot attention.jsonl                                 attention.png: TFLOPS and time against sequence length

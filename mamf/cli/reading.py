@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from mamf.run_log import RunLog, read_run_log
+from mamf.logs.run_log import RunLog, read_run_log
 
 
 def read_log(path: Path) -> RunLog:

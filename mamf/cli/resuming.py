@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
 
-from mamf.attention_sweep import AttentionPlan
 from mamf.backend import Backend, DeviceInfo
+from mamf.ceilings.grid import FindPlan
 from mamf.discovery import backend_class, open_backend
 from mamf.environment import describe_environment
 from mamf.errors import LogMismatchError
-from mamf.finding_plan import FindPlan
-from mamf.run_log import RunLog
-from mamf.sweeping import Plan
+from mamf.logs.run_log import RunLog
+from mamf.operations.attention.sweep import AttentionPlan
+from mamf.operations.matmul.sweep import Plan
 
 AnyPlan = TypeVar("AnyPlan", bound=Plan | FindPlan | AttentionPlan)
 #: An option to the sizes that are asked for by it, and what a shape calls them.

@@ -21,9 +21,9 @@ from mamf.discovery import open_backend
 from mamf.doctor import as_line, diagnose, warnings
 from mamf.environment import command_line, describe_environment, tool_version
 from mamf.errors import MamfError, RunLogWriteError, UsageError
+from mamf.logs.records import measurement_record, utc_now
+from mamf.logs.run_log import RunLog, RunLogWriter, read_run_log
 from mamf.measure import Measurement
-from mamf.records import measurement_record, utc_now
-from mamf.run_log import RunLog, RunLogWriter, read_run_log
 
 _NOTHING_MEASURED = 1
 

@@ -22,10 +22,10 @@ from mamf.discovery import kernel_for
 from mamf.errors import UnsupportedError
 from mamf.estimate import estimate_seconds, probe_flops
 from mamf.kernel import MatmulKernel
+from mamf.logs.records import plan_record
 from mamf.measure import Measurement
-from mamf.records import plan_record
+from mamf.operations.matmul.sweep import Plan, Sweep
 from mamf.report import FORMATS, render, summary_record
-from mamf.sweeping import Plan, Sweep
 
 _EXAMPLES = """examples:
   mamf sweep --m-range 0 20480 256                    79 shapes Mx4096x4096 in burst

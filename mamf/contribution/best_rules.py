@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from mamf.attention_sweep import is_attention
-from mamf.ceiling import CHOOSE, CONFIRM, FEWEST_ROUNDS, Ceiling, confirmed
+from mamf.ceilings.ceiling import CHOOSE, CONFIRM, FEWEST_ROUNDS, Ceiling, confirmed
 from mamf.contribution.evidence import Evidence, Finding
 from mamf.contribution.row_rules import agree, is_exact
+from mamf.logs.records import ceiling_record
 from mamf.measure import Conditions, Measurement
-from mamf.records import ceiling_record
+from mamf.operations.attention.sweep import is_attention
 from mamf.report import attention_summary_record, find_summary_record, summary_record
 
 # A median of fewer samples has no interval to speak of.

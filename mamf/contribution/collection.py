@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mamf.attention_sweep import AttentionPlan, is_attention, mamfu
-from mamf.ceiling import Ceiling
-from mamf.finding_plan import FindPlan
-from mamf.legacy import FinderRun, read_legacy_or_none
+from mamf.ceilings.ceiling import Ceiling
+from mamf.ceilings.grid import FindPlan
+from mamf.logs.legacy import FinderRun, read_legacy_or_none
+from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measure import Conditions, Measurement
+from mamf.operations.attention.sweep import AttentionPlan, is_attention, mamfu
 from mamf.regimes import REGIMES
 from mamf.report import bests
-from mamf.run_log import RunLog, read_run_log
 
 
 @dataclass(frozen=True)

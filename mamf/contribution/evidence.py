@@ -8,13 +8,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mamf.attention_sweep import AttentionPlan
+from mamf.ceilings.grid import FindPlan
 from mamf.errors import RunLogError
-from mamf.finding_plan import FindPlan
+from mamf.logs.records import measurement_from_record
+from mamf.logs.run_log import RunLog, parse_record, whole_lines
 from mamf.measure import Measurement
-from mamf.records import measurement_from_record
+from mamf.operations.attention.sweep import AttentionPlan
 from mamf.report import bests
-from mamf.run_log import RunLog, parse_record, whole_lines
 
 CPU = "cpu"
 TIERS = ("complete", "interrupted", "legacy")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from mamf.backend import DeviceInfo
 from mamf.contribution.evidence import Finding
 from mamf.dtypes import DTYPES
-from mamf.legacy import STATISTICS, FinderRun, Reported
+from mamf.logs.legacy import STATISTICS, FinderRun, Reported
 from mamf.measure import TERA
 from mamf.peaks import fastest_possible_flops
 

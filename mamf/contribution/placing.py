@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mamf.contribution.evidence import problems_of
-from mamf.legacy import FinderRun
+from mamf.logs.legacy import FinderRun
 
 
 def folder_of(device_name: str) -> str:

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
-from mamf.attention_sweep import is_attention
 from mamf.backend import DeviceInfo
 from mamf.contribution.evidence import Evidence, Finding
 from mamf.dtypes import DTYPES
+from mamf.logs.records import measurement_record
 from mamf.measure import TERA, Measurement
+from mamf.operations.attention.sweep import is_attention
 from mamf.peaks import fastest_possible_flops, find_peak
-from mamf.records import measurement_record
 from mamf.regimes import Sustained, regime_class
 
 # What follows from the samples. TFLOPS are written with three decimals, coverage with four, seconds with twelve.

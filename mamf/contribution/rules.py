@@ -31,8 +31,8 @@ from mamf.contribution.privacy import private_findings
 from mamf.contribution.row_rules import possible, rows_recompute, sensors_plausible, times_in_order, verified
 from mamf.contribution.sampling_rules import rows_of_plan, samples_whole
 from mamf.errors import RunLogError
-from mamf.legacy import is_legacy, read_legacy_log
-from mamf.run_log import MALFORMED, is_readable, read_bytes, read_run_log, what
+from mamf.logs.legacy import is_legacy, read_legacy_log
+from mamf.logs.run_log import MALFORMED, is_readable, read_bytes, read_run_log, what
 
 #: Every rule and what it asks.
 RULES = {

@@ -14,7 +14,7 @@ from mamf.contribution.evidence import read_records
 from mamf.contribution.privacy import fields, without_private
 from mamf.contribution.rules import Review, review
 from mamf.errors import UsageError
-from mamf.run_log import read_bytes
+from mamf.logs.run_log import read_bytes
 
 
 @dataclass(frozen=True)

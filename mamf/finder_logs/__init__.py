@@ -12,7 +12,7 @@ from pathlib import Path
 from mamf.errors import RunLogError
 from mamf.finder_logs.runs import parse
 from mamf.finder_logs.text import decode
-from mamf.legacy import FinderRun
+from mamf.logs.legacy import FinderRun
 
 __all__ = ["parse", "read_finder_logs"]
 

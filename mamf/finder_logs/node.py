@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 
 from mamf.finder_logs.rows import SHAPE, figure, sizes_of
-from mamf.legacy import FinderRun, Reported
-from mamf.shapes import MatmulShape
+from mamf.logs.legacy import FinderRun, Reported
+from mamf.operations.matmul.shapes import MatmulShape
 
 TITLE = re.compile(r"^\s*\*\* Node results \((?P<how>.*)\):")
 _CELL = r"(?:\d+|-)?"

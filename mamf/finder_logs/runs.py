@@ -14,8 +14,8 @@ from mamf.finder_logs.rows import Row, RowReader, Sizes
 from mamf.finder_logs.summary import Best, Summary
 from mamf.finder_logs.text import Scrubber, clean_lines
 from mamf.finder_logs.tried import names_the_best, repaired, requested
-from mamf.legacy import FinderRun, Reported
-from mamf.shapes import MatmulShape
+from mamf.logs.legacy import FinderRun, Reported
+from mamf.operations.matmul.shapes import MatmulShape
 
 _NOTHING = (
     "holds nothing that mamf-finder prints: no row, no summary; give the file named by its --output_file, "

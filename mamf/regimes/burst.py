@@ -122,12 +122,13 @@ class Burst(Regime):
     def _train(self, checked: Checked, size: int, lead: float, taken: Samples) -> list[float]:
         backend, launch = self.backend, checked.launches[0]
         with no_garbage_collection():
-            checked.poison()
             self._queue_lead(lead)
             if not self.flush:
                 launch()  # the lead has evicted what a warm cache holds
             begun = backend.now()
-            marks = [self._timed_launch(launch) for _ in range(size)]
+            marks = [self._timed_launch(launch) for _ in range(size - 1)]
+            checked.poison()  # what the last launch leaves is verified, and nothing else may have left it
+            marks.append(self._timed_launch(launch))
             self._host_seconds = (backend.now() - begun) / size
             reading = self.read_sensors()
             backend.synchronize()

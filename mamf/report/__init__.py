@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mamf.report.attention import attention_summary_record, render_attention
+from mamf.operations.attention.report import attention_summary_record, render_attention
 from mamf.report.ceilings import find_summary_record, render_find
 from mamf.report.sweeps import Best, bests, ranked, render, summary_record
 from mamf.report.text import significant

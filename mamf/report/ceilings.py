@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from mamf.ceiling import Ceiling
+from mamf.ceilings.ceiling import Ceiling
 from mamf.measure import TERA, Measurement
 from mamf.peaks import find_peak
 from mamf.report.sweeps import as_title, flat_row

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from mamf.comparability import Difference
-from mamf.compare import Comparison, Entry, Pair
+from mamf.logs.comparability import Difference
+from mamf.logs.compare import Comparison, Entry, Pair
 from mamf.report.text import csv_text, markdown, significant, table
 
 # What two intervals of 95 % cover together; below, a reader should know.

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from mamf.legacy import STATISTICS, TIER, FinderRun, Reported
+from mamf.logs.legacy import STATISTICS, TIER, FinderRun, Reported
 from mamf.report.text import DASH, csv_text, markdown, table, whole
 
 _LEFT = {"MxNxK", "stage", "label", "remarks"}

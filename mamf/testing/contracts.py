@@ -10,8 +10,8 @@ from mamf.backend import Advice, Backend, DeviceInfo, Reading, Unavailable
 from mamf.checking import Checked
 from mamf.errors import MamfError
 from mamf.kernel import LAYOUTS, MatmulKernel, MatmulProblem
+from mamf.operations.matmul.shapes import MatmulShape
 from mamf.regimes import Burst, StoppingRule
-from mamf.shapes import MatmulShape
 
 
 class BackendContract:

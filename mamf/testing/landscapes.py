@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mamf.shapes import MatmulShape
+from mamf.operations.matmul.shapes import MatmulShape
 
 Landscape = dict[MatmulShape, float]
 

@@ -16,7 +16,7 @@ from typing import ClassVar
 from mamf.backend import MIB, Backend, DeviceInfo, OperandPool, Reading, Telemetry, Unavailable
 from mamf.dtypes import DTYPES
 from mamf.errors import UnavailableError
-from mamf.shapes import MatmulShape
+from mamf.operations.matmul.shapes import MatmulShape
 from mamf.statistics import Repeatability
 
 

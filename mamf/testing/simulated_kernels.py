@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import ClassVar
 
-from mamf.attention import AttentionProblem, AttentionShape
-from mamf.attention_kernel import AttentionKernel
 from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.kernel import MatmulKernel, MatmulProblem, Prepared, Verdict
-from mamf.shapes import MatmulShape
+from mamf.operations.attention.kernel import AttentionKernel
+from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.matmul.shapes import MatmulShape
 from mamf.testing.simulated import SimulatedBackend
 
 

@@ -10,11 +10,11 @@ import torch
 from attention_fakes import LIBRARIES
 from verdicts import verified
 
-from mamf.attention import DIRECTIONS, AttentionProblem, AttentionShape
 from mamf.discovery import ATTENTION_KERNELS, attention_kernel, open_backend, registered
 from mamf.dtypes import DTYPES
 from mamf.errors import UnsupportedError
-from mamf.kernels.torch_attention import PreparedAttention, relevant_share
+from mamf.operations.attention.kernels.torch_attention import PreparedAttention, relevant_share
+from mamf.operations.attention.shapes import DIRECTIONS, AttentionProblem, AttentionShape
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 FULL = "b2h4q40k40d64"

@@ -10,7 +10,7 @@ from verdicts import verified
 from mamf.discovery import KERNELS, kernel, open_backend, registered
 from mamf.dtypes import DTYPES, OPERAND_DTYPES
 from mamf.kernel import LAYOUTS, MatmulProblem
-from mamf.shapes import MatmulShape
+from mamf.operations.matmul.shapes import MatmulShape
 from mamf.testing import KernelContract, SimulatedBackend, SimulatedMatmul
 
 SHAPE = MatmulShape(96, 80, 64)

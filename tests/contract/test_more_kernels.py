@@ -15,8 +15,8 @@ from mamf.discovery import kernel, open_backend
 from mamf.errors import UnsupportedError, UsageError
 from mamf.kernel import MatmulProblem
 from mamf.measure import measure
+from mamf.operations.matmul.shapes import MatmulShape
 from mamf.regimes import Burst, StoppingRule
-from mamf.shapes import MatmulShape
 from mamf.testing import KernelContract
 
 SHAPE = MatmulShape(96, 80, 64)

@@ -11,8 +11,8 @@ import pytest
 from mamf.api import problem_for, sweep
 from mamf.discovery import kernel_for, open_backend
 from mamf.errors import MamfError
-from mamf.run_log import read_run_log
-from mamf.shapes import MatmulShape, matmul_grid
+from mamf.logs.run_log import read_run_log
+from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
 from mamf.testing import BackendContract, KernelContract
 
 try:

@@ -3,10 +3,10 @@
 import pytest
 
 from mamf.api import find
-from mamf.attention import AttentionProblem, AttentionShape
-from mamf.attention_sweep import AttentionPlan, AttentionSweep, mamfu
 from mamf.discovery import ATTENTION_KERNELS, attention_kernel, kernel, open_backend, registered
 from mamf.errors import MamfError
+from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.attention.sweep import AttentionPlan, AttentionSweep, mamfu
 
 try:
     ACCELERATOR = open_backend("auto")

@@ -6,8 +6,8 @@ from pathlib import Path
 from mamf.cli import main
 from mamf.contribution.evidence import read_records
 from mamf.contribution.rules import review
-from mamf.legacy import FinderRun, Reported
-from mamf.shapes import MatmulShape
+from mamf.logs.legacy import FinderRun, Reported
+from mamf.operations.matmul.shapes import MatmulShape
 
 SIMULATED = ["--backend", "mamf.testing:SimulatedBackend", "--kernel", "mamf.testing:SimulatedMatmul"]
 RESULTS = Path(__file__).resolve().parents[2] / "results"

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mamf.attention import PRESETS, AttentionProblem, AttentionShape
-from mamf.attention_sweep import AttentionPlan, AttentionSweep, mamfu, require_same_card, state, step_of
-from mamf.ceiling import Ceiling
+from mamf.ceilings.ceiling import Ceiling
 from mamf.cli.attention_options import shapes_from
 from mamf.errors import IncomparableError, UnknownNameError, UsageError
 from mamf.kernel import MatmulProblem
-from mamf.run_log import read_run_log
-from mamf.shapes import MatmulShape
+from mamf.logs.run_log import read_run_log
+from mamf.operations.attention.shapes import PRESETS, AttentionProblem, AttentionShape
+from mamf.operations.attention.sweep import AttentionPlan, AttentionSweep, mamfu, require_same_card, state, step_of
+from mamf.operations.matmul.shapes import MatmulShape
 from mamf.statistics import Interval
 from mamf.testing import Physics, SimulatedAttention, SimulatedBackend, SimulatedMatmul
 

@@ -9,16 +9,16 @@ from collections import Counter
 import pytest
 from contribution_logs import DEVICE, found, rows, write
 
-from mamf.attention_charts import attention_chart
-from mamf.attention_sweep import is_attention
-from mamf.ceiling import confirmed
-from mamf.compare import compare
+from mamf.ceilings.ceiling import confirmed
+from mamf.ceilings.strategy import FindStrategy
 from mamf.contribution.collection import collect
 from mamf.contribution.rules import review
 from mamf.errors import UsageError
-from mamf.find_strategy import FindStrategy
-from mamf.records import ceiling_record
-from mamf.run_log import read_run_log
+from mamf.logs.compare import compare
+from mamf.logs.records import ceiling_record
+from mamf.logs.run_log import read_run_log
+from mamf.operations.attention.charts import attention_chart
+from mamf.operations.attention.sweep import is_attention
 from mamf.testing import SimulatedAttention, SimulatedMatmul
 
 SIMULATED = ["--backend", "mamf.testing:SimulatedBackend"]
@@ -32,8 +32,8 @@ def few_shapes(monkeypatch, registered):
     monkeypatch.setattr(SimulatedMatmul, "is_default", True)
     monkeypatch.setattr(FindStrategy, "fine_shapes", 100)
     monkeypatch.setattr(FindStrategy, "burst_candidates", 4)
-    monkeypatch.setattr("mamf.finding_plan._STEPS", 8)
-    monkeypatch.setattr("mamf.finding_plan._LARGEST_STEP", 2560)
+    monkeypatch.setattr("mamf.ceilings.grid._STEPS", 8)
+    monkeypatch.setattr("mamf.ceilings.grid._LARGEST_STEP", 2560)
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 
 from mamf.cli.options import duration, share, with_dashes
 from mamf.environment import tool_version
-from mamf.run_log import RunLogWriter, read_run_log
-from mamf.shapes import MatmulShape, matmul_grid
+from mamf.logs.run_log import RunLogWriter, read_run_log
+from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
 from mamf.testing import SimulatedBackend, SimulatedMatmul
 
 SIMULATED = ["--backend", "mamf.testing:SimulatedBackend", "--kernel", "mamf.testing:SimulatedMatmul"]

@@ -9,20 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from mamf.attention import AttentionProblem, AttentionShape
-from mamf.attention_sweep import AttentionPlan
+from mamf.ceilings.grid import FindPlan
 from mamf.cli import main
-from mamf.compare import Entry, Pair, compare, entries
 from mamf.errors import IncomparableError
-from mamf.finding_plan import FindPlan
 from mamf.kernel import MatmulProblem
+from mamf.logs.compare import Entry, Pair, compare, entries
+from mamf.logs.records import measurement_record, plan_record
+from mamf.logs.run_log import RunLog, RunLogWriter, read_run_log
 from mamf.measure import Measurement
-from mamf.records import measurement_record, plan_record
+from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.attention.sweep import AttentionPlan
+from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
+from mamf.operations.matmul.sweep import Plan
 from mamf.report.comparison import render_comparison
-from mamf.run_log import RunLog, RunLogWriter, read_run_log
-from mamf.shapes import MatmulGrid, MatmulShape
 from mamf.statistics import Interval, summarize
-from mamf.sweeping import Plan
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 SHAPES = (MatmulShape(1024, 1024, 1024), MatmulShape(2048, 1024, 1024))

@@ -14,7 +14,7 @@ from mamf.contribution.placing import folder_of, legacy_name_of, slug
 from mamf.contribution.privacy import private_part, without_private
 from mamf.contribution.tables import results_page
 from mamf.errors import RunLogWriteError
-from mamf.legacy import Reported, write_legacy_log
+from mamf.logs.legacy import Reported, write_legacy_log
 
 # -- privacy -----------------------------------------------------------------------------------------------------------
 
@@ -217,7 +217,7 @@ def test_an_import_that_fills_the_disk_leaves_nothing(tmp_path, monkeypatch):
         written.append(data)
         return really(descriptor, data)
 
-    monkeypatch.setattr("mamf.run_log.os.write", full)
+    monkeypatch.setattr("mamf.logs.run_log.os.write", full)
     with pytest.raises(RunLogWriteError):
         write_legacy_log(legacy_run(), tmp_path / "old.jsonl")
     assert written

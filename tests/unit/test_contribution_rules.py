@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from mamf import contribution
 from mamf.contribution.evidence import read_records
 from mamf.contribution.rules import RULES, review
-from mamf.legacy import Reported, write_legacy_log
-from mamf.shapes import MatmulShape
+from mamf.logs.legacy import Reported, write_legacy_log
+from mamf.operations.matmul.shapes import MatmulShape
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def throttle(records):
 
 def thin_out(records):
     """A best that rests on three samples, everything else as it follows from them."""
-    from mamf.records import measurement_from_record, measurement_record
+    from mamf.logs.records import measurement_from_record, measurement_record
     from mamf.report import summary_record
 
     row = best(records)

@@ -15,16 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mamf
-from mamf.ceiling import FEWEST_ROUNDS, Ceiling, confirmed
+from mamf.ceilings.ceiling import FEWEST_ROUNDS, Ceiling, confirmed
+from mamf.ceilings.finding import Find
+from mamf.ceilings.grid import FindPlan, Shares, plan_for
+from mamf.ceilings.strategy import FindStrategy
 from mamf.errors import DeviceError, IncomparableError, RunLogError, UnknownNameError, UnsupportedError
-from mamf.find_strategy import FindStrategy
-from mamf.finding import Find
-from mamf.finding_plan import FindPlan, Shares, plan_for
 from mamf.kernel import MatmulProblem
+from mamf.logs.records import ceiling_from_record, ceiling_record
+from mamf.logs.run_log import read_run_log
 from mamf.measure import Conditions, Measurement
-from mamf.records import ceiling_from_record, ceiling_record
-from mamf.run_log import read_run_log
-from mamf.shapes import MatmulGrid, MatmulShape
+from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
 from mamf.statistics import Interval, summarize
 from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
 
@@ -43,8 +43,8 @@ def few_shapes():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FindStrategy, "fine_shapes", 100)
         patch.setattr(FindStrategy, "burst_candidates", 4)
-        patch.setattr("mamf.finding_plan._STEPS", len(SIZES))
-        patch.setattr("mamf.finding_plan._LARGEST_STEP", SIZES[0])
+        patch.setattr("mamf.ceilings.grid._STEPS", len(SIZES))
+        patch.setattr("mamf.ceilings.grid._LARGEST_STEP", SIZES[0])
         yield
 
 

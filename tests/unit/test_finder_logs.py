@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from mamf.errors import RunLogError
 from mamf.finder_logs import parse, read_finder_logs
-from mamf.legacy import STATISTICS, read_legacy_log, write_legacy_log
-from mamf.shapes import MatmulShape
+from mamf.logs.legacy import STATISTICS, read_legacy_log, write_legacy_log
+from mamf.operations.matmul.shapes import MatmulShape
 
 # The three shapes of the samples where the second printed number is the reduction, and where the third is.
 OF_SECOND = [MatmulShape(m, 4096, 1024) for m in (256, 512, 768)]

@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from mamf.attention import AttentionProblem, AttentionShape
-from mamf.attention_charts import BATCH, HEAD_DIM, HEADS, LENGTH, attention_chart, needed
-from mamf.attention_sweep import AttentionPlan
-from mamf.ceiling import Ceiling
-from mamf.charts import Axis, Chart, Line, Panel, Point, even_ticks, find_chart, in_kibi, labelled, sweep_chart
+from mamf.ceilings.ceiling import Ceiling
+from mamf.charts.chart import Axis, Chart, Line, Panel, Point, even_ticks, find_chart, in_kibi, labelled, sweep_chart
+from mamf.charts.plotting import draw, label_place, limits, save, styles_of
 from mamf.errors import UsageError
 from mamf.kernel import MatmulProblem
+from mamf.logs.records import ceiling_record, measurement_record, plan_record
+from mamf.logs.run_log import RunLogWriter
 from mamf.measure import Measurement
-from mamf.plotting import draw, label_place, limits, save, styles_of
-from mamf.records import ceiling_record, measurement_record, plan_record
-from mamf.run_log import RunLogWriter
-from mamf.shapes import MatmulShape
+from mamf.operations.attention.charts import BATCH, HEAD_DIM, HEADS, LENGTH, attention_chart, needed
+from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.attention.sweep import AttentionPlan
+from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.sweep import Plan
 from mamf.statistics import Interval, summarize
-from mamf.sweeping import Plan
 
 DEVICE = {"backend": "cuda", "index": 0, "name": "H100", "vendor": "NVIDIA", "uuid_hash": None, "driver": "580"}
 HEADER = {"device": DEVICE, "environment": {"packages": {"torch": "2.11"}}}
@@ -350,7 +350,7 @@ def test_a_panel_that_lacks_lengths_keeps_the_scale_of_the_others():
 def test_drawing_leaves_pyplot_alone(tmp_path):
     pytest.importorskip("matplotlib")
     code = (
-        "import sys; from mamf.plotting import draw; from mamf.charts import *;"
+        "import sys; from mamf.charts.plotting import draw; from mamf.charts.chart import *;"
         "assert 'matplotlib' not in sys.modules;"
         "line = Line('a', (Point(1, 1, 1, 1),));"
         "draw(Chart('t', 's', Axis('x'), ((Panel('p', 'tflops', (line,)),),)));"

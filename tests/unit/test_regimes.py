@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from mamf.errors import UnknownNameError
 from mamf.kernel import MatmulProblem, operand_sets
 from mamf.measure import measure
+from mamf.operations.matmul.shapes import MatmulShape
 from mamf.regimes import Burst, Classic, StoppingRule, Sustained, regime_class
-from mamf.shapes import MatmulShape
 from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
 
 FAT = MatmulShape(16896, 2048, 20224)

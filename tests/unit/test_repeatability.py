@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mamf.ceiling import confirmed
+from mamf.ceilings.ceiling import confirmed
 from mamf.kernel import MatmulProblem
 from mamf.measure import Measurement, measure
+from mamf.operations.matmul.shapes import MatmulShape
 from mamf.regimes import Burst, StoppingRule, Sustained
-from mamf.shapes import MatmulShape
 from mamf.statistics import (
     Repeatability,
     batch_means_interval,

@@ -5,11 +5,11 @@ import json
 import pytest
 
 from mamf.kernel import MatmulProblem
-from mamf.records import plan_record
+from mamf.logs.records import plan_record
+from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
+from mamf.operations.matmul.sweep import Plan, Sweep
 from mamf.report import bests, ranked, render, significant, summary_record
 from mamf.report.sweeps import as_csv, as_table, cells
-from mamf.shapes import MatmulShape, matmul_grid
-from mamf.sweeping import Plan, Sweep
 from mamf.testing import SimulatedMatmul
 
 PLAN = Plan(

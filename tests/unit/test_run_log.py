@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from mamf.environment import _private_names, scrub
 from mamf.errors import RunLogError, RunLogWriteError, UsageError
 from mamf.kernel import MatmulProblem
-from mamf.records import measurement_record, plan_record
+from mamf.logs.records import measurement_record, plan_record
+from mamf.logs.run_log import RunLogWriter, read_run_log
+from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
+from mamf.operations.matmul.sweep import Plan, Sweep
 from mamf.report import bests, summary_record
-from mamf.run_log import RunLogWriter, read_run_log
-from mamf.shapes import MatmulShape, matmul_grid
-from mamf.sweeping import Plan, Sweep
 from mamf.testing import SimulatedMatmul
 
 PLAN = Plan(

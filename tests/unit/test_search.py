@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mamf.search import Search, candidates_of, find_best
-from mamf.shapes import MatmulGrid, MatmulShape
-from mamf.surrogate import Surrogate, features
+from mamf.ceilings.search import Search, candidates_of, find_best
+from mamf.ceilings.surrogate import Surrogate, features
+from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
 from mamf.testing.landscapes import CHIPS, made, recorded
 
 SIZES = range(1024, 13312, 1024)

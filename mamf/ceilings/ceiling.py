@@ -1,0 +1,204 @@
+"""Ceilings: the confirmed best of a device, dtype and regime, and what share of it something else reaches. Pure.
+
+What chose a candidate never confirms it: rounds of the phase ``choose`` decide which candidate is best, and rounds of
+fresh measurements after them, of the phase ``confirm``, give its figure. The highest of several noisy figures is too
+high (the winner's curse); the same candidate measured again is not.
+"""
+
+from __future__ import annotations
+
+import statistics as stdlib_statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from mamf.errors import IncomparableError
+from mamf.kernel import MatmulProblem
+from mamf.measure import TERA, Conditions, Measurement
+from mamf.operations.matmul.shapes import MatmulShape
+from mamf.statistics import Interval, Repeatability, median_interval, repeat_interval
+
+#: What is measured: a shape by a kernel.
+Candidate = tuple[MatmulShape, str]
+CHOOSE, CONFIRM = "choose", "confirm"
+# Rounds in which a candidate must have been measured to count as confirmed.
+FEWEST_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """The highest figure of a device for a problem in a regime.
+
+    ``tflops``: over ``rounds`` of fresh measurements, in burst their median, in sustained their work over their time.
+    ``interval``: where a repeat's lies, in TFLOPS. ``tied``: candidates that these rounds cannot tell from the winner.
+    ``gain_over_default``: how much faster the winning kernel is than the library's default on this very shape, as a
+    share; None where that was not measured, or is the winner itself. ``repeatability``: what the interval holds beside
+    what the rounds show; None in logs from before schema 4, whose intervals are of their rounds alone.
+    """
+
+    device: str
+    uuid_hash: str | None
+    problem: MatmulProblem
+    regime: str
+    kernel: str
+    shape: MatmulShape
+    tflops: float
+    interval: Interval
+    rounds: int
+    tied: tuple[Candidate, ...] = ()
+    conditions: Conditions = field(default_factory=Conditions)
+    gain_over_default: float | None = None
+    repeatability: Repeatability | None = None
+
+    @property
+    def joules_per_tflop(self) -> float | None:
+        """Energy per 1e12 FLOP; None in burst, whose power is averaged over rests."""
+        if self.regime != "sustained" or not self.conditions.watts:
+            return None
+        return self.conditions.watts / self.tflops
+
+    def utilization(self, *, flop: float, seconds: float, regime: str) -> float:
+        """``flop`` done in ``seconds`` as a share of this ceiling: MAMFU.
+
+        Raises IncomparableError when ``regime`` is not the ceiling's: a share across regimes compares two clocks.
+        """
+        if regime != self.regime:
+            raise IncomparableError(
+                f"a {regime} figure is no share of a {self.regime} ceiling: measure both in one regime"
+            )
+        return flop / seconds / (self.tflops * TERA)
+
+
+def confirmed(
+    rows: Iterable[Measurement], device: str, uuid_hash: str | None = None, default_kernel: str | None = None
+) -> Ceiling | None:
+    """The ceiling that rounds of fresh measurements give, or None before there were FEWEST_ROUNDS.
+
+    ``rows``: of one problem and regime, of the phases that choose and that confirm. Every round measures each remaining
+    candidate once, so candidates are compared within rounds: what drifts between rounds cancels.
+    """
+    rows = list(rows)
+    choosing = [row for row in rows if row.phase == CHOOSE]
+    fresh = figures(row for row in rows if row.phase != CHOOSE)
+    winner = _winner(choosing, rows, fresh) if choosing else _winner_of_the_same_rounds(fresh)
+    if winner is None:
+        return None
+    own = fresh[winner]
+    shape, kernel = winner
+    tflops, interval = combined(list(own.values()))
+    gain = None
+    compared = figures(choosing) or fresh
+    if default_kernel is not None and kernel != default_kernel and (shape, default_kernel) in compared:
+        gain = stdlib_statistics.median(ratios(compared[winner], compared[shape, default_kernel])) - 1
+    row = next(iter(own.values()))
+    return Ceiling(
+        device=device,
+        uuid_hash=uuid_hash,
+        problem=row.problem,
+        regime=row.regime,
+        kernel=kernel,
+        shape=shape,
+        tflops=tflops,
+        interval=interval,
+        rounds=len(own),
+        tied=tuple(other for other in _finalists(fresh) if other != winner and ties(own, fresh[other])),
+        conditions=typical(own.values()),
+        gain_over_default=gain,
+        repeatability=row.repeatability,
+    )
+
+
+def _winner(
+    choosing: Sequence[Measurement], rows: Sequence[Measurement], fresh: Mapping[Candidate, Mapping[int, Measurement]]
+) -> Candidate | None:
+    """The best of the choosing rounds, unless a launch of it was wrong, if it was confirmed often enough."""
+    failed = {(row.shape, row.kernel) for row in rows if not row.ok}
+    best_first = [candidate for candidate in ranked(choosing) if candidate not in failed]
+    if not best_first or len(fresh.get(best_first[0], ())) < FEWEST_ROUNDS:
+        return None
+    return best_first[0]
+
+
+def _winner_of_the_same_rounds(fresh: Mapping[Candidate, Mapping[int, Measurement]]) -> Candidate | None:
+    """The best by the rounds that its figure is of, as logs before schema 4 have it: biased upwards."""
+    finalists = _finalists(fresh)
+    if max(map(len, fresh.values()), default=0) < FEWEST_ROUNDS:
+        return None
+    return max(finalists, key=lambda candidate: median_tflops(fresh[candidate].values()))
+
+
+def _finalists(fresh: Mapping[Candidate, Mapping[int, Measurement]]) -> list[Candidate]:
+    """What was measured in all rounds: what was dropped on the way cannot win; the last round may not be whole."""
+    most = max(map(len, fresh.values()), default=0)
+    return [candidate for candidate, found in fresh.items() if len(found) >= most - 1]
+
+
+def ranked(rows: Iterable[Measurement]) -> list[Candidate]:
+    """Candidates by their figure over rounds, best first; what dropped out on the way comes after what did not."""
+    found = figures(rows)
+    kept = set(_finalists(found))
+    return sorted(found, key=lambda each: (each in kept, median_tflops(found[each].values())), reverse=True)
+
+
+def combined(rounds: Sequence[Measurement]) -> tuple[float, Interval]:
+    """The figure of a candidate over rounds, in TFLOPS, and its interval.
+
+    The median of medians, or where rounds are work over time, all work over all time. Rounds of a log without
+    calibration (before schema 4) have an interval by order statistics, of these rounds alone.
+    """
+    known = rounds[0].repeatability
+    if known is None:
+        tflops = [row.best_tflops for row in rounds]
+        return stdlib_statistics.median(tflops), median_interval(tflops)
+    seconds = [row.seconds for row in rounds]
+    is_mean = rounds[0].figure == "mean"
+    if is_mean:
+        middle = sum(row.seconds * row.launches for row in rounds) / sum(row.launches for row in rounds)
+    else:
+        middle = stdlib_statistics.median(seconds)
+    errors = [row.standard_error for row in rounds]
+    interval = repeat_interval(seconds, middle, errors, known, of_median=not is_mean)
+    scale = rounds[0].flop / TERA
+    return scale / middle, Interval(scale / interval.high, scale / interval.low, interval.coverage)
+
+
+def figures(rows: Iterable[Measurement]) -> dict[Candidate, dict[int, Measurement]]:
+    """Measured rows by candidate and round."""
+    found: dict[Candidate, dict[int, Measurement]] = {}
+    for row in rows:
+        if row.ok:
+            found.setdefault((row.shape, row.kernel), {})[row.round] = row
+    return found
+
+
+def median_tflops(rows: Iterable[Measurement]) -> float:
+    return stdlib_statistics.median(row.best_tflops for row in rows)
+
+
+def ratios(own: Mapping[int, Measurement], other: Mapping[int, Measurement]) -> list[float]:
+    """Own figure to the other's, round by round."""
+    return [own[number].best_tflops / other[number].best_tflops for number in own if number in other]
+
+
+def ties(own: Mapping[int, Measurement], other: Mapping[int, Measurement]) -> bool:
+    """Whether the rounds cannot tell the two apart: the interval of their ratio holds 1."""
+    compared = ratios(own, other)
+    return bool(compared) and median_interval(compared).low <= 1.0
+
+
+def typical(rows: Iterable[Measurement]) -> Conditions:
+    """Medians of what the sensors said over rounds; the reasons for throttling seen in at least half of them."""
+    seen = [row.conditions for row in rows]
+
+    def median(values: Iterable[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return stdlib_statistics.median(known) if known else None
+
+    reasons = sorted({reason for each in seen for reason in each.throttle_reasons})
+    return Conditions(
+        clock_hz=median(each.clock_hz for each in seen),
+        watts=median(each.watts for each in seen),
+        celsius=median(each.celsius for each in seen),
+        throttle_reasons=tuple(
+            reason for reason in reasons if 2 * sum(reason in each.throttle_reasons for each in seen) >= len(seen)
+        ),
+    )

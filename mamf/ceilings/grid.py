@@ -1,0 +1,134 @@
+"""What a search for ceilings sets out to do: its grid, its budget and what part of it each phase has."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from mamf.backend import Backend
+from mamf.errors import UnknownNameError
+from mamf.estimate import probe_flops
+from mamf.kernel import MatmulKernel, MatmulProblem
+from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
+from mamf.regimes import Burst, Sustained
+
+#: What a find confirms: burst is MAMF, sustained MSMF.
+CEILINGS = (Burst.name, Sustained.name)
+DEFAULT_BUDGET_SECONDS = 57.0
+_STEPS = 20
+_LARGEST_STEP = 1024
+_SHARE_OF_MEMORY = 0.6
+_SUSTAINED_SETS = 3
+
+
+@dataclass(frozen=True)
+class FindPlan:
+    """Everything a search for ceilings needs, and all that resuming it needs.
+
+    ``kernels``: the first searches, the others are tried on its leaders. ``scouts`` and ``refinements``: measurements,
+    at most, on the grid and around its leaders.
+    """
+
+    problem: MatmulProblem
+    kernels: tuple[str, ...]
+    grid: MatmulGrid
+    regimes: tuple[str, ...] = CEILINGS
+    budget_seconds: float = DEFAULT_BUDGET_SECONDS
+    precision: float = 0.003
+    scouts: int = 96
+    refinements: int = 132
+
+    def __post_init__(self) -> None:
+        for name in self.regimes:
+            if name not in CEILINGS:
+                raise UnknownNameError("regime of a ceiling", name, CEILINGS)
+
+
+def grid_for(backend: Backend, problem: MatmulProblem, flops: float, budget_seconds: float, scouts: int) -> MatmulGrid:
+    """A coarse grid for a device of this speed and memory.
+
+    A launch lasts no longer than a burst of three can, and no longer than the budget affords for so many scouts.
+    """
+    longest = min(1.2 * backend.burst_traits.train_seconds, Shares.scout * budget_seconds / scouts / 4)
+    most_flop = flops * longest
+    side = 2 * (most_flop / 2) ** (1 / 3)
+    free = backend.free_memory()
+    if free is not None:
+        itemsize = problem.nbytes(MatmulShape(1024, 1024, 1024)) / 3 / 1024**2
+        side = min(side, (free * _SHARE_OF_MEMORY / _SUSTAINED_SETS / 3 / itemsize) ** 0.5)
+    step = min(_LARGEST_STEP, max(64, int(side / _STEPS) // 64 * 64))
+    sizes = tuple(step * count for count in range(1, _STEPS + 1))
+    return MatmulGrid(sizes, sizes, sizes, most_flop)
+
+
+class Shares:
+    """By which share of the budget a phase has ended, when burst and sustained are both sought."""
+
+    scout: ClassVar[float] = 0.15
+    refine: ClassVar[float] = 0.30
+    choose: ClassVar[float] = 0.36
+    burst: ClassVar[float] = 0.40
+    visit: ClassVar[float] = 0.60
+    chosen: ClassVar[float] = 0.70
+
+
+def plan_for(
+    backend: Backend,
+    problem: MatmulProblem,
+    kernels: Sequence[MatmulKernel],
+    *,
+    regimes: tuple[str, ...] = CEILINGS,
+    budget_seconds: float = DEFAULT_BUDGET_SECONDS,
+    precision: float = 0.003,
+    scouts: int = FindPlan.scouts,
+) -> FindPlan:
+    """A plan with a grid for this device, whose speed a few launches tell."""
+    flops = probe_flops(kernels[0], problem, backend)
+    grid = grid_for(backend, problem, flops, budget_seconds, scouts)
+    names = tuple(kernel.name for kernel in kernels)
+    return FindPlan(problem, names, grid, regimes, budget_seconds, precision, scouts)
+
+
+def refinement_steps(grid: MatmulGrid) -> list[int]:
+    """A quarter, an eighth and a sixteenth of the grid's step, in multiples of 16; each twice, as leaders change."""
+    step = grid.m[0]
+    return [max(16, step // part // 16 * 16) for part in (4, 4, 8, 8, 16, 16)]
+
+
+def along_k(grid: MatmulGrid) -> list[int]:
+    """Long reductions: the longest of the grid, and nine tenths of it."""
+    return list(dict.fromkeys(grid.k[len(grid.k) * tenths // 10 - 1] for tenths in (10, 9)))
+
+
+def anywhere(grid: MatmulGrid, step: int, count: int, chooser: random.Random) -> list[MatmulShape]:
+    """A shape for every pair of M and N in multiples of ``step``, or for ``count`` of the pairs; K is random and long.
+
+    Waves depend on M and N alone, and a long K hides a kernel's start.
+    """
+    sizes = range(step, max(*grid.m, *grid.n) + 1, step)
+    pairs = list(itertools.combinations_with_replacement(sizes, 2))
+    if len(pairs) > count:
+        pairs = chooser.sample(pairs, count)
+    found = []
+    for pair in pairs:
+        m, n = chooser.sample(pair, 2)
+        longest = min(max(grid.k), grid.most_flop / (2 * m * n))
+        k = int(longest * chooser.uniform(0.5, 1.0)) // step * step
+        if k >= step:
+            found.append(MatmulShape(m, n, k))
+    return found
+
+
+def around(leaders: Iterable[MatmulShape], step: int, grid: MatmulGrid, reach: int = 4) -> list[MatmulShape]:
+    """Shapes up to ``reach`` steps from the leaders in M and N, and half of that in K, within the grid's bounds."""
+    found: dict[MatmulShape, None] = {}
+    for leader in leaders:
+        axes = []
+        for size, bounds, far in ((leader.m, grid.m, reach), (leader.n, grid.n, reach), (leader.k, grid.k, reach // 2)):
+            sizes = (size + offset * step for offset in range(-far, far + 1))
+            axes.append([each for each in sizes if 16 <= each <= max(bounds)])
+        found |= dict.fromkeys(MatmulGrid(axes[0], axes[1], axes[2], grid.most_flop).shapes())
+    return list(found)

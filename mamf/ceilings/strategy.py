@@ -1,0 +1,275 @@
+"""How both ceilings of a device are sought: which shape is measured next, and what for.
+
+Burst: scouts on a coarse grid, finer steps around the leaders, then rounds interleaved over the candidates. Sustained:
+candidates from burst and fat shapes, short visits ranked by energy per FLOP (at its power limit a device is as fast as
+it is frugal), then rounds of visits. Some rounds choose, fresh ones confirm: what chose a candidate never confirms it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import ClassVar, NamedTuple, Protocol
+
+from mamf.backend import Backend
+from mamf.ceilings.candidates import best_by_shape, best_of_their_kind, frugal_and_fast, not_beaten
+from mamf.ceilings.ceiling import (
+    CHOOSE,
+    CONFIRM,
+    FEWEST_ROUNDS,
+    Candidate,
+    Ceiling,
+    confirmed,
+    figures,
+    median_tflops,
+    ranked,
+)
+from mamf.ceilings.grid import FindPlan, Shares, along_k, anywhere, around, refinement_steps
+from mamf.ceilings.search import Search
+from mamf.kernel import Buffer, MatmulKernel
+from mamf.measure import Measurement
+from mamf.operations.matmul.shapes import MatmulShape
+from mamf.regimes import Burst, Regime, StoppingRule, Sustained
+
+
+class Step(NamedTuple):
+    """What a search asks for: a shape by a kernel, what for, and how precisely."""
+
+    regime: Regime
+    kernel: MatmulKernel
+    shape: MatmulShape
+    phase: str
+    round: int
+    rule: StoppingRule
+
+
+#: A search as it goes: it yields steps and is sent the rows that answer them.
+Steps = Generator[Step, Measurement, None]
+
+
+class Rounds(NamedTuple):
+    """How often candidates are measured: to choose the best of them, and then afresh to confirm it."""
+
+    choose: int
+    confirm: int
+
+
+class Pace(Protocol):
+    """What a search asks of the run: the time, whether to go on, and what must be ready before it measures."""
+
+    @property
+    def deadline(self) -> float: ...
+    def now(self) -> float: ...
+    def until(self, share: float) -> float: ...
+    def goes_on(self, regime: Regime, phase: str, until: float, number: int = 0, is_due: bool = False) -> bool: ...
+    def on_phase(self, text: str) -> None: ...
+    def reserve(self, needed: Iterable[Mapping[str, Buffer]]) -> None: ...
+    def started(self, regime: Regime) -> Regime: ...
+
+
+class FindStrategy:
+    """A search for the ceilings of a plan; ``ceilings`` fills as it goes."""
+
+    burst_rounds: ClassVar[Rounds] = Rounds(choose=6, confirm=9)
+    sustained_rounds: ClassVar[Rounds] = Rounds(choose=1, confirm=6)
+    burst_candidates: ClassVar[int] = 8
+    sustained_candidates: ClassVar[int] = 3
+    fat_candidates: ClassVar[int] = 1
+    #: Shapes of a finer step that a refinement considers beside the leaders' neighbours.
+    fine_shapes: ClassVar[int] = 5000
+    sustained_finalists: ClassVar[int] = 2
+    algorithm_shapes: ClassVar[int] = 3
+    #: A candidate this far below the leader after FEWEST_ROUNDS, or when a choice is made, is not measured again.
+    hopeless: ClassVar[float] = 0.005
+    short_visit_seconds: ClassVar[float] = 1.0
+
+    def __init__(self, plan: FindPlan, kernels: Sequence[MatmulKernel], backend: Backend, pace: Pace) -> None:
+        self.plan, self.kernels, self.backend, self.pace = plan, kernels, backend, pace
+        self.ceilings: dict[str, Ceiling] = {}
+        self._by_name = {kernel.name: kernel for kernel in kernels}
+        self._scouted: list[Measurement] = []
+        self._chooser = random.Random(plan.problem.seed)
+
+    def steps(self) -> Steps:
+        burst: list[Measurement] = []
+        yield from self._burst(burst)
+        if Sustained.name in self.plan.regimes:
+            yield from self._sustained(burst)
+
+    # -- burst -------------------------------------------------------------------------------------------------------
+
+    def _burst(self, seen: list[Measurement]) -> Steps:
+        self.pace.reserve(self.plan.problem.buffers(shape) for shape in self.plan.grid.shapes())
+        regime = self.pace.started(Burst(self.backend))
+        units = self.backend.info.compute_units
+        search = Search(self.plan.grid.shapes(), compute_units=units, seed=self.plan.problem.seed)
+        default = self.kernels[0]
+        self.pace.on_phase("burst: scouting")
+        seconds = Shares.scout * self.plan.budget_seconds / self.plan.scouts
+        until = self.pace.until(Shares.scout)
+        yield from self._search(search, regime, default, "scout", self.plan.scouts, until, seconds)
+        self._fat = [(shape, default.name) for shape in search.promising(self.fat_candidates, self._is_fat)]
+        self.pace.on_phase("burst: refining")
+        steps = refinement_steps(self.plan.grid)
+        for number, step in enumerate(steps, start=1):
+            near = around(search.leaders(self.burst_candidates), step, self.plan.grid)
+            # The best may be far from all leaders: a size of no multiple of the coarse step can fill waves exactly.
+            search.consider([*near, *anywhere(self.plan.grid, step, self.fine_shapes, self._chooser)])
+            share = Shares.scout + (Shares.refine - Shares.scout) * number / len(steps)
+            most = len(search.measured) + self.plan.refinements // len(steps)
+            yield from self._search(search, regime, default, "refine", most, self.pace.until(share), seconds)
+        # Scouts cannot tell kinds apart that lie closer than their own precision: the best of several are confirmed.
+        leaders = [(shape, default.name) for shape in search.leaders(self.burst_candidates)]
+        kinds = best_of_their_kind(self._scouted)[: self.burst_candidates // 2]
+        candidates = list(dict.fromkeys((*kinds, *leaders)))[: self.burst_candidates]
+        self.pace.on_phase("burst: choosing algorithms")
+        algorithms: list[Measurement] = []
+        yield from self._try_algorithms(
+            regime, [shape for shape, _ in candidates[: self.algorithm_shapes]], seconds, algorithms
+        )
+        candidates += best_by_shape(algorithms)
+        confirming = yield from self._rounds(regime, candidates, self.burst_rounds, Shares.choose, Shares.burst)
+        seen += [*self._scouted, *algorithms, *confirming]
+
+    def _search(
+        self, search: Search, regime: Regime, kernel: MatmulKernel, phase: str, most: int, until: float, seconds: float
+    ) -> Steps:
+        rule = StoppingRule(max(self.plan.precision, 0.005), min(seconds, 1.0), deadline=self.pace.deadline)
+        while len(search.measured) < most and self.pace.goes_on(
+            regime, phase, until, is_due=len(search.measured) < FEWEST_ROUNDS
+        ):
+            shape = search.propose()
+            if shape is None:
+                return
+            row = yield Step(regime, kernel, shape, phase, len(search.measured), rule)
+            search.tell(row.shape, row.best_tflops if row.ok else float("nan"))
+            self._scouted.append(row)
+
+    def _try_algorithms(
+        self, regime: Regime, shapes: Iterable[MatmulShape], seconds: float, tried: list[Measurement]
+    ) -> Steps:
+        """Every other kernel, in each of its algorithms, on the leaders' shapes."""
+        rule = StoppingRule(max(self.plan.precision, 0.005), min(seconds, 1.0), deadline=self.pace.deadline)
+        for kernel in self.kernels[1:]:
+            for shape in shapes:
+                for variant in self._variants(kernel, shape):
+                    self._by_name[variant.name] = variant
+                    if not self.pace.goes_on(regime, "algorithm", self.pace.deadline):
+                        return
+                    tried.append((yield Step(regime, variant, shape, "algorithm", 0, rule)))
+
+    def _variants(self, kernel: MatmulKernel, shape: MatmulShape) -> Sequence[MatmulKernel]:
+        try:
+            return kernel.variants(self.backend, self.plan.problem, shape)
+        except Exception:  # the library's own trouble with a shape: measuring the kernel will say what it is
+            return (kernel,)
+
+    # -- sustained ---------------------------------------------------------------------------------------------------
+
+    def _sustained(self, burst: Sequence[Measurement]) -> Steps:
+        candidates = list(dict.fromkeys((*best_of_their_kind(burst)[: self.sustained_candidates], *self._fat)))
+        regime = Sustained(self.backend, self.short_visit_seconds)
+        problem, cache = self.plan.problem, self.backend.info.cache_bytes
+        longest = [replace(shape, k=max(self.plan.grid.k)) for shape, _ in candidates[: self.sustained_candidates]]
+        shapes = [*longest, *(shape for shape, _ in candidates)]
+        self.pace.reserve(problem.buffers(shape, regime.sets(problem, shape, cache)) for shape in shapes)
+        self.pace.on_phase("sustained: soaking, then visiting")
+        self.pace.started(regime)
+        rule = StoppingRule(self.plan.precision, self.short_visit_seconds, deadline=self.pace.deadline)
+        visits: list[Measurement] = []
+        until = self.pace.until(Shares.visit)
+        for number, (shape, kernel) in enumerate(self._visited(candidates, visits)):
+            if not self.pace.goes_on(regime, "visit", until, is_due=len(visits) < 2):
+                break
+            visits.append((yield Step(regime, self._by_name[kernel], shape, "visit", number, rule)))
+        finalists = frugal_and_fast(visits, self.sustained_finalists)
+        yield from self._rounds(regime, finalists, self.sustained_rounds, Shares.chosen, 1.0)
+
+    def _visited(self, candidates: Sequence[Candidate], visits: Sequence[Measurement]) -> Iterator[Candidate]:
+        """The candidates, then the best of them with M and N exchanged and at other lengths of K: ties in burst, but
+        up to 1.5 % apart at the power limit.
+        """
+        yield from candidates
+        for shape, kernel in frugal_and_fast(visits, 1):
+            exchanged = MatmulShape(shape.n, shape.m, shape.k)
+            for other in (exchanged, *(replace(shape, k=k) for k in along_k(self.plan.grid))):
+                if self.plan.grid.accepts(other) and (other, kernel) not in candidates:
+                    yield other, kernel
+
+    def _is_fat(self, shape: MatmulShape) -> bool:
+        """Large in every dimension: such shapes do most work per byte, and so per joule."""
+        return min(shape.m, shape.n, shape.k) >= 0.35 * max(self.plan.grid.m)
+
+    # -- choosing and confirming -------------------------------------------------------------------------------------
+
+    def _rounds(
+        self, regime: Regime, candidates: Sequence[Candidate], most: Rounds, chosen_by: float, confirmed_by: float
+    ) -> Generator[Step, Measurement, list[Measurement]]:
+        """Interleaved rounds of fresh measurements that choose, then others that confirm what was chosen; all of them.
+
+        ``chosen_by`` and ``confirmed_by``: shares of the budget.
+        """
+        rows: list[Measurement] = []
+        self.pace.on_phase(f"{regime.name}: choosing")
+        until = self.pace.until(chosen_by)
+        left = yield from self._round_after_round(regime, CHOOSE, candidates, most.choose, until, rows)
+        # The best of them first: a slow device confirms what it can.
+        best_first = [candidate for candidate in ranked(rows) if candidate in left]
+        self.pace.on_phase(f"{regime.name}: confirming")
+        until = self.pace.until(confirmed_by)
+        yield from self._round_after_round(regime, CONFIRM, best_first, most.confirm, until, rows)
+        return rows
+
+    def _round_after_round(
+        self,
+        regime: Regime,
+        phase: str,
+        candidates: Sequence[Candidate],
+        most: int,
+        until: float,
+        rows: list[Measurement],
+    ) -> Generator[Step, Measurement, list[Candidate]]:
+        """Returns what is still in the running. What is confirmed, the first of the candidates, stays."""
+        left, own = list(candidates), list[Measurement]()
+        confirmed = left[:1] if phase == CONFIRM else []
+        fewest = min(FEWEST_ROUNDS, most)
+        precision = StoppingRule(self.plan.precision, deadline=self.pace.deadline)
+        begun = self.pace.now()
+        for number in range(1, most + 1):
+            longest = self._longest_visit(regime, until, (most + 1 - number) * len(left))
+            for shape, kernel in self._chooser.sample(left, len(left)):
+                if not self.pace.goes_on(regime, phase, until, number, is_due=number <= fewest):
+                    break
+                rule = replace(precision, seconds=longest)
+                own.append((yield Step(regime, self._by_name[kernel], shape, phase, number, rule)))
+                rows.append(own[-1])
+                self._confirm(regime.name, rows)  # at once: the run may end before the round does
+            if not self.pace.goes_on(regime, phase, until, number + 1, is_due=number < fewest):
+                break
+            left = not_beaten(own, left, self.hopeless if number >= fewest else 1.0)
+            if number < fewest and left:
+                rounds = fewest - number + (FEWEST_ROUNDS if phase == CHOOSE else 0)
+                left = self._affordable(own, left, (self.pace.now() - begun) / len(own), rounds)
+            left = list(dict.fromkeys((*confirmed, *left)))
+        return not_beaten(own, left, self.hopeless)
+
+    def _longest_visit(self, regime: Regime, until: float, visits: int) -> float:
+        if regime.name == Sustained.name:
+            return self.short_visit_seconds  # precision is had from rounds
+        return min(1.0, max(0.05, (until - self.pace.now()) / max(visits, 1)))
+
+    def _affordable(
+        self, rows: Sequence[Measurement], left: Sequence[Candidate], seconds_each: float, rounds: int
+    ) -> list[Candidate]:
+        """The best so far, as many as the budget still lets have so many rounds: a slow device confirms few."""
+        count = int((self.pace.deadline - self.pace.now()) / max(seconds_each, 1e-9) / rounds)
+        found = figures(rows)
+        best_first = sorted(left, key=lambda each: median_tflops(found[each].values()), reverse=True)
+        return best_first[: max(1, count)]
+
+    def _confirm(self, regime: str, rows: Sequence[Measurement]) -> None:
+        info = self.backend.info
+        found = confirmed(rows, info.name, info.uuid_hash, self.kernels[0].name)
+        if found is not None:
+            self.ceilings[regime] = found

@@ -1,0 +1,192 @@
+"""What a search believes of shapes it has not measured: a Gaussian process over features of the shape.
+
+Rasmussen & Williams, Gaussian Processes for Machine Learning, 2006, chapters 2 and 5. What makes matmul hard to predict
+is quantisation: a product is cut into tiles, and tiles into waves over the compute units, so neighbours differ by more
+than distant shapes of equal quantisation. Hence features: sizes, and how full the last wave and the edge tiles are.
+Nothing is known in advance of a device but its compute units; the rest is learned from what was measured.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ParamSpec, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController
+
+from mamf.operations.matmul.shapes import MatmulShape
+
+Array = NDArray[np.float64]
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+# Tiles that libraries commonly cut C into, of either orientation.
+_TILES = ((64, 128), (64, 256), (128, 128), (128, 192), (128, 256), (192, 256), (256, 256))
+_FIT_STEPS = 6
+
+
+@functools.cache
+def _blas() -> ThreadpoolController:
+    return ThreadpoolController().select(user_api="blas")
+
+
+def single_threaded(method: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """With BLAS on one thread: for matrices this small, waking the others takes several times as long as the work."""
+
+    @functools.wraps(method)
+    def limited(*arguments: Parameters.args, **named: Parameters.kwargs) -> Result:
+        with _blas().limit(limits=1):
+            return method(*arguments, **named)
+
+    return limited
+
+
+@dataclass
+class Features:
+    """Per shape: ``sizes`` and ``waves`` do not tell M from N, ``lean`` does; each column standardised."""
+
+    sizes: Array
+    waves: Array
+    lean: Array
+
+
+def features(shapes: Sequence[MatmulShape], compute_units: int | None) -> Features:
+    """Features of S shapes, S x 3, S x (one a tile) and S x 1.
+
+    A wave feature is the share of the compute units' work that reaches C: edge tiles hang over its border, and the last
+    wave leaves units idle (known only with ``compute_units``). Of a tile's two orientations the better counts.
+    """
+    m, n, k = np.array([(shape.m, shape.n, shape.k) for shape in shapes], dtype=float).T
+    sizes = np.stack([np.log2(m * n), np.log2(k), np.abs(np.log2(m / n)), np.log2(m * k + k * n + m * n)], axis=1)
+    waves = np.stack(
+        [np.maximum(_useful(m, n, a, b, compute_units), _useful(m, n, b, a, compute_units)) for a, b in _TILES], axis=1
+    )
+    return Features(_standardised(sizes), _standardised(waves), _standardised(np.log2(m / n)[:, None]))
+
+
+def _useful(m: Array, n: Array, tile_m: int, tile_n: int, compute_units: int | None) -> Array:
+    tiles = np.ceil(m / tile_m) * np.ceil(n / tile_n)
+    useful = m * n / (tiles * tile_m * tile_n)
+    if compute_units:
+        useful = useful * tiles / (np.ceil(tiles / compute_units) * compute_units)
+    return np.asarray(useful)
+
+
+def _standardised(columns: Array) -> Array:
+    deviation = columns.std(axis=0)
+    return np.asarray((columns - columns.mean(axis=0)) / np.where(deviation > 0, deviation, 1.0))
+
+
+@dataclass(frozen=True)
+class Scales:
+    """Hyperparameters: how far the effect of sizes and of waves reaches (in standard deviations of a feature), the
+    share of variance that M against N makes, and that of noise.
+    """
+
+    sizes: float = 2.0
+    waves: float = 1.5
+    lean: float = 0.03
+    noise: float = 1e-3
+
+    def nearby(self) -> list[Scales]:
+        """This, and each hyperparameter one step up or down."""
+        steps = {"sizes": 2.0, "waves": 2.0, "lean": 3.0, "noise": 10.0}
+        bounds = {"sizes": (0.5, 8.0), "waves": (0.4, 6.0), "lean": (0.001, 0.3), "noise": (1e-5, 1e-1)}
+        found = [self]
+        for name, step in steps.items():
+            for value in (getattr(self, name) * step, getattr(self, name) / step):
+                if bounds[name][0] <= value <= bounds[name][1]:
+                    found.append(replace(self, **{name: value}))
+        return found
+
+
+@dataclass
+class Surrogate:
+    """The Gaussian process over a list of candidates, given as ``features``; ``fit`` again when these are replaced.
+
+    Kept so that one more observation costs one row: with K + noise = L L^T over the observed, ``_projected`` is
+    L^-1 K(observed, candidates), and mean and variance follow from it without solving anything anew.
+    """
+
+    features: Features = field(default_factory=lambda: Features(*(np.zeros((0, 1)),) * 3))
+    scales: Scales = field(default_factory=Scales)
+    is_fitted: bool = False
+    highest: float = -math.inf
+
+    def fit(self, rows: Sequence[int], values: Sequence[float]) -> None:
+        """Start over from these observations, with the likeliest of the scales near the last."""
+        observed = list(rows)
+        self.scales = self._likeliest(observed, np.array(values))
+        lower = np.linalg.cholesky(self._covariance(observed, observed, self.scales, noisy=True))
+        right = np.stack([np.array(values), np.ones(len(values))], axis=1)
+        self._projected = np.linalg.solve(lower, self._covariance(observed, None, self.scales))
+        self._whitened = np.linalg.solve(lower, right)
+        self._values = list(values)
+        self._update()
+
+    def add(self, row: int, value: float) -> None:
+        """One more observation."""
+        column = self._projected[:, row]
+        noise = self.scales.noise
+        diagonal = math.sqrt(max(self._prior_variance() + noise - float(column @ column), noise))
+        covariance = self._covariance([row], None, self.scales)[0]
+        self._projected = np.vstack([self._projected, (covariance - column @ self._projected) / diagonal])
+        self._whitened = np.vstack([self._whitened, (np.array([value, 1.0]) - column @ self._whitened) / diagonal])
+        self._values.append(value)
+        self._update()
+
+    def bound(self, deviations: float) -> Array:
+        """Upper confidence bound of log TFLOPS of every candidate."""
+        return np.asarray(self.mean + deviations * self.deviation)
+
+    def _update(self) -> None:
+        values, ones = self._whitened.T
+        centre = (ones @ values) / (ones @ ones)
+        residual = values - centre * ones
+        scale = float(residual @ residual) / max(len(residual) - 1, 1)
+        self.mean = centre + residual @ self._projected
+        variance = self._prior_variance() - np.einsum("ij,ij->j", self._projected, self._projected)
+        self.deviation = np.sqrt(np.maximum(variance + self.scales.noise, 1e-12) * scale)
+        self.highest = max(self._values)
+        self.is_fitted = True
+
+    def _likeliest(self, observed: list[int], values: Array) -> Scales:
+        """Uphill from the last scales, a step at a time."""
+        best = self.scales
+        for _ in range(_FIT_STEPS):
+            uphill = max(best.nearby(), key=lambda scales: self._likelihood(observed, values, scales))
+            if uphill == best:
+                break
+            best = uphill
+        return best
+
+    def _likelihood(self, observed: list[int], values: Array, scales: Scales) -> float:
+        """Log marginal likelihood with mean and variance at their likeliest, up to a constant."""
+        lower = np.linalg.cholesky(self._covariance(observed, observed, scales, noisy=True))
+        whitened, ones = np.linalg.solve(lower, np.stack([values, np.ones(len(values))], axis=1)).T
+        residual = whitened - (ones @ whitened) / (ones @ ones) * ones
+        count = len(values)
+        return float(-count / 2 * math.log(max(residual @ residual / count, 1e-300)) - np.log(np.diag(lower)).sum())
+
+    def _prior_variance(self) -> float:
+        return 1.0 + self.scales.lean
+
+    def _covariance(self, one: list[int], other: list[int] | None, scales: Scales, noisy: bool = False) -> Array:
+        """Prior covariance of candidates: sizes alone, sizes with waves, and a small part that tells M from N."""
+        sizes = squared_distances(self.features.sizes, one, other) / scales.sizes**2
+        waves = squared_distances(self.features.waves, one, other) / scales.waves**2
+        lean = squared_distances(self.features.lean, one, other)
+        together = np.exp(-0.5 * (sizes / 4 + waves))
+        covariance = 0.5 * np.exp(-0.5 * sizes) + 0.5 * together + scales.lean * together * np.exp(-2 * lean)
+        return np.asarray(covariance + scales.noise * np.eye(len(one)) if noisy else covariance)
+
+
+def squared_distances(columns: Array, one: list[int], other: list[int] | None) -> Array:
+    """Squared Euclidean distances of rows ``one`` to rows ``other`` (None: all)."""
+    left, right = columns[one], columns if other is None else columns[other]
+    squared = (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1)[None] - 2 * left @ right.T
+    return np.asarray(np.maximum(squared, 0.0))

@@ -1,0 +1,300 @@
+"""Draws a chart with matplotlib: as wide as a README, however many panels and lines it has.
+
+matplotlib is imported when something is drawn, and pyplot never: a Figure of its own leaves the caller's alone. Title,
+legend and notes are measured and the panels get what is left, so nothing overlaps whatever their number.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import math
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mamf.charts.chart import Axis, Chart, Line, Panel
+from mamf.errors import UnavailableError, UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.text import Text
+
+FILE_TYPES = ("png", "svg")
+_DPI = 100
+_WIDTH = 16.0  # inches: 1600 pixels, which GitHub shows at about 60 %
+_GAP = 0.12  # inches between the parts of the figure
+_MARGIN = 0.2
+_TITLE, _SUBTITLE, _TEXT, _SMALL = 20, 14, 14, 12  # points
+_GREY = "#555555"
+# Characters that fit the width at these sizes.
+_TITLE_LENGTH, _SUBTITLE_LENGTH, _PANEL_TITLES_LENGTH, _NOTE_LENGTH = 90, 145, 132, 170
+# Distinct to colour-blind readers too (Okabe and Ito, extended); markers tell apart what shares a colour.
+_COLOURS = (
+    *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7b3fa0"),
+    *("#8c564b", "#6b6b6b", "#8a9a00", "#aa0022", "#00b5b5", "#f2c500", "#1b2f7a"),
+)
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "<", "h", ">")
+_MARGIN_SHARE = 0.045
+# Height of a line of text as a share of a panel.
+_LABEL_ROOM = 0.12
+# More points than this need no marker each.
+_MOST_MARKED = 100
+_LABELS = {"tflops": "TFLOPS", "ms": "milliseconds"}
+
+
+def draw(chart: Chart) -> Figure:
+    """The chart as a Figure. Raises UnavailableError without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UnavailableError("drawing needs matplotlib: pip install 'mamf[plot]'") from None
+    figure = Figure(figsize=(_WIDTH, 9), dpi=_DPI, facecolor="white", layout="constrained")
+    axes = figure.subplots(len(chart.grid), len(chart.grid[0]), squeeze=False)
+    styles = styles_of(sorted({*chart.palette, *chart.names}))
+    for line, panels in enumerate(chart.grid):
+        for column, panel in enumerate(panels):
+            if panel is None:
+                axes[line][column].set_visible(False)
+            else:
+                _draw_panel(axes[line][column], panel, chart, styles)
+                _label(axes[line][column], panel, chart, line, column)
+    _arrange(figure, chart, styles)
+    return figure
+
+
+def save(figure: Figure, path: Path, overwrite: bool = False) -> None:
+    """Write the figure; its type is the file's ending. Raises UsageError when the file exists or cannot be written."""
+    image = io.BytesIO()
+    kind = file_type(path)
+    figure.savefig(image, format=kind)
+    try:
+        with path.open("wb" if overwrite else "xb") as file:
+            file.write(image.getvalue())
+    except FileExistsError:
+        raise exists(path) from None
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}; name another --output") from None
+
+
+def exists(path: Path) -> UsageError:
+    return UsageError(f"{path} exists: name another --output, or --overwrite it")
+
+
+def file_type(path: Path) -> str:
+    """Raises UsageError for an ending that is no known type."""
+    kind = path.suffix.removeprefix(".").lower()
+    if kind not in FILE_TYPES:
+        raise UsageError(f"cannot draw {path.name}: its name must end with .{' or .'.join(FILE_TYPES)}")
+    return kind
+
+
+def styles_of(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Colour and marker by name, whatever the order of the names."""
+    return {
+        name: {"color": _COLOURS[number % len(_COLOURS)], "marker": _MARKERS[number % len(_MARKERS)]}
+        for number, name in enumerate(sorted(names))
+    }
+
+
+def _draw_panel(axes: Axes, panel: Panel, chart: Chart, styles: dict[str, dict[str, Any]]) -> None:
+    axes.set_axisbelow(True)
+    axes.grid(True, color="#dddddd", linewidth=0.8)
+    for side in axes.spines.values():
+        side.set_color("#999999")
+    if panel.title:
+        title = textwrap.fill(panel.title, _PANEL_TITLES_LENGTH // len(chart.grid[0]))
+        axes.set_title(title, fontsize=_TEXT, loc="left")
+    for line in panel.lines:
+        _draw_line(axes, line, chart, styles[line.name])
+    _scale_x(axes, chart.axis, [point.x for each in chart.panels for line in each.lines for point in line.points])
+    _scale_y(axes, panel, [each for each in chart.panels if each.quantity == panel.quantity])
+    if panel.ceiling is not None:
+        _draw_ceiling(axes, panel, panel.ceiling)
+
+
+def _draw_line(axes: Axes, line: Line, chart: Chart, style: dict[str, Any]) -> None:
+    x, y = [point.x for point in line.points], [point.y for point in line.points]
+    is_few = len(x) <= _MOST_MARKED
+    axes.plot(
+        x,
+        y,
+        color=style["color"],
+        linestyle="none" if not chart.is_connected else ":" if line.is_companion else "-",
+        linewidth=2,
+        marker=style["marker"] if is_few or not chart.is_connected else "none",
+        markersize=7 if chart.is_connected else 5,
+        markeredgecolor="white",
+        markeredgewidth=0.7 if chart.is_connected else 0.3,
+    )
+    if chart.is_connected and not line.is_companion:
+        lows, highs = [point.low for point in line.points], [point.high for point in line.points]
+        axes.fill_between(x, lows, highs, color=style["color"], alpha=0.15, linewidth=0)
+
+
+def _scale_x(axes: Axes, axis: Axis, positions: Sequence[float]) -> None:
+    from matplotlib.ticker import MaxNLocator, NullLocator
+
+    if axis.is_log:
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_minor_locator(NullLocator())
+    if axis.ticks:
+        axes.set_xticks([tick for tick, _ in axis.ticks], labels=[text for _, text in axis.ticks])
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if axis.is_shared:
+        axes.set_xlim(*limits(positions, axis.is_log))
+
+
+def limits(positions: Sequence[float], is_log: bool) -> tuple[float, float]:
+    """Ends of an axis that holds all positions, with a margin: panels that lack some keep the scale of the others."""
+    low, high = min(positions), max(positions)
+    if is_log:
+        margin = (high / low) ** _MARGIN_SHARE if high > low else 2.0
+        return low / margin, high * margin
+    margin = _MARGIN_SHARE * (high - low) or 1.0
+    return low - margin, high + margin
+
+
+def _scale_y(axes: Axes, panel: Panel, alike: Sequence[Panel]) -> None:
+    """One scale for all panels of a quantity, so that they compare at a glance: time by its logarithm, TFLOPS from 0
+    where a ceiling is drawn or they spread that far.
+    """
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    points = [point for each in alike for line in each.lines for point in line.points]
+    lowest, highest = min(point.low for point in points), max(point.high for point in points)
+    if panel.quantity == "ms":
+        axes.set_yscale("log")
+        axes.set_ylim(lowest / 1.3, highest * 1.3)
+        axes.yaxis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0) if highest / lowest < 100 else (1.0,)))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        return
+    ceilings = [each.ceiling for each in alike if each.ceiling is not None]
+    highest = max(highest, *ceilings) if ceilings else highest
+    if ceilings or lowest < highest / 2:
+        axes.set_ylim(0, highest * 1.14)
+    else:
+        margin = 0.1 * (highest - lowest or highest)
+        axes.set_ylim(lowest - margin, highest + margin)
+
+
+def _draw_ceiling(axes: Axes, panel: Panel, ceiling: float) -> None:
+    axes.axhline(ceiling, color="black", linestyle="--", linewidth=1.5)
+    is_left, is_above = label_place(panel, ceiling, axes.get_ylim()[1])
+    axes.annotate(
+        f"ceiling {ceiling:.4g}",
+        (0 if is_left else 1, ceiling),
+        xycoords=axes.get_yaxis_transform(),
+        xytext=(5 if is_left else -5, 4 if is_above else -4),
+        textcoords="offset points",
+        fontsize=_SMALL,
+        ha="left" if is_left else "right",
+        va="bottom" if is_above else "top",
+        zorder=5,
+        bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.7},
+    )
+
+
+def label_place(panel: Panel, ceiling: float, top: float) -> tuple[bool, bool]:
+    """Where along its line the ceiling's label hides least, (left, above): the first place that is free, else the
+    freest.
+    """
+
+    def room(place: tuple[bool, bool]) -> float:
+        is_left, is_above = place
+        middle = ceiling + (_LABEL_ROOM if is_above else -_LABEL_ROOM) * top / 2
+        ends = (line.points[0 if is_left else -1].y for line in panel.lines)
+        return min(_LABEL_ROOM, *(abs(end - middle) / top for end in ends), 1.0)
+
+    return max(itertools.product((True, False), (True, False)), key=room)
+
+
+def _label(axes: Axes, panel: Panel, chart: Chart, line: int, column: int) -> None:
+    """Labels where they are needed: on the outer panels."""
+    axes.tick_params(labelsize=_SMALL, color="#999999")
+    left = chart.grid[line][column - 1] if column else None
+    if left is None or left.quantity != panel.quantity:
+        axes.set_ylabel(_LABELS[panel.quantity], fontsize=_TEXT)
+    else:
+        axes.tick_params(labelleft=False)
+    if all(row[column] is None for row in chart.grid[line + 1 :]):
+        axes.set_xlabel(chart.axis.label, fontsize=_TEXT)
+    else:
+        axes.tick_params(labelbottom=False)
+    is_right = all(each is None or each.ceiling != panel.ceiling for each in chart.grid[line][column + 1 :])
+    if panel.ceiling is not None and is_right:
+        _add_shares(axes, panel.ceiling)
+
+
+def _add_shares(axes: Axes, ceiling: float) -> None:
+    def as_share(tflops: Any) -> Any:
+        return 100 * tflops / ceiling
+
+    def as_tflops(share: Any) -> Any:
+        return share * ceiling / 100
+
+    shares = axes.secondary_yaxis("right", functions=(as_share, as_tflops))
+    shares.set_ylabel("% MAMFU", fontsize=_TEXT)
+    shares.tick_params(labelsize=_SMALL, color="#999999")
+    highest = as_share(axes.get_ylim()[1])
+    step = next(step for step in (20, 50, 100, 200, 500, 10**9) if highest / step <= 8)
+    shares.set_yticks(list(range(0, math.floor(highest) + 1, step)))
+
+
+def _arrange(figure: Figure, chart: Chart, styles: dict[str, dict[str, Any]]) -> None:
+    """Title above, legend and notes below, each as high as it is; the panels as high as their number asks."""
+    rows = len(chart.grid)
+    panels = {1: 6.0, 2: 6.9}.get(rows, 2.9 * rows)
+    notes = "\n".join(textwrap.fill(note, _NOTE_LENGTH) for note in chart.notes)
+    texts = [
+        figure.text(0, 0, textwrap.fill(chart.title, _TITLE_LENGTH), fontsize=_TITLE, weight="bold", va="top"),
+        figure.text(0, 0, textwrap.fill(chart.subtitle, _SUBTITLE_LENGTH), fontsize=_SUBTITLE, color=_GREY, va="top"),
+    ]
+    note = figure.text(0, 0, notes, fontsize=_SMALL, color=_GREY, va="bottom", linespacing=1.35)
+    for text in (*texts, note):
+        text.set_in_layout(False)
+    legend = _legend(figure, chart, styles)
+    above = 2 * _GAP + sum(_height(text) + _GAP for text in texts)
+    foot = _GAP + (_height(note) + _GAP if notes else 0)
+    below = foot + _height(legend) + _GAP
+    height = above + panels + below
+    figure.set_size_inches(_WIDTH, height)
+    top = height - _GAP
+    for text in texts:
+        text.set_position((_MARGIN / _WIDTH, top / height))
+        top -= _height(text) + _GAP
+    note.set_position((_MARGIN / _WIDTH, _GAP / height))
+    legend.set_bbox_to_anchor((0.5, foot / height))
+    engine = figure.get_layout_engine()
+    assert engine is not None, "asked for when the figure was made"
+    engine.set(rect=(0.005, below / height, 0.99, 1 - (above + below) / height), wspace=0.02, hspace=0.03)  # type: ignore[call-arg]
+
+
+def _legend(figure: Figure, chart: Chart, styles: dict[str, dict[str, Any]]) -> Any:
+    """The names in as many columns as fit."""
+    from matplotlib.lines import Line2D
+
+    width = 2 if chart.is_connected else 0
+    handles = [Line2D([], [], linewidth=width, markersize=7, **styles[name]) for name in chart.names]
+    labels = list(chart.names)
+    if chart.companion:
+        handles.append(Line2D([], [], linewidth=2, linestyle=":", color=_GREY))
+        labels.append(chart.companion)
+    for columns in range(min(len(labels), 8), 0, -1):
+        legend = figure.legend(
+            handles, labels, loc="lower center", ncols=columns, fontsize=_TEXT, frameon=False, borderpad=0
+        )
+        legend.set_in_layout(False)
+        if columns == 1 or legend.get_window_extent().width <= (_WIDTH - 2 * _MARGIN) * _DPI:
+            break
+        legend.remove()
+    return legend
+
+
+def _height(part: Text | Any) -> float:
+    """Inches."""
+    return float(part.get_window_extent().height) / _DPI

@@ -1,0 +1,1 @@
+"""What a run leaves behind: written as it goes, read, compared. Nothing here measures."""

@@ -1,0 +1,83 @@
+"""Whether two runs may be compared: what of their headers forbids it, and what a reader must be told. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mamf.errors import IncomparableError
+from mamf.logs.records import plan_from_record
+from mamf.operations.attention.sweep import AttentionPlan
+
+_UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Something that is one thing in A and another in B."""
+
+    what: str
+    a: str
+    b: str
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.a} against {self.b}"
+
+
+def described(what: str, a: Sequence[object], b: Sequence[object]) -> Difference:
+    return Difference(what, ", ".join(map(str, a)), ", ".join(map(str, b)))
+
+
+def differences_of(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
+    """What forbids comparing two runs, by their headers: another operation (raises IncomparableError), device, or cache
+    state.
+    """
+    kinds = operation(a), operation(b)
+    if kinds[0] != kinds[1]:
+        raise IncomparableError(f"A is of {kinds[0]}, B of {kinds[1]}: they have no row in common")
+    found = [Difference("device", a["device"]["name"], b["device"]["name"])]
+    cards = a["device"].get("uuid_hash"), b["device"].get("uuid_hash")
+    if found[0].a == found[0].b and all(cards):
+        # Cards of one name differ by percents.
+        found.append(Difference(f"card {found[0].a}", *map(str, cards)))
+    if kinds[0] == "attention":
+        found.append(Difference("caches", cache_state(a), cache_state(b)))
+    return [each for each in found if each.a != each.b]
+
+
+def operation(header: Mapping[str, Any]) -> str:
+    return "attention" if header["plan"].get("command") == "attention" else "matmul"
+
+
+def cache_state(header: Mapping[str, Any]) -> str:
+    """Whether burst evicts operands between launches: two figures of one kernel, up to a factor apart."""
+    plan = plan_from_record(header["plan"])
+    return "warm" if isinstance(plan, AttentionPlan) and not plan.flush else "flushed"
+
+
+def noted_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
+    """What differs between two runs and may be why their figures do: often the very reason to compare them."""
+    of_a, of_b = circumstances(a), circumstances(b)
+    names = dict.fromkeys([*of_a, *of_b])
+    found = (Difference(name, of_a.get(name, _UNKNOWN), of_b.get(name, _UNKNOWN)) for name in names)
+    return [each for each in found if each.a != each.b]
+
+
+def circumstances(header: Mapping[str, Any]) -> dict[str, str]:
+    """Software, settings and limits of a run, by name."""
+    device, environment = header["device"], header["environment"]
+    watts = device.get("power_limit_watts")
+    tool = header["tool"]
+    named = {
+        "backend": device["backend"],
+        "driver": device.get("driver"),
+        **(device.get("versions") or {}),
+        **environment.get("packages", {}),
+        "power limit": watts and f"{watts:.0f} W",
+        "timer": header["timer"],
+        **header.get("settings", {}),
+        **environment.get("variables", {}),
+        "mamf": " ".join(str(tool[key]) for key in ("version", "commit") if tool.get(key)),
+    }
+    return {name: str(value) for name, value in named.items() if value not in (None, "")}

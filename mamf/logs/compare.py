@@ -1,0 +1,255 @@
+"""Two run logs, row by row: what got faster, what slower, and what their samples cannot tell. Pure.
+
+What is compared. Of a sweep and of attention every measured row; visits of a reference, and the search for the ceiling
+beside it, are left out. Of two finds the ceilings, one row a regime: a find answers what the device can do, and which
+of several tied shapes it names is chance. Beside anything but another find, the candidates that a find confirmed. What
+a find scouted is never compared: the best of many scouts is biased upwards (the winner's curse), while confirming
+rounds are fresh samples.
+
+How sure a row is. A candidate's figure is the median over its rounds, with the rounds, not the launches in them, as
+samples: launches of one round share the state of the card, so pooling them would claim more than was seen. The
+interval of a ratio spans the extremes of both medians' intervals; by Bonferroni it covers at least ``a + b - 1`` where
+those cover ``a`` and ``b`` (0.90 for two of 0.95), and in truth more. What differs between two processes (placement in
+memory, temperature) is in neither log's samples: the tolerance is for that.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, get_args
+
+from mamf.ceilings.ceiling import CHOOSE, CONFIRM, FEWEST_ROUNDS, Ceiling, combined, confirmed, figures
+from mamf.ceilings.grid import FindPlan
+from mamf.errors import IncomparableError
+from mamf.logs.comparability import Difference, described, differences_of, noted_differences
+from mamf.logs.run_log import RunLog
+from mamf.measure import Measurement
+from mamf.operations.attention.shapes import AttentionProblem
+from mamf.statistics import Interval, geometric_mean
+
+Verdict = Literal["SAME", "FASTER", "SLOWER", "AMBIGUOUS"]
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+DEFAULT_TOLERANCE = 0.01
+# Three samples on each side. An interval of fewer is no interval: that of a single sample has no width at all.
+_LEAST_COVERAGE = 0.5
+# What may differ without a word: kernels are paired by name where they can be.
+_ALWAYS_DROPPED = "kernel"
+
+#: What rows are paired by: regime, problem, shape, kernel, by name.
+Fields = dict[str, object]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row of one log: what it is paired by, and its speed in TFLOPS (None: it has no figure, ``status`` says why)."""
+
+    fields: Fields
+    shape: str
+    kernel: str
+    tflops: float | None = None
+    interval: Interval | None = None
+    status: str = "ok"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A row that both logs measured. Everything is a speed: above 1, B is the faster."""
+
+    fields: Fields
+    a: Entry
+    b: Entry
+
+    @property
+    def ratio(self) -> float:
+        assert self.a.tflops is not None and self.b.tflops is not None, "only measured rows are paired"
+        return self.b.tflops / self.a.tflops
+
+    @property
+    def interval(self) -> Interval:
+        """The ratio's interval, from the extremes of both medians' intervals."""
+        a, b = self.a.interval, self.b.interval
+        assert a is not None and b is not None, "only measured rows are paired"
+        return Interval(b.low / a.high, b.high / a.low, max(0.0, a.coverage + b.coverage - 1))
+
+    def verdict(self, tolerance: float) -> Verdict:
+        """SAME: surely within the tolerance. FASTER, SLOWER: surely so, by however much."""
+        interval = self.interval
+        if interval.coverage < _LEAST_COVERAGE:
+            return "AMBIGUOUS"
+        if 1 - tolerance <= interval.low and interval.high <= 1 + tolerance:
+            return "SAME"
+        if interval.low > 1:
+            return "FASTER"
+        return "SLOWER" if interval.high < 1 else "AMBIGUOUS"
+
+    def is_regression(self, tolerance: float) -> bool:
+        """Surely slower, and the median by more than the tolerance."""
+        return self.verdict(tolerance) == "SLOWER" and self.ratio < 1 - tolerance
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two runs; ``name``: its path as given, since two logs of one name in two folders are usual."""
+
+    name: str
+    header: Mapping[str, Any]
+    tier: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """``pairs``, slowest first. ``only_a`` (``only_b``): rows with a figure in A (B) alone, each with what the other
+    has in its place, if anything. ``dropped``: fields in which the logs differ and that rows were not paired by.
+    ``noted``: what else differs between the runs. ``forced``: what made them incomparable.
+    """
+
+    a: Side
+    b: Side
+    pairs: tuple[Pair, ...]
+    only_a: tuple[tuple[Entry, Entry | None], ...]
+    only_b: tuple[tuple[Entry, Entry | None], ...]
+    dropped: tuple[Difference, ...] = ()
+    noted: tuple[Difference, ...] = ()
+    forced: tuple[Difference, ...] = ()
+
+    def counts(self, tolerance: float) -> dict[str, int]:
+        """Rows by verdict, every verdict named."""
+        found = Counter(pair.verdict(tolerance) for pair in self.pairs)
+        return {verdict: found[verdict] for verdict in VERDICTS}
+
+    @property
+    def geometric_mean_ratio(self) -> float:
+        return geometric_mean([pair.ratio for pair in self.pairs])
+
+    def regressions(self, tolerance: float) -> list[Pair]:
+        return [pair for pair in self.pairs if pair.is_regression(tolerance)]
+
+
+def compare(a: RunLog, b: RunLog, anyway: bool = False) -> Comparison:
+    """Pair the rows of two logs.
+
+    Raises IncomparableError when they are of other devices, dtypes, regimes or anything else that a ratio would hide,
+    unless ``anyway``; and always when no row is in both.
+    """
+    both_finds = is_find(a) and is_find(b)
+    rows_a, rows_b = entries(a, both_finds), entries(b, both_finds)
+    forced = [*differences_of(a.header, b.header), *field_differences(rows_a, rows_b)]
+    if forced and not anyway:
+        told = ", ".join(map(str, forced))
+        raise IncomparableError(f"{a.path} and {b.path} are not comparable: {told}; --anyway compares them still")
+    dropped = droppable(rows_a, rows_b)
+    names = {difference.what for difference in dropped}
+    by_a, by_b = by_fields(rows_a, names), by_fields(rows_b, names)
+    pairs = [Pair(each.fields, each, by_b[key]) for key, each in by_a.items() if _is_paired(each, by_b.get(key))]
+    if not pairs:
+        raise IncomparableError(f"no measured row is in both: {_told(a, rows_a)}; {_told(b, rows_b)}")
+    return Comparison(
+        Side(str(a.path), a.header, a.tier),
+        Side(str(b.path), b.header, b.tier),
+        tuple(sorted(pairs, key=lambda pair: pair.ratio)),
+        tuple(_alone(by_a, by_b)),
+        tuple(_alone(by_b, by_a)),
+        tuple(dropped),
+        tuple(noted_differences(a.header, b.header)),
+        tuple(forced),
+    )
+
+
+def is_find(log: RunLog) -> bool:
+    return isinstance(log.plan, FindPlan)
+
+
+def entries(log: RunLog, as_ceilings: bool = False) -> list[Entry]:
+    """What of a log is compared. ``as_ceilings``: of a find, see the head of this file."""
+    rows = [row for row in log.measurements if not row.is_reference]
+    if not is_find(log):
+        return [_row_entry(row) for row in rows if not row.phase]
+    fresh = [row for row in rows if row.phase in (CHOOSE, CONFIRM)]
+    by_regime = {name: [row for row in fresh if row.regime == name] for name in {row.regime: None for row in fresh}}
+    if not as_ceilings:
+        return [entry for same in by_regime.values() for entry in _candidates(same)]
+    device = log.header["device"]["name"]
+    ceilings = (confirmed(same, device) for same in by_regime.values())
+    return [_ceiling_entry(ceiling) for ceiling in ceilings if ceiling is not None]
+
+
+def problem_fields(problem: Any) -> Fields:
+    """What a problem is paired by: all but the seed, and for a forward pass how a backward's FLOP would be counted."""
+    if isinstance(problem, AttentionProblem) and not problem.has_backward:
+        problem = replace(problem, backward_count=AttentionProblem.backward_count)
+    return {name: value for name, value in asdict(problem).items() if name != "seed"}
+
+
+def _row_entry(row: Measurement) -> Entry:
+    fields = {"regime": row.regime, **problem_fields(row.problem), "shape": str(row.shape), "kernel": row.kernel}
+    if row.summary is None:
+        return Entry(fields, str(row.shape), row.kernel, status=row.status)
+    return Entry(fields, str(row.shape), row.kernel, row.tflops(row.figure), row.tflops_interval)
+
+
+def _candidates(rows: Sequence[Measurement]) -> Iterable[Entry]:
+    """Confirmed candidates of one regime, a round a sample."""
+    fresh = (row for row in rows if row.phase == CONFIRM)
+    for (shape, kernel), rounds in figures(fresh).items():
+        if len(rounds) >= FEWEST_ROUNDS:
+            tflops, interval = combined(list(rounds.values()))
+            fields = _row_entry(next(iter(rounds.values()))).fields
+            yield Entry(fields, str(shape), kernel, tflops, interval)
+
+
+def _ceiling_entry(ceiling: Ceiling) -> Entry:
+    fields = {"regime": ceiling.regime, **problem_fields(ceiling.problem)}
+    return Entry(fields, str(ceiling.shape), ceiling.kernel, ceiling.tflops, ceiling.interval)
+
+
+def values(rows: Iterable[Entry], name: str) -> list[object]:
+    """The values of a field, once each, in the order of the log."""
+    return list({row.fields[name]: None for row in rows if name in row.fields})
+
+
+def field_differences(a: Sequence[Entry], b: Sequence[Entry]) -> list[Difference]:
+    """Fields of the regime and the problem in which no row of A is like any row of B."""
+    if not a or not b:
+        return []
+    names = [name for name in a[0].fields if name in b[0].fields and name not in ("shape", "kernel")]
+    found = ((name, values(a, name), values(b, name)) for name in names)
+    return [described(name, of_a, of_b) for name, of_a, of_b in found if not set(of_a) & set(of_b)]
+
+
+def droppable(a: Sequence[Entry], b: Sequence[Entry]) -> list[Difference]:
+    """Fields that rows can be paired without: one value throughout A, another throughout B."""
+    apart = [each for each in field_differences(a, b) if len(values(a, each.what)) == len(values(b, each.what)) == 1]
+    kernels = values(a, _ALWAYS_DROPPED), values(b, _ALWAYS_DROPPED)
+    if len(kernels[0]) == len(kernels[1]) == 1 and kernels[0] != kernels[1]:
+        apart.append(described(_ALWAYS_DROPPED, *kernels))
+    return apart
+
+
+def by_fields(rows: Iterable[Entry], left_out: Iterable[str]) -> dict[object, Entry]:
+    """Rows by what they are paired by; their fields are what is left of them."""
+    found: dict[object, Entry] = {}
+    for row in rows:
+        fields = {name: value for name, value in row.fields.items() if name not in set(left_out)}
+        found[frozenset(fields.items())] = replace(row, fields=fields)
+    return found
+
+
+def _is_paired(a: Entry, b: Entry | None) -> bool:
+    return a.tflops is not None and b is not None and b.tflops is not None
+
+
+def _alone(own: Mapping[object, Entry], other: Mapping[object, Entry]) -> Iterable[tuple[Entry, Entry | None]]:
+    """Rows with a figure here and none there, and what is there instead."""
+    for key, entry in own.items():
+        if entry.tflops is not None and not _is_paired(entry, other.get(key)):
+            yield entry, other.get(key)
+
+
+def _told(log: RunLog, rows: Sequence[Entry]) -> str:
+    measured = [row for row in rows if row.tflops is not None]
+    if not measured:
+        return f"{log.path} has none"
+    example = measured[0]
+    return f"{log.path} has {len(measured)}, the first {example.shape} by {example.kernel}"

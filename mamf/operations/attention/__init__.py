@@ -1,0 +1,1 @@
+"""softmax(Q K^T / sqrt(d)) V, forward and backward."""

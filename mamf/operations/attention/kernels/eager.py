@@ -1,0 +1,81 @@
+"""Attention written out in PyTorch: what a kernel is worth is measured against it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from mamf.backend import Backend, Unavailable
+from mamf.operations.attention.kernels.attention_reference import row_blocks
+from mamf.operations.attention.kernels.torch_attention import TorchAttention
+from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.compilation import compiled_for_repetition, with_own_cache, without_compiler
+from mamf.torch_backend import TorchBackend
+
+
+class Eager(TorchAttention):
+    """Two products, a mask and a softmax, every score in memory."""
+
+    name = "eager"
+    dtypes = ("bfloat16", "float16", "float32", "float64")
+    head_dims = range(1, 1025)
+    has_window = True
+
+    def unavailable(self, backend: Backend) -> Unavailable | None:
+        return None
+
+    def attend(self, shape: AttentionShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError("bound to a mask by bind")
+
+    def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
+        if shape.causal and shape.seqlen_q > shape.seqlen_k:
+            return f"{self.name} has no answer for queries that see no key: causal with more queries than keys"
+        return super().unsupported_shape(problem, shape)
+
+    def bind(self, backend: Backend, problem: AttentionProblem, shape: AttentionShape) -> Callable[..., torch.Tensor]:
+        assert isinstance(backend, TorchBackend)
+        return written_out(shape, masked_keys(shape, backend.device))
+
+
+def masked_keys(shape: AttentionShape, device: torch.device) -> torch.Tensor | None:
+    """Which keys each query must not see, made outside of timing; None where every query sees all."""
+    if not shape.causal and shape.window is None:
+        return None
+    return torch.cat([masked for _, masked in row_blocks(shape, device)])
+
+
+def written_out(shape: AttentionShape, masked: torch.Tensor | None) -> Callable[..., torch.Tensor]:
+    scale, group = 1 / math.sqrt(shape.head_dim), shape.heads // shape.kv_heads
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        if group > 1:
+            k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+        scores = (q @ k.transpose(-2, -1)) * scale
+        if masked is not None:
+            scores = scores.masked_fill(masked, -math.inf)
+        wide = torch.float32 if q.dtype.itemsize < 4 else q.dtype
+        return torch.softmax(scores, dim=-1, dtype=wide).to(q.dtype) @ v
+
+    return attention
+
+
+class CompiledEager(Eager):
+    """The same under torch.compile, kept from being rewritten into SDPA, which is measured by its own name."""
+
+    name = "compiled-eager"
+
+    def unavailable(self, backend: Backend) -> Unavailable | None:
+        return without_compiler(backend)
+
+    def settings(self, backend: Backend, problem: AttentionProblem) -> AbstractContextManager[object]:
+        return compiled_for_repetition()
+
+    def bind(self, backend: Backend, problem: AttentionProblem, shape: AttentionShape) -> Callable[..., torch.Tensor]:
+        written = with_own_cache(super().bind(backend, problem, shape))
+        compiled: Any = torch.compile(written, dynamic=False, fullgraph=True, options={"pattern_matcher": False})
+        call: Callable[..., torch.Tensor] = compiled
+        return call

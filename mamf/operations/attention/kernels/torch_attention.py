@@ -1,0 +1,262 @@
+"""What attention kernels on torch tensors share: operands, launches in each direction, verification.
+
+A kernel of a library says which layout it takes and how it is called; see sdpa.py for the shortest.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from mamf.backend import Backend, OperandPool
+from mamf.kernel import Prepared, Verdict
+from mamf.operations.attention.kernel import AttentionKernel
+from mamf.operations.attention.kernels.attention_reference import Reference
+from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.outputs import Unchanged, poison_outputs, tensors_of
+
+#: How torch's dispatchers say that nothing fits.
+_NOTHING_FITS = ("No available kernel", "No viable backend")
+_TOLERANCE = {"bfloat16": 1.5e-2, "float16": 4e-3, "float32": 2e-4, "float64": 1e-6}
+_GRADIENT_FACTOR = 2.0
+# How far a single row of the output may be off: far above rounding, far below a row that was not written.
+_ROW_TOLERANCE, _ROW_TOLERANCE_APPROXIMATE = 0.25, 0.6
+# Structured inputs: tokens a block, directions to tell blocks apart by, and how strongly: at 2.2 keys of one
+# block are alike enough for kernels that skip only blocks whose keys are.
+_STRUCTURE_BLOCK = 128
+_GROUPS = 10
+_STRUCTURE = 2.2
+
+
+class TorchAttention(AttentionKernel):
+    """Derived kernels supply ``attend``. ``layout``: ``bhsd`` or ``bshd``, the order of batch, heads and sequence.
+
+    ``has_gqa``: takes fewer kv heads than heads.
+    """
+
+    layout: ClassVar[str] = "bhsd"
+    has_gqa: ClassVar[bool] = True
+    has_window: ClassVar[bool] = False
+    has_unequal_lengths: ClassVar[bool] = True
+    head_dims: ClassVar[range | tuple[int, ...]] = range(8, 257, 8)
+    #: ||O - reference|| / ||reference|| at which a result counts as right; None: by dtype.
+    tolerance: ClassVar[float | None] = None
+
+    @abstractmethod
+    def attend(self, shape: AttentionShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """The output, in the kernel's layout."""
+
+    def bind(self, backend: Backend, problem: AttentionProblem, shape: AttentionShape) -> Callable[..., torch.Tensor]:
+        """``attend`` for one shape; compiling kernels compile here. Called with q, k, v."""
+        return lambda q, k, v: self.attend(shape, q, k, v)
+
+    def details(
+        self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
+    ) -> dict[str, Any]:
+        """What a reader should know of how this launch ran (which kernel a dispatcher chose, the sparsity reached)."""
+        return {}
+
+    def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
+        if not self.has_gqa and shape.heads != shape.kv_heads:
+            return f"{self.name} needs as many kv heads as heads"
+        if not self.has_window and shape.window is not None:
+            return f"{self.name} has no window"
+        if shape.head_dim not in self.head_dims or shape.head_dim_v not in self.head_dims:
+            return f"{self.name} has no head dimension {shape.head_dim}; it has {_in_words(self.head_dims)}"
+        if shape.causal and not self.has_unequal_lengths and shape.seqlen_q != shape.seqlen_k:
+            return f"{self.name} is causal for equal lengths of queries and keys only"
+        return None
+
+    def prepare(
+        self,
+        backend: Backend,
+        problem: AttentionProblem,
+        shape: AttentionShape,
+        pool: OperandPool,
+        sets: int = 1,
+        rewrite: bool = False,
+    ) -> Prepared:
+        call = self.bind(backend, problem, shape)
+        every = [self.operands(problem, shape, pool, sets, index) for index in range(sets)]
+        attentions = [PreparedAttention(self, problem, shape, operands) for operands in every]
+        if problem.direction == "bwd":
+            # What a library allocates once, such as a workspace, is not what a saved forward pass holds.
+            attentions[0].launch_of(call)
+            attentions[0].forget()
+        before = backend.allocated_memory()
+        launches = [attention.launch_of(call) for attention in attentions]
+        after = backend.allocated_memory()
+
+        def poison(returned: Sequence[object]) -> None:
+            for result in returned:
+                poison_outputs((), result)
+
+        return Prepared(
+            launches=launches,
+            verify=lambda index, result: attentions[index].verify(result),
+            poison=poison,
+            changed_operands=lambda: tuple(dict.fromkeys(name for each in attentions for name in each.changed())),
+            held_bytes=0 if before is None or after is None else (after - before) // sets,
+        )
+
+    def operands(
+        self, problem: AttentionProblem, shape: AttentionShape, pool: OperandPool, sets: int, index: int
+    ) -> dict[str, torch.Tensor]:
+        """q, k, v and, for a backward pass, do: views of the pool's buffers in the kernel's layout."""
+        views = {}
+        for name, buffer in problem.buffers(shape, sets).items():
+            size = buffer.elements // sets
+            heads, length, width = dimensions(shape)[name]
+            flat = pool.take(name, *buffer)[index * size :][: shape.batch * heads * length * width]
+            order = (
+                (shape.batch, heads, length, width) if self.layout == "bhsd" else (shape.batch, length, heads, width)
+            )
+            views[name] = flat.view(order)
+        if problem.sparsity:
+            views |= block_structured(views["q"], views["k"], problem.sparsity, 2 if self.layout == "bhsd" else 1)
+        return views
+
+    def refuses(self, error: Exception) -> bool:
+        return isinstance(error, RuntimeError) and any(text in str(error) for text in _NOTHING_FITS)
+
+    def bound(self, problem: AttentionProblem) -> float:
+        """||O - reference|| / ||reference|| at which a result counts as right."""
+        return self.tolerance if self.tolerance is not None else _TOLERANCE[problem.dtype]
+
+    def canonical(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor as batch, heads, sequence, width."""
+        return tensor if self.layout == "bhsd" else tensor.transpose(1, 2)
+
+
+class PreparedAttention:
+    """One operand set: its launch, and what that must give, computed by other operations in more bits."""
+
+    def __init__(
+        self,
+        kernel: TorchAttention,
+        problem: AttentionProblem,
+        shape: AttentionShape,
+        operands: Mapping[str, torch.Tensor],
+    ) -> None:
+        self._kernel, self._problem, self._shape, self._operands = kernel, problem, shape, operands
+        self._forward: torch.Tensor | None = None
+        self._reference: Reference | None = None
+        self._details: dict[str, Any] = {}
+        self.changed = Unchanged(operands)
+
+    def forward(self, call: Callable[..., torch.Tensor]) -> torch.Tensor:
+        with torch.no_grad():
+            return call(*(self._operands[name] for name in "qkv"))
+
+    def launch_of(self, call: Callable[..., torch.Tensor]) -> Callable[[], object]:
+        """A launch with no argument. For ``bwd`` the forward runs here, once: its graph is kept and differentiated
+        anew.
+        """
+        if self._problem.direction == "fwd":
+            return lambda: self.forward(call)
+        leaves = [self._operands[name].detach().requires_grad_() for name in "qkv"]
+        gradient = self._operands["do"]
+        if self._problem.direction == "bwd":
+            output = call(*leaves)
+            self._forward = output.detach()
+            return lambda: torch.autograd.grad(output, leaves, gradient, retain_graph=True)
+
+        def both() -> object:
+            result = call(*leaves)
+            return (result.detach(), *torch.autograd.grad(result, leaves, gradient))
+
+        return both
+
+    def forget(self) -> None:
+        """Let go of a saved forward pass."""
+        self._forward = None
+
+    def verify(self, result: object) -> Verdict:
+        """The output and gradients of sampled heads, whole."""
+        kernel, problem = self._kernel, self._problem
+        if self._reference is None:
+            operands = {name: kernel.canonical(tensor) for name, tensor in self._operands.items()}
+            self._reference = Reference(self._shape, operands, problem.has_backward)
+            self._details = kernel.details(problem, self._shape, [self._operands[name] for name in "qkv"])
+        results = {name: kernel.canonical(tensor) for name, tensor in self._named(result).items()}
+        found = self._reference.distance(results)
+        gradients = _worst(error for name, error in found.errors.items() if name != "o")
+        details = dict(self._details)
+        if problem.has_backward:
+            details["gradient_error"] = gradients
+        if not kernel.is_exact:
+            details |= {"cosine_similarity": found.cosine, "relative_l1": found.relative_l1}
+        bound = kernel.bound(problem)
+        # A lost row vanishes in the norm of a long output, so the worst row counts too, in units of its own bound.
+        row = found.worst_row / (_ROW_TOLERANCE if kernel.is_exact else _ROW_TOLERANCE_APPROXIMATE) * bound
+        worst = _worst((found.errors["o"], gradients / _GRADIENT_FACTOR, row if row > bound else 0.0))
+        return Verdict(worst, bound, details)
+
+    def _named(self, result: object) -> dict[str, torch.Tensor]:
+        """The output ``o`` and, for a backward pass, ``dq``, ``dk`` and ``dv`` of what a launch returned."""
+        outputs = tensors_of(result)
+        if self._forward is not None:
+            outputs = [self._forward, *outputs]
+        names = ("o", "dq", "dk", "dv") if self._problem.has_backward else ("o",)
+        return dict(zip(names, outputs, strict=True))
+
+
+def _worst(errors: Iterable[float]) -> float:
+    """The largest, or NaN where any is: ``max`` passes over a NaN that does not come first."""
+    found = list(errors)
+    return math.nan if any(map(math.isnan, found)) else max(found, default=0.0)
+
+
+def dimensions(shape: AttentionShape) -> dict[str, tuple[int, int, int]]:
+    """Heads, length and width of each operand."""
+    return {
+        "q": (shape.heads, shape.seqlen_q, shape.head_dim),
+        "k": (shape.kv_heads, shape.seqlen_k, shape.head_dim),
+        "v": (shape.kv_heads, shape.seqlen_k, shape.head_dim_v),
+        "do": (shape.heads, shape.seqlen_q, shape.head_dim_v),
+    }
+
+
+def block_structured(q: torch.Tensor, k: torch.Tensor, sparsity: float, sequence: int) -> dict[str, torch.Tensor]:
+    """q and k for which each block of queries matters to a share of 1 - ``sparsity`` of the blocks of keys alone.
+
+    Random data has no such structure: every key matters a little. Here blocks of keys point along one of _GROUPS axes,
+    in turn, and queries along those that they attend to, so that other scores vanish in the softmax.
+    """
+    width = q.shape[-1]
+    attended = _attended(sparsity)
+    strength = math.sqrt(_STRUCTURE * width)
+    axes = torch.eye(_GROUPS, width, device=q.device) * strength
+    spread = torch.stack([axes.roll(-group, 0)[:attended].sum(0) for group in range(_GROUPS)])
+
+    def along(tensor: torch.Tensor, directions: torch.Tensor) -> torch.Tensor:
+        group = torch.arange(tensor.shape[sequence], device=tensor.device) // _STRUCTURE_BLOCK % _GROUPS
+        pattern = directions[group]
+        return tensor + (pattern if sequence == 2 else pattern[:, None]).to(tensor.dtype)
+
+    return {"q": along(q, spread), "k": along(k, axes)}
+
+
+def _attended(sparsity: float) -> int:
+    """How many of the _GROUPS of blocks of keys a query attends to."""
+    return max(1, round((1 - sparsity) * _GROUPS))
+
+
+def relevant_share(sparsity: float, length: int) -> float:
+    """The largest share of the blocks of ``length`` keys that matters to a query, in inputs of this ``sparsity``."""
+    if not sparsity:
+        return 1.0
+    blocks = -(-length // _STRUCTURE_BLOCK)
+    sizes = [len(range(group, blocks, _GROUPS)) for group in range(_GROUPS)]
+    attended = range(_attended(sparsity))
+    return max(sum(sizes[(group + step) % _GROUPS] for step in attended) for group in range(_GROUPS)) / blocks
+
+
+def _in_words(sizes: range | tuple[int, ...]) -> str:
+    if isinstance(sizes, range):
+        return f"{sizes.start} to {sizes[-1]} in steps of {sizes.step}"
+    return ", ".join(map(str, sizes))

@@ -1,0 +1,78 @@
+"""cuBLASLt by nvmath-python: any of the algorithms that its heuristic proposes, not only the first.
+
+``torch.mm`` runs the heuristic's first choice, which at some shapes is not the fastest; nvmath's own autotune ranks
+them in a loop at whatever clock that has. A search for a ceiling ranks them in its own regime instead (``variants``).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from mamf.backend import Backend, Unavailable
+from mamf.errors import UnsupportedError
+from mamf.kernel import MatmulKernel, MatmulProblem
+from mamf.operations.matmul.kernels.torch_matmul import TorchMatmul
+from mamf.operations.matmul.shapes import MatmulShape
+
+# What the heuristic is asked for; further ones are ever less likely.
+_ALGORITHMS = 8
+
+
+class CublasLt(TorchMatmul):
+    """``rank``: which of the heuristic's proposals, the first by default."""
+
+    dtypes = ("bfloat16", "float16", "float32", "tf32", "float64")
+
+    def __init__(self, rank: int | None = None) -> None:
+        self.rank = rank or 0
+        self.name = "cublaslt" if rank is None else f"cublaslt[{rank}]"
+
+    def unavailable(self, backend: Backend) -> Unavailable | None:
+        if backend.name != "cuda":
+            return Unavailable("cuBLASLt is NVIDIA's", "use --backend cuda on an NVIDIA GPU")
+        if importlib.util.find_spec("nvmath") is None:
+            return Unavailable("nvmath-python is not installed", "pip install 'mamf[cublaslt]'")
+        return None
+
+    def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:
+        own = "float32" if problem.dtype == "tf32" else problem.dtype
+        if problem.out_dtype != own:
+            return f"kernel {self.name} writes {own} for {problem.dtype}, not {problem.out_dtype}"
+        return None
+
+    def variants(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Sequence[MatmulKernel]:
+        return [CublasLt(rank) for rank in range(_ALGORITHMS)]
+
+    def bind(
+        self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
+    ) -> tuple[Callable[[], object], float]:
+        from nvmath.linalg.advanced import Matmul, MatmulOptions, MatmulPlanPreferences
+
+        # beta 0 and in place: C is written and never read.
+        product = Matmul(a, b, c=c, alpha=1.0, beta=0.0, options=MatmulOptions(inplace=True, **_precision(problem)))
+        found = product.plan(preferences=MatmulPlanPreferences(limit=_ALGORITHMS))
+        if self.rank >= len(found):
+            product.free()
+            raise UnsupportedError(f"cuBLASLt proposes {len(found)} algorithms for this shape")
+        algorithm = found[self.rank]
+
+        def launch() -> object:
+            return product.execute(algorithm=algorithm)
+
+        weakref.finalize(launch, product.free)
+        return launch, 1.0
+
+
+def _precision(problem: MatmulProblem) -> dict[str, Any]:
+    from nvmath.linalg.advanced import MatmulComputeType
+
+    if problem.dtype == "tf32":
+        return {"compute_type": MatmulComputeType.COMPUTE_32F_FAST_TF32}
+    if problem.dtype == "float64":
+        return {}
+    return {"compute_type": MatmulComputeType.COMPUTE_32F}

@@ -1,0 +1,37 @@
+"""torch._int_mm: int8 operands, exact int32 result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from mamf.backend import Backend
+from mamf.kernel import MatmulProblem
+from mamf.operations.matmul.kernels.torch_matmul import TorchMatmul
+from mamf.operations.matmul.shapes import MatmulShape
+
+_CUDA_ROWS_ABOVE = 16
+
+
+class IntMm(TorchMatmul):
+    name = "int_mm"
+    is_default = True
+    dtypes = ("int8",)
+
+    def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:
+        if problem.out_dtype != "int32":
+            return f"kernel {self.name} writes int32, not {problem.out_dtype}"
+        if problem.fast_accumulation:
+            return f"kernel {self.name} has no fast accumulation; it is a mode of 8-bit floats"
+        return None
+
+    def unsupported_shape(self, problem: MatmulProblem, shape: MatmulShape) -> str | None:
+        if shape.m <= _CUDA_ROWS_ABOVE or shape.n % 8 or shape.k % 8:
+            return f"{self.name} needs M above {_CUDA_ROWS_ABOVE} and N and K to be multiples of 8"
+        return None
+
+    def bind(
+        self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
+    ) -> tuple[Callable[[], object], float]:
+        return lambda: torch._int_mm(a, b, out=c), 1.0

@@ -1,0 +1,42 @@
+"""torch.mm with TunableOp: ROCm's libraries, the fastest of their algorithms by torch's own tuning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import torch
+
+from mamf.backend import Backend, Unavailable
+from mamf.kernel import MatmulProblem
+from mamf.operations.matmul.kernels.torch_mm import TorchMm
+
+
+class TunableOp(TorchMm):
+    """Tunes in the first launch of a shape, which is the verification's and not timed."""
+
+    is_default = False
+    name = "tunableop"
+
+    def unavailable(self, backend: Backend) -> Unavailable | None:
+        if backend.name != "rocm":
+            # On CUDA, torch up to 2.13 has nothing to choose from.
+            return Unavailable("TunableOp tunes on ROCm only", "use --backend rocm on an AMD GPU")
+        return None
+
+    def settings(self, backend: Backend, problem: MatmulProblem) -> AbstractContextManager[object]:
+        return _tuning(super().settings(backend, problem))
+
+
+@contextmanager
+def _tuning(precision: AbstractContextManager[object]) -> Iterator[None]:
+    tunable = torch.cuda.tunable
+    enabled, tuning = tunable.is_enabled(), tunable.tuning_is_enabled()
+    tunable.enable(True)
+    tunable.tuning_enable(True)
+    try:
+        with precision:
+            yield
+    finally:
+        tunable.enable(enabled)
+        tunable.tuning_enable(tuning)

@@ -8,15 +8,16 @@ from pathlib import Path
 from mamf.backend import Backend
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.finding import Find
-from mamf.ceilings.grid import DEFAULT_BUDGET_SECONDS, plan_for
+from mamf.ceilings.grid import plan_for
 from mamf.discovery import KERNELS, kernel, kernel_for, open_backend, registered
 from mamf.dtypes import DTYPES, canonical_name
 from mamf.errors import DeviceError, RunLogError, UnsupportedError
-from mamf.kernel import MatmulKernel, MatmulProblem
 from mamf.logs.run_log import read_run_log
-from mamf.measure import Measurement
+from mamf.measurement import Measurement
+from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.operations.matmul.sweep import Plan, Sweep
+from mamf.operations.matmul.sweep import Sweep
+from mamf.plans import DEFAULT_BUDGET_SECONDS, Plan
 
 
 def problem_for(

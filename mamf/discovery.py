@@ -14,10 +14,13 @@ from typing import Any, TypeVar
 
 from mamf.backend import Backend, Unavailable
 from mamf.errors import MamfError, UnavailableError, UnknownNameError, UsageError
-from mamf.kernel import MatmulKernel, MatmulProblem
+from mamf.kernel import AnyKernel
+from mamf.operation import Operation
 from mamf.operations.attention.kernel import AttentionKernel
+from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 
 BACKENDS = "mamf.backends"
+OPERATIONS = "mamf.operations"
 KERNELS = "mamf.kernels"
 ATTENTION_KERNELS = "mamf.attention_kernels"
 _ALGORITHM = re.compile(r"(.+)\[(\d+)\]")
@@ -100,6 +103,19 @@ def kernel(name: str) -> MatmulKernel:
         return kind() if rank is None else kind(int(rank))  # type: ignore[no-any-return]
     except TypeError:
         raise UsageError(f"kernel {base} has no algorithms to choose from: leave [{rank}] out") from None
+
+
+def operation(name: str) -> Operation[Any, Any]:
+    """A registered operation. Raises UnknownNameError, or UsageError when its module cannot be loaded."""
+    points = registered(OPERATIONS)
+    if name not in points:
+        raise UnknownNameError("operation", name, points)
+    return _load(points[name], Operation)()  # type: ignore[type-abstract]
+
+
+def kernel_of(of: Operation[Any, Any], name: str) -> AnyKernel:
+    """A kernel of an operation by name, or ``package.module:Class``. Raises UnknownNameError or UsageError."""
+    return _by_name(of.kernel_group, f"{of.name} kernel", name, of.kernel_type)()
 
 
 def attention_kernel(name: str) -> AttentionKernel:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from mamf.backend import Backend
 from mamf.checking import Checked
-from mamf.kernel import MatmulKernel, MatmulProblem, Prepared
+from mamf.kernel import Prepared
+from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.operations.matmul.sweep import Held, Plan
+from mamf.plans import Held, Plan
 from mamf.regimes import Burst, Classic, Sustained
 
 _SMALLEST_PROBE, _LARGEST_PROBE = 1024, 8192

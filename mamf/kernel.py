@@ -1,4 +1,4 @@
-"""The contract of a matmul kernel: one implementation of C = A @ B.
+"""The contract of a kernel: one implementation of an operation.
 
 ``prepare`` compiles, tunes and lays out operands; what it returns launches with no argument and no allocation, so a
 timed launch holds the kernel and nothing else. What was timed is verified: see mamf.checking.
@@ -11,14 +11,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from mamf.backend import Backend, OperandPool, Unavailable
-from mamf.dtypes import DTYPES, tolerance
-from mamf.errors import UnknownNameError
-from mamf.operations.matmul.shapes import MatmulShape
+from mamf.dtypes import DTYPES
+from mamf.work import Work
 
-LAYOUTS = ("nt", "nn", "tn", "tt")
 DATA = ("normal", "uniform", "zeros", "integers")
 # Sets beyond this bring nothing: operands this small are not what bounds a launch.
 MOST_OPERAND_SETS = 64
@@ -41,61 +39,30 @@ def aligned(elements: int) -> int:
     return -(-elements // ALIGNMENT) * ALIGNMENT
 
 
-@dataclass(frozen=True)
-class MatmulProblem:
-    """Everything about a product but its shape.
+class Problem(Protocol):
+    """Everything about an operation but its shape; immutable."""
 
-    ``layout`` names how A and B lie in memory, in BLAS terms for row-major storage: ``n`` as multiplied, ``t``
-    transposed.
-    ``nt`` (B stored N x K) is what a linear layer does, and mamf-finder's.
-    """
-
-    dtype: str = "bfloat16"
-    out_dtype: str = "bfloat16"
-    layout: str = "nt"
-    data: str = "normal"
-    seed: int = 0
-    fast_accumulation: bool = False
-
-    def __post_init__(self) -> None:
-        for what, value, known in (
-            ("dtype", self.dtype, DTYPES),
-            ("output dtype", self.out_dtype, DTYPES),
-            ("layout", self.layout, LAYOUTS),
-            ("data", self.data, DATA),
-        ):
-            if value not in known:
-                raise UnknownNameError(what, value, known)
+    #: The operation's name.
+    operation: ClassVar[str]
 
     @property
-    def tolerance(self) -> float:
-        return tolerance(self.dtype, self.out_dtype, self.fast_accumulation)
-
+    def dtype(self) -> str: ...
     @property
-    def b_dtype(self) -> str:
-        """B's dtype: A's own, but float8_e5m2 is multiplied with float8_e4m3fn, as gradients are; no vendor
-        multiplies two e5m2.
-        """
-        return "float8_e4m3fn" if self.dtype == "float8_e5m2" else self.dtype
+    def data(self) -> str: ...
+    @property
+    def seed(self) -> int: ...
+    def work(self, shape: Any) -> Work:
+        """What one launch does."""
 
-    def buffers(self, shape: MatmulShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
-        """The device buffers a product needs: ``sets`` each of A, B and C, and one to rewrite C from if asked."""
-        elements = {name: aligned(count) * sets for name, count in shape.elements.items()}
-        needed = {
-            "a": Buffer(elements["a"], self.dtype),
-            "b": Buffer(elements["b"], self.b_dtype),
-            "c": Buffer(elements["c"], self.out_dtype),
-        }
-        if rewrite:
-            needed["c_rewrite"] = Buffer(shape.elements["c"], self.out_dtype)
-        return needed
+    def buffers(self, shape: Any, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
+        """The device buffers that operands need."""
 
-    def flop(self, shape: MatmulShape) -> float:
-        return shape.flop
+    def nbytes(self, shape: Any, sets: int = 1, rewrite: bool = False) -> int:
+        """Bytes that a launch touches: what must exceed the cache."""
 
-    def nbytes(self, shape: MatmulShape, sets: int = 1, rewrite: bool = False) -> int:
-        """Bytes of all buffers together."""
-        return sum(buffer.nbytes for buffer in self.buffers(shape, sets, rewrite).values())
+
+ProblemT = TypeVar("ProblemT", bound=Problem)
+ShapeT = TypeVar("ShapeT")
 
 
 @dataclass(frozen=True)
@@ -135,33 +102,43 @@ class Prepared:
     held_bytes: int = 0
 
 
-class MatmulKernel(ABC):
-    """One implementation of a matrix product. Stateless: operands live in the pool."""
+class Kernel(ABC, Generic[ProblemT, ShapeT]):
+    """One implementation of an operation. Stateless: operands live in the pool.
+
+    ``product_dtypes``: what its products are computed in where that is not the operands' dtype (Sage: int8 and fp8), so
+    that a share of that dtype's ceiling can be named too. ``is_exact``: an approximate kernel shows how far it is off,
+    and skips work that is counted as if it were done.
+    """
 
     name: str
-    operation: ClassVar[Literal["matmul"]] = "matmul"
+    operation: ClassVar[str]
     #: Whether it may be chosen where none is named: what every model calls, not what someone found faster.
     is_default: ClassVar[bool] = False
     #: Whether a search for a ceiling tries it unasked; what compiles for minutes a shape does not.
     is_tried_unasked: ClassVar[bool] = True
+    product_dtypes: ClassVar[tuple[str, ...]] = ()
+    is_exact: ClassVar[bool] = True
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
-        """Why this kernel cannot run on this backend at all (library missing, wrong vendor), or None."""
+        """Why this kernel cannot run on this backend at all (library missing, wrong vendor or card), or None.
+
+        Importing the library may fail in any way: an installed one that does not load is a reason, not an error.
+        """
         return None
 
     @abstractmethod
-    def unsupported(self, backend: Backend, problem: MatmulProblem) -> str | None:
-        """Why it cannot do this dtype, layout or output, or None. Asked before anything is allocated."""
+    def unsupported(self, backend: Backend, problem: ProblemT) -> str | None:
+        """Why it cannot do this problem (dtype, layout, direction), or None. Asked before anything is allocated."""
 
-    def unsupported_shape(self, problem: MatmulProblem, shape: MatmulShape) -> str | None:
+    def unsupported_shape(self, problem: ProblemT, shape: ShapeT) -> str | None:
         """Why it cannot do this shape, or None."""
         return None
 
-    def variants(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Sequence[MatmulKernel]:
+    def variants(self, backend: Backend, problem: ProblemT, shape: ShapeT) -> Sequence[Kernel[ProblemT, ShapeT]]:
         """The algorithms to choose from for this shape, each a kernel of its own, where the library lets one choose."""
         return (self,)
 
-    def settings(self, backend: Backend, problem: MatmulProblem) -> AbstractContextManager[object]:
+    def settings(self, backend: Backend, problem: ProblemT) -> AbstractContextManager[object]:
         """Library flags to hold while this kernel runs (tf32, say); restores them."""
         return nullcontext()
 
@@ -173,24 +150,21 @@ class MatmulKernel(ABC):
     def prepare(
         self,
         backend: Backend,
-        problem: MatmulProblem,
-        shape: MatmulShape,
+        problem: ProblemT,
+        shape: ShapeT,
         pool: OperandPool,
         sets: int = 1,
         rewrite: bool = False,
     ) -> Prepared:
-        """Operands from ``pool``, everything compiled and tuned. Raises UnsupportedError or the device's own errors."""
+        """Operands from ``pool``, everything compiled and tuned, and for a backward pass the forward run.
+
+        ``rewrite``: the classic regime overwrites the output before each launch. Raises UnsupportedError or the
+        device's own errors.
+        """
 
 
-class Problem(Protocol):
-    """What measuring asks of a problem of either operation."""
-
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def out_dtype(self) -> str: ...
-    def flop(self, shape: Any) -> float: ...
-    def nbytes(self, shape: Any, sets: int = 1, rewrite: bool = False) -> int: ...
+#: A kernel of any operation, where which one does not matter.
+AnyKernel = Kernel[Any, Any]
 
 
 def operand_sets(problem: Problem, shape: object, cache_bytes: int | None) -> int:

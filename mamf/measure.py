@@ -6,133 +6,21 @@ from __future__ import annotations
 
 import statistics as stdlib_statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from mamf.backend import Backend, OperandPool, Reading
 from mamf.checking import Checked, WrongResultError
 from mamf.errors import UnsupportedError, first_line
-from mamf.kernel import MatmulKernel, Verdict
+from mamf.kernel import Verdict
+from mamf.measurement import TERA, Conditions, Measurement, Status
 from mamf.operations.attention.kernel import AttentionKernel
+from mamf.operations.matmul.kernel import MatmulKernel
 from mamf.regimes import Regime, Samples, StoppingRule, Sustained
-from mamf.statistics import Interval, Repeatability, Summary, repeat_interval, standard_error, summarize, two_levels
+from mamf.statistics import summarize, two_levels
 
-Status = Literal["ok", "out_of_memory", "unsupported", "wrong_result", "implausible", "failed"]
-STATUSES: tuple[Status, ...] = ("ok", "out_of_memory", "unsupported", "wrong_result", "implausible", "failed")
-TERA = 1e12
 Kernel = MatmulKernel | AttentionKernel
-
-
-@dataclass(frozen=True)
-class Conditions:
-    """What the sensors said while the samples were taken. None: they could not be read."""
-
-    clock_hz: float | None = None
-    watts: float | None = None
-    celsius: float | None = None
-    throttle_reasons: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """A kernel on a shape in a regime: of matmul (MatmulShape, MatmulProblem) or attention (AttentionShape,
-    AttentionProblem). ``samples`` are seconds, one a launch (sustained: one a block, mean seconds a
-    launch), each less the ``timer_overhead``. ``phase`` and ``round``: of a search for a ceiling, what it was taken
-    for. ``details``: what the kernel said of its launch. ``peak_memory_bytes``: what a launch needs, its operands,
-    what it saved before and what it allocates (attention only). ``repeatability``: how far repeats lie apart, as
-    calibrated for the backend; None where that is not known, and in logs from before there was one.
-    """
-
-    shape: Any
-    kernel: str
-    problem: Any
-    regime: str
-    best_by: str
-    status: Status
-    reason: str = ""
-    summary: Summary | None = None
-    samples: tuple[float, ...] = ()
-    implausible_samples: tuple[float, ...] = ()
-    launches: int = 0
-    timer_overhead: float = 0.0
-    error: float | None = None
-    conditions: Conditions = field(default_factory=Conditions)
-    remarks: tuple[str, ...] = ()
-    is_reference: bool = False
-    phase: str = ""
-    round: int = 0
-    details: Mapping[str, float | str] = field(default_factory=dict)
-    peak_memory_bytes: int | None = None
-    repeatability: Repeatability | None = None
-
-    @property
-    def flop(self) -> float:
-        """FLOP of one launch."""
-        return float(self.problem.flop(self.shape))
-
-    @property
-    def step(self) -> tuple[str, Any]:
-        """The step of a sweep that this row is of."""
-        return self.regime, self.shape
-
-    @property
-    def ok(self) -> bool:
-        return self.status == "ok"
-
-    def tflops(self, statistic: str) -> float:
-        """TFLOPS (1e12 FLOP/s) at a statistic of the summary: mean, median, fastest, slowest. Raises ValueError
-        without one.
-        """
-        return self.flop / self._measured(statistic) / TERA
-
-    @property
-    def best_tflops(self) -> float:
-        """The figure that a best is chosen by in this regime."""
-        return self.tflops(self.best_by)
-
-    @property
-    def figure(self) -> str:
-        """What the interval is of: the mean where a best is chosen by it (work over time), else the median."""
-        return "mean" if self.best_by == "mean" else "median"
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of a launch by that figure."""
-        return self._measured(self.figure)
-
-    @property
-    def interval(self) -> Interval:
-        """Where the seconds of a repeat lie; without a calibration, only what scattered within the visit."""
-        if self.summary is None:
-            raise ValueError(f"{self.shape} was not measured: {self.status}")
-        within = self.summary.interval
-        if self.repeatability is None:
-            return within
-        return repeat_interval([self.seconds], self.seconds, [self.standard_error], self.repeatability)
-
-    @property
-    def standard_error(self) -> float:
-        """The relative standard error of the figure within the visit."""
-        if self.summary is None:
-            raise ValueError(f"{self.shape} was not measured: {self.status}")
-        return standard_error(self.summary.interval, self.seconds)
-
-    @property
-    def tflops_interval(self) -> Interval:
-        """The same interval in TFLOPS."""
-        interval = self.interval
-        return Interval(self.flop / interval.high / TERA, self.flop / interval.low / TERA, interval.coverage)
-
-    @property
-    def relative_half_width(self) -> float:
-        """Half the width of the interval, as a share of the figure."""
-        return self.interval.half_width / self.seconds
-
-    def _measured(self, statistic: str) -> float:
-        if self.summary is None:
-            raise ValueError(f"{self.shape} was not measured: {self.status}")
-        return float(getattr(self.summary, statistic))
 
 
 def measure(
@@ -142,13 +30,13 @@ def measure(
     regime: Regime,
     pool: OperandPool,
     rule: StoppingRule,
-    fastest_possible_flops: float | None = None,
+    fastest_possible: float | None = None,
 ) -> Measurement:
-    """Prepare, verify, sample. ``fastest_possible_flops``: FLOP/s that the device cannot exceed at its maximum clock.
+    """Prepare, verify, sample. ``fastest_possible``: what of the work the device cannot exceed in a second.
 
     Returns a Measurement with any status; raises only what is not an Exception (KeyboardInterrupt).
     """
-    run = _Run(kernel, problem, shape, regime, pool, rule, fastest_possible_flops)
+    run = _Run(kernel, problem, shape, regime, pool, rule, fastest_possible)
     backend = regime.backend
     try:
         return run.take()
@@ -177,7 +65,7 @@ class _Run:
     regime: Regime
     pool: OperandPool
     rule: StoppingRule
-    fastest_possible_flops: float | None
+    fastest_possible: float | None
 
     def take(self) -> Measurement:
         backend, kernel, problem, shape = self.regime.backend, self.kernel, self.problem, self.shape
@@ -198,8 +86,9 @@ class _Run:
     def judge(self, taken: Samples, verdict: Verdict, peak: int | None) -> Measurement:
         # A nanosecond is far below any timer's step; what is logged is then exactly what was computed with.
         seconds = [round(sample, 9) for sample in taken.seconds]
-        flop = self.problem.flop(self.shape)
-        possible, impossible = split_implausible(seconds, flop, self.fastest_possible_flops)
+        work = self.problem.work(self.shape)
+        amount, unit = work.amount, work.unit
+        possible, impossible = split_implausible(seconds, amount, self.fastest_possible)
         common: dict[str, Any] = {
             "error": verdict.error,
             "details": verdict.details,
@@ -212,8 +101,8 @@ class _Run:
             "remarks": (*taken.remarks, *self.alternation(possible)),
         }
         if len(impossible) > len(possible):
-            tflops = flop / max(min(impossible), 1e-12) / TERA
-            reason = f"{len(impossible)} of {len(taken.seconds)} samples are impossibly fast ({tflops:.0f} TFLOPS)"
+            rate = amount / max(min(impossible), 1e-12) / TERA
+            reason = f"{len(impossible)} of {len(taken.seconds)} samples are impossibly fast ({rate:.0f} {unit})"
             return self.result("implausible", reason, **common)
         common["repeatability"] = self.regime.repeatability
         return self.result("ok", summary=summarize(possible, self.regime.best_by), **common)
@@ -223,8 +112,9 @@ class _Run:
         levels = two_levels(samples) if self.regime.name == Sustained.name else None
         if levels is None:
             return ()
-        slow, fast = sorted(self.problem.flop(self.shape) / seconds / TERA for seconds in levels)
-        return (f"alternated between {slow:.4g} and {fast:.4g} TFLOPS",)
+        work = self.problem.work(self.shape)
+        slow, fast = sorted(work.amount / seconds / TERA for seconds in levels)
+        return (f"alternated between {slow:.4g} and {fast:.4g} {work.unit}",)
 
     def result(self, status: Status, reason: str = "", **fields: Any) -> Measurement:
         return Measurement(
@@ -267,7 +157,7 @@ def needed_memory(backend: Backend, checked: Checked, problem: Any, shape: Any) 
 
 
 def split_implausible(
-    seconds: Sequence[float], flop: float, fastest_possible_flops: float | None
+    seconds: Sequence[float], amount: float, fastest_possible: float | None
 ) -> tuple[list[float], list[float]]:
     """Samples that can be true, and those that cannot.
 
@@ -275,7 +165,7 @@ def split_implausible(
     what is under half the median of all: launches scatter upwards, while a timer that misses its launch reads far too
     low.
     """
-    floor = flop / fastest_possible_flops if fastest_possible_flops else 0.0
+    floor = amount / fastest_possible if fastest_possible else 0.0
     positive = [sample for sample in seconds if sample > 0]
     if positive:
         floor = max(floor, stdlib_statistics.median(positive) / 2)

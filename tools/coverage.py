@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mamf.ceilings.ceiling import CHOOSE, CONFIRM
-from mamf.ceilings.grid import FindPlan
 from mamf.discovery import backend_class
 from mamf.logs.legacy import read_legacy_or_none
 from mamf.logs.run_log import RunLog, read_run_log
-from mamf.measure import Measurement
+from mamf.measurement import Measurement
+from mamf.plans import FindPlan
 from mamf.regimes import Burst, Sustained
 from mamf.statistics import Repeatability
 
@@ -91,7 +91,7 @@ def curse(log: RunLog, regime: str) -> list[float]:
         return []
 
     def figure(rounds: Sequence[Measurement], part: int) -> float:
-        return statistics.median(row.best_tflops for row in rounds[part::2])
+        return statistics.median(row.best_rate for row in rounds[part::2])
 
     best = [max(rows, key=lambda rounds, part=part: figure(rounds, part)) for part in (0, 1)]  # type: ignore[misc]
     return [figure(best[part], part) / figure(best[part], 1 - part) - 1 for part in (0, 1)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from mamf.ceilings.ceiling import Candidate, figures, median_tflops
-from mamf.measure import Measurement
+from mamf.measurement import Measurement
 from mamf.operations.matmul.shapes import MatmulShape
 
 
@@ -13,7 +13,7 @@ def best_by_shape(rows: Iterable[Measurement]) -> list[Candidate]:
     """The fastest kernel of each shape."""
     best: dict[MatmulShape, Measurement] = {}
     for row in rows:
-        if row.ok and (row.shape not in best or row.best_tflops > best[row.shape].best_tflops):
+        if row.ok and (row.shape not in best or row.best_rate > best[row.shape].best_rate):
             best[row.shape] = row
     return [(shape, row.kernel) for shape, row in best.items()]
 
@@ -23,18 +23,18 @@ def best_of_their_kind(rows: Iterable[Measurement]) -> list[Candidate]:
     best: dict[tuple[int, ...], Measurement] = {}
     for row in rows:
         kind = tuple(sorted((row.shape.m, row.shape.n)))
-        if row.ok and (kind not in best or row.best_tflops > best[kind].best_tflops):
+        if row.ok and (kind not in best or row.best_rate > best[kind].best_rate):
             best[kind] = row
-    fastest = sorted(best.values(), key=lambda row: row.best_tflops, reverse=True)
+    fastest = sorted(best.values(), key=lambda row: row.best_rate, reverse=True)
     return [(row.shape, row.kernel) for row in fastest]
 
 
 def frugal_and_fast(visits: Sequence[Measurement], count: int) -> list[Candidate]:
     """Finalists by short visits: half by least energy per FLOP where power is known, the others by speed."""
     seen = [row for row in visits if row.ok]
-    fastest = sorted(seen, key=lambda row: row.best_tflops, reverse=True)
+    fastest = sorted(seen, key=lambda row: row.best_rate, reverse=True)
     metered = [row for row in seen if row.conditions.watts]
-    frugal = sorted(metered, key=lambda row: (row.conditions.watts or 0.0) / row.best_tflops)
+    frugal = sorted(metered, key=lambda row: (row.conditions.watts or 0.0) / row.best_rate)
     chosen = dict.fromkeys((row.shape, row.kernel) for row in (*frugal[: (count + 1) // 2], *fastest))
     return list(chosen)[:count]
 

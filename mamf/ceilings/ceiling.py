@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mamf.errors import IncomparableError
-from mamf.kernel import MatmulProblem
-from mamf.measure import TERA, Conditions, Measurement
+from mamf.measurement import TERA, Conditions, Measurement
+from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.statistics import Interval, Repeatability, median_interval, repeat_interval
 
@@ -147,7 +147,7 @@ def combined(rounds: Sequence[Measurement]) -> tuple[float, Interval]:
     """
     known = rounds[0].repeatability
     if known is None:
-        tflops = [row.best_tflops for row in rounds]
+        tflops = [row.best_rate for row in rounds]
         return stdlib_statistics.median(tflops), median_interval(tflops)
     seconds = [row.seconds for row in rounds]
     is_mean = rounds[0].figure == "mean"
@@ -157,7 +157,7 @@ def combined(rounds: Sequence[Measurement]) -> tuple[float, Interval]:
         middle = stdlib_statistics.median(seconds)
     errors = [row.standard_error for row in rounds]
     interval = repeat_interval(seconds, middle, errors, known, of_median=not is_mean)
-    scale = rounds[0].flop / TERA
+    scale = rounds[0].amount / TERA
     return scale / middle, Interval(scale / interval.high, scale / interval.low, interval.coverage)
 
 
@@ -171,12 +171,12 @@ def figures(rows: Iterable[Measurement]) -> dict[Candidate, dict[int, Measuremen
 
 
 def median_tflops(rows: Iterable[Measurement]) -> float:
-    return stdlib_statistics.median(row.best_tflops for row in rows)
+    return stdlib_statistics.median(row.best_rate for row in rows)
 
 
 def ratios(own: Mapping[int, Measurement], other: Mapping[int, Measurement]) -> list[float]:
     """Own figure to the other's, round by round."""
-    return [own[number].best_tflops / other[number].best_tflops for number in own if number in other]
+    return [own[number].best_rate / other[number].best_rate for number in own if number in other]
 
 
 def ties(own: Mapping[int, Measurement], other: Mapping[int, Measurement]) -> bool:

@@ -8,12 +8,15 @@ from dataclasses import dataclass, field, replace
 
 from mamf.backend import Backend
 from mamf.ceilings.ceiling import Ceiling
-from mamf.ceilings.grid import FindPlan, Shares
+from mamf.ceilings.grid import Shares
 from mamf.ceilings.strategy import FindStrategy, Step
 from mamf.errors import DeviceError, first_line
-from mamf.kernel import Buffer, MatmulKernel
-from mamf.measure import Measurement, cut_short, measure
+from mamf.kernel import Buffer
+from mamf.measure import cut_short, measure
+from mamf.measurement import Measurement
+from mamf.operations.matmul.kernel import MatmulKernel
 from mamf.peaks import fastest_possible_flops
+from mamf.plans import FindPlan
 from mamf.regimes import Regime, Sustained
 
 

@@ -5,46 +5,19 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 from mamf.backend import Backend
-from mamf.errors import UnknownNameError
 from mamf.estimate import probe_flops
-from mamf.kernel import MatmulKernel, MatmulProblem
+from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
-from mamf.regimes import Burst, Sustained
+from mamf.plans import DEFAULT_BUDGET_SECONDS, FindPlan
+from mamf.regimes.names import CEILINGS
 
-#: What a find confirms: burst is MAMF, sustained MSMF.
-CEILINGS = (Burst.name, Sustained.name)
-DEFAULT_BUDGET_SECONDS = 57.0
 _STEPS = 20
 _LARGEST_STEP = 1024
 _SHARE_OF_MEMORY = 0.6
 _SUSTAINED_SETS = 3
-
-
-@dataclass(frozen=True)
-class FindPlan:
-    """Everything a search for ceilings needs, and all that resuming it needs.
-
-    ``kernels``: the first searches, the others are tried on its leaders. ``scouts`` and ``refinements``: measurements,
-    at most, on the grid and around its leaders.
-    """
-
-    problem: MatmulProblem
-    kernels: tuple[str, ...]
-    grid: MatmulGrid
-    regimes: tuple[str, ...] = CEILINGS
-    budget_seconds: float = DEFAULT_BUDGET_SECONDS
-    precision: float = 0.003
-    scouts: int = 96
-    refinements: int = 132
-
-    def __post_init__(self) -> None:
-        for name in self.regimes:
-            if name not in CEILINGS:
-                raise UnknownNameError("regime of a ceiling", name, CEILINGS)
 
 
 def grid_for(backend: Backend, problem: MatmulProblem, flops: float, budget_seconds: float, scouts: int) -> MatmulGrid:

@@ -25,11 +25,13 @@ from mamf.ceilings.ceiling import (
     median_tflops,
     ranked,
 )
-from mamf.ceilings.grid import FindPlan, Shares, along_k, anywhere, around, refinement_steps
+from mamf.ceilings.grid import Shares, along_k, anywhere, around, refinement_steps
 from mamf.ceilings.search import Search
-from mamf.kernel import Buffer, MatmulKernel
-from mamf.measure import Measurement
+from mamf.kernel import Buffer
+from mamf.measurement import Measurement
+from mamf.operations.matmul.kernel import MatmulKernel
 from mamf.operations.matmul.shapes import MatmulShape
+from mamf.plans import FindPlan
 from mamf.regimes import Burst, Regime, StoppingRule, Sustained
 
 
@@ -143,7 +145,7 @@ class FindStrategy:
             if shape is None:
                 return
             row = yield Step(regime, kernel, shape, phase, len(search.measured), rule)
-            search.tell(row.shape, row.best_tflops if row.ok else float("nan"))
+            search.tell(row.shape, row.best_rate if row.ok else float("nan"))
             self._scouted.append(row)
 
     def _try_algorithms(

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 from mamf.ceilings.ceiling import Ceiling
 from mamf.errors import UsageError
-from mamf.measure import Measurement
+from mamf.measurement import Measurement
 
 Quantity = Literal["tflops", "ms"]
 QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
@@ -99,11 +99,11 @@ def point(row: Measurement, x: float, quantity: Quantity, share: float = 1.0) ->
     """A measured row's figure: the statistic that its regime is judged by, with its interval if it has one.
     ``share`` scales it.
     """
-    seconds = row.flop / row.best_tflops / 1e12
+    seconds = row.amount / row.best_rate / 1e12
     fast, slow = (row.interval.low, row.interval.high) if row.best_by == row.figure else (seconds, seconds)
     if quantity == "ms":
         return Point(x, seconds * 1e3, fast * 1e3, slow * 1e3)
-    scale = share * row.flop / 1e12
+    scale = share * row.amount / 1e12
     return Point(x, scale / seconds, scale / slow, scale / fast)
 
 
@@ -177,10 +177,10 @@ def sweep_chart(
     by_name = {name: [row for row in measured if row.regime == name] for name in regimes}
 
     def line(name: str, quantity: Quantity) -> Line:
-        best_first = sorted(by_name[name], key=lambda row: -row.best_tflops)
+        best_first = sorted(by_name[name], key=lambda row: -row.best_rate)
         best = best_first[0]
         points = [point(row, position(rank, row), quantity) for rank, row in enumerate(best_first, start=1)]
-        label = f"{name}: best {best.best_tflops:.4g} TFLOPS ({best.best_by}) at {best.shape}"
+        label = f"{name}: best {best.best_rate:.4g} TFLOPS ({best.best_by}) at {best.shape}"
         return Line(label, tuple(sorted(points, key=lambda each: each.x)))
 
     grid = tuple((Panel("", quantity, tuple(line(name, quantity) for name in regimes)),) for quantity in quantities)

@@ -11,7 +11,7 @@ from typing import Any
 from mamf.api import kernels_for
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.finding import Find
-from mamf.ceilings.grid import FindPlan
+from mamf.ceilings.share import Ceilings
 from mamf.cli.attention_ceilings import (
     found_ceilings,
     given_ceilings,
@@ -33,11 +33,13 @@ from mamf.cli.options import add_device_options, add_output_options
 from mamf.cli.session import End, Session, add_run_options, interruptible
 from mamf.discovery import ATTENTION_KERNELS, attention_kernel, kernel, registered
 from mamf.errors import UnavailableError, UsageError
-from mamf.logs.records import ceiling_record, plan_record
+from mamf.logs.plan_records import plan_record
+from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import MAY_PASS, RunLogWriter
-from mamf.measure import Measurement
+from mamf.measurement import Measurement
 from mamf.operations.attention.kernel import AttentionKernel
-from mamf.operations.attention.sweep import AttentionPlan, AttentionSweep, Ceilings, Step, is_attention, step_of
+from mamf.operations.attention.sweep import AttentionSweep, is_attention, step_of
+from mamf.plans import FindPlan, KernelsPlan, Row
 from mamf.report import FORMATS, attention_summary_record, render_attention
 
 _EXAMPLES = """examples:
@@ -79,9 +81,9 @@ def loadable(name: str) -> AttentionKernel | None:
         return None
 
 
-class _AttentionSession(Session[AttentionPlan]):
+class _AttentionSession(Session[KernelsPlan]):
     command = "attention"
-    plan_kind = AttentionPlan
+    plan_kind = KernelsPlan
 
     def __init__(self, options: argparse.Namespace, interruption: Interruption) -> None:
         super().__init__(options, interruption)
@@ -89,7 +91,7 @@ class _AttentionSession(Session[AttentionPlan]):
             require_repeated_plan(options, self.before, self.backend)
         self.kernels = self._kernels()
         self.plan = self._plan()
-        self.held: set[Step] = set()
+        self.held: set[Row] = set()
         self.ceilings: dict[tuple[str, str], Ceiling] = {}
         if self.log:
             kept = [row for row in self.log.measurements if row.status not in MAY_PASS]
@@ -114,14 +116,14 @@ class _AttentionSession(Session[AttentionPlan]):
         every = [loaded for name in sorted(registered(ATTENTION_KERNELS)) if (loaded := loadable(name))]
         return [each for each in every if each.unavailable(self.backend) is None]
 
-    def _plan(self) -> AttentionPlan:
+    def _plan(self) -> KernelsPlan:
         if self.before:
             return replace(self.before, budget_seconds=self.options.budget)
         names = dict.fromkeys(self.options.kernel or [each.name for each in self.kernels])
         plan = plan_from(self.options, self.backend, list(names))
         return plan if self.options.no_ceiling or self.options.ceiling else with_searches(plan, self.backend)
 
-    def _step(self, row: Measurement) -> Step:
+    def _step(self, row: Measurement) -> Row:
         """The step of the plan that a row is of: the plan names kernels as they were asked for."""
         asked = dict(zip((each.name for each in self.kernels), self.plan.kernels, strict=True))
         regime, problem, shape, name = step_of(row)

@@ -10,13 +10,15 @@ from mamf.api import kernels_for, problem_for
 from mamf.backend import Backend
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.finding import Find
-from mamf.ceilings.grid import CEILINGS, FindPlan, plan_for
+from mamf.ceilings.grid import plan_for
+from mamf.ceilings.share import Ceilings, require_same_card
 from mamf.cli.resuming import contradiction, require_repeated
 from mamf.errors import DeviceError, UsageError
 from mamf.logs.records import ceiling_from_record, ceiling_record
 from mamf.logs.run_log import RunLog, read_run_log
-from mamf.operations.attention.sweep import AttentionPlan, Ceilings, require_same_card
+from mamf.plans import FindPlan, KernelsPlan
 from mamf.regimes import Burst, Sustained
+from mamf.regimes.names import CEILINGS
 
 #: Time to find the ceilings of a dtype in, by how many they are: burst alone, and with sustained.
 _SECONDS = {1: 12.0, 2: 57.0}
@@ -44,7 +46,7 @@ def given_ceilings(
     return found
 
 
-def require_repeated_ceilings(options: argparse.Namespace, log: RunLog, before: AttentionPlan, given: Ceilings) -> None:
+def require_repeated_ceilings(options: argparse.Namespace, log: RunLog, before: KernelsPlan, given: Ceilings) -> None:
     """Raises LogMismatchError for ceilings that are not those of the log."""
     held, none = log.all_ceilings, "no ceiling"
     own = "a search for its own ceiling" if before.searches else "a given ceiling" if held else none
@@ -60,7 +62,7 @@ def told(ceiling: Ceiling) -> str:
     return f"a {ceiling.problem.dtype} {ceiling.regime} ceiling of {ceiling.tflops:.6g} TFLOPS at {ceiling.shape}"
 
 
-def with_searches(plan: AttentionPlan, backend: Backend) -> AttentionPlan:
+def with_searches(plan: KernelsPlan, backend: Backend) -> KernelsPlan:
     """The plan with a search for the ceilings of each of its dtypes."""
     regimes = CEILINGS if Sustained.name in plan.regimes else (Burst.name,)
     searches = []

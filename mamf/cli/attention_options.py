@@ -21,7 +21,7 @@ from mamf.operations.attention.shapes import (
     AttentionShape,
     Preset,
 )
-from mamf.operations.attention.sweep import REGIMES, AttentionPlan
+from mamf.plans import KERNEL_REGIMES, KernelsPlan
 
 _TOKENS = 16384
 # A CPU takes seconds for what an accelerator does in a millisecond.
@@ -76,7 +76,7 @@ def add_problem_options(parser: argparse.ArgumentParser) -> None:
 
 def add_measuring_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("measuring")
-    group.add_argument("--regime", choices=REGIMES, nargs="+", help="how samples are taken (default: burst)")
+    group.add_argument("--regime", choices=KERNEL_REGIMES, nargs="+", help="how samples are taken (default: burst)")
     group.add_argument("--precision", type=share, help="half-width of the median's interval to reach (default: 0.3%%)")
     group.add_argument("--time-limit", type=duration, help="per row; after it 3 launches suffice (default: burst 1s)")
     group.add_argument("--no-flush", action="store_true", default=None, help="burst: leave the operands in the cache")
@@ -133,13 +133,14 @@ def problems_from(options: argparse.Namespace, backend: Backend) -> tuple[Attent
     )
 
 
-def plan_from(options: argparse.Namespace, backend: Backend, kernels: Sequence[str]) -> AttentionPlan:
-    return AttentionPlan(
+def plan_from(options: argparse.Namespace, backend: Backend, kernels: Sequence[str]) -> KernelsPlan:
+    return KernelsPlan(
+        "attention",
         shapes_from(options, tokens_of(backend)),
         problems_from(options, backend),
         tuple(kernels),
-        tuple(name for name in REGIMES if name in (options.regime or REGIMES[:1])),
-        options.precision or AttentionPlan.precision,
+        tuple(name for name in KERNEL_REGIMES if name in (options.regime or KERNEL_REGIMES[:1])),
+        options.precision or KernelsPlan.precision,
         options.time_limit,
         options.budget,
         not options.no_flush,
@@ -150,7 +151,7 @@ def tokens_of(backend: Backend) -> int:
     return _TOKENS if backend.is_accelerator else _TOKENS_OF_CPU
 
 
-def require_repeated_plan(options: argparse.Namespace, before: AttentionPlan, backend: Backend) -> None:
+def require_repeated_plan(options: argparse.Namespace, before: KernelsPlan, backend: Backend) -> None:
     """Raises LogMismatchError when something asked for is not what the log was measured with."""
 
     def names(kernels: Sequence[str]) -> frozenset[str]:

@@ -10,17 +10,21 @@ from typing import Any
 
 from mamf.api import kernels_for, problem_for
 from mamf.ceilings.finding import Find
-from mamf.ceilings.grid import CEILINGS, DEFAULT_BUDGET_SECONDS, FindPlan, plan_for
+from mamf.ceilings.grid import plan_for
 from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.options import add_device_options, add_output_options, index, share
 from mamf.cli.plan_options import held_problem, kernel_name, problem_from, read_names
 from mamf.cli.resuming import require_repeated
 from mamf.cli.session import End, Session, add_run_options, interruptible
 from mamf.discovery import open_backend
-from mamf.kernel import DATA, LAYOUTS, MatmulKernel
-from mamf.logs.records import ceiling_record, plan_record
+from mamf.kernel import DATA
+from mamf.logs.plan_records import plan_record
+from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import MAY_PASS, RunLogWriter
-from mamf.measure import Measurement
+from mamf.measurement import Measurement
+from mamf.operations.matmul.kernel import LAYOUTS, MatmulKernel
+from mamf.plans import DEFAULT_BUDGET_SECONDS, FindPlan
+from mamf.regimes.names import CEILINGS
 from mamf.report import FORMATS, find_summary_record, render_find
 
 _EXAMPLES = """examples:

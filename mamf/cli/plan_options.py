@@ -13,10 +13,11 @@ from mamf.cli.options import duration, index, shape, share, size
 from mamf.cli.resuming import Sizes, require_repeated, require_repeated_sizes
 from mamf.discovery import kernel, kernel_for
 from mamf.errors import UsageError
-from mamf.kernel import DATA, LAYOUTS, MatmulProblem
+from mamf.kernel import DATA
+from mamf.operations.matmul.kernel import LAYOUTS, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid, parse_range
-from mamf.operations.matmul.sweep import ORDERS, Plan
-from mamf.regimes import REGIMES
+from mamf.plans import ORDERS, Plan
+from mamf.regimes.names import NAMES
 
 _DEFAULT_SIZE = 4096
 
@@ -71,7 +72,7 @@ def add_problem_options(parser: argparse.ArgumentParser) -> None:
 
 def add_measuring_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("measuring")
-    group.add_argument("--regime", choices=list(REGIMES), nargs="+", help="how samples are taken (default: burst)")
+    group.add_argument("--regime", choices=list(NAMES), nargs="+", help="how samples are taken (default: burst)")
     group.add_argument(
         "--precision", type=share, help="half-width of the median's 95%% interval to reach (default: 0.3%%)"
     )

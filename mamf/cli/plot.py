@@ -15,7 +15,7 @@ from mamf.logs.run_log import RunLog
 from mamf.operations.attention.charts import attention_chart
 from mamf.operations.attention.shapes import DIRECTIONS
 from mamf.operations.attention.sweep import is_attention
-from mamf.regimes import REGIMES
+from mamf.regimes.names import NAMES
 
 _EXAMPLES = """examples:
   mamf plot attention.jsonl                                 attention.png: TFLOPS and time against sequence length
@@ -32,7 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
     parser.add_argument(
-        "--regime", choices=list(REGIMES), help="one regime (default: of attention the log's first, else all)"
+        "--regime", choices=list(NAMES), help="one regime (default: of attention the log's first, else all)"
     )
     parser.add_argument(
         "--direction", choices=DIRECTIONS, nargs="+", help="of attention: some directions (default: all)"

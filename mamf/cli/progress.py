@@ -8,7 +8,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from mamf.measure import Measurement
+from mamf.measurement import Measurement
 from mamf.report import significant
 
 
@@ -27,11 +27,11 @@ class Progress:
     def add(self, row: Measurement) -> None:
         """Count a measured row and show the best so far of its regime."""
         best = self._best.get(row.regime)
-        if row.ok and (best is None or row.best_tflops > best.best_tflops):
+        if row.ok and (best is None or row.best_rate > best.best_rate):
             best = self._best[row.regime] = row
         if best is not None:
             self._bar.set_postfix_str(
-                f"best {best.regime} {significant(best.best_tflops)} TFLOPS @ {best.shape}", refresh=False
+                f"best {best.regime} {significant(best.best_rate)} TFLOPS @ {best.shape}", refresh=False
             )
         self._bar.update()
 

@@ -12,15 +12,13 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 from mamf.backend import Backend, DeviceInfo
-from mamf.ceilings.grid import FindPlan
 from mamf.discovery import backend_class, open_backend
 from mamf.environment import describe_environment
 from mamf.errors import LogMismatchError
 from mamf.logs.run_log import RunLog
-from mamf.operations.attention.sweep import AttentionPlan
-from mamf.operations.matmul.sweep import Plan
+from mamf.plans import FindPlan, KernelsPlan, Plan
 
-AnyPlan = TypeVar("AnyPlan", bound=Plan | FindPlan | AttentionPlan)
+AnyPlan = TypeVar("AnyPlan", bound=Plan | FindPlan | KernelsPlan)
 #: An option to the sizes that are asked for by it, and what a shape calls them.
 Sizes = Mapping[str, tuple[str, Sequence[Any]]]
 _A_RUN = {"sweep": "a sweep", "find": "a find", "attention": "attention"}

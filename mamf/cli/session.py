@@ -23,7 +23,7 @@ from mamf.environment import command_line, describe_environment, tool_version
 from mamf.errors import MamfError, RunLogWriteError, UsageError
 from mamf.logs.records import measurement_record, utc_now
 from mamf.logs.run_log import RunLog, RunLogWriter, read_run_log
-from mamf.measure import Measurement
+from mamf.measurement import Measurement
 
 _NOTHING_MEASURED = 1
 

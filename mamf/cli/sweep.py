@@ -21,10 +21,11 @@ from mamf.cli.session import End, Session, add_run_options, interruptible
 from mamf.discovery import kernel_for
 from mamf.errors import UnsupportedError
 from mamf.estimate import estimate_seconds, probe_flops
-from mamf.kernel import MatmulKernel
-from mamf.logs.records import plan_record
-from mamf.measure import Measurement
-from mamf.operations.matmul.sweep import Plan, Sweep
+from mamf.logs.plan_records import plan_record
+from mamf.measurement import Measurement
+from mamf.operations.matmul.kernel import MatmulKernel
+from mamf.operations.matmul.sweep import Sweep, operand_bytes
+from mamf.plans import Plan
 from mamf.report import FORMATS, render, summary_record
 
 _EXAMPLES = """examples:
@@ -84,7 +85,7 @@ class _SweepSession(Session[Plan]):
     def dry_run(self) -> int:
         plan, backend = self.plan, self.backend
         steps = plan.steps(self.held)
-        needed = max(plan.nbytes(shape, backend.info.cache_bytes) for shape in plan.measured_shapes())
+        needed = max(operand_bytes(plan, shape, backend.info.cache_bytes) for shape in plan.measured_shapes())
         free = backend.free_memory()
         flops = probe_flops(self.kernel, plan.problem, backend)
         seconds = estimate_seconds(plan, steps, backend, flops)

@@ -9,7 +9,7 @@ from mamf.ceilings.ceiling import CHOOSE, CONFIRM, FEWEST_ROUNDS, Ceiling, confi
 from mamf.contribution.evidence import Evidence, Finding
 from mamf.contribution.row_rules import agree, is_exact
 from mamf.logs.records import ceiling_record
-from mamf.measure import Conditions, Measurement
+from mamf.measurement import Conditions, Measurement
 from mamf.operations.attention.sweep import is_attention
 from mamf.report import attention_summary_record, find_summary_record, summary_record
 
@@ -142,7 +142,7 @@ def ceilings_fit_attention(evidence: Evidence) -> Iterator[Finding]:
         own = ceilings.get((row.problem.dtype, row.regime))
         if own is None or not row.ok or row.phase or not is_exact(evidence, row):
             continue
-        seen = max(row.best_tflops, float(row.details.get("reference_tflops", 0.0)))
+        seen = max(row.best_rate, float(row.details.get("reference_tflops", 0.0)))
         if seen > most * own.tflops:
             told = f"{row.shape}: {seen:.4g} TFLOPS were seen, the ceiling is {own.tflops:.4g}: find it anew"
             yield Finding("ceiling-mismatch", told, line)
@@ -180,7 +180,7 @@ def attention_is_firm(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _half_width(row: Measurement) -> float:
-    return row.tflops_interval.half_width / row.tflops(row.figure)
+    return row.rate_interval.half_width / row.tflops(row.figure)
 
 
 def _widest(evidence: Evidence) -> float:

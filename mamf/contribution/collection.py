@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from mamf.ceilings.ceiling import Ceiling
-from mamf.ceilings.grid import FindPlan
+from mamf.ceilings.share import mamfu
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
 from mamf.logs.run_log import RunLog, read_run_log
-from mamf.measure import Conditions, Measurement
-from mamf.operations.attention.sweep import AttentionPlan, is_attention, mamfu
-from mamf.regimes import REGIMES
+from mamf.measurement import Conditions, Measurement
+from mamf.operations.attention.sweep import is_attention
+from mamf.plans import FindPlan, KernelsPlan
+from mamf.regimes.names import NAMES
 from mamf.report import bests
 
 
@@ -85,7 +86,7 @@ def collect(root: Path, paths: Iterable[Path]) -> Collection:
             continue
         log = read_run_log(path)
         plan = log.plan
-        if isinstance(plan, AttentionPlan):
+        if isinstance(plan, KernelsPlan):
             attention += _attention_entries(log, place)
         elif isinstance(plan, FindPlan):
             ceilings += [_of_ceiling(log, place, ceiling) for ceiling in log.all_ceilings.values()]
@@ -117,7 +118,7 @@ def _of_ceiling(log: RunLog, place: Path, ceiling: Ceiling) -> CeilingEntry:
 
 
 def _of_row(log: RunLog, place: Path, row: Measurement) -> CeilingEntry:
-    interval = row.tflops_interval if row.best_by == row.figure else None
+    interval = row.rate_interval if row.best_by == row.figure else None
     return CeilingEntry(
         header=log.header,
         place=place,
@@ -126,7 +127,7 @@ def _of_row(log: RunLog, place: Path, row: Measurement) -> CeilingEntry:
         regime=row.regime,
         shape=str(row.shape),
         kernel=row.kernel,
-        tflops=row.best_tflops,
+        tflops=row.best_rate,
         low=interval.low if interval else None,
         high=interval.high if interval else None,
         conditions=row.conditions,
@@ -152,7 +153,7 @@ def leaders(entries: Iterable[CeilingEntry]) -> list[tuple[CeilingEntry, Sequenc
     for group in groups.values():
         kind = [entry for entry in group if entry.is_confirmed] or group
         found.append((max(kind, key=lambda entry: entry.tflops), kind))
-    order = list(REGIMES)
+    order = list(NAMES)
     return sorted(found, key=lambda pair: (pair[0].dtype, order.index(pair[0].regime), -pair[0].tflops))
 
 

@@ -8,12 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mamf.ceilings.grid import FindPlan
 from mamf.errors import RunLogError
 from mamf.logs.records import measurement_from_record
 from mamf.logs.run_log import RunLog, parse_record, whole_lines
-from mamf.measure import Measurement
-from mamf.operations.attention.sweep import AttentionPlan
+from mamf.measurement import Measurement
+from mamf.plans import FindPlan, KernelsPlan
 from mamf.report import bests
 
 CPU = "cpu"
@@ -51,7 +50,7 @@ class Evidence:
 
     @property
     def is_attention(self) -> bool:
-        return isinstance(self.plan, AttentionPlan)
+        return isinstance(self.plan, KernelsPlan)
 
     @cached_property
     def searches(self) -> tuple[FindPlan, ...]:

@@ -9,7 +9,7 @@ from mamf.backend import DeviceInfo
 from mamf.contribution.evidence import Finding
 from mamf.dtypes import DTYPES
 from mamf.logs.legacy import STATISTICS, FinderRun, Reported
-from mamf.measure import TERA
+from mamf.measurement import TERA
 from mamf.peaks import fastest_possible_flops
 
 # A headline is rounded to whole TFLOPS by some versions.

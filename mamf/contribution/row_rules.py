@@ -11,7 +11,7 @@ from mamf.backend import DeviceInfo
 from mamf.contribution.evidence import Evidence, Finding
 from mamf.dtypes import DTYPES
 from mamf.logs.records import measurement_record
-from mamf.measure import TERA, Measurement
+from mamf.measurement import TERA, Measurement
 from mamf.operations.attention.sweep import is_attention
 from mamf.peaks import fastest_possible_flops, find_peak
 from mamf.regimes import Sustained, regime_class
@@ -85,7 +85,7 @@ def possible(evidence: Evidence) -> Iterator[Finding]:
             told = f"{row.shape}: {fastest / TERA:.4g} TFLOPS, more than the {limit / TERA:.4g} that {info.name} can do"
             yield Finding("implausible", told, line)
         elif limit is not None and not _within_clock(info, row):
-            told = f"{row.shape}: {row.best_tflops:.4g} TFLOPS are more than its clock allows"
+            told = f"{row.shape}: {row.best_rate:.4g} TFLOPS are more than its clock allows"
             yield Finding("implausible", told, line)
 
 
@@ -94,7 +94,7 @@ def _within_clock(info: DeviceInfo, row: Measurement) -> bool:
     # The clock of mamf-finder's loop is whatever it is when it is read.
     if peak is None or not peak.clock_hz or not clock or row.regime == "classic":
         return True
-    return row.best_tflops * TERA <= peak.flops * clock / peak.clock_hz * _HEADROOM_OF_READ_CLOCK
+    return row.best_rate * TERA <= peak.flops * clock / peak.clock_hz * _HEADROOM_OF_READ_CLOCK
 
 
 def is_exact(evidence: Evidence, row: Measurement) -> bool:

@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from mamf.ceilings.ceiling import CHOOSE, CONFIRM
-from mamf.ceilings.grid import FindPlan
 from mamf.contribution.evidence import Evidence, Finding
 from mamf.contribution.row_rules import good_rows
-from mamf.measure import Measurement
+from mamf.measurement import Measurement
 from mamf.operations.attention.sweep import is_attention
+from mamf.plans import FindPlan
 from mamf.regimes import Burst, Sustained
 
 # A visit of sustained takes 2 s and more.

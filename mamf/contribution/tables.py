@@ -15,7 +15,7 @@ from mamf.contribution.collection import (
     best_attention,
     leaders,
 )
-from mamf.measure import TERA
+from mamf.measurement import TERA
 from mamf.peaks import find_peak
 from mamf.report.text import DASH, markdown, significant, whole
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mamf.errors import IncomparableError
-from mamf.logs.records import plan_from_record
-from mamf.operations.attention.sweep import AttentionPlan
+from mamf.logs.plan_records import plan_from_record
+from mamf.plans import KernelsPlan
 
 _UNKNOWN = "unknown"
 
@@ -53,7 +53,7 @@ def operation(header: Mapping[str, Any]) -> str:
 def cache_state(header: Mapping[str, Any]) -> str:
     """Whether burst evicts operands between launches: two figures of one kernel, up to a factor apart."""
     plan = plan_from_record(header["plan"])
-    return "warm" if isinstance(plan, AttentionPlan) and not plan.flush else "flushed"
+    return "warm" if isinstance(plan, KernelsPlan) and not plan.flush else "flushed"
 
 
 def noted_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:

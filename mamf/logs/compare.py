@@ -21,12 +21,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
 from mamf.ceilings.ceiling import CHOOSE, CONFIRM, FEWEST_ROUNDS, Ceiling, combined, confirmed, figures
-from mamf.ceilings.grid import FindPlan
 from mamf.errors import IncomparableError
 from mamf.logs.comparability import Difference, described, differences_of, noted_differences
 from mamf.logs.run_log import RunLog
-from mamf.measure import Measurement
+from mamf.measurement import Measurement
 from mamf.operations.attention.shapes import AttentionProblem
+from mamf.plans import FindPlan
 from mamf.statistics import Interval, geometric_mean
 
 Verdict = Literal["SAME", "FASTER", "SLOWER", "AMBIGUOUS"]
@@ -186,7 +186,7 @@ def _row_entry(row: Measurement) -> Entry:
     fields = {"regime": row.regime, **problem_fields(row.problem), "shape": str(row.shape), "kernel": row.kernel}
     if row.summary is None:
         return Entry(fields, str(row.shape), row.kernel, status=row.status)
-    return Entry(fields, str(row.shape), row.kernel, row.tflops(row.figure), row.tflops_interval)
+    return Entry(fields, str(row.shape), row.kernel, row.tflops(row.figure), row.rate_interval)
 
 
 def _candidates(rows: Sequence[Measurement]) -> Iterable[Entry]:

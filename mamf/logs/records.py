@@ -9,13 +9,10 @@ from datetime import datetime, timezone
 from typing import Any
 
 from mamf.ceilings.ceiling import Ceiling
-from mamf.ceilings.grid import FindPlan
-from mamf.kernel import MatmulProblem
-from mamf.measure import STATUSES, Conditions, Measurement
-from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
-from mamf.operations.attention.sweep import AttentionPlan
-from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
-from mamf.operations.matmul.sweep import Plan
+from mamf.logs.known import operation_called, operation_of_record
+from mamf.measurement import STATUSES, Conditions, Measurement
+from mamf.operations.matmul.kernel import MatmulProblem
+from mamf.operations.matmul.shapes import MatmulShape
 from mamf.statistics import Interval, Repeatability, Summary, summarize
 
 _STATISTICS = ("mean", "median", "fastest", "slowest")
@@ -26,23 +23,27 @@ def utc_now() -> str:
 
 
 def measurement_record(row: Measurement) -> dict[str, Any]:
-    """A measurement as JSON values. ``tflops`` and ``seconds`` follow from ``samples_seconds`` and ``flop``."""
+    """A measurement as JSON values. Rates and ``seconds`` follow from ``samples_seconds`` and the work."""
+    of, work = operation_called(row.operation), row.work
     record: dict[str, Any] = {
-        "shape": asdict(row.shape),
-        "flop": round(row.flop),
+        "operation": row.operation,
+        "shape": of.shape_record(row.shape),
+        "flop": round(work.flop),
+        "bytes": work.nbytes,
+        "unit": work.unit,
         "kernel": row.kernel,
         "dtype": row.problem.dtype,
-        "out_dtype": row.problem.out_dtype,
-        **({"problem": asdict(row.problem)} if _names_its_problem(row) else {}),
+        **({"out_dtype": row.problem.out_dtype} if hasattr(row.problem, "out_dtype") else {}),
+        **({} if is_of_plan(row) else {"problem": of.problem_record(row.problem)}),
         "regime": row.regime,
         "best_by": row.best_by,
         "status": row.status,
         "reason": row.reason,
     }
     if row.summary is not None:
-        interval = row.tflops_interval
-        record["tflops"] = {name: round(row.tflops(name), 3) for name in _STATISTICS}
-        record["tflops"]["interval"] = [round(interval.low, 3), round(interval.high, 3)]
+        interval = row.rate_interval
+        rates: dict[str, Any] = {name: round(row.rate(name), 3) for name in _STATISTICS}
+        record[rate_field(work.unit)] = {**rates, "interval": [round(interval.low, 3), round(interval.high, 3)]}
         record["interval_coverage"] = round(interval.coverage, 4)
         record["seconds"] = {name: round(getattr(row.summary, name), 12) for name in (*_STATISTICS, "stdev")}
     record |= {
@@ -65,22 +66,13 @@ def measurement_record(row: Measurement) -> dict[str, Any]:
     return record
 
 
-def _names_its_problem(row: Measurement) -> bool:
-    """In an attention log none is the header's."""
-    return isinstance(row.problem, AttentionProblem) or row.is_reference or bool(row.phase)
-
-
 def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]) -> Measurement:
     """Raises KeyError or ValueError for a record that cannot be a measurement of this run."""
     if record["status"] not in STATUSES:
         raise ValueError(f"unknown status {record['status']!r}")
-    is_attention = "seqlen_q" in record["shape"]
-    shape = AttentionShape(**record["shape"]) if is_attention else MatmulShape(**record["shape"])
-    problem: AttentionProblem | MatmulProblem
-    if is_attention:
-        problem = AttentionProblem(**record["problem"])
-    else:
-        problem = MatmulProblem(**record["problem"]) if "problem" in record else matmul_problem(header)
+    of = operation_of_record(record)
+    shape = of.shape_from_record(record["shape"])
+    problem = of.problem_from_record(record["problem"]) if "problem" in record else matmul_problem(header)
     if record["best_by"] not in _STATISTICS:
         raise ValueError(f"unknown statistic {record['best_by']!r}")
     samples = tuple(map(float, record["samples_seconds"]))
@@ -114,6 +106,16 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
         phase=record.get("phase", ""),
         round=record.get("round", 0),
     )
+
+
+def rate_field(unit: str) -> str:
+    """What a row calls its rates."""
+    return "tflops" if unit == "TFLOPS" else "rate"
+
+
+def is_of_plan(row: Measurement) -> bool:
+    """Whether the plan in the header names the problem of the row."""
+    return row.operation == MatmulProblem.operation and not row.is_reference and not row.phase
 
 
 def matmul_problem(header: Mapping[str, Any]) -> MatmulProblem:
@@ -187,76 +189,4 @@ def conditions_from_record(record: Mapping[str, Any]) -> Conditions:
         watts=record["watts"],
         celsius=record["celsius"],
         throttle_reasons=tuple(record["throttle_reasons"]),
-    )
-
-
-def plan_record(plan: Plan | FindPlan | AttentionPlan) -> dict[str, Any]:
-    """A plan as JSON values; shapes as MxNxK."""
-    if isinstance(plan, FindPlan):
-        return {"command": "find", **_find_record(plan)}
-    if isinstance(plan, AttentionPlan):
-        return {"command": "attention", **asdict(plan)} | {
-            "shapes": [str(shape) for shape in plan.shapes],
-            "searches": [_find_record(search) for search in plan.searches],
-        }
-    return (
-        {"command": "sweep"}
-        | asdict(plan)
-        | {
-            "shapes": [str(shape) for shape in plan.shapes],
-            "regimes": list(plan.regimes),
-            "reference": plan.reference and str(plan.reference),
-        }
-    )
-
-
-def _find_record(plan: FindPlan) -> dict[str, Any]:
-    most_flop = plan.grid.most_flop
-    return asdict(plan) | {"grid": {**asdict(plan.grid), "most_flop": most_flop if math.isfinite(most_flop) else None}}
-
-
-def plan_from_record(record: Mapping[str, Any]) -> Plan | FindPlan | AttentionPlan:
-    fields = dict(record)
-    command = fields.pop("command", "sweep")
-    if command == "find":
-        return _find_plan(fields)
-    if command == "attention":
-        return _attention_plan(fields)
-    reference = fields["reference"]
-    return Plan(
-        **fields
-        | {
-            "shapes": tuple(MatmulShape.parse(text) for text in fields["shapes"]),
-            "problem": MatmulProblem(**fields["problem"]),
-            "regimes": tuple(fields["regimes"]),
-            "reference": MatmulShape.parse(reference) if reference else None,
-        }
-    )
-
-
-def _find_plan(fields: Mapping[str, Any]) -> FindPlan:
-    grid = fields["grid"]
-    most_flop = math.inf if grid["most_flop"] is None else grid["most_flop"]
-    return FindPlan(
-        **{**fields}
-        | {
-            "problem": MatmulProblem(**fields["problem"]),
-            "kernels": tuple(fields["kernels"]),
-            "regimes": tuple(fields["regimes"]),
-            "grid": MatmulGrid(tuple(grid["m"]), tuple(grid["n"]), tuple(grid["k"]), most_flop),
-        }
-    )
-
-
-def _attention_plan(fields: Mapping[str, Any]) -> AttentionPlan:
-    return AttentionPlan(
-        **{**fields}
-        | {
-            "shapes": tuple(AttentionShape.parse(text) for text in fields["shapes"]),
-            "problems": tuple(AttentionProblem(**problem) for problem in fields["problems"]),
-            "kernels": tuple(fields["kernels"]),
-            "regimes": tuple(fields["regimes"]),
-            # Early logs kept no search.
-            "searches": tuple(map(_find_plan, fields.get("searches", ()))),
-        }
     )

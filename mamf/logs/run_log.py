@@ -27,13 +27,12 @@ from typing import Any
 
 from mamf.backend import DeviceInfo
 from mamf.ceilings.ceiling import Ceiling
-from mamf.ceilings.grid import FindPlan
 from mamf.environment import scrub_record
 from mamf.errors import MamfError, RunLogError, RunLogWriteError, UsageError
-from mamf.logs.records import ceiling_from_record, measurement_from_record, plan_from_record
-from mamf.measure import Measurement
-from mamf.operations.attention.sweep import AttentionPlan
-from mamf.operations.matmul.sweep import Held, Plan
+from mamf.logs.plan_records import plan_from_record
+from mamf.logs.records import ceiling_from_record, measurement_from_record
+from mamf.measurement import Measurement
+from mamf.plans import FindPlan, Held, KernelsPlan, Plan
 
 SCHEMA = 4
 READABLE = (1, 2, 3, 4)
@@ -57,7 +56,7 @@ class RunLog:
     is_truncated: bool = False
 
     @property
-    def plan(self) -> Plan | FindPlan | AttentionPlan:
+    def plan(self) -> Plan | FindPlan | KernelsPlan:
         return plan_from_record(self.header["plan"])
 
     @property

@@ -13,19 +13,37 @@ A regime object lives for a whole run, because what ran before a shape decides h
 
 from __future__ import annotations
 
-from mamf.errors import UnknownNameError
-from mamf.regimes.base import Regime, Samples, StoppingRule
-from mamf.regimes.burst import Burst
-from mamf.regimes.classic import Classic
-from mamf.regimes.sustained import Sustained
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["REGIMES", "Burst", "Classic", "Regime", "Samples", "StoppingRule", "Sustained", "regime_class"]
+from mamf.regimes.names import BURST, CLASSIC, NAMES, SUSTAINED, require_regime
 
-REGIMES: dict[str, type[Regime]] = {regime.name: regime for regime in (Burst, Sustained, Classic)}
+if TYPE_CHECKING:
+    from mamf.regimes.base import Regime, Samples, StoppingRule
+    from mamf.regimes.burst import Burst
+    from mamf.regimes.classic import Classic
+    from mamf.regimes.sustained import Sustained
+
+__all__ = ["NAMES", "Burst", "Classic", "Regime", "Samples", "StoppingRule", "Sustained", "regime_class"]
+
+_HOMES = {
+    **dict.fromkeys(("Regime", "Samples", "StoppingRule"), "base"),
+    "Burst": BURST,
+    "Sustained": SUSTAINED,
+    "Classic": CLASSIC,
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Loaded when first used: who reads logs needs the names alone."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'mamf.regimes' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f"mamf.regimes.{_HOMES[name]}"), name)
 
 
 def regime_class(name: str) -> type[Regime]:
     """Raises UnknownNameError."""
-    if name not in REGIMES:
-        raise UnknownNameError("regime", name, REGIMES)
-    return REGIMES[name]
+    require_regime(name)
+    kind: type[Regime] = __getattr__(name.capitalize())
+    return kind

@@ -7,6 +7,7 @@ from typing import ClassVar
 from mamf.backend import MIB, Backend
 from mamf.checking import Checked
 from mamf.regimes.base import Regime, Samples, StoppingRule
+from mamf.regimes.names import CLASSIC_WARMUP_SECONDS
 
 
 class Classic(Regime):
@@ -19,7 +20,7 @@ class Classic(Regime):
     name = "classic"
     best_by = "fastest"
     needs_rewrite = True
-    warmup_seconds: ClassVar[float] = 30.0
+    warmup_seconds: ClassVar[float] = CLASSIC_WARMUP_SECONDS
     flush_bytes: ClassVar[int] = 256 * MIB
     queue_depth: ClassVar[int] = 32
 

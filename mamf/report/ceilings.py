@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mamf.ceilings.ceiling import Ceiling
-from mamf.measure import TERA, Measurement
+from mamf.measurement import TERA, Measurement
 from mamf.peaks import find_peak
 from mamf.report.sweeps import as_title, flat_row
 from mamf.report.text import DASH, csv_text, markdown, significant, table, whole
@@ -153,8 +153,8 @@ def scouted(rows: Sequence[Measurement], ceilings: Mapping[str, Ceiling]) -> lis
     for regime in dict.fromkeys(row.regime for row in rows):
         seen = [row for row in rows if row.regime == regime and row.ok]
         if regime not in ceilings and seen:
-            best = max(seen, key=lambda row: row.best_tflops)
-            figure = significant(best.best_tflops)
+            best = max(seen, key=lambda row: row.best_rate)
+            figure = significant(best.best_rate)
             lines.append(f"{regime}: not confirmed; scouted so far {figure} TFLOPS @ {best.shape} ({best.kernel})")
     return lines
 

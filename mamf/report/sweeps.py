@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mamf.measure import Measurement
+from mamf.measurement import Measurement
 from mamf.peaks import find_peak
 from mamf.report.text import DASH, csv_text, end_line, markdown, significant, table, whole
 from mamf.statistics import arithmetic_mean, geometric_mean
@@ -27,7 +27,7 @@ class Best:
 def ranked(rows: Iterable[Measurement]) -> list[Measurement]:
     """Rows that count, best first: measured, and no reference visits."""
     countable = [row for row in rows if row.ok and not row.is_reference]
-    return sorted(countable, key=lambda row: row.best_tflops, reverse=True)
+    return sorted(countable, key=lambda row: row.best_rate, reverse=True)
 
 
 def bests(rows: Sequence[Measurement]) -> dict[str, Best]:
@@ -36,7 +36,7 @@ def bests(rows: Sequence[Measurement]) -> dict[str, Best]:
     for regime in dict.fromkeys(row.regime for row in rows):
         best_first = ranked(row for row in rows if row.regime == regime)
         if best_first:
-            figures = [row.best_tflops for row in best_first]
+            figures = [row.best_rate for row in best_first]
             found[regime] = Best(best_first[0], arithmetic_mean(figures), geometric_mean(figures), len(figures))
     return found
 
@@ -54,7 +54,7 @@ def summary_record(
         "best": {
             regime: {
                 "shape": str(best.row.shape),
-                "tflops": round(best.row.best_tflops, 3),
+                "tflops": round(best.row.best_rate, 3),
                 "best_by": best.row.best_by,
                 "arithmetic_mean_tflops": round(best.arithmetic_mean, 3),
                 "geometric_mean_tflops": round(best.geometric_mean, 3),
@@ -68,7 +68,7 @@ def summary_record(
 def flat_row(row: Measurement) -> dict[str, Any]:
     """One measurement as columns with their units in the name; None where there is no figure."""
     measured = row.summary is not None
-    interval = row.tflops_interval if measured else None
+    interval = row.rate_interval if measured else None
     return {
         "regime": row.regime,
         "m": row.shape.m,
@@ -187,13 +187,11 @@ def as_summary(rows: Sequence[Measurement], header: Mapping[str, Any], summary: 
 
 def _best_lines(regime: str, best: Best, header: Mapping[str, Any]) -> list[str]:
     row, device = best.row, header["device"]
-    lines = [
-        f"best {regime}: {significant(row.best_tflops)} TFLOPS ({row.best_by}) @ {row.shape}, {interval_text(row)}"
-    ]
+    lines = [f"best {regime}: {significant(row.best_rate)} TFLOPS ({row.best_by}) @ {row.shape}, {interval_text(row)}"]
     peak = find_peak(device["name"], row.problem.dtype, device["compute_units"])
     shares = []
     if peak is not None:
-        share = 100 * row.best_tflops * 1e12 / peak.flops
+        share = 100 * row.best_rate * 1e12 / peak.flops
         shares.append(f"{share:.1f} % of {peak.flops / 1e12:g}, the dense {peak.dtype} peak of {peak.device}")
     conditions = row.conditions
     shares += [f"{whole(conditions.clock_hz / 1e6)} MHz"] if conditions.clock_hz else []
@@ -206,7 +204,7 @@ def _best_lines(regime: str, best: Best, header: Mapping[str, Any]) -> list[str]
 
 def interval_text(row: Measurement) -> str:
     """The interval, and what it is of."""
-    interval = row.tflops_interval
+    interval = row.rate_interval
     bounds = f"{significant(interval.low)} to {significant(interval.high)}"
     if row.repeatability is None:
         return f"{100 * interval.coverage:.0f} % interval of the {row.figure} {bounds}, within this visit"
@@ -221,7 +219,7 @@ def _mean_line(regime: str, best: Best) -> str:
 
 
 def _drift_lines(visits: Sequence[Measurement]) -> list[str]:
-    figures = [row.best_tflops for row in visits if row.ok]
+    figures = [row.best_rate for row in visits if row.ok]
     if len(figures) < 2:
         return []
     middle = sorted(figures)[len(figures) // 2]

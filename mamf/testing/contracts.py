@@ -9,7 +9,7 @@ import pytest
 from mamf.backend import Advice, Backend, DeviceInfo, Reading, Unavailable
 from mamf.checking import Checked
 from mamf.errors import MamfError
-from mamf.kernel import LAYOUTS, MatmulKernel, MatmulProblem
+from mamf.operations.matmul.kernel import LAYOUTS, MatmulKernel, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.regimes import Burst, StoppingRule
 

@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import ClassVar
 
 from mamf.backend import Backend, OperandPool, Unavailable
-from mamf.kernel import MatmulKernel, MatmulProblem, Prepared, Verdict
+from mamf.kernel import Prepared, Verdict
 from mamf.operations.attention.kernel import AttentionKernel
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.testing.simulated import SimulatedBackend
 

@@ -9,7 +9,7 @@ from verdicts import verified
 
 from mamf.discovery import KERNELS, kernel, open_backend, registered
 from mamf.dtypes import DTYPES, OPERAND_DTYPES
-from mamf.kernel import LAYOUTS, MatmulProblem
+from mamf.operations.matmul.kernel import LAYOUTS, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.testing import KernelContract, SimulatedBackend, SimulatedMatmul
 

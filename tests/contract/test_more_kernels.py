@@ -13,8 +13,8 @@ from verdicts import verified
 from mamf.api import kernels_for
 from mamf.discovery import kernel, open_backend
 from mamf.errors import UnsupportedError, UsageError
-from mamf.kernel import MatmulProblem
 from mamf.measure import measure
+from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.regimes import Burst, StoppingRule
 from mamf.testing import KernelContract

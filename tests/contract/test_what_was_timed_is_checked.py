@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from mamf.discovery import open_backend
-from mamf.kernel import MatmulProblem
 from mamf.measure import measure
 from mamf.operations.attention.kernels.sdpa import SdpaMath
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.kernels.torch_mm import TorchMm
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.regimes import Burst, Classic, StoppingRule, Sustained

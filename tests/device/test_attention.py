@@ -3,10 +3,12 @@
 import pytest
 
 from mamf.api import find
+from mamf.ceilings.share import mamfu
 from mamf.discovery import ATTENTION_KERNELS, attention_kernel, kernel, open_backend, registered
 from mamf.errors import MamfError
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
-from mamf.operations.attention.sweep import AttentionPlan, AttentionSweep, mamfu
+from mamf.operations.attention.sweep import AttentionSweep
+from mamf.plans import KernelsPlan
 
 try:
     ACCELERATOR = open_backend("auto")
@@ -23,7 +25,7 @@ SHAPE = AttentionShape(2, 8, 8, 1024, 1024, 64, 64)
 
 def rows_of(name, shape=SHAPE, **fields):
     problem = AttentionProblem(ACCELERATOR.default_dtype, **fields)
-    plan = AttentionPlan((shape,), (problem,), (name,), seconds=0.2)
+    plan = KernelsPlan("attention", (shape,), (problem,), (name,), seconds=0.2)
     return list(AttentionSweep(plan, [attention_kernel(name)], ACCELERATOR).results())
 
 
@@ -56,7 +58,7 @@ def test_a_ceiling_is_found_and_no_kernel_is_above_it():
     ceiling = find(backend=ACCELERATOR, budget_seconds=20.0)
     ceilings = {(ceiling.problem.dtype, "burst"): ceiling}
     problem = AttentionProblem(ceiling.problem.dtype)
-    plan = AttentionPlan((AttentionShape(4, 16, 16, 4096, 4096, 128, 128),), (problem,), ("sdpa",))
+    plan = KernelsPlan("attention", (AttentionShape(4, 16, 16, 4096, 4096, 128, 128),), (problem,), ("sdpa",))
     references = {ceiling.kernel: kernel(ceiling.kernel)}
     rows = list(AttentionSweep(plan, [attention_kernel("sdpa")], ACCELERATOR, ceilings, references).results())
     (row,) = (row for row in rows if not row.is_reference)

@@ -10,13 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mamf.ceilings.ceiling import Ceiling
+from mamf.ceilings.share import mamfu, require_same_card, state
 from mamf.cli.attention_options import shapes_from
 from mamf.errors import IncomparableError, UnknownNameError, UsageError
-from mamf.kernel import MatmulProblem
 from mamf.logs.run_log import read_run_log
 from mamf.operations.attention.shapes import PRESETS, AttentionProblem, AttentionShape
-from mamf.operations.attention.sweep import AttentionPlan, AttentionSweep, mamfu, require_same_card, state, step_of
+from mamf.operations.attention.sweep import AttentionSweep, step_of
+from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
+from mamf.plans import KernelsPlan
 from mamf.statistics import Interval
 from mamf.testing import Physics, SimulatedAttention, SimulatedBackend, SimulatedMatmul
 
@@ -102,7 +104,9 @@ def swept(backend, plan, ceilings=None, held=()):
 
 def plan_of(**fields):
     names = (SimulatedAttention.name, SlowAttention.name)
-    return AttentionPlan(**{"shapes": (LONG, SHORT), "problems": (AttentionProblem(),), "kernels": names} | fields)
+    return KernelsPlan(
+        "attention", **{"shapes": (LONG, SHORT), "problems": (AttentionProblem(),), "kernels": names} | fields
+    )
 
 
 @pytest.mark.parametrize("regime", ["burst", "sustained"])
@@ -123,7 +127,7 @@ def test_the_reference_is_measured_before_and_after_every_row():
     backend = SimulatedBackend()
     rows = list(swept(backend, plan_of(), {("bfloat16", "burst"): ceiling_of(backend)}).results())
     assert [row.is_reference for row in rows] == [True] + [True, False] * 4
-    visits = [row.best_tflops for row in rows if row.is_reference]
+    visits = [row.best_rate for row in rows if row.is_reference]
     measured = [row for row in rows if not row.is_reference]
     for number, row in enumerate(measured):
         assert row.details["reference_tflops"] == pytest.approx(sum(visits[number : number + 2]) / 2, abs=1e-3)
@@ -173,7 +177,7 @@ def test_what_is_held_is_not_measured_again():
 
 def test_a_warm_cache_is_another_figure():
     backend = SimulatedBackend(physics=dataclasses.replace(Physics(), cache_gain=0.2, noise=0.0))
-    cold, warm = (next(iter(swept(backend, plan_of(flush=flush)).results())).best_tflops for flush in (True, False))
+    cold, warm = (next(iter(swept(backend, plan_of(flush=flush)).results())).best_rate for flush in (True, False))
     assert warm / cold == pytest.approx(1.25, rel=0.02)
 
 

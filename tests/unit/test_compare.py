@@ -9,18 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from mamf.ceilings.grid import FindPlan
 from mamf.cli import main
 from mamf.errors import IncomparableError
-from mamf.kernel import MatmulProblem
 from mamf.logs.compare import Entry, Pair, compare, entries
-from mamf.logs.records import measurement_record, plan_record
+from mamf.logs.plan_records import plan_record
+from mamf.logs.records import measurement_record
 from mamf.logs.run_log import RunLog, RunLogWriter, read_run_log
-from mamf.measure import Measurement
+from mamf.measurement import Measurement
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
-from mamf.operations.attention.sweep import AttentionPlan
+from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
-from mamf.operations.matmul.sweep import Plan
+from mamf.plans import FindPlan, KernelsPlan, Plan
 from mamf.report.comparison import render_comparison
 from mamf.statistics import Interval, summarize
 
@@ -29,7 +28,7 @@ SHAPES = (MatmulShape(1024, 1024, 1024), MatmulShape(2048, 1024, 1024))
 ATTENTION = AttentionShape(1, 8, 8, 512, 512, 64, 64)
 PLAN = Plan(SHAPES, MatmulProblem())
 FIND_PLAN = FindPlan(MatmulProblem(), ("torch.mm",), MatmulGrid((1024,), (1024,), (1024,)), ("burst",))
-ATTENTION_PLAN = AttentionPlan((ATTENTION,), (AttentionProblem(),), ("eager",))
+ATTENTION_PLAN = KernelsPlan("attention", (ATTENTION,), (AttentionProblem(),), ("eager",))
 
 
 def header(plan=PLAN, device_name="H100", uuid_hash="aa"):

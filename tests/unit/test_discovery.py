@@ -7,7 +7,7 @@ import pytest
 from mamf import discovery
 from mamf.discovery import backend_class, backend_statuses, kernel, kernel_for, open_backend, registered
 from mamf.errors import UnavailableError, UnknownNameError, UsageError
-from mamf.kernel import MatmulProblem
+from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.testing import SimulatedBackend
 
 

@@ -17,14 +17,15 @@ from hypothesis import strategies as st
 import mamf
 from mamf.ceilings.ceiling import FEWEST_ROUNDS, Ceiling, confirmed
 from mamf.ceilings.finding import Find
-from mamf.ceilings.grid import FindPlan, Shares, plan_for
+from mamf.ceilings.grid import Shares, plan_for
 from mamf.ceilings.strategy import FindStrategy
 from mamf.errors import DeviceError, IncomparableError, RunLogError, UnknownNameError, UnsupportedError
-from mamf.kernel import MatmulProblem
 from mamf.logs.records import ceiling_from_record, ceiling_record
 from mamf.logs.run_log import read_run_log
-from mamf.measure import Conditions, Measurement
+from mamf.measurement import Conditions, Measurement
+from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
+from mamf.plans import FindPlan
 from mamf.statistics import Interval, summarize
 from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
 
@@ -239,7 +240,7 @@ def test_what_chose_a_candidate_never_confirms_it(both, regime):
     ceiling = find.ceilings[regime]
     assert ceiling == confirmed(final_rounds(rows, regime), info.name, info.uuid_hash, KERNEL)
     own = [row for row in confirmations(rows, regime) if row.shape == ceiling.shape]
-    assert ceiling.tflops == pytest.approx(statistics.median(row.best_tflops for row in own), rel=2e-3)
+    assert ceiling.tflops == pytest.approx(statistics.median(row.best_rate for row in own), rel=2e-3)
     assert ceiling.rounds == len(own)
 
 

@@ -11,15 +11,15 @@ from mamf.ceilings.ceiling import Ceiling
 from mamf.charts.chart import Axis, Chart, Line, Panel, Point, even_ticks, find_chart, in_kibi, labelled, sweep_chart
 from mamf.charts.plotting import draw, label_place, limits, save, styles_of
 from mamf.errors import UsageError
-from mamf.kernel import MatmulProblem
-from mamf.logs.records import ceiling_record, measurement_record, plan_record
+from mamf.logs.plan_records import plan_record
+from mamf.logs.records import ceiling_record, measurement_record
 from mamf.logs.run_log import RunLogWriter
-from mamf.measure import Measurement
+from mamf.measurement import Measurement
 from mamf.operations.attention.charts import BATCH, HEAD_DIM, HEADS, LENGTH, attention_chart, needed
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
-from mamf.operations.attention.sweep import AttentionPlan
+from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.operations.matmul.sweep import Plan
+from mamf.plans import KernelsPlan, Plan
 from mamf.statistics import Interval, summarize
 
 DEVICE = {"backend": "cuda", "index": 0, "name": "H100", "vendor": "NVIDIA", "uuid_hash": None, "driver": "580"}
@@ -28,7 +28,7 @@ CEILING = Ceiling(
     "H100", None, MatmulProblem(), "burst", "torch.mm", MatmulShape(8, 8, 8), 800.0, Interval(799, 801, 0.96), 9
 )
 CEILINGS = {("bfloat16", "burst"): CEILING}
-PLAN = AttentionPlan((AttentionShape(1, 1, 1, 1, 1, 1, 1),), (AttentionProblem(),), ("eager",))
+PLAN = KernelsPlan("attention", (AttentionShape(1, 1, 1, 1, 1, 1, 1),), (AttentionProblem(),), ("eager",))
 
 
 def shape(length=1024, dim=128, causal=False, **sizes):

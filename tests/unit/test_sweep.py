@@ -4,10 +4,11 @@ import pytest
 
 from mamf.errors import UnknownNameError, UnsupportedError
 from mamf.estimate import estimate_seconds, probe_flops
-from mamf.kernel import MatmulProblem
 from mamf.measure import split_implausible
+from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
-from mamf.operations.matmul.sweep import Plan, Sweep
+from mamf.operations.matmul.sweep import Sweep
+from mamf.plans import Plan
 from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
 
 GRID = tuple(matmul_grid([1024, 2048, 4096], [2048], [1024, 4096]))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mamf.ceilings.share import Ceilings
 from mamf.charts.chart import (
     QUANTITIES,
     Axis,
@@ -26,9 +27,9 @@ from mamf.charts.chart import (
     point,
 )
 from mamf.errors import UsageError
-from mamf.measure import Measurement
+from mamf.measurement import Measurement
 from mamf.operations.attention.shapes import BACKWARD_COUNTS, DIRECTIONS
-from mamf.operations.attention.sweep import Ceilings, is_attention
+from mamf.operations.attention.sweep import is_attention
 
 _DIRECTION_NAMES = {"fwd": "forward", "bwd": "backward", "fwd+bwd": "forward + backward"}
 

@@ -6,9 +6,10 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from mamf.measure import TERA, Measurement
+from mamf.ceilings.share import STATE_TOLERANCE, Ceilings, mamfu, state
+from mamf.measurement import TERA, Measurement
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
-from mamf.operations.attention.sweep import STATE_TOLERANCE, Ceilings, is_attention, mamfu, state
+from mamf.operations.attention.sweep import is_attention
 from mamf.peaks import find_peak
 from mamf.report.text import DASH, csv_text, end_line, markdown, significant, table, whole
 
@@ -31,14 +32,14 @@ def grouped(rows: Iterable[Measurement]) -> dict[Group, list[Measurement]]:
     for row in rows:
         if is_attention(row):
             found.setdefault(group_of(row), []).append(row)
-    return {group: sorted(each, key=lambda row: -row.best_tflops if row.ok else 1.0) for group, each in found.items()}
+    return {group: sorted(each, key=lambda row: -row.best_rate if row.ok else 1.0) for group, each in found.items()}
 
 
 def baseline_of(rows: Sequence[Measurement], name: str | None) -> Measurement | None:
     """The named kernel's row; by default eager's, else the slowest's."""
     measured = [row for row in rows if row.ok]
     named = next((row for row in measured if row.kernel == (name or "eager")), None)
-    return named or (None if name or not measured else min(measured, key=lambda row: row.best_tflops))
+    return named or (None if name or not measured else min(measured, key=lambda row: row.best_rate))
 
 
 def speed_up(row: Measurement, baseline: Measurement | None) -> float | None:
@@ -49,7 +50,7 @@ def speed_up(row: Measurement, baseline: Measurement | None) -> float | None:
 
 def share_of_peak(row: Measurement, device: Mapping[str, Any]) -> float | None:
     peak = find_peak(device["name"], row.problem.dtype, device["compute_units"])
-    return None if peak is None or not row.ok else row.best_tflops * TERA / peak.flops
+    return None if peak is None or not row.ok else row.best_rate * TERA / peak.flops
 
 
 def flat_attention(
@@ -82,8 +83,8 @@ def flat_attention(
         "Interval high": row.interval.high * 1e3 if row.ok else None,
         "launches": row.launches,
         "Relative Performance": None if gain is None else 100 * gain,
-        "Attn TFLOP/s": row.best_tflops if row.ok else None,
-        "Effective TFLOP/s": row.best_tflops * dense if row.ok else None,
+        "Attn TFLOP/s": row.best_rate if row.ok else None,
+        "Effective TFLOP/s": row.best_rate * dense if row.ok else None,
         "TB/s": problem.traffic(shape) / row.seconds / TERA if summary else None,
         "MAMFU": mamfu(row, ceilings),
         "Share of peak": share_of_peak(row, header["device"]),
@@ -117,7 +118,7 @@ def cells(
     marks = ("*" if measured and row is measured[0] else "", "*" if lean and row.peak_memory_bytes == lean else "")
     return [
         row.kernel + marks[0],
-        significant(row.best_tflops) if row.ok else DASH,
+        significant(row.best_rate) if row.ok else DASH,
         f"{100 * row.relative_half_width:.2f}" if row.ok else DASH,
         number("MAMFU", ".1f", 100),
         number("Share of peak", ".1f", 100),
@@ -241,12 +242,12 @@ def attention_summary_record(
     for row in rows:
         if is_attention(row) and row.ok:
             key = f"{row.regime} {row.problem.dtype} {row.problem.direction}"
-            if key not in best or row.best_tflops > best[key]["tflops"]:
+            if key not in best or row.best_rate > best[key]["tflops"]:
                 share = mamfu(row, ceilings)
                 best[key] = {
                     "kernel": row.kernel,
                     "shape": str(row.shape),
-                    "tflops": round(row.best_tflops, 3),
+                    "tflops": round(row.best_rate, 3),
                     "mamfu": None if share is None else round(share, 4),
                 }
     return {

@@ -10,11 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from mamf.dtypes import DTYPES
 from mamf.errors import UnknownNameError, UsageError
 from mamf.kernel import DATA, Buffer, aligned
+from mamf.work import Work
 
 Direction = Literal["fwd", "bwd", "fwd+bwd"]
 DIRECTIONS: tuple[str, ...] = get_args(Direction)
@@ -115,6 +116,8 @@ class AttentionProblem:
     key blocks that the inputs make irrelevant, for kernels that skip them; 0 is dense.
     """
 
+    operation: ClassVar[str] = "attention"
+
     dtype: str = "bfloat16"
     direction: str = "fwd"
     data: str = "normal"
@@ -142,6 +145,11 @@ class AttentionProblem:
     def has_backward(self) -> bool:
         return self.direction != "fwd"
 
+    def work(self, shape: AttentionShape) -> Work:
+        counted = f", backward {BACKWARD_COUNTS[self.backward_count]:g} times" if self.has_backward else ""
+        convention = f"4*b*h*pairs*d, masked pairs not counted{counted}; each operand and result once"
+        return Work(self.flop(shape), self.traffic(shape), convention)
+
     def flop(self, shape: AttentionShape) -> float:
         """FLOP of one launch in this direction."""
         backward = BACKWARD_COUNTS[self.backward_count]
@@ -155,7 +163,7 @@ class AttentionProblem:
         backward = 2 * forward
         return itemsize * {"fwd": forward, "bwd": backward, "fwd+bwd": forward + backward}[self.direction]
 
-    def buffers(self, shape: AttentionShape, sets: int = 1) -> dict[str, Buffer]:
+    def buffers(self, shape: AttentionShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
         """The device buffers that operands need: ``sets`` each of q, k, v and, for a backward pass, the gradient of
         the output.
         """

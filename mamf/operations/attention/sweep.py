@@ -7,63 +7,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mamf.backend import Backend, OperandPool
-from mamf.ceilings.ceiling import Ceiling
-from mamf.ceilings.grid import FindPlan
-from mamf.errors import DeviceError, IncomparableError, UsageError, first_line
-from mamf.kernel import MatmulKernel
-from mamf.measure import Measurement, cut_short, measure
+from mamf.ceilings.share import Ceilings
+from mamf.errors import DeviceError, first_line
+from mamf.measure import cut_short, measure
+from mamf.measurement import Measurement
 from mamf.operations.attention.kernel import AttentionKernel
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.matmul.kernel import MatmulKernel
 from mamf.peaks import fastest_possible_flops
+from mamf.plans import KernelsPlan, Row
 from mamf.regimes import Burst, Regime, StoppingRule, Sustained, regime_class
 
-#: A kernel on a shape in a direction, dtype and regime: what a log holds, so that a resumed run can skip it.
-Step = tuple[str, AttentionProblem, AttentionShape, str]
-#: Ceilings by dtype and regime.
-Ceilings = Mapping[tuple[str, str], Ceiling]
-REGIMES = (Burst.name, Sustained.name)
-#: How far the reference product may be from its ceiling before a row says so.
-STATE_TOLERANCE = 0.01
 #: Time for a visit of the reference product to the time for a row: it only has to tell whether the card strayed.
 _REFERENCE_SHARE = 0.25
-
-
-@dataclass(frozen=True)
-class AttentionPlan:
-    """Everything a sweep of attention kernels needs, and all that resuming it needs.
-
-    ``kernels``: as they were asked for (``package.module:Class`` for one tried without installing it). ``flush``: evict
-    the operands between launches (burst). ``seconds`` limits a row's measuring, ``budget_seconds`` the whole run.
-    ``searches``: for the ceiling of each dtype, before all rows; none where ceilings are given, or left out.
-    """
-
-    shapes: tuple[AttentionShape, ...]
-    problems: tuple[AttentionProblem, ...]
-    kernels: tuple[str, ...]
-    regimes: tuple[str, ...] = (Burst.name,)
-    precision: float = 0.003
-    seconds: float | None = None
-    budget_seconds: float | None = None
-    flush: bool = True
-    searches: tuple[FindPlan, ...] = ()
-
-    def __post_init__(self) -> None:
-        for name in self.regimes:
-            regime_class(name)
-            if name not in REGIMES:
-                raise UsageError(f"attention is measured in {' or '.join(REGIMES)}, not {name}: no ceiling is of it")
-
-    def steps(self, held: Collection[Step] = ()) -> list[Step]:
-        """What is left to measure; kernels of one shape follow one another."""
-        done = frozenset(held)
-        everything = (
-            (regime, problem, shape, kernel)
-            for regime in self.regimes
-            for problem in self.problems
-            for shape in self.shapes
-            for kernel in self.kernels
-        )
-        return [step for step in everything if step not in done]
 
 
 @dataclass
@@ -74,12 +30,12 @@ class AttentionSweep:
     were measured with; ``kernels`` are the plan's, in its order.
     """
 
-    plan: AttentionPlan
+    plan: KernelsPlan
     kernels: Sequence[AttentionKernel]
     backend: Backend
     ceilings: Ceilings = field(default_factory=dict)
     references: Mapping[str, MatmulKernel] = field(default_factory=dict)
-    held: Collection[Step] = ()
+    held: Collection[Row] = ()
     on_phase: Callable[[str], None] = lambda text: None
     left_out: int = field(default=0, init=False)
 
@@ -180,7 +136,7 @@ def with_products(row: Measurement, kernel: AttentionKernel) -> Measurement:
 
 def with_state(row: Measurement, before: Measurement | None, after: Measurement | None) -> Measurement:
     """A row that says what the reference product gave around it."""
-    around = [each.best_tflops for each in (before, after) if each is not None]
+    around = [each.best_rate for each in (before, after) if each is not None]
     if not around or not row.ok:
         return row
     return replace(row, details={**row.details, "reference_tflops": float(f"{sum(around) / len(around):.6g}")})
@@ -191,30 +147,5 @@ def is_attention(row: Measurement) -> bool:
     return isinstance(row.shape, AttentionShape)
 
 
-def step_of(row: Measurement) -> Step:
+def step_of(row: Measurement) -> Row:
     return row.regime, row.problem, row.shape, row.kernel
-
-
-def mamfu(row: Measurement, ceilings: Ceilings) -> float | None:
-    """A row as a share of the ceiling of its dtype and regime; None where there is no such ceiling."""
-    ceiling = ceilings.get((row.problem.dtype, row.regime))
-    if ceiling is None or row.summary is None:
-        return None
-    return ceiling.utilization(flop=row.flop, seconds=row.seconds, regime=row.regime)
-
-
-def state(row: Measurement, ceilings: Ceilings) -> float | None:
-    """How far the card was from its ceiling around a row: the reference product's figure to the ceiling's, less 1."""
-    ceiling, seen = ceilings.get((row.problem.dtype, row.regime)), row.details.get("reference_tflops")
-    return None if ceiling is None or seen is None else float(seen) / ceiling.tflops - 1
-
-
-def require_same_card(ceiling: Ceiling, backend: Backend) -> None:
-    """Raises IncomparableError when a ceiling is of another device: cards of one model differ by percents."""
-    info = backend.info
-    same = ceiling.device == info.name and (
-        ceiling.uuid_hash is None or info.uuid_hash is None or ceiling.uuid_hash == info.uuid_hash
-    )
-    if not same:
-        other = "another card of that name" if ceiling.device == info.name else ceiling.device
-        raise IncomparableError(f"the ceiling is of {other}, not of this {info.name}: measure it here with 'mamf find'")

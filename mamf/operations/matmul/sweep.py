@@ -2,96 +2,49 @@
 
 from __future__ import annotations
 
-import random
 import statistics as stdlib_statistics
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from mamf.backend import Backend, OperandPool
-from mamf.errors import DeviceError, UnknownNameError, UnsupportedError, UsageError, first_line
-from mamf.kernel import Buffer, MatmulKernel, MatmulProblem
-from mamf.measure import Measurement, cut_short, measure
+from mamf.errors import DeviceError, UnsupportedError, first_line
+from mamf.kernel import Buffer
+from mamf.measure import cut_short, measure
+from mamf.measurement import Measurement
+from mamf.operations.matmul.kernel import MatmulKernel
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.peaks import fastest_possible_flops
+from mamf.plans import Held, Plan
 from mamf.regimes import Classic, Regime, StoppingRule, regime_class
 
-ORDERS = ("shuffled", "given")
 # What operands may take of the free memory: the flush buffer and the libraries' workspaces need the rest.
 _SHARE_OF_MEMORY = 0.9
 # Whose speed foretells the next shape's.
 _RECENT_SHAPES = 32
 
-#: A shape in a regime: what a log holds, so that a resumed sweep can skip it.
-Held = tuple[str, MatmulShape]
+
+def operand_bytes(plan: Plan, shape: MatmulShape, cache_bytes: int | None) -> int:
+    """Device memory that a shape's operands take in the most demanding of the regimes."""
+    return max(sum(b.nbytes for b in _buffers(plan, shape, regime, cache_bytes).values()) for regime in plan.regimes)
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Everything a sweep needs to know, and all that resuming it needs.
+def _buffers(plan: Plan, shape: MatmulShape, regime: str, cache_bytes: int | None) -> dict[str, Buffer]:
+    kind = regime_class(regime)
+    return plan.problem.buffers(shape, kind.sets(plan.problem, shape, cache_bytes), kind.needs_rewrite)
 
-    ``seconds`` limits a shape's measuring (None: the regime's own), ``budget_seconds`` the whole sweep. ``reference``
-    is measured anew after every ``reference_every`` shapes, to show how far the device drifted.
-    """
 
-    shapes: tuple[MatmulShape, ...]
-    problem: MatmulProblem
-    regimes: tuple[str, ...] = ("burst",)
-    order: str = "shuffled"
-    precision: float = 0.003
-    seconds: float | None = None
-    budget_seconds: float | None = None
-    warmup_launches: int = 50
-    timed_launches: int = 100
-    reference: MatmulShape | None = None
-    reference_every: int = 100
-
-    def __post_init__(self) -> None:
-        if self.order not in ORDERS:
-            raise UnknownNameError("order", self.order, ORDERS)
-        for name in self.regimes:
-            regime_class(name)
-        if (
-            Classic.name in self.regimes
-            and self.budget_seconds is not None
-            and self.budget_seconds <= Classic.warmup_seconds
-        ):
-            raise UsageError(f"classic warms up for {Classic.warmup_seconds:.0f} s: give a --budget above that")
-
-    def ordered_shapes(self) -> list[MatmulShape]:
-        shapes = list(self.shapes)
-        if self.order == "shuffled":
-            random.Random(self.problem.seed).shuffle(shapes)
-        return shapes
-
-    def steps(self, held: Collection[Held] = ()) -> list[Held]:
-        """What is left to measure, regime by regime, leaving out what ``held`` has."""
-        done = frozenset(held)
-        everything = [(regime, shape) for regime in self.regimes for shape in self.ordered_shapes()]
-        return [step for step in everything if step not in done]
-
-    def measured_shapes(self) -> tuple[MatmulShape, ...]:
-        return self.shapes if self.reference is None else (*self.shapes, self.reference)
-
-    def nbytes(self, shape: MatmulShape, cache_bytes: int | None) -> int:
-        """Device memory that a shape's operands take in the most demanding of the regimes."""
-        return max(sum(b.nbytes for b in self._buffers(shape, regime, cache_bytes).values()) for regime in self.regimes)
-
-    def _buffers(self, shape: MatmulShape, regime: str, cache_bytes: int | None) -> dict[str, Buffer]:
-        kind = regime_class(regime)
-        return self.problem.buffers(shape, kind.sets(self.problem, shape, cache_bytes), kind.needs_rewrite)
-
-    def largest_buffers(self, cache_bytes: int | None, free_memory: int | None) -> dict[str, Buffer]:
-        """Buffers that serve every shape; shapes too large for the memory are left to fail on their own."""
-        largest: dict[str, Buffer] = {}
-        for shape in sorted(self.measured_shapes(), key=self.problem.nbytes):
-            for regime in self.regimes:
-                wanted = {**largest}
-                for name, buffer in self._buffers(shape, regime, cache_bytes).items():
-                    wanted[name] = max(buffer, wanted.get(name, buffer))
-                total = sum(buffer.nbytes for buffer in wanted.values())
-                if free_memory is None or total <= free_memory * _SHARE_OF_MEMORY:
-                    largest = wanted
-        return largest
+def largest_buffers(plan: Plan, cache_bytes: int | None, free_memory: int | None) -> dict[str, Buffer]:
+    """Buffers that serve every shape; shapes too large for the memory are left to fail on their own."""
+    largest: dict[str, Buffer] = {}
+    for shape in sorted(plan.measured_shapes(), key=plan.problem.nbytes):
+        for regime in plan.regimes:
+            wanted = {**largest}
+            for name, buffer in _buffers(plan, shape, regime, cache_bytes).items():
+                wanted[name] = max(buffer, wanted.get(name, buffer))
+            total = sum(buffer.nbytes for buffer in wanted.values())
+            if free_memory is None or total <= free_memory * _SHARE_OF_MEMORY:
+                largest = wanted
+    return largest
 
 
 @dataclass
@@ -129,7 +82,7 @@ class Sweep:
 
     def _reserve(self, pool: OperandPool) -> None:
         self.on_phase("allocating operands")
-        largest = self.plan.largest_buffers(self.backend.info.cache_bytes, self.backend.free_memory())
+        largest = largest_buffers(self.plan, self.backend.info.cache_bytes, self.backend.free_memory())
         try:
             for name, buffer in largest.items():
                 pool.take(name, *buffer, fill=name != "c")

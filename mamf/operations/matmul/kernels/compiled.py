@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from mamf.backend import Backend, Unavailable
-from mamf.kernel import MatmulProblem
 from mamf.operations.compilation import with_own_cache, without_compiler
+from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.kernels.torch_mm import TorchMm
 
 

@@ -15,7 +15,7 @@ import torch
 
 from mamf.backend import Backend, Unavailable
 from mamf.errors import UnsupportedError
-from mamf.kernel import MatmulKernel, MatmulProblem
+from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.kernels.torch_matmul import TorchMatmul
 from mamf.operations.matmul.shapes import MatmulShape
 
@@ -45,7 +45,7 @@ class CublasLt(TorchMatmul):
             return f"kernel {self.name} writes {own} for {problem.dtype}, not {problem.out_dtype}"
         return None
 
-    def variants(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Sequence[MatmulKernel]:
+    def variants(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Sequence[CublasLt]:
         return [CublasLt(rank) for rank in range(_ALGORITHMS)]
 
     def bind(

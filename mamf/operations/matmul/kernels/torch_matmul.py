@@ -14,7 +14,8 @@ from typing import ClassVar
 import torch
 
 from mamf.backend import Backend, OperandPool
-from mamf.kernel import MatmulKernel, MatmulProblem, Prepared, Verdict, aligned
+from mamf.kernel import Prepared, Verdict, aligned
+from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.operations.outputs import Unchanged, poison_outputs
 

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 import torch
 
 from mamf.backend import Backend
-from mamf.kernel import MatmulProblem
+from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.kernels.torch_matmul import TorchMatmul
 
 

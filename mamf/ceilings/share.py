@@ -1,0 +1,40 @@
+"""What share of a ceiling a row reaches, and whether the card was in the ceiling's state. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mamf.backend import Backend
+from mamf.ceilings.ceiling import Ceiling
+from mamf.errors import IncomparableError
+from mamf.measurement import Measurement
+
+#: Ceilings by dtype and regime.
+Ceilings = Mapping[tuple[str, str], Ceiling]
+#: How far the reference product may be from its ceiling before a row says so.
+STATE_TOLERANCE = 0.01
+
+
+def mamfu(row: Measurement, ceilings: Ceilings) -> float | None:
+    """A row as a share of the ceiling of its dtype and regime; None where there is no such ceiling."""
+    ceiling = ceilings.get((row.problem.dtype, row.regime))
+    if ceiling is None or row.summary is None:
+        return None
+    return ceiling.utilization(flop=row.flop, seconds=row.seconds, regime=row.regime)
+
+
+def state(row: Measurement, ceilings: Ceilings) -> float | None:
+    """How far the card was from its ceiling around a row: the reference product's figure to the ceiling's, less 1."""
+    ceiling, seen = ceilings.get((row.problem.dtype, row.regime)), row.details.get("reference_tflops")
+    return None if ceiling is None or seen is None else float(seen) / ceiling.tflops - 1
+
+
+def require_same_card(ceiling: Ceiling, backend: Backend) -> None:
+    """Raises IncomparableError when a ceiling is of another device: cards of one model differ by percents."""
+    info = backend.info
+    same = ceiling.device == info.name and (
+        ceiling.uuid_hash is None or info.uuid_hash is None or ceiling.uuid_hash == info.uuid_hash
+    )
+    if not same:
+        other = "another card of that name" if ceiling.device == info.name else ceiling.device
+        raise IncomparableError(f"the ceiling is of {other}, not of this {info.name}: measure it here with 'mamf find'")

@@ -1,0 +1,34 @@
+"""Which operation a record is of: one that is installed here, else one known by what the record says."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from mamf.discovery import operation
+from mamf.errors import UnknownNameError
+from mamf.operation import Operation
+from mamf.operations.unknown import Unknown
+
+AnyOperation = Operation[Any, Any]
+
+
+@functools.cache
+def _installed(name: str) -> AnyOperation:
+    return operation(name)
+
+
+def operation_of_record(record: Mapping[str, Any]) -> AnyOperation:
+    """The operation of a measurement; before schema 4 a row did not say what it is of."""
+    told = record.get("operation")
+    name = str(told) if told is not None else "attention" if "seqlen_q" in record["shape"] else "matmul"
+    return operation_called(name, record)
+
+
+def operation_called(name: str, record: Mapping[str, Any] | None = None) -> AnyOperation:
+    """Raises nothing for a name that nobody provides: its rows can still be shown."""
+    try:
+        return _installed(name)
+    except UnknownNameError:
+        return Unknown(name, record or {})

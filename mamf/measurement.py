@@ -1,0 +1,146 @@
+"""A kernel on a shape in a regime: what was measured, as data. Reading a log needs this and no engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from mamf.statistics import Interval, Repeatability, Summary, repeat_interval, standard_error
+from mamf.work import Work
+
+Status = Literal["ok", "out_of_memory", "unsupported", "wrong_result", "implausible", "failed"]
+STATUSES: tuple[Status, ...] = ("ok", "out_of_memory", "unsupported", "wrong_result", "implausible", "failed")
+TERA = 1e12
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What the sensors said while the samples were taken. None: they could not be read."""
+
+    clock_hz: float | None = None
+    watts: float | None = None
+    celsius: float | None = None
+    throttle_reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A kernel on a shape in a regime; shape and problem are the operation's.
+
+    ``samples`` are seconds, one a launch (sustained: one a block, mean seconds a launch), each less the
+    ``timer_overhead``. ``phase`` and ``round``: of a search for a ceiling, what it was taken for. ``details``: what the
+    kernel said of its launch. ``peak_memory_bytes``: what a launch needs, its operands, what it saved before and what
+    it allocates (attention only). ``repeatability``: how far repeats lie apart, as calibrated for the backend; None
+    where that is not known, and in logs from before there was one.
+    """
+
+    shape: Any
+    kernel: str
+    problem: Any
+    regime: str
+    best_by: str
+    status: Status
+    reason: str = ""
+    summary: Summary | None = None
+    samples: tuple[float, ...] = ()
+    implausible_samples: tuple[float, ...] = ()
+    launches: int = 0
+    timer_overhead: float = 0.0
+    error: float | None = None
+    conditions: Conditions = field(default_factory=Conditions)
+    remarks: tuple[str, ...] = ()
+    is_reference: bool = False
+    phase: str = ""
+    round: int = 0
+    details: Mapping[str, float | str] = field(default_factory=dict)
+    peak_memory_bytes: int | None = None
+    repeatability: Repeatability | None = None
+
+    @property
+    def operation(self) -> str:
+        """The name of what was computed."""
+        return str(self.problem.operation)
+
+    @property
+    def work(self) -> Work:
+        """What one launch does."""
+        work: Work = self.problem.work(self.shape)
+        return work
+
+    @property
+    def flop(self) -> float:
+        """FLOP of one launch."""
+        return float(self.work.flop)
+
+    @property
+    def amount(self) -> float:
+        """What of a launch its rate counts: FLOP or bytes."""
+        return self.work.amount
+
+    @property
+    def step(self) -> tuple[str, Any]:
+        """The step of a sweep that this row is of."""
+        return self.regime, self.shape
+
+    @property
+    def ok(self) -> bool:
+        return self.status == "ok"
+
+    def rate(self, statistic: str) -> float:
+        """TFLOPS (1e12 FLOP/s), or TB/s where the operation counts bytes, at a statistic of the summary: mean, median,
+        fastest, slowest. Raises ValueError without one.
+        """
+        return self.amount / self._measured(statistic) / TERA
+
+    def tflops(self, statistic: str) -> float:
+        """The rate of an operation that counts FLOP."""
+        return self.rate(statistic)
+
+    @property
+    def best_rate(self) -> float:
+        """The figure that a best is chosen by in this regime."""
+        return self.rate(self.best_by)
+
+    @property
+    def figure(self) -> str:
+        """What the interval is of: the mean where a best is chosen by it (work over time), else the median."""
+        return "mean" if self.best_by == "mean" else "median"
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of a launch by that figure."""
+        return self._measured(self.figure)
+
+    @property
+    def interval(self) -> Interval:
+        """Where the seconds of a repeat lie; without a calibration, only what scattered within the visit."""
+        if self.summary is None:
+            raise ValueError(f"{self.shape} was not measured: {self.status}")
+        within = self.summary.interval
+        if self.repeatability is None:
+            return within
+        return repeat_interval([self.seconds], self.seconds, [self.standard_error], self.repeatability)
+
+    @property
+    def standard_error(self) -> float:
+        """The relative standard error of the figure within the visit."""
+        if self.summary is None:
+            raise ValueError(f"{self.shape} was not measured: {self.status}")
+        return standard_error(self.summary.interval, self.seconds)
+
+    @property
+    def rate_interval(self) -> Interval:
+        """The same interval as a rate."""
+        interval = self.interval
+        return Interval(self.amount / interval.high / TERA, self.amount / interval.low / TERA, interval.coverage)
+
+    @property
+    def relative_half_width(self) -> float:
+        """Half the width of the interval, as a share of the figure."""
+        return self.interval.half_width / self.seconds
+
+    def _measured(self, statistic: str) -> float:
+        if self.summary is None:
+            raise ValueError(f"{self.shape} was not measured: {self.status}")
+        return float(getattr(self.summary, statistic))

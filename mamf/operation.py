@@ -1,0 +1,75 @@
+"""The contract of an operation: what is computed, how its shapes are written, and what its rate counts.
+
+An operation is one folder (or one module of somebody else's) and one entry point of the group ``mamf.operations``. It
+joins what measuring, logs and reports must know of it; its problems say what a launch does, its kernels do it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, ClassVar, Generic
+
+from mamf.backend import Backend, DeviceInfo
+from mamf.dtypes import canonical_name
+from mamf.kernel import AnyKernel, ProblemT, ShapeT
+from mamf.measurement import Measurement
+
+
+class Operation(ABC, Generic[ProblemT, ShapeT]):
+    """``kernel_group``: the entry point group of its kernels, ``kernel_type`` what they derive from.
+
+    ``shape_type`` and ``problem_type`` are frozen dataclasses of plain values: a log holds their fields. A shape has
+    ``parse``, which reads what ``str`` gives, such as ``shape_example``.
+    """
+
+    name: ClassVar[str]
+    kernel_group: ClassVar[str]
+    kernel_type: ClassVar[type[AnyKernel]]
+    shape_type: ClassVar[type[Any]]
+    problem_type: ClassVar[type[Any]]
+    shape_example: ClassVar[str]
+
+    @abstractmethod
+    def default_shapes(self, backend: Backend) -> Sequence[ShapeT]:
+        """What is measured where no shapes are asked for."""
+
+    def problem_for(self, backend: Backend, asked: Mapping[str, Any]) -> ProblemT:
+        """A problem of the fields asked for, with the device's defaults. Raises UsageError for what means nothing."""
+        dtype = backend.resolve_dtype(canonical_name(asked.get("dtype") or backend.default_dtype))
+        return self.problem_type(**{**asked, "dtype": dtype})  # type: ignore[no-any-return]
+
+    def fastest_possible(self, info: DeviceInfo, problem: ProblemT) -> float | None:
+        """What the device's physics bound its rate to, in what the rate counts a second; None where nobody knows."""
+        return None
+
+    def peak(self, info: DeviceInfo, problem: ProblemT) -> float | None:
+        """The datasheet's figure for it, in what the rate counts a second, or None."""
+        return None
+
+    def columns(self, row: Measurement) -> Mapping[str, object]:
+        """Columns of its own beside those of every row, by name and in their order of importance."""
+        return {}
+
+    def axis(self, shape: ShapeT) -> float:
+        """Where a shape stands on the axis of a chart."""
+        raise NotImplementedError(f"{self.name} has no axis to be drawn along")
+
+    # -- what a log holds --------------------------------------------------------------------------------------------
+
+    def parse_shape(self, text: str) -> ShapeT:
+        """Raises UsageError for anything but what ``str`` of a shape gives."""
+        return self.shape_type.parse(text)  # type: ignore[no-any-return]
+
+    def shape_record(self, shape: ShapeT) -> dict[str, Any]:
+        return asdict(shape)  # type: ignore[call-overload, no-any-return]
+
+    def shape_from_record(self, record: Mapping[str, Any]) -> ShapeT:
+        return self.shape_type(**record)  # type: ignore[no-any-return]
+
+    def problem_record(self, problem: ProblemT) -> dict[str, Any]:
+        return asdict(problem)  # type: ignore[call-overload, no-any-return]
+
+    def problem_from_record(self, record: Mapping[str, Any]) -> ProblemT:
+        return self.problem_type(**record)  # type: ignore[no-any-return]

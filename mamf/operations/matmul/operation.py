@@ -1,0 +1,33 @@
+"""Matrix products as an operation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mamf.backend import Backend, DeviceInfo
+from mamf.operation import Operation
+from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
+from mamf.operations.matmul.shapes import MatmulShape
+from mamf.peaks import fastest_possible_flops, find_peak
+
+
+class Matmul(Operation[MatmulProblem, MatmulShape]):
+    name = "matmul"
+    kernel_group = "mamf.kernels"
+    kernel_type = MatmulKernel
+    shape_type = MatmulShape
+    problem_type = MatmulProblem
+    shape_example = "4096x4096x4096"
+
+    def default_shapes(self, backend: Backend) -> Sequence[MatmulShape]:
+        return (MatmulShape(4096, 4096, 4096),)
+
+    def fastest_possible(self, info: DeviceInfo, problem: MatmulProblem) -> float | None:
+        return fastest_possible_flops(info, problem.dtype)
+
+    def peak(self, info: DeviceInfo, problem: MatmulProblem) -> float | None:
+        found = find_peak(info.name, problem.dtype, info.compute_units)
+        return None if found is None else found.flops
+
+    def axis(self, shape: MatmulShape) -> float:
+        return float(shape.flop)

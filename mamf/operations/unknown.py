@@ -1,0 +1,90 @@
+"""An operation that is not installed here: known by what its rows say of themselves, enough to show them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mamf.backend import Backend
+from mamf.errors import UnavailableError
+from mamf.kernel import Buffer, Kernel
+from mamf.operation import Operation
+from mamf.work import Work
+
+
+@dataclass(frozen=True)
+class UnknownShape:
+    """A shape by its fields as written, and the work that its row says it is."""
+
+    fields: tuple[tuple[str, Any], ...]
+    work: Work = field(compare=False)
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in self.fields)
+
+
+@dataclass(frozen=True)
+class UnknownProblem:
+    operation: str  # type: ignore[misc]  # of the row, where others have one for all
+    fields: tuple[tuple[str, Any], ...]
+
+    @property
+    def dtype(self) -> str:
+        return str(dict(self.fields).get("dtype", "unknown"))
+
+    @property
+    def data(self) -> str:
+        return str(dict(self.fields).get("data", "normal"))
+
+    @property
+    def seed(self) -> int:
+        return int(dict(self.fields).get("seed", 0))
+
+    def work(self, shape: UnknownShape) -> Work:
+        return shape.work
+
+    def buffers(self, shape: UnknownShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
+        raise UnavailableError(f"the operation {self.operation} is not installed here: install what provides it")
+
+    def nbytes(self, shape: UnknownShape, sets: int = 1, rewrite: bool = False) -> int:
+        return shape.work.nbytes
+
+
+class Unknown(Operation[Any, Any]):
+    """``record``: the row that is read."""
+
+    kernel_group = ""
+    kernel_type = Kernel  # type: ignore[type-abstract]  # nobody has any
+    shape_type = UnknownShape
+    problem_type = UnknownProblem
+    shape_example = ""
+
+    def __init__(self, name: str, record: Mapping[str, Any]) -> None:
+        self.name = name  # type: ignore[misc]
+        self._record = record
+
+    def default_shapes(self, backend: Backend) -> Sequence[UnknownShape]:
+        return ()
+
+    def shape_from_record(self, record: Mapping[str, Any]) -> UnknownShape:
+        row = self._record
+        work = Work(float(row["flop"]), int(row["bytes"]), "as its log says", str(row["unit"]))
+        return UnknownShape(frozen(record), work)
+
+    def shape_record(self, shape: UnknownShape) -> dict[str, Any]:
+        return thawed(shape.fields)
+
+    def problem_from_record(self, record: Mapping[str, Any]) -> UnknownProblem:
+        return UnknownProblem(self.name, frozen(record))
+
+    def problem_record(self, problem: UnknownProblem) -> dict[str, Any]:
+        return thawed(problem.fields)
+
+
+def frozen(record: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    return tuple((str(name), tuple(value) if isinstance(value, list) else value) for name, value in record.items())
+
+
+def thawed(fields: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in fields}

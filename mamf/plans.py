@@ -1,0 +1,138 @@
+"""What a run sets out to do, as data: which steps, in what order, within which budget."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from mamf.errors import UnknownNameError, UsageError
+from mamf.operations.matmul.kernel import MatmulProblem
+from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
+from mamf.regimes.names import BURST, CEILINGS, CLASSIC, CLASSIC_WARMUP_SECONDS, SUSTAINED, require_regime
+
+ORDERS = ("shuffled", "given")
+DEFAULT_BUDGET_SECONDS = 57.0
+#: Regimes in which kernels of any operation are measured: those that a ceiling is of.
+KERNEL_REGIMES = (BURST, SUSTAINED)
+
+#: A shape in a regime: what a log holds, so that a resumed sweep can skip it.
+Held = tuple[str, MatmulShape]
+#: A kernel on a shape of a problem in a regime; the kernel as it was asked for.
+Row = tuple[str, Any, Any, str]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything a sweep needs to know, and all that resuming it needs.
+
+    ``seconds`` limits a shape's measuring (None: the regime's own), ``budget_seconds`` the whole sweep. ``reference``
+    is measured anew after every ``reference_every`` shapes, to show how far the device drifted.
+    """
+
+    shapes: tuple[MatmulShape, ...]
+    problem: MatmulProblem
+    regimes: tuple[str, ...] = ("burst",)
+    order: str = "shuffled"
+    precision: float = 0.003
+    seconds: float | None = None
+    budget_seconds: float | None = None
+    warmup_launches: int = 50
+    timed_launches: int = 100
+    reference: MatmulShape | None = None
+    reference_every: int = 100
+
+    def __post_init__(self) -> None:
+        if self.order not in ORDERS:
+            raise UnknownNameError("order", self.order, ORDERS)
+        for name in self.regimes:
+            require_regime(name)
+        if (
+            CLASSIC in self.regimes
+            and self.budget_seconds is not None
+            and self.budget_seconds <= CLASSIC_WARMUP_SECONDS
+        ):
+            raise UsageError(f"classic warms up for {CLASSIC_WARMUP_SECONDS:.0f} s: give a --budget above that")
+
+    def ordered_shapes(self) -> list[MatmulShape]:
+        shapes = list(self.shapes)
+        if self.order == "shuffled":
+            random.Random(self.problem.seed).shuffle(shapes)
+        return shapes
+
+    def steps(self, held: Collection[Held] = ()) -> list[Held]:
+        """What is left to measure, regime by regime, leaving out what ``held`` has."""
+        done = frozenset(held)
+        everything = [(regime, shape) for regime in self.regimes for shape in self.ordered_shapes()]
+        return [step for step in everything if step not in done]
+
+    def measured_shapes(self) -> tuple[MatmulShape, ...]:
+        return self.shapes if self.reference is None else (*self.shapes, self.reference)
+
+
+@dataclass(frozen=True)
+class FindPlan:
+    """Everything a search for ceilings needs, and all that resuming it needs.
+
+    ``kernels``: the first searches, the others are tried on its leaders. ``scouts`` and ``refinements``: measurements,
+    at most, on the grid and around its leaders.
+    """
+
+    problem: MatmulProblem
+    kernels: tuple[str, ...]
+    grid: MatmulGrid
+    regimes: tuple[str, ...] = CEILINGS
+    budget_seconds: float = DEFAULT_BUDGET_SECONDS
+    precision: float = 0.003
+    scouts: int = 96
+    refinements: int = 132
+
+    def __post_init__(self) -> None:
+        for name in self.regimes:
+            if name not in CEILINGS:
+                raise UnknownNameError("regime of a ceiling", name, CEILINGS)
+
+
+@dataclass(frozen=True)
+class KernelsPlan:
+    """Everything a sweep of kernels of any operation needs, and all that resuming it needs.
+
+    ``kernels``: as they were asked for (``package.module:Class`` for one tried without installing it). ``flush``: evict
+    the operands between launches (burst). ``seconds`` limits a row's measuring, ``budget_seconds`` the whole run.
+    ``searches``: for the ceiling of each dtype, before all rows; none where ceilings are given, or left out.
+    """
+
+    operation: str
+    shapes: tuple[Any, ...]
+    problems: tuple[Any, ...]
+    kernels: tuple[str, ...]
+    regimes: tuple[str, ...] = (BURST,)
+    precision: float = 0.003
+    seconds: float | None = None
+    budget_seconds: float | None = None
+    flush: bool = True
+    searches: tuple[FindPlan, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in self.regimes:
+            require_regime(name)
+            if name not in KERNEL_REGIMES:
+                raise UsageError(
+                    f"{self.operation} is measured in {' or '.join(KERNEL_REGIMES)}, not {name}: no ceiling is of it"
+                )
+
+    def steps(self, held: Collection[Row] = ()) -> list[Row]:
+        """What is left to measure; kernels of one shape follow one another."""
+        done = frozenset(held)
+        everything = (
+            (regime, problem, shape, kernel)
+            for regime in self.regimes
+            for problem in self.problems
+            for shape in self.shapes
+            for kernel in self.kernels
+        )
+        return [step for step in everything if step not in done]
+
+
+AnyPlan = Plan | FindPlan | KernelsPlan

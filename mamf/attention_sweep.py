@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,6 +26,8 @@ REGIMES = (Burst.name, Sustained.name)
 STATE_TOLERANCE = 0.01
 #: Time for a visit of the reference product to the time for a row: it only has to tell whether the card strayed.
 _REFERENCE_SHARE = 0.25
+#: The schema of the run log from which on peak memory is of the kernel alone.
+_MEMORY_OF_LAUNCH = 4
 
 
 @dataclass(frozen=True)
@@ -189,6 +191,15 @@ def with_state(row: Measurement, before: Measurement | None, after: Measurement 
 def is_attention(row: Measurement) -> bool:
     """Whether a row is of attention, and not of a product measured for its ceiling."""
     return isinstance(row.shape, AttentionShape)
+
+
+def has_memory_of_process(header: Mapping[str, Any], rows: Iterable[Measurement]) -> bool:
+    """Whether the rows' memory holds everything that the process held, as in logs of before schema 4.
+
+    ``header``: of a log, or of the run that goes on, which has no schema yet.
+    """
+    is_early = header.get("schema", _MEMORY_OF_LAUNCH) < _MEMORY_OF_LAUNCH
+    return is_early and any(row.peak_memory_bytes is not None for row in rows)
 
 
 def step_of(row: Measurement) -> Step:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
-from mamf.attention_sweep import is_attention
+from mamf.attention_sweep import has_memory_of_process, is_attention
 from mamf.backend import DeviceInfo
 from mamf.contribution.evidence import Evidence, Finding
 from mamf.dtypes import DTYPES
@@ -131,6 +131,13 @@ def sensors_plausible(evidence: Evidence) -> Iterator[Finding]:
         peak_memory = row.peak_memory_bytes
         if peak_memory is not None and not 0 <= peak_memory <= (device.get("memory_bytes") or math.inf):
             yield Finding("implausible", f"{row.shape}: {peak_memory} bytes, more than the device has", line)
+
+
+def memory_of_launch(evidence: Evidence) -> Iterator[Finding]:
+    """Memory is of the kernel, its operands and what it saved; before schema 4 it held mamf's own buffers too."""
+    if has_memory_of_process(evidence.header, evidence.log.measurements):
+        told = "peak_memory_bytes are of everything that the process held, not of the kernel alone"
+        yield Finding("memory", told, 1, is_warning=True)
 
 
 def times_in_order(evidence: Evidence) -> Iterator[Finding]:

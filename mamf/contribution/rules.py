@@ -28,7 +28,14 @@ from mamf.contribution.header_rules import (
 from mamf.contribution.legacy_rules import legacy_findings
 from mamf.contribution.placing import legacy_place_of, place_of
 from mamf.contribution.privacy import private_findings
-from mamf.contribution.row_rules import memory_of_launch, possible, rows_recompute, sensors_plausible, times_in_order, verified
+from mamf.contribution.row_rules import (
+    memory_of_launch,
+    possible,
+    rows_recompute,
+    sensors_plausible,
+    times_in_order,
+    verified,
+)
 from mamf.contribution.sampling_rules import rows_of_plan, samples_whole
 from mamf.errors import RunLogError
 from mamf.legacy import is_legacy, read_legacy_log

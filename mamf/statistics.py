@@ -51,7 +51,8 @@ class Interval:
 class Repeatability:
     """Relative standard deviations of a figure: from ``visit`` to visit of one run, and from ``run`` to run.
 
-    ``degrees``: of freedom that the calibration of ``visit`` is worth.
+    ``degrees``: of freedom that the calibration of ``visit`` is worth. Measured for cuda and cpu alone; other backends
+    borrow cuda's, which may be too narrow or too wide for them.
     """
 
     visit: float

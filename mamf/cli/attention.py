@@ -38,9 +38,11 @@ from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import MAY_PASS, RunLogWriter
 from mamf.measurement import Measurement
 from mamf.operations.attention.kernel import AttentionKernel
-from mamf.operations.attention.sweep import AttentionSweep, is_attention, step_of
+from mamf.operations.attention.report import attention_summary_record, render_attention
+from mamf.operations.attention.rows import is_attention, step_of
+from mamf.operations.attention.sweep import AttentionSweep
 from mamf.plans import FindPlan, KernelsPlan, Row
-from mamf.report import FORMATS, attention_summary_record, render_attention
+from mamf.report import FORMATS
 
 _EXAMPLES = """examples:
   mamf attention                                        what is installed, bf16, 1k to 16k, head dimension 128

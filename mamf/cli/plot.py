@@ -13,8 +13,8 @@ from mamf.cli.reading import read_log
 from mamf.errors import UsageError
 from mamf.logs.run_log import RunLog
 from mamf.operations.attention.charts import attention_chart
+from mamf.operations.attention.rows import is_attention
 from mamf.operations.attention.shapes import DIRECTIONS
-from mamf.operations.attention.sweep import is_attention
 from mamf.regimes.names import NAMES
 
 _EXAMPLES = """examples:

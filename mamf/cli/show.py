@@ -8,7 +8,8 @@ from pathlib import Path
 from mamf.cli.options import add_output_options
 from mamf.cli.reading import read_log
 from mamf.logs.legacy import read_legacy_or_none
-from mamf.report import FORMATS, render, render_attention, render_find
+from mamf.operations.attention.report import render_attention
+from mamf.report import FORMATS, render, render_find
 from mamf.report.imported import render_legacy
 
 

@@ -12,7 +12,7 @@ from mamf.ceilings.share import mamfu
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import Conditions, Measurement
-from mamf.operations.attention.sweep import is_attention
+from mamf.operations.attention.rows import is_attention
 from mamf.plans import FindPlan, KernelsPlan
 from mamf.regimes.names import NAMES
 from mamf.report import bests

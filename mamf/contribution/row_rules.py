@@ -12,9 +12,9 @@ from mamf.contribution.evidence import Evidence, Finding
 from mamf.dtypes import DTYPES
 from mamf.logs.records import measurement_record
 from mamf.measurement import TERA, Measurement
-from mamf.operations.attention.sweep import is_attention
+from mamf.operations.attention.rows import has_memory_of_process, is_attention
 from mamf.peaks import fastest_possible_flops, find_peak
-from mamf.regimes import Sustained, regime_class
+from mamf.regimes.names import BEST_BY, SUSTAINED
 
 # What follows from the samples. TFLOPS are written with three decimals, coverage with four, seconds with twelve.
 _ROUNDING = {"tflops": 2e-3, "seconds": 2e-12, "interval_coverage": 2e-4}
@@ -54,8 +54,8 @@ def rows_recompute(evidence: Evidence) -> Iterator[Finding]:
 
 def best_by(evidence: Evidence, regime: str) -> str:
     """The statistic that a best is chosen by; before schema 4 sustained was judged by its median."""
-    is_early = evidence.header["schema"] < _SUSTAINED_BY_MEAN and regime == Sustained.name
-    return "median" if is_early else regime_class(regime).best_by
+    is_early = evidence.header["schema"] < _SUSTAINED_BY_MEAN and regime == SUSTAINED
+    return "median" if is_early else BEST_BY[regime]
 
 
 def agree(written: Any, again: Any, tolerance: float, relative: float = 1e-6) -> bool:
@@ -131,6 +131,13 @@ def sensors_plausible(evidence: Evidence) -> Iterator[Finding]:
         peak_memory = row.peak_memory_bytes
         if peak_memory is not None and not 0 <= peak_memory <= (device.get("memory_bytes") or math.inf):
             yield Finding("implausible", f"{row.shape}: {peak_memory} bytes, more than the device has", line)
+
+
+def memory_of_launch(evidence: Evidence) -> Iterator[Finding]:
+    """Memory is of the kernel, its operands and what it saved; before schema 4 it held mamf's own buffers too."""
+    if has_memory_of_process(evidence.header, evidence.log.measurements):
+        told = "peak_memory_bytes are of everything that the process held, not of the kernel alone"
+        yield Finding("memory", told, 1, is_warning=True)
 
 
 def times_in_order(evidence: Evidence) -> Iterator[Finding]:

@@ -28,7 +28,14 @@ from mamf.contribution.header_rules import (
 from mamf.contribution.legacy_rules import legacy_findings
 from mamf.contribution.placing import legacy_place_of, place_of
 from mamf.contribution.privacy import private_findings
-from mamf.contribution.row_rules import possible, rows_recompute, sensors_plausible, times_in_order, verified
+from mamf.contribution.row_rules import (
+    memory_of_launch,
+    possible,
+    rows_recompute,
+    sensors_plausible,
+    times_in_order,
+    verified,
+)
 from mamf.contribution.sampling_rules import rows_of_plan, samples_whole
 from mamf.errors import RunLogError
 from mamf.logs.legacy import is_legacy, read_legacy_log
@@ -51,6 +58,7 @@ RULES = {
     "flop-count": "FLOP are 2*M*N*K, of attention without the masked pairs",
     "row-mismatch": "a row's figures follow from its samples and the plan",
     "implausible": "no sample is faster, no sensor higher than the device can be",
+    "memory": "memory is of the kernel alone, not of all that the process held (warning: schema 4 tells)",
     "unverified": "every result was checked, with an error within its tolerance",
     "lost-samples": "a row has all of its samples, and its own",
     "foreign-row": "rows are of the run's plan",
@@ -78,6 +86,7 @@ _RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
     possible,
     verified,
     sensors_plausible,
+    memory_of_launch,
     samples_whole,
     rows_of_plan,
     times_in_order,

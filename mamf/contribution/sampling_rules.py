@@ -10,9 +10,9 @@ from mamf.ceilings.ceiling import CHOOSE, CONFIRM
 from mamf.contribution.evidence import Evidence, Finding
 from mamf.contribution.row_rules import good_rows
 from mamf.measurement import Measurement
-from mamf.operations.attention.sweep import is_attention
+from mamf.operations.attention.rows import is_attention
 from mamf.plans import FindPlan
-from mamf.regimes import Burst, Sustained
+from mamf.regimes.names import BURST, SUSTAINED
 
 # A visit of sustained takes 2 s and more.
 _SHORTEST_SUSTAINED_SECONDS = 1.0
@@ -29,7 +29,7 @@ def samples_whole(evidence: Evidence) -> Iterator[Finding]:
                 yield Finding("lost-samples", f"{row.shape}: {row.status}, but its samples are there", line)
             continue
         aside = row.implausible_samples
-        if row.regime == Burst.name and row.launches != len(row.samples) + len(aside):
+        if row.regime == BURST and row.launches != len(row.samples) + len(aside):
             told = f"{row.shape}: {row.launches} launches, {len(row.samples) + len(aside)} samples"
             yield Finding("lost-samples", told, line)
         if aside and (max(aside) >= min(row.samples) or len(aside) > len(row.samples)):
@@ -42,7 +42,7 @@ def samples_whole(evidence: Evidence) -> Iterator[Finding]:
 
 def _is_too_short(evidence: Evidence, row: Measurement) -> bool:
     """Whether a visit is shorter than any that the end of a run did not cut short."""
-    if row.regime != Sustained.name or row.summary is None or evidence.tier != "complete":
+    if row.regime != SUSTAINED or row.summary is None or evidence.tier != "complete":
         return False
     return row.launches * row.summary.mean < _SHORTEST_SUSTAINED_SECONDS
 
@@ -129,7 +129,7 @@ def _rows_of_search(plan: FindPlan, found: Iterable[tuple[int, dict[str, Any], M
             yield Finding("foreign-row", f"the scout {row.shape} is not of the grid", line)
         if row.phase in (CHOOSE, CONFIRM):
             rounds.setdefault((row.regime, row.phase), set()).add(row.round)
-            if row.regime == Burst.name and not tried & _turned(shape):
+            if row.regime == BURST and not tried & _turned(shape):
                 yield Finding("foreign-row", f"{row.shape} is confirmed, but was never tried", line)
         tried.add((shape["m"], shape["n"], shape["k"]))
     for (regime, _), numbers in rounds.items():

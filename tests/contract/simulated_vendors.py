@@ -115,7 +115,7 @@ class SimulatedTorchModule:
         return self.peak
 
     def memory_stats(self, device):
-        """As torch.hpu's; torch.cuda and torch.xpu have other keys, and are not asked."""
+        """As torch.hpu's; torch.cuda and torch.xpu have other keys, see test_memory_of_a_launch.py."""
         return {"Limit": 96 * GB, "InUse": self.allocated, "MaxInUse": self.peak}
 
     def reset_peak_memory_stats(self, device):

@@ -1,6 +1,7 @@
 """The house as drawn: who may import whom, and what packaging promises."""
 
 import ast
+import subprocess
 import sys
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -15,44 +16,42 @@ else:
 ROOT = Path(__file__).resolve().parents[2]
 CORE = sorted(path for path in (ROOT / "mamf").rglob("*.py"))
 MAY_IMPORT_TORCH = {"torch_backend.py"}
-PURE = ("shapes.py", "statistics.py", "dtypes.py", "errors.py")
-# A room and the rooms it may use beside shapes, errors, dtypes, statistics and the two contracts.
-ARROWS = {
-    "regimes": {"checking"},
-    "measure": {"checking", "regimes"},
-    "peaks": set(),
-    "sweeping": {"measure", "regimes", "peaks"},
-    "checking": set(),
-    "estimate": {"checking", "sweeping", "regimes"},
-    "surrogate": set(),
-    "search": {"surrogate"},
-    "ceiling": {"measure"},
-    "candidates": {"ceiling", "measure"},
-    "finding_plan": {"estimate", "regimes"},
-    "find_strategy": {"candidates", "ceiling", "finding_plan", "measure", "regimes", "search"},
-    "finding": {"ceiling", "find_strategy", "finding_plan", "measure", "peaks", "regimes"},
-    "attention_sweep": {"ceiling", "finding_plan", "measure", "peaks", "regimes"},
-    "environment": set(),
-    "records": {"attention_sweep", "ceiling", "finding_plan", "measure", "sweeping"},
-    "run_log": {"attention_sweep", "ceiling", "environment", "finding_plan", "measure", "records", "sweeping"},
-    "legacy": {"environment", "run_log"},
-    "finder_logs": {"environment", "legacy"},
-    "contribution": {
-        *("attention_sweep", "ceiling", "environment", "finding_plan", "legacy", "measure", "peaks", "records"),
-        *("regimes", "report", "run_log"),
-    },
-    "comparability": {"attention_sweep", "records"},
-    "compare": {"ceiling", "comparability", "finding_plan", "measure", "run_log"},
-    "report": {"attention_sweep", "ceiling", "comparability", "compare", "legacy", "measure", "peaks"},
-    "charts": {"ceiling", "measure"},
-    "attention_charts": {"attention_sweep", "charts", "measure"},
-    "plotting": {"charts"},
-    "discovery": set(),
-    "doctor": set(),
-    "api": {"ceiling", "discovery", "finding", "finding_plan", "measure", "run_log", "sweeping"},
-    "torch_backend": set(),
-}
-EVERYONE = {"attention", "attention_kernel", "shapes", "errors", "dtypes", "statistics", "backend", "kernel"}
+#: Rooms of adapters: reached through discovery alone, and free to import torch.
+ADAPTERS = ("operations/matmul/kernels", "operations/attention/kernels", "operations/bandwidth/kernels")
+SHARED_BY_ADAPTERS = ("operations/outputs.py", "operations/compilation.py")
+PURE = ("operations/matmul/shapes.py", "statistics.py", "dtypes.py", "errors.py", "work.py")
+#: Floors from the ground up. A module uses what lies on the floors below its own, and its own room; one that stands on
+#: no floor fails.
+FLOORS = (
+    ("errors", "statistics", "work"),
+    ("dtypes", "regimes.names", "operations.matmul.shapes"),
+    ("backend",),
+    ("kernel", "peaks", "doctor", "environment"),
+    ("operations.matmul.kernel", "operations.attention.shapes"),
+    ("operations.attention.kernel", "plans"),
+    ("measurement",),
+    ("operation",),
+    ("operations.unknown", "operations.matmul.operation", "operations.attention.operation"),
+    ("discovery",),
+    ("ceilings.ceiling",),
+    ("ceilings.share", "ceilings.candidates"),
+    ("operations.attention.rows",),
+    ("logs",),
+    ("finder_logs",),
+    ("report", "charts"),
+    ("operations.attention.report", "operations.attention.charts"),
+    ("contribution",),
+    ("checking",),
+    ("regimes",),
+    ("measure",),
+    ("operations.matmul.sweep", "operations.attention.sweep"),
+    ("estimate",),
+    ("ceilings",),
+    ("api",),
+    ("cli",),
+)
+#: What lies beside the floors: torch's own, adapters, and what is shipped for tests.
+BESIDE = ("torch_backend", "operations.outputs", "operations.compilation", "testing", "__init__", "__main__")
 
 
 def imports(path):
@@ -63,9 +62,47 @@ def imports(path):
             yield node.module or ""
 
 
+def module_of(path):
+    """``ceilings.share`` of mamf/ceilings/share.py; a package's own file has the package's name."""
+    parts = path.relative_to(ROOT / "mamf").with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+
+
+def is_adapter(path):
+    return path.relative_to(ROOT / "mamf").as_posix().startswith(ADAPTERS)
+
+
+def place_of(module, floors):
+    """The floor and the name there that a module lives on: the longest that is its own or its room's, or None."""
+    found = [
+        (name, floor)
+        for floor, names in enumerate(floors)
+        for name in names
+        if module == name or module.startswith(f"{name}.")
+    ]
+    return max(found, key=lambda each: len(each[0]), default=None)
+
+
+def may_use(own, other, floors):
+    """Whether a module may import another: below it, or in its own room."""
+    (own_name, own_floor), (other_name, other_floor) = place_of(own, floors), place_of(other, floors)
+    return other_floor < own_floor or own_name == other_name
+
+
+CORE_MODULES = [
+    path
+    for path in CORE
+    if not is_adapter(path)
+    and path.stem not in ("__main__",)
+    and not any(module_of(path) == name or module_of(path).startswith(f"{name}.") for name in BESIDE)
+    and module_of(path) not in ("operations", "operations.matmul", "operations.attention", "operations.bandwidth")
+]
+
+
 @pytest.mark.parametrize("path", CORE, ids=lambda path: str(path.relative_to(ROOT)))
 def test_torch_stays_in_its_rooms(path):
-    if path.name in MAY_IMPORT_TORCH or path.parent.name == "kernels":
+    inside = path.relative_to(ROOT / "mamf").as_posix()
+    if path.name in MAY_IMPORT_TORCH or is_adapter(path) or inside in SHARED_BY_ADAPTERS:
         return
     assert not [name for name in imports(path) if name.split(".")[0] == "torch"]
 
@@ -73,16 +110,42 @@ def test_torch_stays_in_its_rooms(path):
 @pytest.mark.parametrize("path", CORE, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_one_imports_an_adapter_by_name(path):
     assert not [name for name in imports(path) if name.split(".")[0] in ("mamf_backends", "backends")]
-    if path.parent.name != "kernels":
-        assert not [name for name in imports(path) if name.startswith("mamf.kernels")]
+    if not is_adapter(path):
+        assert not [name for name in imports(path) if ".kernels" in name]
 
 
-@pytest.mark.parametrize("room", ARROWS)
-def test_arrows_go_one_way(room):
-    files = [ROOT / "mamf" / f"{room}.py", *(ROOT / "mamf" / room).glob("*.py")]
-    used = {name.split(".")[1] for path in files if path.exists() for name in imports(path) if name.startswith("mamf.")}
-    assert any(path.exists() for path in files)
-    assert used <= EVERYONE | ARROWS[room] | {room}
+@pytest.mark.parametrize("path", CORE_MODULES, ids=module_of)
+def test_arrows_point_down(path):
+    own = module_of(path)
+    assert place_of(own, FLOORS), f"{own} stands on no floor: give it one"
+    used = [name.removeprefix("mamf.") for name in imports(path) if name.startswith("mamf.")]
+    used = [name for name in used if place_of(name, FLOORS)]
+    assert not [name for name in used if not may_use(own, name, FLOORS)]
+
+
+def test_an_arrow_that_points_up_is_seen():
+    assert not may_use("logs.records", "measure", FLOORS)
+    assert not may_use("plans", "regimes.base", FLOORS)
+    assert may_use("logs.records", "logs.known", FLOORS)
+    assert place_of("nowhere", FLOORS) is None
+
+
+def test_every_floor_has_somebody():
+    modules = {module_of(path) for path in CORE}
+    for names in FLOORS:
+        for name in names:
+            assert any(each == name or each.startswith(f"{name}.") for each in modules), name
+
+
+#: What reading, checking, comparing and drawing logs must do without: all that measures.
+ENGINE = ("mamf.measure", "mamf.checking", "mamf.regimes.base", "mamf.estimate", "mamf.ceilings.finding", "torch")
+
+
+@pytest.mark.parametrize("module", ["mamf.logs.run_log", "mamf.logs.compare", "mamf.charts.chart", "mamf.report"])
+def test_logs_are_read_without_the_engine(module):
+    code = f"import sys, {module}; print([name for name in {ENGINE!r} if name in sys.modules])"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize("name", PURE)
@@ -109,10 +172,10 @@ def test_files_stay_readable(path):
     assert len(path.read_text().splitlines()) <= 320
 
 
-def test_every_package_is_installed():
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    folders = {".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "mamf").rglob("__init__.py")}
-    assert {*declared} == folders | {"mamf_backends"}
+def test_every_package_is_found():
+    """setup.py finds them: a folder of the core without __init__.py would be left out."""
+    with_modules = {path.parent for path in CORE}
+    assert not [folder for folder in with_modules if not (folder / "__init__.py").exists()]
 
 
 def test_pyproject_files_and_discovered_names_agree():

@@ -6,6 +6,7 @@ import io
 import json
 
 import pytest
+from contribution_logs import RESULTS
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,8 +15,9 @@ from mamf.ceilings.share import mamfu, require_same_card, state
 from mamf.cli.attention_options import shapes_from
 from mamf.errors import IncomparableError, UnknownNameError, UsageError
 from mamf.logs.run_log import read_run_log
+from mamf.operations.attention.rows import step_of
 from mamf.operations.attention.shapes import PRESETS, AttentionProblem, AttentionShape
-from mamf.operations.attention.sweep import AttentionSweep, step_of
+from mamf.operations.attention.sweep import AttentionSweep
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import KernelsPlan
@@ -202,6 +204,14 @@ def test_a_run_ranks_the_kernels_and_its_log_prints_the_same(attention, tmp_path
     assert float(rows[0]["Relative Performance"]) == pytest.approx(200, rel=0.01)
     assert attention("run.jsonl", "--format", "csv", name="show")[1] == out
     assert read_run_log(tmp_path / "run.jsonl").summary["status"] == "complete"
+
+
+@pytest.mark.parametrize(("schema", "said"), [(3, 1), (4, 0)])
+def test_memory_of_an_early_log_is_said_to_be_of_the_process(attention, tmp_path, schema, said):
+    (log,) = RESULTS.rglob("attention-bfloat16-fwd-sustained-20261121-084423.jsonl")
+    header, rest = log.read_text().split("\n", 1)
+    (tmp_path / "early.jsonl").write_text(json.dumps(json.loads(header) | {"schema": schema}) + "\n" + rest)
+    assert attention("early.jsonl", name="show")[1].count("MB: of everything that the process held then") == said
 
 
 def test_resuming_measures_only_the_rest(attention, tmp_path):

@@ -409,6 +409,19 @@ def test_spoiling_attention_is_caught(spoil, rule, spoiled):
     assert rule in spoiled(records, spoil)
 
 
+@pytest.mark.parametrize(("schema", "said"), [(2, True), (3, True), (4, False)])
+def test_memory_of_the_whole_process_is_told_once_and_accepted(schema, said, tmp_path):
+    """Before schema 4 it held mamf's own buffers too."""
+    (log,) = RESULTS.rglob("attention-bfloat16-fwd-sustained-20261121-084423.jsonl")
+    records = [record for _, record in read_records(log)]
+    records[0]["schema"] = schema
+    told = [each for each in review(write(tmp_path / "log.jsonl", records)).findings if each.rule == "memory"]
+    assert [each.is_warning for each in told] == [True] * said
+    for row in attention_rows(records):
+        row["peak_memory_bytes"] = None
+    assert "memory" not in {each.rule for each in review(write(tmp_path / "none.jsonl", records)).findings}
+
+
 def test_shares_of_no_ceiling_are_told(tmp_path):
     (log,) = RESULTS.rglob("attention-bfloat16-fwd-sustained-20261121-084423.jsonl")
     records = [record for _, record in read_records(log)]

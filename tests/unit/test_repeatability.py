@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mamf.ceilings.ceiling import confirmed
+from mamf.contribution.best_rules import _WIDEST, _WIDEST_OF_CPU
+from mamf.discovery import backend_class
 from mamf.measure import measure
 from mamf.measurement import Measurement
 from mamf.operations.matmul.kernel import MatmulProblem
@@ -74,6 +76,15 @@ def test_repeat_intervals_cover_the_truth(visits, of_median):
         interval = repeat_interval(figures, middle, [0.0005] * visits, KNOWN, of_median)
         held += interval.low <= 1 <= interval.high
     assert 0.94 <= held / 4000 <= 0.98
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda", "rocm", "xpu", "hpu", "mps"])
+def test_a_calibration_alone_keeps_no_log_out(name):
+    """What a single visit of a quiet device must be known to for results/."""
+    kind = backend_class(name)
+    for traits in (kind.burst_traits, kind.sustained_traits):
+        half_width = repeat_interval([1.0], 1.0, [0.001], traits.repeatability).half_width
+        assert half_width < 0.8 * (_WIDEST_OF_CPU if name == "cpu" else _WIDEST)
 
 
 def test_what_lies_between_runs_does_not_shrink_with_the_number_of_visits():

@@ -7,7 +7,7 @@ from mamf.estimate import estimate_seconds, probe_flops
 from mamf.measure import split_implausible
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
-from mamf.operations.matmul.sweep import Sweep
+from mamf.operations.matmul.sweep import Sweep, largest_buffers
 from mamf.plans import Plan
 from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
 
@@ -78,7 +78,7 @@ def test_a_shape_too_large_for_the_memory_is_a_row_and_the_rest_is_measured():
 
 def test_operands_are_reserved_for_the_largest_shape_that_fits():
     plan = plan_of([MatmulShape(1024, 1024, 1024), MatmulShape(2048, 512, 512), MatmulShape(65536, 65536, 65536)])
-    buffers = plan.largest_buffers(50 * 2**20, 10**9)
+    buffers = largest_buffers(plan, 50 * 2**20, 10**9)
     assert buffers["a"].elements == 2048 * 512
     assert buffers["b"].elements == 1024 * 1024
     assert sum(buffer.nbytes for buffer in buffers.values()) < 10**9

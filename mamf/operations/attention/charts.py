@@ -28,8 +28,8 @@ from mamf.charts.chart import (
 )
 from mamf.errors import UsageError
 from mamf.measurement import Measurement
+from mamf.operations.attention.rows import is_attention
 from mamf.operations.attention.shapes import BACKWARD_COUNTS, DIRECTIONS
-from mamf.operations.attention.sweep import is_attention
 
 _DIRECTION_NAMES = {"fwd": "forward", "bwd": "backward", "fwd+bwd": "forward + backward"}
 

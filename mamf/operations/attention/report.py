@@ -8,8 +8,8 @@ from typing import Any
 
 from mamf.ceilings.share import STATE_TOLERANCE, Ceilings, mamfu, state
 from mamf.measurement import TERA, Measurement
+from mamf.operations.attention.rows import has_memory_of_process, is_attention
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
-from mamf.operations.attention.sweep import is_attention
 from mamf.peaks import find_peak
 from mamf.report.text import DASH, csv_text, end_line, markdown, significant, table, whole
 
@@ -188,10 +188,12 @@ def ceiling_lines(ceilings: Ceilings) -> list[str]:
     ]
 
 
-def conventions(rows: Sequence[Measurement]) -> list[str]:
+def conventions(rows: Sequence[Measurement], header: Mapping[str, Any]) -> list[str]:
     lines = ["FLOP: forward 4*b*h*pairs*d, masked pairs not counted"]
     counts = {row.problem.backward_count for row in rows if is_attention(row) and row.problem.has_backward}
     lines += [f"      backward {'2.5' if count == 'hardware' else '2'} times the forward ({count})" for count in counts]
+    if has_memory_of_process(header, rows):
+        lines.append("MB: of everything that the process held then, not of the kernel alone (log of before schema 4)")
     return [
         *lines,
         "* best kernel, * least memory of a shape; state: the reference product around a row to its ceiling",
@@ -224,7 +226,7 @@ def render_attention(
     if format == "json":
         return json.dumps({"header": header, "measurements": flat, "summary": summary}, indent=2) + "\n"
     draw = markdown if format == "markdown" else table
-    parts = ["\n".join([attention_title(header), *ceiling_lines(ceilings), *conventions(rows)]) + "\n"]
+    parts = ["\n".join([attention_title(header), *ceiling_lines(ceilings), *conventions(rows, header)]) + "\n"]
     for group, each in groups.items():
         lines = [cells(row, each, bases[group], header, ceilings) for row in each]
         base = bases[group]

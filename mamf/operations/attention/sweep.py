@@ -140,12 +140,3 @@ def with_state(row: Measurement, before: Measurement | None, after: Measurement 
     if not around or not row.ok:
         return row
     return replace(row, details={**row.details, "reference_tflops": float(f"{sum(around) / len(around):.6g}")})
-
-
-def is_attention(row: Measurement) -> bool:
-    """Whether a row is of attention, and not of a product measured for its ceiling."""
-    return isinstance(row.shape, AttentionShape)
-
-
-def step_of(row: Measurement) -> Row:
-    return row.regime, row.problem, row.shape, row.kernel

@@ -1,0 +1,129 @@
+"""The memory column: what a launch needs, and nothing of what else the process holds."""
+
+import pytest
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from mamf.backend import MIB
+from mamf.checking import Checked
+from mamf.kernel import Buffer
+from mamf.measure import needed_memory
+from mamf.operations.attention.kernels.sdpa import SdpaMath
+from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+
+SHAPE = AttentionShape.parse("b2h4q128k128d64")
+SCORES = 2 * 4 * 128 * 128 * 4  # bytes of float32
+OUTPUT = OPERAND = 2 * 4 * 128 * 64 * 4
+WORKSPACE = 3 * MIB
+
+
+class Allocator(TorchDispatchMode):
+    """torch.cuda's counts, of the storages that live: what was asked for, and what a cache of blocks gave.
+
+    A caching allocator gives whole blocks, and larger ones where those are at hand: ``spare`` bytes more for each.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.living = {}
+        self.spare = 512
+        self.peak = {"requested": 0, "allocated": 0}
+
+    def __torch_dispatch__(self, function, kinds, arguments=(), options=None):
+        result = function(*arguments, **(options or {}))
+        for each in tree_leaves(result):
+            if isinstance(each, torch.Tensor):
+                storage = each.untyped_storage()
+                self.living.setdefault(storage._cdata, (StorageWeakRef(storage), storage.nbytes(), self.spare))
+        self.peak = {name: max(peak, self.now(name)) for name, peak in self.peak.items()}
+        return result
+
+    def now(self, name):
+        self.living = {key: found for key, found in self.living.items() if not found[0].expired()}
+        return sum(nbytes + (spare if name == "allocated" else 0) for _, nbytes, spare in self.living.values())
+
+    def install(self, monkeypatch):
+        monkeypatch.setattr(torch.cuda, "memory_stats", self.memory_stats)
+        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: self.now("allocated"))
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: self.peak["allocated"])
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", self.reset_peak)
+
+    def memory_stats(self, device):
+        return {
+            f"{name}_bytes.all.{moment}": count
+            for name in self.peak
+            for moment, count in (("current", self.now(name)), ("peak", self.peak[name]))
+        }
+
+    def reset_peak(self, device):
+        self.peak = {name: self.now(name) for name in self.peak}
+
+
+class WithWorkspace(SdpaMath):
+    """Allocates a workspace at its first call, and keeps it, as vendors' libraries do."""
+
+    def __init__(self, workspace=None):
+        self.workspace = workspace
+
+    def attend(self, shape, q, k, v):
+        if self.workspace is None:
+            self.workspace = torch.zeros(WORKSPACE, dtype=torch.uint8)
+        return super().attend(shape, q, k, v)
+
+
+@pytest.fixture
+def allocator(monkeypatch, cuda):
+    with Allocator() as counting:
+        counting.install(monkeypatch)
+        yield counting
+
+
+def bytes_of(backend, kernel, direction, sets=1, pool=None):
+    problem = AttentionProblem("float32", direction)
+    pool = pool or backend.operand_pool("normal", 0)
+    with kernel.settings(backend, problem):
+        checked = Checked(kernel.prepare(backend, problem, SHAPE, pool, sets))
+        checked.rehearse(backend)
+        return needed_memory(backend, checked, problem, SHAPE)
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd", "fwd+bwd"])
+def test_memory_is_the_same_whatever_else_the_process_holds(cuda, allocator, direction):
+    backend = cuda.kind(0)
+    alone = bytes_of(backend, SdpaMath(), direction)
+    others = backend.operand_pool("normal", 1)
+    others.take("a", *Buffer(64 * MIB, "bfloat16"))
+    earlier = [torch.randn(SHAPE.batch, SHAPE.heads, 128, 64) for _ in range(20)]
+    backend.flush_cache()
+    allocator.spare = 2 * MIB  # blocks at hand are large
+    assert bytes_of(backend, SdpaMath(), direction) == pytest.approx(alone, rel=0.01)
+    assert bytes_of(backend, WithWorkspace(), direction) == pytest.approx(alone, rel=0.01)
+    assert bytes_of(backend, WithWorkspace(torch.zeros(WORKSPACE)), direction) == pytest.approx(alone, rel=0.01)
+    assert bytes_of(backend, SdpaMath(), direction, sets=3) == pytest.approx(alone, rel=0.01)
+    assert len(earlier) == 20
+
+
+def test_a_pool_that_held_larger_operands_before_changes_nothing(cuda, allocator):
+    backend = cuda.kind(0)
+    alone = bytes_of(backend, SdpaMath(), "fwd")
+    pool = backend.operand_pool("normal", 0)
+    for name in "qkv":
+        pool.take(name, *Buffer(8 * MIB, "float32"))
+    assert bytes_of(backend, SdpaMath(), "fwd", pool=pool) == alone
+
+
+def test_memory_holds_operands_output_and_what_the_kernel_allocates(cuda, allocator):
+    found = bytes_of(cuda.kind(0), SdpaMath(), "fwd")
+    assert 3 * OPERAND + OUTPUT + SCORES <= found <= 3 * OPERAND + 4 * OUTPUT + 4 * SCORES
+
+
+def test_a_backward_pass_counts_the_forward_pass_that_it_was_saved_from(cuda, allocator):
+    """The probabilities and the output were allocated before the launch that is counted."""
+    kernel, backend, problem = SdpaMath(), cuda.kind(0), AttentionProblem("float32", "bwd")
+    with kernel.settings(backend, problem):
+        prepared = kernel.prepare(backend, problem, SHAPE, backend.operand_pool("normal", 0))
+    assert prepared.held_bytes >= SCORES + OUTPUT
+    gradients = 3 * OPERAND
+    assert bytes_of(backend, kernel, "bwd") >= 4 * OPERAND + prepared.held_bytes + gradients

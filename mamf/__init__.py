@@ -24,7 +24,7 @@ _HOMES = {
     "MatmulProblem": "mamf.kernel",
     "MatmulShape": "mamf.operations.matmul.shapes",
     "Measurement": "mamf.measure",
-    "Plan": "mamf.operations.matmul.sweep",
+    "Plan": "mamf.strategies.shapes",
     "RunLog": "mamf.logs.run_log",
     "find": "mamf.api",
     "find_best": "mamf.ceilings.search",

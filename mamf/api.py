@@ -16,8 +16,8 @@ from mamf.logs.run_log import read_run_log
 from mamf.measurement import Measurement
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.operations.matmul.sweep import Sweep
 from mamf.plans import DEFAULT_BUDGET_SECONDS, Plan
+from mamf.strategies.shapes import Sweep
 
 
 def problem_for(

@@ -13,18 +13,14 @@ from typing import Any
 from mamf.backend import Backend, OperandPool, Reading
 from mamf.checking import Checked, WrongResultError
 from mamf.errors import UnsupportedError, first_line
-from mamf.kernel import Verdict
+from mamf.kernel import AnyKernel, Verdict
 from mamf.measurement import TERA, Conditions, Measurement, Status
-from mamf.operations.attention.kernel import AttentionKernel
-from mamf.operations.matmul.kernel import MatmulKernel
 from mamf.regimes import Regime, Samples, StoppingRule, Sustained
 from mamf.statistics import summarize, two_levels
 
-Kernel = MatmulKernel | AttentionKernel
-
 
 def measure(
-    kernel: Kernel,
+    kernel: AnyKernel,
     problem: Any,
     shape: Any,
     regime: Regime,

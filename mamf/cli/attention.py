@@ -40,9 +40,9 @@ from mamf.measurement import Measurement
 from mamf.operations.attention.kernel import AttentionKernel
 from mamf.operations.attention.report import attention_summary_record, render_attention
 from mamf.operations.attention.rows import is_attention, step_of
-from mamf.operations.attention.sweep import AttentionSweep
 from mamf.plans import FindPlan, KernelsPlan, Row
 from mamf.report import FORMATS
+from mamf.strategies.kernels import KernelsSweep
 
 _EXAMPLES = """examples:
   mamf attention                                        what is installed, bf16, 1k to 16k, head dimension 128
@@ -103,7 +103,7 @@ class _AttentionSession(Session[KernelsPlan]):
         if self.log and self.before:
             require_repeated_ceilings(options, self.log, self.before, given)
         self.ceilings |= given
-        self.sweep: AttentionSweep | None = None
+        self.sweep: KernelsSweep | None = None
         interruption.check()
 
     def _kernels(self) -> list[AttentionKernel]:
@@ -192,7 +192,7 @@ class _AttentionSession(Session[KernelsPlan]):
         if plan.budget_seconds is not None:
             plan = replace(plan, budget_seconds=plan.budget_seconds - (self.backend.now() - begun))
         references = {ceiling.kernel: kernel(ceiling.kernel) for ceiling in self.ceilings.values()}
-        self.sweep = AttentionSweep(plan, self.kernels, self.backend, self.ceilings, references, self.held, on_phase)
+        self.sweep = KernelsSweep(plan, self.kernels, self.backend, self.ceilings, references, self.held, on_phase)
         yield from self.sweep.results()
 
     def before_measuring(self, writer: RunLogWriter) -> None:

@@ -24,9 +24,9 @@ from mamf.estimate import estimate_seconds, probe_flops
 from mamf.logs.plan_records import plan_record
 from mamf.measurement import Measurement
 from mamf.operations.matmul.kernel import MatmulKernel
-from mamf.operations.matmul.sweep import Sweep, operand_bytes
 from mamf.plans import Plan
 from mamf.report import FORMATS, render, summary_record
+from mamf.strategies.shapes import Sweep, operand_bytes
 
 _EXAMPLES = """examples:
   mamf sweep --m-range 0 20480 256                    79 shapes Mx4096x4096 in burst

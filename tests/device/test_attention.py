@@ -7,8 +7,8 @@ from mamf.ceilings.share import mamfu
 from mamf.discovery import ATTENTION_KERNELS, attention_kernel, kernel, open_backend, registered
 from mamf.errors import MamfError
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
-from mamf.operations.attention.sweep import AttentionSweep
 from mamf.plans import KernelsPlan
+from mamf.strategies.kernels import KernelsSweep
 
 try:
     ACCELERATOR = open_backend("auto")
@@ -26,7 +26,7 @@ SHAPE = AttentionShape(2, 8, 8, 1024, 1024, 64, 64)
 def rows_of(name, shape=SHAPE, **fields):
     problem = AttentionProblem(ACCELERATOR.default_dtype, **fields)
     plan = KernelsPlan("attention", (shape,), (problem,), (name,), seconds=0.2)
-    return list(AttentionSweep(plan, [attention_kernel(name)], ACCELERATOR).results())
+    return list(KernelsSweep(plan, [attention_kernel(name)], ACCELERATOR).results())
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -60,6 +60,6 @@ def test_a_ceiling_is_found_and_no_kernel_is_above_it():
     problem = AttentionProblem(ceiling.problem.dtype)
     plan = KernelsPlan("attention", (AttentionShape(4, 16, 16, 4096, 4096, 128, 128),), (problem,), ("sdpa",))
     references = {ceiling.kernel: kernel(ceiling.kernel)}
-    rows = list(AttentionSweep(plan, [attention_kernel("sdpa")], ACCELERATOR, ceilings, references).results())
+    rows = list(KernelsSweep(plan, [attention_kernel("sdpa")], ACCELERATOR, ceilings, references).results())
     (row,) = (row for row in rows if not row.is_reference)
     assert 0.1 < mamfu(row, ceilings) < 1.0

@@ -17,11 +17,11 @@ from mamf.errors import IncomparableError, UnknownNameError, UsageError
 from mamf.logs.run_log import read_run_log
 from mamf.operations.attention.rows import step_of
 from mamf.operations.attention.shapes import PRESETS, AttentionProblem, AttentionShape
-from mamf.operations.attention.sweep import AttentionSweep
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import KernelsPlan
 from mamf.statistics import Interval
+from mamf.strategies.kernels import KernelsSweep
 from mamf.testing import Physics, SimulatedAttention, SimulatedBackend, SimulatedMatmul
 
 LONG = AttentionShape(2, 16, 16, 8192, 8192, 128, 128)
@@ -101,7 +101,7 @@ def ceiling_of(backend, regime="burst", tflops=None, **fields):
 def swept(backend, plan, ceilings=None, held=()):
     kernels = [SimulatedAttention(), SlowAttention()]
     references = {"simulated.mm": SimulatedMatmul()}
-    return AttentionSweep(plan, kernels, backend, ceilings or {}, references, held)
+    return KernelsSweep(plan, kernels, backend, ceilings or {}, references, held)
 
 
 def plan_of(**fields):

@@ -7,10 +7,10 @@ import pytest
 from mamf.logs.plan_records import plan_record
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
-from mamf.operations.matmul.sweep import Sweep
 from mamf.plans import Plan
 from mamf.report import bests, ranked, render, significant, summary_record
 from mamf.report.sweeps import as_csv, as_table, cells
+from mamf.strategies.shapes import Sweep
 from mamf.testing import SimulatedMatmul
 
 PLAN = Plan(

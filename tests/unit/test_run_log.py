@@ -13,9 +13,9 @@ from mamf.logs.records import measurement_record
 from mamf.logs.run_log import RunLogWriter, read_run_log
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
-from mamf.operations.matmul.sweep import Sweep
 from mamf.plans import Plan
 from mamf.report import bests, summary_record
+from mamf.strategies.shapes import Sweep
 from mamf.testing import SimulatedMatmul
 
 PLAN = Plan(

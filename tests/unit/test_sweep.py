@@ -7,8 +7,8 @@ from mamf.estimate import estimate_seconds, probe_flops
 from mamf.measure import split_implausible
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
-from mamf.operations.matmul.sweep import Sweep, largest_buffers
 from mamf.plans import Plan
+from mamf.strategies.shapes import Sweep, largest_buffers
 from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
 
 GRID = tuple(matmul_grid([1024, 2048, 4096], [2048], [1024, 4096]))

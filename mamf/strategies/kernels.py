@@ -1,4 +1,4 @@
-"""Attention kernels over shapes, each row beside the product that the ceiling was measured with."""
+"""Kernels of one operation over shapes, each row beside the product that its ceiling was measured with."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 from mamf.backend import Backend, OperandPool
 from mamf.ceilings.share import Ceilings
+from mamf.discovery import operation
 from mamf.errors import DeviceError, first_line
+from mamf.kernel import AnyKernel, Problem
 from mamf.measure import cut_short, measure
 from mamf.measurement import Measurement
-from mamf.operations.attention.kernel import AttentionKernel
-from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.operations.matmul.kernel import MatmulKernel
 from mamf.peaks import fastest_possible_flops
 from mamf.plans import KernelsPlan, Row
@@ -23,7 +23,7 @@ _REFERENCE_SHARE = 0.25
 
 
 @dataclass
-class AttentionSweep:
+class KernelsSweep:
     """One run of a plan. ``results`` yields rows of attention and, around each, visits of the reference product.
 
     ``ceilings`` may be empty: then there is no share and no reference. ``references`` are the kernels that the ceilings
@@ -31,7 +31,7 @@ class AttentionSweep:
     """
 
     plan: KernelsPlan
-    kernels: Sequence[AttentionKernel]
+    kernels: Sequence[AnyKernel]
     backend: Backend
     ceilings: Ceilings = field(default_factory=dict)
     references: Mapping[str, MatmulKernel] = field(default_factory=dict)
@@ -84,21 +84,21 @@ class AttentionSweep:
 
     def _measure(
         self,
-        kernel: AttentionKernel,
-        problem: AttentionProblem,
-        shape: AttentionShape,
+        kernel: AnyKernel,
+        problem: Problem,
+        shape: Any,
         regime: Regime,
         pool: OperandPool,
         deadline: float | None,
     ) -> Measurement:
         return measure(kernel, problem, shape, regime, pool, self._rule(regime, deadline), self._limit(kernel, problem))
 
-    def _limit(self, kernel: AttentionKernel, problem: AttentionProblem) -> float | None:
+    def _limit(self, kernel: AnyKernel, problem: Problem) -> float | None:
         """FLOP/s that cannot be; none for kernels that skip or approximate work, whose FLOP are counted as if dense."""
-        return fastest_possible_flops(self.backend.info, problem.dtype) if kernel.is_exact else None
+        return operation(self.plan.operation).fastest_possible(self.backend.info, problem) if kernel.is_exact else None
 
     def _reference(
-        self, regime: Regime, problem: AttentionProblem, deadline: float | None, pools: dict[object, OperandPool]
+        self, regime: Regime, problem: Problem, deadline: float | None, pools: dict[object, OperandPool]
     ) -> Measurement | None:
         """The ceiling's own product, now: numerator and denominator share the card's state."""
         ceiling = self.ceilings.get((problem.dtype, regime.name))
@@ -127,7 +127,7 @@ class AttentionSweep:
         return regime
 
 
-def with_products(row: Measurement, kernel: AttentionKernel) -> Measurement:
+def with_products(row: Measurement, kernel: AnyKernel) -> Measurement:
     """A row that says what its products were computed in, where that is not its dtype."""
     if not kernel.product_dtypes:
         return row

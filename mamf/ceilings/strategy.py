@@ -8,11 +8,10 @@ it is frugal), then rounds of visits. Some rounds choose, fresh ones confirm: wh
 from __future__ import annotations
 
 import random
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple
 
-from mamf.backend import Backend
 from mamf.ceilings.candidates import best_by_shape, best_of_their_kind, frugal_and_fast, not_beaten
 from mamf.ceilings.ceiling import (
     CHOOSE,
@@ -27,27 +26,12 @@ from mamf.ceilings.ceiling import (
 )
 from mamf.ceilings.grid import Shares, along_k, anywhere, around, refinement_steps
 from mamf.ceilings.search import Search
-from mamf.kernel import Buffer
 from mamf.measurement import Measurement
 from mamf.operations.matmul.kernel import MatmulKernel
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import FindPlan
 from mamf.regimes import Burst, Regime, StoppingRule, Sustained
-
-
-class Step(NamedTuple):
-    """What a search asks for: a shape by a kernel, what for, and how precisely."""
-
-    regime: Regime
-    kernel: MatmulKernel
-    shape: MatmulShape
-    phase: str
-    round: int
-    rule: StoppingRule
-
-
-#: A search as it goes: it yields steps and is sent the rows that answer them.
-Steps = Generator[Step, Measurement, None]
+from mamf.runner import Runner, Step, Steps
 
 
 class Rounds(NamedTuple):
@@ -55,19 +39,6 @@ class Rounds(NamedTuple):
 
     choose: int
     confirm: int
-
-
-class Pace(Protocol):
-    """What a search asks of the run: the time, whether to go on, and what must be ready before it measures."""
-
-    @property
-    def deadline(self) -> float: ...
-    def now(self) -> float: ...
-    def until(self, share: float) -> float: ...
-    def goes_on(self, regime: Regime, phase: str, until: float, number: int = 0, is_due: bool = False) -> bool: ...
-    def on_phase(self, text: str) -> None: ...
-    def reserve(self, needed: Iterable[Mapping[str, Buffer]]) -> None: ...
-    def started(self, regime: Regime) -> Regime: ...
 
 
 class FindStrategy:
@@ -86,12 +57,26 @@ class FindStrategy:
     hopeless: ClassVar[float] = 0.005
     short_visit_seconds: ClassVar[float] = 1.0
 
-    def __init__(self, plan: FindPlan, kernels: Sequence[MatmulKernel], backend: Backend, pace: Pace) -> None:
-        self.plan, self.kernels, self.backend, self.pace = plan, kernels, backend, pace
+    def __init__(self, plan: FindPlan, kernels: Sequence[MatmulKernel], run: Runner) -> None:
+        self.plan, self.kernels, self.run, self.backend = plan, kernels, run, run.backend
         self.ceilings: dict[str, Ceiling] = {}
         self._by_name = {kernel.name: kernel for kernel in kernels}
         self._scouted: list[Measurement] = []
         self._chooser = random.Random(plan.problem.seed)
+
+    @property
+    def _deadline(self) -> float:
+        return self.run.begun + self.plan.budget_seconds
+
+    def _until(self, share: float) -> float:
+        """The moment by which a phase ends; burst alone has the whole budget."""
+        scale = 1.0 if Sustained.name in self.plan.regimes else 1 / Shares.burst
+        return self.run.begun + share * scale * self.plan.budget_seconds
+
+    def _step(
+        self, kernel: MatmulKernel, shape: MatmulShape, regime: Regime, rule: StoppingRule, phase: str, number: int
+    ) -> Step:
+        return Step(kernel, self.plan.problem, shape, regime, rule, phase, number)
 
     def steps(self) -> Steps:
         burst: list[Measurement] = []
@@ -102,17 +87,18 @@ class FindStrategy:
     # -- burst -------------------------------------------------------------------------------------------------------
 
     def _burst(self, seen: list[Measurement]) -> Steps:
-        self.pace.reserve(self.plan.problem.buffers(shape) for shape in self.plan.grid.shapes())
-        regime = self.pace.started(Burst(self.backend))
+        problem = self.plan.problem
+        self.run.reserve(problem, (problem.buffers(shape) for shape in self.plan.grid.shapes()))
+        regime = self.run.started(Burst(self.backend))
         units = self.backend.info.compute_units
-        search = Search(self.plan.grid.shapes(), compute_units=units, seed=self.plan.problem.seed)
+        search = Search(self.plan.grid.shapes(), compute_units=units, seed=problem.seed)
         default = self.kernels[0]
-        self.pace.on_phase("burst: scouting")
+        self.run.on_phase("burst: scouting")
         seconds = Shares.scout * self.plan.budget_seconds / self.plan.scouts
-        until = self.pace.until(Shares.scout)
+        until = self._until(Shares.scout)
         yield from self._search(search, regime, default, "scout", self.plan.scouts, until, seconds)
         self._fat = [(shape, default.name) for shape in search.promising(self.fat_candidates, self._is_fat)]
-        self.pace.on_phase("burst: refining")
+        self.run.on_phase("burst: refining")
         steps = refinement_steps(self.plan.grid)
         for number, step in enumerate(steps, start=1):
             near = around(search.leaders(self.burst_candidates), step, self.plan.grid)
@@ -120,12 +106,12 @@ class FindStrategy:
             search.consider([*near, *anywhere(self.plan.grid, step, self.fine_shapes, self._chooser)])
             share = Shares.scout + (Shares.refine - Shares.scout) * number / len(steps)
             most = len(search.measured) + self.plan.refinements // len(steps)
-            yield from self._search(search, regime, default, "refine", most, self.pace.until(share), seconds)
+            yield from self._search(search, regime, default, "refine", most, self._until(share), seconds)
         # Scouts cannot tell kinds apart that lie closer than their own precision: the best of several are confirmed.
         leaders = [(shape, default.name) for shape in search.leaders(self.burst_candidates)]
         kinds = best_of_their_kind(self._scouted)[: self.burst_candidates // 2]
         candidates = list(dict.fromkeys((*kinds, *leaders)))[: self.burst_candidates]
-        self.pace.on_phase("burst: choosing algorithms")
+        self.run.on_phase("burst: choosing algorithms")
         algorithms: list[Measurement] = []
         yield from self._try_algorithms(
             regime, [shape for shape, _ in candidates[: self.algorithm_shapes]], seconds, algorithms
@@ -137,14 +123,16 @@ class FindStrategy:
     def _search(
         self, search: Search, regime: Regime, kernel: MatmulKernel, phase: str, most: int, until: float, seconds: float
     ) -> Steps:
-        rule = StoppingRule(max(self.plan.precision, 0.005), min(seconds, 1.0), deadline=self.pace.deadline)
-        while len(search.measured) < most and self.pace.goes_on(
+        rule = StoppingRule(max(self.plan.precision, 0.005), min(seconds, 1.0))
+        while len(search.measured) < most and self.run.goes_on(
             regime, phase, until, is_due=len(search.measured) < FEWEST_ROUNDS
         ):
             shape = search.propose()
             if shape is None:
                 return
-            row = yield Step(regime, kernel, shape, phase, len(search.measured), rule)
+            row = yield self._step(kernel, shape, regime, rule, phase, len(search.measured))
+            if row is None:
+                return
             search.tell(row.shape, row.best_rate if row.ok else float("nan"))
             self._scouted.append(row)
 
@@ -152,14 +140,17 @@ class FindStrategy:
         self, regime: Regime, shapes: Iterable[MatmulShape], seconds: float, tried: list[Measurement]
     ) -> Steps:
         """Every other kernel, in each of its algorithms, on the leaders' shapes."""
-        rule = StoppingRule(max(self.plan.precision, 0.005), min(seconds, 1.0), deadline=self.pace.deadline)
+        rule = StoppingRule(max(self.plan.precision, 0.005), min(seconds, 1.0))
         for kernel in self.kernels[1:]:
             for shape in shapes:
                 for variant in self._variants(kernel, shape):
                     self._by_name[variant.name] = variant
-                    if not self.pace.goes_on(regime, "algorithm", self.pace.deadline):
+                    if not self.run.goes_on(regime, "algorithm", self._deadline):
                         return
-                    tried.append((yield Step(regime, variant, shape, "algorithm", 0, rule)))
+                    row = yield self._step(variant, shape, regime, rule, "algorithm", 0)
+                    if row is None:
+                        return
+                    tried.append(row)
 
     def _variants(self, kernel: MatmulKernel, shape: MatmulShape) -> Sequence[MatmulKernel]:
         try:
@@ -175,16 +166,20 @@ class FindStrategy:
         problem, cache = self.plan.problem, self.backend.info.cache_bytes
         longest = [replace(shape, k=max(self.plan.grid.k)) for shape, _ in candidates[: self.sustained_candidates]]
         shapes = [*longest, *(shape for shape, _ in candidates)]
-        self.pace.reserve(problem.buffers(shape, regime.sets(problem, shape, cache)) for shape in shapes)
-        self.pace.on_phase("sustained: soaking, then visiting")
-        self.pace.started(regime)
-        rule = StoppingRule(self.plan.precision, self.short_visit_seconds, deadline=self.pace.deadline)
+        needed = (problem.buffers(shape, regime.sets(problem, shape, cache)) for shape in shapes)
+        self.run.reserve(problem, needed)
+        self.run.on_phase("sustained: soaking, then visiting")
+        self.run.started(regime)
+        rule = StoppingRule(self.plan.precision, self.short_visit_seconds)
         visits: list[Measurement] = []
-        until = self.pace.until(Shares.visit)
+        until = self._until(Shares.visit)
         for number, (shape, kernel) in enumerate(self._visited(candidates, visits)):
-            if not self.pace.goes_on(regime, "visit", until, is_due=len(visits) < 2):
+            if not self.run.goes_on(regime, "visit", until, is_due=len(visits) < 2):
                 break
-            visits.append((yield Step(regime, self._by_name[kernel], shape, "visit", number, rule)))
+            row = yield self._step(self._by_name[kernel], shape, regime, rule, "visit", number)
+            if row is None:
+                break
+            visits.append(row)
         finalists = frugal_and_fast(visits, self.sustained_finalists)
         yield from self._rounds(regime, finalists, self.sustained_rounds, Shares.chosen, 1.0)
 
@@ -207,19 +202,19 @@ class FindStrategy:
 
     def _rounds(
         self, regime: Regime, candidates: Sequence[Candidate], most: Rounds, chosen_by: float, confirmed_by: float
-    ) -> Generator[Step, Measurement, list[Measurement]]:
+    ) -> Generator[Step | Measurement, Measurement | None, list[Measurement]]:
         """Interleaved rounds of fresh measurements that choose, then others that confirm what was chosen; all of them.
 
         ``chosen_by`` and ``confirmed_by``: shares of the budget.
         """
         rows: list[Measurement] = []
-        self.pace.on_phase(f"{regime.name}: choosing")
-        until = self.pace.until(chosen_by)
+        self.run.on_phase(f"{regime.name}: choosing")
+        until = self._until(chosen_by)
         left = yield from self._round_after_round(regime, CHOOSE, candidates, most.choose, until, rows)
         # The best of them first: a slow device confirms what it can.
         best_first = [candidate for candidate in ranked(rows) if candidate in left]
-        self.pace.on_phase(f"{regime.name}: confirming")
-        until = self.pace.until(confirmed_by)
+        self.run.on_phase(f"{regime.name}: confirming")
+        until = self._until(confirmed_by)
         yield from self._round_after_round(regime, CONFIRM, best_first, most.confirm, until, rows)
         return rows
 
@@ -231,41 +226,44 @@ class FindStrategy:
         most: int,
         until: float,
         rows: list[Measurement],
-    ) -> Generator[Step, Measurement, list[Candidate]]:
+    ) -> Generator[Step | Measurement, Measurement | None, list[Candidate]]:
         """Returns what is still in the running. What is confirmed, the first of the candidates, stays."""
         left, own = list(candidates), list[Measurement]()
         confirmed = left[:1] if phase == CONFIRM else []
         fewest = min(FEWEST_ROUNDS, most)
-        precision = StoppingRule(self.plan.precision, deadline=self.pace.deadline)
-        begun = self.pace.now()
+        precision = StoppingRule(self.plan.precision)
+        begun = self.run.now()
         for number in range(1, most + 1):
             longest = self._longest_visit(regime, until, (most + 1 - number) * len(left))
             for shape, kernel in self._chooser.sample(left, len(left)):
-                if not self.pace.goes_on(regime, phase, until, number, is_due=number <= fewest):
+                if not self.run.goes_on(regime, phase, until, number, is_due=number <= fewest):
                     break
                 rule = replace(precision, seconds=longest)
-                own.append((yield Step(regime, self._by_name[kernel], shape, phase, number, rule)))
-                rows.append(own[-1])
+                row = yield self._step(self._by_name[kernel], shape, regime, rule, phase, number)
+                if row is None:
+                    return left
+                own.append(row)
+                rows.append(row)
                 self._confirm(regime.name, rows)  # at once: the run may end before the round does
-            if not self.pace.goes_on(regime, phase, until, number + 1, is_due=number < fewest):
+            if not self.run.goes_on(regime, phase, until, number + 1, is_due=number < fewest):
                 break
             left = not_beaten(own, left, self.hopeless if number >= fewest else 1.0)
             if number < fewest and left:
                 rounds = fewest - number + (FEWEST_ROUNDS if phase == CHOOSE else 0)
-                left = self._affordable(own, left, (self.pace.now() - begun) / len(own), rounds)
+                left = self._affordable(own, left, (self.run.now() - begun) / len(own), rounds)
             left = list(dict.fromkeys((*confirmed, *left)))
         return not_beaten(own, left, self.hopeless)
 
     def _longest_visit(self, regime: Regime, until: float, visits: int) -> float:
         if regime.name == Sustained.name:
             return self.short_visit_seconds  # precision is had from rounds
-        return min(1.0, max(0.05, (until - self.pace.now()) / max(visits, 1)))
+        return min(1.0, max(0.05, (until - self.run.now()) / max(visits, 1)))
 
     def _affordable(
         self, rows: Sequence[Measurement], left: Sequence[Candidate], seconds_each: float, rounds: int
     ) -> list[Candidate]:
         """The best so far, as many as the budget still lets have so many rounds: a slow device confirms few."""
-        count = int((self.pace.deadline - self.pace.now()) / max(seconds_each, 1e-9) / rounds)
+        count = int((self._deadline - self.run.now()) / max(seconds_each, 1e-9) / rounds)
         found = figures(rows)
         best_first = sorted(left, key=lambda each: median_tflops(found[each].values()), reverse=True)
         return best_first[: max(1, count)]

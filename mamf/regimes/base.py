@@ -24,7 +24,7 @@ class StoppingRule:
     ``precision``: half-width of the figure's 95 % interval within the visit to reach, as a share of the figure.
     ``seconds``: host time after which ``fewest`` samples suffice, so that a slow device finishes too; None is the
     regime's own. ``most``: samples after which more would not help. ``deadline``: the moment (backend time) at which
-    the run's budget ends.
+    the run's budget ends. ``agree``: what each decision passes, for ranks that must decide alike.
     """
 
     precision: float = 0.003
@@ -32,10 +32,11 @@ class StoppingRule:
     fewest: int = 3
     most: int = 1000
     deadline: float | None = None
+    agree: Callable[[float], float] = lambda own: own
 
     def is_over(self, now: float) -> bool:
         """Whether the run's budget has ended."""
-        return self.deadline is not None and now >= self.deadline
+        return bool(self.agree(self.deadline is not None and now >= self.deadline))
 
     def enough(
         self,
@@ -51,7 +52,8 @@ class StoppingRule:
         if len(samples) < self.fewest:
             return False
         late = self.seconds is not None and elapsed >= self.seconds
-        return late or len(samples) >= self.most or (is_representative and self.is_precise(samples, figure))
+        enough = late or len(samples) >= self.most or (is_representative and self.is_precise(samples, figure))
+        return bool(self.agree(enough))
 
     def is_precise(self, samples: Sequence[float], figure: str = "median") -> bool:
         interval = interval_of(samples, figure)
@@ -92,6 +94,8 @@ class Regime(ABC):
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
+        #: What each number of launches to queue passes, for ranks that must queue alike.
+        self.agree: Callable[[float], float] = lambda own: own
 
     @classmethod
     def sets(cls, problem: Problem, shape: object, cache_bytes: int | None) -> int:

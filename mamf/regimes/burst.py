@@ -69,7 +69,7 @@ class Burst(Regime):
                 taken.launches = len(taken.seconds)
                 return taken
             period = median + self._flush_seconds
-            size = self._train_size(period, len(taken.seconds))
+            size = int(self.agree(self._train_size(period, len(taken.seconds))))
             lead = self.shortest_lead_seconds + size * self._lag(period)
             self._rest()
 

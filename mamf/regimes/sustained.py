@@ -164,7 +164,8 @@ class _Blocks:
             seconds = backend.seconds_between(start, end) / launched
             yield Block(seconds, launched, reading, is_of_visit)
             if seconds > 0 and not self._is_visit:
-                self._size = min(max(1, round(self._regime.block_seconds / seconds)), 4 * self._size)
+                size = min(max(1, round(self._regime.block_seconds / seconds)), 4 * self._size)
+                self._size = int(self._regime.agree(size))
 
 
 def mean_watts(before: Reading | None, after: Reading | None, seconds: float) -> float | None:

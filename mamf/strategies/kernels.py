@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from mamf.backend import Backend, OperandPool
+from mamf.backend import Backend
 from mamf.ceilings.share import Ceilings
-from mamf.discovery import operation
-from mamf.errors import DeviceError, first_line
 from mamf.kernel import AnyKernel, Problem
-from mamf.measure import cut_short, measure
 from mamf.measurement import Measurement
 from mamf.operations.matmul.kernel import MatmulKernel
-from mamf.peaks import fastest_possible_flops
 from mamf.plans import KernelsPlan, Row
 from mamf.regimes import Burst, Regime, StoppingRule, Sustained, regime_class
+from mamf.runner import Runner, Step, Steps
 
 #: Time for a visit of the reference product to the time for a row: it only has to tell whether the card strayed.
 _REFERENCE_SHARE = 0.25
@@ -37,94 +33,64 @@ class KernelsSweep:
     references: Mapping[str, MatmulKernel] = field(default_factory=dict)
     held: Collection[Row] = ()
     on_phase: Callable[[str], None] = lambda text: None
-    left_out: int = field(default=0, init=False)
 
     def results(self) -> Iterator[Measurement]:
         """Measure every step that is not held."""
+        self._run = Runner(self.backend, self.plan.budget_seconds, on_phase=self.on_phase)
+        yield from self._run.results(self._steps(self._run))
+
+    @property
+    def left_out(self) -> int:
+        """Rows that the end of the budget left out, once ``results`` has ended."""
+        return self._run.left_out
+
+    def _steps(self, run: Runner) -> Steps:
         by_name = dict(zip(self.plan.kernels, self.kernels, strict=True))
-        budget = self.plan.budget_seconds
-        deadline = None if budget is None else self.backend.now() + budget
         regime: Regime | None = None
         context: tuple[object, ...] | None = None
         before: Measurement | None = None
-        pools: dict[object, OperandPool] = {}
-        try:
-            for name, problem, shape, kernel_name in self.plan.steps(self.held):
-                if regime is None or regime.name != name:
-                    regime = self._start(name)
-                    context = None
-                if deadline is not None and self.backend.now() >= deadline:
-                    self.left_out += 1
-                    continue
-                self.on_phase(f"{name} {problem.direction} {shape} {kernel_name}")
-                pool = self._pool(pools, problem)
-                if (name, problem.dtype) != context:
-                    context = (name, problem.dtype)
-                    before = self._reference(regime, problem, deadline, pools)
-                    if before is not None:
-                        yield before
-                row = self._measure(by_name[kernel_name], problem, shape, regime, pool, deadline)
-                if cut_short(row, deadline, self.backend):
-                    self.left_out += 1
-                    continue
-                after = self._reference(regime, problem, deadline, pools) if row.ok else None
-                if after is not None:
-                    yield after
-                yield with_state(with_products(row, by_name[kernel_name]), before, after)
-                before = after or before
-        finally:
-            for each in pools.values():
-                each.release()
-
-    def _pool(self, pools: dict[object, OperandPool], problem: Any) -> OperandPool:
-        key = (type(problem), problem.data, problem.seed)
-        if key not in pools:
-            pools[key] = self.backend.operand_pool(problem.data, problem.seed)
-        return pools[key]
-
-    def _measure(
-        self,
-        kernel: AnyKernel,
-        problem: Problem,
-        shape: Any,
-        regime: Regime,
-        pool: OperandPool,
-        deadline: float | None,
-    ) -> Measurement:
-        return measure(kernel, problem, shape, regime, pool, self._rule(regime, deadline), self._limit(kernel, problem))
-
-    def _limit(self, kernel: AnyKernel, problem: Problem) -> float | None:
-        """FLOP/s that cannot be; none for kernels that skip or approximate work, whose FLOP are counted as if dense."""
-        return operation(self.plan.operation).fastest_possible(self.backend.info, problem) if kernel.is_exact else None
+        for name, problem, shape, kernel_name in self.plan.steps(self.held):
+            if regime is None or regime.name != name:
+                regime, context = run.started(self._regime(name)), None
+            if run.is_over():
+                run.left_out += 1
+                continue
+            self.on_phase(f"{name} {shape} {kernel_name}")
+            kernel = by_name[kernel_name]
+            if (name, problem.dtype) != context:
+                context = (name, problem.dtype)
+                before = yield from self._reference(regime, problem)
+            row = yield Step(kernel, problem, shape, regime, self._rule(regime), is_reported=False)
+            if row is None:
+                continue
+            after = (yield from self._reference(regime, problem)) if row.ok else None
+            yield with_state(with_products(row, kernel), before, after)
+            before = after or before
 
     def _reference(
-        self, regime: Regime, problem: Problem, deadline: float | None, pools: dict[object, OperandPool]
-    ) -> Measurement | None:
+        self, regime: Regime, problem: Problem
+    ) -> Generator[Step | Measurement, Measurement | None, Measurement | None]:
         """The ceiling's own product, now: numerator and denominator share the card's state."""
         ceiling = self.ceilings.get((problem.dtype, regime.name))
         if ceiling is None:
             return None
-        kernel, pool = self.references[ceiling.kernel], self._pool(pools, ceiling.problem)
-        limit = fastest_possible_flops(self.backend.info, ceiling.problem.dtype)
-        rule = self._rule(regime, deadline)
+        rule = self._rule(regime)
         brief = replace(rule, seconds=rule.seconds and rule.seconds * _REFERENCE_SHARE)
-        row = measure(kernel, ceiling.problem, ceiling.shape, regime, pool, brief, limit)
-        return replace(row, is_reference=True) if row.ok else None
+        kernel = self.references[ceiling.kernel]
+        step = Step(kernel, ceiling.problem, ceiling.shape, regime, brief, is_reference=True, is_reported=False)
+        row = yield step
+        if row is None or not row.ok:
+            return None
+        yield row
+        return row
 
-    def _rule(self, regime: Regime, deadline: float | None) -> StoppingRule:
+    def _rule(self, regime: Regime) -> StoppingRule:
         # In sustained a row is a visit of 2 s: the reference's visits beside it take as long again.
         usual = Sustained.shortest_seconds if regime.name == Sustained.name else regime.default_seconds
-        return StoppingRule(self.plan.precision, self.plan.seconds or usual, deadline=deadline)
+        return StoppingRule(self.plan.precision, self.plan.seconds or usual)
 
-    def _start(self, name: str) -> Regime:
-        regime: Regime = (
-            Burst(self.backend, self.plan.flush) if name == Burst.name else regime_class(name)(self.backend)
-        )
-        try:
-            regime.start()
-        except Exception as error:
-            raise DeviceError(f"the device failed before the first shape in {name}: {first_line(error)}") from error
-        return regime
+    def _regime(self, name: str) -> Regime:
+        return Burst(self.backend, self.plan.flush) if name == Burst.name else regime_class(name)(self.backend)
 
 
 def with_products(row: Measurement, kernel: AnyKernel) -> Measurement:

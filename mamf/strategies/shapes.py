@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import statistics as stdlib_statistics
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 
-from mamf.backend import Backend, OperandPool
-from mamf.errors import DeviceError, UnsupportedError, first_line
+from mamf.backend import Backend
+from mamf.errors import UnsupportedError
 from mamf.kernel import Buffer
-from mamf.measure import cut_short, measure
 from mamf.measurement import Measurement
 from mamf.operations.matmul.kernel import MatmulKernel
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.peaks import fastest_possible_flops
 from mamf.plans import Held, Plan
 from mamf.regimes import Classic, Regime, StoppingRule, regime_class
+from mamf.runner import Runner, Step, Steps
 
 # What operands may take of the free memory: the flush buffer and the libraries' workspaces need the rest.
 _SHARE_OF_MEMORY = 0.9
@@ -58,8 +58,6 @@ class Sweep:
     backend: Backend
     held: Collection[Held] = ()
     on_phase: Callable[[str], None] = lambda text: None
-    #: Steps that the end of the budget left out, once ``results`` has ended.
-    left_out: int = field(default=0, init=False)
 
     def results(self) -> Iterator[Measurement]:
         """Measure every step of the plan that is not held.
@@ -69,73 +67,48 @@ class Sweep:
         reason = self.kernel.unsupported(self.backend, self.plan.problem)
         if reason:
             raise UnsupportedError(reason)
-        steps = self.plan.steps(self.held)
-        begun = self.backend.now()
-        budget = self.plan.budget_seconds
-        deadline = None if budget is None else begun + budget
-        pool = self.backend.operand_pool(self.plan.problem.data, self.plan.problem.seed)
-        try:
-            self._reserve(pool)
-            yield from self._walk(steps, pool, deadline)
-        finally:
-            pool.release()
+        self._run = Runner(self.backend, self.plan.budget_seconds, on_phase=self.on_phase)
+        yield from self._run.results(self._steps(self._run))
 
-    def _reserve(self, pool: OperandPool) -> None:
-        self.on_phase("allocating operands")
-        largest = largest_buffers(self.plan, self.backend.info.cache_bytes, self.backend.free_memory())
-        try:
-            for name, buffer in largest.items():
-                pool.take(name, *buffer, fill=name != "c")
-        except Exception as error:
-            if not self.backend.is_out_of_memory(error):
-                raise DeviceError(f"the device failed while allocating: {first_line(error)}") from error
-            pool.release()
-        self.backend.release_memory()
+    @property
+    def left_out(self) -> int:
+        """Steps that the end of the budget left out, once ``results`` has ended."""
+        return self._run.left_out
 
-    def _walk(self, steps: Sequence[Held], pool: OperandPool, deadline: float | None) -> Iterator[Measurement]:
+    def _steps(self, run: Runner) -> Steps:
+        plan = self.plan
+        largest = largest_buffers(plan, self.backend.info.cache_bytes, self.backend.free_memory())
+        run.reserve(plan.problem, [largest])
         regime: Regime | None = None
-        speeds: list[float] = []
+        speeds: deque[float] = deque(maxlen=_RECENT_SHAPES)
         done = 0
-        for name, shape in steps:
+        for name, shape in plan.steps(self.held):
             if regime is None or regime.name != name:
-                regime = self._start(name)
-            if self._would_overrun(shape, speeds, deadline):
-                self.left_out += 1
+                self.on_phase(name)
+                regime = run.started(self._regime(name))
+            if self._would_overrun(run, shape, speeds):
+                run.left_out += 1
                 continue
-            if self.plan.reference is not None and done % self.plan.reference_every == 0:
-                yield replace(self._measure(self.plan.reference, regime, pool, deadline), is_reference=True)
-            result = self._measure(shape, regime, pool, deadline)
-            if cut_short(result, deadline, self.backend):
-                self.left_out += 1
-                continue
-            if result.summary is not None:
-                speeds.append(shape.flop / result.seconds)
-            done += 1
-            yield result
+            if plan.reference is not None and done % plan.reference_every == 0:
+                yield self._step(plan.reference, regime)._replace(is_reference=True)
+            row = yield self._step(shape, regime)
+            if row is not None:
+                done += 1
+                speeds += [] if row.summary is None else [row.amount / row.seconds]
 
-    def _start(self, name: str) -> Regime:
-        self.on_phase(name)
+    def _step(self, shape: MatmulShape, regime: Regime) -> Step:
+        rule = StoppingRule(self.plan.precision, self.plan.seconds or regime.default_seconds)
+        return Step(self.kernel, self.plan.problem, shape, regime, rule)
+
+    def _regime(self, name: str) -> Regime:
         kind = regime_class(name)
         if kind is Classic:
-            regime: Regime = Classic(self.backend, self.plan.warmup_launches, self.plan.timed_launches)
-        else:
-            regime = kind(self.backend)
-        try:
-            regime.start()
-        except Exception as error:
-            raise DeviceError(f"the device failed before the first shape in {name}: {first_line(error)}") from error
-        return regime
+            return Classic(self.backend, self.plan.warmup_launches, self.plan.timed_launches)
+        return kind(self.backend)
 
-    def _measure(self, shape: MatmulShape, regime: Regime, pool: OperandPool, deadline: float | None) -> Measurement:
-        rule = StoppingRule(self.plan.precision, self.plan.seconds or regime.default_seconds, deadline=deadline)
-        limit = fastest_possible_flops(self.backend.info, self.plan.problem.dtype)
-        return measure(self.kernel, self.plan.problem, shape, regime, pool, rule, limit)
-
-    def _would_overrun(self, shape: MatmulShape, speeds: Sequence[float], deadline: float | None) -> bool:
+    def _would_overrun(self, run: Runner, shape: MatmulShape, speeds: Collection[float]) -> bool:
         """Whether even the verification and the fewest launches would outlast the budget, at the speed seen so far."""
-        if deadline is None:
-            return False
-        left = deadline - self.backend.now()
+        if run.deadline is None or not speeds:
+            return run.is_over()
         fewest = 1 + StoppingRule.fewest
-        recent = speeds[-_RECENT_SHAPES:]
-        return left <= 0 or (bool(recent) and fewest * shape.flop / stdlib_statistics.median(recent) > left)
+        return bool(run.agree(fewest * shape.flop / stdlib_statistics.median(speeds) > run.deadline - run.now()))

@@ -44,6 +44,7 @@ FLOORS = (
     ("checking",),
     ("regimes",),
     ("measure",),
+    ("runner",),
     ("strategies",),
     ("estimate",),
     ("ceilings",),

@@ -435,7 +435,7 @@ def test_a_device_on_which_everything_fails_has_no_ceiling(backend, monkeypatch)
 
 def test_a_device_that_fails_before_the_first_shape_is_said(backend, monkeypatch):
     monkeypatch.setattr(backend, "flush_cache", lambda size=None: 1 / 0)
-    with pytest.raises(DeviceError, match="before the first shape: division by zero"):
+    with pytest.raises(DeviceError, match="before the first shape in burst: division by zero"):
         found(find_of(backend))
 
 

@@ -1,0 +1,169 @@
+"""Measures steps one after another, whatever is measured and whoever asks: one for sweeps, kernels and searches.
+
+A strategy is a generator: it yields a step and is sent the row that answers it, or None where the budget left it out.
+Budget, memory, held rows, what fails before the first shape and what is left out are dealt with here, once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from mamf.backend import Backend, OperandPool
+from mamf.errors import DeviceError, first_line
+from mamf.kernel import AnyKernel, Buffer, Problem
+from mamf.logs.known import operation_called
+from mamf.measure import cut_short, measure
+from mamf.measurement import Measurement
+from mamf.regimes import Regime, StoppingRule
+
+
+class Step(NamedTuple):
+    """What one measurement is of. ``rule``: without the deadline, which is the run's.
+
+    ``is_reported`` False: the strategy has something to add to the row, and yields it itself.
+    """
+
+    kernel: AnyKernel
+    problem: Problem
+    shape: Any
+    regime: Regime
+    rule: StoppingRule
+    phase: str = ""
+    round: int = 0
+    is_reference: bool = False
+    is_reported: bool = True
+
+
+#: A strategy as it goes: steps to be measured, and rows to be reported as they are.
+Steps = Generator[Step | Measurement, Measurement | None, None]
+
+
+@dataclass
+class Runner:
+    """One run on an opened backend.
+
+    ``held``: rows of an interrupted run in their order, which answer its steps in place of measuring. ``agree``: every
+    decision to stop, to go on or how many launches to queue passes it, so that several ranks can come to one.
+    """
+
+    backend: Backend
+    budget_seconds: float | None = None
+    held: Collection[Measurement] = ()
+    on_phase: Callable[[str], None] = lambda text: None
+    agree: Callable[[float], float] = lambda own: own
+    #: Steps that the end of the budget left out.
+    left_out: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.begun = self.backend.now()
+        self._left = deque(self.held)
+        self._pools: dict[object, OperandPool] = {}
+
+    def results(self, steps: Steps) -> Iterator[Measurement]:
+        """Yield what is measured. Breaking off loses the measurement in flight."""
+        try:
+            asked = next(steps)
+            while True:
+                if isinstance(asked, Measurement):
+                    yield asked
+                    asked = steps.send(None)
+                    continue
+                row = self._replayed(asked)
+                if row is None:
+                    row = self._measured(asked)
+                    if row is not None and asked.is_reported:
+                        yield row
+                asked = steps.send(row)
+        except StopIteration:
+            return
+        finally:
+            steps.close()
+            for pool in self._pools.values():
+                pool.release()
+
+    # -- what a strategy asks of the run -----------------------------------------------------------------------------
+
+    @property
+    def deadline(self) -> float | None:
+        return None if self.budget_seconds is None else self.begun + self.budget_seconds
+
+    def now(self) -> float:
+        return self.backend.now()
+
+    def is_over(self) -> bool:
+        """Whether the budget has ended."""
+        return bool(self.agree(self.deadline is not None and self.now() >= self.deadline))
+
+    def goes_on(self, regime: Regime, phase: str, until: float, number: int = 0, is_due: bool = False) -> bool:
+        """Whether a phase has another step: as the held rows say while there are any, then as time allows.
+
+        ``number``: of the round. ``is_due``: it is too early for time to end the phase.
+        """
+        if self._left:
+            held = self._left[0]
+            return (held.regime, held.phase) == (regime.name, phase) and (not number or held.round <= number)
+        if self.is_over():
+            self.left_out += 1
+        return not self.left_out and bool(self.agree(is_due or self.now() < until))
+
+    def started(self, regime: Regime) -> Regime:
+        """A regime that is ready. Raises DeviceError when the device fails."""
+        regime.agree = self.agree
+        try:
+            regime.start()
+        except Exception as error:
+            raise DeviceError(
+                f"the device failed before the first shape in {regime.name}: {first_line(error)}"
+            ) from error
+        return regime
+
+    def reserve(self, problem: Problem, needed: Iterable[Mapping[str, Buffer]]) -> None:
+        """One buffer per operand, large enough for all that is to come: growing it between visits would let the device
+        go cold. What does not fit is left to fail on its own. Raises DeviceError when the device fails.
+        """
+        self.on_phase("allocating operands")
+        pool, largest = self.pool(problem), dict[str, Buffer]()
+        for buffers in needed:
+            for name, buffer in buffers.items():
+                largest[name] = max(buffer, largest.get(name, buffer))
+        try:
+            for name, buffer in largest.items():
+                pool.take(name, *buffer, fill=name != "c")
+        except Exception as error:
+            if not self.backend.is_out_of_memory(error):
+                raise DeviceError(f"the device failed while allocating: {first_line(error)}") from error
+            pool.release()
+        self.backend.release_memory()
+
+    def pool(self, problem: Problem) -> OperandPool:
+        """The operands of all problems that are filled alike."""
+        key = (problem.operation, problem.data, problem.seed)
+        if key not in self._pools:
+            self._pools[key] = self.backend.operand_pool(problem.data, problem.seed)
+        return self._pools[key]
+
+    # -- answering ---------------------------------------------------------------------------------------------------
+
+    def _replayed(self, step: Step) -> Measurement | None:
+        """The held row that answered this step; it decides what was measured then."""
+        return self._left.popleft() if self._left and self._left[0].phase == step.phase else None
+
+    def _measured(self, step: Step) -> Measurement | None:
+        """None when the budget ended before there was a figure."""
+        if self.is_over():
+            self.left_out += 1
+            return None
+        kernel, problem = step.kernel, step.problem
+        # A kernel that skips or approximates work has its work counted as if it were done.
+        limit = None
+        if kernel.is_exact:
+            limit = operation_called(problem.operation).fastest_possible(self.backend.info, problem)
+        rule = replace(step.rule, deadline=self.deadline, agree=self.agree)
+        row = measure(kernel, problem, step.shape, step.regime, self.pool(problem), rule, limit)
+        if cut_short(row, self.deadline, self.backend):
+            self.left_out += 1
+            return None
+        return replace(row, phase=step.phase, round=step.round, is_reference=step.is_reference)

@@ -1,23 +1,39 @@
-"""Sweep, find and ceilings as calls, for programs and notebooks."""
+"""What the command line does, as calls for programs and notebooks.
+
+Every measuring call streams its rows, may be broken off at any moment, and keeps a run log where ``log`` names a file.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from mamf.backend import Backend
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.finding import Find
 from mamf.ceilings.grid import plan_for
-from mamf.discovery import KERNELS, kernel, kernel_for, open_backend, registered
+from mamf.ceilings.share import Ceilings
+from mamf.discovery import KERNELS, kernel, kernel_for, kernel_of, open_backend, operation, registered
 from mamf.dtypes import DTYPES, canonical_name
-from mamf.errors import DeviceError, RunLogError, UnsupportedError
+from mamf.errors import DeviceError, RunLogError, UnavailableError, UnsupportedError
+from mamf.kernel import AnyKernel
+from mamf.logs.recording import Recording
+from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import Measurement
+from mamf.operation import Operation
+from mamf.operations.attention.report import attention_summary_record
+from mamf.operations.attention.shapes import AttentionShape
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.plans import DEFAULT_BUDGET_SECONDS, Plan
+from mamf.plans import DEFAULT_BUDGET_SECONDS, KernelsPlan, Plan
+from mamf.report import find_summary_record, summary_record
+from mamf.strategies.kernels import KernelsSweep
 from mamf.strategies.shapes import Sweep
+
+#: Called with each measurement as it is made.
+OnRow = Callable[[Measurement], object]
 
 
 def problem_for(
@@ -60,31 +76,36 @@ def is_usable(candidate: MatmulKernel, backend: Backend, problem: MatmulProblem)
 def find(
     dtype: str | None = None,
     *,
+    problem: MatmulProblem | None = None,
     regime: str = "burst",
     backend: str | Backend = "auto",
     device: int = 0,
     kernels: Sequence[str] | None = None,
-    out_dtype: str | None = None,
-    layout: str = "nt",
-    data: str = "normal",
-    seed: int = 0,
-    fast_accumulation: bool = False,
     precision: float = 0.003,
     budget_seconds: float = DEFAULT_BUDGET_SECONDS,
+    on_row: OnRow | None = None,
+    log: str | Path | None = None,
 ) -> Ceiling:
-    """The ceiling of a device for a dtype in a regime (burst or sustained).
+    """The ceiling of a device in a regime (burst or sustained), for a dtype or a whole ``problem``.
 
-    Raises UnavailableError, UnknownNameError or UnsupportedError for what cannot be measured, and DeviceError when
-    nothing was confirmed within the budget.
+    ``on_row`` is called with each measurement as it is made. Raises UnavailableError, UnknownNameError or
+    UnsupportedError for what cannot be measured, and DeviceError when nothing was confirmed within the budget.
     """
-    opened = open_backend(backend, device) if isinstance(backend, str) else backend
-    problem = problem_for(opened, dtype, out_dtype, layout, data, seed, fast_accumulation)
+    opened = opened_backend(backend, device)
+    problem = problem or problem_for(opened, dtype)
     chosen = kernels_for(opened, problem, kernels)
     regimes = tuple(dict.fromkeys(("burst", regime)))
     plan = plan_for(opened, problem, chosen, regimes=regimes, budget_seconds=budget_seconds, precision=precision)
     search = Find(plan, chosen, opened)
-    for _ in search.results():
-        pass
+    recording = Recording(log, opened, chosen[0].name, plan)
+    rows = recording.of(
+        search.results(),
+        lambda taken, *end: find_summary_record(taken, search.ceilings, *end),
+        lambda: [("ceiling", ceiling_record(ceiling)) for ceiling in search.ceilings.values()],
+    )
+    for row in rows:
+        if on_row is not None:
+            on_row(row)
     if regime not in search.ceilings:
         raise DeviceError(f"no {regime} ceiling was confirmed in {budget_seconds:.0f} s: give it more")
     return search.ceilings[regime]
@@ -100,27 +121,93 @@ def load_ceiling(path: str | Path, regime: str = "burst") -> Ceiling:
 
 
 def sweep(
-    shapes: Iterable[MatmulShape],
+    shapes: Iterable[MatmulShape | str],
     *,
+    problem: MatmulProblem | None = None,
+    dtype: str | None = None,
+    regime: str = "burst",
     backend: str | Backend = "auto",
     device: int = 0,
-    regime: str = "burst",
     kernel: str = "auto",
-    dtype: str | None = None,
-    out_dtype: str | None = None,
-    layout: str = "nt",
-    data: str = "normal",
-    seed: int = 0,
-    fast_accumulation: bool = False,
     precision: float = 0.003,
     budget_seconds: float | None = None,
+    log: str | Path | None = None,
 ) -> Iterator[Measurement]:
-    """Measure shapes one by one, in an order shuffled by ``seed``.
+    """Measure products one by one, in an order shuffled by the problem's seed; shapes may be text, ``4096x4096x4096``.
 
     ``dtype`` None is the device's own default (bfloat16 on accelerators). Raises UnavailableError, UnknownNameError or
     UnsupportedError before anything is allocated; afterwards whatever goes wrong is the status of a measurement.
     """
-    opened = open_backend(backend, device) if isinstance(backend, str) else backend
-    problem = problem_for(opened, dtype, out_dtype, layout, data, seed, fast_accumulation)
-    plan = Plan(tuple(shapes), problem, (regime,), precision=precision, budget_seconds=budget_seconds)
-    return Sweep(plan, kernel_for(opened, problem, kernel), opened).results()
+    opened = opened_backend(backend, device)
+    problem = problem or problem_for(opened, dtype)
+    wanted = tuple(shape if isinstance(shape, MatmulShape) else MatmulShape.parse(shape) for shape in shapes)
+    plan = Plan(wanted, problem, (regime,), precision=precision, budget_seconds=budget_seconds)
+    chosen = kernel_for(opened, problem, kernel)
+    running = Sweep(plan, chosen, opened)
+    return Recording(log, opened, chosen.name, plan).of(
+        running.results(),
+        lambda taken, status, reason, seconds: summary_record(taken, status, reason, seconds, running.left_out),
+        left=lambda: running.left_out,
+    )
+
+
+def measure_kernels(
+    of: str,
+    shapes: Iterable[Any] | None = None,
+    *,
+    problems: Iterable[Any] | None = None,
+    kernels: Sequence[str] | None = None,
+    regimes: Sequence[str] = ("burst",),
+    ceilings: Ceilings | None = None,
+    backend: str | Backend = "auto",
+    device: int = 0,
+    precision: float = 0.003,
+    budget_seconds: float | None = None,
+    log: str | Path | None = None,
+) -> Iterator[Measurement]:
+    """Measure kernels of any operation but matmul, ``of`` its name: all that are available, or those named.
+
+    Shapes may be the operation's text; without shapes and problems its own defaults are taken. ``ceilings`` (by dtype
+    and regime) make shares: the product of each is measured beside its rows. Raises as ``sweep`` does.
+    """
+    opened, found = opened_backend(backend, device), operation(of)
+    wanted = tuple(found.parse_shape(each) if isinstance(each, str) else each for each in shapes or ())
+    asked = tuple(problems or (found.problem_for(opened, {}),))
+    chosen = available_kernels(found, opened, kernels)
+    names = tuple(each.name for each in chosen)
+    plan = KernelsPlan(
+        of, wanted or tuple(found.default_shapes(opened)), asked, names, tuple(regimes), precision,
+        budget_seconds=budget_seconds,
+    )  # fmt: skip
+    known = dict(ceilings or {})
+    references = {ceiling.kernel: kernel(ceiling.kernel) for ceiling in known.values()}
+    running = KernelsSweep(plan, chosen, opened, known, references)
+    return Recording(log, opened, " ".join(names), plan).of(
+        running.results(),
+        lambda taken, status, reason, seconds: attention_summary_record(
+            taken, known, status, reason, seconds, running.left_out
+        ),
+        left=lambda: running.left_out,
+    )
+
+
+def attention(shapes: Iterable[AttentionShape | str] | None = None, **options: Any) -> Iterator[Measurement]:
+    """Measure attention kernels: ``measure_kernels("attention", ...)``."""
+    return measure_kernels("attention", shapes, **options)
+
+
+def available_kernels(of: Operation[Any, Any], backend: Backend, names: Sequence[str] | None = None) -> list[AnyKernel]:
+    """The named kernels of an operation, or all that can be used here. Raises UnavailableError for a named one."""
+    if names is None:
+        every = [kernel_of(of, name) for name in sorted(registered(of.kernel_group))]
+        return [each for each in every if each.unavailable(backend) is None]
+    chosen = [kernel_of(of, name) for name in dict.fromkeys(names)]
+    for each in chosen:
+        reason = each.unavailable(backend)
+        if reason is not None:
+            raise UnavailableError(f"kernel {each.name} is not available on {backend.name}: {reason}")
+    return chosen
+
+
+def opened_backend(backend: str | Backend, device: int) -> Backend:
+    return open_backend(backend, device) if isinstance(backend, str) else backend

@@ -7,20 +7,20 @@ import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Generic, NamedTuple
 
-from mamf.backend import Advice, Unavailable
+from mamf.backend import Advice
 from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.options import duration
 from mamf.cli.progress import Progress
 from mamf.cli.resuming import AnyPlan, plan_of, reopened
 from mamf.discovery import open_backend
 from mamf.doctor import as_line, diagnose, warnings
-from mamf.environment import command_line, describe_environment, tool_version
+from mamf.environment import command_line, tool_version
 from mamf.errors import MamfError, RunLogWriteError, UsageError
+from mamf.logs.header import header_of
 from mamf.logs.records import measurement_record, utc_now
 from mamf.logs.run_log import RunLog, RunLogWriter, read_run_log
 from mamf.measurement import Measurement
@@ -142,22 +142,10 @@ class Session(ABC, Generic[AnyPlan]):
                 return self._finish(header, writer, end, self.backend.now() - begun)
 
     def _header(self) -> dict[str, Any]:
-        backend = self.backend
-        sensors = backend.telemetry
-        return {
-            "tool": tool_version(),
-            "command": command_line(),
-            "started": utc_now(),
-            "device": asdict(backend.info),
-            "timer": backend.timer,
-            "sensors": f"unavailable: {sensors.reason}" if isinstance(sensors, Unavailable) else "available",
-            "kernel": self.kernel_name(),
-            "plan": self.plan_record(),
-            "settings": backend.settings(),
-            "environment": describe_environment(backend.environment_variables),
-            "findings": [as_line(finding).strip() for finding in self.findings],
-            "notes": self.options.notes,
-        }
+        findings = [as_line(finding).strip() for finding in self.findings]
+        return header_of(
+            self.backend, command_line(), self.kernel_name(), self.plan_record(), findings, self.options.notes
+        )
 
     def _open_log(self, header: dict[str, Any]) -> RunLogWriter:
         if self.log is None:

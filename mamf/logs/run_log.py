@@ -30,7 +30,7 @@ from mamf.ceilings.ceiling import Ceiling
 from mamf.environment import scrub_record
 from mamf.errors import MamfError, RunLogError, RunLogWriteError, UsageError
 from mamf.logs.plan_records import plan_from_record
-from mamf.logs.records import ceiling_from_record, measurement_from_record
+from mamf.logs.records import ceiling_from_record, measurement_from_record, measurement_record
 from mamf.measurement import Measurement
 from mamf.plans import FindPlan, Held, KernelsPlan, Plan
 
@@ -69,6 +69,10 @@ class RunLog:
         """``complete``, or ``interrupted`` by Ctrl-C, a budget or a kill: what is best may never have been tried."""
         return "complete" if self.summary is not None and self.summary["status"] == "complete" else "interrupted"
 
+    def rows(self) -> list[dict[str, Any]]:
+        """Each measurement as one flat mapping: ``pandas.DataFrame(log.rows())``."""
+        return [flat(measurement_record(row)) for row in self.measurements]
+
     @property
     def held(self) -> set[Held]:
         """The steps that need not be measured again: a failure or exhausted memory may have been the moment's."""
@@ -79,6 +83,17 @@ class RunLog:
         """The rows that stay when the log is resumed."""
         held = self.held
         return [row for row in self.measurements if row.is_reference or row.step in held]
+
+
+def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A record without nesting: ``shape.m``, ``tflops.median``."""
+    found: dict[str, Any] = {}
+    for name, value in record.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = value
+    return found
 
 
 class RunLogWriter:
@@ -163,8 +178,9 @@ def lock(descriptor: int, path: Path) -> None:
         raise UsageError(f"{path} is being written by another process: wait for it to end") from None
 
 
-def read_run_log(path: Path) -> RunLog:
+def read_run_log(path: str | Path) -> RunLog:
     """Read and check a log. Raises RunLogError naming the line and what is wrong with it."""
+    path = Path(path)
     data = read_bytes(path)
     rest = data.rpartition(b"\n")[2]
     lines = whole_lines(path, data)

@@ -1,0 +1,32 @@
+"""What a run log says before its first row: tool, command, device, software, settings and the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from mamf.backend import Backend, Unavailable
+from mamf.environment import describe_environment, tool_version
+from mamf.logs.records import utc_now
+
+
+def header_of(
+    backend: Backend, command: str, kernel: str, plan: Mapping[str, Any], findings: Sequence[str] = (), notes: str = ""
+) -> dict[str, Any]:
+    """``plan``: as mamf.logs.plan_records writes it; ``findings``: the doctor's, a line each."""
+    sensors = backend.telemetry
+    return {
+        "tool": tool_version(),
+        "command": command,
+        "started": utc_now(),
+        "device": asdict(backend.info),
+        "timer": backend.timer,
+        "sensors": f"unavailable: {sensors.reason}" if isinstance(sensors, Unavailable) else "available",
+        "kernel": kernel,
+        "plan": dict(plan),
+        "settings": backend.settings(),
+        "environment": describe_environment(backend.environment_variables),
+        "findings": list(findings),
+        "notes": notes,
+    }

@@ -1,0 +1,67 @@
+"""Rows on their way to a caller, written to a run log first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mamf.backend import Backend
+from mamf.logs.header import header_of
+from mamf.logs.plan_records import plan_record
+from mamf.logs.records import measurement_record, utc_now
+from mamf.logs.run_log import RunLogWriter
+from mamf.measurement import Measurement
+from mamf.plans import AnyPlan
+
+#: Makes the last record of a log from its rows, a status, a reason and seconds.
+Summary = Callable[[list[Measurement], str, str, float], dict[str, Any]]
+#: Records between the last row and the summary, each with its kind.
+Records = Callable[[], Iterable[tuple[str, dict[str, Any]]]]
+
+
+@dataclass
+class Recording:
+    """``path`` None: rows pass and nothing is kept. Breaking off ends the log properly."""
+
+    path: str | Path | None
+    backend: Backend
+    kernel: str
+    plan: AnyPlan
+
+    def of(
+        self,
+        rows: Iterator[Measurement],
+        summary: Summary,
+        after: Records = tuple,
+        left: Callable[[], int] = lambda: 0,
+    ) -> Iterator[Measurement]:
+        """The same rows; ``left``: what the budget left out. Raises UsageError when the log cannot be made."""
+        if self.path is None:
+            return rows
+        header = header_of(self.backend, "from Python", self.kernel, plan_record(self.plan))
+        return self._written(RunLogWriter.create(Path(self.path), header), rows, summary, after, left)
+
+    def _written(
+        self,
+        writer: RunLogWriter,
+        rows: Iterator[Measurement],
+        summary: Summary,
+        after: Records,
+        left: Callable[[], int],
+    ) -> Iterator[Measurement]:
+        taken: list[Measurement] = []
+        begun, status, reason = self.backend.now(), "interrupted", "by the caller"
+        with writer:
+            try:
+                for row in rows:
+                    writer.write("measurement", measurement_record(row))
+                    taken.append(row)
+                    yield row
+                status, reason = ("interrupted", "the budget ended") if left() else ("complete", "")
+            finally:
+                for kind, record in after():
+                    writer.write(kind, record)
+                elapsed = self.backend.now() - begun
+                writer.write("summary", {**summary(taken, status, reason, elapsed), "time": utc_now()})

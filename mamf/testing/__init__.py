@@ -10,17 +10,22 @@ The suites need pytest (``pip install mamf[test]``); the simulated backend needs
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 from mamf.testing.simulated import Physics, SimulatedBackend
 from mamf.testing.simulated_kernels import SimulatedAttention, SimulatedMatmul
 
-__all__ = ["BackendContract", "KernelContract", "Physics", "SimulatedAttention", "SimulatedBackend", "SimulatedMatmul"]
+_SUITES = {
+    "AttentionKernelContract": "kernel_contracts",
+    "BackendContract": "contracts",
+    "KernelContract": "kernel_contracts",
+    "OperationContract": "kernel_contracts",
+}
+__all__ = ["Physics", "SimulatedAttention", "SimulatedBackend", "SimulatedMatmul", *_SUITES]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("BackendContract", "KernelContract"):
-        from mamf.testing import contracts
-
-        return getattr(contracts, name)
+    if name in _SUITES:
+        return getattr(importlib.import_module(f"mamf.testing.{_SUITES[name]}"), name)
     raise AttributeError(f"module 'mamf.testing' has no attribute {name!r}")

@@ -7,11 +7,7 @@ import math
 import pytest
 
 from mamf.backend import Advice, Backend, DeviceInfo, Reading, Unavailable
-from mamf.checking import Checked
 from mamf.errors import MamfError
-from mamf.operations.matmul.kernel import LAYOUTS, MatmulKernel, MatmulProblem
-from mamf.operations.matmul.shapes import MatmulShape
-from mamf.regimes import Burst, StoppingRule
 
 
 class BackendContract:
@@ -115,89 +111,3 @@ class BackendContract:
 
     def test_settings_are_text(self, backend: Backend) -> None:
         assert all(isinstance(value, str) for value in backend.settings().values())
-
-
-class KernelContract:
-    """What every matmul kernel must do. Supply the fixtures ``backend``, ``kernel`` and ``problem`` (one it
-    supports).
-    """
-
-    shape = MatmulShape(96, 80, 64)
-
-    @pytest.fixture
-    def backend(self) -> Backend:
-        raise NotImplementedError("supply a fixture that opens a backend")
-
-    @pytest.fixture
-    def kernel(self) -> MatmulKernel:
-        raise NotImplementedError("supply the kernel")
-
-    @pytest.fixture
-    def problem(self) -> MatmulProblem:
-        raise NotImplementedError("supply a problem that the kernel supports")
-
-    def test_is_available_and_supports_the_problem(
-        self, backend: Backend, kernel: MatmulKernel, problem: MatmulProblem
-    ) -> None:
-        assert kernel.unavailable(backend) is None
-        assert kernel.unsupported(backend, problem) is None
-        assert kernel.unsupported_shape(problem, self.shape) is None
-
-    def test_result_is_right_for_every_supported_layout_and_data(
-        self, backend: Backend, kernel: MatmulKernel, problem: MatmulProblem
-    ) -> None:
-        for layout in LAYOUTS:
-            for data in ("normal", "zeros"):
-                variant = MatmulProblem(problem.dtype, problem.out_dtype, layout, data)
-                if kernel.unsupported(backend, variant) is None:
-                    with kernel.settings(backend, variant):
-                        pool = backend.operand_pool(data, 0)
-                        Checked(kernel.prepare(backend, variant, self.shape, pool)).rehearse(backend)
-
-    def test_every_operand_set_is_right_and_stays_as_it_was(
-        self, backend: Backend, kernel: MatmulKernel, problem: MatmulProblem
-    ) -> None:
-        """A kernel that changed its operands, served one set alone or did nothing later would fail."""
-        pool = backend.operand_pool("normal", 0)
-        with kernel.settings(backend, problem):
-            checked = Checked(kernel.prepare(backend, problem, self.shape, pool, sets=3))
-            assert len(checked.launches) == 3
-            checked.rehearse(backend)
-            checked.poison()
-            for launch in (*checked.launches, *checked.launches):
-                launch()
-            backend.synchronize()
-            checked.verify()
-            checked.require_unchanged_operands()
-
-    def test_a_poisoned_output_is_wrong(self, backend: Backend, kernel: MatmulKernel, problem: MatmulProblem) -> None:
-        pool = backend.operand_pool("normal", 0)
-        with kernel.settings(backend, problem):
-            prepared = kernel.prepare(backend, problem, self.shape, pool)
-            result = prepared.launches[0]()
-            backend.synchronize()
-            assert prepared.verify(0, result).ok
-            prepared.poison((result,))
-            assert not prepared.verify(0, result).ok
-
-    def test_rewrites_its_output_when_asked(
-        self, backend: Backend, kernel: MatmulKernel, problem: MatmulProblem
-    ) -> None:
-        pool = backend.operand_pool("normal", 0)
-        assert kernel.prepare(backend, problem, self.shape, pool).rewrite_output is None
-        rewrite = kernel.prepare(backend, problem, self.shape, pool, rewrite=True).rewrite_output
-        assert rewrite is not None
-        rewrite()
-
-    def test_can_be_measured(self, backend: Backend, kernel: MatmulKernel, problem: MatmulProblem) -> None:
-        pool = backend.operand_pool("normal", 0)
-        with kernel.settings(backend, problem):
-            prepared = kernel.prepare(backend, problem, self.shape, pool)
-            taken = Burst(backend).sample(Checked(prepared), StoppingRule(seconds=0.0), 0.0)
-        assert taken.launches >= 3
-        assert all(seconds > 0 for seconds in taken.seconds)
-
-    def test_says_in_a_line_what_it_does_not_support(self, backend: Backend, kernel: MatmulKernel) -> None:
-        reason = kernel.unsupported(backend, MatmulProblem("bfloat16", "int32"))
-        assert reason
-        assert "\n" not in reason

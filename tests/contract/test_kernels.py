@@ -40,7 +40,9 @@ def backend():
 
 
 class TestOnCpu(KernelContract):
-    shape = SHAPE
+    @pytest.fixture
+    def shape(self):
+        return SHAPE
 
     @pytest.fixture(params=[*CASES, *COMPILED], ids=" ".join)
     def case(self, request):

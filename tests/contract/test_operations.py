@@ -1,0 +1,41 @@
+"""Every operation and the attention kernels of this machine against the shipped contracts."""
+
+import pytest
+
+from mamf.discovery import OPERATIONS, attention_kernel, kernel, open_backend, operation, registered
+from mamf.testing import AttentionKernelContract, OperationContract
+
+#: A kernel of each operation that runs on any CPU.
+OF_CPU = {"matmul": lambda: kernel("torch.mm"), "attention": lambda: attention_kernel("sdpa-math")}
+
+
+def test_every_operation_is_held_to_the_contract():
+    assert set(registered(OPERATIONS)) == set(OF_CPU)
+
+
+@pytest.mark.parametrize("name", OF_CPU)
+class TestOperation(OperationContract):
+    @pytest.fixture
+    def backend(self):
+        return open_backend("cpu")
+
+    @pytest.fixture
+    def operation(self, name):
+        found = operation(name)
+        found.shape_example = {"matmul": "96x80x64", "attention": "b1h2q64k64d32c"}.get(name, found.shape_example)
+        return found
+
+    @pytest.fixture
+    def kernel(self, name):
+        return OF_CPU[name]()
+
+
+@pytest.mark.parametrize("name", ["sdpa", "sdpa-math", "sdpa-flash", "eager"])
+class TestAttentionKernel(AttentionKernelContract):
+    @pytest.fixture
+    def backend(self):
+        return open_backend("cpu")
+
+    @pytest.fixture
+    def kernel(self, name):
+        return attention_kernel(name)

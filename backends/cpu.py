@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,13 @@ class CpuSensors:
         )
 
 
+# What Inductor writes for a CPU is C++.
+_COMPILERS = ("c++", "g++", "clang++")
+
+
 class CpuBackend(HostTimedBackend):
     name = "cpu"
+    runtime = "host"
     is_accelerator = False
     device_type = "cpu"
     # A CPU's clock follows its own, slower rules, and one product takes seconds: resting would double the wait for
@@ -72,6 +78,11 @@ class CpuBackend(HostTimedBackend):
     def setup(self) -> None:
         # Without native instructions bfloat16 is emulated, at a fraction of what float32 gives.
         self.default_dtype = "bfloat16" if has_native_bfloat16() else "float32"
+
+    def without_compiler(self) -> Unavailable | None:
+        if any(map(shutil.which, _COMPILERS)):
+            return None
+        return Unavailable("Inductor needs a C++ compiler", "sudo apt install g++")
 
     def describe(self) -> DeviceInfo:
         frequency = psutil.cpu_freq()

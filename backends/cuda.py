@@ -17,6 +17,7 @@ _CAPABILITY_WITH_FP8 = (8, 9)
 
 class CudaBackend(AcceleratorBackend):
     name = "cuda"
+    runtime = "cuda"
     device_type = "cuda"
     environment_variables = (
         "CUBLAS_WORKSPACE_CONFIG",

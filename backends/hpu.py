@@ -68,6 +68,7 @@ def open_hlml(index: int) -> HlmlSensors | Unavailable:
 
 class HpuBackend(AcceleratorBackend):
     name = "hpu"
+    runtime = "synapse"
     device_type = "hpu"
     environment_variables = (_LAZY_MODE, "HABANA_VISIBLE_DEVICES", "PT_HPU_ENABLE_EAGER_CACHE")
 

@@ -15,6 +15,7 @@ from mamf.torch_backend import HostTimedBackend
 
 class MpsBackend(HostTimedBackend):
     name = "mps"
+    runtime = "metal"
     device_type = "mps"
     default_dtype = "float16"
     environment_variables = ("PYTORCH_ENABLE_MPS_FALLBACK", "PYTORCH_MPS_FAST_MATH", "PYTORCH_MPS_PREFER_METAL")
@@ -36,6 +37,11 @@ class MpsBackend(HostTimedBackend):
         # Older releases of torch tell neither name nor cores.
         query = getattr(torch.backends.mps, "get_name", None)
         return str(query()) if query else "Apple GPU"
+
+    def without_compiler(self) -> Unavailable | None:
+        return Unavailable(
+            "Inductor tunes no products and compiles no FlexAttention on mps", "mamf kernels lists others"
+        )
 
     def describe(self) -> DeviceInfo:
         cores = getattr(torch.backends.mps, "get_core_count", None)

@@ -125,6 +125,7 @@ def open_amdsmi(properties: Any) -> AmdSmiSensors | Unavailable:
 
 class RocmBackend(AcceleratorBackend):
     name = "rocm"
+    runtime = "hip"
     device_type = "cuda"
     environment_variables = (
         "GPU_MAX_HW_QUEUES",

@@ -39,6 +39,7 @@ class XpuSensors:
 
 class XpuBackend(AcceleratorBackend):
     name = "xpu"
+    runtime = "sycl"
     device_type = "xpu"
     environment_variables = (
         "ONEAPI_DEVICE_SELECTOR",

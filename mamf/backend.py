@@ -132,6 +132,9 @@ class Backend(ABC):
     burst_traits: ClassVar[BurstTraits] = BurstTraits()
     sustained_traits: ClassVar[SustainedTraits] = SustainedTraits()
     default_dtype = "bfloat16"
+    #: The family of runtimes whose code the device runs, by which libraries ship kernels: cuda, hip, sycl, synapse,
+    #: metal, host; whoever sells the device.
+    runtime: ClassVar[str] = ""
     #: Flags and environment variables that this vendor's libraries read and that change results.
     environment_variables: ClassVar[tuple[str, ...]] = ()
 
@@ -227,6 +230,10 @@ class Backend(ABC):
     def unsupported_dtype(self, dtype: str) -> str | None:
         """Why this device cannot multiply ``dtype`` at all, or None."""
         return None if dtype in DTYPES else f"{self.name} knows no dtype {dtype}"
+
+    def without_compiler(self) -> Unavailable | None:
+        """Why torch's compiler makes no kernels for this device, or None."""
+        return None
 
     def advice(self) -> list[Advice]:
         """What a user should know about this machine before believing a number. Changes nothing."""

@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 import types
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
-
-from mamf.backend import Backend, Unavailable
-
-_COMPILERS = ("c++", "g++", "clang++")
-
-
-def without_compiler(backend: Backend) -> Unavailable | None:
-    """Why Inductor cannot generate code for this backend, or None: on a CPU it writes C++."""
-    if backend.name == "cpu" and not any(map(shutil.which, _COMPILERS)):
-        return Unavailable("Inductor needs a C++ compiler", "sudo apt install g++")
-    return None
 
 
 def with_own_cache(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,7 +10,8 @@ import torch
 from attention_fakes import LIBRARIES
 from verdicts import verified
 
-from mamf.discovery import ATTENTION_KERNELS, attention_kernel, open_backend, registered
+from mamf.backend import Unavailable
+from mamf.discovery import ATTENTION_KERNELS, attention_kernel, backend_class, open_backend, registered
 from mamf.dtypes import DTYPES
 from mamf.errors import UnsupportedError
 from mamf.operations.attention.kernels.torch_attention import PreparedAttention, relevant_share
@@ -140,7 +141,15 @@ def test_every_entry_point_is_a_kernel_of_that_name():
 
 
 def bare_backend(name):
-    return SimpleNamespace(name=name, index=0, info=SimpleNamespace(architecture="gfx942"))
+    kind = backend_class(name)
+    reason = Unavailable("Inductor makes no kernels for mps", "mamf attention --kernel sdpa") if name == "mps" else None
+    return SimpleNamespace(
+        name=name,
+        runtime=kind.runtime,
+        index=0,
+        info=SimpleNamespace(architecture="gfx942"),
+        without_compiler=lambda: reason,
+    )
 
 
 def assert_actionable(reason):
@@ -160,8 +169,14 @@ def test_an_absent_library_or_a_foreign_device_is_a_reason_with_a_command(monkey
     for backend in BACKENDS:
         reason = attention_kernel(name).unavailable(bare_backend(backend))
         assert_actionable(reason)
-        assert ("is not installed" in reason.reason) == (backend in attention_kernel(name).backends)
-        assert backend == vendor or "has no kernels for" in reason.reason or backend in attention_kernel(name).backends
+        assert ("is not installed" in reason.reason) == (
+            backend_class(backend).runtime in attention_kernel(name).runtimes
+        )
+        assert (
+            backend == vendor
+            or "has no kernels for" in reason.reason
+            or backend_class(backend).runtime in attention_kernel(name).runtimes
+        )
 
 
 @pytest.mark.parametrize("name", sorted(set(registered(ATTENTION_KERNELS)) - set(LIBRARIES)))
@@ -580,7 +595,7 @@ def test_aiter_is_asked_for_what_its_backward_needs(library, asked, is_old):
 
 def test_aiter_is_for_mi300_and_mi350(library):
     kernel, _ = library("aiter")
-    other = SimpleNamespace(name="rocm", index=0, info=SimpleNamespace(architecture="gfx1100"))
+    other = SimpleNamespace(name="rocm", runtime="hip", index=0, info=SimpleNamespace(architecture="gfx1100"))
     reason = kernel.unavailable(other)
     assert "gfx1100" in reason.reason
     assert_actionable(reason)

@@ -115,6 +115,18 @@ def test_no_one_imports_an_adapter_by_name(path):
         assert not [name for name in imports(path) if name.startswith("mamf.operations.") and ".kernels" in name]
 
 
+@pytest.mark.parametrize("path", CORE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_a_device_can_is_asked_of_it_and_not_of_its_name(path):
+    compared = [
+        side
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Compare)
+        for side in (node.left, *node.comparators)
+    ]
+    named = [ast.unparse(side) for side in compared if isinstance(side, ast.Attribute)]
+    assert not [name for name in named if name.endswith("backend.name")]
+
+
 @pytest.mark.parametrize("path", CORE_MODULES, ids=module_of)
 def test_arrows_point_down(path):
     own = module_of(path)

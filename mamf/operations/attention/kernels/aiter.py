@@ -21,13 +21,13 @@ class Aiter(LibraryAttention):
     module = "aiter"
     distribution = "amd-aiter"
     install = "git clone --recursive https://github.com/ROCm/aiter && cd aiter && python setup.py develop"
-    backends = ("rocm",)
+    runtimes = ("hip",)
     layout = "bshd"
     has_window = True
     has_unequal_head_dims = True
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
-        if backend.name == "rocm" and backend.info.architecture not in _ARCHITECTURES:
+        if backend.runtime == "hip" and backend.info.architecture not in _ARCHITECTURES:
             return Unavailable(
                 f"AITER runs on {' and '.join(_ARCHITECTURES)}, not on {backend.info.architecture}",
                 "mamf attention --kernel sdpa-flash",

@@ -117,8 +117,11 @@ def reference_of(
 
 
 def precise(tensor: torch.Tensor) -> torch.Tensor:
-    """In float64, or float32 where the device has none."""
-    return tensor.detach().to(torch.float32 if tensor.device.type == "mps" else torch.float64)
+    """In float64, or float32 where torch has none for the device."""
+    try:
+        return tensor.detach().to(torch.float64)
+    except TypeError:
+        return tensor.detach().to(torch.float32)
 
 
 def row_blocks(shape: AttentionShape, device: torch.device) -> Iterator[tuple[slice, torch.Tensor]]:

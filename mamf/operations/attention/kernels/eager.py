@@ -13,7 +13,7 @@ from mamf.backend import Backend, Unavailable
 from mamf.operations.attention.kernels.attention_reference import row_blocks
 from mamf.operations.attention.kernels.torch_attention import TorchAttention
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
-from mamf.operations.compilation import compiled_for_repetition, with_own_cache, without_compiler
+from mamf.operations.compilation import compiled_for_repetition, with_own_cache
 from mamf.torch_backend import TorchBackend
 
 
@@ -69,7 +69,7 @@ class CompiledEager(Eager):
     name = "compiled-eager"
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
-        return without_compiler(backend)
+        return backend.without_compiler()
 
     def settings(self, backend: Backend, problem: AttentionProblem) -> AbstractContextManager[object]:
         return compiled_for_repetition()

@@ -53,7 +53,7 @@ class FlashAttention2(_FlashAttention):
     module = "flash_attn"
     distribution = "flash-attn"
     install = "pip install flash-attn --no-build-isolation"
-    backends = ("cuda", "rocm")
+    runtimes = ("cuda", "hip")
     cards = "compute capability 8.0 and above"
 
     def runs_on(self, capability: Capability) -> bool:
@@ -126,7 +126,7 @@ class FlashAttention4(_FlashAttention):
         return function
 
     def unsupported(self, backend: Backend, problem: AttentionProblem) -> str | None:
-        is_asked = problem.has_backward and backend.name in self.backends
+        is_asked = problem.has_backward and backend.runtime in self.runtimes
         if is_asked and torch.cuda.get_device_capability(backend.index)[0] == 8:
             return f"{self.name} has no backward pass on sm8x; it has one from sm90 on"
         return super().unsupported(backend, problem)

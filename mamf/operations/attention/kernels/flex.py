@@ -12,7 +12,7 @@ from mamf.backend import Backend, Unavailable
 from mamf.errors import first_line
 from mamf.operations.attention.kernels.torch_attention import TorchAttention
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
-from mamf.operations.compilation import compiled_for_repetition, with_own_cache, without_compiler
+from mamf.operations.compilation import compiled_for_repetition, with_own_cache
 from mamf.torch_backend import TorchBackend
 
 #: Query-key pairs up to which the mask is made densely, before it is reduced to blocks: some bytes each.
@@ -28,9 +28,7 @@ class Flex(TorchAttention):
     has_window = True
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
-        if backend.name == "mps":
-            return Unavailable("FlexAttention is not compiled on mps", "mamf attention --kernel sdpa")
-        if reason := without_compiler(backend):
+        if reason := backend.without_compiler():
             return reason
         try:
             import torch.nn.attention.flex_attention  # noqa: F401
@@ -39,7 +37,7 @@ class Flex(TorchAttention):
         return None
 
     def unsupported(self, backend: Backend, problem: AttentionProblem) -> str | None:
-        if backend.name == "cpu" and problem.has_backward:
+        if backend.runtime == "host" and problem.has_backward:
             return f"{self.name} has no backward pass on cpu; it has fwd"
         return super().unsupported(backend, problem)
 

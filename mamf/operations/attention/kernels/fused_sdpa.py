@@ -18,7 +18,7 @@ class FusedSdpa(LibraryAttention):
     module = "habana_frameworks.torch.hpex.kernels"
     distribution = "habana-torch-plugin"
     install = "bash habanalabs-installer.sh install --type pytorch   # docs.habana.ai, 'Installation'"
-    backends = ("hpu",)
+    runtimes = ("synapse",)
     dtypes = ("bfloat16",)
     #: Its documentation does not say which corner its causal mask is aligned to.
     has_unequal_lengths = False

@@ -40,7 +40,7 @@ class LibraryAttention(TorchAttention):
     module: ClassVar[str]
     distribution: ClassVar[str]
     install: ClassVar[str]
-    backends: ClassVar[tuple[str, ...]] = ("cuda",)
+    runtimes: ClassVar[tuple[str, ...]] = ("cuda",)
     cards: ClassVar[str] = ""
     instead: ClassVar[str] = "sdpa"
     has_unequal_head_dims: ClassVar[bool] = False
@@ -66,11 +66,11 @@ class LibraryAttention(TorchAttention):
         return True
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
-        if backend.name not in self.backends:
+        if backend.runtime not in self.runtimes:
             return Unavailable(
-                f"{self.library} has no kernels for {backend.name}", f"mamf attention --backend {self.backends[0]}"
+                f"{self.library} has no kernels for {backend.name}", f"mamf attention --kernel {self.instead}"
             )
-        if backend.name == "cuda":
+        if backend.runtime == "cuda":
             major, minor = torch.cuda.get_device_capability(backend.index)
             if not self.runs_on((major, minor)):
                 return Unavailable(

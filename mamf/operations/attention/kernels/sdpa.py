@@ -49,12 +49,12 @@ class _Forced(Sdpa):
     """One backend and no other: where it cannot serve, the row is unsupported."""
 
     forced: ClassVar[SDPBackend]
-    backends: ClassVar[tuple[str, ...]] = ("cuda", "rocm")
+    runtimes: ClassVar[tuple[str, ...]] = ("cuda", "hip")
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
-        if backend.name not in self.backends:
+        if backend.runtime not in self.runtimes:
             return Unavailable(
-                f"torch has no {self.name} on {backend.name}", f"it has one on {' and '.join(self.backends)}"
+                f"torch has no {self.name} on {backend.name}", f"it has one on {' and '.join(self.runtimes)}"
             )
         return None
 
@@ -72,11 +72,11 @@ class SdpaFlash(_Forced):
     name = "sdpa-flash"
     dtypes = ("bfloat16", "float16", "float32")
     forced = SDPBackend.FLASH_ATTENTION
-    backends = ("cuda", "rocm", "xpu", "cpu")
+    runtimes = ("cuda", "hip", "sycl", "host")
     head_dims = range(8, 257, 8)
 
     def unsupported(self, backend: Backend, problem: AttentionProblem) -> str | None:
-        if backend.name != "cpu" and problem.dtype == "float32":
+        if backend.runtime != "host" and problem.dtype == "float32":
             return f"{self.name} has no float32 on {backend.name}; it takes bfloat16 and float16"
         return super().unsupported(backend, problem)
 
@@ -85,7 +85,7 @@ class SdpaCudnn(_Forced):
     name = "sdpa-cudnn"
     dtypes = ("bfloat16", "float16")
     forced = SDPBackend.CUDNN_ATTENTION
-    backends = ("cuda",)
+    runtimes = ("cuda",)
 
 
 class SdpaEfficient(_Forced):
@@ -97,4 +97,4 @@ class SdpaEfficient(_Forced):
 class SdpaMath(_Forced):
     name = "sdpa-math"
     forced = SDPBackend.MATH
-    backends = ("cuda", "rocm", "xpu", "mps", "cpu")
+    runtimes = ("cuda", "hip", "sycl", "metal", "host")

@@ -20,7 +20,7 @@ class XFormers(LibraryAttention):
     distribution = "xformers"
     # --no-deps: it pins the torch that it was built with, which pip would install in place of this one.
     install = "pip install --no-deps --no-build-isolation git+https://github.com/facebookresearch/xformers.git"
-    backends = ("cuda", "rocm")
+    runtimes = ("cuda", "hip")
     layout = "bshd"
     dtypes = ("bfloat16", "float16", "float32")
     head_dims = range(8, 513, 8)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from mamf.backend import Backend, Unavailable
-from mamf.operations.compilation import with_own_cache, without_compiler
+from mamf.operations.compilation import with_own_cache
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.kernels.torch_mm import TorchMm
 
@@ -21,9 +21,7 @@ class Compiled(TorchMm):
     is_tried_unasked = False
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
-        if backend.name == "mps":
-            return Unavailable("Inductor tunes no products on mps", "use --kernel torch.mm")
-        return without_compiler(backend)
+        return backend.without_compiler()
 
     def bind(
         self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor

@@ -33,7 +33,7 @@ class CublasLt(TorchMatmul):
         self.name = "cublaslt" if rank is None else f"cublaslt[{rank}]"
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
-        if backend.name != "cuda":
+        if backend.runtime != "cuda":
             return Unavailable("cuBLASLt is NVIDIA's", "use --backend cuda on an NVIDIA GPU")
         if importlib.util.find_spec("nvmath") is None:
             return Unavailable("nvmath-python is not installed", "pip install 'mamf[cublaslt]'")

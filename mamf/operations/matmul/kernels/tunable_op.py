@@ -19,7 +19,7 @@ class TunableOp(TorchMm):
     name = "tunableop"
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
-        if backend.name != "rocm":
+        if backend.runtime != "hip":
             # On CUDA, torch up to 2.13 has nothing to choose from.
             return Unavailable("TunableOp tunes on ROCm only", "use --backend rocm on an AMD GPU")
         return None

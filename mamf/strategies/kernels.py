@@ -91,11 +91,13 @@ class KernelsSweep:
         pool: OperandPool,
         deadline: float | None,
     ) -> Measurement:
-        return measure(kernel, problem, shape, regime, pool, self._rule(regime, deadline), self._limit(kernel, problem))
+        limit = self._limit(kernel, problem, shape)
+        return measure(kernel, problem, shape, regime, pool, self._rule(regime, deadline), limit)
 
-    def _limit(self, kernel: AnyKernel, problem: Problem) -> float | None:
-        """FLOP/s that cannot be; none for kernels that skip or approximate work, whose FLOP are counted as if dense."""
-        return operation(self.plan.operation).fastest_possible(self.backend.info, problem) if kernel.is_exact else None
+    def _limit(self, kernel: AnyKernel, problem: Problem, shape: Any) -> float | None:
+        """FLOP/s or bytes/s that cannot be; none for kernels that skip or approximate work, whose FLOP are counted as if dense."""
+        computed = operation(self.plan.operation)
+        return computed.fastest_possible(self.backend.info, problem, shape) if kernel.is_exact else None
 
     def _reference(
         self, regime: Regime, problem: Problem, deadline: float | None, pools: dict[object, OperandPool]

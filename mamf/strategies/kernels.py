@@ -95,7 +95,7 @@ class KernelsSweep:
         return measure(kernel, problem, shape, regime, pool, self._rule(regime, deadline), limit)
 
     def _limit(self, kernel: AnyKernel, problem: Problem, shape: Any) -> float | None:
-        """FLOP/s or bytes/s that cannot be; none for kernels that skip or approximate work, whose FLOP are counted as if dense."""
+        """What of its work cannot be done in a second; None for kernels that skip some of what counts."""
         computed = operation(self.plan.operation)
         return computed.fastest_possible(self.backend.info, problem, shape) if kernel.is_exact else None
 

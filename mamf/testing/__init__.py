@@ -13,9 +13,17 @@ from __future__ import annotations
 from typing import Any
 
 from mamf.testing.simulated import Physics, SimulatedBackend
-from mamf.testing.simulated_kernels import SimulatedAttention, SimulatedMatmul
+from mamf.testing.simulated_kernels import SimulatedAttention, SimulatedBandwidth, SimulatedMatmul
 
-__all__ = ["BackendContract", "KernelContract", "Physics", "SimulatedAttention", "SimulatedBackend", "SimulatedMatmul"]
+__all__ = [
+    "BackendContract",
+    "KernelContract",
+    "Physics",
+    "SimulatedAttention",
+    "SimulatedBackend",
+    "SimulatedBandwidth",
+    "SimulatedMatmul",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -14,7 +14,7 @@ _SHIFT = tl.constexpr(37)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def copy_passes(a, b, count, passes, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+def copy_passes(a, b, count, passes, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     for each in range(passes):
         first = (tl.program_id(0) + each * _SHIFT) % tl.num_programs(0)
         for block in range(first, tl.cdiv(count, BLOCK), tl.num_programs(0)):
@@ -23,7 +23,7 @@ def copy_passes(a, b, count, passes, BLOCK: tl.constexpr):  # type: ignore[no-un
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def read_passes(b, sums, count, passes, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+def read_passes(b, sums, count, passes, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     total = tl.zeros([BLOCK], tl.float32)
     for each in range(passes):
         first = (tl.program_id(0) + each * _SHIFT) % tl.num_programs(0)
@@ -34,7 +34,7 @@ def read_passes(b, sums, count, passes, BLOCK: tl.constexpr):  # type: ignore[no
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def write_passes(a, scalar, count, passes, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+def write_passes(a, scalar, count, passes, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     for each in range(passes):
         first = (tl.program_id(0) + each * _SHIFT) % tl.num_programs(0)
         for block in range(first, tl.cdiv(count, BLOCK), tl.num_programs(0)):
@@ -43,7 +43,7 @@ def write_passes(a, scalar, count, passes, BLOCK: tl.constexpr):  # type: ignore
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def triad_passes(a, b, c, scalar, count, passes, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+def triad_passes(a, b, c, scalar, count, passes, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     for each in range(passes):
         first = (tl.program_id(0) + each * _SHIFT) % tl.num_programs(0)
         for block in range(first, tl.cdiv(count, BLOCK), tl.num_programs(0)):

@@ -18,8 +18,8 @@ _PROGRAMS_PER_UNIT = 8
 # Where the device does not tell.
 _COMPUTE_UNITS = 64
 _WARPS = 8
-#: Elements a program moves at once: two loads of 16 bytes a thread in float32.
-BLOCK = 2048
+# Of an array, that a program moves at once: two loads of 16 bytes a thread.
+_BLOCK_BYTES = _WARPS * 32 * 32
 
 
 class TritonPasses(TorchArrays):
@@ -52,12 +52,12 @@ class TritonPasses(TorchArrays):
         kernel: Any = getattr(kernels, f"{problem.pattern}_passes")[(programs(backend),)]
         if problem.pattern == "read":
             operands.append(sums)
-        count = operands[0].numel()
+        count, block = operands[0].numel(), _BLOCK_BYTES // operands[0].element_size()
         # Those that multiply or write take the scalar.
         scalar = (SCALAR,) if problem.pattern in ("write", "triad") else ()
 
         def launch() -> None:
-            kernel(*operands, *scalar, count, problem.warm, BLOCK=BLOCK, num_warps=_WARPS)
+            kernel(*operands, *scalar, count, problem.warm, BLOCK=block, num_warps=_WARPS)
 
         return launch, float(problem.warm)
 

@@ -40,16 +40,22 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
         dtype = backend.resolve_dtype(canonical_name(asked.get("dtype") or backend.default_dtype))
         return self.problem_type(**{**asked, "dtype": dtype})  # type: ignore[no-any-return]
 
-    def fastest_possible(self, info: DeviceInfo, problem: ProblemT) -> float | None:
-        """What the device's physics bound its rate to, in what the rate counts a second; None where nobody knows."""
+    def fastest_possible(self, info: DeviceInfo, problem: ProblemT, shape: ShapeT | None = None) -> float | None:
+        """What the device's physics bound its rate to, in what the rate counts a second; None where nobody knows.
+
+        ``shape``: of what is measured, where the bound depends on it (what fits in a cache).
+        """
         return None
 
     def peak(self, info: DeviceInfo, problem: ProblemT) -> float | None:
         """The datasheet's figure for it, in what the rate counts a second, or None."""
         return None
 
-    def columns(self, row: Measurement) -> Mapping[str, object]:
-        """Columns of its own beside those of every row, by name and in their order of importance."""
+    def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
+        """Columns of its own beside those of every row, by name and in their order of importance.
+
+        ``info``: of the device that it was measured on, where that is known.
+        """
         return {}
 
     def axis(self, shape: ShapeT) -> float:

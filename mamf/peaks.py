@@ -1,4 +1,4 @@
-"""Theoretical peaks by device name and dtype: data in peaks.csv, dense figures with their sources.
+"""Theoretical peaks by device name and dtype, and of memory: data in peaks.csv, dense figures with their sources.
 
 The first matching row wins; a device that no row names has no peak, never another device's.
 """
@@ -9,6 +9,7 @@ import csv
 import functools
 import importlib.resources
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mamf.backend import DeviceInfo
@@ -43,6 +44,7 @@ class _Row:
     pattern: re.Pattern[str]
     dtype: str
     tflops: float | None
+    bandwidth_tb: float | None
     clock_mhz: float | None
     compute_units: frozenset[int]
     source: str
@@ -57,6 +59,7 @@ def _rows() -> tuple[_Row, ...]:
             pattern=re.compile(row["match"]),
             dtype=row["dtype"],
             tflops=float(row["dense_tflops"]) if row["dense_tflops"] else None,
+            bandwidth_tb=float(row["bandwidth_tb_s"]) if row["bandwidth_tb_s"] else None,
             clock_mhz=float(row["clock_mhz"]) if row["clock_mhz"] else None,
             compute_units=frozenset(map(int, row["compute_units"].split())),
             source=row["source"],
@@ -73,12 +76,26 @@ def find_peak(device_name: str, dtype: str, compute_units: int | None = None) ->
 
 
 def _find(device_name: str, peak_name: str, compute_units: int | None) -> Peak | None:
-    for row in _rows():
-        same_units = not row.compute_units or compute_units in row.compute_units
-        if row.dtype == peak_name and same_units and row.pattern.search(device_name) and row.tflops:
+    for row in _rows_of(device_name, compute_units):
+        if row.dtype == peak_name and row.tflops:
             clock_hz = row.clock_mhz * 1e6 if row.clock_mhz else None
             return Peak(row.device, peak_name, row.tflops * 1e12, clock_hz, row.source)
     return None
+
+
+def find_bandwidth(device_name: str, compute_units: int | None = None) -> float | None:
+    """The theoretical bandwidth of a device's memory in bytes/s, read and written together, or None."""
+    for row in _rows_of(device_name, compute_units):
+        if row.bandwidth_tb:
+            return row.bandwidth_tb * 1e12
+    return None
+
+
+def _rows_of(device_name: str, compute_units: int | None) -> Iterator[_Row]:
+    for row in _rows():
+        same_units = not row.compute_units or compute_units in row.compute_units
+        if same_units and row.pattern.search(device_name):
+            yield row
 
 
 def fastest_possible_flops(info: DeviceInfo, dtype: str) -> float | None:

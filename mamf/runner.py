@@ -160,7 +160,7 @@ class Runner:
         # A kernel that skips or approximates work has its work counted as if it were done.
         limit = None
         if kernel.is_exact:
-            limit = operation_called(problem.operation).fastest_possible(self.backend.info, problem)
+            limit = operation_called(problem.operation).fastest_possible(self.backend.info, problem, step.shape)
         rule = replace(step.rule, deadline=self.deadline, agree=self.agree)
         row = measure(kernel, problem, step.shape, step.regime, self.pool(problem), rule, limit)
         if cut_short(row, self.deadline, self.backend):

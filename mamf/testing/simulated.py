@@ -215,17 +215,25 @@ class SimulatedBackend(Backend):
 
     def compute(self, cycles: float, operands: object) -> None:
         """Launch a kernel of so many cycles."""
+        watts = self.world.cap_watts if self.is_capped else self.world.boost_watts
+        self._launch(cycles, self.clock_hz, watts, operands)
+
+    def move(self, nbytes: float, operands: object) -> None:
+        """Launch a kernel that reads and writes so many bytes of memory; the clock does not matter to it."""
+        self._launch(nbytes, self.world.bandwidth, self.world.flush_watts, operands)
+
+    def _launch(self, work: float, rate: float, watts: float, operands: object) -> None:
         self.launches += 1
         hook = type(self).on_launch
         if hook is not None:
             hook(self.launches)
         if self.cached == operands:
-            cycles *= 1 - self.world.cache_gain
+            work *= 1 - self.world.cache_gain
         self.cached = operands
         if self.device_time < self.rested_until:
-            cycles *= 1 - self.world.rested_gain
-        noisy = cycles * self._state() * max(0.5, self.random.gauss(1, self.world.noise))
-        self._execute(noisy / self.clock_hz, self.world.cap_watts if self.is_capped else self.world.boost_watts)
+            work *= 1 - self.world.rested_gain
+        noisy = work * self._state() * max(0.5, self.random.gauss(1, self.world.noise))
+        self._execute(noisy / rate, watts)
 
     def _flop_per_cycle(self, shape: MatmulShape) -> float:
         """128x256 tiles in waves over the compute units, and a start-up that a long reduction hides."""

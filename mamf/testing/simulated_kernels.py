@@ -10,6 +10,8 @@ from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.kernel import Prepared, Verdict
 from mamf.operations.attention.kernel import AttentionKernel
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.bandwidth.kernel import BandwidthKernel
+from mamf.operations.bandwidth.shapes import BandwidthProblem, BandwidthShape
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.testing.simulated import SimulatedBackend
@@ -41,6 +43,33 @@ class SimulatedAttention(AttentionKernel):
         cycles = problem.flop(shape) / (world.compute_units * world.flop_per_cycle_per_unit * self.share)
 
         return prepared(device, shape, sets, 1e-2, lambda index: device.compute(cycles, (self.name, shape, index)))
+
+
+class SimulatedBandwidth(BandwidthKernel):
+    """Every pattern at the bandwidth of a simulated device's memory, whatever its cache; faults by shape too."""
+
+    name = "simulated-bandwidth"
+
+    def unavailable(self, backend: Backend) -> Unavailable | None:
+        return unsimulated(backend)
+
+    def prepare(
+        self,
+        backend: Backend,
+        problem: BandwidthProblem,
+        shape: BandwidthShape,
+        pool: OperandPool,
+        sets: int = 1,
+        rewrite: bool = False,
+    ) -> Prepared:
+        assert isinstance(backend, SimulatedBackend)
+        device, nbytes = backend, problem.work(shape).nbytes
+        for name, buffer in problem.buffers(shape, sets, rewrite).items():
+            pool.take(name, *buffer)
+        launched = problem.sets(shape, sets)
+
+        ready = prepared(device, shape, launched, 1e-2, lambda index: device.move(nbytes, (problem, shape, index)))
+        return replace(ready, rewrite_output=(lambda: None) if rewrite else None)
 
 
 class SimulatedMatmul(MatmulKernel):

@@ -2,11 +2,16 @@
 
 import pytest
 
-from mamf.discovery import OPERATIONS, attention_kernel, kernel, open_backend, operation, registered
+from mamf.discovery import OPERATIONS, attention_kernel, kernel, kernel_of, open_backend, operation, registered
 from mamf.testing import AttentionKernelContract, OperationContract
 
 #: A kernel of each operation that runs on any CPU.
-OF_CPU = {"matmul": lambda: kernel("torch.mm"), "attention": lambda: attention_kernel("sdpa-math")}
+OF_CPU = {
+    "attention": lambda: attention_kernel("sdpa-math"),
+    "bandwidth": lambda: kernel_of(operation("bandwidth"), "torch"),
+    "matmul": lambda: kernel("torch.mm"),
+}
+SMALL = {"matmul": "96x80x64", "attention": "b1h2q64k64d32c", "bandwidth": "64KiB"}
 
 
 def test_every_operation_is_held_to_the_contract():
@@ -22,7 +27,7 @@ class TestOperation(OperationContract):
     @pytest.fixture
     def operation(self, name):
         found = operation(name)
-        found.shape_example = {"matmul": "96x80x64", "attention": "b1h2q64k64d32c"}.get(name, found.shape_example)
+        found.shape_example = SMALL.get(name, found.shape_example)
         return found
 
     @pytest.fixture

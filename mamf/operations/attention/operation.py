@@ -25,7 +25,9 @@ class Attention(Operation[AttentionProblem, AttentionShape]):
     def default_shapes(self, backend: Backend) -> Sequence[AttentionShape]:
         return [AttentionShape(_TOKENS // length, 16, 16, length, length, 128, 128) for length in _LENGTHS]
 
-    def fastest_possible(self, info: DeviceInfo, problem: AttentionProblem) -> float | None:
+    def fastest_possible(
+        self, info: DeviceInfo, problem: AttentionProblem, shape: AttentionShape | None = None
+    ) -> float | None:
         return fastest_possible_flops(info, problem.dtype)
 
     def peak(self, info: DeviceInfo, problem: AttentionProblem) -> float | None:

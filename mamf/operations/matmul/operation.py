@@ -22,7 +22,9 @@ class Matmul(Operation[MatmulProblem, MatmulShape]):
     def default_shapes(self, backend: Backend) -> Sequence[MatmulShape]:
         return (MatmulShape(4096, 4096, 4096),)
 
-    def fastest_possible(self, info: DeviceInfo, problem: MatmulProblem) -> float | None:
+    def fastest_possible(
+        self, info: DeviceInfo, problem: MatmulProblem, shape: MatmulShape | None = None
+    ) -> float | None:
         return fastest_possible_flops(info, problem.dtype)
 
     def peak(self, info: DeviceInfo, problem: MatmulProblem) -> float | None:

@@ -1,0 +1,1 @@
+"""Memory bandwidth: copy, read, write and triad over arrays."""

@@ -1,0 +1,53 @@
+"""The passes themselves; imported where Triton is.
+
+A program starts a pass some blocks further than the one before, so that no block comes from its own unit's first cache,
+which is not what is measured, and no compiler finds a pass that repeats another.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+# Programs by which a pass is shifted: no divisor of how many there are on any device.
+_SHIFT = tl.constexpr(37)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def copy_passes(a, b, count, passes, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    for each in range(passes):
+        first = (tl.program_id(0) + each * _SHIFT) % tl.num_programs(0)
+        for block in range(first, tl.cdiv(count, BLOCK), tl.num_programs(0)):
+            at = tl.cast(block, tl.int64) * BLOCK + tl.arange(0, BLOCK)
+            tl.store(a + at, tl.load(b + at, mask=at < count), mask=at < count)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def read_passes(b, sums, count, passes, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    total = tl.zeros([BLOCK], tl.float32)
+    for each in range(passes):
+        first = (tl.program_id(0) + each * _SHIFT) % tl.num_programs(0)
+        for block in range(first, tl.cdiv(count, BLOCK), tl.num_programs(0)):
+            at = tl.cast(block, tl.int64) * BLOCK + tl.arange(0, BLOCK)
+            total += tl.load(b + at, mask=at < count, other=0.0).to(tl.float32)
+    tl.store(sums + tl.program_id(0), tl.sum(total, 0))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def write_passes(a, scalar, count, passes, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    for each in range(passes):
+        first = (tl.program_id(0) + each * _SHIFT) % tl.num_programs(0)
+        for block in range(first, tl.cdiv(count, BLOCK), tl.num_programs(0)):
+            at = tl.cast(block, tl.int64) * BLOCK + tl.arange(0, BLOCK)
+            tl.store(a + at, tl.full([BLOCK], 0.0, tl.float32) + scalar, mask=at < count)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def triad_passes(a, b, c, scalar, count, passes, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    for each in range(passes):
+        first = (tl.program_id(0) + each * _SHIFT) % tl.num_programs(0)
+        for block in range(first, tl.cdiv(count, BLOCK), tl.num_programs(0)):
+            at = tl.cast(block, tl.int64) * BLOCK + tl.arange(0, BLOCK)
+            left = tl.load(b + at, mask=at < count).to(tl.float32)
+            right = tl.load(c + at, mask=at < count).to(tl.float32)
+            tl.store(a + at, left + scalar * right, mask=at < count)

@@ -1,0 +1,139 @@
+"""Bandwidth problems: array sizes, patterns and their exact byte counts. Pure.
+
+Bytes are counted by STREAM's convention, those read plus those written, each array once a pass; what a cache fetches
+before it may write a line (write allocate) is not counted. So, of the same arrays on the same device:
+
+- ``copy`` (a = b) is STREAM's and BabelStream's Copy, and twice the figure of nvbandwidth's ``device_local_copy``,
+  which counts the size of the copy once (memcpy.cpp; 1519 GB/s there on an H100 is 3.04 TB/s here).
+- ``triad`` (a = b + s*c) is STREAM's and BabelStream's Triad: two arrays read, one written.
+- ``read`` (the sum of b) has no equal in either. BabelStream's Dot reads too and writes nothing, but two arrays.
+- ``write`` (a = s) has none either: fills are in neither (BabelStream times its Init apart).
+
+Units: an array's size is written in powers of two (MiB), rates are in powers of ten (TB/s).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+from mamf.dtypes import DTYPES
+from mamf.errors import UnknownNameError, UsageError
+from mamf.kernel import DATA, Buffer, aligned
+from mamf.work import Work
+
+Pattern = Literal["copy", "read", "write", "triad"]
+PATTERNS: tuple[str, ...] = get_args(Pattern)
+#: The arrays that a pattern reads and the one that it writes, by STREAM's names.
+READS: Mapping[str, tuple[str, ...]] = {"copy": ("b",), "read": ("b",), "write": (), "triad": ("b", "c")}
+WRITES: Mapping[str, tuple[str, ...]] = {"copy": ("a",), "read": (), "write": ("a",), "triad": ("a",)}
+_FORMULAS = {"copy": "a = b", "read": "sum of b", "write": "a = s", "triad": "a = b + s*c"}
+#: Arrays of the pattern that has most.
+MOST_ARRAYS = 3
+#: A launch over so many bytes leaves next to nothing in the largest cache there is (1.1 GB: an EPYC 9684X's) for the
+#: next one to find, so more operand sets would take memory and bring nothing.
+_ALONE_BYTES = 4 * 2**30
+_UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
+_PATTERN = re.compile(r"(\d+)(GiB|MiB|KiB)?")
+
+
+@dataclass(frozen=True, order=True)
+class BandwidthShape:
+    """``nbytes``: the size of each array; a copy of 1 GiB has two of them and moves 2 GiB.
+
+    Printed in the largest unit that it is a whole number of: ``256MiB``, ``1GiB``, ``1000`` (bytes).
+    """
+
+    nbytes: int
+
+    def __post_init__(self) -> None:
+        if self.nbytes < 1:
+            raise UsageError(f"array of {self.nbytes} bytes: it must have at least 1")
+
+    def __str__(self) -> str:
+        for unit, size in _UNITS.items():
+            if self.nbytes % size == 0:
+                return f"{self.nbytes // size}{unit}"
+        return str(self.nbytes)
+
+    @classmethod
+    def parse(cls, text: str) -> BandwidthShape:
+        """Read ``256MiB``, ``1GiB``, ``4096KiB`` or bytes. Raises UsageError for anything else."""
+        match = _PATTERN.fullmatch(text.strip())
+        if match is None:
+            raise UsageError(f"{text!r} is not the size of an array; write KiB, MiB, GiB or bytes, for example 256MiB")
+        count, unit = match.groups()
+        return cls(int(count) * _UNITS.get(unit, 1))
+
+
+@dataclass(frozen=True)
+class BandwidthProblem:
+    """Everything about a pass over arrays but their size.
+
+    ``warm``: passes over the same arrays within one launch, all of them counted. With more than one the caches become
+    visible: arrays that fit in one are moved from memory in the first pass alone.
+    """
+
+    operation: ClassVar[str] = "bandwidth"
+
+    pattern: str = "copy"
+    dtype: str = "float32"
+    data: str = "normal"
+    seed: int = 0
+    warm: int = 1
+
+    def __post_init__(self) -> None:
+        for what, value, known in (
+            ("pattern", self.pattern, PATTERNS),
+            ("dtype", self.dtype, DTYPES),
+            ("data", self.data, DATA),
+        ):
+            if value not in known:
+                raise UnknownNameError(what, value, known)
+        if self.warm < 1:
+            raise UsageError(f"warm {self.warm}: a launch passes over its arrays at least once")
+
+    @property
+    def out_dtype(self) -> str:
+        return self.dtype
+
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        """The arrays of the pattern: the one written first."""
+        return (*WRITES[self.pattern], *READS[self.pattern])
+
+    def elements(self, shape: BandwidthShape) -> int:
+        """Elements of each array."""
+        return shape.nbytes // DTYPES[self.dtype].itemsize
+
+    def unsupported_shape(self, shape: BandwidthShape) -> str | None:
+        """Why arrays of this size cannot be, or None."""
+        if shape.nbytes % DTYPES[self.dtype].itemsize:
+            return f"{shape.nbytes} bytes are no whole number of {self.dtype}"
+        return None
+
+    def work(self, shape: BandwidthShape) -> Work:
+        passes = "" if self.warm == 1 else f", {self.warm} passes a launch"
+        read, written = len(READS[self.pattern]), len(WRITES[self.pattern])
+        convention = f"{_FORMULAS[self.pattern]}: {read} arrays read, {written} written, each once a pass{passes}"
+        return Work(self.flop(shape), self.warm * (read + written) * shape.nbytes, convention, "TB/s")
+
+    def flop(self, shape: BandwidthShape) -> float:
+        """FLOP of one launch: an add per element of a sum, and a multiply too in a triad."""
+        per_element = {"copy": 0, "read": 1, "write": 0, "triad": 2}[self.pattern]
+        return float(self.warm * per_element * self.elements(shape))
+
+    def sets(self, shape: BandwidthShape, asked: int) -> int:
+        """Operand sets to rotate where ``asked`` would be: one where it fills every cache many times over."""
+        return 1 if len(self.arrays) * shape.nbytes >= _ALONE_BYTES else asked
+
+    def buffers(self, shape: BandwidthShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
+        """The device buffers that the arrays need: ``sets`` of each."""
+        elements = aligned(self.elements(shape)) * self.sets(shape, sets)
+        return {name: Buffer(elements, self.dtype) for name in self.arrays}
+
+    def nbytes(self, shape: BandwidthShape, sets: int = 1, rewrite: bool = False) -> int:
+        """Bytes of all arrays together."""
+        return sum(buffer.nbytes for buffer in self.buffers(shape, sets, rewrite).values())

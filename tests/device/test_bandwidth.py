@@ -1,0 +1,62 @@
+"""Memory bandwidth on a real accelerator: ``python -m pytest tests/device/test_bandwidth.py``."""
+
+import pytest
+
+from mamf.discovery import kernel_of, open_backend, operation
+from mamf.errors import MamfError
+from mamf.measure import measure
+from mamf.operations.bandwidth.shapes import PATTERNS, BandwidthShape
+from mamf.regimes import Burst, StoppingRule
+
+try:
+    ACCELERATOR = open_backend("auto")
+except MamfError:
+    ACCELERATOR = None
+if ACCELERATOR is None or not ACCELERATOR.is_accelerator:
+    pytest.skip("no accelerator on this machine", allow_module_level=True)
+
+BANDWIDTH = operation("bandwidth")
+LARGE, SMALL = BandwidthShape(2**30), BandwidthShape(2**22)
+
+
+@pytest.fixture
+def burst():
+    regime = Burst(ACCELERATOR)
+    regime.start()
+    return regime
+
+
+@pytest.fixture(params=["torch", "triton"])
+def kernel(request):
+    found = kernel_of(BANDWIDTH, request.param)
+    reason = found.unavailable(ACCELERATOR)
+    if reason:
+        pytest.skip(str(reason))
+    return found
+
+
+def measured(kernel, regime, shape, **asked):
+    problem = BANDWIDTH.problem_for(ACCELERATOR, asked)
+    limit = BANDWIDTH.fastest_possible(ACCELERATOR.info, problem, shape)
+    pool = ACCELERATOR.operand_pool(problem.data, problem.seed)
+    row = measure(kernel, problem, shape, regime, pool, StoppingRule(seconds=0.3), limit)
+    print(kernel.name, problem.pattern, problem.dtype, shape, row.status, row.ok and f"{row.best_rate:.3f} TB/s")
+    return row
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_every_pattern_is_right_and_below_what_memory_gives(kernel, burst, pattern, dtype):
+    row = measured(kernel, burst, LARGE, pattern=pattern, dtype=dtype)
+    assert row.ok, row.reason
+    peak = BANDWIDTH.peak(ACCELERATOR.info, row.problem)
+    assert peak is None or 0.3 * peak < row.best_rate * 1e12 < 1.02 * peak * 1.1
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_many_passes_show_the_cache(kernel, burst, pattern):
+    once = measured(kernel, burst, SMALL, pattern=pattern)
+    often = measured(kernel, burst, SMALL, pattern=pattern, warm=64)
+    assert once.ok, once.reason
+    assert often.ok, often.reason
+    assert often.best_rate > once.best_rate

@@ -1,0 +1,231 @@
+"""Array sizes, what a pass moves, and what the operation says of a device."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mamf.backend import DeviceInfo
+from mamf.discovery import kernel_of, operation
+from mamf.dtypes import DTYPES
+from mamf.errors import UnknownNameError, UsageError
+from mamf.kernel import operand_sets
+from mamf.measure import measure
+from mamf.operations.bandwidth.shapes import PATTERNS, BandwidthProblem, BandwidthShape
+from mamf.peaks import find_bandwidth
+from mamf.regimes import Burst, StoppingRule, Sustained
+from mamf.testing import Physics, SimulatedBackend, SimulatedBandwidth
+
+MIB, GIB = 2**20, 2**30
+ARRAYS = {"copy": 2, "read": 1, "write": 1, "triad": 3}
+H200 = DeviceInfo("cuda", 0, "NVIDIA H200", "nvidia", memory_bytes=141 * 10**9, cache_bytes=60 * MIB)
+
+
+@pytest.fixture
+def bandwidth():
+    return operation("bandwidth")
+
+
+def measured(backend, problem, shape, regime=Burst, **options):
+    started = regime(backend)
+    started.start()
+    pool = backend.operand_pool(problem.data, problem.seed)
+    return measure(SimulatedBandwidth(), problem, shape, started, pool, StoppingRule(seconds=0.1), **options)
+
+
+# -- shapes ------------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 2**50))
+def test_a_size_reads_back_as_it_is_written(nbytes):
+    assert BandwidthShape.parse(str(BandwidthShape(nbytes))) == BandwidthShape(nbytes)
+
+
+@given(st.integers(1, 2**20), st.sampled_from(["KiB", "MiB", "GiB"]))
+def test_the_largest_unit_is_written(count, unit):
+    text = str(BandwidthShape.parse(f"{count}{unit}"))
+    assert BandwidthShape.parse(text) == BandwidthShape.parse(f"{count}{unit}")
+    assert len(text) <= len(f"{count}{unit}")
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes", "written"),
+    [
+        ("256MiB", 256 * MIB, "256MiB"),
+        ("1GiB", GIB, "1GiB"),
+        ("4096KiB", 4 * MIB, "4MiB"),
+        ("1000", 1000, "1000"),
+        (" 1024MiB ", GIB, "1GiB"),
+    ],
+)
+def test_sizes_are_read_in_powers_of_two(text, nbytes, written):
+    shape = BandwidthShape.parse(text)
+    assert (shape.nbytes, str(shape)) == (nbytes, written)
+
+
+@pytest.mark.parametrize("text", ["", "MiB", "1.5GiB", "256MB", "256 MiB", "-1MiB", "0MiB", "0", "1TiB", "1gib", "x"])
+def test_anything_else_is_refused(text):
+    with pytest.raises(UsageError):
+        BandwidthShape.parse(text)
+
+
+def test_sizes_are_ordered():
+    assert BandwidthShape.parse("512KiB") < BandwidthShape.parse("1MiB") < BandwidthShape.parse("1GiB")
+
+
+# -- problems ----------------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.sampled_from(PATTERNS),
+    st.sampled_from(["float32", "float16", "bfloat16", "float64"]),
+    st.integers(1, 2**40),
+    st.integers(1, 100),
+)
+def test_work_is_the_bytes_read_and_written(pattern, dtype, elements, warm):
+    nbytes = elements * DTYPES[dtype].itemsize
+    work = BandwidthProblem(pattern, dtype, warm=warm).work(BandwidthShape(nbytes))
+    assert work.nbytes == work.amount == ARRAYS[pattern] * nbytes * warm
+    assert work.flop == {"copy": 0, "read": 1, "write": 0, "triad": 2}[pattern] * elements * warm
+    assert work.unit == "TB/s"
+    assert ("passes" in work.convention) == (warm > 1)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_buffers_hold_the_arrays_of_the_pattern(pattern):
+    problem, shape = BandwidthProblem(pattern, "bfloat16"), BandwidthShape(MIB)
+    buffers = problem.buffers(shape, sets=3)
+    assert len(buffers) == ARRAYS[pattern]
+    assert problem.nbytes(shape, sets=3) == 3 * ARRAYS[pattern] * MIB
+    assert {buffer.dtype for buffer in buffers.values()} == {"bfloat16"}
+
+
+def test_an_array_beyond_every_cache_is_one_set():
+    problem = BandwidthProblem("copy")
+    assert operand_sets(problem, BandwidthShape(GIB), 60 * MIB) == 3
+    assert problem.nbytes(BandwidthShape(GIB), sets=3) == 6 * GIB
+    assert problem.nbytes(BandwidthShape(2 * GIB), sets=3) == 4 * GIB
+
+
+@pytest.mark.parametrize("fields", [{"pattern": "scale"}, {"dtype": "float31"}, {"data": "ones"}])
+def test_unknown_names_are_refused(fields):
+    with pytest.raises(UnknownNameError):
+        BandwidthProblem(**fields)
+
+
+def test_a_launch_passes_at_least_once():
+    with pytest.raises(UsageError):
+        BandwidthProblem(warm=0)
+
+
+# -- the operation -----------------------------------------------------------------------------------------------------
+
+
+def test_it_is_found_with_its_kernels(bandwidth, backend):
+    assert kernel_of(bandwidth, "torch").name == "torch"
+    assert kernel_of(bandwidth, "triton").unavailable(backend).remedy
+    assert kernel_of(bandwidth, "mamf.testing:SimulatedBandwidth").unavailable(backend) is None
+
+
+def test_records_read_back(bandwidth):
+    problem, shape = BandwidthProblem("triad", "float16", warm=4), BandwidthShape(MIB)
+    assert bandwidth.problem_from_record(bandwidth.problem_record(problem)) == problem
+    assert bandwidth.shape_from_record(bandwidth.shape_record(shape)) == shape
+
+
+def test_the_default_problem_is_a_copy_in_float32(bandwidth, backend):
+    assert bandwidth.problem_for(backend, {}) == BandwidthProblem("copy", "float32")
+    assert bandwidth.problem_for(backend, {"pattern": "read", "dtype": "bf16"}) == BandwidthProblem("read", "bfloat16")
+
+
+def test_default_sizes_reach_from_the_cache_to_half_the_memory(bandwidth, backend):
+    shapes = bandwidth.default_shapes(backend)
+    sizes = [shape.nbytes for shape in shapes]
+    assert all(after == 2 * before for before, after in pairwise(sizes))
+    assert 3 * sizes[0] <= backend.info.cache_bytes < 6 * sizes[0]
+    assert 3 * sizes[-1] <= backend.info.memory_bytes / 2 < 6 * sizes[-1]
+
+
+def test_a_device_that_tells_nothing_has_sizes(bandwidth, backend):
+    backend.info = replace(backend.info, cache_bytes=None, memory_bytes=None)
+    assert len(bandwidth.default_shapes(backend)) > 3
+
+
+@pytest.mark.parametrize(
+    ("name", "terabytes"),
+    [
+        ("NVIDIA H200", 4.8),
+        ("NVIDIA H100 80GB HBM3", 3.35),
+        ("NVIDIA A100-SXM4-80GB", 2.039),
+        ("NVIDIA A100-SXM4-40GB", 1.555),
+        ("NVIDIA B200", 8.0),
+        ("AMD Instinct MI300X", 5.3),
+        ("AMD Instinct MI325X", 6.0),
+        ("AMD Instinct MI355X", 8.0),
+        ("NVIDIA GeForce RTX 4090", 1.008),
+        ("NVIDIA L4", 0.3),
+        ("AMD EPYC", None),
+    ],
+)
+def test_a_device_finds_its_own_bandwidth(name, terabytes):
+    found = find_bandwidth(name)
+    assert found == (None if terabytes is None else pytest.approx(terabytes * 1e12))
+
+
+def test_devices_of_one_name_are_told_apart_by_their_units():
+    assert find_bandwidth("Intel(R) Data Center GPU Max 1550", 512) == pytest.approx(1.638e12)
+    assert find_bandwidth("Intel(R) Data Center GPU Max 1550", 1024) == pytest.approx(3.277e12)
+    assert find_bandwidth("Intel(R) Data Center GPU Max 1550", 7) is None
+
+
+def test_nothing_is_faster_than_memory_but_what_a_cache_may_hold(bandwidth):
+    def fastest(text, **fields):
+        return bandwidth.fastest_possible(H200, BandwidthProblem(**fields), BandwidthShape.parse(text))
+
+    assert fastest("16GiB") == pytest.approx(1.02 * 4.8e12, rel=0.01)
+    assert fastest("64MiB") == pytest.approx(1.02 * 4.8e12 * 128 / 68)
+    assert fastest("16MiB") is None
+    assert fastest("1GiB", warm=8) is None
+    assert bandwidth.fastest_possible(replace(H200, name="x"), BandwidthProblem(), BandwidthShape(GIB)) is None
+
+
+def test_it_has_an_axis_a_peak_and_columns(bandwidth, backend):
+    shape = BandwidthShape(256 * MIB)
+    assert bandwidth.axis(shape) == shape.nbytes
+    assert bandwidth.peak(H200, BandwidthProblem()) == pytest.approx(4.8e12)
+    row = measured(backend, BandwidthProblem("read", warm=2), shape)
+    assert bandwidth.columns(row) == {"array": "256MiB", "pattern": "read", "passes": 2}
+    assert bandwidth.columns(row, backend.info)["of theoretical"] == f"{row.best_rate / 3.35:.1%}"
+    assert "passes" not in bandwidth.columns(replace(row, problem=BandwidthProblem("read")))
+
+
+# -- measured on the simulated device ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("regime", [Burst, Sustained])
+def test_a_simulated_device_gives_the_bandwidth_of_its_memory(backend, bandwidth, pattern, regime):
+    problem, shape = BandwidthProblem(pattern), BandwidthShape(GIB)
+    limit = bandwidth.fastest_possible(backend.info, problem, shape)
+    row = measured(backend, problem, shape, regime, fastest_possible=limit)
+    assert row.ok, row.reason
+    assert row.rate("median") == pytest.approx(3.0, rel=0.02)
+    assert row.work.unit == "TB/s"
+
+
+def test_what_is_faster_than_memory_is_implausible(bandwidth):
+    backend = SimulatedBackend(physics=Physics(bandwidth=6e12))
+    problem, shape = BandwidthProblem(), BandwidthShape(GIB)
+    limit = bandwidth.fastest_possible(backend.info, problem, shape)
+    row = measured(backend, problem, shape, fastest_possible=limit)
+    assert row.status == "implausible"
+    assert "TB/s" in row.reason
+
+
+def test_a_simulated_fault_is_a_status(backend):
+    shape = BandwidthShape(GIB)
+    backend.faults[shape] = "wrong_result"
+    assert measured(backend, BandwidthProblem(), shape).status == "wrong_result"
+    assert measured(backend, BandwidthProblem("triad"), BandwidthShape(64 * GIB)).status == "out_of_memory"

@@ -38,6 +38,9 @@ _EXAMPLES = """examples:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
+    parser.add_argument(
+        "--operation", metavar="NAME", help="one of 'mamf kernels', each with options of its own (default: matmul)"
+    )
     add_shape_options(parser)
     add_problem_options(parser)
     add_measuring_options(parser)

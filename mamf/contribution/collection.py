@@ -87,7 +87,8 @@ def collect(root: Path, paths: Iterable[Path]) -> Collection:
         log = read_run_log(path)
         plan = log.plan
         if isinstance(plan, KernelsPlan):
-            attention += _attention_entries(log, place)
+            # The table has no section of what others' operations give.
+            attention += _attention_entries(log, place) if plan.operation == "attention" else []
         elif isinstance(plan, FindPlan):
             ceilings += [_of_ceiling(log, place, ceiling) for ceiling in log.all_ceilings.values()]
         else:

@@ -56,7 +56,7 @@ class KernelsSweep:
                 if deadline is not None and self.backend.now() >= deadline:
                     self.left_out += 1
                     continue
-                self.on_phase(f"{name} {problem.direction} {shape} {kernel_name}")
+                self.on_phase(f"{name} {shape} {kernel_name}")
                 pool = self._pool(pools, problem)
                 if (name, problem.dtype) != context:
                     context = (name, problem.dtype)

@@ -99,6 +99,7 @@ class LayerNorm(Operation[LayerNormProblem, Rows]):
     shape_type = Rows
     problem_type = LayerNormProblem
     shape_example = "4096x8192"
+    axis_label = "width"
 
     def default_shapes(self, backend: Backend) -> Sequence[Rows]:
         return [Rows(4096, width) for width in (1024, 4096, 16384)]

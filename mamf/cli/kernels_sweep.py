@@ -130,7 +130,7 @@ class KernelsSession(Session[KernelsPlan]):
     def _step(self, row: Measurement) -> Row:
         """The step of the plan that a row is of: the plan names kernels as they were asked for."""
         asked = {each.name: name for name, each in self.kernels}
-        return row.regime, row.problem, row.shape, asked[row.kernel]
+        return row.regime, row.problem, row.shape, asked.get(row.kernel, row.kernel)
 
     def dry_run(self) -> int:
         steps = self.plan.steps(self.held)

@@ -33,6 +33,7 @@ _EXAMPLES = """examples:
   mamf sweep --m 8192 --n 8192 --k 8192 --regime burst sustained
   mamf sweep --m-range 0 20480 256 --regime classic   mamf-finder's protocol
   mamf sweep --resume LOG                             go on after Ctrl-C or kill
+  mamf sweep --operation NAME --help                  kernels of another operation: what can be asked of it
 """
 
 

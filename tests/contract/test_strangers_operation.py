@@ -27,7 +27,7 @@ SHAPES = ["--shapes", "16x64", "32x256"]
 
 
 @pytest.fixture
-def installed(tmp_path_factory, monkeypatch):
+def installed(tmp_path_factory):
     """What pip leaves of the distribution: a module on the path, and its entry points."""
     folder = tmp_path_factory.mktemp("site")
     info = folder / "mamf_layer_norm-1.0.dist-info"
@@ -39,9 +39,10 @@ def installed(tmp_path_factory, monkeypatch):
     (info / "entry_points.txt").write_text("\n".join(line for group in lines for line in group) + "\n")
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mamf-layer-norm\nVersion: 1.0\n")
     (folder / f"{MODULE}.py").write_text((STRANGER / f"{MODULE}.py").read_text())
-    monkeypatch.syspath_prepend(folder)
     known._installed.cache_clear()
-    yield monkeypatch
+    with pytest.MonkeyPatch.context() as path:
+        path.syspath_prepend(folder)
+        yield path
     sys.modules.pop(MODULE, None)
     known._installed.cache_clear()
 
@@ -162,6 +163,8 @@ def test_whoever_has_it_not_sees_its_log_all_the_same(log, uninstall, run):
         assert (code, err) == (0, ""), err
         assert "rows=32 width=256" in out
     assert run("compare", "run.jsonl", "run.jsonl")[0] == 0
+    pytest.importorskip("matplotlib")
+    assert run("plot", "run.jsonl")[0] == 0
     told = [finding for finding in review(log[0]).findings if finding.rule == "unknown-operation"]
     assert len(told) == 1
     code, _, err = run(*SWEEP[:5], "--resume", "run.jsonl")

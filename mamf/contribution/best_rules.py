@@ -42,7 +42,7 @@ def tier_is_told(evidence: Evidence) -> Iterator[Finding]:
 def summary_recomputes(evidence: Evidence) -> Iterator[Finding]:
     """The last record follows from the rows before it."""
     summary = evidence.log.summary
-    if summary is None:
+    if summary is None or not evidence.is_known:
         return
     line = max((number for number, _ in evidence.of_kind("summary")), default=None)
     again = _summary(evidence, summary)

@@ -179,6 +179,7 @@ def render_kernels(
         return json.dumps(content, indent=2) + "\n"
     is_markdown = format == "markdown"
     parts = [group_text(each, header, is_markdown, top, width) for each in grouped(rows).values()]
+    parts = [part.rstrip("\n") + "\n" for part in parts]
     return "\n".join([head(rows, header), *parts, end_line(summary) + "\n"])
 
 

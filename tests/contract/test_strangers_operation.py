@@ -10,7 +10,9 @@ import pytest
 
 from mamf import discovery
 from mamf.cli.progress import Progress
+from mamf.contribution.collection import collect
 from mamf.contribution.rules import review
+from mamf.contribution.tables import results_page
 from mamf.logs import known
 from mamf.logs.run_log import read_run_log
 
@@ -154,6 +156,13 @@ def test_its_log_is_reviewed_by_the_rules_of_all(log):
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     found = {finding.rule for finding in review(path).findings if not finding.is_warning}
     assert {"row-mismatch", "foreign-row", "missing-row"} <= found
+
+
+def test_its_best_rows_stand_in_the_table_of_results(log, tmp_path):
+    page = results_page(collect(tmp_path, [log[0]]))
+    assert "## layer_norm\n\nTB/s: X read, Y written, once each.\n" in page
+    assert page.count("[log](run.jsonl)") == 2  # of each eps the best
+    assert "burst, float32, eps 0.001" in page
 
 
 def test_whoever_has_it_not_sees_its_log_all_the_same(log, uninstall, run):

@@ -4,6 +4,7 @@ import ast
 import json
 import signal
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,30 @@ def test_a_dry_run_measures_nothing(installed, run, tmp_path):
     assert code == 0
     assert "shapes: 3, 3 rows in burst" in out
     assert not list(tmp_path.iterdir())
+
+
+def test_a_kernel_that_cannot_be_loaded_is_named_and_left_out(installed, run, monkeypatch):
+    broken = EntryPoint("broken", "mamf_layer_norm:Nothing", "mamf_layer_norm.kernels")
+    others = discovery.entry_points
+    monkeypatch.setattr(
+        discovery, "entry_points", lambda group: [*others(group=group), *([broken] if group == broken.group else [])]
+    )
+    code, out, err = run(*SWEEP, "--dry-run")
+    assert code == 0
+    assert "kernels: torch\n" in out
+    assert "mamf: broken: mamf_layer_norm:Nothing cannot be loaded" in err
+    assert "broken  broken: mamf_layer_norm:Nothing cannot be loaded" in run("kernels", "--backend", "cpu")[1]
+
+
+def test_an_operation_without_kernels_says_where_they_go(installed, run, monkeypatch):
+    others = discovery.entry_points
+    monkeypatch.setattr(
+        discovery, "entry_points", lambda group: [] if group == "mamf_layer_norm.kernels" else others(group=group)
+    )
+    code, out, err = run(*SWEEP)
+    assert (code, out) == (2, "")
+    told = "nobody provides a kernel of layer_norm: declare one in the entry point group mamf_layer_norm.kernels"
+    assert err == f"mamf: {told}\n"
 
 
 def test_an_interrupted_run_goes_on(log, run, tmp_path):

@@ -118,6 +118,15 @@ def kernel_of(of: Operation[Any, Any], name: str) -> AnyKernel:
     return _by_name(of.kernel_group, f"{of.name} kernel", name, of.kernel_type)()
 
 
+def kernel_names(of: Operation[Any, Any]) -> list[str]:
+    """The registered kernels of an operation. Raises UsageError when there are none."""
+    if not entry_points(group=of.kernel_group):
+        raise UsageError(
+            f"nobody provides a kernel of {of.name}: declare one in the entry point group {of.kernel_group}"
+        )
+    return sorted(registered(of.kernel_group))
+
+
 def attention_kernel(name: str) -> AttentionKernel:
     """Raises UnknownNameError, or UsageError when its module cannot be loaded."""
     return _by_name(ATTENTION_KERNELS, "attention kernel", name, AttentionKernel)()  # type: ignore[type-abstract]

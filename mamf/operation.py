@@ -30,6 +30,8 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     shape_type: ClassVar[type[Any]]
     problem_type: ClassVar[type[Any]]
     shape_example: ClassVar[str]
+    #: What ``axis`` counts.
+    axis_label: ClassVar[str] = "size"
 
     @abstractmethod
     def default_shapes(self, backend: Backend) -> Sequence[ShapeT]:

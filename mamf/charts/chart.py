@@ -49,6 +49,8 @@ class Panel:
     quantity: Quantity
     lines: tuple[Line, ...]
     ceiling: float | None = None
+    #: Of the rate.
+    unit: str = "TFLOPS"
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ _MARGIN_SHARE = 0.045
 _LABEL_ROOM = 0.12
 # More points than this need no marker each.
 _MOST_MARKED = 100
-_LABELS = {"tflops": "TFLOPS", "ms": "milliseconds"}
+_MILLISECONDS = "milliseconds"
 
 
 def draw(chart: Chart) -> Figure:
@@ -218,7 +218,7 @@ def _label(axes: Axes, panel: Panel, chart: Chart, line: int, column: int) -> No
     axes.tick_params(labelsize=_SMALL, color="#999999")
     left = chart.grid[line][column - 1] if column else None
     if left is None or left.quantity != panel.quantity:
-        axes.set_ylabel(_LABELS[panel.quantity], fontsize=_TEXT)
+        axes.set_ylabel(_MILLISECONDS if panel.quantity == "ms" else panel.unit, fontsize=_TEXT)
     else:
         axes.tick_params(labelleft=False)
     if all(row[column] is None for row in chart.grid[line + 1 :]):

@@ -16,8 +16,9 @@ from mamf.errors import MamfError
 _DESCRIPTION = "Finds the maximum achievable matmul FLOPS of an accelerator. Every number names its regime."
 COMMANDS = {
     "find": "find the ceilings of the device, burst and sustained, in about a minute",
-    "sweep": "measure matmul shapes and find the best of them",
+    "sweep": "measure shapes of matmul, or kernels of any --operation, and find the best",
     "attention": "measure attention kernels as shares of the device's matmul ceiling",
+    "bandwidth": "measure how fast memory is copied, read and written",
     "show": "print a run log again, in any format",
     "compare": "compare two run logs: what got faster, what slower, what cannot be told",
     "plot": "draw a run log: TFLOPS and time, with the ceiling",
@@ -72,9 +73,24 @@ def _parser(given: Sequence[str]) -> Parser:
     for name, line in COMMANDS.items():
         command = commands.add_parser(name, help=line, description=line)
         if name in given:
-            module = f"{name}_" if keyword.iskeyword(name) else name
-            importlib.import_module(f"mamf.cli.{module}").configure(command)
+            importlib.import_module(f"mamf.cli.{_module_of(name, given)}").configure(command)
     return parser
+
+
+def _module_of(command: str, given: Sequence[str]) -> str:
+    """The file of a command: what sweep's options are is decided by what it sweeps."""
+    if command == "sweep" and _operation_of(given) not in (None, "matmul"):
+        return "kernels_sweep"
+    return f"{command}_" if keyword.iskeyword(command) else command
+
+
+def _operation_of(given: Sequence[str]) -> str | None:
+    """The value of --operation, before there is a parser that knows it."""
+    for option, value in zip(given, [*given[1:], ""], strict=True):
+        name, equals, joined = option.partition("=")
+        if name == "--operation":
+            return joined if equals else value
+    return None
 
 
 class _Version(argparse.Action):

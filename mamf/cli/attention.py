@@ -38,6 +38,7 @@ from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import MAY_PASS, RunLogWriter
 from mamf.measurement import Measurement
 from mamf.operations.attention.kernel import AttentionKernel
+from mamf.operations.attention.operation import Attention
 from mamf.operations.attention.report import attention_summary_record, render_attention
 from mamf.operations.attention.rows import is_attention, step_of
 from mamf.plans import FindPlan, KernelsPlan, Row
@@ -105,6 +106,9 @@ class _AttentionSession(Session[KernelsPlan]):
         self.ceilings |= given
         self.sweep: KernelsSweep | None = None
         interruption.check()
+
+    def resumes(self) -> str:
+        return Attention.name
 
     def _kernels(self) -> list[AttentionKernel]:
         names = self.before.kernels if self.before else self.options.kernel

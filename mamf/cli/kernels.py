@@ -1,31 +1,54 @@
-"""``mamf kernels``: every kernel, matmul and attention, available here or with the reason why not."""
+"""``mamf kernels``: every kernel of every operation, available here or with the reason why not."""
 
 from __future__ import annotations
 
 import argparse
 
+from mamf.backend import Backend
 from mamf.cli.options import add_device_options
-from mamf.discovery import ATTENTION_KERNELS, KERNELS, attention_kernel, kernel, open_backend, registered
+from mamf.discovery import OPERATIONS, kernel_names, kernel_of, open_backend, operation, registered
 from mamf.errors import MamfError
+
+# What mamf is known for stands first.
+_FIRST = ("matmul", "attention")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--operation", metavar="NAME", help="the kernels of one operation (default: of all)")
     add_device_options(parser)
     parser.set_defaults(run=run, parser=parser)
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.operation:
+        operation(options.operation)  # an unknown one is said before a device is opened
     backend = open_backend(options.backend or "auto", options.device or 0)
     print(f"on {backend.info.name} ({backend.name}:{backend.index})")
-    for title, group, load in (("matmul", KERNELS, kernel), ("attention", ATTENTION_KERNELS, attention_kernel)):
-        names = sorted(registered(group))
-        width = max(map(len, names))
-        print(f"\n{title}:")
-        for name in names:
-            try:
-                reason = load(name).unavailable(backend)  # type: ignore[operator]
-                line = "available" if reason is None else str(reason)
-            except MamfError as error:
-                line = str(error)
-            print(f"  {name.ljust(width)}  {line}")
+    for name in [options.operation] if options.operation else sorted(registered(OPERATIONS), key=_place):
+        print(f"\n{name}:")
+        for line in lines_of(name, backend):
+            print(f"  {line}")
     return 0
+
+
+def _place(name: str) -> tuple[int, str]:
+    return (_FIRST.index(name) if name in _FIRST else len(_FIRST), name)
+
+
+def lines_of(name: str, backend: Backend) -> list[str]:
+    """The kernels of an operation, a line each; one that cannot be loaded has its reason in the place of them."""
+    try:
+        of = operation(name)
+        names = kernel_names(of)
+    except MamfError as error:
+        return [str(error)]
+    width = max(map(len, names))
+    lines = []
+    for each in names:
+        try:
+            reason = kernel_of(of, each).unavailable(backend)
+            told = "available" if reason is None else str(reason)
+        except MamfError as error:
+            told = str(error)
+        lines.append(f"{each.ljust(width)}  {told}")
+    return lines

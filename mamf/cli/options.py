@@ -124,3 +124,7 @@ def add_output_options(parser: argparse.ArgumentParser, formats: Sequence[str]) 
         metavar="N",
         help="rows in a table, best first: a number or 'all' (default: 10)",
     )
+
+
+def add_width_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--wide", action="store_true", help="all columns, however narrow the terminal")

@@ -31,7 +31,7 @@ class Progress:
             best = self._best[row.regime] = row
         if best is not None:
             self._bar.set_postfix_str(
-                f"best {best.regime} {significant(best.best_rate)} TFLOPS @ {best.shape}", refresh=False
+                f"best {best.regime} {significant(best.best_rate)} {best.work.unit} @ {best.shape}", refresh=False
             )
         self._bar.update()
 

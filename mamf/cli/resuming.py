@@ -25,15 +25,18 @@ _A_RUN = {"sweep": "a sweep", "find": "a find", "attention": "attention"}
 _MOST_TOLD = 5
 
 
-def plan_of(log: RunLog, kind: type[AnyPlan]) -> AnyPlan:
-    """The plan of a log that a command resumes. Raises LogMismatchError, with the command to use, for another's log."""
+def plan_of(log: RunLog, kind: type[AnyPlan], operation: str | None = None) -> AnyPlan:
+    """The plan of a log that a command resumes, of kernels of an operation where one is named. Raises LogMismatchError,
+    with the command to use, for another's log.
+    """
     plan = log.plan
-    if not isinstance(plan, kind):
-        command = log.header["plan"].get("command", "sweep")
-        raise LogMismatchError(
-            f"{log.path} is of {_A_RUN[command]}: resume it with 'mamf {command} --resume {log.path}'"
-        )
-    return plan
+    if isinstance(plan, kind) and (not isinstance(plan, KernelsPlan) or plan.operation == operation):
+        return plan
+    command = log.header["plan"].get("command", "sweep")
+    of = _A_RUN[command]
+    if command == "sweep" and isinstance(plan, KernelsPlan):
+        of, command = plan.operation, f"sweep --operation {plan.operation}"
+    raise LogMismatchError(f"{log.path} is of {of}: resume it with 'mamf {command} --resume {log.path}'")
 
 
 def require_repeated(

@@ -71,13 +71,17 @@ class Session(ABC, Generic[AnyPlan]):
         if self.log and options.output:
             raise UsageError("--resume continues its own file: leave --output out")
         #: The plan of the log that is resumed.
-        self.before = plan_of(self.log, self.plan_kind) if self.log else None
+        self.before = plan_of(self.log, self.plan_kind, self.resumes()) if self.log else None
         self.findings: list[Advice] = []
         self.rows: list[Measurement] = []
         if self.log:
             self.backend = reopened(self.log, options)
         else:
             self.backend = open_backend(options.backend or "auto", options.device or 0)
+
+    def resumes(self) -> str | None:
+        """The operation of the logs that it resumes, where their kind of plan does not tell."""
+        return None
 
     @abstractmethod
     def plan_record(self) -> dict[str, Any]:

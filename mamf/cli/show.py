@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mamf.cli.options import add_output_options
+from mamf.cli.options import add_output_options, add_width_option
 from mamf.cli.reading import read_log
+from mamf.cli.rendering import render_kernels_run
 from mamf.logs.legacy import read_legacy_or_none
-from mamf.operations.attention.report import render_attention
+from mamf.plans import FindPlan, KernelsPlan
 from mamf.report import FORMATS, render, render_find
 from mamf.report.imported import render_legacy
 
@@ -16,6 +17,7 @@ from mamf.report.imported import render_legacy
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("log", type=Path, metavar="LOG")
     add_output_options(parser, FORMATS)
+    add_width_option(parser)
     parser.set_defaults(run=run, parser=parser)
 
 
@@ -24,10 +26,11 @@ def run(options: argparse.Namespace) -> int:
         print(render_legacy(options.format, imported, options.top), end="")
         return 0
     log = read_log(options.log)
-    command = log.header["plan"].get("command", "sweep")
-    if command == "attention":
-        print(render_attention(options.format, log.measurements, log.all_ceilings, log.header, log.summary), end="")
-    elif command == "find":
+    plan = log.plan
+    if isinstance(plan, KernelsPlan):
+        rows, ceilings = log.measurements, log.all_ceilings
+        print(render_kernels_run(options, plan.operation, rows, ceilings, log.header, log.summary), end="")
+    elif isinstance(plan, FindPlan):
         print(render_find(options.format, log.measurements, log.ceilings, log.header, log.summary), end="")
     else:
         print(render(options.format, log.measurements, log.header, log.summary, options.top), end="")

@@ -33,11 +33,15 @@ _EXAMPLES = """examples:
   mamf sweep --m 8192 --n 8192 --k 8192 --regime burst sustained
   mamf sweep --m-range 0 20480 256 --regime classic   mamf-finder's protocol
   mamf sweep --resume LOG                             go on after Ctrl-C or kill
+  mamf sweep --operation NAME --help                  kernels of another operation: what can be asked of it
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
+    parser.add_argument(
+        "--operation", metavar="NAME", help="one of 'mamf kernels', each with options of its own (default: matmul)"
+    )
     add_shape_options(parser)
     add_problem_options(parser)
     add_measuring_options(parser)

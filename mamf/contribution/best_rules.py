@@ -13,6 +13,7 @@ from mamf.measurement import Conditions, Measurement
 from mamf.operations.attention.report import attention_summary_record
 from mamf.operations.attention.rows import is_attention
 from mamf.report import find_summary_record, summary_record
+from mamf.report.kernels import kernels_summary_record
 
 # A median of fewer samples has no interval to speak of.
 _FEWEST_SAMPLES = 5
@@ -41,7 +42,7 @@ def tier_is_told(evidence: Evidence) -> Iterator[Finding]:
 def summary_recomputes(evidence: Evidence) -> Iterator[Finding]:
     """The last record follows from the rows before it."""
     summary = evidence.log.summary
-    if summary is None:
+    if summary is None or not evidence.is_known:
         return
     line = max((number for number, _ in evidence.of_kind("summary")), default=None)
     again = _summary(evidence, summary)
@@ -63,6 +64,8 @@ def _summary(evidence: Evidence, summary: dict[str, object]) -> dict[str, object
         return find_summary_record(rows, ceilings, status, reason, 0.0)
     if evidence.is_attention:
         return attention_summary_record(rows, evidence.log.all_ceilings, status, reason, 0.0, 0)
+    if evidence.is_of_kernels:
+        return kernels_summary_record(rows, status, reason, 0.0, 0)
     return summary_record(rows, status, reason, 0.0, 0)
 
 
@@ -168,11 +171,11 @@ def claims_are_firm(evidence: Evidence) -> Iterator[Finding]:
         yield from _throttled(evidence, name, ceiling.regime, ceiling.conditions)
 
 
-def attention_is_firm(evidence: Evidence) -> Iterator[Finding]:
-    """Rows of attention are each a figure of its own: how many of them are known only roughly."""
-    if not evidence.is_attention:
+def kernels_are_firm(evidence: Evidence) -> Iterator[Finding]:
+    """Rows of kernels are each a figure of its own: how many of them are known only roughly."""
+    if not evidence.is_of_kernels:
         return
-    rows = [row for _, _, row in evidence.rows if row.ok and is_attention(row)]
+    rows = [row for _, _, row in evidence.rows if row.ok and evidence.counts(row)]
     rough = [row for row in rows if _half_width(row) > _widest(evidence)]
     if rough:
         worst = max(rough, key=_half_width)
@@ -182,7 +185,7 @@ def attention_is_firm(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _half_width(row: Measurement) -> float:
-    return row.rate_interval.half_width / row.tflops(row.figure)
+    return row.rate_interval.half_width / row.rate(row.figure)
 
 
 def _widest(evidence: Evidence) -> float:

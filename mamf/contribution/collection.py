@@ -16,6 +16,7 @@ from mamf.operations.attention.rows import is_attention
 from mamf.plans import FindPlan, KernelsPlan
 from mamf.regimes.names import NAMES
 from mamf.report import bests
+from mamf.report.kernels import title
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,20 @@ class AttentionEntry:
 
 
 @dataclass(frozen=True)
+class KernelEntry:
+    """A row of an operation that has no table of its own."""
+
+    header: dict[str, Any]
+    place: Path
+    tier: str
+    row: Measurement
+
+    @property
+    def device(self) -> str:
+        return str(self.header["device"]["name"])
+
+
+@dataclass(frozen=True)
 class LegacyEntry:
     run: FinderRun
     place: Path
@@ -71,6 +86,7 @@ class LegacyEntry:
 class Collection:
     ceilings: tuple[CeilingEntry, ...] = ()
     attention: tuple[AttentionEntry, ...] = ()
+    kernels: tuple[KernelEntry, ...] = ()
     legacy: tuple[LegacyEntry, ...] = ()
 
 
@@ -78,6 +94,7 @@ def collect(root: Path, paths: Iterable[Path]) -> Collection:
     """Entries of all logs. Raises RunLogError for one that cannot be read."""
     ceilings: list[CeilingEntry] = []
     attention: list[AttentionEntry] = []
+    kernels: list[KernelEntry] = []
     legacy: list[LegacyEntry] = []
     for path in paths:
         place = path.relative_to(root)
@@ -86,13 +103,15 @@ def collect(root: Path, paths: Iterable[Path]) -> Collection:
             continue
         log = read_run_log(path)
         plan = log.plan
-        if isinstance(plan, KernelsPlan):
+        if isinstance(plan, KernelsPlan) and plan.operation == "attention":
             attention += _attention_entries(log, place)
+        elif isinstance(plan, KernelsPlan):
+            kernels += [KernelEntry(log.header, place, log.tier, row) for row in log.measurements if row.ok]
         elif isinstance(plan, FindPlan):
             ceilings += [_of_ceiling(log, place, ceiling) for ceiling in log.all_ceilings.values()]
         else:
             ceilings += [_of_row(log, place, best.row) for best in bests(log.measurements).values()]
-    return Collection(tuple(ceilings), tuple(attention), tuple(legacy))
+    return Collection(tuple(ceilings), tuple(attention), tuple(kernels), tuple(legacy))
 
 
 def named_dtype(problem: Any) -> str:
@@ -168,3 +187,13 @@ def best_attention(entries: Iterable[AttentionEntry]) -> list[AttentionEntry]:
             found[key] = entry
     order = {"fwd": 0, "bwd": 1}
     return [found[key] for key in sorted(found, key=lambda key: (*key[:3], order.get(key[3], 2), *key[4:]))]
+
+
+def best_kernels(entries: Iterable[KernelEntry]) -> list[KernelEntry]:
+    """For each operation, regime, problem and accelerator the row with the highest rate."""
+    found: dict[tuple[str, ...], KernelEntry] = {}
+    for entry in entries:
+        key = (entry.row.operation, title(entry.row), entry.device)
+        if key not in found or entry.row.best_rate > found[key].row.best_rate:
+            found[key] = entry
+    return [found[key] for key in sorted(found)]

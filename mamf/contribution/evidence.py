@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from mamf.errors import RunLogError
+from mamf.logs.known import operation_called
 from mamf.logs.records import measurement_from_record
 from mamf.logs.run_log import RunLog, parse_record, whole_lines
 from mamf.measurement import Measurement
+from mamf.operations.unknown import Unknown
 from mamf.plans import FindPlan, KernelsPlan
 from mamf.report import bests
 
@@ -49,13 +51,27 @@ class Evidence:
         return isinstance(self.plan, FindPlan)
 
     @property
-    def is_attention(self) -> bool:
+    def is_of_kernels(self) -> bool:
+        """Whether kernels of one operation were measured, each row a figure of its own."""
         return isinstance(self.plan, KernelsPlan)
+
+    @property
+    def is_attention(self) -> bool:
+        return self.is_of_kernels and self.plan.operation == "attention"
+
+    @property
+    def is_known(self) -> bool:
+        """Whether what the rows are of is installed here."""
+        return not (self.is_of_kernels and isinstance(operation_called(self.plan.operation), Unknown))
+
+    def counts(self, row: Measurement) -> bool:
+        """Whether a row is what the run is for, and not measured beside it."""
+        return not self.is_of_kernels or row.operation == self.plan.operation
 
     @cached_property
     def searches(self) -> tuple[FindPlan, ...]:
         """The searches for ceilings whose rows the log holds: the run itself, or what went before attention."""
-        return (self.plan,) if self.is_search else self.plan.searches if self.is_attention else ()
+        return (self.plan,) if self.is_search else self.plan.searches if self.is_of_kernels else ()
 
     @property
     def is_cpu(self) -> bool:
@@ -77,15 +93,15 @@ class Evidence:
 
     @property
     def claims(self) -> dict[str, Measurement]:
-        """By regime the row that a sweep is known by; a find is known by its ceilings, attention by all its rows."""
-        if self.is_search or self.is_attention:
+        """By regime the row that a sweep is known by; a find is known by its ceilings, kernels by all rows."""
+        if self.is_search or self.is_of_kernels:
             return {}
         return {regime: best.row for regime, best in bests(self.log.measurements).items()}
 
 
 def problems_of(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What a plan, as written, is of: one product, or several problems of attention."""
-    return list(plan["problems"]) if plan.get("command") == "attention" else [plan["problem"]]
+    """What a plan, as written, is of: one product, or several problems of kernels."""
+    return list(plan["problems"]) if "problems" in plan else [plan["problem"]]
 
 
 def read_records(path: Path) -> tuple[tuple[int, dict[str, Any]], ...]:

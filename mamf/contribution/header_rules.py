@@ -64,13 +64,20 @@ def missing_fields(evidence: Evidence) -> Iterator[Finding]:
             yield Finding("missing-field", f"{name} is not known", 1, is_warning=True)
     plan = header["plan"]
     for problem in problems_of(plan):
-        for name in _OF_PROBLEM if evidence.is_attention else _OF_MATMUL:
+        for name in required_of_problem(evidence):
             if problem.get(name) in (None, ""):
                 yield Finding("missing-field", f"the plan says nothing of {name}", 1)
     if not plan.get("regimes"):
         yield Finding("missing-field", "the plan names no regime", 1)
     for name in sorted(set(header) - _KNOWN):
         yield Finding("unknown-field", f"mamf writes no header field {name!r}: remove it", 1)
+
+
+def required_of_problem(evidence: Evidence) -> tuple[str, ...]:
+    """Fields of every problem of the plan; of an operation that mamf does not know only its dtype is sure."""
+    if not evidence.is_of_kernels:
+        return _OF_MATMUL
+    return _OF_PROBLEM if evidence.is_attention else _OF_PROBLEM[:1]
 
 
 def _has_sensors(evidence: Evidence) -> bool:

@@ -18,12 +18,12 @@ def folder_of(device_name: str) -> str:
 
 
 def name_of(header: Mapping[str, Any]) -> str:
-    """The file name of a run: command, kernels of matmul, dtypes, directions, regimes and start (UTC)."""
+    """The file name of a run: command or operation, kernels of matmul, dtypes, directions, regimes and start (UTC)."""
     plan = header["plan"]
     command, problems = plan.get("command", "sweep"), problems_of(plan)
     parts = [
-        command,
-        *([header["kernel"]] if command == "sweep" else []),
+        plan.get("operation", command),
+        *([header["kernel"]] if "problem" in plan and command == "sweep" else []),
         *(problem["dtype"] + ("-fast" if problem.get("fast_accumulation") else "") for problem in problems),
         *(problem["direction"] for problem in problems if "direction" in problem),
         *plan["regimes"],

@@ -10,18 +10,20 @@ from typing import Any
 from mamf.backend import DeviceInfo
 from mamf.contribution.evidence import Evidence, Finding
 from mamf.dtypes import DTYPES
+from mamf.logs.known import operation_called
 from mamf.logs.records import measurement_record
 from mamf.measurement import TERA, Measurement
 from mamf.operations.attention.rows import has_memory_of_process, is_attention
-from mamf.peaks import fastest_possible_flops, find_peak
+from mamf.operations.matmul.kernel import MatmulProblem
+from mamf.peaks import find_peak
 from mamf.regimes.names import BEST_BY, SUSTAINED
 
 # What follows from the samples. TFLOPS are written with three decimals, coverage with four, seconds with twelve.
-_ROUNDING = {"tflops": 2e-3, "seconds": 2e-12, "interval_coverage": 2e-4}
+_ROUNDING = {"tflops": 2e-3, "rate": 2e-3, "seconds": 2e-12, "interval_coverage": 2e-4}
 # Products whose rounding shows: float64 may agree with the float64 reference to the last bit, integers must.
 _ROUNDED = ("bfloat16", "float16", "tf32", "float32", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
-# Attention's own verification decides by kernel; nothing that passed it is further off.
-_WORST_ATTENTION = {True: 0.05, False: 0.5}
+# Verification decides by kernel; nothing that passed it is further off.
+_WORST = {True: 0.05, False: 0.5}
 # The clock is read while it moves: above what it allows by more than this is not the clock's doing.
 _HEADROOM_OF_READ_CLOCK = 1.05
 _MOST_WATTS = 1.2
@@ -34,7 +36,7 @@ def rows_recompute(evidence: Evidence) -> Iterator[Finding]:
     for line, record, row in evidence.rows:
         again = measurement_record(row)
         if record["flop"] != again["flop"]:
-            formula = "the unmasked pairs" if is_attention(row) else "2*M*N*K"
+            formula = "the unmasked pairs" if is_attention(row) else row.work.convention.partition(";")[0]
             yield Finding(
                 "flop-count", f"{row.shape}: {record['flop']} FLOP are not the {again['flop']} of {formula}", line
             )
@@ -74,22 +76,27 @@ def agree(written: Any, again: Any, tolerance: float, relative: float = 1e-6) ->
 def possible(evidence: Evidence) -> Iterator[Finding]:
     """No sample is faster than the device's highest clock allows, and no figure than the clock that was read."""
     info = DeviceInfo(**evidence.header["device"])
-    for dtype in sorted({row.problem.dtype for _, row in good_rows(evidence)}):
-        if fastest_possible_flops(info, dtype) is None:
-            told = f"no peak of {info.name} in {dtype} is known: nothing bounds its figures"
-            yield Finding("implausible", told, 1, is_warning=True)
+    for dtype in sorted({row.problem.dtype for _, row in good_rows(evidence) if _limit(info, row) is None}):
+        told = f"no peak of {info.name} in {dtype} is known: nothing bounds its figures"
+        yield Finding("implausible", told, 1, is_warning=True)
     for line, row in good_rows(evidence):
-        limit = fastest_possible_flops(info, row.problem.dtype) if is_exact(evidence, row) else None
-        fastest = row.flop / min(row.samples)
+        limit = _limit(info, row) if is_exact(evidence, row) else None
+        fastest, unit = row.amount / min(row.samples), row.work.unit
         if limit is not None and fastest > limit:
-            told = f"{row.shape}: {fastest / TERA:.4g} TFLOPS, more than the {limit / TERA:.4g} that {info.name} can do"
+            told = f"{row.shape}: {fastest / TERA:.4g} {unit}, more than the {limit / TERA:.4g} that {info.name} can do"
             yield Finding("implausible", told, line)
         elif limit is not None and not _within_clock(info, row):
             told = f"{row.shape}: {row.best_rate:.4g} TFLOPS are more than its clock allows"
             yield Finding("implausible", told, line)
 
 
+def _limit(info: DeviceInfo, row: Measurement) -> float | None:
+    return operation_called(row.operation).fastest_possible(info, row.problem)
+
+
 def _within_clock(info: DeviceInfo, row: Measurement) -> bool:
+    if row.work.unit != "TFLOPS":
+        return True
     peak, clock = find_peak(info.name, row.problem.dtype, info.compute_units), row.conditions.clock_hz
     # The clock of mamf-finder's loop is whatever it is when it is read.
     if peak is None or not peak.clock_hz or not clock or row.regime == "classic":
@@ -100,19 +107,19 @@ def _within_clock(info: DeviceInfo, row: Measurement) -> bool:
 def is_exact(evidence: Evidence, row: Measurement) -> bool:
     """Whether FLOP were all done, and in the row's dtype: approximate attention skips work or does it in int8."""
     told = ("product_dtypes", "sparsity", "cosine_similarity")
-    return not evidence.is_attention or not any(name in row.details for name in told)
+    return not evidence.is_of_kernels or not any(name in row.details for name in told)
 
 
 def verified(evidence: Evidence) -> Iterator[Finding]:
     """Every good row's result was checked, and rounding shows that its operands were no zeros."""
     for line, row in good_rows(evidence):
-        exact = is_exact(evidence, row)
-        bound = _WORST_ATTENTION[exact] if is_attention(row) else row.problem.tolerance
+        exact, is_product = is_exact(evidence, row), isinstance(row.problem, MatmulProblem)
+        bound = row.problem.tolerance if is_product else _WORST[exact]
         if row.error is None:
             yield Finding("unverified", f"{row.shape} by {row.kernel}: its result was not checked", line)
         elif not 0 <= row.error <= bound:
             yield Finding("unverified", f"{row.shape}: relative error {row.error:.2g}, beyond {bound:.2g}", line)
-        elif row.error == 0 and row.problem.dtype in _ROUNDED:
+        elif row.error == 0 and row.problem.dtype in _ROUNDED and (is_product or is_attention(row)):
             yield Finding("data", f"{row.shape}: no rounding error at all: the operands were no normal data", line)
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mamf.contribution.best_rules import (
-    attention_is_firm,
     ceilings_fit_attention,
     ceilings_recompute,
     claims_are_firm,
+    kernels_are_firm,
     summary_recomputes,
     tier_is_told,
 )
@@ -55,12 +55,13 @@ RULES = {
     "sensors": "clock and power were read where they can be",
     "simulated": "figures are of a device, not of virtual time",
     "data": "operands were normal random data",
-    "flop-count": "FLOP are 2*M*N*K, of attention without the masked pairs",
+    "flop-count": "FLOP are 2*M*N*K, of attention without the masked pairs, else as the operation counts",
     "row-mismatch": "a row's figures follow from its samples and the plan",
     "implausible": "no sample is faster, no sensor higher than the device can be",
     "memory": "memory is of the kernel alone, not of all that the process held (warning: schema 4 tells)",
     "unverified": "every result was checked, with an error within its tolerance",
     "lost-samples": "a row has all of its samples, and its own",
+    "unknown-operation": "what the rows are of is installed here, or nobody can tell whether they are right",
     "foreign-row": "rows are of the run's plan",
     "duplicate-row": "no step is measured twice",
     "missing-row": "no row of a complete run is missing",
@@ -94,7 +95,7 @@ _RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
     ceilings_recompute,
     ceilings_fit_attention,
     claims_are_firm,
-    attention_is_firm,
+    kernels_are_firm,
     tier_is_told,
     circumstances,
 )

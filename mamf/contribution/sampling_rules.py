@@ -10,7 +10,6 @@ from mamf.ceilings.ceiling import CHOOSE, CONFIRM
 from mamf.contribution.evidence import Evidence, Finding
 from mamf.contribution.row_rules import good_rows
 from mamf.measurement import Measurement
-from mamf.operations.attention.rows import is_attention
 from mamf.plans import FindPlan
 from mamf.regimes.names import BURST, SUSTAINED
 
@@ -49,10 +48,13 @@ def _is_too_short(evidence: Evidence, row: Measurement) -> bool:
 
 def rows_of_plan(evidence: Evidence) -> Iterator[Finding]:
     """Rows are steps of the plan, by its kernels, of its problem; a step that was measured is not measured again."""
-    if not any(is_attention(row) or not evidence.is_attention for _, row in good_rows(evidence)):
+    if not any(evidence.counts(row) for _, row in good_rows(evidence)):
         yield Finding("missing-row", "nothing was measured")
     yield from _rows_of_searches(evidence)
-    if evidence.is_attention:
+    if not evidence.is_known:
+        told = f"{evidence.plan.operation} is not installed here: whether rows are of the plan is not known"
+        yield Finding("unknown-operation", told, 1)
+    elif evidence.is_of_kernels:
         yield from _rows_of_steps(evidence, list(evidence.plan.steps()))
     elif not evidence.is_search:
         steps = [(regime, shape) for regime in evidence.plan.regimes for shape in evidence.plan.shapes]
@@ -76,13 +78,13 @@ def _rows_of_steps(evidence: Evidence, steps: list[tuple[Any, ...]]) -> Iterator
     if evidence.tier == "complete" and lost:
         told = " ".join(map(str, lost[0][-2:]))
         yield Finding("missing-row", f"a complete run lacks {len(lost)} of its {len(steps)} steps, the first {told}")
-    reference = None if evidence.is_attention else evidence.plan.reference
+    reference = None if evidence.is_of_kernels else evidence.plan.reference
     if reference is not None and not any(row.is_reference for row in evidence.log.measurements):
         yield Finding("missing-row", f"no visit of the reference {reference} is there")
 
 
 def _step(evidence: Evidence, row: Measurement) -> tuple[Any, ...]:
-    if evidence.is_attention:
+    if evidence.is_of_kernels:
         return row.regime, row.problem, row.shape, _planned_kernel(evidence.plan.kernels, row.kernel)
     return row.regime, row.shape
 
@@ -98,7 +100,7 @@ def _planned_kernel(planned: Collection[str], name: str) -> str:
 
 def _is_own(evidence: Evidence, row: Measurement) -> bool:
     """Whether a row is by a kernel and of a problem of the run; a reference is the ceiling's product."""
-    if evidence.is_attention:
+    if evidence.is_of_kernels:
         known = evidence.log.all_ceilings.values()
         return not row.is_reference or any((row.shape, row.kernel) == (each.shape, each.kernel) for each in known)
     if row.is_reference and row.shape != evidence.plan.reference:

@@ -11,12 +11,16 @@ from mamf.contribution.collection import (
     AttentionEntry,
     CeilingEntry,
     Collection,
+    KernelEntry,
     LegacyEntry,
     best_attention,
+    best_kernels,
     leaders,
 )
 from mamf.measurement import TERA
 from mamf.peaks import find_peak
+from mamf.report.kernels import share_of_peak
+from mamf.report.kernels import title as problem_title
 from mamf.report.text import DASH, markdown, significant, whole
 
 _INTRODUCTION = """# Results
@@ -62,8 +66,22 @@ _ATTENTION_COLUMNS = (
     "date",
     "log",
 )
+_KERNEL_COLUMNS = ("accelerator", "problem", "rate", "interval", "of the peak", "shape", "kernel", "date", "log")
 _LEGACY_COLUMNS = ("accelerator", "dtype", "version", "figure", "TFLOPS", "MxNxK", "shapes", "run", "date", "log")
-_LEFT = {"regime", "accelerator", "kernel", "software", "dtype", "pass", "mask", "figure", "version", "by", "run"}
+_LEFT = {
+    "regime",
+    "accelerator",
+    "kernel",
+    "software",
+    "dtype",
+    "pass",
+    "mask",
+    "figure",
+    "version",
+    "by",
+    "run",
+    "problem",
+}
 
 
 @dataclass
@@ -90,6 +108,10 @@ def results_page(collection: Collection) -> str:
     parts.append(_attention("## Attention: the best kernel by share of the measured ceiling (MAMFU)", finished))
     unfinished = [entry for entry in collection.attention if entry.tier == "interrupted"]
     parts.append(_attention("## Attention, tier interrupted", unfinished))
+    for tier, more in (("complete", ""), ("interrupted", ", tier interrupted")):
+        kept = best_kernels(entry for entry in collection.kernels if entry.tier == tier)
+        for name in dict.fromkeys(entry.row.operation for entry in kept):
+            parts.append(_kernels(f"## {name}{more}", [entry for entry in kept if entry.row.operation == name]))
     cut = [entry for entry in collection.ceilings if entry.tier == "interrupted"]
     parts.append(_ceilings("## Tier interrupted: what is best may never have been tried", cut, notes, with_dtype=True))
     parts.append(_legacy(collection.legacy))
@@ -168,6 +190,28 @@ def _attention_cells(entry: AttentionEntry) -> list[str]:
         f"**{100 * entry.share:.1f} %**",
         significant(row.tflops(row.figure)),
         str(row.shape),
+        entry.header["started"][:10],
+        link(entry.place),
+    ]
+
+
+def _kernels(title: str, entries: Sequence[KernelEntry]) -> str:
+    counts = dict.fromkeys(f"{entry.row.work.unit}: {entry.row.work.convention}." for entry in entries)
+    rows = [_kernel_cells(entry) for entry in entries]
+    return f"{title}\n\n{' '.join(counts)}\n\n{markdown(_KERNEL_COLUMNS, rows, _LEFT)}"
+
+
+def _kernel_cells(entry: KernelEntry) -> list[str]:
+    row, unit = entry.row, entry.row.work.unit
+    interval, share = row.rate_interval, share_of_peak(row, entry.header)
+    return [
+        entry.device,
+        problem_title(row),
+        f"**{significant(row.best_rate)}** {unit}",
+        f"{significant(interval.low)} to {significant(interval.high)}",
+        DASH if share is None else f"{100 * share:.1f} %",
+        str(row.shape),
+        row.kernel,
         entry.header["started"][:10],
         link(entry.place),
     ]

@@ -41,13 +41,15 @@ def differences_of(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Differenc
     if found[0].a == found[0].b and all(cards):
         # Cards of one name differ by percents.
         found.append(Difference(f"card {found[0].a}", *map(str, cards)))
-    if kinds[0] == "attention":
+    if kinds[0] != "matmul":
         found.append(Difference("caches", cache_state(a), cache_state(b)))
     return [each for each in found if each.a != each.b]
 
 
 def operation(header: Mapping[str, Any]) -> str:
-    return "attention" if header["plan"].get("command") == "attention" else "matmul"
+    plan = header["plan"]
+    # Before schema 4 a plan did not name its operation.
+    return str(plan.get("operation") or ("attention" if plan.get("command") == "attention" else "matmul"))
 
 
 def cache_state(header: Mapping[str, Any]) -> str:

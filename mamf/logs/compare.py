@@ -17,12 +17,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from mamf.ceilings.ceiling import CHOOSE, CONFIRM, FEWEST_ROUNDS, Ceiling, combined, confirmed, figures
 from mamf.errors import IncomparableError
 from mamf.logs.comparability import Difference, described, differences_of, noted_differences
+from mamf.logs.known import operation_called
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.operations.attention.shapes import AttentionProblem
@@ -43,7 +44,7 @@ Fields = dict[str, object]
 
 @dataclass(frozen=True)
 class Entry:
-    """A row of one log: what it is paired by, and its speed in TFLOPS (None: it has no figure, ``status`` says why)."""
+    """A row of one log: what it is paired by, and its rate (None: it has no figure, ``status`` says why)."""
 
     fields: Fields
     shape: str
@@ -51,6 +52,7 @@ class Entry:
     tflops: float | None = None
     interval: Interval | None = None
     status: str = "ok"
+    unit: str = "TFLOPS"
 
 
 @dataclass(frozen=True)
@@ -179,14 +181,15 @@ def problem_fields(problem: Any) -> Fields:
     """What a problem is paired by: all but the seed, and for a forward pass how a backward's FLOP would be counted."""
     if isinstance(problem, AttentionProblem) and not problem.has_backward:
         problem = replace(problem, backward_count=AttentionProblem.backward_count)
-    return {name: value for name, value in asdict(problem).items() if name != "seed"}
+    fields = operation_called(problem.operation).problem_record(problem)
+    return {name: value for name, value in fields.items() if name != "seed"}
 
 
 def _row_entry(row: Measurement) -> Entry:
     fields = {"regime": row.regime, **problem_fields(row.problem), "shape": str(row.shape), "kernel": row.kernel}
     if row.summary is None:
         return Entry(fields, str(row.shape), row.kernel, status=row.status)
-    return Entry(fields, str(row.shape), row.kernel, row.tflops(row.figure), row.rate_interval)
+    return Entry(fields, str(row.shape), row.kernel, row.rate(row.figure), row.rate_interval, unit=row.work.unit)
 
 
 def _candidates(rows: Sequence[Measurement]) -> Iterable[Entry]:

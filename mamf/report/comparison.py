@@ -19,19 +19,21 @@ _RIGHT_ALIGNED = ("A", "B", "B/A")
 
 
 def flat_pair(pair: Pair, tolerance: float) -> dict[str, Any]:
-    """A pair as named columns; speeds in TFLOPS."""
+    """A pair as named columns; rates in TFLOPS, or in the unit that a column names."""
     a, b, interval = pair.a, pair.b, pair.interval
     assert a.interval is not None and b.interval is not None
+    rate = "tflops" if a.unit == "TFLOPS" else "rate"
     return {
         **pair.fields,
         "shape_a": a.shape,
         "shape_b": b.shape,
         "kernel_a": a.kernel,
         "kernel_b": b.kernel,
-        "tflops_a": a.tflops,
+        **({} if rate == "tflops" else {"unit": a.unit}),
+        f"{rate}_a": a.tflops,
         "interval_low_a": a.interval.low,
         "interval_high_a": a.interval.high,
-        "tflops_b": b.tflops,
+        f"{rate}_b": b.tflops,
         "interval_low_b": b.interval.low,
         "interval_high_b": b.interval.high,
         "ratio": pair.ratio,
@@ -89,7 +91,7 @@ def title(comparison: Comparison, tolerance: float) -> list[str]:
     return [
         *lines,
         f"all rows: {', '.join(shared)}",
-        f"medians in TFLOPS; B/A above 1: B is faster; SAME: the interval is within 1 +- {percent(tolerance)}",
+        f"medians in {first.a.unit}; B/A above 1: B is faster; SAME: the interval is within 1 +- {percent(tolerance)}",
     ]
 
 

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 DASH = "-"
+_GAP = "  "
 
 
 def significant(value: float) -> str:
@@ -29,9 +30,21 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], left_aligned: C
             cell.ljust(width) if name in left_aligned else cell.rjust(width)
             for name, cell, width in zip(columns, line, widths, strict=True)
         )
-        return "  ".join(padded).rstrip()
+        return _GAP.join(padded).rstrip()
 
     return "\n".join(map(aligned, lines)) + "\n"
+
+
+def fitting(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> int:
+    """How many of the columns, the most important first, a line of ``width`` holds: at least one, None holds all."""
+    if width is None:
+        return len(columns)
+    taken = -len(_GAP)
+    for number, name in enumerate(columns):
+        taken += len(_GAP) + max(len(name), *(len(row[number]) for row in rows), 0)
+        if taken > width:
+            return max(1, number)
+    return len(columns)
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]], left_aligned: Collection[str]) -> str:

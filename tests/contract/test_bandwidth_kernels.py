@@ -16,7 +16,7 @@ from mamf.measure import measure
 from mamf.operations.bandwidth.kernels.arrays import SCALAR
 from mamf.operations.bandwidth.kernels.torch_functions import TorchFunctions, one_pass
 from mamf.operations.bandwidth.shapes import PATTERNS, BandwidthProblem, BandwidthShape
-from mamf.regimes import Burst, Classic, StoppingRule, Sustained
+from mamf.regimes import Burst, StoppingRule, Sustained
 
 SHAPE = BandwidthShape(2**18)
 #: No whole number of blocks, of words or of alignments.
@@ -198,10 +198,11 @@ def test_a_burst_on_the_cpu_gives_a_rate_that_can_be(cpu, pattern):
     assert 1e-5 < row.best_rate < 5
 
 
-@pytest.mark.parametrize("regime", [Classic, Sustained])
-def test_the_other_regimes_measure_it_too(cpu, regime, monkeypatch):
-    monkeypatch.setattr(Sustained, "shortest_seconds", 0.0)
-    row = measured(TorchFunctions(), cpu, BandwidthProblem("triad"), regime)
+def test_sustained_measures_it_too(cpu, monkeypatch):
+    brief = type(cpu.sustained_traits)(soak_seconds=0.02, settle_seconds=0.02)
+    monkeypatch.setattr(type(cpu), "sustained_traits", brief)
+    monkeypatch.setattr(Sustained, "longest_settling_seconds", 0.02)
+    row = measured(TorchFunctions(), cpu, BandwidthProblem("triad"), lambda backend: Sustained(backend, 0.02))
     assert row.ok, row.reason
 
 

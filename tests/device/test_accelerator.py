@@ -38,7 +38,9 @@ class TestBackend(BackendContract):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 class TestKernel(KernelContract):
-    shape = MatmulShape(256, 384, 512)
+    @pytest.fixture
+    def shape(self):
+        return MatmulShape(256, 384, 512)
 
     @pytest.fixture
     def backend(self, dtype):

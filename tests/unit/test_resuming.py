@@ -128,7 +128,14 @@ def test_what_contradicts_the_log_is_refused_and_says_what_to_do(resume, command
 def test_every_option_that_decides_a_figure_is_checked(command, run):
     """Whoever adds an option adds it here: a contradiction of it, or a reason why it is free."""
     free = {"--budget", "--dry-run", "--output", "--resume", "--notes", "--format", "--top", "--baseline", "--help"}
-    elsewhere = {"--fast-accumulation", "--no-fast-accumulation", "--no-causal", "--no-flush", "--ceiling"}
+    elsewhere = {
+        "--fast-accumulation",
+        "--no-fast-accumulation",
+        "--no-causal",
+        "--no-flush",
+        "--ceiling",
+        "--operation",
+    }
     ranges = {"--n-range", "--k-range"}  # as --m-range
     _, out, _ = run(command, "--help")
     named = {word.strip("[],") for line in out.split("examples:")[0].splitlines() for word in line.split()}

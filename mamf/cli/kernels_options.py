@@ -1,0 +1,165 @@
+"""The options that make up a plan for kernels of any operation, and what of it a resumed run repeats."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from mamf.backend import Backend
+from mamf.cli.options import duration, share
+from mamf.cli.resuming import require_repeated
+from mamf.discovery import kernel_of
+from mamf.errors import UnknownNameError, UsageError, first_line
+from mamf.operation import Operation
+from mamf.plans import KERNEL_REGIMES, KernelsPlan
+
+AnyOperation = Operation[Any, Any]
+#: Fields of a problem with the values asked for.
+Asked = Mapping[str, Sequence[Any]]
+Read = TypeVar("Read")
+_WORDS = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
+
+
+def add_what_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("what", "several dtypes and values are measured in every combination")
+    group.add_argument("--operation", required=True, metavar="NAME", help="one of 'mamf kernels'")
+    group.add_argument("--shapes", nargs="+", metavar="SHAPE", help="as the operation writes them (default: its own)")
+    group.add_argument("--set", nargs="+", metavar="FIELD=VALUE", help="fields of its problem; FIELD=A,B measures both")
+    add_common_options(group)
+
+
+def add_common_options(group: argparse._ArgumentGroup) -> None:
+    """What a preset of an operation has too."""
+    group.add_argument("--dtype", nargs="+", help="one or several (default: the device's)")
+    group.add_argument(
+        "--kernel", nargs="+", help="of 'mamf kernels', or package.module:Class (default: all available)"
+    )
+
+
+def add_measuring_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("measuring")
+    group.add_argument("--regime", choices=KERNEL_REGIMES, nargs="+", help="how samples are taken (default: burst)")
+    group.add_argument("--precision", type=share, help="half-width of the median's interval to reach (default: 0.3%%)")
+    group.add_argument("--time-limit", type=duration, help="per row; after it 3 launches suffice (default: burst 1s)")
+    group.add_argument("--no-flush", action="store_true", default=None, help="burst: leave the operands in the cache")
+
+
+def fields_of(of: AnyOperation) -> dict[str, Any]:
+    """The fields of an operation's problem that can be set, with their types."""
+    types = get_type_hints(of.problem_type)
+    return {field.name: types[field.name] for field in dataclasses.fields(of.problem_type) if field.init}
+
+
+def asked_for(of: AnyOperation, options: argparse.Namespace) -> dict[str, list[Any]]:
+    """The values of fields asked for, typed. Raises UsageError for a field or a value that the operation has not."""
+    known = fields_of(of)
+    found: dict[str, list[Any]] = {"dtype": list(options.dtype)} if options.dtype else {}
+    for text in options.set or ():
+        name, equals, values = text.partition("=")
+        if name not in known:
+            raise UnknownNameError(f"field of {of.name}", name, known)
+        if not equals or name in found:
+            raise UsageError(f"--set {text}: " + ("it is given twice" if equals else f"write {name}=VALUE"))
+        found[name] = [_typed(f"{of.name}'s {name}", known[name], value) for value in values.split(",")]
+    return found
+
+
+def _typed(what: str, kind: Any, text: str) -> Any:
+    """A value of a field's type from its text; Literal, optional and plain types are known."""
+    if get_origin(kind) in (Union, types.UnionType):
+        if text.lower() == "none" and type(None) in get_args(kind):
+            return None
+        kind = next(each for each in get_args(kind) if each is not type(None))
+    if get_origin(kind) is Literal:
+        by_text = {str(value): value for value in get_args(kind)}
+        if text not in by_text:
+            raise UnknownNameError(what, text, by_text)
+        return by_text[text]
+    if kind is bool:
+        if text.lower() not in _WORDS:
+            raise UsageError(f"{what} is yes or no, not {text!r}")
+        return _WORDS[text.lower()]
+    if kind not in (str, int, float):
+        raise UsageError(f"{what} cannot be given as text")
+    try:
+        return kind(text)
+    except ValueError:
+        number = "a whole number" if kind is int else "a number"
+        raise UsageError(f"{what} is {number}, not {text!r}") from None
+
+
+def problems_from(of: AnyOperation, options: argparse.Namespace, backend: Backend) -> tuple[Any, ...]:
+    """Every combination of the values asked for."""
+    asked = asked_for(of, options)
+    combinations = (dict(zip(asked, values, strict=True)) for values in itertools.product(*asked.values()))
+    return tuple(dict.fromkeys(_said(of.name, of.problem_for, backend, each) for each in combinations))
+
+
+def shapes_from(of: AnyOperation, options: argparse.Namespace) -> tuple[Any, ...]:
+    """The shapes asked for, none where the operation's own are meant. Raises UsageError for what is no shape."""
+    return tuple(dict.fromkeys(_said(f"shape of {of.name}", of.parse_shape, text) for text in options.shapes or ()))
+
+
+def _said(what: str, call: Callable[..., Read], *arguments: Any) -> Read:
+    """What an operation makes of a request; its objection in one line, however it says no."""
+    try:
+        return call(*arguments)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{what}: {first_line(error)}") from error
+
+
+def plan_from(of: AnyOperation, options: argparse.Namespace, backend: Backend, kernels: Sequence[str]) -> KernelsPlan:
+    return KernelsPlan(
+        of.name,
+        shapes_from(of, options) or tuple(of.default_shapes(backend)),
+        problems_from(of, options, backend),
+        tuple(kernels),
+        tuple(name for name in KERNEL_REGIMES if name in (options.regime or KERNEL_REGIMES[:1])),
+        options.precision or KernelsPlan.precision,
+        options.time_limit,
+        options.budget,
+        not options.no_flush,
+    )
+
+
+def require_repeated_plan(of: AnyOperation, options: argparse.Namespace, before: KernelsPlan, backend: Backend) -> None:
+    """Raises LogMismatchError when something asked for is not what the log was measured with."""
+
+    def names(kernels: Sequence[str]) -> frozenset[str]:
+        return frozenset(kernel_of(of, name).name for name in kernels)
+
+    caches = {True: "flushed caches", False: "warm caches"}
+    problems = frozenset(before.problems)
+    held = {
+        "shapes": frozenset(before.shapes),
+        "dtype": frozenset(problem.dtype for problem in problems),
+        "set": _values(of, problems, options),
+        "kernel": names(before.kernels),
+        "regime": frozenset(before.regimes),
+        "precision": before.precision,
+        "time_limit": before.seconds,
+        "no_flush": caches[before.flush],
+    }
+
+    def dtypes(asked: Sequence[str]) -> frozenset[str]:
+        return frozenset(of.problem_for(backend, {"dtype": name}).dtype for name in asked)
+
+    read = {
+        "shapes": lambda asked: frozenset(shapes_from(of, options)),
+        "dtype": dtypes,
+        "set": lambda asked: _values(of, problems_from(of, options, backend), options),
+        "kernel": names,
+        "no_flush": lambda given: caches[not given],
+    }
+    require_repeated(options, held, read)
+
+
+def _values(of: AnyOperation, problems: Iterable[Any], options: argparse.Namespace) -> frozenset[str]:
+    """The values that problems have in the fields that are asked for."""
+    records = [of.problem_record(problem) for problem in problems]
+    named = [text.partition("=")[0] for text in options.set or ()]
+    return frozenset(f"{name}={record[name]}" for record in records for name in named)

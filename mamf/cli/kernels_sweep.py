@@ -1,0 +1,170 @@
+"""``mamf sweep --operation NAME``: kernels of any operation over shapes. Others are presets of it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from mamf.cli.interruption import Interruption
+from mamf.cli.kernels_options import (
+    AnyOperation,
+    add_measuring_options,
+    add_what_options,
+    asked_for,
+    plan_from,
+    require_repeated_plan,
+    shapes_from,
+)
+from mamf.cli.options import add_device_options, add_output_options, add_width_option
+from mamf.cli.rendering import kernels_summary, render_kernels_run
+from mamf.cli.session import End, Session, add_run_options, interruptible
+from mamf.discovery import kernel_names, kernel_of, operation
+from mamf.errors import UnavailableError, UsageError
+from mamf.kernel import AnyKernel
+from mamf.logs.plan_records import plan_record
+from mamf.logs.run_log import MAY_PASS
+from mamf.measurement import Measurement
+from mamf.plans import KernelsPlan, Row
+from mamf.report import FORMATS
+from mamf.strategies.kernels import KernelsSweep
+
+_EXAMPLES = """examples:
+  mamf sweep --operation NAME                               its own shapes, every kernel that is available
+  mamf sweep --operation NAME --shapes A B --set FIELD=X,Y  each shape, with each value of a field of its problem
+  mamf sweep --operation NAME --resume LOG                  go on after Ctrl-C or kill
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = _EXAMPLES
+    add_what_options(parser)
+    add_run(parser)
+    parser.set_defaults(command="sweep")
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """What every preset has: measuring, device, run and output."""
+    add_measuring_options(parser)
+    add_device_options(parser)
+    add_run_options(parser, budget="stop after so long, for example 5m; the rest can be resumed")
+    add_output_options(parser, FORMATS)
+    add_width_option(parser)
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    of = operation(options.operation)
+    # What is wrong with it is said before a device is opened.
+    asked_for(of, options)
+    shapes_from(of, options)
+
+    def work(interruption: Interruption) -> int:
+        session = KernelsSession(of, options, interruption)
+        return session.dry_run() if options.dry_run else session.run()
+
+    return interruptible(options, work)
+
+
+class KernelsSession(Session[KernelsPlan]):
+    """Kernels of one operation, nothing measured beside them."""
+
+    plan_kind = KernelsPlan
+
+    def __init__(self, of: AnyOperation, options: argparse.Namespace, interruption: Interruption) -> None:
+        self.command = options.command
+        self.of = of
+        super().__init__(options, interruption)
+        if self.before:
+            require_repeated_plan(of, options, self.before, self.backend)
+        self.kernels = self._kernels()
+        self.plan = self._plan()
+        kept = [row for row in self.log.measurements if row.status not in MAY_PASS] if self.log else []
+        self.rows = list(kept)
+        self.held = set(map(self._step, kept))
+        self.sweep = KernelsSweep(self.plan, [each for _, each in self.kernels], self.backend, held=self.held)
+        # A library may have swallowed the exception while it was imported.
+        interruption.check()
+
+    def resumes(self) -> str:
+        return self.of.name
+
+    def _kernels(self) -> list[tuple[str, AnyKernel]]:
+        """The kernels by the names that they are asked for."""
+        asked = self.before.kernels if self.before else self.options.kernel
+        if not asked:
+            return self._available()
+        chosen = {name: kernel_of(self.of, name) for name in asked}
+        for each in chosen.values():
+            reason = each.unavailable(self.backend)
+            if reason is not None:
+                raise UnavailableError(f"kernel {each.name} is not available on {self.backend.name}: {reason}")
+        # A kernel that is named in two ways is measured once.
+        return list({each.name: (name, each) for name, each in reversed(chosen.items())}.values())[::-1]
+
+    def _available(self) -> list[tuple[str, AnyKernel]]:
+        """Every registered kernel that can run here; one whose module cannot be loaded is named and left out."""
+        found, reason = [], ""
+        for name in kernel_names(self.of):
+            try:
+                loaded = kernel_of(self.of, name)
+            except UsageError as error:
+                print(f"mamf: {error}", file=sys.stderr)
+                continue
+            unavailable = loaded.unavailable(self.backend)
+            if unavailable is None:
+                found.append((name, loaded))
+            else:
+                reason = reason or f": {name}: {unavailable}"
+        if not found:
+            raise UnavailableError(f"no kernel of {self.of.name} is available on {self.backend.name}{reason}")
+        return found
+
+    def _plan(self) -> KernelsPlan:
+        if self.before:
+            return replace(self.before, budget_seconds=self.options.budget)
+        return plan_from(self.of, self.options, self.backend, [name for name, _ in self.kernels])
+
+    def _step(self, row: Measurement) -> Row:
+        """The step of the plan that a row is of: the plan names kernels as they were asked for."""
+        asked = {each.name: name for name, each in self.kernels}
+        return row.regime, row.problem, row.shape, asked.get(row.kernel, row.kernel)
+
+    def dry_run(self) -> int:
+        steps = self.plan.steps(self.held)
+        print(f"device: {self.backend.info.name} ({self.backend.name}:{self.backend.index})")
+        print(f"kernels: {', '.join(self.plan.kernels)}")
+        print(f"shapes: {len(self.plan.shapes)}, {len(steps)} rows in {', '.join(self.plan.regimes)}")
+        return 0
+
+    def plan_record(self) -> dict[str, Any]:
+        return plan_record(self.plan)
+
+    def kernel_name(self) -> str:
+        return " ".join(self.plan.kernels)
+
+    def label(self) -> str:
+        dtypes = dict.fromkeys(problem.dtype for problem in self.plan.problems)
+        return "-".join([*([] if self.command == self.of.name else [self.of.name]), *dtypes, *self.plan.regimes])
+
+    def has_all(self) -> bool:
+        return not self.plan.steps(self.held)
+
+    def total(self) -> int:
+        return len(self.plan.steps(self.held))
+
+    def measurements(self, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
+        self.sweep.on_phase = on_phase
+        return self.sweep.results()
+
+    def left_out(self) -> bool:
+        return bool(self.sweep.left_out)
+
+    def summary(self, end: End, elapsed_seconds: float) -> dict[str, Any]:
+        left = len(self.plan.steps(set(map(self._step, self.rows))))
+        return kernels_summary(self.of.name, self.rows, {}, end.status, end.reason, elapsed_seconds, left)
+
+    def rendered(self, header: dict[str, Any], summary: dict[str, Any] | None) -> str:
+        return render_kernels_run(self.options, self.of.name, self.rows, {}, header, summary)

@@ -1,0 +1,207 @@
+"""Kernels of an operation that has no report of its own: its rows by regime and problem, best first."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from mamf.backend import DeviceInfo
+from mamf.logs.known import operation_called
+from mamf.logs.records import significant_digits
+from mamf.measurement import TERA, Measurement
+from mamf.report.text import DASH, csv_text, end_line, fitting, markdown, significant, table, whole
+
+#: Rows that are ranked together: of a regime and a problem.
+Group = tuple[str, Any]
+_FIRST, _LAST = ("kernel", "shape"), ("+-%", "% of peak", "ms", "launches", "MHz", "W", "error")
+
+
+def grouped(rows: Iterable[Measurement]) -> dict[Group, list[Measurement]]:
+    """Rows by what they are ranked within, each group best first and what has no figure last."""
+    found: dict[Group, list[Measurement]] = {}
+    for row in rows:
+        if not row.is_reference and not row.phase:
+            found.setdefault((row.regime, row.problem), []).append(row)
+    return {group: sorted(each, key=lambda row: -row.best_rate if row.ok else 1.0) for group, each in found.items()}
+
+
+def problem_record(row: Measurement) -> dict[str, Any]:
+    return operation_called(row.operation).problem_record(row.problem)
+
+
+def share_of_peak(row: Measurement, header: Mapping[str, Any]) -> float | None:
+    peak = operation_called(row.operation).peak(DeviceInfo(**header["device"]), row.problem)
+    return row.best_rate * TERA / peak if peak and row.ok else None
+
+
+def title(row: Measurement) -> str:
+    """What a group's rows have in common; normal data and the first seed go without saying."""
+    usual = {"data": "normal", "seed": 0, "dtype": row.problem.dtype}
+    fields = problem_record(row).items()
+    told = [f"{name} {value}" for name, value in fields if name not in usual or usual[name] != value]
+    return ", ".join([row.regime, row.problem.dtype, *told])
+
+
+def flat_kernel(row: Measurement, header: Mapping[str, Any]) -> dict[str, Any]:
+    """One measurement as columns; None where there is no figure."""
+    measured = row.summary is not None
+    interval = row.rate_interval if measured else None
+    clock, share = row.conditions.clock_hz, share_of_peak(row, header)
+    return {
+        "operation": row.operation,
+        "regime": row.regime,
+        **problem_record(row),
+        "shape": str(row.shape),
+        "kernel": row.kernel,
+        "status": row.status,
+        "reason": row.reason,
+        "unit": row.work.unit,
+        **{f"rate_{name}": row.rate(name) if measured else None for name in ("mean", "median", "fastest")},
+        "rate_interval_low": interval and interval.low,
+        "rate_interval_high": interval and interval.high,
+        "share_of_peak": share,
+        "ms": row.seconds * 1e3 if measured else None,
+        "flop": row.flop,
+        "bytes": row.work.nbytes,
+        "launches": row.launches,
+        "clock_mhz": clock and clock / 1e6,
+        "watts": row.conditions.watts,
+        "celsius": row.conditions.celsius,
+        "throttle_reasons": " ".join(row.conditions.throttle_reasons),
+        "implausible_samples": len(row.implausible_samples),
+        "relative_error": row.error,
+        **own_columns(row),
+    }
+
+
+def own_columns(row: Measurement) -> Mapping[str, object]:
+    """Columns that the operation adds to those of every row."""
+    return operation_called(row.operation).columns(row) if row.ok else {}
+
+
+def flat_rows(rows: Iterable[Measurement], header: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Rows of equal columns: what one lacks is None."""
+    found = [flat_kernel(row, header) for each in grouped(rows).values() for row in each]
+    names = dict.fromkeys(name for row in found for name in row)
+    return [{name: row.get(name) for name in names} for row in found]
+
+
+def cells(row: Measurement, header: Mapping[str, Any]) -> dict[str, str]:
+    """One measured row by column, in the columns' order of importance."""
+    share, clock = share_of_peak(row, header), row.conditions.clock_hz
+    return {
+        "kernel": row.kernel,
+        "shape": str(row.shape),
+        row.work.unit: significant(row.best_rate),
+        "+-%": f"{100 * row.relative_half_width:.2f}",
+        "% of peak": DASH if share is None else f"{100 * share:.1f}",
+        "ms": f"{row.seconds * 1e3:.4g}",
+        "launches": str(row.launches),
+        "MHz": whole(clock and clock / 1e6),
+        "W": whole(row.conditions.watts),
+        "error": DASH if row.error is None else f"{row.error:.1e}",
+        **{name: _text(value) for name, value in own_columns(row).items()},
+    }
+
+
+def _text(value: object) -> str:
+    return DASH if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def remarks(row: Measurement) -> str:
+    """What a reader must know about a row beside its figures."""
+    parts = [*row.conditions.throttle_reasons, *row.remarks]
+    if row.implausible_samples:
+        parts.append(f"{len(row.implausible_samples)} implausible samples left out")
+    return ", ".join(parts)
+
+
+def remark_lines(rows: Sequence[Measurement], failed: Sequence[Measurement]) -> list[str]:
+    """Each remark once, with the rows that it is of; then why rows have no figure."""
+    of: dict[str, list[str]] = {}
+    for row in rows:
+        if text := remarks(row):
+            of.setdefault(text, []).append(f"{row.kernel} {row.shape}")
+    for row in failed:
+        of.setdefault(f"{row.status}: {row.reason}", []).append(f"{row.kernel} {row.shape}")
+    return [f"{who[0]}{f' and {len(who) - 1} more' if len(who) > 1 else ''}: {text}" for text, who in of.items()]
+
+
+def group_text(
+    rows: Sequence[Measurement], header: Mapping[str, Any], is_markdown: bool, top: int | None, width: int | None
+) -> str:
+    """A group's title, table and remarks."""
+    measured = [row for row in rows if row.ok]
+    shown = measured if top is None else measured[:top]
+    by_name = [cells(row, header) for row in shown]
+    columns = list(dict.fromkeys(name for row in by_name for name in row))
+    lines = [[row.get(name, DASH) for name in columns] for row in by_name]
+    kept = fitting(columns, lines, width)
+    drawn, lines = columns[:kept], [line[:kept] for line in lines]
+    left_aligned = (
+        [*_FIRST, *(name for name in drawn if name not in (*_FIRST, shown[0].work.unit, *_LAST))] if shown else ()
+    )
+    notes = remark_lines(shown, [row for row in rows if not row.ok])
+    if kept < len(columns):
+        notes.insert(0, f"not shown for want of width (--wide shows all): {', '.join(columns[kept:])}")
+    if len(measured) > len(shown):
+        notes.insert(0, f"... and {len(measured) - len(shown)} more in the log (--top all shows them)")
+    body = (markdown if is_markdown else table)(drawn, lines, left_aligned) if shown else ""
+    gap = "\n" if is_markdown else ""
+    return f"{title(rows[0])}\n{gap}{body}{gap}" + "".join(f"{note}\n{gap}" for note in notes)
+
+
+def head(rows: Sequence[Measurement], header: Mapping[str, Any]) -> str:
+    """What was measured on what, and what the rate counts."""
+    device = header["device"]
+    torch = header["environment"]["packages"].get("torch", "unknown")
+    driver = f", driver {device['driver']}" if device["driver"] else ""
+    name = header["plan"].get("operation", "unknown")
+    counts = dict.fromkeys(f"{row.work.unit}: {row.work.convention}" for row in rows)
+    machine = f"{device['name']} ({device['backend']}:{device['index']}), torch {torch}{driver}"
+    return "\n".join([f"{name} on {machine}, timed by {header['timer']}", *counts]) + "\n"
+
+
+def render_kernels(
+    format: str,
+    rows: Sequence[Measurement],
+    header: Mapping[str, Any],
+    summary: Mapping[str, Any] | None,
+    top: int | None = None,
+    width: int | None = None,
+) -> str:
+    """A run of kernels in one of mamf.report.FORMATS. ``width``: of the terminal, None for all columns."""
+    if format == "csv":
+        return csv_text(flat_rows(rows, header))
+    if format == "json":
+        content = {"header": header, "measurements": flat_rows(rows, header), "summary": summary}
+        return json.dumps(content, indent=2) + "\n"
+    is_markdown = format == "markdown"
+    parts = [group_text(each, header, is_markdown, top, width) for each in grouped(rows).values()]
+    parts = [part.rstrip("\n") + "\n" for part in parts]
+    return "\n".join([head(rows, header), *parts, end_line(summary) + "\n"])
+
+
+def kernels_summary_record(
+    rows: Sequence[Measurement], status: str, reason: str, elapsed_seconds: float, left: int
+) -> dict[str, Any]:
+    """The last record of the log: the best row of each regime and problem. It follows from the rows."""
+    best = [each[0] for each in grouped(rows).values() if each[0].ok]
+    return {
+        "status": status,
+        "reason": reason,
+        "measured": sum(row.ok for row in rows),
+        "left": left,
+        "elapsed_seconds": round(elapsed_seconds, 3),
+        "best": {
+            title(row): {
+                "kernel": row.kernel,
+                "shape": str(row.shape),
+                "rate": significant_digits(row.best_rate),
+                "unit": row.work.unit,
+                "best_by": row.best_by,
+            }
+            for row in best
+        },
+    }

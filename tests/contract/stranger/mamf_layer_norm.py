@@ -1,0 +1,108 @@
+"""Layer norm as a fourth operation, as a third party writes it: this module, and two entry points."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch.nn.functional import layer_norm
+
+from mamf.backend import Backend, OperandPool
+from mamf.errors import UsageError
+from mamf.kernel import Buffer, Kernel, Prepared, Verdict, aligned
+from mamf.operation import Operation
+from mamf.operations.outputs import Unchanged, poison_outputs
+from mamf.work import Work
+
+_TOLERANCES = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
+
+
+@dataclass(frozen=True)
+class Rows:
+    rows: int
+    width: int
+
+    @classmethod
+    def parse(cls, text: str) -> Rows:
+        match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text, re.ASCII)
+        if match is None:
+            raise UsageError(f"{text!r} is not a shape; write ROWSxWIDTH, such as 4096x8192")
+        return cls(int(match[1]), int(match[2]))
+
+    def __str__(self) -> str:
+        return f"{self.rows}x{self.width}"
+
+
+@dataclass(frozen=True)
+class LayerNormProblem:
+    operation: ClassVar[str] = "layer_norm"
+
+    dtype: str = "bfloat16"
+    eps: float = 1e-5
+    data: str = "normal"
+    seed: int = 0
+
+    def work(self, shape: Rows) -> Work:
+        return Work(8 * shape.rows * shape.width, self.nbytes(shape), "X read, Y written, once each", "TB/s")
+
+    def buffers(self, shape: Rows, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
+        return {"x": Buffer(aligned(shape.rows * shape.width) * sets, self.dtype)}
+
+    def nbytes(self, shape: Rows, sets: int = 1, rewrite: bool = False) -> int:
+        return 2 * self.buffers(shape, sets)["x"].nbytes
+
+
+class TorchLayerNorm(Kernel[LayerNormProblem, Rows]):
+    name = "torch"
+    operation = "layer_norm"
+
+    def unsupported(self, backend: Backend, problem: LayerNormProblem) -> str | None:
+        return None if problem.dtype in _TOLERANCES else f"it takes {', '.join(_TOLERANCES)}"
+
+    def prepare(
+        self,
+        backend: Backend,
+        problem: LayerNormProblem,
+        shape: Rows,
+        pool: OperandPool,
+        sets: int = 1,
+        rewrite: bool = False,
+    ) -> Prepared:
+        whole = pool.take("x", *problem.buffers(shape, sets)["x"])
+        count = shape.rows * shape.width
+        views = [
+            whole[start : start + count].view(shape.rows, -1)
+            for start in range(0, sets * aligned(count), aligned(count))
+        ]
+
+        def verify(index: int, result: torch.Tensor) -> Verdict:
+            x, y = views[index][:16].cpu().double(), result[:16].cpu().double()
+            reference = layer_norm(x, [shape.width], eps=problem.eps)
+            return Verdict(float((y - reference).norm() / reference.norm()), _TOLERANCES[problem.dtype])
+
+        return Prepared(
+            [functools.partial(layer_norm, x, [shape.width], eps=problem.eps) for x in views],
+            verify,
+            lambda returned: [poison_outputs([], each) for each in returned],
+            Unchanged({"x": whole}),
+        )
+
+
+class LayerNorm(Operation[LayerNormProblem, Rows]):
+    name = "layer_norm"
+    kernel_group = "mamf_layer_norm.kernels"
+    kernel_type = TorchLayerNorm
+    shape_type = Rows
+    problem_type = LayerNormProblem
+    shape_example = "4096x8192"
+    axis_label = "width"
+
+    def default_shapes(self, backend: Backend) -> Sequence[Rows]:
+        return [Rows(4096, width) for width in (1024, 4096, 16384)]
+
+    def axis(self, shape: Rows) -> float:
+        return float(shape.width)

@@ -1,0 +1,291 @@
+"""A fourth operation as a third party writes it, one module and two entry points: through every command."""
+
+import ast
+import json
+import signal
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from mamf import discovery
+from mamf.cli.progress import Progress
+from mamf.contribution.collection import collect
+from mamf.contribution.rules import review
+from mamf.contribution.tables import results_page
+from mamf.logs import known
+from mamf.logs.run_log import read_run_log
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    tomllib = pytest.importorskip("tomli")
+
+STRANGER = Path(__file__).parent / "stranger"
+MODULE = "mamf_layer_norm"
+ROOT = STRANGER.parents[2]
+SWEEP = ["sweep", "--operation", "layer_norm", "--backend", "cpu", "--time-limit", "0.02s", "--precision", "20%"]
+SHAPES = ["--shapes", "16x64", "32x256"]
+
+
+@pytest.fixture
+def installed(tmp_path_factory):
+    """What pip leaves of the distribution: a module on the path, and its entry points."""
+    folder = tmp_path_factory.mktemp("site")
+    info = folder / "mamf_layer_norm-1.0.dist-info"
+    info.mkdir()
+    groups = tomllib.loads((STRANGER / "pyproject.toml").read_text())["project"]["entry-points"]
+    lines = [
+        [f"[{group}]", *(f"{name} = {value}" for name, value in points.items())] for group, points in groups.items()
+    ]
+    (info / "entry_points.txt").write_text("\n".join(line for group in lines for line in group) + "\n")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mamf-layer-norm\nVersion: 1.0\n")
+    (folder / f"{MODULE}.py").write_text((STRANGER / f"{MODULE}.py").read_text())
+    known._installed.cache_clear()
+    with pytest.MonkeyPatch.context() as path:
+        path.syspath_prepend(folder)
+        yield path
+    sys.modules.pop(MODULE, None)
+    known._installed.cache_clear()
+
+
+@pytest.fixture
+def uninstall(installed):
+    """Take it away again: what others have who are sent its logs."""
+
+    def gone():
+        installed.undo()
+        sys.modules.pop(MODULE, None)
+        known._installed.cache_clear()
+
+    return gone
+
+
+@pytest.fixture
+def log(installed, run, tmp_path):
+    code, out, err = run(*SWEEP, *SHAPES, "--set", "eps=1e-5,1e-3", "--dtype", "fp32", "--output", "run.jsonl")
+    assert code == 0, err
+    return tmp_path / "run.jsonl", out
+
+
+def test_it_is_discovered_and_listed(installed, run):
+    assert discovery.operation("layer_norm").name == "layer_norm"
+    code, out, _ = run("kernels", "--backend", "cpu")
+    assert code == 0
+    assert "\nlayer_norm:\n  torch  available\n" in out
+    assert out.index("\nmatmul:") < out.index("\nattention:") < out.index("\nlayer_norm:")
+    _, alone, _ = run("kernels", "--backend", "cpu", "--operation", "layer_norm")
+    assert "torch.mm" not in alone
+    assert "torch  available" in alone
+
+
+def test_it_is_measured_and_its_table_says_what_its_rate_counts(log):
+    path, out = log
+    assert "TB/s: X read, Y written, once each" in out
+    assert "burst, float32, eps 1e-05" in out
+    assert "burst, float32, eps 0.001" in out
+    assert "32x256" in out
+    rows = read_run_log(path).measurements
+    assert [row.ok for row in rows] == [True] * 4
+    assert {str(row.shape) for row in rows} == {"16x64", "32x256"}
+    summary = json.loads(path.read_text().splitlines()[-1])
+    assert summary["status"] == "complete"
+    assert (summary["measured"], summary["left"]) == (4, 0)
+    assert {best["unit"] for best in summary["best"].values()} == {"TB/s"}
+
+
+def test_a_dry_run_measures_nothing(installed, run, tmp_path):
+    code, out, _ = run(*SWEEP, "--dry-run")
+    assert code == 0
+    assert "shapes: 3, 3 rows in burst" in out
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_kernel_that_cannot_be_loaded_is_named_and_left_out(installed, run, monkeypatch):
+    broken = EntryPoint("broken", "mamf_layer_norm:Nothing", "mamf_layer_norm.kernels")
+    others = discovery.entry_points
+    monkeypatch.setattr(
+        discovery, "entry_points", lambda group: [*others(group=group), *([broken] if group == broken.group else [])]
+    )
+    code, out, err = run(*SWEEP, "--dry-run")
+    assert code == 0
+    assert "kernels: torch\n" in out
+    assert "mamf: broken: mamf_layer_norm:Nothing cannot be loaded" in err
+    assert "broken  broken: mamf_layer_norm:Nothing cannot be loaded" in run("kernels", "--backend", "cpu")[1]
+
+
+def test_an_operation_without_kernels_says_where_they_go(installed, run, monkeypatch):
+    others = discovery.entry_points
+    monkeypatch.setattr(
+        discovery, "entry_points", lambda group: [] if group == "mamf_layer_norm.kernels" else others(group=group)
+    )
+    code, out, err = run(*SWEEP)
+    assert (code, out) == (2, "")
+    told = "nobody provides a kernel of layer_norm: declare one in the entry point group mamf_layer_norm.kernels"
+    assert err == f"mamf: {told}\n"
+
+
+def test_an_interrupted_run_goes_on(log, run, tmp_path):
+    lines = log[0].read_text().splitlines(keepends=True)
+    cut = tmp_path / "cut.jsonl"
+    cut.write_text("".join(lines[:3]))
+    code, _, _ = run(*SWEEP[:5], "--resume", "cut.jsonl")
+    assert code == 0
+    steps = [(row.problem, row.shape) for row in read_run_log(cut).measurements]
+    assert len(steps) == len(set(steps)) == 4
+    assert run(*SWEEP[:5], "--resume", "cut.jsonl")[0] == 0
+    assert len(read_run_log(cut).measurements) == 4
+
+
+def test_ctrl_c_leaves_a_log_that_goes_on(installed, run, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(Progress, "add", lambda self, row: signal.raise_signal(signal.SIGINT))
+        assert run(*SWEEP, *SHAPES, "--dtype", "fp32", "--output", "run.jsonl")[0] == 130
+    log = read_run_log(tmp_path / "run.jsonl")
+    assert (log.summary["status"], log.summary["left"]) == ("interrupted", 1)
+    assert run(*SWEEP[:5], "--resume", "run.jsonl")[0] == 0
+    assert read_run_log(tmp_path / "run.jsonl").summary["left"] == 0
+
+
+def test_it_is_shown_in_every_format(log, run):
+    code, out, _ = run("show", "run.jsonl", "--format", "csv")
+    assert code == 0
+    assert [line.split(",")[0] for line in out.splitlines()] == ["operation"] + ["layer_norm"] * 4
+    shown = json.loads(run("show", "run.jsonl", "--format", "json")[1])
+    assert {row["eps"] for row in shown["measurements"]} == {1e-5, 1e-3}
+    assert "| kernel | shape | TB/s |" in run("show", "run.jsonl", "--format", "markdown")[1]
+    assert "... and 1 more in the log (--top all shows them)" in run("show", "run.jsonl", "--top", "1")[1]
+
+
+def test_it_is_compared_with_itself_and_drawn(log, run, tmp_path):
+    code, out, _ = run("compare", "run.jsonl", "run.jsonl")
+    assert code == 0
+    assert "medians in TB/s" in out
+    assert "4 rows: " in out
+    pytest.importorskip("matplotlib")
+    code, out, err = run("plot", "run.jsonl")
+    assert (code, out) == (0, "figure: run.png\n"), err
+    assert (tmp_path / "run.png").stat().st_size > 1000
+
+
+def test_its_log_is_reviewed_by_the_rules_of_all(log):
+    path, _ = log
+    found = {finding.rule for finding in review(path).findings if not finding.is_warning}
+    # A machine under test is neither committed nor left alone.
+    assert found <= {"wide-interval", "few-samples", "missing-field", "placeholder"}, review(path).findings
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = [record for record in records if record["record"] == "measurement"]
+    rows[0]["samples_seconds"][0] *= 1.5
+    rows[1]["shape"]["rows"] = 7
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    found = {finding.rule for finding in review(path).findings if not finding.is_warning}
+    assert {"row-mismatch", "foreign-row", "missing-row"} <= found
+
+
+def test_its_best_rows_stand_in_the_table_of_results(log, tmp_path):
+    page = results_page(collect(tmp_path, [log[0]]))
+    assert "## layer_norm\n\nTB/s: X read, Y written, once each.\n" in page
+    assert page.count("[log](run.jsonl)") == 2  # of each eps the best
+    assert "burst, float32, eps 0.001" in page
+
+
+def test_whoever_has_it_not_sees_its_log_all_the_same(log, uninstall, run):
+    uninstall()
+    for format in ("table", "csv", "json", "markdown"):
+        code, out, err = run("show", "run.jsonl", "--format", format)
+        assert (code, err) == (0, ""), err
+        assert "rows=32 width=256" in out
+    assert run("compare", "run.jsonl", "run.jsonl")[0] == 0
+    pytest.importorskip("matplotlib")
+    assert run("plot", "run.jsonl")[0] == 0
+    told = [finding for finding in review(log[0]).findings if finding.rule == "unknown-operation"]
+    assert len(told) == 1
+    code, _, err = run(*SWEEP[:5], "--resume", "run.jsonl")
+    assert code == 2
+    assert "unknown operation 'layer_norm'" in err
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["--shapes", "12"], "'12' is not a shape; write ROWSxWIDTH"),
+        (["--set", "epz=1"], "unknown field of layer_norm 'epz' (did you mean 'eps'?)"),
+        (["--set", "eps=small"], "layer_norm's eps is a number, not 'small'"),
+        (["--set", "eps"], "--set eps: write eps=VALUE"),
+        (["--kernel", "tritonn"], "unknown layer_norm kernel 'tritonn'"),
+        (["--dtype", "fp33"], "unknown dtype 'fp33'"),
+        (["--m", "12"], "unknown option '--m'"),
+    ],
+)
+def test_what_it_has_not_is_said_in_a_line(installed, run, given, told):
+    code, out, err = run(*SWEEP, *given)
+    assert (code, out) == (2, "")
+    assert len(err.strip().splitlines()) == 1
+    assert told in err
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["--shapes", "16x64"], "--shapes 16x64 contradicts run.jsonl"),
+        (["--set", "eps=1e-3"], "--set eps=1e-3 contradicts run.jsonl, which was measured with eps=0.001 eps=1e-05"),
+        (["--dtype", "bf16"], "--dtype bf16 contradicts run.jsonl, which was measured with float32"),
+        (["--regime", "sustained"], "--regime sustained contradicts run.jsonl"),
+    ],
+)
+def test_a_resumed_run_is_asked_for_what_it_was(log, run, given, told):
+    same = ["--shapes", "32x256", "16x64", "--set", "eps=0.001,0.00001", "--dtype", "float32", "--kernel", "torch"]
+    assert run(*SWEEP[:5], "--resume", "run.jsonl", *same)[0] == 0
+    code, _, err = run(*SWEEP[:5], "--resume", "run.jsonl", *given)
+    assert code == 2
+    assert told in err
+
+
+def test_its_log_is_resumed_by_the_command_that_began_it(log, run):
+    for command in (["sweep"], ["attention"], ["find"]):
+        code, _, err = run(*command, "--resume", "run.jsonl", "--backend", "cpu")
+        assert code == 2
+        told = "is of layer_norm: resume it with 'mamf sweep --operation layer_norm --resume run.jsonl'"
+        assert told in err
+
+
+def defined():
+    """Classes of the module, each with the methods that it defines."""
+    tree = ast.parse((STRANGER / f"{MODULE}.py").read_text())
+    return {
+        node.name: [each.name for each in node.body if isinstance(each, ast.FunctionDef)]
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+    }
+
+
+def test_what_it_had_to_define_is_four_classes_and_nine_methods():
+    assert defined() == {
+        "Rows": ["parse", "__str__"],
+        "LayerNormProblem": ["work", "buffers", "nbytes"],
+        "TorchLayerNorm": ["unsupported", "prepare"],
+        "LayerNorm": ["default_shapes", "axis"],
+    }
+    assert len((STRANGER / f"{MODULE}.py").read_text().splitlines()) <= 130
+
+
+def listings():
+    """The code blocks of docs/extending.md, each with the file that it names in its first line."""
+    for block in (ROOT / "docs" / "extending.md").read_text().split("```python\n")[1:]:
+        name, _, code = block.partition("```")[0].partition("\n")
+        yield name.removeprefix("# "), code.rstrip("\n")
+
+
+@pytest.mark.parametrize(("name", "code"), [pytest.param(*each, id=each[0]) for each in listings()])
+def test_listings_are_what_the_files_hold(name, code):
+    assert code in (ROOT / name).read_text()
+
+
+def test_all_that_it_defines_is_listed():
+    listed = dict(listings())["tests/contract/stranger/mamf_layer_norm.py"]
+    assert listed == (STRANGER / f"{MODULE}.py").read_text().rstrip("\n")
+
+
+def test_mamf_knows_nothing_of_it():
+    assert not [path for path in (ROOT / "mamf").rglob("*.py") if "layer_norm" in path.read_text()]

@@ -1,0 +1,179 @@
+"""Kernels of any operation by one command, in virtual time."""
+
+import argparse
+import dataclasses
+import io
+import json
+import sys
+from types import SimpleNamespace
+from typing import Literal
+
+import pytest
+
+from mamf.cli.kernels_options import asked_for
+from mamf.cli.rendering import terminal_width
+from mamf.discovery import operation
+from mamf.errors import UsageError
+from mamf.logs.run_log import read_run_log
+from mamf.report.kernels import render_kernels
+from mamf.report.text import fitting
+
+DEVICE = ["--backend", "mamf.testing:SimulatedBackend"]
+KERNEL = ["--kernel", "mamf.testing:SimulatedAttention"]
+SHAPES = ["--shapes", "b1h16q512k512d64", "b1h16q1024k1024d64"]
+ATTENTION = ["sweep", "--operation", "attention", *DEVICE]
+
+
+def test_an_operation_of_mamf_is_measured_like_any(run, tmp_path):
+    code, out, _ = run(*ATTENTION, *KERNEL, *SHAPES, "--set", "direction=fwd,bwd", "--output", "run.jsonl")
+    assert code == 0
+    assert "simulated-attention" in out
+    log = read_run_log(tmp_path / "run.jsonl")
+    assert len(log.measurements) == 4
+    assert {row.problem.direction for row in log.measurements} == {"fwd", "bwd"}
+    assert log.summary["status"] == "complete"
+
+
+def test_a_budget_ends_it_and_the_rest_is_resumed(run, tmp_path):
+    asked = [*KERNEL, *SHAPES, "--regime", "burst", "sustained"]
+    run(*ATTENTION, *asked, "--budget", "0.01s", "--output", "run.jsonl")
+    summary = read_run_log(tmp_path / "run.jsonl").summary
+    assert (summary["status"], summary["reason"]) == ("interrupted", "the budget ended")
+    assert summary["left"] > 0
+    assert run(*ATTENTION, *asked, "--resume", "run.jsonl")[0] == 0
+    assert read_run_log(tmp_path / "run.jsonl").summary["left"] == 0
+
+
+def test_matmul_is_what_is_swept_where_nothing_is_named(run):
+    small = ["--m", "256", "--n", "256", "--k", "256", *DEVICE, "--kernel", "mamf.testing:SimulatedMatmul", "--dry-run"]
+    code, told, _ = run("sweep", *small)
+    assert code == 0
+    assert run("sweep", "--operation", "matmul", *small) == (0, told, "")
+    assert run("sweep", "--operation=matmul", *small) == (0, told, "")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["--operation", "atention"], "unknown operation 'atention' (did you mean 'attention'?)"),
+        (["--operation"], "argument --operation: expected one argument"),
+        (["--operation", "attention", "--set", "direction=up"], "'up'"),
+        (["--operation", "attention", "--set", "seed=x"], "attention's seed is a whole number, not 'x'"),
+        (["--operation", "attention", "--set", "seed=1", "seed=2"], "--set seed=2: it is given twice"),
+        (["--operation", "attention", "--regime", "classic"], "invalid choice: 'classic'"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_line(run, given, told):
+    code, out, err = run("sweep", *DEVICE, *given)
+    assert (code, out) == (2, "")
+    assert len(err.strip().splitlines()) == 1
+    assert told in err
+
+
+def test_a_preset_asks_for_its_operation(run, monkeypatch):
+    asked = []
+    monkeypatch.setattr("mamf.cli.kernels_sweep.run", lambda options: asked.append(options) or 0)
+    assert run("bandwidth", "--pattern", "copy", "read", "--size", "1GiB", "2GiB", "--dtype", "fp32")[0] == 0
+    (options,) = asked
+    assert (options.operation, options.command) == ("bandwidth", "bandwidth")
+    assert (options.set, options.shapes, options.dtype) == (["pattern=copy,read"], ["1GiB", "2GiB"], ["fp32"])
+
+
+def test_a_preset_whose_operation_is_not_there_says_so(run, monkeypatch):
+    monkeypatch.setattr("mamf.cli.bandwidth._OPERATION", "nobodys")
+    code, out, err = run("bandwidth")
+    assert (code, out) == (2, "")
+    assert err.startswith("mamf: unknown operation 'nobodys'; known: attention,")
+
+
+def test_kernels_of_one_operation_are_listed_alone(run):
+    code, out, _ = run("kernels", *DEVICE, "--operation", "attention")
+    assert code == 0
+    assert "\nattention:\n" in out
+    assert "matmul" not in out
+    assert run("kernels", *DEVICE, "--operation", "nobodys")[0] == 2
+
+
+# -- fields of a problem -----------------------------------------------------------------------------------------------
+
+
+def asked(**kinds):
+    """An operation whose problem has fields of these kinds."""
+    problem = dataclasses.make_dataclass("Problem", kinds.items(), frozen=True)
+    return SimpleNamespace(name="op", problem_type=problem)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "values"),
+    [
+        (int, "1,2", [1, 2]),
+        (float, "0.5", [0.5]),
+        (str, "a,b", ["a", "b"]),
+        (bool, "yes,no", [True, False]),
+        (int | None, "none,3", [None, 3]),
+        (Literal["copy", "read"], "read", ["read"]),
+    ],
+)
+def test_values_are_of_the_fields_type(kind, text, values):
+    assert asked_for(asked(field=kind), argparse.Namespace(dtype=None, set=[f"field={text}"])) == {"field": values}
+
+
+@pytest.mark.parametrize(("kind", "text"), [(bool, "maybe"), (Literal["copy"], "cpy"), (dict, "x"), (int, "1.5")])
+def test_values_of_another_type_are_refused(kind, text):
+    with pytest.raises(UsageError, match="op's field"):
+        asked_for(asked(field=kind), argparse.Namespace(dtype=None, set=[f"field={text}"]))
+
+
+# -- a table that never wraps ------------------------------------------------------------------------------------------
+
+
+def test_the_most_important_columns_fit():
+    columns, rows = ["name", "rate", "error"], [["a", "12", "1"], ["bb", "3", "0.25"]]
+    assert [fitting(columns, rows, width) for width in (None, 80, 17, 16, 10, 9, 1)] == [3, 3, 3, 2, 2, 1, 1]
+    assert fitting([], [], 80) == 0
+
+
+@pytest.fixture
+def log(run, tmp_path):
+    run(*ATTENTION, *KERNEL, *SHAPES, "--output", "run.jsonl")
+    return read_run_log(tmp_path / "run.jsonl")
+
+
+@pytest.mark.parametrize("width", [30, 50, 80, 200])
+def test_no_line_of_a_table_is_wider_than_the_terminal(log, width):
+    text = render_kernels("table", log.measurements, log.header, log.summary, None, width)
+    lines = text.splitlines()
+    begin = next(number for number, line in enumerate(lines) if line.startswith("kernel"))
+    kept = lines[begin].replace("% of peak", "peak").split()
+    assert max(len(line) for line in lines[begin : begin + 3]) <= width
+    left_out = next((line for line in lines if line.startswith("not shown for want of width")), "")
+    assert bool(left_out) == ("error" not in kept)
+    assert all(name not in left_out.partition(": ")[2].split(", ") for name in kept)
+
+
+def test_pipes_and_wide_show_all(log, monkeypatch):
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    assert terminal_width(argparse.Namespace(wide=False)) is None
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("COLUMNS", "40")
+    assert terminal_width(argparse.Namespace(wide=False)) == 40
+    assert terminal_width(argparse.Namespace(wide=True)) is None
+
+
+def test_rows_without_a_figure_are_named_below(log):
+    first, *others = log.measurements
+    failed = dataclasses.replace(first, status="failed", reason="it broke", summary=None, samples=())
+    text = render_kernels("table", [failed, *others], log.header, log.summary)
+    assert f"{first.kernel} {first.shape}: failed: it broke" in text
+    alone = render_kernels("markdown", [failed], log.header, None)
+    assert "it broke" in alone
+    assert "killed" in alone
+    flat = json.loads(render_kernels("json", [failed], log.header, None))["measurements"]
+    assert (flat[0]["status"], flat[0]["rate_mean"]) == ("failed", None)
+
+
+def test_operations_have_what_the_report_asks():
+    for name in ("matmul", "attention"):
+        of = operation(name)
+        assert of.parse_shape(of.shape_example) is not None

@@ -5,6 +5,7 @@ Every measuring call streams its rows, may be broken off at any moment, and keep
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,14 @@ from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import Measurement
 from mamf.operation import Operation
+from mamf.operations.attention.operation import Attention
 from mamf.operations.attention.report import attention_summary_record
 from mamf.operations.attention.shapes import AttentionShape
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import DEFAULT_BUDGET_SECONDS, KernelsPlan, Plan
 from mamf.report import find_summary_record, summary_record
+from mamf.report.kernels import kernels_summary_record
 from mamf.strategies.kernels import KernelsSweep
 from mamf.strategies.shapes import Sweep
 
@@ -184,9 +187,7 @@ def measure_kernels(
     running = KernelsSweep(plan, chosen, opened, known, references)
     return Recording(log, opened, " ".join(names), plan).of(
         running.results(),
-        lambda taken, status, reason, seconds: attention_summary_record(
-            taken, known, status, reason, seconds, running.left_out
-        ),
+        functools.partial(_summary_of_kernels, running),
         left=lambda: running.left_out,
     )
 
@@ -211,3 +212,13 @@ def available_kernels(of: Operation[Any, Any], backend: Backend, names: Sequence
 
 def opened_backend(backend: str | Backend, device: int) -> Backend:
     return open_backend(backend, device) if isinstance(backend, str) else backend
+
+
+def _summary_of_kernels(
+    running: KernelsSweep, taken: list[Measurement], status: str, reason: str, seconds: float
+) -> dict[str, Any]:
+    """The last record of the log: attention's names its shares."""
+    end = (status, reason, seconds, running.left_out)
+    if running.plan.operation == Attention.name:
+        return attention_summary_record(taken, running.ceilings, *end)
+    return kernels_summary_record(taken, *end)

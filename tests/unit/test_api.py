@@ -83,3 +83,12 @@ def test_a_file_that_exists_is_not_overwritten(backend, tmp_path):
     (tmp_path / "run.jsonl").write_text("mine")
     with pytest.raises(UsageError, match="not overwritten"):
         sweep_of(backend, log=tmp_path / "run.jsonl")
+
+
+def test_a_log_of_any_operation_adds_up(backend, tmp_path):
+    rows = mamf.measure_kernels(
+        "bandwidth", ["64MiB"], backend=backend, kernels=["mamf.testing:SimulatedBandwidth"], log=tmp_path / "run.jsonl"
+    )
+    assert [row.ok for row in rows] == [True]
+    assert mamf.read_run_log(tmp_path / "run.jsonl").summary["measured"] == 1
+    assert "best-mismatch" not in {finding.rule for finding in review(tmp_path / "run.jsonl").findings}

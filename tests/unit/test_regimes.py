@@ -211,7 +211,9 @@ def test_burst_stops_when_precise_or_out_of_time(precision, noise):
     row = take(regime, SMALL, precision=precision)
     exhausted = row.launches >= StoppingRule().most
     late = backend.now() - begun >= regime.default_seconds
-    assert late or exhausted or row.summary.relative_half_width <= precision
+    # Samples are rounded to the nanosecond after the rule has seen them.
+    rounding = 1e-9 / row.summary.median
+    assert late or exhausted or row.summary.relative_half_width <= precision + rounding
 
 
 def test_the_rule_stops_at_the_budgets_end_whatever_else():

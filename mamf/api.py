@@ -105,6 +105,7 @@ def find(
         search.results(),
         lambda taken, *end: find_summary_record(taken, search.ceilings, *end),
         lambda: [("ceiling", ceiling_record(ceiling)) for ceiling in search.ceilings.values()],
+        left=lambda: len(set(regimes) - search.ceilings.keys()),
     )
     for row in rows:
         if on_row is not None:

@@ -153,10 +153,9 @@ class _AttentionSession(Session[KernelsPlan]):
         """Search for the ceilings of a dtype, with what a resumed log holds of the search in place of measuring."""
         problem = plan.problem
         held = [row for row in self.rows if row.phase and row.problem == problem]
-        known = {id(row) for row in held}
         kernels = kernels_for(self.backend, problem, plan.kernels)
         find = Find(plan, kernels, self.backend, held, lambda text: on_phase(f"{problem.dtype} ceiling, {text}"))
-        yield from (row for row in find.results() if id(row) not in known)
+        yield from find.results()
         self.ceilings |= (found := found_ceilings(find, self.plan.regimes))
         self._write_ceilings(found)
 

@@ -19,7 +19,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     group = parser.add_argument_group("what", "several dtypes and patterns are measured in every combination")
     group.add_argument("--pattern", nargs="+", help="copy, read, write, triad (default: the operation's own)")
-    group.add_argument("--size", nargs="+", metavar="SIZE", help="of all arrays together, such as 1GiB (default: many)")
+    group.add_argument("--size", nargs="+", metavar="SIZE", help="of each array, such as 1GiB (default: many)")
     add_common_options(group)
     kernels_sweep.add_run(parser)
     parser.set_defaults(run=run)

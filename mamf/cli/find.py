@@ -97,7 +97,6 @@ class _FindSession(Session[FindPlan]):
         self.plan, self.kernels = self._new() if self.before is None else self._resumed(self.before)
         held = [row for row in self.log.measurements if row.status not in MAY_PASS] if self.log else []
         self.rows = list(held)
-        self._known = {id(row) for row in held}
         self.find = Find(self.plan, self.kernels, self.backend, held)
         interruption.check()
 
@@ -158,7 +157,7 @@ class _FindSession(Session[FindPlan]):
 
     def measurements(self, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
         self.find.on_phase = on_phase
-        return (row for row in self.find.results() if id(row) not in self._known)
+        return self.find.results()
 
     def after_measuring(self, writer: RunLogWriter) -> None:
         for ceiling in self.find.ceilings.values():

@@ -4,7 +4,7 @@ import pytest
 
 import mamf
 from mamf.contribution.rules import review
-from mamf.errors import UnavailableError, UsageError
+from mamf.errors import DeviceError, UnavailableError, UsageError
 from mamf.testing import SimulatedBackend
 
 KERNEL = "mamf.testing:SimulatedMatmul"
@@ -92,3 +92,12 @@ def test_a_log_of_any_operation_adds_up(backend, tmp_path):
     assert [row.ok for row in rows] == [True]
     assert mamf.read_run_log(tmp_path / "run.jsonl").summary["measured"] == 1
     assert "best-mismatch" not in {finding.rule for finding in review(tmp_path / "run.jsonl").findings}
+
+
+def test_a_find_that_confirms_too_little_is_no_complete_log(backend, tmp_path):
+    with pytest.raises(DeviceError, match="no sustained ceiling"):
+        mamf.find(
+            backend=backend, kernels=[KERNEL], regime="sustained", budget_seconds=12.0, log=tmp_path / "find.jsonl"
+        )
+    log = mamf.read_run_log(tmp_path / "find.jsonl")
+    assert (log.tier, log.summary["reason"]) == ("interrupted", "the budget ended")

@@ -70,13 +70,13 @@ class _Run:
             return self.result("unsupported", reason)
         sets = self.regime.sets(problem, shape, backend.info.cache_bytes)
         with kernel.settings(backend, problem):
-            self.regime.bridge()
             checked = Checked(kernel.prepare(backend, problem, shape, self.pool, sets, self.regime.needs_rewrite))
             # Nothing compiles, tunes or is wrong for the first time in a timed launch.
             estimate = checked.rehearse(backend)
             peak = needed_memory(backend, checked, problem, shape) if kernel.operation == "attention" else None
             samples = self.regime.sample(checked, self.rule, estimate)
             checked.require_unchanged_operands()
+            self.regime.bridge(checked.launches, samples.seconds[-1])
         return self.judge(samples, checked.verdict, peak)
 
     def judge(self, taken: Samples, verdict: Verdict, peak: int | None) -> Measurement:

@@ -49,26 +49,23 @@ class Sustained(Regime):
         self.visit_seconds = visit_seconds
         self._loaded_seconds = 0.0
         self._loaded_until = float("-inf")
-        self._last: tuple[Sequence[Launch], float] | None = None
 
     @property
     def repeatability(self) -> Repeatability:
         return self.backend.sustained_traits.repeatability
 
-    def bridge(self) -> None:
-        """Keep the device loaded with the last kernel while the host prepares the next.
+    def bridge(self, launches: Sequence[Launch], seconds: float) -> None:
+        """Queue what keeps the device loaded while the host prepares the next kernel.
 
         After an idle time of tens of milliseconds the power controller swings for seconds, and what is measured
         meanwhile is up to 1 % off (docs/measuring.md).
         """
-        if self._last is None or self.backend.timer == "host clock" or self._is_cold():
+        if self.backend.timer == "host clock":
             return
-        launches, seconds = self._last
-        count = min(self.most_in_bridge, math.ceil(self.backend.sustained_traits.bridge_seconds / seconds))
+        count = min(self.most_in_bridge, math.ceil(self.backend.sustained_traits.bridge_seconds / max(seconds, 1e-9)))
         for launch in itertools.islice(itertools.cycle(launches), count):
             launch()
             self.backend.submit()
-        self._last = None
 
     def sample(self, checked: Checked, rule: StoppingRule, estimate: float) -> Samples:
         begun = self.backend.now()
@@ -82,7 +79,6 @@ class Sustained(Regime):
             self._visit(blocks, rule, taken)
             self.backend.synchronize()
         checked.verify()
-        self._last = checked.launches, max(taken.seconds[-1], 1e-9)
         self._loaded_until = self.backend.now()
         self._loaded_seconds += self._loaded_until - begun
         return taken

@@ -1,6 +1,7 @@
 """The regimes against an accelerator in virtual time: every figure is known, and so is what ran before."""
 
 import dataclasses
+from contextlib import contextmanager
 
 import pytest
 from hypothesis import given, settings
@@ -230,3 +231,49 @@ def test_the_rule_wants_95_percent_before_it_believes_a_narrow_interval():
 def test_an_unknown_regime_is_refused():
     with pytest.raises(UnknownNameError, match="did you mean 'burst'"):
         regime_class("bursts")
+
+
+class Particular(SimulatedMatmul):
+    """Runs under its own settings alone, as a kernel does that forces one of a library's implementations."""
+
+    held = None
+
+    def __init__(self, name):
+        self.name = name
+
+    @contextmanager
+    def settings(self, backend, problem):
+        Particular.held = self.name
+        try:
+            yield
+        finally:
+            Particular.held = None
+
+    def prepare(self, backend, problem, shape, pool, sets=1, rewrite=False):
+        ready = super().prepare(backend, problem, shape, pool, sets, rewrite)
+
+        def own(launch):
+            def launched():
+                assert Particular.held == self.name
+                launch()
+
+            return launched
+
+        return dataclasses.replace(ready, launches=[own(launch) for launch in ready.launches])
+
+
+def test_what_keeps_the_device_loaded_runs_under_its_own_settings():
+    """Under the next kernel's it would run something else, or fail and be taken for that kernel's failure."""
+    backend = SimulatedBackend()
+    regime, pool = started(Sustained, backend), backend.operand_pool("normal", 0)
+    for name in ("one", "other"):
+        row = measure(Particular(name), MatmulProblem(), FAT, regime, pool, StoppingRule(seconds=2.0))
+        assert row.ok, row.reason
+
+
+def test_the_device_is_loaded_while_the_host_prepares_the_next_kernel():
+    backend = SimulatedBackend()
+    regime = started(Sustained, backend)
+    take(regime)
+    queued = backend.device_time - backend.now()
+    assert queued == pytest.approx(backend.sustained_traits.bridge_seconds, rel=0.2)

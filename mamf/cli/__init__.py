@@ -15,7 +15,7 @@ from mamf.errors import MamfError
 
 _DESCRIPTION = "Finds the maximum achievable matmul FLOPS of an accelerator. Every number names its regime."
 COMMANDS = {
-    "find": "find the ceilings of the device, burst and sustained, in about a minute",
+    "find": "find the ceilings of the device, burst and sustained, of matmul or any --operation, in about a minute",
     "sweep": "measure shapes of matmul, or kernels of any --operation, and find the best",
     "attention": "measure attention kernels as shares of the device's matmul ceiling",
     "bandwidth": "measure how fast memory is copied, read and written",
@@ -78,9 +78,9 @@ def _parser(given: Sequence[str]) -> Parser:
 
 
 def _module_of(command: str, given: Sequence[str]) -> str:
-    """The file of a command: what sweep's options are is decided by what it sweeps."""
-    if command == "sweep" and _operation_of(given) not in (None, "matmul"):
-        return "kernels_sweep"
+    """The file of a command: what the options of sweep and find are is decided by what they are of."""
+    if command in ("sweep", "find") and _operation_of(given) not in (None, "matmul"):
+        return f"kernels_{command}"
     return f"{command}_" if keyword.iskeyword(command) else command
 
 

@@ -33,11 +33,15 @@ _EXAMPLES = """examples:
   mamf find --dtype bfloat16 float16 fp8        one after the other, a log each
   mamf find --kernel torch.mm cublaslt          choose among cuBLASLt's algorithms too
   mamf find --regime burst --budget 20s
+  mamf find --operation NAME --help             ceilings of another operation: what can be asked of it
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
+    parser.add_argument(
+        "--operation", metavar="NAME", help="one of 'mamf kernels', each with options of its own (default: matmul)"
+    )
     group = parser.add_argument_group("product")
     group.add_argument("--dtype", nargs="+", help="one or several, one after the other (default: the device's)")
     group.add_argument("--out-dtype", help="dtype of C (default: as A; bfloat16 for 8-bit floats, int32 for int8)")

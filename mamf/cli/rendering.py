@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mamf.ceilings.share import Ceilings
+from mamf.logs.run_log import OwnCeilings
 from mamf.measurement import Measurement
 from mamf.operations.attention.report import attention_summary_record, render_attention
 from mamf.report.kernels import kernels_summary_record, render_kernels
@@ -30,10 +31,12 @@ def render_kernels_run(
     ceilings: Ceilings,
     header: Mapping[str, Any],
     summary: Mapping[str, Any] | None,
+    own_ceilings: OwnCeilings | None = None,
 ) -> str:
-    if operation == _WITH_OWN_REPORT:
+    if operation == _WITH_OWN_REPORT and own_ceilings is None:
         return render_attention(options.format, rows, ceilings, header, summary)
-    return render_kernels(options.format, rows, header, summary, options.top, terminal_width(options))
+    width = terminal_width(options)
+    return render_kernels(options.format, rows, header, summary, options.top, width, own_ceilings or {})
 
 
 def kernels_summary(
@@ -44,8 +47,9 @@ def kernels_summary(
     reason: str,
     elapsed_seconds: float,
     left: int,
+    own_ceilings: OwnCeilings | None = None,
 ) -> dict[str, Any]:
     """The last record of the log."""
-    if operation == _WITH_OWN_REPORT:
+    if operation == _WITH_OWN_REPORT and own_ceilings is None:
         return attention_summary_record(rows, ceilings, status, reason, elapsed_seconds, left)
-    return kernels_summary_record(rows, status, reason, elapsed_seconds, left)
+    return kernels_summary_record(rows, status, reason, elapsed_seconds, left, own_ceilings or {})

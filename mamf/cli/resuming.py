@@ -25,7 +25,7 @@ _A_RUN = {"sweep": "a sweep", "find": "a find", "attention": "attention"}
 _MOST_TOLD = 5
 
 
-def plan_of(log: RunLog, kind: type[AnyPlan], operation: str | None = None) -> AnyPlan:
+def plan_of(log: RunLog, kind: type[AnyPlan], operation: str | None = None, confirms: bool = False) -> AnyPlan:
     """The plan of a log that a command resumes, of kernels of an operation where one is named. Raises LogMismatchError
     for another command's log, with the one to use, and for an earlier schema's: its rounds and figures would be mixed
     with others.
@@ -36,13 +36,17 @@ def plan_of(log: RunLog, kind: type[AnyPlan], operation: str | None = None) -> A
             f"{log.path} is of schema {schema}, whose figures are taken otherwise than today's: start a new log, or go "
             f"on with the mamf that began it"
         )
-    if isinstance(plan, kind) and (not isinstance(plan, KernelsPlan) or plan.operation == operation):
+    if isinstance(plan, kind) and (not isinstance(plan, KernelsPlan) or is_same(plan, operation, confirms)):
         return plan
     command = log.header["plan"].get("command", "sweep")
     of = _A_RUN[command]
-    if command == "sweep" and isinstance(plan, KernelsPlan):
-        of, command = plan.operation, f"sweep --operation {plan.operation}"
+    if command in ("sweep", "find") and isinstance(plan, KernelsPlan):
+        of, command = plan.operation, f"{command} --operation {plan.operation}"
     raise LogMismatchError(f"{log.path} is of {of}: resume it with 'mamf {command} --resume {log.path}'")
+
+
+def is_same(plan: KernelsPlan, operation: str | None, confirms: bool) -> bool:
+    return plan.operation == operation and plan.confirms == confirms
 
 
 def require_repeated(

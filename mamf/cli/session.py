@@ -84,8 +84,9 @@ class Session(ABC, Generic[AnyPlan]):
 
     #: The command's name, for the log's default name.
     command: str
-    #: Of the logs that it resumes.
+    #: Of the logs that it resumes, and whether they confirm ceilings of an operation of their own.
     plan_kind: type[AnyPlan]
+    confirms = False
 
     def __init__(self, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None) -> None:
         self.options = options
@@ -93,7 +94,7 @@ class Session(ABC, Generic[AnyPlan]):
         self.resumed = resumed
         self.log: RunLog | None = resumed and resumed.log
         #: The plan of the log that is resumed.
-        self.before = plan_of(self.log, self.plan_kind, self.resumes()) if self.log else None
+        self.before = plan_of(self.log, self.plan_kind, self.resumes(), self.confirms) if self.log else None
         self.findings: list[Advice] = []
         self.rows: list[Measurement] = []
         if self.log:

@@ -29,7 +29,8 @@ def run(options: argparse.Namespace) -> int:
     plan = log.plan
     if isinstance(plan, KernelsPlan):
         rows, ceilings = log.measurements, log.all_ceilings
-        print(render_kernels_run(options, plan.operation, rows, ceilings, log.header, log.summary), end="")
+        own = log.own_ceilings if plan.confirms else None
+        print(render_kernels_run(options, plan.operation, rows, ceilings, log.header, log.summary, own), end="")
     elif isinstance(plan, FindPlan):
         print(render_find(options.format, log.measurements, log.ceilings, log.header, log.summary), end="")
     else:

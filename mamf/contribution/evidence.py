@@ -75,6 +75,23 @@ class Evidence:
         return (self.plan,) if self.is_search else self.plan.searches if self.is_of_kernels else ()
 
     @property
+    def confirms_own(self) -> bool:
+        """Whether ceilings of the operation itself were sought."""
+        return self.is_of_kernels and bool(self.plan.confirms)
+
+    @cached_property
+    def sought(self) -> tuple[tuple[Any, str, str | None], ...]:
+        """Problem, regime and the library's default kernel of each ceiling that was sought."""
+        if not self.confirms_own:
+            return tuple(
+                (search.problem, regime, self.header["kernel"] if self.is_search else search.kernels[0])
+                for search in self.searches
+                for regime in search.regimes
+            )
+        default = next((row.kernel for _, _, row in self.rows if not row.phase), None)
+        return tuple((problem, regime, default) for problem in self.plan.problems for regime in self.plan.regimes)
+
+    @property
     def is_cpu(self) -> bool:
         """Whether no sensor of a vendor tells clock and power, and the load of the host moves every figure."""
         return bool(self.header["device"]["backend"] == CPU)

@@ -19,8 +19,8 @@ from mamf.contribution.collection import (
 )
 from mamf.measurement import TERA
 from mamf.peaks import find_peak
-from mamf.report.kernels import share_of_peak
 from mamf.report.kernels import title as problem_title
+from mamf.report.own_ceilings import share_of
 from mamf.report.text import DASH, markdown, significant, whole
 
 _INTRODUCTION = """# Results
@@ -202,12 +202,12 @@ def _kernels(title: str, entries: Sequence[KernelEntry]) -> str:
 
 
 def _kernel_cells(entry: KernelEntry) -> list[str]:
-    row, unit = entry.row, entry.row.work.unit
-    interval, share = row.rate_interval, share_of_peak(row, entry.header)
+    row, interval, unit = entry.row, entry.interval, entry.row.work.unit
+    share = share_of(entry.rate, row.problem, entry.header)
     return [
         entry.device,
         problem_title(row),
-        f"**{significant(row.best_rate)}** {unit}",
+        f"**{significant(entry.rate)}** {unit}",
         f"{significant(interval.low)} to {significant(interval.high)}",
         DASH if share is None else f"{100 * share:.1f} %",
         str(row.shape),

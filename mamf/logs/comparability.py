@@ -8,6 +8,7 @@ from typing import Any
 
 from mamf.errors import IncomparableError
 from mamf.logs.plan_records import plan_from_record
+from mamf.logs.records import operation_of_plan
 from mamf.plans import KernelsPlan
 
 _UNKNOWN = "unknown"
@@ -35,7 +36,7 @@ def differences_of(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Differenc
     """What forbids comparing two runs, by their headers: another operation (raises IncomparableError), device, or cache
     state.
     """
-    kinds = operation(a), operation(b)
+    kinds = operation_of_plan(a["plan"]), operation_of_plan(b["plan"])
     if kinds[0] != kinds[1]:
         raise IncomparableError(f"A is of {kinds[0]}, B of {kinds[1]}: they have no row in common")
     found = [Difference("device", a["device"]["name"], b["device"]["name"])]
@@ -46,12 +47,6 @@ def differences_of(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Differenc
     if kinds[0] != "matmul":
         found.append(Difference("caches", cache_state(a), cache_state(b)))
     return [each for each in found if each.a != each.b]
-
-
-def operation(header: Mapping[str, Any]) -> str:
-    plan = header["plan"]
-    # Before schema 4 a plan did not name its operation.
-    return str(plan.get("operation") or ("attention" if plan.get("command") == "attention" else "matmul"))
 
 
 def cache_state(header: Mapping[str, Any]) -> str:

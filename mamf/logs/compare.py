@@ -27,7 +27,7 @@ from mamf.logs.known import operation_called
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.operations.attention.shapes import AttentionProblem
-from mamf.plans import FindPlan
+from mamf.plans import FindPlan, KernelsPlan
 from mamf.statistics import Interval, geometric_mean
 
 Verdict = Literal["SAME", "FASTER", "SLOWER", "AMBIGUOUS"]
@@ -160,14 +160,17 @@ def compare(a: RunLog, b: RunLog, anyway: bool = False) -> Comparison:
 
 
 def is_find(log: RunLog) -> bool:
-    return isinstance(log.plan, FindPlan)
+    plan = log.plan
+    return isinstance(plan, FindPlan) or (isinstance(plan, KernelsPlan) and plan.confirms)
 
 
 def entries(log: RunLog, as_ceilings: bool = False) -> list[Entry]:
     """What of a log is compared. ``as_ceilings``: of a find, see the head of this file."""
     rows = [row for row in log.measurements if not row.is_reference]
-    if not is_find(log):
+    if not is_find(log) or (isinstance(log.plan, KernelsPlan) and not as_ceilings):
         return [_row_entry(row) for row in rows if not row.phase]
+    if isinstance(log.plan, KernelsPlan):
+        return [_ceiling_entry(ceiling) for ceiling in log.own_ceilings.values()]
     fresh = [row for row in rows if row.phase in (CHOOSE, CONFIRM)]
     by_regime = {name: [row for row in fresh if row.regime == name] for name in {row.regime: None for row in fresh}}
     if not as_ceilings:
@@ -204,7 +207,7 @@ def _candidates(rows: Sequence[Measurement]) -> Iterable[Entry]:
 
 def _ceiling_entry(ceiling: Ceiling) -> Entry:
     fields = {"regime": ceiling.regime, **problem_fields(ceiling.problem)}
-    return Entry(fields, str(ceiling.shape), ceiling.kernel, ceiling.tflops, ceiling.interval)
+    return Entry(fields, str(ceiling.shape), ceiling.kernel, ceiling.rate, ceiling.interval, unit=ceiling.unit)
 
 
 def values(rows: Iterable[Entry], name: str) -> list[object]:

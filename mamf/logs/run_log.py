@@ -26,7 +26,7 @@ from mamf.ceilings.ceiling import Ceiling
 from mamf.errors import MamfError, RunLogError
 from mamf.logs.plan_records import plan_from_record
 from mamf.logs.records import ceiling_from_record, measurement_from_record, measurement_record
-from mamf.logs.schema import HEADER, RECORDS, plan_schema, require
+from mamf.logs.schema import HEADER, KINDS, plan_schema, record_schema, require
 from mamf.measurement import Measurement
 from mamf.plans import FindPlan, Held, KernelsPlan, Plan
 
@@ -37,16 +37,21 @@ MAY_PASS = ("failed", "out_of_memory")
 MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, MamfError)
 
 
+#: Ceilings of an operation by problem and regime.
+OwnCeilings = dict[tuple[Any, str], Ceiling]
+
+
 @dataclass
 class RunLog:
     """A log as read. ``summary`` is the last one, None if the run was killed. ``valid_bytes``: up to the last whole
-    line.
+    line. ``all_ceilings``: of products, by dtype and regime; ``own_ceilings``: of the operation that the run is of.
     """
 
     path: Path
     header: dict[str, Any]
     measurements: list[Measurement] = field(default_factory=list)
     all_ceilings: dict[tuple[str, str], Ceiling] = field(default_factory=dict)
+    own_ceilings: OwnCeilings = field(default_factory=dict)
     summary: dict[str, Any] | None = None
     valid_bytes: int = 0
     is_truncated: bool = False
@@ -180,15 +185,18 @@ def _header(path: Path, line: bytes) -> dict[str, Any]:
 
 def _add(log: RunLog, record: dict[str, Any]) -> None:
     kind = record["record"]
-    if kind not in RECORDS:
+    if kind not in KINDS:
         raise ValueError(f"unknown record {kind!r}")
-    require(record, RECORDS[kind])
+    require(record, record_schema(record))
     if kind == "measurement":
         log.measurements.append(measurement_from_record(record, log.header))
         log.summary = None
     elif kind == "ceiling":
         ceiling = ceiling_from_record(record, log.header)
-        log.all_ceilings[ceiling.problem.dtype, ceiling.regime] = ceiling
+        if "operation" in record:
+            log.own_ceilings[ceiling.problem, ceiling.regime] = ceiling
+        else:
+            log.all_ceilings[ceiling.problem.dtype, ceiling.regime] = ceiling
     elif kind == "summary":
         log.summary = record
 

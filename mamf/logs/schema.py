@@ -64,6 +64,7 @@ _KERNELS_PLAN = {
     "budget_seconds": _NUMBER,
     "flush": bool,
     "searches?": [_FIND_PLAN],
+    "confirms?": bool,
 }
 _SWEEP_PLAN = {
     "shapes": _TEXTS,
@@ -121,20 +122,29 @@ MEASUREMENT = {
     "round?": int,
     "time?": str,
 } | _CONDITIONS
-CEILING = {
+_ANY_CEILING = {
     "regime": str,
-    "problem?": _PRODUCT,
     "shape": str,
     "kernel": str,
-    "tflops": float,
-    "interval_tflops": [float],
     "interval_coverage": float,
     "rounds": int,
     "tied": [{"shape": str, "kernel": str}],
     "gain_over_default": _NUMBER,
     "repeatability?": _REPEATABILITY,
-    "joules_per_tflop?": _NUMBER,
 } | _CONDITIONS
+_PRODUCTS_CEILING = _ANY_CEILING | {
+    "problem?": _PRODUCT,
+    "tflops": float,
+    "interval_tflops": [float],
+    "joules_per_tflop?": _NUMBER,
+}
+_OPERATIONS_CEILING = _ANY_CEILING | {
+    "operation": str,
+    "problem": _PROBLEM,
+    "rate": float,
+    "interval": [float],
+    "unit": str,
+}
 SUMMARY = {
     "status": str,
     "reason": str,
@@ -146,15 +156,22 @@ SUMMARY = {
     "time?": str,
 }
 RESUME = {"tool?": _TOOL, "command?": str, "started?": str, "notes?": str}
-RECORDS = {"measurement": MEASUREMENT, "ceiling": CEILING, "summary": SUMMARY, "resume": RESUME}
+KINDS = ("measurement", "ceiling", "summary", "resume")
+
+
+def record_schema(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a record after the header, by its kind: one of KINDS."""
+    if record["record"] == "ceiling":
+        return _OPERATIONS_CEILING if "operation" in record else _PRODUCTS_CEILING
+    return {"measurement": MEASUREMENT, "summary": SUMMARY, "resume": RESUME}[record["record"]]
 
 
 def plan_schema(plan: Mapping[str, Any]) -> dict[str, Any]:
     """Of the plan of a command: what a sweep of products, a search, or a sweep of kernels holds."""
     command = plan.get("command", "sweep")
-    if command == "find":
-        return _FIND_PLAN
-    return _KERNELS_PLAN if command == "attention" or "operation" in plan else _SWEEP_PLAN
+    if command == "attention" or "operation" in plan:
+        return _KERNELS_PLAN
+    return _FIND_PLAN if command == "find" else _SWEEP_PLAN
 
 
 def require(value: object, schema: Any, name: str = "") -> None:

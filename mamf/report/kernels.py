@@ -6,10 +6,11 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from mamf.backend import DeviceInfo
 from mamf.logs.known import operation_called
 from mamf.logs.records import significant_digits
-from mamf.measurement import TERA, Measurement
+from mamf.logs.run_log import OwnCeilings
+from mamf.measurement import Measurement
+from mamf.report.own_ceilings import brief, ceilings_text, flat_ceiling, problem_title, share_of
 from mamf.report.text import DASH, csv_text, end_line, fitting, markdown, significant, table, whole
 
 #: Rows that are ranked together: of a regime and a problem.
@@ -31,16 +32,12 @@ def problem_record(row: Measurement) -> dict[str, Any]:
 
 
 def share_of_peak(row: Measurement, header: Mapping[str, Any]) -> float | None:
-    peak = operation_called(row.operation).peak(DeviceInfo(**header["device"]), row.problem)
-    return row.best_rate * TERA / peak if peak and row.ok else None
+    return share_of(row.best_rate, row.problem, header) if row.ok else None
 
 
 def title(row: Measurement) -> str:
-    """What a group's rows have in common; normal data and the first seed go without saying."""
-    usual = {"data": "normal", "seed": 0, "dtype": row.problem.dtype}
-    fields = problem_record(row).items()
-    told = [f"{name} {value}" for name, value in fields if name not in usual or usual[name] != value]
-    return ", ".join([row.regime, row.problem.dtype, *told])
+    """What a group's rows have in common."""
+    return problem_title(row.regime, row.problem)
 
 
 def flat_kernel(row: Measurement, header: Mapping[str, Any]) -> dict[str, Any]:
@@ -170,23 +167,35 @@ def render_kernels(
     summary: Mapping[str, Any] | None,
     top: int | None = None,
     width: int | None = None,
+    ceilings: OwnCeilings | None = None,
 ) -> str:
-    """A run of kernels in one of mamf.report.FORMATS. ``width``: of the terminal, None for all columns."""
+    """A run of kernels in one of mamf.report.FORMATS. ``width``: of the terminal, None for all columns; ``ceilings``:
+    what was confirmed of the operation.
+    """
+    confirmed = list((ceilings or {}).values())
     if format == "csv":
         return csv_text(flat_rows(rows, header))
     if format == "json":
-        content = {"header": header, "measurements": flat_rows(rows, header), "summary": summary}
-        return json.dumps(content, indent=2) + "\n"
+        flat = {"measurements": flat_rows(rows, header), "ceilings": [flat_ceiling(each, header) for each in confirmed]}
+        return json.dumps({"header": header, **flat, "summary": summary}, indent=2) + "\n"
     is_markdown = format == "markdown"
-    parts = [group_text(each, header, is_markdown, top, width) for each in grouped(rows).values()]
+    parts = [ceilings_text(confirmed, header, is_markdown, width)] if confirmed else []
+    parts += [group_text(each, header, is_markdown, top, width) for each in grouped(rows).values()]
     parts = [part.rstrip("\n") + "\n" for part in parts]
     return "\n".join([head(rows, header), *parts, end_line(summary) + "\n"])
 
 
 def kernels_summary_record(
-    rows: Sequence[Measurement], status: str, reason: str, elapsed_seconds: float, left: int
+    rows: Sequence[Measurement],
+    status: str,
+    reason: str,
+    elapsed_seconds: float,
+    left: int,
+    ceilings: OwnCeilings | None = None,
 ) -> dict[str, Any]:
-    """The last record of the log: the best row of each regime and problem. It follows from the rows."""
+    """The last record of the log: the best row of each regime and problem, and the ceilings in short. It follows from
+    the rows.
+    """
     best = [each[0] for each in grouped(rows).values() if each[0].ok]
     return {
         "status": status,
@@ -204,4 +213,9 @@ def kernels_summary_record(
             }
             for row in best
         },
+        **(
+            {"ceilings": {problem_title(each.regime, each.problem): brief(each) for each in ceilings.values()}}
+            if ceilings
+            else {}
+        ),
     }

@@ -16,6 +16,7 @@ from mamf.measurement import TERA, Conditions, Measurement
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.statistics import Interval, Repeatability, median_interval, repeat_interval
+from mamf.tabular import Tabular
 
 #: What is measured: a shape by a kernel.
 Candidate = tuple[MatmulShape, str]
@@ -25,7 +26,7 @@ FEWEST_ROUNDS = 3
 
 
 @dataclass(frozen=True)
-class Ceiling:
+class Ceiling(Tabular):
     """The highest figure of a device for a problem in a regime.
 
     ``tflops``: over ``rounds`` of fresh measurements, in burst their median, in sustained their work over their time.
@@ -48,6 +49,10 @@ class Ceiling:
     conditions: Conditions = field(default_factory=Conditions)
     gain_over_default: float | None = None
     repeatability: Repeatability | None = None
+
+    def __repr__(self) -> str:
+        figure = f"{self.tflops:.4g} TFLOPS at {self.shape} by {self.kernel}"
+        return f"Ceiling({self.device}, {self.problem.dtype}, {self.regime}: {figure})"
 
     @property
     def joules_per_tflop(self) -> float | None:

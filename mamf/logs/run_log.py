@@ -29,6 +29,7 @@ from mamf.logs.records import ceiling_from_record, measurement_from_record, meas
 from mamf.logs.schema import HEADER, RECORDS, plan_schema, require
 from mamf.measurement import Measurement
 from mamf.plans import FindPlan, Held, KernelsPlan, Plan
+from mamf.tabular import Tabular
 
 SCHEMA = 4
 READABLE = (1, 2, 3, 4)
@@ -38,7 +39,7 @@ MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError
 
 
 @dataclass
-class RunLog:
+class RunLog(Tabular):
     """A log as read. ``summary`` is the last one, None if the run was killed. ``valid_bytes``: up to the last whole
     line.
     """
@@ -50,6 +51,9 @@ class RunLog:
     summary: dict[str, Any] | None = None
     valid_bytes: int = 0
     is_truncated: bool = False
+
+    def __repr__(self) -> str:
+        return f"RunLog({self.path}: {len(self.measurements)} rows, {self.tier})"
 
     @property
     def plan(self) -> Plan | FindPlan | KernelsPlan:

@@ -15,6 +15,7 @@ from typing import Any
 from mamf.errors import IncomparableError
 from mamf.measurement import TERA, Conditions, Measurement
 from mamf.statistics import Interval, Repeatability, median_interval, repeat_interval
+from mamf.tabular import Tabular
 
 #: What is measured: a shape by a kernel.
 Candidate = tuple[Any, str]
@@ -24,7 +25,7 @@ FEWEST_ROUNDS = 3
 
 
 @dataclass(frozen=True)
-class Ceiling:
+class Ceiling(Tabular):
     """The highest figure of a device for a problem in a regime.
 
     ``rate``: TFLOPS (or TB/s, where the operation counts bytes) over ``rounds`` of fresh measurements, in burst their
@@ -48,6 +49,10 @@ class Ceiling:
     conditions: Conditions = field(default_factory=Conditions)
     gain_over_default: float | None = None
     repeatability: Repeatability | None = None
+
+    def __repr__(self) -> str:
+        figure = f"{self.tflops:.4g} TFLOPS at {self.shape} by {self.kernel}"
+        return f"Ceiling({self.device}, {self.problem.dtype}, {self.regime}: {figure})"
 
     @property
     def tflops(self) -> float:

@@ -29,6 +29,7 @@ from mamf.logs.records import ceiling_from_record, measurement_from_record, meas
 from mamf.logs.schema import HEADER, KINDS, plan_schema, record_schema, require
 from mamf.measurement import Measurement
 from mamf.plans import FindPlan, Held, KernelsPlan, Plan
+from mamf.tabular import Tabular
 
 SCHEMA = 4
 READABLE = (1, 2, 3, 4)
@@ -42,7 +43,7 @@ OwnCeilings = dict[tuple[Any, str], Ceiling]
 
 
 @dataclass
-class RunLog:
+class RunLog(Tabular):
     """A log as read. ``summary`` is the last one, None if the run was killed. ``valid_bytes``: up to the last whole
     line. ``all_ceilings``: of products, by dtype and regime; ``own_ceilings``: of the operation that the run is of.
     """
@@ -55,6 +56,9 @@ class RunLog:
     summary: dict[str, Any] | None = None
     valid_bytes: int = 0
     is_truncated: bool = False
+
+    def __repr__(self) -> str:
+        return f"RunLog({self.path}: {len(self.measurements)} rows, {self.tier})"
 
     @property
     def plan(self) -> Plan | FindPlan | KernelsPlan:

@@ -14,7 +14,7 @@ from mamf.report.sweeps import as_title, flat_row
 from mamf.report.text import DASH, csv_text, markdown, significant, table, whole
 
 _NAMES = {"burst": "MAMF", "sustained": "MSMF"}
-_COLUMNS = (
+COLUMNS = (
     "ceiling",
     "TFLOPS",
     "interval",
@@ -27,7 +27,7 @@ _COLUMNS = (
     "% of peak",
     "FLOP/cycle/unit",
 )
-_LEFT_ALIGNED = ("ceiling", "interval", "MxNxK", "kernel")
+LEFT_ALIGNED = ("ceiling", "interval", "MxNxK", "kernel")
 _SHOWN_TIES = 5
 
 
@@ -167,7 +167,7 @@ def as_text(
     format: str,
 ) -> str:
     lines = [cells(ceiling, header) for ceiling in ceilings.values()]
-    shown = (markdown if format == "markdown" else table)(_COLUMNS, lines, _LEFT_ALIGNED) if lines else ""
+    shown = (markdown if format == "markdown" else table)(COLUMNS, lines, LEFT_ALIGNED) if lines else ""
     told = [line for ceiling in ceilings.values() for line in notes(ceiling, rows, header)]
     failures = Counter(row.status for row in rows if not row.ok)
     told += [*scouted(rows, ceilings), *(f"{status}: {count}" for status, count in failures.items())]

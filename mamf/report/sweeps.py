@@ -107,7 +107,7 @@ def as_json(rows: Sequence[Measurement], header: Mapping[str, Any], summary: Map
 
 
 COLUMNS = ("regime", "MxNxK", "median", "+-%", "mean", "fastest", "launches", "MHz", "W", "C", "error", "remarks")
-_LEFT_ALIGNED = ("regime", "MxNxK", "remarks")
+LEFT_ALIGNED = ("regime", "MxNxK", "remarks")
 
 
 def cells(row: Measurement) -> list[str]:
@@ -146,12 +146,12 @@ def remarks(row: Measurement) -> str:
 
 def as_table(rows: Sequence[Measurement]) -> str:
     """Aligned columns for a terminal."""
-    return table(COLUMNS, [cells(row) for row in rows], _LEFT_ALIGNED)
+    return table(COLUMNS, [cells(row) for row in rows], LEFT_ALIGNED)
 
 
 def as_markdown(rows: Sequence[Measurement]) -> str:
     """A GitHub table."""
-    return markdown(COLUMNS, [cells(row) for row in rows], _LEFT_ALIGNED)
+    return markdown(COLUMNS, [cells(row) for row in rows], LEFT_ALIGNED)
 
 
 def as_title(header: Mapping[str, Any]) -> str:

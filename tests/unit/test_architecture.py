@@ -23,7 +23,7 @@ PURE = ("operations/matmul/shapes.py", "statistics.py", "dtypes.py", "errors.py"
 #: Floors from the ground up. A module uses what lies on the floors below its own, and its own room; one that stands on
 #: no floor fails.
 FLOORS = (
-    ("errors", "statistics", "work"),
+    ("errors", "statistics", "tabular", "work"),
     ("dtypes", "regimes.names", "operations.matmul.shapes"),
     ("backend",),
     ("kernel", "peaks", "doctor", "environment"),
@@ -45,7 +45,8 @@ FLOORS = (
     ("finder_logs",),
     ("report", "charts"),
     ("operations.attention.report", "operations.attention.charts"),
-    ("contribution",),
+    ("charts.of_log", "contribution", "report.notebook"),
+    ("reading",),
     ("checking",),
     ("regimes",),
     ("measure",),
@@ -159,7 +160,7 @@ def test_every_floor_has_somebody():
 ENGINE = ("mamf.measure", "mamf.checking", "mamf.regimes.base", "mamf.estimate", "mamf.ceilings.finding", "torch")
 
 
-@pytest.mark.parametrize("module", ["mamf.logs.run_log", "mamf.logs.compare", "mamf.charts.chart", "mamf.report"])
+@pytest.mark.parametrize("module", ["mamf.logs.run_log", "mamf.logs.compare", "mamf.report.notebook", "mamf.reading"])
 def test_logs_are_read_without_the_engine(module):
     code = f"import sys, {module}; print([name for name in {ENGINE!r} if name in sys.modules])"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -15,11 +15,11 @@ from mamf.report.text import DASH, csv_text, end_line, markdown, significant, ta
 
 #: Rows that are compared with one another.
 Group = tuple[str, AttentionProblem, AttentionShape]
-_COLUMNS = (
+COLUMNS = (
     *("kernel", "TFLOPS", "+-%", "MAMFU", "% of peak", "TB/s", "mean ms", "min", "max", "MB", "speed-up"),
     *("state", "MHz", "W", "error", "remarks"),
 )
-_LEFT_ALIGNED = ("kernel", "remarks")
+LEFT_ALIGNED = ("kernel", "remarks")
 
 
 def group_of(row: Measurement) -> Group:
@@ -231,7 +231,7 @@ def render_attention(
         lines = [cells(row, each, bases[group], header, ceilings) for row in each]
         base = bases[group]
         of = f"; speed-up over {base.kernel}" if base else ""
-        parts.append(f"{title(group)}{of}\n" + draw(_COLUMNS, lines, _LEFT_ALIGNED))
+        parts.append(f"{title(group)}{of}\n" + draw(COLUMNS, lines, LEFT_ALIGNED))
     parts.append(end_line(summary) + "\n")
     return "\n".join(parts)
 

@@ -51,7 +51,7 @@ class Ceiling(Tabular):
     repeatability: Repeatability | None = None
 
     def __repr__(self) -> str:
-        figure = f"{self.tflops:.4g} TFLOPS at {self.shape} by {self.kernel}"
+        figure = f"{self.rate:.4g} {self.unit} at {self.shape} by {self.kernel}"
         return f"Ceiling({self.device}, {self.problem.dtype}, {self.regime}: {figure})"
 
     @property

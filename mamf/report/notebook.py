@@ -18,7 +18,7 @@ from mamf.operations.attention import report as attention
 from mamf.operations.attention.operation import Attention
 from mamf.operations.matmul.operation import Matmul
 from mamf.plans import FindPlan, KernelsPlan
-from mamf.report import ceilings, comparison, kernels, sweeps
+from mamf.report import ceilings, comparison, kernels, own_ceilings, sweeps
 from mamf.report.text import DASH, end_line
 
 #: Rows of a table, best first.
@@ -57,8 +57,9 @@ def _(row: Measurement) -> str:
 
 @html_of.register
 def _(ceiling: Ceiling) -> str:
-    device = {"name": ceiling.device, "compute_units": None}
-    return html_lines([ceiling.device]) + _of_ceilings([ceiling], {"device": device})
+    device = asdict(DeviceInfo("", 0, ceiling.device, ""))
+    shown = _of_ceilings if ceiling.problem.operation == Matmul.name else _of_own_ceilings
+    return html_lines([ceiling.device]) + shown([ceiling], {"device": device})
 
 
 @html_of.register
@@ -87,6 +88,8 @@ def _tables(log: RunLog) -> Iterator[str]:
             lines = [attention.cells(row, same, base, log.header, log.all_ceilings) for row in same]
             yield html_lines([attention.title(group)]) + html_table(attention.COLUMNS, lines, attention.LEFT_ALIGNED)
     else:
+        if log.own_ceilings:
+            yield _of_own_ceilings(log.own_ceilings.values(), log.header)
         for same in kernels.grouped(rows).values():
             yield html_lines([kernels.title(same[0])]) + _of_kernels(same[:_MOST_ROWS], log.header)
 
@@ -97,6 +100,13 @@ def _of_products(rows: Iterable[Measurement]) -> str:
 
 def _of_ceilings(found: Iterable[Ceiling], header: Mapping[str, Any]) -> str:
     return html_table(ceilings.COLUMNS, [ceilings.cells(each, header) for each in found], ceilings.LEFT_ALIGNED)
+
+
+def _of_own_ceilings(found: Iterable[Ceiling], header: Mapping[str, Any]) -> str:
+    told = [own_ceilings.cells(each, header) for each in found]
+    columns = list(dict.fromkeys(name for cells in told for name in cells))
+    lines = [[cells.get(name, DASH) for name in columns] for cells in told]
+    return html_table(columns, lines, own_ceilings.LEFT_ALIGNED)
 
 
 def _of_kernels(rows: Iterable[Measurement], header: Mapping[str, Any]) -> str:

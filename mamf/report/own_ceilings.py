@@ -12,7 +12,7 @@ from mamf.logs.records import significant_digits
 from mamf.measurement import TERA
 from mamf.report.text import DASH, fitting, markdown, significant, table, whole
 
-_LEFT_ALIGNED = ("ceiling", "interval", "shape", "kernel")
+LEFT_ALIGNED = ("ceiling", "interval", "shape", "kernel")
 
 
 def problem_title(regime: str, problem: Any) -> str:
@@ -79,6 +79,6 @@ def ceilings_text(
     columns = list(dict.fromkeys(name for row in by_name for name in row))
     lines = [[row.get(name, DASH) for name in columns] for row in by_name]
     kept = fitting(columns, lines, width)
-    body = (markdown if is_markdown else table)(columns[:kept], [line[:kept] for line in lines], _LEFT_ALIGNED)
+    body = (markdown if is_markdown else table)(columns[:kept], [line[:kept] for line in lines], LEFT_ALIGNED)
     left_out = f"not shown for want of width (--wide shows all): {', '.join(columns[kept:])}\n"
     return body + (left_out if kept < len(columns) else "")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
-from mamf.statistics import Interval, Repeatability, Summary, repeat_interval, standard_error
+from mamf.statistics import Interval, Repeatability, Summary, repeat_interval, standard_deviation, standard_error
 from mamf.work import Work
 
 Status = Literal["ok", "out_of_memory", "unsupported", "wrong_result", "implausible", "failed"]
@@ -62,7 +63,7 @@ class Measurement:
         """The name of what was computed."""
         return str(self.problem.operation)
 
-    @property
+    @cached_property
     def work(self) -> Work:
         """What one launch does."""
         work: Work = self.problem.work(self.shape)
@@ -102,6 +103,11 @@ class Measurement:
         """The figure that a best is chosen by in this regime."""
         return self.rate(self.best_by)
 
+    @cached_property
+    def stdev(self) -> float:
+        """Standard deviation of the samples, in seconds."""
+        return standard_deviation(self.samples)
+
     @property
     def figure(self) -> str:
         """What the interval is of: the mean where a best is chosen by it (work over time), else the median."""
@@ -112,7 +118,7 @@ class Measurement:
         """Seconds of a launch by that figure."""
         return self._measured(self.figure)
 
-    @property
+    @cached_property
     def interval(self) -> Interval:
         """Where the seconds of a repeat lie; without a calibration, only what scattered within the visit."""
         if self.summary is None:

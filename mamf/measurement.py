@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
-from mamf.statistics import Interval, Repeatability, Summary, repeat_interval, standard_error
+from mamf.statistics import Interval, Repeatability, Summary, repeat_interval, standard_deviation, standard_error
 from mamf.tabular import Tabular
 from mamf.work import Work
 
@@ -67,7 +68,7 @@ class Measurement(Tabular):
         """The name of what was computed."""
         return str(self.problem.operation)
 
-    @property
+    @cached_property
     def work(self) -> Work:
         """What one launch does."""
         work: Work = self.problem.work(self.shape)
@@ -107,6 +108,11 @@ class Measurement(Tabular):
         """The figure that a best is chosen by in this regime."""
         return self.rate(self.best_by)
 
+    @cached_property
+    def stdev(self) -> float:
+        """Standard deviation of the samples, in seconds."""
+        return standard_deviation(self.samples)
+
     @property
     def figure(self) -> str:
         """What the interval is of: the mean where a best is chosen by it (work over time), else the median."""
@@ -117,7 +123,7 @@ class Measurement(Tabular):
         """Seconds of a launch by that figure."""
         return self._measured(self.figure)
 
-    @property
+    @cached_property
     def interval(self) -> Interval:
         """Where the seconds of a repeat lie; without a calibration, only what scattered within the visit."""
         if self.summary is None:

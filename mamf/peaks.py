@@ -9,7 +9,6 @@ import csv
 import functools
 import importlib.resources
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mamf.backend import DeviceInfo
@@ -91,11 +90,10 @@ def find_bandwidth(device_name: str, compute_units: int | None = None) -> float 
     return None
 
 
-def _rows_of(device_name: str, compute_units: int | None) -> Iterator[_Row]:
-    for row in _rows():
-        same_units = not row.compute_units or compute_units in row.compute_units
-        if same_units and row.pattern.search(device_name):
-            yield row
+@functools.lru_cache(64)  # the rows of a log are all of one device
+def _rows_of(device_name: str, compute_units: int | None) -> tuple[_Row, ...]:
+    of_units = (row for row in _rows() if not row.compute_units or compute_units in row.compute_units)
+    return tuple(row for row in of_units if row.pattern.search(device_name))
 
 
 def fastest_possible_flops(info: DeviceInfo, dtype: str) -> float | None:

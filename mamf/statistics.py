@@ -77,7 +77,6 @@ class Summary:
     median: float
     fastest: float
     slowest: float
-    stdev: float
     interval: Interval
 
     @property
@@ -96,9 +95,13 @@ def summarize(samples: Sequence[float], figure: str = "median") -> Summary:
         median=_stdlib.median(samples),
         fastest=min(samples),
         slowest=max(samples),
-        stdev=_stdlib.stdev(samples) if len(samples) > 1 else 0.0,
         interval=interval_of(samples, figure),
     )
+
+
+def standard_deviation(samples: Sequence[float]) -> float:
+    """Of at least one sample; 0 of a single one. Exact, and so slow that a summary does without."""
+    return _stdlib.stdev(samples) if len(samples) > 1 else 0.0
 
 
 def figure_of(samples: Sequence[float], figure: str) -> float:

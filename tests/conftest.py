@@ -1,17 +1,37 @@
 import os
+from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import settings
 
 from mamf.cli import main
 from mamf.testing import SimulatedBackend
 
-# Two cores: torch's threads and the tests' own share them.
-os.environ.setdefault("OMP_NUM_THREADS", "2")
+# The processes that run the tests share the cores: threads of torch's own would only wait for one another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # No test asserts on the wall clock, hypothesis's included.
 settings.register_profile("mamf", deadline=None)
 settings.load_profile("mamf")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config):
+    """Tests of an accelerator have it to themselves; all others run on every core."""
+    if any("device" in Path(argument).parts for argument in config.args):
+        config.option.dist = "no"
+        return 0
+    return None
+
+
+@pytest.fixture(scope="session", autouse=True)
+def looked_at_load():
+    """No test waits to see how busy this host is, nor is warned of it; what really looks is given to who asks."""
+    real = psutil.cpu_percent
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(psutil, "cpu_percent", lambda interval: 3.0)
+        yield real
 
 
 @pytest.fixture

@@ -207,6 +207,8 @@ def among_failures(candidates: Sequence[MatmulShape], known: list[int], failed: 
 
     A single failure says nothing of its neighbours; a region of them (exhausted memory, an alignment) does.
     """
+    if not failed:
+        return np.zeros(len(candidates), dtype=bool)
     sizes = np.log2(np.array([(shape.m, shape.n, shape.k) for shape in candidates], dtype=float))
     near_known = np.exp(-2 * squared_distances(sizes, known, None)).sum(axis=0)
     near_failed = np.exp(-2 * squared_distances(sizes, failed, None)).sum(axis=0)

@@ -12,7 +12,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ParamSpec, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,10 +120,11 @@ class Surrogate:
     def fit(self, rows: Sequence[int], values: Sequence[float]) -> None:
         """Start over from these observations, with the likeliest of the scales near the last."""
         observed = list(rows)
-        self.scales = self._likeliest(observed, np.array(values))
-        lower = np.linalg.cholesky(self._covariance(observed, observed, self.scales, noisy=True))
+        apart = distances(self.features, observed, observed)
+        self.scales = likeliest(apart, np.array(values), self.scales)
+        lower = np.linalg.cholesky(noisy_covariance(apart, self.scales))
         right = np.stack([np.array(values), np.ones(len(values))], axis=1)
-        self._projected = np.linalg.solve(lower, self._covariance(observed, None, self.scales))
+        self._projected = np.linalg.solve(lower, covariance(distances(self.features, observed), self.scales))
         self._whitened = np.linalg.solve(lower, right)
         self._values = list(values)
         self._update()
@@ -133,8 +134,8 @@ class Surrogate:
         column = self._projected[:, row]
         noise = self.scales.noise
         diagonal = math.sqrt(max(self._prior_variance() + noise - float(column @ column), noise))
-        covariance = self._covariance([row], None, self.scales)[0]
-        self._projected = np.vstack([self._projected, (covariance - column @ self._projected) / diagonal])
+        prior = covariance(distances(self.features, [row]), self.scales)[0]
+        self._projected = np.vstack([self._projected, (prior - column @ self._projected) / diagonal])
         self._whitened = np.vstack([self._whitened, (np.array([value, 1.0]) - column @ self._whitened) / diagonal])
         self._values.append(value)
         self._update()
@@ -154,39 +155,74 @@ class Surrogate:
         self.highest = max(self._values)
         self.is_fitted = True
 
-    def _likeliest(self, observed: list[int], values: Array) -> Scales:
-        """Uphill from the last scales, a step at a time."""
-        best = self.scales
-        for _ in range(_FIT_STEPS):
-            uphill = max(best.nearby(), key=lambda scales: self._likelihood(observed, values, scales))
-            if uphill == best:
-                break
-            best = uphill
-        return best
-
-    def _likelihood(self, observed: list[int], values: Array, scales: Scales) -> float:
-        """Log marginal likelihood with mean and variance at their likeliest, up to a constant."""
-        lower = np.linalg.cholesky(self._covariance(observed, observed, scales, noisy=True))
-        whitened, ones = np.linalg.solve(lower, np.stack([values, np.ones(len(values))], axis=1)).T
-        residual = whitened - (ones @ whitened) / (ones @ ones) * ones
-        count = len(values)
-        return float(-count / 2 * math.log(max(residual @ residual / count, 1e-300)) - np.log(np.diag(lower)).sum())
-
     def _prior_variance(self) -> float:
         return 1.0 + self.scales.lean
 
-    def _covariance(self, one: list[int], other: list[int] | None, scales: Scales, noisy: bool = False) -> Array:
-        """Prior covariance of candidates: sizes alone, sizes with waves, and a small part that tells M from N."""
-        sizes = squared_distances(self.features.sizes, one, other) / scales.sizes**2
-        waves = squared_distances(self.features.waves, one, other) / scales.waves**2
-        lean = squared_distances(self.features.lean, one, other)
-        together = np.exp(-0.5 * (sizes / 4 + waves))
-        covariance = 0.5 * np.exp(-0.5 * sizes) + 0.5 * together + scales.lean * together * np.exp(-2 * lean)
-        return np.asarray(covariance + scales.noise * np.eye(len(one)) if noisy else covariance)
+
+class Distances(NamedTuple):
+    """Squared Euclidean distances of some candidates to others, by each kind of feature."""
+
+    sizes: Array
+    waves: Array
+    lean: Array
+
+
+def distances(of: Features, one: list[int], other: list[int] | None = None) -> Distances:
+    """Of rows ``one`` to rows ``other`` (None: all)."""
+    return Distances(*(squared_distances(columns, one, other) for columns in (of.sizes, of.waves, of.lean)))
+
+
+def covariance(apart: Distances, scales: Scales) -> Array:
+    """Prior covariance of candidates: sizes alone, sizes with waves, and a small part that tells M from N.
+
+    In place, because of thousands of candidates fetching fresh memory takes as long as the arithmetic.
+    """
+    sizes = apart.sizes / scales.sizes**2
+    together = sizes / 4
+    together += apart.waves / scales.waves**2
+    together *= -0.5
+    np.exp(together, out=together)
+    lean = -2 * apart.lean
+    np.exp(lean, out=lean)
+    lean *= scales.lean
+    lean *= together
+    sizes *= -0.5
+    np.exp(sizes, out=sizes)
+    sizes += together
+    sizes *= 0.5
+    sizes += lean
+    return np.asarray(sizes)
+
+
+def noisy_covariance(apart: Distances, scales: Scales) -> Array:
+    """Of what was observed: the prior's and the noise of measuring."""
+    return np.asarray(covariance(apart, scales) + scales.noise * np.eye(len(apart.sizes)))
+
+
+def likeliest(apart: Distances, values: Array, scales: Scales) -> Scales:
+    """Uphill from these scales, a step at a time."""
+    likelihood = functools.cache(functools.partial(log_likelihood, apart, values))
+    best = scales
+    for _ in range(_FIT_STEPS):
+        uphill = max(best.nearby(), key=likelihood)
+        if uphill == best:
+            break
+        best = uphill
+    return best
+
+
+def log_likelihood(apart: Distances, values: Array, scales: Scales) -> float:
+    """Log marginal likelihood with mean and variance at their likeliest, up to a constant."""
+    lower = np.linalg.cholesky(noisy_covariance(apart, scales))
+    whitened, ones = np.linalg.solve(lower, np.stack([values, np.ones(len(values))], axis=1)).T
+    residual = whitened - (ones @ whitened) / (ones @ ones) * ones
+    count = len(values)
+    return float(-count / 2 * math.log(max(residual @ residual / count, 1e-300)) - np.log(np.diag(lower)).sum())
 
 
 def squared_distances(columns: Array, one: list[int], other: list[int] | None) -> Array:
     """Squared Euclidean distances of rows ``one`` to rows ``other`` (None: all)."""
     left, right = columns[one], columns if other is None else columns[other]
-    squared = (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1)[None] - 2 * left @ right.T
-    return np.asarray(np.maximum(squared, 0.0))
+    squared = (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1)[None]
+    squared -= 2 * left @ right.T
+    return np.asarray(np.maximum(squared, 0.0, out=squared))

@@ -15,6 +15,7 @@ _PRIVATE_KEY = re.compile(
     r"|uuid|serial|serial_number)$",
     re.I,
 )
+_NO_NUMBERS = frozenset((dict, list, str))
 # A text of this length is no note; searching it for names would take for ever.
 _LONGEST_TEXT = 10_000
 _LABEL = r"[a-z0-9][a-z0-9-]{0,62}"
@@ -40,9 +41,10 @@ def private_findings(line: int, record: dict[str, Any]) -> Iterator[Finding]:
     """One finding for each field that holds something private."""
     for path, value in fields(record):
         name = ".".join(path)
-        if any(_PRIVATE_KEY.search(key) for key in path) and value is not None:
+        is_private, found = _private_name(path)
+        if is_private and value is not None:
             yield Finding("private", f"field {name} names a host, user or device: remove it", line)
-        elif found := next(filter(None, map(private_part, path)), None):
+        elif found:
             yield Finding("private", f"the name of field {name} holds {found!r}", line)
         elif isinstance(value, str) and len(value) > _LONGEST_TEXT:
             yield Finding("private", f"{name} is a text of {len(value)} characters: nobody can look through it", line)
@@ -51,6 +53,12 @@ def private_findings(line: int, record: dict[str, Any]) -> Iterator[Finding]:
 
 
 @functools.lru_cache(4096)  # the same names stand in every row
+def _private_name(path: tuple[str, ...]) -> tuple[bool, str | None]:
+    """Whether a field is called as something private is, and the first private part of the names that lead to it."""
+    return any(map(_PRIVATE_KEY.search, path)), next(filter(None, map(private_part, path)), None)
+
+
+@functools.lru_cache(4096)
 def private_part(text: str) -> str | None:
     """The first private part of a text, or None."""
     if scrub(text) != text:
@@ -84,7 +92,7 @@ def fields(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
     if isinstance(value, dict):
         for key, item in value.items():
             yield from fields(item, (*path, key))
-    elif isinstance(value, list) and any(isinstance(item, (dict, list, str)) for item in value):
+    elif isinstance(value, list) and not _NO_NUMBERS.isdisjoint(map(type, value)):
         for number, item in enumerate(value):
             yield from fields(item, (*path, str(number)))
     elif path:

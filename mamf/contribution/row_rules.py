@@ -62,14 +62,14 @@ def best_by(evidence: Evidence, regime: str) -> str:
 
 def agree(written: Any, again: Any, tolerance: float, relative: float = 1e-6) -> bool:
     """Whether two JSON values are the same up to rounding of their numbers."""
+    if isinstance(again, float) and isinstance(written, (int, float)) and not isinstance(written, bool):
+        return math.isclose(written, again, rel_tol=relative, abs_tol=tolerance)
     if isinstance(again, Mapping):
         same = isinstance(written, Mapping) and written.keys() == again.keys()
         return same and all(agree(written[key], again[key], tolerance, relative) for key in again)
     if isinstance(again, (list, tuple)):
         same = isinstance(written, list) and len(written) == len(again)
         return same and all(agree(one, other, tolerance, relative) for one, other in zip(written, again, strict=True))
-    if isinstance(again, float) and isinstance(written, (int, float)) and not isinstance(written, bool):
-        return math.isclose(written, again, rel_tol=relative, abs_tol=tolerance)
     return type(written) is type(again) and bool(written == again)
 
 

@@ -44,7 +44,8 @@ def measurement_record(row: Measurement) -> dict[str, Any]:
         rates: dict[str, Any] = {name: round(row.rate(name), 3) for name in _STATISTICS}
         record[rate_field(work.unit)] = {**rates, "interval": [round(interval.low, 3), round(interval.high, 3)]}
         record["interval_coverage"] = round(interval.coverage, 4)
-        record["seconds"] = {name: round(getattr(row.summary, name), 12) for name in (*_STATISTICS, "stdev")}
+        seconds = {name: getattr(row.summary, name) for name in _STATISTICS} | {"stdev": row.stdev}
+        record["seconds"] = {name: round(value, 12) for name, value in seconds.items()}
     record |= {
         "launches": row.launches,
         "timer_overhead_seconds": row.timer_overhead,

@@ -173,7 +173,9 @@ class SimulatedBackend(Backend):
 
     def begin_visit(self) -> None:
         """Draw the state that the device stays in until the next visit."""
-        self._of_visit = {capped: self._drawn(capped, "visit") for capped in self._states}
+        self._of_run_and_visit = {
+            capped: (1 + of_run) * (1 + self._drawn(capped, "visit")) for capped, of_run in self._of_run.items()
+        }
 
     def _drawn(self, capped: bool, of: str) -> float:
         known = self._states[capped]
@@ -181,11 +183,11 @@ class SimulatedBackend(Backend):
 
     def _state(self) -> float:
         """The time of a launch now, as a share of what it would be without states."""
-        level = 0.0
+        state = self._of_run_and_visit[self.is_capped]
         if self.is_capped and self.world.hunting:
             is_low = int(self.device_time / self.world.hunting_seconds) % 2
-            level = self.world.hunting / 2 * (1 if is_low else -1)
-        return (1 + self._of_run[self.is_capped]) * (1 + self._of_visit[self.is_capped]) * (1 + level)
+            state *= 1 + self.world.hunting / 2 * (1 if is_low else -1)
+        return state
 
     def mark(self) -> float:
         self.host_time += self.world.launch_seconds / 4
@@ -211,7 +213,11 @@ class SimulatedBackend(Backend):
 
     def multiply(self, shape: MatmulShape, operands: object) -> None:
         """Launch a product; ``operands`` tells operand sets apart, which the cache may still hold."""
-        self.compute(shape.flop / self._flop_per_cycle(shape), operands)
+        self.compute(self.cycles(shape), operands)
+
+    def cycles(self, shape: MatmulShape) -> float:
+        """Cycles of a product."""
+        return shape.flop / self._flop_per_cycle(shape)
 
     def compute(self, cycles: float, operands: object) -> None:
         """Launch a kernel of so many cycles."""
@@ -232,7 +238,8 @@ class SimulatedBackend(Backend):
         self.cached = operands
         if self.device_time < self.rested_until:
             work *= 1 - self.world.rested_gain
-        noisy = work * self._state() * max(0.5, self.random.gauss(1, self.world.noise))
+        noise = self.random.gauss(1, self.world.noise)
+        noisy = work * self._state() * (noise if noise > 0.5 else 0.5)
         self._execute(noisy / rate, watts)
 
     def _flop_per_cycle(self, shape: MatmulShape) -> float:
@@ -244,27 +251,30 @@ class SimulatedBackend(Backend):
         return peak * occupancy * shape.k / (shape.k + 200)
 
     def _idle_until(self, moment: float) -> float:
-        if moment - self.device_time > self.world.rested_after_seconds:
+        idle = moment - self.device_time
+        if idle <= 0:
+            return self.device_time
+        if idle > self.world.rested_after_seconds:
             self.rested_until = moment + self.world.rested_gain_seconds
-        if moment > self.device_time:
-            self._spend(moment - self.device_time, self.world.idle_watts)
-        return max(self.device_time, moment)
+        self._spend(idle, self.world.idle_watts)
+        return moment
 
     def _execute(self, seconds: float, watts: float) -> None:
         self.host_time += self.world.launch_seconds
-        seconds += self.world.timer_overhead if self.is_marked else 0.0
-        self.is_marked = False
+        if self.is_marked:
+            seconds += self.world.timer_overhead
+            self.is_marked = False
         self.device_time = self._idle_until(self.host_time) + seconds
         self._spend(seconds, watts)
 
     def _spend(self, seconds: float, watts: float) -> None:
-        world = self.world
+        world, cap_watts, idle_watts = self.world, self.world.cap_watts, self.world.idle_watts
         self.joules += watts * seconds
         self.mean_watts += (watts - self.mean_watts) * -math.expm1(-seconds / world.reaction_seconds)
-        warmth = (watts - world.idle_watts) / (world.cap_watts - world.idle_watts)
-        self.heat += (min(warmth, 1.0) - self.heat) * -math.expm1(-seconds / world.thermal_seconds)
+        warmth = (watts - idle_watts) / (cap_watts - idle_watts) if watts < cap_watts else 1.0
+        self.heat += (warmth - self.heat) * -math.expm1(-seconds / world.thermal_seconds)
         threshold = 0.97 if self.is_capped else 0.995
-        self.is_capped = self.mean_watts >= threshold * world.cap_watts
+        self.is_capped = self.mean_watts >= threshold * cap_watts
 
     # -- memory ------------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar
 
 from mamf.backend import Backend, OperandPool, Unavailable
@@ -42,7 +43,9 @@ class SimulatedAttention(AttentionKernel):
             pool.take(name, *buffer)
         cycles = problem.flop(shape) / (world.compute_units * world.flop_per_cycle_per_unit * self.share)
 
-        return prepared(device, shape, sets, 1e-2, lambda index: device.compute(cycles, (self.name, shape, index)))
+        return prepared(
+            device, shape, sets, 1e-2, lambda index: partial(device.compute, cycles, (self.name, shape, index))
+        )
 
 
 class SimulatedBandwidth(BandwidthKernel):
@@ -68,7 +71,9 @@ class SimulatedBandwidth(BandwidthKernel):
             pool.take(name, *buffer)
         launched = problem.sets(shape, sets)
 
-        ready = prepared(device, shape, launched, 1e-2, lambda index: device.move(nbytes, (problem, shape, index)))
+        ready = prepared(
+            device, shape, launched, 1e-2, lambda index: partial(device.move, nbytes, (problem, shape, index))
+        )
         return replace(ready, rewrite_output=(lambda: None) if rewrite else None)
 
 
@@ -95,11 +100,13 @@ class SimulatedMatmul(MatmulKernel):
         rewrite: bool = False,
     ) -> Prepared:
         assert isinstance(backend, SimulatedBackend)
-        device = backend
+        device, cycles = backend, backend.cycles(shape)
         for name, buffer in problem.buffers(shape, sets, rewrite).items():
             pool.take(name, *buffer)
 
-        ready = prepared(device, shape, sets, problem.tolerance, lambda index: device.multiply(shape, (shape, index)))
+        ready = prepared(
+            device, shape, sets, problem.tolerance, lambda index: partial(device.compute, cycles, (shape, index))
+        )
         return replace(ready, rewrite_output=(lambda: None) if rewrite else None)
 
 
@@ -109,17 +116,19 @@ def unsimulated(backend: Backend) -> Unavailable | None:
 
 
 def prepared(
-    device: SimulatedBackend, shape: object, sets: int, tolerance: float, run: Callable[[int], None]
+    device: SimulatedBackend, shape: object, sets: int, tolerance: float, run_of: Callable[[int], Callable[[], None]]
 ) -> Prepared:
-    """Launches that run on the device, whose outputs are right once they ran and since they were poisoned last, but
-    for the fault that the device has for the shape.
+    """Launches that run on the device, ``run_of`` an operand set, whose outputs are right once they ran and since they
+    were poisoned last, but for the fault that the device has for the shape.
     """
     device.begin_visit()
     written: set[int] = set()
 
     def launch_of(index: int) -> Callable[[], None]:
+        run = run_of(index)
+
         def launch() -> None:
-            run(index)
+            run()
             written.add(index)
 
         return launch

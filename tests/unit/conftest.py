@@ -5,7 +5,7 @@ from importlib.metadata import EntryPoint
 
 import library
 import pytest
-from contribution_logs import SIMULATED, measured
+from contribution_logs import SIMULATED, measured, search_little
 
 from mamf import discovery
 
@@ -42,11 +42,13 @@ def machine(library_logs, tmp_path, monkeypatch):
 
 @pytest.fixture(scope="session")
 def sweep_records(tmp_path_factory):
-    shapes = ["512x1024x2048", "2048x1024x512", "1024x4096x4096", "4096x4096x4096"]
+    shapes = ["4096x8192x16384", "16384x8192x4096", "4096x16384x16384", "16384x16384x16384"]
     regimes = ["--regime", "burst", "sustained"]
     return measured(tmp_path_factory.mktemp("sweep"), "sweep", *SIMULATED, "--shapes", *shapes, *regimes)
 
 
 @pytest.fixture(scope="session")
 def find_records(tmp_path_factory):
-    return measured(tmp_path_factory.mktemp("find"), "find", *SIMULATED)
+    with pytest.MonkeyPatch.context() as patch:
+        search_little(patch)
+        return measured(tmp_path_factory.mktemp("find"), "find", *SIMULATED)

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from mamf.ceilings.strategy import FindStrategy
 from mamf.cli import main
 from mamf.contribution.evidence import read_records
 from mamf.contribution.rules import review
@@ -27,6 +28,14 @@ def measured(folder, *arguments):
     records[0]["tool"]["commit"] = "0123456789ab"
     records[0]["findings"] = ["ok   sibling devices: idle or none"]
     return records
+
+
+def search_little(patch):
+    """A coarse grid and few candidates, for logs of a search; how well it searches is tested in test_search.py."""
+    patch.setattr(FindStrategy, "fine_shapes", 100)
+    patch.setattr(FindStrategy, "burst_candidates", 4)
+    patch.setattr("mamf.ceilings.grid._STEPS", 8)
+    patch.setattr("mamf.ceilings.grid._LARGEST_STEP", 2560)
 
 
 def write(path, records):

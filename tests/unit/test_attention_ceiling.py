@@ -7,10 +7,9 @@ import signal
 from collections import Counter
 
 import pytest
-from contribution_logs import DEVICE, found, rows, write
+from contribution_logs import DEVICE, found, rows, search_little, write
 
 from mamf.ceilings.ceiling import confirmed
-from mamf.ceilings.strategy import FindStrategy
 from mamf.contribution.collection import collect
 from mamf.contribution.rules import review
 from mamf.errors import UsageError
@@ -30,10 +29,7 @@ STEPS = 4
 def few_shapes(monkeypatch, registered):
     """The simulated product is the default kernel, and a search has little to search."""
     monkeypatch.setattr(SimulatedMatmul, "is_default", True)
-    monkeypatch.setattr(FindStrategy, "fine_shapes", 100)
-    monkeypatch.setattr(FindStrategy, "burst_candidates", 4)
-    monkeypatch.setattr("mamf.ceilings.grid._STEPS", 8)
-    monkeypatch.setattr("mamf.ceilings.grid._LARGEST_STEP", 2560)
+    search_little(monkeypatch)
 
 
 @pytest.fixture
@@ -296,7 +292,7 @@ def test_rows_of_the_search_are_not_compared(whole, tmp_path):
 
 def test_the_search_is_not_drawn(attention, run, tmp_path):
     """A sustained ceiling is searched in burst first; the figure is of sustained alone."""
-    assert attention("--regime", "sustained")[0] == 0
+    assert attention("--regime", "sustained", "--seq-lens", "8192", "16384")[0] == 0
     log = read(tmp_path)
     assert {row.regime for row in searched(log)} == {"burst", "sustained"}
     assert set(log.all_ceilings) == {("bfloat16", "sustained")}

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 
+import psutil
 import pytest
 
 from mamf.cli.options import duration, share, with_dashes
@@ -57,7 +58,7 @@ def test_underscores_are_dashes_in_options_and_stay_in_values():
 
 def test_mamf_finders_spelling_works(sweep):
     code, out, _ = sweep(
-        *("--m_range", "0", "1024", "256", "--n", "256", "--k", "256", "--regime", "classic"),
+        *("--m_range", "0", "1024", "256", "--n", "16384", "--k", "16384", "--regime", "classic"),
         *("--num_warmup_iterations", "5", "--num_iterations", "10", "--output", "x"),
     )
     assert code == 0
@@ -128,17 +129,23 @@ def interrupt_at(count):
     return lambda launches: os.kill(os.getpid(), signal.SIGINT) if launches == count else None
 
 
-@pytest.mark.parametrize("at", [1, 2, 20, 33])
-@pytest.mark.parametrize("regime", ["burst", "sustained", "classic"])
+# The last launch is of the third shape.
+@pytest.mark.parametrize(
+    ("regime", "at"),
+    [("burst", at) for at in (1, 2, 20, 33, 117)]
+    + [("sustained", at) for at in (1, 2, 20, 33, 20000)]
+    + [("classic", at) for at in (1, 2, 20, 33, 27942)],
+)
 def test_ctrl_c_prints_the_best_so_far_and_the_rest_resumes(sweep, on_launch, at, regime, tmp_path):
     iterations = ["--num-iterations", "5", "--num-warmup-iterations", "1"]
-    shapes = ["--m-range", "0", "2048", "256", "--regime", regime, *iterations]
+    shapes = ["--m-range", "0", "2048", "256", "--n", "16384", "--k", "16384", "--regime", regime, *iterations]
     on_launch(interrupt_at(at))
     code, out, _ = sweep(*shapes, "--output", "run.jsonl")
     assert code == 130
     assert "interrupted: by the user" in out
     before = read_run_log(tmp_path / "run.jsonl")
     assert before.summary["status"] == "interrupted"
+    assert len(before.measurements) == (2 if at > 33 else 0)
     assert len(before.measurements) + before.summary["left"] == 7
     assert ("best" in out) == bool(before.measurements)
     on_launch(lambda launches: None)
@@ -147,7 +154,7 @@ def test_ctrl_c_prints_the_best_so_far_and_the_rest_resumes(sweep, on_launch, at
     after = read_run_log(tmp_path / "run.jsonl")
     assert after.summary["status"] == "complete"
     assert after.measurements[: len(before.measurements)] == before.measurements
-    assert sorted(row.shape for row in after.measurements) == matmul_grid(range(256, 2048, 256), [4096], [4096])
+    assert sorted(row.shape for row in after.measurements) == matmul_grid(range(256, 2048, 256), [16384], [16384])
 
 
 def test_a_signal_in_the_middle_of_a_record_waits_until_it_is_written(sweep, monkeypatch, tmp_path):
@@ -295,10 +302,12 @@ def test_backends_lists_each_with_devices_or_the_way_to_get_them(run):
     assert out.count("unavailable:") == out.count("to change it:")
 
 
-def test_doctor_gives_verdicts(run):
-    code, out, _ = run("doctor", "--backend", "cpu")
+@pytest.mark.parametrize(("backend", "check"), [("cpu", "cpu load"), (SIMULATED[1], "host load")])
+def test_doctor_gives_verdicts(run, monkeypatch, looked_at_load, backend, check):
+    monkeypatch.setattr(psutil, "cpu_percent", looked_at_load)
+    code, out, _ = run("doctor", "--backend", backend)
     assert code == 0
-    assert "cpu load" in out
+    assert check in out
 
 
 def test_help_is_instant_and_imports_no_torch():

@@ -68,13 +68,13 @@ def lose_row_and_count(records):
 
 
 def swap_shape(records):
-    row = next(row for row in rows(records) if row["shape"] == {"m": 1024, "n": 4096, "k": 4096})
-    row["shape"] = {"m": 4096, "n": 4096, "k": 1024}
+    row = next(row for row in rows(records) if row["shape"] == {"m": 4096, "n": 16384, "k": 16384})
+    row["shape"] = {"m": 16384, "n": 16384, "k": 4096}
 
 
 def swap_for_another_step(records):
-    row = next(row for row in rows(records) if row["shape"] == {"m": 512, "n": 1024, "k": 2048})
-    row["shape"] = {"m": 2048, "n": 1024, "k": 512}
+    row = next(row for row in rows(records) if row["shape"] == {"m": 4096, "n": 8192, "k": 16384})
+    row["shape"] = {"m": 16384, "n": 8192, "k": 4096}
 
 
 def outrun_physics(records):

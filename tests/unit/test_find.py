@@ -11,6 +11,7 @@ import statistics
 from collections import Counter
 
 import pytest
+from contribution_logs import search_little
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,10 +43,7 @@ A, B, C = (MatmulShape(4096, 4096, k) for k in (1024, 2048, 4096))
 def few_shapes():
     """The search itself is tested in test_search.py; here it has little to search."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FindStrategy, "fine_shapes", 100)
-        patch.setattr(FindStrategy, "burst_candidates", 4)
-        patch.setattr("mamf.ceilings.grid._STEPS", len(SIZES))
-        patch.setattr("mamf.ceilings.grid._LARGEST_STEP", SIZES[0])
+        search_little(patch)
         yield
 
 
@@ -427,7 +425,7 @@ def test_a_candidate_that_begins_to_fail_is_not_confirmed(backend):
 
 
 def test_a_device_on_which_everything_fails_has_no_ceiling(backend, monkeypatch):
-    monkeypatch.setattr(backend, "multiply", lambda shape, operands: 1 / 0)
+    monkeypatch.setattr(backend, "compute", lambda cycles, operands: 1 / 0)
     find = find_of(backend, regimes=("burst", "sustained"))
     assert {row.status for row in found(find)} == {"failed"}
     assert find.ceilings == {}

@@ -35,7 +35,7 @@ def test_an_operation_of_mamf_is_measured_like_any(run, tmp_path):
 
 
 def test_a_budget_ends_it_and_the_rest_is_resumed(run, tmp_path):
-    asked = [*KERNEL, *SHAPES, "--regime", "burst", "sustained"]
+    asked = [*KERNEL, "--shapes", "b8h16q4096k4096d128", "b8h16q8192k8192d128", "--regime", "burst", "sustained"]
     run(*ATTENTION, *asked, "--budget", "0.01s", "--output", "run.jsonl")
     summary = read_run_log(tmp_path / "run.jsonl").summary
     assert (summary["status"], summary["reason"]) == ("interrupted", "the budget ended")

@@ -1,20 +1,22 @@
 """The results folder: every log accepted by the rules, at its place, and the table of them fresh."""
 
+import functools
 from pathlib import Path
 
 import pytest
 
+from mamf.contribution import rules
 from mamf.contribution.collection import collect
-from mamf.contribution.rules import review_results
 from mamf.contribution.tables import results_page
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 LOGS = sorted(RESULTS.rglob("*.jsonl"))
 
+review = functools.cache(rules.review)
 
-@pytest.fixture(scope="module")
-def reviews():
-    return {found.path: found for found in review_results(RESULTS, LOGS)}
+
+def errors(findings):
+    return [finding for finding in findings if not finding.is_warning]
 
 
 def test_there_are_results():
@@ -22,8 +24,14 @@ def test_there_are_results():
 
 
 @pytest.mark.parametrize("path", LOGS, ids=lambda path: str(path.relative_to(RESULTS)))
-def test_a_result_is_accepted(path, reviews):
-    assert [finding for finding in reviews[path].findings if not finding.is_warning] == []
+def test_a_result_is_accepted(path):
+    assert errors(review(path).findings) == []
+
+
+def test_each_result_is_at_its_place_and_there_once(monkeypatch):
+    monkeypatch.setattr(rules, "review", review)
+    found = {each.path: errors(each.findings) for each in rules.review_results(RESULTS, LOGS)}
+    assert found == {path: [] for path in LOGS}
 
 
 def test_the_table_is_fresh():

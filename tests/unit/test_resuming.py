@@ -4,10 +4,11 @@ import dataclasses
 import json
 
 import pytest
+from contribution_logs import search_little
 from test_attention import KERNELS, SlowAttention
 
 from mamf.cli import main
-from mamf.testing import SimulatedBackend, SimulatedMatmul
+from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
 
 BACKEND = ["--backend", "mamf.testing:SimulatedBackend"]
 MATMUL = ["--kernel", "mamf.testing:SimulatedMatmul"]
@@ -81,8 +82,10 @@ EVERY = [(command, *case) for command, cases in CASES.items() for case in cases]
 def logs(tmp_path_factory):
     """A log of each command, as bytes."""
     folder = tmp_path_factory.mktemp("logs")
-    for command, options in MADE.items():
-        assert main([command, *BACKEND, *options, "--output", str(folder / command)]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SimulatedBackend, "physics", Physics(launch_seconds=1e-3))  # a soak of few launches
+        for command, options in MADE.items():
+            assert main([command, *BACKEND, *options, "--output", str(folder / command)]) == 0
     return {command: (folder / command).read_bytes() for command in MADE}
 
 
@@ -208,9 +211,11 @@ def test_a_log_is_continued_in_its_own_file(resume, command):
 def found(tmp_path_factory):
     """Logs of two finds and of attention kernels beside the first one's ceiling."""
     folder = tmp_path_factory.mktemp("ceilings")
-    for name, seed in (("one", "0"), ("two", "1")):
-        options = [*BACKEND, *MATMUL, "--regime", "burst", "--budget", "10s", "--seed", seed]
-        assert main(["find", *options, "--output", str(folder / name)]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        search_little(patch)
+        for name, seed in (("one", "0"), ("two", "1")):
+            options = [*BACKEND, *MATMUL, "--regime", "burst", "--budget", "10s", "--seed", seed]
+            assert main(["find", *options, "--output", str(folder / name)]) == 0
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 

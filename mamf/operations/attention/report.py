@@ -60,7 +60,7 @@ def flat_attention(
     shape, problem, summary = row.shape, row.problem, row.summary
     times = {} if summary is None else {
         "Mean": summary.mean, "Median": summary.median, "Min": summary.fastest, "Max": summary.slowest,
-        "StdDev": summary.stdev,
+        "StdDev": row.stdev,
     }  # fmt: skip
     gain, dense = speed_up(row, baseline), 1 - float(row.details.get("sparsity", 0.0))
     return {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from mamf.charts.chart import QUANTITIES, Chart, find_chart, sweep_chart
 from mamf.charts.kernels import kernels_chart
 from mamf.charts.plotting import draw, exists, file_type, save
 from mamf.cli.reading import read_log
+from mamf.cli.terminal import say, warn
 from mamf.errors import UsageError
 from mamf.logs.run_log import RunLog
 from mamf.operations.attention.charts import attention_chart
@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
     if log.tier == "interrupted":
         chart = replace(chart, notes=(*chart.notes, "the run was interrupted: what is best may never have been tried"))
     save(draw(chart), path, options.overwrite)
-    print(f"figure: {path}")
+    say(f"figure: {path}")
     return 0
 
 
@@ -82,4 +82,4 @@ def chart_of(log: RunLog, options: argparse.Namespace) -> Chart:
 def _tell_other_regimes(log: RunLog, wanted: str | None) -> None:
     held = list(dict.fromkeys(row.regime for row in log.measurements if row.ok and is_attention(row)))
     if wanted is None and len(held) > 1:
-        print(f"mamf: drawing {held[0]}; --regime draws {' or '.join(held[1:])}", file=sys.stderr)
+        warn(f"drawing {held[0]}; --regime draws {' or '.join(held[1:])}")

@@ -10,7 +10,7 @@ from typing import Any
 
 from mamf.logs.comparability import Difference
 from mamf.logs.compare import Comparison, Entry, Pair
-from mamf.report.text import csv_text, markdown, significant, table
+from mamf.report.text import csv_text, markdown, prose, significant, table
 
 # What two intervals of 95 % cover together; below, a reader should know.
 _USUAL_COVERAGE = 0.9
@@ -161,6 +161,6 @@ def render_comparison(format: str, comparison: Comparison, tolerance: float) -> 
     lines = [cells(pair, names, tolerance) for pair in comparison.pairs]
     left_aligned = [name for name in columns if name not in _RIGHT_ALIGNED]
     drawn = (markdown if format == "markdown" else table)(columns, lines, left_aligned)
-    gap = "\n\n" if format == "markdown" else "\n"
-    head = gap.join(title(comparison, tolerance))
-    return f"{head}\n\n{drawn}\n" + gap.join(summary_lines(comparison, tolerance)) + "\n"
+    gap = "\n" if format == "markdown" else ""
+    head, foot = (prose(tell(comparison, tolerance), format, gap).rstrip("\n") for tell in (title, summary_lines))
+    return f"{head}\n\n{drawn}\n{foot}\n"

@@ -228,7 +228,7 @@ def test_a_command_is_recorded_as_a_shell_takes_it(monkeypatch):
 
 
 @given(
-    st.lists(st.text("bcdXYZé09_+@", min_size=1), min_size=1, max_size=4).map(" ".join),
+    st.lists(st.text("cdXZé09_+@", min_size=1), min_size=1, max_size=4).map(" ".join),
     st.sampled_from(["/home/{}/x", "C:\\Users\\{}\\x", "'/data/{}/x'", "file:///home/{}/x", "../{}/x", "'-o=~/{}/x'"]),
 )
 @example("\\ ", "'{}a'")

@@ -29,13 +29,14 @@ from mamf.cli.attention_options import (
 )
 from mamf.cli.interruption import Interruption
 from mamf.cli.options import add_device_options, add_output_options
-from mamf.cli.session import End, Session, add_run_options, interruptible
+from mamf.cli.session import End, Resumed, Session, add_run_options, interruptible
 from mamf.cli.terminal import say, warn
 from mamf.discovery import ATTENTION_KERNELS, attention_kernel, kernel, registered
 from mamf.errors import UnavailableError, UsageError
 from mamf.logs.plan_records import plan_record
 from mamf.logs.records import ceiling_record
-from mamf.logs.run_log import MAY_PASS, RunLogWriter
+from mamf.logs.run_log import MAY_PASS
+from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement
 from mamf.operations.attention.kernel import AttentionKernel
 from mamf.operations.attention.operation import Attention
@@ -68,8 +69,8 @@ def run(options: argparse.Namespace) -> int:
     if not options.resume:
         shapes_from(options)  # what is wrong with it is said before a device is opened
 
-    def work(interruption: Interruption) -> int:
-        session = _AttentionSession(options, interruption)
+    def work(interruption: Interruption, resumed: Resumed | None) -> int:
+        session = _AttentionSession(options, interruption, resumed)
         return session.dry_run() if options.dry_run else session.run()
 
     return interruptible(options, work)
@@ -88,8 +89,8 @@ class _AttentionSession(Session[KernelsPlan]):
     command = "attention"
     plan_kind = KernelsPlan
 
-    def __init__(self, options: argparse.Namespace, interruption: Interruption) -> None:
-        super().__init__(options, interruption)
+    def __init__(self, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None) -> None:
+        super().__init__(options, interruption, resumed)
         if self.before:
             require_repeated_plan(options, self.before, self.backend)
         self.kernels = self._kernels()

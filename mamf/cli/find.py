@@ -15,13 +15,14 @@ from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.options import add_device_options, add_output_options, index, share
 from mamf.cli.plan_options import held_problem, kernel_name, problem_from, read_names
 from mamf.cli.resuming import require_repeated
-from mamf.cli.session import End, Session, add_run_options, interruptible
+from mamf.cli.session import End, Resumed, Session, add_run_options, interruptible
 from mamf.cli.terminal import say
 from mamf.discovery import open_backend
 from mamf.kernel import DATA
 from mamf.logs.plan_records import plan_record
 from mamf.logs.records import ceiling_record
-from mamf.logs.run_log import MAY_PASS, RunLogWriter
+from mamf.logs.run_log import MAY_PASS
+from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement
 from mamf.operations.matmul.kernel import LAYOUTS, MatmulKernel
 from mamf.plans import DEFAULT_BUDGET_SECONDS, FindPlan
@@ -69,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
     dtypes = [options.dtype] if options.resume else list(dict.fromkeys(options.dtype or [None]))
     output: Path | None = options.output
 
-    def work(interruption: Interruption) -> int:
+    def work(interruption: Interruption, resumed: Resumed | None) -> int:
         worst = 0
         if len(dtypes) > 1:  # what is wrong with a later one is said before minutes pass
             backend = open_backend(options.backend or "auto", options.device or 0)
@@ -79,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
             options.dtype = dtype
             if output is not None and len(dtypes) > 1:
                 options.output = output.with_name(f"{output.stem}-{dtype}{output.suffix}")
-            session = _FindSession(options, interruption)
+            session = _FindSession(options, interruption, resumed)
             code = session.dry_run() if options.dry_run else session.run()
             worst = max(worst, code)
             if code == EXIT_CODE:
@@ -93,8 +94,8 @@ class _FindSession(Session[FindPlan]):
     command = "find"
     plan_kind = FindPlan
 
-    def __init__(self, options: argparse.Namespace, interruption: Interruption) -> None:
-        super().__init__(options, interruption)
+    def __init__(self, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None) -> None:
+        super().__init__(options, interruption, resumed)
         self.plan, self.kernels = self._new() if self.before is None else self._resumed(self.before)
         held = [row for row in self.log.measurements if row.status not in MAY_PASS] if self.log else []
         self.rows = list(held)

@@ -19,7 +19,7 @@ from mamf.cli.kernels_options import (
 )
 from mamf.cli.options import add_device_options, add_output_options, add_width_option
 from mamf.cli.rendering import kernels_summary, render_kernels_run
-from mamf.cli.session import End, Session, add_run_options, interruptible
+from mamf.cli.session import End, Resumed, Session, add_run_options, interruptible
 from mamf.cli.terminal import say, warn
 from mamf.discovery import kernel_names, kernel_of, operation
 from mamf.errors import UnavailableError, UsageError
@@ -61,8 +61,8 @@ def run(options: argparse.Namespace) -> int:
     asked_for(of, options)
     shapes_from(of, options)
 
-    def work(interruption: Interruption) -> int:
-        session = KernelsSession(of, options, interruption)
+    def work(interruption: Interruption, resumed: Resumed | None) -> int:
+        session = KernelsSession(of, options, interruption, resumed)
         return session.dry_run() if options.dry_run else session.run()
 
     return interruptible(options, work)
@@ -73,10 +73,12 @@ class KernelsSession(Session[KernelsPlan]):
 
     plan_kind = KernelsPlan
 
-    def __init__(self, of: AnyOperation, options: argparse.Namespace, interruption: Interruption) -> None:
+    def __init__(
+        self, of: AnyOperation, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None
+    ) -> None:
         self.command = options.command
         self.of = of
-        super().__init__(options, interruption)
+        super().__init__(options, interruption, resumed)
         if self.before:
             require_repeated_plan(of, options, self.before, self.backend)
         self.kernels = self._kernels()

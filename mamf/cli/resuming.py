@@ -16,7 +16,7 @@ from mamf.backend import Backend, DeviceInfo
 from mamf.discovery import backend_class, open_backend
 from mamf.environment import describe_environment
 from mamf.errors import LogMismatchError
-from mamf.logs.run_log import RunLog
+from mamf.logs.run_log import SCHEMA, RunLog
 from mamf.plans import FindPlan, KernelsPlan, Plan
 
 AnyPlan = TypeVar("AnyPlan", bound=Plan | FindPlan | KernelsPlan)
@@ -27,10 +27,16 @@ _MOST_TOLD = 5
 
 
 def plan_of(log: RunLog, kind: type[AnyPlan], operation: str | None = None) -> AnyPlan:
-    """The plan of a log that a command resumes, of kernels of an operation where one is named. Raises LogMismatchError,
-    with the command to use, for another's log.
+    """The plan of a log that a command resumes, of kernels of an operation where one is named. Raises LogMismatchError
+    for another command's log, with the one to use, and for an earlier schema's: its rounds and figures would be mixed
+    with others.
     """
-    plan = log.plan
+    plan, schema = log.plan, log.header["schema"]
+    if schema != SCHEMA:
+        raise LogMismatchError(
+            f"{log.path} is of schema {schema}, whose figures are taken otherwise than today's: start a new log, or go "
+            f"on with the mamf that began it"
+        )
     if isinstance(plan, kind) and (not isinstance(plan, KernelsPlan) or plan.operation == operation):
         return plan
     told = log.header["plan"].get("command", "sweep")

@@ -7,6 +7,7 @@ import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Generic, NamedTuple
@@ -23,7 +24,8 @@ from mamf.environment import command_line, tool_version
 from mamf.errors import MamfError, RunLogWriteError, UsageError
 from mamf.logs.header import header_of
 from mamf.logs.records import measurement_record, utc_now
-from mamf.logs.run_log import RunLog, RunLogWriter, read_run_log
+from mamf.logs.run_log import RunLog
+from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement
 
 _NOTHING_MEASURED = 1
@@ -39,11 +41,32 @@ def add_run_options(parser: argparse.ArgumentParser, budget: str) -> None:
     group.add_argument("--notes", default="", help="free text for the log: cooling, machine, what was special")
 
 
-def interruptible(options: argparse.Namespace, work: Callable[[Interruption], int]) -> int:
+class Resumed(NamedTuple):
+    """A log that is gone on with, locked since before it was read."""
+
+    log: RunLog
+    writer: RunLogWriter
+
+
+@contextmanager
+def resumed(options: argparse.Namespace) -> Iterator[Resumed | None]:
+    """The log of ``--resume``, locked as long as the run takes. Raises UsageError where another process writes it."""
+    if options.resume is None:
+        yield None
+        return
+    if options.output:
+        raise UsageError("--resume continues its own file: leave --output out")
+    log, writer = RunLogWriter.resume(options.resume)
+    with writer:
+        yield Resumed(log, writer)
+
+
+def interruptible(options: argparse.Namespace, work: Callable[[Interruption, Resumed | None], int]) -> int:
     """Run ``work``; Ctrl-C before anything is measured is said in a line."""
     with Interruption() as interruption:
         try:
-            return work(interruption)
+            with resumed(options) as log:
+                return work(interruption, log)
         except KeyboardInterrupt:
             warn("interrupted before the first measurement; nothing is lost")
             return EXIT_CODE
@@ -65,12 +88,11 @@ class Session(ABC, Generic[AnyPlan]):
     #: Of the logs that it resumes.
     plan_kind: type[AnyPlan]
 
-    def __init__(self, options: argparse.Namespace, interruption: Interruption) -> None:
+    def __init__(self, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None) -> None:
         self.options = options
         self.interruption = interruption
-        self.log: RunLog | None = read_run_log(options.resume) if options.resume else None
-        if self.log and options.output:
-            raise UsageError("--resume continues its own file: leave --output out")
+        self.resumed = resumed
+        self.log: RunLog | None = resumed and resumed.log
         #: The plan of the log that is resumed.
         self.before = plan_of(self.log, self.plan_kind, self.resumes()) if self.log else None
         self.findings: list[Advice] = []
@@ -153,11 +175,11 @@ class Session(ABC, Generic[AnyPlan]):
         )
 
     def _open_log(self, header: dict[str, Any]) -> RunLogWriter:
-        if self.log is None:
+        if self.resumed is None:
             return RunLogWriter.create(self.options.output or self._default_path(), header)
-        writer = RunLogWriter.append(self.log)
-        resumed = {"tool": tool_version(), "command": command_line(), "started": utc_now(), "notes": self.options.notes}
-        writer.write("resume", resumed)
+        log, writer = self.resumed
+        told = {"tool": tool_version(), "command": command_line(), "started": utc_now(), "notes": self.options.notes}
+        writer.go_on(log, told)
         return writer
 
     def _default_path(self) -> Path:

@@ -17,7 +17,7 @@ from mamf.cli.plan_options import (
     shapes_from,
 )
 from mamf.cli.resuming import require_repeated
-from mamf.cli.session import End, Session, add_run_options, interruptible
+from mamf.cli.session import End, Resumed, Session, add_run_options, interruptible
 from mamf.cli.terminal import say
 from mamf.discovery import kernel_for
 from mamf.errors import UnsupportedError
@@ -53,8 +53,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    def work(interruption: Interruption) -> int:
-        session = _SweepSession(options, interruption)
+    def work(interruption: Interruption, resumed: Resumed | None) -> int:
+        session = _SweepSession(options, interruption, resumed)
         return session.dry_run() if options.dry_run else session.run()
 
     return interruptible(options, work)
@@ -64,9 +64,9 @@ class _SweepSession(Session[Plan]):
     command = "sweep"
     plan_kind = Plan
 
-    def __init__(self, options: argparse.Namespace, interruption: Interruption) -> None:
+    def __init__(self, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None) -> None:
         requested = shapes_from(options)
-        super().__init__(options, interruption)
+        super().__init__(options, interruption, resumed)
         self.plan = plan_from(options, requested, self.backend, self.before)
         self.kernel = self._kernel()
         self.held = self.log.held if self.log else set()

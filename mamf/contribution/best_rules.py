@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -9,6 +11,7 @@ from mamf.ceilings.ceiling import CHOOSE, CONFIRM, FEWEST_ROUNDS, Ceiling, confi
 from mamf.contribution.evidence import Evidence, Finding
 from mamf.contribution.row_rules import agree, is_exact
 from mamf.logs.records import ceiling_record
+from mamf.logs.run_log import latest
 from mamf.measurement import Conditions, Measurement
 from mamf.operations.attention.report import attention_summary_record
 from mamf.operations.attention.rows import is_attention
@@ -69,10 +72,11 @@ def _summary(evidence: Evidence, summary: dict[str, object]) -> dict[str, object
     return summary_record(rows, status, reason, 0.0, 0)
 
 
-def recomputed_ceilings(evidence: Evidence) -> dict[tuple[str, str], Ceiling]:
-    """The ceilings of searches, by dtype and regime, as their last rounds give them."""
+def recomputed_ceilings(evidence: Evidence, before_line: float = math.inf) -> dict[tuple[str, str], Ceiling]:
+    """The ceilings of searches, by dtype and regime, as their last rounds (up to a line of the log) give them."""
     device = evidence.header["device"]
-    last_rounds = [row for row in evidence.log.measurements if row.phase in (CHOOSE, CONFIRM)]
+    rows = latest(row for line, _, row in evidence.rows if line < before_line)
+    last_rounds = [row for row in rows if row.phase in (CHOOSE, CONFIRM)]
     found = {}
     for search in evidence.searches:
         default = evidence.header["kernel"] if evidence.is_search else search.kernels[0]
@@ -85,13 +89,17 @@ def recomputed_ceilings(evidence: Evidence) -> dict[tuple[str, str], Ceiling]:
 
 
 def ceilings_recompute(evidence: Evidence) -> Iterator[Finding]:
-    """Ceilings that were searched for follow from the rounds that confirmed them, one for each regime of the plan."""
+    """Ceilings that were searched for follow from the rounds that confirmed them, one for each regime of the plan.
+
+    A search that was resumed holds what it knew when it was interrupted too: that follows from the rounds before it.
+    """
     if not evidence.searches:
         return
     again = recomputed_ceilings(evidence)
     logged = [(line, record, _key(evidence, record)) for line, record in evidence.of_kind("ceiling")]
+    last = {key: line for line, _, key in logged}
     for line, record, key in logged:
-        ceiling = again.get(key)
+        ceiling = (again if line == last[key] else recomputed_ceilings(evidence, line)).get(key)
         if ceiling is None:
             yield Finding("ceiling-mismatch", f"{record['regime']}: no rounds confirm the ceiling", line)
             continue
@@ -104,11 +112,17 @@ def ceilings_recompute(evidence: Evidence) -> Iterator[Finding]:
         known = {"record", "time", *(("dtype",) if record.get("dtype") == ceiling.problem.dtype else ())}
         for name in sorted(record.keys() - expected.keys() - known):
             yield Finding("unknown-field", f"mamf writes no field {name!r} of a ceiling: remove it", line)
-    held = [key for _, _, key in logged]
-    if len(held) != len(set(held)):
-        yield Finding("ceiling-mismatch", "a regime has two ceilings")
-    for dtype, regime in sorted(_wanted(evidence, again) - set(held)):
+    if _repeats(evidence, logged):
+        yield Finding("ceiling-mismatch", "a regime has two ceilings, and was not resumed between them")
+    for dtype, regime in sorted(_wanted(evidence, again) - last.keys()):
         yield Finding("ceiling-mismatch", f"the {regime} ceiling of {dtype} is not there")
+
+
+def _repeats(evidence: Evidence, logged: Iterable[tuple[int, object, tuple[str, str]]]) -> bool:
+    """Whether a ceiling stands twice in what one process wrote."""
+    begun = [line for line, _ in evidence.of_kind("resume")]
+    written = [(bisect(begun, line), key) for line, _, key in logged]
+    return len(written) != len(set(written))
 
 
 def _key(evidence: Evidence, record: Mapping[str, Any]) -> tuple[str, str]:

@@ -40,7 +40,8 @@ class Evidence:
 
     @property
     def header(self) -> dict[str, Any]:
-        return self.log.header
+        """As written: what is missing in it is not made up."""
+        return self.records[0][1]
 
     @cached_property
     def plan(self) -> Any:

@@ -122,8 +122,7 @@ def review(path: Path) -> Review:
     try:
         return _review(path)
     except RunLogError as error:
-        text = str(error).removeprefix(f"{path}").lstrip(",: ")
-        return Review(path, (Finding("unreadable", text),))
+        return Review(path, (_unreadable(path, error),))
     except (*MALFORMED, RecursionError) as error:
         return Review(path, (Finding("unreadable", f"a field of the wrong kind: {error}"),))
 
@@ -140,11 +139,19 @@ def _review(path: Path) -> Review:
         run = read_legacy_log(path)
         findings += legacy_findings(run)
         return Review(path, tuple(findings), "legacy", legacy_place_of(run), _digest(repr(run.rows), str(run.started)))
-    evidence = Evidence(records, read_run_log(path))
+    try:
+        log = read_run_log(path)
+    except RunLogError as error:
+        return Review(path, (*findings, _unreadable(path, error)))
+    evidence = Evidence(records, log)
     for rule in _RULES:
         findings += _findings_of(rule, evidence)
     samples = (str(record.get("samples_seconds")) for _, record in evidence.of_kind("measurement"))
     return Review(path, tuple(findings), evidence.tier, place_of(header), _digest(*samples))
+
+
+def _unreadable(path: Path, error: RunLogError) -> Finding:
+    return Finding("unreadable", str(error).removeprefix(f"{path}").lstrip(",: "))
 
 
 def _findings_of(rule: Callable[[Evidence], Iterator[Finding]], evidence: Evidence) -> list[Finding]:

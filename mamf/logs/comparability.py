@@ -11,6 +11,8 @@ from mamf.logs.plan_records import plan_from_record
 from mamf.plans import KernelsPlan
 
 _UNKNOWN = "unknown"
+#: Since this schema an interval is where a repeat lies, and a sustained figure is work over time.
+_REPEATS = 4
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ def circumstances(header: Mapping[str, Any]) -> dict[str, str]:
         **environment.get("packages", {}),
         "power limit": watts and f"{watts:.0f} W",
         "timer": header["timer"],
+        "figures and intervals": "as of schema 4" if header["schema"] >= _REPEATS else "as before schema 4",
         **header.get("settings", {}),
         **environment.get("variables", {}),
         "mamf": " ".join(str(tool[key]) for key in ("version", "commit") if tool.get(key)),

@@ -13,7 +13,8 @@ from typing import Any
 
 from mamf.environment import tool_version
 from mamf.errors import RunLogError, RunLogWriteError
-from mamf.logs.run_log import MALFORMED, SCHEMA, RunLogWriter, is_readable, parse_record, what, whole_lines
+from mamf.logs.run_log import MALFORMED, SCHEMA, is_readable, parse_record, what, whole_lines
+from mamf.logs.writer import RunLogWriter
 from mamf.operations.matmul.shapes import MatmulShape
 
 TIER = "legacy"

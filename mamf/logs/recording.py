@@ -11,7 +11,7 @@ from mamf.backend import Backend
 from mamf.logs.header import header_of
 from mamf.logs.plan_records import plan_record
 from mamf.logs.records import measurement_record, utc_now
-from mamf.logs.run_log import RunLogWriter
+from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement
 from mamf.plans import AnyPlan
 

@@ -247,7 +247,7 @@ def test_an_import_that_fills_the_disk_leaves_nothing(tmp_path, monkeypatch):
         written.append(data)
         return really(descriptor, data)
 
-    monkeypatch.setattr("mamf.logs.run_log.os.write", full)
+    monkeypatch.setattr("mamf.logs.writer.os.write", full)
     with pytest.raises(RunLogWriteError):
         write_legacy_log(legacy_run(), tmp_path / "old.jsonl")
     assert written

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mamf import contribution
+from mamf.cli import main
 from mamf.contribution.evidence import read_records
 from mamf.contribution.rules import RULES, review
 from mamf.logs.legacy import Reported, write_legacy_log
@@ -228,7 +229,7 @@ def add_note(text):
         (change_row(clock_mhz=300.0), "implausible"),
         (change_row(timer_overhead_seconds=-1e-6), "implausible"),
         (change_row(relative_error=-1.0), "unverified"),
-        (change_row(samples_seconds=["1"]), "row-mismatch"),
+        (change_row(samples_seconds=["1"]), "unreadable"),
         (change_row(clock_mhz="fast"), "unreadable"),
         (blind_sensors, "sensors"),
         (go_back_in_time, "time-order"),
@@ -491,3 +492,19 @@ def test_an_interrupted_run_is_accepted_as_such(sweep_records, tmp_path):
 def test_a_spoiled_legacy_log_is_caught(fields, rule, tmp_path):
     write_legacy_log(dataclasses.replace(legacy_run(), **fields), tmp_path / "old.jsonl")
     assert rule in found(tmp_path / "old.jsonl")
+
+
+def test_a_resumed_find_supersedes_its_ceilings(tmp_path):
+    """What an interrupted search knew stays in the log, and follows from the rounds before it."""
+    path = tmp_path / "find.jsonl"
+    asked = ["find", "--backend", "mamf.testing:SimulatedBackend"]
+    main([*asked, "--kernel", "mamf.testing:SimulatedMatmul", "--budget", "9s", "--output", str(path)])
+    main([*asked, "--kernel", "mamf.testing:SimulatedMatmul", "--budget", "40s", "--resume", str(path)])
+    records = [record for _, record in read_records(path)]
+    burst = [number for number, each in enumerate(records) if each["record"] == "ceiling" and each["regime"] == "burst"]
+    assert len(burst) == 2
+    assert not found(path) & {"ceiling-mismatch", "best-mismatch"}
+    records[burst[0]]["tflops"] *= 1.01
+    assert "ceiling-mismatch" in found(write(path, records))
+    records[burst[0]] = records[burst[1]]
+    assert "ceiling-mismatch" in found(write(path, [*records[: burst[1]], *records[burst[1] :], records[burst[1]]]))

@@ -25,7 +25,7 @@ from mamf.charts.plotting import draw, label_place, save, styles_of
 from mamf.errors import UsageError
 from mamf.logs.plan_records import plan_record
 from mamf.logs.records import ceiling_record, measurement_record
-from mamf.logs.run_log import RunLogWriter
+from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement
 from mamf.operations.attention.charts import BATCH, HEAD_DIM, HEADS, LENGTH, attention_chart, needed
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
@@ -393,7 +393,12 @@ def plot(run):
     sweep = [row(MatmulShape(m, 8, 8), kernel="torch.mm") for m in (8, 16)]
     attention = [*PRESET[:6], row(shape(), 90.0, regime="sustained")]
     for name, plan, rows in (("attention", PLAN, attention), ("sweep", matmul, sweep)):
-        known = {"tool": {}, "timer": "device events", "kernel": "torch.mm", "plan": plan_record(plan)}
+        known = {
+            "tool": {"name": "mamf", "version": "0"},
+            "timer": "device events",
+            "kernel": "torch.mm",
+            "plan": plan_record(plan),
+        }
         with RunLogWriter.create(Path(f"{name}.jsonl"), HEADER | known) as writer:
             if name == "attention":
                 writer.write("ceiling", ceiling_record(CEILING))

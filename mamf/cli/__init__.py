@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from mamf.cli.interruption import EXIT_CODE
 from mamf.cli.options import Parser, with_dashes
+from mamf.cli.terminal import say, warn
 from mamf.errors import MamfError
 
 _DESCRIPTION = "Finds the maximum achievable matmul FLOPS of an accelerator. Every number names its regime."
@@ -47,7 +48,7 @@ def _run(given: Sequence[str]) -> int:
         sys.stdout.flush()
         return code
     except MamfError as error:
-        print(f"mamf: {error}", file=sys.stderr)
+        warn(str(error))
         return error.exit_code
     except KeyboardInterrupt:
         return EXIT_CODE
@@ -56,7 +57,7 @@ def _run(given: Sequence[str]) -> int:
         return 0
     except OSError as error:
         _discard_output()
-        print(f"mamf: cannot write the output: {error.strerror}", file=sys.stderr)
+        warn(f"cannot write the output: {error.strerror}")
         return 1
 
 
@@ -97,5 +98,5 @@ class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *arguments: object) -> None:
         from mamf.environment import package_version
 
-        print(f"mamf {package_version('mamf')}")
+        say(f"mamf {package_version('mamf')}")
         parser.exit()

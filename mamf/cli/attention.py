@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -31,6 +30,7 @@ from mamf.cli.attention_options import (
 from mamf.cli.interruption import Interruption
 from mamf.cli.options import add_device_options, add_output_options
 from mamf.cli.session import End, Resumed, Session, add_run_options, interruptible
+from mamf.cli.terminal import say, warn
 from mamf.discovery import ATTENTION_KERNELS, attention_kernel, kernel, registered
 from mamf.errors import UnavailableError, UsageError
 from mamf.logs.plan_records import plan_record
@@ -81,7 +81,7 @@ def loadable(name: str) -> AttentionKernel | None:
     try:
         return attention_kernel(name)
     except UsageError as error:
-        print(f"mamf: {error}", file=sys.stderr)
+        warn(str(error))
         return None
 
 
@@ -162,12 +162,12 @@ class _AttentionSession(Session[KernelsPlan]):
 
     def dry_run(self) -> int:
         steps = self.plan.steps(self.held)
-        print(f"device: {self.backend.info.name} ({self.backend.name}:{self.backend.index})")
-        print(f"kernels: {', '.join(self.plan.kernels)}")
-        print(f"shapes: {len(self.plan.shapes)}, {len(steps)} rows in {', '.join(self.plan.regimes)}")
+        say(f"device: {self.backend.info.name} ({self.backend.name}:{self.backend.index})")
+        say(f"kernels: {', '.join(self.plan.kernels)}")
+        say(f"shapes: {len(self.plan.shapes)}, {len(steps)} rows in {', '.join(self.plan.regimes)}")
         for search in self._missing_searches():
             names = " and ".join(search.regimes)
-            print(f"ceilings: {search.problem.dtype} {names} are found first, in at most {search.budget_seconds:.0f} s")
+            say(f"ceilings: {search.problem.dtype} {names} are found first, in at most {search.budget_seconds:.0f} s")
         return 0
 
     def plan_record(self) -> dict[str, Any]:
@@ -202,7 +202,7 @@ class _AttentionSession(Session[KernelsPlan]):
     def before_measuring(self, writer: RunLogWriter) -> None:
         self._writer = writer
         for told in filter(None, map(warning, self._missing_searches())):
-            print(f"mamf: {told}", file=sys.stderr)
+            warn(told)
 
     def _write_ceilings(self, ceilings: Ceilings) -> None:
         known = self.log.all_ceilings if self.log else {}
@@ -222,5 +222,5 @@ class _AttentionSession(Session[KernelsPlan]):
     def rendered(self, header: dict[str, Any], summary: dict[str, Any] | None) -> str:
         options = self.options
         if not any(row.ok and self.counts(row) for row in self.rows):
-            print("mamf: nothing was measured", file=sys.stderr)
+            warn("nothing was measured")
         return render_attention(options.format, self.rows, self.ceilings, header, summary, options.baseline)

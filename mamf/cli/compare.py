@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mamf.cli.options import share
 from mamf.cli.reading import read_log
+from mamf.cli.terminal import say_lines
 from mamf.logs.compare import DEFAULT_TOLERANCE, compare
 from mamf.report import FORMATS
 from mamf.report.comparison import render_comparison
@@ -38,5 +39,5 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     comparison = compare(read_log(options.a), read_log(options.b), options.anyway)
-    print(render_comparison(options.format, comparison, options.tolerance), end="")
+    say_lines(render_comparison(options.format, comparison, options.tolerance))
     return _REGRESSION if comparison.regressions(options.tolerance) else 0

@@ -16,6 +16,7 @@ from mamf.cli.options import add_device_options, add_output_options, index, shar
 from mamf.cli.plan_options import held_problem, kernel_name, problem_from, read_names
 from mamf.cli.resuming import require_repeated
 from mamf.cli.session import End, Resumed, Session, add_run_options, interruptible
+from mamf.cli.terminal import say
 from mamf.discovery import open_backend
 from mamf.kernel import DATA
 from mamf.logs.plan_records import plan_record
@@ -138,11 +139,11 @@ class _FindSession(Session[FindPlan]):
 
     def dry_run(self) -> int:
         grid, names = self.plan.grid, ", ".join(self.plan.kernels)
-        print(f"device: {self.backend.info.name} ({self.backend.name}:{self.backend.index}), {self.plan.problem.dtype}")
-        print(f"kernels: {names}")
+        say(f"device: {self.backend.info.name} ({self.backend.name}:{self.backend.index}), {self.plan.problem.dtype}")
+        say(f"kernels: {names}")
         largest = f", up to {grid.most_flop / 1e12:.3g} TFLOP each" if self.plan.grid.most_flop else ""
-        print(f"grid: {len(grid.shapes())} shapes, {grid.m[0]} to {grid.m[-1]} by {grid.m[0]}{largest}")
-        print(f"ceilings: {', '.join(self.plan.regimes)}; time: at most {self.plan.budget_seconds:.0f} s")
+        say(f"grid: {len(grid.shapes())} shapes, {grid.m[0]} to {grid.m[-1]} by {grid.m[0]}{largest}")
+        say(f"ceilings: {', '.join(self.plan.regimes)}; time: at most {self.plan.budget_seconds:.0f} s")
         return 0
 
     def plan_record(self) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -21,6 +20,7 @@ from mamf.cli.kernels_options import (
 from mamf.cli.options import add_device_options, add_output_options, add_width_option
 from mamf.cli.rendering import kernels_summary, render_kernels_run
 from mamf.cli.session import End, Resumed, Session, add_run_options, interruptible
+from mamf.cli.terminal import say, warn
 from mamf.discovery import kernel_names, kernel_of, operation
 from mamf.errors import UnavailableError, UsageError
 from mamf.kernel import AnyKernel
@@ -115,7 +115,7 @@ class KernelsSession(Session[KernelsPlan]):
             try:
                 loaded = kernel_of(self.of, name)
             except UsageError as error:
-                print(f"mamf: {error}", file=sys.stderr)
+                warn(str(error))
                 continue
             unavailable = loaded.unavailable(self.backend)
             if unavailable is None:
@@ -150,9 +150,9 @@ class KernelsSession(Session[KernelsPlan]):
 
     def dry_run(self) -> int:
         steps = self.plan.steps(self.held)
-        print(f"device: {self.backend.info.name} ({self.backend.name}:{self.backend.index})")
-        print(f"kernels: {', '.join(self.plan.kernels)}")
-        print(f"shapes: {len(self.plan.shapes)}, {len(steps)} rows in {', '.join(self.plan.regimes)}")
+        say(f"device: {self.backend.info.name} ({self.backend.name}:{self.backend.index})")
+        say(f"kernels: {', '.join(self.plan.kernels)}")
+        say(f"shapes: {len(self.plan.shapes)}, {len(steps)} rows in {', '.join(self.plan.regimes)}")
         return 0
 
     def plan_record(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from mamf.cli.terminal import say
 from mamf.errors import UsageError
 from mamf.operations.matmul.shapes import MatmulShape
 
@@ -37,7 +38,7 @@ class Parser(argparse.ArgumentParser):
         return f" (did you mean {close[0]}?)" if close else "; --help lists them"
 
     def error(self, message: str) -> NoReturn:
-        print(f"{self.prog}: {message}{suggestion(message)}", file=sys.stderr)
+        say(f"{self.prog}: {message}{suggestion(message)}", sys.stderr)
         sys.exit(2)
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from mamf.charts.chart import QUANTITIES
 from mamf.charts.of_log import chart_of
 from mamf.charts.plotting import draw, exists, file_type, save
 from mamf.cli.reading import read_log
+from mamf.cli.terminal import say, warn
 from mamf.logs.run_log import RunLog
 from mamf.operations.attention.rows import is_attention
 from mamf.operations.attention.shapes import DIRECTIONS
@@ -50,11 +50,11 @@ def run(options: argparse.Namespace) -> int:
     _tell_other_regimes(log, options.regime)
     chart = chart_of(log, options.regime, options.direction, options.quantity)
     save(draw(chart), path, options.overwrite)
-    print(f"figure: {path}")
+    say(f"figure: {path}")
     return 0
 
 
 def _tell_other_regimes(log: RunLog, wanted: str | None) -> None:
     held = list(dict.fromkeys(row.regime for row in log.measurements if row.ok and is_attention(row)))
     if wanted is None and len(held) > 1:
-        print(f"mamf: drawing {held[0]}; --regime draws {' or '.join(held[1:])}", file=sys.stderr)
+        warn(f"drawing {held[0]}; --regime draws {' or '.join(held[1:])}")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
+from mamf.cli.terminal import warn
 from mamf.logs.run_log import RunLog, read_run_log
 
 
@@ -12,5 +12,5 @@ def read_log(path: Path) -> RunLog:
     """Raises RunLogError naming the line and what is wrong with it."""
     log = read_run_log(path)
     if log.is_truncated:
-        print(f"mamf: the last line of {log.path} is incomplete and left out", file=sys.stderr)
+        warn(f"the last line of {log.path} is incomplete and left out")
     return log

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from mamf.cli.options import Parser
+from mamf.cli.terminal import say, say_lines, warn
 from mamf.contribution.collection import collect
 from mamf.contribution.evidence import TIERS, Finding
 from mamf.contribution.rules import RULES, Review, review, review_results
@@ -63,12 +63,12 @@ def run_check(options: argparse.Namespace) -> int:
             named.add(path)
             reviews.append(review(path))
     if options.format == "json":
-        print(json.dumps([_as_json(found, options.strict) for found in reviews], indent=1))
+        say_lines(json.dumps([_as_json(found, options.strict) for found in reviews], indent=1) + "\n")
     else:
         for found in reviews:
             # A folder's accepted logs would drown what is wrong with one of them.
             _print_findings(found, options.strict, with_warnings=options.strict or found.path in named)
-        print(_count_line(reviews, options.strict))
+        say(_count_line(reviews, options.strict))
     return _REJECTED if any(found.is_rejected(options.strict) for found in reviews) else 0
 
 
@@ -102,7 +102,7 @@ def _require_file(path: Path) -> None:
 def _print_findings(found: Review, strict: bool, with_warnings: bool = True) -> None:
     for finding in found.findings:
         if with_warnings or not finding.is_warning:
-            print(_line(found.path, finding, strict))
+            say(_line(found.path, finding, strict))
 
 
 def _line(path: Path, finding: Finding, strict: bool) -> str:
@@ -145,17 +145,17 @@ def run_submit(options: argparse.Namespace) -> int:
     submission = prepare(options.log)
     _print_findings(submission.review, strict=False)
     for change in submission.changes:
-        print(f"scrubbed: {change}")
+        say(f"scrubbed: {change}")
     if submission.review.is_rejected():
-        print(f"mamf: {options.log} is not submitted: mend what is called an error, or measure again", file=sys.stderr)
+        warn(f"{options.log} is not submitted: mend what is called an error, or measure again")
         return _REJECTED
     target = root / submission.place
-    print(f"tier {submission.review.tier}; {len(submission.text.encode()) / 1e3:.0f} kB -> {target}")
+    say(f"tier {submission.review.tier}; {len(submission.text.encode()) / 1e3:.0f} kB -> {target}")
     if options.dry_run:
-        print("dry run: nothing is written")
+        say("dry run: nothing is written")
         return 0
     write(submission, root)
-    print(_git_commands(submission, root))
+    say_lines(_git_commands(submission, root))
     return 0
 
 
@@ -169,7 +169,8 @@ now, in a clone of your fork:
     git add {log} {table}
     git commit -m "Results: {place.parent}, {place.stem}"
     git push -u origin HEAD
-and open a pull request"""
+and open a pull request
+"""
 
 
 def run_table(options: argparse.Namespace) -> int:
@@ -182,10 +183,10 @@ def run_table(options: argparse.Namespace) -> int:
     page = results_page(collect(root, logs))
     if options.check:
         is_fresh = path.exists() and path.read_text(encoding="utf-8") == page
-        print(f"{path} is {'up to date' if is_fresh else 'stale: run mamf results table'}")
+        say(f"{path} is {'up to date' if is_fresh else 'stale: run mamf results table'}")
         return 0 if is_fresh else _REJECTED
     write_whole(path, page)
-    print(f"written: {path}")
+    say(f"written: {path}")
     return 0
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
@@ -38,11 +39,13 @@ def plan_of(log: RunLog, kind: type[AnyPlan], operation: str | None = None, conf
         )
     if isinstance(plan, kind) and (not isinstance(plan, KernelsPlan) or is_same(plan, operation, confirms)):
         return plan
-    command = log.header["plan"].get("command", "sweep")
+    told = log.header["plan"].get("command", "sweep")
+    command = told if told in _A_RUN else "sweep"
     of = _A_RUN[command]
     if command in ("sweep", "find") and isinstance(plan, KernelsPlan):
-        of, command = plan.operation, f"{command} --operation {plan.operation}"
-    raise LogMismatchError(f"{log.path} is of {of}: resume it with 'mamf {command} --resume {log.path}'")
+        of, command = plan.operation, f"{command} --operation {shlex.quote(plan.operation)}"
+    resumption = f"mamf {command} --resume {shlex.quote(str(log.path))}"
+    raise LogMismatchError(f"{log.path} is of {of}: resume it with '{resumption}'")
 
 
 def is_same(plan: KernelsPlan, operation: str | None, confirms: bool) -> bool:

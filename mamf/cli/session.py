@@ -17,6 +17,7 @@ from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.options import duration
 from mamf.cli.progress import Progress
 from mamf.cli.resuming import AnyPlan, plan_of, reopened
+from mamf.cli.terminal import say, say_lines, warn
 from mamf.discovery import open_backend
 from mamf.doctor import as_line, diagnose, warnings
 from mamf.environment import command_line, tool_version
@@ -67,7 +68,7 @@ def interruptible(options: argparse.Namespace, work: Callable[[Interruption, Res
             with resumed(options) as log:
                 return work(interruption, log)
         except KeyboardInterrupt:
-            print("mamf: interrupted before the first measurement; nothing is lost", file=sys.stderr)
+            warn("interrupted before the first measurement; nothing is lost")
             return EXIT_CODE
 
 
@@ -160,7 +161,7 @@ class Session(ABC, Generic[AnyPlan]):
         with self.interruption.shielded():
             writer = self._open_log(header)
         for finding in warnings(self.findings):
-            print(f"mamf: {as_line(finding)}", file=sys.stderr)
+            warn(as_line(finding))
         with writer:
             self.before_measuring(writer)
             begun = self.backend.now()
@@ -213,12 +214,12 @@ class Session(ABC, Generic[AnyPlan]):
             self.after_measuring(writer)
             writer.write("summary", {**summary, "time": utc_now()})
         except RunLogWriteError as error:
-            print(f"mamf: {error}", file=sys.stderr)
+            warn(str(error))
             code = error.exit_code
         self._report(header, summary, writer.path)
         return code
 
     def _report(self, header: dict[str, Any], summary: dict[str, Any] | None, path: Path) -> int:
-        print(self.rendered(header, summary), end="")
-        print(f"log: {path}", file=sys.stdout if self.options.format in ("table", "markdown") else sys.stderr)
+        say_lines(self.rendered(header, summary))
+        say(f"log: {path}", sys.stdout if self.options.format in ("table", "markdown") else sys.stderr)
         return 0

@@ -8,6 +8,7 @@ from pathlib import Path
 from mamf.cli.options import add_output_options, add_width_option
 from mamf.cli.reading import read_log
 from mamf.cli.rendering import render_kernels_run
+from mamf.cli.terminal import say_lines
 from mamf.logs.legacy import read_legacy_or_none
 from mamf.plans import FindPlan, KernelsPlan
 from mamf.report import FORMATS, render, render_find
@@ -23,16 +24,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     if (imported := read_legacy_or_none(options.log)) is not None:
-        print(render_legacy(options.format, imported, options.top), end="")
+        say_lines(render_legacy(options.format, imported, options.top))
         return 0
     log = read_log(options.log)
     plan = log.plan
     if isinstance(plan, KernelsPlan):
         rows, ceilings = log.measurements, log.all_ceilings
         own = log.own_ceilings if plan.confirms else None
-        print(render_kernels_run(options, plan.operation, rows, ceilings, log.header, log.summary, own), end="")
+        say_lines(render_kernels_run(options, plan.operation, rows, ceilings, log.header, log.summary, own))
     elif isinstance(plan, FindPlan):
-        print(render_find(options.format, log.measurements, log.ceilings, log.header, log.summary), end="")
+        say_lines(render_find(options.format, log.measurements, log.ceilings, log.header, log.summary))
     else:
-        print(render(options.format, log.measurements, log.header, log.summary, options.top), end="")
+        say_lines(render(options.format, log.measurements, log.header, log.summary, options.top))
     return 0

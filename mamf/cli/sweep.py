@@ -18,6 +18,7 @@ from mamf.cli.plan_options import (
 )
 from mamf.cli.resuming import require_repeated
 from mamf.cli.session import End, Resumed, Session, add_run_options, interruptible
+from mamf.cli.terminal import say
 from mamf.discovery import kernel_for
 from mamf.errors import UnsupportedError
 from mamf.estimate import estimate_seconds, probe_flops
@@ -93,12 +94,12 @@ class _SweepSession(Session[Plan]):
         free = backend.free_memory()
         flops = probe_flops(self.kernel, plan.problem, backend)
         seconds = estimate_seconds(plan, steps, backend, flops)
-        print(f"device: {backend.info.name} ({backend.name}:{backend.index}), {self.kernel.name} {plan.problem.dtype}")
-        print(f"shapes: {len(plan.shapes)}, in {', '.join(plan.regimes)}: {len(steps)} to measure")
-        print(f"memory: {needed / 1e9:.3g} GB for the largest" + (f", of {free / 1e9:.1f} GB free" if free else ""))
+        say(f"device: {backend.info.name} ({backend.name}:{backend.index}), {self.kernel.name} {plan.problem.dtype}")
+        say(f"shapes: {len(plan.shapes)}, in {', '.join(plan.regimes)}: {len(steps)} to measure")
+        say(f"memory: {needed / 1e9:.3g} GB for the largest" + (f", of {free / 1e9:.1f} GB free" if free else ""))
         if free and needed > free:
-            print("        which will be out_of_memory; smaller shapes are measured")
-        print(f"time: about {seconds:.0f} s, judging by {flops / 1e12:.3g} TFLOPS of a square product")
+            say("        which will be out_of_memory; smaller shapes are measured")
+        say(f"time: about {seconds:.0f} s, judging by {flops / 1e12:.3g} TFLOPS of a square product")
         return 0
 
     def plan_record(self) -> dict[str, Any]:

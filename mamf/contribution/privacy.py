@@ -11,8 +11,8 @@ from mamf.contribution.evidence import Finding
 from mamf.environment import scrub
 
 _PRIVATE_KEY = re.compile(
-    r"(^|_)(host|hostname|node|nodename|user|username|login|account|cwd|home|email|e_mail|fqdn|ip|ip_address|mac"
-    r"|uuid|serial|serial_number)$",
+    r"(^|_)(host|host_?name|node|node_?name|user|user_?name|login|account|cwd|home|email|e_mail|fqdn|ip|ipv[46]"
+    r"|ip_?address|mac|uuid|serial|serial_?(number|no)|sn|asset_?tag)$",
     re.I,
 )
 _NO_NUMBERS = frozenset((dict, list, str))
@@ -24,6 +24,11 @@ _PUBLIC_DOMAINS = "com|net|org|edu|gov|io|ai|cloud|dev|at|au|be|ca|ch|cn|cz|de|d
 _PUBLIC_DOMAINS += "|ru|se|sg|tw|uk|us"
 # Below 20 an address looks like a version (cuBLAS 12.1.3.1), but for the ranges that machines of a site have.
 _ADDRESS = r"(?:10|127|(?:[2-9]\d|1\d\d|2[0-4]\d|25[0-5]))(?:\.(?:25[0-5]|2[0-4]\d|1?\d?\d)){3}"
+# Of addresses in use the first group has four digits, which those of a time, a slice or a C++ name do not have.
+_GROUP = r"[0-9a-f]{1,4}"
+_GROUPS = rf"{_GROUP}(?::{_GROUP}){{0,6}}"
+_ADDRESS_6 = rf"(?:{_GROUP}:){{7}}{_GROUP}|(?=[23][0-9a-f]{{3}}:|f[cdef][0-9a-f]{{2}}:){_GROUPS}::(?:{_GROUPS})?"
+_SERIAL = r"serial(?:[ _-]?(?:number|num|no)\b\.?)?|s/n|sn(?=[:#=])"
 # Each with the text that takes its place.
 _PATTERNS = (
     (re.compile(rf"\b[\w.+-]{{1,64}}@(?!\d){_LABEL}(?:\.{_LABEL}){{0,8}}", re.I), "<user>@<host>"),
@@ -31,7 +36,8 @@ _PATTERNS = (
     (re.compile(rf"(?<![/\w.-])(?:{_LABEL}\.){{2,8}}(?:{_PUBLIC_DOMAINS})\b(?![./(\w:-])", re.I), "<host>"),
     (re.compile(r"\b(?:ssh|file|smb|nfs|ftp)://\S+", re.I), "<address>"),
     (re.compile(r"\b(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", re.I), "<uuid>"),
-    (re.compile(r"\b(?:serial(?: number| no\.?)?|s/n)[\s:#=]{1,3}\w*\d\w*", re.I), "<serial number>"),
+    (re.compile(rf"\b(?:{_SERIAL})(?: is)?[\s:#=]{{1,3}}[\w-]*\d[\w-]*", re.I), "<serial number>"),
+    (re.compile(rf"(?<![\w:.])(?:{_ADDRESS_6})(?!\w|:\w)", re.I), "<address>"),
     (re.compile(r"\b[0-9a-f]{2}(?::[0-9a-f]{2}){5}\b", re.I), "<address>"),
     (re.compile(rf"(?<![\w.]){_ADDRESS}(?![\w.])"), "<address>"),
 )

@@ -10,8 +10,8 @@ from typing import Any
 from mamf.ceilings.ceiling import Ceiling
 from mamf.measurement import TERA, Measurement
 from mamf.peaks import find_peak
-from mamf.report.sweeps import as_title, flat_row
-from mamf.report.text import DASH, csv_text, markdown, significant, table, whole
+from mamf.report.sweeps import flat_row, title_lines
+from mamf.report.text import DASH, csv_text, markdown, prose, significant, table, whole
 
 _NAMES = {"burst": "MAMF", "sustained": "MSMF"}
 COLUMNS = (
@@ -178,7 +178,7 @@ def as_text(
         told.append(
             f"{summary['status']}{reason}; {summary['measured']} measurements in {summary['elapsed_seconds']:.1f} s"
         )
-    return f"{as_title(header)}\n{shown}\n" + "\n".join(told) + "\n"
+    return f"{prose(title_lines(header), format)}\n{shown}\n{prose(told, format)}"
 
 
 def render_find(

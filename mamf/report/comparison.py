@@ -10,7 +10,7 @@ from typing import Any
 
 from mamf.logs.comparability import Difference
 from mamf.logs.compare import Comparison, Entry, Pair
-from mamf.report.text import csv_text, markdown, significant, table
+from mamf.report.text import csv_text, markdown, prose, significant, table
 
 # What two intervals of 95 % cover together; below, a reader should know.
 _USUAL_COVERAGE = 0.9
@@ -141,6 +141,6 @@ def render_comparison(format: str, comparison: Comparison, tolerance: float) -> 
     if format == "csv":
         return csv_text(comparison.rows(tolerance))
     shown = drawn(comparison, tolerance, markdown if format == "markdown" else table)
-    gap = "\n\n" if format == "markdown" else "\n"
-    head = gap.join(title(comparison, tolerance))
-    return f"{head}\n\n{shown}\n" + gap.join(summary_lines(comparison, tolerance)) + "\n"
+    gap = "\n" if format == "markdown" else ""
+    head, foot = (prose(tell(comparison, tolerance), format, gap).rstrip("\n") for tell in (title, summary_lines))
+    return f"{head}\n\n{shown}\n{foot}\n"

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from mamf.logs.legacy import STATISTICS, TIER, FinderRun, Reported
-from mamf.report.text import DASH, csv_text, markdown, table, whole
+from mamf.report.text import DASH, csv_text, markdown, prose, table, whole
 
 _LEFT = {"MxNxK", "stage", "label", "remarks"}
 
@@ -29,7 +29,7 @@ def render_legacy(form: str, run: FinderRun, top: int | None = 10) -> str:
     shown = draw(columns, [_cells(row, statistics) for row in ordered[:top]], _LEFT)
     left = len(ordered) - len(ordered[:top])
     more = f"... and {left} more in the log (--top all shows them)\n" if left else ""
-    return "\n".join([*_title(run), "", shown + more, *_end(run)]) + "\n"
+    return f"{prose(_title(run), form)}\n{shown}{more}\n{prose(_end(run), form)}"
 
 
 def _title(run: FinderRun) -> Iterator[str]:

@@ -11,7 +11,7 @@ from mamf.logs.records import significant_digits
 from mamf.logs.run_log import OwnCeilings
 from mamf.measurement import Measurement
 from mamf.report.own_ceilings import brief, ceilings_text, flat_ceiling, problem_title, share_of
-from mamf.report.text import DASH, csv_text, end_line, fitting, markdown, significant, table, whole
+from mamf.report.text import DASH, csv_text, end_line, fitting, markdown, prose, significant, table, whole
 
 #: Rows that are ranked together: of a regime and a problem.
 Group = tuple[str, Any]
@@ -126,7 +126,7 @@ def remark_lines(rows: Sequence[Measurement], failed: Sequence[Measurement]) -> 
 
 
 def group_text(
-    rows: Sequence[Measurement], header: Mapping[str, Any], is_markdown: bool, top: int | None, width: int | None
+    rows: Sequence[Measurement], header: Mapping[str, Any], format: str, top: int | None, width: int | None
 ) -> str:
     """A group's title, table and remarks."""
     measured = [row for row in rows if row.ok]
@@ -144,12 +144,12 @@ def group_text(
         notes.insert(0, f"not shown for want of width (--wide shows all): {', '.join(columns[kept:])}")
     if len(measured) > len(shown):
         notes.insert(0, f"... and {len(measured) - len(shown)} more in the log (--top all shows them)")
-    body = (markdown if is_markdown else table)(drawn, lines, left_aligned) if shown else ""
-    gap = "\n" if is_markdown else ""
-    return f"{title(rows[0])}\n{gap}{body}{gap}" + "".join(f"{note}\n{gap}" for note in notes)
+    body = (markdown if format == "markdown" else table)(drawn, lines, left_aligned) if shown else ""
+    gap = "\n" if format == "markdown" else ""
+    return f"{prose([title(rows[0])], format, gap)}{body}{gap}{prose(notes, format, gap)}"
 
 
-def head(rows: Sequence[Measurement], header: Mapping[str, Any]) -> str:
+def head(rows: Sequence[Measurement], header: Mapping[str, Any]) -> list[str]:
     """What was measured on what, and what the rate counts."""
     device = header["device"]
     torch = header["environment"]["packages"].get("torch", "unknown")
@@ -157,7 +157,7 @@ def head(rows: Sequence[Measurement], header: Mapping[str, Any]) -> str:
     name = header["plan"].get("operation", "unknown")
     counts = dict.fromkeys(f"{row.work.unit}: {row.work.convention}" for row in rows)
     machine = f"{device['name']} ({device['backend']}:{device['index']}), torch {torch}{driver}"
-    return "\n".join([f"{name} on {machine}, timed by {header['timer']}", *counts]) + "\n"
+    return [f"{name} on {machine}, timed by {header['timer']}", *counts]
 
 
 def render_kernels(
@@ -178,11 +178,10 @@ def render_kernels(
     if format == "json":
         flat = {"measurements": flat_rows(rows, header), "ceilings": [flat_ceiling(each, header) for each in confirmed]}
         return json.dumps({"header": header, **flat, "summary": summary}, indent=2) + "\n"
-    is_markdown = format == "markdown"
-    parts = [ceilings_text(confirmed, header, is_markdown, width)] if confirmed else []
-    parts += [group_text(each, header, is_markdown, top, width) for each in grouped(rows).values()]
+    parts = [ceilings_text(confirmed, header, format, width)] if confirmed else []
+    parts += [group_text(each, header, format, top, width) for each in grouped(rows).values()]
     parts = [part.rstrip("\n") + "\n" for part in parts]
-    return "\n".join([head(rows, header), *parts, end_line(summary) + "\n"])
+    return "\n".join([prose(head(rows, header), format), *parts, prose([end_line(summary)], format)])
 
 
 def kernels_summary_record(

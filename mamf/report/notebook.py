@@ -20,6 +20,7 @@ from mamf.operations.matmul.operation import Matmul
 from mamf.plans import FindPlan, KernelsPlan
 from mamf.report import ceilings, comparison, kernels, own_ceilings, sweeps
 from mamf.report.text import DASH, end_line
+from mamf.text import visible
 
 #: Rows of a table, best first.
 _MOST_ROWS = 10
@@ -33,7 +34,7 @@ def html_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left_align
     styles = [_ALIGNED.format("left" if name in left_aligned else "right") for name in columns]
 
     def line(tag: str, texts: Sequence[str]) -> str:
-        cells = (f"<{tag}{style}>{html.escape(text)}</{tag}>" for style, text in zip(styles, texts, strict=True))
+        cells = (f"<{tag}{style}>{plain(text)}</{tag}>" for style, text in zip(styles, texts, strict=True))
         return f"<tr>{''.join(cells)}</tr>\n"
 
     body = "".join(line("td", row) for row in rows)
@@ -42,7 +43,12 @@ def html_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left_align
 
 def html_lines(lines: Iterable[str]) -> str:
     """Lines above or below a table."""
-    return f"<p>{'<br>'.join(map(html.escape, lines))}</p>\n"
+    return f"<p>{'<br>'.join(map(plain, lines))}</p>\n"
+
+
+def plain(text: str) -> str:
+    """Text that is no markup, in which everything is seen."""
+    return html.escape(visible(text))
 
 
 @functools.singledispatch

@@ -1,11 +1,13 @@
-"""Numbers and tables as text: what every report shares."""
+"""Numbers, lines and tables as text: what every report shares. Foreign text is made harmless here (mamf.text)."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
+
+from mamf.text import csv_cell, markdown_line, markdown_text, visible
 
 DASH = "-"
 _GAP = "  "
@@ -22,7 +24,7 @@ def whole(value: float | None) -> str:
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], left_aligned: Collection[str]) -> str:
     """Aligned columns for a terminal."""
-    lines = [columns, *rows]
+    lines = [[visible(cell) for cell in line] for line in (columns, *rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(columns))]
 
     def aligned(line: Sequence[str]) -> str:
@@ -41,21 +43,27 @@ def fitting(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int | 
         return len(columns)
     taken = -len(_GAP)
     for number, name in enumerate(columns):
-        taken += len(_GAP) + max(len(name), *(len(row[number]) for row in rows), 0)
+        taken += len(_GAP) + max(len(visible(cell)) for cell in (name, *(row[number] for row in rows)))
         if taken > width:
             return max(1, number)
     return len(columns)
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]], left_aligned: Collection[str]) -> str:
-    """A GitHub table; what would break it, or be taken for HTML, is escaped."""
+    """A GitHub table, whose cells are plain text but for Markup."""
     rule = [":--" if name in left_aligned else "--:" for name in columns]
-    lines = [columns, rule, *([_plain(cell) for cell in row] for row in rows)]
+    lines = [list(map(_cell, columns)), rule, *(list(map(_cell, row)) for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
-def _plain(cell: str) -> str:
-    return " ".join(cell.split()).replace("|", "\\|").replace("<", "&lt;")
+def _cell(text: str) -> str:
+    return " ".join(markdown_text(text).split())
+
+
+def prose(texts: Iterable[str], format: str, gap: str = "") -> str:
+    """Lines around tables, each ended and followed by ``gap``."""
+    written = markdown_line if format == "markdown" else visible
+    return "".join(f"{written(text)}\n{gap}" for text in texts)
 
 
 def end_line(summary: Mapping[str, Any] | None) -> str:
@@ -71,7 +79,7 @@ def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """Rows of equal keys, with a line of them first; nothing for no rows."""
     text = io.StringIO()
     if rows:
-        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(map(csv_cell, rows[0]))
+        writer.writerows([csv_cell(row.get(name)) for name in rows[0]] for row in rows)
     return text.getvalue()

@@ -8,8 +8,20 @@ from pathlib import Path
 import pytest
 
 from mamf.ceilings.ceiling import Ceiling
-from mamf.charts.chart import Axis, Chart, Line, Panel, Point, even_ticks, find_chart, in_kibi, labelled, sweep_chart
-from mamf.charts.plotting import draw, label_place, limits, save, styles_of
+from mamf.charts.chart import (
+    Axis,
+    Chart,
+    Line,
+    Panel,
+    Point,
+    even_ticks,
+    find_chart,
+    in_kibi,
+    labelled,
+    limits,
+    sweep_chart,
+)
+from mamf.charts.plotting import draw, label_place, save, styles_of
 from mamf.errors import UsageError
 from mamf.logs.plan_records import plan_record
 from mamf.logs.records import ceiling_record, measurement_record

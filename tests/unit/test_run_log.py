@@ -3,10 +3,10 @@ import json
 import os
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from mamf.environment import _private_names, scrub
+from mamf.environment import _private_names, command_line, scrub
 from mamf.errors import RunLogError, RunLogWriteError, UsageError
 from mamf.logs.plan_records import plan_record
 from mamf.logs.records import measurement_record
@@ -185,9 +185,76 @@ def test_nothing_private_is_written(monkeypatch, request):
     assert "a.jsonl" in clean
 
 
+@pytest.fixture
+def names(monkeypatch, request):
+    """Let this host and its user have these names."""
+
+    def called(host, user):
+        _private_names.cache_clear()
+        monkeypatch.setattr("socket.gethostname", lambda: host)
+        monkeypatch.setattr("getpass.getuser", lambda: user)
+
+    request.addfinalizer(_private_names.cache_clear)
+    return called
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        ("run by Alice, ALICE and alice", "run by <user>, <user> and <user>"),
+        ("on h1, H1 and h1:8000, not h100", "on <host>, <host> and <host>:8000, not h100"),
+        ("/home/jane doe/my logs/x.txt", "<path>/x.txt"),
+        ("C:\\Users\\Jane Doe\\runs\\x.txt", "<path>/x.txt"),
+        ("--output '/home/jane doe/x y.txt' -v", "--output '<path>/x y.txt' -v"),
+        ("'--output=/data/jane doe'", "'--output=<path>/jane doe'"),
+        ("/home/jane\\ doe/x", "<path>/x"),
+        ("in /home/jane and /Users/jane", "in <path>/<user> and <path>/<user>"),
+        ("file:///home/jane/x.txt", "<path>/x.txt"),
+        ("file://gpu1/home/jane%20doe/x.txt", "<path>/x.txt"),
+        ("--output ../x --resume ./../jane/x", "--output <path>/x --resume <path>/x"),
+        ("~jane/x", "<path>/x"),
+        ("\\\\server\\share\\x", "<path>/x"),
+        ("no /opt/lib.so and 3 TB/s, no /dev/x and a/b", "no <path>/lib.so and 3 TB/s, no <path>/x and a/b"),
+    ],
+)
+def test_private_parts_of_every_spelling_are_scrubbed(text, clean, names):
+    names("h1", "alice")
+    assert scrub(text) == clean
+    assert scrub(clean) == clean
+
+
+def test_common_words_and_numbers_are_no_names(names):
+    names("OK", "17")
+    assert scrub("ok 17") == "ok 17"
+
+
+def test_a_command_is_recorded_as_a_shell_takes_it(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["/bin/mamf", "sweep", "--notes", "cold room", "--output", "/home/jane doe/x"])
+    assert command_line() == "mamf sweep --notes 'cold room' --output '/home/jane doe/x'"
+    assert scrub(command_line()) == "mamf sweep --notes 'cold room' --output '<path>/x'"
+
+
+@given(
+    st.lists(st.text("cdXZé09_+@", min_size=1), min_size=1, max_size=4).map(" ".join),
+    st.sampled_from(["/home/{}/x", "C:\\Users\\{}\\x", "'/data/{}/x'", "file:///home/{}/x", "../{}/x", "'-o=~/{}/x'"]),
+)
+@example("\\ ", "'{}a'")
+def test_no_folder_of_a_path_stays(name, path):
+    assert f"{name}/" not in scrub(path.format(name)).replace("\\", "/")
+
+
 @pytest.mark.parametrize(
     "text",
-    ["41 J/TFLOP", "n/a", "https://example.org/a/b", "4096x4096x4096", "1.5 TB/s", "nt|nn", "CUDA 13.0 / cuDNN"],
+    [
+        *("1../2", "at ~80/100 W", "...", "shape 1/2"),
+        "41 J/TFLOP",
+        "n/a",
+        "https://example.org/a/b",
+        "4096x4096x4096",
+        "1.5 TB/s",
+        "nt|nn",
+        "CUDA 13.0 / cuDNN",
+    ],
 )
 def test_what_is_no_path_stays(text):
     assert scrub(text) == text

@@ -24,6 +24,7 @@ OPERATIONS = "mamf.operations"
 KERNELS = "mamf.kernels"
 ATTENTION_KERNELS = "mamf.attention_kernels"
 _ALGORITHM = re.compile(r"(.+)\[(\d+)\]")
+_BRACKETED = re.compile(r"([^\[\]]+)\[([^\[\]]+)\]")
 _INSTALL = "run 'pip install -e .' in mamf's checkout"
 Contract = TypeVar("Contract")
 
@@ -114,8 +115,18 @@ def operation(name: str) -> Operation[Any, Any]:
 
 
 def kernel_of(of: Operation[Any, Any], name: str) -> AnyKernel:
-    """A kernel of an operation by name, or ``package.module:Class``. Raises UnknownNameError or UsageError."""
-    return _by_name(of.kernel_group, f"{of.name} kernel", name, of.kernel_type)()
+    """A kernel of an operation by name, or ``package.module:Class``; with what it takes: ``torch[sdpa-flash]``.
+
+    Raises UnknownNameError or UsageError.
+    """
+    bracketed = _BRACKETED.fullmatch(name)
+    base, taken = bracketed.groups() if bracketed else (name, None)
+    kind: Any = _by_name(of.kernel_group, f"{of.name} kernel", base, of.kernel_type)
+    if taken is None:
+        return kind()  # type: ignore[no-any-return]
+    if not kind.takes:
+        raise UsageError(f"{of.name} kernel {base} takes nothing in brackets: leave [{taken}] out")
+    return kind(taken)  # type: ignore[no-any-return]
 
 
 def kernel_names(of: Operation[Any, Any]) -> list[str]:

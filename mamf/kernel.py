@@ -116,6 +116,12 @@ class Kernel(ABC, Generic[ProblemT, ShapeT]):
     is_default: ClassVar[bool] = False
     #: Whether a search for a ceiling tries it unasked; what compiles for minutes a shape does not.
     is_tried_unasked: ClassVar[bool] = True
+    #: Whether its rows say what memory a launch needs.
+    tells_memory: ClassVar[bool] = False
+    #: Whether a launch that outlasts a train of bursts is unsupported there, instead of being a train of its own.
+    must_fit_a_train: ClassVar[bool] = False
+    #: What stands in brackets after its name, such as ``an attention kernel``; its class takes that. Empty: nothing.
+    takes: ClassVar[str] = ""
     product_dtypes: ClassVar[tuple[str, ...]] = ()
     is_exact: ClassVar[bool] = True
 

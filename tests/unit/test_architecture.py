@@ -17,7 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 CORE = sorted(path for path in (ROOT / "mamf").rglob("*.py"))
 MAY_IMPORT_TORCH = {"torch_backend.py"}
 #: Rooms of adapters: reached through discovery alone, and free to import torch.
-ADAPTERS = ("operations/matmul/kernels", "operations/attention/kernels", "operations/bandwidth/kernels")
+ROOMS = ("matmul", "attention", "bandwidth", "model")
+ADAPTERS = tuple(f"operations/{room}/kernels" for room in ROOMS)
 SHARED_BY_ADAPTERS = ("operations/outputs.py", "operations/compilation.py")
 PURE = ("operations/matmul/shapes.py", "statistics.py", "dtypes.py", "errors.py", "work.py", "text.py")
 #: Floors from the ground up. A module uses what lies on the floors below its own, and its own room; one that stands on
@@ -28,14 +29,15 @@ FLOORS = (
     ("backend",),
     ("kernel", "peaks", "doctor", "environment"),
     ("operations.matmul.kernel", "operations.attention.shapes", "operations.bandwidth.shapes"),
-    ("operations.attention.kernel", "operations.bandwidth.kernel", "plans"),
-    ("measurement",),
+    ("operations.attention.kernel", "operations.bandwidth.kernel", "operations.model.shapes", "plans"),
+    ("operations.model.kernel", "measurement"),
     ("operation",),
     (
         "operations.unknown",
         "operations.matmul.operation",
         "operations.attention.operation",
         "operations.bandwidth.operation",
+        "operations.model.operation",
     ),
     ("discovery",),
     ("ceilings.ceiling",),
@@ -102,7 +104,7 @@ CORE_MODULES = [
     if not is_adapter(path)
     and path.stem not in ("__main__",)
     and not any(module_of(path) == name or module_of(path).startswith(f"{name}.") for name in BESIDE)
-    and module_of(path) not in ("operations", "operations.matmul", "operations.attention", "operations.bandwidth")
+    and module_of(path) not in ("operations", *(f"operations.{room}" for room in ROOMS))
 ]
 
 

@@ -3,60 +3,67 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import nn
 from torch.func import functional_call
 
 from mamf.operations.model.kernels.network import Network
-from mamf.operations.model.shapes import ModelProblem, ModelShape
 
 
 class Reference:
     """Of a network's parameters as they are. Never holds more than a block of them in float32."""
 
-    def __init__(self, problem: ModelProblem, shape: ModelShape, network: Network) -> None:
-        with torch.device("meta"):
-            written_out = Network(problem, shape, causal_attention)
+    def __init__(self, network: Network) -> None:
         self._network = network
-        #: What runs, and whose parameters it runs with.
-        self._blocks = list(zip(written_out.stack, network.stack, strict=True))
-        self._head = (written_out.head, network.head)
-        self._embedding = (written_out.embedding, network.embedding)
 
     def losses(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """The loss of every token."""
-        with torch.no_grad():
-            return torch.cat(
-                [
-                    in_float32(*self._head, self._inputs(own)[-1], follow)
-                    for own, follow in zip(tokens.split(1), targets.split(1), strict=True)
-                ]
-            )
+        head, pairs = self._network.head, zip(tokens.split(1), targets.split(1), strict=True)
+        with torch.no_grad(), written_out(self._network):
+            return torch.cat([in_float32(head, self._inputs(own)[-1], follow) for own, follow in pairs])
 
     def gradients(
         self, tokens: torch.Tensor, targets: torch.Tensor, of: Sequence[nn.Parameter]
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """The loss of every token, and the gradients of the mean loss."""
-        losses, sums = [], {each: torch.zeros_like(each, dtype=torch.float32) for each in of}
-        for own, follow in zip(tokens.split(1), targets.split(1), strict=True):
-            with torch.no_grad():
-                inputs = self._inputs(own)
-            loss = in_float32(*self._head, x := inputs.pop().requires_grad_(), follow)
-            gradient = add_gradients(sums, self._head[1], x, loss.sum() / targets.numel())
-            for block in reversed(self._blocks):
+        sums = {each: torch.zeros_like(each, dtype=torch.float32) for each in of}
+        losses = []
+        with written_out(self._network):
+            for own, follow in zip(tokens.split(1), targets.split(1), strict=True):
+                with torch.no_grad():
+                    inputs = self._inputs(own)
                 x = inputs.pop().requires_grad_()
-                gradient = add_gradients(sums, block[1], x, in_float32(*block, x), gradient)
-            losses.append(loss.detach())
+                loss = in_float32(self._network.head, x, follow)
+                losses.append(loss.detach())
+                gradient = add_gradients(sums, self._network.head, x, loss.sum() / targets.numel())
+                for block in reversed(self._network.stack):
+                    x = inputs.pop().requires_grad_()
+                    gradient = add_gradients(sums, block, x, in_float32(block, x), gradient)
         return torch.cat(losses), list(sums.values())
 
     def _inputs(self, tokens: torch.Tensor) -> list[torch.Tensor]:
         """What goes into each block, and into the head."""
-        inputs = [in_float32(*self._embedding, tokens)]
-        for block in self._blocks:
-            inputs.append(in_float32(*block, inputs[-1]))
+        inputs = [in_float32(self._network.embedding, tokens)]
+        for block in self._network.stack:
+            inputs.append(in_float32(block, inputs[-1]))
         return inputs
+
+
+@contextmanager
+def written_out(network: Network) -> Iterator[None]:
+    """The network's own attention put aside."""
+    attentions = [block.attention for block in network.stack]
+    own = [each.attend for each in attentions]
+    try:
+        for each in attentions:
+            each.attend = causal_attention
+        yield
+    finally:
+        for each, attend in zip(attentions, own, strict=True):
+            each.attend = attend
 
 
 def add_gradients(
@@ -74,9 +81,9 @@ def add_gradients(
     return of_input
 
 
-def in_float32(module: nn.Module, weights_of: nn.Module, *inputs: torch.Tensor) -> torch.Tensor:
-    """A module's output with another's parameters and buffers."""
-    named = (*weights_of.named_parameters(), *weights_of.named_buffers())
+def in_float32(module: nn.Module, *inputs: torch.Tensor) -> torch.Tensor:
+    """A module's output by its parameters and buffers in float32."""
+    named = (*module.named_parameters(), *module.named_buffers())
     output: torch.Tensor = functional_call(module, {name: each.float() for name, each in named}, inputs)
     return output
 

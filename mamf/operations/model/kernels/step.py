@@ -44,7 +44,7 @@ class Step:
     ) -> None:
         self._problem, self._shape, self._network, self._run = problem, shape, network, run
         self._batches = [drawn(problem, shape, index, self._device) for index in range(batches)]
-        self._reference = Reference(problem, shape, network)
+        self._reference = Reference(network)
         self._answers: dict[int, _Answer] = {}
         self._optimizer = optimizer_of(problem, network)
         self._sampled = [*network.stack[0].attention.parameters(), *network.head.norm.parameters()]

@@ -83,6 +83,7 @@ def tool_version() -> dict[str, str | None]:
     return {"name": "mamf", "version": package_version("mamf"), "commit": _commit()}
 
 
+@functools.cache
 def _commit() -> str | None:
     checkout = Path(__file__).resolve().parent.parent
     if not (checkout / ".git").exists():

@@ -14,9 +14,10 @@ from mamf.cli.options import Parser
 from mamf.contribution.collection import collect
 from mamf.contribution.evidence import TIERS, Finding
 from mamf.contribution.rules import RULES, Review, review, review_results
-from mamf.contribution.submission import Submission, prepare, write, write_whole
+from mamf.contribution.submission import Submission, prepare, write
 from mamf.contribution.tables import results_page
 from mamf.errors import UsageError
+from mamf.files import write_whole
 
 _EXAMPLES = """examples:
   mamf results check run.jsonl                          a line a finding, exit code 1 if the log cannot be accepted

@@ -24,7 +24,7 @@ PURE = ("operations/matmul/shapes.py", "statistics.py", "dtypes.py", "errors.py"
 #: no floor fails.
 FLOORS = (
     ("errors", "statistics", "work"),
-    ("dtypes", "regimes.names", "operations.matmul.shapes"),
+    ("dtypes", "files", "regimes.names", "operations.matmul.shapes"),
     ("backend",),
     ("kernel", "peaks", "doctor", "environment"),
     ("operations.matmul.kernel", "operations.attention.shapes", "operations.bandwidth.shapes"),

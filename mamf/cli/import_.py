@@ -23,7 +23,9 @@ _EXAMPLES = """examples:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
-    parser.add_argument("logs", type=Path, nargs="+", metavar="FILE", help="what mamf-finder printed or wrote")
+    parser.add_argument(
+        "logs", type=Path, nargs="+", metavar="FILE", help="what mamf-finder printed or wrote, packed (.gz) or not"
+    )
     parser.add_argument("--output-folder", type=Path, default=Path(), metavar="DIR", help="(default: here)")
     parser.set_defaults(run=run, parser=parser)
 

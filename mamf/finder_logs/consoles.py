@@ -22,6 +22,7 @@ _NUMBER = re.compile(r"\d+")
 _LONG_LINES = ("Properties(", "| best:")
 _LONG_LINE_END = re.compile(r"(?:[)@]|TFLOPS\w*|MHz|\dW|SUSPECT|\^C)\s*$")
 _AROUND = 40
+_TAIL = re.compile(r"\s*\| best:")
 # Lines that go on none before them.
 _OWN = re.compile(
     r"\s*(?:\*\* |- |-{20}|\d+ \||(?:\d+|k)\s+\d+x|\[\w+\] |Trial |Tried |The best |(?:mean|median|max):|"
@@ -69,15 +70,15 @@ def unwrapped(text: str) -> str:
     if width is None:
         return text
     joined: list[str] = []
-    is_full = False
+    room = width
     for line in text.split("\n"):
-        if is_full and line.strip() and not _OWN.match(line):
-            joined[-1] += line
+        # A blank may have stood at the break, and in the middle of a row many.
+        goes_on = room < width if _TAIL.match(line) else room <= 1 and line.strip() and not _OWN.match(line)
+        if goes_on:
+            joined[-1] += " " * room + line
         else:
             joined.append(line)
-        is_full = width - 1 <= len(line) <= width
-        if is_full:
-            joined[-1] += " " * (width - len(line))
+        room = width - len(line) if len(line) <= width else width
     return "\n".join(joined)
 
 

@@ -6,6 +6,7 @@ import functools
 import math
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mamf.finder_logs.grammars import Evidence
 
@@ -115,8 +116,7 @@ _STATED: tuple[Evidence, ...] = (("row", "stated"),)
 _PADDED, _UNPADDED = (*_STATED, ("pad", "yes")), (*_STATED, ("pad", "no"))
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """``best`` and ``best_sizes``: of the rows up to this one, where the form prints them; the figures in its order."""
 
     stage: str

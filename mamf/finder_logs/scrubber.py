@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from mamf.environment import scrub
 
-_HOMES = (re.compile(r"/home[/\\]+([\w.@+-]+)"), re.compile(r"(?<=[/\\])Users[/\\]+([\w.@+-]+)"))
+_HOMES = {"/home": re.compile(r"/home[/\\]+([\w.@+-]+)"), "Users": re.compile(r"[/\\]Users[/\\]+([\w.@+-]+)")}
 _SYSTEMS = ("Linux", "Darwin", "Windows", "FreeBSD")
 _HOST = re.compile(rf"^(?:{'|'.join(_SYSTEMS)})\s+(\S+)(?=.*(?:#\d|x86_64|aarch64|arm64|AMD64))")
 _KERNEL_RELEASE = re.compile(r"\d+\.\d")
@@ -31,7 +31,8 @@ class Scrubber:
     def __init__(self, texts: Iterable[str]) -> None:
         names: dict[str, str] = {}
         for text in texts:
-            names |= dict.fromkeys((name for pattern in _HOMES for name in pattern.findall(text)), "<user>")
+            homes = [pattern for mark, pattern in _HOMES.items() if mark in text]
+            names |= dict.fromkeys((name for pattern in homes for name in pattern.findall(text)), "<user>")
             for host in _hosts(text):
                 names |= {host: "<host>", host.split(".")[0]: "<host>"}
         kept = {name: by for name, by in names.items() if len(name) >= _SHORTEST_NAME and name.lower() not in _HARMLESS}

@@ -21,7 +21,7 @@ _ESCAPE = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[PX^_][^\x1b\n]*(?:\x1b\\)?|[ -/]*[0-~])"
 )
 _WITH_BACKSPACE = re.compile(r"[^\n]*\x08[^\n]*")
-_CONTROL = re.compile(r"[\x01-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+_CONTROLS = "".join(map(chr, (*range(0x01, 0x08), 0x0B, 0x0C, *range(0x0E, 0x20), *range(0x7F, 0xA0))))
 # What an issue or a README adds: escapes, fences, and the mark of a quotation.
 _MARKDOWN_ESCAPE = re.compile(r"\\([*_|~])")
 _FENCE = re.compile(r"\n[ \t]*```[^\n]*")
@@ -71,8 +71,8 @@ def cleaned(text: str) -> str:
     if "\x08" in text:
         text = _WITH_BACKSPACE.sub(_overstruck, text)
     text = _without_holes(text)
-    if _CONTROL.search(text):
-        text = _CONTROL.sub("", text)
+    if any(control in text for control in _CONTROLS):
+        text = text.translate(dict.fromkeys(map(ord, _CONTROLS)))
     return text
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from mamf.finder_logs.rows import Row, Sizes
 
@@ -110,8 +110,8 @@ def repaired(rows: Sequence[Row], wanted: Requested | None) -> tuple[list[Row], 
     is_own = [_is_new_best(row, rows[index - 1] if index else None) for index, row in enumerate(rows)]
     known = known and all(shape == row.sizes for shape, row, own in zip(shapes, rows, is_own, strict=True) if own)
     if known:
-        return [replace(row, sizes=shape) for row, shape in zip(rows, shapes, strict=True)], True
-    return [row if own else replace(row, sizes=None) for row, own in zip(rows, is_own, strict=True)], False
+        return [row._replace(sizes=shape) for row, shape in zip(rows, shapes, strict=True)], True
+    return [row if own else row._replace(sizes=None) for row, own in zip(rows, is_own, strict=True)], False
 
 
 def _is_new_best(row: Row, before: Row | None) -> bool:

@@ -122,7 +122,7 @@ class TestPrefixes:
 
 class TestNarrowTerminals:
     @pytest.mark.parametrize("width", [80, 100, 120])
-    @pytest.mark.parametrize("name", ["V1B", "V1C", "V1D", "V2A", "V2E", "V2F", "V2G"])
+    @pytest.mark.parametrize("name", ["V1B", "V1C", "V1D", "V2A", "V2E", "V2F", "V2G", "V3_DEV"])
     @pytest.mark.parametrize("is_stripped", [False, True])
     def test_lines_are_joined_again(self, name, width, is_stripped):
         text = getattr(samples, name).replace("\r", "\n")

@@ -1,6 +1,6 @@
 """The grammars of mamf-finder by their traits; a log is of every version that none of its lines rules out.
 
-A new version is one entry here, plus a row form in rows.py where its rows look new.
+A new version is one entry here, plus a row form in forms.py where its rows look new.
 """
 
 from __future__ import annotations

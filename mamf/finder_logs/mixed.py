@@ -31,12 +31,14 @@ def parted(readings: Sequence[Reading], scrubber: Scrubber) -> list[Reading]:
     # All that did not end before the mixture showed is a part of it.
     while start and not readings[start - 1].summary.kind:
         start -= 1
-    mixed = readings[start:]
+    end = _end_of_mixture(readings, start)
+    mixed = readings[start:end]
     header = _agreed([each.header for each in mixed if each.has_head])
     rows = [row for each in mixed for row in each.rows]
     runs = _runs_by_count(rows)
     told = _NOT_PARTED if runs is None else _PARTED
-    return [*readings[:start], *(_reading(part, header, told, scrubber) for part in runs or [rows])]
+    apart = [_reading(part, header, told, scrubber) for part in runs or [rows]]
+    return [*readings[:start], *apart, *parted(readings[end:], scrubber)]
 
 
 def _first_mixed(readings: Sequence[Reading]) -> int | None:
@@ -44,8 +46,20 @@ def _first_mixed(readings: Sequence[Reading]) -> int | None:
     for number, reading in enumerate(readings):
         if reading.goes_back or (before is not None and _goes_on(before, reading)):
             return number
-        before = reading if reading.rows and not reading.summary.kind else None
+        if reading.is_measured:
+            before = None if reading.summary.kind else reading
     return None
+
+
+def _end_of_mixture(readings: Sequence[Reading], start: int) -> int:
+    """Where a head comes when as many runs have ended as have begun, and at least the two that were mixed."""
+    begun = ended = 0
+    for number in range(start, len(readings)):
+        if readings[number].has_head and ended >= max(begun, 2):
+            return number
+        begun += readings[number].has_head
+        ended += bool(readings[number].summary.kind)
+    return len(readings)
 
 
 def _goes_on(before: Reading, reading: Reading) -> bool:
@@ -83,15 +97,13 @@ def _follows(before: Row, row: Row) -> bool:
 def _agreed(headers: Sequence[Header]) -> Header:
     """What all heads say alike."""
     agreed = Header()
-    for each in fields(Header):
-        values = [getattr(header, each.name) for header in headers]
-        if isinstance(getattr(agreed, each.name), dict):
-            common = set.intersection(*(set(value.items()) for value in values)) if values else set()
-            setattr(
-                agreed, each.name, {name: text for name, text in (values or [{}])[0].items() if (name, text) in common}
-            )
+    for name in (field.name for field in fields(Header)):
+        values = [getattr(header, name) for header in headers]
+        if values and isinstance(values[0], dict):
+            said = values[0].items()
+            setattr(agreed, name, {key: text for key, text in said if all(each.get(key) == text for each in values)})
         elif values and all(value == values[0] for value in values):
-            setattr(agreed, each.name, values[0])
+            setattr(agreed, name, values[0])
     return agreed
 
 

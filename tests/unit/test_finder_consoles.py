@@ -82,6 +82,13 @@ class TestRunsAtOnce:
         assert first == run_of(head + "".join(rows) + end)
         assert first.is_complete and not any(run.is_complete for run in rest)
 
+    def test_what_begins_when_all_have_ended_is_left_alone(self):
+        runs, (head, rows, end) = [grid_run(6) for _ in range(2)], grid_run(5, dtype="float16")
+        text = "".join([*(run[0] for run in runs), *zipped(*(run[1] for run in runs)), *(run[2] for run in runs)])
+        *mixed, last = parse(text + head + "".join(rows) + end)
+        assert last == run_of(head + "".join(rows) + end)
+        assert [run.is_complete for run in mixed] == [False]
+
     def test_labels_of_srun_part_them(self):
         runs = [grid_run(20, dtype=dtype) for dtype in ("bfloat16", "float16", "float8_e4m3fn")]
         texts = [head + "".join(rows) + end for head, rows, end in runs]

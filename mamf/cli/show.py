@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from mamf.cli.options import add_output_options, add_width_option
-from mamf.cli.reading import read_log
+from mamf.cli.reading import read_log, reading
 from mamf.cli.rendering import render_kernels_run
 from mamf.cli.terminal import say_lines
 from mamf.logs.legacy import read_legacy_or_none
@@ -23,7 +23,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    if (imported := read_legacy_or_none(options.log)) is not None:
+    with reading([options.log]) as seen:
+        imported = read_legacy_or_none(options.log, seen)
+    if imported is not None:
         say_lines(render_legacy(options.format, imported, options.top))
         return 0
     log = read_log(options.log)

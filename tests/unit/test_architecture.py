@@ -24,7 +24,7 @@ PURE = ("operations/matmul/shapes.py", "statistics.py", "dtypes.py", "errors.py"
 #: no floor fails.
 FLOORS = (
     ("errors", "statistics", "tabular", "work", "text"),
-    ("dtypes", "regimes.names", "operations.matmul.shapes"),
+    ("dtypes", "files", "regimes.names", "operations.matmul.shapes"),
     ("backend",),
     ("kernel", "peaks", "doctor", "environment"),
     ("operations.matmul.kernel", "operations.attention.shapes", "operations.bandwidth.shapes"),
@@ -173,7 +173,7 @@ def test_pure_rooms_know_no_clock_and_no_device(name):
 
 
 #: Where foreign text is made harmless.
-MAY_PRINT = (ROOT / "mamf" / "cli" / "terminal.py", ROOT / "mamf" / "cli" / "import_.py")
+MAY_PRINT = (ROOT / "mamf" / "cli" / "terminal.py",)
 
 
 @pytest.mark.parametrize("path", CORE, ids=lambda path: str(path.relative_to(ROOT)))

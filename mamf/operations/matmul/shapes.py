@@ -13,7 +13,7 @@ from mamf.errors import UsageError
 _SHAPE_PATTERN = re.compile(r"(\d+)x(\d+)x(\d+)")
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True, order=True, slots=True)
 class MatmulShape:
     """C[M,N] = A[M,K] @ B[K,N]; K is the reduction. Printed and parsed as ``MxNxK``."""
 

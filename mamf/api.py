@@ -33,15 +33,13 @@ from mamf.logs.recording import Recording
 from mamf.logs.records import ceiling_record
 from mamf.measurement import Measurement
 from mamf.operation import Operation
-from mamf.operations.attention.operation import Attention
-from mamf.operations.attention.report import attention_summary_record
 from mamf.operations.attention.shapes import AttentionShape
 from mamf.operations.bandwidth.shapes import BandwidthShape
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import DEFAULT_BUDGET_SECONDS, KernelsPlan, Plan
 from mamf.report import find_summary_record, summary_record
-from mamf.report.kernels import kernels_summary_record
+from mamf.report.of_run import kernels_run_summary
 from mamf.strategies.kernels import KernelsSweep
 from mamf.strategies.shapes import Sweep
 
@@ -287,8 +285,6 @@ def opened_backend(backend: str | Backend, device: int) -> Backend:
 def _summary_of_kernels(
     running: KernelsSweep, taken: list[Measurement], status: str, reason: str, seconds: float
 ) -> dict[str, Any]:
-    """The last record of the log: attention's names its shares."""
-    end = (status, reason, seconds, running.left_out)
-    if running.plan.operation == Attention.name:
-        return attention_summary_record(taken, running.ceilings, *end)
-    return kernels_summary_record(taken, *end)
+    """The last record of the log."""
+    of, left = running.plan.operation, running.left_out
+    return kernels_run_summary(of, taken, running.ceilings, status, reason, seconds, left)

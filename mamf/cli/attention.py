@@ -28,7 +28,7 @@ from mamf.cli.attention_options import (
     shapes_from,
 )
 from mamf.cli.interruption import Interruption
-from mamf.cli.options import add_device_options, add_output_options
+from mamf.cli.options import add_device_options, add_output_options, terminal_width
 from mamf.cli.session import End, Resumed, Session, add_run_options, interruptible
 from mamf.cli.terminal import say, warn
 from mamf.discovery import ATTENTION_KERNELS, attention_kernel, kernel, registered
@@ -223,4 +223,5 @@ class _AttentionSession(Session[KernelsPlan]):
         options = self.options
         if not any(row.ok and self.counts(row) for row in self.rows):
             warn("nothing was measured")
-        return render_attention(options.format, self.rows, self.ceilings, header, summary, options.baseline)
+        width = terminal_width(options)
+        return render_attention(options.format, self.rows, self.ceilings, header, summary, options.baseline, width)

@@ -12,7 +12,7 @@ from mamf.api import kernels_for, problem_for
 from mamf.ceilings.finding import Find
 from mamf.ceilings.grid import plan_for
 from mamf.cli.interruption import EXIT_CODE, Interruption
-from mamf.cli.options import add_device_options, add_output_options, index, share
+from mamf.cli.options import add_device_options, add_output_options, index, share, terminal_width
 from mamf.cli.plan_options import held_problem, kernel_name, problem_from, read_names
 from mamf.cli.resuming import require_repeated
 from mamf.cli.session import End, Resumed, Session, add_run_options, interruptible
@@ -177,4 +177,5 @@ class _FindSession(Session[FindPlan]):
 
     def rendered(self, header: dict[str, Any], summary: dict[str, Any] | None) -> str:
         ceilings = self.find.ceilings or (self.log.ceilings if self.log else {})
-        return render_find(self.options.format, self.rows, ceilings, header, summary)
+        width = terminal_width(self.options)
+        return render_find(self.options.format, self.rows, ceilings, header, summary, width)

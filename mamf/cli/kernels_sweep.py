@@ -17,8 +17,7 @@ from mamf.cli.kernels_options import (
     require_repeated_plan,
     shapes_from,
 )
-from mamf.cli.options import add_device_options, add_output_options, add_width_option
-from mamf.cli.rendering import kernels_summary, render_kernels_run
+from mamf.cli.options import add_device_options, add_output_options, terminal_width
 from mamf.cli.session import End, Resumed, Session, add_run_options, interruptible
 from mamf.cli.terminal import say, warn
 from mamf.discovery import kernel_names, kernel_of, operation
@@ -29,6 +28,7 @@ from mamf.logs.run_log import MAY_PASS, OwnCeilings
 from mamf.measurement import Measurement
 from mamf.plans import KernelsPlan, Row
 from mamf.report import FORMATS
+from mamf.report.of_run import kernels_run_summary, render_kernels_run
 from mamf.strategies.kernels import KernelsSweep
 
 _BUDGET = "stop after so long, for example 5m; the rest can be resumed"
@@ -53,7 +53,6 @@ def add_run(parser: argparse.ArgumentParser, budget: str = _BUDGET) -> None:
     add_device_options(parser)
     add_run_options(parser, budget)
     add_output_options(parser, FORMATS)
-    add_width_option(parser)
     parser.set_defaults(run=run, parser=parser, session=KernelsSession)
 
 
@@ -181,7 +180,17 @@ class KernelsSession(Session[KernelsPlan]):
     def summary(self, end: End, elapsed_seconds: float) -> dict[str, Any]:
         left = len(self.plan.steps({self._step(row) for row in self.rows if not row.phase}))
         ceilings = self.own_ceilings()
-        return kernels_summary(self.of.name, self.rows, {}, end.status, end.reason, elapsed_seconds, left, ceilings)
+        return kernels_run_summary(self.of.name, self.rows, {}, end.status, end.reason, elapsed_seconds, left, ceilings)
 
     def rendered(self, header: dict[str, Any], summary: dict[str, Any] | None) -> str:
-        return render_kernels_run(self.options, self.of.name, self.rows, {}, header, summary, self.own_ceilings())
+        return render_kernels_run(
+            self.options.format,
+            self.of.name,
+            self.rows,
+            {},
+            header,
+            summary,
+            own_ceilings=self.own_ceilings(),
+            top=self.options.top,
+            width=terminal_width(self.options),
+        )

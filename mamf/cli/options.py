@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
+import shutil
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -125,7 +126,15 @@ def add_output_options(parser: argparse.ArgumentParser, formats: Sequence[str]) 
         metavar="N",
         help="rows in a table, best first: a number or 'all' (default: 10)",
     )
+    add_width_option(parser)
 
 
 def add_width_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--wide", action="store_true", help="all columns, however narrow the terminal")
+
+
+def terminal_width(options: argparse.Namespace) -> int | None:
+    """Columns of text that fit, None where all are to be shown: pipes and files take any width."""
+    if options.wide or not sys.stdout.isatty():
+        return None
+    return shutil.get_terminal_size().columns

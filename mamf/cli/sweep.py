@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from mamf.cli.interruption import Interruption
-from mamf.cli.options import add_device_options, add_output_options
+from mamf.cli.options import add_device_options, add_output_options, terminal_width
 from mamf.cli.plan_options import (
     add_measuring_options,
     add_problem_options,
@@ -130,4 +130,5 @@ class _SweepSession(Session[Plan]):
         return summary_record(self.rows, end.status, end.reason, elapsed_seconds, left)
 
     def rendered(self, header: dict[str, Any], summary: dict[str, Any] | None) -> str:
-        return render(self.options.format, self.rows, header, summary, self.options.top)
+        options = self.options
+        return render(options.format, self.rows, header, summary, options.top, terminal_width(options))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from mamf.charts.chart import Axis, Chart, Line, Panel, limits, with_visible_texts
 from mamf.errors import UnavailableError, UsageError
+from mamf.files import create_whole, write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,17 +72,16 @@ def _draw(figure: Figure, chart: Chart) -> None:
 
 
 def save(figure: Figure, path: Path, overwrite: bool = False) -> None:
-    """Write the figure; its type is the file's ending. Raises UsageError when the file exists or cannot be written."""
+    """Write the figure; its type is the file's ending. Raises UsageError when the file exists or cannot be written,
+    RunLogWriteError when the disk is full; then an older figure is still there.
+    """
     image = io.BytesIO()
     kind = file_type(path)
+    if path.exists() and not overwrite:
+        raise exists(path)
     figure.savefig(image, format=kind)
-    try:
-        with path.open("wb" if overwrite else "xb") as file:
-            file.write(image.getvalue())
-    except FileExistsError:
-        raise exists(path) from None
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}; name another --output") from None
+    write = write_whole if overwrite else create_whole
+    write(path, image.getvalue())
 
 
 def exists(path: Path) -> UsageError:

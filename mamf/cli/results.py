@@ -10,13 +10,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mamf.cli.options import Parser
+from mamf.cli.reading import reading
 from mamf.cli.terminal import say, say_lines, warn
 from mamf.contribution.collection import collect
 from mamf.contribution.evidence import TIERS, Finding
 from mamf.contribution.rules import RULES, Review, review, review_results
-from mamf.contribution.submission import Submission, prepare, write, write_whole
+from mamf.contribution.submission import Submission, prepare, write
 from mamf.contribution.tables import results_page
 from mamf.errors import UsageError
+from mamf.files import write_whole
 
 _EXAMPLES = """examples:
   mamf results check run.jsonl                          a line a finding, exit code 1 if the log cannot be accepted
@@ -61,7 +63,7 @@ def run_check(options: argparse.Namespace) -> int:
         else:
             _require_file(path)
             named.add(path)
-            reviews.append(review(path))
+            reviews += _reviews([path])
     if options.format == "json":
         say_lines(json.dumps([_as_json(found, options.strict) for found in reviews], indent=1) + "\n")
     else:
@@ -76,13 +78,20 @@ def _reviews_of_folder(folder: Path) -> list[Review]:
     """Of a results folder places and copies too, and what is no log; of any other the logs alone."""
     logs = _logs_in(folder)
     if not (folder / "README.md").exists():
-        return [review(path) for path in logs]
+        return _reviews(logs)
     strays = [path for path in sorted(folder.rglob("*")) if path.is_file() and path not in logs]
     told = Finding("misplaced", "results/ holds run logs (*.jsonl) and its README.md alone")
+    with reading(logs) as seen:
+        reviews = review_results(folder, logs, seen)
     return [
-        *review_results(folder, logs),
+        *reviews,
         *(Review(path, (told,)) for path in strays if path != folder / "README.md"),
     ]
+
+
+def _reviews(paths: Sequence[Path]) -> list[Review]:
+    with reading(paths) as seen:
+        return [review(path, seen) for path in paths]
 
 
 def _logs_in(folder: Path) -> list[Path]:

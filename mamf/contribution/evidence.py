@@ -10,8 +10,9 @@ from typing import Any
 
 from mamf.errors import RunLogError
 from mamf.logs.known import operation_called
+from mamf.logs.legacy import Seen, lines_of
 from mamf.logs.records import measurement_from_record
-from mamf.logs.run_log import RunLog, parse_record, whole_lines
+from mamf.logs.run_log import RunLog, parse_record
 from mamf.measurement import Measurement
 from mamf.operations.unknown import Unknown
 from mamf.plans import FindPlan, KernelsPlan
@@ -124,10 +125,13 @@ def problems_of(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def read_records(path: Path) -> tuple[tuple[int, dict[str, Any]], ...]:
     """Raises RunLogError naming the line that is no record."""
-    records = []
-    for number, line in enumerate(whole_lines(path), start=1):
+    return tuple(records_of(path))
+
+
+def records_of(path: Path, seen: Seen | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Each record with its line, one at a time. Raises RunLogError naming the line that is no record."""
+    for number, line in enumerate(lines_of(path, seen), start=1):
         try:
-            records.append((number, parse_record(line)))
+            yield number, parse_record(line)
         except ValueError as error:
             raise RunLogError(f"{path}, line {number}: {error}") from None
-    return tuple(records)

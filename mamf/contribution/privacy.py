@@ -9,6 +9,7 @@ from typing import Any
 
 from mamf.contribution.evidence import Finding
 from mamf.environment import scrub
+from mamf.finder_logs.grammars import GRAMMARS
 
 _PRIVATE_KEY = re.compile(
     r"(^|_)(host|host_?name|node|node_?name|user|user_?name|login|account|cwd|home|email|e_mail|fqdn|ip|ipv[46]"
@@ -16,6 +17,9 @@ _PRIVATE_KEY = re.compile(
     re.I,
 )
 _NO_NUMBERS = frozenset((dict, list, str))
+_GRAMMAR = "|".join(re.escape(one) for one in sorted({grammar.version for grammar in GRAMMARS}))
+# What mamf writes itself and in every row: shapes, and the grammars of a log, of which v1c+/F1 looks like a path.
+_OURS = re.compile(rf"\d+x\d+x\d+|(?:{_GRAMMAR})(?:/(?:{_GRAMMAR}))*")
 # A text of this length is no note; searching it for names would take for ever.
 _LONGEST_TEXT = 10_000
 _LABEL = r"[a-z0-9][a-z0-9-]{0,62}"
@@ -46,27 +50,35 @@ _PATTERNS = (
 def private_findings(line: int, record: dict[str, Any]) -> Iterator[Finding]:
     """One finding for each field that holds something private."""
     for path, value in fields(record):
-        name = ".".join(path)
-        is_private, found = _private_name(path)
-        if is_private and value is not None:
-            yield Finding("private", f"field {name} names a host, user or device: remove it", line)
-        elif found:
-            yield Finding("private", f"the name of field {name} holds {found!r}", line)
-        elif isinstance(value, str) and len(value) > _LONGEST_TEXT:
-            yield Finding("private", f"{name} is a text of {len(value)} characters: nobody can look through it", line)
-        elif isinstance(value, str) and (found := private_part(value)):
-            yield Finding("private", f"{name} holds {found!r}", line)
+        if told := _of_name(path, value is not None) or _of_text(path, value):
+            yield Finding("private", told, line)
 
 
 @functools.lru_cache(4096)  # the same names stand in every row
-def _private_name(path: tuple[str, ...]) -> tuple[bool, str | None]:
-    """Whether a field is called as something private is, and the first private part of the names that lead to it."""
-    return any(map(_PRIVATE_KEY.search, path)), next(filter(None, map(private_part, path)), None)
+def _of_name(path: tuple[str, ...], has_value: bool) -> str | None:
+    name = ".".join(path)
+    if has_value and any(_PRIVATE_KEY.search(key) for key in path):
+        return f"field {name} names a host, user or device: remove it"
+    found = next(filter(None, map(private_part, path)), None)
+    return f"the name of field {name} holds {found!r}" if found else None
+
+
+def _of_text(path: tuple[str, ...], value: Any) -> str | None:
+    if not isinstance(value, str):
+        return None
+    if len(value) > _LONGEST_TEXT:
+        return f"{'.'.join(path)} is a text of {len(value)} characters: nobody can look through it"
+    found = private_part(value)
+    return f"{'.'.join(path)} holds {found!r}" if found else None
+
+
+def private_part(text: str) -> str | None:
+    """The first private part of a text, or None."""
+    return None if _OURS.fullmatch(text) else _private_part(text)
 
 
 @functools.lru_cache(4096)
-def private_part(text: str) -> str | None:
-    """The first private part of a text, or None."""
+def _private_part(text: str) -> str | None:
     if scrub(text) != text:
         return next((word for word in text.split() if scrub(word) != word), text)
     return next((match[0] for pattern, _ in _PATTERNS if (match := pattern.search(text))), None)
@@ -83,7 +95,7 @@ def without_private(record: Any) -> Any:
 
 
 def _replaced(text: str) -> str:
-    if len(text) > _LONGEST_TEXT:
+    if len(text) > _LONGEST_TEXT or _OURS.fullmatch(text):
         return text
     text = scrub(text)
     for pattern, substitute in _PATTERNS:
@@ -91,15 +103,21 @@ def _replaced(text: str) -> str:
     return text
 
 
-def fields(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def fields(value: Any) -> list[tuple[tuple[str, ...], Any]]:
     """Every value with the names that lead to it. An element of a list is led to by its number; lists of numbers are
     given whole.
     """
+    found: list[tuple[tuple[str, ...], Any]] = []
+    _add_fields(value, (), found)
+    return found
+
+
+def _add_fields(value: Any, path: tuple[str, ...], found: list[tuple[tuple[str, ...], Any]]) -> None:
     if isinstance(value, dict):
         for key, item in value.items():
-            yield from fields(item, (*path, key))
+            _add_fields(item, (*path, key), found)
     elif isinstance(value, list) and not _NO_NUMBERS.isdisjoint(map(type, value)):
         for number, item in enumerate(value):
-            yield from fields(item, (*path, str(number)))
+            _add_fields(item, (*path, str(number)), found)
     elif path:
-        yield path, value
+        found.append((path, value))

@@ -15,6 +15,7 @@ schema.py first: a log as read is well-typed.
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -142,7 +143,7 @@ def what(error: Exception) -> str:
 def parse_record(line: bytes) -> dict[str, Any]:
     """A line of a log. Raises ValueError for what mamf never writes: no object, a key twice, NaN."""
     try:
-        record = json.loads(line, parse_constant=_refuse, object_pairs_hook=_without_repetition)
+        record = _DECODER.decode(line.removeprefix(codecs.BOM_UTF8).decode())
     except (ValueError, RecursionError):
         raise ValueError("not a JSON object") from None
     if not isinstance(record, dict) or not isinstance(record.get("record"), str):
@@ -159,6 +160,9 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found := dict(pairs)) < len(pairs):
         raise ValueError("a key twice")
     return found
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse, object_pairs_hook=_without_repetition)
 
 
 def is_readable(schema: object) -> bool:

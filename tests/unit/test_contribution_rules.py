@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import json
 import re
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from mamf import contribution
 from mamf.cli import main
 from mamf.contribution.evidence import read_records
 from mamf.contribution.rules import RULES, review
+from mamf.contribution.submission import prepare
 from mamf.logs.legacy import Reported, write_legacy_log
 from mamf.operations.matmul.shapes import MatmulShape
 
@@ -508,3 +510,19 @@ def test_a_resumed_find_supersedes_its_ceilings(tmp_path):
     assert "ceiling-mismatch" in found(write(path, records))
     records[burst[0]] = records[burst[1]]
     assert "ceiling-mismatch" in found(write(path, [*records[: burst[1]], *records[burst[1] :], records[burst[1]]]))
+
+
+def test_the_grammars_of_a_legacy_log_are_no_path(tmp_path):
+    write_legacy_log(dataclasses.replace(legacy_run(), version="v1b/v1c/v1c+/F1"), tmp_path / "old.jsonl")
+    assert json.loads((tmp_path / "old.jsonl").read_text().split("\n")[0])["tool"]["version"] == "v1b/v1c/v1c+/F1"
+    assert "private" not in found(tmp_path / "old.jsonl")
+    assert prepare(tmp_path / "old.jsonl").changes == ()
+
+
+def test_each_line_of_a_legacy_log_is_parsed_once(tmp_path, monkeypatch):
+    write_legacy_log(legacy_run(), tmp_path / "old.jsonl")
+    parsed = []
+    for room in ("contribution.evidence", "logs.legacy"):
+        monkeypatch.setattr(f"mamf.{room}.parse_record", lambda line: parsed.append(line) or json.loads(line))
+    assert not review(tmp_path / "old.jsonl").is_rejected()
+    assert len(parsed) == 3

@@ -1,6 +1,8 @@
 """Figures: what they show, as data; and that they are drawn, legibly, where matplotlib is installed."""
 
+import errno
 import itertools
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +24,7 @@ from mamf.charts.chart import (
     sweep_chart,
 )
 from mamf.charts.plotting import draw, label_place, save, styles_of
-from mamf.errors import UsageError
+from mamf.errors import RunLogWriteError, UsageError
 from mamf.logs.plan_records import plan_record
 from mamf.logs.records import ceiling_record, measurement_record
 from mamf.logs.writer import RunLogWriter
@@ -381,6 +383,18 @@ def test_a_file_that_came_meanwhile_is_not_overwritten(tmp_path):
     assert path.read_text() == "precious"
     with pytest.raises(UsageError, match="cannot write"):
         save(figure, tmp_path / "nowhere" / "mine.svg")
+
+
+def test_a_full_disk_keeps_the_picture_that_was_to_be_replaced(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    figure = draw(Chart("", "", Axis("x"), ((Panel("", "ms", (Line("a", (Point(1, 1, 1, 1),)),)),),)))
+    path = tmp_path / "mine.svg"
+    path.write_text("precious")
+    monkeypatch.setattr(os, "fsync", lambda file: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
+    with pytest.raises(RunLogWriteError, match="No space left"):
+        save(figure, path, overwrite=True)
+    assert path.read_text() == "precious"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 # -- the command -------------------------------------------------------------------------------------------------------

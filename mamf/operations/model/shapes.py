@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, get_args
 from mamf.dtypes import DTYPES
 from mamf.errors import UnknownNameError, UsageError
 from mamf.kernel import Buffer
+from mamf.limits import LARGEST_SEED, number_of, whole_number
 from mamf.operations.attention.shapes import AttentionShape
 from mamf.work import Work
 
@@ -31,7 +32,7 @@ _COPIES: Mapping[str, tuple[int, str]] = {
     "forward-backward": (2, "parameters and gradients once"),
     "step": (4, "parameters, gradients and optimizer state once"),
 }
-_SHAPE = re.compile(r"b(\d+)s(\d+)")
+_SHAPE = re.compile(r"b(\d+)s(\d+)", re.ASCII)
 
 
 @dataclass(frozen=True, order=True)
@@ -42,8 +43,8 @@ class ModelShape:
     context: int
 
     def __post_init__(self) -> None:
-        if min(self.batch, self.context) < 1:
-            raise UsageError(f"shape {self}: batch and context must be at least 1")
+        for name in ("batch", "context"):
+            object.__setattr__(self, name, whole_number(name, getattr(self, name)))
 
     def __str__(self) -> str:
         return f"b{self.batch}s{self.context}"
@@ -54,7 +55,7 @@ class ModelShape:
         match = _SHAPE.fullmatch(text.strip())
         if match is None:
             raise UsageError(f"{text!r} is not the shape of a step; write bBATCHsCONTEXT, for example b8s1024")
-        return cls(int(match[1]), int(match[2]))
+        return cls(number_of(match[1]), number_of(match[2]))
 
     @property
     def tokens(self) -> int:
@@ -101,8 +102,8 @@ class ModelProblem:
             if value not in known:
                 raise UnknownNameError(what, value, known)
         for name in ("d_model", "d_ff", "layers", "heads", "kv_heads", "experts", "active_experts", "vocabulary"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} {getattr(self, name)}: it must be at least 1")
+            whole_number(name, getattr(self, name))
+        whole_number("seed", self.seed, 0, LARGEST_SEED)
         self._require_divisible()
 
     def _require_divisible(self) -> None:

@@ -69,6 +69,7 @@ ShapeT = TypeVar("ShapeT")
 class Verdict:
     """How far a result is from the reference: ||C - reference|| / ||reference|| over the sampled entries.
 
+    ``reference``: what that was computed in.
     ``details``: what else a reader should know, by name; numbers or words. What has no number, as of an output with NaN
     in it, is left out.
     """
@@ -76,6 +77,7 @@ class Verdict:
     error: float
     tolerance: float
     details: Mapping[str, float | str] = field(default_factory=dict)
+    reference: str = "float64"
 
     def __post_init__(self) -> None:
         for name, value in self.details.items():

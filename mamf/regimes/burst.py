@@ -46,7 +46,7 @@ class Burst(Regime):
 
     def outlasted_by(self, seconds: float) -> str | None:
         longest = self.backend.burst_traits.train_seconds
-        if seconds <= longest:
+        if self.agree(seconds) <= longest:
             return None
         return f"a launch of {seconds * 1e3:.3g} ms outlasts a burst of {longest * 1e3:.3g} ms: measure it in sustained"
 

@@ -148,6 +148,6 @@ def test_what_an_attention_cannot_the_model_cannot():
 def test_a_compiled_model_is_compiled_for_each_shape_anew(monkeypatch):
     asked = []
     monkeypatch.setattr(torch, "compile", lambda network, **options: asked.append(options) or network)
-    monkeypatch.setattr(torch, "_dynamo", type("Dynamo", (), {"reset": lambda: asked.append("reset")}), raising=False)
+    monkeypatch.setattr(torch.compiler, "reset", lambda: asked.append("reset"))
     checked(GPT2, kernel_of(operation("model"), "compiled[sdpa-math]")).rehearse(cpu())
     assert asked == ["reset", {"dynamic": False}]

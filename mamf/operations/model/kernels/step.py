@@ -114,7 +114,7 @@ class Step:
             error = worst((error, off / _GRADIENT_FACTOR))
         if any(not float(moment.float().norm()) > 0 for moment in self._moments()):
             error, details["optimizer"] = math.inf, "it left its moments empty"
-        return Verdict(error, _TOLERANCE[self._problem.dtype], details)
+        return Verdict(error, _TOLERANCE[self._problem.dtype], details, "float32")
 
     def _answer(self, index: int) -> _Answer:
         if index not in self._answers:

@@ -100,7 +100,7 @@ class CompiledModel(TorchModel):
 
     def runnable(self, network: Network) -> Callable[..., torch.Tensor]:
         # Dynamo keeps what it compiled by code object, and after 8 networks runs further ones uncompiled.
-        torch._dynamo.reset()
+        torch.compiler.reset()
         compiled: Any = torch.compile(network, dynamic=False)
         call: Callable[..., torch.Tensor] = compiled
         return call

@@ -11,6 +11,8 @@ from mamf.cli.rendering import render_kernels_run
 from mamf.cli.terminal import say_lines
 from mamf.logs.legacy import read_legacy_or_none
 from mamf.plans import FindPlan, KernelsPlan
+from mamf.profiling.log import read_profile_or_none
+from mamf.profiling.report import render_profile
 from mamf.report import FORMATS, render, render_find
 from mamf.report.imported import render_legacy
 
@@ -27,6 +29,9 @@ def run(options: argparse.Namespace) -> int:
         imported = read_legacy_or_none(options.log, seen)
     if imported is not None:
         say_lines(render_legacy(options.format, imported, options.top))
+        return 0
+    if (profiled := read_profile_or_none(options.log)) is not None:
+        say_lines(render_profile(options.format, *profiled, options.top))
         return 0
     log = read_log(options.log)
     plan = log.plan

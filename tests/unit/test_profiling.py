@@ -1,0 +1,375 @@
+"""Profiles: classes of events, shares of a step, FLOP from shapes, traces, and how they are told."""
+
+import gzip
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mamf.errors import RunLogError, UsageError
+from mamf.logs.run_log import read_run_log
+from mamf.profiling.classes import CLASSES, COMMUNICATION, UNCLASSIFIED, class_of
+from mamf.profiling.events import Event, Trace
+from mamf.profiling.flops import dtype_of, flop_of
+from mamf.profiling.log import create_profile_log, read_profile_or_none, write_profile
+from mamf.profiling.profile import IDLE, profile_of
+from mamf.profiling.report import render_profile
+from mamf.profiling.shares import gaps, length, shares, union
+from mamf.profiling.traces import read_chrome_trace
+from mamf.report import FORMATS
+
+TICKS = st.integers(0, 60)
+INTERVALS = st.lists(st.tuples(TICKS, TICKS).map(sorted).map(tuple), max_size=8)
+BY_CLASS = st.dictionaries(st.sampled_from(CLASSES), INTERVALS, max_size=6)
+STEP = 60
+
+
+# --- shares
+
+
+@given(BY_CLASS)
+def test_shares_and_idle_add_up_to_the_step(by_class):
+    covered = union(interval for intervals in by_class.values() for interval in intervals)
+    idle = length(gaps(covered, 0, STEP))
+    assert sum(share.visible for share in shares(by_class).values()) + idle == STEP
+
+
+@given(BY_CLASS, st.randoms())
+def test_the_order_of_events_does_not_matter(by_class, random):
+    shuffled = {name: random.sample(intervals, len(intervals)) for name, intervals in by_class.items()}
+    names = random.sample(sorted(shuffled), len(shuffled))
+    assert shares({name: shuffled[name] for name in names}) == shares(by_class)
+
+
+@given(BY_CLASS)
+def test_visible_and_hidden_are_the_whole_time_of_a_class(by_class):
+    for name, share in shares(by_class).items():
+        assert share.total == len({tick for low, high in by_class[name] for tick in range(low, high)})
+        assert share.visible >= 0
+        assert share.hidden >= 0
+
+
+@given(BY_CLASS)
+def test_of_communication_only_what_nothing_hides_is_told(by_class):
+    told = shares(by_class).get(COMMUNICATION)
+    others = union(each for name, found in by_class.items() if name != COMMUNICATION for each in found)
+    at_work = {tick for low, high in others for tick in range(low, high)}
+    alone = {tick for low, high in by_class.get(COMMUNICATION, ()) for tick in range(low, high)} - at_work
+    assert (told.visible if told else 0) == len(alone)
+
+
+# --- classes
+
+LAUNCHED_BY_NAME = [
+    ("nvjet_sm90_tst_128x256_64x4_1x2_h_bz_coopA_TNT", "matmul"),
+    ("void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128_32x3_tn_align8>(...)", "matmul"),
+    ("Cijk_Alik_Bljk_BBS_BH_MT256x256x64_MI16x16x1", "matmul"),
+    ("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4>>", "attention"),
+    ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16", "attention"),
+    ("fmha_cutlassF_bf16_aligned_64x128_rf_sm80(...)", "attention"),
+    ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", COMMUNICATION),
+    ("Memcpy HtoD (Pinned -> Device)", "memory copies"),
+    ("void at::native::(anonymous namespace)::CatArrayBatchedCopy<...>", "memory copies"),
+    ("void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl>", "elementwise"),
+    ("triton_poi_fused_add_mul_3", "elementwise"),
+    ("triton_per_fused_native_layer_norm_1", "normalization"),
+    ("triton_red_fused__softmax_2", "reduction and softmax"),
+    ("void (anonymous namespace)::softmax_warp_forward<float, float, float, 8, false>", "reduction and softmax"),
+    ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>", "reduction and softmax"),
+    ("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor<float>>", "optimizer"),
+    ("sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc", "convolution"),
+    ("void at::native::indexSelectLargeIndex<float, long>", "embedding"),
+    ("my_own_thing", UNCLASSIFIED),
+]
+
+
+@pytest.mark.parametrize(("name", "expected"), LAUNCHED_BY_NAME, ids=[name[:40] for name, _ in LAUNCHED_BY_NAME])
+def test_a_kernel_without_an_operation_is_known_by_its_name(name, expected):
+    assert class_of(Event(name, "copy" if name.startswith("Memcpy") else "kernel", 0, 1)) == expected
+
+
+OPERATIONS = [
+    ("aten::addmm", "matmul"),
+    ("aten::_scaled_mm", "matmul"),
+    ("aten::convolution_backward", "convolution"),
+    ("aten::native_layer_norm_backward", "normalization"),
+    ("aten::_fused_rms_norm", "normalization"),
+    ("aten::gelu_backward", "elementwise"),
+    ("aten::add_", "elementwise"),
+    ("aten::_softmax_backward_data", "reduction and softmax"),
+    ("aten::nll_loss_forward", "reduction and softmax"),
+    ("aten::embedding_dense_backward", "embedding"),
+    ("aten::_fused_adamw_", "optimizer"),
+    ("aten::copy_", "memory copies"),
+    ("aten::_flash_attention_forward", "attention"),
+    ("flash_attn::_flash_attn_backward", "attention"),
+    ("autograd::engine::evaluate_function: AddmmBackward0", "other"),
+    ("aten::view", "other"),
+    ("nccl:all_reduce", COMMUNICATION),
+    ("somebodys::thing", UNCLASSIFIED),
+]
+
+
+@pytest.mark.parametrize(("name", "expected"), OPERATIONS)
+def test_an_operation_has_a_class(name, expected):
+    assert class_of(Event(name, "operation", 0, 1)) == expected
+
+
+def launched(kernel, *callers):
+    """A kernel below calls, the outermost first."""
+    parent = None
+    for name in callers:
+        parent = Event(name, "annotation" if "#" in name else "operation", 0, 1, parent=parent)
+    return Event(kernel, "kernel", 0, 1, parent=parent)
+
+
+def test_the_operation_counts_before_the_kernels_name():
+    assert class_of(launched("reduce_kernel", "aten::linear", "aten::addmm")) == "matmul"
+    assert class_of(launched("elementwise_kernel", "aten::to", "aten::copy_")) == "memory copies"
+    assert class_of(launched("nvjet_sm90", "MyFunctionBackward", "mine::gemm_like")) == "matmul"
+
+
+def test_what_an_attention_an_optimizer_or_a_collective_calls_is_theirs():
+    assert class_of(launched("nvjet", "aten::scaled_dot_product_attention", "aten::bmm")) == "attention"
+    assert class_of(launched("elementwise", "Optimizer.step#AdamW.step", "aten::add_")) == "optimizer"
+    assert class_of(launched("ncclDevKernel", "Optimizer.step#Z.step", "c10d::allreduce_")) == COMMUNICATION
+
+
+def test_the_backward_of_what_an_attention_calls_is_attention():
+    attention = Event("aten::scaled_dot_product_attention", "operation", 0, 2)
+    product = Event("aten::bmm", "operation", 0, 1, parent=attention)
+    node = Event("autograd::engine::evaluate_function: BmmBackward0", "operation", 3, 4, forward=product)
+    assert class_of(Event("aten::bmm", "operation", 3, 4, parent=node)) == "attention"
+
+
+# --- FLOP
+
+
+def operation(name, *dimensions, dtypes=(), values=()):
+    return Event(name, "operation", 0, 1, dimensions=dimensions, dtypes=dtypes, values=values)
+
+
+ATTENTION = ([2, 4, 128, 64], [2, 2, 128, 64], [2, 2, 128, 64])
+
+
+@pytest.mark.parametrize(
+    ("event", "expected"),
+    [
+        (operation("aten::mm", [3, 5], [5, 7]), 2 * 3 * 5 * 7),
+        (operation("aten::addmm", [7], [3, 5], [5, 7]), 2 * 3 * 5 * 7),
+        (operation("aten::bmm", [2, 3, 5], [2, 5, 7]), 2 * 2 * 3 * 5 * 7),
+        (operation("aten::baddbmm", [2, 3, 7], [2, 3, 5], [2, 5, 7]), 2 * 2 * 3 * 5 * 7),
+        (operation("aten::linear", [2, 3, 5], [7, 5], [7]), 2 * 2 * 3 * 5 * 7),
+        (
+            operation(
+                "aten::convolution",
+                *([2, 3, 8, 8], [8, 3, 3, 3]),
+                values=["", "", "", "[2, 2]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1"],
+            ),
+            2 * 2 * 4 * 4 * 8 * 27,
+        ),
+        (
+            operation(
+                "aten::convolution_backward",
+                *([2, 8, 4, 4], [2, 3, 8, 8], [8, 3, 3, 3]),
+                values=["", "", "", "[8]", "", "", "", "False", "[0, 0]", "1", "[False, True, True]"],
+            ),
+            2 * 2 * 4 * 4 * 8 * 27,
+        ),
+        (
+            operation("aten::scaled_dot_product_attention", *ATTENTION, values=["", "", "", "", "0.", "False"]),
+            4 * 2 * 4 * 128 * 128 * 64,
+        ),
+        (
+            operation("aten::scaled_dot_product_attention", *ATTENTION, values=["", "", "", "", "0.", "True"]),
+            4 * 2 * 4 * 128 * 129 // 2 * 64,
+        ),
+        (
+            operation(
+                "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
+                *([], *ATTENTION),
+                values=["", "", "", "", "", "", "0.", "False"],
+            ),
+            5 * 2 * 2 * 4 * 128 * 128 * 64,
+        ),
+        (operation("aten::mm"), None),
+        (operation("aten::gelu", [3, 5]), None),
+    ],
+    ids=lambda each: each.name if isinstance(each, Event) else "",
+)
+def test_flop_follow_from_the_recorded_shapes(event, expected):
+    assert flop_of(event) == expected
+
+
+def test_the_dtype_is_of_what_is_multiplied():
+    assert dtype_of(operation("aten::addmm", dtypes=["float", "c10::BFloat16", "c10::BFloat16"])) == "bfloat16"
+    assert dtype_of(operation("aten::mm", dtypes=["c10::Float8_e4m3fn"])) == "float8_e4m3fn"
+
+
+# --- traces
+
+
+def raw(category, name, begun, duration, **arguments):
+    ids = {"pid": 1, "tid": 1}
+    return {"ph": "X", "cat": category, "name": name, "ts": begun, "dur": duration, **ids, "args": arguments}
+
+
+GPU_TRACE = {
+    "deviceProperties": [{"id": 0, "name": "NVIDIA H200"}],
+    "traceEvents": [
+        raw("user_annotation", "mamf: step", 90, 10),
+        raw("cpu_op", "aten::linear", 100, 50),
+        raw("cpu_op", "aten::addmm", 110, 30, **{"Input Dims": [[7], [3, 5], [5, 7]]}, **{"Input type": ["float"] * 3}),
+        raw("cuda_runtime", "cudaLaunchKernel", 120, 5, correlation=1),
+        raw("kernel", "nvjet_sm90", 200, 100, correlation=1, device=0, stream=7),
+        raw("cpu_op", "nccl:all_reduce", 160, 10),
+        raw("cuda_runtime", "cudaLaunchKernelExC", 162, 5, correlation=2),
+        raw("kernel", "ncclDevKernel_AllReduce", 250, 150, correlation=2, device=0, stream=9),
+        raw("cuda_runtime", "cudaGraphLaunch", 180, 5, correlation=3),
+        raw("kernel", "flash_fwd_kernel", 420, 30, correlation=3, device=0, stream=7),
+        raw("cuda_runtime", "cudaDeviceSynchronize", 190, 280),
+        raw("user_annotation", "mamf: step", 480, 20),
+        raw("kernel", "of the next step", 600, 100, correlation=9, device=0, stream=7),
+    ],
+}
+
+
+def written(path, trace):
+    path.write_text(json.dumps(trace))
+    return path
+
+
+def profile_from(tmp_path, trace, peak_of=lambda dtype: None):
+    return profile_of(read_chrome_trace(written(tmp_path / "trace.json", trace)), peak_of)
+
+
+def test_a_trace_of_a_device(tmp_path):
+    profile = profile_from(tmp_path, GPU_TRACE, {"float32": 1e9}.get)
+    rows = {row.name: row for row in profile.classes}
+    assert (profile.steps, profile.device) == (1, "NVIDIA H200")
+    assert profile.seconds == pytest.approx(400e-6)
+    assert {name: round(row.share, 6) for name, row in rows.items()} == {
+        "attention": 0.075,
+        "matmul": 0.25,
+        COMMUNICATION: 0.25,
+        IDLE: 0.425,
+    }
+    assert rows[COMMUNICATION].hidden == pytest.approx(50e-6)
+    assert rows["matmul"].flop == {"float32": 210}
+    assert rows["matmul"].mamfu == pytest.approx(210 / 1e9 / 100e-6)
+    assert rows["attention"].tflops is None
+    assert profile.notes == ("1 of 4 kernels and copies were replayed from graphs: known by their names alone",)
+
+
+def test_gaps_are_told_with_what_the_host_did(tmp_path):
+    profile = profile_from(tmp_path, GPU_TRACE)
+    told = {row.host: (row.count, round(row.seconds * 1e6)) for row in profile.gaps}
+    assert told == {"Python, outside of any operation": (2, 150), "cudaDeviceSynchronize": (1, 20)}
+
+
+def test_steps_of_torch_profiler_are_found_as_the_device_had_them(tmp_path):
+    events = [
+        raw("user_annotation", "ProfilerStep#3", 0, 100),
+        raw("cpu_op", "aten::mm", 10, 20),
+        raw("gpu_user_annotation", "ProfilerStep#3", 50, 100),
+        raw("kernel", "nvjet", 50, 100, device=0),
+    ]
+    profile = profile_from(tmp_path, {"traceEvents": events})
+    assert (profile.steps, profile.classes[-1].share) == (1, 0)
+
+
+def test_a_trace_without_steps_is_told_as_a_whole(tmp_path):
+    profile = profile_from(tmp_path, {"traceEvents": [raw("cpu_op", "aten::mm", 10, 20)]})
+    assert profile.steps is None
+    assert "its steps are not known" in render_profile("table", "x", profile)
+
+
+def test_a_packed_trace_is_read(tmp_path):
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(json.dumps(GPU_TRACE).encode()))
+    assert read_chrome_trace(path).steps == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", '{"traceEvents": []}', '{"traceEvents": [{"ph": "X", "cat": "kernel"}]}', '{"traceEvents": 1}'],
+)
+def test_what_is_no_trace_is_refused_in_a_line(tmp_path, text):
+    path = tmp_path / "trace.json"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=r"is no Chrome trace of torch.profiler"):
+        read_chrome_trace(path)
+
+
+def test_the_cpu_counts_each_operation_without_those_it_calls():
+    outer = Event("aten::scaled_dot_product_attention", "operation", 0, 10)
+    copy = Event("aten::copy_", "operation", 12, 16)
+    inner = Event("aten::bmm", "operation", 2, 5, parent=outer)
+    profile = profile_of(Trace((outer, inner, copy), 0, 20, 2), lambda dtype: None)
+    assert [(row.name, row.visible, row.calls) for row in profile.classes] == [
+        ("attention", 10, 1),
+        ("memory copies", 4, 1),
+        (IDLE, 6, 2),
+    ]
+
+
+def test_what_a_product_calls_computes_its_flop_once():
+    linear = Event("aten::linear", "operation", 0, 10, dimensions=[[3, 5], [7, 5]], dtypes=["float"])
+    copy = Event("aten::copy_", "operation", 1, 2, parent=linear)
+    product = Event("aten::mm", "operation", 2, 9, parent=linear, dimensions=[[3, 5], [5, 7]], dtypes=["float"])
+    rows = {row.name: row for row in profile_of(Trace((linear, copy, product), 0, 10, 1), lambda dtype: 70.0).classes}
+    assert rows["matmul"].flop == {"float32": 210}
+    assert rows["matmul"].mamfu == pytest.approx(210 / 70 / 9)
+    assert rows["memory copies"].flop == {}
+
+
+# --- how it is told
+
+
+@pytest.fixture
+def profile(tmp_path):
+    found = profile_from(tmp_path, GPU_TRACE, {"float32": 1e9}.get)
+    return replace(found, unprofiled_step_seconds=found.step_seconds / 1.25)
+
+
+def test_a_log_gives_back_what_was_written(tmp_path, profile):
+    path = tmp_path / "step.jsonl"
+    with create_profile_log(path, "mamf profile train.py", "train.py") as log:
+        write_profile(log, profile)
+    assert read_profile_or_none(path) == ("train.py", profile)
+    with pytest.raises(RunLogError, match="a profile of a script"):
+        read_run_log(path)
+
+
+def test_a_log_that_is_damaged_names_the_line(tmp_path, profile):
+    path = tmp_path / "step.jsonl"
+    with create_profile_log(path, "mamf profile train.py", "train.py") as log:
+        write_profile(log, profile)
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:2], lines[2].replace('"calls": 1', '"calls": "one"'), *lines[3:], ""]))
+    with pytest.raises(RunLogError, match=r"line 3: field calls: a whole number is due, not 'one'"):
+        read_profile_or_none(path)
+    path.write_text("\n".join([*lines[:-1], ""]))
+    with pytest.raises(RunLogError, match="no summary"):
+        read_profile_or_none(path)
+
+
+def test_a_table_tells_shares_flop_and_the_profilers_cost(profile):
+    text = render_profile("table", "train.py", profile)
+    assert "train.py on NVIDIA H200: 1 steps of 0.4000 ms with the profiler" in text
+    assert "the profiler makes +25%" in text
+    assert ["matmul", "25.0%", "0.1000", "-", "1", "2.100e-10", "2.100e-06", "0.2%"] in map(
+        str.split, text.splitlines()
+    )
+    assert "replayed from graphs" in text
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_every_format_holds_the_classes(profile, form):
+    assert "matmul" in render_profile(form, "train.py", profile)
+    if form == "json":
+        assert sum(row["share"] for row in json.loads(render_profile(form, "x", profile))["classes"]) == pytest.approx(
+            1
+        )

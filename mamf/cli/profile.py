@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from mamf.cli.options import add_output_options, size
+from mamf.cli.options import add_output_options, size, terminal_width
 from mamf.cli.terminal import say_lines
 from mamf.environment import command_line
 from mamf.errors import UsageError
@@ -121,7 +121,7 @@ def _log(options: argparse.Namespace, of: Path) -> Iterator[RunLogWriter | None]
 def _tell(options: argparse.Namespace, of: Path, profile: Profile, log: RunLogWriter | None) -> None:
     if log is not None:
         write_profile(log, profile)
-    say_lines(render_profile(options.format, of.name, profile, options.top))
+    say_lines(render_profile(options.format, of.name, profile, options.top, terminal_width(options)))
 
 
 def _ceilings(logs: Sequence[Path]) -> PeakOf:

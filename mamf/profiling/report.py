@@ -9,27 +9,30 @@ from typing import Any
 
 from mamf.profiling.classes import UNCLASSIFIED
 from mamf.profiling.profile import ClassRow, Profile
-from mamf.report.text import DASH, csv_text, markdown, prose, significant, table
+from mamf.report.text import DASH, csv_text, drawing, prose, significant
 
 _LEFT = {"class", "kernel", "operation", "while the host was in"}
 
 
-def render_profile(form: str, script: str, profile: Profile, top: int | None = 10) -> str:
-    """``form``: of mamf.report.FORMATS. ``top``: how many kernels and gaps; None for all. Csv holds the classes alone,
-    json all that there is.
+def render_profile(form: str, script: str, profile: Profile, top: int | None = 10, width: int | None = None) -> str:
+    """``form``: of mamf.report.FORMATS. ``top``: how many kernels and gaps; None for all. ``width``: of the terminal,
+    None for all columns. Csv holds the classes alone, json all that there is.
     """
     if form == "csv":
         return csv_text([_class_record(row, profile) for row in profile.classes])
     if form == "json":
         return json.dumps({"script": script, **_record(profile)}, indent=1) + "\n"
-    draw = markdown if form == "markdown" else table
+    draw = drawing(form, width)
+    longest = _LONGEST_NAME if width is None else max(width - _BESIDE_NAME, _SHORTEST_NAME)
     parts = [prose(_title(script, profile), form), draw(_CLASS_COLUMNS, _class_cells(profile), _LEFT)]
     what = "kernel" if profile.is_of_device else "operation"
     kernels = [
-        [row.name[:_LONGEST_NAME], row.class_name, _per_step(row.calls, profile), *_time(row.seconds, profile)]
+        [row.name[:longest], row.class_name, _per_step(row.calls, profile), *_time(row.seconds, profile)]
         for row in profile.kernels[:top]
     ]
-    gaps = [[row.host, _per_step(row.count, profile), *_time(row.seconds, profile)] for row in profile.gaps[:top]]
+    gaps = [
+        [row.host[:longest], _per_step(row.count, profile), *_time(row.seconds, profile)] for row in profile.gaps[:top]
+    ]
     if kernels:
         parts.append(draw([what, "class", "calls", "ms", "share"], kernels, _LEFT))
     if gaps:
@@ -39,7 +42,9 @@ def render_profile(form: str, script: str, profile: Profile, top: int | None = 1
 
 _CLASS_COLUMNS = ["class", "share", "ms", "hidden ms", "calls", "TFLOP", "TFLOPS", "MAMFU"]
 # Kernels of templates have names of a thousand characters.
-_LONGEST_NAME = 70
+_LONGEST_NAME, _SHORTEST_NAME = 70, 24
+# What the columns beside a name take.
+_BESIDE_NAME = 50
 
 
 def _title(script: str, profile: Profile) -> Iterator[str]:

@@ -13,6 +13,7 @@ from mamf.cli.terminal import say_lines
 from mamf.environment import command_line
 from mamf.errors import UsageError
 from mamf.logs.writer import RunLogWriter
+from mamf.profiling.kernel_tables import read_kernel_table
 from mamf.profiling.log import create_profile_log, write_profile
 from mamf.profiling.profile import PeakOf, Profile, profile_of
 from mamf.profiling.report import render_profile
@@ -52,7 +53,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--ceiling", type=Path, action="append", default=[], metavar="LOG", help="of 'mamf find', for MAMFU; repeatable"
     )
     parser.add_argument("--trace", type=Path, metavar="FILE", help="keep the steps as a Chrome trace, for Perfetto")
-    parser.add_argument("--from", dest="source", type=Path, metavar="FILE", help="a Chrome trace instead of a SCRIPT")
+    parser.add_argument(
+        "--from",
+        dest="source",
+        type=Path,
+        metavar="FILE",
+        help="a Chrome trace (.json, .json.gz) or a table of nsys or rocprofv3 (.csv)",
+    )
     parser.add_argument("--output", type=Path, metavar="LOG", help="keep the profile as a run log")
     add_output_options(parser, FORMATS)
     parser.set_defaults(run=run, parser=parser, script=None)
@@ -79,7 +86,8 @@ def _read(options: argparse.Namespace, peak_of: PeakOf) -> int:
     for given, name in ((options.script, "a SCRIPT"), (options.calls, "--calls"), (options.trace, "--trace")):
         if given:
             raise UsageError(f"--from reads a trace that is there already: leave {name} out")
-    profile = profile_of(read_chrome_trace(options.source), peak_of)
+    read = read_kernel_table if options.source.suffix == ".csv" else read_chrome_trace
+    profile = profile_of(read(options.source), peak_of)
     with _log(options, options.source) as log:
         _tell(options, options.source, profile, log)
     return 0

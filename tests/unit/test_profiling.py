@@ -13,6 +13,7 @@ from mamf.logs.run_log import read_run_log
 from mamf.profiling.classes import CLASSES, COMMUNICATION, UNCLASSIFIED, class_of
 from mamf.profiling.events import Event, Trace
 from mamf.profiling.flops import dtype_of, flop_of
+from mamf.profiling.kernel_tables import read_kernel_table
 from mamf.profiling.log import create_profile_log, read_profile_or_none, write_profile
 from mamf.profiling.profile import IDLE, profile_of
 from mamf.profiling.report import render_profile
@@ -331,6 +332,62 @@ def test_what_a_product_calls_computes_its_flop_once():
     assert rows["matmul"].flop == {"float32": 210}
     assert rows["matmul"].mamfu == pytest.approx(210 / 70 / 9)
     assert rows["memory copies"].flop == {}
+
+
+# --- tables of other profilers
+
+NSYS_SUM = """Generating SQLite file report.sqlite from report.nsys-rep
+Processing [report.sqlite] with [cuda_gpu_kern_sum.py]...
+
+"Time (%)","Total Time (ns)","Instances","Avg (ns)","Med (ns)","Min (ns)","Max (ns)","StdDev (ns)","Name"
+75.0,3000,2,1500.0,1500.0,1500,1500,0.0,"nvjet_sm90_tst_128x256"
+25.0,"1,000",4,250.0,250.0,250,250,0.0,"void at::native::reduce_kernel<512, 1>"
+"""
+NSYS_TRACE = """Start (ns),Duration (ns),CorrId,Device,Ctx,GreenCtx,Strm,Name
+1000,100,1,NVIDIA H200 (0),1,,7,nvjet_sm90
+1050,150,2,NVIDIA H200 (0),1,,9,ncclDevKernel_AllReduce
+1300,100,3,NVIDIA H200 (0),1,,7,[CUDA memcpy Device-to-Device]
+"""
+ROCPROF_STATS = """"Name","Calls","TotalDurationNs","AverageNs","Percentage","MinNs","MaxNs","StdDev"
+"Cijk_Alik_Bljk_BBS",3,3000,1000.0,75.0,1000,1000,0.0
+"ncclDevKernel_Generic",1,1000,1000.0,25.0,1000,1000,0.0
+"""
+ROCPROF_TRACE = """"Kind","Agent_Id","Queue_Id","Kernel_Name","Correlation_Id","Start_Timestamp","End_Timestamp"
+"KERNEL_DISPATCH",1,2,"Cijk_Alik_Bljk_BBS",1,1000,1300
+"KERNEL_DISPATCH",1,2,"attn_fwd",2,1300,1400
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (NSYS_SUM, {"matmul": 0.75, "reduction and softmax": 0.25, IDLE: 0}),
+        (NSYS_TRACE, {"matmul": 0.25, "memory copies": 0.25, COMMUNICATION: 0.25, IDLE: 0.25}),
+        (ROCPROF_STATS, {"matmul": 0.75, COMMUNICATION: 0.25, IDLE: 0}),
+        (ROCPROF_TRACE, {"attention": 0.25, "matmul": 0.75, IDLE: 0}),
+    ],
+    ids=["nsys-sum", "nsys-trace", "rocprofv3-stats", "rocprofv3-trace"],
+)
+def test_tables_of_other_profilers_are_told_by_class(tmp_path, text, expected):
+    path = tmp_path / "kernels.csv"
+    path.write_text(text)
+    profile = profile_of(read_kernel_table(path), lambda dtype: None)
+    assert {row.name: round(row.share, 6) for row in profile.classes} == expected
+    assert (profile.notes != ()) == (text in (NSYS_SUM, ROCPROF_STATS))
+
+
+def test_calls_that_were_summed_up_are_counted(tmp_path):
+    path = tmp_path / "kernels.csv"
+    path.write_text(NSYS_SUM)
+    assert profile_of(read_kernel_table(path), lambda dtype: None).classes[0].calls == 2
+
+
+@pytest.mark.parametrize("text", ["", "Name,Other\nx,1\n", NSYS_SUM.splitlines()[3] + "\n1,x,1,1,1,1,1,1,a\n"])
+def test_what_is_no_such_table_is_refused_in_a_line(tmp_path, text):
+    path = tmp_path / "kernels.csv"
+    path.write_text(text)
+    with pytest.raises(UsageError, match="is no table of kernels of nsys stats or rocprofv3"):
+        read_kernel_table(path)
 
 
 # --- how it is told

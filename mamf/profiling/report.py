@@ -50,12 +50,12 @@ _BESIDE_NAME = 50
 def _title(script: str, profile: Profile) -> Iterator[str]:
     where = profile.device or ("an unknown device" if profile.is_of_device else "the CPU")
     if profile.steps is None:
-        yield f"{script} on {where}: {_milliseconds(profile.seconds)} ms in all; its steps are not known"
+        yield f"{script} on {where}: {milliseconds(profile.seconds)} ms in all; its steps are not known"
         return
-    yield f"{script} on {where}: {profile.steps} steps of {_milliseconds(profile.step_seconds)} ms with the profiler"
+    yield f"{script} on {where}: {profile.steps} steps of {milliseconds(profile.step_seconds)} ms with the profiler"
     if profile.unprofiled_step_seconds is not None:
         cost = profile.step_seconds / profile.unprofiled_step_seconds - 1
-        without = _milliseconds(profile.unprofiled_step_seconds)
+        without = milliseconds(profile.unprofiled_step_seconds)
         yield f"{without} ms without it, in the steps right before: the profiler makes {cost:+.0%}"
 
 
@@ -64,8 +64,8 @@ def _class_cells(profile: Profile) -> list[list[str]]:
         [
             row.name,
             f"{row.share:.1%}",
-            _milliseconds(row.visible / (profile.steps or 1)),
-            _milliseconds(row.hidden / (profile.steps or 1)) if row.hidden > _NOTHING else DASH,
+            milliseconds(row.visible / (profile.steps or 1)),
+            milliseconds(row.hidden / (profile.steps or 1)) if row.hidden > _NOTHING else DASH,
             _per_step(row.calls, profile),
             significant(sum(row.flop.values()) / (profile.steps or 1) / 1e12) if row.flop else DASH,
             DASH if row.tflops is None else significant(row.tflops),
@@ -116,12 +116,12 @@ def _class_record(row: ClassRow, profile: Profile) -> Mapping[str, Any]:
 
 
 def _time(seconds: float, profile: Profile) -> tuple[str, str]:
-    return _milliseconds(seconds / (profile.steps or 1)), f"{seconds / profile.seconds:.1%}"
+    return milliseconds(seconds / (profile.steps or 1)), f"{seconds / profile.seconds:.1%}"
 
 
 def _per_step(count: int, profile: Profile) -> str:
     return f"{count / (profile.steps or 1):.4g}"
 
 
-def _milliseconds(seconds: float) -> str:
+def milliseconds(seconds: float) -> str:
     return significant(seconds * 1e3) if seconds else "0"

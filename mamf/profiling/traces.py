@@ -58,6 +58,8 @@ def _trace(trace: Mapping[str, Any]) -> Trace:
     events = [*host.events, *(_of_device(each, origin, host, replays) for each in device)]
     on_device = [_interval(each, origin) for each in timed if _is_step_on_device(each)]
     begun, ended, steps = _steps(events, on_device)
+    if not ended > begun:
+        raise ValueError("no time")
     within = tuple(event for event in events if event.ended > begun and event.begun < ended)
     names = {str(each.get("id")): str(each.get("name", "")) for each in trace.get("deviceProperties", ())}
     used = sorted({str(each.get("args", {}).get("device")) for each in device})

@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mamf.errors import RunLogError, UsageError
+from mamf.cli import main
+from mamf.errors import IncomparableError, RunLogError, UsageError
 from mamf.logs.run_log import read_run_log
 from mamf.profiling.classes import CLASSES, COMMUNICATION, UNCLASSIFIED, class_of
+from mamf.profiling.comparison import render_profiles
 from mamf.profiling.events import Event, Trace
 from mamf.profiling.flops import dtype_of, flop_of
 from mamf.profiling.kernel_tables import read_kernel_table
@@ -303,7 +305,15 @@ def test_a_packed_trace_is_read(tmp_path):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "{}", '{"traceEvents": []}', '{"traceEvents": [{"ph": "X", "cat": "kernel"}]}', '{"traceEvents": 1}'],
+    [
+        '{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "x", "pid": 1, "tid": 1, "ts": 1, "dur": 0}]}',
+        "",
+        "[]",
+        "{}",
+        '{"traceEvents": []}',
+        '{"traceEvents": [{"ph": "X", "cat": "kernel"}]}',
+        '{"traceEvents": 1}',
+    ],
 )
 def test_what_is_no_trace_is_refused_in_a_line(tmp_path, text):
     path = tmp_path / "trace.json"
@@ -438,3 +448,42 @@ def test_every_format_holds_the_classes(profile, form):
         assert sum(row["share"] for row in json.loads(render_profile(form, "x", profile))["classes"]) == pytest.approx(
             1
         )
+
+
+@pytest.fixture
+def logs(tmp_path, profile):
+    """A profile as a log, and one of another step that takes twice as long."""
+    slower = replace(profile, seconds=2 * profile.seconds, classes=(*profile.classes[:1], *profile.classes[2:]))
+    for name, each in (("a", profile), ("b", slower)):
+        with create_profile_log(tmp_path / f"{name}.jsonl", "mamf profile train.py", f"{name}.py") as log:
+            write_profile(log, each)
+    return [str(tmp_path / name) for name in ("a.jsonl", "b.jsonl")]
+
+
+def test_two_profiles_are_compared_class_by_class(logs, capsys):
+    assert main(["compare", *logs]) == 0
+    lines = list(map(str.split, capsys.readouterr().out.splitlines()))
+    assert ["step", "0.4000", "0.8000", "2.000", "100.0%", "100.0%", "3", "2"] in lines
+    assert ["matmul", "0.1000", "0", "0.000", "25.0%", "0.0%", "1", "0"] in lines
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_comparison_of_profiles_has_every_format(logs, capsys, form):
+    assert main(["compare", *logs, "--format", form]) == 0
+    assert "attention" in capsys.readouterr().out
+
+
+def test_profiles_of_two_devices_are_compared_if_told(tmp_path, profile):
+    other = replace(profile, device="NVIDIA H100")
+    with pytest.raises(IncomparableError, match="--anyway compares them"):
+        render_profiles("table", ("a", profile), ("b", other))
+    assert "NVIDIA H100" in render_profiles("table", ("a", profile), ("b", other), anyway=True)
+    with pytest.raises(IncomparableError, match="does not tell its steps"):
+        render_profiles("table", ("a", profile), ("b", replace(profile, steps=None)))
+
+
+def test_a_profile_is_not_compared_with_another_log(logs, tmp_path, capsys):
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"record": "header"}\n')
+    assert main(["compare", logs[0], str(other)]) == 2
+    assert "one of the logs is a profile" in capsys.readouterr().err

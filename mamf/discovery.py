@@ -6,10 +6,14 @@ A third party adds an adapter by declaring an entry point in its own distributio
 
 from __future__ import annotations
 
+import functools
 import importlib
+import importlib.metadata
 import re
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import Any, TypeVar
 
 from mamf.backend import Backend, Unavailable
@@ -36,6 +40,16 @@ class BackendStatus:
     devices: tuple[str, ...] = ()
     unavailable: Unavailable | None = None
     is_accelerator: bool = True
+
+
+def entry_points(group: str) -> Sequence[EntryPoint]:
+    """The entry points of a group that installed distributions declare."""
+    return _declared(group, tuple(sys.path))
+
+
+@functools.lru_cache  # read from a file of every distribution, and asked for many times in a command
+def _declared(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    return tuple(importlib.metadata.entry_points(group=group))
 
 
 def registered(group: str) -> dict[str, EntryPoint]:

@@ -1,12 +1,21 @@
-"""What the command line does, as calls for programs and notebooks.
+"""What the command line measures, as calls for programs and notebooks.
 
-Every measuring call streams its rows, may be broken off at any moment, and keeps a run log where ``log`` names a file.
+Every call streams its rows, may be broken off at any moment, and keeps a run log where ``log`` names a file. They share
+these options:
+
+- ``backend``: a name of ``mamf backends``, ``auto`` for the first accelerator, or one that is open; ``device``: which
+  of several.
+- ``precision``: half the width of the interval to reach within a visit, as a share of the figure.
+- ``budget_seconds``: for the whole call; what it leaves out is counted in the log.
+- ``log``: a file that must not exist yet. Each row stands in it before the caller has it, and however the run ends, the
+  log says so.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +24,22 @@ from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.finding import Find
 from mamf.ceilings.grid import plan_for
 from mamf.ceilings.share import Ceilings
+from mamf.ceilings.stream import CeilingSearch
 from mamf.discovery import KERNELS, kernel, kernel_for, kernel_of, open_backend, operation, registered
 from mamf.dtypes import DTYPES, canonical_name
-from mamf.errors import DeviceError, RunLogError, UnavailableError, UnsupportedError
+from mamf.errors import UnavailableError, UnsupportedError
 from mamf.kernel import AnyKernel
 from mamf.logs.recording import Recording
 from mamf.logs.records import ceiling_record
-from mamf.logs.run_log import read_run_log
 from mamf.measurement import Measurement
 from mamf.operation import Operation
-from mamf.operations.attention.operation import Attention
-from mamf.operations.attention.report import attention_summary_record
 from mamf.operations.attention.shapes import AttentionShape
+from mamf.operations.bandwidth.shapes import BandwidthShape
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import DEFAULT_BUDGET_SECONDS, KernelsPlan, Plan
 from mamf.report import find_summary_record, summary_record
-from mamf.report.kernels import kernels_summary_record
+from mamf.report.of_run import kernels_run_summary
 from mamf.strategies.kernels import KernelsSweep
 from mamf.strategies.shapes import Sweep
 
@@ -48,7 +56,14 @@ def problem_for(
     seed: int = 0,
     fast_accumulation: bool = False,
 ) -> MatmulProblem:
-    """A problem with the device's defaults filled in. Raises UnknownNameError for names that mean nothing."""
+    """A product's problem with the defaults of an open backend filled in; ``fp8`` is the kind that the device has.
+
+    ``layout``: how A and B lie in memory, ``nt`` as a linear layer has them. ``data``: normal, uniform, zeros or
+    integers. Raises UnknownNameError for names that mean nothing.
+
+    >>> mamf.problem_for(mamf.open_backend(), "bfloat16", layout="nn").out_dtype
+    'bfloat16'
+    """
     operand = backend.resolve_dtype(canonical_name(dtype or backend.default_dtype))
     output = out_dtype and (out_dtype if out_dtype in DTYPES else backend.resolve_dtype(canonical_name(out_dtype)))
     return MatmulProblem(operand, output or DTYPES[operand].default_output, layout, data, seed, fast_accumulation)
@@ -76,52 +91,62 @@ def is_usable(candidate: MatmulKernel, backend: Backend, problem: MatmulProblem)
     return candidate.unavailable(backend) is None and candidate.unsupported(backend, problem) is None
 
 
-def find(
+def find(dtype: str | None = None, *, on_row: OnRow | None = None, **options: Any) -> Ceiling:
+    """The ceiling of the device, by default in burst: the highest rate there is, confirmed by fresh rounds.
+
+    ``options``: those of ``search``, which streams; ``on_row`` is called with each row as it is measured. Raises what
+    ``search`` does, and DeviceError when nothing was confirmed within the budget.
+
+    >>> mamf.find("bfloat16")
+    Ceiling(Simulated H100, bfloat16, burst: ... TFLOPS at ... by simulated.mm)
+    """
+    running = search(dtype, **options)
+    with closing(iter(running)) as rows:
+        for row in rows:
+            if on_row is not None:
+                on_row(row)
+    return running.ceiling
+
+
+def search(
     dtype: str | None = None,
     *,
     problem: MatmulProblem | None = None,
     regime: str = "burst",
+    kernels: Sequence[str] | None = None,
     backend: str | Backend = "auto",
     device: int = 0,
-    kernels: Sequence[str] | None = None,
     precision: float = 0.003,
     budget_seconds: float = DEFAULT_BUDGET_SECONDS,
-    on_row: OnRow | None = None,
     log: str | Path | None = None,
-) -> Ceiling:
-    """The ceiling of a device in a regime (burst or sustained), for a dtype or a whole ``problem``.
+) -> CeilingSearch:
+    """A search for the ceiling, to iterate over: it streams its rows, and has the ``ceiling`` once that is confirmed.
 
-    ``on_row`` is called with each measurement as it is made. Raises UnavailableError, UnknownNameError or
-    UnsupportedError for what cannot be measured, and DeviceError when nothing was confirmed within the budget.
+    - ``dtype``: of the operands, by default the device's own; or a whole ``problem``.
+    - ``regime``: ``burst``, or ``sustained``, which is sought from burst: both are found then.
+    - ``kernels``: the first searches, the others are tried on its leaders; by default all but those that compile long.
+
+    Raises UnavailableError, UnknownNameError or UnsupportedError for what cannot be measured, before anything is.
+
+    >>> search = mamf.search("bfloat16", log="search.jsonl")
+    >>> sorted({row.phase for row in search})
+    ['choose', 'confirm', 'scout']
+    >>> search.ceiling.shape == mamf.load_ceiling("search.jsonl").shape
+    True
     """
     opened = opened_backend(backend, device)
     problem = problem or problem_for(opened, dtype)
     chosen = kernels_for(opened, problem, kernels)
     regimes = tuple(dict.fromkeys(("burst", regime)))
     plan = plan_for(opened, problem, chosen, regimes=regimes, budget_seconds=budget_seconds, precision=precision)
-    search = Find(plan, chosen, opened)
-    recording = Recording(log, opened, chosen[0].name, plan)
-    rows = recording.of(
-        search.results(),
-        lambda taken, *end: find_summary_record(taken, search.ceilings, *end),
-        lambda: [("ceiling", ceiling_record(ceiling)) for ceiling in search.ceilings.values()],
-        left=lambda: len(set(regimes) - search.ceilings.keys()),
+    running = CeilingSearch(Find(plan, chosen, opened), regime)
+    running.rows = Recording(log, opened, chosen[0].name, plan).of(
+        running.rows,
+        lambda taken, *end: find_summary_record(taken, running.ceilings, *end),
+        lambda: [("ceiling", ceiling_record(ceiling)) for ceiling in running.ceilings.values()],
+        left=lambda: len(set(regimes) - running.ceilings.keys()),
     )
-    for row in rows:
-        if on_row is not None:
-            on_row(row)
-    if regime not in search.ceilings:
-        raise DeviceError(f"no {regime} ceiling was confirmed in {budget_seconds:.0f} s: give it more")
-    return search.ceilings[regime]
-
-
-def load_ceiling(path: str | Path, regime: str = "burst") -> Ceiling:
-    """The ceiling that a run log of ``mamf find`` holds. Raises RunLogError when it has none of this regime."""
-    log = read_run_log(Path(path))
-    if regime not in log.ceilings:
-        held = ", ".join(log.ceilings) or "none"
-        raise RunLogError(f"{path} holds no {regime} ceiling (it holds: {held}); measure one with 'mamf find'")
-    return log.ceilings[regime]
+    return running
 
 
 def sweep(
@@ -137,10 +162,20 @@ def sweep(
     budget_seconds: float | None = None,
     log: str | Path | None = None,
 ) -> Iterator[Measurement]:
-    """Measure products one by one, in an order shuffled by the problem's seed; shapes may be text, ``4096x4096x4096``.
+    """Measure products one by one, in an order shuffled by the problem's seed.
 
-    ``dtype`` None is the device's own default (bfloat16 on accelerators). Raises UnavailableError, UnknownNameError or
-    UnsupportedError before anything is allocated; afterwards whatever goes wrong is the status of a measurement.
+    - ``shapes``: MxNxK, as MatmulShape or as text: ``4096x4096x4096``. ``mamf.matmul_grid`` makes many.
+    - ``dtype``: of the operands, by default the device's own (bfloat16 on accelerators); or a whole ``problem``.
+    - ``regime``: ``burst``, ``sustained`` or ``classic``.
+    - ``kernel``: of ``mamf kernels``, ``package.module:Class``, or ``auto`` for the device's own library.
+
+    Raises UnavailableError, UnknownNameError or UnsupportedError before anything is allocated; afterwards whatever goes
+    wrong is the status of a measurement.
+
+    >>> for row in mamf.sweep(["4096x4096x4096", "8192x8192x8192"], dtype="bfloat16"):
+    ...     print(row)
+    Measurement(matmul 4096x4096x4096 by simulated.mm, burst: ... TFLOPS)
+    Measurement(matmul 8192x8192x8192 by simulated.mm, burst: ... TFLOPS)
     """
     opened = opened_backend(backend, device)
     problem = problem or problem_for(opened, dtype)
@@ -169,10 +204,19 @@ def measure_kernels(
     budget_seconds: float | None = None,
     log: str | Path | None = None,
 ) -> Iterator[Measurement]:
-    """Measure kernels of any operation but matmul, ``of`` its name: all that are available, or those named.
+    """Measure kernels of any operation but matmul, ``of`` its name, one beside the other on every shape.
 
-    Shapes may be the operation's text; without shapes and problems its own defaults are taken. ``ceilings`` (by dtype
-    and regime) make shares: the product of each is measured beside its rows. Raises as ``sweep`` does.
+    - ``shapes``, ``problems``: the operation's own, shapes also as text; by default those that it proposes.
+    - ``kernels``: of ``mamf kernels``, or ``package.module:Class``; by default all that are available.
+    - ``regimes``: ``burst``, ``sustained`` or both.
+    - ``ceilings``: by dtype and regime, as ``log.all_ceilings`` of a find; they make shares, and the product of each is
+      measured beside its rows.
+
+    Raises as ``sweep`` does.
+
+    >>> rows = mamf.measure_kernels("bandwidth", ["64MiB", "1GiB"], problems=[mamf.BandwidthProblem("triad")])
+    >>> [(str(row.shape), f"{row.best_rate:.1f} {row.work.unit}") for row in rows]
+    [('64MiB', '3.0 TB/s'), ('1GiB', '3.0 TB/s')]
     """
     opened, found = opened_backend(backend, device), operation(of)
     wanted = tuple(found.parse_shape(each) if isinstance(each, str) else each for each in shapes or ())
@@ -194,8 +238,31 @@ def measure_kernels(
 
 
 def attention(shapes: Iterable[AttentionShape | str] | None = None, **options: Any) -> Iterator[Measurement]:
-    """Measure attention kernels: ``measure_kernels("attention", ...)``."""
+    """Measure attention kernels, in TFLOPS: ``options`` are those of ``measure_kernels``.
+
+    ``shapes``: AttentionShape or text such as ``b1h16q4096k4096d128c`` (batch, heads, queries, keys, head dimension,
+    causal); by default 16384 tokens at lengths from 512 on. ``problems``: AttentionProblem, by default forward.
+
+    >>> for row in mamf.attention(["b1h16q4096k4096d128"], kernels=["simulated-attention"]):
+    ...     print(row, f"{row.seconds * 1e3:.1f} ms")
+    Measurement(attention b1h16q4096k4096d128 by simulated-attention, burst: ... TFLOPS) 0.2 ms
+    """
     return measure_kernels("attention", shapes, **options)
+
+
+def bandwidth(sizes: Iterable[BandwidthShape | str] | None = None, **options: Any) -> Iterator[Measurement]:
+    """Measure the bandwidth of memory, in TB/s (1e12 bytes read plus written a second): ``options`` are those of
+    ``measure_kernels``.
+
+    ``sizes``: of each array, BandwidthShape or text such as ``256MiB``; by default from inside the cache to half the
+    memory. ``problems``: BandwidthProblem, whose pattern is copy (by default), read, write or triad.
+
+    >>> for row in mamf.bandwidth(["1GiB"], problems=[mamf.BandwidthProblem("copy"), mamf.BandwidthProblem("read")]):
+    ...     print(row.problem.pattern, row.shape, f"{row.best_rate:.1f} {row.work.unit}")
+    copy 1GiB 3.0 TB/s
+    read 1GiB 3.0 TB/s
+    """
+    return measure_kernels("bandwidth", sizes, **options)
 
 
 def available_kernels(of: Operation[Any, Any], backend: Backend, names: Sequence[str] | None = None) -> list[AnyKernel]:
@@ -218,8 +285,6 @@ def opened_backend(backend: str | Backend, device: int) -> Backend:
 def _summary_of_kernels(
     running: KernelsSweep, taken: list[Measurement], status: str, reason: str, seconds: float
 ) -> dict[str, Any]:
-    """The last record of the log: attention's names its shares."""
-    end = (status, reason, seconds, running.left_out)
-    if running.plan.operation == Attention.name:
-        return attention_summary_record(taken, running.ceilings, *end)
-    return kernels_summary_record(taken, *end)
+    """The last record of the log."""
+    of, left = running.plan.operation, running.left_out
+    return kernels_run_summary(of, taken, running.ceilings, status, reason, seconds, left)

@@ -12,6 +12,7 @@ import getpass
 import os
 import platform
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -20,20 +21,55 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-_ABSOLUTE_PATH = re.compile(r"(?<![\w/.~>-])(?:~|[A-Za-z]:)?[/\\](?:[\w.@+~-]+[/\\])*([\w.@+~-]+)")
-_SHORTEST_NAME = 3
-# Accounts and hosts that name nobody.
+# What a path outside of the working directory begins with, behind what cannot be within one.
+_ROOT = r"(?:file://[\w.-]*|~(?:[A-Za-z_][\w.-]*)?|(?:\.[/\\])?\.\.|[A-Za-z]:)?(?:/|\\+)"
+# A part of a path; an escaped blank is one of its characters.
+_PART = r"(?:\\ |[^\s/\\'\"`<>|:;,()\[\]{}])+"
+# A word of a name with blanks: no option, no end of a file's name, nothing of the sentence that the path stands in.
+_WORD = r"(?:\\ |\.(?!\w)|[^\s/\\.'\"`<>|:;,()\[\]{}])+"
+_NO_NAME = r"(?![-~]|\.\.?[/\\]|(?:and|or|but|to|in|is|was|has|of|for|from|with|on|at|as|by|not)\b)"
+_PATH = re.compile(rf"(?<![\w/\\.~>-]){_ROOT}(?:(?:{_WORD} {_NO_NAME}){{0,3}}{_PART}[/\\]+)*{_PART}", re.I)
+_QUOTED_PATH = re.compile(rf"(?P<quote>['\"])(?P<option>[^'\"/\\=\s]*=)?{_ROOT}[^'\"]*[^'\"/\\](?P=quote)", re.I)
+_SEPARATOR = re.compile(r"/|\\+(?! )")
+_OF_USERS = ("home", "users")
+_SHORTEST_NAME = 2
+# Accounts and hosts that name nobody; and words of two letters that stand in any text: English, units, layouts.
 _ANONYMOUS = frozenset({"root", "user", "localhost", "admin", "ubuntu", "runner"})
+_COMMON_WORDS = frozenset(
+    {
+        *("am", "an", "as", "at", "be", "by", "do", "go", "he", "if", "in", "is", "it", "me", "my", "no", "of", "ok"),
+        *("on", "or", "so", "to", "up", "us", "we", "gb", "hz", "kb", "mb", "ms", "ns", "tb", "mm", "nn", "nt", "tn"),
+        "tt",
+    }
+)
 # Read by torch on every device; each backend adds its vendor's.
 _ENVIRONMENT_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "KMP_AFFINITY", "TORCH_BLAS_PREFER_CUBLASLT")
 
 
 def scrub(text: str) -> str:
-    """``text`` with absolute paths cut to their last part and this host's and user's names replaced."""
-    text = _ABSOLUTE_PATH.sub(r"<path>/\1", text)
+    """``text`` with paths out of the working directory cut to their last part and this host's and user's names
+    replaced.
+    """
+    text = _PATH.sub(_last_part, _QUOTED_PATH.sub(_quoted_last_part, text))
     for name, substitute in _private_names().items():
-        text = re.sub(rf"\b{re.escape(name)}\b", substitute, text)
+        text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", substitute, text, flags=re.I)
     return text
+
+
+def _last_part(path: re.Match[str]) -> str:
+    return _cut(path[0])
+
+
+def _quoted_last_part(found: re.Match[str]) -> str:
+    quote, option = found["quote"], found["option"] or ""
+    return f"{quote}{option}{_cut(found[0].strip(quote).removeprefix(option))}{quote}"
+
+
+def _cut(path: str) -> str:
+    """``<path>/c`` of ``/a/b/c``. The folder of a user is named like them."""
+    *folders, last = _SEPARATOR.split(path)
+    is_of_user = bool(folders) and folders[-1].lower() in _OF_USERS
+    return f"<path>/{'<user>' if is_of_user else last}"
 
 
 def scrub_record(value: Any) -> Any:
@@ -56,7 +92,7 @@ def _private_names() -> dict[str, str]:
     return {
         name: substitute
         for name, substitute in names.items()
-        if len(name) >= _SHORTEST_NAME and name.lower() not in _ANONYMOUS
+        if len(name) >= _SHORTEST_NAME and not name.isdigit() and name.lower() not in _ANONYMOUS | _COMMON_WORDS
     }
 
 
@@ -101,5 +137,5 @@ def _commit() -> str | None:
 
 
 def command_line() -> str:
-    """The command as it was given, without the path of the program."""
-    return " ".join(["mamf", *sys.argv[1:]])
+    """The command as a shell takes it, without the path of the program."""
+    return shlex.join(["mamf", *sys.argv[1:]])

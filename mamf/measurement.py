@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from mamf.statistics import Interval, Repeatability, Summary, repeat_interval, standard_deviation, standard_error
+from mamf.tabular import Tabular
 from mamf.work import Work
 
 Status = Literal["ok", "out_of_memory", "unsupported", "wrong_result", "implausible", "failed"]
@@ -26,7 +27,7 @@ class Conditions:
 
 
 @dataclass(frozen=True)
-class Measurement:
+class Measurement(Tabular):
     """A kernel on a shape in a regime; shape and problem are the operation's.
 
     ``samples`` are seconds, one a launch (sustained: one a block, mean seconds a launch), each less the
@@ -57,6 +58,10 @@ class Measurement:
     details: Mapping[str, float | str] = field(default_factory=dict)
     peak_memory_bytes: int | None = None
     repeatability: Repeatability | None = None
+
+    def __repr__(self) -> str:
+        figure = f"{self.status}, {self.reason}" if self.summary is None else f"{self.best_rate:.4g} {self.work.unit}"
+        return f"Measurement({self.operation} {self.shape} by {self.kernel}, {self.regime}: {figure})"
 
     @property
     def operation(self) -> str:

@@ -101,6 +101,7 @@ class KernelsPlan:
     ``kernels``: as they were asked for (``package.module:Class`` for one tried without installing it). ``flush``: evict
     the operands between launches (burst). ``seconds`` limits a row's measuring, ``budget_seconds`` the whole run.
     ``searches``: for the ceiling of each dtype, before all rows; none where ceilings are given, or left out.
+    ``confirms``: rows are measured in the first regime alone, and the best of each problem confirmed in all.
     """
 
     operation: str
@@ -113,6 +114,7 @@ class KernelsPlan:
     budget_seconds: float | None = None
     flush: bool = True
     searches: tuple[FindPlan, ...] = ()
+    confirms: bool = False
 
     def __post_init__(self) -> None:
         for name in self.regimes:
@@ -127,7 +129,7 @@ class KernelsPlan:
         done = frozenset(held)
         everything = (
             (regime, problem, shape, kernel)
-            for regime in self.regimes
+            for regime in (self.regimes[:1] if self.confirms else self.regimes)
             for problem in self.problems
             for shape in self.shapes
             for kernel in self.kernels

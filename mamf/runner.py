@@ -97,14 +97,24 @@ class Runner:
         """Whether the budget has ended."""
         return bool(self.agree(self.deadline is not None and self.now() >= self.deadline))
 
-    def goes_on(self, regime: Regime, phase: str, until: float, number: int = 0, is_due: bool = False) -> bool:
+    def goes_on(
+        self,
+        regime: Regime,
+        phase: str,
+        until: float,
+        number: int = 0,
+        is_due: bool = False,
+        problem: Problem | None = None,
+    ) -> bool:
         """Whether a phase has another step: as the held rows say while there are any, then as time allows.
 
-        ``number``: of the round. ``is_due``: it is too early for time to end the phase.
+        ``number``: of the round. ``is_due``: it is too early for time to end the phase. ``problem``: that the phase is
+        of, in a run of several.
         """
         if self._left:
             held = self._left[0]
-            return (held.regime, held.phase) == (regime.name, phase) and (not number or held.round <= number)
+            is_of_phase = (held.regime, held.phase) == (regime.name, phase) and problem in (None, held.problem)
+            return is_of_phase and (not number or held.round <= number)
         if self.is_over():
             self.left_out += 1
         return not self.left_out and bool(self.agree(is_due or self.now() < until))

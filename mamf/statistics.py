@@ -25,6 +25,7 @@ FIGURES = ("median", "mean", "fastest")
 _BATCHES = 5
 # A normal median scatters so much more than a mean of as many.
 _MEDIAN_TO_MEAN = math.sqrt(math.pi / 2)
+_MOST_DEGREES = 10**5
 # Two levels: so many samples, at most so much of the variance left within them, so far apart.
 _FEWEST_FOR_LEVELS, _UNEXPLAINED, _LEAST_GAP = 10, 0.15, 0.01
 
@@ -58,6 +59,13 @@ class Repeatability:
     visit: float
     run: float
     degrees: int = 16
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.visit < 1 and 0 <= self.run < 1 and 1 <= self.degrees <= _MOST_DEGREES):
+            raise ValueError(
+                f"repeatability of {self.visit:g} and {self.run:g} by {self.degrees} degrees of freedom: shares of 1, "
+                f"and 1 to {_MOST_DEGREES} degrees"
+            )
 
 
 @dataclass(frozen=True)
@@ -163,8 +171,9 @@ def repeat_interval(
     between = (known.degrees * expected + seen) / (known.degrees + count - 1)
     factor = _MEDIAN_TO_MEAN if of_median and count > 2 else 1.0
     error = math.sqrt(known.run**2 + factor**2 * between / count)
-    half = student_t(known.degrees + count - 1) * error * middle
-    return Interval(middle - half, middle + half, CONFIDENCE)
+    half = student_t(known.degrees + count - 1) * error
+    # Below, symmetric as long as times scatter little; a time is never negative, however widely they do.
+    return Interval(middle * max(1 - half, (1 + half) ** -2), middle * (1 + half), CONFIDENCE)
 
 
 @functools.cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from mamf.ceilings.ceiling import Candidate, figures, median_tflops
+from mamf.ceilings.ceiling import Candidate, figures, median_rate
 from mamf.measurement import Measurement
 from mamf.operations.matmul.shapes import MatmulShape
 
@@ -44,5 +44,5 @@ def not_beaten(rows: Sequence[Measurement], left: Sequence[Candidate], hopeless:
     found = {candidate: rounds for candidate, rounds in figures(rows).items() if candidate in left}
     if not found:
         return []
-    middle = {candidate: median_tflops(rounds.values()) for candidate, rounds in found.items()}
+    middle = {candidate: median_rate(rounds.values()) for candidate, rounds in found.items()}
     return [candidate for candidate in found if middle[candidate] >= (1 - hopeless) * max(middle.values())]

@@ -10,26 +10,27 @@ from __future__ import annotations
 import statistics as stdlib_statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from mamf.errors import IncomparableError
 from mamf.measurement import TERA, Conditions, Measurement
-from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import MatmulShape
 from mamf.statistics import Interval, Repeatability, median_interval, repeat_interval
+from mamf.tabular import Tabular
 
 #: What is measured: a shape by a kernel.
-Candidate = tuple[MatmulShape, str]
+Candidate = tuple[Any, str]
 CHOOSE, CONFIRM = "choose", "confirm"
 # Rounds in which a candidate must have been measured to count as confirmed.
 FEWEST_ROUNDS = 3
 
 
 @dataclass(frozen=True)
-class Ceiling:
+class Ceiling(Tabular):
     """The highest figure of a device for a problem in a regime.
 
-    ``tflops``: over ``rounds`` of fresh measurements, in burst their median, in sustained their work over their time.
-    ``interval``: where a repeat's lies, in TFLOPS. ``tied``: candidates that these rounds cannot tell from the winner.
+    ``rate``: TFLOPS (or TB/s, where the operation counts bytes) over ``rounds`` of fresh measurements, in burst their
+    median, in sustained their work over their time. ``interval``: where a repeat's lies, as a rate. ``tied``:
+    candidates that these rounds cannot tell from the winner.
     ``gain_over_default``: how much faster the winning kernel is than the library's default on this very shape, as a
     share; None where that was not measured, or is the winner itself. ``repeatability``: what the interval holds beside
     what the rounds show; None in logs from before schema 4, whose intervals are of their rounds alone.
@@ -37,11 +38,11 @@ class Ceiling:
 
     device: str
     uuid_hash: str | None
-    problem: MatmulProblem
+    problem: Any
     regime: str
     kernel: str
-    shape: MatmulShape
-    tflops: float
+    shape: Any
+    rate: float
     interval: Interval
     rounds: int
     tied: tuple[Candidate, ...] = ()
@@ -49,12 +50,26 @@ class Ceiling:
     gain_over_default: float | None = None
     repeatability: Repeatability | None = None
 
+    def __repr__(self) -> str:
+        figure = f"{self.rate:.4g} {self.unit} at {self.shape} by {self.kernel}"
+        return f"Ceiling({self.device}, {self.problem.dtype}, {self.regime}: {figure})"
+
+    @property
+    def tflops(self) -> float:
+        """The rate of an operation that counts FLOP."""
+        return self.rate
+
+    @property
+    def unit(self) -> str:
+        """Of its rate."""
+        return str(self.problem.work(self.shape).unit)
+
     @property
     def joules_per_tflop(self) -> float | None:
         """Energy per 1e12 FLOP; None in burst, whose power is averaged over rests."""
         if self.regime != "sustained" or not self.conditions.watts:
             return None
-        return self.conditions.watts / self.tflops
+        return self.conditions.watts / self.rate
 
     def utilization(self, *, flop: float, seconds: float, regime: str) -> float:
         """``flop`` done in ``seconds`` as a share of this ceiling: MAMFU.
@@ -65,7 +80,7 @@ class Ceiling:
             raise IncomparableError(
                 f"a {regime} figure is no share of a {self.regime} ceiling: measure both in one regime"
             )
-        return flop / seconds / (self.tflops * TERA)
+        return flop / seconds / (self.rate * TERA)
 
 
 def confirmed(
@@ -84,7 +99,7 @@ def confirmed(
         return None
     own = fresh[winner]
     shape, kernel = winner
-    tflops, interval = combined(list(own.values()))
+    rate, interval = combined(list(own.values()))
     gain = None
     compared = figures(choosing) or fresh
     if default_kernel is not None and kernel != default_kernel and (shape, default_kernel) in compared:
@@ -97,7 +112,7 @@ def confirmed(
         regime=row.regime,
         kernel=kernel,
         shape=shape,
-        tflops=tflops,
+        rate=rate,
         interval=interval,
         rounds=len(own),
         tied=tuple(other for other in _finalists(fresh) if other != winner and ties(own, fresh[other])),
@@ -123,7 +138,7 @@ def _winner_of_the_same_rounds(fresh: Mapping[Candidate, Mapping[int, Measuremen
     finalists = _finalists(fresh)
     if max(map(len, fresh.values()), default=0) < FEWEST_ROUNDS:
         return None
-    return max(finalists, key=lambda candidate: median_tflops(fresh[candidate].values()))
+    return max(finalists, key=lambda candidate: median_rate(fresh[candidate].values()))
 
 
 def _finalists(fresh: Mapping[Candidate, Mapping[int, Measurement]]) -> list[Candidate]:
@@ -136,19 +151,19 @@ def ranked(rows: Iterable[Measurement]) -> list[Candidate]:
     """Candidates by their figure over rounds, best first; what dropped out on the way comes after what did not."""
     found = figures(rows)
     kept = set(_finalists(found))
-    return sorted(found, key=lambda each: (each in kept, median_tflops(found[each].values())), reverse=True)
+    return sorted(found, key=lambda each: (each in kept, median_rate(found[each].values())), reverse=True)
 
 
 def combined(rounds: Sequence[Measurement]) -> tuple[float, Interval]:
-    """The figure of a candidate over rounds, in TFLOPS, and its interval.
+    """The rate of a candidate over rounds, and its interval.
 
     The median of medians, or where rounds are work over time, all work over all time. Rounds of a log without
     calibration (before schema 4) have an interval by order statistics, of these rounds alone.
     """
     known = rounds[0].repeatability
     if known is None:
-        tflops = [row.best_rate for row in rounds]
-        return stdlib_statistics.median(tflops), median_interval(tflops)
+        rates = [row.best_rate for row in rounds]
+        return stdlib_statistics.median(rates), median_interval(rates)
     seconds = [row.seconds for row in rounds]
     is_mean = rounds[0].figure == "mean"
     if is_mean:
@@ -170,7 +185,7 @@ def figures(rows: Iterable[Measurement]) -> dict[Candidate, dict[int, Measuremen
     return found
 
 
-def median_tflops(rows: Iterable[Measurement]) -> float:
+def median_rate(rows: Iterable[Measurement]) -> float:
     return stdlib_statistics.median(row.best_rate for row in rows)
 
 

@@ -57,6 +57,10 @@ def find_best(
     """Search ``grid`` for the shape of the highest ``measure(shape)`` (TFLOPS, NaN: cannot be measured).
 
     Raises ValueError when the grid is empty, ``max_measurements`` is not positive, or no shape could be measured.
+
+    >>> grid = mamf.MatmulGrid([1024, 2048], [1024], [1024, 4096])
+    >>> str(mamf.find_best(lambda shape: shape.k / 4096 + shape.m, grid).best)
+    '2048x1024x4096'
     """
     if max_measurements < 1:
         raise ValueError(f"max_measurements is {max_measurements}: at least 1 is needed")

@@ -8,23 +8,14 @@ it is frugal), then rounds of visits. Some rounds choose, fresh ones confirm: wh
 from __future__ import annotations
 
 import random
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
-from mamf.ceilings.candidates import best_by_shape, best_of_their_kind, frugal_and_fast, not_beaten
-from mamf.ceilings.ceiling import (
-    CHOOSE,
-    CONFIRM,
-    FEWEST_ROUNDS,
-    Candidate,
-    Ceiling,
-    confirmed,
-    figures,
-    median_tflops,
-    ranked,
-)
+from mamf.ceilings.candidates import best_by_shape, best_of_their_kind, frugal_and_fast
+from mamf.ceilings.ceiling import FEWEST_ROUNDS, Candidate, Ceiling
 from mamf.ceilings.grid import Shares, along_k, anywhere, around, refinement_steps
+from mamf.ceilings.rounds import Answering, Confirmation, Rounds
 from mamf.ceilings.search import Search
 from mamf.measurement import Measurement
 from mamf.operations.matmul.kernel import MatmulKernel
@@ -32,13 +23,6 @@ from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import FindPlan
 from mamf.regimes import Burst, Regime, StoppingRule, Sustained
 from mamf.runner import Runner, Step, Steps
-
-
-class Rounds(NamedTuple):
-    """How often candidates are measured: to choose the best of them, and then afresh to confirm it."""
-
-    choose: int
-    confirm: int
 
 
 class FindStrategy:
@@ -53,20 +37,21 @@ class FindStrategy:
     fine_shapes: ClassVar[int] = 5000
     sustained_finalists: ClassVar[int] = 2
     algorithm_shapes: ClassVar[int] = 3
-    #: A candidate this far below the leader after FEWEST_ROUNDS, or when a choice is made, is not measured again.
-    hopeless: ClassVar[float] = 0.005
     short_visit_seconds: ClassVar[float] = 1.0
 
     def __init__(self, plan: FindPlan, kernels: Sequence[MatmulKernel], run: Runner) -> None:
         self.plan, self.kernels, self.run, self.backend = plan, kernels, run, run.backend
-        self.ceilings: dict[str, Ceiling] = {}
-        self._by_name = {kernel.name: kernel for kernel in kernels}
-        self._scouted: list[Measurement] = []
         self._chooser = random.Random(plan.problem.seed)
+        self._by_name = {kernel.name: kernel for kernel in kernels}
+        self._deadline = run.begun + plan.budget_seconds
+        self._confirmation = Confirmation(
+            run, plan.problem, self._by_name, plan.precision, self._chooser, self.short_visit_seconds, self._deadline
+        )
+        self._scouted: list[Measurement] = []
 
     @property
-    def _deadline(self) -> float:
-        return self.run.begun + self.plan.budget_seconds
+    def ceilings(self) -> dict[str, Ceiling]:
+        return self._confirmation.ceilings
 
     def _until(self, share: float) -> float:
         """The moment by which a phase ends; burst alone has the whole budget."""
@@ -198,78 +183,9 @@ class FindStrategy:
         """Large in every dimension: such shapes do most work per byte, and so per joule."""
         return min(shape.m, shape.n, shape.k) >= 0.35 * max(self.plan.grid.m)
 
-    # -- choosing and confirming -------------------------------------------------------------------------------------
-
     def _rounds(
         self, regime: Regime, candidates: Sequence[Candidate], most: Rounds, chosen_by: float, confirmed_by: float
-    ) -> Generator[Step | Measurement, Measurement | None, list[Measurement]]:
-        """Interleaved rounds of fresh measurements that choose, then others that confirm what was chosen; all of them.
-
-        ``chosen_by`` and ``confirmed_by``: shares of the budget.
-        """
-        rows: list[Measurement] = []
-        self.run.on_phase(f"{regime.name}: choosing")
-        until = self._until(chosen_by)
-        left = yield from self._round_after_round(regime, CHOOSE, candidates, most.choose, until, rows)
-        # The best of them first: a slow device confirms what it can.
-        best_first = [candidate for candidate in ranked(rows) if candidate in left]
-        self.run.on_phase(f"{regime.name}: confirming")
-        until = self._until(confirmed_by)
-        yield from self._round_after_round(regime, CONFIRM, best_first, most.confirm, until, rows)
-        return rows
-
-    def _round_after_round(
-        self,
-        regime: Regime,
-        phase: str,
-        candidates: Sequence[Candidate],
-        most: int,
-        until: float,
-        rows: list[Measurement],
-    ) -> Generator[Step | Measurement, Measurement | None, list[Candidate]]:
-        """Returns what is still in the running. What is confirmed, the first of the candidates, stays."""
-        left, own = list(candidates), list[Measurement]()
-        confirmed = left[:1] if phase == CONFIRM else []
-        fewest = min(FEWEST_ROUNDS, most)
-        precision = StoppingRule(self.plan.precision)
-        begun = self.run.now()
-        for number in range(1, most + 1):
-            longest = self._longest_visit(regime, until, (most + 1 - number) * len(left))
-            for shape, kernel in self._chooser.sample(left, len(left)):
-                if not self.run.goes_on(regime, phase, until, number, is_due=number <= fewest):
-                    break
-                rule = replace(precision, seconds=longest)
-                row = yield self._step(self._by_name[kernel], shape, regime, rule, phase, number)
-                if row is None:
-                    return left
-                own.append(row)
-                rows.append(row)
-                self._confirm(regime.name, rows)  # at once: the run may end before the round does
-            if not self.run.goes_on(regime, phase, until, number + 1, is_due=number < fewest):
-                break
-            left = not_beaten(own, left, self.hopeless if number >= fewest else 1.0)
-            if number < fewest and left:
-                rounds = fewest - number + (FEWEST_ROUNDS if phase == CHOOSE else 0)
-                left = self._affordable(own, left, (self.run.now() - begun) / len(own), rounds)
-            left = list(dict.fromkeys((*confirmed, *left)))
-        return not_beaten(own, left, self.hopeless)
-
-    def _longest_visit(self, regime: Regime, until: float, visits: int) -> float:
-        if regime.name == Sustained.name:
-            return self.short_visit_seconds  # precision is had from rounds
-        return min(1.0, max(0.05, (until - self.run.now()) / max(visits, 1)))
-
-    def _affordable(
-        self, rows: Sequence[Measurement], left: Sequence[Candidate], seconds_each: float, rounds: int
-    ) -> list[Candidate]:
-        """The best so far, as many as the budget still lets have so many rounds: a slow device confirms few."""
-        count = int((self._deadline - self.run.now()) / max(seconds_each, 1e-9) / rounds)
-        found = figures(rows)
-        best_first = sorted(left, key=lambda each: median_tflops(found[each].values()), reverse=True)
-        return best_first[: max(1, count)]
-
-    def _confirm(self, regime: str, rows: Sequence[Measurement]) -> None:
-        info = self.backend.info
-        found = confirmed(rows, info.name, info.uuid_hash, self.kernels[0].name)
-        if found is not None:
-            self.ceilings[regime] = found
+    ) -> Answering:
+        """``chosen_by`` and ``confirmed_by``: shares of the budget."""
+        until = self._until(chosen_by), self._until(confirmed_by)
+        return self._confirmation.rounds(regime, candidates, most, *until)

@@ -9,17 +9,19 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Literal, get_args
 
 from mamf.ceilings.ceiling import Ceiling
 from mamf.errors import UsageError
 from mamf.measurement import Measurement
+from mamf.text import visible
 
 Quantity = Literal["tflops", "ms"]
 QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
 # Labels nearer than this share of an axis would touch, where so many panels share the width.
 _LABEL_DISTANCE, _LABEL_DISTANCE_PER_COLUMN = 0.01, 0.03
+_MARGIN_SHARE = 0.045
 _MOST_TICKS = 10
 _MOST_FAILURES_TOLD = 4
 
@@ -97,6 +99,17 @@ class Chart:
         return sorted(best, key=lambda name: -best[name]) if self.is_connected else list(best)
 
 
+def with_visible_texts(part: Any) -> Any:
+    """A chart, or any part of one, with its foreign text made harmless."""
+    if isinstance(part, str):
+        return visible(part)
+    if isinstance(part, tuple):
+        return tuple(map(with_visible_texts, part))
+    if is_dataclass(part) and not isinstance(part, (type, Point)):
+        return replace(part, **{each.name: with_visible_texts(getattr(part, each.name)) for each in fields(part)})
+    return part
+
+
 def point(row: Measurement, x: float, quantity: Quantity, share: float = 1.0) -> Point:
     """A measured row's figure: the statistic that its regime is judged by, with its interval if it has one.
     ``share`` scales it.
@@ -107,6 +120,16 @@ def point(row: Measurement, x: float, quantity: Quantity, share: float = 1.0) ->
         return Point(x, seconds * 1e3, fast * 1e3, slow * 1e3)
     scale = share * row.amount / 1e12
     return Point(x, scale / seconds, scale / slow, scale / fast)
+
+
+def limits(positions: Sequence[float], is_log: bool) -> tuple[float, float]:
+    """Ends of an axis that holds all positions, with a margin: panels that lack some keep the scale of the others."""
+    low, high = min(positions), max(positions)
+    if is_log:
+        margin = (high / low) ** _MARGIN_SHARE if high > low else 2.0
+        return low / margin, high * margin
+    margin = _MARGIN_SHARE * (high - low) or 1.0
+    return low - margin, high + margin
 
 
 def labelled(

@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mamf.charts.chart import Axis, Chart, Line, Panel
+from mamf.charts.chart import Axis, Chart, Line, Panel, limits, with_visible_texts
 from mamf.errors import UnavailableError, UsageError
+from mamf.files import create_whole, write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,7 +38,6 @@ _COLOURS = (
     *("#8c564b", "#6b6b6b", "#8a9a00", "#aa0022", "#00b5b5", "#f2c500", "#1b2f7a"),
 )
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "<", "h", ">")
-_MARGIN_SHARE = 0.045
 # Height of a line of text as a share of a panel.
 _LABEL_ROOM = 0.12
 # More points than this need no marker each.
@@ -48,10 +48,17 @@ _MILLISECONDS = "milliseconds"
 def draw(chart: Chart) -> Figure:
     """The chart as a Figure. Raises UnavailableError without matplotlib."""
     try:
+        from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
         raise UnavailableError("drawing needs matplotlib: pip install 'mamf[plot]'") from None
     figure = Figure(figsize=(_WIDTH, 9), dpi=_DPI, facecolor="white", layout="constrained")
+    with rc_context({"text.parse_math": False}):  # a dollar in a name begins no formula
+        _draw(figure, with_visible_texts(chart))
+    return figure
+
+
+def _draw(figure: Figure, chart: Chart) -> None:
     axes = figure.subplots(len(chart.grid), len(chart.grid[0]), squeeze=False)
     styles = styles_of(sorted({*chart.palette, *chart.names}))
     for line, panels in enumerate(chart.grid):
@@ -62,21 +69,19 @@ def draw(chart: Chart) -> Figure:
                 _draw_panel(axes[line][column], panel, chart, styles)
                 _label(axes[line][column], panel, chart, line, column)
     _arrange(figure, chart, styles)
-    return figure
 
 
 def save(figure: Figure, path: Path, overwrite: bool = False) -> None:
-    """Write the figure; its type is the file's ending. Raises UsageError when the file exists or cannot be written."""
+    """Write the figure; its type is the file's ending. Raises UsageError when the file exists or cannot be written,
+    RunLogWriteError when the disk is full; then an older figure is still there.
+    """
     image = io.BytesIO()
     kind = file_type(path)
+    if path.exists() and not overwrite:
+        raise exists(path)
     figure.savefig(image, format=kind)
-    try:
-        with path.open("wb" if overwrite else "xb") as file:
-            file.write(image.getvalue())
-    except FileExistsError:
-        raise exists(path) from None
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}; name another --output") from None
+    write = write_whole if overwrite else create_whole
+    write(path, image.getvalue())
 
 
 def exists(path: Path) -> UsageError:
@@ -146,16 +151,6 @@ def _scale_x(axes: Axes, axis: Axis, positions: Sequence[float]) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if axis.is_shared:
         axes.set_xlim(*limits(positions, axis.is_log))
-
-
-def limits(positions: Sequence[float], is_log: bool) -> tuple[float, float]:
-    """Ends of an axis that holds all positions, with a margin: panels that lack some keep the scale of the others."""
-    low, high = min(positions), max(positions)
-    if is_log:
-        margin = (high / low) ** _MARGIN_SHARE if high > low else 2.0
-        return low / margin, high * margin
-    margin = _MARGIN_SHARE * (high - low) or 1.0
-    return low - margin, high + margin
 
 
 def _scale_y(axes: Axes, panel: Panel, alike: Sequence[Panel]) -> None:

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 
 from mamf.cli.interruption import EXIT_CODE
 from mamf.cli.options import Parser, with_dashes
+from mamf.cli.terminal import say, warn
 from mamf.errors import MamfError
 
 _DESCRIPTION = "Finds the maximum achievable matmul FLOPS of an accelerator. Every number names its regime."
 COMMANDS = {
-    "find": "find the ceilings of the device, burst and sustained, in about a minute",
+    "find": "find the ceilings of the device, burst and sustained, of matmul or any --operation, in about a minute",
     "sweep": "measure shapes of matmul, or kernels of any --operation, and find the best",
     "attention": "measure attention kernels as shares of the device's matmul ceiling",
     "bandwidth": "measure how fast memory is copied, read and written",
@@ -47,7 +48,7 @@ def _run(given: Sequence[str]) -> int:
         sys.stdout.flush()
         return code
     except MamfError as error:
-        print(f"mamf: {error}", file=sys.stderr)
+        warn(str(error))
         return error.exit_code
     except KeyboardInterrupt:
         return EXIT_CODE
@@ -56,7 +57,7 @@ def _run(given: Sequence[str]) -> int:
         return 0
     except OSError as error:
         _discard_output()
-        print(f"mamf: cannot write the output: {error.strerror}", file=sys.stderr)
+        warn(f"cannot write the output: {error.strerror}")
         return 1
 
 
@@ -78,9 +79,9 @@ def _parser(given: Sequence[str]) -> Parser:
 
 
 def _module_of(command: str, given: Sequence[str]) -> str:
-    """The file of a command: what sweep's options are is decided by what it sweeps."""
-    if command == "sweep" and _operation_of(given) not in (None, "matmul"):
-        return "kernels_sweep"
+    """The file of a command: what the options of sweep and find are is decided by what they are of."""
+    if command in ("sweep", "find") and _operation_of(given) not in (None, "matmul"):
+        return f"kernels_{command}"
     return f"{command}_" if keyword.iskeyword(command) else command
 
 
@@ -97,5 +98,5 @@ class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *arguments: object) -> None:
         from mamf.environment import package_version
 
-        print(f"mamf {package_version('mamf')}")
+        say(f"mamf {package_version('mamf')}")
         parser.exit()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -29,13 +28,15 @@ from mamf.cli.attention_options import (
     shapes_from,
 )
 from mamf.cli.interruption import Interruption
-from mamf.cli.options import add_device_options, add_output_options
-from mamf.cli.session import End, Session, add_run_options, interruptible
+from mamf.cli.options import add_device_options, add_output_options, terminal_width
+from mamf.cli.session import End, Resumed, Session, add_run_options, interruptible
+from mamf.cli.terminal import say, warn
 from mamf.discovery import ATTENTION_KERNELS, attention_kernel, kernel, registered
 from mamf.errors import UnavailableError, UsageError
 from mamf.logs.plan_records import plan_record
 from mamf.logs.records import ceiling_record
-from mamf.logs.run_log import MAY_PASS, RunLogWriter
+from mamf.logs.run_log import MAY_PASS
+from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement
 from mamf.operations.attention.kernel import AttentionKernel
 from mamf.operations.attention.operation import Attention
@@ -68,8 +69,8 @@ def run(options: argparse.Namespace) -> int:
     if not options.resume:
         shapes_from(options)  # what is wrong with it is said before a device is opened
 
-    def work(interruption: Interruption) -> int:
-        session = _AttentionSession(options, interruption)
+    def work(interruption: Interruption, resumed: Resumed | None) -> int:
+        session = _AttentionSession(options, interruption, resumed)
         return session.dry_run() if options.dry_run else session.run()
 
     return interruptible(options, work)
@@ -80,7 +81,7 @@ def loadable(name: str) -> AttentionKernel | None:
     try:
         return attention_kernel(name)
     except UsageError as error:
-        print(f"mamf: {error}", file=sys.stderr)
+        warn(str(error))
         return None
 
 
@@ -88,8 +89,8 @@ class _AttentionSession(Session[KernelsPlan]):
     command = "attention"
     plan_kind = KernelsPlan
 
-    def __init__(self, options: argparse.Namespace, interruption: Interruption) -> None:
-        super().__init__(options, interruption)
+    def __init__(self, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None) -> None:
+        super().__init__(options, interruption, resumed)
         if self.before:
             require_repeated_plan(options, self.before, self.backend)
         self.kernels = self._kernels()
@@ -161,12 +162,12 @@ class _AttentionSession(Session[KernelsPlan]):
 
     def dry_run(self) -> int:
         steps = self.plan.steps(self.held)
-        print(f"device: {self.backend.info.name} ({self.backend.name}:{self.backend.index})")
-        print(f"kernels: {', '.join(self.plan.kernels)}")
-        print(f"shapes: {len(self.plan.shapes)}, {len(steps)} rows in {', '.join(self.plan.regimes)}")
+        say(f"device: {self.backend.info.name} ({self.backend.name}:{self.backend.index})")
+        say(f"kernels: {', '.join(self.plan.kernels)}")
+        say(f"shapes: {len(self.plan.shapes)}, {len(steps)} rows in {', '.join(self.plan.regimes)}")
         for search in self._missing_searches():
             names = " and ".join(search.regimes)
-            print(f"ceilings: {search.problem.dtype} {names} are found first, in at most {search.budget_seconds:.0f} s")
+            say(f"ceilings: {search.problem.dtype} {names} are found first, in at most {search.budget_seconds:.0f} s")
         return 0
 
     def plan_record(self) -> dict[str, Any]:
@@ -201,7 +202,7 @@ class _AttentionSession(Session[KernelsPlan]):
     def before_measuring(self, writer: RunLogWriter) -> None:
         self._writer = writer
         for told in filter(None, map(warning, self._missing_searches())):
-            print(f"mamf: {told}", file=sys.stderr)
+            warn(told)
 
     def _write_ceilings(self, ceilings: Ceilings) -> None:
         known = self.log.all_ceilings if self.log else {}
@@ -221,5 +222,6 @@ class _AttentionSession(Session[KernelsPlan]):
     def rendered(self, header: dict[str, Any], summary: dict[str, Any] | None) -> str:
         options = self.options
         if not any(row.ok and self.counts(row) for row in self.rows):
-            print("mamf: nothing was measured", file=sys.stderr)
-        return render_attention(options.format, self.rows, self.ceilings, header, summary, options.baseline)
+            warn("nothing was measured")
+        width = terminal_width(options)
+        return render_attention(options.format, self.rows, self.ceilings, header, summary, options.baseline, width)

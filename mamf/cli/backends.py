@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from mamf.cli.terminal import say
 from mamf.discovery import backend_statuses
 
 
@@ -14,9 +15,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     for status in backend_statuses():
         if status.unavailable is not None:
-            print(f"{status.name:8} unavailable: {status.unavailable.reason}")
-            print(f"{'':8} to change it: {status.unavailable.remedy}")
+            say(f"{status.name:8} unavailable: {status.unavailable.reason}")
+            say(f"{'':8} to change it: {status.unavailable.remedy}")
             continue
         for index, device in enumerate(status.devices):
-            print(f"{status.name if index == 0 else '':8} device {index}: {device}")
+            say(f"{status.name if index == 0 else '':8} device {index}: {device}")
     return 0

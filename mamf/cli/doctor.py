@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from mamf.cli.options import add_device_options
+from mamf.cli.terminal import say
 from mamf.discovery import open_backend
 from mamf.doctor import as_line, diagnose, warnings
 
@@ -16,10 +17,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     backend = open_backend(options.backend or "auto", options.device or 0)
-    print(f"{backend.info.name} ({backend.name}:{backend.index}), timed by {backend.timer}")
+    say(f"{backend.info.name} ({backend.name}:{backend.index}), timed by {backend.timer}")
     findings = diagnose(backend)
     for finding in findings:
-        print(as_line(finding))
+        say(as_line(finding))
     count = len(warnings(findings))
-    print("nothing to mend" if not count else f"{count} to mend; mamf changes nothing by itself")
+    say("nothing to mend" if not count else f"{count} to mend; mamf changes nothing by itself")
     return 0

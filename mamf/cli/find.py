@@ -12,15 +12,17 @@ from mamf.api import kernels_for, problem_for
 from mamf.ceilings.finding import Find
 from mamf.ceilings.grid import plan_for
 from mamf.cli.interruption import EXIT_CODE, Interruption
-from mamf.cli.options import add_device_options, add_output_options, index, share
+from mamf.cli.options import add_device_options, add_output_options, index, share, terminal_width
 from mamf.cli.plan_options import held_problem, kernel_name, problem_from, read_names
 from mamf.cli.resuming import require_repeated
-from mamf.cli.session import End, Session, add_run_options, interruptible
+from mamf.cli.session import End, Resumed, Session, add_run_options, interruptible
+from mamf.cli.terminal import say
 from mamf.discovery import open_backend
 from mamf.kernel import DATA
 from mamf.logs.plan_records import plan_record
 from mamf.logs.records import ceiling_record
-from mamf.logs.run_log import MAY_PASS, RunLogWriter
+from mamf.logs.run_log import MAY_PASS
+from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement
 from mamf.operations.matmul.kernel import LAYOUTS, MatmulKernel
 from mamf.plans import DEFAULT_BUDGET_SECONDS, FindPlan
@@ -32,11 +34,15 @@ _EXAMPLES = """examples:
   mamf find --dtype bfloat16 float16 fp8        one after the other, a log each
   mamf find --kernel torch.mm cublaslt          choose among cuBLASLt's algorithms too
   mamf find --regime burst --budget 20s
+  mamf find --operation NAME --help             ceilings of another operation: what can be asked of it
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
+    parser.add_argument(
+        "--operation", metavar="NAME", help="one of 'mamf kernels', each with options of its own (default: matmul)"
+    )
     group = parser.add_argument_group("product")
     group.add_argument("--dtype", nargs="+", help="one or several, one after the other (default: the device's)")
     group.add_argument("--out-dtype", help="dtype of C (default: as A; bfloat16 for 8-bit floats, int32 for int8)")
@@ -68,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
     dtypes = [options.dtype] if options.resume else list(dict.fromkeys(options.dtype or [None]))
     output: Path | None = options.output
 
-    def work(interruption: Interruption) -> int:
+    def work(interruption: Interruption, resumed: Resumed | None) -> int:
         worst = 0
         if len(dtypes) > 1:  # what is wrong with a later one is said before minutes pass
             backend = open_backend(options.backend or "auto", options.device or 0)
@@ -78,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
             options.dtype = dtype
             if output is not None and len(dtypes) > 1:
                 options.output = output.with_name(f"{output.stem}-{dtype}{output.suffix}")
-            session = _FindSession(options, interruption)
+            session = _FindSession(options, interruption, resumed)
             code = session.dry_run() if options.dry_run else session.run()
             worst = max(worst, code)
             if code == EXIT_CODE:
@@ -92,8 +98,8 @@ class _FindSession(Session[FindPlan]):
     command = "find"
     plan_kind = FindPlan
 
-    def __init__(self, options: argparse.Namespace, interruption: Interruption) -> None:
-        super().__init__(options, interruption)
+    def __init__(self, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None) -> None:
+        super().__init__(options, interruption, resumed)
         self.plan, self.kernels = self._new() if self.before is None else self._resumed(self.before)
         held = [row for row in self.log.measurements if row.status not in MAY_PASS] if self.log else []
         self.rows = list(held)
@@ -133,11 +139,11 @@ class _FindSession(Session[FindPlan]):
 
     def dry_run(self) -> int:
         grid, names = self.plan.grid, ", ".join(self.plan.kernels)
-        print(f"device: {self.backend.info.name} ({self.backend.name}:{self.backend.index}), {self.plan.problem.dtype}")
-        print(f"kernels: {names}")
+        say(f"device: {self.backend.info.name} ({self.backend.name}:{self.backend.index}), {self.plan.problem.dtype}")
+        say(f"kernels: {names}")
         largest = f", up to {grid.most_flop / 1e12:.3g} TFLOP each" if self.plan.grid.most_flop else ""
-        print(f"grid: {len(grid.shapes())} shapes, {grid.m[0]} to {grid.m[-1]} by {grid.m[0]}{largest}")
-        print(f"ceilings: {', '.join(self.plan.regimes)}; time: at most {self.plan.budget_seconds:.0f} s")
+        say(f"grid: {len(grid.shapes())} shapes, {grid.m[0]} to {grid.m[-1]} by {grid.m[0]}{largest}")
+        say(f"ceilings: {', '.join(self.plan.regimes)}; time: at most {self.plan.budget_seconds:.0f} s")
         return 0
 
     def plan_record(self) -> dict[str, Any]:
@@ -171,4 +177,5 @@ class _FindSession(Session[FindPlan]):
 
     def rendered(self, header: dict[str, Any], summary: dict[str, Any] | None) -> str:
         ceilings = self.find.ceilings or (self.log.ceilings if self.log else {})
-        return render_find(self.options.format, self.rows, ceilings, header, summary)
+        width = terminal_width(self.options)
+        return render_find(self.options.format, self.rows, ceilings, header, summary, width)

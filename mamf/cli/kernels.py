@@ -6,6 +6,7 @@ import argparse
 
 from mamf.backend import Backend
 from mamf.cli.options import add_device_options
+from mamf.cli.terminal import say
 from mamf.discovery import OPERATIONS, kernel_names, kernel_of, open_backend, operation, registered
 from mamf.errors import MamfError
 
@@ -23,11 +24,12 @@ def run(options: argparse.Namespace) -> int:
     if options.operation:
         operation(options.operation)  # an unknown one is said before a device is opened
     backend = open_backend(options.backend or "auto", options.device or 0)
-    print(f"on {backend.info.name} ({backend.name}:{backend.index})")
+    say(f"on {backend.info.name} ({backend.name}:{backend.index})")
     for name in [options.operation] if options.operation else sorted(registered(OPERATIONS), key=_place):
-        print(f"\n{name}:")
+        say("")
+        say(f"{name}:")
         for line in lines_of(name, backend):
-            print(f"  {line}")
+            say(f"  {line}")
     return 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -18,23 +17,26 @@ from mamf.cli.kernels_options import (
     require_repeated_plan,
     shapes_from,
 )
-from mamf.cli.options import add_device_options, add_output_options, add_width_option
-from mamf.cli.rendering import kernels_summary, render_kernels_run
-from mamf.cli.session import End, Session, add_run_options, interruptible
+from mamf.cli.options import add_device_options, add_output_options, terminal_width
+from mamf.cli.session import End, Resumed, Session, add_run_options, interruptible
+from mamf.cli.terminal import say, warn
 from mamf.discovery import kernel_names, kernel_of, operation
 from mamf.errors import UnavailableError, UsageError
 from mamf.kernel import AnyKernel
 from mamf.logs.plan_records import plan_record
-from mamf.logs.run_log import MAY_PASS
+from mamf.logs.run_log import MAY_PASS, OwnCeilings
 from mamf.measurement import Measurement
 from mamf.plans import KernelsPlan, Row
 from mamf.report import FORMATS
+from mamf.report.of_run import kernels_run_summary, render_kernels_run
 from mamf.strategies.kernels import KernelsSweep
 
+_BUDGET = "stop after so long, for example 5m; the rest can be resumed"
 _EXAMPLES = """examples:
   mamf sweep --operation NAME                               its own shapes, every kernel that is available
   mamf sweep --operation NAME --shapes A B --set FIELD=X,Y  each shape, with each value of a field of its problem
   mamf sweep --operation NAME --resume LOG                  go on after Ctrl-C or kill
+  mamf find --operation NAME --help                         what its ceilings are, confirmed
 """
 
 
@@ -45,14 +47,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command="sweep")
 
 
-def add_run(parser: argparse.ArgumentParser) -> None:
+def add_run(parser: argparse.ArgumentParser, budget: str = _BUDGET) -> None:
     """What every preset has: measuring, device, run and output."""
     add_measuring_options(parser)
     add_device_options(parser)
-    add_run_options(parser, budget="stop after so long, for example 5m; the rest can be resumed")
+    add_run_options(parser, budget)
     add_output_options(parser, FORMATS)
-    add_width_option(parser)
-    parser.set_defaults(run=run, parser=parser)
+    parser.set_defaults(run=run, parser=parser, session=KernelsSession)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -61,8 +62,8 @@ def run(options: argparse.Namespace) -> int:
     asked_for(of, options)
     shapes_from(of, options)
 
-    def work(interruption: Interruption) -> int:
-        session = KernelsSession(of, options, interruption)
+    def work(interruption: Interruption, resumed: Resumed | None) -> int:
+        session: KernelsSession = options.session(of, options, interruption, resumed)
         return session.dry_run() if options.dry_run else session.run()
 
     return interruptible(options, work)
@@ -73,18 +74,20 @@ class KernelsSession(Session[KernelsPlan]):
 
     plan_kind = KernelsPlan
 
-    def __init__(self, of: AnyOperation, options: argparse.Namespace, interruption: Interruption) -> None:
+    def __init__(
+        self, of: AnyOperation, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None
+    ) -> None:
         self.command = options.command
         self.of = of
-        super().__init__(options, interruption)
+        super().__init__(options, interruption, resumed)
         if self.before:
             require_repeated_plan(of, options, self.before, self.backend)
         self.kernels = self._kernels()
         self.plan = self._plan()
         kept = [row for row in self.log.measurements if row.status not in MAY_PASS] if self.log else []
         self.rows = list(kept)
-        self.held = set(map(self._step, kept))
-        self.sweep = KernelsSweep(self.plan, [each for _, each in self.kernels], self.backend, held=self.held)
+        self.held = {self._step(row) for row in kept if not row.phase}
+        self.sweep = self.strategy()
         # A library may have swallowed the exception while it was imported.
         interruption.check()
 
@@ -111,7 +114,7 @@ class KernelsSession(Session[KernelsPlan]):
             try:
                 loaded = kernel_of(self.of, name)
             except UsageError as error:
-                print(f"mamf: {error}", file=sys.stderr)
+                warn(str(error))
                 continue
             unavailable = loaded.unavailable(self.backend)
             if unavailable is None:
@@ -123,9 +126,21 @@ class KernelsSession(Session[KernelsPlan]):
         return found
 
     def _plan(self) -> KernelsPlan:
-        if self.before:
-            return replace(self.before, budget_seconds=self.options.budget)
+        if self.before is None:
+            return self.new_plan()
+        budget = self.options.budget
+        return replace(self.before, budget_seconds=budget or (self.before.budget_seconds if self.confirms else None))
+
+    def new_plan(self) -> KernelsPlan:
+        """Of what is asked for."""
         return plan_from(self.of, self.options, self.backend, [name for name, _ in self.kernels])
+
+    def strategy(self) -> KernelsSweep:
+        return KernelsSweep(self.plan, [each for _, each in self.kernels], self.backend, held=self.held)
+
+    def own_ceilings(self) -> OwnCeilings | None:
+        """What was confirmed of the operation itself; None where nothing is to be."""
+        return None
 
     def _step(self, row: Measurement) -> Row:
         """The step of the plan that a row is of: the plan names kernels as they were asked for."""
@@ -134,9 +149,9 @@ class KernelsSession(Session[KernelsPlan]):
 
     def dry_run(self) -> int:
         steps = self.plan.steps(self.held)
-        print(f"device: {self.backend.info.name} ({self.backend.name}:{self.backend.index})")
-        print(f"kernels: {', '.join(self.plan.kernels)}")
-        print(f"shapes: {len(self.plan.shapes)}, {len(steps)} rows in {', '.join(self.plan.regimes)}")
+        say(f"device: {self.backend.info.name} ({self.backend.name}:{self.backend.index})")
+        say(f"kernels: {', '.join(self.plan.kernels)}")
+        say(f"shapes: {len(self.plan.shapes)}, {len(steps)} rows in {', '.join(self.plan.regimes)}")
         return 0
 
     def plan_record(self) -> dict[str, Any]:
@@ -152,7 +167,7 @@ class KernelsSession(Session[KernelsPlan]):
     def has_all(self) -> bool:
         return not self.plan.steps(self.held)
 
-    def total(self) -> int:
+    def total(self) -> int | None:
         return len(self.plan.steps(self.held))
 
     def measurements(self, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
@@ -163,8 +178,19 @@ class KernelsSession(Session[KernelsPlan]):
         return bool(self.sweep.left_out)
 
     def summary(self, end: End, elapsed_seconds: float) -> dict[str, Any]:
-        left = len(self.plan.steps(set(map(self._step, self.rows))))
-        return kernels_summary(self.of.name, self.rows, {}, end.status, end.reason, elapsed_seconds, left)
+        left = len(self.plan.steps({self._step(row) for row in self.rows if not row.phase}))
+        ceilings = self.own_ceilings()
+        return kernels_run_summary(self.of.name, self.rows, {}, end.status, end.reason, elapsed_seconds, left, ceilings)
 
     def rendered(self, header: dict[str, Any], summary: dict[str, Any] | None) -> str:
-        return render_kernels_run(self.options, self.of.name, self.rows, {}, header, summary)
+        return render_kernels_run(
+            self.options.format,
+            self.of.name,
+            self.rows,
+            {},
+            header,
+            summary,
+            own_ceilings=self.own_ceilings(),
+            top=self.options.top,
+            width=terminal_width(self.options),
+        )

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
+import shutil
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from mamf.cli.terminal import say
 from mamf.errors import UsageError
 from mamf.operations.matmul.shapes import MatmulShape
 
@@ -37,7 +39,7 @@ class Parser(argparse.ArgumentParser):
         return f" (did you mean {close[0]}?)" if close else "; --help lists them"
 
     def error(self, message: str) -> NoReturn:
-        print(f"{self.prog}: {message}{suggestion(message)}", file=sys.stderr)
+        say(f"{self.prog}: {message}{suggestion(message)}", sys.stderr)
         sys.exit(2)
 
 
@@ -124,7 +126,15 @@ def add_output_options(parser: argparse.ArgumentParser, formats: Sequence[str]) 
         metavar="N",
         help="rows in a table, best first: a number or 'all' (default: 10)",
     )
+    add_width_option(parser)
 
 
 def add_width_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--wide", action="store_true", help="all columns, however narrow the terminal")
+
+
+def terminal_width(options: argparse.Namespace) -> int | None:
+    """Columns of text that fit, None where all are to be shown: pipes and files take any width."""
+    if options.wide or not sys.stdout.isatty():
+        return None
+    return shutil.get_terminal_size().columns

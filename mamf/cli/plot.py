@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from dataclasses import replace
 from pathlib import Path
 
-from mamf.charts.chart import QUANTITIES, Chart, find_chart, sweep_chart
-from mamf.charts.kernels import kernels_chart
+from mamf.charts.chart import QUANTITIES
+from mamf.charts.of_log import chart_of
 from mamf.charts.plotting import draw, exists, file_type, save
 from mamf.cli.reading import read_log
-from mamf.errors import UsageError
+from mamf.cli.terminal import say, warn
 from mamf.logs.run_log import RunLog
-from mamf.operations.attention.charts import attention_chart
-from mamf.operations.attention.operation import Attention
 from mamf.operations.attention.rows import is_attention
 from mamf.operations.attention.shapes import DIRECTIONS
-from mamf.plans import FindPlan, KernelsPlan
 from mamf.regimes.names import NAMES
 
 _EXAMPLES = """examples:
@@ -52,34 +47,14 @@ def run(options: argparse.Namespace) -> int:
     file_type(path)
     if path.exists() and not options.overwrite:
         raise exists(path)
-    chart = chart_of(log, options)
-    if log.tier == "interrupted":
-        chart = replace(chart, notes=(*chart.notes, "the run was interrupted: what is best may never have been tried"))
+    _tell_other_regimes(log, options.regime)
+    chart = chart_of(log, options.regime, options.direction, options.quantity)
     save(draw(chart), path, options.overwrite)
-    print(f"figure: {path}")
+    say(f"figure: {path}")
     return 0
-
-
-def chart_of(log: RunLog, options: argparse.Namespace) -> Chart:
-    """What the options ask of the log, as data. Raises UsageError for what a log of its kind does not have."""
-    plan = log.plan
-    rows, regime = log.measurements, options.regime
-    quantities = tuple(name for name in QUANTITIES if name in (options.quantity or QUANTITIES))
-    if isinstance(plan, KernelsPlan) and plan.operation == Attention.name:
-        _tell_other_regimes(log, regime)
-        return attention_chart(rows, log.all_ceilings, log.header, regime, options.direction, quantities)
-    if options.direction:
-        of = plan.operation if isinstance(plan, KernelsPlan) else "matmul"
-        raise UsageError(f"{log.path} is of {of}, which has no direction: leave --direction out")
-    if isinstance(plan, FindPlan):
-        if options.quantity not in (None, ["tflops"]):
-            raise UsageError(f"{log.path} is of a find, whose shapes take incomparable times: leave --quantity out")
-        return find_chart(rows, log.ceilings, log.header, regime)
-    drawn = kernels_chart if isinstance(plan, KernelsPlan) else sweep_chart
-    return drawn(rows, log.header, regime, quantities if options.quantity else ("tflops",))
 
 
 def _tell_other_regimes(log: RunLog, wanted: str | None) -> None:
     held = list(dict.fromkeys(row.regime for row in log.measurements if row.ok and is_attention(row)))
     if wanted is None and len(held) > 1:
-        print(f"mamf: drawing {held[0]}; --regime draws {' or '.join(held[1:])}", file=sys.stderr)
+        warn(f"drawing {held[0]}; --regime draws {' or '.join(held[1:])}")

@@ -1,10 +1,16 @@
-"""Reading a log that is to be shown: what a killed run left incomplete is told."""
+"""Reading a log that is to be shown: what a killed run left incomplete is told, and how far long reading has come."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from tqdm import tqdm
+
+from mamf.cli.terminal import warn
+from mamf.logs.legacy import Seen
 from mamf.logs.run_log import RunLog, read_run_log
 
 
@@ -12,5 +18,15 @@ def read_log(path: Path) -> RunLog:
     """Raises RunLogError naming the line and what is wrong with it."""
     log = read_run_log(path)
     if log.is_truncated:
-        print(f"mamf: the last line of {log.path} is incomplete and left out", file=sys.stderr)
+        warn(f"the last line of {log.path} is incomplete and left out")
     return log
+
+
+@contextmanager
+def reading(paths: Iterable[Path]) -> Iterator[Seen]:
+    """A bar over the bytes of files: on a terminal, and only where it takes longer than a second."""
+    total = sum(path.stat().st_size for path in paths if path.is_file())
+    with tqdm(
+        total=total, unit="B", unit_scale=True, desc="reading", file=sys.stderr, disable=None, delay=1.0, leave=False
+    ) as bar:
+        yield bar.update

@@ -5,18 +5,20 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from mamf.cli.options import Parser
+from mamf.cli.reading import reading
+from mamf.cli.terminal import say, say_lines, warn
 from mamf.contribution.collection import collect
 from mamf.contribution.evidence import TIERS, Finding
 from mamf.contribution.rules import RULES, Review, review, review_results
-from mamf.contribution.submission import Submission, prepare, write, write_whole
+from mamf.contribution.submission import Submission, prepare, write
 from mamf.contribution.tables import results_page
 from mamf.errors import UsageError
+from mamf.files import write_whole
 
 _EXAMPLES = """examples:
   mamf results check run.jsonl                          a line a finding, exit code 1 if the log cannot be accepted
@@ -61,14 +63,14 @@ def run_check(options: argparse.Namespace) -> int:
         else:
             _require_file(path)
             named.add(path)
-            reviews.append(review(path))
+            reviews += _reviews([path])
     if options.format == "json":
-        print(json.dumps([_as_json(found, options.strict) for found in reviews], indent=1))
+        say_lines(json.dumps([_as_json(found, options.strict) for found in reviews], indent=1) + "\n")
     else:
         for found in reviews:
             # A folder's accepted logs would drown what is wrong with one of them.
             _print_findings(found, options.strict, with_warnings=options.strict or found.path in named)
-        print(_count_line(reviews, options.strict))
+        say(_count_line(reviews, options.strict))
     return _REJECTED if any(found.is_rejected(options.strict) for found in reviews) else 0
 
 
@@ -76,13 +78,20 @@ def _reviews_of_folder(folder: Path) -> list[Review]:
     """Of a results folder places and copies too, and what is no log; of any other the logs alone."""
     logs = _logs_in(folder)
     if not (folder / "README.md").exists():
-        return [review(path) for path in logs]
+        return _reviews(logs)
     strays = [path for path in sorted(folder.rglob("*")) if path.is_file() and path not in logs]
     told = Finding("misplaced", "results/ holds run logs (*.jsonl) and its README.md alone")
+    with reading(logs) as seen:
+        reviews = review_results(folder, logs, seen)
     return [
-        *review_results(folder, logs),
+        *reviews,
         *(Review(path, (told,)) for path in strays if path != folder / "README.md"),
     ]
+
+
+def _reviews(paths: Sequence[Path]) -> list[Review]:
+    with reading(paths) as seen:
+        return [review(path, seen) for path in paths]
 
 
 def _logs_in(folder: Path) -> list[Path]:
@@ -102,7 +111,7 @@ def _require_file(path: Path) -> None:
 def _print_findings(found: Review, strict: bool, with_warnings: bool = True) -> None:
     for finding in found.findings:
         if with_warnings or not finding.is_warning:
-            print(_line(found.path, finding, strict))
+            say(_line(found.path, finding, strict))
 
 
 def _line(path: Path, finding: Finding, strict: bool) -> str:
@@ -145,17 +154,17 @@ def run_submit(options: argparse.Namespace) -> int:
     submission = prepare(options.log)
     _print_findings(submission.review, strict=False)
     for change in submission.changes:
-        print(f"scrubbed: {change}")
+        say(f"scrubbed: {change}")
     if submission.review.is_rejected():
-        print(f"mamf: {options.log} is not submitted: mend what is called an error, or measure again", file=sys.stderr)
+        warn(f"{options.log} is not submitted: mend what is called an error, or measure again")
         return _REJECTED
     target = root / submission.place
-    print(f"tier {submission.review.tier}; {len(submission.text.encode()) / 1e3:.0f} kB -> {target}")
+    say(f"tier {submission.review.tier}; {len(submission.text.encode()) / 1e3:.0f} kB -> {target}")
     if options.dry_run:
-        print("dry run: nothing is written")
+        say("dry run: nothing is written")
         return 0
     write(submission, root)
-    print(_git_commands(submission, root))
+    say_lines(_git_commands(submission, root))
     return 0
 
 
@@ -169,7 +178,8 @@ now, in a clone of your fork:
     git add {log} {table}
     git commit -m "Results: {place.parent}, {place.stem}"
     git push -u origin HEAD
-and open a pull request"""
+and open a pull request
+"""
 
 
 def run_table(options: argparse.Namespace) -> int:
@@ -182,10 +192,10 @@ def run_table(options: argparse.Namespace) -> int:
     page = results_page(collect(root, logs))
     if options.check:
         is_fresh = path.exists() and path.read_text(encoding="utf-8") == page
-        print(f"{path} is {'up to date' if is_fresh else 'stale: run mamf results table'}")
+        say(f"{path} is {'up to date' if is_fresh else 'stale: run mamf results table'}")
         return 0 if is_fresh else _REJECTED
     write_whole(path, page)
-    print(f"written: {path}")
+    say(f"written: {path}")
     return 0
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
@@ -15,7 +16,7 @@ from mamf.backend import Backend, DeviceInfo
 from mamf.discovery import backend_class, open_backend
 from mamf.environment import describe_environment
 from mamf.errors import LogMismatchError
-from mamf.logs.run_log import RunLog
+from mamf.logs.run_log import SCHEMA, RunLog
 from mamf.plans import FindPlan, KernelsPlan, Plan
 
 AnyPlan = TypeVar("AnyPlan", bound=Plan | FindPlan | KernelsPlan)
@@ -25,18 +26,30 @@ _A_RUN = {"sweep": "a sweep", "find": "a find", "attention": "attention"}
 _MOST_TOLD = 5
 
 
-def plan_of(log: RunLog, kind: type[AnyPlan], operation: str | None = None) -> AnyPlan:
-    """The plan of a log that a command resumes, of kernels of an operation where one is named. Raises LogMismatchError,
-    with the command to use, for another's log.
+def plan_of(log: RunLog, kind: type[AnyPlan], operation: str | None = None, confirms: bool = False) -> AnyPlan:
+    """The plan of a log that a command resumes, of kernels of an operation where one is named. Raises LogMismatchError
+    for another command's log, with the one to use, and for an earlier schema's: its rounds and figures would be mixed
+    with others.
     """
-    plan = log.plan
-    if isinstance(plan, kind) and (not isinstance(plan, KernelsPlan) or plan.operation == operation):
+    plan, schema = log.plan, log.header["schema"]
+    if schema != SCHEMA:
+        raise LogMismatchError(
+            f"{log.path} is of schema {schema}, whose figures are taken otherwise than today's: start a new log, or go "
+            f"on with the mamf that began it"
+        )
+    if isinstance(plan, kind) and (not isinstance(plan, KernelsPlan) or is_same(plan, operation, confirms)):
         return plan
-    command = log.header["plan"].get("command", "sweep")
+    told = log.header["plan"].get("command", "sweep")
+    command = told if told in _A_RUN else "sweep"
     of = _A_RUN[command]
-    if command == "sweep" and isinstance(plan, KernelsPlan):
-        of, command = plan.operation, f"sweep --operation {plan.operation}"
-    raise LogMismatchError(f"{log.path} is of {of}: resume it with 'mamf {command} --resume {log.path}'")
+    if command in ("sweep", "find") and isinstance(plan, KernelsPlan):
+        of, command = plan.operation, f"{command} --operation {shlex.quote(plan.operation)}"
+    resumption = f"mamf {command} --resume {shlex.quote(str(log.path))}"
+    raise LogMismatchError(f"{log.path} is of {of}: resume it with '{resumption}'")
+
+
+def is_same(plan: KernelsPlan, operation: str | None, confirms: bool) -> bool:
+    return plan.operation == operation and plan.confirms == confirms
 
 
 def require_repeated(

@@ -7,6 +7,7 @@ import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Generic, NamedTuple
@@ -16,13 +17,15 @@ from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.options import duration
 from mamf.cli.progress import Progress
 from mamf.cli.resuming import AnyPlan, plan_of, reopened
+from mamf.cli.terminal import say, say_lines, warn
 from mamf.discovery import open_backend
 from mamf.doctor import as_line, diagnose, warnings
 from mamf.environment import command_line, tool_version
 from mamf.errors import MamfError, RunLogWriteError, UsageError
 from mamf.logs.header import header_of
 from mamf.logs.records import measurement_record, utc_now
-from mamf.logs.run_log import RunLog, RunLogWriter, read_run_log
+from mamf.logs.run_log import RunLog
+from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement
 
 _NOTHING_MEASURED = 1
@@ -38,13 +41,34 @@ def add_run_options(parser: argparse.ArgumentParser, budget: str) -> None:
     group.add_argument("--notes", default="", help="free text for the log: cooling, machine, what was special")
 
 
-def interruptible(options: argparse.Namespace, work: Callable[[Interruption], int]) -> int:
+class Resumed(NamedTuple):
+    """A log that is gone on with, locked since before it was read."""
+
+    log: RunLog
+    writer: RunLogWriter
+
+
+@contextmanager
+def resumed(options: argparse.Namespace) -> Iterator[Resumed | None]:
+    """The log of ``--resume``, locked as long as the run takes. Raises UsageError where another process writes it."""
+    if options.resume is None:
+        yield None
+        return
+    if options.output:
+        raise UsageError("--resume continues its own file: leave --output out")
+    log, writer = RunLogWriter.resume(options.resume)
+    with writer:
+        yield Resumed(log, writer)
+
+
+def interruptible(options: argparse.Namespace, work: Callable[[Interruption, Resumed | None], int]) -> int:
     """Run ``work``; Ctrl-C before anything is measured is said in a line."""
     with Interruption() as interruption:
         try:
-            return work(interruption)
+            with resumed(options) as log:
+                return work(interruption, log)
         except KeyboardInterrupt:
-            print("mamf: interrupted before the first measurement; nothing is lost", file=sys.stderr)
+            warn("interrupted before the first measurement; nothing is lost")
             return EXIT_CODE
 
 
@@ -61,17 +85,17 @@ class Session(ABC, Generic[AnyPlan]):
 
     #: The command's name, for the log's default name.
     command: str
-    #: Of the logs that it resumes.
+    #: Of the logs that it resumes, and whether they confirm ceilings of an operation of their own.
     plan_kind: type[AnyPlan]
+    confirms = False
 
-    def __init__(self, options: argparse.Namespace, interruption: Interruption) -> None:
+    def __init__(self, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None) -> None:
         self.options = options
         self.interruption = interruption
-        self.log: RunLog | None = read_run_log(options.resume) if options.resume else None
-        if self.log and options.output:
-            raise UsageError("--resume continues its own file: leave --output out")
+        self.resumed = resumed
+        self.log: RunLog | None = resumed and resumed.log
         #: The plan of the log that is resumed.
-        self.before = plan_of(self.log, self.plan_kind, self.resumes()) if self.log else None
+        self.before = plan_of(self.log, self.plan_kind, self.resumes(), self.confirms) if self.log else None
         self.findings: list[Advice] = []
         self.rows: list[Measurement] = []
         if self.log:
@@ -137,7 +161,7 @@ class Session(ABC, Generic[AnyPlan]):
         with self.interruption.shielded():
             writer = self._open_log(header)
         for finding in warnings(self.findings):
-            print(f"mamf: {as_line(finding)}", file=sys.stderr)
+            warn(as_line(finding))
         with writer:
             self.before_measuring(writer)
             begun = self.backend.now()
@@ -152,11 +176,11 @@ class Session(ABC, Generic[AnyPlan]):
         )
 
     def _open_log(self, header: dict[str, Any]) -> RunLogWriter:
-        if self.log is None:
+        if self.resumed is None:
             return RunLogWriter.create(self.options.output or self._default_path(), header)
-        writer = RunLogWriter.append(self.log)
-        resumed = {"tool": tool_version(), "command": command_line(), "started": utc_now(), "notes": self.options.notes}
-        writer.write("resume", resumed)
+        log, writer = self.resumed
+        told = {"tool": tool_version(), "command": command_line(), "started": utc_now(), "notes": self.options.notes}
+        writer.go_on(log, told)
         return writer
 
     def _default_path(self) -> Path:
@@ -190,12 +214,12 @@ class Session(ABC, Generic[AnyPlan]):
             self.after_measuring(writer)
             writer.write("summary", {**summary, "time": utc_now()})
         except RunLogWriteError as error:
-            print(f"mamf: {error}", file=sys.stderr)
+            warn(str(error))
             code = error.exit_code
         self._report(header, summary, writer.path)
         return code
 
     def _report(self, header: dict[str, Any], summary: dict[str, Any] | None, path: Path) -> int:
-        print(self.rendered(header, summary), end="")
-        print(f"log: {path}", file=sys.stdout if self.options.format in ("table", "markdown") else sys.stderr)
+        say_lines(self.rendered(header, summary))
+        say(f"log: {path}", sys.stdout if self.options.format in ("table", "markdown") else sys.stderr)
         return 0

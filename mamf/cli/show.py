@@ -5,33 +5,46 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mamf.cli.options import add_output_options, add_width_option
-from mamf.cli.reading import read_log
-from mamf.cli.rendering import render_kernels_run
+from mamf.cli.options import add_output_options, terminal_width
+from mamf.cli.reading import read_log, reading
+from mamf.cli.terminal import say_lines
 from mamf.logs.legacy import read_legacy_or_none
 from mamf.plans import FindPlan, KernelsPlan
 from mamf.report import FORMATS, render, render_find
 from mamf.report.imported import render_legacy
+from mamf.report.of_run import render_kernels_run
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("log", type=Path, metavar="LOG")
     add_output_options(parser, FORMATS)
-    add_width_option(parser)
     parser.set_defaults(run=run, parser=parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    if (imported := read_legacy_or_none(options.log)) is not None:
-        print(render_legacy(options.format, imported, options.top), end="")
+    with reading([options.log]) as seen:
+        imported = read_legacy_or_none(options.log, seen)
+    if imported is not None:
+        say_lines(render_legacy(options.format, imported, options.top))
         return 0
     log = read_log(options.log)
-    plan = log.plan
+    plan, width = log.plan, terminal_width(options)
     if isinstance(plan, KernelsPlan):
         rows, ceilings = log.measurements, log.all_ceilings
-        print(render_kernels_run(options, plan.operation, rows, ceilings, log.header, log.summary), end="")
+        shown = render_kernels_run(
+            options.format,
+            plan.operation,
+            rows,
+            ceilings,
+            log.header,
+            log.summary,
+            own_ceilings=log.own_ceilings if plan.confirms else None,
+            top=options.top,
+            width=width,
+        )
+        say_lines(shown)
     elif isinstance(plan, FindPlan):
-        print(render_find(options.format, log.measurements, log.ceilings, log.header, log.summary), end="")
+        say_lines(render_find(options.format, log.measurements, log.ceilings, log.header, log.summary, width))
     else:
-        print(render(options.format, log.measurements, log.header, log.summary, options.top), end="")
+        say_lines(render(options.format, log.measurements, log.header, log.summary, options.top, width))
     return 0

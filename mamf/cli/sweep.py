@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from mamf.cli.interruption import Interruption
-from mamf.cli.options import add_device_options, add_output_options
+from mamf.cli.options import add_device_options, add_output_options, terminal_width
 from mamf.cli.plan_options import (
     add_measuring_options,
     add_problem_options,
@@ -17,7 +17,8 @@ from mamf.cli.plan_options import (
     shapes_from,
 )
 from mamf.cli.resuming import require_repeated
-from mamf.cli.session import End, Session, add_run_options, interruptible
+from mamf.cli.session import End, Resumed, Session, add_run_options, interruptible
+from mamf.cli.terminal import say
 from mamf.discovery import kernel_for
 from mamf.errors import UnsupportedError
 from mamf.estimate import estimate_seconds, probe_flops
@@ -52,8 +53,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    def work(interruption: Interruption) -> int:
-        session = _SweepSession(options, interruption)
+    def work(interruption: Interruption, resumed: Resumed | None) -> int:
+        session = _SweepSession(options, interruption, resumed)
         return session.dry_run() if options.dry_run else session.run()
 
     return interruptible(options, work)
@@ -63,9 +64,9 @@ class _SweepSession(Session[Plan]):
     command = "sweep"
     plan_kind = Plan
 
-    def __init__(self, options: argparse.Namespace, interruption: Interruption) -> None:
+    def __init__(self, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None) -> None:
         requested = shapes_from(options)
-        super().__init__(options, interruption)
+        super().__init__(options, interruption, resumed)
         self.plan = plan_from(options, requested, self.backend, self.before)
         self.kernel = self._kernel()
         self.held = self.log.held if self.log else set()
@@ -93,12 +94,12 @@ class _SweepSession(Session[Plan]):
         free = backend.free_memory()
         flops = probe_flops(self.kernel, plan.problem, backend)
         seconds = estimate_seconds(plan, steps, backend, flops)
-        print(f"device: {backend.info.name} ({backend.name}:{backend.index}), {self.kernel.name} {plan.problem.dtype}")
-        print(f"shapes: {len(plan.shapes)}, in {', '.join(plan.regimes)}: {len(steps)} to measure")
-        print(f"memory: {needed / 1e9:.3g} GB for the largest" + (f", of {free / 1e9:.1f} GB free" if free else ""))
+        say(f"device: {backend.info.name} ({backend.name}:{backend.index}), {self.kernel.name} {plan.problem.dtype}")
+        say(f"shapes: {len(plan.shapes)}, in {', '.join(plan.regimes)}: {len(steps)} to measure")
+        say(f"memory: {needed / 1e9:.3g} GB for the largest" + (f", of {free / 1e9:.1f} GB free" if free else ""))
         if free and needed > free:
-            print("        which will be out_of_memory; smaller shapes are measured")
-        print(f"time: about {seconds:.0f} s, judging by {flops / 1e12:.3g} TFLOPS of a square product")
+            say("        which will be out_of_memory; smaller shapes are measured")
+        say(f"time: about {seconds:.0f} s, judging by {flops / 1e12:.3g} TFLOPS of a square product")
         return 0
 
     def plan_record(self) -> dict[str, Any]:
@@ -129,4 +130,5 @@ class _SweepSession(Session[Plan]):
         return summary_record(self.rows, end.status, end.reason, elapsed_seconds, left)
 
     def rendered(self, header: dict[str, Any], summary: dict[str, Any] | None) -> str:
-        return render(self.options.format, self.rows, header, summary, self.options.top)
+        options = self.options
+        return render(options.format, self.rows, header, summary, options.top, terminal_width(options))

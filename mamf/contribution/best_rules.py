@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from mamf.ceilings.ceiling import CHOOSE, CONFIRM, FEWEST_ROUNDS, Ceiling, confirmed
+from mamf.ceilings.ceiling import CHOOSE, CONFIRM, FEWEST_ROUNDS, confirmed
 from mamf.contribution.evidence import Evidence, Finding
 from mamf.contribution.row_rules import agree, is_exact
-from mamf.logs.records import ceiling_record
+from mamf.logs.records import ceiling_from_record, ceiling_record
+from mamf.logs.run_log import OwnCeilings, latest
 from mamf.measurement import Conditions, Measurement
-from mamf.operations.attention.report import attention_summary_record
 from mamf.operations.attention.rows import is_attention
 from mamf.report import find_summary_record, summary_record
-from mamf.report.kernels import kernels_summary_record
+from mamf.report.of_run import kernels_run_summary
+from mamf.report.own_ceilings import problem_title
 
 # A median of fewer samples has no interval to speak of.
 _FEWEST_SAMPLES = 5
@@ -26,6 +29,8 @@ _LOWEST_BURST_CLOCK = 0.97
 _ABOVE_CEILING, _ABOVE_CEILING_OF_CPU = 1.05, 1.25
 # Ceilings are written with six digits.
 _CEILING_ROUNDING = 1e-5
+#: A problem in a regime.
+Sought = tuple[Any, str]
 _NOT_FROM_ROWS = {"elapsed_seconds", "left", "status", "reason"}
 
 
@@ -62,36 +67,38 @@ def _summary(evidence: Evidence, summary: dict[str, object]) -> dict[str, object
     if evidence.is_search:
         ceilings = {regime: ceiling for (_, regime), ceiling in recomputed_ceilings(evidence).items()}
         return find_summary_record(rows, ceilings, status, reason, 0.0)
-    if evidence.is_attention:
-        return attention_summary_record(rows, evidence.log.all_ceilings, status, reason, 0.0, 0)
     if evidence.is_of_kernels:
-        return kernels_summary_record(rows, status, reason, 0.0, 0)
+        of, own = evidence.plan.operation, recomputed_ceilings(evidence) if evidence.confirms_own else None
+        return kernels_run_summary(of, rows, evidence.log.all_ceilings, status, reason, 0.0, 0, own)
     return summary_record(rows, status, reason, 0.0, 0)
 
 
-def recomputed_ceilings(evidence: Evidence) -> dict[tuple[str, str], Ceiling]:
-    """The ceilings of searches, by dtype and regime, as their last rounds give them."""
+def recomputed_ceilings(evidence: Evidence, before_line: float = math.inf) -> OwnCeilings:
+    """What the run confirmed, by problem and regime, as its last rounds (up to a line of the log) give it."""
     device = evidence.header["device"]
-    last_rounds = [row for row in evidence.log.measurements if row.phase in (CHOOSE, CONFIRM)]
+    rows = latest(row for line, _, row in evidence.rows if line < before_line)
+    last_rounds = [row for row in rows if row.phase in (CHOOSE, CONFIRM)]
     found = {}
-    for search in evidence.searches:
-        default = evidence.header["kernel"] if evidence.is_search else search.kernels[0]
-        for regime in search.regimes:
-            rows = [row for row in last_rounds if (row.problem, row.regime) == (search.problem, regime)]
-            ceiling = confirmed(rows, device["name"], device["uuid_hash"], default)
-            if ceiling is not None:
-                found[search.problem.dtype, regime] = ceiling
+    for problem, regime, default in evidence.sought:
+        of_it = [row for row in last_rounds if (row.problem, row.regime) == (problem, regime)]
+        ceiling = confirmed(of_it, device["name"], device["uuid_hash"], default)
+        if ceiling is not None:
+            found[problem, regime] = ceiling
     return found
 
 
 def ceilings_recompute(evidence: Evidence) -> Iterator[Finding]:
-    """Ceilings that were searched for follow from the rounds that confirmed them, one for each regime of the plan."""
-    if not evidence.searches:
+    """Ceilings that were searched for follow from the rounds that confirmed them, one for each regime of the plan.
+
+    A search that was resumed holds what it knew when it was interrupted too: that follows from the rounds before it.
+    """
+    if not evidence.sought:
         return
     again = recomputed_ceilings(evidence)
     logged = [(line, record, _key(evidence, record)) for line, record in evidence.of_kind("ceiling")]
+    last = {key: line for line, _, key in logged}
     for line, record, key in logged:
-        ceiling = again.get(key)
+        ceiling = (again if line == last[key] else recomputed_ceilings(evidence, line)).get(key)
         if ceiling is None:
             yield Finding("ceiling-mismatch", f"{record['regime']}: no rounds confirm the ceiling", line)
             continue
@@ -104,24 +111,33 @@ def ceilings_recompute(evidence: Evidence) -> Iterator[Finding]:
         known = {"record", "time", *(("dtype",) if record.get("dtype") == ceiling.problem.dtype else ())}
         for name in sorted(record.keys() - expected.keys() - known):
             yield Finding("unknown-field", f"mamf writes no field {name!r} of a ceiling: remove it", line)
-    held = [key for _, _, key in logged]
-    if len(held) != len(set(held)):
-        yield Finding("ceiling-mismatch", "a regime has two ceilings")
-    for dtype, regime in sorted(_wanted(evidence, again) - set(held)):
-        yield Finding("ceiling-mismatch", f"the {regime} ceiling of {dtype} is not there")
+    if _repeats(evidence, logged):
+        yield Finding("ceiling-mismatch", "a regime has two ceilings, and was not resumed between them")
+    for title in sorted(problem_title(regime, problem) for problem, regime in _wanted(evidence, again) - last.keys()):
+        yield Finding("ceiling-mismatch", f"the ceiling of {title} is not there")
 
 
-def _key(evidence: Evidence, record: Mapping[str, Any]) -> tuple[str, str]:
-    # Early logs of finds name the product in the header alone.
-    problem = record["problem"] if "problem" in record else evidence.header["plan"]["problem"]
-    return problem["dtype"], record["regime"]
+def _repeats(evidence: Evidence, logged: Iterable[tuple[int, object, Sought]]) -> bool:
+    """Whether a ceiling stands twice in what one process wrote."""
+    begun = [line for line, _ in evidence.of_kind("resume")]
+    written = [(bisect(begun, line), key) for line, _, key in logged]
+    return len(written) != len(set(written))
 
 
-def _wanted(evidence: Evidence, again: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
+def _key(evidence: Evidence, record: Mapping[str, Any]) -> Sought:
+    ceiling = ceiling_from_record(record, evidence.log.header)
+    return ceiling.problem, ceiling.regime
+
+
+def _wanted(evidence: Evidence, again: Iterable[Sought]) -> set[Sought]:
     """Ceilings that must be there: before they are, no attention is measured."""
+    if evidence.confirms_own:
+        measured = {row.problem for row in evidence.log.measurements if row.ok}
+        is_whole = evidence.tier == "complete"
+        return {(each, regime) for each, regime, _ in evidence.sought if each in measured} if is_whole else set(again)
     if evidence.tier != "complete" and not any(map(is_attention, evidence.log.measurements)):
         return set(again) if evidence.is_search else set()
-    return {(search.problem.dtype, regime) for search in evidence.searches for regime in evidence.plan.regimes}
+    return {(search.problem, regime) for search in evidence.searches for regime in evidence.plan.regimes}
 
 
 def _same(written: object, again: object) -> bool:
@@ -162,11 +178,11 @@ def claims_are_firm(evidence: Evidence) -> Iterator[Finding]:
             yield Finding("few-samples", told)
         yield from _too_wide(evidence, name, _half_width(row))
         yield from _throttled(evidence, name, regime, row.conditions)
-    for ceiling in evidence.log.all_ceilings.values():
-        name = f"the {ceiling.regime} ceiling of {ceiling.problem.dtype}"
+    for ceiling in (*evidence.log.all_ceilings.values(), *evidence.log.own_ceilings.values()):
+        name = f"the ceiling of {problem_title(ceiling.regime, ceiling.problem)}"
         if ceiling.rounds < FEWEST_ROUNDS:
             yield Finding("few-samples", f"{name} was confirmed in {ceiling.rounds} rounds, not {FEWEST_ROUNDS}")
-        half = (ceiling.interval.high - ceiling.interval.low) / 2 / ceiling.tflops
+        half = (ceiling.interval.high - ceiling.interval.low) / 2 / ceiling.rate
         yield from _too_wide(evidence, name, half)
         yield from _throttled(evidence, name, ceiling.regime, ceiling.conditions)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mamf.ceilings.ceiling import Ceiling
+from mamf.ceilings.ceiling import CONFIRM, Ceiling
 from mamf.ceilings.share import mamfu
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
 from mamf.logs.run_log import RunLog, read_run_log
@@ -17,6 +17,7 @@ from mamf.plans import FindPlan, KernelsPlan
 from mamf.regimes.names import NAMES
 from mamf.report import bests
 from mamf.report.kernels import title
+from mamf.statistics import Interval
 
 
 @dataclass(frozen=True)
@@ -64,12 +65,23 @@ class AttentionEntry:
 
 @dataclass(frozen=True)
 class KernelEntry:
-    """A row of an operation that has no table of its own."""
+    """A row of an operation that has no table of its own; ``ceiling``: what a find confirmed of that shape and kernel
+    in fresh rounds, which then counts in the row's place.
+    """
 
     header: dict[str, Any]
     place: Path
     tier: str
     row: Measurement
+    ceiling: Ceiling | None = None
+
+    @property
+    def rate(self) -> float:
+        return self.row.best_rate if self.ceiling is None else self.ceiling.rate
+
+    @property
+    def interval(self) -> Interval:
+        return self.row.rate_interval if self.ceiling is None else self.ceiling.interval
 
     @property
     def device(self) -> str:
@@ -106,7 +118,7 @@ def collect(root: Path, paths: Iterable[Path]) -> Collection:
         if isinstance(plan, KernelsPlan) and plan.operation == "attention":
             attention += _attention_entries(log, place)
         elif isinstance(plan, KernelsPlan):
-            kernels += [KernelEntry(log.header, place, log.tier, row) for row in log.measurements if row.ok]
+            kernels += _kernel_entries(log, place)
         elif isinstance(plan, FindPlan):
             ceilings += [_of_ceiling(log, place, ceiling) for ceiling in log.all_ceilings.values()]
         else:
@@ -154,6 +166,21 @@ def _of_row(log: RunLog, place: Path, row: Measurement) -> CeilingEntry:
     )
 
 
+def _kernel_entries(log: RunLog, place: Path) -> list[KernelEntry]:
+    """Rows, and ceilings with a row that confirmed them."""
+    rows = [row for row in log.measurements if row.ok and not row.phase]
+    found = [KernelEntry(log.header, place, log.tier, row) for row in rows]
+    for (problem, regime), ceiling in log.own_ceilings.items():
+        fresh = (problem, regime, ceiling.shape, ceiling.kernel, CONFIRM)
+        row = next(
+            each
+            for each in log.measurements
+            if (each.problem, each.regime, each.shape, each.kernel, each.phase) == fresh
+        )
+        found.append(KernelEntry(log.header, place, log.tier, row, ceiling))
+    return found
+
+
 def _attention_entries(log: RunLog, place: Path) -> list[AttentionEntry]:
     shares = ((row, mamfu(row, log.all_ceilings)) for row in log.measurements if row.ok and is_attention(row))
     return [AttentionEntry(log.header, place, log.tier, row, share) for row, share in shares if share is not None]
@@ -190,10 +217,11 @@ def best_attention(entries: Iterable[AttentionEntry]) -> list[AttentionEntry]:
 
 
 def best_kernels(entries: Iterable[KernelEntry]) -> list[KernelEntry]:
-    """For each operation, regime, problem and accelerator the row with the highest rate."""
+    """For each operation, regime, problem and accelerator the highest confirmed rate, else that of the best row."""
     found: dict[tuple[str, ...], KernelEntry] = {}
     for entry in entries:
         key = (entry.row.operation, title(entry.row), entry.device)
-        if key not in found or entry.row.best_rate > found[key].row.best_rate:
+        rank = entry.ceiling is not None, entry.rate
+        if key not in found or rank > (found[key].ceiling is not None, found[key].rate):
             found[key] = entry
     return [found[key] for key in sorted(found)]

@@ -10,8 +10,9 @@ from typing import Any
 
 from mamf.errors import RunLogError
 from mamf.logs.known import operation_called
+from mamf.logs.legacy import Seen, lines_of
 from mamf.logs.records import measurement_from_record
-from mamf.logs.run_log import RunLog, parse_record, whole_lines
+from mamf.logs.run_log import RunLog, parse_record
 from mamf.measurement import Measurement
 from mamf.operations.unknown import Unknown
 from mamf.plans import FindPlan, KernelsPlan
@@ -40,7 +41,8 @@ class Evidence:
 
     @property
     def header(self) -> dict[str, Any]:
-        return self.log.header
+        """As written: what is missing in it is not made up."""
+        return self.records[0][1]
 
     @cached_property
     def plan(self) -> Any:
@@ -72,6 +74,23 @@ class Evidence:
     def searches(self) -> tuple[FindPlan, ...]:
         """The searches for ceilings whose rows the log holds: the run itself, or what went before attention."""
         return (self.plan,) if self.is_search else self.plan.searches if self.is_of_kernels else ()
+
+    @property
+    def confirms_own(self) -> bool:
+        """Whether ceilings of the operation itself were sought."""
+        return self.is_of_kernels and bool(self.plan.confirms)
+
+    @cached_property
+    def sought(self) -> tuple[tuple[Any, str, str | None], ...]:
+        """Problem, regime and the library's default kernel of each ceiling that was sought."""
+        if not self.confirms_own:
+            return tuple(
+                (search.problem, regime, self.header["kernel"] if self.is_search else search.kernels[0])
+                for search in self.searches
+                for regime in search.regimes
+            )
+        default = next((row.kernel for _, _, row in self.rows if not row.phase), None)
+        return tuple((problem, regime, default) for problem in self.plan.problems for regime in self.plan.regimes)
 
     @property
     def is_cpu(self) -> bool:
@@ -106,10 +125,13 @@ def problems_of(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def read_records(path: Path) -> tuple[tuple[int, dict[str, Any]], ...]:
     """Raises RunLogError naming the line that is no record."""
-    records = []
-    for number, line in enumerate(whole_lines(path), start=1):
+    return tuple(records_of(path))
+
+
+def records_of(path: Path, seen: Seen | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Each record with its line, one at a time. Raises RunLogError naming the line that is no record."""
+    for number, line in enumerate(lines_of(path, seen), start=1):
         try:
-            records.append((number, parse_record(line)))
+            yield number, parse_record(line)
         except ValueError as error:
             raise RunLogError(f"{path}, line {number}: {error}") from None
-    return tuple(records)

@@ -23,13 +23,15 @@ def legacy_findings(run: FinderRun) -> Iterator[Finding]:
         yield Finding("missing-field", f"{run.dtype!r} is no dtype of mamf: it stands in the table as printed", 1, True)
     if not run.rows and not run.best:
         yield Finding("missing-row", "the log holds no figure")
-    for number, row in enumerate([*run.rows, *run.best.values()], start=2):
-        yield from _figures(run, row, min(number, len(run.rows) + 2))
+    limit = _limit(run)
+    for number, row in enumerate(run.rows, start=2):
+        yield from _figures(run, row, limit, number)
+    for row in run.best.values():
+        yield from _figures(run, row, limit, len(run.rows) + 2)
     yield from _best_of_rows(run)
 
 
-def _figures(run: FinderRun, row: Reported, line: int) -> Iterator[Finding]:
-    limit = _limit(run)
+def _figures(run: FinderRun, row: Reported, limit: float | None, line: int) -> Iterator[Finding]:
     for name, tflops in row.tflops.items():
         if name not in STATISTICS or not isinstance(tflops, (int, float)) or not 0 < tflops < math.inf:
             yield Finding("unreadable", f"{name} {tflops!r} is no figure of mamf-finder", line)

@@ -11,10 +11,16 @@ from typing import Any
 from mamf.contribution.evidence import problems_of
 from mamf.logs.legacy import FinderRun
 
+# Names of devices on Windows, where no folder may be called so.
+_RESERVED = re.compile(r"con|prn|aux|nul|(?:com|lpt)\d")
+
 
 def folder_of(device_name: str) -> str:
     """``NVIDIA H100 80GB HBM3`` -> ``nvidia-h100-80gb-hbm3``."""
-    return slug([device_name]) or "unknown-accelerator"
+    name = slug([device_name])
+    if not name:
+        return "unknown-accelerator"
+    return f"{name}-accelerator" if _RESERVED.fullmatch(name) else name
 
 
 def name_of(header: Mapping[str, Any]) -> str:
@@ -23,6 +29,7 @@ def name_of(header: Mapping[str, Any]) -> str:
     command, problems = plan.get("command", "sweep"), problems_of(plan)
     parts = [
         plan.get("operation", command),
+        *([command] if plan.get("confirms") else []),
         *([header["kernel"]] if "problem" in plan and command == "sweep" else []),
         *(problem["dtype"] + ("-fast" if problem.get("fast_accumulation") else "") for problem in problems),
         *(problem["direction"] for problem in problems if "direction" in problem),

@@ -9,13 +9,17 @@ from typing import Any
 
 from mamf.contribution.evidence import Finding
 from mamf.environment import scrub
+from mamf.finder_logs.grammars import GRAMMARS
 
 _PRIVATE_KEY = re.compile(
-    r"(^|_)(host|hostname|node|nodename|user|username|login|account|cwd|home|email|e_mail|fqdn|ip|ip_address|mac"
-    r"|uuid|serial|serial_number)$",
+    r"(^|_)(host|host_?name|node|node_?name|user|user_?name|login|account|cwd|home|email|e_mail|fqdn|ip|ipv[46]"
+    r"|ip_?address|mac|uuid|serial|serial_?(number|no)|sn|asset_?tag)$",
     re.I,
 )
 _NO_NUMBERS = frozenset((dict, list, str))
+_GRAMMAR = "|".join(re.escape(one) for one in sorted({grammar.version for grammar in GRAMMARS}))
+# What mamf writes itself and in every row: shapes, and the grammars of a log, of which v1c+/F1 looks like a path.
+_OURS = re.compile(rf"\d+x\d+x\d+|(?:{_GRAMMAR})(?:/(?:{_GRAMMAR}))*")
 # A text of this length is no note; searching it for names would take for ever.
 _LONGEST_TEXT = 10_000
 _LABEL = r"[a-z0-9][a-z0-9-]{0,62}"
@@ -24,6 +28,11 @@ _PUBLIC_DOMAINS = "com|net|org|edu|gov|io|ai|cloud|dev|at|au|be|ca|ch|cn|cz|de|d
 _PUBLIC_DOMAINS += "|ru|se|sg|tw|uk|us"
 # Below 20 an address looks like a version (cuBLAS 12.1.3.1), but for the ranges that machines of a site have.
 _ADDRESS = r"(?:10|127|(?:[2-9]\d|1\d\d|2[0-4]\d|25[0-5]))(?:\.(?:25[0-5]|2[0-4]\d|1?\d?\d)){3}"
+# Of addresses in use the first group has four digits, which those of a time, a slice or a C++ name do not have.
+_GROUP = r"[0-9a-f]{1,4}"
+_GROUPS = rf"{_GROUP}(?::{_GROUP}){{0,6}}"
+_ADDRESS_6 = rf"(?:{_GROUP}:){{7}}{_GROUP}|(?=[23][0-9a-f]{{3}}:|f[cdef][0-9a-f]{{2}}:){_GROUPS}::(?:{_GROUPS})?"
+_SERIAL = r"serial(?:[ _-]?(?:number|num|no)\b\.?)?|s/n|sn(?=[:#=])"
 # Each with the text that takes its place.
 _PATTERNS = (
     (re.compile(rf"\b[\w.+-]{{1,64}}@(?!\d){_LABEL}(?:\.{_LABEL}){{0,8}}", re.I), "<user>@<host>"),
@@ -31,7 +40,8 @@ _PATTERNS = (
     (re.compile(rf"(?<![/\w.-])(?:{_LABEL}\.){{2,8}}(?:{_PUBLIC_DOMAINS})\b(?![./(\w:-])", re.I), "<host>"),
     (re.compile(r"\b(?:ssh|file|smb|nfs|ftp)://\S+", re.I), "<address>"),
     (re.compile(r"\b(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", re.I), "<uuid>"),
-    (re.compile(r"\b(?:serial(?: number| no\.?)?|s/n)[\s:#=]{1,3}\w*\d\w*", re.I), "<serial number>"),
+    (re.compile(rf"\b(?:{_SERIAL})(?: is)?[\s:#=]{{1,3}}[\w-]*\d[\w-]*", re.I), "<serial number>"),
+    (re.compile(rf"(?<![\w:.])(?:{_ADDRESS_6})(?!\w|:\w)", re.I), "<address>"),
     (re.compile(r"\b[0-9a-f]{2}(?::[0-9a-f]{2}){5}\b", re.I), "<address>"),
     (re.compile(rf"(?<![\w.]){_ADDRESS}(?![\w.])"), "<address>"),
 )
@@ -40,27 +50,35 @@ _PATTERNS = (
 def private_findings(line: int, record: dict[str, Any]) -> Iterator[Finding]:
     """One finding for each field that holds something private."""
     for path, value in fields(record):
-        name = ".".join(path)
-        is_private, found = _private_name(path)
-        if is_private and value is not None:
-            yield Finding("private", f"field {name} names a host, user or device: remove it", line)
-        elif found:
-            yield Finding("private", f"the name of field {name} holds {found!r}", line)
-        elif isinstance(value, str) and len(value) > _LONGEST_TEXT:
-            yield Finding("private", f"{name} is a text of {len(value)} characters: nobody can look through it", line)
-        elif isinstance(value, str) and (found := private_part(value)):
-            yield Finding("private", f"{name} holds {found!r}", line)
+        if told := _of_name(path, value is not None) or _of_text(path, value):
+            yield Finding("private", told, line)
 
 
 @functools.lru_cache(4096)  # the same names stand in every row
-def _private_name(path: tuple[str, ...]) -> tuple[bool, str | None]:
-    """Whether a field is called as something private is, and the first private part of the names that lead to it."""
-    return any(map(_PRIVATE_KEY.search, path)), next(filter(None, map(private_part, path)), None)
+def _of_name(path: tuple[str, ...], has_value: bool) -> str | None:
+    name = ".".join(path)
+    if has_value and any(_PRIVATE_KEY.search(key) for key in path):
+        return f"field {name} names a host, user or device: remove it"
+    found = next(filter(None, map(private_part, path)), None)
+    return f"the name of field {name} holds {found!r}" if found else None
+
+
+def _of_text(path: tuple[str, ...], value: Any) -> str | None:
+    if not isinstance(value, str):
+        return None
+    if len(value) > _LONGEST_TEXT:
+        return f"{'.'.join(path)} is a text of {len(value)} characters: nobody can look through it"
+    found = private_part(value)
+    return f"{'.'.join(path)} holds {found!r}" if found else None
+
+
+def private_part(text: str) -> str | None:
+    """The first private part of a text, or None."""
+    return None if _OURS.fullmatch(text) else _private_part(text)
 
 
 @functools.lru_cache(4096)
-def private_part(text: str) -> str | None:
-    """The first private part of a text, or None."""
+def _private_part(text: str) -> str | None:
     if scrub(text) != text:
         return next((word for word in text.split() if scrub(word) != word), text)
     return next((match[0] for pattern, _ in _PATTERNS if (match := pattern.search(text))), None)
@@ -77,7 +95,7 @@ def without_private(record: Any) -> Any:
 
 
 def _replaced(text: str) -> str:
-    if len(text) > _LONGEST_TEXT:
+    if len(text) > _LONGEST_TEXT or _OURS.fullmatch(text):
         return text
     text = scrub(text)
     for pattern, substitute in _PATTERNS:
@@ -85,15 +103,21 @@ def _replaced(text: str) -> str:
     return text
 
 
-def fields(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def fields(value: Any) -> list[tuple[tuple[str, ...], Any]]:
     """Every value with the names that lead to it. An element of a list is led to by its number; lists of numbers are
     given whole.
     """
+    found: list[tuple[tuple[str, ...], Any]] = []
+    _add_fields(value, (), found)
+    return found
+
+
+def _add_fields(value: Any, path: tuple[str, ...], found: list[tuple[tuple[str, ...], Any]]) -> None:
     if isinstance(value, dict):
         for key, item in value.items():
-            yield from fields(item, (*path, key))
+            _add_fields(item, (*path, key), found)
     elif isinstance(value, list) and not _NO_NUMBERS.isdisjoint(map(type, value)):
         for number, item in enumerate(value):
-            yield from fields(item, (*path, str(number)))
+            _add_fields(item, (*path, str(number)), found)
     elif path:
-        yield path, value
+        found.append((path, value))

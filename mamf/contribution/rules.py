@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from mamf.contribution.best_rules import (
     ceilings_fit_attention,
@@ -15,7 +17,7 @@ from mamf.contribution.best_rules import (
     summary_recomputes,
     tier_is_told,
 )
-from mamf.contribution.evidence import Evidence, Finding, read_records
+from mamf.contribution.evidence import Evidence, Finding, records_of
 from mamf.contribution.header_rules import (
     circumstances,
     missing_fields,
@@ -38,7 +40,7 @@ from mamf.contribution.row_rules import (
 )
 from mamf.contribution.sampling_rules import rows_of_plan, samples_whole
 from mamf.errors import RunLogError
-from mamf.logs.legacy import is_legacy, read_legacy_log
+from mamf.logs.legacy import TIER, Seen, is_legacy, legacy_run
 from mamf.logs.run_log import MALFORMED, is_readable, read_bytes, read_run_log, what
 
 #: Every rule and what it asks.
@@ -117,34 +119,59 @@ class Review:
         return any(strict or not finding.is_warning for finding in self.findings)
 
 
-def review(path: Path) -> Review:
-    """All findings about a log; an unreadable one is a finding too. Never raises for what the file holds."""
+def review(path: Path, seen: Seen | None = None) -> Review:
+    """All findings about a log; an unreadable one is a finding too. Never raises for what the file holds. ``seen`` is
+    told how many bytes are read.
+    """
     try:
-        return _review(path)
+        return _review(path, seen)
     except RunLogError as error:
-        text = str(error).removeprefix(f"{path}").lstrip(",: ")
-        return Review(path, (Finding("unreadable", text),))
+        return Review(path, (_unreadable(path, error),))
     except (*MALFORMED, RecursionError) as error:
         return Review(path, (Finding("unreadable", f"a field of the wrong kind: {error}"),))
 
 
-def _review(path: Path) -> Review:
+def _review(path: Path, seen: Seen | None) -> Review:
     findings = _as_bytes(path)
-    records = read_records(path)
-    header = records[0][1]
+    records = records_of(path, seen)
+    first = next(records)
+    header = first[1]
     if not is_readable(header.get("schema")):
         return Review(path, (Finding("schema", f"schema {header.get('schema')} is not known to this mamf", 1),))
-    for line, record in records:
-        findings += private_findings(line, record)
     if is_legacy(header):
-        run = read_legacy_log(path)
-        findings += legacy_findings(run)
-        return Review(path, tuple(findings), "legacy", legacy_place_of(run), _digest(repr(run.rows), str(run.started)))
-    evidence = Evidence(records, read_run_log(path))
+        return _legacy_review(path, itertools.chain([first], records), findings)
+    whole = (first, *records)
+    for line, record in whole:
+        findings += private_findings(line, record)
+    try:
+        log = read_run_log(path)
+    except RunLogError as error:
+        return Review(path, (*findings, _unreadable(path, error)))
+    evidence = Evidence(whole, log)
     for rule in _RULES:
         findings += _findings_of(rule, evidence)
     samples = (str(record.get("samples_seconds")) for _, record in evidence.of_kind("measurement"))
-    return Review(path, tuple(findings), evidence.tier, place_of(header), _digest(*samples))
+    return Review(path, tuple(findings), evidence.tier, place_of(header), _digest(samples))
+
+
+def _legacy_review(path: Path, records: Iterator[tuple[int, dict[str, Any]]], findings: list[Finding]) -> Review:
+    """Each record is judged in passing: such a log can have a million rows."""
+
+    def judged() -> Iterator[dict[str, Any]]:
+        for line, record in records:
+            findings.extend(private_findings(line, record))
+            yield record
+
+    run = legacy_run(path, judged())
+    findings += legacy_findings(run)
+    figures = (f"{row.shape} {row.tflops}" for row in run.rows)
+    return Review(
+        path, tuple(findings), TIER, legacy_place_of(run), _digest(itertools.chain([str(run.started)], figures))
+    )
+
+
+def _unreadable(path: Path, error: RunLogError) -> Finding:
+    return Finding("unreadable", str(error).removeprefix(f"{path}").lstrip(",: "))
 
 
 def _findings_of(rule: Callable[[Evidence], Iterator[Finding]], evidence: Evidence) -> list[Finding]:
@@ -166,20 +193,23 @@ def _as_bytes(path: Path) -> list[Finding]:
     return findings
 
 
-def _digest(*texts: str) -> str:
-    return hashlib.sha256("\n".join(texts).encode()).hexdigest()
+def _digest(texts: Iterable[str]) -> str:
+    found = hashlib.sha256()
+    for text in texts:
+        found.update(f"{text}\n".encode())
+    return found.hexdigest()
 
 
-def review_results(root: Path, paths: Iterable[Path]) -> list[Review]:
+def review_results(root: Path, paths: Iterable[Path], seen: Seen | None = None) -> list[Review]:
     """Reviews of logs that lie in a results folder: each at its place, each once."""
     reviews: list[Review] = []
-    seen: dict[str, Path] = {}
+    holders: dict[str, Path] = {}
     for path in paths:
-        found = review(path)
+        found = review(path, seen)
         place, more = path.relative_to(root), []
         if found.place is not None and place != found.place:
             more.append(Finding("misplaced", f"belongs to {root.name}/{found.place}"))
-        if found.digest and seen.setdefault(found.digest, place) != place:
-            more.append(Finding("duplicate", f"holds the samples of {seen[found.digest]}"))
+        if found.digest and holders.setdefault(found.digest, place) != place:
+            more.append(Finding("duplicate", f"holds the samples of {holders[found.digest]}"))
         reviews.append(replace(found, findings=(*found.findings, *more)))
     return reviews

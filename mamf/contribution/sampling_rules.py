@@ -110,6 +110,9 @@ def _is_own(evidence: Evidence, row: Measurement) -> bool:
 
 def _rows_of_searches(evidence: Evidence) -> Iterator[Finding]:
     """Every row of a find, and of attention what has a phase."""
+    if evidence.confirms_own:
+        yield from _rows_of_rounds(evidence)
+        return
     searched = [found for found in evidence.rows if found[2].phase or evidence.is_search]
     problems = [plan.problem for plan in evidence.searches]
     for line, _, row in searched:
@@ -117,6 +120,27 @@ def _rows_of_searches(evidence: Evidence) -> Iterator[Finding]:
             yield Finding("foreign-row", f"{row.shape} by {row.kernel} is not of this run's plan", line)
     for plan in evidence.searches:
         yield from _rows_of_search(plan, [found for found in searched if found[2].problem == plan.problem])
+
+
+def _rows_of_rounds(evidence: Evidence) -> Iterator[Finding]:
+    """Rows that choose and confirm: of steps that were measured before, round after round."""
+    tried: set[tuple[Any, ...]] = set()
+    rounds: dict[tuple[str, str, Any], set[int]] = {}
+    for line, _, row in evidence.rows:
+        what = (row.problem, row.shape, row.kernel)
+        if not row.phase:
+            tried.add(what)
+            continue
+        rounds.setdefault((row.regime, row.phase, row.problem), set()).add(row.round)
+        if row.phase not in (CHOOSE, CONFIRM) or row.regime not in evidence.plan.regimes or what not in tried:
+            yield Finding("foreign-row", f"{row.shape} by {row.kernel} in {row.regime} was never tried", line)
+    for (regime, _, _), numbers in rounds.items():
+        yield from _missing_rounds(regime, numbers)
+
+
+def _missing_rounds(regime: str, numbers: Collection[int]) -> Iterator[Finding]:
+    if set(numbers) != set(range(1, len(numbers) + 1)):
+        yield Finding("missing-row", f"rounds of {regime} are missing: {sorted(numbers)} are there")
 
 
 def _rows_of_search(plan: FindPlan, found: Iterable[tuple[int, dict[str, Any], Measurement]]) -> Iterator[Finding]:
@@ -135,8 +159,7 @@ def _rows_of_search(plan: FindPlan, found: Iterable[tuple[int, dict[str, Any], M
                 yield Finding("foreign-row", f"{row.shape} is confirmed, but was never tried", line)
         tried.add((shape["m"], shape["n"], shape["k"]))
     for (regime, _), numbers in rounds.items():
-        if numbers != set(range(1, len(numbers) + 1)):
-            yield Finding("missing-row", f"rounds of {regime} are missing: {sorted(numbers)} are there")
+        yield from _missing_rounds(regime, numbers)
 
 
 def _turned(shape: Mapping[str, int]) -> set[tuple[int, int, int]]:

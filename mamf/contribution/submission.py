@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from mamf.contribution.evidence import read_records
 from mamf.contribution.privacy import fields, without_private
 from mamf.contribution.rules import Review, review
 from mamf.errors import UsageError
+from mamf.files import create_whole
 from mamf.logs.run_log import read_bytes
 
 
@@ -61,7 +61,9 @@ def _changes(line: int, old: Any, new: Any) -> Iterator[str]:
 
 
 def write(submission: Submission, root: Path) -> Path:
-    """Put the log at its place. Raises UsageError when something is there, or it cannot be written; then nothing is."""
+    """Put the log at its place. Raises UsageError when something is there or it cannot be written, RunLogWriteError
+    when the disk is full; then nothing is.
+    """
     target = root / submission.place
     if target.exists():
         raise UsageError(f"{target} is there already: a run is submitted once")
@@ -69,16 +71,5 @@ def write(submission: Submission, root: Path) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"cannot write {target}: {error.strerror}") from None
-    write_whole(target, submission.text)
+    create_whole(target, submission.text)
     return target
-
-
-def write_whole(target: Path, text: str) -> None:
-    """Write a file whole, or leave what is there: disks fill up in the middle. Raises UsageError when it cannot be."""
-    part = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        part.write_text(text, encoding="utf-8", newline="\n")
-        part.replace(target)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise UsageError(f"cannot write {target}: {error.strerror}") from None

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from mamf.contribution.collection import (
     AttentionEntry,
@@ -19,9 +20,10 @@ from mamf.contribution.collection import (
 )
 from mamf.measurement import TERA
 from mamf.peaks import find_peak
-from mamf.report.kernels import share_of_peak
 from mamf.report.kernels import title as problem_title
+from mamf.report.own_ceilings import share_of
 from mamf.report.text import DASH, markdown, significant, whole
+from mamf.text import Markup, markdown_line, markdown_text
 
 _INTRODUCTION = """# Results
 
@@ -103,7 +105,9 @@ def results_page(collection: Collection) -> str:
     parts = [_INTRODUCTION]
     complete = [entry for entry in collection.ceilings if entry.tier == "complete"]
     for dtype in sorted({entry.dtype for entry in complete}):
-        parts.append(_ceilings(f"## {dtype}", [entry for entry in complete if entry.dtype == dtype], notes))
+        parts.append(
+            _ceilings(f"## {markdown_text(dtype)}", [entry for entry in complete if entry.dtype == dtype], notes)
+        )
     finished = [entry for entry in collection.attention if entry.tier == "complete"]
     parts.append(_attention("## Attention: the best kernel by share of the measured ceiling (MAMFU)", finished))
     unfinished = [entry for entry in collection.attention if entry.tier == "interrupted"]
@@ -111,7 +115,9 @@ def results_page(collection: Collection) -> str:
     for tier, more in (("complete", ""), ("interrupted", ", tier interrupted")):
         kept = best_kernels(entry for entry in collection.kernels if entry.tier == tier)
         for name in dict.fromkeys(entry.row.operation for entry in kept):
-            parts.append(_kernels(f"## {name}{more}", [entry for entry in kept if entry.row.operation == name]))
+            parts.append(
+                _kernels(f"## {markdown_text(name)}{more}", [each for each in kept if each.row.operation == name])
+            )
     cut = [entry for entry in collection.ceilings if entry.tier == "interrupted"]
     parts.append(_ceilings("## Tier interrupted: what is best may never have been tried", cut, notes, with_dtype=True))
     parts.append(_legacy(collection.legacy))
@@ -137,7 +143,7 @@ def _ceiling_cells(entry: CeilingEntry, kind: Sequence[CeilingEntry], notes: Foo
     return [
         entry.regime,
         entry.device,
-        f"**{significant(entry.tflops)}**",
+        Markup(f"**{significant(entry.tflops)}**"),
         interval,
         entry.shape,
         entry.kernel,
@@ -160,7 +166,7 @@ def _share_of_peak(entry: CeilingEntry, notes: Footnotes) -> str:
     if peak is None:
         return DASH
     note = notes.mark(f"{peak.device}, {peak.dtype}, dense {peak.flops / TERA:g} TFLOPS: {peak.source}")
-    return f"{100 * entry.tflops * TERA / peak.flops:.1f} % of {peak.flops / TERA:g}{note}"
+    return Markup(f"{100 * entry.tflops * TERA / peak.flops:.1f} % of {peak.flops / TERA:g}{note}")
 
 
 def software(header: Mapping[str, Any]) -> str:
@@ -187,7 +193,7 @@ def _attention_cells(entry: AttentionEntry) -> list[str]:
         str(row.shape.head_dim),
         ("causal" if row.shape.causal else "full") + window,
         row.kernel,
-        f"**{100 * entry.share:.1f} %**",
+        Markup(f"**{100 * entry.share:.1f} %**"),
         significant(row.tflops(row.figure)),
         str(row.shape),
         entry.header["started"][:10],
@@ -196,18 +202,19 @@ def _attention_cells(entry: AttentionEntry) -> list[str]:
 
 
 def _kernels(title: str, entries: Sequence[KernelEntry]) -> str:
-    counts = dict.fromkeys(f"{entry.row.work.unit}: {entry.row.work.convention}." for entry in entries)
+    works = dict.fromkeys((entry.row.work.unit, entry.row.work.convention) for entry in entries)
+    counts = [markdown_line(f"{unit}: {convention}.") for unit, convention in works]
     rows = [_kernel_cells(entry) for entry in entries]
     return f"{title}\n\n{' '.join(counts)}\n\n{markdown(_KERNEL_COLUMNS, rows, _LEFT)}"
 
 
 def _kernel_cells(entry: KernelEntry) -> list[str]:
-    row, unit = entry.row, entry.row.work.unit
-    interval, share = row.rate_interval, share_of_peak(row, entry.header)
+    row, interval, unit = entry.row, entry.interval, entry.row.work.unit
+    share = share_of(entry.rate, row.problem, entry.header)
     return [
         entry.device,
         problem_title(row),
-        f"**{significant(row.best_rate)}** {unit}",
+        Markup(f"**{significant(entry.rate)}** {markdown_text(unit)}"),
         f"{significant(interval.low)} to {significant(interval.high)}",
         DASH if share is None else f"{100 * share:.1f} %",
         str(row.shape),
@@ -245,5 +252,5 @@ def _legacy_rows(entry: LegacyEntry) -> list[list[str]]:
     ]
 
 
-def link(place: Path) -> str:
-    return f"[log]({place.as_posix()})"
+def link(place: Path) -> Markup:
+    return Markup(f"[log]({quote(place.as_posix())})")

@@ -1,6 +1,6 @@
 """The grammars of mamf-finder by their traits; a log is of every version that none of its lines rules out.
 
-A new version is one entry here, plus a row form in rows.py where its rows look new.
+A new version is one entry here, plus a row form in forms.py where its rows look new.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _grammar(version: str, reduction: int, traits: Mapping[str, str], is_staged:
 #   end       a blank before TFLOPS or none          header   values with bullets or plain
 #   msmf      form of the confirms                   search   whether there are modes and stages
 #   headline  digits of it                           dtype    whether the command line can choose
-#   printed   the version number
+#   printed   the version number                 tag      of the phase that tries a row
 _V1 = {"header": "plain", "search": "none"}
 _V1_ONE = _V1 | {"row": "stated", "summary": "one", "shapes": "own", "dtype": "implied"}
 _THREE = {"row": "three", "order": "mean", "end": "spaced", "label": "MxNxK", "summary": "many"}
@@ -42,7 +42,9 @@ _V2 = _THREE | {"means": "none", "legend": "none", "header": "plain", "search": 
 _V2_NEW = _V2 | {"means": "geomean", "legend": "printed"}
 _STAGED = {"label": "MxNxK", "summary": "many headlines", "means": "both", "legend": "printed", "header": "bullets"}
 _V3 = _STAGED | {"row": "columns", "search": "mode titled", "headline": "integer"}
-_V3_DEV = _THREE | _STAGED | {"row": "three tagged", "headline": "decimal"}
+_V3_DEV = _THREE | _STAGED | {"row": "three tagged", "headline": "decimal", "printed": "3 4 5 6 7 8"}
+# Its grids were first as those of version 2, with nothing to confirm, and beside a search in stages.
+_V3_GRID = _V3_DEV | {"summary": "many", "search": "mode", "mode": "grid", "tag": "none", "headline": "none"}
 
 GRAMMARS = (
     _grammar("v1a", 2, _V1 | {"row": "bare", "summary": "label_first"}),
@@ -58,7 +60,8 @@ GRAMMARS = (
     _grammar("v2e", 3, _V2_NEW),
     _grammar("v2f", 3, _V2_NEW | {"header": "bullets"}),
     _grammar("v2g", 3, _V2_NEW | {"header": "bullets", "means": "both"}),
-    _grammar("v3-dev", 3, _V3_DEV | {"search": "mode prefixed", "printed": "3 4 5 6 7 8"}, is_staged=True),
+    _grammar("v3-dev", 3, _V3_DEV | {"search": "mode prefixed", "tag": "printed"}, is_staged=True),
+    _grammar("v3-dev", 3, _V3_GRID),
     _grammar("v3", 3, _V3 | {"msmf": "runs", "printed": "3"}, is_staged=True),
     _grammar("v4", 3, _V3 | {"msmf": "drop", "printed": "4"}, is_staged=True),
     _grammar("F1", 2, _V1 | {"row": "trial", "summary": "one upload"}),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from mamf.dtypes import canonical_name
 from mamf.errors import UnknownNameError
 from mamf.finder_logs.grammars import Evidence
-from mamf.finder_logs.text import Scrubber, host_of
+from mamf.finder_logs.scrubber import Scrubber, host_of
 
 STARTED = re.compile(r"Benchmark started on (\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d)")
 _TITLE = re.compile(r"^\s*\*\* (?P<title>[A-Z][\w /]+):\s*(?P<value>.*)$")
@@ -16,7 +16,9 @@ _DASHES = re.compile(r"^\s*-{20,}\s*$")
 #: The first of these that a log with its first lines cut off still has begins a run.
 BEGINS = re.compile(r"^\s*\*\* (?:Command line|Dtype|Platform/Device info):")
 _VERSION = re.compile(r"benchmark version: (\d+)")
-_MODE = re.compile(r"search mode: \w+")
+_MODE = re.compile(r"search mode: (\w+)")
+# Forks say more of the device: "Power limit: 700W".
+_NAMED_VALUE = re.compile(r"([A-Z][\w /-]*):\s+(\S.*)")
 _REPR = re.compile(r"^\w*\((.*=.*)\)$")
 _PROPERTY = re.compile(r"(\w+)=('[^']*'|\[[^]]*\]|\([^)]*\)|[^,]+)")
 _PAIR = re.compile(r"(\w+)=([^,\s]+)")
@@ -39,7 +41,7 @@ class Header:
     notes: list[str] = field(default_factory=list)
     printed_version: str | None = None
     has_bullets: bool | None = None
-    has_mode: bool = False
+    mode: str | None = None
     has_notes: bool = False
 
     @property
@@ -48,7 +50,9 @@ class Header:
         if self.has_bullets is not None:
             evidence.append(("header", "bullets" if self.has_bullets else "plain"))
         if self.has_notes:
-            evidence.append(("search", "mode" if self.has_mode else "none"))
+            evidence.append(("search", "mode" if self.mode else "none"))
+        if self.mode:
+            evidence.append(("mode", self.mode))
         if self.command and "--dtype" in self.command:
             evidence.append(("dtype", "chosen"))
         if self.printed_version:
@@ -59,8 +63,8 @@ class Header:
 class HeaderReader:
     """Feeds the lines of a run into its header; ``close`` when the first line of the run itself comes."""
 
-    def __init__(self, scrubber: Scrubber) -> None:
-        self.header = Header()
+    def __init__(self, scrubber: Scrubber, header: Header | None = None) -> None:
+        self.header = header or Header()
         self._scrub = scrubber
         self._section = ""
 
@@ -87,8 +91,11 @@ class HeaderReader:
 
     def _value(self, line: str) -> None:
         value = line.removeprefix("- ")
+        named = _NAMED_VALUE.fullmatch(value)
         if self._section == "Command line" and self.header.command is None:
             self.header.command = self._scrub(line)
+        elif named and self._section in ("Platform/Device info", "Critical software versions"):
+            self._keep_properties({named[1]: named[2]})
         elif self._section == "Platform/Device info":
             self.header.has_bullets = line.startswith("- ")
             self._platform_or_device(value)
@@ -115,13 +122,18 @@ class HeaderReader:
             return
         properties = {name: value.strip().strip("'") for name, value in _PROPERTY.findall(found[1])}
         self.header.device = properties.pop("name", None)
-        self.header.device_properties = {
-            name: self._scrub(value) for name, value in properties.items() if not _IDENTIFYING.match(name)
+        self._keep_properties(properties)
+
+    def _keep_properties(self, properties: dict[str, str]) -> None:
+        self.header.device_properties |= {
+            name: self._scrub(value) for name, value in properties.items() if not _IDENTIFYING.match(name.lower())
         }
 
     def _note(self, text: str) -> None:
         version = _VERSION.search(text)
-        self.header.has_mode |= bool(_MODE.search(text))
+        mode = _MODE.search(text)
+        if mode:
+            self.header.mode = mode[1]
         if version:
             self.header.printed_version = version[1]
         elif text != "None":

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from mamf.finder_logs.rows import SHAPE, figure, sizes_of
+from mamf.finder_logs.forms import SHAPE
+from mamf.finder_logs.rows import figure, sizes_of
 from mamf.logs.legacy import FinderRun, Reported
 from mamf.operations.matmul.shapes import MatmulShape
 

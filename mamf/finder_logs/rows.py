@@ -2,118 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from mamf.finder_logs.forms import FORMS, LOCK_IN, NAMED, STATISTIC, TELEMETRY, Form
 from mamf.finder_logs.grammars import Evidence
 
 Sizes = tuple[int, int, int]
 
-SHAPE = r"\d+x\d+x\d+"
-FIGURE = r"(?:\d+(?:\.\d+)?|nan|inf)"
-_TENTHS = r"\d+\.\d"
-# A row wiped by a shorter one leaves the tail of the longer: TFLOPSPS.
-UNIT = r"\s*TFLOPS\w*"
-_WINNER = r"(?:\s+<- (?P<winner>.+))?\s*$"
-_PREFIX = r"\[\w+\] "
-
-#: Names of printed figures, by what they are called here.
-STATISTIC = {"mean": "mean", "median": "median", "max": "fastest"}
-
-
-@dataclass(frozen=True)
-class Form:
-    """A form of row. Groups of the pattern that are named like a statistic are figures; ``named`` ones say theirs."""
-
-    row: str
-    stage: str
-    pattern: re.Pattern[str]
-
-
-_FORMS = tuple(
-    Form(row, stage, re.compile(pattern))
-    for row, stage, pattern in (
-        (
-            "trial",
-            "",
-            rf"Trial\s+(?P<number>\d+) finished with value: (?:\{{'TFLOPS': )?(?P<stated>{FIGURE})\}}? and parameters: "
-            r"\{'M': (?P<m>\d+), 'N': (?P<n>\d+), 'K': (?P<k>\d+)\}",
-        ),
-        (
-            "stated",
-            "",
-            rf"(?P<trial>Trial\s+)?(?<![\w.])(?P<number>\d+) \|\s*(?P<stated>{FIGURE}){UNIT} @ (?P<shape>{SHAPE})"
-            rf"(?P<pad>\s*)\| best:\s*(?P<best>{FIGURE}){UNIT} @ (?P<best_shape>{SHAPE})?",
-        ),
-        (
-            "three",
-            "",
-            r"(?<![\w.])(?P<number>\d+) \|\s*(?P<tag>[a-z][\w-]*\s)?\s*"
-            rf"(?P<named>(?:{FIGURE}\((?:max|median|mean)\)[\s/]*)+)(?:{UNIT})?\s*@ (?P<shape>{SHAPE})\s*"
-            r"\| best:\s*(?P<rest>.*)",
-        ),
-        ("bare", "", rf"^\s*(?P<stated>{FIGURE}) TFLOPS @ (?P<shape>{SHAPE})\s*$"),
-        (
-            "columns",
-            "scout",
-            rf"^\s*(?P<number>\d+)\s+(?P<shape>{SHAPE})\s+(?P<mean>{_TENTHS})\s+(?P<median>{_TENTHS})\s+"
-            rf"(?P<fastest>{_TENTHS})\s+(?P<best>{_TENTHS})(?:\s+(?P<watts>\d+)(?:\s+(?P<mhz>\d+))?)?{_WINNER}",
-        ),
-        (
-            "columns",
-            "screen",
-            rf"^\s*(?:\d+|k)\s+(?P<shape>{SHAPE})\s+(?P<fastest>{_TENTHS})\s+(?P<mhz>\d+|-){_WINNER}",
-        ),
-        (
-            "columns",
-            "confirm",
-            rf"^\s*(?P<shape>{SHAPE})\s+(?P<MSMF>{_TENTHS})\s+(?P<watts>\d+|-)\s+(?P<mhz>\d+|-)"
-            rf"(?:\s+(?P<celsius>\d+|-))?\s+drop\s+(?P<drop>-?{_TENTHS}%)\s+spread\s+(?P<spread>{_TENTHS}%)"
-            rf"(?:\s+(?P<flag>[a-z].*?))?{_WINNER}",
-        ),
-        (
-            "columns",
-            "confirm",
-            rf"^\s*(?P<shape>{SHAPE})\s+(?P<MSMF>{_TENTHS})\s+(?P<watts>\d+|-)\s+(?P<mhz>\d+|-)\s+"
-            rf"(?P<spread>{_TENTHS}%)\s+(?P<runs>{_TENTHS}(?: {_TENTHS})*)(?:\s+(?P<flag>[a-z(].*?))?{_WINNER}",
-        ),
-        (
-            "columns",
-            "confirm",
-            rf"^\s*(?P<shape>{SHAPE})\s+(?P<MAMF>{_TENTHS})\s+(?P<watts>\d+|-)\s+(?P<mhz>\d+|-)\s+"
-            rf"{_TENTHS}(?: {_TENTHS})*(?:\s+(?P<flag>[a-z].*?))?{_WINNER}",
-        ),
-        (
-            "tagged",
-            "confirm",
-            rf"{_PREFIX}MSMF (?P<shape>{SHAPE}): \S+ mean=(?P<MSMF>{FIGURE}) TFLOPS(?:\s+(?P<watts>\d+)W)?"
-            rf"\s+spread=(?P<spread>{_TENTHS}%)",
-        ),
-        (
-            "tagged",
-            "lock-in",
-            rf"{_PREFIX}MSMF lock-in: (?P<MSMF>{FIGURE}) TFLOPS\s+spread=(?P<spread>{_TENTHS}%)"
-            r"(?:\s+(?P<mhz>\d+)MHz)?(?:\s+\((?P<flag>best available[^)]*)\))?",
-        ),
-        (
-            "tagged",
-            "confirm",
-            rf"{_PREFIX}MAMF (?P<shape>{SHAPE}): peak=(?P<MAMF>{FIGURE}) TFLOPS(?:\s+(?P<watts>\d+)W)?"
-            r"(?:\s+(?P<mhz>\d+)MHz)?(?:\s+\((?P<flag>base-clock[^)]*)\))?",
-        ),
-    )
-)
-_NAMED = re.compile(rf"({FIGURE})\((max|median|mean)\)")
-_TELEMETRY = re.compile(r"(?P<watts>\d+)W(?:\s+(?P<mhz>\d+)MHz)?")
-_LOCK_IN = re.compile(rf"{_PREFIX}MSMF lock-in: re-measuring (?P<shape>{SHAPE})")
 _FIGURES = ("mean", "median", "fastest", "stated", "MAMF", "MSMF")
 _PADDED_SHAPE = 20
+_TRIAL: tuple[Evidence, ...] = (("row", "trial"),)
+_STATED: tuple[Evidence, ...] = (("row", "stated"),)
+_PADDED, _UNPADDED = (*_STATED, ("pad", "yes")), (*_STATED, ("pad", "no"))
 
 
-@dataclass(frozen=True)
-class Row:
-    """``best`` and ``best_sizes``: of the rows up to this one, where the form prints them."""
+class Row(NamedTuple):
+    """``best`` and ``best_sizes``: of the rows up to this one, where the form prints them; the figures in its order."""
 
     stage: str
     figures: dict[str, float]
@@ -124,7 +32,7 @@ class Row:
     mhz: float | None = None
     celsius: float | None = None
     remarks: tuple[str, ...] = ()
-    best: float | None = None
+    best: tuple[float, ...] = ()
     best_sizes: Sizes | None = None
     is_winner: bool = False
 
@@ -133,17 +41,52 @@ class Row:
         return (self.stage, self.sizes, self.figures) == (other.stage, other.sizes, other.figures)
 
 
+# Long logs print the same few thousand numbers again and again: each is kept once.
+_whole = functools.lru_cache(1 << 16)(int)
+
+
+@functools.lru_cache(1 << 16)
+def _finite(text: str) -> float | None:
+    value = float(text)
+    return value if math.isfinite(value) else None
+
+
 def sizes_of(text: str | None) -> Sizes | None:
     if not text:
         return None
-    first, second, third = map(int, text.split("x"))
-    return first, second, third
+    first, second, third = text.split("x")
+    return _whole(first), _whole(second), _whole(third)
 
 
 def figure(text: str | None) -> float | None:
     """None for what is no figure: nan and inf stand for "nothing was measured"."""
-    value = float(text) if text not in (None, "-") else math.nan
-    return value if math.isfinite(value) else None
+    return None if text in (None, "-") else _finite(text)
+
+
+@dataclass(frozen=True, eq=False)
+class _Rest:
+    """What follows ``best:`` in a row of named figures; one for all rows that say the same."""
+
+    best: tuple[float, ...]
+    watts: str | None
+    mhz: str | None
+    is_suspect: bool
+    evidence: tuple[Evidence, ...]
+
+
+@functools.lru_cache(64)  # the same best stands in row after row
+def _rest(text: str) -> _Rest:
+    telemetry = TELEMETRY.search(text)
+    best = [figure(value) for value, _ in NAMED.findall(text)]
+    evidence = [("end", "tight" if ")TFLOPS" in text else "spaced")] if "TFLOPS" in text else []
+    evidence += [("row", "tagged")] if telemetry else []
+    return _Rest(
+        tuple(value for value in best if value is not None),
+        telemetry["watts"] if telemetry else None,
+        telemetry["mhz"] if telemetry else None,
+        "SUSPECT" in text,
+        tuple(evidence),
+    )
 
 
 class RowReader:
@@ -151,35 +94,73 @@ class RowReader:
 
     def __init__(self) -> None:
         self._locked: Sizes | None = None
+        self._last = FORMS[0]
 
     def __call__(self, line: str) -> Row | None:
-        announced = _LOCK_IN.search(line)
+        # No line is of two forms, and nearly every one is of the form of the line before.
+        found = self._last.pattern.search(line)
+        if found:
+            return self._row(self._last, found)
+        announced = LOCK_IN.search(line)
         if announced:
             self._locked = sizes_of(announced["shape"])
             return None
-        for form in _FORMS:
+        for form in FORMS:
             found = form.pattern.search(line)
             if found:
-                return self._row(form, found.groupdict())
+                self._last = form
+                return self._row(form, found)
         return None
 
-    def _row(self, form: Form, groups: dict[str, str | None]) -> Row:
-        telemetry = _TELEMETRY.search(groups.get("rest") or "")
-        groups |= telemetry.groupdict() if telemetry else {}
+    def _row(self, form: Form, found: re.Match[str]) -> Row:
+        groups = found.groupdict()
+        if form.row == "three":
+            return _named_row(groups)
+        best = figure(groups.get("best"))
         return Row(
             stage=_stage(form, groups),
             figures=_figures(groups),
             sizes=self._locked if form.stage == "lock-in" else _sizes(groups),
             evidence=_evidence(form, groups),
-            number=int(groups.get("number") or 0) or None,
+            number=_number(form, groups),
             watts=figure(groups.get("watts")),
             mhz=figure(groups.get("mhz")),
             celsius=figure(groups.get("celsius")),
             remarks=_remarks(form, groups),
-            best=figure(groups.get("best")),
+            best=() if best is None else (best,),
             best_sizes=sizes_of(groups.get("best_shape")),
             is_winner=bool(groups.get("winner")),
         )
+
+
+def _named_row(groups: dict[str, str | None]) -> Row:
+    """Of version 2: the long logs are of it."""
+    named, tag = NAMED.findall(groups["named"] or ""), (groups["tag"] or "").strip()
+    rest = _rest(groups["rest"] or "")
+    return Row(
+        stage="",
+        figures={STATISTIC[name]: value for text, name in named if (value := _finite(text)) is not None},
+        sizes=sizes_of(groups["shape"]),
+        evidence=_evidence_of_named(tuple(name for _, name in named), bool(tag), rest),
+        number=int(groups["number"] or 0) or None,
+        watts=figure(rest.watts),
+        mhz=figure(rest.mhz),
+        remarks=_remarks_of_named(tag, rest.is_suspect),
+        best=rest.best,
+    )
+
+
+@functools.lru_cache(64)
+def _evidence_of_named(names: tuple[str, ...], is_tagged: bool, rest: _Rest) -> tuple[Evidence, ...]:
+    if "mean" not in names:
+        return (("row", "pair"),)
+    tag = [("row", "tagged"), ("tag", "printed")] if is_tagged else [("tag", "none")]
+    return (("row", "three"), ("order", names[0]), *rest.evidence, *tag)
+
+
+@functools.lru_cache(64)
+def _remarks_of_named(tag: str, is_suspect: bool) -> tuple[str, ...]:
+    return tuple(remark for remark in (tag, "SUSPECT" if is_suspect else "") if remark)
 
 
 def _stage(form: Form, groups: dict[str, str | None]) -> str:
@@ -189,9 +170,13 @@ def _stage(form: Form, groups: dict[str, str | None]) -> str:
     return "screen" if groups.get("flag") == "rank" else form.stage
 
 
+def _number(form: Form, groups: dict[str, str | None]) -> int | None:
+    """The count of the row; a trial's is none: trials end in any order."""
+    return None if form.row == "trial" else int(groups.get("number") or 0) or None
+
+
 def _figures(groups: dict[str, str | None]) -> dict[str, float]:
     printed = {name: figure(groups.get(name)) for name in _FIGURES}
-    printed |= {STATISTIC[name]: figure(value) for value, name in _NAMED.findall(groups.get("named") or "")}
     return {name: value for name, value in printed.items() if value is not None}
 
 
@@ -202,18 +187,15 @@ def _sizes(groups: dict[str, str | None]) -> Sizes | None:
 
 
 def _remarks(form: Form, groups: dict[str, str | None]) -> tuple[str, ...]:
-    remarks = [groups.get("tag"), groups.get("flag")]
+    remarks = [groups.get("flag")]
     remarks += [f"{name} {groups[name]}" for name in ("drop", "spread") if groups.get(name)]
     remarks += ["lock-in"] if form.stage == "lock-in" else []
-    remarks += ["SUSPECT"] if "SUSPECT" in (groups.get("rest") or "") else []
     return tuple(remark.strip() for remark in remarks if remark)
 
 
 def _evidence(form: Form, groups: dict[str, str | None]) -> tuple[Evidence, ...]:
     if form.row == "stated":
         return _evidence_of_stated(groups)
-    if form.row == "three":
-        return _evidence_of_named(groups)
     evidence = [("row", form.row)]
     if form.row == "tagged":
         evidence.append(("search", "prefixed"))
@@ -226,21 +208,8 @@ def _evidence(form: Form, groups: dict[str, str | None]) -> tuple[Evidence, ...]
 
 def _evidence_of_stated(groups: dict[str, str | None]) -> tuple[Evidence, ...]:
     if groups.get("trial"):
-        return (("row", "trial"),)
+        return _TRIAL
     # A long shape fills the column: no telling.
     if len(groups["shape"] or "") >= _PADDED_SHAPE:
-        return (("row", "stated"),)
-    return ("row", "stated"), ("pad", "yes" if len(groups["pad"] or "") > 1 else "no")
-
-
-def _evidence_of_named(groups: dict[str, str | None]) -> tuple[Evidence, ...]:
-    names = [name for _, name in _NAMED.findall(groups["named"] or "")]
-    if "mean" not in names:
-        return (("row", "pair"),)
-    evidence = [("row", "three"), ("order", names[0])]
-    rest = groups["rest"] or ""
-    if "TFLOPS" in rest:
-        evidence.append(("end", "tight" if ")TFLOPS" in rest else "spaced"))
-    if groups.get("tag") or _TELEMETRY.search(rest):
-        evidence.append(("row", "tagged"))
-    return tuple(evidence)
+        return _STATED
+    return _PADDED if len(groups["pad"] or "") > 1 else _UNPADDED

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from mamf.finder_logs.forms import FIGURE, SHAPE, STATISTIC, UNIT
 from mamf.finder_logs.grammars import Evidence
-from mamf.finder_logs.rows import FIGURE, SHAPE, STATISTIC, UNIT, Sizes, figure, sizes_of
+from mamf.finder_logs.rows import Sizes, figure, sizes_of
 
 _LABEL = r"(?:\s*\((?P<label>M\w+)\))?"
 _COUNT = r"\(tried (?P<tried>\d+) shapes\)"

@@ -1,87 +1,124 @@
-"""From the bytes of a log to clean lines, and no name of a person or machine in what is kept."""
+"""From the bytes of a log to text without the residue of terminals, mail and crashes."""
 
 from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterable
+import zlib
+from collections.abc import Iterator
 
-from mamf.environment import scrub
 from mamf.errors import RunLogError
+from mamf.logs.legacy import Seen
 
+_GZIP = b"\x1f\x8b"
+_GZIP_WINDOW = 31
 # A redirect of PowerShell writes UTF-16.
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-# An erased line has ended; a colour is nothing.
+
+# An erased line has ended. Titles of windows, colours and character sets are nothing.
 _ERASE = re.compile(r"\x1b\[[0-9;?]*[A-K]")
-_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-# What an issue or a README adds: escapes, and the mark of a quotation.
+_ESCAPE = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[PX^_][^\x1b\n]*(?:\x1b\\)?|[ -/]*[0-~])"
+)
+_WITH_BACKSPACE = re.compile(r"[^\n]*\x08[^\n]*")
+_CONTROLS = "".join(map(chr, (*range(0x01, 0x08), 0x0B, 0x0C, *range(0x0E, 0x20), *range(0x7F, 0xA0))))
+# What an issue or a README adds: escapes, fences, and the mark of a quotation.
 _MARKDOWN_ESCAPE = re.compile(r"\\([*_|~])")
-_QUOTATION = re.compile(r"^(?:> ?)+")
-_ECHO = re.compile(r"^(?:\^C)+")
+_FENCE = re.compile(r"\n[ \t]*```[^\n]*")
+_QUOTATION = re.compile(r"\n(?:> ?)+")
+_ECHO = re.compile(r"\n(?:\^C)+")
 # The ends of a line behind which nothing is missing that would change what it says.
 _WHOLE_END = re.compile(r"(?:\)|TFLOPS\w*|\(MxNxK\).*(?:W|MHz|\dC)|\d:\d\d:\d\d|Best is trial.*)$")
-
-_HOME = re.compile(r"(?:/home|[/\\]Users)[/\\]+([\w.@+-]+)")
-_HOST = re.compile(r"^(?:Linux|Darwin|Windows|FreeBSD)\s+(\S+)(?=.*(?:#\d|x86_64|aarch64|arm64|AMD64))")
-_KERNEL_RELEASE = re.compile(r"\d+\.\d")
-# One with blanks in it, which the shell put in quotes.
-_QUOTED_PATH = re.compile(r"(['\"])(--\w+=)?(?:~|[A-Za-z]:)?[/\\](?:[^'\"/\\]*[/\\])*([^'\"/\\]*)\1")
-_UUID = re.compile(r"\b(?:GPU-|MIG-)?[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", re.IGNORECASE)
-# Names that name nobody, or stand in a log for other reasons.
-_HARMLESS = {"linux", "darwin", "windows", "localhost", "root", "user", "admin", "ubuntu", "runner", "torch", "cuda"}
-_SHORTEST_NAME = 3
+# And the beginnings before which nothing is.
+_WHOLE_BEGINNING = re.compile(r"\s|\*\* |Benchmark |Tried |The best |Elapsed |$")
+_HOLE = re.compile(r"\0+")
+_BLOCK = 1 << 16
 
 
 def decode(content: bytes) -> str:
-    """Raises RunLogError for what is no text."""
+    """The text of a file, unpacked. Raises RunLogError for a packed one that is damaged from its beginning."""
+    if content.startswith(_GZIP):
+        content = _unpacked(content)
     if content.startswith(_UTF16):
         return content.decode("utf-16", errors="replace")
-    if b"\0" in content:
-        raise RunLogError("binary, not a log of mamf-finder; give the file named by its --output_file")
     return content.decode("utf-8-sig", errors="replace")
 
 
-def clean_lines(text: str) -> list[str]:
-    """The lines without the residue of terminals and markdown. A carriage return ends a line, as rows end in one.
+def _unpacked(content: bytes) -> bytes:
+    """What a cut archive still holds is kept."""
+    pieces = []
+    while content.startswith(_GZIP):
+        member = zlib.decompressobj(_GZIP_WINDOW)
+        try:
+            pieces.append(member.decompress(content))
+        except zlib.error as error:
+            raise RunLogError(f"cannot be unpacked ({error}): give the log itself") from None
+        content = member.unused_data
+    return b"".join(pieces)
 
-    A last line that breaks off is left out where more may have followed: half a number is a wrong number.
+
+def cleaned(text: str) -> str:
+    """The text without what terminals, mail and markdown add. A carriage return ends a line, as rows end in one.
+
+    A line that breaks off, at the end or at a hole that a crash left in the file, is left out where more may have
+    followed: half a number is a wrong number. The text begins with a line's end.
     """
-    text = _ESCAPE.sub("", _ERASE.sub("\n", text)).replace("\r", "\n")
-    lines = [_clean(line) for line in text.split("\n")]
-    if lines[-1].strip() and not _WHOLE_END.search(lines[-1]):
-        lines.pop()
-    return [line for line in lines if not line.lstrip().startswith("```")]
+    text = f"\n{text}"
+    if "\x1b" in text:
+        text = _ESCAPE.sub("", _ERASE.sub("\n", text))
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    if "\x08" in text:
+        text = _WITH_BACKSPACE.sub(_overstruck, text)
+    text = _without_holes(text)
+    if any(control in text for control in _CONTROLS):
+        text = text.translate(dict.fromkeys(map(ord, _CONTROLS)))
+    return text
 
 
-def _clean(line: str) -> str:
-    line = _ECHO.sub("", _QUOTATION.sub("", line))
-    return _MARKDOWN_ESCAPE.sub(r"\1", line).rstrip()
-
-
-def host_of(uname: str) -> str | None:
-    """The second word of a uname line; None where it was cut out before."""
-    found = _HOST.match(uname)
-    return found[1] if found and not _KERNEL_RELEASE.match(found[1]) else None
-
-
-class Scrubber:
-    """Takes out of a string what the log itself shows to be private: its host's and users' names, and every path."""
-
-    def __init__(self, lines: Iterable[str]) -> None:
-        names: dict[str, str] = {}
-        for line in lines:
-            names |= dict.fromkeys(_HOME.findall(line), "<user>")
-            host = host_of(line.strip().removeprefix("- "))
-            if host:
-                names |= {host: "<host>", host.split(".")[0]: "<host>"}
-        kept = {name: by for name, by in names.items() if len(name) >= _SHORTEST_NAME and name.lower() not in _HARMLESS}
-        # Longest first: a short host name is a part of the long one.
-        self._names = [
-            (re.compile(rf"(?<!\w){re.escape(name)}(?!\w)"), kept[name]) for name in sorted(kept, key=len, reverse=True)
-        ]
-
-    def __call__(self, text: str) -> str:
-        text = scrub(_QUOTED_PATH.sub(r"'\2<path>/\3'", text))
-        for pattern, substitute in self._names:
+def unquoted(text: str) -> str:
+    """A text that ``cleaned`` gave, as it was before somebody quoted it."""
+    for mark, pattern, substitute in (
+        ("\n>", _QUOTATION, "\n"),
+        ("\n^C", _ECHO, "\n"),
+        ("```", _FENCE, ""),
+        ("\\", _MARKDOWN_ESCAPE, r"\1"),
+    ):
+        if mark in text:
             text = pattern.sub(substitute, text)
-        return _UUID.sub("<uuid>", text)
+    return text
+
+
+def _overstruck(line: re.Match[str]) -> str:
+    """What is left to be seen of a line in which the cursor went back."""
+    shown: list[str] = []
+    for character in line[0]:
+        if character != "\x08":
+            shown.append(character)
+        elif shown:
+            shown.pop()
+    return "".join(shown)
+
+
+def _without_holes(text: str) -> str:
+    pieces = _HOLE.split(text) if "\0" in text else [text]
+    pieces[1:] = [piece if _WHOLE_BEGINNING.match(piece) else piece.partition("\n")[2] for piece in pieces[1:]]
+    return "\n".join(map(_without_broken_end, pieces))
+
+
+def _without_broken_end(text: str) -> str:
+    before, _, last = text.rpartition("\n")
+    return before if last.strip() and not _WHOLE_END.search(last.rstrip()) else text
+
+
+def lines_of(text: str, seen: Seen) -> Iterator[str]:
+    """Lines that are not blank, without trailing blanks; ``seen`` is told of every block."""
+    start = 0
+    while start < len(text):
+        end = text.find("\n", start + _BLOCK)
+        end = len(text) if end < 0 else end
+        for line in text[start:end].split("\n"):
+            if line := line.rstrip():
+                yield line
+        seen(end - start)
+        start = end + 1

@@ -8,9 +8,12 @@ from typing import Any
 
 from mamf.errors import IncomparableError
 from mamf.logs.plan_records import plan_from_record
+from mamf.logs.records import operation_of_plan
 from mamf.plans import KernelsPlan
 
 _UNKNOWN = "unknown"
+#: Since this schema an interval is where a repeat lies, and a sustained figure is work over time.
+_REPEATS = 4
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ def differences_of(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Differenc
     """What forbids comparing two runs, by their headers: another operation (raises IncomparableError), device, or cache
     state.
     """
-    kinds = operation(a), operation(b)
+    kinds = operation_of_plan(a["plan"]), operation_of_plan(b["plan"])
     if kinds[0] != kinds[1]:
         raise IncomparableError(f"A is of {kinds[0]}, B of {kinds[1]}: they have no row in common")
     found = [Difference("device", a["device"]["name"], b["device"]["name"])]
@@ -44,12 +47,6 @@ def differences_of(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Differenc
     if kinds[0] != "matmul":
         found.append(Difference("caches", cache_state(a), cache_state(b)))
     return [each for each in found if each.a != each.b]
-
-
-def operation(header: Mapping[str, Any]) -> str:
-    plan = header["plan"]
-    # Before schema 4 a plan did not name its operation.
-    return str(plan.get("operation") or ("attention" if plan.get("command") == "attention" else "matmul"))
 
 
 def cache_state(header: Mapping[str, Any]) -> str:
@@ -78,6 +75,7 @@ def circumstances(header: Mapping[str, Any]) -> dict[str, str]:
         **environment.get("packages", {}),
         "power limit": watts and f"{watts:.0f} W",
         "timer": header["timer"],
+        "figures and intervals": "as of schema 4" if header["schema"] >= _REPEATS else "as before schema 4",
         **header.get("settings", {}),
         **environment.get("variables", {}),
         "mamf": " ".join(str(tool[key]) for key in ("version", "commit") if tool.get(key)),

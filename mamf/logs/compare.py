@@ -27,8 +27,9 @@ from mamf.logs.known import operation_called
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.operations.attention.shapes import AttentionProblem
-from mamf.plans import FindPlan
+from mamf.plans import FindPlan, KernelsPlan
 from mamf.statistics import Interval, geometric_mean
+from mamf.tabular import Tabular
 
 Verdict = Literal["SAME", "FASTER", "SLOWER", "AMBIGUOUS"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
@@ -75,8 +76,8 @@ class Pair:
         assert a is not None and b is not None, "only measured rows are paired"
         return Interval(b.low / a.high, b.high / a.low, max(0.0, a.coverage + b.coverage - 1))
 
-    def verdict(self, tolerance: float) -> Verdict:
-        """SAME: surely within the tolerance. FASTER, SLOWER: surely so, by however much."""
+    def verdict(self, tolerance: float = DEFAULT_TOLERANCE) -> Verdict:
+        """SAME: surely within the tolerance. FASTER, SLOWER: surely so, by however much. Else AMBIGUOUS."""
         interval = self.interval
         if interval.coverage < _LEAST_COVERAGE:
             return "AMBIGUOUS"
@@ -86,9 +87,35 @@ class Pair:
             return "FASTER"
         return "SLOWER" if interval.high < 1 else "AMBIGUOUS"
 
-    def is_regression(self, tolerance: float) -> bool:
+    def is_regression(self, tolerance: float = DEFAULT_TOLERANCE) -> bool:
         """Surely slower, and the median by more than the tolerance."""
         return self.verdict(tolerance) == "SLOWER" and self.ratio < 1 - tolerance
+
+    def flat(self, tolerance: float = DEFAULT_TOLERANCE) -> dict[str, Any]:
+        """The pair as named columns; rates in TFLOPS, or in the unit that a column names."""
+        a, b, interval = self.a, self.b, self.interval
+        assert a.interval is not None and b.interval is not None, "only measured rows are paired"
+        rate = "tflops" if a.unit == "TFLOPS" else "rate"
+        return {
+            **self.fields,
+            "shape_a": a.shape,
+            "shape_b": b.shape,
+            "kernel_a": a.kernel,
+            "kernel_b": b.kernel,
+            **({} if rate == "tflops" else {"unit": a.unit}),
+            f"{rate}_a": a.tflops,
+            "interval_low_a": a.interval.low,
+            "interval_high_a": a.interval.high,
+            f"{rate}_b": b.tflops,
+            "interval_low_b": b.interval.low,
+            "interval_high_b": b.interval.high,
+            "ratio": self.ratio,
+            "ratio_interval_low": interval.low,
+            "ratio_interval_high": interval.high,
+            "coverage_at_least": interval.coverage,
+            "verdict": self.verdict(tolerance),
+            "is_regression": self.is_regression(tolerance),
+        }
 
 
 @dataclass(frozen=True)
@@ -101,10 +128,10 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """``pairs``, slowest first. ``only_a`` (``only_b``): rows with a figure in A (B) alone, each with what the other
-    has in its place, if anything. ``dropped``: fields in which the logs differ and that rows were not paired by.
-    ``noted``: what else differs between the runs. ``forced``: what made them incomparable.
+class Comparison(Tabular):
+    """Two runs, row by row. ``pairs``: slowest first. ``only_a`` (``only_b``): rows with a figure in A (B) alone, each
+    with what the other has in its place, if anything. ``dropped``: fields in which the logs differ and that rows were
+    not paired by. ``noted``: what else differs between the runs. ``forced``: what made them incomparable.
     """
 
     a: Side
@@ -116,16 +143,26 @@ class Comparison:
     noted: tuple[Difference, ...] = ()
     forced: tuple[Difference, ...] = ()
 
-    def counts(self, tolerance: float) -> dict[str, int]:
+    def __repr__(self) -> str:
+        told = ", ".join(f"{count} {verdict}" for verdict, count in self.counts().items() if count)
+        return f"Comparison({self.a.name} against {self.b.name}: {told})"
+
+    def rows(self, tolerance: float = DEFAULT_TOLERANCE) -> list[dict[str, Any]]:
+        """Each pair as one flat mapping: ``pandas.DataFrame(comparison.rows())``."""
+        return [pair.flat(tolerance) for pair in self.pairs]
+
+    def counts(self, tolerance: float = DEFAULT_TOLERANCE) -> dict[str, int]:
         """Rows by verdict, every verdict named."""
         found = Counter(pair.verdict(tolerance) for pair in self.pairs)
         return {verdict: found[verdict] for verdict in VERDICTS}
 
     @property
     def geometric_mean_ratio(self) -> float:
+        """Of B to A over all pairs."""
         return geometric_mean([pair.ratio for pair in self.pairs])
 
-    def regressions(self, tolerance: float) -> list[Pair]:
+    def regressions(self, tolerance: float = DEFAULT_TOLERANCE) -> list[Pair]:
+        """Pairs that are surely slower in B, and by more than the tolerance; slowest first."""
         return [pair for pair in self.pairs if pair.is_regression(tolerance)]
 
 
@@ -160,14 +197,17 @@ def compare(a: RunLog, b: RunLog, anyway: bool = False) -> Comparison:
 
 
 def is_find(log: RunLog) -> bool:
-    return isinstance(log.plan, FindPlan)
+    plan = log.plan
+    return isinstance(plan, FindPlan) or (isinstance(plan, KernelsPlan) and plan.confirms)
 
 
 def entries(log: RunLog, as_ceilings: bool = False) -> list[Entry]:
     """What of a log is compared. ``as_ceilings``: of a find, see the head of this file."""
     rows = [row for row in log.measurements if not row.is_reference]
-    if not is_find(log):
+    if not is_find(log) or (isinstance(log.plan, KernelsPlan) and not as_ceilings):
         return [_row_entry(row) for row in rows if not row.phase]
+    if isinstance(log.plan, KernelsPlan):
+        return [_ceiling_entry(ceiling) for ceiling in log.own_ceilings.values()]
     fresh = [row for row in rows if row.phase in (CHOOSE, CONFIRM)]
     by_regime = {name: [row for row in fresh if row.regime == name] for name in {row.regime: None for row in fresh}}
     if not as_ceilings:
@@ -204,7 +244,7 @@ def _candidates(rows: Sequence[Measurement]) -> Iterable[Entry]:
 
 def _ceiling_entry(ceiling: Ceiling) -> Entry:
     fields = {"regime": ceiling.regime, **problem_fields(ceiling.problem)}
-    return Entry(fields, str(ceiling.shape), ceiling.kernel, ceiling.tflops, ceiling.interval)
+    return Entry(fields, str(ceiling.shape), ceiling.kernel, ceiling.rate, ceiling.interval, unit=ceiling.unit)
 
 
 def values(rows: Iterable[Entry], name: str) -> list[object]:

@@ -6,22 +6,27 @@ never ranked with them: a ``reported`` record stands where a run of mamf has a `
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+import functools
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mamf.environment import tool_version
-from mamf.errors import RunLogError, RunLogWriteError
-from mamf.logs.run_log import MALFORMED, SCHEMA, RunLogWriter, is_readable, parse_record, what, whole_lines
+from mamf.environment import scrub, scrub_record, tool_version
+from mamf.errors import RunLogError
+from mamf.files import create_whole
+from mamf.logs.run_log import MALFORMED, SCHEMA, is_readable, parse_record, what
 from mamf.operations.matmul.shapes import MatmulShape
 
 TIER = "legacy"
 #: What mamf-finder calls its figures: of a loop (``stated``: by versions that do not say which), and its two ceilings.
 STATISTICS = ("stated", "mean", "median", "fastest", "MAMF", "MSMF")
+#: Told how many bytes or characters more are read, for a progress bar.
+Seen = Callable[[int], object]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Reported:
     """One figure or line of figures as printed.
 
@@ -70,60 +75,105 @@ class FinderRun:
     remarks: tuple[str, ...] = ()
 
 
+#: Fields of a run that stand in its rows and its summary; the others make its header.
 _OF_ROWS = ("rows", "best", "tried", "means", "elapsed_seconds", "is_complete")
+_ENCODER = json.JSONEncoder(allow_nan=False)
+# The same remark stands in thousands of rows.
+_scrubbed = functools.lru_cache(4096)(scrub)
+_NOT_WHOLE = f"not a whole imported log of a schema up to {SCHEMA}"
 
 
 def write_legacy_log(run: FinderRun, path: Path) -> None:
     """Raises UsageError when the file exists or cannot be created, RunLogWriteError when the disk is full; then nothing
     is left.
     """
-    fields = asdict(run)
-    header = {name: value for name, value in fields.items() if name not in _OF_ROWS}
-    tool = {"name": "mamf-finder", "version": header.pop("version")}
-    summary = {
+    create_whole(path, (_ENCODER.encode(record) + "\n" for record in _records(run)))
+
+
+def _records(run: FinderRun) -> Iterator[dict[str, Any]]:
+    yield _header_record(run)
+    for row in run.rows:
+        yield {"record": "reported", **_reported_record(row)}
+    yield {
+        "record": "summary",
         "status": "complete" if run.is_complete else "interrupted",
         "tried": run.tried,
         "elapsed_seconds": run.elapsed_seconds,
         "means": dict(run.means),
         "best": {name: _reported_record(best) for name, best in run.best.items()},
     }
-    writer = RunLogWriter.create(path, {"tier": TIER, "tool": tool, "importer": tool_version(), **header})
-    try:
-        with writer:
-            for row in run.rows:
-                writer.write("reported", _reported_record(row))
-            writer.write("summary", summary)
-    except RunLogWriteError:
-        path.unlink()
-        raise
+
+
+def _header_record(run: FinderRun) -> dict[str, Any]:
+    """What the log printed is scrubbed; what mamf says of it is not: the version ``v1c+/F1`` is no path."""
+    names = [name for name in FinderRun.__dataclass_fields__ if name not in (*_OF_ROWS, "version")]
+    return {
+        "record": "header",
+        "schema": SCHEMA,
+        "tier": TIER,
+        "tool": {"name": "mamf-finder", "version": run.version},
+        "importer": tool_version(),
+        **scrub_record({name: getattr(run, name) for name in names}),
+    }
 
 
 def _reported_record(row: Reported) -> dict[str, Any]:
-    return {**asdict(row), "shape": None if row.shape is None else str(row.shape)}
+    return {
+        "tflops": dict(row.tflops),
+        "shape": None if row.shape is None else str(row.shape),
+        "stage": row.stage,
+        "label": _scrubbed(row.label),
+        "watts": row.watts,
+        "clock_mhz": row.clock_mhz,
+        "celsius": row.celsius,
+        "remarks": [_scrubbed(remark) for remark in row.remarks],
+    }
 
 
 def is_legacy(header: Mapping[str, Any]) -> bool:
     return header.get("tier") == TIER
 
 
-def read_legacy_or_none(path: Path) -> FinderRun | None:
+def lines_of(path: Path, seen: Seen | None = None) -> Iterator[bytes]:
+    """The whole lines of a file, one at a time: a long log is not held as text. Raises RunLogError for a file without
+    any.
+    """
+    is_empty = True
+    try:
+        with path.open("rb") as file:
+            for line in file:
+                if line.endswith(b"\n"):
+                    is_empty = False
+                    yield line[:-1]
+                if seen:
+                    seen(len(line))
+    except OSError as error:
+        raise RunLogError(f"cannot read {path}: {error.strerror}") from None
+    if is_empty:
+        raise RunLogError(f"{path} holds no whole line: not a run log, or killed before it began")
+
+
+def read_legacy_or_none(path: Path, seen: Seen | None = None) -> FinderRun | None:
     """An imported run, or None for a log of mamf's own. Raises RunLogError when the file cannot be read."""
     try:
-        header = parse_record(whole_lines(path)[0])
+        header = parse_record(next(lines_of(path)))
     except ValueError:
         return None
-    return read_legacy_log(path) if is_legacy(header) else None
+    return read_legacy_log(path, seen) if is_legacy(header) else None
 
 
-def read_legacy_log(path: Path) -> FinderRun:
+def read_legacy_log(path: Path, seen: Seen | None = None) -> FinderRun:
     """Raises RunLogError saying what is wrong with it."""
+    return legacy_run(path, map(parse_record, lines_of(path, seen)))
+
+
+def legacy_run(path: Path, records: Iterator[dict[str, Any]]) -> FinderRun:
+    """The run of the records in a file, each taken once. Raises RunLogError saying what is wrong with them."""
     try:
-        header, *rows = map(parse_record, whole_lines(path))
-        summary = rows.pop() if rows else {}
-        if not is_readable(header.get("schema")) or header["record"] != "header" or summary.get("record") != "summary":
-            raise ValueError(f"not a whole imported log of a schema up to {SCHEMA}")
-        if any(row["record"] != "reported" for row in rows):
-            raise ValueError("a record that is no reported figure")
+        header = next(records)
+        if not is_readable(header.get("schema")) or header["record"] != "header":
+            raise ValueError(_NOT_WHOLE)
+        rows, summary = _rows_and_summary(records)
         return _run(header, rows, summary)
     except RunLogError:
         raise
@@ -131,7 +181,21 @@ def read_legacy_log(path: Path) -> FinderRun:
         raise RunLogError(f"{path}: {what(error)}; import the original again") from None
 
 
-def _run(header: dict[str, Any], rows: list[dict[str, Any]], summary: dict[str, Any]) -> FinderRun:
+def _rows_and_summary(records: Iterable[dict[str, Any]]) -> tuple[tuple[Reported, ...], dict[str, Any]]:
+    rows, summary = [], None
+    for record in records:
+        if summary is not None or record["record"] not in ("reported", "summary"):
+            raise ValueError("a record that is no reported figure")
+        if record["record"] == "summary":
+            summary = record
+        else:
+            rows.append(_reported(record))
+    if summary is None:
+        raise ValueError(_NOT_WHOLE)
+    return tuple(rows), summary
+
+
+def _run(header: dict[str, Any], rows: tuple[Reported, ...], summary: dict[str, Any]) -> FinderRun:
     known = {name: header[name] for name in FinderRun.__dataclass_fields__ if name in header}
     return FinderRun(
         **known
@@ -139,7 +203,7 @@ def _run(header: dict[str, Any], rows: list[dict[str, Any]], summary: dict[str, 
             "version": header["tool"]["version"],
             "notes": tuple(header["notes"]),
             "remarks": tuple(header["remarks"]),
-            "rows": tuple(_reported(row) for row in rows),
+            "rows": rows,
             "best": {name: _reported(best) for name, best in summary["best"].items()},
             "tried": summary["tried"],
             "means": summary["means"],
@@ -150,6 +214,14 @@ def _run(header: dict[str, Any], rows: list[dict[str, Any]], summary: dict[str, 
 
 
 def _reported(record: Mapping[str, Any]) -> Reported:
-    known = {name: record[name] for name in Reported.__dataclass_fields__}
     shape = record["shape"]
-    return Reported(**known | {"shape": shape and MatmulShape.parse(shape), "remarks": tuple(record["remarks"])})
+    return Reported(
+        tflops=record["tflops"],
+        shape=MatmulShape.parse(shape) if shape else None,
+        stage=record["stage"],
+        label=record["label"],
+        watts=record["watts"],
+        clock_mhz=record["clock_mhz"],
+        celsius=record["celsius"],
+        remarks=tuple(record["remarks"]),
+    )

@@ -23,7 +23,8 @@ def plan_record(plan: AnyPlan) -> dict[str, Any]:
         return {"command": "find", **_find_record(plan)}
     if isinstance(plan, KernelsPlan):
         of = operation_called(plan.operation)
-        return {"command": _COMMANDS.get(plan.operation, "sweep"), **asdict(plan)} | {
+        command = "find" if plan.confirms else _COMMANDS.get(plan.operation, "sweep")
+        return {"command": command, **asdict(plan)} | {
             "shapes": [str(shape) for shape in plan.shapes],
             "problems": [of.problem_record(problem) for problem in plan.problems],
             "searches": [_find_record(search) for search in plan.searches],
@@ -47,10 +48,10 @@ def _find_record(plan: FindPlan) -> dict[str, Any]:
 def plan_from_record(record: Mapping[str, Any]) -> AnyPlan:
     fields = dict(record)
     command = fields.pop("command", "sweep")
-    if command == "find":
-        return _find_plan(fields)
     if command == "attention" or "operation" in fields:
         return _kernels_plan(fields)
+    if command == "find":
+        return _find_plan(fields)
     reference = fields["reference"]
     return Plan(
         **fields

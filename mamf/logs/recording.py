@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from mamf.backend import Backend
+from mamf.doctor import as_line, diagnose
+from mamf.errors import first_line
 from mamf.logs.header import header_of
 from mamf.logs.plan_records import plan_record
 from mamf.logs.records import measurement_record, utc_now
-from mamf.logs.run_log import RunLogWriter
+from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement
 from mamf.plans import AnyPlan
 
@@ -40,7 +42,8 @@ class Recording:
         """The same rows; ``left``: what the budget left out. Raises UsageError when the log cannot be made."""
         if self.path is None:
             return rows
-        header = header_of(self.backend, "from Python", self.kernel, plan_record(self.plan))
+        findings = [as_line(finding).strip() for finding in diagnose(self.backend)]
+        header = header_of(self.backend, "from Python", self.kernel, plan_record(self.plan), findings)
         return self._written(RunLogWriter.create(Path(self.path), header), rows, summary, after, left)
 
     def _written(
@@ -60,6 +63,12 @@ class Recording:
                     taken.append(row)
                     yield row
                 status, reason = ("interrupted", "the budget ended") if left() else ("complete", "")
+            except KeyboardInterrupt:
+                reason = "by the user"
+                raise
+            except Exception as error:
+                reason = first_line(error)
+                raise
             finally:
                 for kind, record in after():
                     writer.write(kind, record)

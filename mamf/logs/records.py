@@ -12,7 +12,6 @@ from mamf.ceilings.ceiling import Ceiling
 from mamf.logs.known import operation_called, operation_of_record
 from mamf.measurement import STATUSES, Conditions, Measurement
 from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import MatmulShape
 from mamf.statistics import Interval, Repeatability, Summary, summarize
 
 _STATISTICS = ("mean", "median", "fastest", "slowest")
@@ -72,6 +71,8 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
     if record["status"] not in STATUSES:
         raise ValueError(f"unknown status {record['status']!r}")
     of = operation_of_record(record)
+    if of.name not in (MatmulProblem.operation, operation_of_plan(header["plan"])):
+        raise ValueError(f"a row of {of.name} in a log of {operation_of_plan(header['plan'])}")
     shape = of.shape_from_record(record["shape"])
     problem = of.problem_from_record(record["problem"]) if "problem" in record else matmul_problem(header)
     if record["best_by"] not in _STATISTICS:
@@ -109,6 +110,11 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
     )
 
 
+def operation_of_plan(plan: Mapping[str, Any]) -> str:
+    """What a run is of; before schema 4 attention's plans did not name it."""
+    return str(plan.get("operation") or ("attention" if plan.get("command") == "attention" else "matmul"))
+
+
 def rate_field(unit: str) -> str:
     """What a row calls its rates."""
     return "tflops" if unit == "TFLOPS" else "rate"
@@ -132,36 +138,46 @@ def significant_digits(value: float) -> float:
 
 def ceiling_record(ceiling: Ceiling) -> dict[str, Any]:
     """A ceiling as JSON values. It follows from the measurements of phase ``confirm`` before it."""
+    of = operation_called(ceiling.problem.operation)
+    interval = [significant_digits(ceiling.interval.low), significant_digits(ceiling.interval.high)]
+    if is_matmul := of.name == MatmulProblem.operation:
+        rates = {"tflops": significant_digits(ceiling.rate), "interval_tflops": interval}
+    else:
+        rates = {"rate": significant_digits(ceiling.rate), "interval": interval, "unit": ceiling.unit}
+    joules = {"joules_per_tflop": ceiling.joules_per_tflop and round(ceiling.joules_per_tflop, 4)}
     return {
+        **({} if is_matmul else {"operation": of.name}),
         "regime": ceiling.regime,
-        "problem": asdict(ceiling.problem),
+        "problem": of.problem_record(ceiling.problem),
         "shape": str(ceiling.shape),
         "kernel": ceiling.kernel,
-        "tflops": significant_digits(ceiling.tflops),
-        "interval_tflops": [significant_digits(ceiling.interval.low), significant_digits(ceiling.interval.high)],
+        **rates,
         "interval_coverage": round(ceiling.interval.coverage, 4),
         "rounds": ceiling.rounds,
         "tied": [{"shape": str(shape), "kernel": kernel} for shape, kernel in ceiling.tied],
         "gain_over_default": None if ceiling.gain_over_default is None else round(ceiling.gain_over_default, 4),
         "repeatability": None if ceiling.repeatability is None else asdict(ceiling.repeatability),
-        "joules_per_tflop": ceiling.joules_per_tflop and round(ceiling.joules_per_tflop, 4),
+        **(joules if is_matmul else {}),
         **conditions_record(ceiling.conditions),
     }
 
 
 def ceiling_from_record(record: Mapping[str, Any], header: Mapping[str, Any]) -> Ceiling:
-    low, high = map(float, record["interval_tflops"])
+    """Raises KeyError or ValueError for a record that cannot be a ceiling; UsageError for a shape that is none."""
+    is_matmul = "operation" not in record
+    of = operation_called(record.get("operation", MatmulProblem.operation), record)
+    low, high = map(float, record["interval_tflops" if is_matmul else "interval"])
     return Ceiling(
         device=header["device"]["name"],
         uuid_hash=header["device"]["uuid_hash"],
-        problem=MatmulProblem(**record["problem"]) if "problem" in record else matmul_problem(header),
+        problem=of.problem_from_record(record["problem"]) if "problem" in record else matmul_problem(header),
         regime=record["regime"],
         kernel=record["kernel"],
-        shape=MatmulShape.parse(record["shape"]),
-        tflops=float(record["tflops"]),
+        shape=of.parse_shape(record["shape"]),
+        rate=float(record["tflops" if is_matmul else "rate"]),
         interval=Interval(low, high, record["interval_coverage"]),
         rounds=record["rounds"],
-        tied=tuple((MatmulShape.parse(each["shape"]), each["kernel"]) for each in record["tied"]),
+        tied=tuple((of.parse_shape(each["shape"]), each["kernel"]) for each in record["tied"]),
         conditions=conditions_from_record(record),
         gain_over_default=record["gain_over_default"],
         repeatability=repeatability_from_record(record),

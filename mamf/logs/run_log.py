@@ -8,31 +8,29 @@ Schema history
         phase choose before confirm; peak_memory_bytes of the launch alone; searches of a plan of attention, and their
         rows, each with its problem
 
-``header`` names tool, command, device, software, settings and the plan, so a log resumes by itself. Each line is
-written by one system call and reaches the operating system before the next shape starts: a killed process loses at
-most the shape in flight. A last line without its newline is such a loss; it is left out on reading and cut off on
-resuming.
+``header`` names tool, command, device, software, settings and the plan, so a log resumes by itself. writer.py writes
+it; a last line without its newline is what a killed process lost, and is left out on reading. What is read is held to
+schema.py first: a log as read is well-typed.
 """
 
 from __future__ import annotations
 
-import contextlib
+import codecs
 import json
-import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from mamf.backend import DeviceInfo
 from mamf.ceilings.ceiling import Ceiling
-from mamf.environment import scrub_record
-from mamf.errors import MamfError, RunLogError, RunLogWriteError, UsageError
+from mamf.errors import MamfError, RunLogError
 from mamf.logs.plan_records import plan_from_record
 from mamf.logs.records import ceiling_from_record, measurement_from_record, measurement_record
+from mamf.logs.schema import HEADER, KINDS, plan_schema, record_schema, require
 from mamf.measurement import Measurement
 from mamf.plans import FindPlan, Held, KernelsPlan, Plan
+from mamf.tabular import Tabular
 
 SCHEMA = 4
 READABLE = (1, 2, 3, 4)
@@ -41,19 +39,27 @@ MAY_PASS = ("failed", "out_of_memory")
 MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, MamfError)
 
 
+#: Ceilings of an operation by problem and regime.
+OwnCeilings = dict[tuple[Any, str], Ceiling]
+
+
 @dataclass
-class RunLog:
+class RunLog(Tabular):
     """A log as read. ``summary`` is the last one, None if the run was killed. ``valid_bytes``: up to the last whole
-    line.
+    line. ``all_ceilings``: of products, by dtype and regime; ``own_ceilings``: of the operation that the run is of.
     """
 
     path: Path
     header: dict[str, Any]
     measurements: list[Measurement] = field(default_factory=list)
     all_ceilings: dict[tuple[str, str], Ceiling] = field(default_factory=dict)
+    own_ceilings: OwnCeilings = field(default_factory=dict)
     summary: dict[str, Any] | None = None
     valid_bytes: int = 0
     is_truncated: bool = False
+
+    def __repr__(self) -> str:
+        return f"RunLog({self.path}: {len(self.measurements)} rows, {self.tier})"
 
     @property
     def plan(self) -> Plan | FindPlan | KernelsPlan:
@@ -96,88 +102,6 @@ def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-class RunLogWriter:
-    """Appends records to a log. Use as a context manager."""
-
-    def __init__(self, path: Path, descriptor: int) -> None:
-        self.path = path
-        self._descriptor = descriptor
-
-    @classmethod
-    def create(cls, path: Path, header: Mapping[str, Any]) -> RunLogWriter:
-        """Start a new log. Raises UsageError when the file exists or cannot be created: a log is never overwritten."""
-        try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
-        except FileExistsError:
-            raise UsageError(f"{path} exists and is not overwritten: name another --output, or --resume it") from None
-        except OSError as error:
-            raise UsageError(f"cannot write {path}: {error.strerror}; name another --output") from None
-        writer = cls(path, descriptor)
-        lock(descriptor, path)
-        try:
-            writer.write("header", {"schema": SCHEMA, **header})
-        except RunLogWriteError:
-            writer.close()
-            path.unlink()
-            raise
-        return writer
-
-    @classmethod
-    def append(cls, log: RunLog) -> RunLogWriter:
-        """Continue a log, cutting off a line that a killed run did not finish. Raises UsageError when it cannot be
-        written.
-        """
-        try:
-            descriptor = os.open(log.path, os.O_WRONLY | os.O_APPEND)
-        except OSError as error:
-            raise UsageError(f"cannot resume {log.path}: {error.strerror}") from None
-        lock(descriptor, log.path)
-        if log.is_truncated and os.fstat(descriptor).st_size >= log.valid_bytes:
-            os.ftruncate(descriptor, log.valid_bytes)
-        return cls(log.path, descriptor)
-
-    def write(self, record: str, fields: Mapping[str, Any]) -> None:
-        """Append one record. Raises RunLogWriteError (disk full) and leaves the log as it was before."""
-        line = json.dumps({"record": record, **scrub_record(dict(fields))}, allow_nan=False) + "\n"
-        data = line.encode()
-        size = os.fstat(self._descriptor).st_size
-        try:
-            while data:
-                data = data[os.write(self._descriptor, data) :]
-        except OSError as error:
-            with contextlib.suppress(OSError):  # not a regular file: nothing to take back
-                os.ftruncate(self._descriptor, size)
-            raise RunLogWriteError(
-                f"cannot write {self.path}: {error.strerror}; it holds all shapes up to here"
-            ) from None
-
-    def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-    def __enter__(self) -> RunLogWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def lock(descriptor: int, path: Path) -> None:
-    """Keep a second process from writing the same log. Raises UsageError when one does."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        return
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise UsageError(f"{path} is being written by another process: wait for it to end") from None
-
-
 def read_run_log(path: str | Path) -> RunLog:
     """Read and check a log. Raises RunLogError naming the line and what is wrong with it."""
     path = Path(path)
@@ -190,10 +114,7 @@ def read_run_log(path: str | Path) -> RunLog:
             _add(log, parse_record(line))
         except MALFORMED as error:
             raise RunLogError(f"{path}, line {number}: {what(error)}") from None
-    try:
-        log.measurements = _latest(log.measurements)
-    except TypeError as error:
-        raise RunLogError(f"{path}: {what(error)}") from None
+    log.measurements = latest(log.measurements)
     return log
 
 
@@ -222,7 +143,7 @@ def what(error: Exception) -> str:
 def parse_record(line: bytes) -> dict[str, Any]:
     """A line of a log. Raises ValueError for what mamf never writes: no object, a key twice, NaN."""
     try:
-        record = json.loads(line, parse_constant=_refuse, object_pairs_hook=_without_repetition)
+        record = _DECODER.decode(line.removeprefix(codecs.BOM_UTF8).decode())
     except (ValueError, RecursionError):
         raise ValueError("not a JSON object") from None
     if not isinstance(record, dict) or not isinstance(record.get("record"), str):
@@ -239,6 +160,9 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found := dict(pairs)) < len(pairs):
         raise ValueError("a key twice")
     return found
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse, object_pairs_hook=_without_repetition)
 
 
 def is_readable(schema: object) -> bool:
@@ -258,9 +182,9 @@ def _header(path: Path, line: bytes) -> dict[str, Any]:
             raise ValueError(
                 "an imported log of mamf-finder, without samples; only 'mamf show' and 'mamf results' read it"
             )
-        for name in ("tool", "environment", "kernel", "timer"):
-            header[name]
-        DeviceInfo(**header["device"])
+        require(header, HEADER)
+        require(header["plan"], plan_schema(header["plan"]), "plan")
+        header["device"] = asdict(DeviceInfo(**header["device"]))
         plan_from_record(header["plan"])
     except MALFORMED as error:
         raise RunLogError(f"{path}, line 1: {what(error)}") from None
@@ -269,19 +193,23 @@ def _header(path: Path, line: bytes) -> dict[str, Any]:
 
 def _add(log: RunLog, record: dict[str, Any]) -> None:
     kind = record["record"]
+    if kind not in KINDS:
+        raise ValueError(f"unknown record {kind!r}")
+    require(record, record_schema(record))
     if kind == "measurement":
         log.measurements.append(measurement_from_record(record, log.header))
         log.summary = None
     elif kind == "ceiling":
         ceiling = ceiling_from_record(record, log.header)
-        log.all_ceilings[ceiling.problem.dtype, ceiling.regime] = ceiling
+        if "operation" in record:
+            log.own_ceilings[ceiling.problem, ceiling.regime] = ceiling
+        else:
+            log.all_ceilings[ceiling.problem.dtype, ceiling.regime] = ceiling
     elif kind == "summary":
         log.summary = record
-    elif kind != "resume":
-        raise ValueError(f"unknown record {kind!r}")
 
 
-def _latest(rows: Iterable[Measurement]) -> list[Measurement]:
+def latest(rows: Iterable[Measurement]) -> list[Measurement]:
     """Every visit of the reference, and of each step the last row: a failure may have been measured again."""
     kept: dict[object, Measurement] = {}
     for number, row in enumerate(rows):

@@ -10,11 +10,11 @@ from typing import Any
 from mamf.ceilings.ceiling import Ceiling
 from mamf.measurement import TERA, Measurement
 from mamf.peaks import find_peak
-from mamf.report.sweeps import as_title, flat_row
-from mamf.report.text import DASH, csv_text, markdown, significant, table, whole
+from mamf.report.sweeps import flat_row, title_lines
+from mamf.report.text import DASH, csv_text, drawing, prose, significant, whole
 
 _NAMES = {"burst": "MAMF", "sustained": "MSMF"}
-_COLUMNS = (
+COLUMNS = (
     "ceiling",
     "TFLOPS",
     "interval",
@@ -27,7 +27,7 @@ _COLUMNS = (
     "% of peak",
     "FLOP/cycle/unit",
 )
-_LEFT_ALIGNED = ("ceiling", "interval", "MxNxK", "kernel")
+LEFT_ALIGNED = ("ceiling", "interval", "MxNxK", "kernel")
 _SHOWN_TIES = 5
 
 
@@ -165,9 +165,10 @@ def as_text(
     header: Mapping[str, Any],
     summary: Mapping[str, Any] | None,
     format: str,
+    width: int | None,
 ) -> str:
     lines = [cells(ceiling, header) for ceiling in ceilings.values()]
-    shown = (markdown if format == "markdown" else table)(_COLUMNS, lines, _LEFT_ALIGNED) if lines else ""
+    shown = drawing(format, width)(COLUMNS, lines, LEFT_ALIGNED) if lines else ""
     told = [line for ceiling in ceilings.values() for line in notes(ceiling, rows, header)]
     failures = Counter(row.status for row in rows if not row.ok)
     told += [*scouted(rows, ceilings), *(f"{status}: {count}" for status, count in failures.items())]
@@ -178,7 +179,7 @@ def as_text(
         told.append(
             f"{summary['status']}{reason}; {summary['measured']} measurements in {summary['elapsed_seconds']:.1f} s"
         )
-    return f"{as_title(header)}\n{shown}\n" + "\n".join(told) + "\n"
+    return f"{prose(title_lines(header), format)}\n{shown}\n{prose(told, format)}"
 
 
 def render_find(
@@ -187,8 +188,11 @@ def render_find(
     ceilings: Mapping[str, Ceiling],
     header: Mapping[str, Any],
     summary: Mapping[str, Any] | None,
+    width: int | None = None,
 ) -> str:
-    """A find in one of mamf.report.FORMATS; csv has a line a ceiling, json everything."""
+    """A find in one of mamf.report.FORMATS; csv has a line a ceiling, json everything. ``width``: of the terminal, None
+    for all columns.
+    """
     if format == "csv":
         return csv_text([flat_ceiling(ceiling, header) for ceiling in ceilings.values()])
     if format == "json":
@@ -199,4 +203,4 @@ def render_find(
             "summary": summary,
         }
         return json.dumps(content, indent=2) + "\n"
-    return as_text(rows, ceilings, header, summary, format)
+    return as_text(rows, ceilings, header, summary, format, width)

@@ -10,39 +10,12 @@ from typing import Any
 
 from mamf.logs.comparability import Difference
 from mamf.logs.compare import Comparison, Entry, Pair
-from mamf.report.text import csv_text, markdown, significant, table
+from mamf.report.text import Draw, csv_text, drawing, prose, significant
 
 # What two intervals of 95 % cover together; below, a reader should know.
 _USUAL_COVERAGE = 0.9
 _FIGURES = ("A", "B", "B/A", "interval", "verdict", "remarks")
 _RIGHT_ALIGNED = ("A", "B", "B/A")
-
-
-def flat_pair(pair: Pair, tolerance: float) -> dict[str, Any]:
-    """A pair as named columns; rates in TFLOPS, or in the unit that a column names."""
-    a, b, interval = pair.a, pair.b, pair.interval
-    assert a.interval is not None and b.interval is not None
-    rate = "tflops" if a.unit == "TFLOPS" else "rate"
-    return {
-        **pair.fields,
-        "shape_a": a.shape,
-        "shape_b": b.shape,
-        "kernel_a": a.kernel,
-        "kernel_b": b.kernel,
-        **({} if rate == "tflops" else {"unit": a.unit}),
-        f"{rate}_a": a.tflops,
-        "interval_low_a": a.interval.low,
-        "interval_high_a": a.interval.high,
-        f"{rate}_b": b.tflops,
-        "interval_low_b": b.interval.low,
-        "interval_high_b": b.interval.high,
-        "ratio": pair.ratio,
-        "ratio_interval_low": interval.low,
-        "ratio_interval_high": interval.high,
-        "coverage_at_least": interval.coverage,
-        "verdict": pair.verdict(tolerance),
-        "is_regression": pair.is_regression(tolerance),
-    }
 
 
 def flat_alone(entry: Entry, other: Entry | None) -> dict[str, Any]:
@@ -139,7 +112,7 @@ def comparison_record(comparison: Comparison, tolerance: float) -> dict[str, Any
         "compared_anyway": [asdict(each) for each in comparison.forced],
         "paired_without": [asdict(each) for each in comparison.dropped],
         "differences": [asdict(each) for each in comparison.noted],
-        "rows": [flat_pair(pair, tolerance) for pair in comparison.pairs],
+        "rows": comparison.rows(tolerance),
         "only_in_a": [flat_alone(*each) for each in comparison.only_a],
         "only_in_b": [flat_alone(*each) for each in comparison.only_b],
         "summary": {
@@ -150,17 +123,21 @@ def comparison_record(comparison: Comparison, tolerance: float) -> dict[str, Any
     }
 
 
-def render_comparison(format: str, comparison: Comparison, tolerance: float) -> str:
-    """A comparison in one of mamf.report.FORMATS."""
-    if format == "json":
-        return json.dumps(comparison_record(comparison, tolerance), indent=2) + "\n"
-    if format == "csv":
-        return csv_text([flat_pair(pair, tolerance) for pair in comparison.pairs])
+def drawn(comparison: Comparison, tolerance: float, draw: Draw) -> str:
+    """The table of the rows."""
     names = varying(comparison.pairs)
     columns = (*names, "shape", *_FIGURES)
     lines = [cells(pair, names, tolerance) for pair in comparison.pairs]
-    left_aligned = [name for name in columns if name not in _RIGHT_ALIGNED]
-    drawn = (markdown if format == "markdown" else table)(columns, lines, left_aligned)
-    gap = "\n\n" if format == "markdown" else "\n"
-    head = gap.join(title(comparison, tolerance))
-    return f"{head}\n\n{drawn}\n" + gap.join(summary_lines(comparison, tolerance)) + "\n"
+    return draw(columns, lines, [name for name in columns if name not in _RIGHT_ALIGNED])
+
+
+def render_comparison(format: str, comparison: Comparison, tolerance: float, width: int | None = None) -> str:
+    """A comparison in one of mamf.report.FORMATS. ``width``: of the terminal, None for all columns."""
+    if format == "json":
+        return json.dumps(comparison_record(comparison, tolerance), indent=2) + "\n"
+    if format == "csv":
+        return csv_text(comparison.rows(tolerance))
+    shown = drawn(comparison, tolerance, drawing(format, width))
+    gap = "\n" if format == "markdown" else ""
+    head, foot = (prose(tell(comparison, tolerance), format, gap).rstrip("\n") for tell in (title, summary_lines))
+    return f"{head}\n\n{shown}\n{foot}\n"

@@ -2,34 +2,46 @@
 
 from __future__ import annotations
 
+import datetime
+import heapq
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from mamf.logs.legacy import STATISTICS, TIER, FinderRun, Reported
-from mamf.report.text import DASH, csv_text, markdown, table, whole
+from mamf.report.text import DASH, csv_text, markdown, prose, table, whole
 
 _LEFT = {"MxNxK", "stage", "label", "remarks"}
 
 
 def render_legacy(form: str, run: FinderRun, top: int | None = 10) -> str:
     """``form``: of FORMATS. ``top``: rows of a table, best first; None for all, and csv and json hold all."""
-    ordered = sorted(run.rows, key=lambda row: -max(row.tflops.values(), default=0.0))
+    # Every row is shown by csv and json; of a table only the best are put into order.
+    most = None if form in ("csv", "json") else top
+    ordered = _best_first(run.rows) if most is None else heapq.nlargest(most, run.rows, key=_highest)
     if form == "csv":
         return csv_text([_flat(row) for row in ordered])
     if form == "json":
         rows = [_flat(row) for row in ordered]
-        rest = {name: value for name, value in asdict(run).items() if name not in ("rows", "best")}
+        rest = {name: getattr(run, name) for name in FinderRun.__dataclass_fields__ if name not in ("rows", "best")}
         best = {name: _flat(row) for name, row in run.best.items()}
         return json.dumps({"tier": TIER, **rest, "best": best, "rows": rows}, indent=1) + "\n"
-    statistics = [name for name in STATISTICS if any(name in row.tflops for row in run.rows)]
+    names = {name for row in run.rows for name in row.tflops}
+    statistics = [name for name in STATISTICS if name in names]
     columns = ["MxNxK", "stage", "label", *statistics, "W", "MHz", "remarks"]
     draw = markdown if form == "markdown" else table
-    shown = draw(columns, [_cells(row, statistics) for row in ordered[:top]], _LEFT)
-    left = len(ordered) - len(ordered[:top])
+    shown = draw(columns, [_cells(row, statistics) for row in ordered], _LEFT)
+    left = len(run.rows) - len(ordered)
     more = f"... and {left} more in the log (--top all shows them)\n" if left else ""
-    return "\n".join([*_title(run), "", shown + more, *_end(run)]) + "\n"
+    return f"{prose(_title(run), form)}\n{shown}{more}\n{prose(_end(run), form)}"
+
+
+def _highest(row: Reported) -> float:
+    return max(row.tflops.values(), default=0.0)
+
+
+def _best_first(rows: Iterable[Reported]) -> list[Reported]:
+    return sorted(rows, key=_highest, reverse=True)
 
 
 def _title(run: FinderRun) -> Iterator[str]:
@@ -42,9 +54,20 @@ def _title(run: FinderRun) -> Iterator[str]:
 def _end(run: FinderRun) -> Iterator[str]:
     for name, best in run.best.items():
         yield f"best {name}: {best.tflops[name]:g} TFLOPS @ {best.shape or 'an unknown shape'}"
+    if run.means:
+        yield f"mean of all: {', '.join(f'{name} {value:g}' for name, value in run.means.items())} TFLOPS"
+    if run.tried is not None:
+        elapsed = "" if run.elapsed_seconds is None else f" in {_duration(run.elapsed_seconds)}"
+        yield f"tried {run.tried} shapes{elapsed}"
     if not run.is_complete:
-        yield "interrupted: these are scouts, and no ceilings" if run.best else "interrupted"
+        are_scouts = any(best.stage == "scout" for best in run.best.values())
+        yield "interrupted: these are scouts, and no ceilings" if are_scouts else "interrupted: no ceilings"
     yield from (f"remark: {remark}" for remark in run.remarks)
+
+
+def _duration(seconds: float) -> str:
+    """As mamf-finder prints it: ``2 days, 14:42:00``."""
+    return str(datetime.timedelta(seconds=round(seconds)))
 
 
 def _cells(row: Reported, statistics: list[str]) -> list[str]:

@@ -6,11 +6,12 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from mamf.backend import DeviceInfo
 from mamf.logs.known import operation_called
 from mamf.logs.records import significant_digits
-from mamf.measurement import TERA, Measurement
-from mamf.report.text import DASH, csv_text, end_line, fitting, markdown, significant, table, whole
+from mamf.logs.run_log import OwnCeilings
+from mamf.measurement import Measurement
+from mamf.report.own_ceilings import brief, ceilings_text, flat_ceiling, problem_title, share_of
+from mamf.report.text import DASH, csv_text, drawing, end_line, prose, significant, told_once, whole
 
 #: Rows that are ranked together: of a regime and a problem.
 Group = tuple[str, Any]
@@ -31,16 +32,12 @@ def problem_record(row: Measurement) -> dict[str, Any]:
 
 
 def share_of_peak(row: Measurement, header: Mapping[str, Any]) -> float | None:
-    peak = operation_called(row.operation).peak(DeviceInfo(**header["device"]), row.problem)
-    return row.best_rate * TERA / peak if peak and row.ok else None
+    return share_of(row.best_rate, row.problem, header) if row.ok else None
 
 
 def title(row: Measurement) -> str:
-    """What a group's rows have in common; normal data and the first seed go without saying."""
-    usual = {"data": "normal", "seed": 0, "dtype": row.problem.dtype}
-    fields = problem_record(row).items()
-    told = [f"{name} {value}" for name, value in fields if name not in usual or usual[name] != value]
-    return ", ".join([row.regime, row.problem.dtype, *told])
+    """What a group's rows have in common."""
+    return problem_title(row.regime, row.problem)
 
 
 def flat_kernel(row: Measurement, header: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,17 +116,12 @@ def remarks(row: Measurement) -> str:
 
 def remark_lines(rows: Sequence[Measurement], failed: Sequence[Measurement]) -> list[str]:
     """Each remark once, with the rows that it is of; then why rows have no figure."""
-    of: dict[str, list[str]] = {}
-    for row in rows:
-        if text := remarks(row):
-            of.setdefault(text, []).append(f"{row.kernel} {row.shape}")
-    for row in failed:
-        of.setdefault(f"{row.status}: {row.reason}", []).append(f"{row.kernel} {row.shape}")
-    return [f"{who[0]}{f' and {len(who) - 1} more' if len(who) > 1 else ''}: {text}" for text, who in of.items()]
+    told = [(remarks(row), row) for row in rows] + [(f"{row.status}: {row.reason}", row) for row in failed]
+    return told_once((text, f"{row.kernel} {row.shape}") for text, row in told)
 
 
 def group_text(
-    rows: Sequence[Measurement], header: Mapping[str, Any], is_markdown: bool, top: int | None, width: int | None
+    rows: Sequence[Measurement], header: Mapping[str, Any], format: str, top: int | None, width: int | None
 ) -> str:
     """A group's title, table and remarks."""
     measured = [row for row in rows if row.ok]
@@ -137,22 +129,18 @@ def group_text(
     by_name = [cells(row, header) for row in shown]
     columns = list(dict.fromkeys(name for row in by_name for name in row))
     lines = [[row.get(name, DASH) for name in columns] for row in by_name]
-    kept = fitting(columns, lines, width)
-    drawn, lines = columns[:kept], [line[:kept] for line in lines]
     left_aligned = (
-        [*_FIRST, *(name for name in drawn if name not in (*_FIRST, shown[0].work.unit, *_LAST))] if shown else ()
+        [*_FIRST, *(name for name in columns if name not in (*_FIRST, shown[0].work.unit, *_LAST))] if shown else ()
     )
     notes = remark_lines(shown, [row for row in rows if not row.ok])
-    if kept < len(columns):
-        notes.insert(0, f"not shown for want of width (--wide shows all): {', '.join(columns[kept:])}")
     if len(measured) > len(shown):
         notes.insert(0, f"... and {len(measured) - len(shown)} more in the log (--top all shows them)")
-    body = (markdown if is_markdown else table)(drawn, lines, left_aligned) if shown else ""
-    gap = "\n" if is_markdown else ""
-    return f"{title(rows[0])}\n{gap}{body}{gap}" + "".join(f"{note}\n{gap}" for note in notes)
+    body = drawing(format, width)(columns, lines, left_aligned) if shown else ""
+    gap = "\n" if format == "markdown" else ""
+    return f"{prose([title(rows[0])], format, gap)}{body}{gap}{prose(notes, format, gap)}"
 
 
-def head(rows: Sequence[Measurement], header: Mapping[str, Any]) -> str:
+def head(rows: Sequence[Measurement], header: Mapping[str, Any]) -> list[str]:
     """What was measured on what, and what the rate counts."""
     device = header["device"]
     torch = header["environment"]["packages"].get("torch", "unknown")
@@ -160,7 +148,7 @@ def head(rows: Sequence[Measurement], header: Mapping[str, Any]) -> str:
     name = header["plan"].get("operation", "unknown")
     counts = dict.fromkeys(f"{row.work.unit}: {row.work.convention}" for row in rows)
     machine = f"{device['name']} ({device['backend']}:{device['index']}), torch {torch}{driver}"
-    return "\n".join([f"{name} on {machine}, timed by {header['timer']}", *counts]) + "\n"
+    return [f"{name} on {machine}, timed by {header['timer']}", *counts]
 
 
 def render_kernels(
@@ -170,23 +158,34 @@ def render_kernels(
     summary: Mapping[str, Any] | None,
     top: int | None = None,
     width: int | None = None,
+    ceilings: OwnCeilings | None = None,
 ) -> str:
-    """A run of kernels in one of mamf.report.FORMATS. ``width``: of the terminal, None for all columns."""
+    """A run of kernels in one of mamf.report.FORMATS. ``width``: of the terminal, None for all columns; ``ceilings``:
+    what was confirmed of the operation.
+    """
+    confirmed = list((ceilings or {}).values())
     if format == "csv":
         return csv_text(flat_rows(rows, header))
     if format == "json":
-        content = {"header": header, "measurements": flat_rows(rows, header), "summary": summary}
-        return json.dumps(content, indent=2) + "\n"
-    is_markdown = format == "markdown"
-    parts = [group_text(each, header, is_markdown, top, width) for each in grouped(rows).values()]
+        flat = {"measurements": flat_rows(rows, header), "ceilings": [flat_ceiling(each, header) for each in confirmed]}
+        return json.dumps({"header": header, **flat, "summary": summary}, indent=2) + "\n"
+    parts = [ceilings_text(confirmed, header, format, width)] if confirmed else []
+    parts += [group_text(each, header, format, top, width) for each in grouped(rows).values()]
     parts = [part.rstrip("\n") + "\n" for part in parts]
-    return "\n".join([head(rows, header), *parts, end_line(summary) + "\n"])
+    return "\n".join([prose(head(rows, header), format), *parts, prose([end_line(summary)], format)])
 
 
 def kernels_summary_record(
-    rows: Sequence[Measurement], status: str, reason: str, elapsed_seconds: float, left: int
+    rows: Sequence[Measurement],
+    status: str,
+    reason: str,
+    elapsed_seconds: float,
+    left: int,
+    ceilings: OwnCeilings | None = None,
 ) -> dict[str, Any]:
-    """The last record of the log: the best row of each regime and problem. It follows from the rows."""
+    """The last record of the log: the best row of each regime and problem, and the ceilings in short. It follows from
+    the rows.
+    """
     best = [each[0] for each in grouped(rows).values() if each[0].ok]
     return {
         "status": status,
@@ -204,4 +203,9 @@ def kernels_summary_record(
             }
             for row in best
         },
+        **(
+            {"ceilings": {problem_title(each.regime, each.problem): brief(each) for each in ceilings.values()}}
+            if ceilings
+            else {}
+        ),
     }

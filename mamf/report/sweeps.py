@@ -10,7 +10,7 @@ from typing import Any
 
 from mamf.measurement import Measurement
 from mamf.peaks import find_peak
-from mamf.report.text import DASH, csv_text, end_line, markdown, significant, table, whole
+from mamf.report.text import DASH, csv_text, drawing, end_line, prose, significant, whole
 from mamf.statistics import arithmetic_mean, geometric_mean
 
 
@@ -107,7 +107,7 @@ def as_json(rows: Sequence[Measurement], header: Mapping[str, Any], summary: Map
 
 
 COLUMNS = ("regime", "MxNxK", "median", "+-%", "mean", "fastest", "launches", "MHz", "W", "C", "error", "remarks")
-_LEFT_ALIGNED = ("regime", "MxNxK", "remarks")
+LEFT_ALIGNED = ("regime", "MxNxK", "remarks")
 
 
 def cells(row: Measurement) -> list[str]:
@@ -144,18 +144,8 @@ def remarks(row: Measurement) -> str:
     return ", ".join(parts)
 
 
-def as_table(rows: Sequence[Measurement]) -> str:
-    """Aligned columns for a terminal."""
-    return table(COLUMNS, [cells(row) for row in rows], _LEFT_ALIGNED)
-
-
-def as_markdown(rows: Sequence[Measurement]) -> str:
-    """A GitHub table."""
-    return markdown(COLUMNS, [cells(row) for row in rows], _LEFT_ALIGNED)
-
-
-def as_title(header: Mapping[str, Any]) -> str:
-    """What was measured on what, in two lines."""
+def title_lines(header: Mapping[str, Any]) -> list[str]:
+    """What was measured on what."""
     device, problem = header["device"], header["plan"]["problem"]
     known = [
         f"{device['compute_units']} compute units" if device["compute_units"] else "",
@@ -165,14 +155,16 @@ def as_title(header: Mapping[str, Any]) -> str:
         f"timed by {header['timer']}",
     ]
     fast = ", fast accumulation" if problem["fast_accumulation"] else ""
-    return (
-        f"{device['name']} ({device['backend']}:{device['index']}): {', '.join(filter(None, known))}\n"
+    return [
+        f"{device['name']} ({device['backend']}:{device['index']}): {', '.join(filter(None, known))}",
         f"{header['kernel']} {problem['dtype']} -> {problem['out_dtype']}{fast}, layout {problem['layout']}, "
-        f"{problem['data']} data, seed {problem['seed']}\n"
-    )
+        f"{problem['data']} data, seed {problem['seed']}",
+    ]
 
 
-def as_summary(rows: Sequence[Measurement], header: Mapping[str, Any], summary: Mapping[str, Any] | None) -> str:
+def summary_lines(
+    rows: Sequence[Measurement], header: Mapping[str, Any], summary: Mapping[str, Any] | None
+) -> list[str]:
     """The best by regime with what it was taken under, means over shapes, drift, and how the run ended."""
     lines: list[str] = []
     for regime, best in bests(rows).items():
@@ -180,9 +172,7 @@ def as_summary(rows: Sequence[Measurement], header: Mapping[str, Any], summary: 
         lines += _drift_lines([row for row in rows if row.regime == regime and row.is_reference])
     if not lines:
         lines.append("nothing was measured")
-    lines += _failure_lines(rows)
-    lines.append(end_line(summary))
-    return "\n".join(lines) + "\n"
+    return [*lines, *_failure_lines(rows), end_line(summary)]
 
 
 def _best_lines(regime: str, best: Best, header: Mapping[str, Any]) -> list[str]:
@@ -244,17 +234,21 @@ def render(
     header: Mapping[str, Any],
     summary: Mapping[str, Any] | None,
     top: int | None = None,
+    width: int | None = None,
 ) -> str:
-    """A run in one of mamf.report.FORMATS. ``top``: so many of the best rows of each regime (table, markdown)."""
+    """A run in one of mamf.report.FORMATS. ``top``: so many of the best rows of each regime (table, markdown);
+    ``width``: of the terminal, None for all columns.
+    """
     if format == "csv":
         return as_csv(rows)
     if format == "json":
         return as_json(rows, header, summary)
     shown = list(rows) if top is None else chosen(rows, top)
-    table = as_markdown(shown) if format == "markdown" else as_table(shown)
+    table = drawing(format, width)(COLUMNS, [cells(row) for row in shown], LEFT_ALIGNED)
     hidden = sum(not row.is_reference for row in rows) - len(shown)
     more = f"... and {hidden} more in the log (--top all shows them)\n" if hidden > 0 else ""
-    return f"{as_title(header)}\n{table if shown else ''}{more}\n{as_summary(rows, header, summary)}"
+    head, foot = prose(title_lines(header), format), prose(summary_lines(rows, header, summary), format)
+    return f"{head}\n{table if shown else ''}{more}\n{foot}"
 
 
 def chosen(rows: Sequence[Measurement], top: int) -> list[Measurement]:

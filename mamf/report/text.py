@@ -1,14 +1,23 @@
-"""Numbers and tables as text: what every report shares."""
+"""Numbers, lines and tables as text: what every report shares. Foreign text is made harmless here (mamf.text)."""
 
 from __future__ import annotations
 
 import csv
+import functools
 import io
-from collections.abc import Collection, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from mamf.text import csv_cell, markdown_line, markdown_text, visible
+
 DASH = "-"
+#: The column of what a reader must know beside the figures: as long as it takes.
+REMARKS = "remarks"
 _GAP = "  "
+
+#: Draws columns and rows of cells as a table; of some columns the cells begin at the left.
+Draw = Callable[[Sequence[str], Sequence[Sequence[str]], Collection[str]], str]
 
 
 def significant(value: float) -> str:
@@ -22,7 +31,7 @@ def whole(value: float | None) -> str:
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], left_aligned: Collection[str]) -> str:
     """Aligned columns for a terminal."""
-    lines = [columns, *rows]
+    lines = [[visible(cell) for cell in line] for line in (columns, *rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(columns))]
 
     def aligned(line: Sequence[str]) -> str:
@@ -41,21 +50,60 @@ def fitting(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int | 
         return len(columns)
     taken = -len(_GAP)
     for number, name in enumerate(columns):
-        taken += len(_GAP) + max(len(name), *(len(row[number]) for row in rows), 0)
+        taken += len(_GAP) + max(len(visible(cell)) for cell in (name, *(row[number] for row in rows)))
         if taken > width:
             return max(1, number)
     return len(columns)
 
 
+def drawing(format: str, width: int | None = None) -> Draw:
+    """How tables are drawn: as markdown, as aligned columns, or as those that a terminal of ``width`` holds."""
+    if format == "markdown":
+        return markdown
+    return table if width is None else functools.partial(fitted_table, width)
+
+
+def fitted_table(
+    width: int, columns: Sequence[str], rows: Sequence[Sequence[str]], left_aligned: Collection[str]
+) -> str:
+    """The columns that fit, the most important first; below them what is left out, and the remarks, which never fit."""
+    shown = [number for number, name in enumerate(columns) if name != REMARKS]
+    names, cells = [columns[number] for number in shown], [[row[number] for number in shown] for row in rows]
+    kept = fitting(names, cells, width)
+    notes = []
+    if kept < len(names):
+        notes.append(f"not shown for want of width (--wide shows all): {', '.join(names[kept:])}")
+    if REMARKS in columns:
+        place = columns.index(REMARKS)
+        first = list(itertools.takewhile(lambda number: columns[number] in left_aligned, shown))
+        notes += told_once((row[place], " ".join(row[number] for number in first)) for row in rows)
+    return table(names[:kept], [row[:kept] for row in cells], left_aligned) + prose(notes, "table")
+
+
+def told_once(remarks: Iterable[tuple[str, str]]) -> list[str]:
+    """A line for each remark, with the first of what it is of."""
+    of: dict[str, list[str]] = {}
+    for text, what in remarks:
+        if text:
+            of.setdefault(text, []).append(what)
+    return [f"{who[0]}{f' and {len(who) - 1} more' if len(who) > 1 else ''}: {text}" for text, who in of.items()]
+
+
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]], left_aligned: Collection[str]) -> str:
-    """A GitHub table; what would break it, or be taken for HTML, is escaped."""
+    """A GitHub table, whose cells are plain text but for Markup."""
     rule = [":--" if name in left_aligned else "--:" for name in columns]
-    lines = [columns, rule, *([_plain(cell) for cell in row] for row in rows)]
+    lines = [list(map(_cell, columns)), rule, *(list(map(_cell, row)) for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
-def _plain(cell: str) -> str:
-    return " ".join(cell.split()).replace("|", "\\|").replace("<", "&lt;")
+def _cell(text: str) -> str:
+    return " ".join(markdown_text(text).split())
+
+
+def prose(texts: Iterable[str], format: str, gap: str = "") -> str:
+    """Lines around tables, each ended and followed by ``gap``."""
+    written = markdown_line if format == "markdown" else visible
+    return "".join(f"{written(text)}\n{gap}" for text in texts)
 
 
 def end_line(summary: Mapping[str, Any] | None) -> str:
@@ -71,7 +119,7 @@ def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """Rows of equal keys, with a line of them first; nothing for no rows."""
     text = io.StringIO()
     if rows:
-        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(map(csv_cell, rows[0]))
+        writer.writerows([csv_cell(row.get(name)) for name in rows[0]] for row in rows)
     return text.getvalue()

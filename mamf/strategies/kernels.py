@@ -45,20 +45,24 @@ class KernelsSweep:
         return self._run.left_out
 
     def _steps(self, run: Runner) -> Steps:
+        steps = self.plan.steps(self.held)
+        for name in self.plan.regimes:
+            if own := [step for step in steps if step[0] == name]:
+                yield from self._rows(run, run.started(self._regime(name)), own)
+
+    def _rows(self, run: Runner, regime: Regime, steps: Sequence[Row]) -> Steps:
+        """Steps of one regime."""
         by_name = dict(zip(self.plan.kernels, self.kernels, strict=True))
-        regime: Regime | None = None
-        context: tuple[object, ...] | None = None
+        context: str | None = None
         before: Measurement | None = None
-        for name, problem, shape, kernel_name in self.plan.steps(self.held):
-            if regime is None or regime.name != name:
-                regime, context = run.started(self._regime(name)), None
+        for name, problem, shape, kernel_name in steps:
             if run.is_over():
                 run.left_out += 1
                 continue
             self.on_phase(f"{name} {shape} {kernel_name}")
             kernel = by_name[kernel_name]
-            if (name, problem.dtype) != context:
-                context = (name, problem.dtype)
+            if problem.dtype != context:
+                context = problem.dtype
                 before = yield from self._reference(regime, problem)
             row = yield Step(kernel, problem, shape, regime, self._rule(regime), is_reported=False)
             if row is None:

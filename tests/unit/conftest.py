@@ -1,7 +1,9 @@
 """Fixtures that several tests share."""
 
+import shutil
 from importlib.metadata import EntryPoint
 
+import library
 import pytest
 from contribution_logs import SIMULATED, measured, search_little
 
@@ -18,6 +20,24 @@ def registered(monkeypatch):
         return [*others(group=group), *([point] if group == discovery.KERNELS else [])]
 
     monkeypatch.setattr(discovery, "entry_points", points)
+
+
+@pytest.fixture(scope="session")
+def library_logs(tmp_path_factory):
+    """A folder of a log of each kind, written by the library."""
+    folder = tmp_path_factory.mktemp("logs")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        library.install(monkeypatch)
+        library.write_logs(folder)
+    return folder
+
+
+@pytest.fixture
+def machine(library_logs, tmp_path, monkeypatch):
+    """In a folder with those logs, on a machine whose accelerator is simulated."""
+    library.install(monkeypatch)
+    shutil.copytree(library_logs, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,13 @@
 """The library as calls: rows stream, logs are kept, text is taken where the command line takes it."""
 
+import subprocess
+import sys
+
 import pytest
 
 import mamf
 from mamf.contribution.rules import review
-from mamf.errors import DeviceError, UnavailableError, UsageError
+from mamf.errors import DeviceError, IncomparableError, RunLogError, UnavailableError, UsageError
 from mamf.testing import SimulatedBackend
 
 KERNEL = "mamf.testing:SimulatedMatmul"
@@ -27,7 +30,7 @@ def test_a_sweep_takes_text_and_streams(backend):
 
 def test_a_log_holds_what_the_call_gave(backend, tmp_path):
     rows = list(sweep_of(backend, log=tmp_path / "run.jsonl"))
-    log = mamf.read_run_log(tmp_path / "run.jsonl")
+    log = mamf.read_log(tmp_path / "run.jsonl")
     assert [row.samples for row in log.measurements] == [row.samples for row in rows]
     assert log.tier == "complete"
     assert not {finding.rule for finding in review(tmp_path / "run.jsonl").findings} & {"row-mismatch", "best-mismatch"}
@@ -37,20 +40,20 @@ def test_a_call_that_is_broken_off_leaves_a_log_that_says_so(backend, tmp_path):
     rows = sweep_of(backend, log=tmp_path / "run.jsonl")
     next(rows)
     rows.close()
-    log = mamf.read_run_log(tmp_path / "run.jsonl")
+    log = mamf.read_log(tmp_path / "run.jsonl")
     assert (len(log.measurements), log.tier, log.summary["reason"]) == (1, "interrupted", "by the caller")
 
 
 def test_a_budget_that_ends_is_said_in_the_log(backend, tmp_path):
     shapes = [f"16384x16384x{1024 * number}" for number in range(1, 17)]
     list(mamf.sweep(shapes, backend=backend, kernel=KERNEL, budget_seconds=1.5, log=tmp_path / "run.jsonl"))
-    log = mamf.read_run_log(tmp_path / "run.jsonl")
+    log = mamf.read_log(tmp_path / "run.jsonl")
     assert (log.tier, log.summary["reason"]) == ("interrupted", "the budget ended")
 
 
 def test_rows_are_flat(backend, tmp_path):
     list(sweep_of(backend, log=tmp_path / "run.jsonl"))
-    row = mamf.read_run_log(tmp_path / "run.jsonl").rows()[0]
+    row = mamf.read_log(tmp_path / "run.jsonl").rows()[0]
     assert {"shape.m", "tflops.median", "kernel", "regime"} <= row.keys()
     assert not [name for name, value in row.items() if isinstance(value, dict)]
 
@@ -90,7 +93,7 @@ def test_a_log_of_any_operation_adds_up(backend, tmp_path):
         "bandwidth", ["64MiB"], backend=backend, kernels=["mamf.testing:SimulatedBandwidth"], log=tmp_path / "run.jsonl"
     )
     assert [row.ok for row in rows] == [True]
-    assert mamf.read_run_log(tmp_path / "run.jsonl").summary["measured"] == 1
+    assert mamf.read_log(tmp_path / "run.jsonl").summary["measured"] == 1
     assert "best-mismatch" not in {finding.rule for finding in review(tmp_path / "run.jsonl").findings}
 
 
@@ -99,5 +102,114 @@ def test_a_find_that_confirms_too_little_is_no_complete_log(backend, tmp_path):
         mamf.find(
             backend=backend, kernels=[KERNEL], regime="sustained", budget_seconds=12.0, log=tmp_path / "find.jsonl"
         )
-    log = mamf.read_run_log(tmp_path / "find.jsonl")
+    log = mamf.read_log(tmp_path / "find.jsonl")
     assert (log.tier, log.summary["reason"]) == ("interrupted", "the budget ended")
+
+
+def test_a_search_streams_and_has_its_ceiling(machine):
+    search = mamf.search("bfloat16", log="run.jsonl")
+    with pytest.raises(DeviceError, match="no burst ceiling was confirmed"):
+        assert search.ceiling
+    rows = list(search)
+    assert search.ceiling == mamf.find("bfloat16")
+    assert [row.samples for row in mamf.read_log("run.jsonl").measurements] == [row.samples for row in rows]
+    assert list(search) == []
+
+
+def test_leaving_the_loop_ends_the_search_and_its_log(machine):
+    search = mamf.search("bfloat16", log="run.jsonl")
+    for _ in search:
+        if search.ceilings:
+            break
+    log = mamf.read_log("run.jsonl")
+    assert (log.tier, log.summary["reason"]) == ("interrupted", "by the caller")
+    assert log.ceilings["burst"].tflops == pytest.approx(search.ceiling.tflops, rel=1e-5)
+
+
+@pytest.mark.parametrize("stop", [4, 5, 8])
+def test_ctrl_c_in_a_callback_keeps_what_was_confirmed(machine, stop):
+    def on_row(row):
+        if (row.phase, row.round) == ("confirm", stop):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        mamf.find("bfloat16", on_row=on_row, log="run.jsonl")
+    log = mamf.read_log("run.jsonl")
+    assert (log.tier, log.ceilings["burst"].rounds in (stop - 1, stop)) == ("interrupted", True)
+    rules = {finding.rule for finding in mamf.check("run.jsonl").findings}
+    assert not rules & {"ceiling-mismatch", "best-mismatch"}
+
+
+def test_ctrl_c_while_it_measures_ends_the_log(machine, on_launch):
+    def interrupt(launches):
+        raise KeyboardInterrupt
+
+    rows = mamf.sweep(["2048x2048x2048", "4096x4096x4096", "8192x8192x8192"], log="run.jsonl")
+    next(rows)
+    on_launch(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        list(rows)
+    log = mamf.read_log("run.jsonl")
+    assert (log.tier, log.summary["reason"]) == ("interrupted", "by the user")
+    assert log.summary["measured"] == len(log.measurements) > 0
+
+
+def test_a_device_that_fails_is_the_reason_in_the_log(machine, monkeypatch):
+    def fails(regime):
+        raise RuntimeError("it fell off the bus")
+
+    monkeypatch.setattr("mamf.regimes.burst.Burst.start", fails)
+    with pytest.raises(DeviceError, match="fell off the bus"):
+        list(mamf.sweep(["2048x2048x2048"], log="run.jsonl"))
+    assert "it fell off the bus" in mamf.read_log("run.jsonl").summary["reason"]
+
+
+def test_a_librarys_log_says_what_the_doctor_found(machine):
+    list(mamf.sweep(["2048x2048x2048"], log="run.jsonl"))
+    assert "ok   host load: idle" in mamf.read_log("run.jsonl").header["findings"]
+    assert not [finding for finding in mamf.check("run.jsonl").findings if "findings" in finding.message]
+
+
+def test_bandwidth_takes_text_and_problems(machine):
+    rows = list(mamf.bandwidth(["64MiB"], problems=[mamf.BandwidthProblem(name) for name in ("copy", "triad")]))
+    assert [(row.problem.pattern, row.work.unit) for row in rows] == [("copy", "TB/s"), ("triad", "TB/s")]
+
+
+def test_a_log_or_its_file_is_compared(machine):
+    before, after = mamf.read_log("before.jsonl"), mamf.read_log("after.jsonl")
+    assert mamf.compare(before, "after.jsonl").rows() == mamf.compare("before.jsonl", after).rows()
+    assert mamf.compare(before, after).rows()[0]["verdict"] == "SAME"
+    with pytest.raises(IncomparableError):
+        mamf.compare("sweep.jsonl", "attention.jsonl")
+
+
+def test_an_imported_run_is_kept_and_read(machine):
+    (run,) = mamf.import_logs("finder.txt")
+    mamf.write_imported(run, "finder.jsonl")
+    assert mamf.read_log("finder.jsonl") == run
+    assert mamf.check("finder.jsonl").tier == "legacy"
+    with pytest.raises(RunLogError, match="without samples"):
+        mamf.plot("finder.jsonl")
+
+
+@pytest.mark.parametrize("asked", [{"quantities": ["seconds"]}, {"directions": ["up"]}, {"regime": "sustained"}])
+def test_a_figure_of_what_is_not_there_is_refused(machine, asked):
+    with pytest.raises(UsageError):
+        mamf.plot("attention.jsonl", **asked)
+
+
+@pytest.mark.parametrize("name", mamf.__all__)
+def test_what_is_offered_is_there(name):
+    assert getattr(mamf, name) is not None
+
+
+def test_rows_are_a_data_frame(machine):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(mamf.read_log("sweep.jsonl").rows())
+    assert frame["tflops.median"].min() > 0
+
+
+def test_importing_and_reading_load_no_torch(machine):
+    code = "import sys, mamf; mamf.read_log('find.jsonl')._repr_html_(); print({'torch', 'numpy'} & set(sys.modules))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "set()"

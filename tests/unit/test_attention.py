@@ -95,7 +95,7 @@ def ceiling_of(backend, regime="burst", tflops=None, **fields):
     true = backend._flop_per_cycle(REFERENCE) * clock / 1e12
     own = {"device": backend.info.name, "uuid_hash": None, "problem": MatmulProblem(), "kernel": "simulated.mm"}
     figure = tflops or true
-    return Ceiling(**own | fields, regime=regime, shape=REFERENCE, tflops=figure, interval=Interval(0, 0, 1), rounds=9)
+    return Ceiling(**own | fields, regime=regime, shape=REFERENCE, rate=figure, interval=Interval(0, 0, 1), rounds=9)
 
 
 def swept(backend, plan, ceilings=None, held=()):

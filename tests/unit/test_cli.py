@@ -12,7 +12,8 @@ import pytest
 
 from mamf.cli.options import duration, share, with_dashes
 from mamf.environment import tool_version
-from mamf.logs.run_log import RunLogWriter, read_run_log
+from mamf.logs.run_log import read_run_log
+from mamf.logs.writer import RunLogWriter
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
 from mamf.testing import SimulatedBackend, SimulatedMatmul
 
@@ -81,7 +82,7 @@ def test_mamf_finders_spelling_works(sweep):
         (["--precision", "3"], "share between 0 and 1"),
         (["--budget", "soon"], "is not a duration"),
         (["--output", "nowhere/run.jsonl"], "cannot write nowhere"),
-        (["--resume", "nothing.jsonl"], "cannot read nothing.jsonl"),
+        (["--resume", "nothing.jsonl"], "cannot resume nothing.jsonl"),
         (["--device", "7"], "no device 7"),
     ],
 )
@@ -228,10 +229,10 @@ def test_a_device_that_fails_before_the_first_shape_ends_the_run_in_a_line(sweep
 def test_a_log_that_is_being_written_is_not_resumed(sweep, tmp_path):
     sweep("--m", "256", "512", "--output", "run.jsonl", "--budget", "1.0001s")
     log = read_run_log(tmp_path / "run.jsonl")
-    with RunLogWriter.append(log):
+    with RunLogWriter.resume(log.path)[1]:
         code, _, err = sweep("--resume", "run.jsonl")
     assert code == 2
-    assert "being written by another process" in err
+    assert f"being written by process {os.getpid()}: wait" in err
 
 
 def test_resuming_a_complete_log_shows_it_and_leaves_it(sweep, tmp_path):

@@ -14,7 +14,8 @@ from mamf.errors import IncomparableError
 from mamf.logs.compare import Entry, Pair, compare, entries
 from mamf.logs.plan_records import plan_record
 from mamf.logs.records import measurement_record
-from mamf.logs.run_log import RunLog, RunLogWriter, read_run_log
+from mamf.logs.run_log import RunLog, read_run_log
+from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.operations.matmul.kernel import MatmulProblem
@@ -33,6 +34,7 @@ ATTENTION_PLAN = KernelsPlan("attention", (ATTENTION,), (AttentionProblem(),), (
 
 def header(plan=PLAN, device_name="H100", uuid_hash="aa"):
     return {
+        "schema": 4,
         "tool": {"name": "mamf", "version": "0", "commit": None},
         "device": {"backend": "cuda", "index": 0, "name": device_name, "vendor": "NVIDIA", "uuid_hash": uuid_hash},
         "timer": "device events",

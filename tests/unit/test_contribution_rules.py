@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import json
 import re
 from pathlib import Path
 
@@ -11,8 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mamf import contribution
+from mamf.cli import main
 from mamf.contribution.evidence import read_records
 from mamf.contribution.rules import RULES, review
+from mamf.contribution.submission import prepare
 from mamf.logs.legacy import Reported, write_legacy_log
 from mamf.operations.matmul.shapes import MatmulShape
 
@@ -228,7 +231,7 @@ def add_note(text):
         (change_row(clock_mhz=300.0), "implausible"),
         (change_row(timer_overhead_seconds=-1e-6), "implausible"),
         (change_row(relative_error=-1.0), "unverified"),
-        (change_row(samples_seconds=["1"]), "row-mismatch"),
+        (change_row(samples_seconds=["1"]), "unreadable"),
         (change_row(clock_mhz="fast"), "unreadable"),
         (blind_sensors, "sensors"),
         (go_back_in_time, "time-order"),
@@ -491,3 +494,35 @@ def test_an_interrupted_run_is_accepted_as_such(sweep_records, tmp_path):
 def test_a_spoiled_legacy_log_is_caught(fields, rule, tmp_path):
     write_legacy_log(dataclasses.replace(legacy_run(), **fields), tmp_path / "old.jsonl")
     assert rule in found(tmp_path / "old.jsonl")
+
+
+def test_a_resumed_find_supersedes_its_ceilings(tmp_path):
+    """What an interrupted search knew stays in the log, and follows from the rounds before it."""
+    path = tmp_path / "find.jsonl"
+    asked = ["find", "--backend", "mamf.testing:SimulatedBackend"]
+    main([*asked, "--kernel", "mamf.testing:SimulatedMatmul", "--budget", "9s", "--output", str(path)])
+    main([*asked, "--kernel", "mamf.testing:SimulatedMatmul", "--budget", "40s", "--resume", str(path)])
+    records = [record for _, record in read_records(path)]
+    burst = [number for number, each in enumerate(records) if each["record"] == "ceiling" and each["regime"] == "burst"]
+    assert len(burst) == 2
+    assert not found(path) & {"ceiling-mismatch", "best-mismatch"}
+    records[burst[0]]["tflops"] *= 1.01
+    assert "ceiling-mismatch" in found(write(path, records))
+    records[burst[0]] = records[burst[1]]
+    assert "ceiling-mismatch" in found(write(path, [*records[: burst[1]], *records[burst[1] :], records[burst[1]]]))
+
+
+def test_the_grammars_of_a_legacy_log_are_no_path(tmp_path):
+    write_legacy_log(dataclasses.replace(legacy_run(), version="v1b/v1c/v1c+/F1"), tmp_path / "old.jsonl")
+    assert json.loads((tmp_path / "old.jsonl").read_text().split("\n")[0])["tool"]["version"] == "v1b/v1c/v1c+/F1"
+    assert "private" not in found(tmp_path / "old.jsonl")
+    assert prepare(tmp_path / "old.jsonl").changes == ()
+
+
+def test_each_line_of_a_legacy_log_is_parsed_once(tmp_path, monkeypatch):
+    write_legacy_log(legacy_run(), tmp_path / "old.jsonl")
+    parsed = []
+    for room in ("contribution.evidence", "logs.legacy"):
+        monkeypatch.setattr(f"mamf.{room}.parse_record", lambda line: parsed.append(line) or json.loads(line))
+    assert not review(tmp_path / "old.jsonl").is_rejected()
+    assert len(parsed) == 3

@@ -566,7 +566,7 @@ def test_a_dry_run_says_what_would_be_done_and_writes_nothing(find, tmp_path):
         (["--m", "4096"], "unknown option '--m'"),
         (["--bugdet", "20s"], "did you mean --budget?"),
         (["--precision", "3"], "share between 0 and 1"),
-        (["--resume", "nothing.jsonl"], "cannot read nothing.jsonl"),
+        (["--resume", "nothing.jsonl"], "cannot resume nothing.jsonl"),
         (["--device", "7"], "no device 7"),
     ],
 )

@@ -1,6 +1,8 @@
 """Figures: what they show, as data; and that they are drawn, legibly, where matplotlib is installed."""
 
+import errno
 import itertools
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,12 +10,24 @@ from pathlib import Path
 import pytest
 
 from mamf.ceilings.ceiling import Ceiling
-from mamf.charts.chart import Axis, Chart, Line, Panel, Point, even_ticks, find_chart, in_kibi, labelled, sweep_chart
-from mamf.charts.plotting import draw, label_place, limits, save, styles_of
-from mamf.errors import UsageError
+from mamf.charts.chart import (
+    Axis,
+    Chart,
+    Line,
+    Panel,
+    Point,
+    even_ticks,
+    find_chart,
+    in_kibi,
+    labelled,
+    limits,
+    sweep_chart,
+)
+from mamf.charts.plotting import draw, label_place, save, styles_of
+from mamf.errors import RunLogWriteError, UsageError
 from mamf.logs.plan_records import plan_record
 from mamf.logs.records import ceiling_record, measurement_record
-from mamf.logs.run_log import RunLogWriter
+from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement
 from mamf.operations.attention.charts import BATCH, HEAD_DIM, HEADS, LENGTH, attention_chart, needed
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
@@ -371,6 +385,18 @@ def test_a_file_that_came_meanwhile_is_not_overwritten(tmp_path):
         save(figure, tmp_path / "nowhere" / "mine.svg")
 
 
+def test_a_full_disk_keeps_the_picture_that_was_to_be_replaced(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    figure = draw(Chart("", "", Axis("x"), ((Panel("", "ms", (Line("a", (Point(1, 1, 1, 1),)),)),),)))
+    path = tmp_path / "mine.svg"
+    path.write_text("precious")
+    monkeypatch.setattr(os, "fsync", lambda file: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
+    with pytest.raises(RunLogWriteError, match="No space left"):
+        save(figure, path, overwrite=True)
+    assert path.read_text() == "precious"
+    assert list(tmp_path.iterdir()) == [path]
+
+
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
@@ -381,7 +407,12 @@ def plot(run):
     sweep = [row(MatmulShape(m, 8, 8), kernel="torch.mm") for m in (8, 16)]
     attention = [*PRESET[:6], row(shape(), 90.0, regime="sustained")]
     for name, plan, rows in (("attention", PLAN, attention), ("sweep", matmul, sweep)):
-        known = {"tool": {}, "timer": "device events", "kernel": "torch.mm", "plan": plan_record(plan)}
+        known = {
+            "tool": {"name": "mamf", "version": "0"},
+            "timer": "device events",
+            "kernel": "torch.mm",
+            "plan": plan_record(plan),
+        }
         with RunLogWriter.create(Path(f"{name}.jsonl"), HEADER | known) as writer:
             if name == "attention":
                 writer.write("ceiling", ceiling_record(CEILING))

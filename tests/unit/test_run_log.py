@@ -3,24 +3,27 @@ import json
 import os
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from mamf.environment import _private_names, scrub
+from mamf.environment import _private_names, command_line, scrub
 from mamf.errors import RunLogError, RunLogWriteError, UsageError
 from mamf.logs.plan_records import plan_record
 from mamf.logs.records import measurement_record
-from mamf.logs.run_log import RunLogWriter, read_run_log
+from mamf.logs.run_log import read_run_log
+from mamf.logs.writer import RunLogWriter
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
 from mamf.plans import Plan
-from mamf.report import bests, summary_record
+from mamf.report import bests, render, summary_record
 from mamf.strategies.shapes import Sweep
 from mamf.testing import SimulatedMatmul
 
 PLAN = Plan(
     tuple(matmul_grid([1024, 2048], [2048], [1024, 4096])), MatmulProblem(), reference=MatmulShape(512, 512, 512)
 )
+
+SUMMARY = {"status": "complete", "reason": "", "measured": 0, "left": 0, "elapsed_seconds": 1.0, "best": {}}
 
 
 def header(plan=PLAN):
@@ -96,9 +99,14 @@ def test_a_log_cut_anywhere_reads_up_to_its_last_whole_line(log_path, cut):
         return
     log = read_run_log(part)
     assert len(log.measurements) == min(whole - 1, len(read_run_log(log_path).measurements))
-    with RunLogWriter.append(log) as writer:
-        writer.write("summary", {"status": "complete"})
-    assert read_run_log(part).summary == {"record": "summary", "status": "complete"}
+    resumed, writer = RunLogWriter.resume(part)
+    assert resumed.measurements == log.measurements
+    assert part.read_bytes() == data[:end]
+    with writer:
+        writer.go_on(log, {"notes": "once more"})
+        writer.write("summary", SUMMARY)
+    assert read_run_log(part).summary == {"record": "summary", **SUMMARY}
+    assert part.read_bytes().startswith(data[: log.valid_bytes])
 
 
 def test_an_existing_file_is_never_overwritten(tmp_path):
@@ -123,7 +131,7 @@ def test_a_full_disk_is_one_clear_error_and_leaves_the_log_whole(log_path, rows,
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return real_write(descriptor, data[: len(data) - 10])
 
-    with RunLogWriter.append(read_run_log(log_path)) as writer:
+    with RunLogWriter.resume(log_path)[1] as writer:
         monkeypatch.setattr(os, "write", half_written)
         with pytest.raises(RunLogWriteError, match="No space left"):
             writer.write("measurement", measurement_record(rows[1]))
@@ -137,7 +145,7 @@ def test_a_full_disk_is_one_clear_error_and_leaves_the_log_whole(log_path, rows,
         ('{"record": "measurement"}', "not a header"),
         ("plain text", "not a JSON object"),
         ("[1]", "not a record"),
-        ('{"record": "header", "schema": 1}', "field 'tool' is missing"),
+        ('{"record": "header", "schema": 1}', "field tool is missing"),
     ],
 )
 def test_a_bad_header_is_named(tmp_path, line, complaint):
@@ -151,8 +159,7 @@ def test_a_bad_header_is_named(tmp_path, line, complaint):
     ("line", "complaint"),
     [
         ('{"record": "nonsense"}', "line 2: unknown record 'nonsense'"),
-        ('{"record": "measurement"}', "line 2: field 'status' is missing"),
-        ('{"record": "measurement", "status": "fine"}', "line 2: unknown status 'fine'"),
+        ('{"record": "measurement"}', "line 2: field shape is missing"),
         ("{", "line 2: not a JSON object"),
     ],
 )
@@ -178,9 +185,151 @@ def test_nothing_private_is_written(monkeypatch, request):
     assert "a.jsonl" in clean
 
 
+@pytest.fixture
+def names(monkeypatch, request):
+    """Let this host and its user have these names."""
+
+    def called(host, user):
+        _private_names.cache_clear()
+        monkeypatch.setattr("socket.gethostname", lambda: host)
+        monkeypatch.setattr("getpass.getuser", lambda: user)
+
+    request.addfinalizer(_private_names.cache_clear)
+    return called
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        ("run by Alice, ALICE and alice", "run by <user>, <user> and <user>"),
+        ("on h1, H1 and h1:8000, not h100", "on <host>, <host> and <host>:8000, not h100"),
+        ("/home/jane doe/my logs/x.txt", "<path>/x.txt"),
+        ("C:\\Users\\Jane Doe\\runs\\x.txt", "<path>/x.txt"),
+        ("--output '/home/jane doe/x y.txt' -v", "--output '<path>/x y.txt' -v"),
+        ("'--output=/data/jane doe'", "'--output=<path>/jane doe'"),
+        ("/home/jane\\ doe/x", "<path>/x"),
+        ("in /home/jane and /Users/jane", "in <path>/<user> and <path>/<user>"),
+        ("file:///home/jane/x.txt", "<path>/x.txt"),
+        ("file://gpu1/home/jane%20doe/x.txt", "<path>/x.txt"),
+        ("--output ../x --resume ./../jane/x", "--output <path>/x --resume <path>/x"),
+        ("~jane/x", "<path>/x"),
+        ("\\\\server\\share\\x", "<path>/x"),
+        ("no /opt/lib.so and 3 TB/s, no /dev/x and a/b", "no <path>/lib.so and 3 TB/s, no <path>/x and a/b"),
+    ],
+)
+def test_private_parts_of_every_spelling_are_scrubbed(text, clean, names):
+    names("h1", "alice")
+    assert scrub(text) == clean
+    assert scrub(clean) == clean
+
+
+def test_common_words_and_numbers_are_no_names(names):
+    names("OK", "17")
+    assert scrub("ok 17") == "ok 17"
+
+
+def test_a_command_is_recorded_as_a_shell_takes_it(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["/bin/mamf", "sweep", "--notes", "cold room", "--output", "/home/jane doe/x"])
+    assert command_line() == "mamf sweep --notes 'cold room' --output '/home/jane doe/x'"
+    assert scrub(command_line()) == "mamf sweep --notes 'cold room' --output '<path>/x'"
+
+
+@given(
+    st.lists(st.text("cdXZé09_+@", min_size=1), min_size=1, max_size=4).map(" ".join),
+    st.sampled_from(["/home/{}/x", "C:\\Users\\{}\\x", "'/data/{}/x'", "file:///home/{}/x", "../{}/x", "'-o=~/{}/x'"]),
+)
+@example("\\ ", "'{}a'")
+def test_no_folder_of_a_path_stays(name, path):
+    assert f"{name}/" not in scrub(path.format(name)).replace("\\", "/")
+
+
 @pytest.mark.parametrize(
     "text",
-    ["41 J/TFLOP", "n/a", "https://example.org/a/b", "4096x4096x4096", "1.5 TB/s", "nt|nn", "CUDA 13.0 / cuDNN"],
+    [
+        *("1../2", "at ~80/100 W", "...", "shape 1/2"),
+        "41 J/TFLOP",
+        "n/a",
+        "https://example.org/a/b",
+        "4096x4096x4096",
+        "1.5 TB/s",
+        "nt|nn",
+        "CUDA 13.0 / cuDNN",
+    ],
 )
 def test_what_is_no_path_stays(text):
     assert scrub(text) == text
+
+
+def test_what_a_log_lost_while_it_was_waited_for_is_not_cut_off(log_path):
+    """Read before it is locked, a log would be cut to where it was whole then."""
+    _, first = RunLogWriter.resume(log_path)
+    with first:
+        with pytest.raises(UsageError, match=f"written by process {os.getpid()}"):
+            RunLogWriter.resume(log_path)
+        first.write("summary", SUMMARY | {"reason": "of the first"})
+    whole = log_path.read_bytes()
+    log, second = RunLogWriter.resume(log_path)
+    with second:
+        second.go_on(log, {})
+    assert log.summary["reason"] == "of the first"
+    assert log_path.read_bytes().startswith(whole)
+
+
+def test_a_pipe_is_no_log_to_resume(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="no regular file"):
+        RunLogWriter.resume(tmp_path / "pipe")
+
+
+def test_what_json_has_no_value_for_leaves_no_file(tmp_path):
+    with pytest.raises(RunLogWriteError, match="cannot be written as JSON"):
+        RunLogWriter.create(tmp_path / "run.jsonl", header() | {"settings": {"tuned": object()}})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_leaves_no_empty_log(tmp_path, monkeypatch):
+    def full(descriptor, data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(RunLogWriteError, match="No space left"):
+        RunLogWriter.create(tmp_path / "run.jsonl", header())
+    assert not list(tmp_path.iterdir())
+
+
+def leaves(value, path=()):
+    """Where the values of a record are."""
+    if isinstance(value, dict) and value:
+        for name, each in value.items():
+            yield from leaves(each, (*path, name))
+    elif isinstance(value, list) and value:
+        yield from leaves(value[0], (*path, 0))
+    else:
+        yield path
+
+
+ODD = [None, True, "text", -1, 0, 1.5, 1e308, 10**30, [], {}, ["a"], {"a": 1}]
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.data())
+def test_a_log_as_read_is_well_typed_or_names_its_line(log_path, data):
+    """A value of any kind in place of any other: refused with its line, or a log that every reader understands."""
+    lines = log_path.read_text().splitlines()
+    number = data.draw(st.integers(0, len(lines) - 1))
+    record = json.loads(lines[number])
+    *way, name = data.draw(st.sampled_from(list(leaves(record))))
+    holder = record
+    for each in way:
+        holder = holder[each]
+    holder[name] = data.draw(st.sampled_from(ODD))
+    lines[number] = json.dumps(record)
+    spoiled = log_path.with_name("spoiled.jsonl")
+    spoiled.write_text("\n".join(lines) + "\n")
+    try:
+        log = read_run_log(spoiled)
+    except RunLogError as error:
+        assert f"line {number + 1}: " in str(error)
+        return
+    for form in ("table", "csv", "json", "markdown"):
+        assert render(form, log.measurements, log.header, log.summary)

@@ -1,3 +1,4 @@
+import math
 import random
 import statistics
 
@@ -5,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mamf.statistics import Interval, geometric_mean, median_interval, relative_slope, summarize
+from mamf.statistics import (
+    Interval,
+    Repeatability,
+    geometric_mean,
+    median_interval,
+    relative_slope,
+    repeat_interval,
+    summarize,
+)
 
 samples = st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=60)
 
@@ -71,3 +80,17 @@ def test_intervals_overlap_or_not():
 
 def test_geometric_mean():
     assert geometric_mean([1, 100]) == pytest.approx(10)
+
+
+@given(
+    st.lists(st.floats(1e-9, 1e3), min_size=1, max_size=8), st.floats(0, 0.9), st.floats(0, 0.9), st.integers(1, 10**5)
+)
+def test_where_a_repeat_lies_is_a_time(figures, visit, run, degrees):
+    interval = repeat_interval(figures, figures[0], [0.5] * len(figures), Repeatability(visit, run, degrees))
+    assert 0 < interval.low <= figures[0] <= interval.high
+
+
+@pytest.mark.parametrize("wrong", [(-0.1, 0.0, 1), (0.0, 1.0, 1), (0.0, math.nan, 1), (0.0, 0.0, 0), (0.0, 0.0, 10**9)])
+def test_a_repeatability_that_nothing_has_is_refused(wrong):
+    with pytest.raises(ValueError, match="repeatability"):
+        Repeatability(*wrong)

@@ -11,15 +11,16 @@ from mamf.measurement import TERA, Measurement
 from mamf.operations.attention.rows import has_memory_of_process, is_attention
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.peaks import find_peak
-from mamf.report.text import DASH, csv_text, end_line, markdown, significant, table, whole
+from mamf.report.text import DASH, csv_text, drawing, end_line, prose, significant, whole
+from mamf.text import Markup
 
 #: Rows that are compared with one another.
 Group = tuple[str, AttentionProblem, AttentionShape]
-_COLUMNS = (
+COLUMNS = (
     *("kernel", "TFLOPS", "+-%", "MAMFU", "% of peak", "TB/s", "mean ms", "min", "max", "MB", "speed-up"),
     *("state", "MHz", "W", "error", "remarks"),
 )
-_LEFT_ALIGNED = ("kernel", "remarks")
+LEFT_ALIGNED = ("kernel", "remarks")
 
 
 def group_of(row: Measurement) -> Group:
@@ -189,14 +190,14 @@ def ceiling_lines(ceilings: Ceilings) -> list[str]:
 
 
 def conventions(rows: Sequence[Measurement], header: Mapping[str, Any]) -> list[str]:
-    lines = ["FLOP: forward 4*b*h*pairs*d, masked pairs not counted"]
+    lines: list[str] = [Markup("FLOP: forward 4*b*h*pairs*d, masked pairs not counted")]
     counts = {row.problem.backward_count for row in rows if is_attention(row) and row.problem.has_backward}
     lines += [f"      backward {'2.5' if count == 'hardware' else '2'} times the forward ({count})" for count in counts]
     if has_memory_of_process(header, rows):
         lines.append("MB: of everything that the process held then, not of the kernel alone (log of before schema 4)")
     return [
         *lines,
-        "* best kernel, * least memory of a shape; state: the reference product around a row to its ceiling",
+        Markup("* best kernel, * least memory of a shape; state: the reference product around a row to its ceiling"),
     ]
 
 
@@ -216,8 +217,9 @@ def render_attention(
     header: Mapping[str, Any],
     summary: Mapping[str, Any] | None,
     baseline: str | None = None,
+    width: int | None = None,
 ) -> str:
-    """A run of attention kernels in one of mamf.report.FORMATS."""
+    """A run of attention kernels in one of mamf.report.FORMATS. ``width``: of the terminal, None for all columns."""
     groups = grouped(rows)
     bases = {group: baseline_of(each, baseline) for group, each in groups.items()}
     flat = [flat_attention(row, bases[group], header, ceilings) for group, each in groups.items() for row in each]
@@ -225,14 +227,14 @@ def render_attention(
         return csv_text(flat)
     if format == "json":
         return json.dumps({"header": header, "measurements": flat, "summary": summary}, indent=2) + "\n"
-    draw = markdown if format == "markdown" else table
-    parts = ["\n".join([attention_title(header), *ceiling_lines(ceilings), *conventions(rows, header)]) + "\n"]
+    draw = drawing(format, width)
+    parts = [prose([attention_title(header), *ceiling_lines(ceilings), *conventions(rows, header)], format)]
     for group, each in groups.items():
         lines = [cells(row, each, bases[group], header, ceilings) for row in each]
         base = bases[group]
         of = f"; speed-up over {base.kernel}" if base else ""
-        parts.append(f"{title(group)}{of}\n" + draw(_COLUMNS, lines, _LEFT_ALIGNED))
-    parts.append(end_line(summary) + "\n")
+        parts.append(prose([f"{title(group)}{of}"], format) + draw(COLUMNS, lines, LEFT_ALIGNED))
+    parts.append(prose([end_line(summary)], format))
     return "\n".join(parts)
 
 

@@ -13,7 +13,7 @@ from mamf.errors import UsageError
 _SHAPE_PATTERN = re.compile(r"(\d+)x(\d+)x(\d+)")
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True, order=True, slots=True)
 class MatmulShape:
     """C[M,N] = A[M,K] @ B[K,N]; K is the reduction. Printed and parsed as ``MxNxK``."""
 
@@ -51,6 +51,9 @@ def parse_range(start: int, stop: int, step: int) -> list[int]:
     """Sizes from START to STOP (excluded) by STEP; a START of 0 means STEP, since no dimension is 0.
 
     Raises UsageError when the step is not positive, the start negative or the range empty.
+
+    >>> mamf.parse_range(0, 20480, 4096)
+    [4096, 8192, 12288, 16384]
     """
     if step < 1:
         raise UsageError(f"range {start} {stop} {step}: the step must be at least 1")
@@ -83,5 +86,9 @@ class MatmulGrid:
 
 
 def matmul_grid(m: Sequence[int], n: Sequence[int], k: Sequence[int]) -> list[MatmulShape]:
-    """Every combination of the sizes, once each, in the order given."""
+    """Every combination of the sizes, once each, in the order given.
+
+    >>> [str(shape) for shape in mamf.matmul_grid([1024, 2048], [4096], [4096])]
+    ['1024x4096x4096', '2048x4096x4096']
+    """
     return list(dict.fromkeys(MatmulShape(*sizes) for sizes in itertools.product(m, n, k)))

@@ -1,0 +1,131 @@
+"""Interleaved rounds that choose among candidates, and fresh ones that confirm what was chosen: of any operation."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, NamedTuple
+
+from mamf.ceilings.candidates import not_beaten
+from mamf.ceilings.ceiling import (
+    CHOOSE,
+    CONFIRM,
+    FEWEST_ROUNDS,
+    Candidate,
+    Ceiling,
+    confirmed,
+    figures,
+    median_rate,
+    ranked,
+)
+from mamf.kernel import AnyKernel, Problem
+from mamf.measurement import Measurement
+from mamf.regimes import Regime, StoppingRule, Sustained
+from mamf.runner import Runner, Step
+
+#: Steps that end in the rows which answered them.
+Answering = Generator[Step | Measurement, Measurement | None, list[Measurement]]
+
+
+class Rounds(NamedTuple):
+    """How often candidates are measured: to choose the best of them, and then afresh to confirm it."""
+
+    choose: int
+    confirm: int
+
+
+@dataclass
+class Confirmation:
+    """Confirms the best of a problem in each regime that it is asked for; ``ceilings`` fills as it goes, by regime.
+
+    ``kernels``: by name, the library's default first. ``visit_seconds``: of a visit in sustained. ``deadline``: of the
+    run, in seconds of its clock.
+    """
+
+    run: Runner
+    problem: Problem
+    kernels: Mapping[str, AnyKernel]
+    precision: float
+    chooser: random.Random
+    visit_seconds: float
+    deadline: float
+    ceilings: dict[str, Ceiling] = field(default_factory=dict)
+
+    #: A candidate this far below the leader after FEWEST_ROUNDS, or when a choice is made, is not measured again.
+    hopeless: ClassVar[float] = 0.005
+
+    def rounds(
+        self, regime: Regime, candidates: Sequence[Candidate], most: Rounds, chosen_by: float, confirmed_by: float
+    ) -> Answering:
+        """Interleaved rounds of fresh measurements that choose, then others that confirm what was chosen; all of them.
+
+        ``chosen_by`` and ``confirmed_by``: moments by which time ends them.
+        """
+        rows: list[Measurement] = []
+        self.run.on_phase(f"{regime.name}: choosing")
+        left = yield from self._round_after_round(regime, CHOOSE, candidates, most.choose, chosen_by, rows)
+        # The best of them first: a slow device confirms what it can.
+        best_first = [candidate for candidate in ranked(rows) if candidate in left]
+        self.run.on_phase(f"{regime.name}: confirming")
+        yield from self._round_after_round(regime, CONFIRM, best_first, most.confirm, confirmed_by, rows)
+        return rows
+
+    def _round_after_round(
+        self,
+        regime: Regime,
+        phase: str,
+        candidates: Sequence[Candidate],
+        most: int,
+        until: float,
+        rows: list[Measurement],
+    ) -> Generator[Step | Measurement, Measurement | None, list[Candidate]]:
+        """Returns what is still in the running. What is confirmed, the first of the candidates, stays."""
+        left, own = list(candidates), list[Measurement]()
+        confirmed = left[:1] if phase == CONFIRM else []
+        fewest = min(FEWEST_ROUNDS, most)
+        precision = StoppingRule(self.precision)
+        begun = self.run.now()
+        for number in range(1, most + 1):
+            longest = self._longest_visit(regime, until, (most + 1 - number) * len(left))
+            for shape, kernel in self.chooser.sample(left, len(left)):
+                if not self._goes_on(regime, phase, until, number, is_due=number <= fewest):
+                    break
+                rule = replace(precision, seconds=longest)
+                row = yield Step(self.kernels[kernel], self.problem, shape, regime, rule, phase, number)
+                if row is None:
+                    return left
+                own.append(row)
+                rows.append(row)
+                self._confirm(regime.name, rows)  # at once: the run may end before the round does
+            if not self._goes_on(regime, phase, until, number + 1, is_due=number < fewest):
+                break
+            left = not_beaten(own, left, self.hopeless if number >= fewest else 1.0)
+            if number < fewest and left:
+                rounds = fewest - number + (FEWEST_ROUNDS if phase == CHOOSE else 0)
+                left = self._affordable(own, left, (self.run.now() - begun) / len(own), rounds)
+            left = list(dict.fromkeys((*confirmed, *left)))
+        return not_beaten(own, left, self.hopeless)
+
+    def _goes_on(self, regime: Regime, phase: str, until: float, number: int, is_due: bool) -> bool:
+        return self.run.goes_on(regime, phase, until, number, is_due=is_due, problem=self.problem)
+
+    def _longest_visit(self, regime: Regime, until: float, visits: int) -> float:
+        if regime.name == Sustained.name:
+            return self.visit_seconds  # precision is had from rounds
+        return min(1.0, max(0.05, (until - self.run.now()) / max(visits, 1)))
+
+    def _affordable(
+        self, rows: Sequence[Measurement], left: Sequence[Candidate], seconds_each: float, rounds: int
+    ) -> list[Candidate]:
+        """The best so far, as many as the budget still lets have so many rounds: a slow device confirms few."""
+        count = (self.deadline - self.run.now()) / max(seconds_each, 1e-9) / rounds
+        found = figures(rows)
+        best_first = sorted(left, key=lambda each: median_rate(found[each].values()), reverse=True)
+        return best_first[: max(1, int(min(count, len(left))))]
+
+    def _confirm(self, regime: str, rows: Sequence[Measurement]) -> None:
+        info = self.run.backend.info
+        found = confirmed(rows, info.name, info.uuid_hash, next(iter(self.kernels)))
+        if found is not None:
+            self.ceilings[regime] = found

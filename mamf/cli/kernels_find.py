@@ -1,0 +1,86 @@
+"""``mamf find --operation NAME``: the ceilings of any operation, each problem's best confirmed in fresh rounds."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from typing import Any
+
+from mamf.ceilings.kernels import KernelsFind
+from mamf.cli import kernels_sweep
+from mamf.cli.interruption import Interruption
+from mamf.cli.kernels_options import AnyOperation, add_what_options
+from mamf.cli.kernels_sweep import KernelsSession
+from mamf.cli.session import End, Resumed
+from mamf.logs.records import ceiling_record
+from mamf.logs.run_log import OwnCeilings
+from mamf.logs.writer import RunLogWriter
+from mamf.plans import DEFAULT_BUDGET_SECONDS, KernelsPlan
+from mamf.regimes.names import CEILINGS
+from mamf.strategies.kernels import KernelsSweep
+
+_EXAMPLES = """examples:
+  mamf find --operation bandwidth --set pattern=copy,read,write,triad
+  mamf find --operation NAME --regime burst --budget 20s
+  mamf find --operation NAME --resume LOG                   go on after Ctrl-C or kill
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = _EXAMPLES
+    add_what_options(parser)
+    kernels_sweep.add_run(parser, budget=f"time for all of it (default: {DEFAULT_BUDGET_SECONDS:.0f}s)")
+    parser.set_defaults(command="find", session=KernelsFindSession)
+
+
+class KernelsFindSession(KernelsSession):
+    """Kernels of one operation, and the ceilings that they reach."""
+
+    confirms = True
+
+    def __init__(
+        self, of: AnyOperation, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None
+    ) -> None:
+        self.find: KernelsFind
+        super().__init__(of, options, interruption, resumed)
+
+    def new_plan(self) -> KernelsPlan:
+        plan = super().new_plan()
+        regimes = tuple(name for name in CEILINGS if name in (self.options.regime or CEILINGS))
+        budget = self.options.budget or DEFAULT_BUDGET_SECONDS
+        return replace(plan, confirms=True, regimes=regimes, budget_seconds=budget)
+
+    def strategy(self) -> KernelsSweep:
+        kernels = [each for _, each in self.kernels]
+        self.find = KernelsFind(self.plan, kernels, self.backend, held=self.held, rows=list(self.rows))
+        return self.find
+
+    def has_all(self) -> bool:
+        return self.log is not None and self.log.summary is not None and self.log.summary["status"] == "complete"
+
+    def total(self) -> None:
+        return None
+
+    def after_measuring(self, writer: RunLogWriter) -> None:
+        for ceiling in self.find.ceilings_found.values():
+            writer.write("ceiling", ceiling_record(ceiling))
+
+    def left_out(self) -> bool:
+        return bool(self._lacking())
+
+    def summary(self, end: End, elapsed_seconds: float) -> dict[str, Any]:
+        return {**super().summary(end, elapsed_seconds), "left": len(self._lacking())}
+
+    def own_ceilings(self) -> OwnCeilings:
+        return self.find.ceilings_found or (self.log.own_ceilings if self.log else {})
+
+    def _lacking(self) -> list[tuple[Any, str]]:
+        """Ceilings that were not confirmed, of problems that some kernel can do."""
+        tried = {self._step(row): row.ok for row in self.rows if not row.phase}
+        hopeless = {
+            problem
+            for problem in self.plan.problems
+            if not any(tried.get(step, True) for step in self.plan.steps() if step[1] == problem)
+        }
+        wanted = [(problem, regime) for problem in self.plan.problems for regime in self.plan.regimes]
+        return [each for each in wanted if each[0] not in hopeless and each not in self.find.ceilings_found]

@@ -1,0 +1,90 @@
+"""Files that are written whole or not at all: nobody reads a part, and a full disk costs nothing that was there.
+
+A log that grows while its run goes on is no such file: logs/run_log.py appends to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from mamf.errors import MamfError, RunLogWriteError, UsageError
+
+_BUFFER_BYTES = 1 << 20
+# What another name or folder would not mend.
+_OF_THE_DISK = {errno.ENOSPC, errno.EFBIG, errno.EIO, getattr(errno, "EDQUOT", errno.ENOSPC)}
+
+Content = str | bytes | Iterable[str]
+
+
+def write_whole(path: Path, content: Content) -> None:
+    """Write a file, or leave the one that is there. ``content``: text (UTF-8) or bytes, whole or piece by piece.
+
+    Raises RunLogWriteError when the disk is full, UsageError when the file cannot be written for another reason.
+    """
+    with _clear_errors(path):
+        # A link stays one: what it leads to is replaced.
+        target = path.resolve()
+        with _written_beside(target, content) as part:
+            part.replace(target)
+
+
+def create_whole(path: Path, content: Content) -> None:
+    """As ``write_whole``, but never in the place of another file: raises UsageError when there is one."""
+    if os.path.lexists(path):
+        raise _exists(path)
+    with _clear_errors(path), _written_beside(path, content) as part:
+        _give_name(part, path)
+
+
+@contextlib.contextmanager
+def _written_beside(target: Path, content: Content) -> Iterator[Path]:
+    """A file of the content, on the disk, in the same folder; gone afterwards, also after an interrupt."""
+    part = target.with_name(f".mamf-{secrets.token_hex(8)}.part")
+    try:
+        with part.open("xb", buffering=_BUFFER_BYTES) as file:
+            file.writelines(_pieces(content))
+            file.flush()
+            os.fsync(file.fileno())
+        yield part
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def _pieces(content: Content) -> Iterable[bytes]:
+    if isinstance(content, bytes):
+        return (content,)
+    return (piece.encode() for piece in ((content,) if isinstance(content, str) else content))
+
+
+def _give_name(part: Path, target: Path) -> None:
+    """Raises FileExistsError: two names for one file is what no system lets replace another."""
+    try:
+        os.link(part, target)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links
+        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+        part.replace(target)
+
+
+@contextlib.contextmanager
+def _clear_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileExistsError:
+        raise _exists(path) from None
+    except FileNotFoundError:
+        raise UsageError(f"cannot write {path}: there is no folder {path.parent}") from None
+    except OSError as error:
+        kind: type[MamfError] = RunLogWriteError if error.errno in _OF_THE_DISK else UsageError
+        raise kind(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def _exists(path: Path) -> UsageError:
+    return UsageError(f"{path} exists and is not overwritten: name another")

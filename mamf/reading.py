@@ -1,0 +1,147 @@
+"""Run logs as calls: read, compared, drawn, imported and checked. Nothing that measures is loaded for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mamf.ceilings.ceiling import Ceiling
+from mamf.charts.chart import Quantity
+from mamf.charts.of_log import chart_of
+from mamf.charts.plotting import draw, save
+from mamf.contribution.rules import Review, review
+from mamf.errors import RunLogError
+from mamf.finder_logs import read_finder_logs
+from mamf.logs.compare import Comparison
+from mamf.logs.compare import compare as compared
+from mamf.logs.legacy import FinderRun, read_legacy_or_none, write_legacy_log
+from mamf.logs.run_log import RunLog, read_run_log
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: A log, or the file that holds it.
+AnyLog = RunLog | str | Path
+
+
+def read_log(path: str | Path) -> RunLog | FinderRun:
+    """The log in a file, of any kind and schema; an imported run of mamf-finder is a FinderRun, without measurements.
+
+    The log of a killed run is read up to its last whole line (``is_truncated``). Raises RunLogError that names the line
+    and what is wrong with it.
+
+    >>> log = mamf.read_log("sweep.jsonl")
+    >>> log
+    RunLog(sweep.jsonl: 2 rows, complete)
+    >>> best = max(log.measurements, key=lambda row: row.best_rate)
+    >>> str(best.shape), best.regime
+    ('8192x8192x8192', 'burst')
+    >>> [row["shape.m"] for row in log.rows() if row["tflops.median"] > 1]  # as pandas.DataFrame takes them
+    [4096, 8192]
+    """
+    return read_legacy_or_none(Path(path)) or read_run_log(path)
+
+
+def load_ceiling(path: str | Path, regime: str = "burst") -> Ceiling:
+    """The ceiling that the log of a find holds of a regime, burst or sustained.
+
+    Raises RunLogError when the log cannot be read, or holds no such ceiling.
+
+    >>> ceiling = mamf.load_ceiling("find.jsonl")
+    >>> ceiling.regime, ceiling.problem.dtype, ceiling.rounds >= 3
+    ('burst', 'bfloat16', True)
+    """
+    log = read_run_log(path)
+    if regime not in log.ceilings:
+        held = ", ".join(log.ceilings) or "none"
+        raise RunLogError(f"{path} holds no {regime} ceiling (it holds: {held}); measure one with 'mamf find'")
+    return log.ceilings[regime]
+
+
+def compare(a: AnyLog, b: AnyLog, *, anyway: bool = False) -> Comparison:
+    """Two logs, row by row: what got faster or slower from ``a`` to ``b``, and what their samples cannot tell.
+
+    Of two finds the ceilings are compared. Raises RunLogError for a file that is no log; IncomparableError when the
+    logs are of other devices, dtypes or regimes, unless ``anyway``, and always when they have no row in common.
+
+    >>> comparison = mamf.compare("before.jsonl", "after.jsonl")
+    >>> comparison.regressions(tolerance=0.01)
+    []
+    >>> [pair.verdict() for pair in comparison.pairs]
+    ['SAME', 'SAME']
+    >>> comparison.rows()[0]["verdict"]
+    'SAME'
+    """
+    return compared(_opened(a), _opened(b), anyway)
+
+
+def plot(
+    log: AnyLog,
+    path: str | Path | None = None,
+    *,
+    regime: str | None = None,
+    directions: Sequence[str] | None = None,
+    quantities: Sequence[Quantity] | None = None,
+    overwrite: bool = False,
+) -> Figure:
+    """A log as a figure of matplotlib's, chosen by what the log is of; also as a file, where ``path`` names one.
+
+    - ``path``: ``.png`` or ``.svg``, replaced only with ``overwrite``.
+    - ``regime``: one of the log's; by default of attention its first, else all.
+    - ``directions``: of attention, ``fwd``, ``bwd`` or ``fwd+bwd``; by default all.
+    - ``quantities``: ``tflops`` and ``ms``; by default of attention both, else tflops.
+
+    Raises UnavailableError without matplotlib, UsageError for what the log does not have and for a file that is there.
+
+    >>> figure = mamf.plot("sweep.jsonl", "sweep.svg", regime="burst")
+    >>> figure.texts[0].get_text()
+    'MxNxK, simulated.mm, bfloat16'
+    """
+    figure = draw(chart_of(_opened(log), regime, directions, quantities))
+    if path is not None:
+        save(figure, Path(path), overwrite)
+    return figure
+
+
+def import_logs(path: str | Path) -> list[FinderRun]:
+    """Every run of mamf-finder, the ancestor, in a file of what it printed; usually one. Figures are in TFLOPS.
+
+    ``write_imported`` keeps one. Raises RunLogError for a file that holds none.
+
+    >>> run = mamf.import_logs("finder.txt")[0]
+    >>> run.version, run.dtype, run.is_complete
+    ('v1a', 'bfloat16', True)
+    """
+    return read_finder_logs(Path(path))
+
+
+def write_imported(run: FinderRun, path: str | Path) -> None:
+    """Keep an imported run as a run log of tier legacy, which ``read_log`` reads.
+
+    Raises UsageError when the file is there or cannot be made, RunLogWriteError when the disk is full.
+
+    >>> run = mamf.import_logs("finder.txt")[0]
+    >>> mamf.write_imported(run, "finder.jsonl")
+    >>> mamf.read_log("finder.jsonl") == run
+    True
+    """
+    write_legacy_log(run, Path(path))
+
+
+def check(path: str | Path) -> Review:
+    """What the rules of results/ say of a log: findings, each of a rule, with the line and what to do about it.
+
+    Whatever the file holds is a finding, and never raised.
+
+    >>> review = mamf.check("sweep.jsonl")
+    >>> review.is_rejected()
+    True
+    >>> "simulated" in {finding.rule for finding in review.findings}
+    True
+    """
+    return review(Path(path))
+
+
+def _opened(log: AnyLog) -> RunLog:
+    return log if isinstance(log, RunLog) else read_run_log(log)

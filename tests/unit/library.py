@@ -1,0 +1,56 @@
+"""A machine for the library and the examples of its documentation: an accelerator in virtual time, and some logs."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from importlib.metadata import EntryPoint
+
+from finder_log_samples import V1A
+
+import mamf
+from mamf import discovery
+from mamf.backend import Advice
+from mamf.ceilings import grid
+from mamf.ceilings.strategy import FindStrategy
+from mamf.operations.matmul.shapes import MatmulGrid
+from mamf.testing import SimulatedMatmul
+
+POINTS = {
+    discovery.BACKENDS: {"simulated": "mamf.testing:SimulatedBackend"},
+    discovery.KERNELS: {"simulated.mm": "mamf.testing:SimulatedMatmul"},
+    discovery.ATTENTION_KERNELS: {"simulated-attention": "mamf.testing:SimulatedAttention"},
+    "mamf.bandwidth_kernels": {"simulated-bandwidth": "mamf.testing:SimulatedBandwidth"},
+}
+
+
+def install(monkeypatch):
+    """Make the simulated accelerator the only one of this machine, and its search a short one."""
+    others = discovery.entry_points
+
+    def points(group):
+        own = POINTS.get(group)
+        return others(group=group) if own is None else [EntryPoint(*each, group) for each in own.items()]
+
+    planned = grid.plan_for
+
+    def short_plan(*arguments, **options):
+        sizes = (4096, 8192)
+        return replace(planned(*arguments, **options), grid=MatmulGrid(sizes, sizes, sizes), scouts=6, refinements=0)
+
+    monkeypatch.setattr(discovery, "entry_points", points)
+    monkeypatch.setattr(SimulatedMatmul, "is_default", True)
+    monkeypatch.setattr(FindStrategy, "fine_shapes", 1)
+    monkeypatch.setattr("mamf.api.plan_for", short_plan)
+    monkeypatch.setattr("mamf.doctor._host_load", lambda: Advice("host load", "ok", "idle"))
+
+
+def write_logs(folder):
+    """The logs that examples read."""
+    list(mamf.sweep(["4096x4096x4096", "8192x8192x8192"], log=folder / "sweep.jsonl"))
+    for name in ("before", "after"):
+        shutil.copy(folder / "sweep.jsonl", folder / f"{name}.jsonl")
+    mamf.find("bfloat16", log=folder / "find.jsonl")
+    list(mamf.attention(["b1h16q4096k4096d128"], log=folder / "attention.jsonl"))
+    list(mamf.bandwidth(["1GiB"], log=folder / "bandwidth.jsonl"))
+    (folder / "finder.txt").write_text(V1A)

@@ -1,0 +1,106 @@
+"""Files are written whole or not at all."""
+
+import errno
+import os
+
+import pytest
+
+from mamf.errors import RunLogWriteError, UsageError
+from mamf.files import create_whole, write_whole
+
+BOTH = pytest.mark.parametrize("write", [write_whole, create_whole])
+
+
+def names(folder):
+    return [path.name for path in folder.iterdir()]
+
+
+def failing(number):
+    def fail(*arguments, **keywords):
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+@BOTH
+@pytest.mark.parametrize("content", ["ä\n\r\n", "ä\n\r\n".encode(), ["ä", "\n\r\n"]])
+def test_content_is_written_as_it_is(write, content, tmp_path):
+    write(tmp_path / "a.txt", content)
+    assert (tmp_path / "a.txt").read_bytes() == "ä\n\r\n".encode()
+    assert names(tmp_path) == ["a.txt"]
+
+
+def test_what_is_there_is_replaced_or_refused(tmp_path):
+    path = tmp_path / "a.txt"
+    create_whole(path, "old")
+    with pytest.raises(UsageError, match=r"a\.txt exists and is not overwritten"):
+        create_whole(path, "new")
+    assert path.read_text() == "old"
+    write_whole(path, "new")
+    assert path.read_text() == "new"
+    assert names(tmp_path) == ["a.txt"]
+
+
+def test_a_link_stays_a_link(tmp_path):
+    (tmp_path / "link").symlink_to("a.txt")
+    with pytest.raises(UsageError, match="exists"):
+        create_whole(tmp_path / "link", "new")
+    write_whole(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "a.txt").read_text() == "new"
+
+
+@BOTH
+def test_a_missing_folder_is_named(write, tmp_path):
+    with pytest.raises(UsageError, match=r"there is no folder .*nowhere"):
+        write(tmp_path / "nowhere" / "a.txt", "text")
+
+
+def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    monkeypatch.setattr(os, "fsync", failing(errno.ENOSPC))
+    with pytest.raises(RunLogWriteError, match=r"cannot write .*a\.txt: No space left"):
+        write_whole(path, "new")
+    with pytest.raises(RunLogWriteError):
+        create_whole(tmp_path / "b.txt", "new")
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["a.txt"]
+
+
+@BOTH
+def test_an_interrupt_leaves_nothing(write, tmp_path):
+    def pieces():
+        yield "half of it"
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path / "a.txt", pieces())
+    assert names(tmp_path) == []
+
+
+def test_a_file_that_appears_meanwhile_is_not_overwritten(tmp_path):
+    path = tmp_path / "a.txt"
+
+    def pieces():
+        path.write_text("somebody else's")
+        yield "mine"
+
+    with pytest.raises(UsageError, match="exists"):
+        create_whole(path, pieces())
+    assert path.read_text() == "somebody else's"
+    assert names(tmp_path) == ["a.txt"]
+
+
+def test_a_file_system_without_links(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "link", failing(errno.EPERM))
+    create_whole(tmp_path / "a.txt", "text")
+    assert (tmp_path / "a.txt").read_text() == "text"
+    assert names(tmp_path) == ["a.txt"]
+
+
+def test_a_folder_is_no_file(tmp_path):
+    (tmp_path / "a").mkdir()
+    with pytest.raises(UsageError, match="cannot write"):
+        write_whole(tmp_path / "a", "text")
+    assert names(tmp_path) == ["a"]

@@ -1,0 +1,194 @@
+"""A stranger's log, with terminal escapes, formulas and markup in every text, through every command that reads one."""
+
+import copy
+import csv
+import dataclasses
+import io
+import json
+import re
+
+import pytest
+from contribution_logs import SIMULATED, legacy_run, measured, write
+
+from mamf.charts.chart import Axis, Chart, Line, Panel, Point, with_visible_texts
+from mamf.charts.plotting import draw
+from mamf.cli.terminal import say, warn
+from mamf.contribution.collection import collect
+from mamf.contribution.tables import results_page
+from mamf.logs.legacy import Reported, write_legacy_log
+from mamf.operations.matmul.shapes import MatmulShape
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\x9b31m\x7f\u202e\u2066\u200b\u2028\ud800\nforged: line ![i](http://evil) <b>|`$a$"
+FORMATS = ("table", "csv", "json", "markdown")
+#: What a reader takes by its value, or checks the kind of.
+_READ = {"record", "status", "best_by", "command", "shape", "shapes", "phase", "regime", "regimes", "reference"}
+_READ |= {
+    "dtype",
+    "out_dtype",
+    "layout",
+    "data",
+    "direction",
+    "backward_count",
+    "uuid_hash",
+    "started",
+    "time",
+    "order",
+}
+
+
+def poisoned(value, read, name=""):
+    """A record with HOSTILE at the beginning and the end of every text in it, but for fields that are ``read``."""
+    if name in read:
+        return value
+    if isinstance(value, str):
+        return f"={HOSTILE}{value}{HOSTILE}"
+    if isinstance(value, dict):
+        return {key: poisoned(item, read, key) for key, item in value.items()}
+    if isinstance(value, list):
+        return [poisoned(item, read) for item in value]
+    return value
+
+
+def poisoned_log(records, read=("operation",)):
+    records = [poisoned(record, {*_READ, *read}) for record in copy.deepcopy(records)]
+    records[0]["notes"] = HOSTILE
+    for row in records:
+        if row["record"] == "measurement":
+            row.update(remarks=[HOSTILE], throttle_reasons=[HOSTILE], details={"ran": HOSTILE})
+    return records
+
+
+@pytest.fixture(scope="module")
+def kernel_records(tmp_path_factory):
+    device = ["--backend", "mamf.testing:SimulatedBackend", "--kernel", "mamf.testing:SimulatedAttention"]
+    shapes = ["--shapes", "b1h16q512k512d64", "b1h16q1024k1024d64"]
+    return measured(tmp_path_factory.mktemp("kernels"), "sweep", "--operation", "attention", *device, *shapes)
+
+
+@pytest.fixture(scope="module")
+def logs(sweep_records, find_records, kernel_records, tmp_path_factory):
+    """A log of every kind, all texts and the file's name poisoned."""
+    few = [record for record in find_records if record["record"] != "measurement"]
+    few[1:1] = [record for record in find_records if record["record"] == "measurement"][-8:]
+    failed = copy.deepcopy(sweep_records)
+    for row in failed[1:-1]:
+        row.update(status="failed")
+    strange = json.loads(json.dumps(kernel_records).replace('"attention"', '"strange"'))
+    kinds = {
+        "sweep": poisoned_log(sweep_records),
+        "find": poisoned_log(few),
+        "attention": poisoned_log(kernel_records),
+        "unknown": poisoned_log(strange, read=()),
+        "interrupted": poisoned_log(sweep_records[:-1]),
+        "failed": poisoned_log(failed),
+    }
+    folder = tmp_path_factory.mktemp("logs")
+    found = {kind: write(folder / f"{kind}\x1b[2J\n.jsonl", records) for kind, records in kinds.items()}
+    told = Reported({"MAMF": 815.5}, MatmulShape(3072, 2816, 16384), HOSTILE, HOSTILE, remarks=(HOSTILE,))
+    texts = dict.fromkeys(("version", "command", "platform", "device", "dtype", "ranges"), HOSTILE)
+    more = {"best": {"MAMF": told}, "notes": (HOSTILE,), "remarks": (HOSTILE,), "software": {HOSTILE: HOSTILE}}
+    found["legacy"] = folder / "legacy\x1b.jsonl"
+    write_legacy_log(dataclasses.replace(legacy_run(), rows=(told,), **texts | more), found["legacy"])
+    return found
+
+
+KINDS = ("sweep", "find", "attention", "unknown", "interrupted", "failed", "legacy")
+
+
+def assert_harmless(*texts):
+    for text in texts:
+        assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]", text)
+        assert not re.search("^forged", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_log_is_shown(kind, form, logs, run):
+    code, out, err = run("show", str(logs[kind]), "--format", form)
+    assert (code, err) == (0, "")
+    assert_harmless(out)
+    assert "owned" in out
+    if form == "csv":
+        assert not [cell for row in csv.reader(io.StringIO(out)) for cell in row if cell.startswith(("=", "@"))]
+    if form == "markdown":
+        assert "<b>" not in out
+        assert not re.search(r"(?<!\\)(?:[`$]|\]\()", out)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("kind", ["sweep", "find", "attention", "unknown"])
+def test_logs_are_compared(kind, form, logs, run, sweep_records, tmp_path):
+    code, out, err = run("compare", str(logs[kind]), str(logs[kind]), "--format", form)
+    assert code == 0
+    assert "owned" in out
+    assert_harmless(out, err)
+    honest = write(tmp_path / "honest.jsonl", sweep_records)
+    for arguments in ([str(honest)], [str(honest), "--anyway"]):
+        code, out, err = run("compare", str(logs[kind]), *arguments)
+        assert out + err
+        assert_harmless(out, err)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logs_are_checked_submitted_and_refused(kind, logs, run, tmp_path):
+    (tmp_path / "results").mkdir()
+    for arguments in (["check"], ["check", "--strict"], ["check", "--format", "json"], ["submit", "--dry-run"]):
+        code, out, err = run("results", *arguments, str(logs[kind]))
+        assert code in (1, 2) or kind == "legacy"
+        assert "owned" in out + err
+        assert_harmless(out, err)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_log_is_drawn_or_the_reason_told(kind, logs, run, monkeypatch):
+    charts = []
+    monkeypatch.setattr("mamf.cli.plot.draw", charts.append)
+    monkeypatch.setattr("mamf.cli.plot.save", lambda *arguments: None)
+    code, out, err = run("plot", str(logs[kind]), "--output", "x\x1b.png")
+    assert code == (0 if charts else 2)
+    assert bool(charts) == (kind not in ("legacy", "failed"))
+    assert_harmless(out, err, *(str(with_visible_texts(chart)) for chart in charts))
+
+
+@pytest.mark.parametrize(("kind", "command"), [("sweep", "sweep"), ("find", "find"), ("unknown", "sweep")])
+def test_a_resumption_that_fails_says_so_harmlessly(kind, command, logs, run):
+    code, out, err = run(command, *SIMULATED[:2], "--resume", str(logs[kind]))
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) == 1
+    assert_harmless(err)
+
+
+def test_a_name_is_one_line_of_any_message(run):
+    assert_harmless(*run("show", HOSTILE.replace("\ud800", ""))[1:])
+    assert_harmless(*run("show", "x", f"--{HOSTILE}")[1:])
+
+
+def test_the_table_of_results_holds_no_markup_of_a_log(logs):
+    page = results_page(
+        collect(logs["sweep"].parent, [logs[kind] for kind in KINDS if kind not in ("attention", "failed")])
+    )
+    assert "owned" in page
+    assert_harmless(page)
+    assert "<b>" not in page
+    assert not re.search(r"(?<!\\)\]\(http", page)
+    assert len({line.count(" | ") for line in page.splitlines() if line.startswith("| burst")}) == 1
+
+
+def test_a_dollar_in_a_figure_is_a_dollar():
+    text = r"$\frac{$ \$x$"
+    points = (Point(1, 1, 1, 1), Point(2, 2, 2, 2))
+    axis = Axis(text, ticks=((1, text), (2, "$b$")))
+    panel = Panel(text, "tflops", (Line(f"{text}\x1b", points),), unit=text)
+    figure = draw(Chart(text, text, axis, ((panel,),), (text,), companion=text))
+    figure.draw_without_rendering()
+    drawn = {each.get_text() for each in figure.findobj(lambda each: hasattr(each, "get_text"))}
+    assert {text, f"{text}\\x1b", "$b$"} <= drawn
+
+
+def test_a_terminal_of_another_encoding_loses_nothing(monkeypatch):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stderr", stream)
+    warn("Gerät\x1b")
+    say("a", stream)
+    stream.flush()
+    assert stream.buffer.getvalue() == b"mamf: Ger\\xe4t\\x1b\na\n"

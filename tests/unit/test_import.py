@@ -1,0 +1,138 @@
+"""``mamf import``: what is written where, and nothing by halves."""
+
+import errno
+import gzip
+import io
+import os
+import signal
+import sys
+from pathlib import Path
+
+import finder_log_samples as samples
+import pytest
+
+from mamf.cli import main
+from mamf.logs.legacy import read_legacy_log
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("out").mkdir()
+    return tmp_path / "out"
+
+
+def log(name, text=samples.V2G):
+    path = Path(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return name
+
+
+def imported(*names):
+    return main(["import", *names, "--output-folder", "out"])
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_logs_of_one_name_are_numbered_and_told_apart(folder, capsys):
+    logs = [log("a/mm.out"), log("b/mm.out", samples.V1D), log("mm-1.txt", samples.V3)]
+    assert imported(*logs) == 0
+    assert names(folder) == ["mm-1.jsonl", "mm-2.jsonl", "mm-3.jsonl"]
+    out = capsys.readouterr().out
+    assert "out/mm-2.jsonl (a/mm.out): mamf-finder v2g" in out
+    assert "out/mm-3.jsonl (b/mm.out): mamf-finder v1d" in out
+    assert "out/mm-1.jsonl: mamf-finder v3," in out
+
+
+def test_several_runs_of_several_logs_of_one_name(folder):
+    assert imported(log("a/mm.out", samples.V2G + samples.V1D), log("b/mm.out", samples.V3)) == 0
+    found = [read_legacy_log(folder / f"mm-{number}.jsonl").version for number in (1, 2, 3)]
+    assert found == ["v2g", "v1d", "v3"]
+
+
+def test_a_log_that_is_named_twice_is_imported_once(folder):
+    assert imported(log("mm.out"), "./mm.out") == 0
+    assert names(folder) == ["mm.jsonl"]
+
+
+def test_a_packed_log(folder):
+    Path("mm.txt.gz").write_bytes(gzip.compress(samples.V2G.encode()))
+    assert imported("mm.txt.gz") == 0
+    assert names(folder) == ["mm.jsonl"]
+
+
+def test_what_is_there_is_kept_and_nothing_written_beside_it(folder, capsys):
+    (folder / "b.jsonl").write_text("precious")
+    assert imported(log("a.out"), log("b.out")) == 2
+    assert "out/b.jsonl exists and is not overwritten" in capsys.readouterr().err
+    assert names(folder) == ["b.jsonl"]
+    assert (folder / "b.jsonl").read_text() == "precious"
+
+
+def on_the_second_file(monkeypatch, happens):
+    synchronized, really = [], os.fsync
+
+    def fsync(file):
+        synchronized.append(file)
+        if len(synchronized) == 2:
+            happens()
+        really(file)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+
+
+def test_a_full_disk_leaves_nothing_and_the_import_can_be_repeated(folder, monkeypatch, capsys):
+    def is_full():
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    on_the_second_file(monkeypatch, is_full)
+    logs = [log("a.out"), log("b.out"), log("c.out")]
+    assert imported(*logs) == 1
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "mamf: cannot write out/b.jsonl: No space left on device\n")
+    assert names(folder) == []
+    assert imported(*logs) == 0
+    assert names(folder) == ["a.jsonl", "b.jsonl", "c.jsonl"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_nothing(folder, monkeypatch, number):
+    on_the_second_file(monkeypatch, lambda: os.kill(os.getpid(), number))
+    assert imported(log("a.out"), log("b.out")) == 130
+    assert names(folder) == []
+
+
+def test_a_reader_that_stops_reading_stops_no_import(folder, monkeypatch):
+    """``import ... | head -1``"""
+
+    class Closed(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+        def fileno(self):
+            return null
+
+    null = os.open(os.devnull, os.O_WRONLY)
+    monkeypatch.setattr(sys, "stdout", Closed())
+    assert imported(log("a.out"), log("b.out")) == 0
+    assert names(folder) == ["a.jsonl", "b.jsonl"]
+
+
+def test_what_is_shown_of_an_import(folder, capsys):
+    imported(log("mm.out"))
+    assert main(["show", "out/mm.jsonl", "--top", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "tried 3 shapes in 0:00:39" in out
+    assert "mean of all: arithmetic 200.2, geometric 181.8 TFLOPS" in out
+    assert "... and 2 more in the log" in out
+
+
+def test_what_is_shown_of_an_interrupted_import_calls_no_figure_a_scout(folder, capsys):
+    imported(log("mm.out", samples.V2G.replace("m_range 0 769", "m_range 0 7690")))
+    main(["show", "out/mm.jsonl"])
+    out = capsys.readouterr().out
+    assert "interrupted: no ceilings" in out
+    assert "scout" not in out

@@ -1,0 +1,108 @@
+"""Ceilings of any operation, sought and confirmed in virtual time."""
+
+import json
+
+import pytest
+from contribution_logs import found
+
+from mamf.ceilings.ceiling import CHOOSE, CONFIRM, confirmed
+from mamf.logs.run_log import read_run_log
+
+ASKED = [
+    *("find", "--operation", "attention", "--backend", "mamf.testing:SimulatedBackend"),
+    *("--kernel", "mamf.testing:SimulatedAttention", "--set", "direction=fwd,bwd"),
+    *("--shapes", "b1h16q512k512d64", "b1h16q1024k1024d64", "b1h16q2048k2048d64"),
+]
+
+
+@pytest.fixture
+def log(run, tmp_path):
+    assert run(*ASKED, "--output", "find.jsonl")[0] == 0
+    return read_run_log(tmp_path / "find.jsonl")
+
+
+def test_every_problem_has_a_ceiling_in_every_regime(log):
+    assert log.summary["status"] == "complete"
+    assert {(problem.direction, regime) for problem, regime in log.own_ceilings} == {
+        (direction, regime) for direction in ("fwd", "bwd") for regime in ("burst", "sustained")
+    }
+    assert not log.all_ceilings
+
+
+def test_ceilings_are_what_fresh_rounds_give(log):
+    device = log.header["device"]
+    for (problem, regime), ceiling in log.own_ceilings.items():
+        rows = [row for row in log.measurements if row.phase in (CHOOSE, CONFIRM)]
+        own = [row for row in rows if (row.problem, row.regime) == (problem, regime)]
+        again = confirmed(own, device["name"], device["uuid_hash"], "simulated-attention")
+        assert (again.shape, again.kernel, again.rounds) == (ceiling.shape, ceiling.kernel, ceiling.rounds)
+        assert ceiling.rate == pytest.approx(again.rate, rel=1e-5)
+
+
+def test_the_best_row_is_what_is_confirmed(log):
+    rows = [row for row in log.measurements if not row.phase]
+    assert {row.regime for row in rows} == {"burst"}
+    for (problem, regime), ceiling in log.own_ceilings.items():
+        own = [row for row in rows if row.problem == problem]
+        best = max(own, key=lambda row: row.best_rate)
+        if regime == "burst":
+            assert ceiling.rate == pytest.approx(best.best_rate, rel=0.02)
+
+
+def test_its_log_is_accepted_but_for_virtual_time(log):
+    assert found(log.path) <= {"simulated", "missing-field", "sensors", "implausible", "changed-code"}
+
+
+def test_a_ceiling_that_is_edited_is_caught(log):
+    lines = log.path.read_text().splitlines()
+    number = next(number for number, line in enumerate(lines) if '"record": "ceiling"' in line)
+    record = json.loads(lines[number])
+    lines[number] = json.dumps(record | {"rate": record["rate"] * 1.01})
+    log.path.write_text("\n".join(lines) + "\n")
+    assert "ceiling-mismatch" in found(log.path)
+
+
+def test_what_was_cut_off_goes_on_and_measures_nothing_twice(run, log, tmp_path):
+    whole = log.path.read_text().splitlines()
+    rows = [number for number, line in enumerate(whole) if '"record": "measurement"' in line]
+    for cut in (rows[2], rows[8], rows[len(rows) // 2], rows[-1]):
+        path = tmp_path / f"cut{cut}.jsonl"
+        path.write_text("\n".join(whole[: cut + 1]) + "\n")
+        assert run(*ASKED, "--resume", path.name)[0] == 0
+        again = read_run_log(path)
+        steps = [(row.problem, row.regime, row.shape, row.kernel, row.phase, row.round) for row in again.measurements]
+        assert len(steps) == len(set(steps)) == path.read_text().count('"record": "measurement"')
+        assert again.own_ceilings.keys() == log.own_ceilings.keys()
+        assert not found(path) & {"ceiling-mismatch", "best-mismatch", "duplicate-row", "foreign-row", "missing-row"}
+
+
+def test_a_budget_is_kept_and_says_what_is_lacking(run, tmp_path):
+    code, out, _ = run(*ASKED, "--budget", "0.9s", "--output", "short.jsonl")
+    log = read_run_log(tmp_path / "short.jsonl")
+    assert code == 0
+    assert (log.summary["status"], log.summary["reason"]) == ("interrupted", "the budget ended")
+    assert log.summary["left"] == 4 - len(log.own_ceilings) > 0
+    assert f"{log.summary['left']} left to resume" in out
+
+
+@pytest.mark.parametrize("form", ["table", "csv", "json", "markdown"])
+def test_it_is_shown(run, log, form):
+    code, out, _ = run("show", "find.jsonl", "--format", form)
+    assert code == 0
+    if form == "json":
+        assert len(json.loads(out)["ceilings"]) == 4
+    elif form != "csv":
+        assert "burst, bfloat16, direction fwd" in out.split("kernel", 2)[1]
+
+
+def test_two_of_them_are_compared_by_their_ceilings(run, log):
+    log.path.with_name("other.jsonl").write_text(log.path.read_text())
+    code, out, _ = run("compare", "find.jsonl", "other.jsonl")
+    assert code == 0
+    assert out.count("simulated-attention") >= 4 or out.count("burst") >= 2
+
+
+def test_a_sweep_does_not_go_on_with_it(run, log):
+    code, _, err = run(*["sweep", *ASKED[1:5]], "--resume", "find.jsonl")
+    assert code == 2
+    assert "resume it with 'mamf find --operation attention" in err

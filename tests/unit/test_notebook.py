@@ -1,0 +1,66 @@
+"""What a notebook shows: tables of the command line's columns, in which a stranger's text stays text."""
+
+from dataclasses import replace
+
+import pytest
+
+import mamf
+from mamf.measurement import Measurement
+from mamf.report.notebook import html_of, html_table
+
+MARKUP = "<script>alert('&')</script>"
+
+
+@pytest.mark.parametrize("name", ["sweep", "find", "attention", "bandwidth"])
+def test_a_log_is_a_table(machine, name):
+    log = mamf.read_log(f"{name}.jsonl")
+    shown = log._repr_html_()
+    assert "Simulated H100" in shown
+    assert "complete" in shown
+    assert shown.count("<tr>") >= 2
+    best = log.ceilings["burst"] if name == "find" else max(log.measurements, key=lambda row: row.best_rate)
+    assert best.kernel in shown or str(best.shape) in shown
+
+
+@pytest.mark.parametrize("name", ["sweep", "attention", "bandwidth"])
+def test_a_row_is_a_table(machine, name):
+    row = mamf.read_log(f"{name}.jsonl").measurements[0]
+    assert all(text in row._repr_html_() for text in (row.kernel if name != "sweep" else "burst", str(row.shape)))
+    failed = replace(row, status="failed", reason="because", summary=None, samples=())
+    assert "failed: because" in failed._repr_html_()
+
+
+def test_a_ceiling_is_a_table(machine):
+    ceiling = mamf.load_ceiling("find.jsonl")
+    assert all(text in ceiling._repr_html_() for text in ("burst (MAMF)", "Simulated H100", str(ceiling.shape)))
+
+
+def test_a_comparison_is_a_table(machine):
+    shown = mamf.compare("before.jsonl", "after.jsonl")._repr_html_()
+    assert shown.count(">SAME<") == 2
+    assert "2 rows: 2 SAME" in shown
+
+
+def test_a_strangers_text_is_no_markup(machine):
+    log = mamf.read_log("bandwidth.jsonl")
+    row = replace(log.measurements[0], kernel=MARKUP)
+    device = {**log.header["device"], "name": MARKUP}
+    hostile = replace(log, measurements=[row], header={**log.header, "device": device})
+    for shown in (row, hostile, replace(mamf.load_ceiling("find.jsonl"), device=MARKUP)):
+        assert "<script" not in html_of(shown)
+        assert "&lt;script&gt;" in html_of(shown)
+    assert "<script" not in html_table([MARKUP], [[MARKUP]], ())
+
+
+def test_what_has_no_table_is_said():
+    with pytest.raises(TypeError, match="a int has no table"):
+        html_of(1)
+
+
+def test_what_is_printed_fits_in_a_line(machine):
+    log = mamf.read_log("sweep.jsonl")
+    row = replace(log.measurements[0], samples=(1e-3,) * 1000)
+    shown = [row, log, mamf.load_ceiling("find.jsonl"), mamf.compare("before.jsonl", "after.jsonl")]
+    assert max(len(repr(each)) for each in shown) < 160
+    unmeasured = Measurement(row.shape, row.kernel, row.problem, "burst", "median", "out_of_memory", "too large")
+    assert "out_of_memory, too large" in repr(unmeasured)

@@ -1,0 +1,85 @@
+"""Foreign text in a terminal, in csv and in markdown: seen as it is, and without effect."""
+
+import csv
+import io
+import re
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from mamf.report.text import csv_text, markdown, prose, table
+from mamf.text import Markup, csv_cell, markdown_text, visible, visible_lines
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\x9b31m\x7f\u202egnp.exe\u2066\u200b\u2028\ud800\n"
+HONEST = ("NVIDIA H100 80GB HBM3", "cublaslt[0]", "float8_e4m3fn", "Übergröße 加速器 😀", "4.5 +-1.5 %", "81.3 % of 9")
+SIGNS = "=+-@\uff1d\uff0b\uff0d\uff20"
+# Of what GitHub takes for markup: escaped pairs and entities are none.
+_ESCAPED = re.compile(r"\\[!-/:-@\[-`{-~]|&(?:lt|amp);")
+_MARKUP = re.compile(r"[`|~$<]|\*\S|(?<![^\W_])_|_(?![^\W_])|!\[|\[\^|\]\(|\]\[|&#?\w+;")
+anything = st.text() | st.text(st.sampled_from(" ab1_*[]()!`|~$<>&;#:/\\=+-@.\t\n\r\x1b\u202e"))
+
+
+def is_number(text):
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+@given(anything)
+@example(HOSTILE)
+def test_nothing_in_a_terminal_is_unseen(text):
+    shown = visible(text)
+    assert not re.search("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]", shown)
+    assert visible(shown) == shown
+    assert visible_lines(text).count("\n") == text.count("\n")
+    assert table(["a", "b"], [[text, text]], ()).count("\n") == 2
+    shown.encode()
+
+
+@pytest.mark.parametrize("text", HONEST)
+def test_honest_text_is_itself_everywhere(text):
+    assert visible(text) == csv_cell(text) == markdown_text(text) == text
+
+
+def test_what_is_unseen_is_shown_by_its_number():
+    assert visible("a\x1b[31m\x9b\u202e\n") == "a\\x1b[31m\\x9b\\u202e\\n"
+
+
+@given(st.lists(anything | st.floats(allow_nan=False) | st.integers() | st.none(), min_size=1))
+@example([f"{blank}{sign}cmd|' /C calc'!A0" for blank in ("", " ", "\t", "\r", "\n") for sign in SIGNS])
+@example(["-3.5", "+1e-3", -3.5, "-", "-1+1"])
+def test_no_cell_of_csv_is_a_formula(values):
+    text = csv_text([{str(number): value for number, value in enumerate(values)}])
+    _, cells = csv.reader(io.StringIO(text))
+    for value, cell in zip(values, cells, strict=True):
+        assert cell.lstrip()[:1] not in set(SIGNS) or is_number(cell)
+        if isinstance(value, (int, float)):
+            assert cell == str(value)
+
+
+def test_names_of_columns_are_text_too():
+    assert csv_text([{"=1+1": 1, "\x1b": 2}]) == "'=1+1,\\x1b\n1,2\n"
+
+
+@given(anything)
+@example("![i](http://evil/i.png) <b>bold</b> [a](b) [a][b] [^1] `code` | *a* __a__ ~~a~~ $a$ &lt; \\| \\")
+@example("# heading")
+@example("1. item")
+@example("&<;")
+def test_no_text_in_markdown_is_markup(text):
+    lines = markdown(["a", "b"], [[text, "z"]], ()).splitlines()
+    assert len(lines) == 3
+    cells = re.split(r"(?<!\\) \| ", f" {_ESCAPED.sub(',', lines[2]).removeprefix('|').removesuffix('|')} ")
+    assert len(cells) == 2
+    assert not _MARKUP.search(cells[0])
+    line = prose([text], "markdown").removesuffix("\n")
+    assert "\n" not in line
+    assert not _MARKUP.search(_ESCAPED.sub(",", line))
+    assert not re.match(r"\s*(?:[#>+=*\[:-]|\d+[.)](?:\s|$))", _ESCAPED.sub(",", line))
+
+
+def test_markup_of_our_own_stays():
+    assert "| **1** | \\*\\*1\\** |" in markdown(["a", "b"], [[Markup("**1**"), "**1**"]], ())

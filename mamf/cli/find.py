@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mamf.api import kernels_for, problem_for
+from mamf.api import problem_for
 from mamf.ceilings.finding import Find
 from mamf.ceilings.grid import plan_for
 from mamf.cli.interruption import EXIT_CODE, Interruption
@@ -28,6 +28,7 @@ from mamf.operations.matmul.kernel import LAYOUTS, MatmulKernel
 from mamf.plans import DEFAULT_BUDGET_SECONDS, FindPlan
 from mamf.regimes.names import CEILINGS
 from mamf.report import FORMATS, find_summary_record, render_find
+from mamf.selection import kernels_for
 
 _EXAMPLES = """examples:
   mamf find                                     burst and sustained ceilings of the first accelerator

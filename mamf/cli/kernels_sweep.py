@@ -19,9 +19,8 @@ from mamf.cli.kernels_options import (
 )
 from mamf.cli.options import add_device_options, add_output_options, terminal_width
 from mamf.cli.session import End, Resumed, Session, add_run_options, interruptible
-from mamf.cli.terminal import say, warn
-from mamf.discovery import kernel_names, kernel_of, operation
-from mamf.errors import UnavailableError, UsageError
+from mamf.cli.terminal import say
+from mamf.discovery import operation
 from mamf.kernel import AnyKernel
 from mamf.logs.plan_records import plan_record
 from mamf.logs.run_log import MAY_PASS, OwnCeilings
@@ -29,6 +28,7 @@ from mamf.measurement import Measurement
 from mamf.plans import KernelsPlan, Row
 from mamf.report import FORMATS
 from mamf.report.of_run import kernels_run_summary, render_kernels_run
+from mamf.selection import chosen_kernels
 from mamf.strategies.kernels import KernelsSweep
 
 _BUDGET = "stop after so long, for example 5m; the rest can be resumed"
@@ -96,40 +96,13 @@ class KernelsSession(Session[KernelsPlan]):
 
     def _kernels(self) -> list[tuple[str, AnyKernel]]:
         """The kernels by the names that they are asked for."""
-        asked = self.before.kernels if self.before else self.options.kernel
-        if not asked:
-            return self._available()
-        chosen = {name: kernel_of(self.of, name) for name in asked}
-        for each in chosen.values():
-            reason = each.unavailable(self.backend)
-            if reason is not None:
-                raise UnavailableError(f"kernel {each.name} is not available on {self.backend.name}: {reason}")
-        # A kernel that is named in two ways is measured once.
-        return list({each.name: (name, each) for name, each in reversed(chosen.items())}.values())[::-1]
-
-    def _available(self) -> list[tuple[str, AnyKernel]]:
-        """Every registered kernel that can run here; one whose module cannot be loaded is named and left out."""
-        found, reason = [], ""
-        for name in kernel_names(self.of):
-            try:
-                loaded = kernel_of(self.of, name)
-            except UsageError as error:
-                warn(str(error))
-                continue
-            unavailable = loaded.unavailable(self.backend)
-            if unavailable is None:
-                found.append((name, loaded))
-            else:
-                reason = reason or f": {name}: {unavailable}"
-        if not found:
-            raise UnavailableError(f"no kernel of {self.of.name} is available on {self.backend.name}{reason}")
-        return found
+        return chosen_kernels(self.of, self.backend, self.before.kernels if self.before else self.options.kernel)
 
     def _plan(self) -> KernelsPlan:
         if self.before is None:
             return self.new_plan()
-        budget = self.options.budget
-        return replace(self.before, budget_seconds=budget or (self.before.budget_seconds if self.confirms else None))
+        budget = self.options.budget or (self.before.budget_seconds if self.confirms else None)
+        return replace(self.before, kernels=tuple(name for name, _ in self.kernels), budget_seconds=budget)
 
     def new_plan(self) -> KernelsPlan:
         """Of what is asked for."""

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from mamf.cli.options import add_output_options, terminal_width
-from mamf.cli.reading import read_log, reading
+from mamf.cli.reading import as_file, read_log, reading
 from mamf.cli.terminal import say_lines
 from mamf.logs.legacy import read_legacy_or_none
 from mamf.plans import FindPlan, KernelsPlan
@@ -22,12 +22,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    with reading([options.log]) as seen:
-        imported = read_legacy_or_none(options.log, seen)
+    with as_file(options.log) as path:
+        return _shown(path, options)
+
+
+def _shown(path: Path, options: argparse.Namespace) -> int:
+    with reading([path]) as seen:
+        imported = read_legacy_or_none(path, seen)
     if imported is not None:
         say_lines(render_legacy(options.format, imported, options.top))
         return 0
-    log = read_log(options.log)
+    log = read_log(path)
     plan, width = log.plan, terminal_width(options)
     if isinstance(plan, KernelsPlan):
         rows, ceilings = log.measurements, log.all_ceilings

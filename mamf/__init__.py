@@ -39,6 +39,9 @@ _HOMES = {
     # what is measured
     "Ceiling": "mamf.ceilings.ceiling",
     "Measurement": "mamf.measurement",
+    # models against the ceiling
+    "KnownPeak": "mamf.models.known_ceilings",
+    "peak": "mamf.models.known_ceilings",
     # logs
     "Comparison": "mamf.logs.compare",
     "FinderRun": "mamf.logs.legacy",

@@ -150,14 +150,23 @@ def _status(name: str) -> BackendStatus:
         return BackendStatus(name, unavailable=Unavailable("it cannot be loaded", str(error)))
 
 
-def open_backend(name: str = "auto", index: int = 0) -> Backend:
-    """Open a device. ``auto`` takes the first available accelerator, else the CPU. Raises UnavailableError."""
+def open_backend(name: str = "auto", index: int | None = 0) -> Backend:
+    """Open a device. ``auto`` takes the first available accelerator, else the CPU; an ``index`` of None the one that
+    this process uses. Raises UnavailableError.
+    """
     if name != "auto":
-        return backend_class(name)(index)
+        return _opened(backend_class(name), index)
     for status in backend_statuses():
         if status.unavailable is None:
-            return backend_class(status.name)(index)
+            return _opened(backend_class(status.name), index)
     raise UnavailableError("no backend is available; 'mamf backends' says why")
+
+
+def _opened(kind: type[Backend], index: int | None) -> Backend:
+    # What cannot be used says so itself, before its library is asked anything else.
+    if index is None:
+        index = 0 if kind.unavailable() else kind.current_index()
+    return kind(index)
 
 
 def kernel_for(backend: Backend, problem: MatmulProblem, name: str = "auto") -> MatmulKernel:

@@ -43,6 +43,7 @@ GROUPS = (
         ("find", "search", "CeilingSearch", "sweep", "attention", "bandwidth", "measure_kernels", "open_backend"),
         "mamf.api",
     ),
+    Group("Models against the ceiling", ("peak", "KnownPeak")),
     Group("What is measured", ("Measurement", "Ceiling")),
     Group(
         "Problems and shapes",

@@ -46,6 +46,7 @@ FLOORS = (
     ("report", "charts"),
     ("operations.attention.report", "operations.attention.charts"),
     ("charts.of_log", "contribution", "report.notebook"),
+    ("models",),
     ("reading",),
     ("checking",),
     ("regimes",),

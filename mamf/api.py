@@ -99,7 +99,7 @@ def find(
 ) -> Ceiling:
     """The ceiling of the device, by default in burst: the highest rate there is, confirmed by fresh rounds.
 
-    ``options``: those of ``search``, which streams; ``on_row`` is called with each row. ``mamf.peak`` knows of it later.
+    ``options``: those of ``search``, which streams; ``on_row`` is called with each row. ``mamf.peak`` knows it then.
     Raises what ``search`` does, and DeviceError when nothing was confirmed within the budget.
 
     >>> mamf.find("bfloat16")

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from mamf.backend import Backend
 from mamf.ceilings.ceiling import Ceiling
@@ -47,10 +47,9 @@ class StepFigures:
     mamfu_percent: float
 
 
-@dataclass(frozen=True)
-class _Step:
-    """A step whose marks are not read yet, or sums over steps that are. Shares: seconds that the work would take at the
-    datasheet's peak and at the ceiling.
+class _Step(NamedTuple):
+    """A step whose marks are not read yet; its work would take so many seconds at the datasheet's peak, at the
+    ceiling.
     """
 
     number: int
@@ -115,8 +114,7 @@ class Meter:
         self._end: Any = None
         self._begun: Any = None
         self._unread: _Step | None = None
-        self._read: list[float] = [0.0] * 6
-        self._steps_read = 0
+        self.reset()
         if isinstance(flops_per_step, Mapping):
             for name in flops_per_step:
                 self._speed(self._name(name))
@@ -157,8 +155,18 @@ class Meter:
         return self._figures(step.number, 1, *sums)
 
     def mean(self) -> StepFigures | None:
-        """All steps that were read, together: work over time. ``step`` is how many they are."""
+        """All steps that were read since ``reset``, together: work over time. ``step`` is how many they are."""
         return self._figures(self._steps_read, self._steps_read, *self._read) if self._steps_read else None
+
+    def reset(self) -> None:
+        """Begin a new ``mean``."""
+        self._read: list[float] = [0.0] * 6
+        self._steps_read = 0
+
+    def pause(self) -> None:
+        """What comes until the next ``begin`` is no part of a step: an evaluation, a checkpoint."""
+        self.finish()
+        self._end = self._begun = None
 
     def __enter__(self) -> Meter:
         return self

@@ -177,3 +177,21 @@ def test_the_end_of_the_context_reads_the_last_step(card):
     with meter_of(card) as meter:
         train(card, meter, steps=2)
     assert meter.mean().step == 2
+
+
+def test_an_evaluation_is_no_part_of_a_step(card):
+    meter = meter_of(card)
+    train(card, meter, steps=2)
+    meter.pause()
+    card.sleep(10)
+    *_, last = train(card, meter, steps=1)
+    assert last.seconds == pytest.approx(STEP, rel=0.01)
+
+
+def test_a_mean_begins_anew(card):
+    meter = meter_of(card)
+    train(card, meter, steps=3)
+    meter.reset()
+    assert meter.mean() is None
+    train(card, meter, steps=2)
+    assert meter.mean().step == 2

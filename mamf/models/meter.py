@@ -114,7 +114,7 @@ class Meter:
         self._end: Any = None
         self._begun: Any = None
         self._unread: _Step | None = None
-        self.reset()
+        self._read, self._steps_read = [0.0] * 6, 0
         if isinstance(flops_per_step, Mapping):
             for name in flops_per_step:
                 self._speed(self._name(name))
@@ -160,8 +160,7 @@ class Meter:
 
     def reset(self) -> None:
         """Begin a new ``mean``."""
-        self._read: list[float] = [0.0] * 6
-        self._steps_read = 0
+        self._read, self._steps_read = [0.0] * 6, 0
 
     def pause(self) -> None:
         """What comes until the next ``begin`` is no part of a step: an evaluation, a checkpoint."""

@@ -21,11 +21,12 @@ ADAPTERS = ("operations/matmul/kernels", "operations/attention/kernels", "operat
 #: What imports a library of its own: torch's counter, transformers, lightning.
 INTEGRATIONS = "integrations/"
 SHARED_BY_ADAPTERS = ("operations/outputs.py", "operations/compilation.py")
-PURE = ("operations/matmul/shapes.py", "statistics.py", "dtypes.py", "errors.py", "work.py", "text.py")
+PURE = ("operations/matmul/shapes.py", "statistics.py", "dtypes.py", "errors.py", "limits.py", "work.py", "text.py")
 #: Floors from the ground up. A module uses what lies on the floors below its own, and its own room; one that stands on
 #: no floor fails.
 FLOORS = (
     ("errors", "statistics", "tabular", "work", "text"),
+    ("limits", "plugins"),
     ("dtypes", "files", "regimes.names", "operations.matmul.shapes"),
     ("backend",),
     ("kernel", "peaks", "doctor", "environment"),
@@ -39,7 +40,9 @@ FLOORS = (
         "operations.attention.operation",
         "operations.bandwidth.operation",
     ),
+    ("contracts",),
     ("discovery",),
+    ("selection",),
     ("ceilings.ceiling",),
     ("ceilings.share", "ceilings.candidates"),
     ("operations.attention.rows",),
@@ -47,7 +50,8 @@ FLOORS = (
     ("finder_logs",),
     ("report", "charts"),
     ("operations.attention.report", "operations.attention.charts"),
-    ("charts.of_log", "contribution", "report.notebook"),
+    ("charts.of_log", "report.of_run", "report.notebook"),
+    ("contribution",),
     ("models",),
     ("reading",),
     ("checking",),

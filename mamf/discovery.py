@@ -7,14 +7,17 @@ loading or making one is a PluginError that names it.
 
 from __future__ import annotations
 
+import functools
 import importlib
+import importlib.metadata
 import inspect
 import re
+import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import Any, TypeVar
 
 from mamf.backend import Backend, Unavailable
@@ -46,6 +49,16 @@ class BackendStatus:
     unavailable: Unavailable | None = None
     is_accelerator: bool = True
     fault: PluginError | None = None
+
+
+def entry_points(group: str) -> Sequence[EntryPoint]:
+    """The entry points of a group that installed distributions declare."""
+    return _declared(group, tuple(sys.path))
+
+
+@functools.lru_cache  # read from a file of every distribution, and asked for many times in a command
+def _declared(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    return tuple(importlib.metadata.entry_points(group=group))
 
 
 def registered(group: str) -> dict[str, EntryPoint]:
@@ -207,8 +220,9 @@ def _status(name: str) -> BackendStatus:
         return BackendStatus(name, unavailable=Unavailable("it cannot be opened", str(error)))
 
 
-def open_backend(name: str = "auto", index: int = 0) -> Backend:
-    """Open a device. ``auto`` takes the first available accelerator, else the CPU, and warns of what is broken.
+def open_backend(name: str = "auto", index: int | None = 0) -> Backend:
+    """Open a device. ``auto`` takes the first available accelerator, else the CPU, and warns of what is broken; an
+    ``index`` of None is the device that this process uses.
 
     Raises UnavailableError, or PluginError for a named backend that is broken.
     """
@@ -223,10 +237,12 @@ def open_backend(name: str = "auto", index: int = 0) -> Backend:
     raise UnavailableError("no backend is available; 'mamf backends' says why")
 
 
-def _opened(name: str, index: int) -> Backend:
+def _opened(name: str, index: int | None) -> Backend:
     kind, label = backend_class(name), f"backend {name}"
     with blamed(label, "opening it"):
-        backend = kind(index)
+        # What cannot be used says so when it is opened, before its library is asked anything else.
+        in_use = 0 if index is not None or kind.unavailable() else kind.current_index()
+        backend = kind(in_use if index is None else index)
         require(number, backend.now(), label, "now gave")
     return held(backend, BACKEND, label)
 

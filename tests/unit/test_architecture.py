@@ -1,6 +1,7 @@
 """The house as drawn: who may import whom, and what packaging promises."""
 
 import ast
+import functools
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -19,7 +20,11 @@ MAY_IMPORT_TORCH = {"torch_backend.py"}
 #: Rooms of adapters: reached through discovery alone, and free to import torch.
 ROOMS = ("matmul", "attention", "bandwidth", "model")
 ADAPTERS = tuple(f"operations/{room}/kernels" for room in ROOMS)
+#: What imports a library of its own: torch's counter, transformers, lightning.
+INTEGRATIONS = "integrations/"
 SHARED_BY_ADAPTERS = ("operations/outputs.py", "operations/compilation.py")
+#: Runs a script's steps under torch's profiler.
+PROFILER = ("profiling/running.py",)
 PURE = ("operations/matmul/shapes.py", "statistics.py", "dtypes.py", "errors.py", "limits.py", "work.py", "text.py")
 #: Floors from the ground up. A module uses what lies on the floors below its own, and its own room; one that stands on
 #: no floor fails.
@@ -52,7 +57,9 @@ FLOORS = (
     ("operations.attention.report", "operations.attention.charts"),
     ("charts.of_log", "report.of_run", "report.notebook"),
     ("contribution",),
+    ("models",),
     ("reading",),
+    ("profiling",),
     ("checking",),
     ("regimes",),
     ("measure",),
@@ -61,14 +68,20 @@ FLOORS = (
     ("estimate",),
     ("ceilings",),
     ("api",),
+    ("integrations",),
     ("cli",),
 )
 #: What lies beside the floors: torch's own, adapters, and what is shipped for tests.
 BESIDE = ("torch_backend", "operations.outputs", "operations.compilation", "testing", "__init__", "__main__")
 
 
+@functools.cache
+def nodes(path):
+    return tuple(ast.walk(ast.parse(path.read_text())))
+
+
 def imports(path):
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -115,7 +128,9 @@ CORE_MODULES = [
 @pytest.mark.parametrize("path", CORE, ids=lambda path: str(path.relative_to(ROOT)))
 def test_torch_stays_in_its_rooms(path):
     inside = path.relative_to(ROOT / "mamf").as_posix()
-    if path.name in MAY_IMPORT_TORCH or is_adapter(path) or inside in SHARED_BY_ADAPTERS:
+    if path.name in MAY_IMPORT_TORCH or is_adapter(path) or inside in (*SHARED_BY_ADAPTERS, *PROFILER):
+        return
+    if inside.startswith(INTEGRATIONS):
         return
     assert not [name for name in imports(path) if name.split(".")[0] == "torch"]
 
@@ -130,10 +145,7 @@ def test_no_one_imports_an_adapter_by_name(path):
 @pytest.mark.parametrize("path", CORE, ids=lambda path: str(path.relative_to(ROOT)))
 def test_what_a_device_can_is_asked_of_it_and_not_of_its_name(path):
     compared = [
-        side
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Compare)
-        for side in (node.left, *node.comparators)
+        side for node in nodes(path) if isinstance(node, ast.Compare) for side in (node.left, *node.comparators)
     ]
     named = [ast.unparse(side) for side in compared if isinstance(side, ast.Attribute)]
     assert "testing" in path.parts or not [name for name in named if name.endswith("backend.name")]
@@ -166,7 +178,9 @@ def test_every_floor_has_somebody():
 ENGINE = ("mamf.measure", "mamf.checking", "mamf.regimes.base", "mamf.estimate", "mamf.ceilings.finding", "torch")
 
 
-@pytest.mark.parametrize("module", ["mamf.logs.run_log", "mamf.logs.compare", "mamf.report.notebook", "mamf.reading"])
+@pytest.mark.parametrize(
+    "module", ["mamf.logs.run_log", "mamf.logs.compare", "mamf.report.notebook", "mamf.reading", "mamf.profiling.log"]
+)
 def test_logs_are_read_without_the_engine(module):
     code = f"import sys, {module}; print([name for name in {ENGINE!r} if name in sys.modules])"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -184,14 +198,14 @@ MAY_PRINT = (ROOT / "mamf" / "cli" / "terminal.py",)
 
 @pytest.mark.parametrize("path", CORE, ids=lambda path: str(path.relative_to(ROOT)))
 def test_only_the_terminal_prints(path):
-    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    calls = [node for node in nodes(path) if isinstance(node, ast.Call)]
     printed = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "print"]
     assert path in MAY_PRINT or not printed
 
 
 @pytest.mark.parametrize("path", [path for path in CORE if path.parent.name == "cli"], ids=lambda path: path.name)
 def test_no_assertion_judges_what_a_user_gives(path):
-    assert not [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Assert)]
+    assert not [node for node in nodes(path) if isinstance(node, ast.Assert)]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ from mamf.kernel import Buffer
 from mamf.measure import needed_memory
 from mamf.operations.attention.kernels.sdpa import SdpaMath
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.model.kernels.torch_model import TorchModel
+from mamf.operations.model.shapes import ModelProblem, ModelShape
 
 SHAPE = AttentionShape.parse("b2h4q128k128d64")
 SCORES = 2 * 4 * 128 * 128 * 4  # bytes of float32
@@ -127,3 +129,20 @@ def test_a_backward_pass_counts_the_forward_pass_that_it_was_saved_from(cuda, al
     assert prepared.held_bytes >= SCORES + OUTPUT
     gradients = 3 * OPERAND
     assert bytes_of(backend, kernel, "bwd") >= 4 * OPERAND + prepared.held_bytes + gradients
+
+
+def test_a_models_step_holds_parameters_gradients_and_moments(cuda, allocator):
+    backend, kernel, shape = cuda.kind(0), TorchModel("sdpa-math"), ModelShape(1, 16)
+    sizes = {"d_model": 64, "d_ff": 256, "layers": 2, "heads": 2, "kv_heads": 2, "vocabulary": 997, "dtype": "float32"}
+
+    def needed(phase, sets=1):
+        problem = ModelProblem(**sizes, phase=phase)
+        checked = Checked(kernel.prepare(backend, problem, shape, backend.operand_pool("normal", 0), sets))
+        checked.rehearse(backend)
+        return needed_memory(backend, checked, problem, shape)
+
+    parameters = 4 * ModelProblem(**sizes).parameters(shape)
+    assert parameters < needed("forward") < 2 * parameters
+    assert needed("forward-backward") > 2 * parameters
+    assert needed("step") - needed("forward-backward") == pytest.approx(2 * parameters, rel=0.1)
+    assert needed("step", sets=3) == pytest.approx(needed("step"), rel=0.01)

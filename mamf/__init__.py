@@ -33,12 +33,22 @@ _HOMES = {
     "MatmulGrid": "mamf.operations.matmul.shapes",
     "MatmulProblem": "mamf.operations.matmul.kernel",
     "MatmulShape": "mamf.operations.matmul.shapes",
+    "ModelProblem": "mamf.operations.model.shapes",
+    "ModelShape": "mamf.operations.model.shapes",
     "find_best": "mamf.ceilings.search",
     "matmul_grid": "mamf.operations.matmul.shapes",
     "parse_range": "mamf.operations.matmul.shapes",
     # what is measured
     "Ceiling": "mamf.ceilings.ceiling",
     "Measurement": "mamf.measurement",
+    # models against the ceiling
+    "KnownPeak": "mamf.models.known_ceilings",
+    "Meter": "mamf.models.meter",
+    "ModelFlops": "mamf.models.model_flops",
+    "StepFigures": "mamf.models.meter",
+    "count_flops": "mamf.integrations.flop_counter",
+    "model_flops": "mamf.models.model_flops",
+    "peak": "mamf.models.known_ceilings",
     # logs
     "Comparison": "mamf.logs.compare",
     "FinderRun": "mamf.logs.legacy",

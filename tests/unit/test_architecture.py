@@ -18,7 +18,10 @@ ROOT = Path(__file__).resolve().parents[2]
 CORE = sorted(path for path in (ROOT / "mamf").rglob("*.py"))
 MAY_IMPORT_TORCH = {"torch_backend.py"}
 #: Rooms of adapters: reached through discovery alone, and free to import torch.
-ADAPTERS = ("operations/matmul/kernels", "operations/attention/kernels", "operations/bandwidth/kernels")
+ROOMS = ("matmul", "attention", "bandwidth", "model")
+ADAPTERS = tuple(f"operations/{room}/kernels" for room in ROOMS)
+#: What imports a library of its own: torch's counter, transformers, lightning.
+INTEGRATIONS = "integrations/"
 SHARED_BY_ADAPTERS = ("operations/outputs.py", "operations/compilation.py")
 #: Runs a script's steps under torch's profiler.
 PROFILER = ("profiling/running.py",)
@@ -32,14 +35,15 @@ FLOORS = (
     ("backend",),
     ("kernel", "peaks", "doctor", "environment"),
     ("operations.matmul.kernel", "operations.attention.shapes", "operations.bandwidth.shapes"),
-    ("operations.attention.kernel", "operations.bandwidth.kernel", "plans"),
-    ("measurement",),
+    ("operations.attention.kernel", "operations.bandwidth.kernel", "operations.model.shapes", "plans"),
+    ("operations.model.kernel", "measurement"),
     ("operation",),
     (
         "operations.unknown",
         "operations.matmul.operation",
         "operations.attention.operation",
         "operations.bandwidth.operation",
+        "operations.model.operation",
     ),
     ("contracts",),
     ("discovery",),
@@ -53,6 +57,7 @@ FLOORS = (
     ("operations.attention.report", "operations.attention.charts"),
     ("charts.of_log", "report.of_run", "report.notebook"),
     ("contribution",),
+    ("models",),
     ("reading",),
     ("profiling",),
     ("checking",),
@@ -63,6 +68,7 @@ FLOORS = (
     ("estimate",),
     ("ceilings",),
     ("api",),
+    ("integrations",),
     ("cli",),
 )
 #: What lies beside the floors: torch's own, adapters, and what is shipped for tests.
@@ -115,7 +121,7 @@ CORE_MODULES = [
     if not is_adapter(path)
     and path.stem not in ("__main__",)
     and not any(module_of(path) == name or module_of(path).startswith(f"{name}.") for name in BESIDE)
-    and module_of(path) not in ("operations", "operations.matmul", "operations.attention", "operations.bandwidth")
+    and module_of(path) not in ("operations", *(f"operations.{room}" for room in ROOMS))
 ]
 
 
@@ -123,6 +129,8 @@ CORE_MODULES = [
 def test_torch_stays_in_its_rooms(path):
     inside = path.relative_to(ROOT / "mamf").as_posix()
     if path.name in MAY_IMPORT_TORCH or is_adapter(path) or inside in (*SHARED_BY_ADAPTERS, *PROFILER):
+        return
+    if inside.startswith(INTEGRATIONS):
         return
     assert not [name for name in imports(path) if name.split(".")[0] == "torch"]
 

@@ -188,3 +188,8 @@ def test_bad_input_is_told_in_a_line(script, tmp_path, monkeypatch, capsys, argu
     except SystemExit as ended:
         assert ended.code == 2
     assert told in capsys.readouterr().err
+
+
+def test_a_ceiling_is_of_the_sustained_regime(script, library_logs, capsys):
+    assert main(["profile", "--ceiling", str(library_logs / "find.jsonl"), script(TINY)]) == 2
+    assert "holds no sustained ceiling (it holds: burst)" in capsys.readouterr().err

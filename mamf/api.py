@@ -25,23 +25,19 @@ from mamf.ceilings.finding import Find
 from mamf.ceilings.grid import plan_for
 from mamf.ceilings.share import Ceilings
 from mamf.ceilings.stream import CeilingSearch
-from mamf.discovery import KERNELS, kernel, kernel_for, kernel_of, open_backend, operation, registered
+from mamf.discovery import open_backend, operation
 from mamf.dtypes import DTYPES, canonical_name
-from mamf.errors import UnavailableError, UnsupportedError
-from mamf.kernel import AnyKernel
 from mamf.logs.recording import Recording
 from mamf.logs.records import ceiling_record
 from mamf.measurement import Measurement
-from mamf.operation import Operation
-from mamf.operations.attention.operation import Attention
-from mamf.operations.attention.report import attention_summary_record
 from mamf.operations.attention.shapes import AttentionShape
 from mamf.operations.bandwidth.shapes import BandwidthShape
-from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
+from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import DEFAULT_BUDGET_SECONDS, KernelsPlan, Plan
 from mamf.report import find_summary_record, summary_record
-from mamf.report.kernels import kernels_summary_record
+from mamf.report.of_run import kernels_run_summary
+from mamf.selection import chosen_kernels, installed_kernel, kernel_for, kernels_for
 from mamf.strategies.kernels import KernelsSweep
 from mamf.strategies.shapes import Sweep
 
@@ -69,28 +65,6 @@ def problem_for(
     operand = backend.resolve_dtype(canonical_name(dtype or backend.default_dtype))
     output = out_dtype and (out_dtype if out_dtype in DTYPES else backend.resolve_dtype(canonical_name(out_dtype)))
     return MatmulProblem(operand, output or DTYPES[operand].default_output, layout, data, seed, fast_accumulation)
-
-
-def kernels_for(backend: Backend, problem: MatmulProblem, names: Sequence[str] | None = None) -> list[MatmulKernel]:
-    """The kernels that a search for a ceiling tries: the named ones, or the default and all that are tried unasked.
-
-    Raises UnavailableError, UnknownNameError or UnsupportedError when a named one cannot be used.
-    """
-    if names is None:
-        default = kernel_for(backend, problem)
-        others = (kernel(name) for name in sorted(registered(KERNELS)))
-        usable = [other for other in others if other.is_tried_unasked and is_usable(other, backend, problem)]
-        return [default, *(other for other in usable if other.name != default.name)]
-    chosen = [kernel_for(backend, problem, name) for name in dict.fromkeys(names)]
-    for each in chosen:
-        reason = each.unsupported(backend, problem)
-        if reason:
-            raise UnsupportedError(reason)
-    return chosen
-
-
-def is_usable(candidate: MatmulKernel, backend: Backend, problem: MatmulProblem) -> bool:
-    return candidate.unavailable(backend) is None and candidate.unsupported(backend, problem) is None
 
 
 def find(dtype: str | None = None, *, on_row: OnRow | None = None, **options: Any) -> Ceiling:
@@ -152,7 +126,7 @@ def search(
 
 
 def sweep(
-    shapes: Iterable[MatmulShape | str],
+    shapes: Iterable[MatmulShape | str] | str,
     *,
     problem: MatmulProblem | None = None,
     dtype: str | None = None,
@@ -181,7 +155,7 @@ def sweep(
     """
     opened = opened_backend(backend, device)
     problem = problem or problem_for(opened, dtype)
-    wanted = tuple(shape if isinstance(shape, MatmulShape) else MatmulShape.parse(shape) for shape in shapes)
+    wanted = _shapes(shapes, MatmulShape.parse)
     plan = Plan(wanted, problem, (regime,), precision=precision, budget_seconds=budget_seconds)
     chosen = kernel_for(opened, problem, kernel)
     running = Sweep(plan, chosen, opened)
@@ -194,7 +168,7 @@ def sweep(
 
 def measure_kernels(
     of: str,
-    shapes: Iterable[Any] | None = None,
+    shapes: Iterable[Any] | str | None = None,
     *,
     problems: Iterable[Any] | None = None,
     kernels: Sequence[str] | None = None,
@@ -221,17 +195,14 @@ def measure_kernels(
     [('64MiB', '3.0 TB/s'), ('1GiB', '3.0 TB/s')]
     """
     opened, found = opened_backend(backend, device), operation(of)
-    wanted = tuple(found.parse_shape(each) if isinstance(each, str) else each for each in shapes or ())
+    wanted = _shapes(shapes, found.parse_shape) or tuple(found.default_shapes(opened))
     asked = tuple(problems or (found.problem_for(opened, {}),))
-    chosen = available_kernels(found, opened, kernels)
-    names = tuple(each.name for each in chosen)
-    plan = KernelsPlan(
-        of, wanted or tuple(found.default_shapes(opened)), asked, names, tuple(regimes), precision,
-        budget_seconds=budget_seconds,
-    )  # fmt: skip
+    chosen = chosen_kernels(found, opened, kernels)
+    names = tuple(name for name, _ in chosen)
+    plan = KernelsPlan(of, wanted, asked, names, tuple(regimes), precision, budget_seconds=budget_seconds)
     known = dict(ceilings or {})
-    references = {ceiling.kernel: kernel(ceiling.kernel) for ceiling in known.values()}
-    running = KernelsSweep(plan, chosen, opened, known, references)
+    references = {ceiling.kernel: installed_kernel(ceiling.kernel) for ceiling in known.values()}
+    running = KernelsSweep(plan, [each for _, each in chosen], opened, known, references)
     return Recording(log, opened, " ".join(names), plan).of(
         running.results(),
         functools.partial(_summary_of_kernels, running),
@@ -239,7 +210,7 @@ def measure_kernels(
     )
 
 
-def attention(shapes: Iterable[AttentionShape | str] | None = None, **options: Any) -> Iterator[Measurement]:
+def attention(shapes: Iterable[AttentionShape | str] | str | None = None, **options: Any) -> Iterator[Measurement]:
     """Measure attention kernels, in TFLOPS: ``options`` are those of ``measure_kernels``.
 
     ``shapes``: AttentionShape or text such as ``b1h16q4096k4096d128c`` (batch, heads, queries, keys, head dimension,
@@ -252,7 +223,7 @@ def attention(shapes: Iterable[AttentionShape | str] | None = None, **options: A
     return measure_kernels("attention", shapes, **options)
 
 
-def bandwidth(sizes: Iterable[BandwidthShape | str] | None = None, **options: Any) -> Iterator[Measurement]:
+def bandwidth(sizes: Iterable[BandwidthShape | str] | str | None = None, **options: Any) -> Iterator[Measurement]:
     """Measure the bandwidth of memory, in TB/s (1e12 bytes read plus written a second): ``options`` are those of
     ``measure_kernels``.
 
@@ -267,17 +238,12 @@ def bandwidth(sizes: Iterable[BandwidthShape | str] | None = None, **options: An
     return measure_kernels("bandwidth", sizes, **options)
 
 
-def available_kernels(of: Operation[Any, Any], backend: Backend, names: Sequence[str] | None = None) -> list[AnyKernel]:
-    """The named kernels of an operation, or all that can be used here. Raises UnavailableError for a named one."""
-    if names is None:
-        every = [kernel_of(of, name) for name in sorted(registered(of.kernel_group))]
-        return [each for each in every if each.unavailable(backend) is None]
-    chosen = [kernel_of(of, name) for name in dict.fromkeys(names)]
-    for each in chosen:
-        reason = each.unavailable(backend)
-        if reason is not None:
-            raise UnavailableError(f"kernel {each.name} is not available on {backend.name}: {reason}")
-    return chosen
+def _shapes(given: object, parse: Callable[[str], Any]) -> tuple[Any, ...]:
+    """Shapes, of each of which text may be given; a text alone is of one or several."""
+    texts_or_shapes = given.split() if isinstance(given, str) else given or ()
+    if not isinstance(texts_or_shapes, Iterable):
+        texts_or_shapes = (texts_or_shapes,)
+    return tuple(parse(each) if isinstance(each, str) else each for each in texts_or_shapes)
 
 
 def opened_backend(backend: str | Backend, device: int) -> Backend:
@@ -287,8 +253,6 @@ def opened_backend(backend: str | Backend, device: int) -> Backend:
 def _summary_of_kernels(
     running: KernelsSweep, taken: list[Measurement], status: str, reason: str, seconds: float
 ) -> dict[str, Any]:
-    """The last record of the log: attention's names its shares."""
-    end = (status, reason, seconds, running.left_out)
-    if running.plan.operation == Attention.name:
-        return attention_summary_record(taken, running.ceilings, *end)
-    return kernels_summary_record(taken, *end)
+    """The last record of the log."""
+    of, left = running.plan.operation, running.left_out
+    return kernels_run_summary(of, taken, running.ceilings, status, reason, seconds, left)

@@ -1,29 +1,37 @@
-"""Entry points -> backends and kernels by name, loaded only when asked for.
+"""Entry points -> backends, operations and kernels by name, loaded only when asked for and held to their contracts.
 
 A third party adds an adapter by declaring an entry point in its own distribution (groups ``mamf.backends`` and
-``mamf.kernels``); ``package.module:Class`` in place of a name tries one without installing it.
+``mamf.kernels``); ``package.module:Class`` in place of a name tries one without installing it. Whatever goes wrong in
+loading or making one is a PluginError that names it.
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
 from mamf.backend import Backend, Unavailable
-from mamf.errors import MamfError, UnavailableError, UnknownNameError, UsageError
+from mamf.contracts import BACKEND, KERNEL, instance, number, operation_contract, optional
+from mamf.errors import MamfError, PluginError, PluginWarning, UnavailableError, UnknownNameError, UsageError, fault
 from mamf.kernel import AnyKernel
 from mamf.operation import Operation
 from mamf.operations.attention.kernel import AttentionKernel
-from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
+from mamf.operations.matmul.kernel import MatmulKernel
+from mamf.plugins import blamed, held, require
 
 BACKENDS = "mamf.backends"
 OPERATIONS = "mamf.operations"
 KERNELS = "mamf.kernels"
 ATTENTION_KERNELS = "mamf.attention_kernels"
-_ALGORITHM = re.compile(r"(.+)\[(\d+)\]")
+_ALGORITHM = re.compile(r"(.+)\[(\d{1,9})\]")
+_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _INSTALL = "run 'pip install -e .' in mamf's checkout"
 Contract = TypeVar("Contract")
 
@@ -36,6 +44,7 @@ class BackendStatus:
     devices: tuple[str, ...] = ()
     unavailable: Unavailable | None = None
     is_accelerator: bool = True
+    fault: PluginError | None = None
 
 
 def registered(group: str) -> dict[str, EntryPoint]:
@@ -57,65 +66,102 @@ def _origin(point: EntryPoint) -> str:
     return f"{distribution} ({point.value})"
 
 
-def _load(point: EntryPoint, contract: type[Contract]) -> type[Contract]:
+def is_path(name: str) -> bool:
+    """Whether a name is of a class that nobody registered, and means importing its module."""
+    return ":" in name
+
+
+def _load(what: str, point: EntryPoint, contract: type[Contract]) -> type[Contract]:
     try:
-        loaded = point.load()
-    except (ImportError, AttributeError) as error:
-        raise UsageError(
-            f"{point.name}: {point.value} cannot be loaded ({error}); if files moved, {_INSTALL} again"
+        return _checked(point.load(), contract, point.value)
+    except MamfError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise PluginError(
+            f"{what} {point.name}: {point.value} cannot be loaded ({fault(error)}); if files moved, {_INSTALL} again"
         ) from error
-    return _checked(loaded, contract, point.value)
+
+
+def _import(what: str, path: str, contract: type[Contract]) -> type[Contract]:
+    if not _PATH.fullmatch(path):
+        listed = "backends" if contract is Backend else "kernels"
+        raise UsageError(f"{path!r} names no {what}: write package.module:Class, or a name of 'mamf {listed}'")
+    module, _, attribute = path.partition(":")
+    try:
+        return _checked(getattr(importlib.import_module(module), attribute), contract, path)
+    except MamfError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise PluginError(f"{what} {path!r} cannot be loaded: {fault(error)}") from error
 
 
 def _checked(loaded: Any, contract: type[Contract], where: str) -> type[Contract]:
     if not (isinstance(loaded, type) and issubclass(loaded, contract)):
-        raise UsageError(f"{where} is not a subclass of mamf's {contract.__name__}")
+        raise PluginError(f"{where} is not a subclass of mamf's {contract.__name__}")
+    if inspect.isabstract(loaded):
+        missing = ", ".join(sorted(loaded.__abstractmethods__))  # type: ignore[attr-defined]
+        raise PluginError(f"{where} is abstract, and defines no {missing}")
     return loaded
 
 
 def _by_name(group: str, what: str, name: str, contract: type[Contract]) -> type[Contract]:
-    if ":" in name:
-        module, _, attribute = name.partition(":")
-        try:
-            return _checked(getattr(importlib.import_module(module), attribute), contract, name)
-        except (ImportError, AttributeError) as error:
-            raise UsageError(f"{what} {name!r} cannot be loaded: {error}") from error
+    if is_path(name):
+        return _import(what, name, contract)
     points = registered(group)
     if name not in points:
         raise UnknownNameError(what, name, points)
-    return _load(points[name], contract)
+    return _load(what, points[name], contract)
 
 
 def backend_class(name: str) -> type[Backend]:
-    """Raises UnknownNameError, or UsageError when its module cannot be loaded."""
+    """Raises UnknownNameError, UsageError for what is no name, or PluginError when it cannot be loaded."""
     return _by_name(BACKENDS, "backend", name, Backend)  # type: ignore[type-abstract]
+
+
+def _kernel(group: str, what: str, name: str, contract: type[Any]) -> Any:
+    """A kernel, or one of its algorithms."""
+    algorithm = _ALGORITHM.fullmatch(name)
+    base, rank = algorithm.groups() if algorithm else (name, None)
+    kind = _by_name(group, what, base, contract)
+    label = f"{what} {name}"
+    if rank is None:
+        with blamed(label, "making it"):
+            made = kind()
+    else:
+        try:
+            with blamed(label, "making it", passes=(TypeError,)):
+                made = kind(int(rank))
+        except TypeError:
+            raise UsageError(f"kernel {base} has no algorithms to choose from: leave [{rank}] out") from None
+    return held(made, KERNEL, label)
 
 
 def kernel(name: str) -> MatmulKernel:
     """A kernel by name, or one of its algorithms: ``cublaslt[3]``.
 
-    Raises UnknownNameError, or UsageError when its module cannot be loaded or it has no algorithms to choose from.
+    Raises UnknownNameError, UsageError when it has no algorithms to choose from, or PluginError when it is broken.
     """
-    algorithm = _ALGORITHM.fullmatch(name)
-    base, rank = algorithm.groups() if algorithm else (name, None)
-    kind: Any = _by_name(KERNELS, "kernel", base, MatmulKernel)  # type: ignore[type-abstract]
-    try:
-        return kind() if rank is None else kind(int(rank))  # type: ignore[no-any-return]
-    except TypeError:
-        raise UsageError(f"kernel {base} has no algorithms to choose from: leave [{rank}] out") from None
+    return _kernel(KERNELS, "kernel", name, MatmulKernel)  # type: ignore[no-any-return]
 
 
 def operation(name: str) -> Operation[Any, Any]:
-    """A registered operation. Raises UnknownNameError, or UsageError when its module cannot be loaded."""
+    """A registered operation. Raises UnknownNameError, or PluginError when it is broken."""
     points = registered(OPERATIONS)
     if name not in points:
         raise UnknownNameError("operation", name, points)
-    return _load(points[name], Operation)()  # type: ignore[type-abstract]
+    kind: Any = _load("operation", points[name], Operation)  # type: ignore[type-abstract]
+    label = f"operation {name}"
+    with blamed(label, "making it"):
+        made: Operation[Any, Any] = kind()
+        contract = operation_contract(made)
+    return held(made, contract, label)
 
 
 def kernel_of(of: Operation[Any, Any], name: str) -> AnyKernel:
-    """A kernel of an operation by name, or ``package.module:Class``. Raises UnknownNameError or UsageError."""
-    return _by_name(of.kernel_group, f"{of.name} kernel", name, of.kernel_type)()
+    """A kernel of an operation by name, or ``package.module:Class``. Raises as ``kernel`` does."""
+    if of.kernel_group == KERNELS:
+        return kernel(name)
+    return _kernel(of.kernel_group, f"{of.name} kernel", name, of.kernel_type)  # type: ignore[no-any-return]
 
 
 def kernel_names(of: Operation[Any, Any]) -> list[str]:
@@ -128,8 +174,8 @@ def kernel_names(of: Operation[Any, Any]) -> list[str]:
 
 
 def attention_kernel(name: str) -> AttentionKernel:
-    """Raises UnknownNameError, or UsageError when its module cannot be loaded."""
-    return _by_name(ATTENTION_KERNELS, "attention kernel", name, AttentionKernel)()  # type: ignore[type-abstract]
+    """Raises as ``kernel`` does."""
+    return _kernel(ATTENTION_KERNELS, "attention kernel", name, AttentionKernel)  # type: ignore[no-any-return]
 
 
 def backend_statuses() -> list[BackendStatus]:
@@ -139,41 +185,50 @@ def backend_statuses() -> list[BackendStatus]:
 
 
 def _status(name: str) -> BackendStatus:
+    label = f"backend {name}"
     try:
         kind = backend_class(name)
-        reason = kind.unavailable()
-        if reason is not None:
-            return BackendStatus(name, unavailable=reason, is_accelerator=kind.is_accelerator)
-        devices = tuple(kind.device_name(index) for index in range(kind.device_count()))
-        return BackendStatus(name, devices, is_accelerator=kind.is_accelerator)
+        with blamed(label, "asking for its devices"):
+            reason, is_accelerator = kind.unavailable(), bool(kind.is_accelerator)
+            require(optional(instance(Unavailable, "Unavailable or None")), reason, label, "unavailable gave")
+            if reason is not None:
+                return BackendStatus(name, unavailable=reason, is_accelerator=is_accelerator)
+            devices = tuple(str(kind.device_name(index)) for index in range(kind.device_count()))
+        return BackendStatus(name, devices, is_accelerator=is_accelerator)
+    except PluginError as error:
+        return BackendStatus(name, unavailable=Unavailable("it is broken", str(error)), fault=error)
     except MamfError as error:
-        return BackendStatus(name, unavailable=Unavailable("it cannot be loaded", str(error)))
+        return BackendStatus(name, unavailable=Unavailable("it cannot be opened", str(error)))
 
 
 def open_backend(name: str = "auto", index: int = 0) -> Backend:
-    """Open a device. ``auto`` takes the first available accelerator, else the CPU. Raises UnavailableError."""
+    """Open a device. ``auto`` takes the first available accelerator, else the CPU, and warns of what is broken.
+
+    Raises UnavailableError, or PluginError for a named backend that is broken.
+    """
     if name != "auto":
-        return backend_class(name)(index)
+        return _opened(name, index)
     for status in backend_statuses():
-        if status.unavailable is None:
-            return backend_class(status.name)(index)
+        with left_out_if_broken():
+            if status.fault is not None:
+                raise status.fault
+            if status.unavailable is None:
+                return _opened(status.name, index)
     raise UnavailableError("no backend is available; 'mamf backends' says why")
 
 
-def kernel_for(backend: Backend, problem: MatmulProblem, name: str = "auto") -> MatmulKernel:
-    """The named kernel, or the first that can do this problem. Raises UnavailableError or UnknownNameError."""
-    if name != "auto":
-        chosen = kernel(name)
-        reason = chosen.unavailable(backend)
-        if reason is not None:
-            raise UnavailableError(f"kernel {name} is not available on {backend.name}: {reason}")
-        return chosen
-    candidates = [kernel(name) for name in sorted(registered(KERNELS))]
-    usable = [candidate for candidate in candidates if candidate.is_default and candidate.unavailable(backend) is None]
-    for candidate in usable:
-        if candidate.unsupported(backend, problem) is None:
-            return candidate
-    # None fits: the reason that says most is of the kernel that has the dtype at all.
-    reasons = [candidate.unsupported(backend, problem) or "" for candidate in usable]
-    telling = [reason for reason in reasons if "has no dtype" not in reason]
-    raise UnavailableError((telling or reasons or ["no kernel is available"])[0])
+def _opened(name: str, index: int) -> Backend:
+    kind, label = backend_class(name), f"backend {name}"
+    with blamed(label, "opening it"):
+        backend = kind(index)
+        require(number, backend.now(), label, "now gave")
+    return held(backend, BACKEND, label)
+
+
+@contextmanager
+def left_out_if_broken() -> Iterator[None]:
+    """Warn of a plugin that is broken, which nobody asked for by name, and go on without it."""
+    try:
+        yield
+    except PluginError as error:
+        warnings.warn(f"{error}; it is left out", PluginWarning, stacklevel=3)

@@ -1,10 +1,11 @@
 """Every error mamf raises on purpose.
 
     MamfError
-    ├── UsageError                 the request is wrong; the message says what is allowed
+    ├── UsageError                 the request is wrong; the message says what is allowed. A ValueError too
     │   ├── UnknownNameError       no backend, kernel, dtype ... of that name; suggests the nearest
     │   ├── LogMismatchError       a log cannot be resumed by this device, software or request
     │   └── IncomparableError      two figures of different regimes, dtypes or devices make no ratio
+    ├── PluginError                a backend, kernel or operation broke its contract; names it and its fault
     ├── UnavailableError           the backend, device or kernel cannot be used here; says what would change it
     ├── UnsupportedError           this kernel cannot do this dtype, layout or shape
     ├── RunLogError                a run log cannot be read; says the line
@@ -26,7 +27,7 @@ class MamfError(Exception):
     exit_code = 2
 
 
-class UsageError(MamfError):
+class UsageError(MamfError, ValueError):
     """The request is wrong."""
 
 
@@ -46,6 +47,14 @@ class LogMismatchError(UsageError):
 
 class IncomparableError(UsageError):
     """Two figures of different regimes, dtypes or devices: their ratio would mean nothing."""
+
+
+class PluginError(MamfError):
+    """A backend, kernel or operation broke its contract: what it threw or returned is its own fault."""
+
+
+class PluginWarning(UserWarning):
+    """A registered plugin is broken and left out, because it was not asked for by name."""
 
 
 class UnavailableError(MamfError):
@@ -76,3 +85,9 @@ def first_line(error: BaseException) -> str:
     """An exception in one line: vendors' messages run over pages."""
     lines = str(error).strip().splitlines()
     return lines[0].strip() if lines else type(error).__name__
+
+
+def fault(error: BaseException) -> str:
+    """An exception in one line, with what it is: ``KeyError: 'x'`` says more than ``'x'``. mamf's own say it all."""
+    line, kind = first_line(error), type(error).__name__
+    return line if isinstance(error, MamfError) or line == kind else f"{kind}: {line}"

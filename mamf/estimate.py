@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from mamf.backend import Backend
 from mamf.checking import Checked
+from mamf.errors import DeviceError, PluginError, UnsupportedError, fault
 from mamf.kernel import Prepared
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
@@ -22,17 +23,30 @@ _BURST_LAUNCHES = 12
 
 
 def probe_flops(kernel: MatmulKernel, problem: MatmulProblem, backend: Backend) -> float:
-    """FLOP/s of a square product on this device: 1024, or larger where that takes no time."""
+    """FLOP/s of a square product on this device: 1024, or larger where that takes no time and the memory has room.
+
+    Raises DeviceError when the first product fails.
+    """
     pool = backend.operand_pool(problem.data, problem.seed)
-    size = _SMALLEST_PROBE
+    size, flops = _SMALLEST_PROBE, 0.0
     try:
         with kernel.settings(backend, problem):
             while True:
                 shape = MatmulShape(size, size, size)
                 seconds = _launch_seconds(kernel.prepare(backend, problem, shape, pool), backend)
+                if not seconds > 0:
+                    raise PluginError(f"backend {backend.name} is broken: a product took {seconds:g} s")
+                flops = shape.flop / seconds
                 if seconds >= _PROBE_SECONDS or size >= _LARGEST_PROBE:
-                    return shape.flop / seconds
+                    return flops
                 size *= 2
+    except (UnsupportedError, PluginError):
+        raise
+    except Exception as error:
+        if flops and backend.is_out_of_memory(error):
+            return flops
+        where = f"kernel {kernel.name} on the device of backend {backend.name}"
+        raise DeviceError(f"the first product, {size}x{size}x{size} by {where}, failed: {fault(error)}") from error
     finally:
         pool.release()
 

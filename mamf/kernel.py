@@ -69,12 +69,20 @@ ShapeT = TypeVar("ShapeT")
 class Verdict:
     """How far a result is from the reference: ||C - reference|| / ||reference|| over the sampled entries.
 
-    ``details``: what else a reader should know, by name; numbers or words.
+    ``details``: what else a reader should know, by name; numbers or words. What has no number, as of an output with NaN
+    in it, is left out.
     """
 
     error: float
     tolerance: float
     details: Mapping[str, float | str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, value in self.details.items():
+            if not isinstance(value, (str, int, float)):
+                raise ValueError(f"detail {name!r} is a {type(value).__name__}, neither a number nor a text")
+        finite = {name: value for name, value in self.details.items() if isinstance(value, str) or math.isfinite(value)}
+        object.__setattr__(self, "details", finite)
 
     @property
     def ok(self) -> bool:

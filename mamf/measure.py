@@ -12,7 +12,7 @@ from typing import Any
 
 from mamf.backend import Backend, OperandPool, Reading
 from mamf.checking import Checked, WrongResultError
-from mamf.errors import UnsupportedError, first_line
+from mamf.errors import UnsupportedError, fault
 from mamf.kernel import AnyKernel, Verdict
 from mamf.measurement import TERA, Conditions, Measurement, Status
 from mamf.regimes import Regime, Samples, StoppingRule, Sustained
@@ -39,18 +39,22 @@ def measure(
     except WrongResultError as error:
         return run.result("wrong_result", str(error), error=error.verdict.error, details=error.verdict.details)
     except Exception as error:  # a status of this shape, whatever a vendor's library throws
-        if isinstance(error, UnsupportedError) or kernel.refuses(error):
-            status: Status = "unsupported"
-        elif backend.is_out_of_memory(error):
-            status = "out_of_memory"
-        else:
-            status = "failed"
-        reason = first_line(error)
+        status, reason = _told(error, kernel, backend)
     # Outside the handler: its traceback holds the operands that are to be released.
     if status == "out_of_memory":
         pool.release()
         backend.release_memory()
     return run.result(status, reason)
+
+
+def _told(error: Exception, kernel: AnyKernel, backend: Backend) -> tuple[Status, str]:
+    """What an error means for a row; those who are asked may fail in answering."""
+    try:
+        if isinstance(error, UnsupportedError) or kernel.refuses(error):
+            return "unsupported", fault(error)
+        return "out_of_memory" if backend.is_out_of_memory(error) else "failed", fault(error)
+    except Exception as another:
+        return "failed", fault(another)
 
 
 @dataclass
@@ -125,9 +129,9 @@ class _Run:
         )
 
 
-def cut_short(result: Measurement, deadline: float | None, backend: Backend) -> bool:
+def cut_short(result: Measurement, deadline: float | None, now: float) -> bool:
     """Whether the budget ended before a shape had its fewest samples: a resumed run measures it anew."""
-    ended = deadline is not None and backend.now() >= deadline
+    ended = deadline is not None and now >= deadline
     # A sustained visit is at least 2 s long or it is none.
     too_few = len(result.samples) < StoppingRule.fewest or result.regime == Sustained.name
     return ended and result.status in ("ok", "implausible") and too_few

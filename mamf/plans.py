@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mamf.errors import UnknownNameError, UsageError
+from mamf.limits import LARGEST_SEED, require_seconds, require_share, require_some, require_steps, whole_number
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
 from mamf.regimes.names import BURST, CEILINGS, CLASSIC, CLASSIC_WARMUP_SECONDS, SUSTAINED, require_regime
@@ -44,10 +45,18 @@ class Plan:
     reference_every: int = 100
 
     def __post_init__(self) -> None:
+        require_some("shapes", self.shapes, MatmulShape)
+        require_measuring(self)
+        require_steps(len(self.shapes), len(self.regimes))
         if self.order not in ORDERS:
             raise UnknownNameError("order", self.order, ORDERS)
         for name in self.regimes:
             require_regime(name)
+        if self.reference is not None and not isinstance(self.reference, MatmulShape):
+            raise UsageError(f"reference {self.reference}: it must be a MatmulShape")
+        whole_number("reference_every", self.reference_every)
+        whole_number("warmup_launches", self.warmup_launches, 0)
+        whole_number("timed_launches", self.timed_launches)
         if (
             CLASSIC in self.regimes
             and self.budget_seconds is not None
@@ -89,6 +98,10 @@ class FindPlan:
     refinements: int = 132
 
     def __post_init__(self) -> None:
+        require_some("kernels", self.kernels, str)
+        require_measuring(self)
+        whole_number("scouts", self.scouts)
+        whole_number("refinements", self.refinements, 0)
         for name in self.regimes:
             if name not in CEILINGS:
                 raise UnknownNameError("regime of a ceiling", name, CEILINGS)
@@ -117,6 +130,13 @@ class KernelsPlan:
     confirms: bool = False
 
     def __post_init__(self) -> None:
+        require_some("shapes", self.shapes, object)
+        require_some("problems", self.problems, object)
+        require_some("kernels", self.kernels, str)
+        require_measuring(self)
+        require_steps(*map(len, (self.shapes, self.problems, self.kernels, self.regimes)))
+        for problem in self.problems:
+            whole_number("seed", problem.seed, 0, LARGEST_SEED)
         for name in self.regimes:
             require_regime(name)
             if name not in KERNEL_REGIMES:
@@ -138,3 +158,13 @@ class KernelsPlan:
 
 
 AnyPlan = Plan | FindPlan | KernelsPlan
+
+
+def require_measuring(plan: AnyPlan) -> None:
+    """What all plans say of measuring. Raises UsageError for what cannot be."""
+    require_some("regimes", plan.regimes, str)
+    require_share("precision", plan.precision)
+    if plan.budget_seconds is not None:
+        require_seconds("budget_seconds", plan.budget_seconds)
+    if not isinstance(plan, FindPlan) and plan.seconds is not None:
+        require_seconds("seconds", plan.seconds)

@@ -6,17 +6,19 @@ Budget, memory, held rows, what fails before the first shape and what is left ou
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from mamf.backend import Backend, OperandPool
-from mamf.errors import DeviceError, first_line
+from mamf.errors import DeviceError, PluginError, fault
 from mamf.kernel import AnyKernel, Buffer, Problem
 from mamf.logs.known import operation_called
 from mamf.measure import cut_short, measure
 from mamf.measurement import Measurement
+from mamf.plugins import blamed
 from mamf.regimes import Regime, StoppingRule
 
 
@@ -58,7 +60,7 @@ class Runner:
     left_out: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self.begun = self.backend.now()
+        self.begun = self.now()
         self._left = deque(self.held)
         self._pools: dict[object, OperandPool] = {}
 
@@ -91,7 +93,8 @@ class Runner:
         return None if self.budget_seconds is None else self.begun + self.budget_seconds
 
     def now(self) -> float:
-        return self.backend.now()
+        with blamed(f"backend {self.backend.name}", "now"):
+            return self.backend.now()
 
     def is_over(self) -> bool:
         """Whether the budget has ended."""
@@ -126,7 +129,7 @@ class Runner:
             regime.start()
         except Exception as error:
             raise DeviceError(
-                f"the device failed before the first shape in {regime.name}: {first_line(error)}"
+                f"{self._device} failed before the first shape in {regime.name}: {fault(error)}"
             ) from error
         return regime
 
@@ -144,7 +147,7 @@ class Runner:
                 pool.take(name, *buffer, fill=name != "c")
         except Exception as error:
             if not self.backend.is_out_of_memory(error):
-                raise DeviceError(f"the device failed while allocating: {first_line(error)}") from error
+                raise DeviceError(f"{self._device} failed while allocating: {fault(error)}") from error
             pool.release()
         self.backend.release_memory()
 
@@ -154,6 +157,10 @@ class Runner:
         if key not in self._pools:
             self._pools[key] = self.backend.operand_pool(problem.data, problem.seed)
         return self._pools[key]
+
+    @property
+    def _device(self) -> str:
+        return f"the device of backend {self.backend.name}"
 
     # -- answering ---------------------------------------------------------------------------------------------------
 
@@ -167,13 +174,23 @@ class Runner:
             self.left_out += 1
             return None
         kernel, problem = step.kernel, step.problem
+        require_work(problem, step.shape)
         # A kernel that skips or approximates work has its work counted as if it were done.
         limit = None
         if kernel.is_exact:
             limit = operation_called(problem.operation).fastest_possible(self.backend.info, problem, step.shape)
         rule = replace(step.rule, deadline=self.deadline, agree=self.agree)
         row = measure(kernel, problem, step.shape, step.regime, self.pool(problem), rule, limit)
-        if cut_short(row, self.deadline, self.backend):
+        if cut_short(row, self.deadline, self.now()):
             self.left_out += 1
             return None
         return replace(row, phase=step.phase, round=step.round, is_reference=step.is_reference)
+
+
+def require_work(problem: Problem, shape: Any) -> None:
+    """Raises PluginError where an operation counts no work: there would be no rate, and no row could be written."""
+    label = f"operation {problem.operation}"
+    with blamed(label, f"the work of {shape}"):
+        amount = problem.work(shape).amount
+    if not 0 < amount < math.inf:
+        raise PluginError(f"{label} is broken: the work of {shape} is {amount:g}, not a number above 0")

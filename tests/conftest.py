@@ -61,4 +61,5 @@ def run(tmp_path, monkeypatch, capsys):
             code = stop.code
         return code, *capsys.readouterr()
 
+    command.folder = tmp_path
     return command

@@ -78,7 +78,7 @@ def _attacks(options: argparse.Namespace, folder: Path) -> list[Callable[[], Cou
 def _report(found: list[Counts], seed: int) -> int:
     for counts in found:
         for example in counts.examples.values():
-            print(f"{counts.name}: {ascii(example)}")
+            print(f"{counts.name}: {example!a}")
         codes = ", ".join(f"{code}: {times}" for code, times in counts.codes.most_common())
         if codes:
             print(f"{counts.name}, exit codes: {codes}")

@@ -21,10 +21,11 @@ from torch.profiler import ProfilerActivity, profile
 
 from mamf.api import problem_for
 from mamf.backend import Backend
-from mamf.discovery import kernel_for, open_backend
+from mamf.discovery import open_backend
 from mamf.kernel import Prepared
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.regimes import Burst, StoppingRule
+from mamf.selection import kernel_for
 
 SHAPES = (
     "1024x1024x1024",

@@ -7,13 +7,15 @@ high (the winner's curse); the same candidate measured again is not.
 
 from __future__ import annotations
 
+import math
 import statistics as stdlib_statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mamf.errors import IncomparableError
+from mamf.errors import IncomparableError, UsageError
 from mamf.kernel import Problem
+from mamf.limits import is_number, require_seconds
 from mamf.measurement import TERA, Conditions, Measurement
 from mamf.statistics import Interval, Repeatability, median_interval, repeat_interval
 from mamf.tabular import Tabular
@@ -75,8 +77,12 @@ class Ceiling(Tabular):
     def utilization(self, *, flop: float, seconds: float, regime: str) -> float:
         """``flop`` done in ``seconds`` as a share of this ceiling: MAMFU.
 
-        Raises IncomparableError when ``regime`` is not the ceiling's: a share across regimes compares two clocks.
+        Raises IncomparableError when ``regime`` is not the ceiling's: a share across regimes compares two clocks; and
+        UsageError for what is no time or no work.
         """
+        require_seconds("seconds", seconds)
+        if not is_number(flop) or not 0 <= flop < math.inf:
+            raise UsageError(f"flop {flop}: it must be a number of at least 0")
         if regime != self.regime:
             raise IncomparableError(
                 f"a {regime} figure is no share of a {self.regime} ceiling: measure both in one regime"

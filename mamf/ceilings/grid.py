@@ -8,7 +8,9 @@ from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from mamf.backend import Backend
+from mamf.errors import UsageError
 from mamf.estimate import probe_flops
+from mamf.limits import require_seconds
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
 from mamf.plans import DEFAULT_BUDGET_SECONDS, FindPlan
@@ -60,7 +62,10 @@ def plan_for(
 ) -> FindPlan:
     """A plan with a grid for this device, whose speed a few launches tell."""
     flops = probe_flops(kernels[0], problem, backend)
+    require_seconds("budget_seconds", budget_seconds)
     grid = grid_for(backend, problem, flops, budget_seconds, scouts)
+    if not grid.accepts(MatmulShape(grid.m[0], grid.n[0], grid.k[0])):
+        raise UsageError(f"{budget_seconds:g} s are too few for a search on this device: give it more")
     names = tuple(kernel.name for kernel in kernels)
     return FindPlan(problem, names, grid, regimes, budget_seconds, precision, scouts)
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import keyword
 import os
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 from mamf.cli.interruption import EXIT_CODE
 from mamf.cli.options import Parser, with_dashes
 from mamf.cli.terminal import say, warn
-from mamf.errors import MamfError
+from mamf.errors import MamfError, PluginWarning
+from mamf.limits import shortened
 
 _DESCRIPTION = "Finds the maximum achievable matmul FLOPS of an accelerator. Every number names its regime."
 COMMANDS = {
@@ -33,7 +38,13 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code: 0, 1 (not finished), 2 (bad input), 3 (a regression), 130 (interrupted)."""
-    code = _run(with_dashes(sys.argv[1:] if arguments is None else arguments))
+    if sys.stderr is None:  # closed: print would turn to stdout
+        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  (to the end of the process)
+    if sys.stdout is None:
+        warn("stdout is closed, so nothing could be shown: send it to a file, or to /dev/null")
+        return MamfError.exit_code
+    with _plugins_told():
+        code = _run(with_dashes(sys.argv[1:] if arguments is None else arguments))
     if code == EXIT_CODE and arguments is None:
         # An interrupt that passed through an import leaves Python set to end by the signal instead of this code.
         sys.stdout.flush()
@@ -56,8 +67,11 @@ def _run(given: Sequence[str]) -> int:
         _discard_output()
         return 0
     except OSError as error:
+        if error.filename is not None:
+            warn(f"{shortened(os.fspath(error.filename))}: {error.strerror}")
+            return MamfError.exit_code
         _discard_output()
-        warn(f"cannot write the output: {error.strerror}")
+        warn(f"cannot write the output: {error.strerror or error}")
         return 1
 
 
@@ -66,11 +80,31 @@ def _discard_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+@contextlib.contextmanager
+def _plugins_told() -> Iterator[None]:
+    """A broken plugin that is left out is said in a line, once."""
+    told: set[str] = set()
+
+    def tell(message: Warning | str, category: type[Warning], *place: Any, **keywords: Any) -> None:
+        if not issubclass(category, PluginWarning):
+            usual(message, category, *place, **keywords)
+        elif str(message) not in told:
+            told.add(str(message))
+            warn(str(message))
+
+    with warnings.catch_warnings():
+        usual = warnings.showwarning
+        warnings.simplefilter("always", PluginWarning)
+        warnings.showwarning = tell
+        yield
+
+
 def _parser(given: Sequence[str]) -> Parser:
     """All commands by name and line; only the one asked for is loaded, so that help comes at once."""
     parser = Parser(prog="mamf", description=_DESCRIPTION)
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and stop")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
+    commands.type = str  # what follows a command is its own parser's to judge
     for name, line in COMMANDS.items():
         command = commands.add_parser(name, help=line, description=line)
         if name in given:

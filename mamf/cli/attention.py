@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from mamf.api import kernels_for
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.finding import Find
 from mamf.ceilings.share import Ceilings
@@ -28,24 +27,27 @@ from mamf.cli.attention_options import (
     shapes_from,
 )
 from mamf.cli.interruption import Interruption
-from mamf.cli.options import add_device_options, add_output_options
+from mamf.cli.options import add_device_options, add_output_options, terminal_width
 from mamf.cli.session import End, Resumed, Session, add_run_options, interruptible
 from mamf.cli.terminal import say, warn
-from mamf.discovery import ATTENTION_KERNELS, attention_kernel, kernel, registered
-from mamf.errors import UnavailableError, UsageError
+from mamf.discovery import operation
+from mamf.errors import UnknownNameError
+from mamf.kernel import AnyKernel
 from mamf.logs.plan_records import plan_record
 from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import MAY_PASS
 from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement
-from mamf.operations.attention.kernel import AttentionKernel
 from mamf.operations.attention.operation import Attention
 from mamf.operations.attention.report import attention_summary_record, render_attention
 from mamf.operations.attention.rows import is_attention, step_of
+from mamf.operations.matmul.kernel import MatmulKernel
 from mamf.plans import FindPlan, KernelsPlan, Row
 from mamf.report import FORMATS
+from mamf.selection import chosen_kernels, installed_kernel, kernels_for
 from mamf.strategies.kernels import KernelsSweep
 
+_A_MOMENT = 1e-9
 _EXAMPLES = """examples:
   mamf attention                                        what is installed, bf16, 1k to 16k, head dimension 128
   mamf attention --preset fa3-paper --direction fwd bwd --ceiling LOG
@@ -76,15 +78,6 @@ def run(options: argparse.Namespace) -> int:
     return interruptible(options, work)
 
 
-def loadable(name: str) -> AttentionKernel | None:
-    """A registered kernel; one whose module cannot be loaded is named and left out."""
-    try:
-        return attention_kernel(name)
-    except UsageError as error:
-        warn(str(error))
-        return None
-
-
 class _AttentionSession(Session[KernelsPlan]):
     command = "attention"
     plan_kind = KernelsPlan
@@ -105,36 +98,36 @@ class _AttentionSession(Session[KernelsPlan]):
         if self.log and self.before:
             require_repeated_ceilings(options, self.log, self.before, given)
         self.ceilings |= given
+        self._references()  # one that cannot be loaded is said before anything is measured
+        self._require_baseline()
         self.sweep: KernelsSweep | None = None
         interruption.check()
 
     def resumes(self) -> str:
         return Attention.name
 
-    def _kernels(self) -> list[AttentionKernel]:
+    def _kernels(self) -> list[tuple[str, AnyKernel]]:
+        """The kernels by the names that they are asked for."""
         names = self.before.kernels if self.before else self.options.kernel
-        if names:
-            chosen = [attention_kernel(name) for name in dict.fromkeys(names)]
-            for each in chosen:
-                reason = each.unavailable(self.backend)
-                if reason is not None:
-                    raise UnavailableError(f"kernel {each.name} is not available on {self.backend.name}: {reason}")
-            return chosen
-        every = [loaded for name in sorted(registered(ATTENTION_KERNELS)) if (loaded := loadable(name))]
-        return [each for each in every if each.unavailable(self.backend) is None]
+        return chosen_kernels(operation(Attention.name), self.backend, names)
 
     def _plan(self) -> KernelsPlan:
+        names = tuple(name for name, _ in self.kernels)
         if self.before:
-            return replace(self.before, budget_seconds=self.options.budget)
-        names = dict.fromkeys(self.options.kernel or [each.name for each in self.kernels])
-        plan = plan_from(self.options, self.backend, list(names))
+            return replace(self.before, kernels=names, budget_seconds=self.options.budget)
+        plan = plan_from(self.options, self.backend, names)
         return plan if self.options.no_ceiling or self.options.ceiling else with_searches(plan, self.backend)
+
+    def _require_baseline(self) -> None:
+        names = {each.name for _, each in self.kernels}
+        if self.options.baseline is not None and self.options.baseline not in names:
+            raise UnknownNameError("baseline", self.options.baseline, names)
 
     def _step(self, row: Measurement) -> Row:
         """The step of the plan that a row is of: the plan names kernels as they were asked for."""
-        asked = dict(zip((each.name for each in self.kernels), self.plan.kernels, strict=True))
+        asked = {each.name: name for name, each in self.kernels}
         regime, problem, shape, name = step_of(row)
-        return regime, problem, shape, asked[name]
+        return regime, problem, shape, asked.get(name, name)
 
     def _wanted(self) -> list[tuple[str, str]]:
         """Ceilings, by dtype and regime, that the rows are shares of."""
@@ -159,6 +152,10 @@ class _AttentionSession(Session[KernelsPlan]):
         yield from find.results()
         self.ceilings |= (found := found_ceilings(find, self.plan.regimes))
         self._write_ceilings(found)
+
+    def _references(self) -> dict[str, MatmulKernel]:
+        """The kernels that the ceilings were measured with."""
+        return {ceiling.kernel: installed_kernel(ceiling.kernel) for ceiling in self.ceilings.values()}
 
     def dry_run(self) -> int:
         steps = self.plan.steps(self.held)
@@ -193,10 +190,11 @@ class _AttentionSession(Session[KernelsPlan]):
         self._write_ceilings(self.ceilings)
         for search in self._missing_searches():
             yield from self._search(search, on_phase)
-        if plan.budget_seconds is not None:
-            plan = replace(plan, budget_seconds=plan.budget_seconds - (self.backend.now() - begun))
-        references = {ceiling.kernel: kernel(ceiling.kernel) for ceiling in self.ceilings.values()}
-        self.sweep = KernelsSweep(plan, self.kernels, self.backend, self.ceilings, references, self.held, on_phase)
+        if plan.budget_seconds is not None:  # what the searches left of it: a moment, if nothing
+            left = plan.budget_seconds - (self.backend.now() - begun)
+            plan = replace(plan, budget_seconds=max(left, _A_MOMENT))
+        kernels = [each for _, each in self.kernels]
+        self.sweep = KernelsSweep(plan, kernels, self.backend, self.ceilings, self._references(), self.held, on_phase)
         yield from self.sweep.results()
 
     def before_measuring(self, writer: RunLogWriter) -> None:
@@ -223,4 +221,5 @@ class _AttentionSession(Session[KernelsPlan]):
         options = self.options
         if not any(row.ok and self.counts(row) for row in self.rows):
             warn("nothing was measured")
-        return render_attention(options.format, self.rows, self.ceilings, header, summary, options.baseline)
+        width = terminal_width(options)
+        return render_attention(options.format, self.rows, self.ceilings, header, summary, options.baseline, width)

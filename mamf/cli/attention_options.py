@@ -6,6 +6,7 @@ import argparse
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from mamf.api import problem_for
 from mamf.backend import Backend
@@ -13,6 +14,7 @@ from mamf.cli.options import duration, index, share, size
 from mamf.cli.plan_options import read_names
 from mamf.cli.resuming import Sizes, require_repeated, require_repeated_sizes
 from mamf.discovery import attention_kernel
+from mamf.limits import require_steps
 from mamf.operations.attention.shapes import (
     BACKWARD_COUNTS,
     DIRECTIONS,
@@ -57,8 +59,9 @@ def add_shape_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--batch", type=size, nargs="+", metavar="B", help="(default: 16384 tokens in all, 1024 on a CPU)"
     )
-    group.add_argument("--causal", choices=list(_MASKS), nargs="?", const="yes", help="(default: no, or the preset's)")
-    group.add_argument("--no-causal", dest="causal", action="store_const", const="no", help="as --causal no")
+    mask = group.add_mutually_exclusive_group()
+    mask.add_argument("--causal", choices=list(_MASKS), nargs="?", const="yes", help="(default: no, or the preset's)")
+    mask.add_argument("--no-causal", dest="causal", action="store_const", const="no", help="as --causal no")
     group.add_argument("--window", type=size, nargs="+", metavar="W", help="keys seen before (and after) each query")
 
 
@@ -99,7 +102,7 @@ def shapes_from(options: argparse.Namespace, tokens: int = _TOKENS) -> tuple[Att
     """
     preset = PRESETS[options.preset] if options.preset else _DEFAULT
     found: dict[AttentionShape, None] = {}
-    combinations = itertools.product(
+    sizes: tuple[Sequence[Any], ...] = (
         options.head_dims or preset.head_dims,
         options.heads or (preset.heads,),
         options.kv_heads or (preset.kv_heads,),
@@ -109,7 +112,8 @@ def shapes_from(options: argparse.Namespace, tokens: int = _TOKENS) -> tuple[Att
         options.query_lens or preset.query_lens or (None,),
         options.batch or (preset.batch,),
     )
-    for dim, heads, kv_heads, causal, window, keys, queries, batch in combinations:
+    require_steps(*map(len, sizes))
+    for dim, heads, kv_heads, causal, window, keys, queries, batch in itertools.product(*sizes):
         heads = heads or max(1, preset.hidden // dim)
         batch = batch or max(1, tokens // keys)
         shape = AttentionShape(batch, heads, kv_heads or heads, queries or keys, keys, dim, dim, causal, window)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mamf.cli.options import share
+from mamf.cli.options import add_width_option, share, terminal_width
 from mamf.cli.reading import read_log
 from mamf.cli.terminal import say_lines
 from mamf.logs.compare import DEFAULT_TOLERANCE, compare
@@ -34,10 +34,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--anyway", action="store_true", help="compare other devices, dtypes or regimes too; the title says which"
     )
     parser.add_argument("--format", choices=FORMATS, default="table", help="what is printed (default: table)")
+    add_width_option(parser)
     parser.set_defaults(run=run, parser=parser)
 
 
 def run(options: argparse.Namespace) -> int:
     comparison = compare(read_log(options.a), read_log(options.b), options.anyway)
-    say_lines(render_comparison(options.format, comparison, options.tolerance))
+    say_lines(render_comparison(options.format, comparison, options.tolerance, terminal_width(options)))
     return _REGRESSION if comparison.regressions(options.tolerance) else 0

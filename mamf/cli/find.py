@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mamf.api import kernels_for, problem_for
+from mamf.api import problem_for
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.finding import Find
 from mamf.ceilings.grid import plan_for
 from mamf.cli.interruption import EXIT_CODE, Interruption
-from mamf.cli.options import add_device_options, add_output_options, index, share
+from mamf.cli.options import add_device_options, add_output_options, index, share, terminal_width
 from mamf.cli.plan_options import held_problem, kernel_name, problem_from, read_names
 from mamf.cli.resuming import require_repeated
 from mamf.cli.session import End, Resumed, Session, add_run_options, interruptible
@@ -29,6 +29,7 @@ from mamf.operations.matmul.kernel import LAYOUTS, MatmulKernel
 from mamf.plans import DEFAULT_BUDGET_SECONDS, FindPlan
 from mamf.regimes.names import CEILINGS
 from mamf.report import FORMATS, find_summary_record, render_find
+from mamf.selection import kernels_for
 
 _EXAMPLES = """examples:
   mamf find                                     burst and sustained ceilings of the first accelerator
@@ -182,4 +183,5 @@ class _FindSession(Session[FindPlan]):
 
     def rendered(self, header: dict[str, Any], summary: dict[str, Any] | None) -> str:
         ceilings = self._ceilings() or (self.log.ceilings if self.log else {})
-        return render_find(self.options.format, self.rows, ceilings, header, summary)
+        width = terminal_width(self.options)
+        return render_find(self.options.format, self.rows, ceilings, header, summary, width)

@@ -6,21 +6,21 @@ import argparse
 import dataclasses
 import itertools
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from mamf.backend import Backend
 from mamf.cli.options import duration, share
 from mamf.cli.resuming import require_repeated
 from mamf.discovery import kernel_of
-from mamf.errors import UnknownNameError, UsageError, first_line
+from mamf.errors import UnknownNameError, UsageError
+from mamf.limits import require_steps
 from mamf.operation import Operation
 from mamf.plans import KERNEL_REGIMES, KernelsPlan
 
 AnyOperation = Operation[Any, Any]
 #: Fields of a problem with the values asked for.
 Asked = Mapping[str, Sequence[Any]]
-Read = TypeVar("Read")
 _WORDS = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
 
 
@@ -95,21 +95,14 @@ def _typed(what: str, kind: Any, text: str) -> Any:
 def problems_from(of: AnyOperation, options: argparse.Namespace, backend: Backend) -> tuple[Any, ...]:
     """Every combination of the values asked for."""
     asked = asked_for(of, options)
+    require_steps(*map(len, asked.values()))
     combinations = (dict(zip(asked, values, strict=True)) for values in itertools.product(*asked.values()))
-    return tuple(dict.fromkeys(_said(of.name, of.problem_for, backend, each) for each in combinations))
+    return tuple(dict.fromkeys(of.problem_for(backend, each) for each in combinations))
 
 
 def shapes_from(of: AnyOperation, options: argparse.Namespace) -> tuple[Any, ...]:
     """The shapes asked for, none where the operation's own are meant. Raises UsageError for what is no shape."""
-    return tuple(dict.fromkeys(_said(f"shape of {of.name}", of.parse_shape, text) for text in options.shapes or ()))
-
-
-def _said(what: str, call: Callable[..., Read], *arguments: Any) -> Read:
-    """What an operation makes of a request; its objection in one line, however it says no."""
-    try:
-        return call(*arguments)
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"{what}: {first_line(error)}") from error
+    return tuple(dict.fromkeys(map(of.parse_shape, options.shapes or ())))
 
 
 def plan_from(of: AnyOperation, options: argparse.Namespace, backend: Backend, kernels: Sequence[str]) -> KernelsPlan:

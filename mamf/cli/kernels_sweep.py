@@ -17,18 +17,18 @@ from mamf.cli.kernels_options import (
     require_repeated_plan,
     shapes_from,
 )
-from mamf.cli.options import add_device_options, add_output_options, add_width_option
-from mamf.cli.rendering import kernels_summary, render_kernels_run
+from mamf.cli.options import add_device_options, add_output_options, terminal_width
 from mamf.cli.session import End, Resumed, Session, add_run_options, interruptible
-from mamf.cli.terminal import say, warn
-from mamf.discovery import kernel_names, kernel_of, operation
-from mamf.errors import UnavailableError, UsageError
+from mamf.cli.terminal import say
+from mamf.discovery import operation
 from mamf.kernel import AnyKernel
 from mamf.logs.plan_records import plan_record
 from mamf.logs.run_log import MAY_PASS, OwnCeilings
 from mamf.measurement import Measurement
 from mamf.plans import KernelsPlan, Row
 from mamf.report import FORMATS
+from mamf.report.of_run import kernels_run_summary, render_kernels_run
+from mamf.selection import chosen_kernels
 from mamf.strategies.kernels import KernelsSweep
 
 _BUDGET = "stop after so long, for example 5m; the rest can be resumed"
@@ -53,7 +53,6 @@ def add_run(parser: argparse.ArgumentParser, budget: str = _BUDGET) -> None:
     add_device_options(parser)
     add_run_options(parser, budget)
     add_output_options(parser, FORMATS)
-    add_width_option(parser)
     parser.set_defaults(run=run, parser=parser, session=KernelsSession)
 
 
@@ -97,40 +96,13 @@ class KernelsSession(Session[KernelsPlan]):
 
     def _kernels(self) -> list[tuple[str, AnyKernel]]:
         """The kernels by the names that they are asked for."""
-        asked = self.before.kernels if self.before else self.options.kernel
-        if not asked:
-            return self._available()
-        chosen = {name: kernel_of(self.of, name) for name in asked}
-        for each in chosen.values():
-            reason = each.unavailable(self.backend)
-            if reason is not None:
-                raise UnavailableError(f"kernel {each.name} is not available on {self.backend.name}: {reason}")
-        # A kernel that is named in two ways is measured once.
-        return list({each.name: (name, each) for name, each in reversed(chosen.items())}.values())[::-1]
-
-    def _available(self) -> list[tuple[str, AnyKernel]]:
-        """Every registered kernel that can run here; one whose module cannot be loaded is named and left out."""
-        found, reason = [], ""
-        for name in kernel_names(self.of):
-            try:
-                loaded = kernel_of(self.of, name)
-            except UsageError as error:
-                warn(str(error))
-                continue
-            unavailable = loaded.unavailable(self.backend)
-            if unavailable is None:
-                found.append((name, loaded))
-            else:
-                reason = reason or f": {name}: {unavailable}"
-        if not found:
-            raise UnavailableError(f"no kernel of {self.of.name} is available on {self.backend.name}{reason}")
-        return found
+        return chosen_kernels(self.of, self.backend, self.before.kernels if self.before else self.options.kernel)
 
     def _plan(self) -> KernelsPlan:
         if self.before is None:
             return self.new_plan()
-        budget = self.options.budget
-        return replace(self.before, budget_seconds=budget or (self.before.budget_seconds if self.confirms else None))
+        budget = self.options.budget or (self.before.budget_seconds if self.confirms else None)
+        return replace(self.before, kernels=tuple(name for name, _ in self.kernels), budget_seconds=budget)
 
     def new_plan(self) -> KernelsPlan:
         """Of what is asked for."""
@@ -181,7 +153,17 @@ class KernelsSession(Session[KernelsPlan]):
     def summary(self, end: End, elapsed_seconds: float) -> dict[str, Any]:
         left = len(self.plan.steps({self._step(row) for row in self.rows if not row.phase}))
         ceilings = self.own_ceilings()
-        return kernels_summary(self.of.name, self.rows, {}, end.status, end.reason, elapsed_seconds, left, ceilings)
+        return kernels_run_summary(self.of.name, self.rows, {}, end.status, end.reason, elapsed_seconds, left, ceilings)
 
     def rendered(self, header: dict[str, Any], summary: dict[str, Any] | None) -> str:
-        return render_kernels_run(self.options, self.of.name, self.rows, {}, header, summary, self.own_ceilings())
+        return render_kernels_run(
+            self.options.format,
+            self.of.name,
+            self.rows,
+            {},
+            header,
+            summary,
+            own_ceilings=self.own_ceilings(),
+            top=self.options.top,
+            width=terminal_width(self.options),
+        )

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import math
 import re
+import shutil
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from mamf.cli.terminal import say
 from mamf.errors import UsageError
+from mamf.limits import number_of, shortened
 from mamf.operations.matmul.shapes import MatmulShape
 
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -23,6 +27,9 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **keywords: Any) -> None:
         super().__init__(**keywords, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
+        # What an option takes where it names no type, and where it names Path.
+        self.register("type", None, filled)
+        self.register("type", Path, path)
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: object = None) -> argparse.Namespace:  # type: ignore[override]
         options, unknown = self.parse_known_args(args)
@@ -64,9 +71,10 @@ def dashed(argument: str) -> str:
 def duration(text: str) -> float:
     """Seconds of ``90``, ``90s``, ``5m`` or ``1.5h``."""
     match = _DURATION.fullmatch(text.strip())
-    if match is None or float(match[1]) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a duration; write 90s, 5m or 1.5h")
-    return float(match[1]) * _SECONDS[match[2]]
+    seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{shortened(text)!r} is not a duration; write 90s, 5m or 1.5h")
+    return seconds
 
 
 def share(text: str) -> float:
@@ -83,9 +91,34 @@ def share(text: str) -> float:
 
 def size(text: str) -> int:
     """A dimension or a count: at least 1."""
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
+    if not text.isascii() or not text.isdigit() or _number(text) < 1:
+        raise argparse.ArgumentTypeError(f"{shortened(text)!r} is not a whole number of at least 1")
+    return _number(text)
+
+
+def bound(text: str) -> int:
+    """A bound of a range, whose sizes are judged together."""
+    if not text.isascii() or not text.removeprefix("-").isdigit():
+        raise argparse.ArgumentTypeError(f"{shortened(text)!r} is not a whole number")
+    return -_number(text[1:]) if text.startswith("-") else _number(text)
+
+
+def _number(digits: str) -> int:
+    try:
+        return number_of(digits)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def filled(text: str) -> str:
+    """A name, or a path."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("it is empty")
+    return text
+
+
+def path(text: str) -> Path:
+    return Path(filled(text))
 
 
 def shape(text: str) -> MatmulShape:
@@ -97,8 +130,8 @@ def shape(text: str) -> MatmulShape:
 
 def index(text: str) -> int:
     if not text.isascii() or not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0")
-    return int(text)
+        raise argparse.ArgumentTypeError(f"{shortened(text)!r} is not a number from 0")
+    return _number(text)
 
 
 def row_count(text: str) -> int | None:
@@ -125,7 +158,15 @@ def add_output_options(parser: argparse.ArgumentParser, formats: Sequence[str]) 
         metavar="N",
         help="rows in a table, best first: a number or 'all' (default: 10)",
     )
+    add_width_option(parser)
 
 
 def add_width_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--wide", action="store_true", help="all columns, however narrow the terminal")
+
+
+def terminal_width(options: argparse.Namespace) -> int | None:
+    """Columns of text that fit, None where all are to be shown: pipes and files take any width."""
+    if options.wide or not sys.stdout.isatty():
+        return None
+    return shutil.get_terminal_size().columns

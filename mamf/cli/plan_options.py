@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
 from typing import Any
 
 from mamf.api import problem_for
 from mamf.backend import Backend
-from mamf.cli.options import duration, index, shape, share, size
+from mamf.cli.options import bound, duration, index, shape, share, size
 from mamf.cli.resuming import Sizes, require_repeated, require_repeated_sizes
-from mamf.discovery import kernel, kernel_for
+from mamf.discovery import kernel
 from mamf.errors import UsageError
 from mamf.kernel import DATA
+from mamf.limits import count_of, require_steps
 from mamf.operations.matmul.kernel import LAYOUTS, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid, parse_range
 from mamf.plans import ORDERS, Plan
 from mamf.regimes.names import NAMES
+from mamf.selection import kernel_for
 
 _DEFAULT_SIZE = 4096
 
@@ -29,7 +31,7 @@ def add_shape_options(parser: argparse.ArgumentParser) -> None:
         either.add_argument(f"--{name}", type=size, nargs="+", metavar=name.upper(), help=f"sizes of {name.upper()}")
         either.add_argument(
             f"--{name}-range",
-            type=int,
+            type=bound,
             nargs=3,
             metavar=("START", "STOP", "STEP"),
             help="STOP is excluded; a START of 0 means STEP",
@@ -86,8 +88,8 @@ def add_measuring_options(parser: argparse.ArgumentParser) -> None:
 
 
 def sizes_from(options: argparse.Namespace) -> Sizes:
-    """The sizes asked for. Raises UsageError for an empty or backward range."""
-    found = {}
+    """The sizes asked for. Raises UsageError for an empty or backward range, and for more steps than a run may have."""
+    found: dict[str, tuple[str, Sequence[int]]] = {}
     for name in "mnk":
         if bounds := getattr(options, f"{name}_range"):
             found[f"{name}_range"] = name, parse_range(*bounds)
@@ -95,6 +97,7 @@ def sizes_from(options: argparse.Namespace) -> Sizes:
             found[name] = name, sizes
     if options.shapes and found:
         raise UsageError("--shapes names whole shapes: leave the sizes of M, N and K out")
+    require_steps(*(count_of(sizes) for _, sizes in found.values()), len(options.regime or "1"))
     return found
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from tqdm import tqdm
 
@@ -30,3 +32,16 @@ def reading(paths: Iterable[Path]) -> Iterator[Seen]:
         total=total, unit="B", unit_scale=True, desc="reading", file=sys.stderr, disable=None, delay=1.0, leave=False
     ) as bar:
         yield bar.update
+
+
+@contextmanager
+def as_file(path: Path) -> Iterator[Path]:
+    """The file, or a copy of what comes through a pipe, which gives it once."""
+    if path.is_file() or not path.exists():
+        yield path
+        return
+    with TemporaryDirectory() as folder:
+        copy = Path(folder, path.name)
+        with path.open("rb") as pipe, copy.open("wb") as file:
+            shutil.copyfileobj(pipe, file)
+        yield copy

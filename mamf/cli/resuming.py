@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 from mamf.backend import Backend, DeviceInfo
-from mamf.discovery import backend_class, open_backend
+from mamf.discovery import backend_class, is_path, open_backend
 from mamf.environment import describe_environment
 from mamf.errors import LogMismatchError
 from mamf.logs.run_log import SCHEMA, RunLog
@@ -119,6 +119,7 @@ def told(value: object) -> str:
 
 def reopened(log: RunLog, options: argparse.Namespace) -> Backend:
     """The device that a log was measured on. Raises LogMismatchError when another is asked for, or is there now."""
+    require_named(log, options)
     then = DeviceInfo(**log.header["device"])
 
     def named(name: str) -> str:
@@ -131,6 +132,30 @@ def reopened(log: RunLog, options: argparse.Namespace) -> Backend:
         require_repeated(options, {"device": then.index})
     require_same_device(log, then, backend.info)
     return backend
+
+
+def require_named(log: RunLog, options: argparse.Namespace) -> None:
+    """Raises LogMismatchError for what a log names by ``package.module:Class`` and the command does not name again.
+
+    A log is somebody else's: nothing is imported because it says so.
+    """
+    plan = log.plan
+    kernels = (log.header["kernel"],) if isinstance(plan, Plan) else plan.kernels
+    for option, names in (("backend", (log.header["device"]["backend"],)), ("kernel", kernels)):
+        given = getattr(options, option)
+        trusted = [given] if isinstance(given, str) else given or ()
+        foreign = [name for name in names if is_path(name) and name not in trusted]
+        if foreign:
+            raise LogMismatchError(
+                f"{log.path} names {option} {' '.join(foreign)}, which is not installed: "
+                f"add {flag(option)} {' '.join(names)} if you trust it"
+            )
+    for search in plan.searches if isinstance(plan, KernelsPlan) else ():
+        for name in filter(is_path, search.kernels):
+            raise LogMismatchError(
+                f"{log.path} names kernel {name} of a search, which is not installed: install what provides it, or "
+                "start a new log"
+            )
 
 
 def require_same_device(log: RunLog, then: DeviceInfo, now: DeviceInfo) -> None:

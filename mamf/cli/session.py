@@ -21,7 +21,7 @@ from mamf.cli.terminal import say, say_lines, warn
 from mamf.discovery import open_backend
 from mamf.doctor import as_line, diagnose, warnings
 from mamf.environment import command_line, tool_version
-from mamf.errors import MamfError, RunLogWriteError, UsageError
+from mamf.errors import MamfError, PluginError, RunLogWriteError, UsageError
 from mamf.logs.header import header_of
 from mamf.logs.records import measurement_record, utc_now
 from mamf.logs.run_log import RunLog
@@ -38,7 +38,9 @@ def add_run_options(parser: argparse.ArgumentParser, budget: str) -> None:
     group.add_argument("--dry-run", action="store_true", help="say what would be measured and how long, and stop")
     group.add_argument("--output", type=Path, metavar="FILE", help="the run log to write (default: a dated name)")
     group.add_argument("--resume", type=Path, metavar="FILE", help="go on with this log, measuring only what it lacks")
-    group.add_argument("--notes", default="", help="free text for the log: cooling, machine, what was special")
+    group.add_argument(
+        "--notes", type=str, default="", help="free text for the log: cooling, machine, what was special"
+    )
 
 
 class Resumed(NamedTuple):
@@ -164,10 +166,17 @@ class Session(ABC, Generic[AnyPlan]):
             warn(as_line(finding))
         with writer:
             self.before_measuring(writer)
-            begun = self.backend.now()
+            begun = self._now()
             end = self._collect(writer)
             with self.interruption.shielded():
-                return self._finish(header, writer, end, self.backend.now() - begun)
+                return self._finish(header, writer, end, self._now() - begun)
+
+    def _now(self) -> float:
+        """Host seconds, for the summary alone: a clock that fails has ended the measuring already, with a reason."""
+        try:
+            return self.backend.now()
+        except Exception:
+            return 0.0
 
     def _header(self) -> dict[str, Any]:
         findings = [as_line(finding).strip() for finding in self.findings]
@@ -177,16 +186,29 @@ class Session(ABC, Generic[AnyPlan]):
 
     def _open_log(self, header: dict[str, Any]) -> RunLogWriter:
         if self.resumed is None:
-            return RunLogWriter.create(self.options.output or self._default_path(), header)
+            return self._new_log(header)
         log, writer = self.resumed
         told = {"tool": tool_version(), "command": command_line(), "started": utc_now(), "notes": self.options.notes}
         writer.go_on(log, told)
         return writer
 
-    def _default_path(self) -> Path:
+    def _new_log(self, header: dict[str, Any]) -> RunLogWriter:
+        if self.options.output:
+            return RunLogWriter.create(self.options.output, header)
+        path, number = self._default_path(), 1
+        while True:
+            try:
+                return RunLogWriter.create(path, header)
+            except UsageError:
+                if not path.exists():
+                    raise
+            number += 1  # another run began in the same second
+            path = self._default_path(f"-{number}")
+
+    def _default_path(self, number: str = "") -> Path:
         slug = re.sub(r"[^a-z0-9]+", "-", self.backend.info.name.lower()).strip("-")
         moment = datetime.now().strftime("%Y%m%d-%H%M%S")
-        return Path(f"mamf-{self.command}-{slug}-{self.label()}-{moment}.jsonl")
+        return Path(f"mamf-{self.command}-{slug}-{self.label()}-{moment}{number}.jsonl")
 
     def _collect(self, writer: RunLogWriter) -> End:
         """Measure and log until done, or until something ends it early."""
@@ -216,10 +238,15 @@ class Session(ABC, Generic[AnyPlan]):
         except RunLogWriteError as error:
             warn(str(error))
             code = error.exit_code
-        self._report(header, summary, writer.path)
-        return code
+        told = self._report(header, summary, writer.path)
+        return code or told
 
     def _report(self, header: dict[str, Any], summary: dict[str, Any] | None, path: Path) -> int:
-        say_lines(self.rendered(header, summary))
+        code = 0
+        try:
+            say_lines(self.rendered(header, summary))
+        except PluginError as error:  # of an operation's own columns: what was measured stands in the log
+            warn(str(error))
+            code = error.exit_code
         say(f"log: {path}", sys.stdout if self.options.format in ("table", "markdown") else sys.stderr)
-        return 0
+        return code

@@ -5,37 +5,51 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mamf.cli.options import add_output_options, add_width_option
-from mamf.cli.reading import read_log, reading
-from mamf.cli.rendering import render_kernels_run
+from mamf.cli.options import add_output_options, terminal_width
+from mamf.cli.reading import as_file, read_log, reading
 from mamf.cli.terminal import say_lines
 from mamf.logs.legacy import read_legacy_or_none
 from mamf.plans import FindPlan, KernelsPlan
 from mamf.report import FORMATS, render, render_find
 from mamf.report.imported import render_legacy
+from mamf.report.of_run import render_kernels_run
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("log", type=Path, metavar="LOG")
     add_output_options(parser, FORMATS)
-    add_width_option(parser)
     parser.set_defaults(run=run, parser=parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    with reading([options.log]) as seen:
-        imported = read_legacy_or_none(options.log, seen)
+    with as_file(options.log) as path:
+        return _shown(path, options)
+
+
+def _shown(path: Path, options: argparse.Namespace) -> int:
+    with reading([path]) as seen:
+        imported = read_legacy_or_none(path, seen)
     if imported is not None:
         say_lines(render_legacy(options.format, imported, options.top))
         return 0
-    log = read_log(options.log)
-    plan = log.plan
+    log = read_log(path)
+    plan, width = log.plan, terminal_width(options)
     if isinstance(plan, KernelsPlan):
         rows, ceilings = log.measurements, log.all_ceilings
-        own = log.own_ceilings if plan.confirms else None
-        say_lines(render_kernels_run(options, plan.operation, rows, ceilings, log.header, log.summary, own))
+        shown = render_kernels_run(
+            options.format,
+            plan.operation,
+            rows,
+            ceilings,
+            log.header,
+            log.summary,
+            own_ceilings=log.own_ceilings if plan.confirms else None,
+            top=options.top,
+            width=width,
+        )
+        say_lines(shown)
     elif isinstance(plan, FindPlan):
-        say_lines(render_find(options.format, log.measurements, log.ceilings, log.header, log.summary))
+        say_lines(render_find(options.format, log.measurements, log.ceilings, log.header, log.summary, width))
     else:
-        say_lines(render(options.format, log.measurements, log.header, log.summary, options.top))
+        say_lines(render(options.format, log.measurements, log.header, log.summary, options.top, width))
     return 0

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from mamf.cli.interruption import Interruption
-from mamf.cli.options import add_device_options, add_output_options
+from mamf.cli.options import add_device_options, add_output_options, terminal_width
 from mamf.cli.plan_options import (
     add_measuring_options,
     add_problem_options,
@@ -19,7 +19,6 @@ from mamf.cli.plan_options import (
 from mamf.cli.resuming import require_repeated
 from mamf.cli.session import End, Resumed, Session, add_run_options, interruptible
 from mamf.cli.terminal import say
-from mamf.discovery import kernel_for
 from mamf.errors import UnsupportedError
 from mamf.estimate import estimate_seconds, probe_flops
 from mamf.logs.plan_records import plan_record
@@ -27,6 +26,7 @@ from mamf.measurement import Measurement
 from mamf.operations.matmul.kernel import MatmulKernel
 from mamf.plans import Plan
 from mamf.report import FORMATS, render, summary_record
+from mamf.selection import kernel_for
 from mamf.strategies.shapes import Sweep, operand_bytes
 
 _EXAMPLES = """examples:
@@ -130,4 +130,5 @@ class _SweepSession(Session[Plan]):
         return summary_record(self.rows, end.status, end.reason, elapsed_seconds, left)
 
     def rendered(self, header: dict[str, Any], summary: dict[str, Any] | None) -> str:
-        return render(self.options.format, self.rows, header, summary, self.options.top)
+        options = self.options
+        return render(options.format, self.rows, header, summary, options.top, terminal_width(options))

@@ -13,10 +13,9 @@ from mamf.contribution.row_rules import agree, is_exact
 from mamf.logs.records import ceiling_from_record, ceiling_record
 from mamf.logs.run_log import OwnCeilings, latest
 from mamf.measurement import Conditions, Measurement
-from mamf.operations.attention.report import attention_summary_record
 from mamf.operations.attention.rows import is_attention
 from mamf.report import find_summary_record, summary_record
-from mamf.report.kernels import kernels_summary_record
+from mamf.report.of_run import kernels_run_summary
 from mamf.report.own_ceilings import problem_title
 
 # A median of fewer samples has no interval to speak of.
@@ -68,12 +67,9 @@ def _summary(evidence: Evidence, summary: dict[str, object]) -> dict[str, object
     if evidence.is_search:
         ceilings = {regime: ceiling for (_, regime), ceiling in recomputed_ceilings(evidence).items()}
         return find_summary_record(rows, ceilings, status, reason, 0.0)
-    if evidence.confirms_own:
-        return kernels_summary_record(rows, status, reason, 0.0, 0, recomputed_ceilings(evidence))
-    if evidence.is_attention:
-        return attention_summary_record(rows, evidence.log.all_ceilings, status, reason, 0.0, 0)
     if evidence.is_of_kernels:
-        return kernels_summary_record(rows, status, reason, 0.0, 0)
+        of, own = evidence.plan.operation, recomputed_ceilings(evidence) if evidence.confirms_own else None
+        return kernels_run_summary(of, rows, evidence.log.all_ceilings, status, reason, 0.0, 0, own)
     return summary_record(rows, status, reason, 0.0, 0)
 
 

@@ -11,7 +11,7 @@ from mamf.ceilings.ceiling import Ceiling
 from mamf.measurement import TERA, Measurement
 from mamf.peaks import find_peak
 from mamf.report.sweeps import flat_row, title_lines
-from mamf.report.text import DASH, csv_text, markdown, prose, significant, table, whole
+from mamf.report.text import DASH, csv_text, drawing, prose, significant, whole
 
 _NAMES = {"burst": "MAMF", "sustained": "MSMF"}
 COLUMNS = (
@@ -165,9 +165,10 @@ def as_text(
     header: Mapping[str, Any],
     summary: Mapping[str, Any] | None,
     format: str,
+    width: int | None,
 ) -> str:
     lines = [cells(ceiling, header) for ceiling in ceilings.values()]
-    shown = (markdown if format == "markdown" else table)(COLUMNS, lines, LEFT_ALIGNED) if lines else ""
+    shown = drawing(format, width)(COLUMNS, lines, LEFT_ALIGNED) if lines else ""
     told = [line for ceiling in ceilings.values() for line in notes(ceiling, rows, header)]
     failures = Counter(row.status for row in rows if not row.ok)
     told += [*scouted(rows, ceilings), *(f"{status}: {count}" for status, count in failures.items())]
@@ -187,8 +188,11 @@ def render_find(
     ceilings: Mapping[str, Ceiling],
     header: Mapping[str, Any],
     summary: Mapping[str, Any] | None,
+    width: int | None = None,
 ) -> str:
-    """A find in one of mamf.report.FORMATS; csv has a line a ceiling, json everything."""
+    """A find in one of mamf.report.FORMATS; csv has a line a ceiling, json everything. ``width``: of the terminal, None
+    for all columns.
+    """
     if format == "csv":
         return csv_text([flat_ceiling(ceiling, header) for ceiling in ceilings.values()])
     if format == "json":
@@ -199,4 +203,4 @@ def render_find(
             "summary": summary,
         }
         return json.dumps(content, indent=2) + "\n"
-    return as_text(rows, ceilings, header, summary, format)
+    return as_text(rows, ceilings, header, summary, format, width)

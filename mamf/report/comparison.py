@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from mamf.logs.comparability import Difference
 from mamf.logs.compare import Comparison, Entry, Pair
-from mamf.report.text import csv_text, markdown, prose, significant, table
+from mamf.report.text import Draw, csv_text, drawing, prose, significant
 
 # What two intervals of 95 % cover together; below, a reader should know.
 _USUAL_COVERAGE = 0.9
 _FIGURES = ("A", "B", "B/A", "interval", "verdict", "remarks")
 _RIGHT_ALIGNED = ("A", "B", "B/A")
-
-#: Makes a table of columns, rows of cells, and which columns are aligned to the left.
-Draw = Callable[[Sequence[str], Sequence[Sequence[str]], Collection[str]], str]
 
 
 def flat_alone(entry: Entry, other: Entry | None) -> dict[str, Any]:
@@ -134,13 +131,13 @@ def drawn(comparison: Comparison, tolerance: float, draw: Draw) -> str:
     return draw(columns, lines, [name for name in columns if name not in _RIGHT_ALIGNED])
 
 
-def render_comparison(format: str, comparison: Comparison, tolerance: float) -> str:
-    """A comparison in one of mamf.report.FORMATS."""
+def render_comparison(format: str, comparison: Comparison, tolerance: float, width: int | None = None) -> str:
+    """A comparison in one of mamf.report.FORMATS. ``width``: of the terminal, None for all columns."""
     if format == "json":
         return json.dumps(comparison_record(comparison, tolerance), indent=2) + "\n"
     if format == "csv":
         return csv_text(comparison.rows(tolerance))
-    shown = drawn(comparison, tolerance, markdown if format == "markdown" else table)
+    shown = drawn(comparison, tolerance, drawing(format, width))
     gap = "\n" if format == "markdown" else ""
     head, foot = (prose(tell(comparison, tolerance), format, gap).rstrip("\n") for tell in (title, summary_lines))
     return f"{head}\n\n{shown}\n{foot}\n"

@@ -11,7 +11,7 @@ from mamf.logs.records import significant_digits
 from mamf.logs.run_log import OwnCeilings
 from mamf.measurement import Measurement
 from mamf.report.own_ceilings import brief, ceilings_text, flat_ceiling, problem_title, share_of
-from mamf.report.text import DASH, csv_text, end_line, fitting, markdown, prose, significant, table, whole
+from mamf.report.text import DASH, csv_text, drawing, end_line, prose, significant, told_once, whole
 
 #: Rows that are ranked together: of a regime and a problem.
 Group = tuple[str, Any]
@@ -116,13 +116,8 @@ def remarks(row: Measurement) -> str:
 
 def remark_lines(rows: Sequence[Measurement], failed: Sequence[Measurement]) -> list[str]:
     """Each remark once, with the rows that it is of; then why rows have no figure."""
-    of: dict[str, list[str]] = {}
-    for row in rows:
-        if text := remarks(row):
-            of.setdefault(text, []).append(f"{row.kernel} {row.shape}")
-    for row in failed:
-        of.setdefault(f"{row.status}: {row.reason}", []).append(f"{row.kernel} {row.shape}")
-    return [f"{who[0]}{f' and {len(who) - 1} more' if len(who) > 1 else ''}: {text}" for text, who in of.items()]
+    told = [(remarks(row), row) for row in rows] + [(f"{row.status}: {row.reason}", row) for row in failed]
+    return told_once((text, f"{row.kernel} {row.shape}") for text, row in told)
 
 
 def group_text(
@@ -134,17 +129,13 @@ def group_text(
     by_name = [cells(row, header) for row in shown]
     columns = list(dict.fromkeys(name for row in by_name for name in row))
     lines = [[row.get(name, DASH) for name in columns] for row in by_name]
-    kept = fitting(columns, lines, width)
-    drawn, lines = columns[:kept], [line[:kept] for line in lines]
     left_aligned = (
-        [*_FIRST, *(name for name in drawn if name not in (*_FIRST, shown[0].work.unit, *_LAST))] if shown else ()
+        [*_FIRST, *(name for name in columns if name not in (*_FIRST, shown[0].work.unit, *_LAST))] if shown else ()
     )
     notes = remark_lines(shown, [row for row in rows if not row.ok])
-    if kept < len(columns):
-        notes.insert(0, f"not shown for want of width (--wide shows all): {', '.join(columns[kept:])}")
     if len(measured) > len(shown):
         notes.insert(0, f"... and {len(measured) - len(shown)} more in the log (--top all shows them)")
-    body = (markdown if format == "markdown" else table)(drawn, lines, left_aligned) if shown else ""
+    body = drawing(format, width)(columns, lines, left_aligned) if shown else ""
     gap = "\n" if format == "markdown" else ""
     return f"{prose([title(rows[0])], format, gap)}{body}{gap}{prose(notes, format, gap)}"
 

@@ -10,7 +10,7 @@ from mamf.ceilings.ceiling import Ceiling
 from mamf.logs.known import operation_called
 from mamf.logs.records import significant_digits
 from mamf.measurement import TERA
-from mamf.report.text import DASH, fitting, markdown, prose, significant, table, whole
+from mamf.report.text import DASH, drawing, significant, whole
 
 LEFT_ALIGNED = ("ceiling", "interval", "shape", "kernel")
 
@@ -76,7 +76,4 @@ def ceilings_text(ceilings: Sequence[Ceiling], header: Mapping[str, Any], format
     by_name = [cells(each, header) for each in ceilings]
     columns = list(dict.fromkeys(name for row in by_name for name in row))
     lines = [[row.get(name, DASH) for name in columns] for row in by_name]
-    kept = fitting(columns, lines, width)
-    body = (markdown if format == "markdown" else table)(columns[:kept], [line[:kept] for line in lines], LEFT_ALIGNED)
-    left_out = f"not shown for want of width (--wide shows all): {', '.join(columns[kept:])}"
-    return body + (prose([left_out], format) if kept < len(columns) else "")
+    return drawing(format, width)(columns, lines, LEFT_ALIGNED)

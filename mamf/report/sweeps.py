@@ -10,7 +10,7 @@ from typing import Any
 
 from mamf.measurement import Measurement
 from mamf.peaks import find_peak
-from mamf.report.text import DASH, csv_text, end_line, markdown, prose, significant, table, whole
+from mamf.report.text import DASH, csv_text, drawing, end_line, prose, significant, whole
 from mamf.statistics import arithmetic_mean, geometric_mean
 
 
@@ -144,16 +144,6 @@ def remarks(row: Measurement) -> str:
     return ", ".join(parts)
 
 
-def as_table(rows: Sequence[Measurement]) -> str:
-    """Aligned columns for a terminal."""
-    return table(COLUMNS, [cells(row) for row in rows], LEFT_ALIGNED)
-
-
-def as_markdown(rows: Sequence[Measurement]) -> str:
-    """A GitHub table."""
-    return markdown(COLUMNS, [cells(row) for row in rows], LEFT_ALIGNED)
-
-
 def title_lines(header: Mapping[str, Any]) -> list[str]:
     """What was measured on what."""
     device, problem = header["device"], header["plan"]["problem"]
@@ -244,14 +234,17 @@ def render(
     header: Mapping[str, Any],
     summary: Mapping[str, Any] | None,
     top: int | None = None,
+    width: int | None = None,
 ) -> str:
-    """A run in one of mamf.report.FORMATS. ``top``: so many of the best rows of each regime (table, markdown)."""
+    """A run in one of mamf.report.FORMATS. ``top``: so many of the best rows of each regime (table, markdown);
+    ``width``: of the terminal, None for all columns.
+    """
     if format == "csv":
         return as_csv(rows)
     if format == "json":
         return as_json(rows, header, summary)
     shown = list(rows) if top is None else chosen(rows, top)
-    table = as_markdown(shown) if format == "markdown" else as_table(shown)
+    table = drawing(format, width)(COLUMNS, [cells(row) for row in shown], LEFT_ALIGNED)
     hidden = sum(not row.is_reference for row in rows) - len(shown)
     more = f"... and {hidden} more in the log (--top all shows them)\n" if hidden > 0 else ""
     head, foot = prose(title_lines(header), format), prose(summary_lines(rows, header, summary), format)

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import csv
+import functools
 import io
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from mamf.text import csv_cell, markdown_line, markdown_text, visible
 
 DASH = "-"
+#: The column of what a reader must know beside the figures: as long as it takes.
+REMARKS = "remarks"
 _GAP = "  "
+
+#: Draws columns and rows of cells as a table; of some columns the cells begin at the left.
+Draw = Callable[[Sequence[str], Sequence[Sequence[str]], Collection[str]], str]
 
 
 def significant(value: float) -> str:
@@ -47,6 +54,39 @@ def fitting(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int | 
         if taken > width:
             return max(1, number)
     return len(columns)
+
+
+def drawing(format: str, width: int | None = None) -> Draw:
+    """How tables are drawn: as markdown, as aligned columns, or as those that a terminal of ``width`` holds."""
+    if format == "markdown":
+        return markdown
+    return table if width is None else functools.partial(fitted_table, width)
+
+
+def fitted_table(
+    width: int, columns: Sequence[str], rows: Sequence[Sequence[str]], left_aligned: Collection[str]
+) -> str:
+    """The columns that fit, the most important first; below them what is left out, and the remarks, which never fit."""
+    shown = [number for number, name in enumerate(columns) if name != REMARKS]
+    names, cells = [columns[number] for number in shown], [[row[number] for number in shown] for row in rows]
+    kept = fitting(names, cells, width)
+    notes = []
+    if kept < len(names):
+        notes.append(f"not shown for want of width (--wide shows all): {', '.join(names[kept:])}")
+    if REMARKS in columns:
+        place = columns.index(REMARKS)
+        first = list(itertools.takewhile(lambda number: columns[number] in left_aligned, shown))
+        notes += told_once((row[place], " ".join(row[number] for number in first)) for row in rows)
+    return table(names[:kept], [row[:kept] for row in cells], left_aligned) + prose(notes, "table")
+
+
+def told_once(remarks: Iterable[tuple[str, str]]) -> list[str]:
+    """A line for each remark, with the first of what it is of."""
+    of: dict[str, list[str]] = {}
+    for text, what in remarks:
+        if text:
+            of.setdefault(text, []).append(what)
+    return [f"{who[0]}{f' and {len(who) - 1} more' if len(who) > 1 else ''}: {text}" for text, who in of.items()]
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]], left_aligned: Collection[str]) -> str:

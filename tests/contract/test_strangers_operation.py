@@ -111,8 +111,11 @@ def test_a_kernel_that_cannot_be_loaded_is_named_and_left_out(installed, run, mo
     code, out, err = run(*SWEEP, "--dry-run")
     assert code == 0
     assert "kernels: torch\n" in out
-    assert "mamf: broken: mamf_layer_norm:Nothing cannot be loaded" in err
-    assert "broken  broken: mamf_layer_norm:Nothing cannot be loaded" in run("kernels", "--backend", "cpu")[1]
+    assert "mamf: layer_norm kernel broken: mamf_layer_norm:Nothing cannot be loaded" in err
+    assert (
+        "broken  layer_norm kernel broken: mamf_layer_norm:Nothing cannot be loaded"
+        in run("kernels", "--backend", "cpu")[1]
+    )
 
 
 def test_an_operation_without_kernels_says_where_they_go(installed, run, monkeypatch):

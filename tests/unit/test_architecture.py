@@ -19,11 +19,12 @@ MAY_IMPORT_TORCH = {"torch_backend.py"}
 #: Rooms of adapters: reached through discovery alone, and free to import torch.
 ADAPTERS = ("operations/matmul/kernels", "operations/attention/kernels", "operations/bandwidth/kernels")
 SHARED_BY_ADAPTERS = ("operations/outputs.py", "operations/compilation.py")
-PURE = ("operations/matmul/shapes.py", "statistics.py", "dtypes.py", "errors.py", "work.py", "text.py")
+PURE = ("operations/matmul/shapes.py", "statistics.py", "dtypes.py", "errors.py", "limits.py", "work.py", "text.py")
 #: Floors from the ground up. A module uses what lies on the floors below its own, and its own room; one that stands on
 #: no floor fails.
 FLOORS = (
     ("errors", "statistics", "tabular", "work", "text"),
+    ("limits", "plugins"),
     ("dtypes", "files", "regimes.names", "operations.matmul.shapes"),
     ("backend",),
     ("kernel", "peaks", "doctor", "environment"),
@@ -37,7 +38,9 @@ FLOORS = (
         "operations.attention.operation",
         "operations.bandwidth.operation",
     ),
+    ("contracts",),
     ("discovery",),
+    ("selection",),
     ("ceilings.ceiling",),
     ("ceilings.share", "ceilings.candidates"),
     ("operations.attention.rows",),
@@ -45,7 +48,8 @@ FLOORS = (
     ("finder_logs",),
     ("report", "charts"),
     ("operations.attention.report", "operations.attention.charts"),
-    ("charts.of_log", "contribution", "report.notebook"),
+    ("charts.of_log", "report.of_run", "report.notebook"),
+    ("contribution",),
     ("reading",),
     ("checking",),
     ("regimes",),

@@ -57,7 +57,9 @@ def test_a_run_that_is_ended_anywhere_is_resumed_without_a_row_lost_or_measured_
 
 
 def test_processes_that_are_killed_lose_nothing(folder, monkeypatch):
-    sweep = real_kills.Run("sweep", real_kills.RUNS[0].begin, ("--m-range", "0", "6400", "64", "--n", "64", "--k", "64"))
+    sweep = real_kills.Run(
+        "sweep", real_kills.RUNS[0].begin, ("--m-range", "0", "6400", "64", "--n", "64", "--k", "64")
+    )
     monkeypatch.setattr(real_kills, "RUNS", (sweep,))
     assert_survived(real_kills.attack(folder, Random(0), 2))
 

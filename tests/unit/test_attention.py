@@ -218,7 +218,9 @@ def test_resuming_measures_only_the_rest(attention, tmp_path):
     attention(*SIMULATED, "--seq-lens", "1024", "2048", "--causal", "both", "--no-ceiling", "--output", "run.jsonl")
     lines = (tmp_path / "run.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "run.jsonl").write_text("".join(lines[:3]))
-    code, out, _ = attention("--resume", "run.jsonl", *SIMULATED[:2], "--no-ceiling", "--format", "json")
+    code, out, _ = attention(
+        "--resume", "run.jsonl", *SIMULATED[:2], "--kernel", *KERNELS, "--no-ceiling", "--format", "json"
+    )
     assert code == 0
     assert len(json.loads(out)["measurements"]) == 8
     kept = (tmp_path / "run.jsonl").read_text().splitlines(keepends=True)

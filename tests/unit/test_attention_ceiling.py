@@ -21,7 +21,8 @@ from mamf.operations.attention.rows import is_attention
 from mamf.testing import SimulatedAttention, SimulatedMatmul
 
 SIMULATED = ["--backend", "mamf.testing:SimulatedBackend"]
-OPTIONS = [*SIMULATED, "--kernel", "mamf.testing:SimulatedAttention", "--seq-lens", "1024", "2048", "--causal", "both"]
+KERNEL = ["--kernel", "mamf.testing:SimulatedAttention"]
+OPTIONS = [*SIMULATED, *KERNEL, "--seq-lens", "1024", "2048", "--causal", "both"]
 STEPS = 4
 
 
@@ -39,7 +40,7 @@ def attention(run):
 
 @pytest.fixture
 def resume(run):
-    return lambda *options: run("attention", *SIMULATED, "--resume", "run.jsonl", *options)
+    return lambda *options: run("attention", *SIMULATED, *KERNEL, "--resume", "run.jsonl", *options)
 
 
 @pytest.fixture

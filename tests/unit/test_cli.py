@@ -71,7 +71,7 @@ def test_mamf_finders_spelling_works(sweep):
     [
         (["--m-range", "0", "10", "-1"], "step must be at least 1"),
         (["--m-range", "512", "512", "256"], "is empty"),
-        (["--m-range", "a", "b", "c"], "invalid int value: 'a'"),
+        (["--m-range", "a", "b", "c"], "'a' is not a whole number"),
         (["--m", "0"], "whole number of at least 1"),
         (["--shapes", "1x2"], "write MxNxK"),
         (["--shapes", "1x2x3", "--m", "4"], "leave the sizes"),
@@ -207,7 +207,7 @@ def test_a_failure_is_measured_again_when_resumed(sweep, tmp_path, monkeypatch):
     monkeypatch.setattr(SimulatedMatmul, "prepare", failing)
     code, out, _ = sweep("--m", "256", "512", "--output", "run.jsonl")
     assert code == 0
-    assert "failed: 1 shape, 256x4096x4096: CUDA error" in out
+    assert "failed: 1 shape, 256x4096x4096: RuntimeError: CUDA error" in out
     monkeypatch.setattr(SimulatedMatmul, "prepare", prepare)
     code, out, _ = sweep("--resume", "run.jsonl")
     assert code == 0

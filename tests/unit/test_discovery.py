@@ -5,9 +5,10 @@ import textwrap
 import pytest
 
 from mamf import discovery
-from mamf.discovery import backend_class, backend_statuses, kernel, kernel_for, open_backend, registered
-from mamf.errors import UnavailableError, UnknownNameError, UsageError
+from mamf.discovery import backend_class, backend_statuses, kernel, open_backend, registered
+from mamf.errors import PluginError, UnavailableError, UnknownNameError, UsageError
 from mamf.operations.matmul.kernel import MatmulProblem
+from mamf.selection import kernel_for
 from mamf.testing import SimulatedBackend
 
 
@@ -61,14 +62,14 @@ def test_a_name_that_two_distributions_claim_names_both(distribution):
 
 def test_an_entry_point_whose_file_is_gone_says_what_to_run(distribution):
     distribution("mamf_stale", "stale", "mamf_stale.moved:Backend")
-    with pytest.raises(UsageError, match=r"pip install -e \."):
+    with pytest.raises(PluginError, match=r"pip install -e \."):
         backend_class("stale")
     assert any(status.name == "stale" and status.unavailable for status in backend_statuses())
 
 
 def test_what_is_no_backend_is_refused(distribution):
     distribution("mamf_odd", "odd", "mamf_odd:Odd", "Odd = dict")
-    with pytest.raises(UsageError, match="not a subclass of mamf's Backend"):
+    with pytest.raises(PluginError, match="not a subclass of mamf's Backend"):
         backend_class("odd")
 
 
@@ -80,7 +81,7 @@ def test_an_uninstalled_checkout_says_which_command_installs_it(monkeypatch):
 
 def test_a_class_can_be_tried_without_installing_it():
     assert backend_class("mamf.testing:SimulatedBackend") is SimulatedBackend
-    with pytest.raises(UsageError, match="cannot be loaded"):
+    with pytest.raises(PluginError, match="cannot be loaded"):
         backend_class("mamf.nothing:Backend")
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 import pytest
 
 from mamf.cli.kernels_options import asked_for
-from mamf.cli.rendering import terminal_width
+from mamf.cli.options import terminal_width
 from mamf.discovery import operation
 from mamf.errors import UsageError
 from mamf.logs.run_log import read_run_log

@@ -9,7 +9,8 @@ from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
 from mamf.plans import Plan
 from mamf.report import bests, ranked, render, significant, summary_record
-from mamf.report.sweeps import as_csv, as_table, cells
+from mamf.report.sweeps import COLUMNS, LEFT_ALIGNED, as_csv, cells, remarks
+from mamf.report.text import fitted_table, table
 from mamf.strategies.shapes import Sweep
 from mamf.testing import SimulatedMatmul
 
@@ -52,11 +53,11 @@ def test_means_are_over_the_measured_shapes(rows):
 
 
 def test_the_table_lines_up_and_keeps_failures(rows):
-    table = as_table(rows).splitlines()
-    assert len(table) == len(rows) + 1
-    assert any("wrong_result: relative error" in line for line in table)
-    position = table[0].index("MxNxK")
-    assert all(line[position] != " " for line in table)
+    lines = table(COLUMNS, [cells(row) for row in rows], LEFT_ALIGNED).splitlines()
+    assert len(lines) == len(rows) + 1
+    assert any("wrong_result: relative error" in line for line in lines)
+    position = lines[0].index("MxNxK")
+    assert all(line[position] != " " for line in lines)
 
 
 def test_csv_has_a_row_a_measurement_with_units_in_the_names(rows):
@@ -109,3 +110,15 @@ def test_cells_never_invent_a_figure(rows):
 )
 def test_figures_have_four_digits(value, text):
     assert significant(value) == text
+
+
+def test_no_table_wraps_on_a_terminal(rows):
+    """What is left out is named, and remarks go below the table, each once."""
+    wrong = next(row for row in rows if remarks(row))
+    lines = fitted_table(60, COLUMNS, [cells(row) for row in (*rows, wrong)], LEFT_ALIGNED).splitlines()
+    drawn = lines[: len(rows) + 2]
+    assert max(map(len, drawn)) <= 60
+    assert "remarks" not in lines[0]
+    left_out = next(line for line in lines if line.startswith("not shown for want of width (--wide shows all): "))
+    assert {*lines[0].split(), *left_out.split(": ")[1].split(", "), "remarks"} == set(COLUMNS)
+    assert sum(remarks(wrong) in line for line in lines) == 1

@@ -13,7 +13,6 @@ from random import Random
 from attacks.calls import call
 from attacks.counts import Counts
 from attacks.honest import ATTENTION, BACKEND, BANDWIDTH, MATMUL, RUNS
-
 from mamf.cli.options import Parser
 
 #: By the module that configures it: what is typed before its options, and the kernel that it may measure.

@@ -16,7 +16,6 @@ from types import FrameType
 from typing import NamedTuple
 
 from attacks.counts import Counts
-
 from mamf.cli import main
 
 #: Of the processor; a machine that is busy with other things is given longer by the clock.

@@ -11,7 +11,6 @@ from unittest import mock
 
 from attacks.calls import call
 from attacks.counts import Counts
-
 from mamf.ceilings.grid import plan_for
 from mamf.ceilings.strategy import FindStrategy
 from mamf.operations.matmul.shapes import MatmulGrid

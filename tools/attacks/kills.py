@@ -18,7 +18,6 @@ from unittest import mock
 from attacks.calls import Killed, call
 from attacks.counts import Counts
 from attacks.honest import RUNS, Run
-
 from mamf.contribution.rules import review
 from mamf.logs.run_log import MAY_PASS
 from mamf.testing import SimulatedBackend

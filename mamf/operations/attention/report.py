@@ -11,7 +11,7 @@ from mamf.measurement import TERA, Measurement
 from mamf.operations.attention.rows import has_memory_of_process, is_attention
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.peaks import find_peak
-from mamf.report.text import DASH, csv_text, end_line, markdown, prose, significant, table, whole
+from mamf.report.text import DASH, csv_text, drawing, end_line, prose, significant, whole
 from mamf.text import Markup
 
 #: Rows that are compared with one another.
@@ -217,8 +217,9 @@ def render_attention(
     header: Mapping[str, Any],
     summary: Mapping[str, Any] | None,
     baseline: str | None = None,
+    width: int | None = None,
 ) -> str:
-    """A run of attention kernels in one of mamf.report.FORMATS."""
+    """A run of attention kernels in one of mamf.report.FORMATS. ``width``: of the terminal, None for all columns."""
     groups = grouped(rows)
     bases = {group: baseline_of(each, baseline) for group, each in groups.items()}
     flat = [flat_attention(row, bases[group], header, ceilings) for group, each in groups.items() for row in each]
@@ -226,7 +227,7 @@ def render_attention(
         return csv_text(flat)
     if format == "json":
         return json.dumps({"header": header, "measurements": flat, "summary": summary}, indent=2) + "\n"
-    draw = markdown if format == "markdown" else table
+    draw = drawing(format, width)
     parts = [prose([attention_title(header), *ceiling_lines(ceilings), *conventions(rows, header)], format)]
     for group, each in groups.items():
         lines = [cells(row, each, bases[group], header, ceilings) for row in each]

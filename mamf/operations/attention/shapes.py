@@ -15,13 +15,17 @@ from typing import ClassVar, Literal, get_args
 from mamf.dtypes import DTYPES
 from mamf.errors import UnknownNameError, UsageError
 from mamf.kernel import DATA, Buffer, aligned
+from mamf.limits import LARGEST_SEED, number_of, require_share, whole_number
 from mamf.work import Work
 
 Direction = Literal["fwd", "bwd", "fwd+bwd"]
 DIRECTIONS: tuple[str, ...] = get_args(Direction)
 #: Backward FLOP as a multiple of the forward's.
 BACKWARD_COUNTS: Mapping[str, float] = {"hardware": 2.5, "model": 2.0}
-_PATTERN = re.compile(r"b(\d+)h(\d+)(?:kv(\d+))?q(\d+)k(\d+)d(\d+)(?:v(\d+))?(c?)(?:w(\d+))?")
+_PATTERN = re.compile(r"b(\d+)h(\d+)(?:kv(\d+))?q(\d+)k(\d+)d(\d+)(?:v(\d+))?(c?)(?:w(\d+))?", re.ASCII)
+
+
+_SIZES = ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v")
 
 
 @dataclass(frozen=True, order=True)
@@ -45,13 +49,12 @@ class AttentionShape:
     window: int | None = None
 
     def __post_init__(self) -> None:
-        sizes = (self.batch, self.heads, self.kv_heads, self.seqlen_q, self.seqlen_k, self.head_dim, self.head_dim_v)
-        if min(sizes) < 1:
-            raise UsageError(f"shape {self}: every dimension must be at least 1")
+        for name in _SIZES:
+            object.__setattr__(self, name, whole_number(name, getattr(self, name)))
         if self.heads % self.kv_heads:
             raise UsageError(f"{self.heads} heads cannot share {self.kv_heads} kv heads: heads must be a multiple")
-        if self.window is not None and self.window < 1:
-            raise UsageError(f"window {self.window}: it must be at least 1")
+        if self.window is not None:
+            object.__setattr__(self, "window", whole_number("window", self.window))
 
     def __str__(self) -> str:
         kv = "" if self.kv_heads == self.heads else f"kv{self.kv_heads}"
@@ -67,8 +70,8 @@ class AttentionShape:
         if match is None:
             raise UsageError(f"{text!r} is not an attention shape; for example b1h16q4096k4096d128c")
         batch, heads, kv, q, k, d, v, causal, window = match.groups()
-        sizes = (int(batch), int(heads), int(kv or heads), int(q), int(k), int(d), int(v or d))
-        return cls(*sizes, bool(causal), int(window) if window else None)
+        sizes = dict(zip(_SIZES, map(number_of, (batch, heads, kv or heads, q, k, d, v or d)), strict=True))
+        return cls(**sizes, causal=bool(causal), window=number_of(window) if window else None)
 
     @property
     def pairs(self) -> int:
@@ -134,8 +137,9 @@ class AttentionProblem:
         ):
             if value not in known:
                 raise UnknownNameError(what, value, known)
-        if not 0 <= self.sparsity < 1:
-            raise UsageError(f"sparsity {self.sparsity}: it must be from 0 to below 1")
+        whole_number("seed", self.seed, 0, LARGEST_SEED)
+        if self.sparsity != 0:
+            require_share("sparsity", self.sparsity)
 
     @property
     def out_dtype(self) -> str:

@@ -22,6 +22,7 @@ from typing import ClassVar, Literal, get_args
 from mamf.dtypes import DTYPES
 from mamf.errors import UnknownNameError, UsageError
 from mamf.kernel import DATA, Buffer, aligned
+from mamf.limits import LARGEST_SEED, number_of, whole_number
 from mamf.work import Work
 
 Pattern = Literal["copy", "read", "write", "triad"]
@@ -36,7 +37,7 @@ MOST_ARRAYS = 3
 #: next one to find, so more operand sets would take memory and bring nothing.
 _ALONE_BYTES = 4 * 2**30
 _UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
-_PATTERN = re.compile(r"(\d+)(GiB|MiB|KiB)?")
+_PATTERN = re.compile(r"(\d+)(GiB|MiB|KiB)?", re.ASCII)
 
 
 @dataclass(frozen=True, order=True)
@@ -49,8 +50,7 @@ class BandwidthShape:
     nbytes: int
 
     def __post_init__(self) -> None:
-        if self.nbytes < 1:
-            raise UsageError(f"array of {self.nbytes} bytes: it must have at least 1")
+        object.__setattr__(self, "nbytes", whole_number("bytes of an array", self.nbytes))
 
     def __str__(self) -> str:
         for unit, size in _UNITS.items():
@@ -65,7 +65,7 @@ class BandwidthShape:
         if match is None:
             raise UsageError(f"{text!r} is not the size of an array; write KiB, MiB, GiB or bytes, for example 256MiB")
         count, unit = match.groups()
-        return cls(int(count) * _UNITS.get(unit, 1))
+        return cls(number_of(count) * _UNITS.get(unit, 1))
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ class BandwidthProblem:
         ):
             if value not in known:
                 raise UnknownNameError(what, value, known)
-        if self.warm < 1:
-            raise UsageError(f"warm {self.warm}: a launch passes over its arrays at least once")
+        whole_number("seed", self.seed, 0, LARGEST_SEED)
+        whole_number("warm", self.warm)
 
     @property
     def out_dtype(self) -> str:

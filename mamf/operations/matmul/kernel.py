@@ -10,6 +10,7 @@ from mamf.backend import Backend
 from mamf.dtypes import DTYPES, tolerance
 from mamf.errors import UnknownNameError
 from mamf.kernel import DATA, Buffer, Kernel, aligned
+from mamf.limits import LARGEST_SEED, whole_number
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.work import Work
 
@@ -43,6 +44,7 @@ class MatmulProblem:
         ):
             if value not in known:
                 raise UnknownNameError(what, value, known)
+        whole_number("seed", self.seed, 0, LARGEST_SEED)
 
     @property
     def tolerance(self) -> float:

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mamf.errors import UsageError
+from mamf.limits import LARGEST_SIZE, count_of, number_of, require_steps, whole_number
 
-_SHAPE_PATTERN = re.compile(r"(\d+)x(\d+)x(\d+)")
+_SHAPE_PATTERN = re.compile(r"(\d+)x(\d+)x(\d+)", re.ASCII)
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -22,8 +23,11 @@ class MatmulShape:
     k: int
 
     def __post_init__(self) -> None:
-        if min(self.m, self.n, self.k) < 1:
-            raise UsageError(f"shape {self}: every dimension must be at least 1")
+        sizes = self.m, self.n, self.k
+        if {*map(type, sizes)} == {int} and min(sizes) > 0 and max(sizes) <= LARGEST_SIZE:
+            return  # as of thousands of shapes of a grid
+        for name in ("m", "n", "k"):
+            object.__setattr__(self, name, whole_number(name.upper(), getattr(self, name)))
 
     def __str__(self) -> str:
         return f"{self.m}x{self.n}x{self.k}"
@@ -34,7 +38,7 @@ class MatmulShape:
         match = _SHAPE_PATTERN.fullmatch(text.strip())
         if match is None:
             raise UsageError(f"{text!r} is not a shape; write MxNxK, for example 4096x4096x4096")
-        return cls(*map(int, match.groups()))
+        return cls(*map(number_of, match.groups()))
 
     @property
     def flop(self) -> int:
@@ -47,19 +51,19 @@ class MatmulShape:
         return {"a": self.m * self.k, "b": self.k * self.n, "c": self.m * self.n}
 
 
-def parse_range(start: int, stop: int, step: int) -> list[int]:
-    """Sizes from START to STOP (excluded) by STEP; a START of 0 means STEP, since no dimension is 0.
+def parse_range(start: int, stop: int, step: int) -> range:
+    """Sizes from START to STOP (excluded) by STEP; a START of 0 means STEP, since no dimension is 0. Not listed yet.
 
     Raises UsageError when the step is not positive, the start negative or the range empty.
 
-    >>> mamf.parse_range(0, 20480, 4096)
+    >>> list(mamf.parse_range(0, 20480, 4096))
     [4096, 8192, 12288, 16384]
     """
     if step < 1:
         raise UsageError(f"range {start} {stop} {step}: the step must be at least 1")
     if start < 0:
         raise UsageError(f"range {start} {stop} {step}: the start must not be negative")
-    sizes = list(range(start or step, stop, step))
+    sizes = range(start or step, stop, step)
     if not sizes:
         raise UsageError(f"range {start} {stop} {step} is empty: the stop is excluded, and a start of 0 means {step}")
     return sizes
@@ -86,9 +90,10 @@ class MatmulGrid:
 
 
 def matmul_grid(m: Sequence[int], n: Sequence[int], k: Sequence[int]) -> list[MatmulShape]:
-    """Every combination of the sizes, once each, in the order given.
+    """Every combination of the sizes, once each, in the order given. Raises UsageError for more than MOST_STEPS.
 
     >>> [str(shape) for shape in mamf.matmul_grid([1024, 2048], [4096], [4096])]
     ['1024x4096x4096', '2048x4096x4096']
     """
+    require_steps(*map(count_of, (m, n, k)))
     return list(dict.fromkeys(MatmulShape(*sizes) for sizes in itertools.product(m, n, k)))

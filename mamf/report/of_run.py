@@ -1,10 +1,7 @@
-"""How a run of kernels is shown: by its operation's own report, or by the one that fits any."""
+"""How a run of kernels is shown and summed up: by its operation's own report, or by the one that fits any."""
 
 from __future__ import annotations
 
-import argparse
-import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,29 +14,29 @@ from mamf.report.kernels import kernels_summary_record, render_kernels
 _WITH_OWN_REPORT = "attention"
 
 
-def terminal_width(options: argparse.Namespace) -> int | None:
-    """Columns of text that fit, None where all are to be shown: pipes and files take any width."""
-    if options.wide or not sys.stdout.isatty():
-        return None
-    return shutil.get_terminal_size().columns
-
-
 def render_kernels_run(
-    options: argparse.Namespace,
+    format: str,
     operation: str,
     rows: Sequence[Measurement],
     ceilings: Ceilings,
     header: Mapping[str, Any],
     summary: Mapping[str, Any] | None,
+    *,
     own_ceilings: OwnCeilings | None = None,
+    top: int | None = None,
+    width: int | None = None,
 ) -> str:
+    """A run in one of mamf.report.FORMATS.
+
+    ``ceilings``: that its rows are shares of; ``own_ceilings``: what it confirmed itself, None where it was not to.
+    ``width``: of the terminal, None for all columns.
+    """
     if operation == _WITH_OWN_REPORT and own_ceilings is None:
-        return render_attention(options.format, rows, ceilings, header, summary)
-    width = terminal_width(options)
-    return render_kernels(options.format, rows, header, summary, options.top, width, own_ceilings or {})
+        return render_attention(format, rows, ceilings, header, summary, width=width)
+    return render_kernels(format, rows, header, summary, top, width, own_ceilings or {})
 
 
-def kernels_summary(
+def kernels_run_summary(
     operation: str,
     rows: Sequence[Measurement],
     ceilings: Ceilings,

@@ -1,0 +1,92 @@
+"""What a size, a share, a time, a seed or a number of steps may be, wherever it comes from. Pure.
+
+Shapes, problems and plans ask here, so the command line, the library and a log are refused alike, in one line.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Collection
+
+from mamf.errors import UsageError
+
+#: What a 64-bit index reaches; no memory does.
+LARGEST_SIZE = 2**63 - 1
+#: Generators of random numbers take 64 bits, and each operand adds 32 of its own.
+LARGEST_SEED = 2**63 - 1
+#: Steps of a run.
+MOST_STEPS = 1_000_000
+# Of a number of a hundred digits the first say enough.
+_MOST_SHOWN = 24
+
+
+def whole_number(what: str, value: object, least: int = 1, most: int = LARGEST_SIZE) -> int:
+    """``value`` as an int, numpy's too. Raises UsageError for what is no whole number from ``least`` to ``most``."""
+    if type(value) is not int:
+        try:
+            value = operator.index(value)  # type: ignore[arg-type]
+        except TypeError:
+            raise UsageError(f"{what} {shortened(value)}: it must be a whole number") from None
+    if not least <= value <= most:
+        bounds = f"at least {least}" if value < least else f"at most {most}"
+        raise UsageError(f"{what} {shortened(value)}: it must be {bounds}")
+    return value
+
+
+def number_of(digits: str) -> int:
+    """A whole number from its digits. Raises UsageError for more of them than any size has."""
+    if len(digits.lstrip("0")) > len(str(LARGEST_SEED)):
+        raise UsageError(f"{shortened(digits)} is too large a number")
+    return int(digits)
+
+
+def require_share(what: str, value: object) -> None:
+    """Raises UsageError for anything but a number between 0 and 1."""
+    if not is_number(value) or not 0 < value < 1:  # type: ignore[operator]
+        raise UsageError(f"{what} {shortened(value)}: it must be a share between 0 and 1, such as 0.003")
+
+
+def require_seconds(what: str, value: object) -> None:
+    """Raises UsageError for anything but a finite number above 0."""
+    if not is_number(value) or not 0 < value < math.inf:  # type: ignore[operator]
+        raise UsageError(f"{what} {shortened(value)}: it must be a number of seconds above 0")
+
+
+def require_some(what: str, values: object, kind: type) -> None:
+    """Raises UsageError for anything but a list of at least one of a kind; a text is no list of its letters."""
+    if isinstance(values, str) or not isinstance(values, Collection):
+        raise UsageError(f"{what} {shortened(values)}: it must be a list")
+    if not values:
+        raise UsageError(f"no {what}: name at least one")
+    for value in values:
+        if not isinstance(value, kind) or value == "":
+            raise UsageError(f"{what} {shortened(value)}: each must be a {kind.__name__}")
+
+
+def require_steps(*counts: int) -> None:
+    """Raises UsageError where the product of these counts is more steps than a run may have."""
+    steps = math.prod(counts)
+    if steps > MOST_STEPS:
+        raise UsageError(f"{shortened(steps)} steps are more than {MOST_STEPS}: ask for fewer sizes, or a larger step")
+
+
+def count_of(values: Collection[object]) -> int:
+    """How many there are: ``len`` fails for a range of more than a machine word counts."""
+    if isinstance(values, range):
+        return max(0, -((values.start - values.stop) // values.step))
+    return len(values)
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a finite or infinite number: neither NaN nor yes or no."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
+
+
+def shortened(value: object) -> str:
+    """A value in an error, which is to stay a line."""
+    try:
+        text = value if isinstance(value, str) else repr(value)
+    except ValueError:  # an int of more digits than Python writes
+        return "of thousands of digits"
+    return text if len(text) <= 2 * _MOST_SHOWN else f"{text[:_MOST_SHOWN]}... ({len(text)} characters)"

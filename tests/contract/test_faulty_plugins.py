@@ -1,0 +1,354 @@
+"""Backends, kernels and operations that break their contracts: each is named with its fault, and it alone is out."""
+
+import dataclasses
+import math
+from importlib.metadata import EntryPoint
+from typing import ClassVar
+
+import pytest
+
+import mamf
+from mamf import discovery
+from mamf.backend import Backend
+from mamf.errors import PluginError, PluginWarning
+from mamf.kernel import Kernel, Verdict
+from mamf.logs import known
+from mamf.logs.run_log import read_run_log
+from mamf.operation import Operation
+from mamf.operations.bandwidth.operation import Bandwidth
+from mamf.operations.bandwidth.shapes import BandwidthProblem
+from mamf.testing import SimulatedAttention, SimulatedBackend, SimulatedMatmul
+from mamf.testing.simulated_kernels import SimulatedBandwidth
+from mamf.work import Work
+
+HERE = "test_faulty_plugins"
+
+
+class FaultyBackend(SimulatedBackend):
+    name = "faulty"
+
+
+class FaultyMatmul(SimulatedMatmul):
+    name = "faulty"
+
+
+class DefaultMatmul(SimulatedMatmul):
+    """What is chosen where nothing is asked for."""
+
+    is_default = True
+
+
+class FaultyAttention(SimulatedAttention):
+    name = "faulty"
+
+
+@dataclasses.dataclass(frozen=True)
+class FaultyProblem(BandwidthProblem):
+    operation: ClassVar[str] = "faulty"
+
+
+class FaultyKernel(SimulatedBandwidth):
+    """Of the faulty operation, and right."""
+
+    name = "right"
+    operation = "faulty"
+
+
+class FaultyOperation(Bandwidth):
+    name = "faulty"
+    kernel_group = "faulty.kernels"
+    kernel_type = FaultyKernel
+    problem_type = FaultyProblem
+
+
+POINTS = {
+    discovery.BACKENDS: {"faulty": "FaultyBackend"},
+    discovery.KERNELS: {"faulty": "FaultyMatmul", "right": "DefaultMatmul"},
+    discovery.ATTENTION_KERNELS: {"faulty": "FaultyAttention"},
+    discovery.OPERATIONS: {"faulty": "FaultyOperation"},
+    "faulty.kernels": {"right": "FaultyKernel"},
+}
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch):
+    """The plugins as an installed distribution declares them, beside mamf's own operations."""
+    others = discovery.entry_points
+
+    def points(group):
+        own = [EntryPoint(name, f"{HERE}:{value}", group) for name, value in POINTS.get(group, {}).items()]
+        return [*own, *(others(group=group) if group == discovery.OPERATIONS else [])]
+
+    monkeypatch.setattr(discovery, "entry_points", points)
+    # What takes a tenth of a second of every run, and no part in it.
+    monkeypatch.setattr("mamf.doctor.psutil.cpu_percent", lambda interval: 0.0)
+    monkeypatch.setattr("mamf.environment._commit", lambda: None)
+    known._installed.cache_clear()
+    yield
+    known._installed.cache_clear()
+
+
+def raises(*arguments, **keywords):
+    raise RuntimeError("it broke\nand on a second line says so")
+
+
+def interrupted(*arguments, **keywords):
+    raise KeyboardInterrupt
+
+
+def gives(value):
+    return lambda *arguments, **keywords: value
+
+
+FAULTS = {"raises": raises, "None": gives(None), "NaN": gives(math.nan), "wrong type": gives(object())}
+#: Whatever they return is not looked at.
+RETURN_NOTHING = (
+    "synchronize",
+    "submit",
+    "wait",
+    "flush_cache",
+    "sleep",
+    "reset_peak_memory",
+    "release_memory",
+    "__init__",
+)
+SMALL = ["--m", "1024", "--n", "1024", "--k", "1024", "--time-limit", "0.01s"]
+SWEEP = ["sweep", "--backend", "faulty", *SMALL, "--output", "run.jsonl"]
+MATMUL = ["sweep", "--backend", f"{HERE}:FaultyBackend", *SMALL, "--output", "run.jsonl", "--kernel"]
+ATTENTION = ["attention", "--backend", "faulty", "--seq-lens", "512", "--no-ceiling", "--output", "run.jsonl"]
+OPERATION = ["sweep", "--operation", "faulty", "--backend", "faulty", "--time-limit", "0.01s", "--output", "run.jsonl"]
+
+BACKEND_METHODS = [
+    *("unavailable", "device_count", "device_name", "synchronize", "submit", "mark", "wait", "seconds_between"),
+    *("timer_overhead", "flush_cache", "operand_pool", "free_memory", "allocated_memory", "peak_memory"),
+    *("reset_peak_memory", "is_out_of_memory", "release_memory", "resolve_dtype", "unsupported_dtype"),
+    *("without_compiler", "advice", "settings", "now", "sleep", "__init__"),
+]
+KERNEL_METHODS = ["unavailable", "unsupported", "unsupported_shape", "variants", "settings", "refuses", "prepare"]
+KERNEL_METHODS.append("__init__")
+OPERATION_METHODS = [
+    *("default_shapes", "problem_for", "fastest_possible", "peak", "columns", "axis", "parse_shape", "shape_record"),
+    *("shape_from_record", "problem_record", "problem_from_record", "__init__"),
+]
+TABLE = [
+    *((FaultyBackend, method, [SWEEP, ["doctor", "--backend", "faulty"], ["backends"]]) for method in BACKEND_METHODS),
+    *((FaultyBackend, method, [["find", "--backend", "faulty", "--dry-run"]]) for method in BACKEND_METHODS),
+    *((FaultyMatmul, method, [[*MATMUL, "faulty"], ["kernels", "--backend", "faulty"]]) for method in KERNEL_METHODS),
+    *((FaultyMatmul, method, [["find", "--backend", "faulty", "--dry-run"]]) for method in KERNEL_METHODS),
+    *((FaultyAttention, method, [ATTENTION]) for method in KERNEL_METHODS),
+    *((FaultyOperation, method, [OPERATION, ["show", "run.jsonl"]]) for method in OPERATION_METHODS),
+    *((FaultyProblem, method, [OPERATION]) for method in ("work", "buffers", "nbytes")),
+]
+
+
+CASES = [pytest.param(*case, id=f"{case[0].__name__}.{case[1]}-{case[2][0][0]}") for case in TABLE]
+
+
+def put(monkeypatch, kind, method, fault):
+    is_of_class = method in ("unavailable", "device_count", "device_name") and issubclass(kind, SimulatedBackend)
+    monkeypatch.setattr(kind, method, classmethod(fault) if is_of_class else fault)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(("kind", "method", "commands"), CASES)
+def test_a_fault_is_told_in_a_line_that_names_the_plugin(run, monkeypatch, tmp_path, kind, method, commands, fault):
+    if method in (*RETURN_NOTHING, "__init__") and fault != "raises":
+        return
+    put(monkeypatch, kind, method, FAULTS[fault])
+    for command in commands:
+        if command[0] == "show" and not (tmp_path / "run.jsonl").exists():
+            continue
+        code, out, err = run(*command)
+        assert code in (0, 1, 2)
+        assert "Traceback" not in out + err
+        if code:
+            assert "faulty" in out + err
+        assert len(err.splitlines()) <= 2, err
+    assert all(path.stat().st_size for path in tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("kind", "method", "commands"), CASES)
+def test_ctrl_c_from_within_a_plugin_ends_the_run_with_its_log(run, monkeypatch, tmp_path, kind, method, commands):
+    with monkeypatch.context() as patch:
+        put(patch, kind, method, interrupted)
+        code, out, err = run(*commands[0])
+    known._installed.cache_clear()
+    assert code in (0, 130)
+    assert "Traceback" not in out + err
+    for path in tmp_path.iterdir():
+        assert read_run_log(path).is_truncated is False
+
+
+# -- what exactly is said ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "method", "fault", "command", "told"),
+    [
+        (FaultyBackend, "settings", raises, SWEEP, "backend faulty is broken: settings raised RuntimeError: it broke"),
+        (
+            FaultyBackend,
+            "advice",
+            gives(None),
+            SWEEP,
+            "backend faulty is broken: advice gave None, not a list of Advice",
+        ),
+        (FaultyBackend, "now", gives(math.nan), SWEEP, "backend faulty is broken: now gave nan, not a finite number"),
+        (
+            FaultyBackend,
+            "__init__",
+            raises,
+            SWEEP,
+            "backend faulty is broken: opening it raised RuntimeError: it broke",
+        ),
+        (FaultyBackend, "operand_pool", raises, SWEEP, "backend faulty is broken: operand_pool raised RuntimeError"),
+        (
+            FaultyMatmul,
+            "__init__",
+            raises,
+            [*MATMUL, "faulty"],
+            "kernel faulty is broken: making it raised RuntimeError",
+        ),
+        (FaultyMatmul, "unsupported", raises, [*MATMUL, "faulty"], "kernel faulty is broken: unsupported raised"),
+        (
+            FaultyOperation,
+            "default_shapes",
+            gives([]),
+            OPERATION,
+            "default_shapes gave a list, not a list of at least one",
+        ),
+        (
+            FaultyOperation,
+            "fastest_possible",
+            gives(math.nan),
+            OPERATION,
+            "fastest_possible gave nan, not a finite number",
+        ),
+        (FaultyProblem, "work", gives(Work(0, 0, "")), OPERATION, "is 0, not a number above 0"),
+    ],
+)
+def test_the_line_says_whose_fault_it_is_and_what(run, monkeypatch, kind, method, fault, command, told):
+    monkeypatch.setattr(kind, method, fault)
+    code, out, err = run(*command)
+    assert code == 2
+    assert told in out + err
+
+
+def test_what_a_kernel_throws_while_it_prepares_is_the_status_of_its_row(run, monkeypatch, tmp_path):
+    monkeypatch.setattr(FaultyMatmul, "prepare", raises)
+    code, _, _ = run(*MATMUL, "faulty")
+    (row,) = read_run_log(tmp_path / "run.jsonl").measurements
+    assert (code, row.status, row.reason) == (1, "failed", "RuntimeError: it broke")
+
+
+def test_details_that_json_does_not_hold_fail_their_row_alone(run, monkeypatch, tmp_path):
+    prepare = SimulatedMatmul.prepare
+
+    def prepared(self, *arguments):
+        ready = prepare(self, *arguments)
+        return dataclasses.replace(ready, verify=lambda index, result: Verdict(0.0, 1.0, {"kind": object()}))
+
+    monkeypatch.setattr(FaultyMatmul, "prepare", prepared)
+    assert run(*MATMUL, "faulty")[0] == 1
+    (row,) = read_run_log(tmp_path / "run.jsonl").measurements
+    assert row.status == "failed"
+    assert "detail 'kind' is a object, neither a number nor a text" in row.reason
+
+
+def test_details_without_a_number_are_left_out():
+    assert Verdict(math.inf, 0.1, {"cosine": math.nan, "worst": math.inf, "path": "fp16"}).details == {"path": "fp16"}
+
+
+def test_a_larger_first_product_that_finds_no_memory_is_no_matter(run, monkeypatch):
+    room_for_the_first = dataclasses.replace(FaultyBackend.physics, memory_bytes=8 * 2**20)
+    monkeypatch.setattr(FaultyBackend, "physics", room_for_the_first)
+    assert run("find", "--backend", "faulty", "--dry-run")[0] == 0
+
+
+def test_a_sensor_that_gives_no_number_fails_no_log(run, monkeypatch, tmp_path):
+    monkeypatch.setattr(
+        "mamf.testing.simulated.SimulatedSensors.read", lambda self, energy=False: mamf.backend.Reading(watts=math.nan)
+    )
+    assert run(*SWEEP)[0] == 1
+    (row,) = read_run_log(tmp_path / "run.jsonl").measurements
+    assert "backend faulty's telemetry is broken: read gave a Reading, not a finite number" in row.reason
+
+
+def test_memory_that_is_gone_at_the_first_product_is_said(run, monkeypatch):
+    monkeypatch.setattr(FaultyBackend, "physics", dataclasses.replace(FaultyBackend.physics, memory_bytes=1000))
+    code, _, err = run("find", "--backend", "faulty", "--dry-run")
+    assert code == 1
+    assert "the first product, 1024x1024x1024 by kernel simulated.mm on the device of backend faulty, failed" in err
+
+
+# -- it alone is out ---------------------------------------------------------------------------------------------------
+
+BROKEN_MODULES = {
+    "a missing library": "raise OSError('libmissing.so.1: cannot open shared object file')",
+    "a bug": "1 / 0",
+    "an exit": "import sys; sys.exit(7)",
+    "nothing": "",
+}
+
+
+@pytest.fixture(params=BROKEN_MODULES)
+def broken(request, tmp_path, monkeypatch):
+    """A registered kernel, of products and of attention, and a backend, whose module cannot be loaded."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    (folder / "mamf_broken.py").write_text(BROKEN_MODULES[request.param])
+    monkeypatch.syspath_prepend(folder)
+    for group in (discovery.KERNELS, discovery.ATTENTION_KERNELS, discovery.BACKENDS, discovery.OPERATIONS):
+        monkeypatch.setitem(POINTS, group, POINTS[group] | {"aaa": "x"})
+    others = discovery.entry_points
+
+    def points(group):
+        return [
+            EntryPoint("aaa", "mamf_broken:Broken", group) if point.name == "aaa" else point
+            for point in others(group=group)
+        ]
+
+    monkeypatch.setattr(discovery, "entry_points", points)
+
+
+def test_a_registered_plugin_that_is_broken_is_told_and_left_out(broken, run):
+    for command in (["find", "--dry-run"], ["attention", "--no-ceiling", "--dry-run"], ["sweep", "--dry-run", *SMALL]):
+        code, _, err = run(*command)
+        assert code == 0
+        assert "mamf: backend aaa: mamf_broken:Broken cannot be loaded" in err
+        assert "kernel aaa: mamf_broken:Broken cannot be loaded" in err
+        assert all(line.endswith("; it is left out") for line in err.splitlines())
+    for command in (["kernels"], ["backends"]):
+        code, out, _ = run(*command)
+        assert code == 0
+        assert "mamf_broken:Broken cannot be loaded" in out
+
+
+def test_one_that_is_asked_for_by_name_is_refused(broken, run):
+    for asked in (["--kernel", "aaa", "--backend", "faulty"], ["--backend", "aaa"]):
+        for command in (["find"], ["attention", "--no-ceiling"], ["sweep"]):
+            code, out, err = run(*command, *asked)
+            assert (code, out) == (2, "")
+            assert len(err.splitlines()) == 1
+            assert "mamf_broken:Broken cannot be loaded" in err
+            assert "output" not in err
+
+
+def test_the_library_warns_of_it(broken):
+    with pytest.warns(PluginWarning, match="mamf_broken:Broken cannot be loaded"):
+        rows = mamf.attention("b1h16q512k512d64", backend=SimulatedBackend())
+    assert [row.kernel for row in rows] == ["faulty"]
+    with pytest.raises(PluginError, match="cannot be loaded"):
+        mamf.attention("b1h16q512k512d64", backend=SimulatedBackend(), kernels=["aaa"])
+
+
+def public(kind):
+    return {name for name, value in vars(kind).items() if callable(getattr(kind, name)) and not name.startswith("_")}
+
+
+@pytest.mark.parametrize(
+    ("contract", "methods"), [(Backend, BACKEND_METHODS), (Kernel, KERNEL_METHODS), (Operation, OPERATION_METHODS)]
+)
+def test_every_method_of_a_contract_is_in_the_table(contract, methods):
+    """Whoever adds one adds it here."""
+    assert public(contract) <= {*methods, "burst_traits", "sustained_traits"}

@@ -1,0 +1,234 @@
+"""What is asked for beyond what can be: refused in one line, with exit code 2 and nothing left behind."""
+
+import math
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+import mamf
+from mamf.ceilings.ceiling import Ceiling
+from mamf.cli.session import datetime
+from mamf.errors import MamfError
+from mamf.limits import MOST_STEPS, count_of, require_steps, shortened, whole_number
+from mamf.logs.legacy import read_legacy_or_none
+from mamf.logs.run_log import read_run_log
+from mamf.logs.writer import RunLogWriter
+from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.bandwidth.shapes import BandwidthProblem, BandwidthShape
+from mamf.operations.matmul.kernel import MatmulProblem
+from mamf.operations.matmul.shapes import MatmulShape, matmul_grid, parse_range
+from mamf.plans import FindPlan, KernelsPlan, Plan
+from mamf.statistics import Interval
+from mamf.testing import SimulatedBackend
+
+DEVICE = ["--backend", "mamf.testing:SimulatedBackend"]
+KERNEL = ["--kernel", "mamf.testing:SimulatedMatmul"]
+SWEEP = ["sweep", *DEVICE, *KERNEL]
+ATTENTION = ["attention", *DEVICE, "--kernel", "mamf.testing:SimulatedAttention", "--no-ceiling"]
+NINES, BEYOND_PYTHON = "9" * 400, "9" * 5000
+MANY = list(map(str, range(1, 101)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([*SWEEP, "--m-range", "0", "1000000000", "1"], "999999999 steps are more than 1000000"),
+        ([*SWEEP, "--m-range", "0", "1001", "1", "--k-range", "0", "1003", "1"], "1002000 steps"),
+        ([*SWEEP, "--m-range", "0", "600001", "1", "--regime", "burst", "sustained"], "1200000 steps"),
+        ([*SWEEP, "--m-range", "0", "9" * 19, "1"], "9999999999999999998 steps"),
+        ([*SWEEP, "--m-range", "0", BEYOND_PYTHON, "1"], "(5000 characters) is too large a number"),
+        ([*SWEEP, "--m", "1" + "0" * 300], "(301 characters) is too large a number"),
+        ([*SWEEP, "--m", BEYOND_PYTHON], "(5000 characters) is too large a number"),
+        ([*SWEEP, "--shapes", f"{BEYOND_PYTHON}x1x1"], "(5000 characters) is too large a number"),
+        ([*SWEEP, "--seed", str(2**64)], "18446744073709551616 is too large a number"),
+        ([*SWEEP, "--seed", str(2**63)], "seed 9223372036854775808: it must be at most 9223372036854775807"),
+        ([*SWEEP, "--budget", NINES], "(400 characters)' is not a duration"),
+        (["find", *DEVICE, *KERNEL, "--budget", "0.000000001s"], "are too few for a search on this device"),
+        ([*ATTENTION, "--seq-lens", *MANY, "--heads", *MANY, "--batch", *MANY, "--window", *MANY], "steps are more"),
+        ([*ATTENTION, "--causal", "yes", "--no-causal"], "not allowed with argument --causal"),
+        ([*ATTENTION, "--baseline", "nope"], "unknown baseline 'nope'; known: simulated-attention"),
+        ([*ATTENTION, "--seq-lens", BEYOND_PYTHON], "is too large a number"),
+        (["bandwidth", *DEVICE, "--size", f"{NINES}GiB"], "is too large a number"),
+        (["bandwidth", *DEVICE, "--pattern", ""], "argument --pattern: it is empty"),
+        ([*SWEEP, "--kernel", ""], "argument --kernel: it is empty"),
+        ([*SWEEP, "--dtype", ""], "argument --dtype: it is empty"),
+        ([*SWEEP, "--output", ""], "argument --output: it is empty"),
+        ([*SWEEP, "--output", " "], "argument --output: it is empty"),
+        (["show", ""], "argument LOG: it is empty"),
+        (["sweep", "--operation"], "argument --operation: expected one argument"),
+        (["sweep", "--operation="], "argument --operation: it is empty"),
+        (["kernels", "--operation"], "argument --operation: expected one argument"),
+        (["show", "a" * 5000], "File name too long"),
+        (["plot", "a" * 5000], "File name too long"),
+        (["results", "check", "a" * 5000], "File name too long"),
+        ([*SWEEP, "--resume", "/dev/null"], "cannot resume /dev/null: it is no regular file"),
+        (
+            [*SWEEP[:3], "--kernel", "::"],
+            "'::' names no kernel: write package.module:Class, or a name of 'mamf kernels'",
+        ),
+        ([*SWEEP[:3], "--kernel", ":Y"], "':Y' names no kernel"),
+        ([*SWEEP[:3], "--kernel", "../x:Y"], "'../x:Y' names no kernel"),
+        (["sweep", "--backend", ":"], "':' names no backend"),
+        (["doctor", "--backend", "mamf.backend:Backend"], "mamf.backend:Backend is abstract, and defines no __init__,"),
+        (["doctor", "--backend", "mamf.torch_backend:TorchBackend"], "is abstract, and defines no describe,"),
+    ],
+)
+def test_it_is_one_line_and_exit_code_2(run, tmp_path, arguments, told):
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert told in err
+    assert len(err.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_range_that_is_long_is_not_listed_to_be_counted():
+    sizes = parse_range(0, 10**18, 1)
+    assert count_of(sizes) == 10**18 - 1
+    assert count_of(range(5, 6, 4)) == len(range(5, 6, 4))
+    with pytest.raises(MamfError, match="are more than"):
+        matmul_grid(sizes, sizes, sizes)
+    require_steps(MOST_STEPS)
+    with pytest.raises(MamfError, match="ask for fewer sizes"):
+        require_steps(MOST_STEPS, 2)
+
+
+def test_what_a_line_holds_is_short():
+    assert shortened("x" * 48) == "x" * 48
+    assert shortened("x" * 49) == "x" * 24 + "... (49 characters)"
+    assert shortened(10**5000) == "of thousands of digits"
+
+
+# -- files and streams -------------------------------------------------------------------------------------------------
+
+
+def test_a_header_that_cannot_be_written_leaves_no_file(tmp_path):
+    with pytest.raises(MamfError, match="JSON"):
+        RunLogWriter.create(tmp_path / "run.jsonl", {"budget": math.inf})
+    assert not (tmp_path / "run.jsonl").exists()
+
+
+@pytest.fixture
+def log(run, tmp_path):
+    assert run(*SWEEP, "--m", "64", "--n", "64", "--k", "64", "--output", "run.jsonl")[0] == 0
+    return tmp_path / "run.jsonl"
+
+
+def test_a_closed_stdout_is_said_and_a_closed_stderr_is_no_matter(run, log, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", None)
+        assert run("show", "run.jsonl")[::2] == (2, f"mamf: {CLOSED}\n")
+    shown = run("show", "run.jsonl")
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", None)
+        assert run("show", "run.jsonl")[:2] == shown[:2]
+        assert run("show", "nothing.jsonl")[:2] == (2, "")
+
+
+CLOSED = "stdout is closed, so nothing could be shown: send it to a file, or to /dev/null"
+
+
+def test_a_log_may_come_through_a_pipe_and_is_shown_but_not_resumed(run, log):
+    shown = run("show", "run.jsonl")
+    for command in (["show"], [*SWEEP, "--resume"]):
+        ends = os.pipe()
+        os.write(ends[1], log.read_bytes())
+        os.close(ends[1])
+        found = run(*command, f"/dev/fd/{ends[0]}")
+        os.close(ends[0])
+        if command == ["show"]:
+            assert found == shown
+    assert found[0] == 2
+    assert "it is no regular file" in found[2]
+
+
+def test_two_runs_of_one_second_have_names_of_their_own(run, tmp_path, monkeypatch):
+    class Stopped(datetime):
+        @classmethod
+        def now(cls, zone=None):
+            return cls(2026, 1, 2, 3, 4, 5)
+
+    monkeypatch.setattr("mamf.cli.session.datetime", Stopped)
+    for _ in range(3):
+        assert run(*SWEEP, "--m", "64", "--n", "64", "--k", "64")[0] == 0
+    name = "mamf-sweep-simulated-h100-bfloat16-burst-20260102-030405"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{name}-2.jsonl", f"{name}-3.jsonl", f"{name}.jsonl"]
+
+
+# -- the library -------------------------------------------------------------------------------------------------------
+
+SHAPE, PROBLEM = MatmulShape(64, 64, 64), MatmulProblem()
+GRID = mamf.MatmulGrid((64,), (64,), (64,))
+CEILING = Ceiling("device", None, PROBLEM, "burst", "torch.mm", SHAPE, 1.0, Interval(1.0, 1.0, 0.95), 3)
+
+
+def of_sweep(**options):
+    return mamf.sweep(["64x64x64"], backend=SimulatedBackend(), kernel="mamf.testing:SimulatedMatmul", **options)
+
+
+def of_attention(**options):
+    return mamf.attention(["b1h1q64k64d64"], backend=SimulatedBackend(), **options)
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda: CEILING.utilization(flop=1, seconds=0, regime="burst"), "seconds 0: it must be a number of seconds"),
+        (lambda: CEILING.utilization(flop=1, seconds=math.nan, regime="burst"), "seconds nan"),
+        (lambda: CEILING.utilization(flop=math.nan, seconds=1, regime="burst"), "flop nan"),
+        (lambda: of_sweep(precision=0), "precision 0: it must be a share between 0 and 1"),
+        (lambda: of_sweep(precision=-1), "precision -1"),
+        (lambda: of_sweep(precision=math.nan), "precision nan"),
+        (lambda: of_sweep(budget_seconds=0), "budget_seconds 0: it must be a number of seconds above 0"),
+        (lambda: mamf.sweep([], backend=SimulatedBackend(), kernel="mamf.testing:SimulatedMatmul"), "no shapes"),
+        (lambda: mamf.sweep([64], backend=SimulatedBackend(), kernel="mamf.testing:SimulatedMatmul"), "shapes 64"),
+        (lambda: of_attention(kernels="sdpa"), "kernels sdpa: it must be a list"),
+        (lambda: of_attention(kernels=[]), "no kernels: name at least one"),
+        (lambda: mamf.find(backend=SimulatedBackend(), kernels="torch.mm"), "kernels torch.mm: it must be a list"),
+        (lambda: mamf.find(backend=SimulatedBackend(), kernels=[]), "no kernels"),
+        (lambda: MatmulShape(1.5, 1, 1), "M 1.5: it must be a whole number"),
+        (lambda: MatmulShape(0, 1, 1), "M 0: it must be at least 1"),
+        (lambda: MatmulShape(10**300, 1, 1), r"M 100000000000000000000000... \(301 characters\): it must be at most"),
+        (lambda: AttentionShape(1, 1, 1, 64, 64.0, 64, 64), "seqlen_k 64.0: it must be a whole number"),
+        (lambda: BandwidthShape("1"), "bytes of an array 1: it must be a whole number"),
+        (lambda: MatmulProblem(seed=-1), "seed -1: it must be at least 0"),
+        (lambda: AttentionProblem(seed=2**63), "seed 9223372036854775808: it must be at most"),
+        (lambda: AttentionProblem(sparsity=math.nan), "sparsity nan"),
+        (lambda: BandwidthProblem(warm=0), "warm 0: it must be at least 1"),
+        (lambda: Plan((SHAPE,), PROBLEM, seconds=math.inf), "seconds inf"),
+        (lambda: Plan((SHAPE,), PROBLEM, reference_every=0), "reference_every 0"),
+        (lambda: Plan((SHAPE,), PROBLEM, ()), "no regimes"),
+        (lambda: FindPlan(PROBLEM, (), GRID), "no kernels"),
+        (lambda: FindPlan(PROBLEM, ("torch.mm",), GRID, budget_seconds=-1), "budget_seconds -1"),
+        (lambda: KernelsPlan("attention", (1,), (AttentionProblem(),), ("",)), "kernels : each must be a str"),
+        (lambda: whole_number("size", None), "size None: it must be a whole number"),
+    ],
+)
+def test_a_call_that_makes_no_sense_is_a_value_error_of_mamf(call, told):
+    with pytest.raises(MamfError, match=told) as raised:
+        call()
+    assert isinstance(raised.value, ValueError)
+
+
+def test_whole_numbers_of_other_libraries_are_taken():
+    numpy = pytest.importorskip("numpy")
+    shape = MatmulShape(*numpy.array([64, 32, 16]))
+    assert shape == MatmulShape(64, 32, 16)
+    assert {type(size) for size in (shape.m, shape.n, shape.k)} == {int}
+
+
+def test_a_text_is_a_shape_or_several():
+    rows = mamf.sweep("64x64x64 128x64x64", backend=SimulatedBackend(), kernel="mamf.testing:SimulatedMatmul")
+    assert {str(row.shape) for row in rows} == {"64x64x64", "128x64x64"}
+    rows = mamf.sweep(SHAPE, backend=SimulatedBackend(), kernel="mamf.testing:SimulatedMatmul")
+    assert [row.shape for row in rows] == [SHAPE]
+
+
+RESULTS = Path(__file__).resolve().parents[2] / "results"
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.rglob("*.jsonl")), ids=lambda path: path.stem)
+def test_every_log_in_results_is_within_the_limits(path):
+    if read_legacy_or_none(path) is None:
+        assert read_run_log(path).measurements

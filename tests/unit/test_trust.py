@@ -1,0 +1,147 @@
+"""Nothing is imported because a log says so: only what the command line names itself, or an entry point registers."""
+
+import json
+import sys
+
+import pytest
+from test_attention import KERNELS
+
+from mamf import load_ceiling, measure_kernels
+from mamf.ceilings.ceiling import Ceiling
+from mamf.cli import main
+from mamf.errors import UsageError
+from mamf.logs.plan_records import plan_record
+from mamf.logs.records import ceiling_record
+from mamf.operations.matmul.kernel import MatmulProblem
+from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
+from mamf.plans import FindPlan
+from mamf.statistics import Interval
+from mamf.testing import SimulatedBackend
+
+DEVICE = ["--backend", "mamf.testing:SimulatedBackend"]
+MATMUL = ["--kernel", "mamf.testing:SimulatedMatmul"]
+SMALL = ["--m", "256", "--n", "256", "--k", "256"]
+ATTENTION = ["--kernel", *KERNELS, "--seq-lens", "512", "--no-ceiling"]
+ANY = ["--operation", "attention", "--kernel", KERNELS[0], "--shapes", "b1h16q512k512d64"]
+#: A command, the options that make its log, and those that resume it.
+RUNS = {
+    "sweep": (["sweep"], [*SMALL, *MATMUL], MATMUL),
+    "find": (["find"], ["--regime", "burst", "--budget", "1s", *MATMUL], MATMUL),
+    "attention": (["attention"], ATTENTION, ["--kernel", *KERNELS]),
+    "operation": (["sweep", "--operation", "attention"], ANY[2:], ["--kernel", KERNELS[0]]),
+}
+
+
+@pytest.fixture
+def evil(tmp_path, monkeypatch):
+    """A module that shows that it was imported."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "evil.py").write_text("import pathlib\npathlib.Path('imported').touch()\n")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    yield lambda: (tmp_path / "imported").exists()
+    sys.modules.pop("evil", None)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The records of a log of each command."""
+    folder, logs = tmp_path_factory.mktemp("made"), {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mamf.ceilings.grid._STEPS", 4)
+        for name, (command, options, _) in RUNS.items():
+            main([*command, *DEVICE, *options, "--output", str(folder / name)])
+            logs[name] = (folder / name).read_text()
+    return logs
+
+
+@pytest.fixture
+def crafted(made, tmp_path):
+    """Put the log of a command here, with something else in its records, and without its end."""
+
+    def craft(name, change):
+        records = [json.loads(line) for line in made[name].splitlines()]
+        for record in records:
+            change(record)
+        (tmp_path / "run.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records[:-1]))
+
+    return craft
+
+
+def backend(record):
+    if record["record"] == "header":
+        record["device"]["backend"] = "evil:X"
+
+
+def kernel(record):
+    if record["record"] == "header":
+        record["kernel"] = "evil:X"
+        record["plan"]["kernels"] = ["evil:X"]
+        if record["plan"]["command"] == "sweep" and "operation" not in record["plan"]:
+            del record["plan"]["kernels"]
+
+
+def assert_refused(found, *told):
+    code, out, err = found
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) == 1
+    for text in told:
+        assert text in err
+
+
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]], ids=["measure", "dry-run"])
+@pytest.mark.parametrize("name", RUNS)
+def test_a_backend_or_kernel_that_a_log_names_is_not_imported(crafted, run, evil, name, dry):
+    command, _, again = RUNS[name]
+    crafted(name, backend)
+    told = "run.jsonl names backend evil:X, which is not installed: add --backend evil:X if you trust it"
+    assert_refused(run(*command, *again, "--resume", "run.jsonl", *dry), told)
+    (run.folder / "run.jsonl").unlink()
+    crafted(name, kernel)
+    told = "run.jsonl names kernel evil:X, which is not installed: add --kernel evil:X if you trust it"
+    assert_refused(run(*command, *DEVICE, "--resume", "run.jsonl", *dry), told)
+    assert not evil()
+    assert run(*command, *DEVICE, "--kernel", "evil:X", "--resume", "run.jsonl", *dry)[0] == 2
+    assert evil()
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_what_the_command_names_again_is_resumed(crafted, run, name):
+    command, _, again = RUNS[name]
+    crafted(name, lambda record: None)
+    assert run(*command, *DEVICE, *again, "--resume", "run.jsonl", "--dry-run")[0] == 0
+
+
+@pytest.mark.parametrize("command", [["show"], ["compare", "run.jsonl"], ["results", "check"]])
+@pytest.mark.parametrize("name", RUNS)
+def test_reading_a_log_imports_nothing(crafted, run, evil, name, command):
+    crafted(name, lambda record: (backend(record), kernel(record)))
+    run(*command, "run.jsonl")
+    assert not evil()
+
+
+def test_the_kernel_of_a_given_ceiling_is_not_imported(crafted, run, evil):
+    crafted("find", lambda record: None)
+    shape, interval = MatmulShape(64, 64, 64), Interval(1.0, 1.0, 0.95)
+    found = Ceiling("Simulated H100", None, MatmulProblem(), "burst", "evil:X", shape, 1.0, interval, 3)
+    with (run.folder / "run.jsonl").open("a") as log:
+        log.write(json.dumps({"record": "ceiling", **ceiling_record(found)}) + "\n")
+    for dry in ([], ["--dry-run"]):
+        told = "the log names kernel evil:X, which is not installed: install what provides it"
+        assert_refused(run("attention", *DEVICE, *ATTENTION[:-1], "--ceiling", "run.jsonl", *dry), told)
+    known = {("bfloat16", "burst"): load_ceiling(run.folder / "run.jsonl")}
+    with pytest.raises(UsageError, match="names kernel evil:X"):
+        measure_kernels("attention", "b1h16q512k512d64", ceilings=known, backend=SimulatedBackend(), kernels=KERNELS)
+    assert not evil()
+
+
+def test_the_kernels_of_a_search_are_not_imported(crafted, run, evil):
+    def of_search(record):
+        if record["record"] == "header":
+            search = plan_record(FindPlan(MatmulProblem(), ("evil:X",), MatmulGrid((64,), (64,), (64,))))
+            search.pop("command")
+            record["plan"]["searches"] = [search]
+
+    crafted("attention", of_search)
+    found = run("attention", *DEVICE, *ATTENTION[:3], "--resume", "run.jsonl")
+    assert_refused(found, "names kernel evil:X of a search, which is not installed")
+    assert not evil()

@@ -1,4 +1,4 @@
-"""Attacks mamf: damaged logs, bad command lines, kills in virtual time and real ones; prints a table of what came of it.
+"""Attacks mamf: damaged logs, bad command lines, kills in virtual time and real ones; prints a table of counts.
 
     python tools/attack.py                                          # all of it: hours
     python tools/attack.py --logs 200 --inputs 200 --virtual-kills 50 --real-kills 3

@@ -157,9 +157,6 @@ class _FindSession(Session[FindPlan]):
     def label(self) -> str:
         return self.plan.problem.dtype
 
-    def has_all(self) -> bool:
-        return self.log is not None and self.log.summary is not None and self.log.summary["status"] == "complete"
-
     def total(self) -> None:
         return None
 

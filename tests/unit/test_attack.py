@@ -105,6 +105,18 @@ def test_a_signal_within_a_record_leaves_ceilings_that_follow_from_the_rows(run,
         assert '"record": "ceiling"' in path.read_text()
 
 
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
+def test_a_run_that_is_killed_after_its_last_row_is_resumed_to_its_summary(run, folder, logs):
+    path = folder / "killed.jsonl"
+    whole = kills.whole_lines(logs[run.name])
+    path.write_bytes(b"".join(line for line in whole if b'"record": "summary"' not in line))
+    assert call(run.resumed(path), Counts("resumed")).code == 0
+    assert kills.is_complete(path)
+    counts = Counts("judged")
+    kills.judge(run, path, logs[run.name], counts)
+    assert_survived(counts)
+
+
 def changed(path, number, value, *way):
     """A log with another value in one place of a line, counted from 0."""
     lines = path.read_text().splitlines()

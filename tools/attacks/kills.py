@@ -1,4 +1,4 @@
-"""Runs in virtual time that are killed, interrupted and run out of disk anywhere, and resumed until they are complete."""
+"""Runs in virtual time that are killed, interrupted and run out of disk anywhere, and resumed until they are whole."""
 
 from __future__ import annotations
 

@@ -7,14 +7,17 @@ loading or making one is a PluginError that names it.
 
 from __future__ import annotations
 
+import functools
 import importlib
+import importlib.metadata
 import inspect
 import re
+import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import Any, TypeVar
 
 from mamf.backend import Backend, Unavailable
@@ -45,6 +48,16 @@ class BackendStatus:
     unavailable: Unavailable | None = None
     is_accelerator: bool = True
     fault: PluginError | None = None
+
+
+def entry_points(group: str) -> Sequence[EntryPoint]:
+    """The entry points of a group that installed distributions declare."""
+    return _declared(group, tuple(sys.path))
+
+
+@functools.lru_cache  # read from a file of every distribution, and asked for many times in a command
+def _declared(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    return tuple(importlib.metadata.entry_points(group=group))
 
 
 def registered(group: str) -> dict[str, EntryPoint]:

@@ -119,14 +119,20 @@ def median_interval(samples: Sequence[float], confidence: float = CONFIDENCE) ->
     range.
     """
     ordered = sorted(samples)
-    count, total = len(ordered), 2 ** len(ordered)
+    rank, coverage = _median_rank(len(ordered), confidence)
+    return Interval(ordered[rank], ordered[len(ordered) - 1 - rank], coverage)
+
+
+@functools.lru_cache(1024)  # a regime asks after each train, a reader for each row
+def _median_rank(count: int, confidence: float) -> tuple[int, float]:
+    """The rank, from either end, of the samples between which the median of so many lies, and the coverage of that."""
     # below: outcomes (of 2**count) in which the true median lies under the sample of this rank; exact integers.
-    rank, below = 0, 1
+    rank, below, at_rank, total = 0, 1, 1, 2**count
     while True:
-        below_next = below + math.comb(count, rank + 1)
-        if 1 - 2 * below_next / total < confidence:
-            return Interval(ordered[rank], ordered[count - 1 - rank], 1 - 2 * below / total)
-        rank, below = rank + 1, below_next
+        at_rank = at_rank * (count - rank) // (rank + 1)
+        if 1 - 2 * (below + at_rank) / total < confidence:
+            return rank, 1 - 2 * below / total
+        rank, below = rank + 1, below + at_rank
 
 
 def batch_means_interval(samples: Sequence[float], batches: int = _BATCHES) -> Interval:

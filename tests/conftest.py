@@ -11,6 +11,8 @@ from mamf.testing import SimulatedBackend
 # The processes that run the tests share the cores: threads of torch's own would only wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+OF_A_DEVICE = Path(__file__).parent / "device"
+
 # No test asserts on the wall clock, hypothesis's included.
 settings.register_profile("mamf", deadline=None)
 settings.load_profile("mamf")
@@ -19,7 +21,8 @@ settings.load_profile("mamf")
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config):
     """Tests of an accelerator have it to themselves; all others run on every core."""
-    if any("device" in Path(argument).parts for argument in config.args):
+    asked = (Path(config.invocation_params.dir, argument.partition("::")[0]).resolve() for argument in config.args)
+    if any(path.is_relative_to(OF_A_DEVICE) for path in asked):
         config.option.dist = "no"
         return 0
     return None

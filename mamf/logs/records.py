@@ -71,8 +71,6 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
     if record["status"] not in STATUSES:
         raise ValueError(f"unknown status {record['status']!r}")
     of = operation_of_record(record)
-    if of.name not in (MatmulProblem.operation, operation_of_plan(header["plan"])):
-        raise ValueError(f"a row of {of.name} in a log of {operation_of_plan(header['plan'])}")
     shape = of.shape_from_record(record["shape"])
     problem = of.problem_from_record(record["problem"]) if "problem" in record else matmul_problem(header)
     if record["best_by"] not in _STATISTICS:

@@ -26,9 +26,10 @@ from mamf.backend import DeviceInfo
 from mamf.ceilings.ceiling import Ceiling
 from mamf.errors import MamfError, RunLogError
 from mamf.logs.plan_records import plan_from_record
-from mamf.logs.records import ceiling_from_record, measurement_from_record, measurement_record
+from mamf.logs.records import ceiling_from_record, measurement_from_record, measurement_record, operation_of_plan
 from mamf.logs.schema import HEADER, KINDS, plan_schema, record_schema, require
 from mamf.measurement import Measurement
+from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.plans import FindPlan, Held, KernelsPlan, Plan
 from mamf.tabular import Tabular
 
@@ -197,7 +198,10 @@ def _add(log: RunLog, record: dict[str, Any]) -> None:
         raise ValueError(f"unknown record {kind!r}")
     require(record, record_schema(record))
     if kind == "measurement":
-        log.measurements.append(measurement_from_record(record, log.header))
+        row, of = measurement_from_record(record, log.header), operation_of_plan(log.header["plan"])
+        if row.operation not in (MatmulProblem.operation, of):
+            raise ValueError(f"a row of {row.operation} in a log of {of}")
+        log.measurements.append(row)
         log.summary = None
     elif kind == "ceiling":
         ceiling = ceiling_from_record(record, log.header)

@@ -1,6 +1,7 @@
 """The house as drawn: who may import whom, and what packaging promises."""
 
 import ast
+import functools
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -65,8 +66,13 @@ FLOORS = (
 BESIDE = ("torch_backend", "operations.outputs", "operations.compilation", "testing", "__init__", "__main__")
 
 
+@functools.cache
+def nodes(path):
+    return tuple(ast.walk(ast.parse(path.read_text())))
+
+
 def imports(path):
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -128,10 +134,7 @@ def test_no_one_imports_an_adapter_by_name(path):
 @pytest.mark.parametrize("path", CORE, ids=lambda path: str(path.relative_to(ROOT)))
 def test_what_a_device_can_is_asked_of_it_and_not_of_its_name(path):
     compared = [
-        side
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Compare)
-        for side in (node.left, *node.comparators)
+        side for node in nodes(path) if isinstance(node, ast.Compare) for side in (node.left, *node.comparators)
     ]
     named = [ast.unparse(side) for side in compared if isinstance(side, ast.Attribute)]
     assert "testing" in path.parts or not [name for name in named if name.endswith("backend.name")]
@@ -182,14 +185,14 @@ MAY_PRINT = (ROOT / "mamf" / "cli" / "terminal.py",)
 
 @pytest.mark.parametrize("path", CORE, ids=lambda path: str(path.relative_to(ROOT)))
 def test_only_the_terminal_prints(path):
-    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    calls = [node for node in nodes(path) if isinstance(node, ast.Call)]
     printed = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "print"]
     assert path in MAY_PRINT or not printed
 
 
 @pytest.mark.parametrize("path", [path for path in CORE if path.parent.name == "cli"], ids=lambda path: path.name)
 def test_no_assertion_judges_what_a_user_gives(path):
-    assert not [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Assert)]
+    assert not [node for node in nodes(path) if isinstance(node, ast.Assert)]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,3 @@
-import subprocess
-import sys
 import textwrap
 
 import pytest
@@ -28,17 +26,17 @@ def distribution(tmp_path, monkeypatch):
     return install
 
 
-def test_a_third_partys_backend_is_found_and_opened(distribution):
+def test_a_third_partys_backend_is_found_and_opened(distribution, run):
     source = """
         from mamf.testing import SimulatedBackend
         class NpuBackend(SimulatedBackend):
             name = "npu"
     """
-    folder = distribution("mamf_npu", "npu", "mamf_npu:NpuBackend", source)
+    distribution("mamf_npu", "npu", "mamf_npu:NpuBackend", source)
     assert open_backend("npu").name == "npu"
-    command = [sys.executable, "-m", "mamf", "backends"]
-    listed = subprocess.run(command, capture_output=True, text=True, check=True, env={"PYTHONPATH": str(folder)})
-    assert "npu      device 0: Simulated H100" in listed.stdout
+    code, listed, _ = run("backends")
+    assert code == 0
+    assert "npu      device 0: Simulated H100" in listed
 
 
 def test_auto_prefers_an_accelerator(distribution):

@@ -135,7 +135,18 @@ def test_what_contradicts_the_log_is_refused_and_says_what_to_do(resume, command
 @pytest.mark.parametrize("command", MADE)
 def test_every_option_that_decides_a_figure_is_checked(command, run):
     """Whoever adds an option adds it here: a contradiction of it, or a reason why it is free."""
-    free = {"--budget", "--dry-run", "--output", "--resume", "--notes", "--format", "--top", "--baseline", "--help"}
+    free = {
+        "--budget",
+        "--dry-run",
+        "--output",
+        "--resume",
+        "--notes",
+        "--format",
+        "--top",
+        "--wide",
+        "--baseline",
+        "--help",
+    }
     elsewhere = {
         "--fast-accumulation",
         "--no-fast-accumulation",

@@ -7,7 +7,7 @@ import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Generic, NamedTuple
@@ -161,11 +161,11 @@ class Session(ABC, Generic[AnyPlan]):
             return self._report(self.log.header, self.log.summary, self.log.path)
         self.findings = diagnose(self.backend)
         header = self.log.header if self.log else self._header()
-        with self.interruption.shielded():
-            writer = self._open_log(header)
-        for finding in warnings(self.findings):
-            warn(as_line(finding))
-        with writer:
+        with ExitStack() as opened:
+            with self.interruption.shielded():
+                writer = opened.enter_context(self._open_log(header))
+            for finding in warnings(self.findings):
+                warn(as_line(finding))
             self.before_measuring(writer)
             begun = self._now()
             end = self._collect(writer)

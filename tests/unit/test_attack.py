@@ -105,6 +105,13 @@ def test_a_signal_within_a_record_leaves_ceilings_that_follow_from_the_rows(run,
         assert '"record": "ceiling"' in path.read_text()
 
 
+def test_a_log_is_let_go_of_when_a_signal_falls_into_its_header(folder):
+    path, run = folder / "run.jsonl", RUNS[0]
+    with kills.at_a_write(0, Random(0), lambda: signal.raise_signal(signal.SIGINT)):
+        assert call(run.new(path), Counts("interrupted")).code == 130
+    assert call(run.resumed(path), Counts("resumed")).code == 0
+
+
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
 def test_a_run_that_is_killed_after_its_last_row_is_resumed_to_its_summary(run, folder, logs):
     path = folder / "killed.jsonl"

@@ -174,3 +174,10 @@ def test_a_summary_may_not_say_what_is_left(folder, logs):
     shutil.copy(logs["sweep"], path)
     changed(path, -1, None, "left")
     assert "complete; 6 measured" in call(["show", str(path)], Counts("left")).out
+
+
+def test_a_link_to_itself_is_no_log_to_import(folder):
+    (folder / "loop").symlink_to("loop")
+    counts = Counts("loop")
+    assert call(["import", "loop"], counts).code == 2
+    assert_survived(counts)

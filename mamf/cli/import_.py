@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import os
 import itertools
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

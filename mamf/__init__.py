@@ -39,6 +39,14 @@ _HOMES = {
     # what is measured
     "Ceiling": "mamf.ceilings.ceiling",
     "Measurement": "mamf.measurement",
+    # models against the ceiling
+    "KnownPeak": "mamf.models.known_ceilings",
+    "Meter": "mamf.models.meter",
+    "ModelFlops": "mamf.models.model_flops",
+    "StepFigures": "mamf.models.meter",
+    "count_flops": "mamf.integrations.flop_counter",
+    "model_flops": "mamf.models.model_flops",
+    "peak": "mamf.models.known_ceilings",
     # logs
     "Comparison": "mamf.logs.compare",
     "FinderRun": "mamf.logs.legacy",

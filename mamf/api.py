@@ -3,17 +3,17 @@
 Every call streams its rows, may be broken off at any moment, and keeps a run log where ``log`` names a file. They share
 these options:
 
-- ``backend``: a name of ``mamf backends``, ``auto`` for the first accelerator, or one that is open; ``device``: which
-  of several.
+- ``backend``: a name of ``mamf backends``, ``auto`` for the first accelerator, or an open one; ``device``: which of it.
 - ``precision``: half the width of the interval to reach within a visit, as a share of the figure.
 - ``budget_seconds``: for the whole call; what it leaves out is counted in the log.
-- ``log``: a file that must not exist yet. Each row stands in it before the caller has it, and however the run ends, the
-  log says so.
+- ``log``: a file that must not exist yet; it holds each row before the caller has it, and says how the run ended.
 """
 
 from __future__ import annotations
 
 import functools
+import tempfile
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -30,6 +30,7 @@ from mamf.dtypes import DTYPES, canonical_name
 from mamf.logs.recording import Recording
 from mamf.logs.records import ceiling_record
 from mamf.measurement import Measurement
+from mamf.models.found import leave
 from mamf.operations.attention.shapes import AttentionShape
 from mamf.operations.bandwidth.shapes import BandwidthShape
 from mamf.operations.matmul.kernel import MatmulProblem
@@ -67,20 +68,25 @@ def problem_for(
     return MatmulProblem(operand, output or DTYPES[operand].default_output, layout, data, seed, fast_accumulation)
 
 
-def find(dtype: str | None = None, *, on_row: OnRow | None = None, **options: Any) -> Ceiling:
+def find(
+    dtype: str | None = None, *, on_row: OnRow | None = None, log: str | Path | None = None, **options: Any
+) -> Ceiling:
     """The ceiling of the device, by default in burst: the highest rate there is, confirmed by fresh rounds.
 
-    ``options``: those of ``search``, which streams; ``on_row`` is called with each row as it is measured. Raises what
-    ``search`` does, and DeviceError when nothing was confirmed within the budget.
+    ``options``: those of ``search``, which streams; ``on_row`` is called with each row. ``mamf.peak`` knows it then.
+    Raises what ``search`` does, and DeviceError when nothing was confirmed within the budget.
 
     >>> mamf.find("bfloat16")
     Ceiling(Simulated H100, bfloat16, burst: ... TFLOPS at ... by simulated.mm)
     """
-    running = search(dtype, **options)
-    with closing(iter(running)) as rows:
-        for row in rows:
-            if on_row is not None:
-                on_row(row)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(log or Path(folder, "find.jsonl"))
+        running = search(dtype, log=path, **options)
+        with closing(iter(running)) as rows:
+            for row in rows:
+                if on_row is not None:
+                    on_row(row)
+        leave(path, warnings.warn)
     return running.ceiling
 
 

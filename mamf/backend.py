@@ -162,6 +162,11 @@ class Backend(ABC):
         """The device's name, without opening more of it than that takes."""
         return cls(index).info.name
 
+    @classmethod
+    def current_index(cls) -> int:
+        """The device that this process uses now; asked only when available."""
+        return 0
+
     # -- the device's queue ------------------------------------------------------------------------------------------
 
     @abstractmethod

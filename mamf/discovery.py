@@ -214,8 +214,9 @@ def _status(name: str) -> BackendStatus:
         return BackendStatus(name, unavailable=Unavailable("it cannot be opened", str(error)))
 
 
-def open_backend(name: str = "auto", index: int = 0) -> Backend:
-    """Open a device. ``auto`` takes the first available accelerator, else the CPU, and warns of what is broken.
+def open_backend(name: str = "auto", index: int | None = 0) -> Backend:
+    """Open a device. ``auto`` takes the first available accelerator, else the CPU, and warns of what is broken; an
+    ``index`` of None is the device that this process uses.
 
     Raises UnavailableError, or PluginError for a named backend that is broken.
     """
@@ -230,10 +231,12 @@ def open_backend(name: str = "auto", index: int = 0) -> Backend:
     raise UnavailableError("no backend is available; 'mamf backends' says why")
 
 
-def _opened(name: str, index: int) -> Backend:
+def _opened(name: str, index: int | None) -> Backend:
     kind, label = backend_class(name), f"backend {name}"
     with blamed(label, "opening it"):
-        backend = kind(index)
+        # What cannot be used says so when it is opened, before its library is asked anything else.
+        in_use = 0 if index is not None or kind.unavailable() else kind.current_index()
+        backend = kind(in_use if index is None else index)
         require(number, backend.now(), label, "now gave")
     return held(backend, BACKEND, label)
 

@@ -9,6 +9,7 @@
     ├── UnavailableError           the backend, device or kernel cannot be used here; says what would change it
     ├── UnsupportedError           this kernel cannot do this dtype, layout or shape
     ├── RunLogError                a run log cannot be read; says the line
+    ├── NothingProfiledError       a script ended before a step of it was profiled; says why
     ├── DeviceError                the device failed outside the measurement of a shape
     └── RunLogWriteError           a run log cannot be written (disk full, no permission)
 
@@ -69,6 +70,14 @@ class DeviceError(MamfError):
     """The device failed outside the measurement of a shape: nothing more can be measured in this run."""
 
     exit_code = 1
+
+
+class NothingProfiledError(MamfError):
+    """A script ended before a step of it was profiled. ``exit_code``: the script's own, or 1."""
+
+    def __init__(self, reason: str, script_exit_code: int) -> None:
+        super().__init__(f"nothing was profiled: {reason}")
+        self.exit_code = script_exit_code or 1
 
 
 class RunLogError(MamfError):

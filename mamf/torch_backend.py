@@ -191,6 +191,10 @@ class AcceleratorBackend(TorchBackend):
     def device_name(cls, index: int) -> str:
         return str(cls.vendor().get_device_name(index))
 
+    @classmethod
+    def current_index(cls) -> int:
+        return int(cls.vendor().current_device())
+
     def setup(self) -> None:
         self.vendor().set_device(self.index)
 

@@ -37,6 +37,14 @@ def looked_at_load():
         yield real
 
 
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory):
+    """No test leaves a ceiling for the user of this machine, nor finds his."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MAMF_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture
 def backend():
     return SimulatedBackend()

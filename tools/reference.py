@@ -43,6 +43,11 @@ GROUPS = (
         ("find", "search", "CeilingSearch", "sweep", "attention", "bandwidth", "measure_kernels", "open_backend"),
         "mamf.api",
     ),
+    Group(
+        "Models against the ceiling",
+        ("peak", "KnownPeak", "Meter", "StepFigures", "model_flops", "ModelFlops", "count_flops"),
+        "mamf.models",
+    ),
     Group("What is measured", ("Measurement", "Ceiling")),
     Group(
         "Problems and shapes",

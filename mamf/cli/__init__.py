@@ -25,6 +25,8 @@ COMMANDS = {
     "sweep": "measure shapes of matmul, or kernels of any --operation, and find the best",
     "attention": "measure attention kernels as shares of the device's matmul ceiling",
     "bandwidth": "measure how fast memory is copied, read and written",
+    "profile": "run a script unchanged and tell where its step goes, by class, as shares of the ceiling",
+    "peak": "print how fast the device multiplies, as measured, contributed or promised, and which",
     "show": "print a run log again, in any format",
     "compare": "compare two run logs: what got faster, what slower, what cannot be told",
     "plot": "draw a run log: TFLOPS and time, with the ceiling",
@@ -44,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warn("stdout is closed, so nothing could be shown: send it to a file, or to /dev/null")
         return MamfError.exit_code
     with _plugins_told():
-        code = _run(with_dashes(sys.argv[1:] if arguments is None else arguments))
+        code = _run(sys.argv[1:] if arguments is None else arguments)
     if code == EXIT_CODE and arguments is None:
         # An interrupt that passed through an import leaves Python set to end by the signal instead of this code.
         sys.stdout.flush()
@@ -52,9 +54,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _run(given: Sequence[str]) -> int:
+def _run(typed: Sequence[str]) -> int:
+    given = with_dashes(typed)
     try:
         options = _parser(given).parse_args(given)
+        options.typed = typed
         code = int(options.run(options))
         sys.stdout.flush()
         return code

@@ -6,9 +6,12 @@ import argparse
 from pathlib import Path
 
 from mamf.cli.options import add_width_option, share, terminal_width
-from mamf.cli.reading import read_log
+from mamf.cli.reading import as_file, read_log
 from mamf.cli.terminal import say_lines
+from mamf.errors import UsageError
 from mamf.logs.compare import DEFAULT_TOLERANCE, compare
+from mamf.profiling.comparison import render_profiles
+from mamf.profiling.log import read_profile_or_none
 from mamf.report import FORMATS
 from mamf.report.comparison import render_comparison
 
@@ -16,6 +19,7 @@ _REGRESSION = 3
 _EXAMPLES = """examples:
   mamf compare before.jsonl after.jsonl                 exit code 3 if anything is slower by more than 1 %
   mamf compare A B --tolerance 0.5% --format markdown
+  mamf compare flash.jsonl eager.jsonl                  two profiles: the step by class, side by side
   mamf compare h100.jsonl h200.jsonl --anyway           two devices: the title says so
 """
 
@@ -39,6 +43,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    comparison = compare(read_log(options.a), read_log(options.b), options.anyway)
+    with as_file(options.a) as a, as_file(options.b) as b:
+        profile_a, profile_b = read_profile_or_none(a), read_profile_or_none(b)
+        if profile_a and profile_b:
+            width = terminal_width(options)
+            say_lines(render_profiles(options.format, profile_a, profile_b, options.anyway, width))
+            return 0
+        if profile_a or profile_b:
+            raise UsageError("one of the logs is a profile: compare it with another profile")
+        comparison = compare(read_log(a), read_log(b), options.anyway)
     say_lines(render_comparison(options.format, comparison, options.tolerance, terminal_width(options)))
     return _REGRESSION if comparison.regressions(options.tolerance) else 0

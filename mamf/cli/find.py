@@ -17,7 +17,7 @@ from mamf.cli.options import add_device_options, add_output_options, index, shar
 from mamf.cli.plan_options import held_problem, kernel_name, problem_from, read_names
 from mamf.cli.resuming import require_repeated
 from mamf.cli.session import End, Resumed, Session, add_run_options, interruptible
-from mamf.cli.terminal import say
+from mamf.cli.terminal import say, warn
 from mamf.discovery import open_backend
 from mamf.kernel import DATA
 from mamf.logs.plan_records import plan_record
@@ -25,6 +25,7 @@ from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import MAY_PASS
 from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement
+from mamf.models.found import leave
 from mamf.operations.matmul.kernel import LAYOUTS, MatmulKernel
 from mamf.plans import DEFAULT_BUDGET_SECONDS, FindPlan
 from mamf.regimes.names import CEILINGS
@@ -177,6 +178,11 @@ class _FindSession(Session[FindPlan]):
 
     def summary(self, end: End, elapsed_seconds: float) -> dict[str, Any]:
         return find_summary_record(self.rows, self._ceilings(), end.status, end.reason, elapsed_seconds)
+
+    def _report(self, header: dict[str, Any], summary: dict[str, Any] | None, path: Path) -> int:
+        code = super()._report(header, summary, path)
+        leave(path, warn)
+        return code
 
     def rendered(self, header: dict[str, Any], summary: dict[str, Any] | None) -> str:
         ceilings = self._ceilings() or (self.log.ceilings if self.log else {})

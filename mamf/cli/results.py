@@ -13,6 +13,7 @@ from mamf.cli.options import Parser
 from mamf.cli.reading import reading
 from mamf.cli.terminal import say, say_lines, warn
 from mamf.contribution.collection import collect
+from mamf.contribution.contributed import FILE, contributed_csv
 from mamf.contribution.evidence import TIERS, Finding
 from mamf.contribution.rules import RULES, Review, review, review_results
 from mamf.contribution.submission import Submission, prepare, write
@@ -170,12 +171,13 @@ def run_submit(options: argparse.Namespace) -> int:
 
 def _git_commands(submission: Submission, root: Path) -> str:
     place = submission.place
-    log, table, folder = (shlex.quote(str(path)) for path in (root / place, root / "README.md", root))
+    paths = (root / place, root / "README.md", _contributed_file(root), root)
+    log, table, ceilings, folder = (shlex.quote(str(path)) for path in paths)
     return f"""
 now, in a clone of your fork:
     git switch -c results-{place.stem}
     mamf results table --results {folder}
-    git add {log} {table}
+    git add {log} {table} {ceilings}
     git commit -m "Results: {place.parent}, {place.stem}"
     git push -u origin HEAD
 and open a pull request
@@ -189,14 +191,27 @@ def run_table(options: argparse.Namespace) -> int:
         if found.is_rejected():
             _print_findings(found, strict=False, with_warnings=False)
             raise UsageError(f"{found.path} cannot stand in a table: mend it or take it out")
-    page = results_page(collect(root, logs))
+    held = collect(root, logs)
+    pages = {path: results_page(held)}
+    if (ceilings := _contributed_file(root)).exists():
+        pages[ceilings] = contributed_csv(held.ceilings)
     if options.check:
-        is_fresh = path.exists() and path.read_text(encoding="utf-8") == page
-        say(f"{path} is {'up to date' if is_fresh else 'stale: run mamf results table'}")
-        return 0 if is_fresh else _REJECTED
-    write_whole(path, page)
-    say(f"written: {path}")
+        return max(_checked(path, page) for path, page in pages.items())
+    for path, page in pages.items():
+        write_whole(path, page)
+        say(f"written: {path}")
     return 0
+
+
+def _contributed_file(root: Path) -> Path:
+    """What travels with the package, in a clone of the project."""
+    return root.parent / "mamf" / FILE
+
+
+def _checked(path: Path, page: str) -> int:
+    is_fresh = path.exists() and path.read_text(encoding="utf-8") == page
+    say(f"{path} is {'up to date' if is_fresh else 'stale: run mamf results table'}")
+    return 0 if is_fresh else _REJECTED
 
 
 def _folder(path: Path) -> Path:

@@ -10,6 +10,8 @@ from mamf.cli.reading import as_file, read_log, reading
 from mamf.cli.terminal import say_lines
 from mamf.logs.legacy import read_legacy_or_none
 from mamf.plans import FindPlan, KernelsPlan
+from mamf.profiling.log import read_profile_or_none
+from mamf.profiling.report import render_profile
 from mamf.report import FORMATS, render, render_find
 from mamf.report.imported import render_legacy
 from mamf.report.of_run import render_kernels_run
@@ -31,6 +33,9 @@ def _shown(path: Path, options: argparse.Namespace) -> int:
         imported = read_legacy_or_none(path, seen)
     if imported is not None:
         say_lines(render_legacy(options.format, imported, options.top))
+        return 0
+    if (profiled := read_profile_or_none(path)) is not None:
+        say_lines(render_profile(options.format, *profiled, options.top, terminal_width(options)))
         return 0
     log = read_log(path)
     plan, width = log.plan, terminal_width(options)

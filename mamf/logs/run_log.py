@@ -43,6 +43,12 @@ MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError
 #: Ceilings of an operation by problem and regime.
 OwnCeilings = dict[tuple[Any, str], Ceiling]
 
+#: Tiers of logs of another kind, and who reads them.
+_WITHOUT_SAMPLES = {
+    "legacy": "an imported log of mamf-finder, without samples; only 'mamf show' and 'mamf results' read it",
+    "profile": "a profile of a script; only 'mamf show' and 'compare' read it, and results/ does not collect it",
+}
+
 
 @dataclass
 class RunLog(Tabular):
@@ -179,10 +185,8 @@ def _header(path: Path, line: bytes) -> dict[str, Any]:
         if not is_readable(header["schema"]):
             known = ", ".join(map(str, READABLE))
             raise ValueError(f"schema {header['schema']} is not known to this mamf (it reads {known}); upgrade mamf")
-        if header.get("tier") == "legacy":
-            raise ValueError(
-                "an imported log of mamf-finder, without samples; only 'mamf show' and 'mamf results' read it"
-            )
+        if isinstance(tier := header.get("tier"), str) and tier in _WITHOUT_SAMPLES:
+            raise ValueError(_WITHOUT_SAMPLES[tier])
         require(header, HEADER)
         require(header["plan"], plan_schema(header["plan"]), "plan")
         header["device"] = asdict(DeviceInfo(**header["device"]))

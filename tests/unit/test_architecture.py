@@ -19,7 +19,11 @@ CORE = sorted(path for path in (ROOT / "mamf").rglob("*.py"))
 MAY_IMPORT_TORCH = {"torch_backend.py"}
 #: Rooms of adapters: reached through discovery alone, and free to import torch.
 ADAPTERS = ("operations/matmul/kernels", "operations/attention/kernels", "operations/bandwidth/kernels")
+#: What imports a library of its own: torch's counter, transformers, lightning.
+INTEGRATIONS = "integrations/"
 SHARED_BY_ADAPTERS = ("operations/outputs.py", "operations/compilation.py")
+#: Runs a script's steps under torch's profiler.
+PROFILER = ("profiling/running.py",)
 PURE = ("operations/matmul/shapes.py", "statistics.py", "dtypes.py", "errors.py", "limits.py", "work.py", "text.py")
 #: Floors from the ground up. A module uses what lies on the floors below its own, and its own room; one that stands on
 #: no floor fails.
@@ -51,7 +55,9 @@ FLOORS = (
     ("operations.attention.report", "operations.attention.charts"),
     ("charts.of_log", "report.of_run", "report.notebook"),
     ("contribution",),
+    ("models",),
     ("reading",),
+    ("profiling",),
     ("checking",),
     ("regimes",),
     ("measure",),
@@ -60,6 +66,7 @@ FLOORS = (
     ("estimate",),
     ("ceilings",),
     ("api",),
+    ("integrations",),
     ("cli",),
 )
 #: What lies beside the floors: torch's own, adapters, and what is shipped for tests.
@@ -119,7 +126,9 @@ CORE_MODULES = [
 @pytest.mark.parametrize("path", CORE, ids=lambda path: str(path.relative_to(ROOT)))
 def test_torch_stays_in_its_rooms(path):
     inside = path.relative_to(ROOT / "mamf").as_posix()
-    if path.name in MAY_IMPORT_TORCH or is_adapter(path) or inside in SHARED_BY_ADAPTERS:
+    if path.name in MAY_IMPORT_TORCH or is_adapter(path) or inside in (*SHARED_BY_ADAPTERS, *PROFILER):
+        return
+    if inside.startswith(INTEGRATIONS):
         return
     assert not [name for name in imports(path) if name.split(".")[0] == "torch"]
 
@@ -167,7 +176,9 @@ def test_every_floor_has_somebody():
 ENGINE = ("mamf.measure", "mamf.checking", "mamf.regimes.base", "mamf.estimate", "mamf.ceilings.finding", "torch")
 
 
-@pytest.mark.parametrize("module", ["mamf.logs.run_log", "mamf.logs.compare", "mamf.report.notebook", "mamf.reading"])
+@pytest.mark.parametrize(
+    "module", ["mamf.logs.run_log", "mamf.logs.compare", "mamf.report.notebook", "mamf.reading", "mamf.profiling.log"]
+)
 def test_logs_are_read_without_the_engine(module):
     code = f"import sys, {module}; print([name for name in {ENGINE!r} if name in sys.modules])"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -7,6 +7,7 @@ import pytest
 
 from mamf.contribution import rules
 from mamf.contribution.collection import collect
+from mamf.contribution.contributed import FILE, contributed_csv
 from mamf.contribution.tables import results_page
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
@@ -34,6 +35,9 @@ def test_each_result_is_at_its_place_and_there_once(monkeypatch):
     assert found == {path: [] for path in LOGS}
 
 
-def test_the_table_is_fresh():
+def test_the_table_and_what_travels_with_the_package_are_fresh():
+    held = collect(RESULTS, LOGS)
     page = (RESULTS / "README.md").read_text(encoding="utf-8")
-    assert page == results_page(collect(RESULTS, LOGS)), "run 'mamf results table'"
+    assert page == results_page(held), "run 'mamf results table'"
+    ceilings = (RESULTS.parent / "mamf" / FILE).read_text(encoding="utf-8")
+    assert ceilings == contributed_csv(held.ceilings), "run 'mamf results table'"

@@ -1,0 +1,52 @@
+"""``mamf peak``: how fast the device multiplies, and where that figure is from."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+
+from mamf.cli.options import add_device_options
+from mamf.cli.terminal import say, say_lines
+from mamf.discovery import open_backend
+from mamf.measurement import TERA
+from mamf.models.known_ceilings import KnownPeak, peak
+from mamf.regimes.names import CEILINGS
+from mamf.report.text import significant
+
+_EXAMPLES = """examples:
+  mamf peak                                     sustained bfloat16 of the first accelerator
+  mamf peak --dtype fp8 --regime burst
+  mamf peak --format json                       FLOP/s, for a script
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = _EXAMPLES
+    parser.add_argument("--dtype", default="bfloat16", help="(default: bfloat16)")
+    parser.add_argument("--regime", choices=CEILINGS, default="sustained", help="(default: sustained)")
+    parser.add_argument(
+        "--anyway", action="store_true", help="take a contributed figure of another power limit or unit count"
+    )
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="(default: table)")
+    add_device_options(parser)
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    backend = open_backend(options.backend or "auto", options.device or 0)
+    known = peak(backend, options.dtype, options.regime, anyway=options.anyway)
+    if options.format == "json":
+        say_lines(json.dumps(asdict(known), indent=1) + "\n")
+    else:
+        say(_line(known))
+        say(known.told)
+    return 0
+
+
+def _line(known: KnownPeak) -> str:
+    what = f"{known.device}, {known.dtype}, {known.regime or 'theoretical'}: {significant(known.tflops)} TFLOPS"
+    if known.interval is None:
+        return what
+    low, high = (significant(value / TERA) for value in (known.interval.low, known.interval.high))
+    return f"{what}, a repeat lies within {low} to {high}"

@@ -1,0 +1,139 @@
+"""``mamf profile SCRIPT [ARGS...]``: where the step of a training or inference script goes."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from mamf.cli.options import add_output_options, size, terminal_width
+from mamf.cli.terminal import say_lines
+from mamf.environment import command_line
+from mamf.errors import UsageError
+from mamf.logs.writer import RunLogWriter
+from mamf.profiling.kernel_tables import read_kernel_table
+from mamf.profiling.log import create_profile_log, write_profile
+from mamf.profiling.profile import PeakOf, Profile, profile_of
+from mamf.profiling.report import render_profile
+from mamf.profiling.running import StepProfiler, is_reporting_rank, profile_script, run_script
+from mamf.profiling.traces import read_chrome_trace
+from mamf.reading import load_ceiling
+from mamf.report import FORMATS
+
+_EXAMPLES = """examples:
+  mamf profile train.py --lr 3e-4                       options behind SCRIPT are the script's own
+  mamf profile --steps 5 --ceiling find.jsonl --output step.jsonl train.py
+  mamf profile --calls model:generate serve.py          without an optimizer: a step ends where the function returns
+  mamf profile --from trace.json.gz                     a Chrome trace of torch.profiler that is there already
+  torchrun --nproc-per-node 8 -m mamf profile train.py  the first rank is profiled
+The exit code is the script's own; 1 if it ended well and nothing could be profiled.
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = _EXAMPLES
+    script = parser.add_argument(
+        "script", nargs=argparse.PARSER, metavar="SCRIPT", help="a Python file, and behind it its own arguments"
+    )
+    script.required = False  # --from needs none
+    parser.add_argument("--steps", type=size, default=3, metavar="N", help="how many are profiled (default: 3)")
+    parser.add_argument(
+        "--warmup",
+        type=size,
+        default=5,
+        metavar="N",
+        help="steps before (default: 5); behind them as many as are profiled are timed without the profiler",
+    )
+    parser.add_argument(
+        "--calls", metavar="MODULE:FUNCTION", help="a step is a call of it (default: a step of the optimizer)"
+    )
+    parser.add_argument(
+        "--ceiling", type=Path, action="append", default=[], metavar="LOG", help="of 'mamf find', for MAMFU; repeatable"
+    )
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="keep the steps as a Chrome trace, for Perfetto")
+    parser.add_argument(
+        "--from",
+        dest="source",
+        type=Path,
+        metavar="FILE",
+        help="a Chrome trace (.json, .json.gz) or a table of nsys or rocprofv3 (.csv)",
+    )
+    parser.add_argument("--output", type=Path, metavar="LOG", help="keep the profile as a run log")
+    add_output_options(parser, FORMATS)
+    parser.set_defaults(run=run, parser=parser, script=None)
+
+
+def run(options: argparse.Namespace) -> int:
+    peak_of = _ceilings(options.ceiling)
+    if options.source is not None:
+        return _read(options, peak_of)
+    if not options.script:
+        raise UsageError("nothing to profile: name a SCRIPT, or a trace by --from")
+    # As they were typed: mamf's own options are rewritten, a script's are not.
+    name, *arguments = options.typed[-len(options.script) :]
+    script = Path(name)
+    if not script.is_file():
+        raise UsageError(f"cannot run {script}: there is no such file")
+    if not is_reporting_rank():
+        return run_script(script, arguments)
+    _require_place(options.trace)
+    return _profile(options, script, arguments, peak_of)
+
+
+def _read(options: argparse.Namespace, peak_of: PeakOf) -> int:
+    for given, name in ((options.script, "a SCRIPT"), (options.calls, "--calls"), (options.trace, "--trace")):
+        if given:
+            raise UsageError(f"--from reads a trace that is there already: leave {name} out")
+    read = read_kernel_table if options.source.suffix == ".csv" else read_chrome_trace
+    profile = profile_of(read(options.source), peak_of)
+    with _log(options, options.source) as log:
+        _tell(options, options.source, profile, log)
+    return 0
+
+
+def _profile(options: argparse.Namespace, script: Path, arguments: Sequence[str], peak_of: PeakOf) -> int:
+    profiler = StepProfiler(options.steps, options.warmup)
+    with tempfile.TemporaryDirectory() as folder, _log(options, script) as log:
+        code = profile_script(script, arguments, profiler, options.calls)
+        trace = options.trace or Path(folder, "trace.json")
+        profiler.write_trace(trace)
+        profile = profile_of(read_chrome_trace(trace), peak_of, profiler.unprofiled_step_seconds)
+        _tell(options, script, profile, log)
+    return code
+
+
+def _require_place(trace: Path | None) -> None:
+    """What can be known of a file before the script runs for hours."""
+    if trace is not None and trace.exists():
+        raise UsageError(f"{trace} exists and is not overwritten: name another --trace")
+    if trace is not None and not trace.parent.is_dir():
+        raise UsageError(f"cannot write {trace}: there is no such folder; name another --trace")
+
+
+@contextmanager
+def _log(options: argparse.Namespace, of: Path) -> Iterator[RunLogWriter | None]:
+    """The log that is asked for; nothing of it is left where there is no profile."""
+    if options.output is None:
+        yield None
+        return
+    with create_profile_log(options.output, command_line(), of.name) as log:
+        try:
+            yield log
+        except BaseException:
+            log.path.unlink()
+            raise
+
+
+def _tell(options: argparse.Namespace, of: Path, profile: Profile, log: RunLogWriter | None) -> None:
+    if log is not None:
+        write_profile(log, profile)
+    say_lines(render_profile(options.format, of.name, profile, options.top, terminal_width(options)))
+
+
+def _ceilings(logs: Sequence[Path]) -> PeakOf:
+    """Of the sustained regime: a step is not a burst."""
+    found = [load_ceiling(path, "sustained") for path in logs]
+    peaks = {ceiling.problem.dtype: ceiling.tflops * 1e12 for ceiling in found}
+    return peaks.get

@@ -1,0 +1,82 @@
+"""The confirmed ceilings of results/ as one small file that travels with the package: contributed.csv."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import importlib.resources
+import io
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from mamf.contribution.collection import CeilingEntry
+from mamf.regimes.names import CEILINGS
+
+FILE = "contributed.csv"
+_COLUMNS = ("device", "compute_units", "power_limit_watts", "dtype", "regime", "tflops", "low", "high", "log")
+
+
+@dataclass(frozen=True)
+class ContributedCeiling:
+    """A ceiling that somebody measured: ``tflops``, and ``low`` to ``high`` where a repeat on that card lies. ``log``:
+    its place in results/. Units and limit are None where the vendor's libraries did not tell.
+    """
+
+    device: str
+    compute_units: int | None
+    power_limit_watts: float | None
+    dtype: str
+    regime: str
+    tflops: float
+    low: float
+    high: float
+    log: str
+
+
+def contributed_csv(entries: Iterable[CeilingEntry]) -> str:
+    """The highest ceiling of each kind of device, dtype and regime that a complete find with normal data confirmed."""
+    best: dict[tuple[str, str, str, str, str], CeilingEntry] = {}
+    for entry in entries:
+        key = (entry.device, *_build(entry), entry.dtype, entry.regime)
+        if _counts(entry) and (key not in best or entry.tflops > best[key].tflops):
+            best[key] = entry
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(_COLUMNS)
+    for key in sorted(best):
+        entry = best[key]
+        writer.writerow([*key, entry.tflops, entry.low, entry.high, entry.place.as_posix()])
+    return buffer.getvalue()
+
+
+def _counts(entry: CeilingEntry) -> bool:
+    data = entry.header["plan"]["problem"]["data"]
+    return entry.is_confirmed and entry.tier == "complete" and entry.regime in CEILINGS and data == "normal"
+
+
+def _build(entry: CeilingEntry) -> tuple[str, str]:
+    """Unit count and power limit: cards of one name are built and set in several ways."""
+    device: dict[str, Any] = entry.header["device"]
+    units, watts = device["compute_units"], device["power_limit_watts"]
+    return "" if units is None else str(units), "" if watts is None else f"{watts:g}"
+
+
+@functools.cache
+def contributed_ceilings() -> tuple[ContributedCeiling, ...]:
+    """Those that came with this package."""
+    text = importlib.resources.files("mamf").joinpath(FILE).read_text(encoding="utf-8")
+    return tuple(
+        ContributedCeiling(
+            device=row["device"],
+            compute_units=int(row["compute_units"]) if row["compute_units"] else None,
+            power_limit_watts=float(row["power_limit_watts"]) if row["power_limit_watts"] else None,
+            dtype=row["dtype"],
+            regime=row["regime"],
+            tflops=float(row["tflops"]),
+            low=float(row["low"]),
+            high=float(row["high"]),
+            log=row["log"],
+        )
+        for row in csv.DictReader(text.splitlines())
+    )

@@ -1,0 +1,145 @@
+"""FLOP of an operation from the shapes of its arguments, 2 per multiply-add. Pure.
+
+A causal attention counts what is not masked, and a backward 2.5 times the forward (mamf.operations.attention.shapes).
+What no formula here names has no FLOP, and is told as such.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from mamf.errors import UsageError
+from mamf.operations.attention.shapes import BACKWARD_COUNTS, AttentionShape
+from mamf.profiling.events import Event
+
+_Shapes = Sequence[Sequence[int]]
+#: torch's names of element types, as it records them, by mamf's.
+DTYPES = {
+    "float": "float32",
+    "double": "float64",
+    "c10::Half": "float16",
+    "c10::BFloat16": "bfloat16",
+    "signed char": "int8",
+    "c10::Float8_e4m3fn": "float8_e4m3fn",
+    "c10::Float8_e4m3fnuz": "float8_e4m3fnuz",
+    "c10::Float8_e5m2": "float8_e5m2",
+}
+
+
+def flop_of(event: Event) -> int | None:
+    """None for an operation without a formula, or whose shapes were not recorded."""
+    formula = _FORMULAS.get(event.name)
+    if formula is None:
+        return None
+    try:
+        return formula(event.dimensions, event.values)
+    except (IndexError, ValueError, TypeError, UsageError):
+        return None
+
+
+def dtype_of(event: Event) -> str:
+    """mamf's name of the dtype that an operation multiplies; torch's where mamf has none."""
+    operand = _FIRST_OPERAND.get(event.name, 0)
+    recorded = event.dtypes[operand] if len(event.dtypes) > operand else ""
+    return DTYPES.get(recorded, recorded or "unknown")
+
+
+def _product(first: int) -> Callable[[_Shapes, Sequence[str]], int]:
+    """(..., M, K) @ (..., K, N), the operands from the argument ``first`` on."""
+
+    def flop(shapes: _Shapes, values: Sequence[str]) -> int:
+        a, b = shapes[first], shapes[first + 1]
+        return 2 * math.prod(a) * b[-1]
+
+    return flop
+
+
+def _matrix_vector(first: int) -> Callable[[_Shapes, Sequence[str]], int]:
+    return lambda shapes, values: 2 * math.prod(shapes[first])
+
+
+def _linear(shapes: _Shapes, values: Sequence[str]) -> int:
+    """(..., K) by a weight (N, K)."""
+    weight = shapes[1]
+    return 2 * math.prod(shapes[0]) * (weight[0] if len(weight) > 1 else 1)
+
+
+def _convolution(shapes: _Shapes, values: Sequence[str]) -> int:
+    """Input (N, C, ...), weight (O, C/groups, ...); stride, padding, dilation, transposed, output padding, groups."""
+    size, weight = shapes[0], shapes[1]
+    if values[6] == "True":  # every element of the input meets the whole weight of its group
+        return 2 * math.prod(size) * math.prod(weight[1:])
+    strides, padding, dilation = (_numbers(values[number], len(weight) - 2) for number in (3, 4, 5))
+    output = [
+        (length + 2 * pad - spread * (kernel - 1) - 1) // stride + 1
+        for length, kernel, stride, pad, spread in zip(size[2:], weight[2:], strides, padding, dilation, strict=True)
+    ]
+    return 2 * size[0] * math.prod(output) * math.prod(weight)
+
+
+def _numbers(text: str, count: int) -> list[int]:
+    numbers = [int(each) for each in re.findall(r"-?\d+", text)]
+    return numbers * count if len(numbers) == 1 else numbers
+
+
+def _convolution_backward(shapes: _Shapes, values: Sequence[str]) -> int:
+    """Gradient of the output (N, O, ...), input, weight; the mask at the end says of which the gradient is taken."""
+    gradient, size, weight = shapes[:3]
+    transposed = values[7] == "True"
+    one = 2 * math.prod(size if transposed else gradient) * math.prod(weight[1:])
+    return one * values[10].count("True", 0, values[10].rfind(","))
+
+
+def _attention(causal: int, first: int = 0, count: float = 1.0) -> Callable[[_Shapes, Sequence[str]], int]:
+    """Q, K, V (batch, heads, length, head dimension) from the argument ``first`` on; ``causal``: which one tells.
+
+    torch aligns a causal mask to the top left: keys beyond the last query are masked.
+    """
+
+    def flop(shapes: _Shapes, values: Sequence[str]) -> int:
+        (batch, heads, length, size), (_, kv_heads, length_k, _), (*_, size_v) = shapes[first : first + 3]
+        is_causal = values[causal] == "True"
+        if is_causal and length > length_k:
+            raise ValueError("a causal mask of more queries than keys")
+        keys = length if is_causal else length_k
+        return int(count * AttentionShape(batch, heads, kv_heads, length, keys, size, size_v, is_causal).flop)
+
+    return flop
+
+
+_BACKWARD = BACKWARD_COUNTS["hardware"]
+_FORMULAS: Mapping[str, Callable[[_Shapes, Sequence[str]], int]] = {
+    "aten::mm": _product(0),
+    "aten::bmm": _product(0),
+    "aten::_int_mm": _product(0),
+    "aten::_scaled_mm": _product(0),
+    "aten::addmm": _product(1),
+    "aten::addmm_": _product(1),
+    "aten::_addmm_activation": _product(1),
+    "aten::baddbmm": _product(1),
+    "aten::baddbmm_": _product(1),
+    "aten::addbmm": _product(1),
+    "aten::mv": _matrix_vector(0),
+    "aten::addmv": _matrix_vector(1),
+    "aten::addmv_": _matrix_vector(1),
+    "aten::dot": _matrix_vector(0),
+    "aten::linear": _linear,
+    "aten::mkldnn_linear": _linear,
+    "mkldnn::_linear_pointwise": _linear,
+    "mkl::_mkl_linear": lambda shapes, values: _linear([shapes[0], shapes[2]], values),
+    "aten::convolution": _convolution,
+    "aten::convolution_backward": _convolution_backward,
+    "aten::scaled_dot_product_attention": _attention(causal=5),
+    "aten::_scaled_dot_product_flash_attention": _attention(causal=4),
+    "aten::_scaled_dot_product_flash_attention_for_cpu": _attention(causal=4),
+    "aten::_scaled_dot_product_efficient_attention": _attention(causal=6),
+    "aten::_scaled_dot_product_cudnn_attention": _attention(causal=6),
+    "aten::_scaled_dot_product_flash_attention_backward": _attention(11, 1, _BACKWARD),
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _attention(7, 1, _BACKWARD),
+    "aten::_scaled_dot_product_efficient_attention_backward": _attention(11, 1, _BACKWARD),
+    "aten::_scaled_dot_product_cudnn_attention_backward": _attention(14, 1, _BACKWARD),
+}
+#: Where what is multiplied is not the first argument.
+_FIRST_OPERAND = {name: 1 for name in _FORMULAS if "add" in name or name.endswith("attention_backward")}

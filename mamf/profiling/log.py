@@ -1,0 +1,116 @@
+"""A profile as a run log of tier ``profile``: a record for each class, kernel and gap, and a summary.
+
+A profile has no samples, so it is no measurement, and no ranking, comparison or table of mamf's takes it for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from mamf.environment import describe_environment, tool_version
+from mamf.errors import RunLogError
+from mamf.logs.records import utc_now
+from mamf.logs.run_log import MALFORMED, SCHEMA, is_readable, parse_record, what, whole_lines
+from mamf.logs.schema import ANY_NAME, Nullable, require
+from mamf.logs.writer import RunLogWriter
+from mamf.profiling.profile import ClassRow, GapRow, KernelRow, Profile
+
+TIER = "profile"
+_HEADER = {"schema": int, "tool": {}, "command": str, "started": str, "script": str, "environment": {}}
+_CLASS = {
+    "name": str,
+    "share": float,
+    "visible": float,
+    "hidden": float,
+    "calls": int,
+    "flop": {ANY_NAME: int},
+    "multiplying": float,
+    "mamfu": Nullable(float),
+}
+_KERNEL = {"name": str, "class_name": str, "calls": int, "seconds": float}
+_GAP = {"host": str, "count": int, "seconds": float}
+_SUMMARY = {
+    "seconds": float,
+    "steps": Nullable(int),
+    "device": str,
+    "is_of_device": bool,
+    "unprofiled_step_seconds": Nullable(float),
+    "notes": [str],
+}
+#: Records of rows by the field of a Profile that holds them.
+_RECORDS: Mapping[str, tuple[str, Any, type]] = {
+    "profile": ("classes", _CLASS, ClassRow),
+    "kernel": ("kernels", _KERNEL, KernelRow),
+    "gap": ("gaps", _GAP, GapRow),
+}
+
+
+def create_profile_log(path: Path, command: str, script: str) -> RunLogWriter:
+    """Start a log, before the script runs. Raises UsageError when the file exists or cannot be made."""
+    header = {
+        "tier": TIER,
+        "tool": tool_version(),
+        "command": command,
+        "started": utc_now(),
+        "script": script,
+        "environment": describe_environment(),
+    }
+    return RunLogWriter.create(path, header)
+
+
+def write_profile(writer: RunLogWriter, profile: Profile) -> None:
+    """Raises RunLogWriteError when it cannot be written."""
+    for record, (field, _, _) in _RECORDS.items():
+        for row in getattr(profile, field):
+            writer.write(record, asdict(row))
+    writer.write("summary", {name: getattr(profile, name) for name in _SUMMARY})
+
+
+def is_profile(header: Mapping[str, Any]) -> bool:
+    return header.get("tier") == TIER
+
+
+def read_profile_or_none(path: Path) -> tuple[str, Profile] | None:
+    """The script and its profile, or None for a log of another kind. Raises RunLogError when it cannot be read."""
+    lines = whole_lines(path)
+    try:
+        if not is_profile(parse_record(lines[0])):
+            return None
+    except ValueError:
+        return None
+    number = 1
+    try:
+        header = parse_record(lines[0])
+        if not is_readable(header.get("schema")):
+            raise ValueError(f"schema {header.get('schema')} is not known to this mamf (it writes {SCHEMA})")
+        require(header, _HEADER)
+        rows: dict[str, list[Any]] = {field: [] for field, _, _ in _RECORDS.values()}
+        *between, last = lines[1:]
+        for line in between:
+            number += 1
+            _add(rows, parse_record(line))
+        number += 1
+        return header["script"], _profile(rows, parse_record(last))
+    except MALFORMED as error:
+        raise RunLogError(f"{path}, line {number}: {what(error)}") from None
+
+
+def _add(rows: dict[str, list[Any]], record: dict[str, Any]) -> None:
+    if record["record"] not in _RECORDS:
+        raise ValueError(f"a record {record['record']!r} in a profile")
+    field, schema, kind = _RECORDS[record["record"]]
+    require(record, schema)
+    rows[field].append(kind(**{each.name: record[each.name] for each in fields(kind)}))
+
+
+def _profile(rows: Mapping[str, list[Any]], summary: dict[str, Any]) -> Profile:
+    if summary["record"] != "summary":
+        raise ValueError("the log has no summary: mamf was killed while it wrote it")
+    require(summary, _SUMMARY)
+    if not summary["seconds"] > 0 or (summary["steps"] is not None and summary["steps"] < 1):
+        raise ValueError("a profile of no step")
+    known: dict[str, Any] = {name: summary[name] for name in _SUMMARY} | {"notes": tuple(summary["notes"])}
+    return Profile(**known | {field: tuple(found) for field, found in rows.items()})

@@ -1,0 +1,202 @@
+"""A profile: what of a step each class takes, what it computes there, the top kernels and the gaps. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from mamf.profiling.classes import class_of
+from mamf.profiling.events import Busy, Event, Trace
+from mamf.profiling.flops import dtype_of, flop_of
+from mamf.profiling.shares import Union, busy, gaps, length, shares, union
+
+IDLE = "idle"
+_OUTSIDE = "Python, outside of any operation"
+_UNKNOWN = "unknown: there are no events of the host"
+#: The ceiling of a dtype (mamf's name) in FLOP/s, or None where none is known.
+PeakOf = Callable[[str], float | None]
+
+
+@dataclass(frozen=True)
+class ClassRow:
+    """A class in all profiled steps. ``visible`` and ``hidden``: seconds (mamf.profiling.shares.Share); ``share`` of
+    the steps, the visible ones. ``flop`` by dtype, and ``multiplying``, the seconds in which they were computed.
+    ``mamfu``: the share of the ceilings of these dtypes, None where one is not known.
+    """
+
+    name: str
+    share: float
+    visible: float
+    hidden: float
+    calls: int
+    flop: Mapping[str, int]
+    multiplying: float
+    mamfu: float | None = None
+
+    @property
+    def total(self) -> float:
+        return self.visible + self.hidden
+
+    @property
+    def tflops(self) -> float | None:
+        return sum(self.flop.values()) / self.multiplying / 1e12 if self.flop and self.multiplying else None
+
+
+@dataclass(frozen=True)
+class KernelRow:
+    """A kernel, or an operation of a CPU: ``seconds`` in all profiled steps, by the union of its intervals."""
+
+    name: str
+    class_name: str
+    calls: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class GapRow:
+    """Stretches in which nothing ran, by what the host did then, in all profiled steps."""
+
+    host: str
+    count: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """``steps``: None where the trace does not tell them; ``seconds``: of all of them. ``unprofiled_step_seconds``:
+    what a step takes without the profiler, where that was measured. ``device``: empty where it is not known;
+    ``is_of_device``: whether it worked at all, else these are a CPU's operations. Rows are in the order of CLASSES,
+    idle last; kernels and gaps in the order of their seconds.
+    """
+
+    seconds: float
+    steps: int | None
+    device: str
+    is_of_device: bool
+    classes: tuple[ClassRow, ...]
+    kernels: tuple[KernelRow, ...]
+    gaps: tuple[GapRow, ...]
+    unprofiled_step_seconds: float | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def step_seconds(self) -> float:
+        return self.seconds / (self.steps or 1)
+
+
+def profile_of(trace: Trace, peak_of: PeakOf, unprofiled_step_seconds: float | None = None) -> Profile:
+    """``peak_of``: where MAMFU is from."""
+    at_work = busy(trace)
+    by_class: dict[str, list[Busy]] = defaultdict(list)
+    for each in at_work:
+        by_class[class_of(each.event)].append(each)
+    covered = union((each.begun, each.ended) for each in at_work)
+    idle = gaps(covered, trace.begun, trace.ended)
+    return Profile(
+        seconds=trace.seconds,
+        steps=trace.steps,
+        device=trace.device,
+        is_of_device=trace.is_of_device,
+        classes=(*_class_rows(by_class, trace.seconds, peak_of), _idle_row(idle, trace.seconds)),
+        kernels=tuple(_kernel_rows(at_work)),
+        gaps=tuple(_gap_rows(idle, trace)),
+        unprofiled_step_seconds=unprofiled_step_seconds,
+        notes=trace.notes,
+    )
+
+
+def _class_rows(by_class: Mapping[str, Sequence[Busy]], seconds: float, peak_of: PeakOf) -> Iterable[ClassRow]:
+    told = shares({name: _intervals(found) for name, found in by_class.items()})
+    for name, share in told.items():
+        flop, multiplying = _flop(name, by_class[name])
+        yield ClassRow(
+            name=name,
+            share=share.visible / seconds,
+            visible=share.visible,
+            hidden=share.hidden,
+            calls=_calls(each for each in by_class[name] if not _is_within(name, each.event)),
+            flop=flop,
+            multiplying=multiplying,
+            mamfu=_mamfu(flop, multiplying, peak_of),
+        )
+
+
+def _idle_row(idle: Union, seconds: float) -> ClassRow:
+    return ClassRow(IDLE, length(idle) / seconds, length(idle), 0.0, len(idle), {}, 0.0)
+
+
+def _intervals(found: Iterable[Busy]) -> list[tuple[float, float]]:
+    return [(each.begun, each.ended) for each in found]
+
+
+def _calls(found: Iterable[Busy]) -> int:
+    """Each event once, in however many stretches it was at work."""
+    return sum(event.calls for event in {each.event for each in found})
+
+
+def _is_within(name: str, event: Event) -> bool:
+    """Whether an operation of the CPU was called by another of its class: one call, not two. Every kernel is one."""
+    caller = event.parent
+    is_called = not event.is_on_device and caller is not None and caller.kind == "operation"
+    return is_called and caller is not None and class_of(caller) == name
+
+
+def _flop(name: str, found: Sequence[Busy]) -> tuple[dict[str, int], float]:
+    """FLOP by dtype, and the seconds of what they were computed by. An operation and those that it calls count once, in
+    the class of the operation: a copy that a product calls computes none of it.
+    """
+    counting = {each.event: operation for each in found if (operation := _counted(each.event))}
+    counting = {event: operation for event, operation in counting.items() if class_of(operation) == name}
+    flop: Counter[str] = Counter()
+    for operation in set(counting.values()):
+        flop[dtype_of(operation)] += flop_of(operation) or 0
+    return dict(flop), length(union(_intervals(each for each in found if each.event in counting)))
+
+
+def _counted(event: Event) -> Event | None:
+    """The outermost operation with a formula that an event belongs to: whose FLOP it computes."""
+    return next((each for each in reversed(list(event.lineage())) if flop_of(each) is not None), None)
+
+
+def _mamfu(flop: Mapping[str, int], seconds: float, peak_of: PeakOf) -> float | None:
+    """The time that the ceilings of the dtypes would take, as a share of the time that was taken."""
+    peaks = [peak_of(dtype) for dtype in flop]
+    if not seconds or not flop or None in peaks:
+        return None
+    return sum(count / peak for count, peak in zip(flop.values(), peaks, strict=True) if peak) / seconds
+
+
+def _kernel_rows(at_work: Iterable[Busy]) -> list[KernelRow]:
+    by_name: dict[tuple[str, str], list[Busy]] = defaultdict(list)
+    for each in at_work:
+        by_name[each.event.name, class_of(each.event)].append(each)
+    rows = [
+        KernelRow(name, class_name, _calls(found), length(union(_intervals(found))))
+        for (name, class_name), found in by_name.items()
+    ]
+    return sorted(rows, key=lambda row: (-row.seconds, row.name))
+
+
+def _gap_rows(idle: Union, trace: Trace) -> list[GapRow]:
+    by_host: dict[str, list[float]] = defaultdict(list)
+    for (begun, ended), host in zip(idle, _hosts(idle, trace), strict=True):
+        by_host[host].append(ended - begun)
+    rows = [GapRow(host, len(found), sum(found)) for host, found in by_host.items()]
+    return sorted(rows, key=lambda row: (-row.seconds, row.host))
+
+
+def _hosts(idle: Union, trace: Trace) -> Iterable[str]:
+    """What the host was at in the middle of each gap: the innermost of the calls that were open then."""
+    events = sorted((event for event in trace.events if not event.is_on_device), key=lambda event: event.begun)
+    open_calls: list[Event] = []
+    begun = 0
+    for instant in ((low + high) / 2 for low, high in idle):
+        while begun < len(events) and events[begun].begun <= instant:
+            open_calls.append(events[begun])
+            begun += 1
+        open_calls = [event for event in open_calls if event.ended > instant]
+        if open_calls:
+            yield open_calls[-1].name
+        else:
+            yield _OUTSIDE if events else _UNKNOWN

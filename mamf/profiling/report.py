@@ -1,0 +1,127 @@
+"""A profile as table, csv, json and markdown: its classes, its top kernels, its gaps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from mamf.profiling.classes import UNCLASSIFIED
+from mamf.profiling.profile import ClassRow, Profile
+from mamf.report.text import DASH, csv_text, drawing, prose, significant
+
+_LEFT = {"class", "kernel", "operation", "while the host was in"}
+
+
+def render_profile(form: str, script: str, profile: Profile, top: int | None = 10, width: int | None = None) -> str:
+    """``form``: of mamf.report.FORMATS. ``top``: how many kernels and gaps; None for all. ``width``: of the terminal,
+    None for all columns. Csv holds the classes alone, json all that there is.
+    """
+    if form == "csv":
+        return csv_text([_class_record(row, profile) for row in profile.classes])
+    if form == "json":
+        return json.dumps({"script": script, **_record(profile)}, indent=1) + "\n"
+    draw = drawing(form, width)
+    longest = _LONGEST_NAME if width is None else max(width - _BESIDE_NAME, _SHORTEST_NAME)
+    parts = [prose(_title(script, profile), form), draw(_CLASS_COLUMNS, _class_cells(profile), _LEFT)]
+    what = "kernel" if profile.is_of_device else "operation"
+    kernels = [
+        [row.name[:longest], row.class_name, _per_step(row.calls, profile), *_time(row.seconds, profile)]
+        for row in profile.kernels[:top]
+    ]
+    gaps = [
+        [row.host[:longest], _per_step(row.count, profile), *_time(row.seconds, profile)] for row in profile.gaps[:top]
+    ]
+    if kernels:
+        parts.append(draw([what, "class", "calls", "ms", "share"], kernels, _LEFT))
+    if gaps:
+        parts.append(draw(["while the host was in", "gaps", "ms", "share"], gaps, _LEFT))
+    return "\n".join([*parts, prose(_end(profile), form)])
+
+
+_CLASS_COLUMNS = ["class", "share", "ms", "hidden ms", "calls", "TFLOP", "TFLOPS", "MAMFU"]
+# Kernels of templates have names of a thousand characters.
+_LONGEST_NAME, _SHORTEST_NAME = 70, 24
+# What the columns beside a name take.
+_BESIDE_NAME = 50
+
+
+def _title(script: str, profile: Profile) -> Iterator[str]:
+    where = profile.device or ("an unknown device" if profile.is_of_device else "the CPU")
+    if profile.steps is None:
+        yield f"{script} on {where}: {milliseconds(profile.seconds)} ms in all; its steps are not known"
+        return
+    yield f"{script} on {where}: {profile.steps} steps of {milliseconds(profile.step_seconds)} ms with the profiler"
+    if profile.unprofiled_step_seconds is not None:
+        cost = profile.step_seconds / profile.unprofiled_step_seconds - 1
+        without = milliseconds(profile.unprofiled_step_seconds)
+        yield f"{without} ms without it, in the steps right before: the profiler makes {cost:+.0%}"
+
+
+def _class_cells(profile: Profile) -> list[list[str]]:
+    return [
+        [
+            row.name,
+            f"{row.share:.1%}",
+            milliseconds(row.visible / (profile.steps or 1)),
+            milliseconds(row.hidden / (profile.steps or 1)) if row.hidden > _NOTHING else DASH,
+            _per_step(row.calls, profile),
+            significant(sum(row.flop.values()) / (profile.steps or 1) / 1e12) if row.flop else DASH,
+            DASH if row.tflops is None else significant(row.tflops),
+            DASH if row.mamfu is None else f"{row.mamfu:.1%}",
+        ]
+        for row in profile.classes
+    ]
+
+
+# Seconds: what rounding leaves.
+_NOTHING = 1e-12
+# Of a class's time, what no formula covers is told from here on.
+_TOLD = 0.01
+
+
+def _end(profile: Profile) -> Iterator[str]:
+    per = "calls, ms and TFLOP are per step; " if profile.steps else ""
+    yield f"{per}each instant is told in one class: hidden ran beside another"
+    if not profile.is_of_device:
+        yield "no device worked: these are operations of the CPU, each without those that it calls"
+    for row in profile.classes:
+        if row.flop and row.multiplying < (1 - _TOLD) * row.total:
+            known = row.multiplying / row.total
+            yield f"{row.name}: FLOP and TFLOPS are of {known:.0%} of its time; what ran else has no known FLOP"
+        if row.name == UNCLASSIFIED:
+            yield f"{row.share:.1%} is unclassified: neither its operation nor its kernel is known by name"
+    yield from profile.notes
+
+
+def _record(profile: Profile) -> dict[str, Any]:
+    return {**asdict(profile), "classes": [_class_record(row, profile) for row in profile.classes]}
+
+
+def _class_record(row: ClassRow, profile: Profile) -> Mapping[str, Any]:
+    return {
+        "class": row.name,
+        "share": row.share,
+        "step_seconds": row.visible / (profile.steps or 1),
+        "visible_seconds": row.visible,
+        "hidden_seconds": row.hidden,
+        "calls": row.calls,
+        "flop": sum(row.flop.values()),
+        "dtypes": " ".join(row.flop),
+        "multiplying_seconds": row.multiplying,
+        "tflops": row.tflops,
+        "mamfu": row.mamfu,
+    }
+
+
+def _time(seconds: float, profile: Profile) -> tuple[str, str]:
+    return milliseconds(seconds / (profile.steps or 1)), f"{seconds / profile.seconds:.1%}"
+
+
+def _per_step(count: int, profile: Profile) -> str:
+    return f"{count / (profile.steps or 1):.4g}"
+
+
+def milliseconds(seconds: float) -> str:
+    return significant(seconds * 1e3) if seconds else "0"

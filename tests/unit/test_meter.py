@@ -1,0 +1,197 @@
+"""The meter in virtual time: what a step took, what it is a share of, and that it never holds up nor stops a loop."""
+
+import math
+import warnings
+from dataclasses import replace
+
+import pytest
+
+import mamf
+from mamf.errors import UsageError
+from mamf.models import known_ceilings
+from mamf.models.known_ceilings import KnownPeak
+from mamf.models.model_flops import ModelFlops
+from mamf.testing import SimulatedBackend
+
+STEP = 0.1
+
+
+@pytest.fixture
+def card():
+    """Without noise: a step takes what it is told to take."""
+    return SimulatedBackend(physics=replace(SimulatedBackend.physics, noise=0.0, thermal_drift=0.0, rested_gain=0.0))
+
+
+def meter_of(card, **options):
+    told = {"tokens_per_step": 1000, "flops_per_step": 50e12, "ceiling": 800e12, "warmup_steps": 0} | options
+    return mamf.Meter(backend=card, **told)
+
+
+def train(card, meter, steps=5, data=0.0, begin=True, **told):
+    """Steps whose device time is STEP; the host waits ``data`` seconds for each batch."""
+    figures = []
+    for _ in range(steps):
+        card.sleep(data)
+        if begin:
+            meter.begin()
+        card.cached = None
+        card._execute(STEP, 300.0)
+        figures.append(meter.step(**told))
+    return [each for each in [*figures, meter.finish()] if each is not None]
+
+
+def test_a_step_is_told_in_tokens_tflops_and_shares(card):
+    *_, last = train(card, meter_of(card))
+    assert last.step == 5
+    assert last.seconds == pytest.approx(STEP, rel=1e-3)
+    assert last.tokens_per_second == pytest.approx(10_000, rel=1e-3)
+    assert last.tflops == pytest.approx(500, rel=1e-3)
+    assert last.mfu_percent == pytest.approx(100 * 500 / 989, rel=1e-3)
+    assert last.mamfu_percent == pytest.approx(100 * 500 / 800, rel=1e-3)
+
+
+def test_a_step_is_read_when_the_next_is_queued(card):
+    meter = meter_of(card)
+    meter.begin()
+    card._execute(STEP, 300.0)
+    before = card.now()
+    assert meter.step() is None
+    assert card.now() - before < 1e-4
+    card._execute(STEP, 300.0)
+    assert meter.step().step == 1
+    # The host waited for the first step alone: the second is still running.
+    assert card.device_time - card.now() == pytest.approx(STEP, rel=0.01)
+
+
+def test_waiting_for_data_is_told_and_counts(card):
+    *_, last = train(card, meter_of(card), data=0.15)
+    assert last.seconds_between == pytest.approx(0.05, rel=0.01)
+    assert last.seconds == pytest.approx(0.15, rel=0.01)
+    assert last.mamfu_percent == pytest.approx(100 * 50 / 0.15 / 800, rel=0.01)
+
+
+def test_hidden_loading_of_data_is_no_wait(card):
+    *_, last = train(card, meter_of(card), data=0.02)
+    assert last.seconds_between < 1e-4
+
+
+def test_without_begin_the_wait_is_not_known(card):
+    found = train(card, meter_of(card), begin=False)
+    assert [each.step for each in found] == [2, 3, 4, 5]
+    assert all(math.isnan(each.seconds_between) for each in found)
+
+
+def test_warm_up_steps_are_left_out(card):
+    meter = meter_of(card, warmup_steps=3)
+    assert [each.step for each in train(card, meter)] == [4, 5]
+    assert meter.mean().step == 2
+
+
+def test_the_mean_is_work_over_time(card):
+    meter = meter_of(card)
+    train(card, meter, steps=2)
+    train(card, meter, steps=2, data=0.3)
+    mean, seconds = meter.mean(), 2 * STEP + (0.3 + STEP) + 0.3  # the last data came while the device was busy
+    assert mean.tflops == pytest.approx(4 * 50 / seconds, rel=0.01)
+    assert mean.tokens_per_second == pytest.approx(4000 / seconds, rel=0.01)
+
+
+def test_accumulation_and_ranks(card):
+    *_, last = train(card, meter_of(card, accumulation=4, world_size=8))
+    assert last.tflops == pytest.approx(4 * 500, rel=1e-3)
+    assert last.tokens_per_second == pytest.approx(8 * 4 * 10_000, rel=1e-3)
+
+
+def test_tokens_and_flop_of_a_step_may_be_told(card):
+    *_, last = train(card, meter_of(card, accumulation=4), tokens=500, flops=10e12)
+    assert last.tokens_per_second == pytest.approx(5_000, rel=1e-3)
+    assert last.tflops == pytest.approx(100, rel=1e-3)
+
+
+def test_each_dtype_counts_against_its_own_ceiling(card):
+    flops = {"fp8": 100e12, "bf16": 20e12}
+    *_, last = train(card, meter_of(card, flops_per_step=flops, ceiling={"float8_e4m3fn": 1600e12, "bfloat16": 800e12}))
+    assert last.tflops == pytest.approx(1200, rel=1e-3)
+    assert last.mamfu_percent == pytest.approx(100 * (100 / 1600 + 20 / 800) / STEP, rel=1e-3)
+    assert last.mfu_percent == pytest.approx(100 * (100 / 1979 + 20 / 989) / STEP, rel=1e-3)
+
+
+def test_a_model_gives_the_flop_of_its_tokens(card):
+    flops = ModelFlops(weights=10**9, layers=10, attention_width=1000)
+    told = {"model": flops, "flops_per_step": None, "sequence_length": 500}
+    *_, last = train(card, meter_of(card, **told))
+    assert last.tflops == pytest.approx(1000 * (6e9 + 12 * 10 * 1000 * 500) / STEP / 1e12, rel=1e-3)
+
+
+@pytest.mark.parametrize("options", [{}, {"flops_per_step": None}])
+def test_a_model_needs_its_length_and_no_other_flop(card, options):
+    with pytest.raises(UsageError, match="sequence_length"):
+        meter_of(card, model=ModelFlops(1, 1, 1), **options)
+
+
+def test_without_a_ceiling_there_is_one_warning_and_no_share(card):
+    with pytest.warns(UserWarning, match="mamf find --dtype bfloat16") as told:
+        found = train(card, meter_of(card, ceiling=None))
+    assert len(told) == 1
+    assert all(math.isnan(each.mamfu_percent) and each.mfu_percent > 0 for each in found)
+
+
+def test_a_device_that_nobody_knows_stops_nothing(card):
+    card.info = replace(card.info, name="Some New Card")
+    with pytest.warns(UserWarning, match="nothing is known"):
+        *_, last = train(card, meter_of(card, ceiling=None))
+    assert math.isnan(last.mfu_percent) and math.isnan(last.mamfu_percent)
+    assert last.tflops == pytest.approx(500, rel=1e-3)
+
+
+def test_a_known_peak_is_the_ceiling(card, monkeypatch):
+    known = KnownPeak(700e12, None, "sustained", "measured", "", "bfloat16", card.info.name)
+    monkeypatch.setattr(known_ceilings, "_measured", lambda *told: known)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        *_, last = train(card, meter_of(card, ceiling=None))
+    assert last.mamfu_percent == pytest.approx(100 * 500 / 700, rel=1e-3)
+    assert train(card, meter_of(card, ceiling=known))[-1].mamfu_percent == pytest.approx(last.mamfu_percent, rel=1e-3)
+
+
+def test_nothing_told_is_nan_and_goes_on(card):
+    *_, last = train(card, meter_of(card, flops_per_step=None, tokens_per_step=None))
+    assert math.isnan(last.tflops) and math.isnan(last.tokens_per_second)
+    assert last.seconds == pytest.approx(STEP, rel=1e-3)
+
+
+def test_a_host_clock_is_read_without_synchronizing(card, monkeypatch):
+    monkeypatch.setattr(SimulatedBackend, "timer", "host clock")
+    meter = meter_of(card)
+    monkeypatch.setattr(card, "mark", pytest.fail)
+    for _ in range(3):
+        card.sleep(STEP)
+        meter.begin()
+        card.sleep(STEP)
+        meter.step()
+    last = meter.finish()
+    assert (last.seconds, last.seconds_between) == pytest.approx((2 * STEP, STEP))
+
+
+def test_the_end_of_the_context_reads_the_last_step(card):
+    with meter_of(card) as meter:
+        train(card, meter, steps=2)
+    assert meter.mean().step == 2
+
+
+def test_an_evaluation_is_no_part_of_a_step(card):
+    meter = meter_of(card)
+    train(card, meter, steps=2)
+    meter.pause()
+    card.sleep(10)
+    *_, last = train(card, meter, steps=1)
+    assert last.seconds == pytest.approx(STEP, rel=0.01)
+
+
+def test_a_mean_begins_anew(card):
+    meter = meter_of(card)
+    train(card, meter, steps=3)
+    meter.reset()
+    assert meter.mean() is None
+    train(card, meter, steps=2)
+    assert meter.mean().step == 2

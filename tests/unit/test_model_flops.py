@@ -1,0 +1,92 @@
+"""FLOP of a model: by formula, and beside what was counted."""
+
+from types import SimpleNamespace
+
+import pytest
+
+import mamf
+from mamf.errors import UnsupportedError
+from mamf.models.model_flops import ModelFlops
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+}
+
+
+def flops_of(**changes):
+    return mamf.model_flops(SimpleNamespace(**LLAMA | changes))
+
+
+def test_of_llama_3_8b_all_weights_but_the_embedding_and_the_norms_count():
+    # 8030261248 parameters, of which 128256 x 4096 are looked up and 65 norms of 4096 scale.
+    assert flops_of().weights == 8030261248 - 128256 * 4096 - 65 * 4096
+
+
+def test_attention_is_told_whole_and_causal():
+    flops = flops_of()
+    whole, causal = flops.per_token(8192), flops.per_token(8192, causal=True)
+    assert whole - 6 * flops.weights == 12 * 32 * 4096 * 8192
+    assert whole - causal == causal - 6 * flops.weights
+
+
+def test_of_experts_the_active_count():
+    # Mixtral 8x7B: 12.9e9 active parameters of 46.7e9, embeddings included.
+    moe = flops_of(model_type="mixtral", num_local_experts=8, num_experts_per_tok=2, vocab_size=32000)
+    assert moe.weights + 32000 * 4096 == pytest.approx(12.88e9, rel=0.001)
+    assert moe.expert_weights == 32 * 2 * 3 * 4096 * 14336
+
+
+def test_a_model_is_known_by_its_configuration():
+    model = SimpleNamespace(config=SimpleNamespace(**LLAMA))
+    assert mamf.model_flops(model) == flops_of()
+
+
+def test_an_unknown_architecture_is_told_and_gets_no_number():
+    with pytest.raises(UnsupportedError, match="flops_per_step"):
+        flops_of(model_type="mamba")
+
+
+def test_a_missing_number_is_named():
+    with pytest.raises(UnsupportedError, match="no vocab_size"):
+        flops_of(vocab_size=None)
+
+
+FLOPS = ModelFlops(weights=10**6, layers=2, attention_width=512, expert_weights=4 * 10**5)
+ATTENTION = 12 * 2 * 512 * 1000
+
+
+@pytest.mark.parametrize(
+    ("counted", "told"),
+    [
+        (6e6 + ATTENTION, "they agree"),
+        (6e6 + ATTENTION / 2, "causal"),
+        (6e6, "misses attention"),
+        (3.6e6 + ATTENTION, "misses the experts"),
+        (3.6e6, "misses attention and the experts"),
+        (6e6 + ATTENTION * 7 / 6, "flash kernel"),
+        ((6e6 + ATTENTION) / 3, "forward pass alone"),
+        ((6e6 + ATTENTION) * 4 / 3, "checkpointing"),
+        ((6e6 + ATTENTION) * 5, "does not know"),
+    ],
+)
+def test_a_disagreement_is_explained_in_a_line(counted, told):
+    line = FLOPS.beside(counted * 64, tokens=64, sequence_length=1000)
+    assert told in line
+    assert "\n" not in line
+
+
+def test_formula_and_counter_agree_for_a_small_llama():
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 96}
+    config = transformers.LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    ids = torch.zeros(2, 128, dtype=torch.long)
+    counted = mamf.count_flops(lambda: model(input_ids=ids, labels=ids).loss.backward())
+    assert counted == 256 * mamf.model_flops(model).per_token(128)

@@ -1,0 +1,229 @@
+"""Where a ceiling is known from: this card, its kind, its datasheet; never another's."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import mamf
+from mamf.contribution import contributed
+from mamf.contribution.contributed import ContributedCeiling
+from mamf.errors import IncomparableError, UnavailableError, UnknownNameError
+from mamf.models import found, known_ceilings
+from mamf.testing import SimulatedBackend
+
+RESULTS = Path(__file__).resolve().parents[2] / "results"
+H200 = RESULTS / "nvidia-h200" / "find-bfloat16-burst-sustained-20261121-154925.jsonl"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("MAMF_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def device(**changes):
+    """An H200 like the one of the log, in virtual time."""
+    header = json.loads(H200.read_text().partition("\n")[0])
+    backend = SimulatedBackend()
+    backend.info = replace(mamf.DeviceInfo(**header["device"]), **changes)
+    return backend
+
+
+@pytest.fixture
+def same_torch(monkeypatch):
+    header = json.loads(H200.read_text().partition("\n")[0])
+    monkeypatch.setattr(found, "package_version", lambda name: header["environment"]["packages"][name])
+
+
+def test_what_a_find_left_comes_first(cache, same_torch):
+    found.leave(H200, pytest.fail)
+    known = mamf.peak(device(), "bf16")
+    assert (known.source, known.regime, known.tflops) == ("measured", "sustained", 711.981)
+    assert known.interval.low == pytest.approx(704.942e12)
+    assert known.told.startswith("measured on this very device, 2026-11-21: bfloat16 at")
+    assert mamf.peak(device(), regime="burst").tflops == 861.356
+    assert len(list(cache.iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    "change", [{"uuid_hash": "another"}, {"driver": "1"}, {"uuid_hash": None}, {"power_limit_watts": None}]
+)
+def test_another_card_or_driver_knows_nothing_of_it(same_torch, change):
+    found.leave(H200, pytest.fail)
+    assert mamf.peak(device(**change)).source == "contributed"
+
+
+def test_another_torch_knows_nothing_of_it():
+    found.leave(H200, pytest.fail)
+    assert mamf.peak(device()).source == "contributed"
+
+
+def test_a_device_without_uuid_is_not_called_this_very_one(same_torch, tmp_path):
+    header, _, rest = H200.read_text().partition("\n")
+    record = json.loads(header)
+    record["device"]["uuid_hash"] = None
+    log = tmp_path / "log.jsonl"
+    log.write_text(json.dumps(record) + "\n" + rest)
+    found.leave(log, pytest.fail)
+    assert "a device of this name in this machine" in mamf.peak(device(uuid_hash=None)).told
+
+
+def test_an_interrupted_find_leaves_nothing(cache, tmp_path):
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(H200.read_text().splitlines(keepends=True)[:-1]))
+    found.leave(log, pytest.fail)
+    assert not cache.exists()
+
+
+def test_zeros_are_no_ceiling_of_a_model(cache, tmp_path):
+    log = tmp_path / "log.jsonl"
+    log.write_text(H200.read_text().replace('"data": "normal"', '"data": "zeros"'))
+    found.leave(log, pytest.fail)
+    assert not cache.exists()
+
+
+def test_a_broken_file_is_warned_of_and_not_used(cache, same_torch):
+    found.leave(H200, pytest.fail)
+    for path in cache.iterdir():
+        path.write_text("{}\n")
+    with pytest.warns(UserWarning, match="not used"):
+        assert mamf.peak(device()).source == "contributed"
+
+
+def test_the_contributed_figure_is_that_of_the_table():
+    known = mamf.peak(device(), "bfloat16", "burst")
+    assert (known.source, known.tflops) == ("contributed", 861.356)
+    assert "results/nvidia-h200/find-bfloat16" in known.told
+    assert "mamf find --dtype bfloat16" in known.told
+
+
+def test_fast_accumulation_counts_where_nothing_else_is_known_and_is_told():
+    known = mamf.peak(device(), "float8_e4m3fn")
+    assert known.tflops == 1342.126
+    assert "fast accumulation" in known.told
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [({"power_limit_watts": 500.0}, "700 W, here 500 W"), ({"compute_units": 114}, "132 compute units, here 114")],
+)
+def test_another_build_or_power_limit_is_refused_unless_told(change, told):
+    with pytest.raises(IncomparableError, match=told):
+        mamf.peak(device(**change))
+    assert told in mamf.peak(device(**change), anyway=True).told
+
+
+def test_of_several_builds_the_own_one_counts(monkeypatch):
+    rows = [
+        ContributedCeiling("NVIDIA B300", units, 1100.0, "bfloat16", "burst", units, units, units, "log")
+        for units in (148, 152)
+    ]
+    monkeypatch.setattr(known_ceilings, "contributed_ceilings", lambda: rows)
+    of_152 = device(name="NVIDIA B300", compute_units=152, power_limit_watts=1100.0)
+    assert mamf.peak(of_152, regime="burst").tflops == 152
+
+
+def test_the_datasheet_comes_last_and_has_no_regime():
+    known = mamf.peak(device(name="NVIDIA A100-SXM4-80GB"))
+    assert (known.source, known.tflops, known.interval, known.regime) == ("datasheet", 312, None, None)
+
+
+@pytest.mark.parametrize("name", ["Some New Card", "AMD EPYC 9554"])
+def test_an_unknown_device_is_told_the_command_and_gets_nobodys_number(name):
+    with pytest.raises(UnavailableError, match=r"mamf find --dtype float16"):
+        mamf.peak(device(name=name), "fp16")
+
+
+def test_an_unknown_regime_or_dtype_is_told():
+    with pytest.raises(UnknownNameError, match="sustained"):
+        mamf.peak(device(), regime="classic")
+    with pytest.raises(UnknownNameError, match="bfloat16"):
+        mamf.peak(device(), "bfloat15")
+
+
+@pytest.mark.parametrize(("given", "index"), [(None, 1), (0, 0), ("simulated", 1), ("simulated:0", 0)])
+def test_a_device_by_name_and_index_or_the_one_in_use(machine, monkeypatch, given, index):
+    monkeypatch.setattr(SimulatedBackend, "device_count", classmethod(lambda kind: 2))
+    monkeypatch.setattr(SimulatedBackend, "current_index", classmethod(lambda kind: 1))
+    assert known_ceilings.opened(given).index == index
+
+
+def test_a_find_of_a_simulated_device_leaves_nothing(machine, cache):
+    mamf.find("bfloat16")
+    assert not cache.exists()
+
+
+@pytest.fixture
+def real(monkeypatch):
+    """The simulated accelerator passes for a card of a kind that nobody lists."""
+    own = SimulatedBackend.__init__
+
+    def opened(self, *arguments, **options):
+        own(self, *arguments, **options)
+        self.info = replace(self.info, backend="cuda", name="Card", uuid_hash="abc")
+
+    monkeypatch.setattr(SimulatedBackend, "__init__", opened)
+
+
+def test_a_find_of_the_library_is_known_afterwards(machine, real):
+    ceiling = mamf.find("bfloat16")
+    assert mamf.peak(regime="burst").tflops == pytest.approx(ceiling.tflops, rel=1e-5)
+
+
+def test_a_find_of_the_command_line_is_known_afterwards(machine, real, run):
+    assert run("find", "--regime", "burst", "--output", "new.jsonl")[0] == 0
+    code, out, _ = run("peak", "--regime", "burst")
+    assert code == 0
+    assert "Card, bfloat16, burst:" in out
+    assert "measured on this very device" in out
+
+
+def test_a_cache_that_cannot_be_written_is_a_warning(machine, real, run, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MAMF_CACHE", str(tmp_path / "file"))
+    with pytest.warns(UserWarning, match="MAMF_CACHE"):
+        assert mamf.find("bfloat16").tflops > 1
+    code, _, err = run("find", "--regime", "burst", "--output", "new.jsonl")
+    assert code == 0
+    assert "mamf peak will not know of this" in err
+
+
+@pytest.mark.parametrize(
+    ("system", "variable", "expected"),
+    [("win32", "LOCALAPPDATA", "mamf"), ("linux", "XDG_CACHE_HOME", "mamf"), ("darwin", "", "Library/Caches/mamf")],
+)
+def test_each_system_has_its_folder(monkeypatch, tmp_path, system, variable, expected):
+    monkeypatch.delenv("MAMF_CACHE")
+    monkeypatch.setattr(found.sys, "platform", system)
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    if variable:
+        monkeypatch.setenv(variable, str(tmp_path))
+    assert found.folder() == tmp_path / expected
+
+
+def test_the_command_prints_value_interval_and_source(machine, run):
+    code, out, _ = run("peak")
+    assert code == 0
+    assert out.splitlines()[0] == "Simulated H100, bfloat16, theoretical: 989.0 TFLOPS"
+    assert out.splitlines()[1].startswith("datasheet of")
+
+
+def test_the_command_prints_json(machine, run):
+    code, out, _ = run("peak", "--format", "json", "--dtype", "fp16")
+    assert code == 0
+    assert json.loads(out)["flops"] == 989e12
+
+
+def test_an_unknown_device_is_one_line(run):
+    code, _, err = run("peak", "--backend", "cpu", "--dtype", "float64")
+    assert code == 2
+    assert "mamf find --dtype float64" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_what_travels_is_readable():
+    rows = contributed.contributed_ceilings()
+    assert all(row.low <= row.tflops <= row.high for row in rows)
+    assert all((RESULTS / row.log).exists() for row in rows)

@@ -1,0 +1,190 @@
+"""``mamf profile``: a script runs as without mamf, and its steps are told."""
+
+import json
+
+import pytest
+
+from mamf.cli import main
+from mamf.profiling.classes import UNCLASSIFIED
+from mamf.profiling.profile import IDLE
+from mamf.profiling.shares import length, union
+
+TRAINING = """
+import sys, torch
+torch.set_num_threads(1)
+model = torch.nn.TransformerEncoderLayer(64, 2, 128, batch_first=True, norm_first=True)
+embedding = torch.nn.Embedding(50, 64)
+optimizer = torch.optim.AdamW([*model.parameters(), *embedding.parameters()])
+tokens = torch.zeros(4, 32, dtype=torch.long)
+for _ in range(5):
+    optimizer.zero_grad()
+    logits = model(embedding(tokens)) @ embedding.weight.t()
+    torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten()).backward()
+    optimizer.step()
+"""
+#: Little enough for tests of the running alone.
+TINY = """
+import torch
+weight = torch.nn.Parameter(torch.zeros(2, 2))
+optimizer = torch.optim.SGD([weight])
+for _ in range(3):
+    (weight @ weight).sum().backward()
+    optimizer.step()
+"""
+SHORTLY = ["profile", "--warmup", "1", "--steps", "1"]
+
+
+@pytest.fixture
+def script(tmp_path):
+    def write(text, name="train.py"):
+        path = tmp_path / name
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def profiled(capsys, *arguments):
+    """What a run as json tells."""
+    assert main([*SHORTLY, "--format", "json", *arguments]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_step_of_a_transformer_is_told_by_class(script, tmp_path, capsys):
+    trace, log = tmp_path / "trace.json", tmp_path / "step.jsonl"
+    arguments = ["--steps", "2", "--warmup", "1", "--trace", str(trace), "--output", str(log), "--format", "json"]
+    assert main(["profile", *arguments, script(TRAINING)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    rows = {row["class"]: row for row in found["classes"]}
+    assert {"attention", "matmul", "normalization", "elementwise", "embedding", "optimizer", IDLE} <= set(rows)
+    assert sum(row["share"] for row in rows.values()) == pytest.approx(1)
+    assert rows.get(UNCLASSIFIED, {"share": 0})["share"] < 0.02
+    assert found["steps"] == 2
+    assert found["unprofiled_step_seconds"] > 0
+    # Per step and layer: three projections of each kind in forward, twice that in backward, and the logits.
+    tokens, width, hidden, words = 4 * 32, 64, 128, 50
+    assert rows["matmul"]["flop"] == 2 * 3 * 2 * tokens * (4 * width * width + 2 * width * hidden + width * words)
+    # Two products in forward, four in backward: with dropout torch has no fused kernel here.
+    assert rows["attention"]["flop"] == 2 * 6 * 2 * 4 * 32 * 32 * width
+    products = seconds_of_products(trace) / found["seconds"]
+    assert rows["matmul"]["share"] == pytest.approx(products, abs=0.005)
+
+    for form in ("table", "csv", "json", "markdown"):
+        assert main(["show", str(log), "--format", form]) == 0
+        assert "matmul" in capsys.readouterr().out
+    assert main(["results", "check", str(log)]) == 1
+    assert "results/ does not collect it" in capsys.readouterr().out
+    assert main(["profile", "--from", str(trace), "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["classes"] == found["classes"]
+
+
+def seconds_of_products(trace):
+    """Straight from the raw trace: products, whole, without what in them is of another class."""
+    events = json.loads(trace.read_text())["traceEvents"]
+    marks = sorted(each["ts"] for each in events if each.get("name") == "mamf: step")
+
+    def times(*names):
+        for each in events:
+            if each["name"] in names and marks[0] < each["ts"] < marks[-1]:
+                yield each["ts"] * 1e-6, (each["ts"] + each["dur"]) * 1e-6
+
+    products = times("aten::mm", "aten::addmm", "aten::linear", "aten::matmul")
+    others = [*times("aten::scaled_dot_product_attention", "aten::copy_", "aten::clone", "aten::add_")]
+    return length(union([*products, *others])) - length(union(others))
+
+
+def test_a_script_has_its_own_arguments_as_they_are_typed(script, tmp_path):
+    said = tmp_path / "said.json"
+    text = f"import json, sys\njson.dump([*sys.argv, __name__, sys.path[0]], open({str(said)!r}, 'w'))\n{TINY}"
+    arguments = ["--learning_rate", "3", "--steps", "9", "--", "find", "--help"]
+    path = script(text)
+    assert main([*SHORTLY, path, *arguments]) == 0
+    assert json.loads(said.read_text()) == [path, *arguments, "__main__", str(tmp_path)]
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "told"),
+    [
+        ("raise SystemExit(7)", 7, ""),
+        ("raise SystemExit('no data')", 1, "no data\n"),
+        ("raise KeyboardInterrupt", 130, ""),
+        ("raise SystemExit", 0, ""),
+    ],
+)
+def test_the_exit_code_is_the_scripts(script, capsys, end, code, told):
+    assert main([*SHORTLY, script(f"{TINY}\n{end}")]) == code
+    output = capsys.readouterr()
+    assert "1 steps of" in output.out
+    assert told in output.err
+
+
+def test_a_scripts_error_is_its_own_traceback(script, capsys):
+    assert main([*SHORTLY, script(f"{TINY}\n1 / 0")]) == 1
+    output = capsys.readouterr()
+    assert output.err.startswith("Traceback (most recent call last):\n  File ")
+    assert "runpy" not in output.err
+    assert output.err.endswith("ZeroDivisionError: division by zero\n")
+    assert "1 steps of" in output.out
+
+
+def test_a_step_ends_where_a_function_returns(script, capsys):
+    script("import torch\ndef generate():\n    return torch.ones(2, 2) @ torch.ones(2, 2)\n", "served.py")
+    serving = script("from served import generate\nfor _ in range(3):\n    generate()\n", "serve.py")
+    found = profiled(capsys, "--calls", "served:generate", serving)
+    assert [row["calls"] for row in found["classes"] if row["class"] == "matmul"] == [1]
+
+
+def test_a_step_ends_where_the_script_says_so(script, capsys):
+    text = "import torch\nfrom mamf import profiling\nfor _ in range(3):\n    torch.ones(2) + 1\n    profiling.step()\n"
+    assert profiled(capsys, script(text))["steps"] == 1
+
+
+def test_of_several_optimizers_the_first_ends_the_step(script, capsys):
+    text = TINY.replace("optimizer.step()", "optimizer.step()\n    other.step()")
+    found = profiled(capsys, script(text.replace("for _", "other = torch.optim.SGD([weight])\nfor _")))
+    assert [row["calls"] for row in found["classes"] if row["class"] == "matmul"] == [3]
+
+
+def test_a_script_that_ends_early_leaves_no_log(script, tmp_path, capsys):
+    log = tmp_path / "step.jsonl"
+    assert main(["profile", "--output", str(log), script(TINY)]) == 1
+    assert "the script took 3 of 11 steps: lower --warmup or --steps" in capsys.readouterr().err
+    assert not log.exists()
+    assert main(["profile", script("pass")]) == 1
+    assert "name a function by --calls, or call mamf.profiling.step()" in capsys.readouterr().err
+
+
+def test_steps_before_the_end_are_kept(script, capsys):
+    assert main(["profile", "--warmup", "1", "--steps", "2", script(TINY.replace("range(3)", "range(4)"))]) == 0
+    assert ": 1 steps of" in capsys.readouterr().out
+
+
+def test_another_rank_runs_the_script_alone(script, capsys, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    assert main([*SHORTLY, script("raise SystemExit(3)")]) == 3
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "nothing to profile: name a SCRIPT, or a trace by --from"),
+        (["nowhere.py"], "cannot run nowhere.py: there is no such file"),
+        (["--stepz", "3", "train.py"], "unknown option '--stepz' (did you mean --steps?)"),
+        (["--calls", "json:nothing", "train.py"], "--calls json:nothing: module 'json' has no attribute 'nothing'"),
+        (["--calls", "json", "train.py"], "--calls json: write module:function"),
+        (["--trace", "train.py", "train.py"], "train.py exists and is not overwritten"),
+        (["--trace", "no/trace.json", "train.py"], "there is no such folder"),
+        (["--output", "train.py", "train.py"], "train.py exists and is not overwritten"),
+        (["--from", "nowhere.json"], "cannot read nowhere.json: No such file"),
+        (["--from", "trace.json", "train.py"], "leave a SCRIPT out"),
+    ],
+)
+def test_bad_input_is_told_in_a_line(script, tmp_path, monkeypatch, capsys, arguments, told):
+    script("")
+    monkeypatch.chdir(tmp_path)
+    try:
+        assert main(["profile", *arguments]) == 2
+    except SystemExit as ended:
+        assert ended.code == 2
+    assert told in capsys.readouterr().err

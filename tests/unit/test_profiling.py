@@ -1,0 +1,489 @@
+"""Profiles: classes of events, shares of a step, FLOP from shapes, traces, and how they are told."""
+
+import gzip
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mamf.cli import main
+from mamf.errors import IncomparableError, RunLogError, UsageError
+from mamf.logs.run_log import read_run_log
+from mamf.profiling.classes import CLASSES, COMMUNICATION, UNCLASSIFIED, class_of
+from mamf.profiling.comparison import render_profiles
+from mamf.profiling.events import Event, Trace
+from mamf.profiling.flops import dtype_of, flop_of
+from mamf.profiling.kernel_tables import read_kernel_table
+from mamf.profiling.log import create_profile_log, read_profile_or_none, write_profile
+from mamf.profiling.profile import IDLE, profile_of
+from mamf.profiling.report import render_profile
+from mamf.profiling.shares import gaps, length, shares, union
+from mamf.profiling.traces import read_chrome_trace
+from mamf.report import FORMATS
+
+STEP = 60
+TICKS = st.integers(0, STEP)
+EVENTS = st.lists(st.tuples(st.sampled_from(CLASSES), TICKS, TICKS), max_size=10)
+
+
+def grouped(events):
+    """Intervals by class."""
+    by_class = {}
+    for name, *ends in events:
+        by_class.setdefault(name, []).append((min(ends), max(ends)))
+    return by_class
+
+
+BY_CLASS = EVENTS.map(grouped)
+
+
+# --- shares
+
+
+@given(BY_CLASS)
+def test_shares_and_idle_add_up_to_the_step(by_class):
+    covered = union(interval for intervals in by_class.values() for interval in intervals)
+    idle = length(gaps(covered, 0, STEP))
+    assert sum(share.visible for share in shares(by_class).values()) + idle == STEP
+
+
+@given(EVENTS)
+def test_the_order_of_events_does_not_matter(events):
+    assert shares(grouped(events)) == shares(grouped(reversed(events))) == shares(grouped(sorted(events)))
+
+
+@given(BY_CLASS)
+def test_visible_and_hidden_are_the_whole_time_of_a_class(by_class):
+    for name, share in shares(by_class).items():
+        assert share.total == len({tick for low, high in by_class[name] for tick in range(low, high)})
+        assert share.visible >= 0
+        assert share.hidden >= 0
+
+
+@given(BY_CLASS)
+def test_of_communication_only_what_nothing_hides_is_told(by_class):
+    told = shares(by_class).get(COMMUNICATION)
+    others = union(each for name, found in by_class.items() if name != COMMUNICATION for each in found)
+    at_work = {tick for low, high in others for tick in range(low, high)}
+    alone = {tick for low, high in by_class.get(COMMUNICATION, ()) for tick in range(low, high)} - at_work
+    assert (told.visible if told else 0) == len(alone)
+
+
+# --- classes
+
+LAUNCHED_BY_NAME = [
+    ("nvjet_sm90_tst_128x256_64x4_1x2_h_bz_coopA_TNT", "matmul"),
+    ("void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128_32x3_tn_align8>(...)", "matmul"),
+    ("Cijk_Alik_Bljk_BBS_BH_MT256x256x64_MI16x16x1", "matmul"),
+    ("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4>>", "attention"),
+    ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16", "attention"),
+    ("fmha_cutlassF_bf16_aligned_64x128_rf_sm80(...)", "attention"),
+    ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", COMMUNICATION),
+    ("Memcpy HtoD (Pinned -> Device)", "memory copies"),
+    ("void at::native::(anonymous namespace)::CatArrayBatchedCopy<...>", "memory copies"),
+    ("void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl>", "elementwise"),
+    ("triton_poi_fused_add_mul_3", "elementwise"),
+    ("triton_per_fused_native_layer_norm_1", "normalization"),
+    ("triton_red_fused__softmax_2", "reduction and softmax"),
+    ("void (anonymous namespace)::softmax_warp_forward<float, float, float, 8, false>", "reduction and softmax"),
+    ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>", "reduction and softmax"),
+    ("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor<float>>", "optimizer"),
+    ("sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc", "convolution"),
+    ("void at::native::indexSelectLargeIndex<float, long>", "embedding"),
+    ("my_own_thing", UNCLASSIFIED),
+]
+
+
+@pytest.mark.parametrize(("name", "expected"), LAUNCHED_BY_NAME, ids=[name[:40] for name, _ in LAUNCHED_BY_NAME])
+def test_a_kernel_without_an_operation_is_known_by_its_name(name, expected):
+    assert class_of(Event(name, "copy" if name.startswith("Memcpy") else "kernel", 0, 1)) == expected
+
+
+OPERATIONS = [
+    ("aten::addmm", "matmul"),
+    ("aten::_scaled_mm", "matmul"),
+    ("aten::convolution_backward", "convolution"),
+    ("aten::native_layer_norm_backward", "normalization"),
+    ("aten::_fused_rms_norm", "normalization"),
+    ("aten::gelu_backward", "elementwise"),
+    ("aten::add_", "elementwise"),
+    ("aten::_softmax_backward_data", "reduction and softmax"),
+    ("aten::nll_loss_forward", "reduction and softmax"),
+    ("aten::embedding_dense_backward", "embedding"),
+    ("aten::_fused_adamw_", "optimizer"),
+    ("aten::copy_", "memory copies"),
+    ("aten::_flash_attention_forward", "attention"),
+    ("flash_attn::_flash_attn_backward", "attention"),
+    ("autograd::engine::evaluate_function: AddmmBackward0", "other"),
+    ("aten::view", "other"),
+    ("nccl:all_reduce", COMMUNICATION),
+    ("somebodys::thing", UNCLASSIFIED),
+]
+
+
+@pytest.mark.parametrize(("name", "expected"), OPERATIONS)
+def test_an_operation_has_a_class(name, expected):
+    assert class_of(Event(name, "operation", 0, 1)) == expected
+
+
+def launched(kernel, *callers):
+    """A kernel below calls, the outermost first."""
+    parent = None
+    for name in callers:
+        parent = Event(name, "annotation" if "#" in name else "operation", 0, 1, parent=parent)
+    return Event(kernel, "kernel", 0, 1, parent=parent)
+
+
+def test_the_operation_counts_before_the_kernels_name():
+    assert class_of(launched("reduce_kernel", "aten::linear", "aten::addmm")) == "matmul"
+    assert class_of(launched("elementwise_kernel", "aten::to", "aten::copy_")) == "memory copies"
+    assert class_of(launched("nvjet_sm90", "MyFunctionBackward", "mine::gemm_like")) == "matmul"
+
+
+def test_what_an_attention_an_optimizer_or_a_collective_calls_is_theirs():
+    assert class_of(launched("nvjet", "aten::scaled_dot_product_attention", "aten::bmm")) == "attention"
+    assert class_of(launched("elementwise", "Optimizer.step#AdamW.step", "aten::add_")) == "optimizer"
+    assert class_of(launched("ncclDevKernel", "Optimizer.step#Z.step", "c10d::allreduce_")) == COMMUNICATION
+
+
+def test_the_backward_of_what_an_attention_calls_is_attention():
+    attention = Event("aten::scaled_dot_product_attention", "operation", 0, 2)
+    product = Event("aten::bmm", "operation", 0, 1, parent=attention)
+    node = Event("autograd::engine::evaluate_function: BmmBackward0", "operation", 3, 4, forward=product)
+    assert class_of(Event("aten::bmm", "operation", 3, 4, parent=node)) == "attention"
+
+
+# --- FLOP
+
+
+def operation(name, *dimensions, dtypes=(), values=()):
+    return Event(name, "operation", 0, 1, dimensions=dimensions, dtypes=dtypes, values=values)
+
+
+ATTENTION = ([2, 4, 128, 64], [2, 2, 128, 64], [2, 2, 128, 64])
+
+
+@pytest.mark.parametrize(
+    ("event", "expected"),
+    [
+        (operation("aten::mm", [3, 5], [5, 7]), 2 * 3 * 5 * 7),
+        (operation("aten::addmm", [7], [3, 5], [5, 7]), 2 * 3 * 5 * 7),
+        (operation("aten::bmm", [2, 3, 5], [2, 5, 7]), 2 * 2 * 3 * 5 * 7),
+        (operation("aten::baddbmm", [2, 3, 7], [2, 3, 5], [2, 5, 7]), 2 * 2 * 3 * 5 * 7),
+        (operation("aten::linear", [2, 3, 5], [7, 5], [7]), 2 * 2 * 3 * 5 * 7),
+        (
+            operation(
+                "aten::convolution",
+                *([2, 3, 8, 8], [8, 3, 3, 3]),
+                values=["", "", "", "[2, 2]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1"],
+            ),
+            2 * 2 * 4 * 4 * 8 * 27,
+        ),
+        (
+            operation(
+                "aten::convolution_backward",
+                *([2, 8, 4, 4], [2, 3, 8, 8], [8, 3, 3, 3]),
+                values=["", "", "", "[8]", "", "", "", "False", "[0, 0]", "1", "[False, True, True]"],
+            ),
+            2 * 2 * 4 * 4 * 8 * 27,
+        ),
+        (
+            operation("aten::scaled_dot_product_attention", *ATTENTION, values=["", "", "", "", "0.", "False"]),
+            4 * 2 * 4 * 128 * 128 * 64,
+        ),
+        (
+            operation("aten::scaled_dot_product_attention", *ATTENTION, values=["", "", "", "", "0.", "True"]),
+            4 * 2 * 4 * 128 * 129 // 2 * 64,
+        ),
+        (
+            operation(
+                "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
+                *([], *ATTENTION),
+                values=["", "", "", "", "", "", "0.", "False"],
+            ),
+            5 * 2 * 2 * 4 * 128 * 128 * 64,
+        ),
+        (operation("aten::mm"), None),
+        (operation("aten::gelu", [3, 5]), None),
+    ],
+    ids=lambda each: each.name if isinstance(each, Event) else "",
+)
+def test_flop_follow_from_the_recorded_shapes(event, expected):
+    assert flop_of(event) == expected
+
+
+def test_the_dtype_is_of_what_is_multiplied():
+    assert dtype_of(operation("aten::addmm", dtypes=["float", "c10::BFloat16", "c10::BFloat16"])) == "bfloat16"
+    assert dtype_of(operation("aten::mm", dtypes=["c10::Float8_e4m3fn"])) == "float8_e4m3fn"
+
+
+# --- traces
+
+
+def raw(category, name, begun, duration, **arguments):
+    ids = {"pid": 1, "tid": 1}
+    return {"ph": "X", "cat": category, "name": name, "ts": begun, "dur": duration, **ids, "args": arguments}
+
+
+GPU_TRACE = {
+    "deviceProperties": [{"id": 0, "name": "NVIDIA H200"}],
+    "traceEvents": [
+        raw("user_annotation", "mamf: step", 90, 10),
+        raw("cpu_op", "aten::linear", 100, 50),
+        raw("cpu_op", "aten::addmm", 110, 30, **{"Input Dims": [[7], [3, 5], [5, 7]]}, **{"Input type": ["float"] * 3}),
+        raw("cuda_runtime", "cudaLaunchKernel", 120, 5, correlation=1),
+        raw("kernel", "nvjet_sm90", 200, 100, correlation=1, device=0, stream=7),
+        raw("cpu_op", "nccl:all_reduce", 160, 10),
+        raw("cuda_runtime", "cudaLaunchKernelExC", 162, 5, correlation=2),
+        raw("kernel", "ncclDevKernel_AllReduce", 250, 150, correlation=2, device=0, stream=9),
+        raw("cuda_runtime", "cudaGraphLaunch", 180, 5, correlation=3),
+        raw("kernel", "flash_fwd_kernel", 420, 30, correlation=3, device=0, stream=7),
+        raw("cuda_runtime", "cudaDeviceSynchronize", 190, 280),
+        raw("user_annotation", "mamf: step", 480, 20),
+        raw("kernel", "of the next step", 600, 100, correlation=9, device=0, stream=7),
+    ],
+}
+
+
+def written(path, trace):
+    path.write_text(json.dumps(trace))
+    return path
+
+
+def profile_from(tmp_path, trace, peak_of=lambda dtype: None):
+    return profile_of(read_chrome_trace(written(tmp_path / "trace.json", trace)), peak_of)
+
+
+def test_a_trace_of_a_device(tmp_path):
+    profile = profile_from(tmp_path, GPU_TRACE, {"float32": 1e9}.get)
+    rows = {row.name: row for row in profile.classes}
+    assert (profile.steps, profile.device) == (1, "NVIDIA H200")
+    assert profile.seconds == pytest.approx(400e-6)
+    assert {name: round(row.share, 6) for name, row in rows.items()} == {
+        "attention": 0.075,
+        "matmul": 0.25,
+        COMMUNICATION: 0.25,
+        IDLE: 0.425,
+    }
+    assert rows[COMMUNICATION].hidden == pytest.approx(50e-6)
+    assert rows["matmul"].flop == {"float32": 210}
+    assert rows["matmul"].mamfu == pytest.approx(210 / 1e9 / 100e-6)
+    assert rows["attention"].tflops is None
+    assert profile.notes == ("1 of 4 kernels and copies were replayed from graphs: known by their names alone",)
+
+
+def test_gaps_are_told_with_what_the_host_did(tmp_path):
+    profile = profile_from(tmp_path, GPU_TRACE)
+    told = {row.host: (row.count, round(row.seconds * 1e6)) for row in profile.gaps}
+    assert told == {"Python, outside of any operation": (2, 150), "cudaDeviceSynchronize": (1, 20)}
+
+
+def test_steps_of_torch_profiler_are_found_as_the_device_had_them(tmp_path):
+    events = [
+        raw("user_annotation", "ProfilerStep#3", 0, 100),
+        raw("cpu_op", "aten::mm", 10, 20),
+        raw("gpu_user_annotation", "ProfilerStep#3", 50, 100),
+        raw("kernel", "nvjet", 50, 100, device=0),
+    ]
+    profile = profile_from(tmp_path, {"traceEvents": events})
+    assert (profile.steps, profile.classes[-1].share) == (1, 0)
+
+
+def test_a_trace_without_steps_is_told_as_a_whole(tmp_path):
+    profile = profile_from(tmp_path, {"traceEvents": [raw("cpu_op", "aten::mm", 10, 20)]})
+    assert profile.steps is None
+    assert "its steps are not known" in render_profile("table", "x", profile)
+
+
+def test_a_packed_trace_is_read(tmp_path):
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(json.dumps(GPU_TRACE).encode()))
+    assert read_chrome_trace(path).steps == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "x", "pid": 1, "tid": 1, "ts": 1, "dur": 0}]}',
+        "",
+        "[]",
+        "{}",
+        '{"traceEvents": []}',
+        '{"traceEvents": [{"ph": "X", "cat": "kernel"}]}',
+        '{"traceEvents": 1}',
+    ],
+)
+def test_what_is_no_trace_is_refused_in_a_line(tmp_path, text):
+    path = tmp_path / "trace.json"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=r"is no Chrome trace of torch.profiler"):
+        read_chrome_trace(path)
+
+
+def test_the_cpu_counts_each_operation_without_those_it_calls():
+    outer = Event("aten::scaled_dot_product_attention", "operation", 0, 10)
+    copy = Event("aten::copy_", "operation", 12, 16)
+    inner = Event("aten::bmm", "operation", 2, 5, parent=outer)
+    profile = profile_of(Trace((outer, inner, copy), 0, 20, 2), lambda dtype: None)
+    assert [(row.name, row.visible, row.calls) for row in profile.classes] == [
+        ("attention", 10, 1),
+        ("memory copies", 4, 1),
+        (IDLE, 6, 2),
+    ]
+
+
+def test_what_a_product_calls_computes_its_flop_once():
+    linear = Event("aten::linear", "operation", 0, 10, dimensions=[[3, 5], [7, 5]], dtypes=["float"])
+    copy = Event("aten::copy_", "operation", 1, 2, parent=linear)
+    product = Event("aten::mm", "operation", 2, 9, parent=linear, dimensions=[[3, 5], [5, 7]], dtypes=["float"])
+    rows = {row.name: row for row in profile_of(Trace((linear, copy, product), 0, 10, 1), lambda dtype: 70.0).classes}
+    assert rows["matmul"].flop == {"float32": 210}
+    assert rows["matmul"].mamfu == pytest.approx(210 / 70 / 9)
+    assert rows["memory copies"].flop == {}
+
+
+# --- tables of other profilers
+
+NSYS_SUM = """Generating SQLite file report.sqlite from report.nsys-rep
+Processing [report.sqlite] with [cuda_gpu_kern_sum.py]...
+
+"Time (%)","Total Time (ns)","Instances","Avg (ns)","Med (ns)","Min (ns)","Max (ns)","StdDev (ns)","Name"
+75.0,3000,2,1500.0,1500.0,1500,1500,0.0,"nvjet_sm90_tst_128x256"
+25.0,"1,000",4,250.0,250.0,250,250,0.0,"void at::native::reduce_kernel<512, 1>"
+"""
+NSYS_TRACE = """Start (ns),Duration (ns),CorrId,Device,Ctx,GreenCtx,Strm,Name
+1000,100,1,NVIDIA H200 (0),1,,7,nvjet_sm90
+1050,150,2,NVIDIA H200 (0),1,,9,ncclDevKernel_AllReduce
+1300,100,3,NVIDIA H200 (0),1,,7,[CUDA memcpy Device-to-Device]
+"""
+ROCPROF_STATS = """"Name","Calls","TotalDurationNs","AverageNs","Percentage","MinNs","MaxNs","StdDev"
+"Cijk_Alik_Bljk_BBS",3,3000,1000.0,75.0,1000,1000,0.0
+"ncclDevKernel_Generic",1,1000,1000.0,25.0,1000,1000,0.0
+"""
+ROCPROF_TRACE = """"Kind","Agent_Id","Queue_Id","Kernel_Name","Correlation_Id","Start_Timestamp","End_Timestamp"
+"KERNEL_DISPATCH",1,2,"Cijk_Alik_Bljk_BBS",1,1000,1300
+"KERNEL_DISPATCH",1,2,"attn_fwd",2,1300,1400
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (NSYS_SUM, {"matmul": 0.75, "reduction and softmax": 0.25, IDLE: 0}),
+        (NSYS_TRACE, {"matmul": 0.25, "memory copies": 0.25, COMMUNICATION: 0.25, IDLE: 0.25}),
+        (ROCPROF_STATS, {"matmul": 0.75, COMMUNICATION: 0.25, IDLE: 0}),
+        (ROCPROF_TRACE, {"attention": 0.25, "matmul": 0.75, IDLE: 0}),
+    ],
+    ids=["nsys-sum", "nsys-trace", "rocprofv3-stats", "rocprofv3-trace"],
+)
+def test_tables_of_other_profilers_are_told_by_class(tmp_path, text, expected):
+    path = tmp_path / "kernels.csv"
+    path.write_text(text)
+    profile = profile_of(read_kernel_table(path), lambda dtype: None)
+    assert {row.name: round(row.share, 6) for row in profile.classes} == expected
+    assert (profile.notes != ()) == (text in (NSYS_SUM, ROCPROF_STATS))
+
+
+def test_calls_that_were_summed_up_are_counted(tmp_path):
+    path = tmp_path / "kernels.csv"
+    path.write_text(NSYS_SUM)
+    assert profile_of(read_kernel_table(path), lambda dtype: None).classes[0].calls == 2
+
+
+@pytest.mark.parametrize("text", ["", "Name,Other\nx,1\n", NSYS_SUM.splitlines()[3] + "\n1,x,1,1,1,1,1,1,a\n"])
+def test_what_is_no_such_table_is_refused_in_a_line(tmp_path, text):
+    path = tmp_path / "kernels.csv"
+    path.write_text(text)
+    with pytest.raises(UsageError, match="is no table of kernels of nsys stats or rocprofv3"):
+        read_kernel_table(path)
+
+
+# --- how it is told
+
+
+@pytest.fixture
+def profile(tmp_path):
+    found = profile_from(tmp_path, GPU_TRACE, {"float32": 1e9}.get)
+    return replace(found, unprofiled_step_seconds=found.step_seconds / 1.25)
+
+
+def test_a_log_gives_back_what_was_written(tmp_path, profile):
+    path = tmp_path / "step.jsonl"
+    with create_profile_log(path, "mamf profile train.py", "train.py") as log:
+        write_profile(log, profile)
+    assert read_profile_or_none(path) == ("train.py", profile)
+    with pytest.raises(RunLogError, match="a profile of a script"):
+        read_run_log(path)
+
+
+def test_a_log_that_is_damaged_names_the_line(tmp_path, profile):
+    path = tmp_path / "step.jsonl"
+    with create_profile_log(path, "mamf profile train.py", "train.py") as log:
+        write_profile(log, profile)
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:2], lines[2].replace('"calls": 1', '"calls": "one"'), *lines[3:], ""]))
+    with pytest.raises(RunLogError, match=r"line 3: field calls: a whole number is due, not 'one'"):
+        read_profile_or_none(path)
+    path.write_text("\n".join([*lines[:-1], ""]))
+    with pytest.raises(RunLogError, match="no summary"):
+        read_profile_or_none(path)
+
+
+def test_a_table_tells_shares_flop_and_the_profilers_cost(profile):
+    text = render_profile("table", "train.py", profile)
+    assert "train.py on NVIDIA H200: 1 steps of 0.4000 ms with the profiler" in text
+    assert "the profiler makes +25%" in text
+    assert ["matmul", "25.0%", "0.1000", "-", "1", "2.100e-10", "2.100e-06", "0.2%"] in map(
+        str.split, text.splitlines()
+    )
+    assert "replayed from graphs" in text
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_every_format_holds_the_classes(profile, form):
+    assert "matmul" in render_profile(form, "train.py", profile)
+    if form == "json":
+        assert sum(row["share"] for row in json.loads(render_profile(form, "x", profile))["classes"]) == pytest.approx(
+            1
+        )
+
+
+@pytest.fixture
+def logs(tmp_path, profile):
+    """A profile as a log, and one of another step that takes twice as long."""
+    slower = replace(profile, seconds=2 * profile.seconds, classes=(*profile.classes[:1], *profile.classes[2:]))
+    for name, each in (("a", profile), ("b", slower)):
+        with create_profile_log(tmp_path / f"{name}.jsonl", "mamf profile train.py", f"{name}.py") as log:
+            write_profile(log, each)
+    return [str(tmp_path / name) for name in ("a.jsonl", "b.jsonl")]
+
+
+def test_two_profiles_are_compared_class_by_class(logs, capsys):
+    assert main(["compare", *logs]) == 0
+    lines = list(map(str.split, capsys.readouterr().out.splitlines()))
+    assert ["step", "0.4000", "0.8000", "2.000", "100.0%", "100.0%", "3", "2"] in lines
+    assert ["matmul", "0.1000", "0", "0.000", "25.0%", "0.0%", "1", "0"] in lines
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_comparison_of_profiles_has_every_format(logs, capsys, form):
+    assert main(["compare", *logs, "--format", form]) == 0
+    assert "attention" in capsys.readouterr().out
+
+
+def test_profiles_of_two_devices_are_compared_if_told(tmp_path, profile):
+    other = replace(profile, device="NVIDIA H100")
+    with pytest.raises(IncomparableError, match="--anyway compares them"):
+        render_profiles("table", ("a", profile), ("b", other))
+    assert "NVIDIA H100" in render_profiles("table", ("a", profile), ("b", other), anyway=True)
+    with pytest.raises(IncomparableError, match="does not tell its steps"):
+        render_profiles("table", ("a", profile), ("b", replace(profile, steps=None)))
+
+
+def test_a_profile_is_not_compared_with_another_log(logs, tmp_path, capsys):
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"record": "header"}\n')
+    assert main(["compare", logs[0], str(other)]) == 2
+    assert "one of the logs is a profile" in capsys.readouterr().err

@@ -33,6 +33,8 @@ _HOMES = {
     "MatmulGrid": "mamf.operations.matmul.shapes",
     "MatmulProblem": "mamf.operations.matmul.kernel",
     "MatmulShape": "mamf.operations.matmul.shapes",
+    "ModelProblem": "mamf.operations.model.shapes",
+    "ModelShape": "mamf.operations.model.shapes",
     "find_best": "mamf.ceilings.search",
     "matmul_grid": "mamf.operations.matmul.shapes",
     "parse_range": "mamf.operations.matmul.shapes",

@@ -28,7 +28,7 @@ def refusal(verdict: Verdict) -> str:
     """Why a result is wrong, in a line."""
     if "changed operands" in verdict.details:
         return f"a launch changed its operands: {verdict.details['changed operands']}"
-    return f"relative error {verdict.error:.2g} against float64, at most {verdict.tolerance:.2g} is right"
+    return f"relative error {verdict.error:.2g} against {verdict.reference}, at most {verdict.tolerance:.2g} is right"
 
 
 class Checked:

@@ -184,6 +184,7 @@ def operation_contract(of: Operation[Any, Any]) -> Contract:
             "problem_for": replace(problem, refuses=(TypeError, ValueError)),
             "fastest_possible": _FIGURE,
             "peak": _FIGURE,
+            "words": Method(list_of(text, "a list of texts")),
             "columns": Method(instance(Mapping, "a mapping")),
             "axis": Method(number, passes=(NotImplementedError,)),
             "parse_shape": replace(shape, refuses=(TypeError, ValueError)),

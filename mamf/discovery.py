@@ -33,6 +33,7 @@ BACKENDS = "mamf.backends"
 OPERATIONS = "mamf.operations"
 KERNELS = "mamf.kernels"
 ATTENTION_KERNELS = "mamf.attention_kernels"
+_BRACKETED = re.compile(r"([^\[\]]+)\[([^\[\]]+)\]")
 _ALGORITHM = re.compile(r"(.+)\[(\d{1,9})\]")
 _PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _INSTALL = "run 'pip install -e .' in mamf's checkout"
@@ -132,20 +133,23 @@ def backend_class(name: str) -> type[Backend]:
 
 
 def _kernel(group: str, what: str, name: str, contract: type[Any]) -> Any:
-    """A kernel, or one of its algorithms."""
-    algorithm = _ALGORITHM.fullmatch(name)
-    base, rank = algorithm.groups() if algorithm else (name, None)
+    """A kernel, or one of its algorithms, or one with what it takes."""
+    algorithm, bracketed = _ALGORITHM.fullmatch(name), _BRACKETED.fullmatch(name)
+    parts = algorithm or bracketed
+    base, taken = parts.groups() if parts else (name, None)
     kind = _by_name(group, what, base, contract)
     label = f"{what} {name}"
-    if rank is None:
+    if taken is None or kind.takes:
         with blamed(label, "making it"):
-            made = kind()
+            made = kind() if taken is None else kind(taken)
+    elif algorithm is None:
+        raise UsageError(f"{what} {base} takes nothing in brackets: leave [{taken}] out")
     else:
         try:
             with blamed(label, "making it", passes=(TypeError,)):
-                made = kind(int(rank))
+                made = kind(int(taken))
         except TypeError:
-            raise UsageError(f"kernel {base} has no algorithms to choose from: leave [{rank}] out") from None
+            raise UsageError(f"kernel {base} has no algorithms to choose from: leave [{taken}] out") from None
     return held(made, KERNEL, label)
 
 
@@ -171,7 +175,9 @@ def operation(name: str) -> Operation[Any, Any]:
 
 
 def kernel_of(of: Operation[Any, Any], name: str) -> AnyKernel:
-    """A kernel of an operation by name, or ``package.module:Class``. Raises as ``kernel`` does."""
+    """A kernel of an operation by name, or ``package.module:Class``; with what it takes in brackets, if it takes
+    anything: ``torch[sdpa-flash]``. Raises as ``kernel`` does.
+    """
     if of.kernel_group == KERNELS:
         return kernel(name)
     return _kernel(of.kernel_group, f"{of.name} kernel", name, of.kernel_type)  # type: ignore[no-any-return]

@@ -69,6 +69,7 @@ ShapeT = TypeVar("ShapeT")
 class Verdict:
     """How far a result is from the reference: ||C - reference|| / ||reference|| over the sampled entries.
 
+    ``reference``: what that was computed in.
     ``details``: what else a reader should know, by name; numbers or words. What has no number, as of an output with NaN
     in it, is left out.
     """
@@ -76,6 +77,7 @@ class Verdict:
     error: float
     tolerance: float
     details: Mapping[str, float | str] = field(default_factory=dict)
+    reference: str = "float64"
 
     def __post_init__(self) -> None:
         for name, value in self.details.items():
@@ -124,6 +126,12 @@ class Kernel(ABC, Generic[ProblemT, ShapeT]):
     is_default: ClassVar[bool] = False
     #: Whether a search for a ceiling tries it unasked; what compiles for minutes a shape does not.
     is_tried_unasked: ClassVar[bool] = True
+    #: Whether its rows say what memory a launch needs.
+    tells_memory: ClassVar[bool] = False
+    #: Whether a launch that outlasts a train of bursts is unsupported there, instead of being a train of its own.
+    must_fit_a_train: ClassVar[bool] = False
+    #: What stands in brackets after its name, such as ``an attention kernel``; its class takes that. Empty: nothing.
+    takes: ClassVar[str] = ""
     product_dtypes: ClassVar[tuple[str, ...]] = ()
     is_exact: ClassVar[bool] = True
 

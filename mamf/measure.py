@@ -77,7 +77,9 @@ class _Run:
             checked = Checked(kernel.prepare(backend, problem, shape, self.pool, sets, self.regime.needs_rewrite))
             # Nothing compiles, tunes or is wrong for the first time in a timed launch.
             estimate = checked.rehearse(backend)
-            peak = needed_memory(backend, checked, problem, shape) if kernel.operation == "attention" else None
+            if kernel.must_fit_a_train and (reason := self.regime.outlasted_by(estimate)):
+                return self.result("unsupported", reason)
+            peak = needed_memory(backend, checked, problem, shape) if kernel.tells_memory else None
             samples = self.regime.sample(checked, self.rule, estimate)
             checked.require_unchanged_operands()
             self.regime.bridge(checked.launches, samples.seconds[-1])

@@ -60,6 +60,12 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
         """
         return {}
 
+    def words(self, problem: ProblemT) -> Sequence[str]:
+        """What sets a problem apart, beside its dtype; normal data and the first seed go without saying."""
+        usual = {"data": "normal", "seed": 0, "dtype": problem.dtype}
+        fields = self.problem_record(problem).items()
+        return [f"{name} {value}" for name, value in fields if name not in usual or usual[name] != value]
+
     def axis(self, shape: ShapeT) -> float:
         """Where a shape stands on the axis of a chart."""
         raise NotImplementedError(f"{self.name} has no axis to be drawn along")

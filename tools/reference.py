@@ -54,6 +54,7 @@ GROUPS = (
         (
             *("problem_for", "MatmulProblem", "MatmulShape", "MatmulGrid", "matmul_grid", "parse_range", "find_best"),
             *("AttentionProblem", "AttentionShape", "BandwidthProblem", "BandwidthShape"),
+            *("ModelProblem", "ModelShape"),
         ),
     ),
     Group(

@@ -27,6 +27,7 @@ COMMANDS = {
     "bandwidth": "measure how fast memory is copied, read and written",
     "profile": "run a script unchanged and tell where its step goes, by class, as shares of the ceiling",
     "peak": "print how fast the device multiplies, as measured, contributed or promised, and which",
+    "model": "measure steps of language models: forward, backward, optimizer, with any attention kernel",
     "show": "print a run log again, in any format",
     "compare": "compare two run logs: what got faster, what slower, what cannot be told",
     "plot": "draw a run log: TFLOPS and time, with the ceiling",

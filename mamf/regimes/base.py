@@ -110,6 +110,10 @@ class Regime(ABC):
         """How far visits and runs of this regime lie apart on this device; None where nobody has measured it."""
         return None
 
+    def outlasted_by(self, seconds: float) -> str | None:
+        """Why a launch of so many seconds is too long for what the regime stands for, or None."""
+        return None
+
     def bridge(self, launches: Sequence[Launch], seconds: float) -> None:
         """Called with the launches of a kernel that was measured, each of so many seconds, before the next is prepared:
         within the kernel's own settings, because they are launched again here.

@@ -44,6 +44,12 @@ class Burst(Regime):
     def repeatability(self) -> Repeatability:
         return self.backend.burst_traits.repeatability
 
+    def outlasted_by(self, seconds: float) -> str | None:
+        longest = self.backend.burst_traits.train_seconds
+        if self.agree(seconds) <= longest:
+            return None
+        return f"a launch of {seconds * 1e3:.3g} ms outlasts a burst of {longest * 1e3:.3g} ms: measure it in sustained"
+
     def start(self) -> None:
         # Whatever ran before this regime may have left the device throttled.
         self._rested_at = self.backend.now() + self.backend.burst_traits.longest_rest_seconds

@@ -16,11 +16,8 @@ LEFT_ALIGNED = ("ceiling", "interval", "shape", "kernel")
 
 
 def problem_title(regime: str, problem: Any) -> str:
-    """A regime and what sets a problem apart; normal data and the first seed go without saying."""
-    usual = {"data": "normal", "seed": 0, "dtype": problem.dtype}
-    fields = operation_called(problem.operation).problem_record(problem).items()
-    told = [f"{name} {value}" for name, value in fields if name not in usual or usual[name] != value]
-    return ", ".join([regime, problem.dtype, *told])
+    """A regime and what sets a problem apart."""
+    return ", ".join([regime, problem.dtype, *operation_called(problem.operation).words(problem)])
 
 
 def brief(ceiling: Ceiling) -> dict[str, Any]:

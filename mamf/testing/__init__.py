@@ -14,7 +14,7 @@ import importlib
 from typing import Any
 
 from mamf.testing.simulated import Physics, SimulatedBackend
-from mamf.testing.simulated_kernels import SimulatedAttention, SimulatedBandwidth, SimulatedMatmul
+from mamf.testing.simulated_kernels import SimulatedAttention, SimulatedBandwidth, SimulatedMatmul, SimulatedModel
 
 _SUITES = {
     "AttentionKernelContract": "kernel_contracts",
@@ -22,7 +22,15 @@ _SUITES = {
     "KernelContract": "kernel_contracts",
     "OperationContract": "kernel_contracts",
 }
-__all__ = ["Physics", "SimulatedAttention", "SimulatedBackend", "SimulatedBandwidth", "SimulatedMatmul", *_SUITES]
+__all__ = [
+    "Physics",
+    "SimulatedAttention",
+    "SimulatedBackend",
+    "SimulatedBandwidth",
+    "SimulatedMatmul",
+    "SimulatedModel",
+    *_SUITES,
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -15,6 +15,8 @@ from mamf.operations.bandwidth.kernel import BandwidthKernel
 from mamf.operations.bandwidth.shapes import BandwidthProblem, BandwidthShape
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.model.kernel import ModelKernel
+from mamf.operations.model.shapes import ModelProblem, ModelShape
 from mamf.testing.simulated import SimulatedBackend
 
 
@@ -75,6 +77,33 @@ class SimulatedBandwidth(BandwidthKernel):
             device, shape, launched, 1e-2, lambda index: partial(device.move, nbytes, (problem, shape, index))
         )
         return replace(ready, rewrite_output=(lambda: None) if rewrite else None)
+
+
+class SimulatedModel(ModelKernel):
+    """A step at ``share`` of the peak of a simulated device's units; faults by shape too."""
+
+    name = "simulated-model"
+    share: ClassVar[float] = 0.5
+
+    def unavailable(self, backend: Backend) -> Unavailable | None:
+        return unsimulated(backend)
+
+    def prepare(
+        self,
+        backend: Backend,
+        problem: ModelProblem,
+        shape: ModelShape,
+        pool: OperandPool,
+        sets: int = 1,
+        rewrite: bool = False,
+    ) -> Prepared:
+        assert isinstance(backend, SimulatedBackend)
+        device, world = backend, backend.world
+        cycles = problem.flop(shape) / (world.compute_units * world.flop_per_cycle_per_unit * self.share)
+
+        return prepared(
+            device, shape, sets, 1e-2, lambda index: partial(device.compute, cycles, (problem, shape, index))
+        )
 
 
 class SimulatedMatmul(MatmulKernel):

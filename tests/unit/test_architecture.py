@@ -18,7 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 CORE = sorted(path for path in (ROOT / "mamf").rglob("*.py"))
 MAY_IMPORT_TORCH = {"torch_backend.py"}
 #: Rooms of adapters: reached through discovery alone, and free to import torch.
-ADAPTERS = ("operations/matmul/kernels", "operations/attention/kernels", "operations/bandwidth/kernels")
+ROOMS = ("matmul", "attention", "bandwidth", "model")
+ADAPTERS = tuple(f"operations/{room}/kernels" for room in ROOMS)
 #: What imports a library of its own: torch's counter, transformers, lightning.
 INTEGRATIONS = "integrations/"
 SHARED_BY_ADAPTERS = ("operations/outputs.py", "operations/compilation.py")
@@ -34,14 +35,15 @@ FLOORS = (
     ("backend",),
     ("kernel", "peaks", "doctor", "environment"),
     ("operations.matmul.kernel", "operations.attention.shapes", "operations.bandwidth.shapes"),
-    ("operations.attention.kernel", "operations.bandwidth.kernel", "plans"),
-    ("measurement",),
+    ("operations.attention.kernel", "operations.bandwidth.kernel", "operations.model.shapes", "plans"),
+    ("operations.model.kernel", "measurement"),
     ("operation",),
     (
         "operations.unknown",
         "operations.matmul.operation",
         "operations.attention.operation",
         "operations.bandwidth.operation",
+        "operations.model.operation",
     ),
     ("contracts",),
     ("discovery",),
@@ -119,7 +121,7 @@ CORE_MODULES = [
     if not is_adapter(path)
     and path.stem not in ("__main__",)
     and not any(module_of(path) == name or module_of(path).startswith(f"{name}.") for name in BESIDE)
-    and module_of(path) not in ("operations", "operations.matmul", "operations.attention", "operations.bandwidth")
+    and module_of(path) not in ("operations", *(f"operations.{room}" for room in ROOMS))
 ]
 
 

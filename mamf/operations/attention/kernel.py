@@ -14,6 +14,7 @@ class AttentionKernel(Kernel[AttentionProblem, AttentionShape]):
     """One implementation: ``dtypes`` it takes, ``directions`` it has."""
 
     operation = "attention"
+    tells_memory = True
     dtypes: ClassVar[tuple[str, ...]] = ("bfloat16", "float16")
     directions: ClassVar[tuple[str, ...]] = ("fwd", "bwd", "fwd+bwd")
 

@@ -1,0 +1,95 @@
+"""``mamf model``: steps of language models, with the options that people expect of them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from mamf.cli import kernels_sweep
+from mamf.cli.options import size
+from mamf.operations.model.shapes import OPTIMIZERS, PHASES, SIZES, STYLES
+
+_OPERATION = "model"
+_BATCH, _CONTEXTS = 8, (1024,)
+_NUMBERS = {
+    "d_model": "width of the residual stream",
+    "d_ff": "width of the MLP's inside",
+    "layers": "blocks",
+    "heads": "heads of the queries",
+    "kv_heads": "heads of keys and values (default: as many)",
+    "experts": "experts of a moe",
+    "active_experts": "of them for each token",
+    "vocabulary": "tokens that there are",
+}
+_EXAMPLES = """examples:
+  mamf model --size small --phase forward forward-backward step --regime sustained
+  mamf model --size 1b --batch 4 --context-lengths 2048 8192 --attention sdpa-flash flash-attn-4 --regime sustained
+  mamf model --size xl --phase step --optimizer adamw-fused --compile --regime sustained
+  mamf model --d-model 1024 --layers 8 --heads 8 --context-lengths 512
+  mamf model --resume LOG                               go on after Ctrl-C or kill
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = _EXAMPLES
+    group = parser.add_argument_group("model", "a named size, numbers, or a size with some of its numbers changed")
+    group.add_argument("--size", choices=SIZES, help="small to 2.7b: GPT-2; 1b, 3b, 8b: Llama 3 (default: small)")
+    group.add_argument("--style", choices=STYLES, help="what blocks are made of (default: the size's)")
+    for name, told in _NUMBERS.items():
+        group.add_argument(f"--{name.replace('_', '-')}", type=size, metavar="N", help=told)
+    group = parser.add_argument_group("what", "several values are measured in every combination")
+    group.add_argument("--batch", type=size, nargs="+", metavar="N", help=f"sequences (default: {_BATCH})")
+    group.add_argument("--context-lengths", type=size, nargs="+", metavar="N", help="tokens of each (default: 1024)")
+    group.add_argument(
+        "--phase", choices=PHASES, nargs="+", help="the backward alone is a difference (default: forward)"
+    )
+    group.add_argument("--optimizer", choices=OPTIMIZERS, nargs="+", help="of a step (default: adamw)")
+    group.add_argument("--checkpointing", action="store_true", default=None, help="run blocks again in the backward")
+    group.add_argument("--attention", nargs="+", metavar="KERNEL", help="any of 'mamf kernels' (default: sdpa)")
+    group.add_argument("--compile", action="store_true", default=None, help="under torch.compile too")
+    group.add_argument("--dtype", nargs="+", help="of parameters and activations (default: the device's)")
+    kernels_sweep.add_run(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    options.command = options.operation = _OPERATION
+    options.shapes = shapes(options)
+    options.set = [f"{name}={value}" for name, value in {**architecture(options), **varied(options)}.items()]
+    options.kernel = kernels(options)
+    return kernels_sweep.run(options)
+
+
+def shapes(options: argparse.Namespace) -> list[str] | None:
+    """None where a resumed log says."""
+    if options.resume and not (options.batch or options.context_lengths):
+        return None
+    contexts = options.context_lengths or _CONTEXTS
+    return [f"b{batch}s{context}" for batch in options.batch or (_BATCH,) for context in contexts]
+
+
+def architecture(options: argparse.Namespace) -> Mapping[str, Any]:
+    """The fields of a problem that the size and the numbers make up, where any is asked for."""
+    given = {name: getattr(options, name) for name in ("style", *_NUMBERS) if getattr(options, name) is not None}
+    if not (options.size or given):
+        return {}
+    named = SIZES[options.size or "small"]
+    if "heads" in given and "kv_heads" not in given and named["kv_heads"] == named["heads"]:
+        given["kv_heads"] = given["heads"]
+    return {**named, **given}
+
+
+def varied(options: argparse.Namespace) -> Mapping[str, str]:
+    """What is measured in every combination."""
+    asked = {"phase": options.phase, "optimizer": options.optimizer}
+    found = {name: ",".join(values) for name, values in asked.items() if values}
+    return {**found, "checkpointing": "yes"} if options.checkpointing else found
+
+
+def kernels(options: argparse.Namespace) -> list[str] | None:
+    """Each attention in the model as it is and, where asked for, compiled too; None where a resumed log says."""
+    if options.resume and not (options.attention or options.compile):
+        return None
+    ways = ("torch", "compiled") if options.compile else ("torch",)
+    return [f"{way}[{attention}]" for attention in options.attention or ("sdpa",) for way in ways]

@@ -1,0 +1,26 @@
+"""The contract of a model kernel: one way to run a step."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from mamf.backend import Backend
+from mamf.kernel import Kernel
+from mamf.operations.model.shapes import ModelProblem, ModelShape
+
+
+class ModelKernel(Kernel[ModelProblem, ModelShape]):
+    """One way to run a step: ``dtypes`` it takes. float16 is not among them, since its gradients need scaling."""
+
+    operation = "model"
+    tells_memory = True
+    must_fit_a_train = True
+    dtypes: ClassVar[tuple[str, ...]] = ("bfloat16", "float32")
+
+    def unsupported(self, backend: Backend, problem: ModelProblem) -> str | None:
+        if problem.dtype not in self.dtypes:
+            return f"{self.name} has no dtype {problem.dtype}; it takes {', '.join(self.dtypes)}"
+        return backend.unsupported_dtype(problem.dtype)
+
+    def unsupported_shape(self, problem: ModelProblem, shape: ModelShape) -> str | None:
+        return problem.unsupported_shape(shape)

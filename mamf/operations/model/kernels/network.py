@@ -1,0 +1,199 @@
+"""GPT-2, Llama and a mixture of experts in plain torch. Attention is handed in: (q, k, v) -> output, each of
+(batch, sequence, heads, head dimension).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from mamf.operations.model.shapes import ModelProblem, ModelShape
+
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+_ROTARY_BASE = 500_000.0
+#: Standard deviations of scores before the softmax: sharp enough that attention to the wrong keys shows in the loss.
+_SCORE_DEVIATION = 2.0
+
+
+class Network(nn.Module):
+    """Tokens and targets of (batch, context) to the loss of every token, in float32."""
+
+    def __init__(self, problem: ModelProblem, shape: ModelShape, attend: Attend) -> None:
+        super().__init__()
+        self.checkpointing = problem.checkpointing
+        self.embedding = Embedding(problem, shape)
+        #: The same as ``blocks``, with a type.
+        self.stack = tuple(Block(problem, shape, attend) for _ in range(problem.layers))
+        self.blocks = nn.ModuleList(self.stack)
+        self.head = Head(problem)
+        if problem.tied:
+            self.head.logits.weight = self.embedding.tokens.weight
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for block in self.stack:
+            x = checkpoint(block, x, use_reentrant=False) if self.checkpointing else block(x)
+        losses: torch.Tensor = self.head(x, targets)
+        return losses
+
+
+class Embedding(nn.Module):
+    """Tokens, and in GPT-2 their positions, as vectors."""
+
+    def __init__(self, problem: ModelProblem, shape: ModelShape) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(problem.vocabulary, problem.d_model)
+        self.positions = nn.Embedding(shape.context, problem.d_model) if problem.style == "gpt2" else None
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x: torch.Tensor = self.tokens(tokens)
+        return x if self.positions is None else x + self.positions.weight
+
+
+class Head(nn.Module):
+    """The loss of every token. The logits are in float32 from here on, as training code has them."""
+
+    def __init__(self, problem: ModelProblem) -> None:
+        super().__init__()
+        self.norm = norm_of(problem)
+        self.logits = nn.Linear(problem.d_model, problem.vocabulary, bias=False)
+
+    def forward(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        logits = self.logits(self.norm(x)).float()
+        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+
+
+class Block(nn.Module):
+    def __init__(self, problem: ModelProblem, shape: ModelShape, attend: Attend) -> None:
+        super().__init__()
+        self.attention_norm, self.mlp_norm = norm_of(problem), norm_of(problem)
+        self.attention = Attention(problem, shape, attend)
+        self.mlp = {"gpt2": GeluMlp, "llama": SwiGluMlp, "moe": Experts}[problem.style](problem)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.attention_norm(x))
+        mixed: torch.Tensor = x + self.mlp(self.mlp_norm(x))
+        return mixed
+
+
+class Attention(nn.Module):
+    """Queries, keys and values by one product; causal."""
+
+    cosine: torch.Tensor
+    sine: torch.Tensor
+
+    def __init__(self, problem: ModelProblem, shape: ModelShape, attend: Attend) -> None:
+        super().__init__()
+        self.attend, self.head_dim = attend, problem.head_dim
+        self.heads, self.kv_heads = problem.heads, problem.kv_heads
+        self.is_rotary, has_bias = problem.style != "gpt2", problem.style == "gpt2"
+        width = (self.heads + 2 * self.kv_heads) * self.head_dim
+        self.qkv = nn.Linear(problem.d_model, width, bias=has_bias)
+        self.out = nn.Linear(problem.d_model, problem.d_model, bias=has_bias)
+        if self.is_rotary:
+            cosine, sine = rotary_tables(shape.context, self.head_dim, self.qkv.weight.device)
+            self.register_buffer("cosine", cosine, persistent=False)
+            self.register_buffer("sine", sine, persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, context, d_model = x.shape
+        heads = self.qkv(x).view(batch, context, self.heads + 2 * self.kv_heads, self.head_dim)
+        q, k, v = heads.split((self.heads, self.kv_heads, self.kv_heads), dim=2)
+        if self.is_rotary:
+            q, k = (rotated(each, self.cosine, self.sine) for each in (q, k))
+        mixed: torch.Tensor = self.out(self.attend(q, k, v).reshape(batch, context, d_model))
+        return mixed
+
+
+class GeluMlp(nn.Module):
+    def __init__(self, problem: ModelProblem) -> None:
+        super().__init__()
+        self.up = nn.Linear(problem.d_model, problem.d_ff)
+        self.down = nn.Linear(problem.d_ff, problem.d_model)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mixed: torch.Tensor = self.down(functional.gelu(self.up(x), approximate="tanh"))
+        return mixed
+
+
+class SwiGluMlp(nn.Module):
+    def __init__(self, problem: ModelProblem) -> None:
+        super().__init__()
+        self.gate = nn.Linear(problem.d_model, problem.d_ff, bias=False)
+        self.up = nn.Linear(problem.d_model, problem.d_ff, bias=False)
+        self.down = nn.Linear(problem.d_ff, problem.d_model, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mixed: torch.Tensor = self.down(functional.silu(self.gate(x)) * self.up(x))
+        return mixed
+
+
+class Experts(nn.Module):
+    """SwiGLU experts that tokens take in turns, so that each has equally many and a launch is the same every time; the
+    router gives their weights in the sum.
+    """
+
+    def __init__(self, problem: ModelProblem) -> None:
+        super().__init__()
+        d, wide, self.experts, self.active = problem.d_model, problem.d_ff, problem.experts, problem.active_experts
+        self.router = nn.Linear(d, self.experts, bias=False)
+        self.gate = nn.Parameter(torch.empty(self.experts, d, wide))
+        self.up = nn.Parameter(torch.empty(self.experts, d, wide))
+        self.down = nn.Parameter(torch.empty(self.experts, wide, d))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        # Group e holds the tokens e, e + experts, ...; its turn n is expert (e + n) % experts.
+        groups = x.view(-1, self.experts, x.shape[-1]).transpose(0, 1)
+        own = torch.arange(self.experts, device=x.device)
+        turns = [(own + turn) % self.experts for turn in range(self.active)]
+        routed = self.router(groups)
+        chosen = torch.stack([routed[own, :, expert] for expert in turns], dim=-1).softmax(-1)
+        mixed = sum(
+            self.run(groups.roll(turn, 0)).roll(-turn, 0) * chosen[..., turn, None] for turn in range(self.active)
+        )
+        assert isinstance(mixed, torch.Tensor)
+        return mixed.transpose(0, 1).reshape(x.shape)
+
+    def run(self, groups: torch.Tensor) -> torch.Tensor:
+        """Each group by the expert of its place."""
+        return (functional.silu(groups @ self.gate) * (groups @ self.up)) @ self.down
+
+
+def norm_of(problem: ModelProblem) -> nn.Module:
+    return nn.LayerNorm(problem.d_model) if problem.style == "gpt2" else nn.RMSNorm(problem.d_model, eps=1e-5)
+
+
+def rotary_tables(context: int, head_dim: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines of (context, 1, head dimension / 2)."""
+    pairs = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32)
+    positions = torch.arange(context, device=device, dtype=torch.float32)
+    angles = torch.outer(positions, _ROTARY_BASE ** (-pairs / head_dim))[:, None, :]
+    return angles.cos(), angles.sin()
+
+
+def rotated(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1).to(x.dtype)
+
+
+@torch.no_grad()
+def fill(network: Network, generator: torch.Generator) -> None:
+    """Normal weights that keep activations at unit deviation and scores sharp; norms 1 and biases 0."""
+    for module in network.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            module.weight.normal_(0, 1 / math.sqrt(module.weight.shape[1]), generator=generator)
+        elif isinstance(module, Experts):
+            for weights in (module.gate, module.up, module.down):
+                weights.normal_(0, 1 / math.sqrt(weights.shape[1]), generator=generator)
+        elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
+            module.weight.fill_(1)
+        if isinstance(module, nn.Linear | nn.LayerNorm) and module.bias is not None:
+            module.bias.zero_()
+    for attention in (block.attention for block in network.stack):
+        width = (attention.heads + attention.kv_heads) * attention.head_dim
+        attention.qkv.weight[:width] *= math.sqrt(_SCORE_DEVIATION)

@@ -1,0 +1,98 @@
+"""What a step must give: the same network in float32 with attention written out, a sequence and a block at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from mamf.operations.model.kernels.network import Network
+
+
+class Reference:
+    """Of a network's parameters as they are. Never holds more than a block of them in float32."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+
+    def losses(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The loss of every token."""
+        head, pairs = self._network.head, zip(tokens.split(1), targets.split(1), strict=True)
+        with torch.no_grad(), written_out(self._network):
+            return torch.cat([in_float32(head, self._inputs(own)[-1], follow) for own, follow in pairs])
+
+    def gradients(
+        self, tokens: torch.Tensor, targets: torch.Tensor, of: Sequence[nn.Parameter]
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """The loss of every token, and the gradients of the mean loss."""
+        sums = {each: torch.zeros_like(each, dtype=torch.float32) for each in of}
+        losses = []
+        with written_out(self._network):
+            for own, follow in zip(tokens.split(1), targets.split(1), strict=True):
+                with torch.no_grad():
+                    inputs = self._inputs(own)
+                x = inputs.pop().requires_grad_()
+                loss = in_float32(self._network.head, x, follow)
+                losses.append(loss.detach())
+                gradient = add_gradients(sums, self._network.head, x, loss.sum() / targets.numel())
+                for block in reversed(self._network.stack):
+                    x = inputs.pop().requires_grad_()
+                    gradient = add_gradients(sums, block, x, in_float32(block, x), gradient)
+        return torch.cat(losses), list(sums.values())
+
+    def _inputs(self, tokens: torch.Tensor) -> list[torch.Tensor]:
+        """What goes into each block, and into the head."""
+        inputs = [in_float32(self._network.embedding, tokens)]
+        for block in self._network.stack:
+            inputs.append(in_float32(block, inputs[-1]))
+        return inputs
+
+
+@contextmanager
+def written_out(network: Network) -> Iterator[None]:
+    """The network's own attention put aside."""
+    attentions = [block.attention for block in network.stack]
+    own = [each.attend for each in attentions]
+    try:
+        for each in attentions:
+            each.attend = causal_attention
+        yield
+    finally:
+        for each, attend in zip(attentions, own, strict=True):
+            each.attend = attend
+
+
+def add_gradients(
+    sums: dict[nn.Parameter, torch.Tensor],
+    module: nn.Module,
+    x: torch.Tensor,
+    output: torch.Tensor,
+    gradient: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Add the gradients of a module's parameters to the sums that there are; returns that of its input."""
+    wanted = [each for each in module.parameters() if each in sums]
+    of_input, *found = torch.autograd.grad(output, [x, *wanted], gradient)
+    for parameter, own in zip(wanted, found, strict=True):
+        sums[parameter] += own
+    return of_input
+
+
+def in_float32(module: nn.Module, *inputs: torch.Tensor) -> torch.Tensor:
+    """A module's output by its parameters and buffers in float32."""
+    named = (*module.named_parameters(), *module.named_buffers())
+    output: torch.Tensor = functional_call(module, {name: each.float() for name, each in named}, inputs)
+    return output
+
+
+def causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """softmax(Q K^T / sqrt(d)) V, every score in memory."""
+    q, k, v = (each.transpose(1, 2) for each in (q, k, v))
+    group = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+    unseen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+    return (scores.masked_fill(unseen, -math.inf).softmax(-1) @ v).transpose(1, 2)

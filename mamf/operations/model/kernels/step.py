@@ -1,0 +1,154 @@
+"""What a launch is in each phase, and how it is held to the reference.
+
+The optimizer runs at a learning rate of 0: it does all of its work and leaves the parameters as they were, so that the
+last of thousands of steps still has an answer that is known. Losses and gradients are verified after each train, the
+parameters as operands that must not change, and that the optimizer ran by its moments, which are emptied before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import nn
+
+from mamf.dtypes import DTYPES
+from mamf.kernel import Prepared, Verdict
+from mamf.operations.model.kernels.network import Network
+from mamf.operations.model.kernels.reference import Reference
+from mamf.operations.model.shapes import ModelProblem, ModelShape
+from mamf.operations.outputs import Unchanged, poison, tensors_of
+
+#: How far the losses may be from the reference's, in standard deviations of these.
+_TOLERANCE = {"bfloat16": 0.05, "float32": 5e-4}
+_GRADIENT_FACTOR = 2.0
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+_Answer = tuple[torch.Tensor, list[torch.Tensor]]
+
+
+class Step:
+    """A network with the batches that its launches rotate over.
+
+    A launch returns the loss of every token and, with a backward pass, gradients of some of the parameters: those of
+    the first block's attention, which all others lead to, and of the last norm.
+    """
+
+    def __init__(
+        self,
+        problem: ModelProblem,
+        shape: ModelShape,
+        network: Network,
+        run: Callable[..., torch.Tensor],
+        batches: int,
+    ) -> None:
+        self._problem, self._shape, self._network, self._run = problem, shape, network, run
+        self._batches = [drawn(problem, shape, index, self._device) for index in range(batches)]
+        self._reference = Reference(network)
+        self._answers: dict[int, _Answer] = {}
+        self._optimizer = optimizer_of(problem, network)
+        self._sampled = [*network.stack[0].attention.parameters(), *network.head.norm.parameters()]
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self._network.parameters()).device
+
+    def prepared(self) -> Prepared:
+        operands: dict[str, torch.Tensor] = dict(self._network.named_parameters())
+        for index, (tokens, targets) in enumerate(self._batches):
+            operands |= {f"tokens {index}": tokens, f"targets {index}": targets}
+        return Prepared(
+            launches=[self._launch_of(index) for index in range(len(self._batches))],
+            verify=self.verify,
+            poison=self.poison,
+            changed_operands=Unchanged({name: tensor.detach() for name, tensor in operands.items()}),
+            held_bytes=self._held_bytes(),
+        )
+
+    def _held_bytes(self) -> int:
+        """Parameters, and what the optimizer keeps of each."""
+        kept = 1 + (len(_MOMENTS) if self._optimizer else 0)
+        return kept * self._problem.parameters(self._shape) * DTYPES[self._problem.dtype].itemsize
+
+    def _launch_of(self, index: int) -> Callable[[], object]:
+        tokens, targets = self._batches[index]
+        if not self._problem.has_backward:
+            # Recorded as in training, so that a step less this is the backward pass and no more.
+            return lambda: self._run(tokens, targets).detach()
+        return lambda: self._forward_backward(tokens, targets)
+
+    def _forward_backward(self, tokens: torch.Tensor, targets: torch.Tensor) -> object:
+        self._network.zero_grad(set_to_none=True)
+        losses = self._run(tokens, targets)
+        losses.mean().backward()
+        if self._optimizer is not None:
+            self._optimizer.step()
+        return (losses.detach(), *(each.grad for each in self._sampled))
+
+    # -- verification ------------------------------------------------------------------------------------------------
+
+    def poison(self, returned: Sequence[object]) -> None:
+        """Also lets go of all gradients, and empties the moments of the sampled parameters."""
+        for result in returned:
+            for tensor in tensors_of(result):
+                poison(tensor)
+        self._network.zero_grad(set_to_none=True)
+        for moment in self._moments():
+            moment.zero_()
+
+    def _moments(self) -> list[torch.Tensor]:
+        """Those of the sampled parameters, once the optimizer has run."""
+        if self._optimizer is None:
+            return []
+        states = [self._optimizer.state[each] for each in self._sampled]
+        return [state[name] for state in states for name in _MOMENTS if state]
+
+    def verify(self, index: int, result: object) -> Verdict:
+        """Losses against the spread of the reference's, each sampled gradient against its own norm."""
+        losses, gradients = self._answer(index)
+        found, *own = tensors_of(result)
+        error = relative(found, losses, losses - losses.mean())
+        details: dict[str, float | str] = {}
+        if self._problem.has_backward:
+            details["gradient_error"] = off = worst(map(relative, own, gradients, gradients))
+            error = worst((error, off / _GRADIENT_FACTOR))
+        if any(not float(moment.float().norm()) > 0 for moment in self._moments()):
+            error, details["optimizer"] = math.inf, "it left its moments empty"
+        return Verdict(error, _TOLERANCE[self._problem.dtype], details, "float32")
+
+    def _answer(self, index: int) -> _Answer:
+        if index not in self._answers:
+            tokens, targets = self._batches[index]
+            self._answers[index] = (
+                self._reference.gradients(tokens, targets, self._sampled)
+                if self._problem.has_backward
+                else (self._reference.losses(tokens, targets), [])
+            )
+        return self._answers[index]
+
+
+def drawn(
+    problem: ModelProblem, shape: ModelShape, index: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and the targets that follow them, of (batch, context) each."""
+    generator = torch.Generator().manual_seed(problem.seed + index)
+    text = torch.randint(problem.vocabulary, (shape.batch, shape.context + 1), generator=generator)
+    return text[:, :-1].contiguous().to(device), text[:, 1:].contiguous().to(device)
+
+
+def optimizer_of(problem: ModelProblem, network: nn.Module) -> torch.optim.Optimizer | None:
+    """At a learning rate of 0; of the phase ``step`` alone."""
+    if problem.phase != "step":
+        return None
+    return torch.optim.AdamW(network.parameters(), lr=0.0, fused=problem.optimizer == "adamw-fused")
+
+
+def relative(found: torch.Tensor, reference: torch.Tensor, scale: torch.Tensor) -> float:
+    """||found - reference|| / ||scale||."""
+    return float((found.float() - reference).norm() / scale.norm())
+
+
+def worst(errors: Iterable[float]) -> float:
+    """The largest, or NaN where any is."""
+    found = list(errors)
+    return math.nan if any(map(math.isnan, found)) else max(found)

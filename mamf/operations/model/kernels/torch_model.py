@@ -1,0 +1,124 @@
+"""A step in torch, its attention by any registered attention kernel, named in brackets: ``torch[sdpa-flash]``."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar
+
+import torch
+
+from mamf.backend import Backend, OperandPool, Unavailable
+from mamf.discovery import attention_kernel
+from mamf.kernel import Prepared
+from mamf.operations.attention.kernels.torch_attention import TorchAttention
+from mamf.operations.attention.shapes import AttentionProblem
+from mamf.operations.model.kernel import ModelKernel
+from mamf.operations.model.kernels.network import Attend, Network, fill
+from mamf.operations.model.kernels.step import Step
+from mamf.operations.model.shapes import ModelProblem, ModelShape
+from mamf.torch_backend import TorchBackend, torch_dtype
+
+#: Batches to rotate: launches of all share the parameters, so more of them would evict nothing.
+_MOST_BATCHES = 3
+
+
+class TorchModel(ModelKernel):
+    """Parameters and activations in the problem's dtype, attention by the kernel named in brackets."""
+
+    takes = "an attention kernel"
+    base: ClassVar[str] = "torch"
+
+    def __init__(self, attention: str = "sdpa") -> None:
+        """Raises UnknownNameError, or UsageError where the attention kernel cannot be loaded."""
+        self.attention = attention_kernel(attention)
+        self.name = f"{self.base}[{self.attention.name}]"
+
+    def unavailable(self, backend: Backend) -> Unavailable | None:
+        if not isinstance(backend, TorchBackend):
+            return Unavailable(f"{self.name} runs on devices of torch", "mamf backends lists them")
+        return self.attention.unavailable(backend)
+
+    def unsupported(self, backend: Backend, problem: ModelProblem) -> str | None:
+        if not isinstance(self.attention, TorchAttention):
+            return f"{self.attention.name} is no TorchAttention, so a model cannot call it"
+        return super().unsupported(backend, problem) or self.attention.unsupported(backend, of_attention(problem))
+
+    def unsupported_shape(self, problem: ModelProblem, shape: ModelShape) -> str | None:
+        reason = super().unsupported_shape(problem, shape)
+        return reason or self.attention.unsupported_shape(of_attention(problem), problem.attention(shape))
+
+    def settings(self, backend: Backend, problem: ModelProblem) -> AbstractContextManager[object]:
+        return self.attention.settings(backend, of_attention(problem))
+
+    def refuses(self, error: Exception) -> bool:
+        return self.attention.refuses(error)
+
+    def attend(self, backend: Backend, problem: ModelProblem, shape: ModelShape) -> Attend:
+        """The attention kernel's function, in the network's layout."""
+        attention = self.attention
+        assert isinstance(attention, TorchAttention)
+        call = attention.bind(backend, of_attention(problem), problem.attention(shape))
+        recorded = nullcontext if "fwd+bwd" in attention.directions else torch.no_grad
+        is_sequence_first = attention.layout == "bshd"
+
+        def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            with recorded():
+                if is_sequence_first:
+                    return call(q, k, v)
+                return call(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2)
+
+        return attend
+
+    def runnable(self, network: Network) -> Callable[..., torch.Tensor]:
+        """What a launch calls."""
+        return network
+
+    def prepare(
+        self,
+        backend: Backend,
+        problem: ModelProblem,
+        shape: ModelShape,
+        pool: OperandPool,
+        sets: int = 1,
+        rewrite: bool = False,
+    ) -> Prepared:
+        assert isinstance(backend, TorchBackend)
+        gc.collect()  # the model before this one may be part of a cycle, and its memory is needed
+        network = network_on(backend.device, problem, shape, self.attend(backend, problem, shape))
+        return Step(problem, shape, network, self.runnable(network), min(sets, _MOST_BATCHES)).prepared()
+
+
+class CompiledModel(TorchModel):
+    """The same under torch.compile, for each shape anew."""
+
+    base = "compiled"
+
+    def unavailable(self, backend: Backend) -> Unavailable | None:
+        return backend.without_compiler() or super().unavailable(backend)
+
+    def runnable(self, network: Network) -> Callable[..., torch.Tensor]:
+        # Dynamo keeps what it compiled by code object, and after 8 networks runs further ones uncompiled.
+        torch.compiler.reset()
+        compiled: Any = torch.compile(network, dynamic=False)
+        call: Callable[..., torch.Tensor] = compiled
+        return call
+
+
+def of_attention(problem: ModelProblem) -> AttentionProblem:
+    """What a layer asks of its attention."""
+    return AttentionProblem(problem.dtype, "fwd+bwd" if problem.has_backward else "fwd")
+
+
+def network_on(device: torch.device, problem: ModelProblem, shape: ModelShape, attend: Attend) -> Network:
+    """A network of the seed's parameters."""
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(torch_dtype(problem.dtype))
+    try:
+        with device:
+            network = Network(problem, shape, attend)
+    finally:
+        torch.set_default_dtype(usual)
+    fill(network, torch.Generator(device).manual_seed(problem.seed))
+    return network

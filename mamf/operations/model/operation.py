@@ -1,0 +1,65 @@
+"""A model's step as an operation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+
+from mamf.backend import Backend, DeviceInfo
+from mamf.measurement import Measurement
+from mamf.operation import Operation
+from mamf.operations.model.kernel import ModelKernel
+from mamf.operations.model.shapes import ModelProblem, ModelShape
+from mamf.peaks import fastest_possible_flops, find_peak
+
+_BATCH, _CONTEXTS = 8, (256, 512, 1024)
+#: Fields that ``architecture`` and the phase tell, or that a title names anyway.
+_TOLD = ("style", "d_model", "d_ff", "layers", "heads", "kv_heads", "experts", "active_experts", "phase", "dtype")
+
+
+class Model(Operation[ModelProblem, ModelShape]):
+    name = "model"
+    kernel_group = "mamf.model_kernels"
+    kernel_type = ModelKernel
+    shape_type = ModelShape
+    problem_type = ModelProblem
+    shape_example = "b8s1024"
+    axis_label = "context length"
+
+    def default_shapes(self, backend: Backend) -> Sequence[ModelShape]:
+        return [ModelShape(_BATCH, context) for context in _CONTEXTS]
+
+    def fastest_possible(
+        self, info: DeviceInfo, problem: ModelProblem, shape: ModelShape | None = None
+    ) -> float | None:
+        return fastest_possible_flops(info, problem.dtype)
+
+    def peak(self, info: DeviceInfo, problem: ModelProblem) -> float | None:
+        """The datasheet's FLOP a second; a share of it is MFU."""
+        found = find_peak(info.name, problem.dtype, info.compute_units)
+        return None if found is None else found.flops
+
+    def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
+        """Tokens a second; parameters; GB of memory that a launch needs; attention's share of the FLOP."""
+        problem, shape = row.problem, row.shape
+        forward = problem.attention_flop(shape) + problem.matmul_flop(shape)
+        return {
+            "tokens/s": round(shape.tokens / row.seconds) if row.ok else None,
+            "parameters": problem.parameters(shape),
+            "GB": None if row.peak_memory_bytes is None else row.peak_memory_bytes / 1e9,
+            "attention FLOP": f"{problem.attention_flop(shape) / forward:.1%}",
+        }
+
+    def words(self, problem: ModelProblem) -> Sequence[str]:
+        """The architecture and the phase, then what is not as usual."""
+        usual = {field.name: field.default for field in fields(problem)}
+        told = [(name, getattr(problem, name)) for name in usual if name not in _TOLD]
+        return [
+            problem.architecture,
+            problem.phase,
+            *(f"{name} {value}" for name, value in told if value != usual[name]),
+        ]
+
+    def axis(self, shape: ModelShape) -> float:
+        """Tokens of a sequence."""
+        return float(shape.context)

@@ -1,0 +1,234 @@
+"""Model problems: architectures, phases, and their exact parameters, FLOP and bytes. Pure.
+
+FLOP are a model's, not a card's: what is recomputed (by activation checkpointing, by attention's backward) is counted
+once, as if it had been kept.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, get_args
+
+from mamf.dtypes import DTYPES
+from mamf.errors import UnknownNameError, UsageError
+from mamf.kernel import Buffer
+from mamf.limits import LARGEST_SEED, number_of, whole_number
+from mamf.operations.attention.shapes import AttentionShape
+from mamf.work import Work
+
+Style = Literal["gpt2", "llama", "moe"]
+Phase = Literal["forward", "forward-backward", "step"]
+Optimizer = Literal["adamw", "adamw-fused"]
+STYLES: tuple[str, ...] = get_args(Style)
+PHASES: tuple[str, ...] = get_args(Phase)
+OPTIMIZERS: tuple[str, ...] = get_args(Optimizer)
+#: FLOP of a phase, of which a backward pass has twice the forward's: a product for each of the two operands' gradients.
+FORWARDS: Mapping[str, int] = {"forward": 1, "forward-backward": 3, "step": 3}
+#: What a phase moves at least, in bytes of all parameters: themselves, their gradients, AdamW's two moments.
+_COPIES: Mapping[str, tuple[int, str]] = {
+    "forward": (1, "parameters once"),
+    "forward-backward": (2, "parameters and gradients once"),
+    "step": (4, "parameters, gradients and optimizer state once"),
+}
+_SHAPE = re.compile(r"b(\d+)s(\d+)", re.ASCII)
+
+
+@dataclass(frozen=True, order=True)
+class ModelShape:
+    """``batch`` sequences of ``context`` tokens each, written ``b8s1024``."""
+
+    batch: int
+    context: int
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "context"):
+            object.__setattr__(self, name, whole_number(name, getattr(self, name)))
+
+    def __str__(self) -> str:
+        return f"b{self.batch}s{self.context}"
+
+    @classmethod
+    def parse(cls, text: str) -> ModelShape:
+        """Raises UsageError for anything but what ``str`` gives."""
+        match = _SHAPE.fullmatch(text.strip())
+        if match is None:
+            raise UsageError(f"{text!r} is not the shape of a step; write bBATCHsCONTEXT, for example b8s1024")
+        return cls(number_of(match[1]), number_of(match[2]))
+
+    @property
+    def tokens(self) -> int:
+        return self.batch * self.context
+
+
+@dataclass(frozen=True)
+class ModelProblem:
+    """Everything about a model's step but its shape.
+
+    ``style``: ``gpt2`` (LayerNorm, learned positions, GELU, biases), ``llama`` (RMSNorm, rotary positions, SwiGLU,
+    fewer kv heads) or ``moe`` (llama with ``experts`` in place of its MLP, ``active_experts`` of them for each token).
+    ``tied``: the logits are by the embedding's own weights. ``checkpointing``: each block keeps its input alone and
+    runs again in the backward pass. ``optimizer`` is of the phase ``step``.
+    """
+
+    operation: ClassVar[str] = "model"
+
+    style: Style = "gpt2"
+    d_model: int = 768
+    d_ff: int = 3072
+    layers: int = 12
+    heads: int = 12
+    kv_heads: int = 12
+    experts: int = 1
+    active_experts: int = 1
+    vocabulary: int = 50257
+    tied: bool = True
+    phase: Phase = "forward"
+    checkpointing: bool = False
+    optimizer: Optimizer = "adamw"
+    dtype: str = "bfloat16"
+    data: str = "normal"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for what, value, known in (
+            ("style", self.style, STYLES),
+            ("phase", self.phase, PHASES),
+            ("optimizer", self.optimizer, OPTIMIZERS),
+            ("dtype", self.dtype, DTYPES),
+            ("data of a model", self.data, ("normal",)),
+        ):
+            if value not in known:
+                raise UnknownNameError(what, value, known)
+        for name in ("d_model", "d_ff", "layers", "heads", "kv_heads", "experts", "active_experts", "vocabulary"):
+            whole_number(name, getattr(self, name))
+        whole_number("seed", self.seed, 0, LARGEST_SEED)
+        self._require_divisible()
+
+    def _require_divisible(self) -> None:
+        if self.d_model % self.heads:
+            raise UsageError(f"d_model {self.d_model} is no multiple of {self.heads} heads")
+        if self.heads % self.kv_heads:
+            raise UsageError(f"{self.heads} heads cannot share {self.kv_heads} kv heads: heads must be a multiple")
+        if self.style == "gpt2" and self.kv_heads != self.heads:
+            raise UsageError(f"gpt2 has as many kv heads as heads, not {self.kv_heads} of {self.heads}: take llama")
+        if self.style != "gpt2" and self.head_dim % 2:
+            raise UsageError(f"rotary positions need an even head dimension, not {self.head_dim}")
+        if self.active_experts > self.experts:
+            raise UsageError(f"{self.active_experts} active experts of {self.experts}")
+        if (self.experts > 1) != (self.style == "moe"):
+            raise UsageError(f"{self.experts} experts in style {self.style}: a moe has several, others have none")
+
+    @property
+    def out_dtype(self) -> str:
+        return self.dtype
+
+    @property
+    def head_dim(self) -> int:
+        return self.d_model // self.heads
+
+    @property
+    def has_backward(self) -> bool:
+        return self.phase != "forward"
+
+    @property
+    def architecture(self) -> str:
+        """In short, such as ``gpt2 768/3072/12/12``: d_model, d_ff, layers and heads."""
+        kv = "" if self.kv_heads == self.heads else f"/{self.kv_heads}"
+        experts = f", {self.active_experts} of {self.experts} experts" if self.style == "moe" else ""
+        return f"{self.style} {self.d_model}/{self.d_ff}/{self.layers}/{self.heads}{kv}{experts}"
+
+    def unsupported_shape(self, shape: ModelShape) -> str | None:
+        """Why a step cannot be of this shape, or None."""
+        if shape.context % self.experts:
+            return f"{self.experts} experts take turns: a context of {shape.context} is no multiple of them"
+        return None
+
+    def attention(self, shape: ModelShape) -> AttentionShape:
+        """The attention of one layer."""
+        lengths = (shape.context, shape.context)
+        return AttentionShape(shape.batch, self.heads, self.kv_heads, *lengths, self.head_dim, self.head_dim, True)
+
+    # -- parameters --------------------------------------------------------------------------------------------------
+
+    @property
+    def _projections(self) -> int:
+        """Weights of a layer's attention."""
+        return 2 * self.d_model * (self.heads + self.kv_heads) * self.head_dim
+
+    @property
+    def _expert(self) -> int:
+        """Weights of an MLP: two matrices, three where one gates."""
+        return (2 if self.style == "gpt2" else 3) * self.d_model * self.d_ff
+
+    @property
+    def _router(self) -> int:
+        return self.d_model * self.experts if self.style == "moe" else 0
+
+    def parameters(self, shape: ModelShape) -> int:
+        """All of them; learned positions are as many as the context."""
+        d = self.d_model
+        layer = self._projections + self._router + self.experts * self._expert
+        if self.style == "gpt2":
+            norms, biases, positions = 4 * d, 4 * d + self.d_ff + d, shape.context * d
+            return self._embeddings + positions + self.layers * (layer + norms + biases) + 2 * d
+        return self._embeddings + self.layers * (layer + 2 * d) + d
+
+    @property
+    def _embeddings(self) -> int:
+        return self.vocabulary * self.d_model * (1 if self.tied else 2)
+
+    # -- work --------------------------------------------------------------------------------------------------------
+
+    def work(self, shape: ModelShape) -> Work:
+        copies, moved = _COPIES[self.phase]
+        convention = (
+            "model FLOP of products and attention, logits counted, embeddings 0, masked pairs not counted, "
+            f"backward twice the forward, nothing recomputed; bytes: {moved}"
+        )
+        return Work(self.flop(shape), copies * self.parameters(shape) * DTYPES[self.dtype].itemsize, convention)
+
+    def flop(self, shape: ModelShape) -> float:
+        """FLOP of one launch: 2 per multiply-add."""
+        return float(FORWARDS[self.phase] * (self.matmul_flop(shape) + self.attention_flop(shape)))
+
+    def matmul_flop(self, shape: ModelShape) -> int:
+        """FLOP of the forward pass's products with weights, the logits' among them."""
+        layer = self._projections + self._router + self.active_experts * self._expert
+        return 2 * shape.tokens * (self.layers * layer + self.vocabulary * self.d_model)
+
+    def attention_flop(self, shape: ModelShape) -> int:
+        """FLOP of the forward pass's attention."""
+        return self.layers * self.attention(shape).flop
+
+    def buffers(self, shape: ModelShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
+        """None of the pool's: a model holds its parameters, and launches of all sets share them."""
+        return {}
+
+    def nbytes(self, shape: ModelShape, sets: int = 1, rewrite: bool = False) -> int:
+        return self.work(shape).nbytes
+
+
+def _llama(d_model: int, d_ff: int, layers: int, heads: int, kv_heads: int, tied: bool = True) -> dict[str, Any]:
+    wide = {"d_model": d_model, "d_ff": d_ff, "layers": layers, "heads": heads, "kv_heads": kv_heads}
+    return {"style": "llama", **wide, "vocabulary": 128256, "tied": tied}
+
+
+def _gpt2(d_model: int, d_ff: int, layers: int, heads: int) -> dict[str, Any]:
+    wide = {"d_model": d_model, "d_ff": d_ff, "layers": layers, "heads": heads, "kv_heads": heads}
+    return {"style": "gpt2", **wide, "vocabulary": 50257, "tied": True}
+
+
+#: Architectures by name: GPT-2's, Llama 3's, and a mixture of experts as wide as GPT-2's small.
+SIZES: Mapping[str, Mapping[str, Any]] = {
+    "small": _gpt2(768, 3072, 12, 12),
+    "medium": _gpt2(1024, 4096, 24, 16),
+    "large": _gpt2(1280, 5120, 36, 20),
+    "xl": _gpt2(1600, 6400, 48, 25),
+    "2.7b": _gpt2(2560, 10240, 32, 32),
+    "1b": _llama(2048, 8192, 16, 32, 8),
+    "3b": _llama(3072, 8192, 28, 24, 8),
+    "8b": _llama(4096, 14336, 32, 32, 8, tied=False),
+    "moe": {**_llama(768, 2048, 12, 12, 4), "style": "moe", "experts": 8, "active_experts": 2},
+}

@@ -1,0 +1,86 @@
+"""``mamf model``: a tiny model on the CPU through every command, and the options in a line each."""
+
+import json
+
+import pytest
+
+from mamf.logs.run_log import read_run_log
+from mamf.operations.model.shapes import SIZES, ModelProblem, ModelShape
+
+ON_CPU = ["model", "--backend", "cpu"]
+TINY = ["--d-model", "32", "--d-ff", "64", "--layers", "1", "--heads", "2", "--vocabulary", "97", "--dtype", "fp32"]
+QUICK = ["--time-limit", "0.01s", "--precision", "20%"]
+WHAT = ["--batch", "1", "--context-lengths", "8", "--phase", "forward", "forward-backward"]
+
+
+def test_a_run_is_kept_resumed_shown_compared_and_drawn(run, tmp_path):
+    attention = ["--attention", "sdpa-math", "eager"]
+    code, out, err = run(*ON_CPU, *TINY, *QUICK, *WHAT, *attention, "--output", "run.jsonl", "--wide")
+    assert code == 0, err
+    assert "burst, float32, gpt2 32/64/1/2, forward-backward" in out
+    assert "tokens/s" in out
+    rows = read_run_log(tmp_path / "run.jsonl").measurements
+    assert {row.kernel for row in rows} == {"torch[sdpa-math]", "torch[eager]"}
+    assert {str(row.shape) for row in rows} == {"b1s8"}
+    assert [row.ok for row in rows] == [True] * 4
+    lines = (tmp_path / "run.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "cut.jsonl").write_text("".join(lines[:3]))
+    assert run(*ON_CPU, "--resume", "cut.jsonl")[0] == 0
+    assert len(read_run_log(tmp_path / "cut.jsonl").measurements) == 4
+    assert run(*ON_CPU, "--resume", "run.jsonl", *TINY, "--phase", "forward-backward", "forward", *attention)[0] == 0
+    shown = json.loads(run("show", "run.jsonl", "--format", "json")[1])["measurements"]
+    assert {row["parameters"] for row in shown} == {row.problem.parameters(row.shape) for row in rows}
+    assert "4 rows: " in run("compare", "run.jsonl", "cut.jsonl")[1]
+    found = run("results", "check", "run.jsonl")[1]
+    assert "foreign-row" not in found and "row-mismatch" not in found and "missing-row" not in found
+    pytest.importorskip("matplotlib")
+    code, out, err = run("plot", "run.jsonl")
+    assert (code, out) == (0, "figure: run.png\n"), err
+
+
+def planned(run, *given):
+    code, out, err = run(*ON_CPU, "--dry-run", *given)
+    assert code == 0, err
+    return out
+
+
+def test_each_attention_is_in_the_model_as_it_is_and_compiled(run):
+    assert "kernels: torch[sdpa]\n" in planned(run)
+    out = planned(run, "--attention", "sdpa-math", "eager", "--compile")
+    assert "torch[sdpa-math], compiled[sdpa-math], torch[eager], compiled[eager]" in out
+    assert "shapes: 4, 8 rows in sustained" in planned(
+        run,
+        "--batch",
+        "1",
+        "8",
+        "--context-lengths",
+        "512",
+        "1024",
+        "--phase",
+        "forward",
+        "step",
+        "--regime",
+        "sustained",
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["--size", "huge"], "invalid choice: 'huge'"),
+        (["--heads", "7"], "d_model 768 is no multiple of 7 heads"),
+        (["--size", "1b", "--kv-heads", "5"], "32 heads cannot share 5 kv heads"),
+        (["--attention", "sdpa-flesh"], "unknown attention kernel 'sdpa-flesh'"),
+        (["--phase", "backward"], "invalid choice: 'backward'"),
+    ],
+)
+def test_what_cannot_be_is_said_in_a_line(run, given, told):
+    code, out, err = run(*ON_CPU, *given)
+    assert (code, out) == (2, "")
+    assert told in err
+    assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_every_named_size_is_a_model(size):
+    assert ModelProblem(**SIZES[size]).parameters(ModelShape(1, 1024)) > 1e8

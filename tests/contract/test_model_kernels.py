@@ -1,0 +1,153 @@
+"""Tiny models on the CPU: what a launch gives, and that what is wrong shows."""
+
+import functools
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mamf.checking import Checked, WrongResultError
+from mamf.discovery import attention_kernel, kernel_of, open_backend, operation
+from mamf.operations.attention.kernels.sdpa import SdpaMath
+from mamf.operations.attention.kernels.torch_attention import TorchAttention
+from mamf.operations.model.kernels.torch_model import TorchModel, network_on
+from mamf.operations.model.shapes import ModelProblem, ModelShape
+from mamf.testing.kernel_contracts import AnyKernelContract
+
+TINY = {"d_model": 32, "d_ff": 64, "layers": 2, "heads": 4, "kv_heads": 4, "vocabulary": 97, "dtype": "float32"}
+GPT2 = ModelProblem(**TINY)
+LLAMA = ModelProblem(**{**TINY, "style": "llama", "kv_heads": 2, "tied": False})
+MOE = ModelProblem(**{**TINY, "style": "moe", "kv_heads": 2, "experts": 4, "active_experts": 2})
+SHAPE = ModelShape(2, 16)
+STYLES = pytest.mark.parametrize("problem", [GPT2, LLAMA, MOE], ids=["gpt2", "llama", "moe"])
+
+
+@functools.cache
+def cpu():
+    return open_backend("cpu")
+
+
+def checked(problem, kernel=None, shape=SHAPE):
+    kernel = kernel or TorchModel("sdpa-math")
+    assert not (kernel.unsupported(cpu(), problem) or kernel.unsupported_shape(problem, shape))
+    return Checked(kernel.prepare(cpu(), problem, shape, cpu().operand_pool("normal", 0), sets=3))
+
+
+class TestModelKernel(AnyKernelContract):
+    @pytest.fixture
+    def backend(self):
+        return cpu()
+
+    @pytest.fixture
+    def kernel(self):
+        return kernel_of(operation("model"), "torch[sdpa-math]")
+
+    @pytest.fixture
+    def problem(self):
+        return replace(LLAMA, phase="forward-backward")
+
+    @pytest.fixture
+    def shape(self):
+        return SHAPE
+
+
+@STYLES
+def test_parameters_are_counted_as_torch_has_them(problem):
+    network = network_on(cpu().device, problem, SHAPE, None)
+    assert sum(each.numel() for each in network.parameters()) == problem.parameters(SHAPE)
+
+
+@STYLES
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_forward_and_backward_is_right(problem, dtype):
+    step = checked(replace(problem, phase="forward-backward", dtype=dtype))
+    step.rehearse(cpu())
+    assert step.verdict.details["gradient_error"] > 0
+    assert step.verdict.error < (1e-5 if dtype == "float32" else 0.03)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw-fused"])
+def test_a_step_runs_its_optimizer_and_keeps_its_parameters(optimizer, monkeypatch):
+    problem = replace(GPT2, phase="step", optimizer=optimizer)
+    step = checked(problem)
+    step.rehearse(cpu())
+    step.poison()
+    for launch in (*step.launches, *step.launches):
+        launch()
+    step.verify()
+    step.require_unchanged_operands()
+    step.poison()
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda self: None)
+    step.launches[0]()
+    with pytest.raises(WrongResultError):
+        step.verify()
+
+
+def test_checkpointing_changes_no_answer():
+    problem = replace(GPT2, phase="forward-backward")
+    plain, again = checked(problem), checked(replace(problem, checkpointing=True))
+    for one, other in zip(plain.launches[0](), again.launches[0](), strict=True):
+        assert torch.allclose(one, other)
+
+
+class Faulty(SdpaMath):
+    """Attention that sees the future."""
+
+    name = "faulty"
+
+    def attend(self, shape, q, k, v):
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+
+class Rounded(SdpaMath):
+    """Attention whose backward is off by a tenth."""
+
+    name = "rounded"
+
+    def attend(self, shape, q, k, v):
+        output = super().attend(shape, q, k, v * 1.0)
+        return output.detach() * 0.8 + output * 0.2
+
+
+@pytest.mark.parametrize(("kind", "phase"), [(Faulty, "forward"), (Rounded, "forward-backward")])
+def test_a_wrong_attention_shows_in_the_model(kind, phase):
+    kernel = TorchModel(f"{__name__}:{kind.__name__}")
+    with pytest.raises(WrongResultError):
+        checked(replace(GPT2, phase=phase, dtype="bfloat16"), kernel, ModelShape(2, 64)).rehearse(cpu())
+
+
+class Sequential(TorchAttention):
+    """Forward only, and in the other layout."""
+
+    name = "sequential"
+    layout = "bshd"
+    directions = ("fwd",)
+    dtypes = ("float32",)
+
+    def unavailable(self, backend):
+        return None
+
+    def attend(self, shape, q, k, v):
+        assert not torch.is_grad_enabled()
+        return SdpaMath().attend(shape, *(each.transpose(1, 2) for each in (q, k, v))).transpose(1, 2)
+
+
+def test_an_attention_of_forward_alone_has_that_phase_alone():
+    kernel = TorchModel(f"{__name__}:Sequential")
+    checked(LLAMA, kernel).rehearse(cpu())
+    assert "has no fwd+bwd" in kernel.unsupported(cpu(), replace(LLAMA, phase="forward-backward"))
+
+
+def test_what_an_attention_cannot_the_model_cannot():
+    assert attention_kernel("sdpa-flash").name in TorchModel("sdpa-flash").unsupported_shape(
+        replace(GPT2, d_model=4 * 6), SHAPE
+    )
+    assert "has no dtype float16" in TorchModel().unsupported(cpu(), replace(GPT2, dtype="float16"))
+
+
+def test_a_compiled_model_is_compiled_for_each_shape_anew(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch, "compile", lambda network, **options: asked.append(options) or network)
+    monkeypatch.setattr(torch.compiler, "reset", lambda: asked.append("reset"))
+    checked(GPT2, kernel_of(operation("model"), "compiled[sdpa-math]")).rehearse(cpu())
+    assert asked == ["reset", {"dynamic": False}]

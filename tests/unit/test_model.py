@@ -1,0 +1,143 @@
+"""Steps of models: shapes, parameters and FLOP, what the operation says, and the simulated device's."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mamf.discovery import kernel_of, operation
+from mamf.errors import UnknownNameError, UsageError
+from mamf.measure import measure
+from mamf.operations.model.shapes import PHASES, SIZES, ModelProblem, ModelShape
+from mamf.regimes import Burst, StoppingRule, Sustained
+from mamf.testing import SimulatedModel
+
+SHAPE = ModelShape(8, 1024)
+
+
+def measured(backend, problem, shape, regime=Burst):
+    started = regime(backend)
+    started.start()
+    return measure(SimulatedModel(), problem, shape, started, backend.operand_pool("normal", 0), StoppingRule(0.1))
+
+
+@given(st.integers(1, 10**6), st.integers(1, 10**6))
+def test_a_shape_reads_back_as_it_is_written(batch, context):
+    shape = ModelShape(batch, context)
+    assert ModelShape.parse(str(shape)) == shape
+    assert shape.tokens == batch * context
+
+
+@pytest.mark.parametrize("text", ["", "b8", "s1024", "b0s4", "8x1024", "b8s1024c", "b-1s4"])
+def test_anything_else_is_refused(text):
+    with pytest.raises(UsageError):
+        ModelShape.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("size", "published"),
+    [
+        ("small", 124_439_808),
+        ("medium", 354_823_168),
+        ("large", 774_030_080),
+        ("xl", 1_557_611_200),
+        ("1b", 1_235_814_400),
+        ("3b", 3_212_749_824),
+        ("8b", 8_030_261_248),
+    ],
+)
+def test_parameters_are_those_of_the_published_models(size, published):
+    """GPT-2's with its 1024 positions, and Llama 3's."""
+    assert ModelProblem(**SIZES[size]).parameters(SHAPE) == published
+
+
+def test_flop_are_those_of_products_and_attention_by_hand():
+    problem, d, tokens = ModelProblem(), 768, 8 * 1024
+    products = 2 * tokens * (12 * (4 * d * d + 2 * d * 3072) + 50257 * d)
+    attention = 12 * 8 * 12 * (1024 * 1025 // 2) * 4 * 64
+    assert problem.flop(SHAPE) == products + attention
+    assert replace(problem, phase="forward-backward").flop(SHAPE) == 3 * (products + attention)
+    assert replace(problem, phase="step", checkpointing=True).flop(SHAPE) == 3 * (products + attention)
+
+
+def test_a_mixture_counts_its_active_experts_and_holds_all():
+    moe = ModelProblem(**SIZES["moe"])
+    one = replace(moe, active_experts=1)
+    expert = 3 * moe.d_model * moe.d_ff * moe.layers
+    assert moe.flop(SHAPE) - one.flop(SHAPE) == 2 * SHAPE.tokens * expert
+    assert moe.parameters(SHAPE) == one.parameters(SHAPE)
+    assert moe.unsupported_shape(ModelShape(1, 12)) and not moe.unsupported_shape(SHAPE)
+
+
+@pytest.mark.parametrize(("phase", "copies"), [("forward", 1), ("forward-backward", 2), ("step", 4)])
+def test_bytes_are_of_what_a_phase_must_touch(phase, copies):
+    problem = ModelProblem(phase=phase)
+    assert problem.work(SHAPE).nbytes == copies * 2 * problem.parameters(SHAPE)
+    assert "twice the forward" in problem.work(SHAPE).convention
+
+
+@pytest.mark.parametrize(
+    "fields", [{"style": "gpt"}, {"phase": "backward"}, {"optimizer": "sgd"}, {"data": "zeros"}, {"dtype": "bf15"}]
+)
+def test_unknown_names_are_refused(fields):
+    with pytest.raises(UnknownNameError):
+        ModelProblem(**fields)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"layers": 0},
+        {"heads": 7},
+        {"kv_heads": 4},
+        {"style": "llama", "kv_heads": 5},
+        {"style": "llama", "d_model": 36},
+        {"experts": 4},
+        {"style": "moe"},
+        {"style": "moe", "experts": 2, "active_experts": 3},
+    ],
+)
+def test_what_is_no_model_is_said_in_a_line(fields):
+    with pytest.raises(UsageError) as refused:
+        ModelProblem(**fields)
+    assert "\n" not in str(refused.value)
+
+
+def test_titles_tell_problems_apart(backend):
+    model = operation("model")
+    problem = model.problem_for(backend, {"dtype": "bf16"})
+    assert model.words(problem) == ["gpt2 768/3072/12/12", "forward"]
+    llama = replace(ModelProblem(**SIZES["8b"]), phase="step", checkpointing=True)
+    assert model.words(llama)[:2] == ["llama 4096/14336/32/32/8", "step"]
+    assert {"checkpointing True", "tied False"} < set(model.words(llama))
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_simulated_step_has_its_columns(backend, phase):
+    problem, shape = ModelProblem(phase=phase), SHAPE
+    row = measured(backend, problem, shape, Sustained)
+    assert row.ok, row.reason
+    columns = operation("model").columns(row)
+    assert columns["tokens/s"] == pytest.approx(SHAPE.tokens / row.seconds, abs=1)
+    assert columns["parameters"] == problem.parameters(shape)
+    assert row.rate("mean") == pytest.approx(problem.flop(shape) / row.seconds / 1e12)
+
+
+def test_a_step_that_outlasts_a_burst_is_measured_in_sustained_alone(backend):
+    problem = ModelProblem(**SIZES["xl"], phase="step")
+    row = measured(backend, problem, SHAPE)
+    assert row.status == "unsupported"
+    assert "outlasts a burst of 10 ms: measure it in sustained" in row.reason
+    assert measured(backend, problem, SHAPE, Sustained).ok
+
+
+def test_a_kernel_is_named_with_its_attention(backend):
+    model = operation("model")
+    assert kernel_of(model, "torch").name == "torch[sdpa]"
+    assert kernel_of(model, "compiled[eager]").name == "compiled[eager]"
+    assert kernel_of(model, "torch[sdpa-math]").unavailable(backend).reason
+    with pytest.raises(UnknownNameError, match="attention kernel 'sdpa-flesh'"):
+        kernel_of(model, "torch[sdpa-flesh]")
+    with pytest.raises(UsageError, match="takes nothing in brackets"):
+        kernel_of(operation("bandwidth"), "torch[sdpa]")

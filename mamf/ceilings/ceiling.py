@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mamf.errors import IncomparableError, UsageError
+from mamf.kernel import Problem
 from mamf.limits import is_number, require_seconds
 from mamf.measurement import TERA, Conditions, Measurement
 from mamf.statistics import Interval, Repeatability, median_interval, repeat_interval
@@ -87,6 +88,23 @@ class Ceiling(Tabular):
                 f"a {regime} figure is no share of a {self.regime} ceiling: measure both in one regime"
             )
         return flop / seconds / (self.rate * TERA)
+
+
+def confirmed_of(
+    rows: Iterable[Measurement],
+    sought: Iterable[tuple[Problem, str, str | None]],
+    device: str,
+    uuid_hash: str | None = None,
+) -> dict[tuple[Problem, str], Ceiling]:
+    """By problem and regime, what the rows of a run confirm. ``sought``: problem, regime and the default kernel."""
+    rounds = [row for row in rows if row.phase in (CHOOSE, CONFIRM)]
+    found = {}
+    for problem, regime, default in sought:
+        own = [row for row in rounds if (row.problem, row.regime) == (problem, regime)]
+        ceiling = confirmed(own, device, uuid_hash, default)
+        if ceiling is not None:
+            found[problem, regime] = ceiling
+    return found
 
 
 def confirmed(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from mamf.backend import Backend
-from mamf.ceilings.ceiling import Ceiling
+from mamf.ceilings.ceiling import Ceiling, confirmed_of
 from mamf.ceilings.strategy import FindStrategy
 from mamf.measurement import Measurement
 from mamf.operations.matmul.kernel import MatmulKernel
@@ -38,6 +38,13 @@ class Find:
         strategy = FindStrategy(self.plan, self.kernels, self._run)
         self.ceilings = strategy.ceilings
         yield from self._run.results(strategy.steps())
+
+    def confirmed_by(self, rows: Iterable[Measurement]) -> dict[str, Ceiling]:
+        """What rows of this plan confirm, by regime: of those that were kept when the run was broken off, say."""
+        info, problem, default = self.backend.info, self.plan.problem, self.kernels[0].name
+        sought = [(problem, regime, default) for regime in self.plan.regimes]
+        found = confirmed_of(rows, sought, info.name, info.uuid_hash)
+        return {regime: ceiling for (_, regime), ceiling in found.items()}
 
     @property
     def left_out(self) -> int:

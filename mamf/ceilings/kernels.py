@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from mamf.ceilings.ceiling import Candidate, Ceiling
+from mamf.ceilings.ceiling import Candidate, Ceiling, confirmed_of
 from mamf.ceilings.rounds import Confirmation, Rounds
 from mamf.kernel import Problem
 from mamf.measurement import Measurement
@@ -25,7 +25,7 @@ _SHARE_OF_ROWS, _SHARE_OF_CHOOSING = 0.4, 0.35
 
 @dataclass
 class KernelsFind(KernelsSweep):
-    """One run of a plan that ``confirms``; ``ceilings_found`` fills as it goes, by problem and regime.
+    """One run of a plan that ``confirms``; ``confirmed_by`` tells what its rows confirm.
 
     ``rows``: of an interrupted run, in their order; those measured join them. What was best among them goes through
     rounds that choose, and fresh ones that confirm, in every regime of the plan.
@@ -39,10 +39,11 @@ class KernelsFind(KernelsSweep):
         self._answers = [row for row in self.rows if row.phase]
         self._seen = [row for row in self.rows if not row.phase]
 
-    @property
-    def ceilings_found(self) -> dict[tuple[Problem, str], Ceiling]:
-        found = self._confirmations.items()
-        return {(problem, regime): each for problem, own in found for regime, each in own.ceilings.items()}
+    def confirmed_by(self, rows: Iterable[Measurement]) -> dict[tuple[Problem, str], Ceiling]:
+        """What rows of this plan confirm: of those that were kept when the run was broken off, say."""
+        info, default = self.backend.info, self.kernels[0].name
+        sought = [(problem, regime, default) for problem in self.plan.problems for regime in self.plan.regimes]
+        return confirmed_of(rows, sought, info.name, info.uuid_hash)
 
     def results(self) -> Iterator[Measurement]:
         """Measure every step that is not held, then choose and confirm."""

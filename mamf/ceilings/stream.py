@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 
-from mamf.ceilings.ceiling import CHOOSE, CONFIRM, Ceiling, confirmed
+from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.finding import Find
 from mamf.errors import DeviceError
 from mamf.measurement import Measurement
@@ -39,14 +39,7 @@ class CeilingSearch:
     @property
     def ceilings(self) -> dict[str, Ceiling]:
         """What the rows so far confirm, by regime."""
-        info, default = self.find.backend.info, self.find.kernels[0].name
-        found = {}
-        for regime in self.find.plan.regimes:
-            rows = [row for row in self._taken if row.regime == regime and row.phase in (CHOOSE, CONFIRM)]
-            ceiling = confirmed(rows, info.name, info.uuid_hash, default)
-            if ceiling is not None:
-                found[regime] = ceiling
-        return found
+        return self.find.confirmed_by(self._taken)
 
     @property
     def ceiling(self) -> Ceiling:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mamf.api import problem_for
+from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.finding import Find
 from mamf.ceilings.grid import plan_for
 from mamf.cli.interruption import EXIT_CODE, Interruption
@@ -157,9 +158,6 @@ class _FindSession(Session[FindPlan]):
     def label(self) -> str:
         return self.plan.problem.dtype
 
-    def has_all(self) -> bool:
-        return self.log is not None and self.log.summary is not None and self.log.summary["status"] == "complete"
-
     def total(self) -> None:
         return None
 
@@ -168,14 +166,18 @@ class _FindSession(Session[FindPlan]):
         return self.find.results()
 
     def after_measuring(self, writer: RunLogWriter) -> None:
-        for ceiling in self.find.ceilings.values():
+        for ceiling in self._ceilings().values():
             writer.write("ceiling", ceiling_record(ceiling))
 
     def left_out(self) -> bool:
-        return any(regime not in self.find.ceilings for regime in self.plan.regimes)
+        return any(regime not in self._ceilings() for regime in self.plan.regimes)
+
+    def _ceilings(self) -> dict[str, Ceiling]:
+        """Of the rows that the log holds: a signal may fall between a row and what the search makes of it."""
+        return self.find.confirmed_by(self.rows)
 
     def summary(self, end: End, elapsed_seconds: float) -> dict[str, Any]:
-        return find_summary_record(self.rows, self.find.ceilings, end.status, end.reason, elapsed_seconds)
+        return find_summary_record(self.rows, self._ceilings(), end.status, end.reason, elapsed_seconds)
 
     def _report(self, header: dict[str, Any], summary: dict[str, Any] | None, path: Path) -> int:
         code = super()._report(header, summary, path)
@@ -183,6 +185,6 @@ class _FindSession(Session[FindPlan]):
         return code
 
     def rendered(self, header: dict[str, Any], summary: dict[str, Any] | None) -> str:
-        ceilings = self.find.ceilings or (self.log.ceilings if self.log else {})
+        ceilings = self._ceilings() or (self.log.ceilings if self.log else {})
         width = terminal_width(self.options)
         return render_find(self.options.format, self.rows, ceilings, header, summary, width)

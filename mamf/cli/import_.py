@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     if not options.output_folder.is_dir():
         raise UsageError(f"there is no folder {options.output_folder}: make it, or name another --output-folder")
-    paths = list({path.resolve(): path for path in options.logs}.values())
+    paths = list({os.path.realpath(path): path for path in options.logs}.values())
     with Interruption():
         # All are read before any is written: one bad file leaves nothing behind.
         with reading(paths) as seen:

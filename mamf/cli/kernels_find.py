@@ -56,13 +56,13 @@ class KernelsFindSession(KernelsSession):
         return self.find
 
     def has_all(self) -> bool:
-        return self.log is not None and self.log.summary is not None and self.log.summary["status"] == "complete"
+        return True
 
     def total(self) -> None:
         return None
 
     def after_measuring(self, writer: RunLogWriter) -> None:
-        for ceiling in self.find.ceilings_found.values():
+        for ceiling in self._ceilings().values():
             writer.write("ceiling", ceiling_record(ceiling))
 
     def left_out(self) -> bool:
@@ -72,7 +72,7 @@ class KernelsFindSession(KernelsSession):
         return {**super().summary(end, elapsed_seconds), "left": len(self._lacking())}
 
     def own_ceilings(self) -> OwnCeilings:
-        return self.find.ceilings_found or (self.log.own_ceilings if self.log else {})
+        return self._ceilings() or (self.log.own_ceilings if self.log else {})
 
     def _lacking(self) -> list[tuple[Any, str]]:
         """Ceilings that were not confirmed, of problems that some kernel can do."""
@@ -83,4 +83,9 @@ class KernelsFindSession(KernelsSession):
             if not any(tried.get(step, True) for step in self.plan.steps() if step[1] == problem)
         }
         wanted = [(problem, regime) for problem in self.plan.problems for regime in self.plan.regimes]
-        return [each for each in wanted if each[0] not in hopeless and each not in self.find.ceilings_found]
+        found = self._ceilings()
+        return [each for each in wanted if each[0] not in hopeless and each not in found]
+
+    def _ceilings(self) -> OwnCeilings:
+        """Of the rows that the log holds: a signal may fall between a row and what the search makes of it."""
+        return self.find.confirmed_by(self.rows)

@@ -7,7 +7,7 @@ import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Generic, NamedTuple
@@ -125,9 +125,9 @@ class Session(ABC, Generic[AnyPlan]):
         """Whether a row is what the run is for, and not measured beside it."""
         return not row.is_reference
 
-    @abstractmethod
     def has_all(self) -> bool:
-        """Whether a resumed log lacks nothing."""
+        """Whether a resumed log that is complete lacks nothing: what failed is tried again, where that can be."""
+        return True
 
     @abstractmethod
     def total(self) -> int | None:
@@ -156,15 +156,16 @@ class Session(ABC, Generic[AnyPlan]):
         """Records between the last measurement and the summary."""
 
     def run(self) -> int:
-        if self.log and self.has_all():
+        # A log without its summary, of a run that was killed after its last row, is resumed to write it.
+        if self.log and self.log.tier == "complete" and self.has_all():
             return self._report(self.log.header, self.log.summary, self.log.path)
         self.findings = diagnose(self.backend)
         header = self.log.header if self.log else self._header()
-        with self.interruption.shielded():
-            writer = self._open_log(header)
-        for finding in warnings(self.findings):
-            warn(as_line(finding))
-        with writer:
+        with ExitStack() as opened:
+            with self.interruption.shielded():
+                writer = opened.enter_context(self._open_log(header))
+            for finding in warnings(self.findings):
+                warn(as_line(finding))
             self.before_measuring(writer)
             begun = self._now()
             end = self._collect(writer)

@@ -7,7 +7,7 @@ from bisect import bisect
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from mamf.ceilings.ceiling import CHOOSE, CONFIRM, FEWEST_ROUNDS, confirmed
+from mamf.ceilings.ceiling import FEWEST_ROUNDS, confirmed_of
 from mamf.contribution.evidence import Evidence, Finding
 from mamf.contribution.row_rules import agree, is_exact
 from mamf.logs.records import ceiling_from_record, ceiling_record
@@ -77,14 +77,7 @@ def recomputed_ceilings(evidence: Evidence, before_line: float = math.inf) -> Ow
     """What the run confirmed, by problem and regime, as its last rounds (up to a line of the log) give it."""
     device = evidence.header["device"]
     rows = latest(row for line, _, row in evidence.rows if line < before_line)
-    last_rounds = [row for row in rows if row.phase in (CHOOSE, CONFIRM)]
-    found = {}
-    for problem, regime, default in evidence.sought:
-        of_it = [row for row in last_rounds if (row.problem, row.regime) == (problem, regime)]
-        ceiling = confirmed(of_it, device["name"], device["uuid_hash"], default)
-        if ceiling is not None:
-            found[problem, regime] = ceiling
-    return found
+    return confirmed_of(rows, evidence.sought, device["name"], device["uuid_hash"])
 
 
 def ceilings_recompute(evidence: Evidence) -> Iterator[Finding]:

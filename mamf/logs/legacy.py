@@ -17,6 +17,7 @@ from mamf.environment import scrub, scrub_record, tool_version
 from mamf.errors import RunLogError
 from mamf.files import create_whole
 from mamf.logs.run_log import MALFORMED, SCHEMA, is_readable, parse_record, what
+from mamf.logs.schema import LEGACY_HEADER, LEGACY_SUMMARY, REPORTED, require
 from mamf.operations.matmul.shapes import MatmulShape
 
 TIER = "legacy"
@@ -196,6 +197,11 @@ def _rows_and_summary(records: Iterable[dict[str, Any]]) -> tuple[tuple[Reported
 
 
 def _run(header: dict[str, Any], rows: tuple[Reported, ...], summary: dict[str, Any]) -> FinderRun:
+    require(header, LEGACY_HEADER)
+    require(summary, LEGACY_SUMMARY)
+    for name, best in summary["best"].items():
+        if name not in best["tflops"]:
+            raise ValueError(f"field best.{name}.tflops.{name} is missing")
     known = {name: header[name] for name in FinderRun.__dataclass_fields__ if name in header}
     return FinderRun(
         **known
@@ -214,6 +220,7 @@ def _run(header: dict[str, Any], rows: tuple[Reported, ...], summary: dict[str, 
 
 
 def _reported(record: Mapping[str, Any]) -> Reported:
+    require(record, REPORTED)
     shape = record["shape"]
     return Reported(
         tflops=record["tflops"],

@@ -22,6 +22,8 @@ class Nullable:
     schema: Any
 
 
+#: What a field of a shape or of a problem may be: anything but an object, or a list of such.
+PLAIN = object()
 _NUMBER, _TEXTS = Nullable(float), [str]
 _CONDITIONS = {"clock_mhz": _NUMBER, "watts": _NUMBER, "celsius": _NUMBER, "throttle_reasons": _TEXTS}
 _REPEATABILITY = Nullable({"visit": float, "run": float, "degrees": int})
@@ -101,8 +103,8 @@ HEADER = {
 }
 MEASUREMENT = {
     "operation?": str,
-    "shape": {},
-    "problem?": {},
+    "shape": {ANY_NAME: PLAIN},
+    "problem?": {ANY_NAME: PLAIN},
     "kernel": str,
     "regime": str,
     "best_by": str,
@@ -155,6 +157,34 @@ SUMMARY = {
     "phases?": {ANY_NAME: int},
     "time?": str,
 }
+#: Of a run of mamf-finder (legacy.py): what it printed, and nothing that has samples.
+_FIGURES = {ANY_NAME: float}
+REPORTED = {
+    "tflops": _FIGURES,
+    "shape": Nullable(str),
+    "stage": str,
+    "label": str,
+    "watts": _NUMBER,
+    "clock_mhz": _NUMBER,
+    "celsius": _NUMBER,
+    "remarks": _TEXTS,
+}
+LEGACY_HEADER = {
+    "tool": {"version": Nullable(str)},
+    "device_properties?": {ANY_NAME: str},
+    "software?": {ANY_NAME: str},
+    "variables?": {ANY_NAME: str},
+    "notes": _TEXTS,
+    "remarks": _TEXTS,
+    **{f"{name}?": Nullable(str) for name in ("started", "command", "dtype", "platform", "device", "ranges")},
+}
+LEGACY_SUMMARY = {
+    "status": str,
+    "tried": Nullable(int),
+    "elapsed_seconds": _NUMBER,
+    "means": _FIGURES,
+    "best": {ANY_NAME: REPORTED},
+}
 RESUME = {"tool?": _TOOL, "command?": str, "started?": str, "notes?": str}
 KINDS = ("measurement", "ceiling", "summary", "resume")
 
@@ -187,6 +217,9 @@ def require(value: object, schema: Any, name: str = "") -> None:
                 require(each, schema[0], f"{name}[{number}]")
     elif isinstance(schema, dict):
         _require_fields(_of_type(value, dict, name), schema, f"{name}." if name else "")
+    elif schema is PLAIN:
+        if any(isinstance(each, (dict, list)) for each in (value if isinstance(value, list) else [value])):
+            raise ValueError(f"field {name}: one value or a list of them is due, not {_told(value)}")
     elif schema is float:
         if not _is_number(value):
             raise ValueError(f"field {name}: a finite number is due, not {_told(value)}")

@@ -77,12 +77,15 @@ class Sweep:
 
     def _steps(self, run: Runner) -> Steps:
         plan = self.plan
+        steps = plan.steps(self.held)
+        if not steps:
+            return
         largest = largest_buffers(plan, self.backend.info.cache_bytes, self.backend.free_memory())
         run.reserve(plan.problem, [largest])
         regime: Regime | None = None
         speeds: deque[float] = deque(maxlen=_RECENT_SHAPES)
         done = 0
-        for name, shape in plan.steps(self.held):
+        for name, shape in steps:
             if regime is None or regime.name != name:
                 self.on_phase(name)
                 regime = run.started(self._regime(name))

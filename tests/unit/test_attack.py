@@ -1,0 +1,183 @@
+"""The attacks of tools/attack.py, small and seeded, and what they found, a test each."""
+
+import json
+import shutil
+import signal
+from random import Random
+from unittest import mock
+
+import pytest
+from attacks import bad_inputs, damaged_logs, kills, real_kills
+from attacks.calls import call
+from attacks.counts import Counts, table
+from attacks.damage import DAMAGES
+from attacks.honest import LEGACY, RUNS, little_work, make
+
+from mamf.contribution.rules import review
+
+SEARCHES = [run for run in RUNS if run.is_search]
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory):
+    """Honest logs of each kind, by name."""
+    with little_work():
+        return make(tmp_path_factory.mktemp("honest"))
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with little_work():
+        yield tmp_path
+
+
+def assert_survived(counts):
+    assert counts.is_clean, list(counts.examples.values())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_damaged_logs_are_read_or_refused_in_a_line(seed, logs, folder, monkeypatch):
+    monkeypatch.setattr(damaged_logs, "DRAWN_EVERY", 10**6)  # drawing is slow, and tested in test_plot.py
+    counts = damaged_logs.attack(logs, folder, Random(seed), 15)
+    assert counts.of["inputs"] == 15
+    assert_survived(counts)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_bad_command_lines_are_refused_in_a_line(seed, logs, folder):
+    assert_survived(bad_inputs.attack(logs, folder, Random(seed), 15))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_run_that_is_ended_anywhere_is_resumed_without_a_row_lost_or_measured_twice(seed, folder):
+    counts = kills.attack(folder, Random(seed), 5)
+    assert counts.of["kills"] >= 5
+    assert_survived(counts)
+
+
+def test_processes_that_are_killed_lose_nothing(folder, monkeypatch):
+    sweep = real_kills.Run(
+        "sweep", real_kills.RUNS[0].begin, ("--m-range", "0", "6400", "64", "--n", "64", "--k", "64")
+    )
+    monkeypatch.setattr(real_kills, "RUNS", (sweep,))
+    assert_survived(real_kills.attack(folder, Random(0), 2))
+
+
+def test_the_second_of_two_processes_is_refused(folder):
+    counts, path, run = Counts("two"), folder / "run.jsonl", real_kills.RUNS[0]
+    short = ("--m-range", "0", "6400", "64", "--n", "64", "--k", "64")
+    assert call([*run.begin, *short, "--output", str(path)], counts).code == 0
+    path.write_bytes(b"".join(kills.whole_lines(path)[:3]))
+    real_kills.two_at_once(run.resumed(path), path, counts)
+    assert_survived(counts)
+
+
+def test_a_fault_is_counted_and_told_once(folder):
+    counts = Counts("faults")
+    with mock.patch("attacks.calls.main", side_effect=ValueError("at 1")):
+        call(["show", "a.jsonl"], counts)
+        call(["show", "b.jsonl"], counts)
+    assert not counts.is_clean
+    assert len(counts.examples) == 1
+    assert "| faults | 0 | 2 | 0 | 0 | 0 | 2 | 0 | 0 |" in table([counts])
+
+
+def test_every_damage_changes_a_log(logs):
+    data = logs["sweep"].read_bytes()
+    for damage in DAMAGES:
+        assert any(damage(Random(seed), data) != data for seed in range(5)), damage
+
+
+# -- what they found ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("run", SEARCHES, ids=lambda run: run.name)
+def test_a_signal_within_a_record_leaves_ceilings_that_follow_from_the_rows(run, folder, logs):
+    """It falls between a row, which is written, and what the search makes of it."""
+    records = [json.loads(line) for line in logs[run.name].read_text().splitlines()]
+    confirming = [number for number, record in enumerate(records) if record.get("phase") == "confirm"]
+    for number in confirming[-3:]:
+        path = folder / f"{number}.jsonl"
+        with kills.at_a_write(number, Random(0), lambda: signal.raise_signal(signal.SIGINT)):
+            assert call(run.new(path), Counts("interrupted")).code == 130
+        assert "ceiling-mismatch" not in {finding.rule for finding in review(path).findings}
+        assert '"record": "ceiling"' in path.read_text()
+
+
+def test_a_log_is_let_go_of_when_a_signal_falls_into_its_header(folder):
+    path, run = folder / "run.jsonl", RUNS[0]
+    with kills.at_a_write(0, Random(0), lambda: signal.raise_signal(signal.SIGINT)):
+        assert call(run.new(path), Counts("interrupted")).code == 130
+    assert call(run.resumed(path), Counts("resumed")).code == 0
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
+def test_a_run_that_is_killed_after_its_last_row_is_resumed_to_its_summary(run, folder, logs):
+    path = folder / "killed.jsonl"
+    whole = kills.whole_lines(logs[run.name])
+    path.write_bytes(b"".join(line for line in whole if b'"record": "summary"' not in line))
+    assert call(run.resumed(path), Counts("resumed")).code == 0
+    assert kills.is_complete(path)
+    counts = Counts("judged")
+    kills.judge(run, path, logs[run.name], counts)
+    assert_survived(counts)
+
+
+def changed(path, number, value, *way):
+    """A log with another value in one place of a line, counted from 0."""
+    lines = path.read_text().splitlines()
+    record = holder = json.loads(lines[number])
+    for name in way[:-1]:
+        holder = holder[name]
+    holder[way[-1]] = value
+    if value is None and way[-1] == "left":
+        del holder["left"]
+    lines[number] = json.dumps(record)
+    path.write_text("\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("number", "value", "way", "told"),
+    [
+        (0, ["a"], ("device",), "field device: text is due"),
+        (0, "text", ("software",), "field software: an object is due"),
+        (1, "1e5", ("watts",), "field watts: a finite number is due"),
+        (1, None, ("tflops",), "field tflops: an object is due"),
+        (1, [], ("tflops", "stated"), "field tflops.stated: a finite number is due"),
+        (-1, None, ("best",), "field best: an object is due"),
+        (-1, {}, ("best", "stated", "tflops"), "field best.stated.tflops.stated is missing"),
+        (-1, {"a": {}}, ("means",), "field means.a: a finite number is due"),
+    ],
+)
+def test_an_imported_log_is_held_to_its_types(number, value, way, told, folder, logs):
+    path = folder / "imported.jsonl"
+    shutil.copy(logs[LEGACY], path)
+    changed(path, number, value, *way)
+    counts = Counts("imported")
+    ended = call(["show", str(path)], counts)
+    assert_survived(counts)
+    assert (ended.code, told in ended.err) == (2, True), ended.err
+
+
+def test_fields_of_a_problem_are_plain_values(folder, logs):
+    path = folder / "attention.jsonl"
+    shutil.copy(logs["attention"], path)
+    changed(path, 1, {"a": 1}, "problem", "seed")
+    ended = call(["show", str(path)], Counts("plain"))
+    assert ended.code == 2
+    assert "line 2: field problem.seed" in ended.err
+
+
+def test_a_summary_may_not_say_what_is_left(folder, logs):
+    path = folder / "sweep.jsonl"
+    shutil.copy(logs["sweep"], path)
+    changed(path, -1, None, "left")
+    assert "complete; 6 measured" in call(["show", str(path)], Counts("left")).out
+
+
+def test_a_link_to_itself_is_no_log_to_import(folder):
+    (folder / "loop").symlink_to("loop")
+    counts = Counts("loop")
+    assert call(["import", "loop"], counts).code == 2
+    assert_survived(counts)

@@ -1,0 +1,135 @@
+"""The command line in this process, watched: what escapes it, what hangs, what it prints."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import shlex
+import signal
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+from attacks.counts import Counts
+from mamf.cli import main
+
+#: Of the processor; a machine that is busy with other things is given longer by the clock.
+HANG_SECONDS = 10.0
+HANG_SECONDS_BY_THE_CLOCK = 60.0
+EXIT_CODES = (0, 1, 2, 3, 130)
+#: A module that logs and options name and that nothing may import.
+FORBIDDEN = "attacks.never_imported"
+#: Said of every log that a kill cut off, before whatever else there is to say.
+_NOTICE = "is incomplete and left out"
+_CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+class Killed(BaseException):
+    """Stands for the end of a process in virtual time: no handler of mamf's may see it."""
+
+
+class _Hang(BaseException):
+    pass
+
+
+class _Captured(io.StringIO):
+    """Text output with a descriptor, which mamf redirects when the reader is gone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._descriptor = os.open(os.devnull, os.O_WRONLY)
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+        super().close()
+
+
+class Ended(NamedTuple):
+    """How a command ended. ``code`` is None where an exception escaped it; ``is_killed``: it was a Killed."""
+
+    code: int | None
+    out: str
+    err: str
+    is_killed: bool = False
+
+
+def call(arguments: Sequence[str], counts: Counts) -> Ended:
+    """Run a command, and count what is wrong with how it ends."""
+    told = shlex.join(["mamf", *arguments])[:500]
+    code: int | None = None
+    is_killed = False
+    with (
+        contextlib.closing(_Captured()) as out,
+        contextlib.closing(_Captured()) as err,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        try:
+            with _limited():
+                code = main(list(arguments))
+        except SystemExit as stop:
+            code = stop.code if isinstance(stop.code, int) else 1
+        except Killed:
+            is_killed = True
+        except _Hang:
+            counts.fault("hangs", told, "hung")
+        except BaseException as error:  # what escapes is what is sought
+            counts.fault("tracebacks", told, _where(error))
+        ended = Ended(code, out.getvalue(), err.getvalue(), is_killed)
+    counts.of["calls"] += 1
+    counts.codes[code] += 1
+    if code is not None:
+        for fault in _faults(ended):
+            counts.fault("other", told, fault)
+    return ended
+
+
+def _faults(ended: Ended) -> Iterator[str]:
+    """What is wrong with the output of a command that ended by itself."""
+    if ended.code not in EXIT_CODES:
+        yield f"exit code {ended.code}"
+    if found := _CONTROL.search(ended.out + ended.err):
+        yield f"{found[0]!r} on the terminal"
+    lines = [line for line in ended.err.splitlines() if not line.endswith(_NOTICE)]
+    if ended.code == 2 and len(lines) != 1:
+        yield f"{len(lines)} lines for exit code 2: {' / '.join(lines)[:300]}"
+    if "cannot write the output" in ended.err:
+        yield ended.err.strip()
+    if sys.modules.pop(FORBIDDEN, None):
+        yield "code that nobody asked for was imported"
+
+
+def _where(error: BaseException) -> str:
+    """An exception and where it was raised; the file's name and line tell one kind from another."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if f"{os.sep}mamf{os.sep}" in frame.filename] or frames
+    name = Path(own[-1].filename).stem
+    return f"{type(error).__name__} in {name} {own[-1].name}: {str(error)[:300]}"
+
+
+@contextlib.contextmanager
+def _limited() -> Iterator[None]:
+    def on_alarm(number: int, frame: FrameType | None) -> None:
+        raise _Hang
+
+    limits = (
+        (signal.SIGPROF, signal.ITIMER_PROF, HANG_SECONDS),
+        (signal.SIGALRM, signal.ITIMER_REAL, HANG_SECONDS_BY_THE_CLOCK),
+    )
+    before = [signal.signal(number, on_alarm) for number, _, _ in limits]
+    for _, timer, seconds in limits:
+        signal.setitimer(timer, seconds)
+    try:
+        yield
+    finally:
+        for (number, timer, _), handler in zip(limits, before, strict=True):
+            signal.setitimer(timer, 0)
+            signal.signal(number, handler)

@@ -14,6 +14,8 @@ from mamf.measurement import STATUSES, Conditions, Measurement
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.statistics import Interval, Repeatability, Summary, summarize
 
+# Thirty years: beyond it squares of samples leave what a float holds.
+_LONGEST_SECONDS = 1e9
 _STATISTICS = ("mean", "median", "fastest", "slowest")
 
 
@@ -76,8 +78,8 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
     if record["best_by"] not in _STATISTICS:
         raise ValueError(f"unknown statistic {record['best_by']!r}")
     samples = tuple(map(float, record["samples_seconds"]))
-    if not all(0 < sample < math.inf for sample in samples):
-        raise ValueError("a sample is not a positive number of seconds")
+    if not all(0 < sample < _LONGEST_SECONDS for sample in (*samples, *record["implausible_samples_seconds"])):
+        raise ValueError("a sample is not a positive number of seconds that a launch can take")
     error = record["relative_error"]
     summary: Summary | None = None
     if record["status"] == "ok":

@@ -333,3 +333,14 @@ def test_a_log_as_read_is_well_typed_or_names_its_line(log_path, data):
         return
     for form in ("table", "csv", "json", "markdown"):
         assert render(form, log.measurements, log.header, log.summary)
+
+
+@pytest.mark.parametrize("seconds", [1e200, -1.0, 0.0])
+@pytest.mark.parametrize("field", ["samples_seconds", "implausible_samples_seconds"])
+def test_a_sample_that_no_launch_takes_is_refused(log_path, field, seconds):
+    lines = log_path.read_text().splitlines()
+    record = json.loads(lines[1])
+    lines[1] = json.dumps(record | {field: [seconds, *record[field]]})
+    log_path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(RunLogError, match="line 2: a sample is not a positive number"):
+        read_run_log(log_path)

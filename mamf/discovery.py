@@ -242,6 +242,7 @@ def _opened(name: str, index: int | None) -> Backend:
     with blamed(label, "opening it"):
         # What cannot be used says so when it is opened, before its library is asked anything else.
         in_use = 0 if index is not None or kind.unavailable() else kind.current_index()
+        require(number, in_use, label, "current_index gave")
         backend = kind(in_use if index is None else index)
         require(number, backend.now(), label, "now gave")
     return held(backend, BACKEND, label)

@@ -11,7 +11,7 @@ from mamf.ceilings.ceiling import Candidate, Ceiling, confirmed_of
 from mamf.ceilings.rounds import Confirmation, Rounds
 from mamf.kernel import Problem
 from mamf.measurement import Measurement
-from mamf.regimes import Regime, StoppingRule
+from mamf.regimes import Regime, StoppingRule, Sustained
 from mamf.regimes.names import BURST, SUSTAINED
 from mamf.runner import Runner, Steps
 from mamf.strategies.kernels import KernelsSweep
@@ -19,8 +19,9 @@ from mamf.strategies.kernels import KernelsSweep
 _ROUNDS = {BURST: Rounds(choose=4, confirm=7), SUSTAINED: Rounds(choose=1, confirm=4)}
 _CANDIDATES = {BURST: 4, SUSTAINED: 2}
 _VISIT_SECONDS = 1.0
-#: What measuring every row once may take of a budget, and what choosing takes of the time that a problem has.
-_SHARE_OF_ROWS, _SHARE_OF_CHOOSING = 0.4, 0.35
+#: What measuring every row once may take of a budget, by when all regimes but the last have ended (a soak takes long),
+#: and what choosing takes of the time that a problem has.
+_SHARE_OF_ROWS, _SHARE_BEFORE_LAST, _SHARE_OF_CHOOSING = 0.2, 0.45, 0.35
 
 
 @dataclass
@@ -56,7 +57,8 @@ class KernelsFind(KernelsSweep):
             regime = run.started(self._regime(name))
             if steps and not number:
                 yield from self._remembered(self._rows(run, regime, steps))
-            yield from self._confirmed(run, regime, len(self.plan.regimes) - number)
+            is_last = number == len(self.plan.regimes) - 1
+            yield from self._confirmed(run, regime, self._end(run, 1.0 if is_last else _SHARE_BEFORE_LAST))
 
     def _remembered(self, steps: Steps) -> Steps:
         """The same steps; the rows that are reported are kept."""
@@ -70,8 +72,12 @@ class KernelsFind(KernelsSweep):
                 self._seen.append(asked)
             answer = yield asked
 
-    def _confirmed(self, run: Runner, regime: Regime, regimes_left: int) -> Steps:
-        """Every problem in one regime; each has its part of the time that is left."""
+    def _end(self, run: Runner, share: float) -> float:
+        """The moment at which a share of the budget has passed."""
+        return math.inf if self.plan.budget_seconds is None else run.begun + share * self.plan.budget_seconds
+
+    def _confirmed(self, run: Runner, regime: Regime, end: float) -> Steps:
+        """Every problem in one regime; each has its part of the time until its end."""
         cache = self.backend.info.cache_bytes
         for number, problem in enumerate(self.plan.problems):
             candidates = self._best(problem, _CANDIDATES[regime.name])
@@ -79,8 +85,8 @@ class KernelsFind(KernelsSweep):
                 continue
             shapes = [shape for shape, _ in candidates]
             run.reserve(problem, (problem.buffers(shape, regime.sets(problem, shape, cache)) for shape in shapes))
-            now, parts = run.now(), regimes_left * len(self.plan.problems) - number
-            part = math.inf if run.deadline is None else max(run.deadline - now, 0.0) / parts
+            now = run.now()
+            part = max(end - now, 0.0) / (len(self.plan.problems) - number)
             confirmation = self._confirmation(run, problem)
             until = now + _SHARE_OF_CHOOSING * part, now + part
             yield from confirmation.rounds(regime, candidates, _ROUNDS[regime.name], *until)
@@ -100,6 +106,9 @@ class KernelsFind(KernelsSweep):
                 run, problem, kernels, self.plan.precision, chooser, _VISIT_SECONDS, deadline
             )
         return self._confirmations[problem]
+
+    def _regime(self, name: str) -> Regime:
+        return Sustained(self.backend, _VISIT_SECONDS) if name == SUSTAINED else super()._regime(name)
 
     def _rule(self, regime: Regime) -> StoppingRule:
         """A row only has to say what is worth confirming."""

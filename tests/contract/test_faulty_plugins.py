@@ -119,7 +119,17 @@ ATTENTION = ["attention", "--backend", "faulty", "--seq-lens", "512", "--no-ceil
 OPERATION = ["sweep", "--operation", "faulty", "--backend", "faulty", "--time-limit", "0.01s", "--output", "run.jsonl"]
 
 BACKEND_METHODS = [
-    *("unavailable", "device_count", "device_name", "synchronize", "submit", "mark", "wait", "seconds_between"),
+    *(
+        "unavailable",
+        "device_count",
+        "device_name",
+        "current_index",
+        "synchronize",
+        "submit",
+        "mark",
+        "wait",
+        "seconds_between",
+    ),
     *("timer_overhead", "flush_cache", "operand_pool", "free_memory", "allocated_memory", "peak_memory"),
     *("reset_peak_memory", "is_out_of_memory", "release_memory", "resolve_dtype", "unsupported_dtype"),
     *("without_compiler", "advice", "settings", "now", "sleep", "__init__"),
@@ -128,11 +138,12 @@ KERNEL_METHODS = ["unavailable", "unsupported", "unsupported_shape", "variants",
 KERNEL_METHODS.append("__init__")
 OPERATION_METHODS = [
     *("default_shapes", "problem_for", "fastest_possible", "peak", "columns", "axis", "parse_shape", "shape_record"),
-    *("shape_from_record", "problem_record", "problem_from_record", "__init__"),
+    *("shape_from_record", "problem_record", "problem_from_record", "words", "__init__"),
 ]
 TABLE = [
     *((FaultyBackend, method, [SWEEP, ["doctor", "--backend", "faulty"], ["backends"]]) for method in BACKEND_METHODS),
     *((FaultyBackend, method, [["find", "--backend", "faulty", "--dry-run"]]) for method in BACKEND_METHODS),
+    (FaultyBackend, "current_index", [["peak", "--backend", "faulty"]]),
     *((FaultyMatmul, method, [[*MATMUL, "faulty"], ["kernels", "--backend", "faulty"]]) for method in KERNEL_METHODS),
     *((FaultyMatmul, method, [["find", "--backend", "faulty", "--dry-run"]]) for method in KERNEL_METHODS),
     *((FaultyAttention, method, [ATTENTION]) for method in KERNEL_METHODS),
@@ -145,7 +156,9 @@ CASES = [pytest.param(*case, id=f"{case[0].__name__}.{case[1]}-{case[2][0][0]}")
 
 
 def put(monkeypatch, kind, method, fault):
-    is_of_class = method in ("unavailable", "device_count", "device_name") and issubclass(kind, SimulatedBackend)
+    is_of_class = method in ("unavailable", "device_count", "device_name", "current_index") and issubclass(
+        kind, SimulatedBackend
+    )
     monkeypatch.setattr(kind, method, classmethod(fault) if is_of_class else fault)
 
 

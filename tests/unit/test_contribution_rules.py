@@ -487,7 +487,7 @@ def test_an_interrupted_run_is_accepted_as_such(sweep_records, tmp_path):
         ({"rows": (), "best": {}}, "missing-row"),
         ({"notes": ("ask jane@lab.example.com",)}, "private"),
         ({"best": {"mean": Reported({"mean": "fast"})}}, "unreadable"),
-        ({"best": {"mean": Reported({})}}, "best-mismatch"),
+        ({"best": {"mean": Reported({})}}, "unreadable"),
         ({"started": "yesterday"}, "unreadable"),
     ],
 )

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from mamf.cli.options import add_output_options, size, terminal_width
-from mamf.cli.terminal import say_lines
+from mamf.cli.terminal import say_lines, warn
 from mamf.environment import command_line
-from mamf.errors import UsageError
+from mamf.errors import MamfError, UsageError
 from mamf.logs.writer import RunLogWriter
+from mamf.measurement import TERA
+from mamf.models.known_ceilings import peak
 from mamf.profiling.kernel_tables import read_kernel_table
 from mamf.profiling.log import create_profile_log, write_profile
 from mamf.profiling.profile import PeakOf, Profile, profile_of
@@ -50,7 +53,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--calls", metavar="MODULE:FUNCTION", help="a step is a call of it (default: a step of the optimizer)"
     )
     parser.add_argument(
-        "--ceiling", type=Path, action="append", default=[], metavar="LOG", help="of 'mamf find', for MAMFU; repeatable"
+        "--ceiling",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="LOG",
+        help="of 'mamf find', for MAMFU; repeatable (default: what 'mamf peak' knows)",
     )
     parser.add_argument("--trace", type=Path, metavar="FILE", help="keep the steps as a Chrome trace, for Perfetto")
     parser.add_argument(
@@ -66,7 +74,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    peak_of = _ceilings(options.ceiling)
+    peak_of = _ceilings(options.ceiling, is_of_this_device=options.source is None)
     if options.source is not None:
         return _read(options, peak_of)
     if not options.script:
@@ -132,8 +140,21 @@ def _tell(options: argparse.Namespace, of: Path, profile: Profile, log: RunLogWr
     say_lines(render_profile(options.format, of.name, profile, options.top, terminal_width(options)))
 
 
-def _ceilings(logs: Sequence[Path]) -> PeakOf:
-    """Of the sustained regime: a step is not a burst."""
+def _ceilings(logs: Sequence[Path], is_of_this_device: bool) -> PeakOf:
+    """Of the sustained regime, because a step is not a burst: those given, else what is known of this device."""
     found = [load_ceiling(path, "sustained") for path in logs]
-    peaks = {ceiling.problem.dtype: ceiling.tflops * 1e12 for ceiling in found}
-    return peaks.get
+    peaks = {ceiling.problem.dtype: ceiling.tflops * TERA for ceiling in found}
+    return _known_here if is_of_this_device and not logs else peaks.get
+
+
+@functools.cache
+def _known_here(dtype: str) -> float | None:
+    """What was measured here or contributed, and which is said; a datasheet's figure is no ceiling."""
+    try:
+        known = peak(None, dtype)
+    except MamfError:
+        return None
+    if known.source == "datasheet":
+        return None
+    warn(f"MAMFU: {known.told}")
+    return known.flops

@@ -4,7 +4,9 @@ import json
 
 import pytest
 
-from mamf.cli import main
+from mamf.cli import main, profile
+from mamf.errors import UnavailableError
+from mamf.models.known_ceilings import KnownPeak
 from mamf.profiling.classes import UNCLASSIFIED
 from mamf.profiling.profile import IDLE
 from mamf.profiling.shares import length, union
@@ -193,3 +195,26 @@ def test_bad_input_is_told_in_a_line(script, tmp_path, monkeypatch, capsys, argu
 def test_a_ceiling_is_of_the_sustained_regime(script, library_logs, capsys):
     assert main(["profile", "--ceiling", str(library_logs / "find.jsonl"), script(TINY)]) == 2
     assert "holds no sustained ceiling (it holds: burst)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("source", "share"), [("measured", 2e12), ("contributed", 2e12), ("datasheet", None)])
+def test_without_a_log_the_ceiling_is_what_is_known_of_the_device(monkeypatch, capsys, source, share):
+    """Which one it took is said; a datasheet's promise is no ceiling."""
+    known = KnownPeak(2e12, None, None, source, "2 TFLOPS, from somewhere", "float32", "x")
+    monkeypatch.setattr(profile, "peak", lambda device, dtype: known)
+    profile._known_here.cache_clear()
+    peak_of = profile._ceilings([], is_of_this_device=True)
+    assert [peak_of("float32"), peak_of("float32")] == [share, share]
+    assert capsys.readouterr().err.count("MAMFU: 2 TFLOPS, from somewhere") == (share is not None)
+    assert profile._ceilings([], is_of_this_device=False)("float32") is None
+    profile._known_here.cache_clear()
+
+
+def test_an_unknown_device_has_no_share(monkeypatch):
+    def unknown(device, dtype):
+        raise UnavailableError("nothing is known of it")
+
+    monkeypatch.setattr(profile, "peak", unknown)
+    profile._known_here.cache_clear()
+    assert profile._ceilings([], is_of_this_device=True)("float32") is None
+    profile._known_here.cache_clear()

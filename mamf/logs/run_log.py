@@ -202,10 +202,10 @@ def _add(log: RunLog, record: dict[str, Any]) -> None:
         raise ValueError(f"unknown record {kind!r}")
     require(record, record_schema(record))
     if kind == "measurement":
-        row, of = measurement_from_record(record, log.header), operation_of_plan(log.header["plan"])
-        if row.operation not in (MatmulProblem.operation, of):
-            raise ValueError(f"a row of {row.operation} in a log of {of}")
-        log.measurements.append(row)
+        of = operation_of_plan(log.header["plan"])
+        if record.get("operation", of) not in (MatmulProblem.operation, of):
+            raise ValueError(f"a row of {record['operation']} in a log of {of}")
+        log.measurements.append(measurement_from_record(record, log.header))
         log.summary = None
     elif kind == "ceiling":
         ceiling = ceiling_from_record(record, log.header)

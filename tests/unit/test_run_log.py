@@ -344,3 +344,12 @@ def test_a_sample_that_no_launch_takes_is_refused(log_path, field, seconds):
     log_path.write_text("\n".join(lines) + "\n")
     with pytest.raises(RunLogError, match="line 2: a sample is not a positive number"):
         read_run_log(log_path)
+
+
+@pytest.mark.parametrize("name", ["attention", "text"])
+def test_a_row_of_another_operation_is_refused(log_path, name):
+    lines = log_path.read_text().splitlines()
+    lines[1] = json.dumps(json.loads(lines[1]) | {"operation": name})
+    log_path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(RunLogError, match=f"line 2: a row of {name} in a log of matmul"):
+        read_run_log(log_path)

@@ -16,7 +16,7 @@ from mamf.runner import Runner
 
 @dataclass
 class Find:
-    """One run of a plan on an opened backend. ``results`` yields what it measures; ``ceilings`` fills as it goes.
+    """One run of a plan on an opened backend. ``results`` yields what it measures.
 
     ``held`` are the rows of an interrupted run, in their order: they answer the search in place of measuring, and it
     goes on where it was. Whether a phase had ended then is read off them, because it may have been time that ended it.
@@ -30,14 +30,20 @@ class Find:
     on_phase: Callable[[str], None] = lambda text: None
 
     def __post_init__(self) -> None:
-        self.ceilings: dict[str, Ceiling] = {}
+        #: Held, and measured so far.
+        self._rows = list(self.held)
 
     def results(self) -> Iterator[Measurement]:
-        """Search and confirm. Breaking off loses the measurement in flight; ``ceilings`` holds what is confirmed."""
+        """Search and confirm. Breaking off loses the measurement in flight."""
         self._run = Runner(self.backend, self.plan.budget_seconds, self.held, self.on_phase)
-        strategy = FindStrategy(self.plan, self.kernels, self._run)
-        self.ceilings = strategy.ceilings
-        yield from self._run.results(strategy.steps())
+        for row in self._run.results(FindStrategy(self.plan, self.kernels, self._run).steps()):
+            self._rows.append(row)
+            yield row
+
+    @property
+    def ceilings(self) -> dict[str, Ceiling]:
+        """What the rows so far confirm, by regime."""
+        return self.confirmed_by(self._rows)
 
     def confirmed_by(self, rows: Iterable[Measurement]) -> dict[str, Ceiling]:
         """What rows of this plan confirm, by regime: of those that were kept when the run was broken off, say."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 from mamf.ceilings.candidates import not_beaten
@@ -13,8 +13,6 @@ from mamf.ceilings.ceiling import (
     CONFIRM,
     FEWEST_ROUNDS,
     Candidate,
-    Ceiling,
-    confirmed,
     figures,
     median_rate,
     ranked,
@@ -37,9 +35,9 @@ class Rounds(NamedTuple):
 
 @dataclass
 class Confirmation:
-    """Confirms the best of a problem in each regime that it is asked for; ``ceilings`` fills as it goes, by regime.
+    """Confirms the best of a problem in each regime that it is asked for.
 
-    ``kernels``: by name, the library's default first. ``visit_seconds``: of a visit in sustained. ``deadline``: of the
+    ``kernels``: by name. ``visit_seconds``: of a visit in sustained. ``deadline``: of the
     run, in seconds of its clock.
     """
 
@@ -50,7 +48,6 @@ class Confirmation:
     chooser: random.Random
     visit_seconds: float
     deadline: float
-    ceilings: dict[str, Ceiling] = field(default_factory=dict)
 
     #: A candidate this far below the leader after FEWEST_ROUNDS, or when a choice is made, is not measured again.
     hopeless: ClassVar[float] = 0.005
@@ -97,7 +94,6 @@ class Confirmation:
                     return left
                 own.append(row)
                 rows.append(row)
-                self._confirm(regime.name, rows)  # at once: the run may end before the round does
             if not self._goes_on(regime, phase, until, number + 1, is_due=number < fewest):
                 break
             left = not_beaten(own, left, self.hopeless if number >= fewest else 1.0)
@@ -123,9 +119,3 @@ class Confirmation:
         found = figures(rows)
         best_first = sorted(left, key=lambda each: median_rate(found[each].values()), reverse=True)
         return best_first[: max(1, int(min(count, len(left))))]
-
-    def _confirm(self, regime: str, rows: Sequence[Measurement]) -> None:
-        info = self.run.backend.info
-        found = confirmed(rows, info.name, info.uuid_hash, next(iter(self.kernels)))
-        if found is not None:
-            self.ceilings[regime] = found

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from mamf.ceilings.candidates import best_by_shape, best_of_their_kind, frugal_and_fast
-from mamf.ceilings.ceiling import FEWEST_ROUNDS, Candidate, Ceiling
+from mamf.ceilings.ceiling import FEWEST_ROUNDS, Candidate
 from mamf.ceilings.grid import Shares, along_k, anywhere, around, refinement_steps
 from mamf.ceilings.rounds import Answering, Confirmation, Rounds
 from mamf.ceilings.search import Search
@@ -48,10 +48,6 @@ class FindStrategy:
             run, plan.problem, self._by_name, plan.precision, self._chooser, self.short_visit_seconds, self._deadline
         )
         self._scouted: list[Measurement] = []
-
-    @property
-    def ceilings(self) -> dict[str, Ceiling]:
-        return self._confirmation.ceilings
 
     def _until(self, share: float) -> float:
         """The moment by which a phase ends; burst alone has the whole budget."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.finding import Find
@@ -24,22 +24,16 @@ class CeilingSearch:
     def __init__(self, find: Find, regime: str) -> None:
         self.find, self.regime = find, regime
         #: The rows still to come; whoever keeps a log of them puts itself between.
-        self.rows = self._measured()
-        self._taken: list[Measurement] = []
+        self.rows = self.find.results()
 
     def __iter__(self) -> Generator[Measurement, None, None]:
         """Each row as it is measured."""
         yield from self.rows  # and closes them with the loop
 
-    def _measured(self) -> Iterator[Measurement]:
-        for row in self.find.results():
-            self._taken.append(row)
-            yield row
-
     @property
     def ceilings(self) -> dict[str, Ceiling]:
         """What the rows so far confirm, by regime."""
-        return self.find.confirmed_by(self._taken)
+        return self.find.ceilings
 
     @property
     def ceiling(self) -> Ceiling:

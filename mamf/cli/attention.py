@@ -33,9 +33,7 @@ from mamf.cli.terminal import say, warn
 from mamf.discovery import operation
 from mamf.errors import UnknownNameError
 from mamf.kernel import AnyKernel
-from mamf.logs.plan_records import plan_record
 from mamf.logs.records import ceiling_record
-from mamf.logs.run_log import MAY_PASS
 from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement
 from mamf.operations.attention.operation import Attention
@@ -91,7 +89,7 @@ class _AttentionSession(Session[KernelsPlan]):
         self.held: set[Row] = set()
         self.ceilings: dict[tuple[str, str], Ceiling] = {}
         if self.log:
-            kept = [row for row in self.log.measurements if row.status not in MAY_PASS]
+            kept = self.log.lasting
             self.rows, self.ceilings = list(kept), dict(self.log.all_ceilings)
             self.held = {self._step(row) for row in kept if is_attention(row)}
         given = given_ceilings(options, self._wanted(), self.backend)
@@ -166,9 +164,6 @@ class _AttentionSession(Session[KernelsPlan]):
             names = " and ".join(search.regimes)
             say(f"ceilings: {search.problem.dtype} {names} are found first, in at most {search.budget_seconds:.0f} s")
         return 0
-
-    def plan_record(self) -> dict[str, Any]:
-        return plan_record(self.plan)
 
     def kernel_name(self) -> str:
         return " ".join(self.plan.kernels)

@@ -20,9 +20,7 @@ from mamf.cli.session import End, Resumed, Session, add_run_options, interruptib
 from mamf.cli.terminal import say, warn
 from mamf.discovery import open_backend
 from mamf.kernel import DATA
-from mamf.logs.plan_records import plan_record
 from mamf.logs.records import ceiling_record
-from mamf.logs.run_log import MAY_PASS
 from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement
 from mamf.models.found import leave
@@ -104,7 +102,7 @@ class _FindSession(Session[FindPlan]):
     def __init__(self, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None) -> None:
         super().__init__(options, interruption, resumed)
         self.plan, self.kernels = self._new() if self.before is None else self._resumed(self.before)
-        held = [row for row in self.log.measurements if row.status not in MAY_PASS] if self.log else []
+        held = self.log.lasting if self.log else []
         self.rows = list(held)
         self.find = Find(self.plan, self.kernels, self.backend, held)
         interruption.check()
@@ -148,9 +146,6 @@ class _FindSession(Session[FindPlan]):
         say(f"grid: {len(grid.shapes())} shapes, {grid.m[0]} to {grid.m[-1]} by {grid.m[0]}{largest}")
         say(f"ceilings: {', '.join(self.plan.regimes)}; time: at most {self.plan.budget_seconds:.0f} s")
         return 0
-
-    def plan_record(self) -> dict[str, Any]:
-        return plan_record(self.plan)
 
     def kernel_name(self) -> str:
         return self.kernels[0].name

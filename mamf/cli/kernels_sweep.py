@@ -22,8 +22,7 @@ from mamf.cli.session import End, Resumed, Session, add_run_options, interruptib
 from mamf.cli.terminal import say
 from mamf.discovery import operation
 from mamf.kernel import AnyKernel
-from mamf.logs.plan_records import plan_record
-from mamf.logs.run_log import MAY_PASS, OwnCeilings
+from mamf.logs.run_log import OwnCeilings
 from mamf.measurement import Measurement
 from mamf.plans import KernelsPlan, Row
 from mamf.report import FORMATS
@@ -84,7 +83,7 @@ class KernelsSession(Session[KernelsPlan]):
             require_repeated_plan(of, options, self.before, self.backend)
         self.kernels = self._kernels()
         self.plan = self._plan()
-        kept = [row for row in self.log.measurements if row.status not in MAY_PASS] if self.log else []
+        kept = self.log.lasting if self.log else []
         self.rows = list(kept)
         self.held = {self._step(row) for row in kept if not row.phase}
         self.sweep = self.strategy()
@@ -126,9 +125,6 @@ class KernelsSession(Session[KernelsPlan]):
         say(f"kernels: {', '.join(self.plan.kernels)}")
         say(f"shapes: {len(self.plan.shapes)}, {len(steps)} rows in {', '.join(self.plan.regimes)}")
         return 0
-
-    def plan_record(self) -> dict[str, Any]:
-        return plan_record(self.plan)
 
     def kernel_name(self) -> str:
         return " ".join(self.plan.kernels)

@@ -23,6 +23,7 @@ from mamf.doctor import as_line, diagnose, warnings
 from mamf.environment import command_line, tool_version
 from mamf.errors import MamfError, PluginError, RunLogWriteError, UsageError
 from mamf.logs.header import header_of
+from mamf.logs.plan_records import plan_record
 from mamf.logs.records import measurement_record, utc_now
 from mamf.logs.run_log import RunLog
 from mamf.logs.writer import RunLogWriter
@@ -90,6 +91,8 @@ class Session(ABC, Generic[AnyPlan]):
     #: Of the logs that it resumes, and whether they confirm ceilings of an operation of their own.
     plan_kind: type[AnyPlan]
     confirms = False
+    #: What is measured: that asked for, or the resumed log's.
+    plan: AnyPlan
 
     def __init__(self, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None) -> None:
         self.options = options
@@ -108,10 +111,6 @@ class Session(ABC, Generic[AnyPlan]):
     def resumes(self) -> str | None:
         """The operation of the logs that it resumes, where their kind of plan does not tell."""
         return None
-
-    @abstractmethod
-    def plan_record(self) -> dict[str, Any]:
-        """The plan as the header holds it."""
 
     @abstractmethod
     def kernel_name(self) -> str:
@@ -182,7 +181,7 @@ class Session(ABC, Generic[AnyPlan]):
     def _header(self) -> dict[str, Any]:
         findings = [as_line(finding).strip() for finding in self.findings]
         return header_of(
-            self.backend, command_line(), self.kernel_name(), self.plan_record(), findings, self.options.notes
+            self.backend, command_line(), self.kernel_name(), plan_record(self.plan), findings, self.options.notes
         )
 
     def _open_log(self, header: dict[str, Any]) -> RunLogWriter:

@@ -21,7 +21,6 @@ from mamf.cli.session import End, Resumed, Session, add_run_options, interruptib
 from mamf.cli.terminal import say
 from mamf.errors import UnsupportedError
 from mamf.estimate import estimate_seconds, probe_flops
-from mamf.logs.plan_records import plan_record
 from mamf.measurement import Measurement
 from mamf.operations.matmul.kernel import MatmulKernel
 from mamf.plans import Plan
@@ -101,9 +100,6 @@ class _SweepSession(Session[Plan]):
             say("        which will be out_of_memory; smaller shapes are measured")
         say(f"time: about {seconds:.0f} s, judging by {flops / 1e12:.3g} TFLOPS of a square product")
         return 0
-
-    def plan_record(self) -> dict[str, Any]:
-        return plan_record(self.plan)
 
     def kernel_name(self) -> str:
         return self.kernel.name

@@ -87,9 +87,14 @@ class RunLog(Tabular):
         return [flat(measurement_record(row)) for row in self.measurements]
 
     @property
+    def lasting(self) -> list[Measurement]:
+        """The rows that need not be measured again: a failure or exhausted memory may have been the moment's."""
+        return [row for row in self.measurements if row.status not in MAY_PASS]
+
+    @property
     def held(self) -> set[Held]:
-        """The steps that need not be measured again: a failure or exhausted memory may have been the moment's."""
-        return {row.step for row in self.measurements if not row.is_reference and row.status not in MAY_PASS}
+        """The steps of a sweep of products that need not be measured again."""
+        return {row.step for row in self.lasting if not row.is_reference}
 
     @property
     def kept(self) -> list[Measurement]:

@@ -31,7 +31,7 @@ _CLASS = {
     "mamfu": Nullable(float),
 }
 _KERNEL = {"name": str, "class_name": str, "calls": int, "seconds": float}
-_GAP = {"host": str, "count": int, "seconds": float}
+_GAP = {"during": str, "count": int, "seconds": float}
 _SUMMARY = {
     "seconds": float,
     "steps": Nullable(int),

@@ -57,7 +57,7 @@ class KernelRow:
 class GapRow:
     """Stretches in which nothing ran, by what the host did then, in all profiled steps."""
 
-    host: str
+    during: str
     count: int
     seconds: float
 
@@ -183,7 +183,7 @@ def _gap_rows(idle: Union, trace: Trace) -> list[GapRow]:
     for (begun, ended), host in zip(idle, _hosts(idle, trace), strict=True):
         by_host[host].append(ended - begun)
     rows = [GapRow(host, len(found), sum(found)) for host, found in by_host.items()]
-    return sorted(rows, key=lambda row: (-row.seconds, row.host))
+    return sorted(rows, key=lambda row: (-row.seconds, row.during))
 
 
 def _hosts(idle: Union, trace: Trace) -> Iterable[str]:

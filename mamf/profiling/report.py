@@ -31,7 +31,8 @@ def render_profile(form: str, script: str, profile: Profile, top: int | None = 1
         for row in profile.kernels[:top]
     ]
     gaps = [
-        [row.host[:longest], _per_step(row.count, profile), *_time(row.seconds, profile)] for row in profile.gaps[:top]
+        [row.during[:longest], _per_step(row.count, profile), *_time(row.seconds, profile)]
+        for row in profile.gaps[:top]
     ]
     if kernels:
         parts.append(draw([what, "class", "calls", "ms", "share"], kernels, _LEFT))

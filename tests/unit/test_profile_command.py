@@ -75,7 +75,9 @@ def test_the_step_of_a_transformer_is_told_by_class(script, tmp_path, capsys):
         assert main(["show", str(log), "--format", form]) == 0
         assert "matmul" in capsys.readouterr().out
     assert main(["results", "check", str(log)]) == 1
-    assert "results/ does not collect it" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "results/ does not collect it" in told
+    assert "private" not in told
     assert main(["profile", "--from", str(trace), "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["classes"] == found["classes"]
 

@@ -276,7 +276,7 @@ def test_a_trace_of_a_device(tmp_path):
 
 def test_gaps_are_told_with_what_the_host_did(tmp_path):
     profile = profile_from(tmp_path, GPU_TRACE)
-    told = {row.host: (row.count, round(row.seconds * 1e6)) for row in profile.gaps}
+    told = {row.during: (row.count, round(row.seconds * 1e6)) for row in profile.gaps}
     assert told == {"Python, outside of any operation": (2, 150), "cudaDeviceSynchronize": (1, 20)}
 
 

@@ -11,7 +11,18 @@ from mamf.logs.records import significant_digits
 from mamf.logs.run_log import OwnCeilings
 from mamf.measurement import Measurement
 from mamf.report.own_ceilings import brief, ceilings_text, flat_ceiling, problem_title, share_of
-from mamf.report.text import DASH, csv_text, drawing, end_line, prose, significant, told_once, whole
+from mamf.report.text import (
+    DASH,
+    by_column,
+    csv_text,
+    drawing,
+    end_line,
+    machine_line,
+    prose,
+    significant,
+    told_once,
+    whole,
+)
 
 #: Rows that are ranked together: of a regime and a problem.
 Group = tuple[str, Any]
@@ -126,9 +137,7 @@ def group_text(
     """A group's title, table and remarks."""
     measured = [row for row in rows if row.ok]
     shown = measured if top is None else measured[:top]
-    by_name = [cells(row, header) for row in shown]
-    columns = list(dict.fromkeys(name for row in by_name for name in row))
-    lines = [[row.get(name, DASH) for name in columns] for row in by_name]
+    columns, lines = by_column(cells(row, header) for row in shown)
     left_aligned = (
         [*_FIRST, *(name for name in columns if name not in (*_FIRST, shown[0].work.unit, *_LAST))] if shown else ()
     )
@@ -142,13 +151,9 @@ def group_text(
 
 def head(rows: Sequence[Measurement], header: Mapping[str, Any]) -> list[str]:
     """What was measured on what, and what the rate counts."""
-    device = header["device"]
-    torch = header["environment"]["packages"].get("torch", "unknown")
-    driver = f", driver {device['driver']}" if device["driver"] else ""
     name = header["plan"].get("operation", "unknown")
     counts = dict.fromkeys(f"{row.work.unit}: {row.work.convention}" for row in rows)
-    machine = f"{device['name']} ({device['backend']}:{device['index']}), torch {torch}{driver}"
-    return [f"{name} on {machine}, timed by {header['timer']}", *counts]
+    return [f"{name} on {machine_line(header)}", *counts]
 
 
 def render_kernels(

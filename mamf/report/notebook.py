@@ -19,7 +19,7 @@ from mamf.operations.attention.operation import Attention
 from mamf.operations.matmul.operation import Matmul
 from mamf.plans import FindPlan, KernelsPlan
 from mamf.report import ceilings, comparison, kernels, own_ceilings, sweeps
-from mamf.report.text import DASH, end_line
+from mamf.report.text import by_column, end_line
 from mamf.text import visible
 
 #: Rows of a table, best first.
@@ -109,17 +109,11 @@ def _of_ceilings(found: Iterable[Ceiling], header: Mapping[str, Any]) -> str:
 
 
 def _of_own_ceilings(found: Iterable[Ceiling], header: Mapping[str, Any]) -> str:
-    told = [own_ceilings.cells(each, header) for each in found]
-    columns = list(dict.fromkeys(name for cells in told for name in cells))
-    lines = [[cells.get(name, DASH) for name in columns] for cells in told]
-    return html_table(columns, lines, own_ceilings.LEFT_ALIGNED)
+    return html_table(*by_column(own_ceilings.cells(each, header) for each in found), own_ceilings.LEFT_ALIGNED)
 
 
 def _of_kernels(rows: Iterable[Measurement], header: Mapping[str, Any]) -> str:
-    told = [_kernel(row, header) for row in rows]
-    columns = list(dict.fromkeys(name for cells in told for name in cells))
-    left_aligned = ("kernel", "shape", "remarks")
-    return html_table(columns, [[cells.get(name, DASH) for name in columns] for cells in told], left_aligned)
+    return html_table(*by_column(_kernel(row, header) for row in rows), ("kernel", "shape", "remarks"))
 
 
 def _kernel(row: Measurement, header: Mapping[str, Any]) -> dict[str, str]:

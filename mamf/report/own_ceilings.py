@@ -10,7 +10,7 @@ from mamf.ceilings.ceiling import Ceiling
 from mamf.logs.known import operation_called
 from mamf.logs.records import significant_digits
 from mamf.measurement import TERA
-from mamf.report.text import DASH, drawing, significant, whole
+from mamf.report.text import DASH, by_column, drawing, significant, whole
 
 LEFT_ALIGNED = ("ceiling", "interval", "shape", "kernel")
 
@@ -70,7 +70,5 @@ def cells(ceiling: Ceiling, header: Mapping[str, Any]) -> dict[str, str]:
 
 def ceilings_text(ceilings: Sequence[Ceiling], header: Mapping[str, Any], format: str, width: int | None = None) -> str:
     """The table of them."""
-    by_name = [cells(each, header) for each in ceilings]
-    columns = list(dict.fromkeys(name for row in by_name for name in row))
-    lines = [[row.get(name, DASH) for name in columns] for row in by_name]
+    columns, lines = by_column(cells(each, header) for each in ceilings)
     return drawing(format, width)(columns, lines, LEFT_ALIGNED)

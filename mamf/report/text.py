@@ -56,6 +56,13 @@ def fitting(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int | 
     return len(columns)
 
 
+def by_column(rows: Iterable[Mapping[str, str]]) -> tuple[list[str], list[list[str]]]:
+    """Columns and cells of rows that name theirs: the columns of all, a dash for what a row lacks."""
+    rows = list(rows)
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    return columns, [[row.get(name, DASH) for name in columns] for row in rows]
+
+
 def drawing(format: str, width: int | None = None) -> Draw:
     """How tables are drawn: as markdown, as aligned columns, or as those that a terminal of ``width`` holds."""
     if format == "markdown":
@@ -104,6 +111,16 @@ def prose(texts: Iterable[str], format: str, gap: str = "") -> str:
     """Lines around tables, each ended and followed by ``gap``."""
     written = markdown_line if format == "markdown" else visible
     return "".join(f"{written(text)}\n{gap}" for text in texts)
+
+
+def machine_line(header: Mapping[str, Any]) -> str:
+    """What was measured on, with what, timed by what."""
+    device = header["device"]
+    torch = header["environment"]["packages"].get("torch", "unknown")
+    driver = f", driver {device['driver']}" if device["driver"] else ""
+    return (
+        f"{device['name']} ({device['backend']}:{device['index']}), torch {torch}{driver}, timed by {header['timer']}"
+    )
 
 
 def end_line(summary: Mapping[str, Any] | None) -> str:

@@ -11,7 +11,7 @@ from mamf.measurement import TERA, Measurement
 from mamf.operations.attention.rows import has_memory_of_process, is_attention
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.peaks import find_peak
-from mamf.report.text import DASH, csv_text, drawing, end_line, prose, significant, whole
+from mamf.report.text import DASH, csv_text, drawing, end_line, machine_line, prose, significant, whole
 from mamf.text import Markup
 
 #: Rows that are compared with one another.
@@ -201,15 +201,6 @@ def conventions(rows: Sequence[Measurement], header: Mapping[str, Any]) -> list[
     ]
 
 
-def attention_title(header: Mapping[str, Any]) -> str:
-    device = header["device"]
-    torch = header["environment"]["packages"].get("torch", "unknown")
-    driver = f", driver {device['driver']}" if device["driver"] else ""
-    return (
-        f"{device['name']} ({device['backend']}:{device['index']}), torch {torch}{driver}, timed by {header['timer']}"
-    )
-
-
 def render_attention(
     format: str,
     rows: Sequence[Measurement],
@@ -228,7 +219,7 @@ def render_attention(
     if format == "json":
         return json.dumps({"header": header, "measurements": flat, "summary": summary}, indent=2) + "\n"
     draw = drawing(format, width)
-    parts = [prose([attention_title(header), *ceiling_lines(ceilings), *conventions(rows, header)], format)]
+    parts = [prose([machine_line(header), *ceiling_lines(ceilings), *conventions(rows, header)], format)]
     for group, each in groups.items():
         lines = [cells(row, each, bases[group], header, ceilings) for row in each]
         base = bases[group]

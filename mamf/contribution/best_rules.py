@@ -139,7 +139,7 @@ def _same(written: object, again: object) -> bool:
 
 def ceilings_fit_attention(evidence: Evidence) -> Iterator[Finding]:
     """What shares are of: a ceiling within its own interval, of normal data, not surpassed by its own product."""
-    if not evidence.is_attention:
+    if not evidence.is_attention or evidence.confirms_own:
         return
     ceilings = evidence.log.all_ceilings
     if not ceilings:

@@ -8,6 +8,7 @@ from contribution_logs import found
 
 from mamf.ceilings.ceiling import CHOOSE, CONFIRM, confirmed
 from mamf.cli import main
+from mamf.contribution.rules import review
 from mamf.logs.run_log import read_run_log
 
 ASKED = [
@@ -59,6 +60,8 @@ def test_the_best_row_is_what_is_confirmed(log):
 
 def test_its_log_is_accepted_but_for_virtual_time(log):
     assert found(log.path) <= {"simulated", "missing-field", "sensors", "implausible", "changed-code"}
+    # Rows that are no shares need no other ceiling.
+    assert not [finding for finding in review(log.path).findings if "holds no ceiling" in finding.message]
 
 
 def test_a_ceiling_that_is_edited_is_caught(log):

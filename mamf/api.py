@@ -27,6 +27,7 @@ from mamf.ceilings.share import Ceilings
 from mamf.ceilings.stream import CeilingSearch
 from mamf.discovery import open_backend, operation
 from mamf.dtypes import DTYPES, canonical_name
+from mamf.errors import MamfWarning
 from mamf.logs.recording import Recording
 from mamf.logs.records import ceiling_record
 from mamf.measurement import Measurement
@@ -86,7 +87,7 @@ def find(
             for row in rows:
                 if on_row is not None:
                     on_row(row)
-        leave(path, warnings.warn)
+        leave(path, functools.partial(warnings.warn, category=MamfWarning))
     return running.ceiling
 
 

@@ -54,7 +54,11 @@ class PluginError(MamfError):
     """A backend, kernel or operation broke its contract: what it threw or returned is its own fault."""
 
 
-class PluginWarning(UserWarning):
+class MamfWarning(UserWarning):
+    """What a run goes on without. The command line says it in a line, once."""
+
+
+class PluginWarning(MamfWarning):
     """A registered plugin is broken and left out, because it was not asked for by name."""
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from mamf.cli.interruption import EXIT_CODE
 from mamf.cli.options import Parser, with_dashes
 from mamf.cli.terminal import say, warn
-from mamf.errors import MamfError, PluginWarning
+from mamf.errors import MamfError, MamfWarning
 from mamf.limits import shortened
 
 _DESCRIPTION = "Finds the maximum achievable matmul FLOPS of an accelerator. Every number names its regime."
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if sys.stdout is None:
         warn("stdout is closed, so nothing could be shown: send it to a file, or to /dev/null")
         return MamfError.exit_code
-    with _plugins_told():
+    with _warnings_told():
         code = _run(sys.argv[1:] if arguments is None else arguments)
     if code == EXIT_CODE and arguments is None:
         # An interrupt that passed through an import leaves Python set to end by the signal instead of this code.
@@ -86,12 +86,12 @@ def _discard_output() -> None:
 
 
 @contextlib.contextmanager
-def _plugins_told() -> Iterator[None]:
-    """A broken plugin that is left out is said in a line, once."""
+def _warnings_told() -> Iterator[None]:
+    """What mamf warns of is said in a line, once; what others warn of, as usual."""
     told: set[str] = set()
 
     def tell(message: Warning | str, category: type[Warning], *place: Any, **keywords: Any) -> None:
-        if not issubclass(category, PluginWarning):
+        if not issubclass(category, MamfWarning):
             usual(message, category, *place, **keywords)
         elif str(message) not in told:
             told.add(str(message))
@@ -99,7 +99,7 @@ def _plugins_told() -> Iterator[None]:
 
     with warnings.catch_warnings():
         usual = warnings.showwarning
-        warnings.simplefilter("always", PluginWarning)
+        warnings.simplefilter("always", MamfWarning)
         warnings.showwarning = tell
         yield
 

@@ -6,7 +6,7 @@ import math
 import warnings
 from typing import Any
 
-from mamf.errors import MamfError
+from mamf.errors import MamfError, MamfWarning
 from mamf.models.meter import Meter
 from mamf.models.model_flops import ModelFlops, model_flops
 
@@ -63,7 +63,7 @@ def _known_flops(model: Any) -> ModelFlops | None:
     try:
         return model_flops(model)
     except MamfError as error:
-        warnings.warn(f"mamf: TFLOPS and shares are NaN: {error}", stacklevel=4)
+        warnings.warn(f"TFLOPS and shares are NaN: {error}", MamfWarning, stacklevel=4)
         return None
 
 
@@ -71,5 +71,5 @@ def _meter(options: dict[str, Any]) -> Meter | None:
     try:
         return Meter(**options)
     except MamfError as error:
-        warnings.warn(f"mamf: nothing is metered: {error}", stacklevel=4)
+        warnings.warn(f"nothing is metered: {error}", MamfWarning, stacklevel=4)
         return None

@@ -14,7 +14,7 @@ from mamf.backend import Backend, DeviceInfo
 from mamf.contribution.contributed import ContributedCeiling, contributed_ceilings
 from mamf.discovery import open_backend
 from mamf.dtypes import canonical_name
-from mamf.errors import IncomparableError, RunLogError, UnavailableError, UnknownNameError
+from mamf.errors import IncomparableError, MamfWarning, RunLogError, UnavailableError, UnknownNameError
 from mamf.measurement import TERA
 from mamf.models.found import found
 from mamf.peaks import find_peak
@@ -105,7 +105,7 @@ def _measured(backend: Backend, dtype: str, regime: str) -> KnownPeak | None:
         try:
             before = found(backend.info, label, regime)
         except RunLogError as error:
-            warnings.warn(f"mamf: not used: {error}", stacklevel=3)
+            warnings.warn(f"not used: {error}", MamfWarning, stacklevel=3)
             continue
         if before is None:
             continue

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from mamf.backend import Backend
 from mamf.ceilings.ceiling import Ceiling
 from mamf.dtypes import canonical_name
-from mamf.errors import MamfError, UsageError
+from mamf.errors import MamfError, MamfWarning, UsageError
 from mamf.measurement import TERA
 from mamf.models.known_ceilings import KnownPeak, datasheet_peak, opened, peak
 from mamf.models.model_flops import ModelFlops, model_flops
@@ -258,4 +258,4 @@ class Meter:
     def _warn(self, reason: str) -> None:
         if not self._has_warned:
             self._has_warned = True
-            warnings.warn(f"mamf: MAMFU is NaN: {reason}", stacklevel=4)
+            warnings.warn(f"MAMFU is NaN: {reason}", MamfWarning, stacklevel=4)

@@ -6,12 +6,15 @@ import signal
 import subprocess
 import sys
 import textwrap
+import warnings
 
 import psutil
 import pytest
 
+from mamf.cli import main
 from mamf.cli.options import duration, share, with_dashes
 from mamf.environment import tool_version
+from mamf.errors import MamfWarning
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
@@ -362,3 +365,14 @@ def test_shares(text, value):
 
 def test_the_tool_names_its_version():
     assert tool_version()["version"]
+
+
+def test_what_mamf_warns_of_is_a_line_once(monkeypatch, capsys):
+    def warns(options):
+        for _ in range(2):
+            warnings.warn("not used: a broken file", MamfWarning, stacklevel=1)
+        return 0
+
+    monkeypatch.setattr("mamf.cli.backends.run", warns)
+    assert main(["backends"]) == 0
+    assert capsys.readouterr().err == "mamf: not used: a broken file\n"

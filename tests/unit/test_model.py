@@ -1,11 +1,13 @@
 """Steps of models: shapes, parameters and FLOP, what the operation says, and the simulated device's."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import mamf
 from mamf.discovery import kernel_of, operation
 from mamf.errors import UnknownNameError, UsageError
 from mamf.measure import measure
@@ -141,3 +143,23 @@ def test_a_kernel_is_named_with_its_attention(backend):
         kernel_of(model, "torch[sdpa-flesh]")
     with pytest.raises(UsageError, match="takes nothing in brackets"):
         kernel_of(operation("bandwidth"), "torch[sdpa]")
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_formula_for_a_training_loop_counts_the_same_work(size):
+    """mamf.model_flops of a configuration and the exact count of a step: a causal half is half a token apart."""
+    problem = ModelProblem(**SIZES[size], phase="forward-backward")
+    config = SimpleNamespace(
+        model_type={"gpt2": "gpt2", "llama": "llama", "moe": "mixtral"}[problem.style],
+        hidden_size=problem.d_model,
+        intermediate_size=problem.d_ff,
+        num_hidden_layers=problem.layers,
+        num_attention_heads=problem.heads,
+        num_key_value_heads=problem.kv_heads,
+        vocab_size=problem.vocabulary,
+        num_local_experts=problem.experts if problem.style == "moe" else 0,
+        num_experts_per_tok=problem.active_experts,
+    )
+    shape = ModelShape(2, 4096)
+    by_formula = mamf.model_flops(config).per_token(shape.context, causal=True) * shape.tokens
+    assert problem.flop(shape) == pytest.approx(by_formula, rel=1e-3)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from mamf.backend import MIB, Advice, DeviceInfo, Reading, Telemetry, Unavailable
-from mamf.environment import package_version
+from mamf.machine.environment import package_version
 from mamf.torch_backend import AcceleratorBackend
 
 _FRAMEWORK = "habana_frameworks"

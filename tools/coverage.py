@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mamf.ceilings.ceiling import CHOOSE, CONFIRM
-from mamf.discovery import backend_class
 from mamf.logs.legacy import read_legacy_or_none
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import Measurement
 from mamf.plans import FindPlan
+from mamf.plugins.discovery import backend_class
 from mamf.regimes import Burst, Sustained
 from mamf.statistics import Repeatability
 

@@ -41,7 +41,7 @@ GROUPS = (
     Group(
         "Measuring",
         ("find", "search", "CeilingSearch", "sweep", "attention", "bandwidth", "measure_kernels", "open_backend"),
-        "mamf.api",
+        "mamf.api.measuring",
     ),
     Group(
         "Models against the ceiling",
@@ -63,7 +63,7 @@ GROUPS = (
             *("read_log", "load_ceiling", "compare", "check", "import_logs", "write_imported"),
             *("RunLog", "Comparison", "Review", "FinderRun", "Plan", "FindPlan", "KernelsPlan"),
         ),
-        "mamf.reading",
+        "mamf.api.reading",
     ),
     Group("Figures", ("plot",)),
     Group(

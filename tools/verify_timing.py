@@ -19,13 +19,13 @@ import sys
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from mamf.api import problem_for
+from mamf.api.measuring import problem_for
 from mamf.backend import Backend
-from mamf.discovery import open_backend
 from mamf.kernel import Prepared
 from mamf.operations.matmul.shapes import MatmulShape
+from mamf.plugins.discovery import open_backend
+from mamf.plugins.selection import kernel_for
 from mamf.regimes import Burst, StoppingRule
-from mamf.selection import kernel_for
 
 SHAPES = (
     "1024x1024x1024",

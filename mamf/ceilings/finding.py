@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from mamf.backend import Backend
 from mamf.ceilings.ceiling import Ceiling, confirmed_of
 from mamf.ceilings.strategy import FindStrategy
+from mamf.engine.runner import Runner
 from mamf.measurement import Measurement
 from mamf.operations.matmul.kernel import MatmulKernel
 from mamf.plans import FindPlan
-from mamf.runner import Runner
 
 
 @dataclass

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from mamf.backend import Backend
+from mamf.engine.estimate import probe_flops
 from mamf.errors import UsageError
-from mamf.estimate import probe_flops
 from mamf.limits import require_seconds
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape

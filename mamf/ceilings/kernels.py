@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 
 from mamf.ceilings.ceiling import Candidate, Ceiling, confirmed_of
 from mamf.ceilings.rounds import Confirmation, Rounds
+from mamf.engine.runner import Runner, Steps
 from mamf.kernel import Problem
 from mamf.measurement import Measurement
 from mamf.regimes import Regime, StoppingRule, Sustained
 from mamf.regimes.names import BURST, SUSTAINED
-from mamf.runner import Runner, Steps
 from mamf.strategies.kernels import KernelsSweep
 
 _ROUNDS = {BURST: Rounds(choose=4, confirm=7), SUSTAINED: Rounds(choose=1, confirm=4)}

@@ -17,10 +17,10 @@ from mamf.ceilings.ceiling import (
     median_rate,
     ranked,
 )
+from mamf.engine.runner import Runner, Step
 from mamf.kernel import AnyKernel, Problem
 from mamf.measurement import Measurement
 from mamf.regimes import Regime, StoppingRule, Sustained
-from mamf.runner import Runner, Step
 
 #: Steps that end in the rows which answered them.
 Answering = Generator[Step | Measurement, Measurement | None, list[Measurement]]

@@ -17,12 +17,12 @@ from mamf.ceilings.ceiling import FEWEST_ROUNDS, Candidate
 from mamf.ceilings.grid import Shares, along_k, anywhere, around, refinement_steps
 from mamf.ceilings.rounds import Answering, Confirmation, Rounds
 from mamf.ceilings.search import Search
+from mamf.engine.runner import Runner, Step, Steps
 from mamf.measurement import Measurement
 from mamf.operations.matmul.kernel import MatmulKernel
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import FindPlan
 from mamf.regimes import Burst, Regime, StoppingRule, Sustained
-from mamf.runner import Runner, Step, Steps
 
 
 class FindStrategy:

@@ -135,7 +135,7 @@ def _operation_of(given: Sequence[str]) -> str | None:
 
 class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *arguments: object) -> None:
-        from mamf.environment import package_version
+        from mamf.machine.environment import package_version
 
         say(f"mamf {package_version('mamf')}")
         parser.exit()

@@ -30,7 +30,6 @@ from mamf.cli.interruption import Interruption
 from mamf.cli.options import add_device_options, add_output_options, terminal_width
 from mamf.cli.session import End, Resumed, Session, add_run_options, interruptible
 from mamf.cli.terminal import say, warn
-from mamf.discovery import operation
 from mamf.errors import UnknownNameError
 from mamf.kernel import AnyKernel
 from mamf.logs.records import ceiling_record
@@ -41,8 +40,9 @@ from mamf.operations.attention.report import attention_summary_record, render_at
 from mamf.operations.attention.rows import is_attention, step_of
 from mamf.operations.matmul.kernel import MatmulKernel
 from mamf.plans import FindPlan, KernelsPlan, Row
+from mamf.plugins.discovery import operation
+from mamf.plugins.selection import chosen_kernels, installed_kernel, kernels_for
 from mamf.report import FORMATS
-from mamf.selection import chosen_kernels, installed_kernel, kernels_for
 from mamf.strategies.kernels import KernelsSweep
 
 _A_MOMENT = 1e-9

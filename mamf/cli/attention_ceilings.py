@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
 
-from mamf.api import problem_for
+from mamf.api.measuring import problem_for
 from mamf.backend import Backend
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.finding import Find
@@ -17,9 +17,9 @@ from mamf.errors import DeviceError, UsageError
 from mamf.logs.records import ceiling_from_record, ceiling_record
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.plans import FindPlan, KernelsPlan
+from mamf.plugins.selection import kernels_for
 from mamf.regimes import Burst, Sustained
 from mamf.regimes.names import CEILINGS
-from mamf.selection import kernels_for
 
 #: Time to find the ceilings of a dtype in, by how many they are: burst alone, and with sustained.
 _SECONDS = {1: 12.0, 2: 57.0}

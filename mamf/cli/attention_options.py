@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mamf.api import problem_for
+from mamf.api.measuring import problem_for
 from mamf.backend import Backend
 from mamf.cli.options import duration, index, share, size
 from mamf.cli.plan_options import read_names
 from mamf.cli.resuming import Sizes, require_repeated, require_repeated_sizes
-from mamf.discovery import attention_kernel
 from mamf.limits import require_steps
 from mamf.operations.attention.shapes import (
     BACKWARD_COUNTS,
@@ -24,6 +23,7 @@ from mamf.operations.attention.shapes import (
     Preset,
 )
 from mamf.plans import KERNEL_REGIMES, KernelsPlan
+from mamf.plugins.discovery import attention_kernel
 
 _TOKENS = 16384
 # A CPU takes seconds for what an accelerator does in a millisecond.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from mamf.cli.terminal import say
-from mamf.discovery import backend_statuses
+from mamf.plugins.discovery import backend_statuses
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -6,8 +6,8 @@ import argparse
 
 from mamf.cli.options import add_device_options
 from mamf.cli.terminal import say
-from mamf.discovery import open_backend
-from mamf.doctor import as_line, diagnose, warnings
+from mamf.machine.doctor import as_line, diagnose, warnings
+from mamf.plugins.discovery import open_backend
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

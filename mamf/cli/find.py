@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mamf.api import problem_for
+from mamf.api.measuring import problem_for
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.finding import Find
 from mamf.ceilings.grid import plan_for
@@ -18,7 +18,6 @@ from mamf.cli.plan_options import held_problem, kernel_name, problem_from, read_
 from mamf.cli.resuming import require_repeated
 from mamf.cli.session import End, Resumed, Session, add_run_options, interruptible
 from mamf.cli.terminal import say, warn
-from mamf.discovery import open_backend
 from mamf.kernel import DATA
 from mamf.logs.records import ceiling_record
 from mamf.logs.writer import RunLogWriter
@@ -26,9 +25,10 @@ from mamf.measurement import Measurement
 from mamf.models.found import leave
 from mamf.operations.matmul.kernel import LAYOUTS, MatmulKernel
 from mamf.plans import DEFAULT_BUDGET_SECONDS, FindPlan
+from mamf.plugins.discovery import open_backend
+from mamf.plugins.selection import kernels_for
 from mamf.regimes.names import CEILINGS
 from mamf.report import FORMATS, find_summary_record, render_find
-from mamf.selection import kernels_for
 
 _EXAMPLES = """examples:
   mamf find                                     burst and sustained ceilings of the first accelerator

@@ -7,8 +7,8 @@ import argparse
 from mamf.backend import Backend
 from mamf.cli.options import add_device_options
 from mamf.cli.terminal import say
-from mamf.discovery import OPERATIONS, kernel_names, kernel_of, open_backend, operation, registered
 from mamf.errors import MamfError
+from mamf.plugins.discovery import OPERATIONS, kernel_names, kernel_of, open_backend, operation, registered
 
 # What mamf is known for stands first.
 _FIRST = ("matmul", "attention")

@@ -12,11 +12,11 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from mamf.backend import Backend
 from mamf.cli.options import duration, share
 from mamf.cli.resuming import require_repeated
-from mamf.discovery import kernel_of
 from mamf.errors import UnknownNameError, UsageError
 from mamf.limits import require_steps
 from mamf.operation import Operation
 from mamf.plans import KERNEL_REGIMES, KernelsPlan
+from mamf.plugins.discovery import kernel_of
 
 AnyOperation = Operation[Any, Any]
 #: Fields of a problem with the values asked for.

@@ -20,14 +20,14 @@ from mamf.cli.kernels_options import (
 from mamf.cli.options import add_device_options, add_output_options, terminal_width
 from mamf.cli.session import End, Resumed, Session, add_run_options, interruptible
 from mamf.cli.terminal import say
-from mamf.discovery import operation
 from mamf.kernel import AnyKernel
 from mamf.logs.run_log import OwnCeilings
 from mamf.measurement import Measurement
 from mamf.plans import KernelsPlan, Row
+from mamf.plugins.discovery import operation
+from mamf.plugins.selection import chosen_kernels
 from mamf.report import FORMATS
 from mamf.report.of_run import kernels_run_summary, render_kernels_run
-from mamf.selection import chosen_kernels
 from mamf.strategies.kernels import KernelsSweep
 
 _BUDGET = "stop after so long, for example 5m; the rest can be resumed"

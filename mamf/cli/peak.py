@@ -8,9 +8,9 @@ from dataclasses import asdict
 
 from mamf.cli.options import add_device_options
 from mamf.cli.terminal import say, say_lines
-from mamf.discovery import open_backend
 from mamf.measurement import TERA
 from mamf.models.known_ceilings import KnownPeak, peak
+from mamf.plugins.discovery import open_backend
 from mamf.regimes.names import CEILINGS
 from mamf.report.text import significant
 

@@ -7,19 +7,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
 from typing import Any
 
-from mamf.api import problem_for
+from mamf.api.measuring import problem_for
 from mamf.backend import Backend
 from mamf.cli.options import bound, duration, index, shape, share, size
 from mamf.cli.resuming import Sizes, require_repeated, require_repeated_sizes
-from mamf.discovery import kernel
 from mamf.errors import UsageError
 from mamf.kernel import DATA
 from mamf.limits import count_of, require_steps
 from mamf.operations.matmul.kernel import LAYOUTS, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid, parse_range
 from mamf.plans import ORDERS, Plan
+from mamf.plugins.discovery import kernel
+from mamf.plugins.selection import kernel_for
 from mamf.regimes.names import NAMES
-from mamf.selection import kernel_for
 
 _DEFAULT_SIZE = 4096
 

@@ -9,11 +9,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from mamf.api.reading import load_ceiling
 from mamf.cli.options import add_output_options, size, terminal_width
 from mamf.cli.terminal import say_lines, warn
-from mamf.environment import command_line
 from mamf.errors import MamfError, UsageError
 from mamf.logs.writer import RunLogWriter
+from mamf.machine.environment import command_line
 from mamf.measurement import TERA
 from mamf.models.known_ceilings import peak
 from mamf.profiling.kernel_tables import read_kernel_table
@@ -22,7 +23,6 @@ from mamf.profiling.profile import PeakOf, Profile, profile_of
 from mamf.profiling.report import render_profile
 from mamf.profiling.running import StepProfiler, is_reporting_rank, profile_script, run_script
 from mamf.profiling.traces import read_chrome_trace
-from mamf.reading import load_ceiling
 from mamf.report import FORMATS
 
 _EXAMPLES = """examples:

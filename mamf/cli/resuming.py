@@ -13,11 +13,11 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 from mamf.backend import Backend, DeviceInfo
-from mamf.discovery import backend_class, is_path, open_backend
-from mamf.environment import describe_environment
 from mamf.errors import LogMismatchError
 from mamf.logs.run_log import SCHEMA, RunLog
+from mamf.machine.environment import describe_environment
 from mamf.plans import FindPlan, KernelsPlan, Plan
+from mamf.plugins.discovery import backend_class, is_path, open_backend
 
 AnyPlan = TypeVar("AnyPlan", bound=Plan | FindPlan | KernelsPlan)
 #: An option to the sizes that are asked for by it, and what a shape calls them.

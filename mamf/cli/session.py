@@ -18,16 +18,16 @@ from mamf.cli.options import duration
 from mamf.cli.progress import Progress
 from mamf.cli.resuming import AnyPlan, plan_of, reopened
 from mamf.cli.terminal import say, say_lines, warn
-from mamf.discovery import open_backend
-from mamf.doctor import as_line, diagnose, warnings
-from mamf.environment import command_line, tool_version
 from mamf.errors import MamfError, PluginError, RunLogWriteError, UsageError
 from mamf.logs.header import header_of
 from mamf.logs.plan_records import plan_record
 from mamf.logs.records import measurement_record, utc_now
 from mamf.logs.run_log import RunLog
 from mamf.logs.writer import RunLogWriter
+from mamf.machine.doctor import as_line, diagnose, warnings
+from mamf.machine.environment import command_line, tool_version
 from mamf.measurement import Measurement
+from mamf.plugins.discovery import open_backend
 
 _NOTHING_MEASURED = 1
 

@@ -19,13 +19,13 @@ from mamf.cli.plan_options import (
 from mamf.cli.resuming import require_repeated
 from mamf.cli.session import End, Resumed, Session, add_run_options, interruptible
 from mamf.cli.terminal import say
+from mamf.engine.estimate import estimate_seconds, probe_flops
 from mamf.errors import UnsupportedError
-from mamf.estimate import estimate_seconds, probe_flops
 from mamf.measurement import Measurement
 from mamf.operations.matmul.kernel import MatmulKernel
 from mamf.plans import Plan
+from mamf.plugins.selection import kernel_for
 from mamf.report import FORMATS, render, summary_record
-from mamf.selection import kernel_for
 from mamf.strategies.shapes import Sweep, operand_bytes
 
 _EXAMPLES = """examples:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from mamf.contribution.evidence import Finding
-from mamf.environment import scrub
 from mamf.finder_logs.grammars import GRAMMARS
+from mamf.machine.environment import scrub
 
 _PRIVATE_KEY = re.compile(
     r"(^|_)(host|host_?name|node|node_?name|user|user_?name|login|account|cwd|home|email|e_mail|fqdn|ip|ipv[46]"

@@ -12,10 +12,10 @@ from mamf.contribution.evidence import Evidence, Finding
 from mamf.dtypes import DTYPES
 from mamf.logs.known import operation_called
 from mamf.logs.records import measurement_record
+from mamf.machine.peaks import find_peak
 from mamf.measurement import TERA, Measurement
 from mamf.operations.attention.rows import has_memory_of_process, is_attention
 from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.peaks import find_peak
 from mamf.regimes.names import BEST_BY, SUSTAINED
 
 # What follows from the samples. TFLOPS are written with three decimals, coverage with four, seconds with twelve.

@@ -18,8 +18,8 @@ from mamf.contribution.collection import (
     best_kernels,
     leaders,
 )
+from mamf.machine.peaks import find_peak
 from mamf.measurement import TERA
-from mamf.peaks import find_peak
 from mamf.report.kernels import title as problem_title
 from mamf.report.own_ceilings import share_of
 from mamf.report.text import DASH, markdown, significant, whole

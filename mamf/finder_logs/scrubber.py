@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from mamf.environment import scrub
+from mamf.machine.environment import scrub
 
 _HOMES = {"/home": re.compile(r"/home[/\\]+([\w.@+-]+)"), "Users": re.compile(r"[/\\]Users[/\\]+([\w.@+-]+)")}
 _SYSTEMS = ("Linux", "Darwin", "Windows", "FreeBSD")

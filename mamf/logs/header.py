@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from mamf.backend import Backend, Unavailable
-from mamf.environment import describe_environment, tool_version
 from mamf.logs.records import utc_now
+from mamf.machine.environment import describe_environment, tool_version
 
 
 def header_of(

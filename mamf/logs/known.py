@@ -6,10 +6,10 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from mamf.discovery import operation
 from mamf.errors import UnknownNameError
 from mamf.operation import Operation
 from mamf.operations.unknown import Unknown
+from mamf.plugins.discovery import operation
 
 AnyOperation = Operation[Any, Any]
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mamf.environment import scrub, scrub_record, tool_version
 from mamf.errors import RunLogError
 from mamf.files import create_whole
 from mamf.logs.run_log import MALFORMED, SCHEMA, is_readable, parse_record, what
 from mamf.logs.schema import LEGACY_HEADER, LEGACY_SUMMARY, REPORTED, require
+from mamf.machine.environment import scrub, scrub_record, tool_version
 from mamf.operations.matmul.shapes import MatmulShape
 
 TIER = "legacy"

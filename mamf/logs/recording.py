@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from mamf.backend import Backend
-from mamf.doctor import as_line, diagnose
 from mamf.errors import first_line
 from mamf.logs.header import header_of
 from mamf.logs.plan_records import plan_record
 from mamf.logs.records import measurement_record, utc_now
 from mamf.logs.writer import RunLogWriter
+from mamf.machine.doctor import as_line, diagnose
 from mamf.measurement import Measurement
 from mamf.plans import AnyPlan
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from mamf.environment import scrub_record
 from mamf.errors import RunLogWriteError, UsageError
 from mamf.logs.run_log import SCHEMA, RunLog, read_run_log
+from mamf.machine.environment import scrub_record
 
 
 class RunLogWriter:

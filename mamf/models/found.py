@@ -19,10 +19,10 @@ from mamf.backend import DeviceInfo
 from mamf.ceilings.ceiling import Ceiling
 from mamf.contribution.collection import named_dtype
 from mamf.contribution.header_rules import SIMULATED
-from mamf.environment import package_version
 from mamf.errors import MamfError, UsageError, first_line
 from mamf.files import write_whole
 from mamf.logs.run_log import read_run_log
+from mamf.machine.environment import package_version
 from mamf.plans import FindPlan
 
 VARIABLE = "MAMF_CACHE"

@@ -12,12 +12,12 @@ from typing import Literal
 
 from mamf.backend import Backend, DeviceInfo
 from mamf.contribution.contributed import ContributedCeiling, contributed_ceilings
-from mamf.discovery import open_backend
 from mamf.dtypes import canonical_name
 from mamf.errors import IncomparableError, MamfWarning, RunLogError, UnavailableError, UnknownNameError
+from mamf.machine.peaks import find_peak
 from mamf.measurement import TERA
 from mamf.models.found import found
-from mamf.peaks import find_peak
+from mamf.plugins.discovery import open_backend
 from mamf.regimes.names import CEILINGS
 from mamf.statistics import CONFIDENCE, Interval
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from mamf.backend import Backend, Reading, Unavailable
-from mamf.checking import Checked
+from mamf.engine.checking import Checked
 from mamf.kernel import Problem, operand_sets
 from mamf.statistics import Repeatability, figure_of, interval_of
 

@@ -6,7 +6,7 @@ import statistics as stdlib_statistics
 from typing import ClassVar
 
 from mamf.backend import Backend
-from mamf.checking import Checked
+from mamf.engine.checking import Checked
 from mamf.regimes.base import Launch, Regime, Samples, StoppingRule, no_garbage_collection
 from mamf.statistics import Repeatability
 

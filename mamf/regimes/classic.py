@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from mamf.backend import MIB, Backend
-from mamf.checking import Checked
+from mamf.engine.checking import Checked
 from mamf.regimes.base import Regime, Samples, StoppingRule
 from mamf.regimes.names import CLASSIC_WARMUP_SECONDS
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar, NamedTuple
 
 from mamf.backend import Backend, Reading
-from mamf.checking import Checked
+from mamf.engine.checking import Checked
 from mamf.regimes.base import Launch, Regime, Samples, StoppingRule, no_garbage_collection
 from mamf.statistics import Repeatability, relative_slope
 

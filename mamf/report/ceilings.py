@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mamf.ceilings.ceiling import Ceiling
+from mamf.machine.peaks import find_peak
 from mamf.measurement import TERA, Measurement
-from mamf.peaks import find_peak
 from mamf.report.sweeps import flat_row, title_lines
 from mamf.report.text import DASH, csv_text, drawing, prose, significant, whole
 

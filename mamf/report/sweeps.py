@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mamf.machine.peaks import find_peak
 from mamf.measurement import Measurement
-from mamf.peaks import find_peak
 from mamf.report.text import DASH, csv_text, drawing, end_line, prose, significant, whole
 from mamf.statistics import arithmetic_mean, geometric_mean
 

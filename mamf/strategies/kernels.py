@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 
 from mamf.backend import Backend
 from mamf.ceilings.share import Ceilings
+from mamf.engine.runner import Runner, Step, Steps
 from mamf.kernel import AnyKernel, Problem
 from mamf.measurement import Measurement
 from mamf.operations.matmul.kernel import MatmulKernel
 from mamf.plans import KernelsPlan, Row
 from mamf.regimes import Burst, Regime, StoppingRule, Sustained, regime_class
-from mamf.runner import Runner, Step, Steps
 
 #: Time for a visit of the reference product to the time for a row: it only has to tell whether the card strayed.
 _REFERENCE_SHARE = 0.25

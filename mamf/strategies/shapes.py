@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from mamf.backend import Backend
+from mamf.engine.runner import Runner, Step, Steps
 from mamf.errors import UnsupportedError
 from mamf.kernel import Buffer
 from mamf.measurement import Measurement
@@ -15,7 +16,6 @@ from mamf.operations.matmul.kernel import MatmulKernel
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import Held, Plan
 from mamf.regimes import Classic, Regime, StoppingRule, regime_class
-from mamf.runner import Runner, Step, Steps
 
 # What operands may take of the free memory: the flush buffer and the libraries' workspaces need the rest.
 _SHARE_OF_MEMORY = 0.9

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from mamf.backend import Backend
-from mamf.checking import Checked
+from mamf.engine.checking import Checked
+from mamf.engine.measure import measure
 from mamf.errors import UsageError
 from mamf.kernel import AnyKernel
 from mamf.logs.records import measurement_from_record, measurement_record
-from mamf.measure import measure
 from mamf.operation import Operation
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.operations.matmul.kernel import LAYOUTS, MatmulKernel, MatmulProblem

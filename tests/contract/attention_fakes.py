@@ -61,7 +61,7 @@ def pretend_versions(monkeypatch, **versions):
             raise importlib.metadata.PackageNotFoundError(name)
         return known.get(name) or real(name)
 
-    monkeypatch.setattr("mamf.environment.version", version)
+    monkeypatch.setattr("mamf.machine.environment.version", version)
 
 
 def fail_to_import(monkeypatch, name, error):

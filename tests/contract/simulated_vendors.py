@@ -13,7 +13,7 @@ from simulated_sensors import SimulatedAmdSmi, SimulatedHlml, SimulatedNvml
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mamf.backend import MIB
-from mamf.discovery import backend_class
+from mamf.plugins.discovery import backend_class
 
 GB = 10**9
 MILLISECONDS_BETWEEN_EVENTS = 2.0

@@ -11,11 +11,11 @@ from attention_fakes import LIBRARIES
 from verdicts import verified
 
 from mamf.backend import Unavailable
-from mamf.discovery import ATTENTION_KERNELS, attention_kernel, backend_class, open_backend, registered
 from mamf.dtypes import DTYPES
 from mamf.errors import UnsupportedError
 from mamf.operations.attention.kernels.torch_attention import PreparedAttention, relevant_share
 from mamf.operations.attention.shapes import DIRECTIONS, AttentionProblem, AttentionShape
+from mamf.plugins.discovery import ATTENTION_KERNELS, attention_kernel, backend_class, open_backend, registered
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 FULL = "b2h4q40k40d64"

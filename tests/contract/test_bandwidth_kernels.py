@@ -10,12 +10,12 @@ import pytest
 import torch
 from verdicts import verified
 
-from mamf.discovery import kernel_of, open_backend, operation
+from mamf.engine.measure import measure
 from mamf.kernel import Verdict
-from mamf.measure import measure
 from mamf.operations.bandwidth.kernels.arrays import SCALAR
 from mamf.operations.bandwidth.kernels.torch_functions import TorchFunctions, one_pass
 from mamf.operations.bandwidth.shapes import PATTERNS, BandwidthProblem, BandwidthShape
+from mamf.plugins.discovery import kernel_of, open_backend, operation
 from mamf.regimes import Burst, StoppingRule, Sustained
 
 SHAPE = BandwidthShape(2**18)
@@ -237,8 +237,8 @@ def test_triton_that_finds_no_driver_is_a_reason(cuda, monkeypatch):
 
 
 INTERPRETED = """
-from mamf.checking import Checked
-from mamf.discovery import open_backend
+from mamf.engine.checking import Checked
+from mamf.plugins.discovery import open_backend
 from mamf.operations.bandwidth.kernels.triton_passes import TritonPasses
 from mamf.operations.bandwidth.shapes import PATTERNS, BandwidthProblem, BandwidthShape
 cpu = open_backend("cpu")

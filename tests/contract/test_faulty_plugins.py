@@ -8,7 +8,6 @@ from typing import ClassVar
 import pytest
 
 import mamf
-from mamf import discovery
 from mamf.backend import Backend
 from mamf.errors import PluginError, PluginWarning
 from mamf.kernel import Kernel, Verdict
@@ -17,6 +16,7 @@ from mamf.logs.run_log import read_run_log
 from mamf.operation import Operation
 from mamf.operations.bandwidth.operation import Bandwidth
 from mamf.operations.bandwidth.shapes import BandwidthProblem
+from mamf.plugins import discovery
 from mamf.testing import SimulatedAttention, SimulatedBackend, SimulatedMatmul
 from mamf.testing.simulated_kernels import SimulatedBandwidth
 from mamf.work import Work
@@ -81,8 +81,8 @@ def installed(monkeypatch):
 
     monkeypatch.setattr(discovery, "entry_points", points)
     # What takes a tenth of a second of every run, and no part in it.
-    monkeypatch.setattr("mamf.doctor.psutil.cpu_percent", lambda interval: 0.0)
-    monkeypatch.setattr("mamf.environment._commit", lambda: None)
+    monkeypatch.setattr("mamf.machine.doctor.psutil.cpu_percent", lambda interval: 0.0)
+    monkeypatch.setattr("mamf.machine.environment._commit", lambda: None)
     known._installed.cache_clear()
     yield
     known._installed.cache_clear()

@@ -7,10 +7,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from verdicts import verified
 
-from mamf.discovery import KERNELS, kernel, open_backend, registered
 from mamf.dtypes import DTYPES, OPERAND_DTYPES
 from mamf.operations.matmul.kernel import LAYOUTS, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
+from mamf.plugins.discovery import KERNELS, kernel, open_backend, registered
 from mamf.testing import KernelContract, SimulatedBackend, SimulatedMatmul
 
 SHAPE = MatmulShape(96, 80, 64)

@@ -7,9 +7,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mamf.backend import MIB
-from mamf.checking import Checked
+from mamf.engine.checking import Checked
+from mamf.engine.measure import needed_memory
 from mamf.kernel import Buffer
-from mamf.measure import needed_memory
 from mamf.operations.attention.kernels.sdpa import SdpaMath
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.operations.model.kernels.torch_model import TorchModel

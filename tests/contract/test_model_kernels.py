@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mamf.checking import Checked, WrongResultError
-from mamf.discovery import attention_kernel, kernel_of, open_backend, operation
+from mamf.engine.checking import Checked, WrongResultError
 from mamf.operations.attention.kernels.sdpa import SdpaMath
 from mamf.operations.attention.kernels.torch_attention import TorchAttention
 from mamf.operations.model.kernels.torch_model import TorchModel, network_on
 from mamf.operations.model.shapes import ModelProblem, ModelShape
+from mamf.plugins.discovery import attention_kernel, kernel_of, open_backend, operation
 from mamf.testing.kernel_contracts import AnyKernelContract
 
 TINY = {"d_model": 32, "d_ff": 64, "layers": 2, "heads": 4, "kv_heads": 4, "vocabulary": 97, "dtype": "float32"}

@@ -10,13 +10,13 @@ import pytest
 import torch
 from verdicts import verified
 
-from mamf.discovery import kernel, open_backend
+from mamf.engine.measure import measure
 from mamf.errors import UnsupportedError, UsageError
-from mamf.measure import measure
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
+from mamf.plugins.discovery import kernel, open_backend
+from mamf.plugins.selection import kernels_for
 from mamf.regimes import Burst, StoppingRule
-from mamf.selection import kernels_for
 from mamf.testing import KernelContract
 
 SHAPE = MatmulShape(96, 80, 64)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mamf.discovery import OPERATIONS, attention_kernel, kernel, kernel_of, open_backend, operation, registered
+from mamf.plugins.discovery import OPERATIONS, attention_kernel, kernel, kernel_of, open_backend, operation, registered
 from mamf.testing import AttentionKernelContract, OperationContract
 
 #: A kernel of each operation that runs on any CPU.

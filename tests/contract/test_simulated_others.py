@@ -8,9 +8,9 @@ import torch
 from simulated_vendors import GB, build_of_torch, max_1550
 
 from mamf.backend import MIB, Reading, Unavailable
-from mamf.checking import Checked
-from mamf.discovery import open_backend
+from mamf.engine.checking import Checked
 from mamf.kernel import Prepared, Verdict
+from mamf.plugins.discovery import open_backend
 from mamf.regimes import Burst, StoppingRule
 
 EXTENSION = "intel_extension_for_pytorch"

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from mamf import discovery
 from mamf.cli.progress import Progress
 from mamf.contribution.collection import collect
 from mamf.contribution.rules import review
 from mamf.contribution.tables import results_page
 from mamf.logs import known
 from mamf.logs.run_log import read_run_log
+from mamf.plugins import discovery
 
 if sys.version_info >= (3, 11):
     import tomllib

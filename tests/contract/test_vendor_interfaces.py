@@ -14,7 +14,7 @@ from adapter_uses import all_uses, uses
 from fake_interfaces import installations, parameters
 from vendor_source import VendorSource
 
-from mamf.discovery import backend_class
+from mamf.plugins.discovery import backend_class
 
 LIBRARIES = {"pynvml": "cuda", "amdsmi": "rocm", "pyhlml": "hpu"}
 SNAPSHOT = json.loads(check_fakes.SNAPSHOT.read_text())

@@ -6,13 +6,13 @@ import weakref
 import pytest
 import torch
 
-from mamf.discovery import open_backend
-from mamf.measure import measure
+from mamf.engine.measure import measure
 from mamf.operations.attention.kernels.sdpa import SdpaMath
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.kernels.torch_mm import TorchMm
 from mamf.operations.matmul.shapes import MatmulShape
+from mamf.plugins.discovery import open_backend
 from mamf.regimes import Burst, Classic, StoppingRule, Sustained
 
 SHAPE = MatmulShape(96, 80, 64)

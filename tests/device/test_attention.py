@@ -2,12 +2,12 @@
 
 import pytest
 
-from mamf.api import find
+from mamf.api.measuring import find
 from mamf.ceilings.share import mamfu
-from mamf.discovery import ATTENTION_KERNELS, attention_kernel, kernel, open_backend, registered
 from mamf.errors import MamfError
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.plans import KernelsPlan
+from mamf.plugins.discovery import ATTENTION_KERNELS, attention_kernel, kernel, open_backend, registered
 from mamf.strategies.kernels import KernelsSweep
 
 try:

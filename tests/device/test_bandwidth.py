@@ -2,10 +2,10 @@
 
 import pytest
 
-from mamf.discovery import kernel_of, open_backend, operation
+from mamf.engine.measure import measure
 from mamf.errors import MamfError
-from mamf.measure import measure
 from mamf.operations.bandwidth.shapes import PATTERNS, BandwidthShape
+from mamf.plugins.discovery import kernel_of, open_backend, operation
 from mamf.regimes import Burst, StoppingRule
 
 try:

@@ -7,7 +7,7 @@ import library
 import pytest
 from contribution_logs import SIMULATED, measured, search_little
 
-from mamf import discovery
+from mamf.plugins import discovery
 
 
 @pytest.fixture

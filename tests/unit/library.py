@@ -9,11 +9,11 @@ from importlib.metadata import EntryPoint
 from finder_log_samples import V1A
 
 import mamf
-from mamf import discovery
 from mamf.backend import Advice
 from mamf.ceilings import grid
 from mamf.ceilings.strategy import FindStrategy
 from mamf.operations.matmul.shapes import MatmulGrid
+from mamf.plugins import discovery
 from mamf.testing import SimulatedMatmul
 
 POINTS = {
@@ -41,8 +41,8 @@ def install(monkeypatch):
     monkeypatch.setattr(discovery, "entry_points", points)
     monkeypatch.setattr(SimulatedMatmul, "is_default", True)
     monkeypatch.setattr(FindStrategy, "fine_shapes", 1)
-    monkeypatch.setattr("mamf.api.plan_for", short_plan)
-    monkeypatch.setattr("mamf.doctor._host_load", lambda: Advice("host load", "ok", "idle"))
+    monkeypatch.setattr("mamf.api.measuring.plan_for", short_plan)
+    monkeypatch.setattr("mamf.machine.doctor._host_load", lambda: Advice("host load", "ok", "idle"))
 
 
 def write_logs(folder):

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mamf.backend import DeviceInfo
-from mamf.discovery import kernel_of, operation
 from mamf.dtypes import DTYPES
+from mamf.engine.measure import measure
 from mamf.errors import UnknownNameError, UsageError
 from mamf.kernel import operand_sets
-from mamf.measure import measure
+from mamf.machine.peaks import find_bandwidth
 from mamf.operations.bandwidth.shapes import PATTERNS, BandwidthProblem, BandwidthShape
-from mamf.peaks import find_bandwidth
+from mamf.plugins.discovery import kernel_of, operation
 from mamf.regimes import Burst, StoppingRule, Sustained
 from mamf.testing import Physics, SimulatedBackend, SimulatedBandwidth
 

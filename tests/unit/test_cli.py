@@ -13,10 +13,10 @@ import pytest
 
 from mamf.cli import main
 from mamf.cli.options import duration, share, with_dashes
-from mamf.environment import tool_version
 from mamf.errors import MamfWarning
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
+from mamf.machine.environment import tool_version
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
 from mamf.testing import SimulatedBackend, SimulatedMatmul
 

@@ -2,11 +2,11 @@ import textwrap
 
 import pytest
 
-from mamf import discovery
-from mamf.discovery import backend_class, backend_statuses, kernel, open_backend, registered
 from mamf.errors import PluginError, UnavailableError, UnknownNameError, UsageError
 from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.selection import kernel_for
+from mamf.plugins import discovery
+from mamf.plugins.discovery import backend_class, backend_statuses, kernel, open_backend, registered
+from mamf.plugins.selection import kernel_for
 from mamf.testing import SimulatedBackend
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from mamf.cli.kernels_options import asked_for
 from mamf.cli.options import terminal_width
-from mamf.discovery import operation
 from mamf.errors import UsageError
 from mamf.logs.run_log import read_run_log
+from mamf.plugins.discovery import operation
 from mamf.report.kernels import render_kernels
 from mamf.report.text import fitting
 

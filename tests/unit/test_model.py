@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mamf
-from mamf.discovery import kernel_of, operation
+from mamf.engine.measure import measure
 from mamf.errors import UnknownNameError, UsageError
-from mamf.measure import measure
 from mamf.operations.model.shapes import PHASES, SIZES, ModelProblem, ModelShape
+from mamf.plugins.discovery import kernel_of, operation
 from mamf.regimes import Burst, StoppingRule, Sustained
 from mamf.testing import SimulatedModel
 

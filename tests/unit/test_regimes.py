@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mamf.engine.measure import measure
 from mamf.errors import UnknownNameError
 from mamf.kernel import operand_sets
-from mamf.measure import measure
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.regimes import Burst, Classic, StoppingRule, Sustained, regime_class

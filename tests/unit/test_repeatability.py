@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from mamf.ceilings.ceiling import confirmed
 from mamf.contribution.best_rules import _WIDEST, _WIDEST_OF_CPU
-from mamf.discovery import backend_class
-from mamf.measure import measure
+from mamf.engine.measure import measure
 from mamf.measurement import Measurement
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
+from mamf.plugins.discovery import backend_class
 from mamf.regimes import Burst, StoppingRule, Sustained
 from mamf.statistics import (
     Repeatability,

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from mamf.environment import _private_names, command_line, scrub
 from mamf.errors import RunLogError, RunLogWriteError, UsageError
 from mamf.logs.plan_records import plan_record
 from mamf.logs.records import measurement_record
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
+from mamf.machine.environment import _private_names, command_line, scrub
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
 from mamf.plans import Plan

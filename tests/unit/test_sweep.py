@@ -2,9 +2,9 @@ import dataclasses
 
 import pytest
 
+from mamf.engine.estimate import estimate_seconds, probe_flops
+from mamf.engine.measure import split_implausible
 from mamf.errors import UnknownNameError, UnsupportedError
-from mamf.estimate import estimate_seconds, probe_flops
-from mamf.measure import split_implausible
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
 from mamf.plans import Plan

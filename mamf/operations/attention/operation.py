@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mamf.backend import Backend, DeviceInfo
+from mamf.machine.peaks import fastest_possible_flops, find_peak
 from mamf.operation import Operation
 from mamf.operations.attention.kernel import AttentionKernel
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
-from mamf.peaks import fastest_possible_flops, find_peak
 
 _LENGTHS = (1024, 4096, 16384)
 _TOKENS = 16384

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mamf.ceilings.share import STATE_TOLERANCE, Ceilings, mamfu, state
+from mamf.machine.peaks import find_peak
 from mamf.measurement import TERA, Measurement
 from mamf.operations.attention.rows import has_memory_of_process, is_attention
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
-from mamf.peaks import find_peak
 from mamf.report.text import DASH, csv_text, drawing, end_line, machine_line, prose, significant, whole
 from mamf.text import Markup
 

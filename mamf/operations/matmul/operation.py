@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mamf.backend import Backend, DeviceInfo
+from mamf.machine.peaks import fastest_possible_flops, find_peak
 from mamf.operation import Operation
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.peaks import fastest_possible_flops, find_peak
 
 
 class Matmul(Operation[MatmulProblem, MatmulShape]):

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 
 from mamf.backend import Backend, DeviceInfo
+from mamf.machine.peaks import fastest_possible_flops, find_peak
 from mamf.measurement import Measurement
 from mamf.operation import Operation
 from mamf.operations.model.kernel import ModelKernel
 from mamf.operations.model.shapes import ModelProblem, ModelShape
-from mamf.peaks import fastest_possible_flops, find_peak
 
 _BATCH, _CONTEXTS = 8, (256, 512, 1024)
 #: Fields that ``architecture`` and the phase tell, or that a title names anyway.

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import torch
 
 from mamf.backend import Backend
-from mamf.environment import package_version
 from mamf.errors import UnsupportedError, first_line
+from mamf.machine.environment import package_version
 from mamf.operations.attention.kernels.library_attention import (
     AbsentError,
     Capability,

@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 import torch
 
 from mamf.backend import Backend, Unavailable
-from mamf.environment import package_version
 from mamf.errors import first_line
+from mamf.machine.environment import package_version
 from mamf.operations.attention.kernels.torch_attention import TorchAttention
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from mamf.environment import package_version
+from mamf.machine.environment import package_version
 from mamf.operations.attention.kernels.library_attention import AbsentError, Capability, QuantizedAttention
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 

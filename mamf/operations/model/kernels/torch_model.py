@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import torch
 
 from mamf.backend import Backend, OperandPool, Unavailable
-from mamf.discovery import attention_kernel
 from mamf.kernel import Prepared
 from mamf.operations.attention.kernels.torch_attention import TorchAttention
 from mamf.operations.attention.shapes import AttentionProblem
@@ -18,6 +17,7 @@ from mamf.operations.model.kernel import ModelKernel
 from mamf.operations.model.kernels.network import Attend, Network, fill
 from mamf.operations.model.kernels.step import Step
 from mamf.operations.model.shapes import ModelProblem, ModelShape
+from mamf.plugins.discovery import attention_kernel
 from mamf.torch_backend import TorchBackend, torch_dtype
 
 #: Batches to rotate: launches of all share the parameters, so more of them would evict nothing.

@@ -6,7 +6,7 @@ import statistics as stdlib_statistics
 from collections.abc import Sequence
 
 from mamf.backend import Backend
-from mamf.checking import Checked
+from mamf.engine.checking import Checked
 from mamf.errors import DeviceError, PluginError, UnsupportedError, fault
 from mamf.kernel import Prepared
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from mamf.backend import Backend
-from mamf.discovery import is_path, kernel, kernel_names, kernel_of, left_out_if_broken, operation
 from mamf.errors import UnavailableError, UnsupportedError, UsageError
 from mamf.kernel import AnyKernel
 from mamf.limits import require_some
 from mamf.operation import Operation
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
+from mamf.plugins.discovery import is_path, kernel, kernel_names, kernel_of, left_out_if_broken, operation
 
 AnyOperation = Operation[Any, Any]
 

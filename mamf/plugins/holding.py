@@ -1,8 +1,8 @@
 """Somebody else's code, held to its contract: what it throws or returns amiss is told in a line that names it.
 
-``held`` has the methods of a backend, kernel or operation called through one place; mamf.contracts says which, and what
-they may give. Left alone is what runs between two marks (``mark``, ``now``, ``submit``, ``flush_cache``, launches):
-nothing may stand there but the launch, and its faults become the status of a row (mamf.measure).
+``held`` has the methods of a backend, kernel or operation called through one place; mamf.plugins.contracts says which,
+and what they may give. Left alone is what runs between two marks (``mark``, ``now``, ``submit``, ``flush_cache``,
+launches): nothing may stand there but the launch, and its faults become the status of a row (mamf.engine.measure).
 """
 
 from __future__ import annotations

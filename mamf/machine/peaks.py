@@ -51,7 +51,7 @@ class _Row:
 
 @functools.cache
 def _rows() -> tuple[_Row, ...]:
-    text = importlib.resources.files("mamf").joinpath("peaks.csv").read_text(encoding="utf-8")
+    text = importlib.resources.files("mamf.machine").joinpath("peaks.csv").read_text(encoding="utf-8")
     return tuple(
         _Row(
             device=row["name"],

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mamf.backend import Backend, OperandPool, Reading
-from mamf.checking import Checked, WrongResultError
+from mamf.engine.checking import Checked, WrongResultError
 from mamf.errors import UnsupportedError, fault
 from mamf.kernel import AnyKernel, Verdict
 from mamf.measurement import TERA, Conditions, Measurement, Status

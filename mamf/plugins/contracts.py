@@ -1,4 +1,4 @@
-"""What mamf asks of backends, kernels and operations, and what they may give; mamf.plugins holds them to it."""
+"""What mamf asks of backends, kernels and operations, and what they may give; mamf.plugins.holding holds them to it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mamf.backend import Advice, BurstTraits, DeviceInfo, OperandPool, Reading, 
 from mamf.dtypes import DTYPES
 from mamf.kernel import Kernel, Prepared
 from mamf.operation import Operation
-from mamf.plugins import Check, Contract, Method
+from mamf.plugins.holding import Check, Contract, Method
 
 # What reading a record of the wrong kind raises: the fault of who wrote it.
 _MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from mamf.backend import Backend, OperandPool
+from mamf.engine.measure import cut_short, measure
 from mamf.errors import DeviceError, PluginError, fault
 from mamf.kernel import AnyKernel, Buffer, Problem
 from mamf.logs.known import operation_called
-from mamf.measure import cut_short, measure
 from mamf.measurement import Measurement
-from mamf.plugins import blamed
+from mamf.plugins.holding import blamed
 from mamf.regimes import Regime, StoppingRule
 
 

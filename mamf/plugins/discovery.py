@@ -21,13 +21,13 @@ from importlib.metadata import EntryPoint
 from typing import Any, TypeVar
 
 from mamf.backend import Backend, Unavailable
-from mamf.contracts import BACKEND, KERNEL, instance, number, operation_contract, optional
 from mamf.errors import MamfError, PluginError, PluginWarning, UnavailableError, UnknownNameError, UsageError, fault
 from mamf.kernel import AnyKernel
 from mamf.operation import Operation
 from mamf.operations.attention.kernel import AttentionKernel
 from mamf.operations.matmul.kernel import MatmulKernel
-from mamf.plugins import blamed, held, require
+from mamf.plugins.contracts import BACKEND, KERNEL, instance, number, operation_contract, optional
+from mamf.plugins.holding import blamed, held, require
 
 BACKENDS = "mamf.backends"
 OPERATIONS = "mamf.operations"

@@ -25,7 +25,6 @@ from mamf.ceilings.finding import Find
 from mamf.ceilings.grid import plan_for
 from mamf.ceilings.share import Ceilings
 from mamf.ceilings.stream import CeilingSearch
-from mamf.discovery import open_backend, operation
 from mamf.dtypes import DTYPES, canonical_name
 from mamf.errors import MamfWarning
 from mamf.logs.recording import Recording
@@ -37,9 +36,10 @@ from mamf.operations.bandwidth.shapes import BandwidthShape
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import DEFAULT_BUDGET_SECONDS, KernelsPlan, Plan
+from mamf.plugins.discovery import open_backend, operation
+from mamf.plugins.selection import chosen_kernels, installed_kernel, kernel_for, kernels_for
 from mamf.report import find_summary_record, summary_record
 from mamf.report.of_run import kernels_run_summary
-from mamf.selection import chosen_kernels, installed_kernel, kernel_for, kernels_for
 from mamf.strategies.kernels import KernelsSweep
 from mamf.strategies.shapes import Sweep
 

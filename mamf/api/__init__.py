@@ -1,0 +1,1 @@
+"""mamf as calls: what measures, and what reads logs."""

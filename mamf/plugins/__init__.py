@@ -1,0 +1,1 @@
+"""Somebody else's code, found by entry point and held to its contract."""

@@ -46,8 +46,8 @@ class Shares:
     refine: ClassVar[float] = 0.30
     choose: ClassVar[float] = 0.36
     burst: ClassVar[float] = 0.40
-    visit: ClassVar[float] = 0.60
-    chosen: ClassVar[float] = 0.70
+    visit: ClassVar[float] = 0.48
+    chosen: ClassVar[float] = 0.56
 
 
 def plan_for(

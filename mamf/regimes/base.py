@@ -12,6 +12,7 @@ from typing import ClassVar
 from mamf.backend import Backend, Reading, Unavailable
 from mamf.engine.checking import Checked
 from mamf.kernel import Problem, operand_sets
+from mamf.measurement import Conditions
 from mamf.statistics import Repeatability, figure_of, interval_of
 
 Launch = Callable[[], object]
@@ -118,6 +119,10 @@ class Regime(ABC):
         """Called with the launches of a kernel that was measured, each of so many seconds, before the next is prepared:
         within the kernel's own settings, because they are launched again here.
         """
+
+    def confirming(self, chosen: Conditions) -> Regime:
+        """The regime in which a ceiling is confirmed; ``chosen``: the conditions under which it was chosen."""
+        return self
 
     @abstractmethod
     def sample(self, checked: Checked, rule: StoppingRule, estimate: float) -> Samples:

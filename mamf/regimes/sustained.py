@@ -10,8 +10,12 @@ from typing import ClassVar, NamedTuple
 
 from mamf.backend import Backend, Reading
 from mamf.engine.checking import Checked
+from mamf.measurement import Conditions
 from mamf.regimes.base import Launch, Regime, Samples, StoppingRule, no_garbage_collection
 from mamf.statistics import Repeatability, relative_slope
+
+#: A clock of at least this share of the highest: nothing holds the device back.
+_AT_BOOST = 0.98
 
 
 class Block(NamedTuple):
@@ -28,6 +32,9 @@ class Block(NamedTuple):
 class Sustained(Regime):
     """The figure at the power limit: MSMF, total work over total time. A sample is the mean over a block of launches,
     all of one visit equally many; nothing runs between them.
+
+    ``starts_anew``: each visit follows a rest. A power controller can stay in one of several states, 1.3 % apart, for
+    as long as the device is loaded: the mean of visits that each drew theirs repeats, that of one state does not.
     """
 
     name = "sustained"
@@ -44,9 +51,10 @@ class Sustained(Regime):
     #: Launches that a bridge queues at most: a vendor's queue holds about a thousand.
     most_in_bridge: ClassVar[int] = 500
 
-    def __init__(self, backend: Backend, visit_seconds: float = shortest_seconds) -> None:
+    def __init__(self, backend: Backend, visit_seconds: float = shortest_seconds, starts_anew: bool = False) -> None:
         super().__init__(backend)
         self.visit_seconds = visit_seconds
+        self.starts_anew = starts_anew
         self._loaded_seconds = 0.0
         self._loaded_until = float("-inf")
 
@@ -60,14 +68,26 @@ class Sustained(Regime):
         After an idle time of tens of milliseconds the power controller swings for seconds, and what is measured
         meanwhile is up to 1 % off (docs/measuring.md).
         """
-        if self.backend.timer == "host clock":
+        if self.starts_anew or self.backend.timer == "host clock":
             return
         count = min(self.most_in_bridge, math.ceil(self.backend.sustained_traits.bridge_seconds / max(seconds, 1e-9)))
         for launch in itertools.islice(itertools.cycle(launches), count):
             launch()
             self.backend.submit()
 
+    def confirming(self, chosen: Conditions) -> Regime:
+        """Visits that start anew, where the device was held back when it was chosen, or does not tell."""
+        maximum = self.backend.info.max_clock_hz
+        is_held_back = chosen.clock_hz is None or maximum is None or chosen.clock_hz < _AT_BOOST * maximum
+        if not is_held_back or not self.backend.sustained_traits.rest_seconds:
+            return self
+        anew = Sustained(self.backend, self.shortest_seconds, starts_anew=True)
+        anew.agree = self.agree
+        return anew
+
     def sample(self, checked: Checked, rule: StoppingRule, estimate: float) -> Samples:
+        if self.starts_anew:
+            self.backend.sleep(self.backend.sustained_traits.rest_seconds)
         begun = self.backend.now()
         if self._is_cold():
             self._loaded_seconds = 0.0
@@ -90,6 +110,8 @@ class Sustained(Regime):
         """Run until nothing drifts any more; False when that takes too long or the budget ends."""
         traits = self.backend.sustained_traits
         shortest = max(traits.settle_seconds, traits.soak_seconds - self._loaded_seconds)
+        if self.starts_anew:
+            shortest = traits.restart_seconds
         begun = self.backend.now()
         recent: deque[float] = deque(maxlen=self.settled_blocks)
         for block in blocks:
@@ -98,7 +120,8 @@ class Sustained(Regime):
                 recent.append(block.seconds)
             elapsed = self.backend.now() - begun
             is_flat = len(recent) >= self.fewest_blocks and abs(relative_slope(recent)) <= self.settled_slope
-            if elapsed >= shortest and is_flat:
+            # A controller that hunts is never flat over so few blocks; a visit's mean is of whole periods all the same.
+            if elapsed >= shortest and (is_flat or self.starts_anew):
                 return True
             if elapsed >= shortest + self.longest_settling_seconds or rule.is_over(self.backend.now()):
                 break

@@ -27,6 +27,10 @@ from mamf.regimes import Regime, StoppingRule, Sustained
 Answering = Generator[Step | Measurement, Measurement | None, list[Measurement]]
 
 
+#: Of the time that confirming has; the rest is for preparing and verifying.
+_SHARE_OF_VISITS = 0.8
+
+
 class Rounds(NamedTuple):
     """How often candidates are measured: to choose the best of them, and then afresh to confirm it."""
 
@@ -70,17 +74,21 @@ class Confirmation:
             yield from self._round_after_round(regime, CONFIRM, best_first, most.confirm, confirmed_by, rows)
             return rows
         # Visits of seconds are dear: the next candidate has them only where the one before it failed.
-        confirming = self._confirming(regime, best_first, rows)
+        confirming = self._confirming(regime, best_first, rows, confirmed_by)
+        until = confirmed_by - confirming.visit_takes
         for candidate in best_first:
-            yield from self._round_after_round(confirming, CONFIRM, [candidate], most.confirm, confirmed_by, rows)
+            yield from self._round_after_round(confirming, CONFIRM, [candidate], most.confirm, until, rows)
             if all(row.ok for row in rows if row.phase == CONFIRM and (row.shape, row.kernel) == candidate):
                 break
         return rows
 
-    def _confirming(self, regime: Regime, best_first: Sequence[Candidate], rows: Sequence[Measurement]) -> Regime:
+    def _confirming(
+        self, regime: Regime, best_first: Sequence[Candidate], rows: Sequence[Measurement], until: float
+    ) -> Regime:
         """The regime that confirms, by how the device ran what was chosen."""
         chosen = [row for row in rows if best_first and (row.shape, row.kernel) == best_first[0]]
-        return regime.confirming(typical(chosen)) if chosen else regime
+        seconds = _SHARE_OF_VISITS * (until - self.run.now()) / FEWEST_ROUNDS
+        return regime.confirming(typical(chosen), seconds) if chosen else regime
 
     def _round_after_round(
         self,

@@ -38,16 +38,16 @@ class TwoStates(SimulatedBackend):
 
 def test_what_the_power_limit_slows_is_confirmed_by_visits_that_start_anew():
     loaded = Sustained(SimulatedBackend())
-    assert loaded.confirming(HELD_BACK).starts_anew
-    assert loaded.confirming(Conditions()).starts_anew  # no sensor tells
-    assert loaded.confirming(AT_BOOST) is loaded
+    assert loaded.confirming(HELD_BACK, 9.0).anew
+    assert loaded.confirming(Conditions(), 9.0).anew  # no sensor tells
+    assert loaded.confirming(AT_BOOST, 9.0) is loaded
 
 
 def test_a_device_without_such_states_does_not_rest():
     backend = SimulatedBackend()
     backend.sustained_traits = type(backend.sustained_traits)(rest_seconds=0.0)
     loaded = Sustained(backend)
-    assert loaded.confirming(HELD_BACK) is loaded
+    assert loaded.confirming(HELD_BACK, 9.0) is loaded
 
 
 def confirmed_rows(seed, kernel=None):

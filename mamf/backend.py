@@ -23,6 +23,8 @@ MIB = 2**20
 # Of an H100 and an H200, by tools/coverage.py and the visits in docs/verification.md.
 _BURST_REPEATABILITY = Repeatability(visit=0.0008, run=0.0008)
 _SUSTAINED_REPEATABILITY = Repeatability(visit=0.0025, run=0.0040)
+# Of visits that start anew: two states 1.3 % apart, drawn each time.
+_ANEW_REPEATABILITY = Repeatability(visit=0.0060, run=0.0015, is_whole=True)
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ class SustainedTraits:
     ``cold_after_seconds``: an idle time after which the soak is owed again. ``bridge_seconds``: load queued while the
     host prepares the next kernel, because even a short idle time sets the power controller swinging for seconds.
     ``rest_seconds``: an idle time after which the power controller starts anew, 0 where nothing does; and
-    ``restart_seconds``: load after which it has settled then.
+    ``restart_seconds``: load after which it has settled then. ``anew_repeatability``: of visits after such a rest.
     """
 
     soak_seconds: float = 4.0
@@ -124,6 +126,7 @@ class SustainedTraits:
     rest_seconds: float = 0.5
     restart_seconds: float = 2.0
     repeatability: Repeatability = _SUSTAINED_REPEATABILITY
+    anew_repeatability: Repeatability = _ANEW_REPEATABILITY
 
 
 class Backend(ABC):

@@ -26,7 +26,7 @@ class Nullable:
 PLAIN = object()
 _NUMBER, _TEXTS = Nullable(float), [str]
 _CONDITIONS = {"clock_mhz": _NUMBER, "watts": _NUMBER, "celsius": _NUMBER, "throttle_reasons": _TEXTS}
-_REPEATABILITY = Nullable({"visit": float, "run": float, "degrees": int})
+_REPEATABILITY = Nullable({"visit": float, "run": float, "degrees": int, "is_whole?": bool})
 _TOOL = {"name": str, "version": Nullable(str), "commit?": Nullable(str)}
 _DEVICE = {
     "backend": str,

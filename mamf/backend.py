@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -197,6 +198,13 @@ class Backend(ABC):
     @abstractmethod
     def flush_cache(self, size: int | None = None) -> None:
         """Queue a write over ``size`` bytes (default: twice the last-level cache), evicting the operands."""
+
+    def profiler_window(self, name: str) -> AbstractContextManager[object]:
+        """What is launched within is what a profiler of the vendor records, in a range of this name; nothing queued
+        before runs within, and everything launched within has run when it ends. Does nothing where there is no such
+        profiler, or none is attached.
+        """
+        return nullcontext()
 
     # -- memory ------------------------------------------------------------------------------------------------------
 

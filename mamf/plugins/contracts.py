@@ -137,6 +137,7 @@ BACKEND = Contract(
     methods={
         "seconds_between": Method(number),
         "timer_overhead": Method(optional(number)),
+        "profiler_window": Method(instance(AbstractContextManager, "a context manager")),
         "operand_pool": Method(instance(OperandPool, "an OperandPool"), part=POOL),
         "free_memory": _BYTES,
         "allocated_memory": _BYTES,

@@ -131,6 +131,7 @@ BACKEND_METHODS = [
         "seconds_between",
     ),
     *("timer_overhead", "flush_cache", "operand_pool", "free_memory", "allocated_memory", "peak_memory"),
+    "profiler_window",
     *("reset_peak_memory", "is_out_of_memory", "release_memory", "resolve_dtype", "unsupported_dtype"),
     *("without_compiler", "advice", "settings", "now", "sleep", "__init__"),
 ]

@@ -117,6 +117,7 @@ SWEEP = ["sweep", "--backend", "faulty", *SMALL, "--output", "run.jsonl"]
 MATMUL = ["sweep", "--backend", f"{HERE}:FaultyBackend", *SMALL, "--output", "run.jsonl", "--kernel"]
 ATTENTION = ["attention", "--backend", "faulty", "--seq-lens", "512", "--no-ceiling", "--output", "run.jsonl"]
 OPERATION = ["sweep", "--operation", "faulty", "--backend", "faulty", "--time-limit", "0.01s", "--output", "run.jsonl"]
+RUN = ["run", f"{HERE}:FaultyMatmul", "--backend", "faulty", "--shape", "1024x1024x1024"]
 
 BACKEND_METHODS = [
     *(
@@ -145,6 +146,7 @@ TABLE = [
     *((FaultyBackend, method, [SWEEP, ["doctor", "--backend", "faulty"], ["backends"]]) for method in BACKEND_METHODS),
     *((FaultyBackend, method, [["find", "--backend", "faulty", "--dry-run"]]) for method in BACKEND_METHODS),
     (FaultyBackend, "current_index", [["peak", "--backend", "faulty"]]),
+    (FaultyBackend, "profiler_window", [RUN]),
     *((FaultyMatmul, method, [[*MATMUL, "faulty"], ["kernels", "--backend", "faulty"]]) for method in KERNEL_METHODS),
     *((FaultyMatmul, method, [["find", "--backend", "faulty", "--dry-run"]]) for method in KERNEL_METHODS),
     *((FaultyAttention, method, [ATTENTION]) for method in KERNEL_METHODS),

@@ -63,7 +63,7 @@ FLOORS = (
     ("engine", "engine.checking"),
     ("regimes",),
     ("engine.measure",),
-    ("engine.runner",),
+    ("engine.runner", "engine.launching"),
     ("strategies",),
     ("engine.estimate",),
     ("ceilings",),

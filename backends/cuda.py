@@ -99,6 +99,9 @@ class CudaBackend(AcceleratorBackend):
             "preferred_blas_library": str(torch.backends.cuda.preferred_blas_library()),
         }
 
+    def without_counters(self) -> Unavailable | None:
+        return None
+
     @contextmanager
     def profiler_window(self, name: str) -> Iterator[None]:
         """cudaProfilerStart to cudaProfilerStop, which ncu and nsys wait for when told to, and an NVTX range within."""

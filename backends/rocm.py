@@ -215,6 +215,12 @@ class RocmBackend(AcceleratorBackend):
             "preferred_blas_library": str(torch.backends.cuda.preferred_blas_library()),
         }
 
+    def without_counters(self) -> Unavailable | None:
+        return Unavailable(
+            "mamf reads no counters of AMD devices: which there are differs by architecture (rocprofv3 -L lists them)",
+            "rocprofv3 --selected-regions --pmc COUNTER -- mamf run KERNEL   # rates: 'mamf sweep', 'mamf attention'",
+        )
+
     @contextlib.contextmanager
     def profiler_window(self, name: str) -> Iterator[None]:
         """A roctx range; rocprofv3 --selected-regions records what lies between resume and pause alone."""

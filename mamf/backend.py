@@ -248,6 +248,13 @@ class Backend(ABC):
         """Why torch's compiler makes no kernels for this device, or None."""
         return None
 
+    def without_counters(self) -> Unavailable | None:
+        """Why mamf reads no hardware counters of this device, and what can be had instead; None where it does."""
+        return Unavailable(
+            f"mamf reads hardware counters by NVIDIA's ncu, and {self.info.name} is no device of theirs",
+            "rates need none: 'mamf sweep', 'mamf attention'; 'mamf run' is for the vendor's own profiler",
+        )
+
     def advice(self) -> list[Advice]:
         """What a user should know about this machine before believing a number. Changes nothing."""
         return []

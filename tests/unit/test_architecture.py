@@ -60,6 +60,7 @@ FLOORS = (
     ("models",),
     ("api", "api.reading"),
     ("profiling",),
+    ("counters", "counters.roofs"),
     ("engine", "engine.checking"),
     ("regimes",),
     ("engine.measure",),

@@ -112,5 +112,5 @@ def _occupancy(kernel: DeviceKernel) -> str:
 
 def short_name(name: str) -> str:
     """A kernel's name without template arguments, parameters and namespaces."""
-    bare = name.removeprefix("void ").partition("<")[0].partition("(")[0]
+    bare = name.replace("(anonymous namespace)::", "").removeprefix("void ").partition("<")[0].partition("(")[0]
     return bare.rpartition("::")[2] or name

@@ -73,7 +73,9 @@ def test_attention_is_asked_for_by_its_sizes(run):
 
 
 def test_what_the_dtype_of_c_is_where_none_is_named(run):
-    assert "out_dtype float16" in run(*PRODUCT, "--dtype", "fp16")[1]
+    assert "matmul float16\n" in run(*PRODUCT, "--dtype", "fp16")[1]
+    asked = ["--dtype", "fp16", "--set", "out_dtype=bfloat16", "layout=nn"]
+    assert "matmul float16, out_dtype bfloat16, layout nn\n" in run(*PRODUCT, *asked)[1]
 
 
 @pytest.mark.parametrize(

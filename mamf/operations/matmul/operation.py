@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from mamf.backend import Backend, DeviceInfo
@@ -31,6 +32,11 @@ class Matmul(Operation[MatmulProblem, MatmulShape]):
         if output not in DTYPES:
             output = backend.resolve_dtype(canonical_name(output))
         return MatmulProblem(**{**asked, "dtype": operand, "out_dtype": output})
+
+    def words(self, problem: MatmulProblem) -> Sequence[str]:
+        """What is not as it is where nothing is asked for."""
+        usual = asdict(MatmulProblem(problem.dtype, DTYPES[problem.dtype].default_output))
+        return [f"{name} {value}" for name, value in asdict(problem).items() if value != usual[name]]
 
     def fastest_possible(
         self, info: DeviceInfo, problem: MatmulProblem, shape: MatmulShape | None = None

@@ -248,6 +248,10 @@ class Backend(ABC):
         """Why torch's compiler makes no kernels for this device, or None."""
         return None
 
+    def digest(self, result: object) -> str | None:
+        """A hash of every bit of what a launch returned; None where it returned nothing that can be read."""
+        return None
+
     def without_counters(self) -> Unavailable | None:
         """Why mamf reads no hardware counters of this device, and what can be had instead; None where it does."""
         return Unavailable(

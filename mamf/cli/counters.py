@@ -23,7 +23,7 @@ from mamf.counters.known_roofs import (
     known_compute_roof,
 )
 from mamf.counters.log import Counted, counted_in, counts_record, roof_record, step_of
-from mamf.counters.report import render_counters
+from mamf.counters.report import COLUMNS, DETERMINISM, render_counters
 from mamf.counters.roofs import Roof
 from mamf.counters.running import found_ncu
 from mamf.errors import UnavailableError, UsageError
@@ -61,6 +61,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="METRIC",
         help=f"further ones, by ncu's names; --set {sets} for many",
+    )
+    group.add_argument(
+        "--columns", nargs="+", choices=COLUMNS, default=[], help="also: seconds of preparing, equality to the last bit"
     )
     group.add_argument("--report", type=Path, metavar="FILE", help="keep ncu's report for its viewer")
     group.add_argument("--ncu", metavar="PATH", help="(default: on PATH)")
@@ -123,7 +126,13 @@ class CountersSession(KernelsSession):
         self.roofs = before.roofs or tuple(self._roofs())
         backend = options.backend or self.backend.name
         self.counter = Counter(
-            options.ncu, backend, self.backend.index, options.launches, tuple(options.metrics), options.sections
+            options.ncu,
+            backend,
+            self.backend.index,
+            options.launches,
+            tuple(options.metrics),
+            options.sections,
+            DETERMINISM in options.columns,
         )
 
     def read_options(self) -> None:
@@ -222,4 +231,5 @@ class CountersSession(KernelsSession):
     def rendered(self, header: dict[str, Any], summary: dict[str, Any] | None) -> str:
         counted = Counted(tuple(self.counted.values()), self.roofs)
         width = terminal_width(self.options)
-        return render_counters(self.options.format, self.rows, counted, header, summary, width)
+        columns = self.options.columns
+        return render_counters(self.options.format, self.rows, counted, header, summary, width, columns)

@@ -12,7 +12,7 @@ from mamf.cli.kernels_options import AnyOperation, asked_for, problems_from, sha
 from mamf.cli.launch_options import add_what_options, operation_asked_for, with_shapes_of_sizes
 from mamf.cli.options import add_device_options, size
 from mamf.cli.terminal import say, say_lines
-from mamf.engine.launching import Launched, launch_in_window
+from mamf.engine.launching import Launched, Launching, launch_in_window
 from mamf.errors import UsageError
 from mamf.kernel import AnyKernel
 from mamf.measurement import TERA
@@ -22,6 +22,8 @@ from mamf.profiling.running import device_kernels_of
 from mamf.report.text import significant
 from mamf.work import Work
 
+#: Further launches that are held to one another.
+_REPEATS = 10
 _EXAMPLES = """examples:
   mamf run torch.mm --shape 256x256x256                             verified, launched once; any operation's kernel
   mamf run sdpa-flash --seq-lens 4096 --causal --direction bwd
@@ -43,6 +45,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="name the GPU kernels, by a further launch in torch.profiler",
     )
+    parser.add_argument(
+        "--determinism", action="store_true", help="launch it again, and say whether all give the same to the last bit"
+    )
     add_device_options(parser)
     parser.add_argument("--format", choices=("table", "json"), default="table", help="(default: table)")
     parser.set_defaults(run=run, parser=parser)
@@ -60,7 +65,8 @@ def run(options: argparse.Namespace) -> int:
     shape = _only_one("shape", shapes, f"--shape {of.shape_example}")
     problem = _only_one("problem", problems_from(of, options, backend), "each value once")
     watch = device_kernels_of if options.kernel_names else None
-    launched = launch_in_window(kernel, problem, shape, backend, options.launches, not options.no_verify, watch)
+    asked = Launching(options.launches, not options.no_verify, watch, _REPEATS if options.determinism else 0)
+    launched = launch_in_window(kernel, problem, shape, backend, asked)
     if options.format == "json":
         say(json.dumps(_record(of, kernel, problem, shape, launched)))
         return 0
@@ -96,6 +102,9 @@ def _lines(launched: Launched, work: Work) -> Iterator[str]:
     if launched.device_kernels is not None:
         names = ", ".join(dict.fromkeys(launched.device_kernels))
         yield f"GPU kernels of a launch: {names or 'none, or torch.profiler does not see them'}"
+    if launched.is_deterministic is not None:
+        found = "gave the same" if launched.is_deterministic else "did not all give the same"
+        yield f"{_REPEATS} further launches {found} to the last bit"
 
 
 def _record(of: AnyOperation, kernel: AnyKernel, problem: Any, shape: Any, launched: Launched) -> dict[str, Any]:
@@ -108,4 +117,5 @@ def _record(of: AnyOperation, kernel: AnyKernel, problem: Any, shape: Any, launc
         "preparing_seconds": launched.preparing_seconds,
         "relative_error": launched.verdict and launched.verdict.error,
         "device_kernels": launched.device_kernels,
+        "is_deterministic": launched.is_deterministic,
     }

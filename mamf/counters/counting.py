@@ -24,7 +24,8 @@ SECTION_SETS = ("basic", "detailed", "full", "roofline")
 @dataclass(frozen=True)
 class Counter:
     """``ncu``: its path; ``backend``, ``device``: as they are asked for; ``launches``: counted of each kernel;
-    ``metrics``: beside those that are read unasked; ``sections``: of SECTION_SETS, or None.
+    ``metrics``: beside those that are read unasked; ``sections``: of SECTION_SETS, or None; ``determinism``: whether
+    launches are compared.
     """
 
     ncu: str
@@ -33,6 +34,7 @@ class Counter:
     launches: int
     metrics: tuple[str, ...] = ()
     sections: str | None = None
+    determinism: bool = False
 
     def command(self, kernel: str, problem: Any, shape: Any, report: str | None = None) -> list[str]:
         """The command line for a kernel by the name that it is asked for."""
@@ -47,7 +49,8 @@ class Counter:
         texts = [f"{name}={'none' if value is None else value}" for name, value in fields.items()]
         what = ["--operation", of.name, "--shape", str(shape), "--dtype", problem.dtype, "--set", *texts]
         device = ["--backend", self.backend, "--device", str(self.device)]
-        return [*what, *device, "--launches", str(self.launches), "--format", "json"]
+        determinism = ["--determinism"] if self.determinism else []
+        return [*what, *device, *determinism, "--launches", str(self.launches), "--format", "json"]
 
     def count(self, kernel: str, row: Measurement, report: str | None = None) -> Counts:
         """What a row's kernel counts. ``report``: the file in which ncu's own report is kept.
@@ -58,12 +61,12 @@ class Counter:
         reason = ncu.unavailable(output.stdout + output.stderr)
         if reason is not None:
             raise UnavailableError(str(reason))
-        preparing = preparing_seconds(output.stdout)
-        none = Counts(row.kernel, row.problem, row.shape, preparing_seconds=preparing)
+        said = said_by_run(output.stdout)
+        none = Counts(row.kernel, row.problem, row.shape, **said)
         listed = output_of(ncu.reading(self.ncu, report)).stdout if report else output.stdout
         kernels = ncu.kernels_in(listed)
         # Without that line the program did not come to its end.
-        if not kernels or preparing is None:
+        if not kernels or not said:
             return replace(none, reason=ncu.fault(output.stdout, output.stderr))
         for name in ncu.missing(kernels, self.metrics):
             warnings.warn(f"ncu has no figure of {name} on this device", MamfWarning, stacklevel=2)
@@ -80,12 +83,13 @@ def _cycles(launches: Sequence[Sequence[DeviceKernel]]) -> tuple[float, ...]:
     return tuple(map(sum, cycles)) if all(map(all, cycles)) else ()
 
 
-def preparing_seconds(output: str) -> float | None:
-    """What ``mamf run`` says it took before the window; None where it says nothing."""
+def said_by_run(output: str) -> dict[str, Any]:
+    """What ``mamf run`` says beside its times; nothing where it did not come to its end."""
     for line in output.splitlines():
         if line.startswith("{"):
             try:
-                return float(json.loads(line)["preparing_seconds"])
+                told = json.loads(line)
+                return {name: told[name] for name in ("preparing_seconds", "is_deterministic")}
             except (KeyError, TypeError, ValueError):
                 continue
-    return None
+    return {}

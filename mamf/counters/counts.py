@@ -65,7 +65,8 @@ class DeviceKernel:
 class Counts:
     """Of a kernel on a shape. ``kernels``: what a launch runs on the device, each metric the median over launches;
     ``cycles``: of each launch, all its kernels in sum. Without kernels there are no counts: ``reason`` says why.
-    ``preparing_seconds``: operands, compilation, tuning and first launch of the profiled process.
+    ``preparing_seconds``: operands, compilation, tuning and first launch of the profiled process;
+    ``is_deterministic``: whether further launches gave the same to the last bit, None where that was not asked.
     """
 
     kernel: str
@@ -75,6 +76,7 @@ class Counts:
     cycles: tuple[float, ...] = ()
     reason: str = ""
     preparing_seconds: float | None = None
+    is_deterministic: bool | None = None
 
     @property
     def ok(self) -> bool:

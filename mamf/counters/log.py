@@ -56,6 +56,7 @@ def counts_record(counts: Counts) -> dict[str, Any]:
         "cycles": list(counts.cycles),
         "reason": counts.reason,
         "preparing_seconds": counts.preparing_seconds,
+        "is_deterministic": counts.is_deterministic,
         "time": utc_now(),
     }
 
@@ -103,4 +104,5 @@ def _counts(record: Mapping[str, Any]) -> Counts:
         tuple(map(float, record["cycles"])),
         record["reason"],
         record["preparing_seconds"],
+        record["is_deterministic"],
     )

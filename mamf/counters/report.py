@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mamf.counters.bounds import bound, short_name
@@ -28,6 +28,9 @@ from mamf.report.own_ceilings import problem_title
 from mamf.report.text import DASH, by_column, csv_text, drawing, end_line, machine_line, prose, significant, told_once
 
 _LEFT = ("kernel", "limited by", "ran")
+PREPARING, DETERMINISM = "preparing", "determinism"
+#: What a table has where it is asked for; csv and json have it always.
+COLUMNS = (PREPARING, DETERMINISM)
 # Kernels of templates have names of a thousand characters.
 _LONGEST_NAME = 48
 
@@ -39,8 +42,11 @@ def render_counters(
     header: Mapping[str, Any],
     summary: Mapping[str, Any] | None,
     width: int | None = None,
+    columns: Collection[str] = (),
 ) -> str:
-    """A run in one of mamf.report.FORMATS. ``rows``: its bursts. ``width``: of the terminal, None for all columns."""
+    """A run in one of mamf.report.FORMATS. ``rows``: its bursts. ``width``: of the terminal, None for all columns;
+    ``columns``: of COLUMNS, in tables too.
+    """
     steps = {step_of(row): row for row in rows if not row.is_reference}
     if format == "csv":
         return csv_text(flat_rows(steps, counted))
@@ -50,7 +56,7 @@ def render_counters(
     groups: dict[tuple[Any, Any], list[Measurement]] = {}
     for row in steps.values():
         groups.setdefault((row.problem, row.shape), []).append(row)
-    parts = [_group(format, each, counted, width) for each in groups.values()]
+    parts = [_group(format, each, counted, width, columns) for each in groups.values()]
     return "\n".join([prose(_head(counted, header), format), *parts, prose([end_line(summary)], format)])
 
 
@@ -63,11 +69,13 @@ def _head(counted: Counted, header: Mapping[str, Any]) -> Iterator[str]:
         yield "no MAMFU: no ceiling was measured here ('mamf find', or --ceiling LOG)"
 
 
-def _group(format: str, rows: Sequence[Measurement], counted: Counted, width: int | None) -> str:
+def _group(
+    format: str, rows: Sequence[Measurement], counted: Counted, width: int | None, asked: Collection[str]
+) -> str:
     """All kernels of a shape and problem."""
     found = {each.kernel: each for each in counted.counts if (each.problem, each.shape) == _what(rows[0])}
     reference = next((each.median_cycles for row in rows if (each := found.get(row.kernel)) and each.cycles), None)
-    lines = [line for row in rows for line in _lines(row, found.get(row.kernel), counted, reference)]
+    lines = [line for row in rows for line in _lines(row, found.get(row.kernel), counted, reference, asked)]
     columns, cells = by_column(lines)
     table = drawing(format, width)(columns, cells, _LEFT)
     return (
@@ -82,7 +90,7 @@ def _what(row: Measurement) -> tuple[Any, Any]:
 
 
 def _lines(
-    row: Measurement, counts: Counts | None, counted: Counted, reference: float | None
+    row: Measurement, counts: Counts | None, counted: Counted, reference: float | None, asked: Collection[str]
 ) -> Iterator[dict[str, str]]:
     mamfu = counted.mamfu(row)
     burst = {
@@ -96,9 +104,15 @@ def _lines(
     relative = {"relative": f"{cycles / reference:.3f}" if cycles and reference else DASH}
     ran = short_name(total.name)[:_LONGEST_NAME] if len(counts.kernels) == 1 else total.name
     own = _cells(total, counted, cycles)
-    yield {"kernel": row.kernel, "cycles": own.pop("cycles"), **relative, **burst, **own, "ran": ran}
+    further = {name: text for name, text in _further(counts).items() if name in asked}
+    yield {"kernel": row.kernel, "cycles": own.pop("cycles"), **relative, **burst, **further, **own, "ran": ran}
     for kernel in counts.kernels if len(counts.kernels) > 1 else ():
         yield {"kernel": f"  {short_name(kernel.name)[:_LONGEST_NAME]}", **_cells(kernel, counted, kernel.cycles)}
+
+
+def _further(counts: Counts) -> dict[str, str]:
+    words = {None: DASH, True: "equal", False: "differ"}
+    return {PREPARING: _figure(counts.preparing_seconds, ".3g"), DETERMINISM: words[counts.is_deterministic]}
 
 
 def _cells(kernel: DeviceKernel, counted: Counted, cycles: float | None) -> dict[str, str]:
@@ -179,6 +193,7 @@ def _flat(row: Measurement, counts: Counts | None, counted: Counted) -> Iterator
         "cycles_high": interval and interval.high,
         "launches": len(counts.cycles),
         "preparing_seconds": counts.preparing_seconds,
+        "is_deterministic": counts.is_deterministic,
         "bound_by": by.by,
         "bound_why": by.why,
     }

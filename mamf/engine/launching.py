@@ -16,35 +16,37 @@ from mamf.engine.measure import told
 from mamf.errors import DeviceError, MamfError, UnsupportedError
 from mamf.kernel import AnyKernel, Verdict
 
+#: Has a launch run, and tells what ran on the device for it.
+Watch = Callable[[Callable[[], object]], Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Launching:
+    """``launches``: within the window. Behind it: ``watch`` sees one, and ``repeats`` are compared to the last bit."""
+
+    launches: int = 1
+    verifies: bool = True
+    watch: Watch | None = None
+    repeats: int = 0
+
 
 @dataclass(frozen=True)
 class Launched:
     """``seconds``: of each launch in the window, between two marks. ``preparing_seconds``: host time of everything
     before, which compiles, tunes and launches it for the first time. ``verdict``: None where nothing was verified;
-    ``device_kernels``: what ran on the device, by name, None where nobody watched.
+    ``device_kernels``: what ran on the device, by name, None where nobody watched; ``is_deterministic``: whether all
+    repeats gave the same bits, None where there were none or nobody can tell.
     """
 
     seconds: tuple[float, ...]
     preparing_seconds: float
     verdict: Verdict | None
     device_kernels: Sequence[str] | None = None
+    is_deterministic: bool | None = None
 
 
-#: Has a launch run, and tells what ran on the device for it.
-Watch = Callable[[Callable[[], object]], Sequence[str]]
-
-
-def launch_in_window(
-    kernel: AnyKernel,
-    problem: Any,
-    shape: Any,
-    backend: Backend,
-    launches: int = 1,
-    verifies: bool = True,
-    watch: Watch | None = None,
-) -> Launched:
-    """Prepare, launch once before the window (verified), then in it as often as ``launches`` says, and verify these.
-    ``watch`` sees a further launch behind the window.
+def launch_in_window(kernel: AnyKernel, problem: Any, shape: Any, backend: Backend, asked: Launching) -> Launched:
+    """Prepare, launch once before the window (verified), then in it as often as asked, and verify these.
 
     Raises UnsupportedError for what the kernel cannot do, WrongResultError, and DeviceError for what a launch throws.
     """
@@ -52,7 +54,8 @@ def launch_in_window(
     if reason:
         raise UnsupportedError(reason)
     try:
-        return _launched(kernel, problem, shape, backend, launches, verifies, watch)
+        with kernel.settings(backend, problem):
+            return _launched(kernel, problem, shape, backend, asked)
     except MamfError:
         raise
     except Exception as error:
@@ -60,36 +63,30 @@ def launch_in_window(
         raise DeviceError(f"{kernel.name} on {shape}: {status}: {reason}") from error
 
 
-def _launched(
-    kernel: AnyKernel,
-    problem: Any,
-    shape: Any,
-    backend: Backend,
-    launches: int,
-    verifies: bool,
-    watch: Watch | None,
-) -> Launched:
+def _launched(kernel: AnyKernel, problem: Any, shape: Any, backend: Backend, asked: Launching) -> Launched:
+    begun = backend.now()
     pool = backend.operand_pool(problem.data, problem.seed)
-    with kernel.settings(backend, problem):
-        begun = backend.now()
-        checked = Checked(kernel.prepare(backend, problem, shape, pool))
-        if verifies:
-            checked.rehearse(backend)
-        else:
-            _launch(checked, backend)
-            backend.synchronize()
-        prepared = backend.now()
-        if verifies:
-            checked.poison()
-        with backend.profiler_window(f"{kernel.name} {shape}"):
-            marks = [_launch(checked, backend) for _ in range(launches)]
+    checked = Checked(kernel.prepare(backend, problem, shape, pool))
+    if asked.verifies:
+        checked.rehearse(backend)
+        checked.poison()
+    else:
+        _launch(checked, backend)
         backend.synchronize()
-        if verifies:
-            checked.verify()
-            checked.require_unchanged_operands()
-        names = None if watch is None else tuple(watch(checked.launches[0]))
-    seconds = tuple(backend.seconds_between(*each) for each in marks)
-    return Launched(seconds, prepared - begun, checked.verdict if verifies else None, names)
+    prepared = backend.now()
+    with backend.profiler_window(f"{kernel.name} {shape}"):
+        marks = [_launch(checked, backend) for _ in range(asked.launches)]
+    backend.synchronize()
+    if asked.verifies:
+        checked.verify()
+        checked.require_unchanged_operands()
+    return Launched(
+        seconds=tuple(backend.seconds_between(*each) for each in marks),
+        preparing_seconds=prepared - begun,
+        verdict=checked.verdict if asked.verifies else None,
+        device_kernels=asked.watch and tuple(asked.watch(checked.launches[0])),
+        is_deterministic=_is_deterministic(checked, backend, asked.repeats),
+    )
 
 
 def _launch(checked: Checked, backend: Backend) -> tuple[object, object]:
@@ -98,3 +95,14 @@ def _launch(checked: Checked, backend: Backend) -> tuple[object, object]:
     checked.launches[0]()
     backend.submit()
     return start, backend.mark()
+
+
+def _is_deterministic(checked: Checked, backend: Backend, repeats: int) -> bool | None:
+    digests = set()
+    for _ in range(repeats):
+        checked.poison()
+        returned = checked.launches[0]()
+        backend.submit()
+        backend.synchronize()
+        digests.add(backend.digest(returned))
+    return None if None in digests or not digests else len(digests) == 1

@@ -196,6 +196,7 @@ COUNTERS = {
     "cycles": [float],
     "reason": str,
     "preparing_seconds": _NUMBER,
+    "is_deterministic": Nullable(bool),
     "time?": str,
 }
 ROOF = {"of": str, "rate": float, "source": str, "told": str, "dtype": str}

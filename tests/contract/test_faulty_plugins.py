@@ -133,7 +133,7 @@ BACKEND_METHODS = [
         "seconds_between",
     ),
     *("timer_overhead", "flush_cache", "operand_pool", "free_memory", "allocated_memory", "peak_memory"),
-    *("profiler_window", "without_counters"),
+    *("profiler_window", "without_counters", "digest"),
     *("reset_peak_memory", "is_out_of_memory", "release_memory", "resolve_dtype", "unsupported_dtype"),
     *("without_compiler", "advice", "settings", "now", "sleep", "__init__"),
 ]
@@ -148,6 +148,7 @@ TABLE = [
     *((FaultyBackend, method, [["find", "--backend", "faulty", "--dry-run"]]) for method in BACKEND_METHODS),
     (FaultyBackend, "current_index", [["peak", "--backend", "faulty"]]),
     (FaultyBackend, "profiler_window", [RUN]),
+    (FaultyBackend, "digest", [[*RUN, "--determinism"]]),
     (FaultyBackend, "without_counters", [["counters", *RUN[1:], "--ncu", sys.executable, "--output", "run.jsonl"]]),
     *((FaultyMatmul, method, [[*MATMUL, "faulty"], ["kernels", "--backend", "faulty"]]) for method in KERNEL_METHODS),
     *((FaultyMatmul, method, [["find", "--backend", "faulty", "--dry-run"]]) for method in KERNEL_METHODS),

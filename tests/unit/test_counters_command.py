@@ -18,7 +18,7 @@ from mamf.testing import SimulatedBackend, SimulatedMatmul
 
 RECORDED = (Path(__file__).parent / "data" / "ncu.csv").read_text().splitlines(keepends=True)
 HEAD = next(line for line in RECORDED if line.startswith('"ID"'))
-PREPARED = '{"preparing_seconds": 1.5}\n'
+PREPARED = '{"preparing_seconds": 1.5, "is_deterministic": true}\n'
 NO_PERMISSION = (
     "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance Counters\n"
 )
@@ -261,6 +261,16 @@ def test_further_metrics_all_of_them_and_the_report(run, counted, tmp_path):
     assert (code, "mm.ncu-rep exists and is not overwritten" in err) == (2, True)
 
 
+def test_columns_that_are_asked_for(run, counted):
+    code, out, _ = run("counters", MM, *DEVICE, *SHAPE, "--columns", "preparing", "determinism", *LOG)
+    assert code == 0
+    columns, row = (line.split() for line in out.splitlines() if "preparing" in line or "285,342" in line)
+    assert "--determinism" in counted.commands[0]
+    assert (row[5], row[6], columns[5], columns[6]) == ("1.5", "equal", "preparing", "determinism")
+    (told, _) = json.loads(run("show", "counters.jsonl", "--format", "json")[1])["counters"]
+    assert (told["preparing_seconds"], told["is_deterministic"]) == (1.5, True)
+
+
 def test_a_dry_run_says_the_commands(run, counted, tmp_path):
     code, out, _ = run("counters", MM, *DEVICE, *SHAPE, "--dry-run")
     assert (code, counted.commands, list(tmp_path.iterdir())) == (0, [], [])
@@ -330,3 +340,17 @@ def test_a_profiler_is_run_and_read(tmp_path):
     assert output_of([sys.executable, "-S", "-c", fake, "--csv"]) == Output("['--csv']\n", "==ERROR== no\n")
     with pytest.raises(UnavailableError, match="cannot run"):
         output_of([str(tmp_path / "nothing")])
+
+
+def test_the_whole_way_through_a_profiler_that_runs_its_program(run, counted, monkeypatch, tmp_path):
+    """ncu is a script here that runs what it is told to, and prints what the real one did."""
+    (tmp_path / "printed.csv").write_text(printed([0]).removeprefix(PREPARED))
+    script = tmp_path / "ncu"
+    lines = ["import pathlib, subprocess, sys", "program = sys.argv[sys.argv.index(sys.executable) :]"]
+    lines += ["subprocess.run(program, check=True)", "print(pathlib.Path('printed.csv').read_text())"]
+    script.write_text("\n".join([f"#!{sys.executable} -S", *lines]))
+    script.chmod(0o755)
+    monkeypatch.setattr(counting, "output_of", output_of)
+    code, out, _ = run("counters", MM, *DEVICE[:2], "--ncu", "./ncu", *SHAPE, *LOG)
+    assert code == 0
+    assert "simulated.mm is bound by tensor pipe: 90.3 % of its peak" in out

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from mamf.engine.launching import launch_in_window
+from mamf.engine.launching import Launching, launch_in_window
 from mamf.errors import DeviceError
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
@@ -122,4 +122,19 @@ def test_a_wrong_result_is_refused(run, monkeypatch):
 def test_what_a_launch_throws_is_told_in_a_line(backend, error, told):
     backend.faults[SHAPE] = error
     with pytest.raises(DeviceError, match=told):
-        launch_in_window(SimulatedMatmul(), MatmulProblem(), SHAPE, backend)
+        launch_in_window(SimulatedMatmul(), MatmulProblem(), SHAPE, backend, Launching())
+
+
+@pytest.mark.parametrize(
+    ("digests", "told"),
+    [(iter("aaaaaaaaaa"), "gave the same to the last bit"), (iter("aaaabaaaaa"), "did not all give the same")],
+)
+def test_further_launches_are_held_to_one_another(run, monkeypatch, digests, told):
+    monkeypatch.setattr(SimulatedBackend, "digest", lambda self, result: next(digests))
+    code, out, _ = run(*PRODUCT, "--determinism")
+    assert code == 0
+    assert told in out
+
+
+def test_what_cannot_be_read_is_not_said_to_be_equal(run):
+    assert "last bit" not in run(*PRODUCT, "--determinism")[1]

@@ -24,6 +24,11 @@ from mamf.work import Work
 
 #: Further launches that are held to one another.
 _REPEATS = 10
+_DETERMINISM = {
+    True: f"{_REPEATS} further launches gave the same to the last bit",
+    False: f"{_REPEATS} further launches did not all give the same to the last bit",
+    None: "whether launches give the same cannot be told: they return nothing that can be read",
+}
 _EXAMPLES = """examples:
   mamf run torch.mm --shape 256x256x256                             verified, launched once; any operation's kernel
   mamf run sdpa-flash --seq-lens 4096 --causal --direction bwd
@@ -72,6 +77,8 @@ def run(options: argparse.Namespace) -> int:
         return 0
     say(f"{kernel.name} {shape} on {backend.info.name} ({backend.name}:{backend.index}): {_words(of, problem)}")
     say_lines("".join(f"{line}\n" for line in _lines(launched, problem.work(shape))))
+    if options.determinism:
+        say(_DETERMINISM[launched.is_deterministic])
     return 0
 
 
@@ -102,9 +109,6 @@ def _lines(launched: Launched, work: Work) -> Iterator[str]:
     if launched.device_kernels is not None:
         names = ", ".join(dict.fromkeys(launched.device_kernels))
         yield f"GPU kernels of a launch: {names or 'none, or torch.profiler does not see them'}"
-    if launched.is_deterministic is not None:
-        found = "gave the same" if launched.is_deterministic else "did not all give the same"
-        yield f"{_REPEATS} further launches {found} to the last bit"
 
 
 def _record(of: AnyOperation, kernel: AnyKernel, problem: Any, shape: Any, launched: Launched) -> dict[str, Any]:

@@ -233,3 +233,9 @@ def test_a_window_is_a_range_that_rocprofv3_resumes_for(rocm, calls, monkeypatch
     marks = (["roctxRangePushA"], ["roctxRangePop"]) if installed else ([], [])
     assert names == ["synchronize", *resumed, *marks[0], "launch", "synchronize", *marks[1], *paused]
     assert not installed or ("roctxRangePushA", b"torch.mm") in calls
+
+
+def test_which_counters_there_are_is_the_architectures(rocm):
+    told = rocm.kind(0).without_counters()
+    assert "rocprofv3 -L lists them" in told.reason
+    assert told.remedy.startswith("rocprofv3 --selected-regions --pmc COUNTER -- mamf run KERNEL")

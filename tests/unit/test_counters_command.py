@@ -1,6 +1,7 @@
 """``mamf counters``: kernels counted under a profiler that prints what the real one printed, on a simulated device."""
 
 import json
+import subprocess
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -354,3 +355,18 @@ def test_the_whole_way_through_a_profiler_that_runs_its_program(run, counted, mo
     code, out, _ = run("counters", MM, *DEVICE[:2], "--ncu", "./ncu", *SHAPE, *LOG)
     assert code == 0
     assert "simulated.mm is bound by tensor pipe: 90.3 % of its peak" in out
+
+
+def test_an_interrupt_ends_the_profiler_and_what_it_started(monkeypatch):
+    started = []
+
+    def interrupted(self, *arguments):
+        started.append(self)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        output_of([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
+    (process,) = started
+    assert process.returncode is not None
+    assert process.returncode != 0

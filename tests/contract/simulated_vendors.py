@@ -160,10 +160,10 @@ def simulate_cuda(monkeypatch, calls):
     build_of_torch(monkeypatch, cuda="12.8")
     module = SimulatedTorchModule(calls, [h100(0), h100(1)])
     module.install(monkeypatch, torch.cuda)
-    for name in ("start", "stop"):
-        monkeypatch.setattr(torch.cuda.profiler, name, lambda name=name: calls.append((name,)))
-    for name in ("range_push", "range_pop"):
-        monkeypatch.setattr(torch.cuda.nvtx, name, lambda *text, name=name: calls.append((name, *text)))
+    monkeypatch.setattr(torch.cuda.profiler, "start", lambda: calls.append(("start",)))
+    monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: calls.append(("stop",)))
+    monkeypatch.setattr(torch.cuda.nvtx, "range_push", lambda msg: calls.append(("range_push", msg)))
+    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: calls.append(("range_pop",)))
     nvml = SimulatedNvml(calls, [h100(0), h100(1)])
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     kind = backend_class("cuda")

@@ -12,7 +12,7 @@ from mamf.cli.interruption import Interruption
 from mamf.cli.kernels_options import AnyOperation, asked_for, shapes_from
 from mamf.cli.kernels_sweep import KernelsSession
 from mamf.cli.launch_options import add_what_options, operation_asked_for, with_shapes_of_sizes
-from mamf.cli.options import add_device_options, add_output_options, duration, size, terminal_width
+from mamf.cli.options import add_device_options, add_width_option, duration, size, terminal_width
 from mamf.cli.session import Resumed, add_run_options, interruptible
 from mamf.cli.terminal import say, warn
 from mamf.counters.counting import SECTION_SETS, Counter
@@ -74,7 +74,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--time-limit", type=duration, help="of a row in burst, without the profiler (default: 1s)")
     add_device_options(parser)
     add_run_options(parser, "stop after so long, for example 5m; the rest can be resumed")
-    add_output_options(parser, FORMATS)
+    parser.add_argument("--format", choices=FORMATS, default="table", help="what is printed (default: table)")
+    add_width_option(parser)
     parser.set_defaults(run=run, parser=parser, command="counters", regime=None, precision=None, no_flush=None)
 
 

@@ -57,15 +57,17 @@ def render_counters(
     for row in steps.values():
         groups.setdefault((row.problem, row.shape), []).append(row)
     parts = [_group(format, each, counted, width, columns) for each in groups.values()]
-    return "\n".join([prose(_head(counted, header), format), *parts, prose([end_line(summary)], format)])
+    counts_flop = any(row.work.unit == "TFLOPS" for row in steps.values())
+    parts = [part.rstrip("\n") + "\n" for part in parts]
+    return "\n".join([prose(_head(counted, header, counts_flop), format), *parts, prose([end_line(summary)], format)])
 
 
-def _head(counted: Counted, header: Mapping[str, Any]) -> Iterator[str]:
+def _head(counted: Counted, header: Mapping[str, Any], counts_flop: bool) -> Iterator[str]:
     yield f"hardware counters by ncu, of {machine_line(header)}"
     for roof in counted.roofs:
         rate = f"{significant(roof.rate / TERA)} {'TFLOPS' if roof.of == COMPUTE else 'TB/s'}"
         yield f"{roof.of} roof: {rate}, {roof.told}"
-    if not any(roof.of == COMPUTE for roof in counted.roofs):
+    if counts_flop and not any(roof.of == COMPUTE for roof in counted.roofs):
         yield "no MAMFU: no ceiling was measured here ('mamf find', or --ceiling LOG)"
 
 
@@ -77,12 +79,11 @@ def _group(
     reference = next((each.median_cycles for row in rows if (each := found.get(row.kernel)) and each.cycles), None)
     lines = [line for row in rows for line in _lines(row, found.get(row.kernel), counted, reference, asked)]
     columns, cells = by_column(lines)
-    table = drawing(format, width)(columns, cells, _LEFT)
-    return (
-        prose([f"{problem_title(rows[0].regime, rows[0].problem)}, {rows[0].shape}"], format)
-        + table
-        + prose([*_bounds(rows, found, counted), *disagreements(rows, found)], format)
-    )
+    title = f"{problem_title(rows[0].regime, rows[0].problem)}, {rows[0].shape}"
+    notes = [*_bounds(rows, found, counted), *disagreements(rows, found)]
+    gap = "\n" if format == "markdown" else ""
+    body = drawing(format, width)(columns, cells, _LEFT)
+    return f"{prose([title], format, gap)}{body}{gap}{prose(notes, format, gap)}"
 
 
 def _what(row: Measurement) -> tuple[Any, Any]:
@@ -122,7 +123,7 @@ def _cells(kernel: DeviceKernel, counted: Counted, cycles: float | None) -> dict
         "cycles": _figure(cycles, ",.0f"),
         "us": _figure(kernel.seconds, ".4g", 1e6),
         "tensor %": _figure(metrics.get(TENSOR), ".1f"),
-        "TB/s": _figure(rate, ".3g", 1 / TERA),
+        "DRAM TB/s": _figure(rate, ".3g", 1 / TERA),
         "of roof": _figure(share_of(rate, counted.bandwidth), ".1%"),
         "L2 hit %": _figure(metrics.get(L2_HIT), ".0f"),
         "L1 hit %": _figure(metrics.get(L1_HIT), ".0f"),

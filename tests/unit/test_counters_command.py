@@ -11,6 +11,7 @@ import pytest
 
 from mamf.cli import main
 from mamf.counters import counting
+from mamf.counters.counting import Counter
 from mamf.counters.running import Output, output_of
 from mamf.errors import UnavailableError
 from mamf.logs.run_log import read_run_log
@@ -102,16 +103,40 @@ def test_a_launch_its_cycles_its_burst_and_what_bounds_it(run, counted):
     assert second[second.index("run") + 1] == FASTER
 
 
-def test_what_it_asks_for_is_understood_by_mamf_run(run, counted, capsys):
-    """The very command, of a product and of attention; on the same device it is verified as it is measured."""
-    run("counters", MM, *DEVICE, *SHAPE, "--dtype", "fp16", *LOG)
-    sizes = ["--seq-lens", "1024", "--heads", "2", "--causal", "--direction", "bwd"]
-    run("counters", ATTENTION, *DEVICE, *sizes, "--output", "attention.jsonl")
-    for command, shape in zip(counted.commands, ("4096x4096x4096", "b16h2q1024k1024d128c"), strict=True):
-        assert main(command[command.index("run") :]) == 0
-        told = json.loads(capsys.readouterr().out)
-        assert (told["shape"], len(told["seconds"])) == (shape, 5)
-    assert told["problem"]["direction"] == "bwd"
+@pytest.mark.parametrize(
+    ("operation", "kernel"),
+    [
+        ("matmul", MM),
+        ("attention", ATTENTION),
+        ("bandwidth", "mamf.testing:SimulatedBandwidth"),
+        ("model", "mamf.testing:SimulatedModel"),
+    ],
+)
+def test_what_it_asks_for_is_understood_by_mamf_run(backend, capsys, operation, kernel):
+    """Every field of a problem, of every operation."""
+    of = discovery.operation(operation)
+    problem, shape = of.problem_for(backend, {}), of.default_shapes(backend)[0]
+    command = Counter("ncu", DEVICE[1], 0, launches=2).command(kernel, problem, shape)
+    assert main(command[command.index("run") :]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["operation"], told["shape"], len(told["seconds"])) == (operation, str(shape), 2)
+    assert told["problem"] == of.problem_record(problem)
+
+
+def test_attention_is_asked_for_by_its_sizes(run, counted):
+    sizes = ["--seq-lens", "1024", "--heads", "2", "--causal", "--direction", "fwd", "bwd"]
+    assert run("counters", ATTENTION, *DEVICE, *sizes, *LOG)[0] == 0
+    assert [command[command.index("--shape") + 1] for command in counted.commands] == ["b16h2q1024k1024d128c"] * 2
+    assert ["direction=fwd" in command for command in counted.commands] == [True, False]
+
+
+def test_a_budget_ends_it_and_the_rest_is_resumed(run, counted, tmp_path):
+    asked = [MM, FASTER, *DEVICE, *SHAPE]
+    assert run("counters", *asked, "--budget", "0.01s", *LOG)[0] in (0, 1)
+    summary = read_run_log(tmp_path / "counters.jsonl").summary
+    assert (summary["status"], summary["reason"]) == ("interrupted", "the budget ended")
+    assert run("counters", *asked, "--resume", "counters.jsonl")[0] == 0
+    assert len(counted.commands) == 2
 
 
 def test_a_launch_of_several_kernels_has_a_line_for_each(run, counted):
@@ -191,6 +216,16 @@ def test_algorithms_are_counted_each_by_its_name(run, counted, monkeypatch):
     assert "fewest cycles: ranked[2]; fastest in burst: " in out
     err = run("counters", MM, "--variants", *DEVICE, *SHAPE, "--output", "b.jsonl")[2]
     assert "no variants to choose from: mamf.testing:SimulatedMatmul" in err
+
+
+def test_bytes_a_second_of_a_burst_are_not_those_of_the_dram(run, counted):
+    kernel = "mamf.testing:SimulatedBandwidth"
+    counted.answers[kernel] = printed([8])
+    code, out, _ = run("counters", kernel, *DEVICE, "--shape", "1GiB", *LOG)
+    assert code == 0
+    assert "no MAMFU" not in out
+    (row,) = [line.split() for line in out.splitlines() if "360,148" in line]
+    assert (row[3][:3], row[7]) == ("3.0", "4.28")
 
 
 # -- what goes wrong -------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -205,6 +206,13 @@ class Backend(ABC):
     def flush_cache(self, size: int | None = None) -> None:
         """Queue a write over ``size`` bytes (default: twice the last-level cache), evicting the operands."""
 
+    def profiler_window(self, name: str) -> AbstractContextManager[object]:
+        """What is launched within is what a profiler of the vendor records, in a range of this name; nothing queued
+        before runs within, and everything launched within has run when it ends. Does nothing where there is no such
+        profiler, or none is attached.
+        """
+        return nullcontext()
+
     # -- memory ------------------------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -246,6 +254,17 @@ class Backend(ABC):
     def without_compiler(self) -> Unavailable | None:
         """Why torch's compiler makes no kernels for this device, or None."""
         return None
+
+    def digest(self, result: object) -> str | None:
+        """A hash of every bit of what a launch returned; None where it returned nothing that can be read."""
+        return None
+
+    def without_counters(self) -> Unavailable | None:
+        """Why mamf reads no hardware counters of this device, and what can be had instead; None where it does."""
+        return Unavailable(
+            f"mamf reads hardware counters by NVIDIA's ncu, and {self.info.name} is no device of theirs",
+            "rates need none: 'mamf sweep', 'mamf attention'; 'mamf run' is for the vendor's own profiler",
+        )
 
     def advice(self) -> list[Advice]:
         """What a user should know about this machine before believing a number. Changes nothing."""

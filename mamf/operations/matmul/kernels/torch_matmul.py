@@ -43,6 +43,10 @@ class TorchMatmul(MatmulKernel):
     ) -> tuple[Callable[[], object], float]:
         """The launch over these operands, and the factor by which C differs from A @ B."""
 
+    def details(self, problem: MatmulProblem) -> Mapping[str, str]:
+        """What a reader of its rows should know of how it computes."""
+        return {}
+
     def refuses(self, error: Exception) -> bool:
         # cuBLAS and hipBLAS, of a shape or layout that no algorithm takes
         return isinstance(error, RuntimeError) and "STATUS_NOT_SUPPORTED" in str(error)
@@ -92,6 +96,7 @@ class PreparedProduct:
         a, b, self.c = lay_out(flat, shape, problem.layout)
         self.launch, scale = kernel.bind(problem, a, b, self.c)
         self._tolerance = problem.tolerance
+        self._details = kernel.details(problem)
         chooser = random.Random(problem.seed)
         self._rows = sampled_indices(shape.m, _SAMPLED_ROWS, chooser).to(a.device)
         self._columns = sampled_indices(shape.n, _SAMPLED_COLUMNS, chooser).to(a.device)
@@ -107,8 +112,8 @@ class PreparedProduct:
             difference = torch.linalg.vector_norm(found - self._expected).item()
             magnitude = torch.linalg.vector_norm(self._expected).item()
         if magnitude == 0:
-            return Verdict(0.0 if difference == 0 else float("inf"), self._tolerance)
-        return Verdict(float(difference / magnitude), self._tolerance)
+            return Verdict(0.0 if difference == 0 else float("inf"), self._tolerance, self._details)
+        return Verdict(float(difference / magnitude), self._tolerance, self._details)
 
 
 def lay_out(

@@ -73,9 +73,9 @@ _CUDA = {
     "float8_e5m2": _OF_8_BITS_FLOAT,
     "int8": (
         "128x128x128/4w3s",
-        "128x256x128/8w3s",
-        "256x128x128/8w3s",
         "128x128x128/4w3s/persistent",
+        "128x128x128/4w2s/tma",
+        "128x256x128/8w3s",
         "128x256x128/8w3s/tma",
     ),
 }

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from mamf.ceilings.periods import likeliest_units
 from mamf.ceilings.surrogate import Array, Surrogate, features, single_threaded, squared_distances
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
 
@@ -104,6 +105,7 @@ class Search:
         self, shapes: Sequence[MatmulShape], kernel: str = "", *, compute_units: int | None = None, seed: int = 0
     ) -> None:
         self.compute_units = compute_units
+        self._learns_units = compute_units is None
         self.measured: dict[Candidate, float] = {}
         self.kernels = [kernel]
         self._random = np.random.default_rng(seed)
@@ -123,7 +125,7 @@ class Search:
         self._candidates: list[Candidate] = [(shape, kernel) for kernel in self.kernels for shape in self._shapes]
         self._position = {candidate: row for row, candidate in enumerate(self._candidates)}
         self._hopeless = np.zeros(len(self._candidates), dtype=bool)
-        self._surrogate.features = features(self._shapes, self.compute_units).by_each_of(len(self.kernels))
+        self._look_at_shapes()
         if self._surrogate.is_fitted:
             self._refit()
 
@@ -216,8 +218,15 @@ class Search:
         bound[self._hopeless] = -math.inf
         return bound
 
+    def _look_at_shapes(self) -> None:
+        self._surrogate.features = features(self._shapes, self.compute_units).by_each_of(len(self.kernels))
+
     def _refit(self) -> None:
         known = self._known()
+        if self._learns_units:
+            first = {shape: tflops for (shape, kernel), tflops in known.items() if kernel == self.kernels[0]}
+            self.compute_units = likeliest_units(first, self._surrogate.scales)
+            self._look_at_shapes()
         self._rows = [self._position[candidate] for candidate in known]
         self._surrogate.fit(self._rows, [math.log(tflops) for tflops in known.values()])
         self._hopeless = np.concatenate([self._hopeless_by(kernel) for kernel in self.kernels])

@@ -3,7 +3,8 @@
 Rasmussen & Williams, Gaussian Processes for Machine Learning, 2006, chapters 2 and 5. What makes matmul hard to predict
 is quantisation: a product is cut into tiles, and tiles into waves over the compute units, so neighbours differ by more
 than distant shapes of equal quantisation. Hence features: sizes, and how full the last wave and the edge tiles are.
-Nothing is known in advance of a device but its compute units; the rest is learned from what was measured.
+Nothing is known in advance of a device but its compute units, and not even these everywhere (periods.py); the rest is
+learned from what was measured.
 """
 
 from __future__ import annotations

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mamf.ceilings import surrogate as gaussian_process
+from mamf.ceilings.periods import likeliest_units
 from mamf.ceilings.search import FIRST_SHAPES, Search, candidates_of, find_best
-from mamf.ceilings.surrogate import Surrogate, features
+from mamf.ceilings.surrogate import Scales, Surrogate, features
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
 from mamf.testing.landscapes import BEST_ELSEWHERE, CHIPS, made, recorded
 
@@ -89,6 +90,22 @@ def test_unknown_compute_units_cost_little():
     truth = landscape()
     results = [searched(truth, units=None, seed=seed, measurements=60) for seed in range(3)]
     assert statistics.median(reached(result, truth) for result in results) >= 0.995
+
+
+@pytest.mark.parametrize("name", ["132 units", "108 units"])
+def test_the_period_of_waves_is_learned_from_what_was_measured(name):
+    truth, units = landscape(name), CHIPS[name].compute_units
+    fast = sorted(truth, key=truth.get)[-600:]
+    measured = {shape: truth[shape] for shape in random.Random(0).sample(fast, 50)}
+    # Waves over half or twice as many units are as full.
+    assert likeliest_units(measured, Scales()) in (units // 2, units, 2 * units)
+
+
+def test_where_nothing_comes_in_waves_none_are_learned():
+    chooser = random.Random(0)
+    flat = {shape: chooser.gauss(500, 1) for shape in chooser.sample(GRID.shapes(), 50)}
+    assert likeliest_units(flat, Scales()) is None
+    assert likeliest_units({}, Scales()) is None
 
 
 # -- what cannot be measured -----------------------------------------------------------------------------------------

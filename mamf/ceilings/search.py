@@ -33,7 +33,8 @@ _FEWEST_TO_GIVE_UP = 40
 _HOPELESS_FAILURES = 3
 # Shapes that the surrogate predicts; a larger grid is searched by a sample and the leaders' neighbours.
 _MOST_CANDIDATES = 8192
-_MEASUREMENTS_PER_FIT = 12
+# The first fits teach most; later ones take longer.
+_MEASUREMENTS_PER_EARLY_FIT, _EARLY, _MEASUREMENTS_PER_FIT = 6, 60, 12
 # Standard deviations above the mean at which the next shape is chosen, and at which nothing promises more any longer.
 _OPTIMISM = 1.5
 _DOUBT = 3.0
@@ -161,7 +162,8 @@ class Search:
         self.measured[candidate] = tflops
         if len(self.measured) < min(FIRST_SHAPES, len(self._first)) or not self._known():
             return
-        is_due = len(self.measured) % _MEASUREMENTS_PER_FIT == 0 or candidate in self._first
+        every = _MEASUREMENTS_PER_EARLY_FIT if len(self.measured) <= _EARLY else _MEASUREMENTS_PER_FIT
+        is_due = len(self.measured) % every == 0 or candidate in self._first
         if is_due or not self._surrogate.is_fitted or not tflops > 0:
             self._refit()
         else:

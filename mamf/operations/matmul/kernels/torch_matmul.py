@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import torch
 
-from mamf.backend import Backend, OperandPool
+from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.kernel import Prepared, Verdict, aligned
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
@@ -27,6 +27,13 @@ class TorchMatmul(MatmulKernel):
     """A product by one torch function. Derived kernels say which dtypes they take and how they launch."""
 
     dtypes: ClassVar[tuple[str, ...]]
+    #: The function of torch that it calls, where a release may lack it.
+    function: ClassVar[str] = ""
+
+    def unavailable(self, backend: Backend) -> Unavailable | None:
+        if self.function and not hasattr(torch, self.function):
+            return Unavailable(f"this torch has no torch.{self.function}", "pip install --upgrade torch")
+        return None
 
     def unsupported(self, backend: Backend, problem: MatmulProblem) -> str | None:
         if problem.dtype not in self.dtypes:

@@ -27,6 +27,7 @@ from mamf.measurement import Conditions, Measurement
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
 from mamf.plans import FindPlan
+from mamf.report.ceilings import notes
 from mamf.statistics import Interval, summarize
 from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
 
@@ -399,6 +400,19 @@ def test_shapes_and_kernels_are_chosen_together():
     assert ceiling.gain_over_default == pytest.approx(1 / 0.93 - 1, abs=0.01)
     best_of_default = max(default, key=lambda row: row.best_rate).shape
     assert (best_of_default, KERNEL) in {(row.shape, row.kernel) for row in rows if row.phase == "choose"}
+
+
+def test_the_report_says_what_the_default_gives():
+    fast = [*rows_of(A, [800.0] * 3, kernel="triton[x]"), *rows_of(A, [790.0] * 3, kernel="triton[x]", phase="choose")]
+    default = [*rows_of(A, [600.0] * 3, phase="choose"), *rows_of(B, [640.0, 650.0, 660.0], phase="choose")]
+    scouts = rows_of(C, [655.0], phase="scout")
+    ceiling = confirmed([*fast, *default], "card", default_kernel=KERNEL)
+    header = {"device": {"name": "card", "compute_units": None}}
+    told = notes(ceiling, [*scouts, *default, *fast], header)
+    assert any("triton[x] gains +31.7 % over the default kernel there" in line for line in told)
+    assert f"    the default kernel, {KERNEL}, gives 650.0 TFLOPS at its best, {B}" in told
+    own = confirmed([*default, *rows_of(B, [650.0] * 3)], "card", default_kernel=KERNEL)
+    assert not any("default" in line for line in notes(own, [*scouts, *default], header))
 
 
 def test_a_kernel_that_takes_long_to_compile_takes_nobodys_time():

@@ -81,7 +81,7 @@ QUICK = Pace(
     choose=0.28,
     burst=0.31,
     visit=0.31,
-    chosen=0.54,
+    chosen=0.52,
     burst_rounds=Rounds(choose=4, confirm=6),
     candidates=5,
     visits=False,

@@ -80,7 +80,7 @@ class KernelsSession(Session[KernelsPlan]):
         self.of = of
         super().__init__(options, interruption, resumed)
         if self.before:
-            require_repeated_plan(of, options, self.before, self.backend)
+            self.require_repeated(self.before)
         self.kernels = self._kernels()
         self.plan = self._plan()
         kept = self.log.lasting if self.log else []
@@ -93,6 +93,10 @@ class KernelsSession(Session[KernelsPlan]):
     def resumes(self) -> str:
         return self.of.name
 
+    def require_repeated(self, before: KernelsPlan) -> None:
+        """Raises LogMismatchError when something asked for is not what the log was measured with."""
+        require_repeated_plan(self.of, self.options, before, self.backend)
+
     def _kernels(self) -> list[tuple[str, AnyKernel]]:
         """The kernels by the names that they are asked for."""
         return chosen_kernels(self.of, self.backend, self.before.kernels if self.before else self.options.kernel)
@@ -100,7 +104,7 @@ class KernelsSession(Session[KernelsPlan]):
     def _plan(self) -> KernelsPlan:
         if self.before is None:
             return self.new_plan()
-        budget = self.options.budget or (self.before.budget_seconds if self.confirms else None)
+        budget = self.options.budget or (self.before.budget_seconds if self.before.confirms else None)
         return replace(self.before, kernels=tuple(name for name, _ in self.kernels), budget_seconds=budget)
 
     def new_plan(self) -> KernelsPlan:

@@ -27,6 +27,7 @@ from mamf.logs.writer import RunLogWriter
 from mamf.machine.doctor import as_line, diagnose, warnings
 from mamf.machine.environment import command_line, tool_version
 from mamf.measurement import Measurement
+from mamf.plans import ROWS
 from mamf.plugins.discovery import open_backend
 
 _NOTHING_MEASURED = 1
@@ -88,9 +89,9 @@ class Session(ABC, Generic[AnyPlan]):
 
     #: The command's name, for the log's default name.
     command: str
-    #: Of the logs that it resumes, and whether they confirm ceilings of an operation of their own.
+    #: Of the logs that it resumes, and what their rows of kernels are for.
     plan_kind: type[AnyPlan]
-    confirms = False
+    purpose = ROWS
     #: What is measured: that asked for, or the resumed log's.
     plan: AnyPlan
 
@@ -100,7 +101,7 @@ class Session(ABC, Generic[AnyPlan]):
         self.resumed = resumed
         self.log: RunLog | None = resumed and resumed.log
         #: The plan of the log that is resumed.
-        self.before = plan_of(self.log, self.plan_kind, self.resumes(), self.confirms) if self.log else None
+        self.before = plan_of(self.log, self.plan_kind, self.resumes(), self.purpose) if self.log else None
         self.findings: list[Advice] = []
         self.rows: list[Measurement] = []
         if self.log:

@@ -7,12 +7,12 @@ ceilings that were confirmed on one device, in one regime: matmul's by dtype, ba
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mamf.ceilings.ceiling import Ceiling
 from mamf.errors import IncomparableError, UsageError
 from mamf.measurement import TERA, Measurement
-from mamf.operations.bandwidth.shapes import READS, BandwidthProblem
+from mamf.operations.bandwidth.shapes import READS, BandwidthProblem, BandwidthShape
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.work import Work
 
@@ -70,6 +70,13 @@ class Roofs:
     @property
     def regimes(self) -> list[str]:
         return list(dict.fromkeys(regime for _, regime in (*self.compute, *self.bandwidth)))
+
+    def only(self, regimes: Iterable[str]) -> Roofs:
+        """Those of some regimes."""
+        kept = frozenset(regimes)
+        compute = {key: each for key, each in self.compute.items() if key[1] in kept}
+        bandwidth = {key: each for key, each in self.bandwidth.items() if key[1] in kept}
+        return replace(self, compute=compute, bandwidth=bandwidth)
 
     def roof(self, dtype: str, regime: str) -> Roof | None:
         """The roof of memory and of a dtype's compute ceiling; None where one of them is not known."""
@@ -141,15 +148,16 @@ def reads(problem: object) -> bool:
     return not isinstance(problem, BandwidthProblem) or bool(READS[problem.pattern])
 
 
-def level_of(ceiling: Ceiling, cache_bytes: int | None) -> str | None:
-    """Where the bytes of a bandwidth ceiling came from; None between the levels, where both have a part in it.
+def level_of(problem: BandwidthProblem, shape: BandwidthShape, cache_bytes: int | None) -> str | None:
+    """Where the bytes of arrays come from; None between the levels, where both have a part in it.
 
     Arrays that fit the cache come from it from the second pass of a launch on (``warm``).
     """
-    nbytes, problem = ceiling.shape.nbytes, ceiling.problem
-    if cache_bytes is None or nbytes >= _CACHES * cache_bytes:
-        return MEMORY if problem.warm == 1 or cache_bytes else None
-    fits = len(problem.arrays) * nbytes <= cache_bytes
+    if cache_bytes is None:
+        return MEMORY if problem.warm == 1 else None
+    if shape.nbytes >= _CACHES * cache_bytes:
+        return MEMORY
+    fits = len(problem.arrays) * shape.nbytes <= cache_bytes
     return CACHE if fits and problem.warm > 1 else None
 
 
@@ -164,14 +172,14 @@ def roofs_of(ceilings: Iterable[Ceiling], cache_bytes: int | None, anyway: bool 
     bandwidth: dict[tuple[str, str], Ceiling] = {}
     found = list(ceilings)
     for ceiling in found:
-        problem, level = ceiling.problem, None
+        problem = ceiling.problem
         if not anyway:
             require_same_device((found[0].device, found[0].uuid_hash), (ceiling.device, ceiling.uuid_hash))
         if isinstance(problem, MatmulProblem):
             if problem.data == "normal":
                 _keep_higher(compute, (problem.dtype, ceiling.regime), ceiling)
         elif isinstance(problem, BandwidthProblem) and reads(problem):
-            level = level_of(ceiling, cache_bytes)
+            level = level_of(problem, ceiling.shape, cache_bytes)
             if level is not None:
                 _keep_higher(bandwidth, (level, ceiling.regime), ceiling)
     if not compute and not bandwidth:

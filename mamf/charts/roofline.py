@@ -62,7 +62,7 @@ def roofline_chart(roofs: Roofs, points: Sequence[RoofPoint], header: Mapping[st
     x_limits = _x_limits(roofs, shown)
     lines = tuple(_lines(roofs, x_limits))
     marks = tuple(_mark(point, x_limits[1] / _BESIDE_RIGHT) for point in shown)
-    heights = [y for each in (*lines, *marks) for _, y in _places(each)]
+    heights = [y for line in lines for _, y in (line.start, line.end)] + [mark.place[1] for mark in marks]
     return RooflineChart(
         f"Roofline, {', '.join(dict.fromkeys(dtype for dtype, _ in roofs.compute)) or 'bandwidth alone'}",
         machine(header),
@@ -72,10 +72,6 @@ def roofline_chart(roofs: Roofs, points: Sequence[RoofPoint], header: Mapping[st
         (min(heights) / _DOWN, max(heights) * _UP),
         tuple(_notes(points, marks)),
     )
-
-
-def _places(part: RoofLine | Mark) -> tuple[Place, ...]:
-    return (part.place,) if isinstance(part, Mark) else (part.start, part.end)
 
 
 def _x_limits(roofs: Roofs, points: Iterable[RoofPoint]) -> Place:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mamf.charts.figures import DPI, GREY, SMALL, TEXT, arrange, styles_of
 from mamf.charts.roofline import Mark, Place, RoofLine, RooflineChart
@@ -13,12 +13,9 @@ from mamf.charts.roofline import Mark, Place, RoofLine, RooflineChart
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.text import Text
-    from matplotlib.transforms import Bbox
 
-    #: A label where it may stand, and what it would cover there, in pixels.
-    Candidate = tuple[Text, list[Bbox]]
-
+#: Left, lower, right and upper edge in pixels.
+Box = tuple[float, float, float, float]
 _INCHES = 8.0
 _MARKER, _LABEL = 9, 10  # points
 # Where along a line its label may stand, the best place first.
@@ -82,124 +79,137 @@ class _Labels:
 
     def __init__(self, axes: Axes, chart: RooflineChart) -> None:
         self.axes, self.chart = axes, chart
-        self.room: Bbox = axes.get_window_extent()
-        self.taken: list[Bbox] = [self._around(mark.place) for mark in chart.marks]
-        self.crossed: list[Bbox] = [box for line in chart.lines for box in self._stretches(line)]
+        self.room: Box = axes.get_window_extent().extents
+        half = _points(_MARKER / 2)
+        self.taken: list[Box] = [square(self._pixels(mark.place), half) for mark in chart.marks]
+        self.crossed: list[Box] = [box for line in chart.lines for box in self._stretches(line)]
 
     def place(self) -> None:
         left_out = 0
         for line in self.chart.lines:
-            left_out += not self._placed(self._along(line))
+            left_out += not self._placed(line.label, SMALL, self._along(line))
         for mark in labelled(self.chart.marks):
-            left_out += not self._placed(self._beside(mark))
+            left_out += not self._placed(mark.label, _LABEL, self._beside(mark))
         if left_out:
             told = f"{left_out} labels left out for want of room: the table has all"
             self.axes.set_title(told, loc="right", fontsize=SMALL, color=GREY)
 
-    def _around(self, place: Place) -> Bbox:
-        """What a marker covers, in pixels."""
-        from matplotlib.transforms import Bbox
-
+    def _pixels(self, place: Place) -> Place:
         x, y = self.axes.transData.transform(place)
-        half = _MARKER / 72 * DPI / 2
-        return Bbox.from_extents(x - half, y - half, x + half, y + half)
+        return float(x), float(y)
 
-    def _stretches(self, line: RoofLine) -> Iterator[Bbox]:
-        from matplotlib.transforms import Bbox
-
-        (x0, y0), (x1, y1) = self.axes.transData.transform([line.start, line.end])
-        shares = [number / _STRETCHES for number in range(_STRETCHES + 1)]
-        points = [(x0 + share * (x1 - x0), y0 + share * (y1 - y0)) for share in shares]
+    def _stretches(self, line: RoofLine) -> Iterator[Box]:
+        """What a line covers: boxes in a row, where one around all would be mostly empty."""
+        start, end = self._pixels(line.start), self._pixels(line.end)
+        points = [between(start, end, number / _STRETCHES) for number in range(_STRETCHES + 1)]
         for (left, low), (right, high) in itertools.pairwise(points):
-            yield Bbox.from_extents(left, min(low, high) - 1, right, max(low, high) + 1)
+            yield left, min(low, high) - 1, right, max(low, high) + 1
 
-    def _placed(self, candidates: Iterable[Candidate]) -> bool:
-        """Keep the first that is free, of lines too if there is one."""
-        kept: Candidate | None = None
-        for text, boxes in candidates:
-            if not all(map(self._is_inside, boxes)) or overlap(boxes, self.taken):
-                text.remove()
+    def _placed(self, label: str, size: int, candidates: Iterable[Candidate]) -> bool:
+        """Write the label where it is free, of lines too if there is such a place."""
+        width, height = self._size(label, size)
+        kept: tuple[Candidate, list[Box]] | None = None
+        for candidate in candidates:
+            boxes = candidate.boxes(width, height)
+            if not all(within(box, self.room) for box in boxes) or overlap(boxes, self.taken):
                 continue
             is_clear = not overlap(boxes, self.crossed)
-            if kept is not None and not is_clear:
-                text.remove()
-                continue
-            if kept is not None:
-                kept[0].remove()
-            kept = text, boxes
+            if kept is None or is_clear:
+                kept = candidate, boxes
             if is_clear:
                 break
-        if kept is not None:
-            self.taken += kept[1]
-        return kept is not None
+        if kept is None:
+            return False
+        self.taken += kept[1]
+        kept[0].write(self.axes, label, size)
+        return True
 
-    def _is_inside(self, box: Bbox) -> bool:
-        return bool(self.room.contains(box.x0, box.y0) and self.room.contains(box.x1, box.y1))
+    def _size(self, label: str, size: int) -> Place:
+        """Of a label in pixels."""
+        text = self.axes.text(0, 0, label, fontsize=size)
+        box = text.get_window_extent()
+        text.remove()
+        return float(box.width), float(box.height)
 
     def _along(self, line: RoofLine) -> Iterator[Candidate]:
-        (x0, y0), (x1, y1) = self.axes.transData.transform([line.start, line.end])
-        angle = math.degrees(math.atan2(y1 - y0, x1 - x0))
+        start, end = self._pixels(line.start), self._pixels(line.end)
+        angle = math.degrees(math.atan2(end[1] - start[1], end[0] - start[0]))
         is_flat = line.start[1] == line.end[1]
         for share in _ALONG_FLAT if is_flat else _ALONG_RISING:
             for side in ("top", "bottom") if line.is_sustained else ("bottom", "top"):
-                text = self.axes.annotate(
-                    line.label,
-                    self.axes.transData.inverted().transform((x0 + share * (x1 - x0), y0 + share * (y1 - y0))),
-                    xytext=_across(angle, 3 if side == "bottom" else -3),
-                    textcoords="offset points",
-                    fontsize=SMALL,
-                    rotation_mode="anchor",
-                    ha="right" if is_flat and share > _AT_END else "center",
-                    va=side,
-                )
-                boxes = _turned(extent(text), angle, -1 if side == "top" else 1)
-                text.set_rotation(angle)
-                yield text, boxes
+                at = between(start, end, share)
+                offset = _across(angle, 3 if side == "bottom" else -3)
+                yield Candidate(at, offset, "right" if is_flat and share > _AT_END else "center", side, angle)
 
     def _beside(self, mark: Mark) -> Iterator[Candidate]:
-        for x, y, ha, va in _AROUND:
-            arrow: dict[str, Any] | None = {"arrowstyle": "-", "color": "#999999", "linewidth": 0.7}
-            text = self.axes.annotate(
-                mark.label,
-                mark.place,
-                xytext=(x, y),
-                textcoords="offset points",
-                fontsize=_LABEL,
-                ha=ha,
-                va=va,
-                zorder=5,
-                arrowprops=arrow if abs(y) > _FAR else None,
-            )
-            yield text, [extent(text)]
+        at = self._pixels(mark.place)
+        return (Candidate(at, (x, y), ha, va) for x, y, ha, va in _AROUND)
 
 
-def overlap(boxes: Iterable[Bbox], others: Sequence[Bbox]) -> bool:
-    return any(box.overlaps(other) for box in boxes for other in others)
+class Candidate(NamedTuple):
+    """Where a label may stand: ``at`` in pixels, and ``offset`` from there in points."""
+
+    at: Place
+    offset: Place
+    horizontal: str
+    vertical: str
+    angle: float = 0.0
+
+    def boxes(self, width: float, height: float) -> list[Box]:
+        """What a label of this size covers there, in pixels: boxes in a row where it is turned."""
+        x, y = self.at[0] + _points(self.offset[0]), self.at[1] + _points(self.offset[1])
+        right = {"left": 0.5, "center": 0.0, "right": -0.5}[self.horizontal] * width
+        up = {"bottom": 0.5, "center": 0.0, "top": -0.5}[self.vertical] * height
+        if not self.angle:
+            return [(x + right - width / 2, y + up - height / 2, x + right + width / 2, y + up + height / 2)]
+        turned, count = math.radians(self.angle), max(1, round(width / height))
+        middle = x - up * math.sin(turned), y + up * math.cos(turned)
+        steps = [(number / count - 0.5) * width for number in range(count + 1)]
+        places = [(middle[0] + step * math.cos(turned), middle[1] + step * math.sin(turned)) for step in steps]
+        return [square(place, height / 2) for place in places]
+
+    def write(self, axes: Axes, label: str, size: int) -> None:
+        arrow: dict[str, Any] = {"arrowstyle": "-", "color": "#999999", "linewidth": 0.7}
+        x, y = axes.transData.inverted().transform(self.at)
+        axes.annotate(
+            label,
+            (x, y),
+            xytext=self.offset,
+            textcoords="offset points",
+            fontsize=size,
+            rotation=self.angle,
+            rotation_mode="anchor",
+            ha=self.horizontal,
+            va=self.vertical,
+            zorder=5,
+            arrowprops=arrow if abs(self.offset[1]) > _FAR else None,
+        )
 
 
-def _turned(box: Bbox, angle: float, side: int) -> list[Bbox]:
-    """What words cover once they are turned about the middle of their foot (``side`` 1) or head (-1): boxes in a row,
-    where one around all would be mostly empty.
-    """
-    from matplotlib.transforms import Bbox
-
-    if not angle:
-        return [box]
-    turned, half = math.radians(angle), box.height / 2
-    foot = box.x0 + box.width / 2, box.y0 if side > 0 else box.y1
-    middle = foot[0] - side * half * math.sin(turned), foot[1] + side * half * math.cos(turned)
-    count = max(1, round(box.width / box.height))
-    steps = [(number / count - 0.5) * box.width for number in range(count + 1)]
-    places = [(middle[0] + step * math.cos(turned), middle[1] + step * math.sin(turned)) for step in steps]
-    return [Bbox.from_extents(x - half, y - half, x + half, y + half) for x, y in places]
+def square(middle: Place, half: float) -> Box:
+    x, y = middle
+    return x - half, y - half, x + half, y + half
 
 
-def extent(text: Text) -> Bbox:
-    """Of the words alone, in pixels: an annotation counts its line to the point too."""
-    from matplotlib.text import Text
+def within(box: Box, room: Box) -> bool:
+    return room[0] <= box[0] and room[1] <= box[1] and box[2] <= room[2] and box[3] <= room[3]
 
-    text.get_window_extent()  # which puts it where it will stand
-    return Text.get_window_extent(text)
+
+def overlap(boxes: Iterable[Box], others: Iterable[Box]) -> bool:
+    return any(
+        left < other[2] and other[0] < right and low < other[3] and other[1] < high
+        for left, low, right, high in boxes
+        for other in others
+    )
+
+
+def between(start: Place, end: Place, share: float) -> Place:
+    return start[0] + share * (end[0] - start[0]), start[1] + share * (end[1] - start[1])
+
+
+def _points(points: float) -> float:
+    """As pixels."""
+    return points * DPI / 72
 
 
 def labelled(marks: Iterable[Mark]) -> list[Mark]:

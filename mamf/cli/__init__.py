@@ -26,6 +26,7 @@ COMMANDS = {
     "attention": "measure attention kernels as shares of the device's matmul ceiling",
     "bandwidth": "measure how fast memory is copied, read and written",
     "profile": "run a script unchanged and tell where its step goes, by class, as shares of the ceiling",
+    "roofline": "measure or take ceilings of computing and bandwidth, and place rows under the roof that they make",
     "peak": "print how fast the device multiplies, as measured, contributed or promised, and which",
     "model": "measure steps of language models: forward, backward, optimizer, with any attention kernel",
     "show": "print a run log again, in any format",

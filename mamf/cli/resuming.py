@@ -23,8 +23,11 @@ AnyPlan = TypeVar("AnyPlan", bound=Plan | FindPlan | KernelsPlan)
 #: An option to the sizes that are asked for by it, and what a shape calls them.
 Sizes = Mapping[str, tuple[str, Sequence[Any]]]
 _A_RUN = {
-    **{"sweep": "a sweep", "find": "a find", "attention": "attention"},
-    **{"roofline": "a roofline", "explain": "an explanation"},
+    "sweep": "a sweep",
+    "find": "a find",
+    "attention": "attention",
+    "roofline": "a roofline",
+    "explain": "an explanation",
 }
 _MOST_TOLD = 5
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from mamf.backend import Backend, DeviceInfo
+from mamf.dtypes import DTYPES
 from mamf.machine.peaks import fastest_possible_flops, find_peak
 from mamf.operation import Operation
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
@@ -30,6 +32,11 @@ class Matmul(Operation[MatmulProblem, MatmulShape]):
     def peak(self, info: DeviceInfo, problem: MatmulProblem) -> float | None:
         found = find_peak(info.name, problem.dtype, info.compute_units)
         return None if found is None else found.flops
+
+    def words(self, problem: MatmulProblem) -> Sequence[str]:
+        """What is not the default of its dtype."""
+        usual = MatmulProblem(problem.dtype, DTYPES[problem.dtype].default_output)
+        return [f"{name} {value}" for name, value in asdict(problem).items() if value != getattr(usual, name)]
 
     def axis(self, shape: MatmulShape) -> float:
         return float(shape.flop)

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from mamf.backend import DeviceInfo
+from mamf.ceilings.explanation import fall
 from mamf.charts.chart import QUANTITIES, Quantity, find_chart, sweep_chart
 from mamf.charts.kernels import kernels_chart
 from mamf.charts.plotting import Picture
 from mamf.charts.roofline import roofline_chart
+from mamf.charts.waterfall import waterfall_chart
 from mamf.errors import UnknownNameError, UsageError
 from mamf.logs.roofs import roofs_of_logs
 from mamf.logs.run_log import RunLog
 from mamf.operations.attention.charts import attention_chart
 from mamf.operations.attention.operation import Attention
 from mamf.operations.attention.shapes import DIRECTIONS
-from mamf.plans import ROOFLINE, FindPlan, KernelsPlan
+from mamf.plans import EXPLAIN, ROOFLINE, FindPlan, KernelsPlan
 
 
 def chart_of(
@@ -50,6 +53,8 @@ def _chart_of(
     if isinstance(plan, KernelsPlan) and plan.purpose == ROOFLINE:
         roofs = roofs_of_logs([log])
         return roofline_chart(roofs.only([regime]) if regime else roofs, [], log.header)
+    if isinstance(plan, KernelsPlan) and plan.purpose == EXPLAIN:
+        return waterfall_chart(fall(rows, DeviceInfo(**log.header["device"])), rows, log.header)
     if isinstance(plan, FindPlan):
         if quantities and drawn != ("tflops",):
             raise UsageError(f"{log.path} is of a find, whose shapes take incomparable times: draw tflops alone")

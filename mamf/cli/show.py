@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from mamf.backend import DeviceInfo
+from mamf.ceilings.explanation import fall
 from mamf.cli.options import add_output_options, terminal_width
 from mamf.cli.reading import as_file, read_log, reading
 from mamf.cli.roofs import add_roof_option, given_roofs
@@ -13,10 +15,11 @@ from mamf.errors import UsageError
 from mamf.logs.legacy import read_legacy_or_none
 from mamf.logs.roofs import require_same_card, roofs_of_logs
 from mamf.logs.run_log import RunLog
-from mamf.plans import ROOFLINE, ROWS, FindPlan, KernelsPlan, Plan
+from mamf.plans import EXPLAIN, ROOFLINE, ROWS, FindPlan, KernelsPlan, Plan
 from mamf.profiling.log import read_profile_or_none
 from mamf.profiling.report import render_profile
 from mamf.report import FORMATS, render, render_find
+from mamf.report.explanation import render_explanation, title
 from mamf.report.imported import render_legacy
 from mamf.report.of_run import has_own_report, render_kernels_run
 from mamf.report.roofline import render_roofline
@@ -52,6 +55,10 @@ def _shown(path: Path, options: argparse.Namespace) -> int:
     if isinstance(plan, KernelsPlan) and plan.purpose == ROOFLINE and (log.all_ceilings or log.own_ceilings):
         head, foot = [machine_line(log.header)], [end_line(log.summary)]
         say_lines(render_roofline(options.format, roofs_of_logs([log]), [], head, foot, options.top, width))
+    elif isinstance(plan, KernelsPlan) and plan.purpose == EXPLAIN and log.measurements:
+        rows, head = log.measurements, [machine_line(log.header), title(log.measurements[0])]
+        steps = fall(rows, DeviceInfo(**log.header["device"]))
+        say_lines(render_explanation(options.format, steps, rows, head, [end_line(log.summary)], width))
     elif isinstance(plan, KernelsPlan):
         rows, ceilings = log.measurements, log.all_ceilings
         shown = render_kernels_run(

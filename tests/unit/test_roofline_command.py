@@ -37,7 +37,7 @@ def little(patch):
 
     patch.setattr(session, "plan_for", short)
     patch.setattr(session, "_PASSES", 256)  # long launches are few
-    patch.setattr(session, "_CACHES", (4, 8))
+    patch.setattr(session, "_CACHES", (64, 128))
 
 
 @pytest.fixture

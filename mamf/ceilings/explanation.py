@@ -20,8 +20,8 @@ _AT_LIMIT = 0.95
 
 @dataclass(frozen=True)
 class FallStep:
-    """``tflops``: None where nobody can tell; ``cause`` says why then. ``row``: that it was measured by; ``regime``: its
-    own, or of what was not measured by a row. ``before``: TFLOPS of the step that it is compared with.
+    """``tflops``: None where nobody can tell; ``cause`` says why then. ``row``: that it was measured by. ``regime``:
+    its own, or that of what no row measured. ``before``: TFLOPS of the step that it is compared with.
     """
 
     name: str

@@ -155,7 +155,7 @@ def _found(backend: Backend, problem: MatmulProblem, asked: str | None) -> Produ
     """By a search that keeps no log: only its shape is of use."""
     warn(f"looking for a shape, {_SEARCH_SECONDS:.0f} s: --ceiling LOG or --shape spares it")
     kernels = kernels_for(backend, problem, [asked] if asked else None)
-    plan = plan_for(backend, problem, kernels, regimes=(BURST,), budget_seconds=_SEARCH_SECONDS)
+    plan = plan_for(backend, problem, kernels, regimes=(BURST,), budget_seconds=_SEARCH_SECONDS, is_quick=True)
     rows = [row for row in Find(plan, kernels, backend).results() if row.ok]
     if not rows:
         raise DeviceError("no product could be measured: name a --shape")

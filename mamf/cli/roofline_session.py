@@ -36,9 +36,11 @@ from mamf.report.text import end_line, machine_line
 
 #: Passes of a launch over arrays that the cache holds: the first comes from memory, and is a few percent of them.
 _PASSES = 32
-#: Sizes of the arrays as shares and multiples of the cache; a CPU's memory fills in a fraction of a second less.
-_OF_CACHE, _CACHES, _CACHES_OF_CPU = (4, 2), (16, 256), (4, 8)
 _PASSES_OF_CPU = 8
+#: A search that has less is a quick one: a thorough one would end before its sustained ceiling.
+_LEAST_THOROUGH_SECONDS = 40.0
+#: Sizes of the arrays: the cache over these, and so many times the cache. More would take a CPU minutes.
+_OF_CACHE, _CACHES, _CACHES_OF_CPU = (4, 2), (16, 256), (16,)
 # Where the device does not tell; and what of the free memory an array may be.
 _CACHE_BYTES, _PART_OF_MEMORY = 32 * MIB, 4
 
@@ -107,7 +109,8 @@ class RooflineSession(KernelsFindSession):
         for name in names:
             problem = problem_for(backend, name)
             kernels = kernels_for(backend, problem)
-            searches.append(plan_for(backend, problem, kernels, regimes=regimes, budget_seconds=part))
+            quick = part < _LEAST_THOROUGH_SECONDS
+            searches.append(plan_for(backend, problem, kernels, regimes=regimes, budget_seconds=part, is_quick=quick))
         passes = _PASSES if backend.is_accelerator else _PASSES_OF_CPU
         problems = [BandwidthProblem("read", warm=each) for each in ((1, passes) if backend.info.cache_bytes else (1,))]
         return KernelsPlan(

@@ -127,6 +127,7 @@ MEASUREMENT = {
     "round?": int,
     "time?": str,
 } | _CONDITIONS
+_PRODUCT_MEASUREMENT = MEASUREMENT | {"problem?": _PRODUCT}
 _ANY_CEILING = {
     "regime": str,
     "shape": str,
@@ -196,7 +197,9 @@ def record_schema(record: Mapping[str, Any]) -> dict[str, Any]:
     """Of a record after the header, by its kind: one of KINDS."""
     if record["record"] == "ceiling":
         return _OPERATIONS_CEILING if "operation" in record else _PRODUCTS_CEILING
-    return {"measurement": MEASUREMENT, "summary": SUMMARY, "resume": RESUME}[record["record"]]
+    of_a_product = record.get("operation") == "matmul"
+    measurement = _PRODUCT_MEASUREMENT if of_a_product else MEASUREMENT
+    return {"measurement": measurement, "summary": SUMMARY, "resume": RESUME}[record["record"]]
 
 
 def plan_schema(plan: Mapping[str, Any]) -> dict[str, Any]:

@@ -72,10 +72,12 @@ class Roofs:
         return list(dict.fromkeys(regime for _, regime in (*self.compute, *self.bandwidth)))
 
     def only(self, regimes: Iterable[str]) -> Roofs:
-        """Those of some regimes."""
-        kept = frozenset(regimes)
+        """Those of some regimes. Raises UsageError where none is known."""
+        kept = tuple(regimes)
         compute = {key: each for key, each in self.compute.items() if key[1] in kept}
         bandwidth = {key: each for key, each in self.bandwidth.items() if key[1] in kept}
+        if not compute and not bandwidth:
+            raise UsageError(f"no ceiling is of {' or '.join(kept)}: these are of {', '.join(self.regimes)}")
         return replace(self, compute=compute, bandwidth=bandwidth)
 
     def roof(self, dtype: str, regime: str) -> Roof | None:

@@ -115,7 +115,7 @@ def _notes(points: Sequence[RoofPoint], marks: Sequence[Mark]) -> Iterable[str]:
     if without:
         best = max(without, key=lambda point: point.rate)
         yield (
-            f"not drawn, for they do no FLOP: {len(without)} rows, the highest {best.rate:.4g} {best.unit} "
+            f"not drawn, for lack of FLOP: {len(without)} of the rows, the highest {best.rate:.4g} {best.unit} "
             f"({best.kernel} {best.name})"
         )
     if not all(mark.is_placed for mark in marks):

@@ -23,7 +23,7 @@ from mamf.cli.kernels_sweep import KernelsSession
 from mamf.cli.options import terminal_width
 from mamf.cli.plan_options import read_names
 from mamf.cli.resuming import require_repeated
-from mamf.cli.roofline import Given
+from mamf.cli.roofline import Given, beside
 from mamf.cli.session import Resumed, interruptible
 from mamf.cli.terminal import say, warn
 from mamf.contribution.collection import named_dtype
@@ -116,7 +116,7 @@ class ExplainSession(KernelsSession):
         if self.options.picture and self.rows:
             figure = draw(waterfall_chart(self._fall(), self.rows, header))
             save(figure, self.options.picture, self.options.overwrite)
-            say(f"figure: {self.options.picture}")
+            say(f"figure: {self.options.picture}", beside(self.options))
         return code
 
 

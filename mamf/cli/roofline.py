@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 from mamf.ceilings.roof import RoofPoint, Roofs, require_same_device
 from mamf.charts.plotting import draw, exists, file_type, save
@@ -47,7 +48,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("measuring")
     group.add_argument("--dtype", nargs="+", help="of the compute ceilings, one or several (default: the device's)")
     group.add_argument("--regime", nargs="+", choices=CEILINGS, help="which roofs (default: both)")
-    group.add_argument("--budget", type=duration, help="time for all of it (default: 57s a dtype and for bandwidth)")
+    group.add_argument("--budget", type=duration, help="time for all of it (default: 57s a dtype, 86s for bandwidth)")
     group.add_argument("--dry-run", action="store_true", help="say what would be measured and how long, and stop")
     group.add_argument(
         "--log", dest="output", type=Path, metavar="FILE", help="the run log to write (default: a dated name)"
@@ -163,7 +164,12 @@ def finish(options: argparse.Namespace, roofs: Roofs, points: Sequence[RoofPoint
         content = json.dumps(tracelens_arch(roofs, header["device"]["memory_bytes"]), indent=4) + "\n"
         write = write_whole if options.overwrite else create_whole
         write(path, content.encode())
-        say(f"{options.export}: {path}")
+        say(f"{options.export}: {path}", beside(options))
     if options.picture:
         save(draw(roofline_chart(roofs, points, header)), options.picture, options.overwrite)
-        say(f"figure: {options.picture}")
+        say(f"figure: {options.picture}", beside(options))
+
+
+def beside(options: argparse.Namespace) -> TextIO:
+    """Where lines about files go: not between what another program reads."""
+    return sys.stdout if options.format in ("table", "markdown") else sys.stderr

@@ -37,6 +37,8 @@ from mamf.report.text import end_line, machine_line
 #: Passes of a launch over arrays that the cache holds: the first comes from memory, and is a few percent of them.
 _PASSES = 32
 _PASSES_OF_CPU = 8
+#: Time for bandwidth to that for a dtype: it has two problems, a level each.
+_PARTS_OF_BANDWIDTH = 1.5
 #: A search that has less is a quick one: a thorough one would end before its sustained ceiling.
 _LEAST_THOROUGH_SECONDS = 40.0
 #: Sizes of the arrays: the cache over these, and so many times the cache. More would take a CPU minutes.
@@ -103,8 +105,9 @@ class RooflineSession(KernelsFindSession):
         options, backend = self.options, self.backend
         regimes = tuple(name for name in CEILINGS if name in (options.regime or CEILINGS))
         names = list(dict.fromkeys(options.dtype or [None]))
-        budget = options.budget or (len(names) + 1) * DEFAULT_BUDGET_SECONDS
-        part = budget / (len(names) + 1)
+        parts = len(names) + _PARTS_OF_BANDWIDTH
+        budget = options.budget or parts * DEFAULT_BUDGET_SECONDS
+        part = budget / parts
         searches = []
         for name in names:
             problem = problem_for(backend, name)
@@ -125,15 +128,15 @@ class RooflineSession(KernelsFindSession):
         )
 
     def strategy(self) -> KernelsFind:
-        own = replace(self.plan, searches=(), budget_seconds=self._part)
+        own = replace(self.plan, searches=(), budget_seconds=_PARTS_OF_BANDWIDTH * self._part)
         rows = [row for row in self.rows if row.operation == self.of.name]
         self.find = LevelsFind(own, [each for _, each in self.kernels], self.backend, held=self.held, rows=rows)
         return self.find
 
     @property
     def _part(self) -> float:
-        """Seconds for each search, and for bandwidth."""
-        parts = len(self.plan.searches) + 1
+        """Seconds for each search."""
+        parts = len(self.plan.searches) + _PARTS_OF_BANDWIDTH
         return (self.plan.budget_seconds or parts * DEFAULT_BUDGET_SECONDS) / parts
 
     def measurements(self, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
@@ -174,7 +177,8 @@ class RooflineSession(KernelsFindSession):
             names, regimes = " ".join(search.kernels), " and ".join(search.regimes)
             say(f"{search.problem.dtype}: {regimes} by {names}, in at most {self._part:.0f} s")
         sizes = " ".join(map(str, self.plan.shapes))
-        say(f"bandwidth: arrays of {sizes} by {' '.join(self.plan.kernels)}, in at most {self._part:.0f} s")
+        seconds = _PARTS_OF_BANDWIDTH * self._part
+        say(f"bandwidth: arrays of {sizes} by {' '.join(self.plan.kernels)}, in at most {seconds:.0f} s")
         return 0
 
     def roofs(self) -> Roofs:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -28,30 +28,51 @@ def named(row: Measurement) -> str:
     return ", ".join([str(row.shape), *operation_called(row.operation).words(row.problem)])
 
 
-def roof_cells(roofs: Roofs) -> list[dict[str, str]]:
-    """A line for each ceiling; for one of computing the FLOP per byte at which each level of bandwidth meets it."""
-    found = []
-    for (dtype, regime), ceiling in roofs.compute.items():
-        balance = {
-            f"FLOP/byte of {level}": significant(ceiling.rate / roofs.bandwidth[level, regime].rate)
-            for level in LEVELS
-            if (level, regime) in roofs.bandwidth
-        }
-        found.append({**_ceiling_cells(dtype, ceiling), **balance})
-    return found + [_ceiling_cells(level, ceiling) for (level, _), ceiling in roofs.bandwidth.items()]
+def flat_roofs(roofs: Roofs) -> list[dict[str, Any]]:
+    """Each ceiling as named columns; ``balance_*``: FLOP per byte at which a level of bandwidth meets a ceiling of
+    computing.
+    """
+    found = [_flat(dtype, ceiling, roofs) for (dtype, _), ceiling in roofs.compute.items()]
+    return found + [_flat(level, ceiling, roofs) for (level, _), ceiling in roofs.bandwidth.items()]
 
 
-def _ceiling_cells(name: str, ceiling: Ceiling) -> dict[str, str]:
-    interval = ceiling.interval
+def _flat(name: str, ceiling: Ceiling, roofs: Roofs) -> dict[str, Any]:
+    regime, problem = ceiling.regime, ceiling.problem
+    computes = ceiling.unit == "TFLOPS"
+    met = {level: roofs.bandwidth.get((level, regime)) if computes else None for level in LEVELS}
     return {
         "roof": name,
-        "regime": ceiling.regime,
-        "rate": significant(ceiling.rate),
+        "regime": regime,
+        "rate": ceiling.rate,
         "unit": ceiling.unit,
-        "interval": f"{significant(interval.low)} to {significant(interval.high)}",
-        "at": ", ".join([str(ceiling.shape), *operation_called(ceiling.problem.operation).words(ceiling.problem)]),
+        "interval_low": ceiling.interval.low,
+        "interval_high": ceiling.interval.high,
+        "at": ", ".join([str(ceiling.shape), *operation_called(problem.operation).words(problem)]),
         "kernel": ceiling.kernel,
+        **{f"balance_{level}": ceiling.rate / each.rate if each else None for level, each in met.items()},
     }
+
+
+def roof_cells(roofs: Roofs) -> list[dict[str, str]]:
+    """The same as text; balance points only of levels that are known."""
+    known = [level for level in LEVELS if any(level == name for name, _ in roofs.bandwidth)]
+    return [
+        {
+            "roof": flat["roof"],
+            "regime": flat["regime"],
+            "rate": significant(flat["rate"]),
+            "unit": flat["unit"],
+            **{f"FLOP/byte of {level}": _figure(flat[f"balance_{level}"]) for level in known},
+            "interval": f"{significant(flat['interval_low'])} to {significant(flat['interval_high'])}",
+            "at": flat["at"],
+            "kernel": flat["kernel"],
+        }
+        for flat in flat_roofs(roofs)
+    ]
+
+
+def _figure(value: float | None) -> str:
+    return DASH if value is None else significant(value)
 
 
 def flat_point(point: RoofPoint) -> dict[str, Any]:
@@ -65,10 +86,10 @@ def point_cells(point: RoofPoint) -> dict[str, str]:
         "kernel": point.kernel,
         "regime": point.regime,
         "dtype": point.dtype,
-        "FLOP/byte": DASH if point.intensity is None else significant(point.intensity),
+        "FLOP/byte": _figure(point.intensity),
         "rate": significant(point.rate),
         "unit": point.unit,
-        "roof": DASH if point.roof is None else significant(point.roof),
+        "roof": _figure(point.roof),
         "% of roof": DASH if point.share is None else f"{100 * point.share:.1f}",
         "what bounds it": point.verdict or DASH,
     }
@@ -106,9 +127,9 @@ def render_roofline(
     """
     best_first = sorted(points, key=lambda point: -1.0 if point.share is None else point.share, reverse=True)
     if format == "csv":
-        return csv_text([flat_point(point) for point in best_first] or uniform(roof_cells(roofs)))
+        return csv_text([flat_point(point) for point in best_first] or flat_roofs(roofs))
     if format == "json":
-        content = {"device": roofs.device, "roofs": roof_cells(roofs), "rows": list(map(flat_point, best_first))}
+        content = {"device": roofs.device, "roofs": flat_roofs(roofs), "rows": list(map(flat_point, best_first))}
         return json.dumps(content, indent=2) + "\n"
     draw = drawing(format, width)
     parts = [prose(head, format), draw(*by_column(roof_cells(roofs)), _LEFT_ROOFS)]
@@ -119,9 +140,3 @@ def render_roofline(
     if len(shown) < len(best_first):
         told.insert(0, f"... and {len(best_first) - len(shown)} more rows (--top all shows them)")
     return "\n".join([*parts, prose(told, format)])
-
-
-def uniform(rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-    """Rows of equal keys."""
-    columns, cells = by_column(rows)
-    return [dict(zip(columns, line, strict=True)) for line in cells]

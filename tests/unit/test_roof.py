@@ -133,6 +133,12 @@ def test_ceilings_of_two_cards_make_no_roof_unless_asked_to():
         roofs_of([], L2)
 
 
+def test_roofs_of_some_regimes_alone():
+    assert ROOFS.only(["sustained"]).regimes == ["sustained"]
+    with pytest.raises(UsageError, match="no ceiling is of classic: these are of burst, sustained"):
+        ROOFS.only(["classic"])
+
+
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
@@ -150,6 +156,7 @@ def test_rows_are_told_as_csv_and_json():
     assert header.startswith("name,kernel,dtype,regime,rate,unit") and first.startswith("512x8192x8192,torch.mm")
     told = json.loads(render_roofline("json", ROOFS, points, []))
     assert told["rows"][0]["bound"] == "compute" and len(told["roofs"]) == 6
+    assert told["roofs"][0]["balance_memory"] == pytest.approx(862 / 4.39)
     assert render_roofline("csv", ROOFS, [], []).count("\n") == 7
 
 
@@ -192,7 +199,7 @@ def test_what_does_no_flop_is_told_and_not_drawn():
     rows = [row(BandwidthProblem("copy"), BandwidthShape(GIB), 4.26, "torch")]
     chart = roofline_chart(ROOFS, points_of(rows, ROOFS), HEADER)
     assert not chart.marks
-    assert "1 rows, the highest 4.26 TB/s (torch 1GiB, pattern copy, warm 1)" in " ".join(chart.notes)
+    assert "1 of the rows, the highest 4.26 TB/s (torch 1GiB, pattern copy, warm 1)" in " ".join(chart.notes)
 
 
 def test_classes_of_a_profile_are_held_to_the_compute_roof():

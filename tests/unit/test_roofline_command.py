@@ -12,6 +12,8 @@ from mamf.cli import main
 from mamf.cli import roofline_session as session
 from mamf.logs.run_log import read_run_log
 from mamf.operations.matmul.shapes import MatmulGrid
+from mamf.profiling.log import create_profile_log, write_profile
+from mamf.profiling.profile import ClassRow, Profile
 
 ROOFS = ("bfloat16", "cache", "memory")
 
@@ -96,6 +98,25 @@ def test_rows_are_placed_under_it(run, here):
     assert code == 0 and "% of roof" in out
     code, out, _ = run("sweep", "--shapes", shape, "--ceiling", "roofline.jsonl")
     assert code == 0 and "bound by" in out
+
+
+def test_attention_and_a_profile_are_placed_too(run, here):
+    heads = ["--head-dims", "128", "--seq-lens", "4096", "--no-ceiling"]
+    assert run("attention", *heads, "--output", "attention.jsonl")[0] == 0
+    with create_profile_log(here / "profile.jsonl", "mamf profile", "train.py") as writer:
+        matmul = ClassRow("matmul", 0.7, 0.7, 0.0, 9, {"bfloat16": 3 * 10**14}, 0.7)
+        write_profile(writer, Profile(1.0, 1, "Simulated H100", True, (matmul,), (), ()))
+    code, out, _ = run("roofline", "--ceiling", "roofline.jsonl", "--", "attention.jsonl", "profile.jsonl")
+    assert code == 0 and "simulated-attention" in out
+    line = next(line for line in out.splitlines() if "train.py" in line)
+    assert line.startswith("matmul") and "of the compute roof" in line
+    code, _, err = run("show", "attention.jsonl", "--ceiling", "roofline.jsonl")
+    assert code == 2 and "mamf roofline --ceiling LOG ROWS" in err
+
+
+def test_what_programs_read_holds_no_line_about_files(run, here):
+    code, out, err = run("roofline", "--ceiling", "roofline.jsonl", "--format", "json", "--output", "new.png")
+    assert code == 0 and json.loads(out)["device"] == "Simulated H100" and "figure: new.png" in err
 
 
 def test_what_was_cut_off_goes_on_and_measures_nothing_twice(run, here):

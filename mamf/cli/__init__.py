@@ -25,6 +25,8 @@ COMMANDS = {
     "sweep": "measure shapes of matmul, or kernels of any --operation, and find the best",
     "attention": "measure attention kernels as shares of the device's matmul ceiling",
     "bandwidth": "measure how fast memory is copied, read and written",
+    "run": "launch one kernel once, verified, for a profiler, sanitizer or debugger to look at",
+    "counters": "read hardware counters of kernels by ncu: cycles, what bounds them, beside their unprofiled rate",
     "profile": "run a script unchanged and tell where its step goes, by class, as shares of the ceiling",
     "roofline": "measure or take ceilings of computing and bandwidth, and place rows under the roof that they make",
     "explain": "tell where the datasheet's FLOPS went: units, clock, kernel, data, power, step by step",

@@ -79,6 +79,7 @@ class KernelsSession(Session[KernelsPlan]):
         self.command = options.command
         self.of = of
         super().__init__(options, interruption, resumed)
+        self.read_options()
         if self.before:
             self.require_repeated(self.before)
         self.kernels = self._kernels()
@@ -89,6 +90,9 @@ class KernelsSession(Session[KernelsPlan]):
         self.sweep = self.strategy()
         # A library may have swallowed the exception while it was imported.
         interruption.check()
+
+    def read_options(self) -> None:
+        """What of the options the device decides."""
 
     def resumes(self) -> str:
         return self.of.name

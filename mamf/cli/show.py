@@ -11,6 +11,8 @@ from mamf.cli.options import add_output_options, terminal_width
 from mamf.cli.reading import as_file, read_log, reading
 from mamf.cli.roofs import add_roof_option, given_roofs
 from mamf.cli.terminal import say_lines
+from mamf.counters.log import counted_in
+from mamf.counters.report import render_counters
 from mamf.errors import UsageError
 from mamf.logs.legacy import read_legacy_or_none
 from mamf.logs.roofs import require_same_card, roofs_of_logs
@@ -52,6 +54,10 @@ def _shown(path: Path, options: argparse.Namespace) -> int:
     if roofs is not None:
         require_rows(log)
         require_same_card(log, roofs)
+    if log.counter_records:
+        rows, counted = log.measurements, counted_in(log)
+        say_lines(render_counters(options.format, rows, counted, log.header, log.summary, width))
+        return 0
     if isinstance(plan, KernelsPlan) and plan.purpose == ROOFLINE and (log.all_ceilings or log.own_ceilings):
         head, foot = [machine_line(log.header)], [end_line(log.summary)]
         say_lines(render_roofline(options.format, roofs_of_logs([log]), [], head, foot, options.top, width))

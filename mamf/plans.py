@@ -19,6 +19,9 @@ QUICK_BUDGET_SECONDS = 20.0
 #: Regimes in which kernels of any operation are measured: those that a ceiling is of.
 KERNEL_REGIMES = (BURST, SUSTAINED)
 
+#: What a KernelsPlan is for.
+ROWS, CEILINGS_OF_ITS_OWN, ROOFLINE, EXPLAIN = "rows", "ceilings", "roofline", "explain"
+
 #: A shape in a regime: what a log holds, so that a resumed sweep can skip it.
 Held = tuple[str, MatmulShape]
 #: A kernel on a shape of a problem in a regime; the kernel as it was asked for.
@@ -119,6 +122,7 @@ class KernelsPlan:
     the operands between launches (burst). ``seconds`` limits a row's measuring, ``budget_seconds`` the whole run.
     ``searches``: for the ceiling of each dtype, before all rows; none where ceilings are given, or left out.
     ``confirms``: rows are measured in the first regime alone, and the best of each problem confirmed in all.
+    ``explains``: the problems differ in their data alone; all are measured in burst, the first in sustained too.
     """
 
     operation: str
@@ -132,6 +136,7 @@ class KernelsPlan:
     flush: bool = True
     searches: tuple[FindPlan, ...] = ()
     confirms: bool = False
+    explains: bool = False
 
     def __post_init__(self) -> None:
         require_some("shapes", self.shapes, object)
@@ -148,13 +153,24 @@ class KernelsPlan:
                     f"{self.operation} is measured in {' or '.join(KERNEL_REGIMES)}, not {name}: no ceiling is of it"
                 )
 
+    @property
+    def purpose(self) -> str:
+        """What its rows are for: ``rows`` themselves, ``ceilings`` of the operation, a ``roofline`` (of bandwidth, and
+        of products by its searches), or an ``explain`` (of one product).
+        """
+        if self.explains:
+            return EXPLAIN
+        if not self.confirms:
+            return ROWS
+        return ROOFLINE if self.searches else CEILINGS_OF_ITS_OWN
+
     def steps(self, held: Collection[Row] = ()) -> list[Row]:
         """What is left to measure; kernels of one shape follow one another."""
         done = frozenset(held)
         everything = (
             (regime, problem, shape, kernel)
             for regime in (self.regimes[:1] if self.confirms else self.regimes)
-            for problem in self.problems
+            for problem in (self.problems[:1] if self.explains and regime == SUSTAINED else self.problems)
             for shape in self.shapes
             for kernel in self.kernels
         )

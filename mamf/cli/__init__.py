@@ -28,6 +28,8 @@ COMMANDS = {
     "run": "launch one kernel once, verified, for a profiler, sanitizer or debugger to look at",
     "counters": "read hardware counters of kernels by ncu: cycles, what bounds them, beside their unprofiled rate",
     "profile": "run a script unchanged and tell where its step goes, by class, as shares of the ceiling",
+    "roofline": "measure or take ceilings of computing and bandwidth, and place rows under the roof that they make",
+    "explain": "tell where the datasheet's FLOPS went: units, clock, kernel, data, power, step by step",
     "peak": "print how fast the device multiplies, as measured, contributed or promised, and which",
     "model": "measure steps of language models: forward, backward, optimizer, with any attention kernel",
     "show": "print a run log again, in any format",

@@ -17,6 +17,7 @@ from mamf.cli.plan_options import (
     shapes_from,
 )
 from mamf.cli.resuming import require_repeated
+from mamf.cli.roofs import add_roof_option, given_roofs, require_of
 from mamf.cli.session import End, Resumed, Session, add_run_options, interruptible
 from mamf.cli.terminal import say
 from mamf.engine.estimate import estimate_seconds, probe_flops
@@ -47,6 +48,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_measuring_options(parser)
     add_device_options(parser)
     add_run_options(parser, budget="stop after so long, for example 5m; the rest can be resumed")
+    add_roof_option(parser)
     add_output_options(parser, FORMATS)
     parser.set_defaults(run=run, parser=parser)
 
@@ -65,8 +67,11 @@ class _SweepSession(Session[Plan]):
 
     def __init__(self, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None) -> None:
         requested = shapes_from(options)
+        self.roofs = given_roofs(options)
         super().__init__(options, interruption, resumed)
         self.plan = plan_from(options, requested, self.backend, self.before)
+        if self.roofs is not None:
+            require_of(self.backend.info, self.roofs)
         self.kernel = self._kernel()
         self.held = self.log.held if self.log else set()
         self.rows = self.log.kept if self.log else []
@@ -127,4 +132,5 @@ class _SweepSession(Session[Plan]):
 
     def rendered(self, header: dict[str, Any], summary: dict[str, Any] | None) -> str:
         options = self.options
-        return render(options.format, self.rows, header, summary, options.top, terminal_width(options))
+        width = terminal_width(options)
+        return render(options.format, self.rows, header, summary, options.top, width, self.roofs)

@@ -69,6 +69,7 @@ _KERNELS_PLAN = {
     "flush": bool,
     "searches?": [_FIND_PLAN],
     "confirms?": bool,
+    "explains?": bool,
 }
 _SWEEP_PLAN = {
     "shapes": _TEXTS,
@@ -126,6 +127,7 @@ MEASUREMENT = {
     "round?": int,
     "time?": str,
 } | _CONDITIONS
+_PRODUCT_MEASUREMENT = MEASUREMENT | {"problem?": _PRODUCT}
 _ANY_CEILING = {
     "regime": str,
     "shape": str,
@@ -216,6 +218,8 @@ def record_schema(record: Mapping[str, Any]) -> dict[str, Any]:
     """Of a record after the header, by its kind: one of KINDS."""
     if record["record"] == "ceiling":
         return _OPERATIONS_CEILING if "operation" in record else _PRODUCTS_CEILING
+    if record["record"] == "measurement" and record.get("operation") == "matmul":
+        return _PRODUCT_MEASUREMENT
     return _SCHEMAS[record["record"]]
 
 

@@ -8,8 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mamf.ceilings.roof import Roofs
 from mamf.machine.peaks import find_peak
 from mamf.measurement import Measurement
+from mamf.report.shares import COLUMNS as SHARES
+from mamf.report.shares import flat_share, share_cells
 from mamf.report.text import DASH, csv_text, drawing, end_line, prose, significant, whole
 from mamf.statistics import arithmetic_mean, geometric_mean
 
@@ -65,8 +68,10 @@ def summary_record(
     }
 
 
-def flat_row(row: Measurement) -> dict[str, Any]:
-    """One measurement as columns with their units in the name; None where there is no figure."""
+def flat_row(row: Measurement, roofs: Roofs | None = None) -> dict[str, Any]:
+    """One measurement as columns with their units in the name; None where there is no figure. ``roofs``: that it is a
+    share of.
+    """
     measured = row.summary is not None
     interval = row.rate_interval if measured else None
     return {
@@ -86,6 +91,7 @@ def flat_row(row: Measurement) -> dict[str, Any]:
         "tflops_fastest": row.tflops("fastest") if measured else None,
         "tflops_interval_low": interval and interval.low,
         "tflops_interval_high": interval and interval.high,
+        **flat_share(row, roofs),
         "launches": row.launches,
         "clock_mhz": None if row.conditions.clock_hz is None else row.conditions.clock_hz / 1e6,
         "watts": row.conditions.watts,
@@ -97,12 +103,17 @@ def flat_row(row: Measurement) -> dict[str, Any]:
     }
 
 
-def as_csv(rows: Sequence[Measurement]) -> str:
-    return csv_text([flat_row(row) for row in rows])
+def as_csv(rows: Sequence[Measurement], roofs: Roofs | None = None) -> str:
+    return csv_text([flat_row(row, roofs) for row in rows])
 
 
-def as_json(rows: Sequence[Measurement], header: Mapping[str, Any], summary: Mapping[str, Any] | None) -> str:
-    content = {"header": header, "measurements": [flat_row(row) for row in rows], "summary": summary}
+def as_json(
+    rows: Sequence[Measurement],
+    header: Mapping[str, Any],
+    summary: Mapping[str, Any] | None,
+    roofs: Roofs | None = None,
+) -> str:
+    content = {"header": header, "measurements": [flat_row(row, roofs) for row in rows], "summary": summary}
     return json.dumps(content, indent=2) + "\n"
 
 
@@ -131,6 +142,16 @@ def cells(row: Measurement) -> list[str]:
         DASH if row.error is None else f"{row.error:.1e}",
         remarks(row),
     ]
+
+
+def columns_of(rows: Iterable[Measurement], roofs: Roofs | None) -> tuple[Sequence[str], list[list[str]]]:
+    """Columns and cells; with roofs the shares of them stand after the interval."""
+    if roofs is None:
+        return COLUMNS, [cells(row) for row in rows]
+    place = COLUMNS.index("mean")
+    names = (*COLUMNS[:place], *SHARES, *COLUMNS[place:])
+    lines = ((row, cells(row)) for row in rows)
+    return names, [[*line[:place], *share_cells(row, roofs).values(), *line[place:]] for row, line in lines]
 
 
 def remarks(row: Measurement) -> str:
@@ -235,16 +256,18 @@ def render(
     summary: Mapping[str, Any] | None,
     top: int | None = None,
     width: int | None = None,
+    roofs: Roofs | None = None,
 ) -> str:
     """A run in one of mamf.report.FORMATS. ``top``: so many of the best rows of each regime (table, markdown);
-    ``width``: of the terminal, None for all columns.
+    ``width``: of the terminal, None for all columns; ``roofs``: that rows are shares of.
     """
     if format == "csv":
-        return as_csv(rows)
+        return as_csv(rows, roofs)
     if format == "json":
-        return as_json(rows, header, summary)
+        return as_json(rows, header, summary, roofs)
     shown = list(rows) if top is None else chosen(rows, top)
-    table = drawing(format, width)(COLUMNS, [cells(row) for row in shown], LEFT_ALIGNED)
+    names, lines = columns_of(shown, roofs)
+    table = drawing(format, width)(names, lines, (*LEFT_ALIGNED, "bound by"))
     hidden = sum(not row.is_reference for row in rows) - len(shown)
     more = f"... and {hidden} more in the log (--top all shows them)\n" if hidden > 0 else ""
     head, foot = prose(title_lines(header), format), prose(summary_lines(rows, header, summary), format)

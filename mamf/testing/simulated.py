@@ -27,7 +27,8 @@ class Physics:
     ``reaction_seconds``: time constant of the averaged power that the controller acts on. ``thermal_drift``: share of
     the clock lost when hot. ``cache_gain``: share of a launch's time saved by operands still in the cache. ``noise``:
     standard deviation of a launch's duration. ``glitch_every``: every so many intervals read as a nanosecond.
-    ``timer_overhead``: what two marks add to a launch between them. ``rested_gain``: share of a launch's time saved
+    ``timer_overhead``: what two marks add to a launch between them. ``data_cost``: share of its time that a product of
+    other data than zeros takes longer. ``rested_gain``: share of a launch's time saved
     for ``rested_gain_seconds`` once the device was idle for ``rested_after_seconds``. ``at_boost`` and ``capped``: how
     far visits and runs lie apart, as shares of a launch's time. ``hunting``: share by which two levels of the clock lie
     apart that a capped device alternates between, every ``hunting_seconds``.
@@ -58,6 +59,7 @@ class Physics:
     rested_gain_seconds: float = 0.3
     at_boost: Repeatability | None = None
     capped: Repeatability | None = None
+    data_cost: float = 0.0
     hunting: float = 0.0
     hunting_seconds: float = 0.15
 

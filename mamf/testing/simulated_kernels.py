@@ -129,7 +129,8 @@ class SimulatedMatmul(MatmulKernel):
         rewrite: bool = False,
     ) -> Prepared:
         assert isinstance(backend, SimulatedBackend)
-        device, cycles = backend, backend.cycles(shape)
+        costs = problem.data != "zeros"
+        device, cycles = backend, backend.cycles(shape) * (1 + costs * backend.world.data_cost)
         for name, buffer in problem.buffers(shape, sets, rewrite).items():
             pool.take(name, *buffer)
 

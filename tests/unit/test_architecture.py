@@ -49,7 +49,7 @@ FLOORS = (
     ("plugins.discovery",),
     ("plugins.selection",),
     ("ceilings.ceiling",),
-    ("ceilings.share", "ceilings.candidates"),
+    ("ceilings.share", "ceilings.candidates", "ceilings.roof", "ceilings.explanation"),
     ("operations.attention.rows",),
     ("logs",),
     ("finder_logs",),

@@ -15,6 +15,7 @@ from mamf.cli.resuming import require_repeated
 from mamf.errors import UnknownNameError, UsageError
 from mamf.limits import require_steps
 from mamf.operation import Operation
+from mamf.operations.matmul.kernel import LAYOUTS
 from mamf.plans import KERNEL_REGIMES, KernelsPlan
 from mamf.plugins.discovery import kernel_of
 
@@ -29,6 +30,7 @@ def add_what_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--operation", required=True, metavar="NAME", help="one of 'mamf kernels'")
     group.add_argument("--shapes", nargs="+", metavar="SHAPE", help="as the operation writes them (default: its own)")
     group.add_argument("--set", nargs="+", metavar="FIELD=VALUE", help="fields of its problem; FIELD=A,B measures both")
+    group.add_argument("--layout", choices=LAYOUTS, nargs="+", help="of products: as --set layout=A,B")
     add_common_options(group)
 
 
@@ -58,7 +60,7 @@ def asked_for(of: AnyOperation, options: argparse.Namespace) -> dict[str, list[A
     """The values of fields asked for, typed. Raises UsageError for a field or a value that the operation has not."""
     known = fields_of(of)
     found: dict[str, list[Any]] = {"dtype": list(options.dtype)} if options.dtype else {}
-    for text in options.set or ():
+    for text in set_fields(options):
         name, equals, values = text.partition("=")
         if name not in known:
             raise UnknownNameError(f"field of {of.name}", name, known)
@@ -66,6 +68,12 @@ def asked_for(of: AnyOperation, options: argparse.Namespace) -> dict[str, list[A
             raise UsageError(f"--set {text}: " + ("it is given twice" if equals else f"write {name}=VALUE"))
         found[name] = [_typed(f"{of.name}'s {name}", known[name], value) for value in values.split(",")]
     return found
+
+
+def set_fields(options: argparse.Namespace) -> list[str]:
+    """What --set says, and what options say that stand for it."""
+    layouts = getattr(options, "layout", None)
+    return [*(options.set or ()), *([f"layout={','.join(layouts)}"] if layouts else ())]
 
 
 def _typed(what: str, kind: Any, text: str) -> Any:
@@ -154,5 +162,5 @@ def require_repeated_plan(of: AnyOperation, options: argparse.Namespace, before:
 def _values(of: AnyOperation, problems: Iterable[Any], options: argparse.Namespace) -> frozenset[str]:
     """The values that problems have in the fields that are asked for."""
     records = [of.problem_record(problem) for problem in problems]
-    named = [text.partition("=")[0] for text in options.set or ()]
+    named = [text.partition("=")[0] for text in set_fields(options)]
     return frozenset(f"{name}={record[name]}" for record in records for name in named)

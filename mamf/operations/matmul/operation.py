@@ -2,16 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
 
 from mamf.backend import Backend, DeviceInfo
+from mamf.dtypes import DTYPES
 from mamf.machine.peaks import fastest_possible_flops, find_peak
+from mamf.measurement import Measurement
 from mamf.operation import Operation
-from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
+from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem, ProductProblemT, ProductShapeT
 from mamf.operations.matmul.shapes import MatmulShape
 
 
-class Matmul(Operation[MatmulProblem, MatmulShape]):
+class ProductOperation(Operation[ProductProblemT, ProductShapeT]):
+    """What matrix products have in common: of one, of a batch and of groups."""
+
+    def problem_for(self, backend: Backend, asked: Mapping[str, Any]) -> ProductProblemT:
+        """What is written is the operands' dtype, where nothing else is asked for, or what an 8-bit one becomes."""
+        dtype = super().problem_for(backend, {"dtype": asked.get("dtype")}).dtype
+        return super().problem_for(backend, {"out_dtype": DTYPES[dtype].default_output, **asked, "dtype": dtype})
+
+    def fastest_possible(
+        self, info: DeviceInfo, problem: ProductProblemT, shape: ProductShapeT | None = None
+    ) -> float | None:
+        return fastest_possible_flops(info, problem.dtype)
+
+    def peak(self, info: DeviceInfo, problem: ProductProblemT) -> float | None:
+        found = find_peak(info.name, problem.dtype, info.compute_units)
+        return None if found is None else found.flops
+
+    def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
+        """FLOP a byte that a launch moves at least; how far a scaled format is from what it was quantized from."""
+        error = row.details.get("quantization_error")
+        return {"FLOP/byte": row.flop / row.work.nbytes, **({} if error is None else {"quantization error": error})}
+
+    def words(self, problem: ProductProblemT) -> Sequence[str]:
+        """What is not as a product of its dtype usually is."""
+        usual = {**asdict(self.problem_type(problem.dtype)), "out_dtype": DTYPES[problem.dtype].default_output}
+        fields = self.problem_record(problem).items()
+        return [f"{name} {value}" for name, value in fields if usual[name] != value]
+
+    def axis(self, shape: ProductShapeT) -> float:
+        return float(shape.flop)
+
+
+class Matmul(ProductOperation[MatmulProblem, MatmulShape]):
     name = "matmul"
     kernel_group = "mamf.kernels"
     kernel_type = MatmulKernel
@@ -21,15 +57,3 @@ class Matmul(Operation[MatmulProblem, MatmulShape]):
 
     def default_shapes(self, backend: Backend) -> Sequence[MatmulShape]:
         return (MatmulShape(4096, 4096, 4096),)
-
-    def fastest_possible(
-        self, info: DeviceInfo, problem: MatmulProblem, shape: MatmulShape | None = None
-    ) -> float | None:
-        return fastest_possible_flops(info, problem.dtype)
-
-    def peak(self, info: DeviceInfo, problem: MatmulProblem) -> float | None:
-        found = find_peak(info.name, problem.dtype, info.compute_units)
-        return None if found is None else found.flops
-
-    def axis(self, shape: MatmulShape) -> float:
-        return float(shape.flop)

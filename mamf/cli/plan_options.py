@@ -53,7 +53,9 @@ def add_shape_options(parser: argparse.ArgumentParser) -> None:
 def add_problem_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("product")
     group.add_argument(
-        "--dtype", help="bfloat16, float16, float32, tf32, float64, fp8, float8_e5m2, int8, ... (default: the device's)"
+        "--dtype",
+        help="bfloat16, float16, float32, tf32, float64, fp8, float8_e5m2, int8; formats with scales: fp8_rowwise, "
+        "mxfp8, nvfp4, ... (default: the device's)",
     )
     group.add_argument("--out-dtype", help="dtype of C (default: as A; bfloat16 for 8-bit floats, int32 for int8)")
     group.add_argument(

@@ -93,6 +93,7 @@ def flat_row(row: Measurement) -> dict[str, Any]:
         "throttle_reasons": " ".join(row.conditions.throttle_reasons),
         "implausible_samples": len(row.implausible_samples),
         "relative_error": row.error,
+        "quantization_error": row.details.get("quantization_error"),
         "is_reference": row.is_reference,
     }
 
@@ -139,6 +140,8 @@ def remarks(row: Measurement) -> str:
     parts += [*row.conditions.throttle_reasons, *row.remarks]
     if row.is_reference:
         parts.append("reference")
+    if "quantization_error" in row.details:
+        parts.append(f"quantization error {row.details['quantization_error']:.1e}")
     if row.implausible_samples:
         parts.append(f"{len(row.implausible_samples)} implausible samples left out")
     return ", ".join(parts)

@@ -22,7 +22,12 @@ ROOMS = ("matmul", "attention", "bandwidth", "batched", "grouped", "model")
 ADAPTERS = tuple(f"operations/{room}/kernels" for room in ROOMS)
 #: What imports a library of its own: torch's counter, transformers, lightning.
 INTEGRATIONS = "integrations/"
-SHARED_BY_ADAPTERS = ("operations/outputs.py", "operations/compilation.py", "operations/products.py")
+SHARED_BY_ADAPTERS = (
+    "operations/outputs.py",
+    "operations/compilation.py",
+    "operations/products.py",
+    "operations/quantization.py",
+)
 #: Runs a script's steps under torch's profiler.
 PROFILER = ("profiling/running.py",)
 PURE = ("operations/matmul/shapes.py", "statistics.py", "dtypes.py", "errors.py", "limits.py", "work.py", "text.py")
@@ -85,6 +90,7 @@ BESIDE = (
     "operations.outputs",
     "operations.compilation",
     "operations.products",
+    "operations.quantization",
     "testing",
     "__init__",
     "__main__",

@@ -1,0 +1,182 @@
+"""Products of scaled formats: by torch.nn.functional.scaled_mm, and of operands that are dequantized first."""
+
+from __future__ import annotations
+
+import random
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from mamf.backend import Backend, OperandPool, Unavailable
+from mamf.dtypes import DTYPES, FORMATS
+from mamf.kernel import Prepared, Verdict
+from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
+from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.products import Sample, multiplied, output_of, prepared_sets, relative_error, slices, taken
+from mamf.operations.quantization import Quantized, quantized, swizzled
+from mamf.torch_backend import torch_dtype
+
+#: torch's name of how an operand is scaled, by the size of its blocks.
+_RECIPES = {
+    (1, None): "RowWise",
+    (1, 128): "BlockWise1x128",
+    (128, 128): "BlockWise128x128",
+    (1, 32): "BlockWise1x32",
+    (1, 16): "BlockWise1x16",
+}
+#: What cuBLAS pads scales of 128x128 blocks to, along K.
+_PADDED_TO = 4
+
+
+class FormatMatmul(MatmulKernel):
+    """A product of operands that are quantized with scales of their own. Derived kernels say how they launch."""
+
+    dtypes = FORMATS
+
+    def unsupported(self, backend: Backend, problem: MatmulProblem) -> str | None:
+        if problem.dtype not in self.dtypes:
+            return f"kernel {self.name} has no dtype {problem.dtype}; it takes {', '.join(self.dtypes)}"
+        if problem.layout != "nt":
+            return f"scales go along K, which both operands store last: --layout nt, not {problem.layout}"
+        if problem.out_dtype not in ("bfloat16", "float16", "float32"):
+            return f"kernel {self.name} writes bfloat16, float16 or float32, not {problem.out_dtype}"
+        return self.unsupported_problem(backend, problem)
+
+    def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:
+        """Why this format cannot be multiplied so here, or None."""
+        return None
+
+    def unsupported_shape(self, problem: MatmulProblem, shape: MatmulShape) -> str | None:
+        format = DTYPES[problem.dtype].format
+        n, k = format.multiples if format else (1, 1)
+        if shape.n % n or shape.k % k:
+            return f"{problem.dtype} needs N to be a multiple of {n} and K of {k}"
+        return None
+
+    @abstractmethod
+    def bind(
+        self, backend: Backend, problem: MatmulProblem, a: Quantized, b: Quantized, c: torch.Tensor
+    ) -> Callable[[], object]:
+        """The launch over A (M,K) and B, of which rows are C's columns (N,K)."""
+
+    def prepare(
+        self,
+        backend: Backend,
+        problem: MatmulProblem,
+        shape: MatmulShape,
+        pool: OperandPool,
+        sets: int = 1,
+        rewrite: bool = False,
+    ) -> Prepared:
+        whole = taken(pool, problem, shape, sets, rewrite)
+        counts = {**shape.elements, **quantized_counts(problem, shape)}
+        ready = [PreparedFormat(self, backend, problem, shape, slices(whole, counts, index)) for index in range(sets)]
+        operands = {name: whole[name] for name in ("a_quantized", "b_quantized")}
+        return prepared_sets(ready, operands, whole.get("c_rewrite"))
+
+
+def quantized_counts(problem: MatmulProblem, shape: MatmulShape) -> dict[str, int]:
+    """Bytes of the quantized operands, without scales."""
+    format = DTYPES[problem.dtype].format
+    per_byte = format.values_per_byte if format else 1
+    return {f"{name}_quantized": shape.elements[name] // per_byte for name in ("a", "b")}
+
+
+class PreparedFormat:
+    """One operand set: quantized, its launch, and the sampled entries that C must have, of the dequantized operands."""
+
+    def __init__(
+        self,
+        kernel: FormatMatmul,
+        backend: Backend,
+        problem: MatmulProblem,
+        shape: MatmulShape,
+        flat: Mapping[str, torch.Tensor],
+    ) -> None:
+        e4m3 = torch_dtype(backend.resolve_dtype("fp8"))
+        source = {"a": flat["a"].view(shape.m, shape.k), "b": flat["b"].view(shape.n, shape.k)}
+        a, b = (quantized(source[name], problem.dtype, name, flat[f"{name}_quantized"], e4m3) for name in ("a", "b"))
+        self.c = flat["c"].view(shape.m, shape.n)
+        self.launch = kernel.bind(backend, problem, a, b, self.c)
+        self._tolerance = problem.tolerance
+        sample = self._sample = Sample(shape.m, shape.n, random.Random(problem.seed), self.c.device)
+        self._expected = multiplied(a.on_host(sample.rows), b.on_host(sample.columns).t())
+        unquantized = sample.product(source["a"], source["b"].t())
+        self._details = {"quantization_error": relative_error(self._expected, unquantized)}
+
+    def verify(self, result: object) -> Verdict:
+        """||C - A @ B|| / ||A @ B|| in float64, A and B dequantized; the error of quantizing them stands apart."""
+        found = self._sample.of(output_of(result, self.c))
+        return Verdict(relative_error(found, self._expected), self._tolerance, self._details)
+
+
+class FunctionalScaledMm(FormatMatmul):
+    """torch.nn.functional.scaled_mm: what the vendor's library has of these formats."""
+
+    name = "F.scaled_mm"
+    is_default = True
+
+    def unavailable(self, backend: Backend) -> Unavailable | None:
+        if not hasattr(torch.nn.functional, "scaled_mm"):
+            return Unavailable(f"torch {torch.__version__} has no scaled_mm", "pip install 'torch>=2.10'")
+        return None
+
+    def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:
+        if problem.fast_accumulation and problem.dtype != "fp8_rowwise":
+            return f"{problem.dtype} has no fast accumulation; fp8_rowwise and fp8 have"
+        return backend.unsupported_dtype(backend.resolve_dtype("fp8"))
+
+    def refuses(self, error: Exception) -> bool:
+        # What the library has no algorithm for, and what torch knows that it has not.
+        return "STATUS_NOT_SUPPORTED" in str(error) or isinstance(error, (NotImplementedError, ValueError))
+
+    def bind(
+        self, backend: Backend, problem: MatmulProblem, a: Quantized, b: Quantized, c: torch.Tensor
+    ) -> Callable[[], object]:
+        functional: Any = torch.nn.functional
+        has_swizzle = backend.runtime != "hip"
+        scale_a, scale_b = laid_out_scales(a, has_swizzle), laid_out_scales(b, has_swizzle)
+        if b.scaling.rows > 1 or b.scaling.columns is None:
+            scale_b = scale_b.t()
+        options: dict[str, Any] = {"output_dtype": c.dtype, "use_fast_accum": problem.fast_accumulation}
+        if a.scaling.dtype != "float32":
+            kinds = functional.SwizzleType
+            swizzle = kinds.SWIZZLE_32_4_4 if has_swizzle else kinds.NO_SWIZZLE
+            options |= {"swizzle_a": swizzle, "swizzle_b": swizzle}
+        recipe_a, recipe_b = (
+            getattr(functional.ScalingType, _RECIPES[each.scaling.rows, each.scaling.columns]) for each in (a, b)
+        )
+        left, right = a.packed, b.packed.t()
+        return lambda: functional.scaled_mm(left, right, scale_a, recipe_a, scale_b, recipe_b, **options)
+
+
+def laid_out_scales(operand: Quantized, has_swizzle: bool) -> torch.Tensor:
+    """Scales as torch's check of scaled_mm wants them: those of 1x128 blocks with rows next to each other, those of
+    128x128 blocks padded along K, of MX and NVFP4 flat, in tiles on NVIDIA.
+    """
+    scales, scaling = operand.scales, operand.scaling
+    if scaling.dtype != "float32":
+        flat = swizzled(scales) if has_swizzle else scales.reshape(-1)
+        return flat.view(getattr(torch, scaling.dtype))
+    if scaling.rows > 1:
+        return torch.nn.functional.pad(scales, (0, -scales.shape[1] % _PADDED_TO))
+    return scales if scaling.columns is None else scales.t().contiguous().t()
+
+
+class Dequantized(FormatMatmul):
+    """Scales applied, then a product in float32, all in the launch: what a device must do that has not the format."""
+
+    name = "dequantized"
+    is_tried_unasked = False
+
+    def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:
+        if problem.fast_accumulation:
+            return f"kernel {self.name} has no fast accumulation"
+        return None
+
+    def bind(
+        self, backend: Backend, problem: MatmulProblem, a: Quantized, b: Quantized, c: torch.Tensor
+    ) -> Callable[[], object]:
+        return lambda: c.copy_(torch.mm(a.values(), b.values().t()))

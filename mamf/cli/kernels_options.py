@@ -29,6 +29,7 @@ def add_what_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what", "several dtypes and values are measured in every combination")
     group.add_argument("--operation", required=True, metavar="NAME", help="one of 'mamf kernels'")
     group.add_argument("--shapes", nargs="+", metavar="SHAPE", help="as the operation writes them (default: its own)")
+    group.add_argument("--preset", metavar="NAME", help="layers of known models, in place of --shapes (grouped: moe)")
     group.add_argument("--set", nargs="+", metavar="FIELD=VALUE", help="fields of its problem; FIELD=A,B measures both")
     group.add_argument("--layout", choices=LAYOUTS, nargs="+", help="of products: as --set layout=A,B")
     add_common_options(group)
@@ -108,8 +109,23 @@ def problems_from(of: AnyOperation, options: argparse.Namespace, backend: Backen
     return tuple(dict.fromkeys(of.problem_for(backend, each) for each in combinations))
 
 
+def named_shapes(of: AnyOperation, options: argparse.Namespace) -> Mapping[Any, str]:
+    """The shapes of the preset asked for, each with what it is. Raises UsageError."""
+    name = getattr(options, "preset", None)
+    if name is None:
+        return {}
+    if options.shapes:
+        raise UsageError("--preset names whole shapes: leave --shapes out")
+    presets = of.presets()
+    if name not in presets:
+        raise UnknownNameError(f"preset of {of.name}", name, presets)
+    return presets[name]
+
+
 def shapes_from(of: AnyOperation, options: argparse.Namespace) -> tuple[Any, ...]:
     """The shapes asked for, none where the operation's own are meant. Raises UsageError for what is no shape."""
+    if named := named_shapes(of, options):
+        return tuple(named)
     return tuple(dict.fromkeys(map(of.parse_shape, options.shapes or ())))
 
 
@@ -124,6 +140,7 @@ def plan_from(of: AnyOperation, options: argparse.Namespace, backend: Backend, k
         options.time_limit,
         options.budget,
         not options.no_flush,
+        layers=tuple(named_shapes(of, options).values()),
     )
 
 
@@ -145,6 +162,8 @@ def require_repeated_plan(of: AnyOperation, options: argparse.Namespace, before:
         "time_limit": before.seconds,
         "no_flush": caches[before.flush],
     }
+    if getattr(options, "layout", None):
+        held["layout"] = frozenset(getattr(problem, "layout", None) for problem in problems)
 
     def dtypes(asked: Sequence[str]) -> frozenset[str]:
         return frozenset(of.problem_for(backend, {"dtype": name}).dtype for name in asked)
@@ -157,6 +176,8 @@ def require_repeated_plan(of: AnyOperation, options: argparse.Namespace, before:
         "no_flush": lambda given: caches[not given],
     }
     require_repeated(options, held, read)
+    if named := named_shapes(of, options):
+        require_repeated(options, {"preset": held["shapes"]}, {"preset": lambda name: frozenset(named)})
 
 
 def _values(of: AnyOperation, problems: Iterable[Any], options: argparse.Namespace) -> frozenset[str]:

@@ -67,6 +67,7 @@ _KERNELS_PLAN = {
     "flush": bool,
     "searches?": [_FIND_PLAN],
     "confirms?": bool,
+    "layers?": _TEXTS,
 }
 _SWEEP_PLAN = {
     "shapes": _TEXTS,
@@ -80,6 +81,7 @@ _SWEEP_PLAN = {
     "timed_launches": int,
     "reference": Nullable(str),
     "reference_every": int,
+    "layers?": _TEXTS,
 }
 HEADER = {
     "schema": int,

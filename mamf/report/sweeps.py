@@ -10,6 +10,7 @@ from typing import Any
 
 from mamf.machine.peaks import find_peak
 from mamf.measurement import Measurement
+from mamf.report.layers import layer_column, layers_of
 from mamf.report.text import DASH, csv_text, drawing, end_line, prose, significant, whole
 from mamf.statistics import arithmetic_mean, geometric_mean
 
@@ -93,17 +94,20 @@ def flat_row(row: Measurement) -> dict[str, Any]:
         "throttle_reasons": " ".join(row.conditions.throttle_reasons),
         "implausible_samples": len(row.implausible_samples),
         "relative_error": row.error,
-        "quantization_error": row.details.get("quantization_error"),
         "is_reference": row.is_reference,
+        **{name: row.details[name] for name in ("quantization_error",) if name in row.details},
     }
 
 
-def as_csv(rows: Sequence[Measurement]) -> str:
-    return csv_text([flat_row(row) for row in rows])
+def flat_rows(rows: Sequence[Measurement], header: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Rows of equal columns, with the layer of each in a run that has layers."""
+    found = [{**flat_row(row), **layer_column(row, header)} for row in rows]
+    names = dict.fromkeys(name for row in found for name in row)
+    return [{name: row.get(name) for name in names} for row in found]
 
 
 def as_json(rows: Sequence[Measurement], header: Mapping[str, Any], summary: Mapping[str, Any] | None) -> str:
-    content = {"header": header, "measurements": [flat_row(row) for row in rows], "summary": summary}
+    content = {"header": header, "measurements": flat_rows(rows, header), "summary": summary}
     return json.dumps(content, indent=2) + "\n"
 
 
@@ -243,11 +247,13 @@ def render(
     ``width``: of the terminal, None for all columns.
     """
     if format == "csv":
-        return as_csv(rows)
+        return csv_text(flat_rows(rows, header))
     if format == "json":
         return as_json(rows, header, summary)
     shown = list(rows) if top is None else chosen(rows, top)
-    table = drawing(format, width)(COLUMNS, [cells(row) for row in shown], LEFT_ALIGNED)
+    lines = [[*cells(row), *layer_column(row, header).values()] for row in shown]
+    columns = [*COLUMNS, *(["layer"] if layers_of(header) else [])]
+    table = drawing(format, width)(columns, lines, (*LEFT_ALIGNED, "layer"))
     hidden = sum(not row.is_reference for row in rows) - len(shown)
     more = f"... and {hidden} more in the log (--top all shows them)\n" if hidden > 0 else ""
     head, foot = prose(title_lines(header), format), prose(summary_lines(rows, header, summary), format)

@@ -45,10 +45,17 @@ FLOORS = (
         "operations.bandwidth.kernel",
         "operations.batched.shapes",
         "operations.grouped.shapes",
+        "operations.matmul.presets",
         "operations.model.shapes",
         "plans",
     ),
-    ("operations.batched.kernel", "operations.grouped.kernel", "operations.model.kernel", "measurement"),
+    (
+        "operations.batched.kernel",
+        "operations.grouped.kernel",
+        "operations.grouped.presets",
+        "operations.model.kernel",
+        "measurement",
+    ),
     ("operation",),
     (
         "operations.unknown",

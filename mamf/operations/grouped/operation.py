@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from mamf.backend import Backend, DeviceInfo
 from mamf.measurement import Measurement
 from mamf.operations.grouped.kernel import GroupedKernel
+from mamf.operations.grouped.presets import PRESETS
 from mamf.operations.grouped.shapes import GroupedProblem, GroupedShape
 from mamf.operations.matmul.operation import ProductOperation
 
@@ -27,6 +28,9 @@ class Grouped(ProductOperation[GroupedProblem, GroupedShape]):
             GroupedShape(64, 16384, 1408, 2048),
             GroupedShape(128, 32768, 768, 2048),
         ]
+
+    def presets(self) -> Mapping[str, Mapping[GroupedShape, str]]:
+        return PRESETS
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
         """Those of all products, and the most tokens that an expert has."""

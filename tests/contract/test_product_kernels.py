@@ -1,5 +1,7 @@
 """Kernels of batched and grouped products on the CPU: right results pass, each way of being wrong is caught."""
 
+import inspect
+
 import pytest
 import torch
 from verdicts import verified
@@ -52,7 +54,7 @@ class TestProductKernel(AnyKernelContract):
 
 @pytest.mark.parametrize("of", CASES)
 def test_every_kernel_is_held_to_the_contract(of):
-    assert set(kernel_names(operation(of))) == set(CASES[of][2])
+    assert set(kernel_names(operation(of))) - {"F.scaled_grouped_mm"} == set(CASES[of][2])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -174,3 +176,76 @@ def test_what_a_kernel_cannot_is_said_in_a_line(backend, of):
             reason = kernel.unsupported(backend, problem)
             assert reason
             assert "\n" not in reason
+
+
+# -- fp8 by rows, which no torch multiplies on a CPU --------------------------------------------------------------------
+
+
+def simulated_scaled_grouped_mm(
+    a, b, scale_a, recipe_a, scale_b, recipe_b, offs=None, output_dtype=torch.bfloat16, use_fast_accum=False
+):
+    """As torch's CUDA code checks its operands, computed expert by expert."""
+    assert recipe_a == recipe_b == torch.nn.functional.ScalingType.RowWise
+    assert a.dtype == b.dtype == torch.float8_e4m3fn
+    assert (scale_a.shape, scale_b.shape) == ((a.shape[0],), (b.shape[0], b.shape[2]))
+    assert b.stride(-2) == 1, "B is transposed"
+    assert offs.dtype == torch.int32
+    output = torch.empty(a.shape[0], b.shape[2], dtype=output_dtype)
+    begin = 0
+    for expert, end in enumerate(offs.tolist()):
+        rows = a[begin:end].float() * scale_a[begin:end, None]
+        output[begin:end] = rows @ (b[expert].float() * scale_b[expert])
+        begin = end
+    return output
+
+
+FP8_GROUPS = GroupedShape(6, 97, 48, 64)
+
+
+class TestScaledGroups(AnyKernelContract):
+    @pytest.fixture(autouse=True)
+    def simulated(self, monkeypatch):
+        monkeypatch.setattr(torch.nn.functional, "scaled_grouped_mm", simulated_scaled_grouped_mm)
+
+    @pytest.fixture
+    def backend(self):
+        return open_backend("cpu")
+
+    @pytest.fixture
+    def kernel(self):
+        return kernel_of(operation("grouped"), "F.scaled_grouped_mm")
+
+    @pytest.fixture(params=["balanced", "skewed"])
+    def problem(self, request):
+        return GroupedProblem("fp8_rowwise", routing=request.param)
+
+    @pytest.fixture
+    def shape(self):
+        return FP8_GROUPS
+
+    def test_the_error_of_quantizing_is_told_apart(self, backend, kernel, problem, shape):
+        verdict = verified(prepared(backend, kernel, problem, shape))
+        assert verdict.error < 4e-3
+        assert 0.02 < verdict.details["quantization_error"] < 0.05
+
+    def test_weights_of_another_expert_are_wrong(self, backend, kernel, problem, shape, monkeypatch):
+        right = torch.nn.functional.scaled_grouped_mm
+        monkeypatch.setattr(
+            torch.nn.functional,
+            "scaled_grouped_mm",
+            lambda a, b, *scales, **others: right(a, b.flip(0), *scales, **others),
+        )
+        assert not verified(prepared(backend, kernel, problem, shape)).ok
+
+
+def test_what_torch_has_not_here_is_a_row_with_its_reason(backend):
+    kernel, problem = kernel_of(operation("grouped"), "F.scaled_grouped_mm"), GroupedProblem("fp8_rowwise")
+    pool = backend.operand_pool("normal", 0)
+    row = measure(kernel, problem, FP8_GROUPS, Burst(backend), pool, StoppingRule(seconds=0.0))
+    assert (row.status, "scaled_grouped_mm" in row.reason) == ("unsupported", True)
+
+
+def test_the_simulated_library_is_called_as_torchs_own():
+    own = list(inspect.signature(torch.nn.functional.scaled_grouped_mm).parameters)
+    assert own[:6] == ["mat_a", "mat_b", "scale_a", "scale_recipe_a", "scale_b", "scale_recipe_b"]
+    assert {"offs", "output_dtype", "use_fast_accum"} <= set(own)

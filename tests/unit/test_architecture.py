@@ -27,6 +27,7 @@ SHARED_BY_ADAPTERS = (
     "operations/compilation.py",
     "operations/products.py",
     "operations/quantization.py",
+    "operations/scaled_products.py",
 )
 #: Runs a script's steps under torch's profiler.
 PROFILER = ("profiling/running.py",)
@@ -98,6 +99,7 @@ BESIDE = (
     "operations.compilation",
     "operations.products",
     "operations.quantization",
+    "operations.scaled_products",
     "testing",
     "__init__",
     "__main__",

@@ -60,8 +60,13 @@ class GroupedMm(TorchGrouped):
 
     def bind(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, tokens: Sequence[int]) -> Callable[[], object]:
         product: Any = grouped_mm()
-        ends = torch.tensor(tokens, device=a.device).cumsum(0, dtype=torch.int32)
+        ends = ends_of(tokens, a.device)
         return lambda: product(a, b, offs=ends)
+
+
+def ends_of(tokens: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Where the rows of each expert end."""
+    return torch.tensor(tokens, device=device).cumsum(0, dtype=torch.int32)
 
 
 def grouped_mm() -> Callable[..., torch.Tensor] | None:

@@ -9,14 +9,13 @@ from typing import Any
 
 import torch
 
-from mamf.backend import Backend, OperandPool, Unavailable
-from mamf.dtypes import DTYPES, FORMATS
-from mamf.kernel import Prepared, Verdict
+from mamf.backend import Backend, Unavailable
+from mamf.kernel import Verdict
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.operations.products import Sample, multiplied, output_of, prepared_sets, relative_error, slices, taken
-from mamf.operations.quantization import Quantized, quantized, swizzled
-from mamf.torch_backend import torch_dtype
+from mamf.operations.products import OperandSet, Sample, multiplied, output_of, relative_error
+from mamf.operations.quantization import Quantized, swizzled
+from mamf.operations.scaled_products import ScaledProducts, quantized_operand, rows_of
 
 #: torch's name of how an operand is scaled, by the size of its blocks.
 _RECIPES = {
@@ -30,30 +29,8 @@ _RECIPES = {
 _PADDED_TO = 4
 
 
-class FormatMatmul(MatmulKernel):
+class FormatMatmul(ScaledProducts[MatmulProblem, MatmulShape], MatmulKernel):
     """A product of operands that are quantized with scales of their own. Derived kernels say how they launch."""
-
-    dtypes = FORMATS
-
-    def unsupported(self, backend: Backend, problem: MatmulProblem) -> str | None:
-        if problem.dtype not in self.dtypes:
-            return f"kernel {self.name} has no dtype {problem.dtype}; it takes {', '.join(self.dtypes)}"
-        if problem.layout != "nt":
-            return f"scales go along K, which both operands store last: --layout nt, not {problem.layout}"
-        if problem.out_dtype not in ("bfloat16", "float16", "float32"):
-            return f"kernel {self.name} writes bfloat16, float16 or float32, not {problem.out_dtype}"
-        return self.unsupported_problem(backend, problem)
-
-    def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:
-        """Why this format cannot be multiplied so here, or None."""
-        return None
-
-    def unsupported_shape(self, problem: MatmulProblem, shape: MatmulShape) -> str | None:
-        format = DTYPES[problem.dtype].format
-        n, k = format.multiples if format else (1, 1)
-        if shape.n % n or shape.k % k:
-            return f"{problem.dtype} needs N to be a multiple of {n} and K of {k}"
-        return None
 
     @abstractmethod
     def bind(
@@ -61,27 +38,10 @@ class FormatMatmul(MatmulKernel):
     ) -> Callable[[], object]:
         """The launch over A (M,K) and B, of which rows are C's columns (N,K)."""
 
-    def prepare(
-        self,
-        backend: Backend,
-        problem: MatmulProblem,
-        shape: MatmulShape,
-        pool: OperandPool,
-        sets: int = 1,
-        rewrite: bool = False,
-    ) -> Prepared:
-        whole = taken(pool, problem, shape, sets, rewrite)
-        counts = {**shape.elements, **quantized_counts(problem, shape)}
-        ready = [PreparedFormat(self, backend, problem, shape, slices(whole, counts, index)) for index in range(sets)]
-        operands = {name: whole[name] for name in ("a_quantized", "b_quantized")}
-        return prepared_sets(ready, operands, whole.get("c_rewrite"))
-
-
-def quantized_counts(problem: MatmulProblem, shape: MatmulShape) -> dict[str, int]:
-    """Bytes of the quantized operands, without scales."""
-    format = DTYPES[problem.dtype].format
-    per_byte = format.values_per_byte if format else 1
-    return {f"{name}_quantized": shape.elements[name] // per_byte for name in ("a", "b")}
+    def operand_set(
+        self, backend: Backend, problem: MatmulProblem, shape: MatmulShape, flat: Mapping[str, torch.Tensor]
+    ) -> OperandSet:
+        return PreparedFormat(self, backend, problem, shape, flat)
 
 
 class PreparedFormat:
@@ -95,15 +55,13 @@ class PreparedFormat:
         shape: MatmulShape,
         flat: Mapping[str, torch.Tensor],
     ) -> None:
-        e4m3 = torch_dtype(backend.resolve_dtype("fp8"))
-        source = {"a": flat["a"].view(shape.m, shape.k), "b": flat["b"].view(shape.n, shape.k)}
-        a, b = (quantized(source[name], problem.dtype, name, flat[f"{name}_quantized"], e4m3) for name in ("a", "b"))
+        a, b = (quantized_operand(backend, problem, shape, name, flat) for name in ("a", "b"))
         self.c = flat["c"].view(shape.m, shape.n)
         self.launch = kernel.bind(backend, problem, a, b, self.c)
         self._tolerance = problem.tolerance
         sample = self._sample = Sample(shape.m, shape.n, random.Random(problem.seed), self.c.device)
         self._expected = multiplied(a.on_host(sample.rows), b.on_host(sample.columns).t())
-        unquantized = sample.product(source["a"], source["b"].t())
+        unquantized = sample.product(rows_of(shape, "a", flat), rows_of(shape, "b", flat).t())
         self._details = {"quantization_error": relative_error(self._expected, unquantized)}
 
     def verify(self, result: object) -> Verdict:
@@ -122,15 +80,6 @@ class FunctionalScaledMm(FormatMatmul):
         if not hasattr(torch.nn.functional, "scaled_mm"):
             return Unavailable(f"torch {torch.__version__} has no scaled_mm", "pip install 'torch>=2.10'")
         return None
-
-    def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:
-        if problem.fast_accumulation and problem.dtype != "fp8_rowwise":
-            return f"{problem.dtype} has no fast accumulation; fp8_rowwise and fp8 have"
-        return backend.unsupported_dtype(backend.resolve_dtype("fp8"))
-
-    def refuses(self, error: Exception) -> bool:
-        # What the library has no algorithm for, and what torch knows that it has not.
-        return "STATUS_NOT_SUPPORTED" in str(error) or isinstance(error, (NotImplementedError, ValueError))
 
     def bind(
         self, backend: Backend, problem: MatmulProblem, a: Quantized, b: Quantized, c: torch.Tensor

@@ -39,12 +39,7 @@ class ProductShape(Protocol):
 
 @dataclass(frozen=True)
 class ProductProblem:
-    """Everything about matrix products but their shape: what those of one, of a batch and of groups have in common.
-
-    ``layout`` names how A and B lie in memory, in BLAS terms for row-major storage: ``n`` as multiplied, ``t``
-    transposed.
-    ``nt`` (B stored N x K) is what a linear layer does, and mamf-finder's.
-    """
+    """What the problems of one product, of a batch and of groups have in common; ``layout`` as MatmulProblem says."""
 
     operation: ClassVar[str]
     convention: ClassVar[str]
@@ -125,7 +120,12 @@ ProductShapeT = TypeVar("ProductShapeT", bound=ProductShape)
 
 @dataclass(frozen=True)
 class MatmulProblem(ProductProblem):
-    """Everything about a product but its shape; its fields are those of all products."""
+    """Everything about a product but its shape.
+
+    ``layout`` names how A and B lie in memory, in BLAS terms for row-major storage: ``n`` as multiplied, ``t``
+    transposed.
+    ``nt`` (B stored N x K) is what a linear layer does, and mamf-finder's.
+    """
 
     operation: ClassVar[str] = "matmul"
     convention: ClassVar[str] = "2*M*N*K; A and B read, C written, once each"

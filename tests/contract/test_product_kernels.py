@@ -178,7 +178,7 @@ def test_what_a_kernel_cannot_is_said_in_a_line(backend, of):
             assert "\n" not in reason
 
 
-# -- fp8 by rows, which no torch multiplies on a CPU --------------------------------------------------------------------
+# -- fp8 by rows, which no torch multiplies on a CPU -------------------------------------------------------------------
 
 
 def simulated_scaled_grouped_mm(

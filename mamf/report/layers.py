@@ -9,8 +9,8 @@ from mamf.measurement import Measurement
 
 
 def layers_of(header: Mapping[str, Any]) -> Mapping[str, str]:
-    """The layer of each shape, both as text; none where shapes were asked for one by one."""
-    plan = header["plan"]
+    """The layer of each shape, both as text; none where shapes were asked for one by one, or a row stands alone."""
+    plan = header.get("plan", {})
     return dict(zip(plan.get("shapes", ()), plan.get("layers", ()), strict=False))
 
 

@@ -25,6 +25,8 @@ from mamf.operations.products import (
 
 # Experts whose products are compared, the first and the last with tokens among them.
 _SAMPLED_EXPERTS = 4
+#: What torch's checks of grouped_mm say.
+_REFUSALS = ("Expected mat_", "expected mat", "strides should be multiple of", "is only supported on")
 
 
 class TorchGrouped(TorchProducts[GroupedProblem, GroupedShape], GroupedKernel):
@@ -79,10 +81,6 @@ def is_refusal(error: Exception) -> bool:
         return True
     told = str(error)
     return isinstance(error, (RuntimeError, ValueError)) and any(word in told for word in _REFUSALS)
-
-
-#: How torch's checks of grouped_mm begin.
-_REFUSALS = ("Expected mat_", "expected mat", "strides should be multiple of", "is only supported on")
 
 
 class Loop(TorchGrouped):

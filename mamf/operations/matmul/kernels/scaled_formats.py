@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from mamf.backend import Backend, Unavailable
 from mamf.kernel import Verdict
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.operations.products import OperandSet, Sample, multiplied, output_of, relative_error
+from mamf.operations.products import OperandSet, Sample, float32_precision, multiplied, output_of, relative_error
 from mamf.operations.quantization import Quantized, swizzled
 from mamf.operations.scaled_products import ScaledProducts, quantized_operand, rows_of
 
@@ -124,6 +125,9 @@ class Dequantized(FormatMatmul):
         if problem.fast_accumulation:
             return f"kernel {self.name} has no fast accumulation"
         return None
+
+    def settings(self, backend: Backend, problem: MatmulProblem) -> AbstractContextManager[object]:
+        return float32_precision("highest")
 
     def bind(
         self, backend: Backend, problem: MatmulProblem, a: Quantized, b: Quantized, c: torch.Tensor

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from mamf.backend import Backend, DeviceInfo
-from mamf.dtypes import DTYPES
+from mamf.dtypes import DTYPES, canonical_name
 from mamf.machine.peaks import fastest_possible_flops, find_peak
 from mamf.measurement import Measurement
 from mamf.operation import Operation
@@ -19,9 +19,12 @@ class ProductOperation(Operation[ProductProblemT, ProductShapeT]):
     """What matrix products have in common: of one, of a batch and of groups."""
 
     def problem_for(self, backend: Backend, asked: Mapping[str, Any]) -> ProductProblemT:
-        """What is written is the operands' dtype, where nothing else is asked for, or what an 8-bit one becomes."""
-        dtype = super().problem_for(backend, {"dtype": asked.get("dtype")}).dtype
-        return super().problem_for(backend, {"out_dtype": DTYPES[dtype].default_output, **asked, "dtype": dtype})
+        """With the dtype of the output that goes with the operands', where none is asked for."""
+        operand = backend.resolve_dtype(canonical_name(asked.get("dtype") or backend.default_dtype))
+        output = asked.get("out_dtype") or DTYPES[operand].default_output
+        if output not in DTYPES:
+            output = backend.resolve_dtype(canonical_name(output))
+        return super().problem_for(backend, {**asked, "dtype": operand, "out_dtype": output})
 
     def fastest_possible(
         self, info: DeviceInfo, problem: ProductProblemT, shape: ProductShapeT | None = None
@@ -38,10 +41,9 @@ class ProductOperation(Operation[ProductProblemT, ProductShapeT]):
         return {"FLOP/byte": row.flop / row.work.nbytes, **({} if error is None else {"quantization error": error})}
 
     def words(self, problem: ProductProblemT) -> Sequence[str]:
-        """What is not as a product of its dtype usually is."""
+        """What is not as it is where nothing is asked for."""
         usual = {**asdict(self.problem_type(problem.dtype)), "out_dtype": DTYPES[problem.dtype].default_output}
-        fields = self.problem_record(problem).items()
-        return [f"{name} {value}" for name, value in fields if usual[name] != value]
+        return [f"{name} {value}" for name, value in asdict(problem).items() if value != usual[name]]
 
     def axis(self, shape: ProductShapeT) -> float:
         return float(shape.flop)

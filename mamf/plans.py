@@ -33,7 +33,8 @@ class Plan:
     """Everything a sweep needs to know, and all that resuming it needs.
 
     ``seconds`` limits a shape's measuring (None: the regime's own), ``budget_seconds`` the whole sweep. ``reference``
-    is measured anew after every ``reference_every`` shapes, to show how far the device drifted.
+    is measured anew after every ``reference_every`` shapes, to show how far the device drifted. ``layers``: what each
+    shape of a preset is.
     """
 
     shapes: tuple[MatmulShape, ...]
@@ -47,10 +48,12 @@ class Plan:
     timed_launches: int = 100
     reference: MatmulShape | None = None
     reference_every: int = 100
+    layers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         require_some("shapes", self.shapes, MatmulShape)
         require_measuring(self)
+        require_layers(self)
         require_steps(len(self.shapes), len(self.regimes))
         if self.order not in ORDERS:
             raise UnknownNameError("order", self.order, ORDERS)
@@ -123,6 +126,7 @@ class KernelsPlan:
     ``searches``: for the ceiling of each dtype, before all rows; none where ceilings are given, or left out.
     ``confirms``: rows are measured in the first regime alone, and the best of each problem confirmed in all.
     ``explains``: the problems differ in their data alone; all are measured in burst, the first in sustained too.
+    ``layers``: what each shape of a preset is.
     """
 
     operation: str
@@ -137,12 +141,14 @@ class KernelsPlan:
     searches: tuple[FindPlan, ...] = ()
     confirms: bool = False
     explains: bool = False
+    layers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         require_some("shapes", self.shapes, object)
         require_some("problems", self.problems, object)
         require_some("kernels", self.kernels, str)
         require_measuring(self)
+        require_layers(self)
         require_steps(*map(len, (self.shapes, self.problems, self.kernels, self.regimes)))
         for problem in self.problems:
             whole_number("seed", problem.seed, 0, LARGEST_SEED)
@@ -178,6 +184,12 @@ class KernelsPlan:
 
 
 AnyPlan = Plan | FindPlan | KernelsPlan
+
+
+def require_layers(plan: Plan | KernelsPlan) -> None:
+    """Raises UsageError where some shapes have a name and others none."""
+    if plan.layers and len(plan.layers) != len(plan.shapes):
+        raise UsageError(f"{len(plan.layers)} layers of {len(plan.shapes)} shapes: each shape has one, or none has")
 
 
 def require_measuring(plan: AnyPlan) -> None:

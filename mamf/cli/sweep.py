@@ -33,6 +33,8 @@ _EXAMPLES = """examples:
   mamf sweep --m-range 0 20480 256                    79 shapes Mx4096x4096 in burst
   mamf sweep --m 8192 --n 8192 --k 8192 --regime burst sustained
   mamf sweep --m-range 0 20480 256 --regime classic   mamf-finder's protocol
+  mamf sweep --preset decode --top all                linear layers of Llama 8B, 1 to 512 tokens
+  mamf sweep --preset llama-8b --product grad-weight  as a backward pass multiplies them
   mamf sweep --resume LOG                             go on after Ctrl-C or kill
   mamf sweep --operation NAME --help                  kernels of another operation: what can be asked of it
 """

@@ -29,6 +29,7 @@ def plan_record(plan: AnyPlan) -> dict[str, Any]:
             "shapes": [str(shape) for shape in plan.shapes],
             "problems": [of.problem_record(problem) for problem in plan.problems],
             "searches": [_find_record(search) for search in plan.searches],
+            "layers": list(plan.layers),
         }
     return (
         {"command": "sweep"}
@@ -37,6 +38,7 @@ def plan_record(plan: AnyPlan) -> dict[str, Any]:
             "shapes": [str(shape) for shape in plan.shapes],
             "regimes": list(plan.regimes),
             "reference": plan.reference and str(plan.reference),
+            "layers": list(plan.layers),
         }
     )
 
@@ -64,6 +66,7 @@ def plan_from_record(record: Mapping[str, Any]) -> AnyPlan:
             "problem": MatmulProblem(**fields["problem"]),
             "regimes": tuple(fields["regimes"]),
             "reference": MatmulShape.parse(reference) if reference else None,
+            "layers": tuple(fields.get("layers", ())),
         }
     )
 
@@ -96,6 +99,7 @@ def _kernels_plan(fields: Mapping[str, Any]) -> KernelsPlan:
             "problems": tuple(map(of.problem_from_record, fields["problems"])),
             "kernels": tuple(fields["kernels"]),
             "regimes": tuple(fields["regimes"]),
+            "layers": tuple(fields.get("layers", ())),
             # Early logs kept no search.
             "searches": tuple(map(_find_plan, fields.get("searches", ()))),
         }

@@ -70,6 +70,7 @@ _KERNELS_PLAN = {
     "searches?": [_FIND_PLAN],
     "confirms?": bool,
     "explains?": bool,
+    "layers?": _TEXTS,
 }
 _SWEEP_PLAN = {
     "shapes": _TEXTS,
@@ -83,6 +84,7 @@ _SWEEP_PLAN = {
     "timed_launches": int,
     "reference": Nullable(str),
     "reference_every": int,
+    "layers?": _TEXTS,
 }
 HEADER = {
     "schema": int,

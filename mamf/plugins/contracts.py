@@ -184,6 +184,7 @@ def operation_contract(of: Operation[Any, Any]) -> Contract:
         },
         methods={
             "default_shapes": Method(list_of(shape.check, "a list of at least one shape", least=1)),
+            "presets": Method(instance(Mapping, "a mapping")),
             "problem_for": replace(problem, refuses=(TypeError, ValueError)),
             "fastest_possible": _FIGURE,
             "peak": _FIGURE,

@@ -11,6 +11,7 @@ from mamf.logs.known import operation_called
 from mamf.logs.records import significant_digits
 from mamf.logs.run_log import OwnCeilings
 from mamf.measurement import Measurement
+from mamf.report.layers import layer_column
 from mamf.report.own_ceilings import brief, ceilings_text, flat_ceiling, problem_title, share_of
 from mamf.report.shares import flat_share, share_cells
 from mamf.report.text import (
@@ -82,6 +83,7 @@ def flat_kernel(row: Measurement, header: Mapping[str, Any], roofs: Roofs | None
         "throttle_reasons": " ".join(row.conditions.throttle_reasons),
         "implausible_samples": len(row.implausible_samples),
         "relative_error": row.error,
+        **layer_column(row, header),
         **own_columns(row),
     }
 
@@ -106,6 +108,7 @@ def cells(row: Measurement, header: Mapping[str, Any], roofs: Roofs | None = Non
     return {
         "kernel": row.kernel,
         "shape": str(row.shape),
+        **layer_column(row, header),
         row.work.unit: significant(row.best_rate),
         "+-%": f"{100 * row.relative_half_width:.2f}",
         "% of peak": DASH if share is None else f"{100 * share:.1f}",

@@ -11,6 +11,7 @@ from typing import Any
 from mamf.ceilings.roof import Roofs
 from mamf.machine.peaks import find_peak
 from mamf.measurement import Measurement
+from mamf.report.layers import layer_column, layers_of
 from mamf.report.shares import COLUMNS as SHARES
 from mamf.report.shares import flat_share, share_cells
 from mamf.report.text import DASH, csv_text, drawing, end_line, prose, significant, whole
@@ -100,11 +101,17 @@ def flat_row(row: Measurement, roofs: Roofs | None = None) -> dict[str, Any]:
         "implausible_samples": len(row.implausible_samples),
         "relative_error": row.error,
         "is_reference": row.is_reference,
+        **{name: row.details[name] for name in ("quantization_error",) if name in row.details},
     }
 
 
-def as_csv(rows: Sequence[Measurement], roofs: Roofs | None = None) -> str:
-    return csv_text([flat_row(row, roofs) for row in rows])
+def flat_rows(
+    rows: Sequence[Measurement], header: Mapping[str, Any], roofs: Roofs | None = None
+) -> list[dict[str, Any]]:
+    """Rows of equal columns, with the layer of each in a run that has layers."""
+    found = [{**flat_row(row, roofs), **layer_column(row, header)} for row in rows]
+    names = dict.fromkeys(name for row in found for name in row)
+    return [{name: row.get(name) for name in names} for row in found]
 
 
 def as_json(
@@ -113,7 +120,7 @@ def as_json(
     summary: Mapping[str, Any] | None,
     roofs: Roofs | None = None,
 ) -> str:
-    content = {"header": header, "measurements": [flat_row(row, roofs) for row in rows], "summary": summary}
+    content = {"header": header, "measurements": flat_rows(rows, header, roofs), "summary": summary}
     return json.dumps(content, indent=2) + "\n"
 
 
@@ -144,14 +151,17 @@ def cells(row: Measurement) -> list[str]:
     ]
 
 
-def columns_of(rows: Iterable[Measurement], roofs: Roofs | None) -> tuple[Sequence[str], list[list[str]]]:
-    """Columns and cells; with roofs the shares of them stand after the interval."""
-    if roofs is None:
-        return COLUMNS, [cells(row) for row in rows]
+def columns_of(
+    rows: Iterable[Measurement], header: Mapping[str, Any], roofs: Roofs | None
+) -> tuple[Sequence[str], list[list[str]]]:
+    """Columns and cells; with roofs the shares of them stand after the interval, the layer of a preset last."""
     place = COLUMNS.index("mean")
-    names = (*COLUMNS[:place], *SHARES, *COLUMNS[place:])
-    lines = ((row, cells(row)) for row in rows)
-    return names, [[*line[:place], *share_cells(row, roofs).values(), *line[place:]] for row, line in lines]
+    names = (*COLUMNS[:place], *(SHARES if roofs else ()), *COLUMNS[place:], *(["layer"] if layers_of(header) else []))
+    lines = []
+    for row in rows:
+        line, shares = cells(row), share_cells(row, roofs).values() if roofs else ()
+        lines.append([*line[:place], *shares, *line[place:], *layer_column(row, header).values()])
+    return names, lines
 
 
 def remarks(row: Measurement) -> str:
@@ -160,6 +170,8 @@ def remarks(row: Measurement) -> str:
     parts += [*row.conditions.throttle_reasons, *row.remarks]
     if row.is_reference:
         parts.append("reference")
+    if "quantization_error" in row.details:
+        parts.append(f"quantization error {row.details['quantization_error']:.1e}")
     if row.implausible_samples:
         parts.append(f"{len(row.implausible_samples)} implausible samples left out")
     return ", ".join(parts)
@@ -262,12 +274,12 @@ def render(
     ``width``: of the terminal, None for all columns; ``roofs``: that rows are shares of.
     """
     if format == "csv":
-        return as_csv(rows, roofs)
+        return csv_text(flat_rows(rows, header, roofs))
     if format == "json":
         return as_json(rows, header, summary, roofs)
     shown = list(rows) if top is None else chosen(rows, top)
-    names, lines = columns_of(shown, roofs)
-    table = drawing(format, width)(names, lines, (*LEFT_ALIGNED, "bound by"))
+    names, lines = columns_of(shown, header, roofs)
+    table = drawing(format, width)(names, lines, (*LEFT_ALIGNED, "bound by", "layer"))
     hidden = sum(not row.is_reference for row in rows) - len(shown)
     more = f"... and {hidden} more in the log (--top all shows them)\n" if hidden > 0 else ""
     head, foot = prose(title_lines(header), format), prose(summary_lines(rows, header, summary), format)

@@ -17,6 +17,7 @@ from mamf.testing.simulated import Physics, SimulatedBackend
 from mamf.testing.simulated_kernels import SimulatedAttention, SimulatedBandwidth, SimulatedMatmul, SimulatedModel
 
 _SUITES = {
+    "AnyKernelContract": "kernel_contracts",
     "AttentionKernelContract": "kernel_contracts",
     "BackendContract": "contracts",
     "KernelContract": "kernel_contracts",

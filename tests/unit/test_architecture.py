@@ -18,11 +18,17 @@ ROOT = Path(__file__).resolve().parents[2]
 CORE = sorted(path for path in (ROOT / "mamf").rglob("*.py"))
 MAY_IMPORT_TORCH = {"torch_backend.py"}
 #: Rooms of adapters: reached through discovery alone, and free to import torch.
-ROOMS = ("matmul", "attention", "bandwidth", "model")
+ROOMS = ("matmul", "attention", "bandwidth", "batched", "grouped", "model")
 ADAPTERS = tuple(f"operations/{room}/kernels" for room in ROOMS)
 #: What imports a library of its own: torch's counter, transformers, lightning.
 INTEGRATIONS = "integrations/"
-SHARED_BY_ADAPTERS = ("operations/outputs.py", "operations/compilation.py")
+SHARED_BY_ADAPTERS = (
+    "operations/outputs.py",
+    "operations/compilation.py",
+    "operations/products.py",
+    "operations/quantization.py",
+    "operations/scaled_products.py",
+)
 #: Runs a script's steps under torch's profiler.
 PROFILER = ("profiling/running.py",)
 PURE = ("operations/matmul/shapes.py", "statistics.py", "dtypes.py", "errors.py", "limits.py", "work.py", "text.py")
@@ -35,8 +41,22 @@ FLOORS = (
     ("backend",),
     ("kernel", "machine"),
     ("operations.matmul.kernel", "operations.attention.shapes", "operations.bandwidth.shapes"),
-    ("operations.attention.kernel", "operations.bandwidth.kernel", "operations.model.shapes", "plans"),
-    ("operations.model.kernel", "measurement"),
+    (
+        "operations.attention.kernel",
+        "operations.bandwidth.kernel",
+        "operations.batched.shapes",
+        "operations.grouped.shapes",
+        "operations.matmul.presets",
+        "operations.model.shapes",
+        "plans",
+    ),
+    (
+        "operations.batched.kernel",
+        "operations.grouped.kernel",
+        "operations.grouped.presets",
+        "operations.model.kernel",
+        "measurement",
+    ),
     ("operation",),
     (
         "operations.unknown",
@@ -45,6 +65,7 @@ FLOORS = (
         "operations.bandwidth.operation",
         "operations.model.operation",
     ),
+    ("operations.batched.operation", "operations.grouped.operation"),
     ("plugins.contracts",),
     ("plugins.discovery",),
     ("plugins.selection",),
@@ -78,6 +99,9 @@ BESIDE = (
     "operations.outputs",
     "operations.compilation",
     "operations.triton_driver",
+    "operations.products",
+    "operations.quantization",
+    "operations.scaled_products",
     "testing",
     "__init__",
     "__main__",

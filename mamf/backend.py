@@ -240,6 +240,10 @@ class Backend(ABC):
         """Why torch's compiler makes no kernels for this device, or None."""
         return None
 
+    def bus_address(self) -> str | None:
+        """Where the device sits, such as its PCI address, for who stands before the machine; in no log."""
+        return None
+
     def advice(self) -> list[Advice]:
         """What a user should know about this machine before believing a number. Changes nothing."""
         return []

@@ -64,11 +64,10 @@ class Device:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Device:
-        fields = dict(record)
-        told = dict(fields.pop("conditions"))
-        told["throttle_reasons"] = tuple(told["throttle_reasons"])
-        lines = {name: tuple(fields.pop(name)) for name in ("failures", "lacks")}
-        return cls(**fields, **lines, conditions=Conditions(**told))
+        told = dict(record["conditions"])
+        conditions = Conditions(**{**told, "throttle_reasons": tuple(told["throttle_reasons"])})
+        lines = {name: tuple(record[name]) for name in ("failures", "lacks")}
+        return cls(**{**record, **lines, "conditions": conditions})
 
 
 def shown(figure: str, value: float) -> str:

@@ -20,8 +20,9 @@ EXIT_CODES = {OK: 0, WARN: 1, CRITICAL: 2, UNKNOWN: 3}
 _SEVERITY = (OK, UNKNOWN, WARN, CRITICAL)
 #: The chance that anything is said of a run whose devices are all healthy, and that one of them is called bad.
 FALSE_WARNINGS, FALSE_CRITICALS = 0.005, 1e-6
-#: Relative standard deviation between healthy cards (8 % is the published range, arXiv 2208.11035) with what lies between
-#: visits: 0.1 % in burst, 0.5 % in sustained. Copies to and from the host depend on where on the board a card sits.
+#: Relative standard deviation between healthy cards (8 % is the published range, arXiv 2208.11035) with what lies
+#: between visits: 0.1 % in burst, 0.5 % in sustained. Copies to and from the host depend on where on the board a card
+#: sits.
 _CARDS, _VISITS = 0.017, 0.005
 _SPREADS = {BURST: math.hypot(_CARDS, 0.001), TO_DEVICE: 0.05, TO_HOST: 0.05}
 _USUAL_SPREAD = math.hypot(_CARDS, _VISITS)

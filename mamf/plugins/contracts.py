@@ -147,6 +147,7 @@ BACKEND = Contract(
         "resolve_dtype": Method(dtype),
         "unsupported_dtype": _REASON,
         "without_compiler": _UNAVAILABLE,
+        "bus_address": Method(optional(text)),
         "advice": Method(list_of(instance(Advice, ""), "a list of Advice")),
         "settings": Method(texts_by_name),
     },

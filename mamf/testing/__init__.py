@@ -14,7 +14,14 @@ import importlib
 from typing import Any
 
 from mamf.testing.simulated import Physics, SimulatedBackend
-from mamf.testing.simulated_kernels import SimulatedAttention, SimulatedBandwidth, SimulatedMatmul, SimulatedModel
+from mamf.testing.simulated_kernels import (
+    SimulatedAttention,
+    SimulatedBandwidth,
+    SimulatedCollective,
+    SimulatedCopies,
+    SimulatedMatmul,
+    SimulatedModel,
+)
 
 _SUITES = {
     "AttentionKernelContract": "kernel_contracts",
@@ -27,6 +34,8 @@ __all__ = [
     "SimulatedAttention",
     "SimulatedBackend",
     "SimulatedBandwidth",
+    "SimulatedCollective",
+    "SimulatedCopies",
     "SimulatedMatmul",
     "SimulatedModel",
     *_SUITES,

@@ -5,6 +5,7 @@ import os
 import sys
 import traceback
 from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
 
 #: No test waits longer for what hangs.
 LONGEST_SECONDS = 60
@@ -35,7 +36,7 @@ def _start(of_rank, rank, environment):
         faulthandler.dump_traceback_later(LONGEST_SECONDS, exit=True)
         os.close(reading)
         os.environ.update(environment)
-        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
             answer = of_rank(rank)
         os.write(writing, json.dumps(answer).encode())
     except BaseException:

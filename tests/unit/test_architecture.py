@@ -18,13 +18,15 @@ ROOT = Path(__file__).resolve().parents[2]
 CORE = sorted(path for path in (ROOT / "mamf").rglob("*.py"))
 MAY_IMPORT_TORCH = {"torch_backend.py"}
 #: Rooms of adapters: reached through discovery alone, and free to import torch.
-ROOMS = ("matmul", "attention", "bandwidth", "model")
+ROOMS = ("matmul", "attention", "bandwidth", "collective", "copies", "model")
 ADAPTERS = tuple(f"operations/{room}/kernels" for room in ROOMS)
 #: What imports a library of its own: torch's counter, transformers, lightning.
 INTEGRATIONS = "integrations/"
 SHARED_BY_ADAPTERS = ("operations/outputs.py", "operations/compilation.py")
 #: Runs a script's steps under torch's profiler.
 PROFILER = ("profiling/running.py",)
+#: Where ranks meet, by torch.distributed.
+GROUP = ("node/group.py",)
 PURE = ("operations/matmul/shapes.py", "statistics.py", "dtypes.py", "errors.py", "limits.py", "work.py", "text.py")
 #: Floors from the ground up. A module uses what lies on the floors below its own, and its own room; one that stands on
 #: no floor fails.
@@ -35,14 +37,19 @@ FLOORS = (
     ("backend",),
     ("kernel", "machine"),
     ("operations.matmul.kernel", "operations.attention.shapes", "operations.bandwidth.shapes"),
-    ("operations.attention.kernel", "operations.bandwidth.kernel", "operations.model.shapes", "plans"),
-    ("operations.model.kernel", "measurement"),
+    (
+        *("operations.attention.kernel", "operations.bandwidth.kernel", "operations.model.shapes", "plans"),
+        *("operations.collective.shapes", "operations.copies.shapes"),
+    ),
+    ("operations.model.kernel", "operations.collective.kernel", "operations.copies.kernel", "measurement"),
     ("operation",),
     (
         "operations.unknown",
         "operations.matmul.operation",
         "operations.attention.operation",
         "operations.bandwidth.operation",
+        "operations.collective.operation",
+        "operations.copies.operation",
         "operations.model.operation",
     ),
     ("plugins.contracts",),
@@ -58,17 +65,23 @@ FLOORS = (
     ("charts.of_log", "report.of_run", "report.notebook"),
     ("contribution",),
     ("models",),
+    ("node", "node.figures", "node.places"),
+    ("node.verdict",),
+    ("node.gathering", "node.prometheus"),
+    ("node.report",),
     ("api", "api.reading"),
     ("profiling",),
     ("engine", "engine.checking"),
     ("regimes",),
     ("engine.measure",),
-    ("engine.runner",),
+    ("engine.runner", "engine.repeating"),
     ("strategies",),
     ("engine.estimate",),
     ("ceilings",),
     ("api.measuring",),
     ("integrations",),
+    ("node.children", "node.device", "node.group"),
+    ("node.ranks",),
     ("cli",),
 )
 #: What lies beside the floors: torch's own, adapters, and what is shipped for tests.
@@ -128,7 +141,7 @@ CORE_MODULES = [
 @pytest.mark.parametrize("path", CORE, ids=lambda path: str(path.relative_to(ROOT)))
 def test_torch_stays_in_its_rooms(path):
     inside = path.relative_to(ROOT / "mamf").as_posix()
-    if path.name in MAY_IMPORT_TORCH or is_adapter(path) or inside in (*SHARED_BY_ADAPTERS, *PROFILER):
+    if path.name in MAY_IMPORT_TORCH or is_adapter(path) or inside in (*SHARED_BY_ADAPTERS, *PROFILER, *GROUP):
         return
     if inside.startswith(INTEGRATIONS):
         return
@@ -180,7 +193,7 @@ ENGINE = ("mamf.engine", "mamf.regimes.base", "mamf.ceilings.finding", "torch")
 
 @pytest.mark.parametrize(
     "module",
-    ["mamf.logs.run_log", "mamf.logs.compare", "mamf.report.notebook", "mamf.api.reading", "mamf.profiling.log"],
+    ["mamf.logs.run_log", "mamf.logs.compare", "mamf.report.notebook", "mamf.api.reading", "mamf.profiling.log", "mamf.node.report"],
 )
 def test_logs_are_read_without_the_engine(module):
     code = f"import sys, {module}; print([name for name in {ENGINE!r} if name in sys.modules])"

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 from typing import Any
 
 import torch
@@ -38,6 +37,8 @@ class TorchDistributed(CollectiveKernel):
         return None if is_rank else _NO_GROUP
 
     def unsupported(self, backend: Backend, problem: CollectiveProblem) -> str | None:
+        if (reason := self.unavailable(backend)) is not None:
+            return str(reason)
         ranks = torch.distributed.get_world_size()
         if problem.ranks != ranks:
             return f"this group has {ranks} ranks, not {problem.ranks}"
@@ -85,7 +86,7 @@ def exchanged(own: object) -> list[Any]:
 
 
 class Exchange:
-    """One collective: its launch, and what it must leave. Buffers are seen as equal parts, of as many ranks or of one."""
+    """One collective: its launch, and what it must leave. Buffers are seen as equal parts, one a rank or one alone."""
 
     def __init__(self, problem: CollectiveProblem, part: int, sent: torch.Tensor, received: torch.Tensor) -> None:
         self._collective, self._ranks = problem.collective, problem.ranks
@@ -98,8 +99,7 @@ class Exchange:
         self._call = calls(sent, received)[problem.collective]
         self._expected = self._reduced(torch.stack(exchanged(self._sampled(sent))))
         self._expected_sums = None if self._tolerance else self._reduced(torch.stack(exchanged(self._sums(sent))))
-        self.changed_operands = lambda: sorted({name for names in exchanged(unchanged()) for name in names})
-        unchanged = Unchanged({"sent": sent})
+        self._unchanged = Unchanged({"sent": sent})
 
     def launch(self) -> None:
         self._launches += 1
@@ -117,6 +117,10 @@ class Exchange:
         """The worst of all ranks: they must end alike."""
         worst = max(error if math.isfinite(error) else math.inf for error in exchanged(self._error()))
         return Verdict(worst, self._tolerance * max(self._launches, 1))
+
+    def changed_operands(self) -> Sequence[str]:
+        """Of any rank."""
+        return sorted({name for names in exchanged(self._unchanged()) for name in names})
 
     def _reduced(self, of_all: torch.Tensor) -> torch.Tensor:
         """What this rank receives, by part, of what all ranks send, by rank and part."""

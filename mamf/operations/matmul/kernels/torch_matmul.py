@@ -17,7 +17,7 @@ from mamf.backend import Backend, OperandPool
 from mamf.kernel import Prepared, Verdict, aligned
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.operations.outputs import Unchanged, poison_outputs
+from mamf.operations.outputs import Unchanged, poison_outputs, queued_checksum
 
 # Rows times columns entries of C are compared: few enough that the check hides in the rest between two bursts.
 _SAMPLED_ROWS = _SAMPLED_COLUMNS = 16
@@ -74,6 +74,7 @@ class TorchMatmul(MatmulKernel):
             poison=poison,
             changed_operands=Unchanged({name: whole[name] for name in ("a", "b")}),
             rewrite_output=rewrite_output if rewrite else None,
+            checksum=lambda index, result: products[index].checksum(result),
         )
 
 
@@ -100,15 +101,20 @@ class PreparedProduct:
 
     def verify(self, result: object) -> Verdict:
         """||C - scale * A @ B|| / ||scale * A @ B|| in float64 over sampled rows and columns, the edges among them."""
-        # A kernel may return its output in place of writing C.
-        output = result if isinstance(result, torch.Tensor) and result.shape == self.c.shape else self.c
-        found = on_host(select(output, 0, self._rows), 1, self._columns)
+        found = on_host(select(self._output(result), 0, self._rows), 1, self._columns)
         with one_thread():
             difference = torch.linalg.vector_norm(found - self._expected).item()
             magnitude = torch.linalg.vector_norm(self._expected).item()
         if magnitude == 0:
             return Verdict(0.0 if difference == 0 else float("inf"), self._tolerance)
         return Verdict(float(difference / magnitude), self._tolerance)
+
+    def checksum(self, result: object) -> Callable[[], int]:
+        return queued_checksum(self._output(result))
+
+    def _output(self, result: object) -> torch.Tensor:
+        # A kernel may return its output in place of writing C.
+        return result if isinstance(result, torch.Tensor) and result.shape == self.c.shape else self.c
 
 
 def lay_out(

@@ -20,12 +20,13 @@ from mamf.node.device import DeviceRun
 from mamf.node.gathering import Run, devices_of
 from mamf.node.group import Meeting
 from mamf.node.places import Launched, Place, launched
-from mamf.node.ranks import COMPLETE, GO, Rank, gathered, visible_index, word
+from mamf.node.ranks import COMPLETE, GO, Rank, gathered, heard, visible_index, word
 from mamf.node.verdict import EXIT_CODES, UNKNOWN
 from mamf.plugins.discovery import backend_class, backend_statuses, open_backend
 
 # Until rank 0 is met: its import of torch, on a file system that all ranks read at once.
 _MEETING_SECONDS = 300.0
+_FAREWELL_SECONDS = 10.0
 
 
 def run(options: argparse.Namespace) -> int:
@@ -103,8 +104,8 @@ def _measured_by_children(options: argparse.Namespace, folder: Path, run: Run, w
     def together() -> None:
         if meeting is None:
             return
-        heard = {rank: meeting.hear(f"alone/{rank}", 1.0) if rank in watch.running else None for rank in run.places}
-        decided = word(heard)
+        came = {rank: meeting.hear(f"alone/{rank}", 1.0) if rank in watch.running else None for rank in run.places}
+        decided = word(came)
         run.apart = "" if decided in (GO, COMPLETE) else decided
         meeting.tell("together", decided)
 
@@ -142,12 +143,17 @@ def _led(options: argparse.Namespace) -> int:
     with Interruption():
         try:
             meeting = Meeting.of(own, _MEETING_SECONDS) if ranks > 1 else None
-            on_wait = lambda: record(PHASE, WAITS)  # noqa: E731
-            measured = Rank(own, meeting, options.output_folder, options.patience, opens, on_wait).measure()
+            Rank(
+                own,
+                meeting,
+                options.output_folder,
+                options.patience,
+                opens,
+                on_wait=lambda: record(PHASE, WAITS),
+                on_failure=lambda reason: record(FAILURE, reason),
+            ).measure()
         except (KeyboardInterrupt, BrokenPipeError):
             return EXIT_CODE
-    if measured.failures:
-        record(FAILURE, measured.failures[0])
     return 0
 
 
@@ -188,12 +194,17 @@ def _as_rank(options: argparse.Namespace, own: Launched) -> int:
     def opens() -> DeviceRun:
         return _device_run(options, own, folder, visible_index(options.backend, own.place.index))
 
-    Rank(own, meeting, folder, options.patience, opens).measure()
+    rank = Rank(own, meeting, folder, options.patience, opens)
+    rank.measure()
     if not own.leads:
         # The verdict is the leader's to tell.
-        return 0 if meeting.hear("over", options.patience * 2) is not None else EXIT_CODES[UNKNOWN]
-    run, devices = gathered(meeting, own, options.patience)
+        is_over = meeting.hear("over", options.patience * 2) is not None
+        meeting.tell(f"heard/{own.place.rank}", is_over)
+        return 0 if is_over else EXIT_CODES[UNKNOWN]
+    run, devices = gathered(meeting, own, options.patience, rank.missing)
     run.write(folder)
     code = told(options, run, devices, [folder])
     meeting.tell("over", code)
+    # The meeting place ends with this process.
+    heard(meeting, "heard", sorted(set(range(1, own.ranks)) - rank.missing), _FAREWELL_SECONDS)
     return code

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 #: What a line of a child holds: what it does now, why its device failed, where that sits.
 PHASE, FAILURE, ADDRESS = "phase", "failure", "address"
 #: The phase of a child that waits for the others.
-WAITS = "waits for the others"
+WAITS, TOGETHER = "waits for the others", "together"
 _TICK_SECONDS = 0.5
 _LONGEST_END_SECONDS = 15.0
 # Of a child whose run was interrupted, in order.
@@ -74,6 +74,11 @@ class Watch:
         """Whether every child that runs waits for the others."""
         return all(self.phases.get(rank) == WAITS for rank in self.running)
 
+    def go_on(self) -> None:
+        """Those that waited measure from now on."""
+        self.phases |= dict.fromkeys(self.running, TOGETHER)
+        self._heard = dict.fromkeys(self.ranks, self.now())
+
     def hanging(self) -> list[int]:
         """Children that run, wait for nobody, and were not heard of for too long: each has failed from now on."""
         late = self.now() - self.patience
@@ -117,7 +122,7 @@ def watched(
             processes[rank].kill()
         if watch.running and not is_together and watch.all_wait():
             is_together, known = True, len(watch.failures)
-            watch.phases |= dict.fromkeys(watch.running, "together")
+            watch.go_on()
             together()
         elif is_together and len(watch.failures) > known:
             watch.was_left = True
@@ -126,25 +131,26 @@ def watched(
                 processes[rank].kill()
 
 
+def started(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
+    """Out of reach of Ctrl-C, which is for the one who started it, who tells it once."""
+    return subprocess.Popen(
+        command,
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+
+
 class Children:
     """The processes and what comes from them. Use as a context manager: none is left behind."""
 
     def __init__(self, commands: Mapping[int, Sequence[str]], environment: Mapping[str, str]) -> None:
         self._events: queue.Queue[Event] = queue.Queue()
-        # Ctrl-C is for the one who started them, who tells them once.
-        self.processes = {
-            rank: subprocess.Popen(
-                command,
-                env=dict(environment),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                errors="replace",
-                start_new_session=True,
-            )
-            for rank, command in commands.items()
-        }
+        self.processes = {rank: started(command, environment) for rank, command in commands.items()}
         for rank, process in self.processes.items():
             threading.Thread(target=self._read, args=(rank, process), daemon=True).start()
 

@@ -71,7 +71,7 @@ def devices_of(folders: Sequence[Path]) -> tuple[Run, list[Device]]:
                 logs.setdefault(place, {})[part] = _read(path)
         if (told := read_run(folder)) is not None:
             run = _joined(run, told)
-    if not logs and not run.failures:
+    if not logs and not run.places:
         raise UsageError(f"no logs of 'mamf node' in {', '.join(map(str, folders))}")
     for place in logs:
         run.places[place.rank] = place
@@ -208,6 +208,8 @@ def _lacks(part: str, log: RunLog) -> Iterable[str]:
         told = " and ".join(missing)
         if missing:
             yield f"no {told} ceiling: {summary.get('reason') or 'it was not confirmed'}"
+    elif part == "collective" and all(row.status == "unsupported" for row in log.measurements):
+        yield f"no collectives: {log.measurements[0].reason if log.measurements else 'none was measured'}"
     elif summary.get("reason") == "by the user":
         yield f"{part} was interrupted by the user"
 

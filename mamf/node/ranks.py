@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,8 @@ def visible_index(backend: str, index: int) -> int:
 @dataclass
 class Rank:
     """This process's part. ``meeting``: None of a rank that is alone. ``patience``: seconds that the others are waited
-    for. ``opens``: opens the device. ``on_wait``: called before the others are waited for.
+    for. ``opens``: opens the device. ``on_wait``: called before the others are waited for; ``on_failure``:
+    as soon as the device failed.
     """
 
     launched: Launched
@@ -38,6 +39,9 @@ class Rank:
     patience: float
     opens: Callable[[], DeviceRun]
     on_wait: Callable[[], None] = lambda: None
+    on_failure: Callable[[str], None] = lambda reason: None
+    #: Of the leader, once it has decided: ranks that did not come so far as to be heard of.
+    missing: frozenset[int] = frozenset()
 
     def measure(self) -> Device:
         """Measure alone, and with the others if all are well; what failed is told in the device."""
@@ -48,11 +52,14 @@ class Rank:
             run.alone()
         except Exception as error:  # whatever a vendor's library throws
             failure = fault(error)
+            self.on_failure(failure)
         apart = ""
         if self.meeting is not None:
             apart = self._decided(failure)
             if run is not None and apart == GO:
                 failure = self._together(run)
+                if failure is not None:
+                    self.on_failure(failure)
         place = self.launched.place
         known = Run(self.launched.ranks, apart="" if apart in (GO, COMPLETE) else apart or "alone")
         known.failures = {} if failure is None else {place.rank: failure}
@@ -67,7 +74,9 @@ class Rank:
         place = self.launched.place
         self.meeting.tell(f"alone/{place.rank}", {"failure": failure, "complete": is_complete(self.folder, place)})
         if self.launched.leads:
-            self.meeting.tell("together", word(heard(self.meeting, "alone", self.launched.ranks, self.patience)))
+            came = heard(self.meeting, "alone", range(self.launched.ranks), self.patience)
+            self.missing = frozenset(rank for rank, told in came.items() if told is None)
+            self.meeting.tell("together", word(came))
         self.on_wait()
         told = self.meeting.hear("together", 2 * self.patience)
         return str(told or "nothing was heard of the leader")
@@ -83,10 +92,10 @@ class Rank:
         return None
 
 
-def heard(meeting: Meeting, key: str, ranks: int, patience: float) -> dict[int, Any]:
+def heard(meeting: Meeting, key: str, ranks: Iterable[int], patience: float) -> dict[int, Any]:
     """What each rank told, None of one that is late or gone; all are waited for at once."""
     deadline = time.monotonic() + patience
-    return {rank: meeting.hear(f"{key}/{rank}", deadline - time.monotonic()) for rank in range(ranks)}
+    return {rank: meeting.hear(f"{key}/{rank}", deadline - time.monotonic()) for rank in ranks}
 
 
 def word(told: Mapping[int, Any]) -> str:
@@ -97,13 +106,16 @@ def word(told: Mapping[int, Any]) -> str:
     return COMPLETE if all(each["complete"] for each in told.values()) else GO
 
 
-def gathered(meeting: Meeting, launched: Launched, patience: float) -> tuple[Run, list[Device]]:
+def gathered(
+    meeting: Meeting, launched: Launched, patience: float, missing: frozenset[int] = frozenset()
+) -> tuple[Run, list[Device]]:
     """The run and every rank's device, as the leader hears of them; one that is not heard of has failed."""
     run, devices = Run(launched.ranks, is_over=True), list[Device]()
     run.apart = str(meeting.hear("together", 1.0) or "")
     run.apart = "" if run.apart in (GO, COMPLETE) else run.apart
-    for rank, record in heard(meeting, "done", launched.ranks, patience).items():
-        if record is None:
+    done = heard(meeting, "done", sorted(set(range(launched.ranks)) - missing), patience)
+    for rank in range(launched.ranks):
+        if (record := done.get(rank)) is None:
             failure = f"nothing was heard of rank {rank} for {patience:.0f} s"
             devices.append(Device(rank, 0, rank, failures=(failure,)))
         else:

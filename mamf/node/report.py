@@ -35,7 +35,8 @@ def render_node(format: str, run: Run, devices: Sequence[Device], verdict: Verdi
         if rows:
             columns, cells = by_column(rows)
             parts.append(draw(columns, cells, _LEFT))
-    notes = [slowest_line(devices)] + ([f"not measured together: {run.apart}"] if run.apart else [])
+    notes = [slowest_line(devices)] if verdict.findings else []
+    notes += [f"not measured together: {run.apart}"] if run.apart else []
     notes += [_NCCL_TESTS] if collectives(devices) else []
     return "\n".join([*parts, prose(notes, format, gap)])
 

@@ -80,7 +80,7 @@ def judged(devices: Sequence[Device], baselines: Mapping[str, Baseline] | None =
 def _reason(devices: Sequence[Device], findings: Sequence[Finding]) -> str:
     if not findings:
         return f"{_counted(devices)}, {slowest_line(devices)}"
-    others = len({finding.rank for finding in findings} - {findings[0].rank})
+    others = len({finding.rank for finding in findings} - {findings[0].rank, None})
     more = f"; and {others} more device{'s' if others > 1 else ''}" if others else ""
     return f"{findings[0].text}{more}"
 

@@ -4,12 +4,17 @@ import json
 import os
 import time
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import EntryPoint
 
 from mamf.backend import Advice
 from mamf.ceilings.grid import plan_for
+from mamf.ceilings.rounds import Rounds
 from mamf.ceilings.strategy import FindStrategy
+from mamf.engine.repeating import Repeating
 from mamf.errors import UnavailableError
+from mamf.operations.collective.operation import CollectiveOperation
+from mamf.operations.collective.shapes import CollectiveShape
 from mamf.operations.matmul.shapes import MatmulGrid
 from mamf.plugins import discovery
 from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
@@ -55,7 +60,7 @@ def short_plan(*arguments, **options):
     return replace(plan_for(*arguments, **options), grid=MatmulGrid(sizes, sizes, sizes), scouts=6, refinements=0)
 
 
-def install(patch):
+def install(patch, launches=5000):
     """Make it the only accelerator here, and the search a short one."""
     others = discovery.entry_points
 
@@ -66,4 +71,12 @@ def install(patch):
     patch.setattr(discovery, "entry_points", points)
     patch.setattr(FindStrategy, "fine_shapes", 1)
     patch.setattr("mamf.node.device.plan_for", short_plan)
+    patch.setattr("mamf.node.device.Repeating", partial(Repeating, launches=launches))
+    patch.setattr(FindStrategy, "burst_rounds", Rounds(choose=1, confirm=3))
+    patch.setattr(FindStrategy, "sustained_rounds", Rounds(choose=1, confirm=3))
+    patch.setattr(FindStrategy, "sustained_candidates", 1)
+    patch.setattr("mamf.node.device._ROW_SECONDS", 0.01)
+    patch.setattr(
+        CollectiveOperation, "default_shapes", lambda *given: [CollectiveShape(2**20), CollectiveShape(2**30)]
+    )
     patch.setattr("mamf.machine.doctor._host_load", lambda: Advice("host load", "ok", "idle"))

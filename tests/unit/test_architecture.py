@@ -193,7 +193,10 @@ ENGINE = ("mamf.engine", "mamf.regimes.base", "mamf.ceilings.finding", "torch")
 
 @pytest.mark.parametrize(
     "module",
-    ["mamf.logs.run_log", "mamf.logs.compare", "mamf.report.notebook", "mamf.api.reading", "mamf.profiling.log", "mamf.node.report"],
+    [
+        *("mamf.logs.run_log", "mamf.logs.compare", "mamf.report.notebook", "mamf.api.reading", "mamf.profiling.log"),
+        "mamf.node.report",
+    ],
 )
 def test_logs_are_read_without_the_engine(module):
     code = f"import sys, {module}; print([name for name in {ENGINE!r} if name in sys.modules])"

@@ -42,9 +42,14 @@ def test_the_size_is_of_the_larger_buffer(collective):
     assert problem.part(shape) == max(elements) // (1 if collective == "all_reduce" else 4)
 
 
-def test_every_rank_has_an_equal_part():
-    assert "no 3 parts" in CollectiveProblem("all_gather", 3).unsupported_shape(CollectiveShape(MIB))
-    assert CollectiveProblem("all_gather", 3, "float32").unsupported_shape(CollectiveShape(12)) is None
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_every_rank_has_an_equal_part_whatever_their_number(collective):
+    problem, shape = CollectiveProblem(collective, 3), CollectiveShape(MIB)
+    most = max(problem.elements(shape))
+    assert (most, most % 3) == (MIB // 2 - 2, 0)
+    assert problem.work(shape).nbytes == (4 if collective == "all_reduce" else 2) * most // 3 * 2
+    assert "no 3 parts" in problem.unsupported_shape(CollectiveShape(5))
+    assert problem.unsupported_shape(CollectiveShape(6)) is None
 
 
 def test_what_means_nothing_is_refused():

@@ -11,7 +11,7 @@ from mamf.logs import known
 from mamf.logs.run_log import read_run_log
 from mamf.node.device import DeviceRun
 from mamf.node.figures import BURST, SUSTAINED
-from mamf.node.gathering import ALONE, TOGETHER, Run, devices_of
+from mamf.node.gathering import ALONE, TOGETHER, devices_of
 from mamf.node.places import Place
 from mamf.node.verdict import CRITICAL, OK, judged
 from mamf.testing import Physics
@@ -69,7 +69,7 @@ def test_healthy_devices_are_ok_and_each_part_has_its_log(healthy):
 def test_a_made_fault_is_found_and_blamed_on_its_device(healthy, tmp_path, fault):
     physics, level, told = FAULTY[fault]
     measured(tmp_path, 3, physics, together=False)
-    run, devices = devices_of([healthy, tmp_path])
+    _, devices = devices_of([healthy, tmp_path])
     devices[-1] = replace(devices[-1], lacks=())  # it took no part in what is measured together
     verdict = judged(devices)
     assert verdict.level == level, verdict

@@ -59,9 +59,9 @@ class CollectiveProblem:
         return self.dtype
 
     def elements(self, shape: CollectiveShape) -> tuple[int, int]:
-        """Elements that a rank sends, and that it receives."""
-        most = shape.nbytes // DTYPES[self.dtype].itemsize
-        part = most // self.ranks
+        """Elements that a rank sends, and that it receives: as many as make an equal part for each rank."""
+        part = shape.nbytes // DTYPES[self.dtype].itemsize // self.ranks
+        most = part * self.ranks
         return {"all_gather": (part, most), "reduce_scatter": (most, part)}.get(self.collective, (most, most))
 
     def part(self, shape: CollectiveShape) -> int:
@@ -69,15 +69,16 @@ class CollectiveProblem:
         return min(self.elements(shape)) // (self.ranks if self.collective == "all_to_all" else 1)
 
     def unsupported_shape(self, shape: CollectiveShape) -> str | None:
-        """Why this size cannot be, or None: every rank has an equal part."""
-        parts = self.ranks * DTYPES[self.dtype].itemsize
-        return f"{shape.nbytes} bytes are no {self.ranks} parts of whole {self.dtype}" if shape.nbytes % parts else None
+        """Why this size cannot be, or None."""
+        has_parts = self.part(shape) > 0
+        return None if has_parts else f"{shape.nbytes} bytes are no {self.ranks} parts of at least one {self.dtype}"
 
     def work(self, shape: CollectiveShape) -> Work:
         passes = 2 if self.collective == "all_reduce" else 1
         factor = f"{2 if passes == 2 else ''}(n-1)/n"
         convention = f"bus bandwidth as nccl-tests has it: size / time x {factor}, n = {self.ranks}"
-        return Work(0.0, round(passes * (self.ranks - 1) / self.ranks * shape.nbytes), convention, "TB/s")
+        size = max(self.elements(shape)) * DTYPES[self.dtype].itemsize
+        return Work(0.0, passes * (self.ranks - 1) * size // self.ranks, convention, "TB/s")
 
     def buffers(self, shape: CollectiveShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
         """What a rank sends and where it receives. One set does: what is sent is read from the memory anyway."""

@@ -14,6 +14,7 @@ from mamf.node.figures import Device
 from mamf.node.gathering import Run, baseline_of, contributed_baselines, devices_of, headers_of
 from mamf.node.report import FORMATS, render_node
 from mamf.node.verdict import EXIT_CODES, UNKNOWN, judged
+from mamf.plans import QUICK_BUDGET_SECONDS
 from mamf.plugins.discovery import kernel
 
 _EXAMPLES = """examples:
@@ -25,8 +26,6 @@ _EXAMPLES = """examples:
   mamf node --from FOLDER [FOLDER...]           the verdict once more, from logs alone
 """
 _PATIENCE_SECONDS = 120.0
-#: Of the search for both ceilings of each device.
-_FIND_SECONDS = 20.0
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--devices", nargs="+", type=index, metavar="N", help="some of the node's (default: all)")
     group.add_argument("--dtype", help="of the products (default: the device's)")
     group.add_argument("--kernel", nargs="+", help="of the products; the first searches (default: as 'mamf find')")
-    group.add_argument("--budget", type=duration, default=_FIND_SECONDS, help="of each device's find (default: 20s)")
+    group.add_argument("--budget", type=duration, help=f"of each device's find (default: {QUICK_BUDGET_SECONDS:.0f}s)")
     group.add_argument("--quick", action="store_true", help="what it does anyway: ceilings in 20 s")
     judging = parser.add_argument_group("verdict")
     judging.add_argument(

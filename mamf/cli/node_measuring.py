@@ -22,6 +22,7 @@ from mamf.node.group import Meeting
 from mamf.node.places import Launched, Place, launched
 from mamf.node.ranks import COMPLETE, GO, Rank, gathered, heard, visible_index, word
 from mamf.node.verdict import EXIT_CODES, UNKNOWN
+from mamf.plans import QUICK_BUDGET_SECONDS
 from mamf.plugins.discovery import backend_class, backend_statuses, open_backend
 
 # Until rank 0 is met: its import of torch, on a file system that all ranks read at once.
@@ -70,7 +71,7 @@ def _driving(options: argparse.Namespace) -> int:
         raise UnavailableError(f"{options.backend} has no device {missing[0]}; it has {count}")
     if options.dry_run:
         say(f"devices: {len(indices)} of {options.backend} ({', '.join(map(str, indices))}), a process each")
-        say(f"each: find ({options.budget:.0f} s), bandwidth, copies, 5000 equal launches")
+        say(f"each: find ({options.budget or QUICK_BUDGET_SECONDS:.0f} s), bandwidth, copies, 5000 equal launches")
         say("together: peer copies, collectives" if len(indices) > 1 else "together: nothing, it is the only one")
         return 0
     folder = existing(options.resume) if options.resume else _made(options.output_folder or _dated())
@@ -121,7 +122,7 @@ def _command(options: argparse.Namespace, folder: Path, place: Place, ranks: int
     command = [sys.executable, "-m", "mamf", "node", "--led", *map(str, (place.rank, ranks, place.index, port))]
     command += ["--output-folder", str(folder), "--patience", f"{options.patience:g}s", "--backend", options.backend]
     command += ["--dtype", options.dtype] if options.dtype else []
-    command += ["--budget", f"{options.budget:g}s"]
+    command += ["--budget", f"{options.budget:g}s"] if options.budget else []
     return [*command, *(["--kernel", *options.kernel] if options.kernel else [])]
 
 

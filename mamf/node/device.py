@@ -34,7 +34,8 @@ from mamf.report import find_summary_record, summary_record
 from mamf.report.of_run import kernels_run_summary
 from mamf.strategies.kernels import KernelsSweep
 
-_REPEATED = MatmulShape(4096, 4096, 4096)
+#: What is launched thousands of times: 0.2 ms of an H200, and what takes no longer on a CPU.
+_REPEATED, _REPEATED_ON_HOST = MatmulShape(4096, 4096, 4096), MatmulShape(256, 256, 256)
 _COPIED = CopyShape(256 * MIB)
 _LARGEST_ARRAY = BandwidthShape(1024 * MIB)
 # Of a row that is measured beside many others.
@@ -57,7 +58,7 @@ class DeviceRun:
     ranks: int = 1
     dtype: str | None = None
     kernels: Sequence[str] | None = None
-    find_seconds: float = 20.0
+    find_seconds: float | None = None
     on_progress: OnProgress = lambda text: None
     agree: Callable[[float], float] = lambda own: own
 
@@ -120,17 +121,18 @@ class DeviceRun:
             return list(kernels_for(self.backend, plan.problem, plan.kernels)), plan
         problem = problem_for(self.backend, self.dtype)
         kernels = kernels_for(self.backend, problem, self.kernels)
-        plan = plan_for(self.backend, problem, kernels, budget_seconds=self.find_seconds)
+        plan = plan_for(self.backend, problem, kernels, budget_seconds=self.find_seconds, is_quick=True)
         return list(kernels), replace(plan, kernels=tuple(dict.fromkeys(self.kernels or plan.kernels)))
 
     def _repeated(self, path: Path, before: Before) -> Iterator[Measurement]:
         problem = problem_for(self.backend, self.dtype)
         kernel = kernels_for(self.backend, problem, self.kernels)[0]
-        plan = Plan((_REPEATED,), problem, ("sustained",))
+        shape = _REPEATED if self.backend.is_accelerator else _REPEATED_ON_HOST
+        plan = Plan((shape,), problem, ("sustained",))
 
         def rows() -> Iterator[Measurement]:
             pool = self.backend.operand_pool(problem.data, problem.seed)
-            heard = Repeating(kernel, problem, _REPEATED, self.backend, on_progress=lambda _: self._phase("repeated"))
+            heard = Repeating(kernel, problem, shape, self.backend, on_progress=lambda _: self._phase("repeated"))
             yield heard.row(pool)
             pool.release()
 

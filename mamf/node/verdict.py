@@ -8,6 +8,7 @@ for one or two; the chance of a false alarm is shared out over all comparisons (
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -137,9 +138,9 @@ class _Compared:
 
     def finding(self, comparisons: int) -> Finding | None:
         limits = {level: limit(rate, comparisons, self.spread) for level, rate in _RATES.items()}
-        level = next((level for level, most in limits.items() if self.shortfall > most), None)
-        if level is None:
+        if self.shortfall <= limits[WARN]:
             return None
+        level = CRITICAL if self.shortfall > limits[CRITICAL] else WARN
         value = self.device.figures.get(self.figure)
         what = f"{self.figure} {shown(self.figure, value)}" if value is not None else self.figure
         told = f"{what}, {self.shortfall:.1%} below {self.against} (healthy cards: at most {limits[WARN]:.1%})"
@@ -151,7 +152,12 @@ _RATES = {CRITICAL: FALSE_CRITICALS, WARN: FALSE_WARNINGS}
 
 def limit(rate: float, comparisons: int, spread: float) -> float:
     """The shortfall that one of so many comparisons of healthy cards exceeds by chance, at this rate."""
-    return NormalDist().inv_cdf(1 - rate / comparisons) * spread
+    return _standard_deviations(rate, comparisons) * spread
+
+
+@functools.cache  # one for all comparisons of a run
+def _standard_deviations(rate: float, comparisons: int) -> float:
+    return NormalDist().inv_cdf(1 - rate / comparisons)
 
 
 def _against_peers(devices: Sequence[Device]) -> list[_Compared]:

@@ -72,7 +72,6 @@ def install(patch, launches=5000):
     patch.setattr(FindStrategy, "fine_shapes", 1)
     patch.setattr("mamf.node.device.plan_for", short_plan)
     patch.setattr("mamf.node.device.Repeating", partial(Repeating, launches=launches))
-    patch.setattr(FindStrategy, "burst_rounds", Rounds(choose=1, confirm=3))
     patch.setattr(FindStrategy, "sustained_rounds", Rounds(choose=1, confirm=3))
     patch.setattr(FindStrategy, "sustained_candidates", 1)
     patch.setattr("mamf.node.device._ROW_SECONDS", 0.01)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from statistics import median
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mamf.node.figures import BURST, COPY, READ, SUSTAINED, TO_DEVICE, TO_HOST, Device
@@ -131,7 +131,7 @@ def test_among_64_nodes_of_8_the_slow_devices_are_named():
 
 def test_64_healthy_nodes_raise_no_more_alarms_than_one():
     chance = random.Random(11)
-    assert [judged(healthy(chance, nodes=64)).level for _ in range(40)].count(OK) >= 39
+    assert [judged(healthy(chance, nodes=64)).level for _ in range(10)].count(OK) == 10
 
 
 def test_a_synchronous_job_loses_what_the_slowest_lacks_to_the_mean():
@@ -145,7 +145,8 @@ def test_a_limit_is_what_the_rate_says():
     assert sum(chance.gauss(0, spread) > most for _ in range(20_000)) / 20_000 == pytest.approx(0.05, abs=0.005)
 
 
-@given(st.lists(st.floats(0.1, 1e3), min_size=2, max_size=20))
+@settings(max_examples=30)
+@given(st.lists(st.floats(0.1, 1e3), min_size=2, max_size=9))
 def test_the_median_of_the_others_leaves_one_out(values):
     expected = [median(values[:each] + values[each + 1 :]) for each in range(len(values))]
     assert others_medians(values) == pytest.approx(expected)

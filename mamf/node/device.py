@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mamf.api.measuring import problem_for
 from mamf.backend import MIB, Backend, DeviceInfo
@@ -34,16 +34,25 @@ from mamf.report import find_summary_record, summary_record
 from mamf.report.of_run import kernels_run_summary
 from mamf.strategies.kernels import KernelsSweep
 
-#: What is launched thousands of times: 0.2 ms of an H200, and what takes no longer on a CPU.
-_REPEATED, _REPEATED_ON_HOST = MatmulShape(4096, 4096, 4096), MatmulShape(256, 256, 256)
-_COPIED = CopyShape(256 * MIB)
-_LARGEST_ARRAY = BandwidthShape(1024 * MIB)
 # Of a row that is measured beside many others.
 _ROW_SECONDS = 0.3
 #: Told what a device does now, at least once a row: who is silent hangs.
 OnProgress = Callable[[str], None]
 #: The log that is gone on with, if any, and its writer.
 Before = tuple[RunLog, RunLogWriter] | None
+
+
+class Sizes(NamedTuple):
+    """What is launched thousands of times, the arrays of bandwidth at most, and what is copied."""
+
+    repeated: MatmulShape
+    array: BandwidthShape
+    copied: CopyShape
+
+
+_OF_ACCELERATORS = Sizes(MatmulShape(4096, 4096, 4096), BandwidthShape(1024 * MIB), CopyShape(256 * MIB))
+# A CPU takes as long for these.
+_OF_HOSTS = Sizes(MatmulShape(256, 256, 256), BandwidthShape(64 * MIB), CopyShape(16 * MIB))
 
 
 @dataclass
@@ -127,7 +136,7 @@ class DeviceRun:
     def _repeated(self, path: Path, before: Before) -> Iterator[Measurement]:
         problem = problem_for(self.backend, self.dtype)
         kernel = kernels_for(self.backend, problem, self.kernels)[0]
-        shape = _REPEATED if self.backend.is_accelerator else _REPEATED_ON_HOST
+        shape = self._sizes.repeated
         plan = Plan((shape,), problem, ("sustained",))
 
         def rows() -> Iterator[Measurement]:
@@ -159,9 +168,9 @@ class DeviceRun:
         available = chosen_kernels(found, self.backend)
         chosen = [(name, kernel) for name, kernel in available if kernel.is_default] or available
         problems = [found.problem_for(self.backend, asked) for asked in self._asked(part)]
-        shapes: Iterable[Any] = [_COPIED]
+        shapes: Iterable[Any] = [self._sizes.copied]
         if part == "bandwidth":
-            shapes = [min(_LARGEST_ARRAY, max(found.default_shapes(self.backend)))]
+            shapes = [min(self._sizes.array, max(found.default_shapes(self.backend)))]
         elif part == "collective":
             shapes = found.default_shapes(self.backend)
         names, kernels = zip(*chosen, strict=True)
@@ -170,6 +179,10 @@ class DeviceRun:
         return list(kernels), KernelsPlan(
             of, tuple(shapes), tuple(problems), tuple(names), seconds=_ROW_SECONDS, flush=flush
         )
+
+    @property
+    def _sizes(self) -> Sizes:
+        return _OF_ACCELERATORS if self.backend.is_accelerator else _OF_HOSTS
 
     def _asked(self, part: str) -> list[dict[str, Any]]:
         if part == "bandwidth":

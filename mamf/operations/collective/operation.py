@@ -26,7 +26,9 @@ class CollectiveOperation(Operation[CollectiveProblem, CollectiveShape]):
     shape_example = "1MiB"
 
     def default_shapes(self, backend: Backend) -> Sequence[CollectiveShape]:
-        """1 MiB to 4 GiB, as far as the memory goes."""
+        """1 MiB to 4 GiB, as far as the memory goes; between CPUs to 16 MiB."""
+        if not backend.is_accelerator:
+            return _SIZES[:2]
         free = backend.free_memory()
         most = None if free is None else free * _SHARE_OF_MEMORY
         return [size for size in _SIZES if most is None or size == _SIZES[0] or size.nbytes <= most]

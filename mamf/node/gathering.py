@@ -138,15 +138,23 @@ def _with(device: Device, part: str, log: RunLog) -> Device:
     device = replace(device, name=str(info["name"]), uuid_hash=info["uuid_hash"])
     if part == "find":
         return _with_ceilings(device, log)
-    best: dict[str, float] = {}
+    fastest: dict[str, Measurement] = {}
     for row in log.measurements:
-        if row.ok and (name := figure_name(row)):
-            best[name] = max(row.best_rate, best.get(name, 0.0))
+        name = figure_name(row) if row.ok else ""
+        if name and (name not in fastest or row.best_rate > fastest[name].best_rate):
+            fastest[name] = row
+    best = {name: row.best_rate for name, row in fastest.items()}
     if part == "collective":
         return replace(device, collectives=best)
+    half_widths = {name: row.relative_half_width for name, row in fastest.items()}
     shares = throttled(log.measurements)
     merged = {reason: max(share, device.throttled.get(reason, 0.0)) for reason, share in shares.items()}
-    return replace(device, figures={**device.figures, **best}, throttled={**device.throttled, **merged})
+    return replace(
+        device,
+        figures={**device.figures, **best},
+        half_widths={**device.half_widths, **half_widths},
+        throttled={**device.throttled, **merged},
+    )
 
 
 def figure_name(row: Measurement) -> str:

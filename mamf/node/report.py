@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from mamf.node.figures import SUSTAINED, UNITS, Device, shown
+from mamf.node.figures import BURST, SUSTAINED, UNITS, Device, shown
 from mamf.node.gathering import Run
 from mamf.node.prometheus import exposition
 from mamf.node.verdict import Verdict, distribution, lost, pace_figure, slowest_line
@@ -52,7 +52,7 @@ def by_device(devices: Sequence[Device]) -> list[dict[str, str]]:
         for name in UNITS:
             if name in device.figures:
                 row[f"{name} {UNITS[name][0]}"] = shown(name, device.figures[name]).split()[0]
-            if name in device.half_widths:
+            if name in (BURST, SUSTAINED) and name in device.half_widths:
                 row[f"{name} +-%"] = f"{100 * device.half_widths[name]:.2f}"
         told = device.conditions
         row |= {"rank": str(ranks[device.rank])} if device.rank in ranks else {}
@@ -133,7 +133,7 @@ def flat_rows(devices: Sequence[Device]) -> list[dict[str, Any]]:
     for device in devices:
         told: Mapping[str, Any] = {
             **{f"{name}_{UNITS[name][0]}": _in_unit(device, name) for name in UNITS},
-            **{f"{name}_half_width": device.half_widths.get(name) for name in UNITS if name in ("burst", SUSTAINED)},
+            **{f"{name}_half_width": device.half_widths.get(name) for name in UNITS},
             "clock_mhz": device.conditions.clock_hz and device.conditions.clock_hz / 1e6,
             "watts": device.conditions.watts,
             "celsius": device.conditions.celsius,

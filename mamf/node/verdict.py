@@ -3,7 +3,8 @@
 Thresholds follow from a stated rate of false alarms, given how far healthy cards lie apart. For a figure with relative
 standard deviation s between healthy cards, a card's deviation from the median of n others has the standard deviation
 s * sqrt(1 + c/n), where c is pi/2 for a median of many (van der Vaart, Asymptotic Statistics, 1998, section 5.3) and 1
-for one or two; the chance of a false alarm is shared out over all comparisons (Bonferroni). Only slowness counts.
+for one or two; the chance of a false alarm is shared out over all comparisons (Bonferroni). What a figure's own
+interval says is added. Only slowness counts.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from statistics import NormalDist, fmean, median
 
 from mamf.node.figures import BURST, SUSTAINED, TO_DEVICE, TO_HOST, Device, shown
+from mamf.statistics import CONFIDENCE
 
 OK, WARN, CRITICAL, UNKNOWN = "OK", "WARN", "CRITICAL", "UNKNOWN"
 EXIT_CODES = {OK: 0, WARN: 1, CRITICAL: 2, UNKNOWN: 3}
@@ -30,6 +32,7 @@ _USUAL_SPREAD = math.hypot(_CARDS, _VISITS)
 #: Sustained as a share of burst: what is good or bad silicon in both falls out. Four H200 lie 0.4 % apart.
 _POWER, _POWER_SPREAD = "sustained / burst", 0.01
 _OF_MEDIAN = math.pi / 2
+_WIDTH = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 #: What every device at its power limit says, and for how much of the time another reason is none to speak of.
 _EXPECTED_REASONS = ("power cap",)
 _LITTLE_TIME = 0.1
@@ -166,9 +169,11 @@ def _against_peers(devices: Sequence[Device]) -> list[_Compared]:
         peers = [device for device in devices if device.name == name and not device.failures]
         for figure, spread in _compared_figures(peers):
             having = [(device, value) for device in peers if (value := _value(device, figure)) is not None]
+            others = len(having) - 1
+            of_others = (_OF_MEDIAN if others > 2 else 1.0) / others
+            typical = fmean(_variance(device, figure) for device, _ in having)
             for (device, value), middle in zip(having, others_medians([each for _, each in having]), strict=True):
-                others = len(having) - 1
-                error = spread * math.sqrt(1 + (_OF_MEDIAN if others > 2 else 1.0) / others)
+                error = math.sqrt(spread**2 * (1 + of_others) + _variance(device, figure) + typical * of_others)
                 told = f"the median of {others} other{'s' if others > 1 else ''}"
                 found.append(_Compared(device, figure, 1 - value / middle, error, told))
     return found
@@ -204,6 +209,12 @@ def others_medians(values: Sequence[float]) -> list[float]:
     ]
 
 
+def _variance(device: Device, figure: str) -> float:
+    """Of a repeat of a figure, relative to it, as its interval of 95 % tells."""
+    names = (BURST, SUSTAINED) if figure == _POWER else (figure,)
+    return sum((device.half_widths.get(name, 0.0) / _WIDTH) ** 2 for name in names)
+
+
 def _against_baselines(devices: Sequence[Device], baselines: Mapping[str, Baseline]) -> list[_Compared]:
     """A baseline is of another card, which is as far off as any."""
     found = []
@@ -212,7 +223,7 @@ def _against_baselines(devices: Sequence[Device], baselines: Mapping[str, Baseli
         for figure, expected in baseline.figures.items() if baseline and not device.failures else ():
             value = device.figures.get(figure)
             if value is not None and baseline is not None:
-                error = math.sqrt(2) * _SPREADS.get(figure, _USUAL_SPREAD)
+                error = math.sqrt(2 * _SPREADS.get(figure, _USUAL_SPREAD) ** 2 + _variance(device, figure))
                 found.append(_Compared(device, figure, 1 - value / expected, error, baseline.told))
     return found
 

@@ -139,6 +139,13 @@ def test_a_synchronous_job_loses_what_the_slowest_lacks_to_the_mean():
     assert lost(devices) == pytest.approx(1 - 640 / 680)
 
 
+def test_a_figure_that_nobody_knows_well_blames_nobody():
+    devices = spoilt(healthy(random.Random(14)), 3, burst=0.8)
+    assert judged(devices).level == CRITICAL
+    unsure = [replace(device, half_widths={BURST: 0.5}) for device in devices]
+    assert judged(unsure).level == OK
+
+
 def test_a_limit_is_what_the_rate_says():
     chance, spread = random.Random(12), 0.02
     most = limit(0.05, 1, spread)

@@ -215,11 +215,12 @@ def _lacks(part: str, log: RunLog) -> Iterable[str]:
         missing = [name for name in (BURST, SUSTAINED) if name not in log.ceilings]
         told = " and ".join(missing)
         if missing:
-            yield f"no {told} ceiling: {summary.get('reason') or 'it was not confirmed'}"
+            reason = str(summary.get("reason") or "it was not confirmed")
+            yield f"no {told} ceiling: {'interrupted ' if reason.startswith('by ') else ''}{reason}"
     elif part == "collective" and all(row.status == "unsupported" for row in log.measurements):
         yield f"no collectives: {log.measurements[0].reason if log.measurements else 'none was measured'}"
-    elif summary.get("reason") == "by the user":
-        yield f"{part} was interrupted by the user"
+    elif str(summary.get("reason", "")).startswith("by "):
+        yield f"{part} was interrupted {summary['reason']}"
 
 
 # -- baselines ---------------------------------------------------------------------------------------------------------

@@ -12,7 +12,9 @@ import simulated_node
 from forked import Child, forked
 
 from mamf.cli import main
+from mamf.cli.progress import Phases
 from mamf.logs import known
+from mamf.logs.run_log import read_run_log
 from mamf.node.children import FAILURE, PHASE, WAITS, Event, Watch, watched
 from mamf.node.device import DeviceRun
 from mamf.node.figures import Device
@@ -95,6 +97,24 @@ def test_devices_that_cannot_be_opened_or_vanish_are_critical_and_the_rest_is_me
     assert again["findings"] == [
         {**finding, "text": finding["text"].replace(" (0000:02:00.0)", "")} for finding in record["findings"]
     ]
+
+
+def test_ctrl_c_leaves_the_log_of_each_device_to_go_on_with(run, monkeypatch):
+    faulty(monkeypatch, 2)
+
+    def show(self, phases):
+        if all("find " in phases.get(rank, "") for rank in range(2)):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Phases, "show", show)
+    code, out, _ = run(*NODE)
+    assert code == 130
+    assert "interrupted by the" in out
+    for log in (run.folder / "logs").glob("*-find.jsonl"):
+        assert read_run_log(log).summary["status"] == "interrupted"
+    monkeypatch.setattr(Phases, "show", lambda self, phases: None)
+    code, out, _ = run("node", "--backend", "simulated", "--resume", "logs", "--format", "json")
+    assert (code, json.loads(out)["level"]) == (0, "OK"), out
 
 
 class Killed:

@@ -7,6 +7,8 @@ import pytest
 import simulated_node
 from simulated_node import Node
 
+from mamf.backend import Reading
+from mamf.engine.measure import conditions
 from mamf.logs import known
 from mamf.logs.run_log import read_run_log
 from mamf.node.device import DeviceRun
@@ -91,6 +93,12 @@ def test_a_part_that_was_broken_off_is_gone_on_with(healthy, tmp_path):
     log = read_run_log(tmp_path / whole["find"].name)
     assert len(log.measurements) > held
     assert log.tier == "complete"
+
+
+def test_time_is_shared_out_by_reason_whatever_is_read_with_it():
+    seen = [("power cap", "thermal"), ("power cap",), (), ()]
+    found = conditions([Reading(throttle_reasons=reasons) for reasons in seen], None)
+    assert found.throttle_shares == {"power cap": 0.5, "thermal": 0.25}
 
 
 def test_what_is_complete_is_not_measured_again(healthy, tmp_path):

@@ -26,6 +26,8 @@ COMMANDS = {
     "attention": "measure attention kernels as shares of the device's matmul ceiling",
     "bandwidth": "measure how fast memory is copied, read and written",
     "node": "measure all devices of this machine, or of many, at once: is one of them slow, wrong or gone?",
+    "run": "launch one kernel once, verified, for a profiler, sanitizer or debugger to look at",
+    "counters": "read hardware counters of kernels by ncu: cycles, what bounds them, beside their unprofiled rate",
     "profile": "run a script unchanged and tell where its step goes, by class, as shares of the ceiling",
     "peak": "print how fast the device multiplies, as measured, contributed or promised, and which",
     "model": "measure steps of language models: forward, backward, optimizer, with any attention kernel",

@@ -71,10 +71,11 @@ FLOORS = (
     ("node.report",),
     ("api", "api.reading"),
     ("profiling",),
+    ("counters",),
     ("engine", "engine.checking"),
     ("regimes",),
     ("engine.measure",),
-    ("engine.runner", "engine.repeating"),
+    ("engine.runner", "engine.launching", "engine.repeating"),
     ("strategies",),
     ("engine.estimate",),
     ("ceilings",),
@@ -194,7 +195,12 @@ ENGINE = ("mamf.engine", "mamf.regimes.base", "mamf.ceilings.finding", "torch")
 @pytest.mark.parametrize(
     "module",
     [
-        *("mamf.logs.run_log", "mamf.logs.compare", "mamf.report.notebook", "mamf.api.reading", "mamf.profiling.log"),
+        "mamf.logs.run_log",
+        "mamf.logs.compare",
+        "mamf.report.notebook",
+        "mamf.api.reading",
+        "mamf.profiling.log",
+        "mamf.counters.report",
         "mamf.node.report",
     ],
 )

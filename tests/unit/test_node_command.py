@@ -103,15 +103,16 @@ def test_ctrl_c_leaves_the_log_of_each_device_to_go_on_with(run, monkeypatch):
     faulty(monkeypatch, 2)
 
     def show(self, phases):
-        if all("find " in phases.get(rank, "") for rank in range(2)):
+        if any("find " in phase for phase in phases.values()):
             raise KeyboardInterrupt
 
     monkeypatch.setattr(Phases, "show", show)
     code, out, _ = run(*NODE)
     assert code == 130
-    assert "interrupted by the" in out
-    for log in (run.folder / "logs").glob("*-find.jsonl"):
-        assert read_run_log(log).summary["status"] == "interrupted"
+    assert out.startswith("UNKNOWN: device ")
+    logs = [read_run_log(log) for log in (run.folder / "logs").glob("*.jsonl")]
+    assert logs
+    assert all(log.summary is not None or not log.measurements for log in logs), "each says how it ended"
     monkeypatch.setattr(Phases, "show", lambda self, phases: None)
     code, out, _ = run("node", "--backend", "simulated", "--resume", "logs", "--format", "json")
     assert (code, json.loads(out)["level"]) == (0, "OK"), out

@@ -25,6 +25,7 @@ COMMANDS = {
     "sweep": "measure shapes of matmul, or kernels of any --operation, and find the best",
     "attention": "measure attention kernels as shares of the device's matmul ceiling",
     "bandwidth": "measure how fast memory is copied, read and written",
+    "node": "measure all devices of this machine, or of many, at once: is one of them slow, wrong or gone?",
     "run": "launch one kernel once, verified, for a profiler, sanitizer or debugger to look at",
     "counters": "read hardware counters of kernels by ncu: cycles, what bounds them, beside their unprofiled rate",
     "profile": "run a script unchanged and tell where its step goes, by class, as shares of the ceiling",

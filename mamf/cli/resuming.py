@@ -9,13 +9,12 @@ import argparse
 import itertools
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any, TypeVar
 
 from mamf.backend import Backend, DeviceInfo
 from mamf.errors import LogMismatchError
 from mamf.logs.run_log import SCHEMA, RunLog
-from mamf.machine.environment import describe_environment
+from mamf.logs.same_device import require_same_device
 from mamf.plans import ROWS, FindPlan, KernelsPlan, Plan
 from mamf.plugins.discovery import backend_class, is_path, open_backend
 
@@ -164,17 +163,3 @@ def require_named(log: RunLog, options: argparse.Namespace) -> None:
                 f"{log.path} names kernel {name} of a search, which is not installed: install what provides it, or "
                 "start a new log"
             )
-
-
-def require_same_device(log: RunLog, then: DeviceInfo, now: DeviceInfo) -> None:
-    """Figures of two devices or two software stacks do not belong in one log. Raises LogMismatchError."""
-    before, after = asdict(then), asdict(now)
-    for name in ("backend", "name", "uuid_hash", "compute_units", "driver", "versions"):
-        require_same(log, f"device {name}", before[name], after[name])
-    packages = log.header["environment"].get("packages", {})
-    require_same(log, "torch", packages.get("torch"), describe_environment()["packages"].get("torch"))
-
-
-def require_same(log: RunLog, what: str, then: object, now: object) -> None:
-    if then != now:
-        raise LogMismatchError(f"{log.path} was measured with {what} {then}, not {now}; start a new log")

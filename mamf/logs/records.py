@@ -56,6 +56,7 @@ def measurement_record(row: Measurement) -> dict[str, Any]:
         # An output with NaN in it has no error to speak of; the reason says so.
         "relative_error": row.error if row.error is not None and math.isfinite(row.error) else None,
         **conditions_record(row.conditions),
+        "throttle_shares": dict(row.conditions.throttle_shares),
         "remarks": list(row.remarks),
         "is_reference": row.is_reference,
         "details": dict(row.details),
@@ -210,4 +211,5 @@ def conditions_from_record(record: Mapping[str, Any]) -> Conditions:
         watts=record["watts"],
         celsius=record["celsius"],
         throttle_reasons=tuple(record["throttle_reasons"]),
+        throttle_shares=record.get("throttle_shares", {}),
     )

@@ -124,6 +124,7 @@ MEASUREMENT = {
     "is_reference": bool,
     "details?": {},
     "peak_memory_bytes?": Nullable(int),
+    "throttle_shares?": {ANY_NAME: float},
     "repeatability?": _REPEATABILITY,
     "phase?": str,
     "round?": int,

@@ -17,7 +17,7 @@ import torch
 from mamf.backend import Backend, OperandPool
 from mamf.kernel import Kernel, Prepared, Verdict, aligned
 from mamf.operations.matmul.kernel import ProductProblem, ProductProblemT, ProductShape, ProductShapeT
-from mamf.operations.outputs import Unchanged, poison_outputs
+from mamf.operations.outputs import Unchanged, poison_outputs, queued_checksum
 
 # Rows times columns entries of C are compared: few enough that the check hides in the rest between two bursts.
 _SAMPLED_ROWS = _SAMPLED_COLUMNS = 16
@@ -128,6 +128,7 @@ def prepared_sets(
         poison=poison,
         changed_operands=Unchanged(operands),
         rewrite_output=None if rewrite is None else rewrite_output,
+        checksum=lambda index, result: queued_checksum(output_of(result, sets[index].c)),
     )
 
 

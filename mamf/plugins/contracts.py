@@ -148,6 +148,7 @@ BACKEND = Contract(
         "resolve_dtype": Method(dtype),
         "unsupported_dtype": _REASON,
         "without_compiler": _UNAVAILABLE,
+        "bus_address": Method(optional(text)),
         "digest": Method(optional(text)),
         "without_counters": _UNAVAILABLE,
         "advice": Method(list_of(instance(Advice, ""), "a list of Advice")),

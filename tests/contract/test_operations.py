@@ -11,6 +11,8 @@ OF_CPU = {
     "bandwidth": lambda: kernel_of(operation("bandwidth"), "torch"),
     "batched": lambda: kernel_of(operation("batched"), "torch.bmm"),
     "grouped": lambda: kernel_of(operation("grouped"), "loop"),
+    "collective": lambda: kernel_of(operation("collective"), "torch.distributed"),
+    "copies": lambda: kernel_of(operation("copies"), "torch"),
     "matmul": lambda: kernel("torch.mm"),
     "model": lambda: kernel_of(operation("model"), "torch[sdpa-math]"),
 }
@@ -18,6 +20,7 @@ SMALL = {
     "attention": "b1h2q64k64d32c",
     "bandwidth": "64KiB",
     "batched": "3x48x40x32",
+    "copies": "64KiB",
     "grouped": "e4t96n40k32",
     "matmul": "96x80x64",
     "model": "b1s16",

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CORE = sorted(path for path in (ROOT / "mamf").rglob("*.py"))
 MAY_IMPORT_TORCH = {"torch_backend.py"}
 #: Rooms of adapters: reached through discovery alone, and free to import torch.
-ROOMS = ("matmul", "attention", "bandwidth", "batched", "grouped", "model")
+ROOMS = ("matmul", "attention", "bandwidth", "batched", "collective", "copies", "grouped", "model")
 ADAPTERS = tuple(f"operations/{room}/kernels" for room in ROOMS)
 #: What imports a library of its own: torch's counter, transformers, lightning.
 INTEGRATIONS = "integrations/"
@@ -31,6 +31,8 @@ SHARED_BY_ADAPTERS = (
 )
 #: Runs a script's steps under torch's profiler.
 PROFILER = ("profiling/running.py",)
+#: Where ranks meet, by torch.distributed.
+GROUP = ("node/group.py",)
 PURE = ("operations/matmul/shapes.py", "statistics.py", "dtypes.py", "errors.py", "limits.py", "work.py", "text.py")
 #: Floors from the ground up. A module uses what lies on the floors below its own, and its own room; one that stands on
 #: no floor fails.
@@ -45,6 +47,8 @@ FLOORS = (
         "operations.attention.kernel",
         "operations.bandwidth.kernel",
         "operations.batched.shapes",
+        "operations.collective.shapes",
+        "operations.copies.shapes",
         "operations.grouped.shapes",
         "operations.matmul.presets",
         "operations.model.shapes",
@@ -52,6 +56,8 @@ FLOORS = (
     ),
     (
         "operations.batched.kernel",
+        "operations.collective.kernel",
+        "operations.copies.kernel",
         "operations.grouped.kernel",
         "operations.grouped.presets",
         "operations.model.kernel",
@@ -63,6 +69,8 @@ FLOORS = (
         "operations.matmul.operation",
         "operations.attention.operation",
         "operations.bandwidth.operation",
+        "operations.collective.operation",
+        "operations.copies.operation",
         "operations.model.operation",
     ),
     ("operations.batched.operation", "operations.grouped.operation"),
@@ -79,18 +87,24 @@ FLOORS = (
     ("charts.of_log", "report.of_run", "report.notebook"),
     ("contribution",),
     ("models",),
+    ("node", "node.figures", "node.places"),
+    ("node.verdict",),
+    ("node.gathering", "node.prometheus"),
+    ("node.report",),
     ("api", "api.reading"),
     ("profiling",),
     ("counters",),
     ("engine", "engine.checking"),
     ("regimes",),
     ("engine.measure",),
-    ("engine.runner", "engine.launching"),
+    ("engine.runner", "engine.launching", "engine.repeating"),
     ("strategies",),
     ("engine.estimate",),
     ("ceilings",),
     ("api.measuring",),
     ("integrations",),
+    ("node.children", "node.device", "node.group"),
+    ("node.ranks",),
     ("cli",),
 )
 #: What lies beside the floors: torch's own, adapters, and what is shipped for tests.
@@ -161,7 +175,7 @@ CORE_MODULES = [
 @pytest.mark.parametrize("path", CORE, ids=lambda path: str(path.relative_to(ROOT)))
 def test_torch_stays_in_its_rooms(path):
     inside = path.relative_to(ROOT / "mamf").as_posix()
-    if path.name in MAY_IMPORT_TORCH or is_adapter(path) or inside in (*SHARED_BY_ADAPTERS, *PROFILER):
+    if path.name in MAY_IMPORT_TORCH or is_adapter(path) or inside in (*SHARED_BY_ADAPTERS, *PROFILER, *GROUP):
         return
     if inside.startswith(INTEGRATIONS):
         return
@@ -220,6 +234,7 @@ ENGINE = ("mamf.engine", "mamf.regimes.base", "mamf.ceilings.finding", "torch")
         "mamf.api.reading",
         "mamf.profiling.log",
         "mamf.counters.report",
+        "mamf.node.report",
     ],
 )
 def test_logs_are_read_without_the_engine(module):

@@ -18,6 +18,9 @@ DEFAULT_BUDGET_SECONDS = 57.0
 #: Regimes in which kernels of any operation are measured: those that a ceiling is of.
 KERNEL_REGIMES = (BURST, SUSTAINED)
 
+#: Fresh visits of a row of a guard.
+MOST_ROUNDS = 100
+
 #: A shape in a regime: what a log holds, so that a resumed sweep can skip it.
 Held = tuple[str, MatmulShape]
 #: A kernel on a shape of a problem in a regime; the kernel as it was asked for.
@@ -114,7 +117,8 @@ class KernelsPlan:
     ``kernels``: as they were asked for (``package.module:Class`` for one tried without installing it). ``flush``: evict
     the operands between launches (burst). ``seconds`` limits a row's measuring, ``budget_seconds`` the whole run.
     ``searches``: for the ceiling of each dtype, before all rows; none where ceilings are given, or left out.
-    ``confirms``: rows are measured in the first regime alone, and the best of each problem confirmed in all.
+    ``confirms``: rows are measured in the first regime alone, and the best of each problem confirmed in all. ``rounds``:
+    of a guard, how often at most a row in doubt is visited afresh.
     """
 
     operation: str
@@ -128,6 +132,7 @@ class KernelsPlan:
     flush: bool = True
     searches: tuple[FindPlan, ...] = ()
     confirms: bool = False
+    rounds: int = 0
 
     def __post_init__(self) -> None:
         require_some("shapes", self.shapes, object)
@@ -135,6 +140,7 @@ class KernelsPlan:
         require_some("kernels", self.kernels, str)
         require_measuring(self)
         require_steps(*map(len, (self.shapes, self.problems, self.kernels, self.regimes)))
+        whole_number("rounds", self.rounds, 0, MOST_ROUNDS)
         for problem in self.problems:
             whole_number("seed", problem.seed, 0, LARGEST_SEED)
         for name in self.regimes:

@@ -30,6 +30,7 @@ COMMANDS = {
     "model": "measure steps of language models: forward, backward, optimizer, with any attention kernel",
     "show": "print a run log again, in any format",
     "compare": "compare two run logs: what got faster, what slower, what cannot be told",
+    "guard": "measure what a file names and fail if it got slower than its baseline: for CI",
     "plot": "draw a run log: TFLOPS and time, with the ceiling",
     "results": "check run logs, submit one to results/, write the table of all",
     "import": "turn logs of mamf-finder, of any version, into run logs (tier legacy)",

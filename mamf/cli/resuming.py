@@ -22,11 +22,13 @@ from mamf.plugins.discovery import backend_class, is_path, open_backend
 AnyPlan = TypeVar("AnyPlan", bound=Plan | FindPlan | KernelsPlan)
 #: An option to the sizes that are asked for by it, and what a shape calls them.
 Sizes = Mapping[str, tuple[str, Sequence[Any]]]
-_A_RUN = {"sweep": "a sweep", "find": "a find", "attention": "attention"}
+_A_RUN = {"sweep": "a sweep", "find": "a find", "attention": "attention", "guard": "a guard"}
 _MOST_TOLD = 5
 
 
-def plan_of(log: RunLog, kind: type[AnyPlan], operation: str | None = None, confirms: bool = False) -> AnyPlan:
+def plan_of(
+    log: RunLog, kind: type[AnyPlan], operation: str | None = None, confirms: bool = False, guards: bool = False
+) -> AnyPlan:
     """The plan of a log that a command resumes, of kernels of an operation where one is named. Raises LogMismatchError
     for another command's log, with the one to use, and for an earlier schema's: its rounds and figures would be mixed
     with others.
@@ -37,19 +39,21 @@ def plan_of(log: RunLog, kind: type[AnyPlan], operation: str | None = None, conf
             f"{log.path} is of schema {schema}, whose figures are taken otherwise than today's: start a new log, or go "
             f"on with the mamf that began it"
         )
-    if isinstance(plan, kind) and (not isinstance(plan, KernelsPlan) or is_same(plan, operation, confirms)):
+    if isinstance(plan, kind) and (not isinstance(plan, KernelsPlan) or is_same(plan, operation, confirms, guards)):
         return plan
     told = log.header["plan"].get("command", "sweep")
     command = told if told in _A_RUN else "sweep"
     of = _A_RUN[command]
     if command in ("sweep", "find") and isinstance(plan, KernelsPlan):
         of, command = plan.operation, f"{command} --operation {shlex.quote(plan.operation)}"
+    elif command == "guard":
+        command = "guard FILE.toml"
     resumption = f"mamf {command} --resume {shlex.quote(str(log.path))}"
     raise LogMismatchError(f"{log.path} is of {of}: resume it with '{resumption}'")
 
 
-def is_same(plan: KernelsPlan, operation: str | None, confirms: bool) -> bool:
-    return plan.operation == operation and plan.confirms == confirms
+def is_same(plan: KernelsPlan, operation: str | None, confirms: bool, guards: bool) -> bool:
+    return (plan.operation, plan.confirms, plan.rounds > 0) == (operation, confirms, guards)
 
 
 def require_repeated(

@@ -88,9 +88,10 @@ class Session(ABC, Generic[AnyPlan]):
 
     #: The command's name, for the log's default name.
     command: str
-    #: Of the logs that it resumes, and whether they confirm ceilings of an operation of their own.
+    #: Of the logs that it resumes; whether they confirm ceilings of an operation of their own, or are of a guard.
     plan_kind: type[AnyPlan]
     confirms = False
+    guards = False
     #: What is measured: that asked for, or the resumed log's.
     plan: AnyPlan
 
@@ -100,7 +101,9 @@ class Session(ABC, Generic[AnyPlan]):
         self.resumed = resumed
         self.log: RunLog | None = resumed and resumed.log
         #: The plan of the log that is resumed.
-        self.before = plan_of(self.log, self.plan_kind, self.resumes(), self.confirms) if self.log else None
+        self.before = (
+            plan_of(self.log, self.plan_kind, self.resumes(), self.confirms, self.guards) if self.log else None
+        )
         self.findings: list[Advice] = []
         self.rows: list[Measurement] = []
         if self.log:

@@ -23,8 +23,7 @@ def plan_record(plan: AnyPlan) -> dict[str, Any]:
         return {"command": "find", **_find_record(plan)}
     if isinstance(plan, KernelsPlan):
         of = operation_called(plan.operation)
-        command = "find" if plan.confirms else _COMMANDS.get(plan.operation, "sweep")
-        return {"command": command, **asdict(plan)} | {
+        return {"command": _command(plan), **asdict(plan)} | {
             "shapes": [str(shape) for shape in plan.shapes],
             "problems": [of.problem_record(problem) for problem in plan.problems],
             "searches": [_find_record(search) for search in plan.searches],
@@ -38,6 +37,12 @@ def plan_record(plan: AnyPlan) -> dict[str, Any]:
             "reference": plan.reference and str(plan.reference),
         }
     )
+
+
+def _command(plan: KernelsPlan) -> str:
+    if plan.rounds:
+        return "guard"
+    return "find" if plan.confirms else _COMMANDS.get(plan.operation, "sweep")
 
 
 def _find_record(plan: FindPlan) -> dict[str, Any]:

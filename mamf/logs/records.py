@@ -122,7 +122,7 @@ def rate_field(unit: str) -> str:
 
 def is_of_plan(row: Measurement) -> bool:
     """Whether the plan in the header names the problem of the row."""
-    return row.operation == MatmulProblem.operation and not row.is_reference and not row.phase
+    return row.operation == MatmulProblem.operation and not (row.is_reference or row.phase or row.round)
 
 
 def matmul_problem(header: Mapping[str, Any]) -> MatmulProblem:

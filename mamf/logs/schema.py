@@ -67,6 +67,7 @@ _KERNELS_PLAN = {
     "flush": bool,
     "searches?": [_FIND_PLAN],
     "confirms?": bool,
+    "rounds?": int,
 }
 _SWEEP_PLAN = {
     "shapes": _TEXTS,

@@ -42,7 +42,7 @@ def cells(pair: Pair, names: Iterable[str], tolerance: float) -> list[str]:
         f"{pair.ratio:.4f}",
         f"{interval.low:.4f} to {interval.high:.4f}",
         pair.verdict(tolerance),
-        few if interval.coverage < _USUAL_COVERAGE else "",
+        few if round(interval.coverage, 9) < _USUAL_COVERAGE else "",
     ]
 
 

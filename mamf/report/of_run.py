@@ -31,7 +31,7 @@ def render_kernels_run(
     ``ceilings``: that its rows are shares of; ``own_ceilings``: what it confirmed itself, None where it was not to.
     ``width``: of the terminal, None for all columns.
     """
-    if operation == _WITH_OWN_REPORT and own_ceilings is None:
+    if operation == _WITH_OWN_REPORT and own_ceilings is None and not header["plan"].get("rounds"):
         return render_attention(format, rows, ceilings, header, summary, width=width)
     return render_kernels(format, rows, header, summary, top, width, own_ceilings or {})
 

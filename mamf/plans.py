@@ -117,8 +117,8 @@ class KernelsPlan:
     ``kernels``: as they were asked for (``package.module:Class`` for one tried without installing it). ``flush``: evict
     the operands between launches (burst). ``seconds`` limits a row's measuring, ``budget_seconds`` the whole run.
     ``searches``: for the ceiling of each dtype, before all rows; none where ceilings are given, or left out.
-    ``confirms``: rows are measured in the first regime alone, and the best of each problem confirmed in all. ``rounds``:
-    of a guard, how often at most a row in doubt is visited afresh.
+    ``confirms``: rows are measured in the first regime alone, and the best of each problem confirmed in all.
+    ``rounds``: of a guard, how often at most a row in doubt is visited afresh.
     """
 
     operation: str

@@ -3,7 +3,7 @@
     python tools/guard_rates.py                         # 10,000 guards of 20 rows, of each kind: minutes
     python tools/guard_rates.py --guards 1000
 
-The strategy, the doubts and the verdicts are the guard's own; drawn are the figures of visits alone, as H200s gave them:
+The strategy, the doubts and the verdicts are the guard's own; only the figures of visits are drawn, as H200s gave them:
 
 - burst: 0.1 % from visit to visit (standard deviation), 0.1 % from run to run.
 - sustained: every visit falls into one of two states 1.1 % apart, how often into which is the row's own; 0.1 % beside

@@ -20,7 +20,7 @@ from mamf.cli.terminal import say, warn
 from mamf.errors import IncomparableError, UsageError
 from mamf.files import write_whole
 from mamf.logs.comparability import differences_of
-from mamf.logs.entries import entries
+from mamf.logs.entries import entries, fields_of
 from mamf.logs.guarding import Guarded, guarded
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.plans import KernelsPlan
@@ -105,9 +105,10 @@ class _GuardSession(KernelsSession):
         if found:
             told = ", ".join(map(str, found))
             raise IncomparableError(f"{baseline.path} is no baseline for this: {told}; make one with --update")
-        known = {str(entry.fields["shape"]): entry for entry in entries(baseline) if entry.tflops is not None}
-        if not {str(shape) for shape in self.plan.shapes} & known.keys():
-            raise IncomparableError(f"{baseline.path} has a figure of none of these shapes: make one with --update")
+        names = {name: each.name for name, each in self.kernels}
+        wanted = [fields_of((*step[:3], names[step[3]])) for step in self.plan.steps()]
+        if not any(entry.fields in wanted for entry in entries(baseline) if entry.tflops is not None):
+            raise IncomparableError(f"{baseline.path} has a figure of none of these rows: make one with --update")
 
     def run(self) -> int:
         code = super().run()

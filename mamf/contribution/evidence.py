@@ -80,6 +80,10 @@ class Evidence:
         """Whether ceilings of the operation itself were sought."""
         return self.is_of_kernels and bool(self.plan.confirms)
 
+    @property
+    def is_guard(self) -> bool:
+        return self.is_of_kernels and bool(self.plan.rounds)
+
     @cached_property
     def sought(self) -> tuple[tuple[Any, str, str | None], ...]:
         """Problem, regime and the library's default kernel of each ceiling that was sought."""

@@ -74,8 +74,14 @@ def problem_fields(problem: Any) -> Fields:
     return {name: value for name, value in fields.items() if name != "seed"}
 
 
+def fields_of(step: Row) -> Fields:
+    """What a row of this step is paired by; the kernel by its own name."""
+    regime, problem, shape, kernel = step
+    return {"regime": regime, **problem_fields(problem), "shape": str(shape), "kernel": kernel}
+
+
 def _row_entry(row: Measurement) -> Entry:
-    fields = {"regime": row.regime, **problem_fields(row.problem), "shape": str(row.shape), "kernel": row.kernel}
+    fields = fields_of((row.regime, row.problem, row.shape, row.kernel))
     if row.summary is None:
         return Entry(fields, str(row.shape), row.kernel, status=row.status, reason=row.reason)
     return Entry(fields, str(row.shape), row.kernel, row.rate(row.figure), row.rate_interval, unit=row.work.unit)

@@ -28,6 +28,7 @@ COMMANDS = {
     "profile": "run a script unchanged and tell where its step goes, by class, as shares of the ceiling",
     "peak": "print how fast the device multiplies, as measured, contributed or promised, and which",
     "model": "measure steps of language models: forward, backward, optimizer, with any attention kernel",
+    "autoprofile": "ceilings, kernels and a model's step into one folder, with a SUMMARY.md that says what they mean",
     "show": "print a run log again, in any format",
     "compare": "compare two run logs: what got faster, what slower, what cannot be told",
     "guard": "measure what a file names and fail if it got slower than its baseline: for CI",
@@ -57,11 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(typed: Sequence[str]) -> int:
-    given = with_dashes(typed)
     try:
-        options = _parser(given).parse_args(given)
-        options.typed = typed
-        code = int(options.run(options))
+        code = call(typed)
         sys.stdout.flush()
         return code
     except MamfError as error:
@@ -79,6 +77,14 @@ def _run(typed: Sequence[str]) -> int:
         _discard_output()
         warn(f"cannot write the output: {error.strerror or error}")
         return 1
+
+
+def call(typed: Sequence[str]) -> int:
+    """Run a command, for another that is made of several; returns its exit code. Raises what it raises."""
+    given = with_dashes(typed)
+    options = _parser(given).parse_args(given)
+    options.typed = typed
+    return int(options.run(options))
 
 
 def _discard_output() -> None:

@@ -151,7 +151,8 @@ class _Run:
             raise KeyboardInterrupt
 
     def _taken(self, step: Step, arguments: list[str]) -> StepEnd:
-        command = f"mamf {shlex.join(arguments)}".replace(f"{self.folder}{os.sep}", "")
+        # As it would be typed in the folder.
+        command = f"mamf {shlex.join(Path(each).name if os.sep in each else each for each in arguments)}"
         try:
             code = call(arguments)
         except MamfError as error:

@@ -121,11 +121,11 @@ def _kernels(options: argparse.Namespace, folder: Path, backend: Backend) -> Ste
 
 
 def _model_step(folder: Path, backend: Backend) -> Step:
-    """A training step of GPT-2 small, profiled."""
-    script = importlib.util.find_spec("mamf.profiling.model_step")
+    """A training step of GPT-2 small, profiled; on a CPU of two of its layers."""
+    script = importlib.util.find_spec("mamf.profiling.scripts.model_step")
     where = script.origin if script and script.origin else ""
     count = _PROFILED if backend.is_accelerator else _PROFILED_OF_CPU
-    shape = ("8", "1024") if backend.is_accelerator else ("1", "64")
-    operands = (where, backend.name, str(backend.index), "small", *shape, "sdpa", str(3 * count))
+    layers_and_shape = ("12", "8", "1024") if backend.is_accelerator else ("2", "1", "64")
+    operands = (where, backend.name, str(backend.index), "small", *layers_and_shape, "sdpa", str(3 * count))
     command = ("profile", "--steps", str(count), "--warmup", str(count))
     return Step("step", folder, command, operands, has_budget=False, of_ceiling=SUSTAINED)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from mamf.ceilings.share import mamfu
+from mamf.ceilings.share import STATE_TOLERANCE, mamfu
 from mamf.profiling.folder import Folder
 from mamf.profiling.groups import Group
 from mamf.profiling.profile import IDLE
@@ -44,13 +44,16 @@ def _faster_kernels(groups: Sequence[Group]) -> Iterator[str]:
 def _far_below(folder: Folder, groups: Sequence[Group]) -> Iterator[str]:
     ceilings = folder.kernels.all_ceilings if folder.kernels else {}
     shares = [(share, group) for group in groups for row in group.rows[:1] if (share := mamfu(row, ceilings))]
+    if any(share > 1 + STATE_TOLERANCE for share, _ in shares):
+        yield "Find the ceiling anew, on a quiet card: kernels reach more than it, so no share here means anything"
+        return
     low = [each for each in shares if each[0] < _FAR_BELOW]
     if low:
         share, group = min(low, key=lambda each: each[0])
         yield (
             f"{len(low)} of {len(shares)} shapes stay below {_FAR_BELOW:.0%} of the ceiling with their best kernel, "
-            f"the least {share:.0%}: {group.title}. Longer sequences or larger batches fill a card better; where they do "
-            "not, a kernel is missing"
+            f"the least {share:.0%}: {group.title}. Longer sequences or larger batches fill a card better; where "
+            "they do not, a kernel is missing"
         )
 
 

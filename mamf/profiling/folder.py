@@ -25,7 +25,8 @@ LOGS = {
 }
 SUMMARY, TABLE, _STEPS = "SUMMARY.md", "kernels.md", "steps.json"
 _OWN = {SUMMARY, TABLE, _STEPS, *LOGS.values(), *(f"{name}.png" for name in LOGS)}
-_SCHEMA = {"steps": [{"name": str, "command": str, "status": str, "reason": str}], "remarks": [str]}
+_END: Mapping[str, type] = {"name": str, "command": str, "status": str, "reason": str}
+_SCHEMA = {"steps": [_END], "remarks": [str]}
 
 
 @dataclass(frozen=True)
@@ -98,5 +99,4 @@ def _read_ends(path: Path) -> tuple[list[StepEnd], tuple[str, ...]]:
         require(record, _SCHEMA)
     except ValueError as error:
         raise RunLogError(f"{path}: {error}; remove it, it only tells what became of the steps") from None
-    fields = _SCHEMA["steps"][0]
-    return [StepEnd(**{name: each[name] for name in fields}) for each in record["steps"]], tuple(record["remarks"])
+    return [StepEnd(**{name: each[name] for name in _END}) for each in record["steps"]], tuple(record["remarks"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mamf.ceilings.share import Ceilings
+from mamf.ceilings.share import STATE_TOLERANCE, Ceilings
 from mamf.logs.run_log import RunLog
 from mamf.measurement import TERA, Measurement
 
@@ -30,6 +30,8 @@ class Roofs:
             return "no roof was measured"
         figures = ", ".join(f"{name} roof {share:.0%}" for name, share in shares.items())
         name, highest = max(shares.items(), key=lambda each: each[1])
+        if highest > 1 + STATE_TOLERANCE:
+            return f"unknown: it is above a roof ({figures}), which was measured on a busier card"
         if highest >= _AT_A_ROOF:
             return f"{name} ({figures})"
         return f"neither roof ({figures}): {1 - highest:.0%} of its time goes beyond what the nearer one asks for"

@@ -26,7 +26,7 @@ def summary(folder: Folder) -> str:
     notes = enumerate(advice(folder, groups_of(folder.kernels)), start=1)
     parts.append(_section("What to try next", _lines(f"{number}. {markdown_text(text)}." for number, text in notes)))
     parts.append(_section("How this was made", _made(folder)))
-    return "\n".join(part for part in parts if part)
+    return "\n".join(f"{part.rstrip()}\n" for part in parts if part)
 
 
 def _lines(lines: Iterable[str]) -> str:
@@ -45,7 +45,7 @@ def _link(name: str) -> str:
 def _head(folder: Folder) -> str:
     device = folder.headers[0]["device"]["name"] if folder.headers else folder.step[1].device if folder.step else ""
     lines: list[str] = [Markup(f"# {markdown_text(device or 'A device')}: what it can do, and what is reached")]
-    unfinished = [end for end in folder.ends.values() if end.status != "complete"]
+    unfinished = [end for end in folder.ends.values() if end.status != "complete" and end.name != "counters"]
     missing = [name for name in ("ceilings", "kernels", "step") if getattr(folder, name) is None]
     if unfinished or missing:
         told = [f"{end.name} {end.status}: {end.reason}" for end in unfinished]
@@ -131,10 +131,11 @@ def _kernels(folder: Folder) -> str:
 
 def _bounds(folder: Folder) -> str:
     """Of the best kernel of each shape, which roof it runs into."""
-    best = best_bandwidth(folder.bandwidth)
+    fastest = best_bandwidth(folder.bandwidth)
+    bandwidth = None if fastest is None else fastest.best_rate
     lines = [
         f"- {markdown_text(group.title)}, {markdown_text(row.kernel)}: "
-        f"{markdown_text(roofs(row, _ceilings(folder), best and best.best_rate).told)}."
+        f"{markdown_text(roofs(row, _ceilings(folder), bandwidth).told)}."
         for group in groups_of(folder.kernels)
         for row in group.rows[:1]
     ]
@@ -164,7 +165,7 @@ def _step(folder: Folder) -> str:
         if row.share
     ]
     took = profile.unprofiled_step_seconds or profile.step_seconds
-    head = f"{milliseconds(took)} ms a step, forward, backward and AdamW; log: {_link('step')}."
+    head = f"{milliseconds(took)} ms a step of GPT-2 small, forward, backward and AdamW; log: {_link('step')}."
     return _section(
         "Where a model's step goes",
         f"{head}\n\n" + markdown(("class", "share", "ms", "TFLOPS", "of the ceiling"), rows, ("class",)),

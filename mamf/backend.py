@@ -109,16 +109,20 @@ class BurstTraits:
 class SustainedTraits:
     """How a device settles under load.
 
-    ``soak_seconds``: load from cold after which clock and power stop swinging (about 10 s on an H100).
+    ``soak_seconds``: load from cold after which clock and power stay within 0.3 % (an H200).
     ``settle_seconds``: load after which a warm device has adapted to another kernel.
     ``cold_after_seconds``: an idle time after which the soak is owed again. ``bridge_seconds``: load queued while the
     host prepares the next kernel, because even a short idle time sets the power controller swinging for seconds.
+    ``rest_seconds``: an idle time after which the power controller starts anew, 0 where nothing does; and
+    ``restart_seconds``: load after which it has settled then.
     """
 
-    soak_seconds: float = 10.0
+    soak_seconds: float = 4.0
     settle_seconds: float = 0.5
     cold_after_seconds: float = 1.0
     bridge_seconds: float = 0.25
+    rest_seconds: float = 0.5
+    restart_seconds: float = 2.0
     repeatability: Repeatability = _SUSTAINED_REPEATABILITY
 
 

@@ -35,7 +35,7 @@ from mamf.operations.attention.shapes import AttentionShape
 from mamf.operations.bandwidth.shapes import BandwidthShape
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.plans import DEFAULT_BUDGET_SECONDS, KernelsPlan, Plan
+from mamf.plans import KernelsPlan, Plan
 from mamf.plugins.discovery import open_backend, operation
 from mamf.plugins.selection import chosen_kernels, installed_kernel, kernel_for, kernels_for
 from mamf.report import find_summary_record, summary_record
@@ -100,7 +100,8 @@ def search(
     backend: str | Backend = "auto",
     device: int = 0,
     precision: float = 0.003,
-    budget_seconds: float = DEFAULT_BUDGET_SECONDS,
+    budget_seconds: float | None = None,
+    quick: bool = False,
     log: str | Path | None = None,
 ) -> CeilingSearch:
     """A search for the ceiling, to iterate over: it streams its rows, and has the ``ceiling`` once that is confirmed.
@@ -108,6 +109,8 @@ def search(
     - ``dtype``: of the operands, by default the device's own; or a whole ``problem``.
     - ``regime``: ``burst``, or ``sustained``, which is sought from burst: both are found then.
     - ``kernels``: the first searches, the others are tried on its leaders; by default all but those that compile long.
+    - ``budget_seconds``: 57 by default, or 20 where it is ``quick``: it begins with shapes that won on such devices
+      before then, and goes through fewer rounds.
 
     Raises UnavailableError, UnknownNameError or UnsupportedError for what cannot be measured, before anything is.
 
@@ -121,7 +124,9 @@ def search(
     problem = problem or problem_for(opened, dtype)
     chosen = kernels_for(opened, problem, kernels)
     regimes = tuple(dict.fromkeys(("burst", regime)))
-    plan = plan_for(opened, problem, chosen, regimes=regimes, budget_seconds=budget_seconds, precision=precision)
+    plan = plan_for(
+        opened, problem, chosen, regimes=regimes, budget_seconds=budget_seconds, precision=precision, is_quick=quick
+    )
     running = CeilingSearch(Find(plan, chosen, opened), regime)
     running.rows = Recording(log, opened, chosen[0].name, plan).of(
         running.rows,

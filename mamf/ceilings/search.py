@@ -93,16 +93,24 @@ class Search:
     around its leaders.
     """
 
-    def __init__(self, candidates: Sequence[MatmulShape], *, compute_units: int | None = None, seed: int = 0) -> None:
+    def __init__(
+        self,
+        candidates: Sequence[MatmulShape],
+        *,
+        compute_units: int | None = None,
+        seed: int = 0,
+        first: Sequence[MatmulShape] = (),
+    ) -> None:
+        """``first``: shapes to begin with, before some at random."""
         self.compute_units = compute_units
         self.measured: dict[MatmulShape, float] = {}
         self._random = np.random.default_rng(seed)
         self._surrogate = Surrogate()
         self._rows: list[int] = []
         self._exhausted = False
-        self.consider(candidates)
-        order = self._random.permutation(len(self._candidates))[:_FIRST_SHAPES]
-        self._first: list[MatmulShape] = [self._candidates[row] for row in order]
+        self.consider([*candidates, *first])
+        order = self._random.permutation(len(candidates))[:_FIRST_SHAPES]
+        self._first: list[MatmulShape] = [*first, *(self._candidates[row] for row in order)]
 
     @single_threaded
     def consider(self, candidates: Sequence[MatmulShape]) -> None:

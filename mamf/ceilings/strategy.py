@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from mamf.ceilings.candidates import best_by_shape, best_of_their_kind, frugal_and_fast
 from mamf.ceilings.ceiling import FEWEST_ROUNDS, Candidate
-from mamf.ceilings.grid import Shares, along_k, anywhere, around, refinement_steps
+from mamf.ceilings.grid import along_k, anywhere, around, pace_of, refinement_steps
 from mamf.ceilings.rounds import Answering, Confirmation, Rounds
 from mamf.ceilings.search import Search
 from mamf.engine.runner import Runner, Step, Steps
@@ -28,30 +28,28 @@ from mamf.regimes import Burst, Regime, StoppingRule, Sustained
 class FindStrategy:
     """A search for the ceilings of a plan; ``ceilings`` fills as it goes."""
 
-    burst_rounds: ClassVar[Rounds] = Rounds(choose=6, confirm=9)
     sustained_rounds: ClassVar[Rounds] = Rounds(choose=1, confirm=6)
-    burst_candidates: ClassVar[int] = 8
     sustained_candidates: ClassVar[int] = 3
     fat_candidates: ClassVar[int] = 1
     #: Shapes of a finer step that a refinement considers beside the leaders' neighbours.
     fine_shapes: ClassVar[int] = 5000
     sustained_finalists: ClassVar[int] = 2
     algorithm_shapes: ClassVar[int] = 3
-    short_visit_seconds: ClassVar[float] = 1.0
 
     def __init__(self, plan: FindPlan, kernels: Sequence[MatmulKernel], run: Runner) -> None:
         self.plan, self.kernels, self.run, self.backend = plan, kernels, run, run.backend
+        self.pace = pace_of(plan)
         self._chooser = random.Random(plan.problem.seed)
         self._by_name = {kernel.name: kernel for kernel in kernels}
         self._deadline = run.begun + plan.budget_seconds
         self._confirmation = Confirmation(
-            run, plan.problem, self._by_name, plan.precision, self._chooser, self.short_visit_seconds, self._deadline
+            run, plan.problem, self._by_name, plan.precision, self._chooser, self.pace.visit_seconds, self._deadline
         )
         self._scouted: list[Measurement] = []
 
     def _until(self, share: float) -> float:
         """The moment by which a phase ends; burst alone has the whole budget."""
-        scale = 1.0 if Sustained.name in self.plan.regimes else 1 / Shares.burst
+        scale = 1.0 if Sustained.name in self.plan.regimes else 1 / self.pace.burst
         return self.run.begun + share * scale * self.plan.budget_seconds
 
     def _step(
@@ -72,33 +70,35 @@ class FindStrategy:
         self.run.reserve(problem, (problem.buffers(shape) for shape in self.plan.grid.shapes()))
         regime = self.run.started(Burst(self.backend))
         units = self.backend.info.compute_units
-        search = Search(self.plan.grid.shapes(), compute_units=units, seed=problem.seed)
+        search = Search(self.plan.grid.shapes(), compute_units=units, seed=problem.seed, first=self.plan.priors)
         default = self.kernels[0]
         self.run.on_phase("burst: scouting")
-        seconds = Shares.scout * self.plan.budget_seconds / self.plan.scouts
-        until = self._until(Shares.scout)
+        seconds = self.pace.scout * self.plan.budget_seconds / self.plan.scouts
+        until = self._until(self.pace.scout)
         yield from self._search(search, regime, default, "scout", self.plan.scouts, until, seconds)
         self._fat = [(shape, default.name) for shape in search.promising(self.fat_candidates, self._is_fat)]
         self.run.on_phase("burst: refining")
         steps = refinement_steps(self.plan.grid)
         for number, step in enumerate(steps, start=1):
-            near = around(search.leaders(self.burst_candidates), step, self.plan.grid)
+            near = around(search.leaders(self.pace.candidates), step, self.plan.grid)
             # The best may be far from all leaders: a size of no multiple of the coarse step can fill waves exactly.
             search.consider([*near, *anywhere(self.plan.grid, step, self.fine_shapes, self._chooser)])
-            share = Shares.scout + (Shares.refine - Shares.scout) * number / len(steps)
+            share = self.pace.scout + (self.pace.refine - self.pace.scout) * number / len(steps)
             most = len(search.measured) + self.plan.refinements // len(steps)
             yield from self._search(search, regime, default, "refine", most, self._until(share), seconds)
         # Scouts cannot tell kinds apart that lie closer than their own precision: the best of several are confirmed.
-        leaders = [(shape, default.name) for shape in search.leaders(self.burst_candidates)]
-        kinds = best_of_their_kind(self._scouted)[: self.burst_candidates // 2]
-        candidates = list(dict.fromkeys((*kinds, *leaders)))[: self.burst_candidates]
+        leaders = [(shape, default.name) for shape in search.leaders(self.pace.candidates)]
+        kinds = best_of_their_kind(self._scouted)[: self.pace.candidates // 2]
+        candidates = list(dict.fromkeys((*kinds, *leaders)))[: self.pace.candidates]
         self.run.on_phase("burst: choosing algorithms")
         algorithms: list[Measurement] = []
         yield from self._try_algorithms(
             regime, [shape for shape, _ in candidates[: self.algorithm_shapes]], seconds, algorithms
         )
         candidates += best_by_shape(algorithms)
-        confirming = yield from self._rounds(regime, candidates, self.burst_rounds, Shares.choose, Shares.burst)
+        confirming = yield from self._rounds(
+            regime, candidates, self.pace.burst_rounds, self.pace.choose, self.pace.burst
+        )
         seen += [*self._scouted, *algorithms, *confirming]
 
     def _search(
@@ -142,8 +142,12 @@ class FindStrategy:
     # -- sustained ---------------------------------------------------------------------------------------------------
 
     def _sustained(self, burst: Sequence[Measurement]) -> Steps:
-        candidates = list(dict.fromkeys((*best_of_their_kind(burst)[: self.sustained_candidates], *self._fat)))
-        regime = Sustained(self.backend, self.short_visit_seconds)
+        fastest = best_of_their_kind(burst)
+        if self.pace.visits:
+            candidates = list(dict.fromkeys((*fastest[: self.sustained_candidates], *self._fat)))
+        else:
+            candidates = fastest[: self.sustained_finalists]
+        regime = Sustained(self.backend, self.pace.visit_seconds, soak_seconds=self.pace.soak_seconds)
         problem, cache = self.plan.problem, self.backend.info.cache_bytes
         longest = [replace(shape, k=max(self.plan.grid.k)) for shape, _ in candidates[: self.sustained_candidates]]
         shapes = [*longest, *(shape for shape, _ in candidates)]
@@ -151,18 +155,18 @@ class FindStrategy:
         self.run.reserve(problem, needed)
         self.run.on_phase("sustained: soaking, then visiting")
         self.run.started(regime)
-        rule = StoppingRule(self.plan.precision, self.short_visit_seconds)
+        rule = StoppingRule(self.plan.precision, self.pace.visit_seconds)
         visits: list[Measurement] = []
-        until = self._until(Shares.visit)
-        for number, (shape, kernel) in enumerate(self._visited(candidates, visits)):
+        until = self._until(self.pace.visit)
+        for number, (shape, kernel) in enumerate(self._visited(candidates, visits) if self.pace.visits else ()):
             if not self.run.goes_on(regime, "visit", until, is_due=len(visits) < 2):
                 break
             row = yield self._step(self._by_name[kernel], shape, regime, rule, "visit", number)
             if row is None:
                 break
             visits.append(row)
-        finalists = frugal_and_fast(visits, self.sustained_finalists)
-        yield from self._rounds(regime, finalists, self.sustained_rounds, Shares.chosen, 1.0)
+        finalists = frugal_and_fast(visits, self.sustained_finalists) if self.pace.visits else candidates
+        yield from self._rounds(regime, finalists, self.sustained_rounds, self.pace.chosen, 1.0)
 
     def _visited(self, candidates: Sequence[Candidate], visits: Sequence[Measurement]) -> Iterator[Candidate]:
         """The candidates, then the best of them with M and N exchanged and at other lengths of K: ties in burst, but

@@ -54,6 +54,8 @@ _FIND_PLAN = {
     "precision": float,
     "scouts": int,
     "refinements": int,
+    "priors?": _TEXTS,
+    "is_quick?": bool,
 }
 _KERNELS_PLAN = {
     "operation?": str,

@@ -184,6 +184,7 @@ def operation_contract(of: Operation[Any, Any]) -> Contract:
             "problem_for": replace(problem, refuses=(TypeError, ValueError)),
             "fastest_possible": _FIGURE,
             "peak": _FIGURE,
+            "may_be_ceiling": _YES_OR_NO,
             "columns": Method(instance(Mapping, "a mapping")),
             "words": Method(list_of(text, "a list of texts")),
             "axis": Method(number, passes=(NotImplementedError,)),

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mamf.ceilings.ceiling import CONFIRM
+from mamf.ceilings.ceiling import CONFIRM, typical
 from mamf.engine.runner import Runner, Step, Steps
 from mamf.logs.entries import Entry, by_step, visited_entry
 from mamf.logs.guarding import DEFAULT_TOLERANCE, is_in_doubt
@@ -43,13 +43,14 @@ class GuardSweep(KernelsSweep):
             regime = run.started(self._regime(name))
             steps = [step for step in self.plan.steps() if step[0] == name]
             yield from self._visited(regime, [step for step in steps if step not in self.held], "", 1)
+            confirming = regime.confirming(typical(self._measured(name)))
             for number in range(1, self.plan.rounds + 1):
                 doubtful = [step for step in steps if self._is_in_doubt(step)]
                 if not doubtful:
                     break
                 due = with_company(doubtful, steps)
                 random.Random(f"{name} {number}").shuffle(due)
-                yield from self._visited(regime, due, CONFIRM, number)
+                yield from self._visited(confirming, due, CONFIRM, number)
 
     def _visited(self, regime: Regime, steps: Sequence[Row], phase: str, number: int) -> Steps:
         for step in steps:
@@ -59,6 +60,9 @@ class GuardSweep(KernelsSweep):
             row = yield Step(self._names[kernel], problem, shape, regime, self._rule(regime), phase, number)
             if row is not None:
                 self._visits.setdefault(self._key(step), []).append(row)
+
+    def _measured(self, regime: str) -> list[Measurement]:
+        return [row for visits in self._visits.values() for row in visits if row.ok and row.regime == regime]
 
     def _is_in_doubt(self, step: Row) -> bool:
         visits = self._visits.get(self._key(step))

@@ -137,8 +137,8 @@ BACKEND_METHODS = [
 KERNEL_METHODS = ["unavailable", "unsupported", "unsupported_shape", "variants", "settings", "refuses", "prepare"]
 KERNEL_METHODS.append("__init__")
 OPERATION_METHODS = [
-    *("default_shapes", "problem_for", "fastest_possible", "peak", "columns", "axis", "parse_shape", "shape_record"),
-    *("shape_from_record", "problem_record", "problem_from_record", "words", "__init__"),
+    *("default_shapes", "problem_for", "fastest_possible", "peak", "may_be_ceiling", "columns", "axis", "parse_shape"),
+    *("shape_record", "shape_from_record", "problem_record", "problem_from_record", "words", "__init__"),
 ]
 TABLE = [
     *((FaultyBackend, method, [SWEEP, ["doctor", "--backend", "faulty"], ["backends"]]) for method in BACKEND_METHODS),

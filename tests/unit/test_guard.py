@@ -281,3 +281,23 @@ def test_first_visits_alone_would_cry_wolf(monkeypatch):
     """Where a row's state lasts for a visit, one visit is up to a percent off: at this tolerance, that is an alarm."""
     guards = guard_rates.Guards(guard_rates.CARDS["sustained"], tolerance=0.005)
     assert guards.guard(1).visits > 2 * guard_rates.ROWS
+
+
+def test_the_file_that_the_docs_show_is_one(tmp_path):
+    docs = Path(__file__).resolve().parents[2] / "docs" / "guard.md"
+    (tmp_path / "guard.toml").write_text(docs.read_text().partition("```toml\n")[2].partition("```")[0])
+    file = read_guard_file(tmp_path / "guard.toml")
+    assert (file.tolerance, file.rounds, file.regimes) == (0.02, 9, ("burst",))
+    assert file.as_options()["set"] == ["direction=fwd,bwd"]
+
+
+def test_sustained_is_confirmed_by_visits_that_start_anew(guard):
+    """A power controller stays in one of its states for as long as the card is loaded."""
+    path = guard.folder / "guard.toml"
+    path.write_text(FILE.replace("[problem]", 'regimes = "sustained"\nrounds = 3\n[problem]'))
+    rested = []
+    usual = SimulatedBackend.sleep
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SimulatedBackend, "sleep", lambda self, seconds: rested.append(seconds) or usual(self, seconds))
+        assert guard("--update", "--output", "new.jsonl")[0] == 0
+    assert rested.count(SimulatedBackend.sustained_traits.rest_seconds) == 4 * 3

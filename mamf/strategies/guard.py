@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,7 +44,7 @@ class GuardSweep(KernelsSweep):
             regime = run.started(self._regime(name))
             steps = [step for step in self.plan.steps() if step[0] == name]
             yield from self._visited(regime, [step for step in steps if step not in self.held], "", 1)
-            confirming = regime.confirming(typical(self._measured(name)))
+            confirming = regime.confirming(typical(self._measured(name)), math.inf)
             for number in range(1, self.plan.rounds + 1):
                 doubtful = [step for step in steps if self._is_in_doubt(step)]
                 if not doubtful:

@@ -9,12 +9,10 @@ import pytest
 from mamf.cli import main
 from mamf.errors import NothingProfiledError
 from mamf.logs.run_log import read_run_log
-from mamf.operations.model.shapes import ModelShape
 from mamf.profiling.folder import read_folder
 from mamf.profiling.log import create_profile_log, write_profile
 from mamf.profiling.profile import ClassRow, GapRow, Profile
 from mamf.profiling.roofs import Roofs, roofs
-from mamf.profiling.scripts import model_step
 from mamf.profiling.summary import summary
 
 SIZES = ["--seq-lens", "2048", "4096", "--heads", "16", "--batch", "4"]
@@ -192,18 +190,6 @@ def test_a_size_of_the_environment_that_is_none_is_refused(machine, capsys, monk
 def test_another_operation_takes_the_place_of_attention(profiled, undrawn):
     assert main([*ASKED[:5], "--operation", "bandwidth"]) == 0
     assert "What bandwidth reaches" in told(Path("out"))
-
-
-def test_the_script_that_is_profiled_steps_an_optimizer_each_time(monkeypatch):
-    from torch.optim.optimizer import register_optimizer_step_post_hook
-
-    tiny = {"style": "gpt2", "d_model": 16, "d_ff": 32, "heads": 2, "kv_heads": 2, "vocabulary": 32}
-    monkeypatch.setattr(model_step, "SIZES", {"tiny": tiny})
-    steps = []
-    hook = register_optimizer_step_post_hook(lambda *_: steps.append(1))
-    model_step.main("cpu", 0, "tiny", 1, ModelShape(1, 8), "sdpa", 3)
-    hook.remove()
-    assert len(steps) == 3
 
 
 # -- what bounds a kernel ----------------------------------------------------------------------------------------------

@@ -293,11 +293,12 @@ def test_the_file_that_the_docs_show_is_one(tmp_path):
 
 def test_sustained_is_confirmed_by_visits_that_start_anew(guard):
     """A power controller stays in one of its states for as long as the card is loaded."""
-    path = guard.folder / "guard.toml"
-    path.write_text(FILE.replace("[problem]", 'regimes = "sustained"\nrounds = 3\n[problem]'))
+    large = FILE.partition("[problem]")[0].replace("b4h16q2048k2048", "b16h16q16384k16384")
+    large = large.replace("b4h16q4096k4096", "b16h16q8192k8192")
+    (guard.folder / "guard.toml").write_text(f'{large}regimes = "sustained"\nrounds = 3\n')
     rested = []
     usual = SimulatedBackend.sleep
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SimulatedBackend, "sleep", lambda self, seconds: rested.append(seconds) or usual(self, seconds))
         assert guard("--update", "--output", "new.jsonl")[0] == 0
-    assert rested.count(SimulatedBackend.sustained_traits.rest_seconds) == 4 * 3
+    assert rested.count(SimulatedBackend.sustained_traits.rest_seconds) == 2 * 3

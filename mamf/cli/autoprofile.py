@@ -32,6 +32,7 @@ _EXAMPLES = """examples:
   mamf autoprofile --from h200                          write SUMMARY.md again, from the logs alone
 The same command again goes on with what is missing.
 """
+_UNFINISHED = 1
 _BUDGET, _BUDGET_OF_CPU = 270.0, 150.0
 
 
@@ -125,17 +126,15 @@ class _Run:
                 self._take(step)
         except KeyboardInterrupt:
             code = EXIT_CODE
-        if any(end.reason == BY_USER for end in self.ends):
-            code = EXIT_CODE
+        if any(end.status == "failed" for end in self.ends):
+            code = code or _UNFINISHED
+        reasons = {**{step.name: "interrupted before it" for step in steps}, "counters": NO_COUNTERS}
         taken = {end.name for end in self.ends}
-        self.ends += [
-            StepEnd(step.name, "", "left out", "interrupted before it") for step in steps if step.name not in taken
-        ]
-        self.ends.append(StepEnd("counters", "", "left out", NO_COUNTERS))
+        self.ends += [StepEnd(name, "", "left out", why) for name, why in reasons.items() if name not in taken]
         write_ends(self.folder, self.ends, self.remarks)
         if not any((self.folder / log).exists() for log in LOGS.values()):
             warn("nothing was measured")
-            return code or 1
+            return code or _UNFINISHED
         _write_summary(self.folder)
         return code
 
@@ -154,7 +153,7 @@ class _Run:
         # As it would be typed in the folder.
         command = f"mamf {shlex.join(Path(each).name if os.sep in each else each for each in arguments)}"
         try:
-            code = call(arguments)
+            status, reason = step.ended(call(arguments))
         except MamfError as error:
             warn(str(error))
             if error.exit_code == EXIT_CODE:
@@ -162,7 +161,6 @@ class _Run:
             return StepEnd(step.name, command, "failed", str(error))
         except KeyboardInterrupt:
             return StepEnd(step.name, command, "interrupted", BY_USER)
-        status, reason = step.ended(code)
         return StepEnd(step.name, command, status, reason)
 
 

@@ -86,7 +86,7 @@ def steps_of(options: argparse.Namespace, folder: Path, backend: Backend) -> lis
     device = _device(options)
     regimes = ("burst", "sustained") if backend.is_accelerator else ("burst",)
     find = Step("ceilings", folder, ("find", *device, "--regime", *regimes), share=_SHARES["ceilings"])
-    size = "4GiB" if backend.is_accelerator else "256MiB"
+    size = "4GiB" if backend.is_accelerator else "128MiB"
     memory = ("bandwidth", *device, "--pattern", "copy", "--size", size)
     return [
         *([] if options.ceiling else [find]),

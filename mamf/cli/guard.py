@@ -57,6 +57,9 @@ def run(options: argparse.Namespace) -> int:
     options.baseline = options.baseline or file.baseline
     if options.update and (options.junit or options.markdown):
         raise UsageError("--update makes a baseline and judges nothing: leave --junit and --markdown out")
+    for path in filter(None, (options.junit, options.markdown)):
+        if not path.parent.is_dir():
+            raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
     # Read before a device is opened: what is wrong with it is said first.
     options.before = None if options.update else _baseline(options.baseline)
     return kernels_sweep.run(options)

@@ -80,7 +80,7 @@ def read_folder(path: Path) -> Folder:
         logs.get("bandwidth"),
         logs.get("kernels"),
         read_profile_or_none(held["step"]) if "step" in held else None,
-        tuple(sorted(each.name for each in path.glob("*.png"))),
+        tuple(f"{name}.png" for name in LOGS if (path / f"{name}.png").exists()),
         {end.name: end for end in ends},
         remarks,
     )

@@ -141,10 +141,13 @@ def _bounds(folder: Folder) -> str:
     ]
     if not lines:
         return ""
-    counters = folder.ends.get("counters")
-    if counters and counters.status != "complete":
-        lines.append(f"- Hardware counters: none, {markdown_text(counters.reason)}.")
-    return _section("What bounds the best of them", _lines(lines))
+    return _section("What bounds the best of them", _lines([*lines, *_counters(folder)]))
+
+
+def _counters(folder: Folder) -> list[str]:
+    """What hardware counters add, or why there are none: the log of ``mamf counters`` is read here."""
+    end = folder.ends.get("counters")
+    return [f"- Hardware counters: none, {markdown_text(end.reason)}."] if end and end.status != "complete" else []
 
 
 def _step(folder: Folder) -> str:

@@ -110,7 +110,7 @@ def test_the_same_command_measures_nothing_twice(folder, on_launch):
 
 
 def test_other_sizes_in_the_same_folder_are_refused_and_told(folder, capsys):
-    assert main([*ASKED, "--head-dims", "64"]) == 0
+    assert main([*ASKED, "--head-dims", "64"]) == 1
     assert "--head-dims 64 contradicts" in capsys.readouterr().err
     assert "kernels failed: --head-dims 64 contradicts" in told(folder)
 
@@ -141,7 +141,7 @@ def test_a_step_that_fails_is_told_and_the_others_stand(profiled, undrawn, monke
         raise NothingProfiledError("no optimizer of torch stepped", 0)
 
     monkeypatch.setattr("mamf.cli.profile.run", fail)
-    assert main(ASKED) == 0
+    assert main(ASKED) == 1
     text = told(Path("out"))
     assert "step failed: nothing was profiled: no optimizer of torch stepped" in text
     assert "What attention reaches" in text

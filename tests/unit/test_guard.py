@@ -127,6 +127,14 @@ def test_a_budget_that_ends_it_is_no_pass_and_the_rest_is_resumed(guard, monkeyp
     assert len({(row.shape, row.problem, row.phase, row.round) for row in rows}) == len(rows)
 
 
+def test_any_log_of_the_operation_can_be_a_baseline(guard, run, monkeypatch):
+    kernel = ["--kernel", "mamf.testing:SimulatedAttention", "--shapes", "b4h16q2048k2048d128", "b4h16q4096k4096d128"]
+    run("sweep", "--operation", "attention", *DEVICE, *kernel, "--set", "direction=fwd,bwd", "--output", "sweep.jsonl")
+    assert guard("--baseline", "sweep.jsonl")[0] == 0
+    slower(monkeypatch)
+    assert guard("--baseline", "sweep.jsonl")[0] == 3
+
+
 def test_ctrl_c_leaves_a_log_and_no_new_baseline(guard, on_launch):
     def interrupt(launches):
         if launches == 500:
@@ -209,6 +217,28 @@ def test_bad_input_is_one_line_and_exit_2(guard, change, told):
     code, out, err = guard()
     assert (code, out, len(err.strip().splitlines())) == (2, "", 1)
     assert told in err
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--update", "--junit", "guard.xml"], "--update makes a baseline and judges nothing"),
+        (["--junit", "nowhere/guard.xml"], "cannot write nowhere/guard.xml: there is no folder nowhere"),
+        (["--baselin", "x"], "did you mean --baseline?"),
+        (["--baseline", "guard.toml"], "guard.toml"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused_before_anything_is_measured(guard, options, told):
+    code, out, err = guard(*options)
+    assert (code, out, len(err.strip().splitlines())) == (2, "", 1)
+    assert told in err
+
+
+def test_a_dry_run_measures_nothing(guard, on_launch):
+    launches = []
+    on_launch(launches.append)
+    code, out, _ = guard("--dry-run")
+    assert (code, "4 rows in burst" in out, launches) == (0, True, [])
 
 
 def test_a_baseline_of_another_card_is_none(guard, monkeypatch):

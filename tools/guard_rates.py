@@ -1,7 +1,7 @@
 """How often does mamf guard cry wolf, and how often does it see the wolf? The real decisions on drawn visits.
 
     python tools/guard_rates.py                         # 10,000 guards of 20 rows, of each kind: minutes
-    python tools/guard_rates.py --guards 1000
+    python tools/guard_rates.py --guards 1000 --cards sustained
 
 The strategy, the doubts and the verdicts are the guard's own; only the figures of visits are drawn, as H200s gave them:
 
@@ -165,8 +165,10 @@ def caught(name: str, count: int) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--guards", type=int, default=10_000)
-    count = parser.parse_args().guards
-    for name in CARDS:
+    parser.add_argument("--cards", nargs="+", choices=list(CARDS), default=list(CARDS))
+    options = parser.parse_args()
+    count = options.guards
+    for name in options.cards:
         alarms, visits = false_alarms(name, count)
         share = 100 * caught(name, count) / count
         print(

@@ -9,11 +9,14 @@ import pytest
 from mamf.cli import main
 from mamf.errors import NothingProfiledError
 from mamf.logs.run_log import read_run_log
+from mamf.profiling.advice import advice
 from mamf.profiling.folder import read_folder
+from mamf.profiling.groups import Group
 from mamf.profiling.log import create_profile_log, write_profile
 from mamf.profiling.profile import ClassRow, GapRow, Profile
 from mamf.profiling.roofs import Roofs, roofs
 from mamf.profiling.summary import summary
+from mamf.statistics import summarize
 
 SIZES = ["--seq-lens", "2048", "4096", "--heads", "16", "--batch", "4"]
 ASKED = ["autoprofile", "--output-folder", "out", "--ceiling", "find.jsonl", *SIZES]
@@ -225,3 +228,19 @@ def test_a_record_of_steps_that_is_broken_is_named(folder, capsys):
     (folder / "steps.json").write_text(json.dumps({"steps": [{"name": 3}], "remarks": []}))
     assert main(["autoprofile", "--from", "out"]) == 2
     assert "steps.json: field" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("slower", "is_told"), [(1.3, True), (1.04, False), (1.0, False)])
+def test_a_faster_kernel_is_named_where_intervals_part_them(folder, slower, is_told):
+    row = next(row for row in read_run_log(folder / "kernels.jsonl").measurements if row.operation == "attention")
+    samples = tuple(slower * sample for sample in row.samples)
+    usual = replace(row, kernel="sdpa", samples=samples, summary=summarize(samples))
+    lines = advice(read_folder(folder), [Group("a shape", (row, usual), ())])
+    assert any("Call simulated-attention by name: 1.30 times as fast as sdpa" in line for line in lines) == is_told
+
+
+def test_a_kernel_without_a_figure_is_told_with_its_reason(folder):
+    row = next(row for row in read_run_log(folder / "kernels.jsonl").measurements if row.operation == "attention")
+    failed = replace(row, kernel="eager", status="out_of_memory", reason="no room", summary=None, samples=())
+    lines = advice(read_folder(folder), [Group("a shape", (row,), (failed,))])
+    assert "eager has no figure for some shapes (out_of_memory: no room)" in lines

@@ -66,6 +66,12 @@ class Guarded:
         return {outcome: found.count(outcome) for outcome in OUTCOMES}
 
     @property
+    def untold(self) -> int:
+        """Rows of which their samples cannot tell whether they are as fast as before."""
+        passed = [row.pair for row in self.rows if row.outcome == "ok" and row.pair]
+        return sum(pair.verdict(self.tolerance) == "AMBIGUOUS" for pair in passed)
+
+    @property
     def is_failed(self) -> bool:
         found = self.counts()
         return bool(found["regression"] + found["failed"])

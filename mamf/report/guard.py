@@ -24,8 +24,12 @@ def verdict_line(found: Guarded) -> str:
         told.append(f"{counts['unconfirmed']} suspected and not confirmed")
     if found.unfinished:
         told.append(f"not finished: {found.unfinished}")
+    if not told:
+        told.append(f"none of {rows} rows is {slower}")
+    if found.untold:
+        told.append(f"{found.untold} of {rows} rows scatter too much to tell that little (AMBIGUOUS)")
     verdict = "FAILED" if found.is_failed else "PASSED" if found.is_finished else "UNFINISHED"
-    return f"guard {verdict}: {', '.join(told) or f'none of {rows} rows is {slower}'}"
+    return f"guard {verdict}: {', '.join(told)}"
 
 
 def row_lines(found: Guarded) -> list[str]:

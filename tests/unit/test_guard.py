@@ -14,13 +14,14 @@ from mamf.charts.of_log import chart_of
 from mamf.cli import main
 from mamf.cli.guard_file import read_guard_file
 from mamf.errors import UsageError
-from mamf.logs.compare import Pair
+from mamf.logs.compare import Comparison, Pair, Side
 from mamf.logs.entries import Entry, visited_entry
-from mamf.logs.guarding import is_in_doubt, outcome_of
+from mamf.logs.guarding import Guarded, Judged, is_in_doubt, outcome_of
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import Measurement
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
-from mamf.statistics import Repeatability, summarize
+from mamf.report.guard import verdict_line
+from mamf.statistics import Interval, Repeatability, summarize
 from mamf.testing import Physics, SimulatedAttention, SimulatedBackend
 
 DEVICE = ["--backend", "mamf.testing:SimulatedBackend"]
@@ -292,6 +293,14 @@ def test_what_raised_the_doubt_does_not_confirm_it():
     assert outcome_of(Pair({}, BASELINE, now), 0.02) == "ok"
     assert outcome_of(Pair({}, BASELINE, visited_entry([visit(1.3)])), 0.02) == "unconfirmed"
     assert outcome_of(Pair({}, BASELINE, visited_entry([visit(1.3), *fresh(1.3, 1.3, 1.3)])), 0.02) == "regression"
+
+
+def test_a_pass_says_of_how_many_rows_nothing_can_be_told():
+    noisy = replace(BASELINE, interval=Interval(0.9 * BASELINE.tflops, 1.1 * BASELINE.tflops, 0.95))
+    rows = tuple(Judged(now, "ok", Pair({}, BASELINE, now)) for now in (BASELINE, noisy))
+    comparison = Comparison(*[Side("a.jsonl", {}, "complete")] * 2, (), (), ())
+    told = "none of 2 rows is slower by more than 2 %, 1 of 2 rows scatter too much to tell that little (AMBIGUOUS)"
+    assert verdict_line(Guarded(comparison, rows, 0.02, "")) == f"guard PASSED: {told}"
 
 
 def test_what_is_new_has_nothing_to_be_slower_than():

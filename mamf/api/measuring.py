@@ -25,7 +25,6 @@ from mamf.ceilings.finding import Find
 from mamf.ceilings.grid import plan_for
 from mamf.ceilings.share import Ceilings
 from mamf.ceilings.stream import CeilingSearch
-from mamf.dtypes import DTYPES, canonical_name
 from mamf.errors import MamfWarning
 from mamf.logs.recording import Recording
 from mamf.logs.records import ceiling_record
@@ -34,6 +33,7 @@ from mamf.models.found import leave
 from mamf.operations.attention.shapes import AttentionShape
 from mamf.operations.bandwidth.shapes import BandwidthShape
 from mamf.operations.matmul.kernel import MatmulProblem
+from mamf.operations.matmul.operation import Matmul
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import KernelsPlan, Plan
 from mamf.plugins.discovery import open_backend, operation
@@ -64,9 +64,8 @@ def problem_for(
     >>> mamf.problem_for(mamf.open_backend(), "bfloat16", layout="nn").out_dtype
     'bfloat16'
     """
-    operand = backend.resolve_dtype(canonical_name(dtype or backend.default_dtype))
-    output = out_dtype and (out_dtype if out_dtype in DTYPES else backend.resolve_dtype(canonical_name(out_dtype)))
-    return MatmulProblem(operand, output or DTYPES[operand].default_output, layout, data, seed, fast_accumulation)
+    asked = {"dtype": dtype, "out_dtype": out_dtype, "layout": layout, "data": data, "seed": seed}
+    return Matmul().problem_for(backend, {**asked, "fast_accumulation": fast_accumulation})
 
 
 def find(
@@ -109,8 +108,7 @@ def search(
     - ``dtype``: of the operands, by default the device's own; or a whole ``problem``.
     - ``regime``: ``burst``, or ``sustained``, which is sought from burst: both are found then.
     - ``kernels``: the first searches, the others are tried on its leaders; by default all but those that compile long.
-    - ``budget_seconds``: 57 by default, or 20 where it is ``quick``: it begins with shapes that won on such devices
-      before then, and goes through fewer rounds.
+    - ``budget_seconds``: 57 by default, or 20 where it is ``quick`` and goes through fewer rounds.
 
     Raises UnavailableError, UnknownNameError or UnsupportedError for what cannot be measured, before anything is.
 

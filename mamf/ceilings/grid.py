@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from mamf.backend import Backend
 from mamf.ceilings.rounds import Rounds
@@ -105,9 +105,8 @@ def plan_for(
     scouts: int | None = None,
     is_quick: bool = False,
 ) -> FindPlan:
-    """A plan with a grid for this device, whose speed a few launches tell.
-
-    ``is_quick``: for both ceilings in 20 s, beginning with shapes that won on such devices before.
+    """A plan with a grid for this device, whose speed a few launches tell; it begins with shapes that won on such
+    devices before. ``is_quick``: for both ceilings in 20 s.
     """
     if budget_seconds is None:
         budget_seconds = QUICK_BUDGET_SECONDS if is_quick else DEFAULT_BUDGET_SECONDS
@@ -117,11 +116,18 @@ def plan_for(
     grid = grid_for(backend, problem, flops, budget_seconds, scouts)
     if not grid.accepts(MatmulShape(grid.m[0], grid.n[0], grid.k[0])):
         raise UsageError(f"{budget_seconds:g} s are too few for a search on this device: give it more")
-    plan = FindPlan(problem, tuple(kernel.name for kernel in kernels), grid, regimes, budget_seconds, precision, scouts)
-    if not is_quick:
-        return plan
-    known = tuple(shape for shape in priors(backend.info, problem) if fits(grid, shape))
-    return replace(plan, refinements=_QUICK_REFINEMENTS, priors=known, is_quick=True)
+    return FindPlan(
+        problem,
+        tuple(kernel.name for kernel in kernels),
+        grid,
+        regimes,
+        budget_seconds,
+        precision,
+        scouts,
+        _QUICK_REFINEMENTS if is_quick else FindPlan.refinements,
+        tuple(shape for shape in priors(backend.info, problem) if fits(grid, shape)),
+        is_quick,
+    )
 
 
 def fits(grid: MatmulGrid, shape: MatmulShape) -> bool:

@@ -14,7 +14,7 @@ from mamf.profiling.folder import LOGS
 from mamf.regimes.names import BURST, SUSTAINED
 
 #: Where ``mamf counters`` joins: a step of the name ``counters`` in ``steps_of``, in place of this reason.
-NO_COUNTERS = "this mamf has no command that reads them"
+NO_COUNTERS = "autoprofile does not read them, mamf counters does"
 # A CPU compiles an attention kernel for as long as all of its steps may take.
 _KERNELS_OF_CPU = ("eager", "sdpa", "sdpa-math")
 _SIZES_OF_CPU = {"seq_lens": [256, 512], "head_dims": [64], "heads": [8], "batch": [1]}

@@ -67,7 +67,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--quick",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help=f"both in {QUICK_BUDGET_SECONDS:.0f}s: begin with shapes that won on such devices before, fewer rounds",
+        help=f"both ceilings in {QUICK_BUDGET_SECONDS:.0f}s, in fewer rounds",
     )
     search.add_argument("--precision", type=share, help="half-width of an interval to reach (default: 0.3%%)")
     add_device_options(parser)

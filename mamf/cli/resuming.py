@@ -48,6 +48,8 @@ def plan_of(
         of, command = plan.operation, f"{command} --operation {shlex.quote(plan.operation)}"
     elif command == "guard":
         command = "guard FILE.toml"
+    if log.counter_records:
+        command = "counters"
     resumption = f"mamf {command} --resume {shlex.quote(str(log.path))}"
     raise LogMismatchError(f"{log.path} is of {of}: resume it with '{resumption}'")
 

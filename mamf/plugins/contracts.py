@@ -137,6 +137,7 @@ BACKEND = Contract(
     methods={
         "seconds_between": Method(number),
         "timer_overhead": Method(optional(number)),
+        "profiler_window": Method(instance(AbstractContextManager, "a context manager")),
         "operand_pool": Method(instance(OperandPool, "an OperandPool"), part=POOL),
         "free_memory": _BYTES,
         "allocated_memory": _BYTES,
@@ -147,6 +148,8 @@ BACKEND = Contract(
         "resolve_dtype": Method(dtype),
         "unsupported_dtype": _REASON,
         "without_compiler": _UNAVAILABLE,
+        "digest": Method(optional(text)),
+        "without_counters": _UNAVAILABLE,
         "advice": Method(list_of(instance(Advice, ""), "a list of Advice")),
         "settings": Method(texts_by_name),
     },

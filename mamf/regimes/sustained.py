@@ -78,7 +78,8 @@ class Sustained(Regime):
 
     @property
     def repeatability(self) -> Repeatability:
-        return self.backend.sustained_traits.repeatability
+        traits = self.backend.sustained_traits
+        return traits.anew_repeatability if self.anew else traits.repeatability
 
     @property
     def visit_takes(self) -> float:

@@ -80,7 +80,7 @@ def test_one_command_fills_a_folder(folder, undrawn):
         assert section in text
     for name in (*names, "kernels.md"):
         assert f"]({name})" in text
-    assert "Hardware counters: none, this mamf has no command that reads them." in text
+    assert "Hardware counters: none, autoprofile does not read them, mamf counters does." in text
 
 
 def test_figures_are_those_of_the_logs(folder):

@@ -751,5 +751,5 @@ def test_shapes_that_won_before_are_measured_first_and_are_no_result():
 
 def test_a_prior_beyond_the_grid_is_left_out(monkeypatch):
     monkeypatch.setattr("mamf.ceilings.grid.priors", lambda info, problem: [MatmulShape(64, 64, 10**6)])
-    plan = plan_for(SimulatedBackend(), MatmulProblem(), [SimulatedMatmul()], is_quick=True)
+    plan = plan_for(SimulatedBackend(), MatmulProblem(), [SimulatedMatmul()])
     assert plan.priors == ()

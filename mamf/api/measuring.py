@@ -107,7 +107,7 @@ def search(
 
     - ``dtype``: of the operands, by default the device's own; or a whole ``problem``.
     - ``regime``: ``burst``, or ``sustained``, which is sought from burst: both are found then.
-    - ``kernels``: the first searches, the others are tried on its leaders; by default all but those that compile long.
+    - ``kernels``: the first scouts, then all are searched together; by default all but those that compile for long.
     - ``budget_seconds``: 57 by default, or 20 where it is ``quick`` and goes through fewer rounds.
 
     Raises UnavailableError, UnknownNameError or UnsupportedError for what cannot be measured, before anything is.

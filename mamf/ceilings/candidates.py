@@ -29,6 +29,17 @@ def best_of_their_kind(rows: Iterable[Measurement]) -> list[Candidate]:
     return [(row.shape, row.kernel) for row in fastest]
 
 
+def of_the_default(candidates: Sequence[Candidate], rows: Iterable[Measurement], default: str) -> list[Candidate]:
+    """The default kernel at its own best shape, and on every shape where another kernel is a candidate: how much that
+    gains is known only where both were measured in the same rounds.
+    """
+    if all(kernel == default for _, kernel in candidates):
+        return []
+    own = max((row for row in rows if row.ok and row.kernel == default), key=lambda row: row.best_rate, default=None)
+    shapes = [] if own is None else [own.shape]
+    return [(shape, default) for shape in dict.fromkeys((*shapes, *(shape for shape, _ in candidates)))]
+
+
 def frugal_and_fast(visits: Sequence[Measurement], count: int) -> list[Candidate]:
     """Finalists by short visits: half by least energy per FLOP where power is known, the others by speed."""
     seen = [row for row in visits if row.ok]

@@ -2,7 +2,7 @@
 
 A surrogate predicts log TFLOPS of every shape not yet measured and how sure it is of that; the next to measure is the
 one with the highest upper confidence bound (Srinivas et al., Gaussian Process Optimization in the Bandit Setting,
-2010).
+2010). Of several kernels it is the shape and the kernel together: each learns from the others' shapes.
 """
 
 from __future__ import annotations
@@ -16,17 +16,25 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from mamf.ceilings.periods import likeliest_units
 from mamf.ceilings.surrogate import Array, Surrogate, features, single_threaded, squared_distances
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
 
 Measure = Callable[[MatmulShape], float]
+Candidate = tuple[MatmulShape, str]
 
-_FIRST_SHAPES = 12
+#: Shapes that a search begins with, whatever they give.
+FIRST_SHAPES = 12
+# Of these, on which a kernel that joins is measured.
+_FIRST_OF_OTHERS = 4
 _FEWEST_TO_JUDGE = 4
 _FEWEST_TO_GIVE_UP = 40
+# Failures, and no success, after which a kernel beside the first is not tried again.
+_HOPELESS_FAILURES = 3
 # Shapes that the surrogate predicts; a larger grid is searched by a sample and the leaders' neighbours.
 _MOST_CANDIDATES = 8192
-_MEASUREMENTS_PER_FIT = 12
+# The first fits teach most; later ones take longer.
+_MEASUREMENTS_PER_EARLY_FIT, _EARLY, _MEASUREMENTS_PER_FIT = 6, 60, 12
 # Standard deviations above the mean at which the next shape is chosen, and at which nothing promises more any longer.
 _OPTIMISM = 1.5
 _DOUBT = 3.0
@@ -68,12 +76,12 @@ def find_best(
     is_large = len(grid) > _MOST_CANDIDATES
     search = Search(candidates_of(grid, chooser), compute_units=compute_units, seed=seed)
     while len(search.measured) < max_measurements:
-        shape = search.propose()
-        if shape is None:
+        proposed = search.propose()
+        if proposed is None:
             break
-        search.tell(shape, measure(shape))
+        search.tell(proposed, measure(proposed[0]))
         if is_large and len(search.measured) % _MEASUREMENTS_PER_FIT == 0:
-            search.consider(candidates_of(grid, chooser, search.leaders(_LEADERS)))
+            search.consider(candidates_of(grid, chooser, [shape for shape, _ in search.leaders(_LEADERS)]))
     return search.result()
 
 
@@ -87,15 +95,17 @@ def candidates_of(grid: MatmulGrid, chooser: random.Random, leaders: Sequence[Ma
 
 
 class Search:
-    """The same, asked shape by shape (``propose`` and ``tell``), for callers that must stop at any moment.
+    """The same, asked one by one (``propose`` and ``tell``), for callers that must stop at any moment; and over shapes
+    and ``kernels`` together, once others than the first are added.
 
-    ``consider`` replaces the candidates and keeps what was learned: how a search goes from a coarse grid to finer steps
-    around its leaders.
+    ``consider`` replaces the shapes and keeps what was learned: how a search goes from a coarse grid to finer steps
+    around its leaders. ``add_kernel`` does so with the kernels.
     """
 
     def __init__(
         self,
-        candidates: Sequence[MatmulShape],
+        shapes: Sequence[MatmulShape],
+        kernel: str = "",
         *,
         compute_units: int | None = None,
         seed: int = 0,
@@ -103,31 +113,43 @@ class Search:
     ) -> None:
         """``first``: shapes to begin with, before some at random."""
         self.compute_units = compute_units
-        self.measured: dict[MatmulShape, float] = {}
+        self._learns_units = compute_units is None
+        self.measured: dict[Candidate, float] = {}
+        self.kernels = [kernel]
         self._random = np.random.default_rng(seed)
         self._surrogate = Surrogate()
         self._rows: list[int] = []
         self._exhausted = False
-        self.consider([*candidates, *first])
-        order = self._random.permutation(len(candidates))[:_FIRST_SHAPES]
-        self._first: list[MatmulShape] = [*first, *(self._candidates[row] for row in order)]
+        self.consider([*shapes, *first])
+        order = self._random.permutation(len(shapes))[:FIRST_SHAPES]
+        self._first: list[Candidate] = [
+            *((shape, kernel) for shape in first),
+            *(self._candidates[row] for row in order),
+        ]
 
     @single_threaded
-    def consider(self, candidates: Sequence[MatmulShape]) -> None:
+    def consider(self, shapes: Sequence[MatmulShape]) -> None:
         """Search among these from now on. Raises ValueError when there are none."""
-        if not candidates:
+        if not shapes:
             raise ValueError("the grid is empty")
-        self._candidates: list[MatmulShape] = list(dict.fromkeys((*candidates, *self.measured)))
-        self._position = {shape: row for row, shape in enumerate(self._candidates)}
+        self._shapes: list[MatmulShape] = list(dict.fromkeys((*shapes, *(shape for shape, _ in self.measured))))
+        self._candidates: list[Candidate] = [(shape, kernel) for kernel in self.kernels for shape in self._shapes]
+        self._position = {candidate: row for row, candidate in enumerate(self._candidates)}
         self._hopeless = np.zeros(len(self._candidates), dtype=bool)
-        self._surrogate.features = features(self._candidates, self.compute_units)
+        self._look_at_shapes()
         if self._surrogate.is_fitted:
             self._refit()
 
+    def add_kernel(self, kernel: str) -> None:
+        """Search by this kernel too, from now on; first on shapes that were good to others, and unlike each other."""
+        self._first += [(shape, kernel) for shape, _ in self.leaders(FIRST_SHAPES)[:: FIRST_SHAPES // _FIRST_OF_OTHERS]]
+        self.kernels = list(dict.fromkeys((*self.kernels, kernel)))
+        self.consider(self._shapes)
+
     @single_threaded
-    def propose(self) -> MatmulShape | None:
-        """The shape to measure next, or None when nothing promising is left."""
-        untried = (shape for shape in self._first if shape in self._position and shape not in self.measured)
+    def propose(self) -> Candidate | None:
+        """What to measure next, or None when nothing promising is left."""
+        untried = (each for each in self._first if each in self._position and each not in self.measured)
         first = next(untried, None)
         if first is not None:
             return first
@@ -142,58 +164,64 @@ class Search:
         return self._candidates[int(np.argmax(self._promise(_OPTIMISM)))]
 
     @single_threaded
-    def tell(self, shape: MatmulShape, tflops: float) -> None:
-        """What ``shape`` measured; NaN if it could not be."""
-        if shape not in self._position:  # what an interrupted run had measured decides, not what this one would
-            self.consider([*self._candidates, shape])
-        self.measured[shape] = tflops
-        if len(self.measured) < len(self._first) or not self._known():
+    def tell(self, candidate: Candidate, tflops: float) -> None:
+        """What ``candidate`` measured; NaN if it could not be."""
+        if candidate not in self._position:  # what an interrupted run had measured decides, not what this one would
+            self.kernels = list(dict.fromkeys((*self.kernels, candidate[1])))
+            self.consider([*self._shapes, candidate[0]])
+        self.measured[candidate] = tflops
+        if len(self.measured) < min(FIRST_SHAPES, len(self._first)) or not self._known():
             return
-        is_due = len(self.measured) % _MEASUREMENTS_PER_FIT == 0
+        every = _MEASUREMENTS_PER_EARLY_FIT if len(self.measured) <= _EARLY else _MEASUREMENTS_PER_FIT
+        is_due = len(self.measured) % every == 0 or candidate in self._first
         if is_due or not self._surrogate.is_fitted or not tflops > 0:
             self._refit()
         else:
-            self._rows.append(self._position[shape])
+            self._rows.append(self._position[candidate])
             self._surrogate.add(self._rows[-1], math.log(tflops))
 
-    def leaders(self, count: int) -> list[MatmulShape]:
-        """The shapes that did best, best first: by what they measured and what their like did, half and half, because
-        the highest of many noisy figures is too high.
+    def leaders(self, count: int) -> list[Candidate]:
+        """The shapes that did best, each by its best kernel, best first: by what they measured and what their like did,
+        half and half, because the highest of many noisy figures is too high.
         """
         known = self._known()
-        score = {shape: math.log(tflops) for shape, tflops in known.items()}
+        score = {candidate: math.log(tflops) for candidate, tflops in known.items()}
         if self._surrogate.is_fitted:
-            means = self._surrogate.mean[[self._position[shape] for shape in known]]
-            score = {shape: (score[shape] + mean) / 2 for shape, mean in zip(known, means, strict=True)}
-        return sorted(score, key=score.__getitem__, reverse=True)[:count]
+            means = self._surrogate.mean[[self._position[candidate] for candidate in known]]
+            score = {each: (score[each] + mean) / 2 for each, mean in zip(known, means, strict=True)}
+        best: dict[MatmulShape, Candidate] = {}
+        for candidate in sorted(score, key=score.__getitem__, reverse=True):
+            best.setdefault(candidate[0], candidate)
+        return list(best.values())[:count]
 
-    def promising(self, count: int, accept: Callable[[MatmulShape], bool]) -> list[MatmulShape]:
-        """Candidates and measured shapes of the highest predicted figure among those accepted, best first."""
+    def promising(self, count: int, accept: Callable[[MatmulShape], bool]) -> list[Candidate]:
+        """Candidates, measured or not, of the highest predicted figure among the shapes accepted, best first."""
         if not self._surrogate.is_fitted:
             return []
         order = np.argsort(-self._surrogate.mean)
         best_first = (self._candidates[row] for row in order if not self._hopeless[row])
-        return list(itertools.islice((shape for shape in best_first if accept(shape)), count))
+        return list(itertools.islice((each for each in best_first if accept(each[0])), count))
 
     def result(self) -> SearchResult:
-        """Raises ValueError when no shape could be measured."""
+        """Of one kernel. Raises ValueError when no shape could be measured."""
         leaders = self.leaders(1)
         if not leaders:
             raise ValueError("no shape of the grid could be measured")
-        return SearchResult(leaders[0], self.measured, self._exhausted)
+        measured = {shape: tflops for (shape, _), tflops in self.measured.items()}
+        return SearchResult(leaders[0][0], measured, self._exhausted)
 
-    def _any_left(self) -> MatmulShape | None:
+    def _any_left(self) -> Candidate | None:
         """A random candidate that may be measurable."""
         left = [
-            shape
-            for shape, is_hopeless in zip(self._candidates, self._hopeless, strict=True)
-            if shape not in self.measured and not is_hopeless
+            candidate
+            for candidate, is_hopeless in zip(self._candidates, self._hopeless, strict=True)
+            if candidate not in self.measured and not is_hopeless
         ]
         self._exhausted = not left
         return left[int(self._random.integers(len(left)))] if left else None
 
-    def _known(self) -> dict[MatmulShape, float]:
-        return {shape: tflops for shape, tflops in self.measured.items() if tflops > 0}
+    def _known(self) -> dict[Candidate, float]:
+        return {candidate: tflops for candidate, tflops in self.measured.items() if tflops > 0}
 
     def _promise(self, deviations: float) -> Array:
         """Upper confidence bound of log TFLOPS of every candidate that is still to be measured and may be."""
@@ -202,12 +230,27 @@ class Search:
         bound[self._hopeless] = -math.inf
         return bound
 
+    def _look_at_shapes(self) -> None:
+        self._surrogate.features = features(self._shapes, self.compute_units).by_each_of(len(self.kernels))
+
     def _refit(self) -> None:
         known = self._known()
-        self._rows = [self._position[shape] for shape in known]
-        failed = [self._position[shape] for shape in self.measured if shape not in known]
+        if self._learns_units:
+            first = {shape: tflops for (shape, kernel), tflops in known.items() if kernel == self.kernels[0]}
+            self.compute_units = likeliest_units(first, self._surrogate.scales)
+            self._look_at_shapes()
+        self._rows = [self._position[candidate] for candidate in known]
         self._surrogate.fit(self._rows, [math.log(tflops) for tflops in known.values()])
-        self._hopeless = among_failures(self._candidates, self._rows, failed)
+        self._hopeless = np.concatenate([self._hopeless_by(kernel) for kernel in self.kernels])
+
+    def _hopeless_by(self, kernel: str) -> NDArray[np.bool_]:
+        own = [(shape, tflops > 0) for (shape, by), tflops in self.measured.items() if by == kernel]
+        position = {shape: row for row, shape in enumerate(self._shapes)}
+        known = [position[shape] for shape, is_known in own if is_known]
+        failed = [position[shape] for shape, is_known in own if not is_known]
+        if kernel != self.kernels[0] and not known and len(failed) >= _HOPELESS_FAILURES:
+            return np.ones(len(self._shapes), dtype=bool)
+        return among_failures(self._shapes, known, failed)
 
 
 def among_failures(candidates: Sequence[MatmulShape], known: list[int], failed: list[int]) -> NDArray[np.bool_]:

@@ -1,6 +1,7 @@
 """How both ceilings of a device are sought: which shape is measured next, and what for.
 
-Burst: scouts on a coarse grid, finer steps around the leaders, then rounds interleaved over the candidates. Sustained:
+Burst: scouts on a coarse grid, finer steps around the leaders, then rounds interleaved over the candidates. Shapes and
+kernels are chosen together, within one budget: a kernel may be best where the library's default is not. Sustained:
 candidates from burst and fat shapes, short visits ranked by energy per FLOP (at its power limit a device is as fast as
 it is frugal), then rounds of visits. Some rounds choose, fresh ones confirm: what chose a candidate never confirms it.
 """
@@ -12,11 +13,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from mamf.ceilings.candidates import best_by_shape, best_of_their_kind, frugal_and_fast
+from mamf.ceilings.candidates import best_by_shape, best_of_their_kind, frugal_and_fast, of_the_default
 from mamf.ceilings.ceiling import FEWEST_ROUNDS, Candidate
 from mamf.ceilings.grid import along_k, anywhere, around, pace_of, refinement_steps
 from mamf.ceilings.rounds import Answering, Confirmation, Rounds
-from mamf.ceilings.search import Search
+from mamf.ceilings.search import FIRST_SHAPES, Search
 from mamf.engine.runner import Runner, Step, Steps
 from mamf.measurement import Measurement
 from mamf.operations.matmul.kernel import MatmulKernel
@@ -35,6 +36,8 @@ class FindStrategy:
     fine_shapes: ClassVar[int] = 5000
     sustained_finalists: ClassVar[int] = 2
     algorithm_shapes: ClassVar[int] = 3
+    #: How much faster than a kernel's first algorithm another must be to stand for it in the search.
+    clearly: ClassVar[float] = 0.005
 
     def __init__(self, plan: FindPlan, kernels: Sequence[MatmulKernel], run: Runner) -> None:
         self.plan, self.kernels, self.run, self.backend = plan, kernels, run, run.backend
@@ -46,11 +49,15 @@ class FindStrategy:
             run, plan.problem, self._by_name, plan.precision, self._chooser, self.pace.visit_seconds, self._deadline
         )
         self._scouted: list[Measurement] = []
+        self._algorithms: list[Measurement] = []
+        self._compiled = 0.0
 
     def _until(self, share: float) -> float:
-        """The moment by which a phase ends; burst alone has the whole budget."""
+        """The moment by which a phase ends; burst alone has the whole budget. What trying algorithms takes, which may
+        compile, is nobody's share.
+        """
         scale = 1.0 if Sustained.name in self.plan.regimes else 1 / self.pace.burst
-        return self.run.begun + share * scale * self.plan.budget_seconds
+        return self.run.begun + self._compiled + share * scale * (self.plan.budget_seconds - self._compiled)
 
     def _step(
         self, kernel: MatmulKernel, shape: MatmulShape, regime: Regime, rule: StoppingRule, phase: str, number: int
@@ -70,68 +77,101 @@ class FindStrategy:
         self.run.reserve(problem, (problem.buffers(shape) for shape in self.plan.grid.shapes()))
         regime = self.run.started(Burst(self.backend))
         units = self.backend.info.compute_units
-        search = Search(self.plan.grid.shapes(), compute_units=units, seed=problem.seed, first=self.plan.priors)
-        default = self.kernels[0]
+        search = Search(
+            self.plan.grid.shapes(),
+            self.kernels[0].name,
+            compute_units=units,
+            seed=problem.seed,
+            first=self.plan.priors,
+        )
         self.run.on_phase("burst: scouting")
         seconds = self.pace.scout * self.plan.budget_seconds / self.plan.scouts
-        until = self._until(self.pace.scout)
-        yield from self._search(search, regime, default, "scout", self.plan.scouts, until, seconds)
-        self._fat = [(shape, default.name) for shape in search.promising(self.fat_candidates, self._is_fat)]
+        rule = StoppingRule(max(self.plan.precision, 0.005), min(seconds, 1.0))
+        if len(self.kernels) > 1:
+            first = min(self.plan.scouts, FIRST_SHAPES + len(self.plan.priors))
+            yield from self._search(search, regime, "scout", first, self._until(self.pace.scout), rule)
+            yield from self._add_kernels(search, regime, rule)
+        yield from self._search(search, regime, "scout", self.plan.scouts, self._until(self.pace.scout), rule)
+        self._fat = search.promising(self.fat_candidates, self._is_fat)
         self.run.on_phase("burst: refining")
         steps = refinement_steps(self.plan.grid)
         for number, step in enumerate(steps, start=1):
-            near = around(search.leaders(self.pace.candidates), step, self.plan.grid)
+            near = around((shape for shape, _ in search.leaders(self.pace.candidates)), step, self.plan.grid)
             # The best may be far from all leaders: a size of no multiple of the coarse step can fill waves exactly.
             search.consider([*near, *anywhere(self.plan.grid, step, self.fine_shapes, self._chooser)])
             share = self.pace.scout + (self.pace.refine - self.pace.scout) * number / len(steps)
             most = len(search.measured) + self.plan.refinements // len(steps)
-            yield from self._search(search, regime, default, "refine", most, self._until(share), seconds)
+            yield from self._search(search, regime, "refine", most, self._until(share), rule)
         # Scouts cannot tell kinds apart that lie closer than their own precision: the best of several are confirmed.
-        leaders = [(shape, default.name) for shape in search.leaders(self.pace.candidates)]
+        leaders = search.leaders(self.pace.candidates)
         kinds = best_of_their_kind(self._scouted)[: self.pace.candidates // 2]
         candidates = list(dict.fromkeys((*kinds, *leaders)))[: self.pace.candidates]
         self.run.on_phase("burst: choosing algorithms")
-        algorithms: list[Measurement] = []
-        yield from self._try_algorithms(
-            regime, [shape for shape, _ in candidates[: self.algorithm_shapes]], seconds, algorithms
-        )
-        candidates += best_by_shape(algorithms)
+        shapes = list(dict.fromkeys(shape for shape, _ in candidates[: self.algorithm_shapes]))
+        yield from self._try_algorithms(regime, shapes, rule)
+        candidates += best_by_shape(row for row in self._algorithms if row.shape in shapes)
+        measured = [*self._scouted, *self._algorithms]
+        candidates += of_the_default(candidates, measured, self.kernels[0].name)
         confirming = yield from self._rounds(
-            regime, candidates, self.pace.burst_rounds, self.pace.choose, self.pace.burst
+            regime, list(dict.fromkeys(candidates)), self.pace.burst_rounds, self.pace.choose, self.pace.burst
         )
-        seen += [*self._scouted, *algorithms, *confirming]
+        seen += [*measured, *confirming]
 
-    def _search(
-        self, search: Search, regime: Regime, kernel: MatmulKernel, phase: str, most: int, until: float, seconds: float
-    ) -> Steps:
-        rule = StoppingRule(max(self.plan.precision, 0.005), min(seconds, 1.0))
+    def _search(self, search: Search, regime: Regime, phase: str, most: int, until: float, rule: StoppingRule) -> Steps:
         while len(search.measured) < most and self.run.goes_on(
             regime, phase, until, is_due=len(search.measured) < FEWEST_ROUNDS
         ):
-            shape = search.propose()
-            if shape is None:
+            proposed = search.propose()
+            if proposed is None:
                 return
-            row = yield self._step(kernel, shape, regime, rule, phase, len(search.measured))
+            shape, kernel = proposed
+            row = yield self._step(self._by_name[kernel], shape, regime, rule, phase, len(search.measured))
             if row is None:
                 return
-            search.tell(row.shape, row.best_rate if row.ok else float("nan"))
+            search.tell((row.shape, row.kernel), row.best_rate if row.ok else float("nan"))
             self._scouted.append(row)
 
+    def _add_kernels(self, search: Search, regime: Regime, rule: StoppingRule) -> Steps:
+        """Every other kernel joins the search, by the algorithm that is best on the leader's shape."""
+        for shape, _ in search.leaders(1):
+            for kernel in self.kernels[1:]:
+                begun = len(self._algorithms)
+                yield from self._try_algorithms(regime, [shape], rule, [kernel])
+                tried = [row for row in self._algorithms[begun:] if row.ok]
+                if tried:
+                    chosen = max(tried, key=lambda row: row.best_rate)
+                    if chosen.best_rate < (1 + self.clearly) * tried[0].best_rate:
+                        chosen = tried[0]
+                    search.add_kernel(chosen.kernel)
+                    search.tell((shape, chosen.kernel), chosen.best_rate)
+
     def _try_algorithms(
-        self, regime: Regime, shapes: Iterable[MatmulShape], seconds: float, tried: list[Measurement]
+        self,
+        regime: Regime,
+        shapes: Iterable[MatmulShape],
+        rule: StoppingRule,
+        kernels: Sequence[MatmulKernel] | None = None,
     ) -> Steps:
-        """Every other kernel, in each of its algorithms, on the leaders' shapes."""
-        rule = StoppingRule(max(self.plan.precision, 0.005), min(seconds, 1.0))
-        for kernel in self.kernels[1:]:
+        """Every other kernel, or these, in each of its algorithms, on these shapes."""
+        begun = self.run.now()
+        yield from self._every_algorithm(regime, shapes, rule, self.kernels[1:] if kernels is None else kernels)
+        self._compiled += self.run.now() - begun
+
+    def _every_algorithm(
+        self, regime: Regime, shapes: Iterable[MatmulShape], rule: StoppingRule, kernels: Sequence[MatmulKernel]
+    ) -> Steps:
+        for kernel in kernels:
             for shape in shapes:
                 for variant in self._variants(kernel, shape):
                     self._by_name[variant.name] = variant
+                    if any((row.shape, row.kernel) == (shape, variant.name) for row in self._algorithms):
+                        continue
                     if not self.run.goes_on(regime, "algorithm", self._deadline):
                         return
                     row = yield self._step(variant, shape, regime, rule, "algorithm", 0)
                     if row is None:
                         return
-                    tried.append(row)
+                    self._algorithms.append(row)
 
     def _variants(self, kernel: MatmulKernel, shape: MatmulShape) -> Sequence[MatmulKernel]:
         try:
@@ -166,6 +206,8 @@ class FindStrategy:
                 break
             visits.append(row)
         finalists = frugal_and_fast(visits, self.sustained_finalists) if self.pace.visits else candidates
+        finalists += of_the_default(finalists[:1], (), self.kernels[0].name)
+        finalists = list(dict.fromkeys(finalists))
         yield from self._rounds(regime, finalists, self.sustained_rounds, self.pace.chosen, 1.0)
 
     def _visited(self, candidates: Sequence[Candidate], visits: Sequence[Measurement]) -> Iterator[Candidate]:

@@ -3,7 +3,8 @@
 Rasmussen & Williams, Gaussian Processes for Machine Learning, 2006, chapters 2 and 5. What makes matmul hard to predict
 is quantisation: a product is cut into tiles, and tiles into waves over the compute units, so neighbours differ by more
 than distant shapes of equal quantisation. Hence features: sizes, and how full the last wave and the edge tiles are.
-Nothing is known in advance of a device but its compute units; the rest is learned from what was measured.
+Nothing is known in advance of a device but its compute units, and not even these everywhere (periods.py); the rest is
+learned from what was measured.
 """
 
 from __future__ import annotations
@@ -45,13 +46,29 @@ def single_threaded(method: Callable[Parameters, Result]) -> Callable[Parameters
     return limited
 
 
+# Prior variance of how much faster one kernel is than another everywhere, as a share of that over shapes.
+_OFFSET = 0.5
+# What of a kernel's landscape is taken for its own before several were measured.
+_FIRST_OWN = 0.1
+
+
 @dataclass
 class Features:
-    """Per shape: ``sizes`` and ``waves`` do not tell M from N, ``lean`` does; each column standardised."""
+    """Per candidate: ``sizes`` and ``waves`` do not tell M from N, ``lean`` does; each column standardised.
+    ``kernels``: by which of several it is measured; None where there is one.
+    """
 
     sizes: Array
     waves: Array
     lean: Array
+    kernels: NDArray[np.int64] | None = None
+
+    def by_each_of(self, kernels: int) -> Features:
+        """Of every shape by the first kernel, then of every shape by the second, and so on."""
+        if kernels == 1:
+            return self
+        sizes, waves, lean = (np.tile(each, (kernels, 1)) for each in (self.sizes, self.waves, self.lean))
+        return Features(sizes, waves, lean, np.repeat(np.arange(kernels), len(self.sizes)))
 
 
 def features(shapes: Sequence[MatmulShape], compute_units: int | None) -> Features:
@@ -84,18 +101,26 @@ def _standardised(columns: Array) -> Array:
 @dataclass(frozen=True)
 class Scales:
     """Hyperparameters: how far the effect of sizes and of waves reaches (in standard deviations of a feature), the
-    share of variance that M against N makes, and that of noise.
+    share of variance that M against N makes, that of noise, and that which is a kernel's ``own`` (0 where there is
+    one kernel).
     """
 
     sizes: float = 2.0
     waves: float = 1.5
     lean: float = 0.03
     noise: float = 1e-3
+    own: float = 0.0
 
     def nearby(self) -> list[Scales]:
         """This, and each hyperparameter one step up or down."""
-        steps = {"sizes": 2.0, "waves": 2.0, "lean": 3.0, "noise": 10.0}
-        bounds = {"sizes": (0.5, 8.0), "waves": (0.4, 6.0), "lean": (0.001, 0.3), "noise": (1e-5, 1e-1)}
+        steps = {"sizes": 2.0, "waves": 2.0, "lean": 3.0, "noise": 10.0, "own": 3.0}
+        bounds = {
+            "sizes": (0.5, 8.0),
+            "waves": (0.4, 6.0),
+            "lean": (0.001, 0.3),
+            "noise": (1e-5, 1e-1),
+            "own": (0.1, 1.0),
+        }
         found = [self]
         for name, step in steps.items():
             for value in (getattr(self, name) * step, getattr(self, name) / step):
@@ -120,6 +145,8 @@ class Surrogate:
     def fit(self, rows: Sequence[int], values: Sequence[float]) -> None:
         """Start over from these observations, with the likeliest of the scales near the last."""
         observed = list(rows)
+        if self.features.kernels is not None and not self.scales.own:
+            self.scales = replace(self.scales, own=_FIRST_OWN)
         apart = distances(self.features, observed, observed)
         self.scales = likeliest(apart, np.array(values), self.scales)
         lower = np.linalg.cholesky(noisy_covariance(apart, self.scales))
@@ -156,24 +183,32 @@ class Surrogate:
         self.is_fitted = True
 
     def _prior_variance(self) -> float:
-        return 1.0 + self.scales.lean
+        return 1.0 + self.scales.lean + (0.0 if self.features.kernels is None else _OFFSET)
 
 
 class Distances(NamedTuple):
-    """Squared Euclidean distances of some candidates to others, by each kind of feature."""
+    """Squared Euclidean distances of some candidates to others, by each kind of feature; and ``alike``, which of them
+    are by one kernel, or None where all are.
+    """
 
     sizes: Array
     waves: Array
     lean: Array
+    alike: Array | None = None
 
 
 def distances(of: Features, one: list[int], other: list[int] | None = None) -> Distances:
     """Of rows ``one`` to rows ``other`` (None: all)."""
-    return Distances(*(squared_distances(columns, one, other) for columns in (of.sizes, of.waves, of.lean)))
+    apart = Distances(*(squared_distances(columns, one, other) for columns in (of.sizes, of.waves, of.lean)))
+    if of.kernels is None:
+        return apart
+    others = of.kernels if other is None else of.kernels[other]
+    return apart._replace(alike=np.equal.outer(of.kernels[one], others).astype(float))
 
 
 def covariance(apart: Distances, scales: Scales) -> Array:
-    """Prior covariance of candidates: sizes alone, sizes with waves, and a small part that tells M from N.
+    """Prior covariance of candidates: sizes alone, sizes with waves, and a small part that tells M from N. Of two
+    kernels it is less by what is each one's own, and they differ by an offset too.
 
     In place, because of thousands of candidates fetching fresh memory takes as long as the arithmetic.
     """
@@ -191,6 +226,9 @@ def covariance(apart: Distances, scales: Scales) -> Array:
     sizes += together
     sizes *= 0.5
     sizes += lean
+    if apart.alike is not None:
+        sizes *= 1 - scales.own + scales.own * apart.alike
+        sizes += _OFFSET * apart.alike
     return np.asarray(sizes)
 
 

@@ -59,7 +59,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--kernel",
         nargs="+",
-        help="the first searches, the others are tried on its leaders (default: all but those that compile for long)",
+        help="the first scouts, then all are searched together (default: all but those that compile for long)",
     )
     search = parser.add_argument_group("search")
     search.add_argument("--regime", nargs="+", choices=CEILINGS, help="which ceilings (default: both)")

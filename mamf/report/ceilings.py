@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from mamf.ceilings.ceiling import Ceiling
+from mamf.ceilings.ceiling import CHOOSE, Ceiling, figures, median_rate
 from mamf.machine.peaks import find_peak
 from mamf.measurement import TERA, Measurement
 from mamf.report.sweeps import flat_row, title_lines
@@ -108,6 +108,7 @@ def cells(ceiling: Ceiling, header: Mapping[str, Any]) -> list[str]:
 
 def notes(ceiling: Ceiling, rows: Iterable[Measurement], header: Mapping[str, Any]) -> list[str]:
     """What stands behind a ceiling, in lines."""
+    rows = list(rows)
     lines = [f"{ceiling.regime}: {_interval_note(ceiling)}"]
     if ceiling.tied:
         shown = ", ".join(f"{shape} ({kernel})" for shape, kernel in ceiling.tied[:_SHOWN_TIES])
@@ -117,6 +118,7 @@ def notes(ceiling: Ceiling, rows: Iterable[Measurement], header: Mapping[str, An
         lines.append(
             f"    {ceiling.kernel} gains {100 * ceiling.gain_over_default:+.1f} % over the default kernel there"
         )
+    lines += _default_note(ceiling, rows)
     peak = find_peak(header["device"]["name"], ceiling.problem.dtype, header["device"]["compute_units"])
     if peak is not None:
         lines.append(f"    peak: {peak.flops / TERA:g}, dense {peak.dtype} of {peak.device}")
@@ -125,6 +127,18 @@ def notes(ceiling: Ceiling, rows: Iterable[Measurement], header: Mapping[str, An
     phases = Counter(row.phase for row in rows if row.regime == ceiling.regime)
     lines.append("    found by " + ", ".join(f"{count} {_PHASES[phase]}" for phase, count in phases.items()))
     return lines
+
+
+def _default_note(ceiling: Ceiling, rows: Iterable[Measurement]) -> list[str]:
+    """What the library's default gives at its own best, where another kernel is the ceiling's: it is what scouts."""
+    rows = list(rows)
+    default = next((row.kernel for row in rows if row.phase == "scout"), ceiling.kernel)
+    choosing = (row for row in rows if (row.regime, row.phase, row.kernel) == (ceiling.regime, CHOOSE, default))
+    rates = {shape: median_rate(rounds.values()) for (shape, _), rounds in figures(choosing).items()}
+    if default == ceiling.kernel or not rates:
+        return []
+    best = max(rates, key=rates.__getitem__)
+    return [f"    the default kernel, {default}, gives {significant(rates[best])} TFLOPS at its best, {best}"]
 
 
 def _interval_note(ceiling: Ceiling) -> str:

@@ -21,7 +21,8 @@ Landscape = dict[MatmulShape, float]
 @dataclass(frozen=True)
 class Chip:
     """``tiles``: M x N and the share of a unit's peak that a kernel of that tile reaches. ``own``: the standard
-    deviation of what cannot be explained by any of this.
+    deviation of what cannot be explained by any of this. ``lost_to_size``: the share of its speed that a kernel loses
+    where C is 20480 x 20480, and in proportion where it is smaller.
     """
 
     compute_units: int = 132
@@ -30,11 +31,13 @@ class Chip:
     tiles: tuple[tuple[int, int, float], ...] = ((128, 256, 0.86), (256, 128, 0.85), (128, 128, 0.80), (64, 256, 0.76))
     startup_k: float = 220.0
     own: float = 0.001
+    lost_to_size: float = 0.0
 
     def tflops(self, shape: MatmulShape, seed: int = 0) -> float:
         seconds = min(self._seconds(shape, *tile) for tile in self.tiles)
         own = random.Random(f"{seed} {shape}").gauss(0.0, self.own)
-        return shape.flop / seconds / 1e12 * math.exp(own)
+        kept = 1 - self.lost_to_size * shape.m * shape.n / 20480**2
+        return shape.flop / seconds / 1e12 * kept * math.exp(own)
 
     def _seconds(self, shape: MatmulShape, tile_m: int, tile_n: int, share: float) -> float:
         tiles = math.ceil(shape.m / tile_m) * math.ceil(shape.n / tile_n)
@@ -56,6 +59,9 @@ CHIPS = {
     ),
     "20 units": Chip(20, 40.0, 3e11, ((64, 64, 0.75), (64, 128, 0.85), (128, 64, 0.84)), 60.0),
 }
+
+#: A second kernel of the chip of 132 units: slower where the first is at its best, and at its own best faster.
+BEST_ELSEWHERE = Chip(tiles=((128, 256, 0.89), (256, 128, 0.89)), startup_k=300.0, lost_to_size=0.15)
 
 
 def made(chip: Chip, shapes: Iterable[MatmulShape], seed: int = 0) -> Landscape:

@@ -222,17 +222,17 @@ def test_triton_says_what_would_make_it_run(cpu, cuda, monkeypatch):
 
 
 def test_triton_that_finds_no_driver_is_a_reason(cuda, monkeypatch):
-    def active_device():
+    def driven_device():
         raise RuntimeError("0 active drivers")
 
-    room = "mamf.operations.bandwidth.kernels.triton_passes"
+    room = "mamf.operations.triton_driver"
     monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: object())
-    monkeypatch.setattr(f"{room}.active_device", active_device)
+    monkeypatch.setattr(f"{room}.driven_device", driven_device)
     kernel = kernel_of(operation("bandwidth"), "triton")
     assert "0 active drivers" in kernel.unavailable(cuda.kind(0)).reason
-    monkeypatch.setattr(f"{room}.active_device", lambda: torch.device("xpu", 0))
+    monkeypatch.setattr(f"{room}.driven_device", lambda: "xpu")
     assert "drives xpu" in kernel.unavailable(cuda.kind(0)).reason
-    monkeypatch.setattr(f"{room}.active_device", lambda: torch.device("cuda", 0))
+    monkeypatch.setattr(f"{room}.driven_device", lambda: "cuda")
     assert kernel.unavailable(cuda.kind(0)) is None
 
 

@@ -11,7 +11,7 @@ import torch
 from verdicts import verified
 
 from mamf.engine.measure import measure
-from mamf.errors import UnsupportedError, UsageError
+from mamf.errors import UnavailableError, UnsupportedError, UsageError
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plugins.discovery import kernel, open_backend
@@ -148,7 +148,6 @@ def test_cublaslt_writes_the_dtype_it_reads(nvmath):
     assert "no dtype int8" in kernel("cublaslt").unsupported(nvmath, MatmulProblem("int8", "int32"))
 
 
-@pytest.mark.xfail(strict=True, reason="bug: fast accumulation is taken for 16 bits, and then not done")
 def test_cublaslt_refuses_fast_accumulation_as_torch_mm_does(nvmath):
     problem = MatmulProblem(fast_accumulation=True)
     assert "no fast accumulation" in kernel("torch.mm").unsupported(nvmath, problem)
@@ -284,3 +283,35 @@ def test_without_a_compiler_it_is_said(monkeypatch):
     reason = kernel("compiled").unavailable(open_backend("cpu"))
     assert "C++ compiler" in reason.reason
     assert reason.remedy
+
+
+# -- an older torch --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "owner", "function"),
+    [
+        ("int_mm", torch, "_int_mm"),
+        ("scaled_mm", torch, "_scaled_mm"),
+        ("tunableop", torch.cuda, "tunable"),
+    ],
+)
+def test_a_function_that_this_torch_lacks_makes_its_kernel_unavailable(rocm, monkeypatch, name, owner, function):
+    monkeypatch.delattr(owner, function)
+    reason = kernel(name).unavailable(rocm.kind(0))
+    assert f"no torch.{'cuda.' if owner is torch.cuda else ''}{function}" in reason.reason
+    assert "torch" in reason.remedy
+
+
+def test_the_other_kernels_are_found_without_it(monkeypatch):
+    monkeypatch.delattr(torch, "_int_mm")
+    cpu = open_backend("cpu")
+    assert [each.name for each in kernels_for(cpu, MatmulProblem("float32", "float32"))] == ["torch.mm"]
+    with pytest.raises(UnavailableError):
+        kernels_for(cpu, MatmulProblem("int8", "int32"))
+
+
+def test_an_nvmath_without_products_is_unsupported(nvmath, monkeypatch):
+    monkeypatch.delattr(sys.modules["nvmath.linalg.advanced"], "MatmulPlanPreferences")
+    with pytest.raises(UnsupportedError, match="no products by cuBLASLt"):
+        prepared(nvmath, "cublaslt")

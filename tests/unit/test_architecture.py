@@ -73,7 +73,15 @@ FLOORS = (
     ("cli",),
 )
 #: What lies beside the floors: torch's own, adapters, and what is shipped for tests.
-BESIDE = ("torch_backend", "operations.outputs", "operations.compilation", "testing", "__init__", "__main__")
+BESIDE = (
+    "torch_backend",
+    "operations.outputs",
+    "operations.compilation",
+    "operations.triton_driver",
+    "testing",
+    "__init__",
+    "__main__",
+)
 
 
 @functools.cache

@@ -26,6 +26,7 @@ from mamf.measurement import Conditions, Measurement
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
 from mamf.plans import FindPlan
+from mamf.report.ceilings import notes
 from mamf.statistics import Interval, summarize
 from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
 
@@ -371,6 +372,64 @@ def test_the_fastest_algorithm_of_a_second_kernel_is_the_ceilings():
     ceiling = find.ceilings["burst"]
     assert ceiling.gain_over_default == pytest.approx(1 / 0.95 - 1, abs=0.005)
     assert ceiling.tflops == pytest.approx(highest() / 0.95, rel=0.01)
+
+
+class Elsewhere(SimulatedMatmul):
+    """Slower than the default where that is at its best, and faster where C is small."""
+
+    name = "elsewhere"
+
+    def prepare(self, backend, problem, shape, pool, sets=1, rewrite=False):
+        share = 0.93 if shape.m * shape.n < 8000**2 else 1.1
+        as_long = dataclasses.replace(shape, k=round(shape.k * share))
+        return super().prepare(backend, problem, as_long, pool, sets, rewrite)
+
+
+def test_shapes_and_kernels_are_chosen_together():
+    find = find_of(kernels=[SimulatedMatmul(), Elsewhere()], regimes=("burst", "sustained"))
+    rows = found(find)
+    ceiling, default = find.ceilings["burst"], [row for row in rows if row.ok and row.kernel == KERNEL]
+    assert ceiling.kernel == "elsewhere"
+    assert ceiling.shape.m * ceiling.shape.n < 8000**2
+    assert ceiling.tflops > 1.01 * max(row.best_rate for row in default)
+    sought = [row for row in rows if row.phase in ("scout", "refine", "algorithm")]
+    assert len(sought) <= find.plan.scouts + find.plan.refinements + 10
+    assert {row.kernel for row in sought if row.phase == "scout"} == {KERNEL, "elsewhere"}
+    # What the default gives is measured beside it, where it is best and on the ceiling's own shape.
+    assert ceiling.gain_over_default == pytest.approx(1 / 0.93 - 1, abs=0.01)
+    best_of_default = max(default, key=lambda row: row.best_rate).shape
+    assert (best_of_default, KERNEL) in {(row.shape, row.kernel) for row in rows if row.phase == "choose"}
+
+
+def test_the_report_says_what_the_default_gives():
+    fast = [*rows_of(A, [800.0] * 3, kernel="triton[x]"), *rows_of(A, [790.0] * 3, kernel="triton[x]", phase="choose")]
+    default = [*rows_of(A, [600.0] * 3, phase="choose"), *rows_of(B, [640.0, 650.0, 660.0], phase="choose")]
+    scouts = rows_of(C, [655.0], phase="scout")
+    ceiling = confirmed([*fast, *default], "card", default_kernel=KERNEL)
+    header = {"device": {"name": "card", "compute_units": None}}
+    told = notes(ceiling, [*scouts, *default, *fast], header)
+    assert any("triton[x] gains +31.7 % over the default kernel there" in line for line in told)
+    assert f"    the default kernel, {KERNEL}, gives 650.0 TFLOPS at its best, {B}" in told
+    own = confirmed([*default, *rows_of(B, [650.0] * 3)], "card", default_kernel=KERNEL)
+    assert not any("default" in line for line in notes(own, [*scouts, *default], header))
+
+
+def test_a_kernel_that_takes_long_to_compile_takes_nobodys_time():
+    def rows_when(compiling):
+        class Slow(Library):
+            def prepare(self, backend, *arguments, **options):
+                backend.sleep(compiling if self.name not in seen else 0.0)
+                seen.add(self.name)
+                return super().prepare(backend, *arguments, **options)
+
+            def variants(self, backend, problem, shape):
+                return [Slow(name) for name in self.shares]
+
+        seen = set()
+        rows = found(find_of(kernels=[SimulatedMatmul(), Slow()]))
+        return Counter(row.phase for row in rows)
+
+    assert rows_when(2.0)["scout"] == rows_when(0.0)["scout"]
 
 
 def test_candidates_that_are_clearly_beaten_drop_out():

@@ -5,6 +5,7 @@ import functools
 import math
 import random
 import statistics
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -12,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mamf.ceilings import surrogate as gaussian_process
-from mamf.ceilings.search import Search, candidates_of, find_best
-from mamf.ceilings.surrogate import Surrogate, features
+from mamf.ceilings.periods import likeliest_units
+from mamf.ceilings.search import FIRST_SHAPES, Search, candidates_of, find_best
+from mamf.ceilings.surrogate import Scales, Surrogate, features
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
-from mamf.testing.landscapes import CHIPS, made, recorded
+from mamf.testing.landscapes import BEST_ELSEWHERE, CHIPS, made, recorded
 
 SIZES = range(1024, 13312, 1024)
 GRID = MatmulGrid(SIZES, SIZES, SIZES)
@@ -88,6 +90,22 @@ def test_unknown_compute_units_cost_little():
     truth = landscape()
     results = [searched(truth, units=None, seed=seed, measurements=60) for seed in range(3)]
     assert statistics.median(reached(result, truth) for result in results) >= 0.995
+
+
+@pytest.mark.parametrize("name", ["132 units", "108 units"])
+def test_the_period_of_waves_is_learned_from_what_was_measured(name):
+    truth, units = landscape(name), CHIPS[name].compute_units
+    fast = sorted(truth, key=truth.get)[-600:]
+    measured = {shape: truth[shape] for shape in random.Random(0).sample(fast, 50)}
+    # Waves over half or twice as many units are as full.
+    assert likeliest_units(measured, Scales()) in (units // 2, units, 2 * units)
+
+
+def test_where_nothing_comes_in_waves_none_are_learned():
+    chooser = random.Random(0)
+    flat = {shape: chooser.gauss(500, 1) for shape in chooser.sample(GRID.shapes(), 50)}
+    assert likeliest_units(flat, Scales()) is None
+    assert likeliest_units({}, Scales()) is None
 
 
 # -- what cannot be measured -----------------------------------------------------------------------------------------
@@ -245,8 +263,8 @@ def test_a_seed_decides_everything(seed):
 def told(count, candidates=None):
     search = Search(candidates or GRID.shapes(), compute_units=132, seed=0)
     while len(search.measured) < count:
-        shape = search.propose()
-        search.tell(shape, landscape()[shape])
+        proposed = search.propose()
+        search.tell(proposed, landscape()[proposed[0]])
     return search
 
 
@@ -256,22 +274,67 @@ def test_other_candidates_are_searched_with_what_was_learned():
     finer = [MatmulShape(m, n, 12288) for m in range(2048, 4096, 256) for n in range(2048, 4096, 256)]
     search.consider(finer)
     assert search.measured == before
-    assert search.propose() in set(finer) - set(before)
+    assert search.propose() in {(shape, "") for shape in finer} - set(before)
     # Of what is measured or considered, best first.
     best_first = search.promising(5, lambda shape: shape.k == 12288)
     assert len(best_first) == 5
-    assert set(best_first) <= {*finer, *before}
+    assert set(best_first) <= {*((shape, "") for shape in finer), *before}
     assert search.leaders(1)[0] in before
 
 
 def test_candidates_replaced_while_exploring_are_not_proposed_any_more():
     search = told(3)
-    other = [shape for shape in GRID.shapes() if shape not in search._first]
+    other = [shape for shape in GRID.shapes() if (shape, "") not in search._first]
     search.consider(other)
     for _ in range(12):
-        shape = search.propose()
-        assert shape in other
-        search.tell(shape, landscape()[shape])
+        proposed = search.propose()
+        assert proposed[0] in other
+        search.tell(proposed, landscape()[proposed[0]])
+
+
+# -- shapes and kernels together -------------------------------------------------------------------------------------
+
+
+def needed_by_several(landscapes, seed=0, noise=0.002, most=150):
+    """The kernel by which each measurement was, until one was within 0.1 % of the best; ``most`` at most."""
+    best, chooser = max(max(truth.values(), default=0.0) for truth in landscapes.values()), random.Random(seed)
+    first, *others = landscapes
+    search, kernels = Search(GRID.shapes(), first, compute_units=132, seed=seed), []
+    for _ in range(most):
+        shape, kernel = search.propose()
+        tflops = landscapes[kernel].get(shape, math.nan)
+        kernels.append(kernel)
+        if tflops >= 0.999 * best:
+            break
+        search.tell((shape, kernel), tflops * chooser.gauss(1.0, noise))
+        if len(kernels) == FIRST_SHAPES:
+            for other in others:
+                search.add_kernel(other)
+    return kernels
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_kernel_that_is_best_elsewhere_is_found(seed):
+    default, own = landscape(), made(BEST_ELSEWHERE, GRID.shapes(), seed=1)
+    where_default_is_best = max(default, key=default.get)
+    assert own[where_default_is_best] < default[where_default_is_best]
+    assert max(own.values()) > 1.005 * max(default.values())
+    needed = needed_by_several({"default": default, "own": own}, seed)
+    assert len(needed) < 150
+    assert needed[-1] == "own"
+
+
+def test_kernels_that_are_no_better_cost_little():
+    slower = {shape: 0.92 * tflops for shape, tflops in landscape().items()}
+    alone = needed_by_several({"default": landscape()})
+    beside = needed_by_several({"default": landscape(), "slower": slower})
+    assert len(beside) <= len(alone) + 12
+    assert Counter(beside)["slower"] <= 6
+
+
+def test_a_kernel_that_can_do_nothing_is_left_alone():
+    kernels = needed_by_several({"default": landscape(), "broken": {}}, most=40)
+    assert 1 <= Counter(kernels)["broken"] <= 4
 
 
 # -- the surrogate ---------------------------------------------------------------------------------------------------

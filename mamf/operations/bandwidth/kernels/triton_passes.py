@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.kernel import Prepared
 from mamf.operations.bandwidth.kernels.arrays import SCALAR, TorchArrays
 from mamf.operations.bandwidth.shapes import BandwidthProblem, BandwidthShape
+from mamf.operations.triton_driver import without_triton
 
 # Programs a compute unit: with 8 warps each they fill the 2048 threads that one holds.
 _PROGRAMS_PER_UNIT = 8
@@ -28,17 +28,7 @@ class TritonPasses(TorchArrays):
     name = "triton"
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
-        if not backend.is_accelerator:
-            return Unavailable("Triton's kernels run on a GPU", "use the kernel torch, which runs everywhere")
-        if importlib.util.find_spec("triton") is None:
-            return Unavailable("Triton is not installed", "pip install triton")
-        try:
-            driven = active_device().type
-        except Exception as error:  # whatever a vendor's driver throws
-            return Unavailable(f"Triton finds no GPU that it can drive ({error})", "use the kernel torch")
-        if driven != getattr(backend, "device_type", None):
-            return Unavailable(f"Triton drives {driven} here, not {backend.name}", "use the kernel torch")
-        return None
+        return without_triton(backend, "torch")
 
     def sums(self, backend: Backend, problem: BandwidthProblem) -> tuple[int, str]:
         return programs(backend), "float32"
@@ -78,12 +68,3 @@ class TritonPasses(TorchArrays):
 
 def programs(backend: Backend) -> int:
     return (backend.info.compute_units or _COMPUTE_UNITS) * _PROGRAMS_PER_UNIT
-
-
-def active_device() -> torch.device:
-    """What Triton's driver runs kernels on. Raises whatever the driver does where there is none."""
-    from triton.runtime import driver
-
-    device = driver.active.get_active_torch_device()
-    assert isinstance(device, torch.device)
-    return device

@@ -43,6 +43,8 @@ class CublasLt(TorchMatmul):
         own = "float32" if problem.dtype == "tf32" else problem.dtype
         if problem.out_dtype != own:
             return f"kernel {self.name} writes {own} for {problem.dtype}, not {problem.out_dtype}"
+        if problem.fast_accumulation:
+            return f"kernel {self.name} has no fast accumulation; it is a mode of 8-bit floats"
         return None
 
     def variants(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Sequence[CublasLt]:
@@ -51,7 +53,10 @@ class CublasLt(TorchMatmul):
     def bind(
         self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
     ) -> tuple[Callable[[], object], float]:
-        from nvmath.linalg.advanced import Matmul, MatmulOptions, MatmulPlanPreferences
+        try:
+            from nvmath.linalg.advanced import Matmul, MatmulOptions, MatmulPlanPreferences
+        except (ImportError, AttributeError) as error:
+            raise UnsupportedError(f"this nvmath-python has no products by cuBLASLt ({error})") from error
 
         # beta 0 and in place: C is written and never read.
         product = Matmul(a, b, c=c, alpha=1.0, beta=0.0, options=MatmulOptions(inplace=True, **_precision(problem)))

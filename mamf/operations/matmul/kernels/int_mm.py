@@ -17,6 +17,7 @@ _CUDA_ROWS_ABOVE = 16
 class IntMm(TorchMatmul):
     name = "int_mm"
     is_default = True
+    function = "_int_mm"
     dtypes = ("int8",)
 
     def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:

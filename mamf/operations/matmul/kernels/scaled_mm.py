@@ -17,6 +17,7 @@ from mamf.torch_backend import torch_dtype
 class ScaledMm(TorchMatmul):
     name = "scaled_mm"
     is_default = True
+    function = "_scaled_mm"
     dtypes = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
 
     def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:

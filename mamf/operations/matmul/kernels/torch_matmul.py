@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import torch
 
-from mamf.backend import Backend, OperandPool
+from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.kernel import Prepared, Verdict, aligned
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
@@ -27,6 +27,13 @@ class TorchMatmul(MatmulKernel):
     """A product by one torch function. Derived kernels say which dtypes they take and how they launch."""
 
     dtypes: ClassVar[tuple[str, ...]]
+    #: The function of torch that it calls, where a release may lack it.
+    function: ClassVar[str] = ""
+
+    def unavailable(self, backend: Backend) -> Unavailable | None:
+        if self.function and not hasattr(torch, self.function):
+            return Unavailable(f"this torch has no torch.{self.function}", "pip install --upgrade torch")
+        return None
 
     def unsupported(self, backend: Backend, problem: MatmulProblem) -> str | None:
         if problem.dtype not in self.dtypes:
@@ -42,6 +49,10 @@ class TorchMatmul(MatmulKernel):
         self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
     ) -> tuple[Callable[[], object], float]:
         """The launch over these operands, and the factor by which C differs from A @ B."""
+
+    def details(self, problem: MatmulProblem) -> Mapping[str, str]:
+        """What a reader of its rows should know of how it computes."""
+        return {}
 
     def refuses(self, error: Exception) -> bool:
         # cuBLAS and hipBLAS, of a shape or layout that no algorithm takes
@@ -92,6 +103,7 @@ class PreparedProduct:
         a, b, self.c = lay_out(flat, shape, problem.layout)
         self.launch, scale = kernel.bind(problem, a, b, self.c)
         self._tolerance = problem.tolerance
+        self._details = kernel.details(problem)
         chooser = random.Random(problem.seed)
         self._rows = sampled_indices(shape.m, _SAMPLED_ROWS, chooser).to(a.device)
         self._columns = sampled_indices(shape.n, _SAMPLED_COLUMNS, chooser).to(a.device)
@@ -107,8 +119,8 @@ class PreparedProduct:
             difference = torch.linalg.vector_norm(found - self._expected).item()
             magnitude = torch.linalg.vector_norm(self._expected).item()
         if magnitude == 0:
-            return Verdict(0.0 if difference == 0 else float("inf"), self._tolerance)
-        return Verdict(float(difference / magnitude), self._tolerance)
+            return Verdict(0.0 if difference == 0 else float("inf"), self._tolerance, self._details)
+        return Verdict(float(difference / magnitude), self._tolerance, self._details)
 
 
 def lay_out(

@@ -22,6 +22,8 @@ class TunableOp(TorchMm):
         if backend.runtime != "hip":
             # On CUDA, torch up to 2.13 has nothing to choose from.
             return Unavailable("TunableOp tunes on ROCm only", "use --backend rocm on an AMD GPU")
+        if not hasattr(torch.cuda, "tunable"):
+            return Unavailable("this torch has no torch.cuda.tunable", "pip install --upgrade torch")
         return None
 
     def settings(self, backend: Backend, problem: MatmulProblem) -> AbstractContextManager[object]:

@@ -1,0 +1,139 @@
+"""quack-kernels' products (CuTe DSL), each of its configurations a kernel of its own.
+
+Its own tuner ranks them by a short loop, at whatever clock that has; a regime ranks them instead (``variants``).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from mamf.backend import Backend, OperandPool, Unavailable
+from mamf.errors import UnsupportedError, UsageError
+from mamf.kernel import Prepared
+from mamf.operations.matmul.kernel import MatmulProblem
+from mamf.operations.matmul.kernels.torch_matmul import TorchMatmul
+from mamf.operations.matmul.shapes import MatmulShape
+
+_PATTERN = re.compile(r"(\d{2,3})x(\d{2,3})/c([12])x([12])(/pingpong)?", re.ASCII)
+_ALIGNMENT = 8  # elements
+#: Tiles of C and clusters of them, by the major number of the architecture; the first is what runs where none is named.
+_CONFIGURATIONS = {
+    9: (
+        "256x128/c2x1",
+        "256x192/c2x1",
+        "256x192/c1x2",
+        "128x256/c2x1",
+        "128x256/c1x2",
+        "128x192/c2x1/pingpong",
+    ),
+    10: ("256x256/c2x1", "256x192/c2x1", "256x224/c2x1", "128x256/c2x1"),
+}
+
+
+class Quack(TorchMatmul):
+    """``text``: a configuration such as ``256x192/c2x1``; without one, the likeliest. ``architecture``: of the device,
+    its major number.
+
+    Compiles for seconds a configuration: tried by a search only when asked for.
+    """
+
+    dtypes = ("bfloat16", "float16")
+    takes = "a configuration"
+    is_tried_unasked = False
+
+    def __init__(self, text: str | None = None, architecture: int = 9) -> None:
+        self.text, self._architecture = text, architecture
+        if text is not None and _PATTERN.fullmatch(text) is None:
+            raise UsageError(f"{text!r} is no configuration of kernel quack; write 256x192/c2x1")
+        self.name = "quack" if text is None else f"quack[{text}]"
+
+    def unavailable(self, backend: Backend) -> Unavailable | None:
+        if backend.runtime != "cuda":
+            return Unavailable("quack's kernels are for NVIDIA GPUs", "use --backend cuda on an NVIDIA GPU")
+        if architecture_of(backend) not in _CONFIGURATIONS:
+            return Unavailable("quack's kernels are tried on Hopper and Blackwell", "use the kernel torch.mm")
+        if importlib.util.find_spec("quack") is None:
+            return Unavailable("quack-kernels is not installed", "pip install 'mamf[quack]'")
+        return None
+
+    def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:
+        if problem.out_dtype != problem.dtype:
+            return f"kernel {self.name} writes {problem.dtype} for {problem.dtype}, not {problem.out_dtype}"
+        if problem.fast_accumulation:
+            return f"kernel {self.name} has no fast accumulation; it is a mode of 8-bit floats"
+        return None
+
+    def unsupported_shape(self, problem: MatmulProblem, shape: MatmulShape) -> str | None:
+        rows = {
+            shape.m if problem.layout[0] == "t" else shape.k,
+            shape.k if problem.layout[1] == "t" else shape.n,
+            shape.n,
+        }
+        if any(length % _ALIGNMENT for length in rows):
+            return f"{self.name} needs rows in memory of a multiple of {_ALIGNMENT} elements"
+        return None
+
+    def variants(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Sequence[Quack]:
+        if self.text is not None:
+            return (self,)
+        architecture = architecture_of(backend)
+        return [Quack(text, architecture) for text in _CONFIGURATIONS[architecture]]
+
+    def prepare(
+        self,
+        backend: Backend,
+        problem: MatmulProblem,
+        shape: MatmulShape,
+        pool: OperandPool,
+        sets: int = 1,
+        rewrite: bool = False,
+    ) -> Prepared:
+        configured = Quack(self.text, architecture_of(backend))
+        return super(Quack, configured).prepare(backend, problem, shape, pool, sets, rewrite)
+
+    def refuses(self, error: Exception) -> bool:
+        """Whether CuTe DSL, or quack's own checks, do not take a configuration."""
+        return isinstance(error, AssertionError) or type(error).__module__.startswith("cutlass")
+
+    def bind(
+        self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
+    ) -> tuple[Callable[[], object], float]:
+        try:
+            from quack.gemm_config import GemmConfig
+            from quack.gemm_interface import gemm_tuned
+
+            product: Any = gemm_tuned.fn  # as it is before its tuner
+            config = GemmConfig(**self._fields())
+        except (ImportError, AttributeError, TypeError) as error:
+            raise UnsupportedError(f"this quack-kernels is not as release 0.6 is ({error})") from error
+        return functools.partial(_launch, product, a, b, c, config), 1.0
+
+    def _fields(self) -> dict[str, Any]:
+        match = _PATTERN.fullmatch(self.text or _CONFIGURATIONS[self._architecture][0])
+        assert match is not None
+        tile_m, tile_n, cluster_m, cluster_n = map(int, match.groups()[:4])
+        return {
+            "tile_m": tile_m,
+            "tile_n": tile_n,
+            "cluster_m": cluster_m,
+            "cluster_n": cluster_n,
+            "pingpong": match[5] is not None,
+            "is_dynamic_persistent": self._architecture == 10,
+            "device_capacity": self._architecture,
+        }
+
+
+def _launch(product: Any, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, config: object) -> None:
+    product(a, b, c, config=config)
+
+
+def architecture_of(backend: Backend) -> int:
+    """The major number of an NVIDIA architecture: 9 of sm_90; 0 where it is not told."""
+    match = re.fullmatch(r"sm_(\d+)\d", backend.info.architecture or "", re.ASCII)
+    return int(match[1]) if match else 0

@@ -1,0 +1,166 @@
+"""quack-kernels' products: contract-tested with a simulated quack that takes what release 0.6.5 takes, and no more."""
+
+import importlib
+import importlib.util
+import inspect
+import sys
+import types
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from mamf.engine.measure import measure
+from mamf.errors import UsageError
+from mamf.operations.matmul.kernel import LAYOUTS, MatmulProblem
+from mamf.operations.matmul.shapes import MatmulShape
+from mamf.plugins.discovery import kernel, open_backend
+from mamf.plugins.selection import kernels_for
+from mamf.regimes import Burst, StoppingRule
+from mamf.testing import KernelContract
+
+PROBLEM, SHAPE = MatmulProblem(), MatmulShape(96, 80, 64)
+IS_INSTALLED = importlib.util.find_spec("quack") is not None
+
+
+@dataclass(frozen=True)
+class GemmConfig:
+    """The fields of quack 0.6.5's, of which mamf sets some."""
+
+    tile_m: int = 128
+    tile_n: int = 192
+    tile_k: int | None = None
+    num_warps: int | None = None
+    pingpong: bool = True
+    is_dynamic_persistent: bool = True
+    cluster_m: int = 2
+    cluster_n: int = 1
+    cluster_k: int = 1
+    split_k: int = 1
+    swap_ab: bool = False
+    max_swizzle_size: int = 8
+    device_capacity: int = 9
+    use_tma_gather: bool = False
+
+
+def gemm(A, B, out, C=None, bias=None, alpha=1.0, beta=1.0, *, config=None):
+    """The beginning of gemm_tuned.fn's parameters, and ``config``."""
+    torch.mm(A, B, out=out)
+
+
+@pytest.fixture
+def launched():
+    return []
+
+
+@pytest.fixture
+def device(cuda, launched, monkeypatch):
+    """An H100 with quack-kernels."""
+
+    def product(A, B, out, *arguments, config=None, **options):
+        launched.append(config)
+        gemm(A, B, out, *arguments, config=config, **options)
+
+    contents = {
+        "quack": {},
+        "quack.gemm_config": {"GemmConfig": GemmConfig},
+        "quack.gemm_interface": {"gemm_tuned": SimpleNamespace(fn=product)},
+    }
+    for name, content in contents.items():
+        module = types.ModuleType(name)
+        module.__spec__ = ModuleSpec(name, None)
+        vars(module).update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+    return cuda.kind(0)
+
+
+class TestQuack(KernelContract):
+    @pytest.fixture(params=["quack", "quack[128x192/c2x1/pingpong]"])
+    def kernel(self, request):
+        return kernel(request.param)
+
+    @pytest.fixture
+    def backend(self, device):
+        return device
+
+    @pytest.fixture(params=["bfloat16", "float16"])
+    def problem(self, request):
+        return MatmulProblem(request.param, request.param)
+
+
+def row_of(name, device):
+    pool = device.operand_pool("normal", 0)
+    return measure(kernel(name), PROBLEM, SHAPE, Burst(device), pool, StoppingRule(seconds=0.0))
+
+
+@pytest.mark.parametrize(
+    ("text", "config"),
+    [
+        ("256x192/c1x2", GemmConfig(256, 192, pingpong=False, is_dynamic_persistent=False, cluster_m=1, cluster_n=2)),
+        ("128x192/c2x1/pingpong", GemmConfig(128, 192, is_dynamic_persistent=False)),
+    ],
+)
+def test_a_configuration_is_what_its_name_says(device, launched, text, config):
+    assert row_of(f"quack[{text}]", device).ok
+    assert set(launched) == {config}
+
+
+def test_its_configurations_are_ranked_by_the_regime(device):
+    variants = kernel("quack").variants(device, PROBLEM, SHAPE)
+    assert len({variant.name for variant in variants}) == len(variants) >= 4
+    assert all(kernel(variant.name).name == variant.name for variant in variants)
+    assert [each.name for each in kernel(variants[1].name).variants(device, PROBLEM, SHAPE)] == [variants[1].name]
+
+
+@pytest.mark.parametrize("text", ["256", "256x192", "256x192/c3x1", "256x192/c2x1/fast"])
+def test_what_is_no_configuration_is_refused(text):
+    with pytest.raises(UsageError, match="no configuration of kernel quack"):
+        kernel(f"quack[{text}]")
+
+
+def test_a_search_tries_it_when_asked(device):
+    assert "quack" not in [each.name for each in kernels_for(device, PROBLEM)]
+    assert [each.name for each in kernels_for(device, PROBLEM, ["torch.mm", "quack"])] == ["torch.mm", "quack"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_in_memory_must_be_aligned(layout):
+    problem = MatmulProblem(layout=layout)
+    assert kernel("quack").unsupported_shape(problem, MatmulShape(64, 64, 64)) is None
+    assert "multiple of 8" in kernel("quack").unsupported_shape(problem, MatmulShape(64, 60, 64))
+
+
+@pytest.mark.parametrize("problem", [MatmulProblem("bfloat16", "float32"), MatmulProblem("int8", "int32"),
+                                     MatmulProblem(fast_accumulation=True)], ids=str)  # fmt: skip
+def test_what_it_cannot_do_is_said_in_a_line(device, problem):
+    assert kernel("quack").unsupported(device, problem)
+
+
+def test_a_quack_of_another_release_is_unsupported(device, monkeypatch):
+    monkeypatch.delattr(sys.modules["quack.gemm_interface"], "gemm_tuned")
+    row = row_of("quack", device)
+    assert (row.status, "not as release 0.6" in row.reason) == ("unsupported", True)
+
+
+def test_a_configuration_that_quack_refuses_is_unsupported(device, monkeypatch):
+    def refusing(*arguments, **options):
+        raise AssertionError("tile_n must be a multiple of 16")
+
+    monkeypatch.setattr(sys.modules["quack.gemm_interface"].gemm_tuned, "fn", refusing)
+    assert row_of("quack", device).status == "unsupported"
+
+
+def test_without_it_or_its_hardware_it_says_what_would_help(cuda, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: None)
+    assert kernel("quack").unavailable(cuda.kind(0)).remedy == "pip install 'mamf[quack]'"
+    assert "NVIDIA" in kernel("quack").unavailable(open_backend("cpu")).reason
+
+
+@pytest.mark.skipif(not IS_INSTALLED, reason="quack-kernels is not installed")
+def test_the_simulated_quack_is_as_the_installed_one():
+    real = importlib.import_module("quack.gemm_config").GemmConfig
+    assert list(inspect.signature(GemmConfig).parameters) == list(inspect.signature(real).parameters)
+    parameters = inspect.signature(importlib.import_module("quack.gemm_interface").gemm_tuned.fn).parameters
+    assert set(inspect.signature(gemm).parameters) <= set(parameters)

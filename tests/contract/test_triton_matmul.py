@@ -1,0 +1,221 @@
+"""Products in Triton: their configurations, what they refuse, and, as Triton interprets them, their results."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from mamf.errors import UsageError
+from mamf.operations.matmul.kernel import LAYOUTS, MatmulProblem
+from mamf.operations.matmul.kernels.triton_configurations import Configuration, configurations
+from mamf.operations.matmul.kernels.triton_matmul import TritonMatmul, has_descriptors
+from mamf.operations.matmul.shapes import MatmulShape
+from mamf.plugins.discovery import kernel, open_backend
+from mamf.plugins.selection import kernels_for
+
+SHAPE = MatmulShape(4096, 4096, 4096)
+INT8, FLOAT8 = MatmulProblem("int8", "int32"), MatmulProblem("float8_e4m3fn", "bfloat16")
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+
+
+@pytest.fixture
+def device(cuda, monkeypatch):
+    """A Hopper that Triton drives."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: object())
+    monkeypatch.setattr("mamf.operations.triton_driver.driven_device", lambda: "cuda")
+    return cuda.kind(0)
+
+
+@pytest.mark.parametrize(
+    "text", ["128x256x64/8w4s", "128x128x128/4w3s/persistent", "64x64x16/4w3s", "128x256x128/8w3s/tma"]
+)
+def test_a_configuration_is_read_as_it_is_written(text):
+    assert str(Configuration.parse(text)) == text
+    assert kernel(f"triton[{text}]").name == f"triton[{text}]"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("3", "128x256", "128x256x64", "100x128x64/4w3s", "128x128x8/4w3s", "16x16x16/0w1s", "16x16x16/3w1s"),
+        *("16x16x16/4w0s", "16x16x16/4w1s/fast", "16x16x16/4w1s/tile"),
+    ],
+)
+def test_what_is_no_configuration_is_refused_in_a_line(text):
+    with pytest.raises(UsageError) as refused:
+        kernel(f"triton[{text}]")
+    assert text in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_device_that_cannot_run_triton_says_so():
+    assert "torch.mm" in kernel("triton").unavailable(open_backend("cpu")).remedy
+
+
+@pytest.mark.parametrize("dtype", TritonMatmul.dtypes)
+@pytest.mark.parametrize("runtime", ["cuda", "hip", "sycl"])
+def test_every_dtype_has_a_few_configurations_everywhere(runtime, dtype):
+    found = configurations(runtime, dtype)
+    assert 2 <= len(set(found)) == len(found) <= 6
+    assert {each.schedule for each in found} <= ({"tile", "persistent", "tma"} if runtime == "cuda" else {"tile"})
+
+
+def test_a_search_tries_triton_unasked(device):
+    assert [each.name for each in kernels_for(device, INT8)] == ["int_mm", "triton"]
+    assert "triton" in [each.name for each in kernels_for(device, MatmulProblem())]
+
+
+def test_its_configurations_are_kernels_of_their_own(device):
+    names = [variant.name for variant in kernel("triton").variants(device, INT8, SHAPE)]
+    assert names[0] == "triton[128x128x128/4w3s]"
+    assert names == [f"triton[{each}]" for each in configurations("cuda", "int8")]
+    assert [each.name for each in kernel(names[0]).variants(device, INT8, SHAPE)] == names[:1]
+
+
+@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout != "nt"])
+def test_descriptors_of_other_than_16_bits_take_one_layout(device, layout):
+    schedules = {
+        dtype: {
+            each.configuration.schedule
+            for each in kernel("triton").variants(device, MatmulProblem(dtype, out, layout), SHAPE)
+        }
+        for dtype, out in (("bfloat16", "bfloat16"), ("int8", "int32"), ("tf32", "float32"))
+    }
+    assert "tma" in schedules["bfloat16"]
+    assert "tma" not in schedules["int8"] | schedules["tf32"]
+    assert layout in kernel("triton[128x256x128/8w3s/tma]").unsupported(device, MatmulProblem("int8", "int32", layout))
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "gfx942", None])
+def test_descriptors_are_hoppers(device, architecture):
+    assert has_descriptors(device)
+    older = SimpleNamespace(info=SimpleNamespace(architecture=architecture, compute_units=8), runtime="cuda")
+    assert not has_descriptors(older)
+    assert "Hopper" in kernel("triton[128x256x64/8w3s/tma]").unsupported_problem(older, MatmulProblem())
+    assert kernel("triton[128x256x64/8w3s]").unsupported_problem(older, MatmulProblem()) is None
+
+
+def test_descriptors_need_aligned_rows(device):
+    described, plain = kernel("triton[128x256x64/8w3s/tma]"), kernel("triton")
+    for shape, name in ((MatmulShape(64, 64, 65), "A"), (MatmulShape(64, 65, 64), "C")):
+        assert f"those of {name} are not" in described.unsupported_shape(MatmulProblem(), shape)
+        assert plain.unsupported_shape(MatmulProblem(), shape) is None
+        assert all(each.configuration.schedule == "tile" for each in plain.variants(device, MatmulProblem(), shape))
+
+
+@pytest.mark.parametrize(
+    ("problem", "reason"),
+    [
+        (MatmulProblem("float64", "float64"), "no dtype float64"),
+        (MatmulProblem("bfloat16", "float32"), "writes bfloat16 for bfloat16, not float32"),
+        (MatmulProblem("int8", "bfloat16"), "writes int32"),
+        (MatmulProblem("float8_e4m3fn", "float8_e4m3fn"), "not float8_e4m3fn"),
+        (MatmulProblem(fast_accumulation=True), "no fast accumulation for bfloat16"),
+    ],
+    ids=str,
+)
+def test_combinations_are_refused_in_a_line(device, problem, reason):
+    assert reason in kernel("triton").unsupported(device, problem)
+
+
+@pytest.mark.parametrize(
+    ("fast", "told"), [(False, {"accumulation": "float32 every 128 of K"}), (True, {"accumulation": "fast"})]
+)
+def test_it_says_how_8_bit_floats_are_summed(fast, told):
+    problem = MatmulProblem("float8_e4m3fn", "bfloat16", fast_accumulation=fast)
+    assert kernel("triton[128x128x128/4w3s]").details(problem) == told
+    assert kernel("triton[128x128x128/4w3s]").details(INT8) == {}
+
+
+@needs_triton
+def test_what_does_not_fit_or_compile_is_unsupported():
+    from triton.runtime.errors import OutOfResources
+
+    assert kernel("triton").refuses(OutOfResources(300_000, 232_448, "shared memory"))
+    assert kernel("triton").refuses(RuntimeError("PassManager::run failed"))
+    assert not kernel("triton").refuses(RuntimeError("an illegal memory access was encountered"))
+
+
+class Recorded:
+    """A kernel of Triton's that keeps what it is launched with."""
+
+    def __init__(self):
+        self.launches = []
+
+    def __getitem__(self, grid):
+        return lambda *arguments, **options: self.launches.append((grid, arguments, options))
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("text", "programs"), [("64x64x32/4w2s", 8), ("64x64x32/4w2s/persistent", 6), ("64x64x32/8w2s/persistent", 3)]
+)
+def test_persistent_programs_are_as_many_as_run_at_once(monkeypatch, text, programs):
+    recorded = Recorded()
+    monkeypatch.setattr("mamf.operations.matmul.kernels.triton_kernels.multiply_by_pointers", recorded)
+    bound = TritonMatmul(text, compute_units=3)
+    a, b, c = torch.zeros(128, 64).half(), torch.zeros(64, 256).half(), torch.zeros(128, 256).half()
+    launch, _ = bound.bind(MatmulProblem("float16", "float16"), a, b, c)
+    launch()
+    ((grid, arguments, options),) = recorded.launches
+    assert grid == (programs,)
+    assert arguments[3:] == (128, 256, 64, 64, 1, 256, 1)
+    assert options["WHOLE_K"] is True
+    assert options["num_warps"] == int(text.split("/")[1][0])
+
+
+@needs_triton
+@pytest.mark.parametrize(("problem", "imprecise"), [
+    (FLOAT8, 128), (MatmulProblem("float8_e4m3fn", "bfloat16", fast_accumulation=True), None), (INT8, None)
+])  # fmt: skip
+def test_the_compiler_is_told_how_to_sum(monkeypatch, problem, imprecise):
+    recorded = Recorded()
+    monkeypatch.setattr("mamf.operations.matmul.kernels.triton_kernels.multiply_by_pointers", recorded)
+    a = torch.zeros(64, 64)
+    TritonMatmul("128x128x128/4w3s").bind(problem, a, a, a)[0]()
+    options = recorded.launches[0][2]
+    assert options["IMPRECISE"] == imprecise
+    assert str(options["SUMS"]) == ("int32" if problem is INT8 else "fp32")
+
+
+INTERPRETED = """
+import torch
+from mamf.engine.checking import Checked
+from mamf.operations.matmul.kernel import LAYOUTS, MatmulProblem
+from mamf.operations.matmul.shapes import MatmulShape
+from mamf.plugins.discovery import kernel, open_backend
+torch.set_num_threads(1)
+cpu = open_backend("cpu")
+def check(text, shape, *of_problem, **accumulation):
+    problem = MatmulProblem(*of_problem, **accumulation)
+    pool = cpu.operand_pool("normal", 0)
+    checked = Checked(kernel(f"triton[{text}]").prepare(cpu, problem, MatmulShape(*shape), pool))
+    checked.rehearse(cpu)
+    return checked.verdict
+odd, whole = (20, 17, 33), (24, 32, 32)
+for layout in LAYOUTS:
+    check("16x16x32/4w2s", odd, "float32", "float32", layout)
+    check("16x16x32/4w2s/persistent", whole, "float16", "float16", layout)
+    check("16x32x32/4w2s/tma", whole, "float16", "float16", layout)
+for schedule in ("", "/tma"):
+    assert check("32x32x32/4w2s" + schedule, whole, "int8", "int32").error == 0
+    check("32x32x32/4w2s" + schedule, whole, "tf32", "float32")
+    check("32x32x32/4w2s" + schedule, whole, "float8_e4m3fn", "bfloat16")
+    fast = check("32x32x32/4w2s" + schedule, whole, "float8_e5m2", "float32", fast_accumulation=True)
+    assert fast.details == {"accumulation": "fast"}, fast
+print("right")
+"""
+
+
+@needs_triton
+def test_products_in_triton_are_right_when_interpreted():
+    """As Python, in a process of its own: Triton reads what to do when it is imported. Its interpreter multiplies no
+    bfloat16.
+    """
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    ran = subprocess.run([sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True)
+    assert ran.stdout.strip() == "right", ran.stderr

@@ -20,7 +20,9 @@ QUICK_BUDGET_SECONDS = 20.0
 KERNEL_REGIMES = (BURST, SUSTAINED)
 
 #: What a KernelsPlan is for.
-ROWS, CEILINGS_OF_ITS_OWN, ROOFLINE, EXPLAIN = "rows", "ceilings", "roofline", "explain"
+ROWS, CEILINGS_OF_ITS_OWN, ROOFLINE, EXPLAIN, GUARD = "rows", "ceilings", "roofline", "explain", "guard"
+#: Fresh visits of a row of a guard.
+MOST_ROUNDS = 100
 
 #: A shape in a regime: what a log holds, so that a resumed sweep can skip it.
 Held = tuple[str, MatmulShape]
@@ -127,6 +129,7 @@ class KernelsPlan:
     ``confirms``: rows are measured in the first regime alone, and the best of each problem confirmed in all.
     ``explains``: the problems differ in their data alone; all are measured in burst, the first in sustained too.
     ``layers``: what each shape of a preset is.
+    ``rounds``: of a guard, how often at most a row in doubt is visited afresh.
     """
 
     operation: str
@@ -142,6 +145,7 @@ class KernelsPlan:
     confirms: bool = False
     explains: bool = False
     layers: tuple[str, ...] = ()
+    rounds: int = 0
 
     def __post_init__(self) -> None:
         require_some("shapes", self.shapes, object)
@@ -150,6 +154,7 @@ class KernelsPlan:
         require_measuring(self)
         require_layers(self)
         require_steps(*map(len, (self.shapes, self.problems, self.kernels, self.regimes)))
+        whole_number("rounds", self.rounds, 0, MOST_ROUNDS)
         for problem in self.problems:
             whole_number("seed", problem.seed, 0, LARGEST_SEED)
         for name in self.regimes:
@@ -162,10 +167,12 @@ class KernelsPlan:
     @property
     def purpose(self) -> str:
         """What its rows are for: ``rows`` themselves, ``ceilings`` of the operation, a ``roofline`` (of bandwidth, and
-        of products by its searches), or an ``explain`` (of one product).
+        of products by its searches), an ``explain`` (of one product), or a ``guard``.
         """
         if self.explains:
             return EXPLAIN
+        if self.rounds:
+            return GUARD
         if not self.confirms:
             return ROWS
         return ROOFLINE if self.searches else CEILINGS_OF_ITS_OWN

@@ -33,8 +33,10 @@ COMMANDS = {
     "explain": "tell where the datasheet's FLOPS went: units, clock, kernel, data, power, step by step",
     "peak": "print how fast the device multiplies, as measured, contributed or promised, and which",
     "model": "measure steps of language models: forward, backward, optimizer, with any attention kernel",
+    "autoprofile": "ceilings, kernels and a model's step into one folder, with a SUMMARY.md that says what they mean",
     "show": "print a run log again, in any format",
     "compare": "compare two run logs: what got faster, what slower, what cannot be told",
+    "guard": "measure what a file names and fail if it got slower than its baseline: for CI",
     "plot": "draw a run log: TFLOPS and time, with the ceiling",
     "results": "check run logs, submit one to results/, write the table of all",
     "import": "turn logs of mamf-finder, of any version, into run logs (tier legacy)",
@@ -61,11 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(typed: Sequence[str]) -> int:
-    given = with_dashes(typed)
     try:
-        options = _parser(given).parse_args(given)
-        options.typed = typed
-        code = int(options.run(options))
+        code = call(typed)
         sys.stdout.flush()
         return code
     except MamfError as error:
@@ -83,6 +82,14 @@ def _run(typed: Sequence[str]) -> int:
         _discard_output()
         warn(f"cannot write the output: {error.strerror or error}")
         return 1
+
+
+def call(typed: Sequence[str]) -> int:
+    """Run a command, for another that is made of several; returns its exit code. Raises what it raises."""
+    given = with_dashes(typed)
+    options = _parser(given).parse_args(given)
+    options.typed = typed
+    return int(options.run(options))
 
 
 def _discard_output() -> None:

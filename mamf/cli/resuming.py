@@ -27,6 +27,7 @@ _A_RUN = {
     "attention": "attention",
     "roofline": "a roofline",
     "explain": "an explanation",
+    "guard": "a guard",
 }
 _MOST_TOLD = 5
 
@@ -49,6 +50,8 @@ def plan_of(log: RunLog, kind: type[AnyPlan], operation: str | None = None, purp
     of = _A_RUN[command]
     if command in ("sweep", "find") and isinstance(plan, KernelsPlan):
         of, command = plan.operation, f"{command} --operation {shlex.quote(plan.operation)}"
+    elif command == "guard":
+        command = "guard FILE.toml"
     if log.counter_records:
         command = "counters"
     resumption = f"mamf {command} --resume {shlex.quote(str(log.path))}"

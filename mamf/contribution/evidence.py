@@ -85,6 +85,10 @@ class Evidence:
         """Whether what operands hold was varied on purpose: no figure of it is a claim."""
         return self.is_of_kernels and bool(self.plan.explains)
 
+    @property
+    def is_guard(self) -> bool:
+        return self.is_of_kernels and bool(self.plan.rounds)
+
     @cached_property
     def sought(self) -> tuple[tuple[Any, str, str | None], ...]:
         """Problem, regime and the library's default kernel of each ceiling that was sought."""

@@ -110,7 +110,7 @@ def _is_own(evidence: Evidence, row: Measurement) -> bool:
 
 def _rows_of_searches(evidence: Evidence) -> Iterator[Finding]:
     """Every row of a find, and of attention what has a phase."""
-    if evidence.confirms_own:
+    if evidence.confirms_own or evidence.is_guard:
         yield from _rows_of_rounds(evidence)
     searched = [found for found in evidence.rows if evidence.is_search or _is_searched(evidence, found[2])]
     problems = [plan.problem for plan in evidence.searches]
@@ -140,7 +140,8 @@ def _rows_of_rounds(evidence: Evidence) -> Iterator[Finding]:
         rounds.setdefault((row.regime, row.phase, row.problem), set()).add(row.round)
         if row.phase not in (CHOOSE, CONFIRM) or row.regime not in evidence.plan.regimes or what not in tried:
             yield Finding("foreign-row", f"{row.shape} by {row.kernel} in {row.regime} was never tried", line)
-    for (regime, _, _), numbers in rounds.items():
+    # A guard takes a row into its rounds whenever there is a doubt.
+    for (regime, _, _), numbers in () if evidence.is_guard else rounds.items():
         yield from _missing_rounds(regime, numbers)
 
 

@@ -11,7 +11,8 @@ from mamf.counters.counts import Counts
 from mamf.counters.log import counted_in
 from mamf.errors import IncomparableError
 from mamf.logs.comparability import Difference, differences_of, noted_differences
-from mamf.logs.compare import Entry, Pair
+from mamf.logs.compare import Pair
+from mamf.logs.entries import Entry
 from mamf.logs.known import operation_called
 from mamf.logs.run_log import RunLog
 from mamf.report.text import csv_text, drawing, prose

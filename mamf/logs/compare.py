@@ -4,7 +4,7 @@ What is compared. Of a sweep and of attention every measured row; visits of a re
 beside it, are left out. Of two finds the ceilings, one row a regime: a find answers what the device can do, and which
 of several tied shapes it names is chance. Beside anything but another find, the candidates that a find confirmed. What
 a find scouted is never compared: the best of many scouts is biased upwards (the winner's curse), while confirming
-rounds are fresh samples.
+rounds are fresh samples. So it is with a guard: where its first visit raised a doubt, the fresh visits count alone.
 
 How sure a row is. A candidate's figure is the median over its rounds, with the rounds, not the launches in them, as
 samples: launches of one round share the state of the card, so pooling them would claim more than was seen. The
@@ -20,14 +20,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-from mamf.ceilings.ceiling import CHOOSE, CONFIRM, FEWEST_ROUNDS, Ceiling, combined, confirmed, figures
 from mamf.errors import IncomparableError
 from mamf.logs.comparability import Difference, described, differences_of, noted_differences
-from mamf.logs.known import operation_called
+from mamf.logs.entries import Entry, Fields, entries, is_find
 from mamf.logs.run_log import RunLog
-from mamf.measurement import Measurement
-from mamf.operations.attention.shapes import AttentionProblem
-from mamf.plans import FindPlan, KernelsPlan
 from mamf.statistics import Interval, geometric_mean
 from mamf.tabular import Tabular
 
@@ -38,22 +34,6 @@ DEFAULT_TOLERANCE = 0.01
 _LEAST_COVERAGE = 0.5
 # What may differ without a word: kernels are paired by name where they can be.
 _ALWAYS_DROPPED = "kernel"
-
-#: What rows are paired by: regime, problem, shape, kernel, by name.
-Fields = dict[str, object]
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A row of one log: what it is paired by, and its rate (None: it has no figure, ``status`` says why)."""
-
-    fields: Fields
-    shape: str
-    kernel: str
-    tflops: float | None = None
-    interval: Interval | None = None
-    status: str = "ok"
-    unit: str = "TFLOPS"
 
 
 @dataclass(frozen=True)
@@ -178,12 +158,20 @@ def compare(a: RunLog, b: RunLog, anyway: bool = False) -> Comparison:
     if forced and not anyway:
         told = ", ".join(map(str, forced))
         raise IncomparableError(f"{a.path} and {b.path} are not comparable: {told}; --anyway compares them still")
+    comparison = paired(a, b, rows_a, rows_b, forced)
+    if not comparison.pairs:
+        raise IncomparableError(f"no measured row is in both: {_told(a, rows_a)}; {_told(b, rows_b)}")
+    return comparison
+
+
+def paired(
+    a: RunLog, b: RunLog, rows_a: Sequence[Entry], rows_b: Sequence[Entry], forced: Iterable[Difference] = ()
+) -> Comparison:
+    """The rows of two logs that may be compared; there may be no pair among them."""
     dropped = droppable(rows_a, rows_b)
     names = {difference.what for difference in dropped}
     by_a, by_b = by_fields(rows_a, names), by_fields(rows_b, names)
     pairs = [Pair(each.fields, each, by_b[key]) for key, each in by_a.items() if _is_paired(each, by_b.get(key))]
-    if not pairs:
-        raise IncomparableError(f"no measured row is in both: {_told(a, rows_a)}; {_told(b, rows_b)}")
     return Comparison(
         Side(str(a.path), a.header, a.tier),
         Side(str(b.path), b.header, b.tier),
@@ -194,57 +182,6 @@ def compare(a: RunLog, b: RunLog, anyway: bool = False) -> Comparison:
         tuple(noted_differences(a.header, b.header)),
         tuple(forced),
     )
-
-
-def is_find(log: RunLog) -> bool:
-    plan = log.plan
-    return isinstance(plan, FindPlan) or (isinstance(plan, KernelsPlan) and plan.confirms)
-
-
-def entries(log: RunLog, as_ceilings: bool = False) -> list[Entry]:
-    """What of a log is compared. ``as_ceilings``: of a find, see the head of this file."""
-    rows = [row for row in log.measurements if not row.is_reference]
-    if not is_find(log) or (isinstance(log.plan, KernelsPlan) and not as_ceilings):
-        return [_row_entry(row) for row in rows if not row.phase]
-    if isinstance(log.plan, KernelsPlan):
-        return [_ceiling_entry(ceiling) for ceiling in log.own_ceilings.values()]
-    fresh = [row for row in rows if row.phase in (CHOOSE, CONFIRM)]
-    by_regime = {name: [row for row in fresh if row.regime == name] for name in {row.regime: None for row in fresh}}
-    if not as_ceilings:
-        return [entry for same in by_regime.values() for entry in _candidates(same)]
-    device = log.header["device"]["name"]
-    ceilings = (confirmed(same, device) for same in by_regime.values())
-    return [_ceiling_entry(ceiling) for ceiling in ceilings if ceiling is not None]
-
-
-def problem_fields(problem: Any) -> Fields:
-    """What a problem is paired by: all but the seed, and for a forward pass how a backward's FLOP would be counted."""
-    if isinstance(problem, AttentionProblem) and not problem.has_backward:
-        problem = replace(problem, backward_count=AttentionProblem.backward_count)
-    fields = operation_called(problem.operation).problem_record(problem)
-    return {name: value for name, value in fields.items() if name != "seed"}
-
-
-def _row_entry(row: Measurement) -> Entry:
-    fields = {"regime": row.regime, **problem_fields(row.problem), "shape": str(row.shape), "kernel": row.kernel}
-    if row.summary is None:
-        return Entry(fields, str(row.shape), row.kernel, status=row.status)
-    return Entry(fields, str(row.shape), row.kernel, row.rate(row.figure), row.rate_interval, unit=row.work.unit)
-
-
-def _candidates(rows: Sequence[Measurement]) -> Iterable[Entry]:
-    """Confirmed candidates of one regime, a round a sample."""
-    fresh = (row for row in rows if row.phase == CONFIRM)
-    for (shape, kernel), rounds in figures(fresh).items():
-        if len(rounds) >= FEWEST_ROUNDS:
-            tflops, interval = combined(list(rounds.values()))
-            fields = _row_entry(next(iter(rounds.values()))).fields
-            yield Entry(fields, str(shape), kernel, tflops, interval)
-
-
-def _ceiling_entry(ceiling: Ceiling) -> Entry:
-    fields = {"regime": ceiling.regime, **problem_fields(ceiling.problem)}
-    return Entry(fields, str(ceiling.shape), ceiling.kernel, ceiling.rate, ceiling.interval, unit=ceiling.unit)
 
 
 def values(rows: Iterable[Entry], name: str) -> list[object]:

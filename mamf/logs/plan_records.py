@@ -11,10 +11,10 @@ from mamf.logs.known import operation_called
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
 from mamf.operations.unknown import Unknown
-from mamf.plans import CEILINGS_OF_ITS_OWN, EXPLAIN, ROOFLINE, AnyPlan, FindPlan, KernelsPlan, Plan
+from mamf.plans import CEILINGS_OF_ITS_OWN, EXPLAIN, GUARD, ROOFLINE, AnyPlan, FindPlan, KernelsPlan, Plan
 
 #: Commands by what a plan of kernels is for; rows of an operation without a command of its own are measured by sweep.
-_BY_PURPOSE = {CEILINGS_OF_ITS_OWN: "find", ROOFLINE: "roofline", EXPLAIN: "explain"}
+_BY_PURPOSE = {CEILINGS_OF_ITS_OWN: "find", ROOFLINE: "roofline", EXPLAIN: "explain", GUARD: "guard"}
 _BY_OPERATION = {"attention": "attention"}
 
 

@@ -71,6 +71,7 @@ _KERNELS_PLAN = {
     "confirms?": bool,
     "explains?": bool,
     "layers?": _TEXTS,
+    "rounds?": int,
 }
 _SWEEP_PLAN = {
     "shapes": _TEXTS,

@@ -9,7 +9,8 @@ from dataclasses import asdict
 from typing import Any
 
 from mamf.logs.comparability import Difference
-from mamf.logs.compare import Comparison, Entry, Pair
+from mamf.logs.compare import Comparison, Pair
+from mamf.logs.entries import Entry
 from mamf.report.text import Draw, csv_text, drawing, prose, significant
 
 # What two intervals of 95 % cover together; below, a reader should know.
@@ -42,7 +43,7 @@ def cells(pair: Pair, names: Iterable[str], tolerance: float) -> list[str]:
         f"{pair.ratio:.4f}",
         f"{interval.low:.4f} to {interval.high:.4f}",
         pair.verdict(tolerance),
-        few if interval.coverage < _USUAL_COVERAGE else "",
+        few if round(interval.coverage, 9) < _USUAL_COVERAGE else "",
     ]
 
 

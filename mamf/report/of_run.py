@@ -34,7 +34,7 @@ def render_kernels_run(
     ``width``: of the terminal, None for all columns; ``roofs``: that its rows are shares of, where no report of its own
     says what they are shares of.
     """
-    if has_own_report(operation) and own_ceilings is None:
+    if has_own_report(operation) and own_ceilings is None and not header["plan"].get("rounds"):
         return render_attention(format, rows, ceilings, header, summary, width=width)
     return render_kernels(format, rows, header, summary, top, width, own_ceilings or {}, roofs)
 

@@ -12,6 +12,7 @@ from mamf.operations.attention.kernels.torch_attention import TorchAttention
 from mamf.operations.model.kernels.torch_model import TorchModel, network_on
 from mamf.operations.model.shapes import ModelProblem, ModelShape
 from mamf.plugins.discovery import attention_kernel, kernel_of, open_backend, operation
+from mamf.profiling.scripts import model_step
 from mamf.testing.kernel_contracts import AnyKernelContract
 
 TINY = {"d_model": 32, "d_ff": 64, "layers": 2, "heads": 4, "kv_heads": 4, "vocabulary": 97, "dtype": "float32"}
@@ -151,3 +152,14 @@ def test_a_compiled_model_is_compiled_for_each_shape_anew(monkeypatch):
     monkeypatch.setattr(torch.compiler, "reset", lambda: asked.append("reset"))
     checked(GPT2, kernel_of(operation("model"), "compiled[sdpa-math]")).rehearse(cpu())
     assert asked == ["reset", {"dynamic": False}]
+
+
+def test_the_script_that_is_profiled_steps_an_optimizer_each_time(monkeypatch):
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    monkeypatch.setattr(model_step, "SIZES", {"tiny": TINY})
+    steps = []
+    hook = register_optimizer_step_post_hook(lambda *_: steps.append(1))
+    model_step.main("cpu", 0, "tiny", 1, SHAPE, "sdpa", 3)
+    hook.remove()
+    assert len(steps) == 3

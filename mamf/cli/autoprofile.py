@@ -1,0 +1,185 @@
+"""``mamf autoprofile``: one command, one folder, one SUMMARY.md; each step is a command that could have been typed."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from mamf.cli import call
+from mamf.cli.autoprofile_steps import BY_USER, NO_COUNTERS, Step, steps_of
+from mamf.cli.interruption import EXIT_CODE
+from mamf.cli.options import add_device_options, duration, size
+from mamf.cli.terminal import say, warn
+from mamf.errors import MamfError, UsageError
+from mamf.files import create_whole, write_whole
+from mamf.logs.run_log import read_run_log
+from mamf.plugins.discovery import open_backend
+from mamf.profiling.folder import LOGS, SUMMARY, TABLE, StepEnd, read_folder, require_own, write_ends
+from mamf.profiling.summary import summary
+from mamf.report.of_run import render_kernels_run
+
+#: Sizes as people have them in the environment of their scripts.
+VARIABLES = {"seq_lens": "SEQLEN", "batch": "BATCH", "heads": "NHEADS", "head_dims": "HEADDIM"}
+_EXAMPLES = """examples:
+  mamf autoprofile                                      ./autoprofile: ceilings, attention, a model's step, SUMMARY.md
+  mamf autoprofile --output-folder h200 --seq-lens 4096 16384 --head-dims 64 128 --budget 10m
+  SEQLEN=8192 NHEADS=16 mamf autoprofile                sizes as scripts have them
+  mamf autoprofile --operation bandwidth                another operation in place of attention
+  mamf autoprofile --from h200                          write SUMMARY.md again, from the logs alone
+The same command again goes on with what is missing.
+"""
+_UNFINISHED = 1
+_BUDGET, _BUDGET_OF_CPU = 270.0, 150.0
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = _EXAMPLES
+    parser.add_argument(
+        "--output-folder", type=Path, default=Path("autoprofile"), metavar="DIR", help="(default: autoprofile, here)"
+    )
+    parser.add_argument(
+        "--from", dest="source", type=Path, metavar="DIR", help="measure nothing: the SUMMARY.md of DIR"
+    )
+    group = parser.add_argument_group("what", "sizes that are not given are the environment's SEQLEN, BATCH, ...")
+    group.add_argument(
+        "--operation", default="attention", metavar="NAME", help="of 'mamf kernels' (default: attention)"
+    )
+    group.add_argument("--kernel", nargs="+", help="of it (default: all; on a CPU those that need no compiler)")
+    for name, variable in VARIABLES.items():
+        flag = f"--{name.replace('_', '-')}"
+        group.add_argument(
+            flag, type=size, nargs="+", metavar="N", help=f"of attention (default: {variable}, or usual)"
+        )
+    group.add_argument("--ceiling", type=Path, metavar="LOG", help="of 'mamf find' on this card (default: one is made)")
+    parser.add_argument("--budget", type=duration, help="for all of it (default: 270s, 150s on a CPU)")
+    add_device_options(parser)
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    if options.source:
+        _write_summary(options.source)
+        return 0
+    if options.operation in ("matmul", "model"):
+        raise UsageError(f"{options.operation} is measured in any case: name another --operation, or leave it out")
+    remarks = _from_environment(options, os.environ)
+    folder: Path = options.output_folder
+    require_own(folder)
+    backend = open_backend(options.backend or "auto", options.device or 0)
+    budget = options.budget or (_BUDGET if backend.is_accelerator else _BUDGET_OF_CPU)
+    _made(folder)
+    if options.ceiling:
+        _copied(options.ceiling, folder / LOGS["ceilings"])
+    return _Run(folder, remarks, budget).run(steps_of(options, folder, backend))
+
+
+def _made(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot make {folder}: {error.strerror}; name another --output-folder") from None
+
+
+def _copied(ceiling: Path, own: Path) -> None:
+    """The log that all shares are of belongs to the folder. Raises UsageError where it is not the one there."""
+    if not read_run_log(ceiling).all_ceilings:
+        raise UsageError(f"{ceiling} holds no ceiling: give a log of 'mamf find'")
+    if not own.exists():
+        create_whole(own, ceiling.read_bytes())
+    elif own.read_bytes() != ceiling.read_bytes():
+        raise UsageError(f"{own} is another ceiling than {ceiling}: leave --ceiling out, or name another folder")
+
+
+def _from_environment(options: argparse.Namespace, environment: Mapping[str, str]) -> list[str]:
+    """Fill in the sizes that are not given; what was taken from where. Raises UsageError for what is no size."""
+    remarks = []
+    for name, variable in VARIABLES.items():
+        text = environment.get(variable, "").replace(",", " ")
+        if getattr(options, name) or not text.strip():
+            continue
+        try:
+            setattr(options, name, [size(each) for each in text.split()])
+        except argparse.ArgumentTypeError as error:
+            raise UsageError(f"the environment's {variable}: {error}") from None
+        remarks.append(f"--{name.replace('_', '-')} {text} is the environment's {variable}.")
+    for remark in remarks:
+        say(remark)
+    return remarks
+
+
+class _Run:
+    """Step after step within the budget; whatever becomes of them, the folder tells."""
+
+    def __init__(self, folder: Path, remarks: list[str], budget: float) -> None:
+        self.folder, self.remarks, self.budget = folder, remarks, budget
+        self.ends: list[StepEnd] = []
+        self.begun = time.monotonic()
+
+    def run(self, steps: list[Step]) -> int:
+        code = 0
+        try:
+            for step in steps:
+                self._take(step)
+        except KeyboardInterrupt:
+            code = EXIT_CODE
+        if any(end.status == "failed" for end in self.ends):
+            code = code or _UNFINISHED
+        reasons = {**{step.name: "interrupted before it" for step in steps}, "counters": NO_COUNTERS}
+        taken = {end.name for end in self.ends}
+        self.ends += [StepEnd(name, "", "left out", why) for name, why in reasons.items() if name not in taken]
+        write_ends(self.folder, self.ends, self.remarks)
+        if not any((self.folder / log).exists() for log in LOGS.values()):
+            warn("nothing was measured")
+            return code or _UNFINISHED
+        _write_summary(self.folder)
+        return code
+
+    def _take(self, step: Step) -> None:
+        left = self.budget - (time.monotonic() - self.begun)
+        if left <= 0 and not step.is_complete:
+            self.ends.append(StepEnd(step.name, "", "left out", "the budget ended before it"))
+            return
+        arguments = step.arguments(min(step.share * self.budget, left))
+        say(f"-- {step.name}: mamf {shlex.join(arguments)}")
+        self.ends.append(self._taken(step, arguments))
+        if self.ends[-1].reason == BY_USER:
+            raise KeyboardInterrupt
+
+    def _taken(self, step: Step, arguments: list[str]) -> StepEnd:
+        # As it would be typed in the folder.
+        command = f"mamf {shlex.join(Path(each).name if os.sep in each else each for each in arguments)}"
+        try:
+            status, reason = step.ended(call(arguments))
+        except MamfError as error:
+            warn(str(error))
+            if error.exit_code == EXIT_CODE:
+                return StepEnd(step.name, command, "interrupted", BY_USER)
+            return StepEnd(step.name, command, "failed", str(error))
+        except KeyboardInterrupt:
+            return StepEnd(step.name, command, "interrupted", BY_USER)
+        return StepEnd(step.name, command, status, reason)
+
+
+def _write_summary(path: Path) -> None:
+    folder = read_folder(path)
+    if folder.kernels:
+        log = folder.kernels
+        operation = log.header["plan"]["operation"]
+        table = render_kernels_run("markdown", operation, log.measurements, log.all_ceilings, log.header, log.summary)
+        write_whole(path / TABLE, table)
+    for name in ("ceilings", "kernels"):
+        _draw(path, name)
+    write_whole(path / SUMMARY, summary(read_folder(path)))
+    say(f"summary: {path / SUMMARY}")
+
+
+def _draw(path: Path, name: str) -> None:
+    if (path / LOGS[name]).exists():
+        try:
+            call(["plot", str(path / LOGS[name]), "--output", str(path / f"{name}.png"), "--overwrite"])
+        except MamfError as error:
+            warn(f"no picture of the {name}: {error}")

@@ -1,0 +1,131 @@
+"""The steps of ``mamf autoprofile``: which command each is, with what share of the budget, and how it ended."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mamf.backend import Backend
+from mamf.cli.interruption import EXIT_CODE
+from mamf.logs.run_log import read_run_log
+from mamf.profiling.folder import LOGS
+from mamf.regimes.names import BURST, SUSTAINED
+
+#: Where ``mamf counters`` joins: a step of the name ``counters`` in ``steps_of``, in place of this reason.
+NO_COUNTERS = "autoprofile does not read them, mamf counters does"
+# A CPU compiles an attention kernel for as long as all of its steps may take.
+_KERNELS_OF_CPU = ("eager", "sdpa", "sdpa-math")
+_SIZES_OF_CPU = {"seq_lens": [256, 512], "head_dims": [64], "heads": [8], "batch": [1]}
+#: Of the budget; what a step leaves is for those behind it.
+_SHARES = {"ceilings": 0.22, "bandwidth": 0.06, "kernels": 0.5}
+_TIME_LIMIT = "0.3s"
+BY_USER = "by the user"
+#: Profiled and timed steps, and those before them.
+_PROFILED, _PROFILED_OF_CPU = 3, 1
+
+
+@dataclass(frozen=True)
+class Step:
+    """``command``: without where it writes and how long it may take. ``operands``: behind all options.
+
+    ``of_ceiling``: the regime of the ceiling that it takes; ``without_ceiling``: its option where there is none.
+    """
+
+    name: str
+    folder: Path
+    command: tuple[str, ...]
+    operands: tuple[str, ...] = ()
+    share: float = field(default=1.0)
+    has_budget: bool = True
+    of_ceiling: str | None = None
+    without_ceiling: tuple[str, ...] = ()
+
+    @property
+    def log(self) -> Path:
+        return self.folder / LOGS[self.name]
+
+    @property
+    def is_complete(self) -> bool:
+        return self.log.exists() and (not self.has_budget or read_run_log(self.log).tier == "complete")
+
+    def arguments(self, seconds: float) -> list[str]:
+        """What is typed behind ``mamf``: a log that is there is gone on with, and shown where it is complete."""
+        if not self.has_budget and self.log.exists():
+            return ["show", str(self.log)]
+        budget = ("--budget", f"{max(seconds, 1.0):.0f}s") if self.has_budget else ()
+        if self.log.exists():
+            return [*self.command, *budget, "--resume", str(self.log)]
+        return [*self.command, *self._ceiling(), *budget, "--output", str(self.log), *self.operands]
+
+    def _ceiling(self) -> tuple[str, ...]:
+        """What shares are of, where the folder holds it by now."""
+        if self.of_ceiling is None:
+            return ()
+        log = self.folder / LOGS["ceilings"]
+        has = log.exists() and self.of_ceiling in read_run_log(log).ceilings
+        return ("--ceiling", str(log)) if has else self.without_ceiling
+
+    def ended(self, code: int) -> tuple[str, str]:
+        """Status and reason, as the log tells them."""
+        if code == EXIT_CODE:
+            return "interrupted", BY_USER
+        if not self.log.exists():
+            return "failed", f"exit code {code}"
+        if not self.has_budget:
+            return ("complete", "") if not code else ("failed", f"exit code {code}")
+        summary = read_run_log(self.log).summary
+        if summary is None:
+            return "interrupted", "killed"
+        return summary["status"], summary["reason"]
+
+
+def steps_of(options: argparse.Namespace, folder: Path, backend: Backend) -> list[Step]:
+    """What is measured on this device, in order; a ceiling that is given is not sought."""
+    device = _device(options)
+    regimes = ("burst", "sustained") if backend.is_accelerator else ("burst",)
+    find = Step("ceilings", folder, ("find", *device, "--regime", *regimes), share=_SHARES["ceilings"])
+    size = "4GiB" if backend.is_accelerator else "128MiB"
+    memory = ("bandwidth", *device, "--pattern", "copy", "--size", size)
+    return [
+        *([] if options.ceiling else [find]),
+        Step("bandwidth", folder, memory, share=_SHARES["bandwidth"]),
+        _kernels(options, folder, backend),
+        _model_step(folder, backend),
+    ]
+
+
+def _device(options: argparse.Namespace) -> tuple[str, ...]:
+    named = ("--backend", options.backend) if options.backend else ()
+    return (*named, *(("--device", str(options.device)) if options.device is not None else ()))
+
+
+def _kernels(options: argparse.Namespace, folder: Path, backend: Backend) -> Step:
+    share = _SHARES["kernels"]
+    if options.operation != "attention":
+        named = ("--kernel", *options.kernel) if options.kernel else ()
+        return Step(
+            "kernels", folder, ("sweep", "--operation", options.operation, *_device(options), *named), (), share
+        )
+    names = options.kernel or (() if backend.is_accelerator else _KERNELS_OF_CPU)
+    sizes = {name: getattr(options, name) for name in _SIZES_OF_CPU}
+    if not backend.is_accelerator:
+        sizes = {name: values or _SIZES_OF_CPU[name] for name, values in sizes.items()}
+    asked = {**sizes, "kernel": names}
+    given = [
+        text for name, values in asked.items() if values for text in (f"--{name.replace('_', '-')}", *map(str, values))
+    ]
+    command = ("attention", *_device(options), "--direction", "fwd", "bwd", *given, "--time-limit", _TIME_LIMIT)
+    return Step("kernels", folder, command, (), share, of_ceiling=BURST, without_ceiling=("--no-ceiling",))
+
+
+def _model_step(folder: Path, backend: Backend) -> Step:
+    """A training step of GPT-2 small, profiled; on a CPU of two of its layers."""
+    script = importlib.util.find_spec("mamf.profiling.scripts.model_step")
+    where = script.origin if script and script.origin else ""
+    count = _PROFILED if backend.is_accelerator else _PROFILED_OF_CPU
+    layers_and_shape = ("12", "8", "1024") if backend.is_accelerator else ("2", "1", "64")
+    operands = (where, backend.name, str(backend.index), "small", *layers_and_shape, "sdpa", str(3 * count))
+    command = ("profile", "--steps", str(count), "--warmup", str(count))
+    return Step("step", folder, command, operands, has_budget=False, of_ceiling=SUSTAINED)

@@ -1,0 +1,150 @@
+"""``mamf guard FILE.toml``: whether kernels got slower than their baseline, for the CI of a kernel project."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mamf.cli import kernels_sweep
+from mamf.cli.guard_file import GuardFile, read_guard_file
+from mamf.cli.interruption import Interruption
+from mamf.cli.kernels_options import AnyOperation
+from mamf.cli.kernels_sweep import KernelsSession
+from mamf.cli.options import add_device_options, add_output_options, terminal_width
+from mamf.cli.reading import read_log
+from mamf.cli.session import Resumed, add_run_options
+from mamf.cli.terminal import say, warn
+from mamf.errors import IncomparableError, UsageError
+from mamf.files import write_whole
+from mamf.logs.comparability import differences_of
+from mamf.logs.entries import entries, fields_of
+from mamf.logs.guarding import Guarded, guarded
+from mamf.logs.run_log import RunLog, read_run_log
+from mamf.plans import GUARD, KernelsPlan
+from mamf.report import FORMATS
+from mamf.report.guard import junit, render_guard
+from mamf.strategies.guard import GuardSweep
+
+_REGRESSION, _UNFINISHED = 3, 1
+_EXAMPLES = """examples:
+  mamf guard kernels.toml --update                      measure a baseline, where the file says
+  mamf guard kernels.toml                               exit code 3 if a kernel got slower, 0 if none did
+  mamf guard kernels.toml --junit guard.xml --markdown guard.md
+docs/guard.md has the file, and a workflow.
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = _EXAMPLES
+    parser.add_argument("file", type=Path, metavar="FILE", help="what is guarded, against what: docs/guard.md")
+    parser.add_argument("--baseline", type=Path, metavar="LOG", help="in place of the file's: each card has its own")
+    parser.add_argument("--update", action="store_true", help="measure a new baseline, which takes the old one's place")
+    parser.add_argument("--junit", type=Path, metavar="FILE", help="write junit XML, a test a row")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write markdown, for a comment")
+    add_device_options(parser)
+    add_run_options(parser, "stop after so long; a guard that did not finish exits with 1, or 3")
+    add_output_options(parser, FORMATS)
+    parser.set_defaults(run=run, parser=parser, session=_GuardSession)
+
+
+def run(options: argparse.Namespace) -> int:
+    options.command = "guard"
+    options.guarded = file = read_guard_file(options.file)
+    vars(options).update(file.as_options())
+    options.baseline = options.baseline or file.baseline
+    if options.update and (options.junit or options.markdown):
+        raise UsageError("--update makes a baseline and judges nothing: leave --junit and --markdown out")
+    for path in filter(None, (options.junit, options.markdown)):
+        if not path.parent.is_dir():
+            raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
+    # Read before a device is opened: what is wrong with it is said first.
+    options.before = None if options.update else _baseline(options.baseline)
+    return kernels_sweep.run(options)
+
+
+def _baseline(path: Path) -> RunLog:
+    if not path.exists():
+        raise UsageError(f"there is no baseline {path}: measure one with 'mamf guard FILE --update', on a quiet card")
+    return read_log(path)
+
+
+class _GuardSession(KernelsSession):
+    """Kernels of one operation, held against a baseline; or the visits that make one."""
+
+    purpose = GUARD
+
+    def __init__(
+        self, of: AnyOperation, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None
+    ) -> None:
+        self.guarded: GuardFile = options.guarded
+        self.baseline: RunLog | None = options.before
+        self.found: Guarded | None = None
+        super().__init__(of, options, interruption, resumed)
+        if self.baseline:
+            self._require_comparable(self.baseline)
+
+    def new_plan(self) -> KernelsPlan:
+        return replace(super().new_plan(), rounds=self.guarded.rounds)
+
+    def strategy(self) -> GuardSweep:
+        kernels = [each for _, each in self.kernels]
+        known = None if self.baseline is None else {entry.key: entry for entry in entries(self.baseline)}
+        return GuardSweep(
+            self.plan,
+            kernels,
+            self.backend,
+            held=self.held,
+            baseline=known,
+            tolerance=self.guarded.tolerance,
+            rows=list(self.rows),
+        )
+
+    def _require_comparable(self, baseline: RunLog) -> None:
+        """Raises IncomparableError for a baseline of another card, or one that has none of these rows."""
+        found = differences_of(baseline.header, self.log.header if self.log else self._header())
+        if found:
+            told = ", ".join(map(str, found))
+            raise IncomparableError(f"{baseline.path} is no baseline for this: {told}; make one with --update")
+        names = {name: each.name for name, each in self.kernels}
+        wanted = [fields_of((*step[:3], names[step[3]])) for step in self.plan.steps()]
+        if not any(entry.fields in wanted for entry in entries(baseline) if entry.tflops is not None):
+            raise IncomparableError(f"{baseline.path} has a figure of none of these rows: make one with --update")
+
+    def run(self) -> int:
+        code = super().run()
+        if self.found is None or code not in (0, _UNFINISHED):
+            return code
+        return _REGRESSION if self.found.is_failed else 0 if self.found.is_finished else _UNFINISHED
+
+    def rendered(self, header: dict[str, Any], summary: dict[str, Any] | None) -> str:
+        if self.found is None:
+            return super().rendered(header, summary)
+        return render_guard(self.options.format, self.found, terminal_width(self.options))
+
+    def _report(self, header: dict[str, Any], summary: dict[str, Any] | None, path: Path) -> int:
+        """What is judged is what the log holds."""
+        if self.baseline:
+            self.found = guarded(self.baseline, read_run_log(path), self.guarded.tolerance)
+            self._write_files(self.found, summary)
+        code = super()._report(header, summary, path)
+        if self.options.update:
+            self._keep_as_baseline(path, summary)
+        return code
+
+    def _write_files(self, found: Guarded, summary: dict[str, Any] | None) -> None:
+        seconds = float(summary["elapsed_seconds"]) if summary else 0.0
+        if self.options.junit:
+            write_whole(self.options.junit, junit(found, f"mamf.{self.of.name}", seconds))
+        if self.options.markdown:
+            write_whole(self.options.markdown, render_guard("markdown", found))
+
+    def _keep_as_baseline(self, path: Path, summary: dict[str, Any] | None) -> None:
+        baseline = self.options.baseline
+        if summary is None or summary["status"] != "complete":
+            warn(f"not complete, so it is no baseline: go on with --update --resume {path}")
+        else:
+            write_whole(baseline, path.read_bytes())
+            say(f"baseline: {baseline}", sys.stdout if self.options.format in ("table", "markdown") else sys.stderr)

@@ -1,0 +1,140 @@
+"""The file of a guard: what is measured and against what, as TOML. What is wrong with it is said in a line."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mamf.cli.options import duration, share
+from mamf.errors import UnknownNameError, UsageError
+from mamf.limits import whole_number
+from mamf.logs.guarding import DEFAULT_ROUNDS, DEFAULT_TOLERANCE
+from mamf.plans import KERNEL_REGIMES, MOST_ROUNDS
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+#: A value of TOML to what is meant by it; raises UsageError or argparse.ArgumentTypeError for what is not.
+Reader = Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class GuardFile:
+    """``problem``: its fields, each with the values asked for; None elsewhere is the default of ``mamf sweep``."""
+
+    operation: str
+    kernels: tuple[str, ...]
+    shapes: tuple[str, ...]
+    baseline: Path
+    problem: Mapping[str, tuple[str, ...]]
+    regimes: tuple[str, ...] = KERNEL_REGIMES[:1]
+    tolerance: float = DEFAULT_TOLERANCE
+    rounds: int = DEFAULT_ROUNDS
+    precision: float | None = None
+    time_limit: float | None = None
+    flush: bool = True
+
+    def as_options(self) -> dict[str, Any]:
+        """What the options of ``mamf sweep --operation`` would be."""
+        fields = {name: values for name, values in self.problem.items() if name != "dtype"}
+        return {
+            "operation": self.operation,
+            "kernel": list(self.kernels),
+            "shapes": list(self.shapes),
+            "dtype": list(self.problem.get("dtype", ())) or None,
+            "set": [f"{name}={','.join(values)}" for name, values in fields.items()] or None,
+            "regime": list(self.regimes),
+            "precision": self.precision,
+            "time_limit": self.time_limit,
+            "no_flush": None if self.flush else True,
+        }
+
+
+def read_guard_file(path: Path) -> GuardFile:
+    """Raises UsageError naming the file, the key and what is wrong with it. ``baseline`` is relative to the file."""
+    try:
+        given = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:  # no TOML, or no UTF-8
+        raise UsageError(f"{path} is no TOML: {error}") from None
+    try:
+        found = {name: _read(name, value) for name, value in given.items()}
+        missing = [name for name in _REQUIRED if name not in found]
+        if missing:
+            raise UsageError(f"{' and '.join(missing)} missing: name what is guarded, and its baseline")
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from None
+    return GuardFile(**{"problem": {}, **found, "baseline": path.parent / found["baseline"]})
+
+
+def _read(name: str, value: Any) -> Any:
+    if name not in _READERS:
+        raise UnknownNameError("key", name, _READERS)
+    try:
+        return _READERS[name](value)
+    except (UsageError, argparse.ArgumentTypeError) as error:
+        raise UsageError(f"{name}: {error}") from None
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise UsageError(f"a text is due, not {value!r}")
+    return value
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    texts = tuple(map(_text, value if isinstance(value, list) else [value]))
+    if not texts:
+        raise UsageError("the list is empty: name at least one")
+    return texts
+
+
+def _regimes(value: Any) -> tuple[str, ...]:
+    for regime in _texts(value):
+        if regime not in KERNEL_REGIMES:
+            raise UnknownNameError("regime", regime, KERNEL_REGIMES)
+    return _texts(value)
+
+
+def _yes_or_no(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise UsageError(f"true or false is due, not {value!r}")
+    return value
+
+
+def _problem(value: Any) -> dict[str, tuple[str, ...]]:
+    if not isinstance(value, dict):
+        raise UsageError(f"a table is due, [problem], not {value!r}")
+    return {name: tuple(map(_plain, each if isinstance(each, list) else [each])) for name, each in value.items()}
+
+
+def _plain(value: Any) -> str:
+    """A value of a problem's field, as an option writes it."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if not isinstance(value, (str, int, float)):
+        raise UsageError(f"texts, numbers, true or false are due, not {value!r}")
+    return str(value)
+
+
+_REQUIRED = ("operation", "kernels", "shapes", "baseline")
+_READERS: dict[str, Reader] = {
+    "operation": _text,
+    "kernels": _texts,
+    "shapes": _texts,
+    "problem": _problem,
+    "regimes": _regimes,
+    "tolerance": lambda value: share(str(value)),
+    "baseline": _text,
+    "rounds": lambda value: whole_number("rounds", value, 3, MOST_ROUNDS),
+    "precision": lambda value: share(str(value)),
+    "time_limit": lambda value: duration(str(value)),
+    "flush": _yes_or_no,
+}

@@ -1,0 +1,127 @@
+"""What of a log is compared, as entries: a row, a candidate or a ceiling, each with its rate and its interval. Pure."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mamf.ceilings.ceiling import CHOOSE, CONFIRM, FEWEST_ROUNDS, Ceiling, combined, confirmed, figures
+from mamf.logs.known import operation_called
+from mamf.logs.run_log import RunLog
+from mamf.measurement import Measurement
+from mamf.operations.attention.shapes import AttentionProblem
+from mamf.plans import FindPlan, KernelsPlan, Row
+from mamf.statistics import Interval
+
+#: What rows are paired by: regime, problem, shape, kernel, by name.
+Fields = dict[str, object]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row of one log: what it is paired by, and its rate; None where it has no figure, ``status`` says why.
+
+    ``rounds``: of a guard's row, the fresh visits that its figure is of.
+    """
+
+    fields: Fields
+    shape: str
+    kernel: str
+    tflops: float | None = None
+    interval: Interval | None = None
+    status: str = "ok"
+    unit: str = "TFLOPS"
+    rounds: int = 0
+    reason: str = ""
+
+    @property
+    def key(self) -> object:
+        """What it is paired by, to look it up."""
+        return frozenset(self.fields.items())
+
+
+def is_find(log: RunLog) -> bool:
+    plan = log.plan
+    return isinstance(plan, FindPlan) or (isinstance(plan, KernelsPlan) and plan.confirms)
+
+
+def entries(log: RunLog, as_ceilings: bool = False) -> list[Entry]:
+    """What of a log is compared. ``as_ceilings``: of a find, see the head of compare.py."""
+    rows = [row for row in log.measurements if not row.is_reference]
+    if isinstance(log.plan, KernelsPlan) and log.plan.rounds:
+        return [visited_entry(visits) for visits in by_step(rows).values()]
+    if not is_find(log) or (isinstance(log.plan, KernelsPlan) and not as_ceilings):
+        return [_row_entry(row) for row in rows if not row.phase]
+    if isinstance(log.plan, KernelsPlan):
+        return [_ceiling_entry(ceiling) for ceiling in log.own_ceilings.values()]
+    fresh = [row for row in rows if row.phase in (CHOOSE, CONFIRM)]
+    by_regime = {name: [row for row in fresh if row.regime == name] for name in {row.regime: None for row in fresh}}
+    if not as_ceilings:
+        return [entry for same in by_regime.values() for entry in _candidates(same)]
+    device = log.header["device"]["name"]
+    ceilings = (confirmed(same, device) for same in by_regime.values())
+    return [_ceiling_entry(ceiling) for ceiling in ceilings if ceiling is not None]
+
+
+@functools.lru_cache(1024)  # rows of a log are of few problems
+def problem_fields(problem: Any) -> Fields:
+    """What a problem is paired by: all but the seed, and for a forward pass how a backward's FLOP would be counted."""
+    if isinstance(problem, AttentionProblem) and not problem.has_backward:
+        problem = replace(problem, backward_count=AttentionProblem.backward_count)
+    fields = operation_called(problem.operation).problem_record(problem)
+    return {name: value for name, value in fields.items() if name != "seed"}
+
+
+def fields_of(step: Row) -> Fields:
+    """What a row of this step is paired by; the kernel by its own name."""
+    regime, problem, shape, kernel = step
+    return {"regime": regime, **problem_fields(problem), "shape": str(shape), "kernel": kernel}
+
+
+def _row_entry(row: Measurement) -> Entry:
+    fields = fields_of((row.regime, row.problem, row.shape, row.kernel))
+    if row.summary is None:
+        return Entry(fields, str(row.shape), row.kernel, status=row.status, reason=row.reason)
+    return Entry(fields, str(row.shape), row.kernel, row.rate(row.figure), row.rate_interval, unit=row.work.unit)
+
+
+def by_step(rows: Iterable[Measurement]) -> dict[Row, list[Measurement]]:
+    """The visits of each row of a guard."""
+    found: dict[Row, list[Measurement]] = {}
+    for row in rows:
+        found.setdefault((row.regime, row.problem, row.shape, row.kernel), []).append(row)
+    return found
+
+
+def visited_entry(visits: Sequence[Measurement]) -> Entry:
+    """A row of its visits: what the fresh ones give together, where a doubt of the first was followed by any.
+
+    A wrong result in any of them is the row's: a kernel that is right most of the time is wrong.
+    """
+    wrong = [row for row in visits if row.status == "wrong_result"]
+    fresh = [row for row in visits if row.phase == CONFIRM]
+    measured = [row for row in fresh or visits if row.ok]
+    if wrong or not measured:
+        return _row_entry((wrong or fresh or visits)[-1])
+    entry = _row_entry(measured[-1])
+    if not fresh:
+        return entry
+    rate, interval = combined(measured)
+    return replace(entry, tflops=rate, interval=interval, rounds=len(measured))
+
+
+def _candidates(rows: Sequence[Measurement]) -> Iterable[Entry]:
+    """Confirmed candidates of one regime, a round a sample."""
+    fresh = (row for row in rows if row.phase == CONFIRM)
+    for (shape, kernel), rounds in figures(fresh).items():
+        if len(rounds) >= FEWEST_ROUNDS:
+            tflops, interval = combined(list(rounds.values()))
+            fields = _row_entry(next(iter(rounds.values()))).fields
+            yield Entry(fields, str(shape), kernel, tflops, interval)
+
+
+def _ceiling_entry(ceiling: Ceiling) -> Entry:
+    fields = {"regime": ceiling.regime, **problem_fields(ceiling.problem)}
+    return Entry(fields, str(ceiling.shape), ceiling.kernel, ceiling.rate, ceiling.interval, unit=ceiling.unit)

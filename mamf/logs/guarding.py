@@ -1,0 +1,99 @@
+"""Whether kernels got slower than their baseline: which rows are in doubt, and what is made of each in the end. Pure.
+
+A first visit never fails a guard, it only raises a doubt. Doubtful rows are visited again, interleaved, and these fresh
+visits alone decide: the slowest of many first visits is slow by chance too (the winner's curse). They go on until the
+interval of their ratio to the baseline lies on one side of the tolerance, or the rounds end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from mamf.ceilings.ceiling import CONFIRM, FEWEST_ROUNDS
+from mamf.logs.compare import Comparison, Pair, paired
+from mamf.logs.entries import Entry, entries, visited_entry
+from mamf.logs.run_log import RunLog
+from mamf.measurement import Measurement
+
+DEFAULT_TOLERANCE = 0.02
+DEFAULT_ROUNDS = 9
+# A first visit is doubted from this share of the tolerance on: a visit may be a percent faster than its kernel is.
+_DOUBT = 0.5
+# A failure may have been the moment's: it is tried once more.
+_FAILURES = 2
+
+#: failed (it has no figure any more) and regression fail a guard, with unconfirmed it is not finished, new has no
+#: baseline; the worst first.
+Outcome = Literal["failed", "regression", "unconfirmed", "new", "ok"]
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+
+
+def is_in_doubt(baseline: Entry, visits: Sequence[Measurement], tolerance: float) -> bool:
+    """Whether a row of these visits is to be visited once more, in the light of its baseline."""
+    if baseline.tflops is None or any(row.status == "wrong_result" for row in visits):
+        return False
+    if not visits[-1].ok:
+        return sum(not row.ok for row in visits) < _FAILURES
+    seen = Pair(baseline.fields, baseline, visited_entry(visits))
+    if not any(row.phase == CONFIRM for row in visits):
+        return seen.ratio < 1 - _DOUBT * tolerance
+    return seen.b.rounds < FEWEST_ROUNDS or seen.interval.low <= 1 - tolerance <= seen.interval.high
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a guard makes of a row; ``pair`` None where there is nothing to compare it with."""
+
+    entry: Entry
+    outcome: Outcome
+    pair: Pair | None = None
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """A guard's log held against its baseline. ``rows``: the worst first. ``unfinished``: why it ended early, if so."""
+
+    comparison: Comparison
+    rows: tuple[Judged, ...]
+    tolerance: float
+    unfinished: str
+
+    def counts(self) -> dict[Outcome, int]:
+        """Rows by outcome, every outcome named."""
+        found = [row.outcome for row in self.rows]
+        return {outcome: found.count(outcome) for outcome in OUTCOMES}
+
+    @property
+    def untold(self) -> int:
+        """Rows of which their samples cannot tell whether they are as fast as before."""
+        passed = [row.pair for row in self.rows if row.outcome == "ok" and row.pair]
+        return sum(pair.verdict(self.tolerance) == "AMBIGUOUS" for pair in passed)
+
+    @property
+    def is_failed(self) -> bool:
+        found = self.counts()
+        return bool(found["regression"] + found["failed"])
+
+    @property
+    def is_finished(self) -> bool:
+        return not self.unfinished and not self.counts()["unconfirmed"]
+
+
+def guarded(baseline: RunLog, log: RunLog, tolerance: float) -> Guarded:
+    """What a guard's log says of what its baseline holds."""
+    comparison = paired(baseline, log, entries(baseline), entries(log))
+    found = [Judged(pair.b, outcome_of(pair, tolerance), pair) for pair in comparison.pairs]
+    found += [Judged(now, "failed") for _, now in comparison.only_a if now is not None]
+    found += [Judged(now, "new") for now, _ in comparison.only_b]
+    worst_first = sorted(found, key=lambda row: OUTCOMES.index(row.outcome))
+    ended = "" if log.tier == "complete" else (log.summary or {}).get("reason") or "it was killed"
+    return Guarded(comparison, tuple(worst_first), tolerance, ended)
+
+
+def outcome_of(pair: Pair, tolerance: float) -> Outcome:
+    """Fresh visits that settled it, or a first one that nothing followed."""
+    if not pair.is_regression(tolerance):
+        return "ok"
+    return "regression" if pair.b.rounds >= FEWEST_ROUNDS else "unconfirmed"

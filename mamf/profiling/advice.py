@@ -1,0 +1,78 @@
+"""What to try next, in the order of what it may bring, each with the figure that says so. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from mamf.ceilings.share import STATE_TOLERANCE, mamfu
+from mamf.profiling.folder import Folder
+from mamf.profiling.groups import Group
+from mamf.profiling.profile import IDLE
+
+_GAIN, _FAR_BELOW, _IDLE = 1.05, 0.5, 0.1
+_DEFAULT = "sdpa"
+
+
+def advice(folder: Folder, groups: Sequence[Group]) -> list[str]:
+    """A line each; one that says so where nothing stands out."""
+    of_kernels = [*_far_below(folder, groups), *_faster_kernels(groups), *_left_out(groups)]
+    found = [*_machine(folder), *of_kernels, *_step(folder)]
+    return found or ["Nothing stands out: the best kernel of every shape is near its ceiling."]
+
+
+def _machine(folder: Folder) -> Iterator[str]:
+    for line in folder.headers[0].get("findings", ()) if folder.headers else ():
+        if line.startswith("WARN"):
+            yield f"Mend the machine first: {line.removeprefix('WARN').strip()}"
+
+
+def _faster_kernels(groups: Sequence[Group]) -> Iterator[str]:
+    """Where torch's own choice is surely not the fastest."""
+    gains = []
+    for group in groups:
+        usual = next((row for row in group.rows if row.kernel == _DEFAULT), None)
+        if usual and not usual.interval.overlaps(group.rows[0].interval):
+            gain = usual.seconds / group.rows[0].seconds
+            gains += [(gain, group)] if gain >= _GAIN else []
+    if gains:
+        gain, group = max(gains, key=lambda each: each[0])
+        yield (
+            f"Call {group.rows[0].kernel} by name: {gain:.2f} times as fast as {_DEFAULT}, torch's own choice, for "
+            f"{group.title} (and faster for {len(gains)} of {len(groups)} shapes)"
+        )
+
+
+def _far_below(folder: Folder, groups: Sequence[Group]) -> Iterator[str]:
+    ceilings = folder.kernels.all_ceilings if folder.kernels else {}
+    shares = [(share, group) for group in groups for row in group.rows[:1] if (share := mamfu(row, ceilings))]
+    if any(share > 1 + STATE_TOLERANCE for share, _ in shares):
+        yield "Find the ceiling anew, on a quiet card: kernels reach more than it, so no share here means anything"
+        return
+    low = [each for each in shares if each[0] < _FAR_BELOW]
+    if low:
+        share, group = min(low, key=lambda each: each[0])
+        yield (
+            f"{len(low)} of {len(shares)} shapes stay below {_FAR_BELOW:.0%} of the ceiling with their best kernel, "
+            f"the least {share:.0%}: {group.title}. Longer sequences or larger batches fill a card better; where "
+            "they do not, a kernel is missing"
+        )
+
+
+def _left_out(groups: Sequence[Group]) -> Iterator[str]:
+    reasons = {row.kernel: f"{row.status}: {row.reason}" for group in groups for row in group.failed}
+    for kernel, reason in reasons.items():
+        yield f"{kernel} has no figure for some shapes ({reason})"
+
+
+def _step(folder: Folder) -> Iterator[str]:
+    if folder.step is None:
+        return
+    _, profile = folder.step
+    idle = next((row for row in profile.classes if row.name == IDLE), None)
+    if idle and idle.share >= _IDLE:
+        during = f", most of it while the host was in {profile.gaps[0].during}" if profile.gaps else ""
+        yield f"The card idles for {idle.share:.0%} of a model's step{during}: larger batches, or mamf model --compile"
+    slow = [row for row in profile.classes if row.mamfu is not None and row.mamfu < _FAR_BELOW]
+    if slow:
+        worst = max(slow, key=lambda row: row.share)
+        yield f"{worst.name} takes {worst.share:.0%} of a model's step at {worst.mamfu or 0:.0%} of the ceiling"

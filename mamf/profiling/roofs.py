@@ -1,0 +1,51 @@
+"""What bounds a kernel, by the roofs that were measured beside it: the compute ceiling and the memory's. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mamf.ceilings.share import STATE_TOLERANCE, Ceilings
+from mamf.logs.run_log import RunLog
+from mamf.measurement import TERA, Measurement
+
+# From here on a roof is what a kernel runs into; below both, neither explains its time.
+_AT_A_ROOF = 0.7
+
+
+@dataclass(frozen=True)
+class Roofs:
+    """Shares of a row's time that its FLOP at the ceiling, and its bytes at the bandwidth, would take; None where that
+    roof was not measured.
+    """
+
+    compute: float | None
+    memory: float | None
+
+    @property
+    def told(self) -> str:
+        """What bounds the row, with the figures that say so."""
+        known = {"compute": self.compute, "memory": self.memory}
+        shares = {name: share for name, share in known.items() if share is not None}
+        if not shares:
+            return "no roof was measured"
+        figures = ", ".join(f"{name} roof {share:.0%}" for name, share in shares.items())
+        name, highest = max(shares.items(), key=lambda each: each[1])
+        if highest > 1 + STATE_TOLERANCE:
+            return f"unknown: it is above a roof ({figures}), which was measured on a busier card"
+        if highest >= _AT_A_ROOF:
+            return f"{name} ({figures})"
+        return f"neither roof ({figures}): {1 - highest:.0%} of its time goes beyond what the nearer one asks for"
+
+
+def roofs(row: Measurement, ceilings: Ceilings, bandwidth: float | None) -> Roofs:
+    """``bandwidth``: TB/s, as measured."""
+    ceiling = ceilings.get((row.problem.dtype, row.regime))
+    compute = None if ceiling is None else row.work.flop / (ceiling.tflops * TERA) / row.seconds
+    memory = None if bandwidth is None else row.work.nbytes / (bandwidth * TERA) / row.seconds
+    return Roofs(compute, memory)
+
+
+def best_bandwidth(log: RunLog | None) -> Measurement | None:
+    """The fastest row of a log of bandwidth."""
+    rows = [row for row in log.measurements if row.ok and not row.phase] if log else []
+    return max(rows, key=lambda row: row.best_rate, default=None)

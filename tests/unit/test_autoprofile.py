@@ -1,0 +1,246 @@
+"""mamf autoprofile: one folder whose SUMMARY.md follows from its logs, in virtual time."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mamf.cli import main
+from mamf.errors import NothingProfiledError
+from mamf.logs.run_log import read_run_log
+from mamf.profiling.advice import advice
+from mamf.profiling.folder import read_folder
+from mamf.profiling.groups import Group
+from mamf.profiling.log import create_profile_log, write_profile
+from mamf.profiling.profile import ClassRow, GapRow, Profile
+from mamf.profiling.roofs import Roofs, roofs
+from mamf.profiling.summary import summary
+from mamf.statistics import summarize
+
+SIZES = ["--seq-lens", "2048", "4096", "--heads", "16", "--batch", "4"]
+ASKED = ["autoprofile", "--output-folder", "out", "--ceiling", "find.jsonl", *SIZES]
+PROFILE = Profile(
+    seconds=0.1,
+    steps=2,
+    device="Simulated H100",
+    is_of_device=True,
+    classes=(
+        ClassRow("matmul", 0.5, 0.05, 0.0, 10, {"bfloat16": 10**13}, 0.05, 0.3),
+        ClassRow("idle", 0.3, 0.03, 0.0, 5, {}, 0.0),
+    ),
+    kernels=(),
+    gaps=(GapRow("aten::item", 4, 0.03),),
+    unprofiled_step_seconds=0.04,
+)
+
+
+@pytest.fixture
+def profiled(machine, monkeypatch):
+    """A machine on which the steps of a model are profiled at once."""
+
+    def run(options):
+        with create_profile_log(options.output, "mamf profile", "model_step.py") as log:
+            write_profile(log, PROFILE)
+        return 0
+
+    monkeypatch.setattr("mamf.cli.profile.run", run)
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Pictures take seconds: that they are asked for is seen."""
+    asked = []
+    monkeypatch.setattr("mamf.cli.plot.run", lambda options: asked.append(options.output.name) or 0)
+    return asked
+
+
+@pytest.fixture
+def folder(profiled, undrawn):
+    assert main(ASKED) == 0
+    return Path("out")
+
+
+def told(folder):
+    return (folder / "SUMMARY.md").read_text()
+
+
+def test_one_command_fills_a_folder(folder, undrawn):
+    names = {"ceilings.jsonl", "bandwidth.jsonl", "kernels.jsonl", "step.jsonl"}
+    assert {path.name for path in folder.iterdir()} == {*names, "kernels.md", "steps.json", "SUMMARY.md"}
+    assert undrawn == ["ceilings.png", "kernels.png"]
+    text = told(folder)
+    for section in (
+        "What the card can do",
+        "What attention reaches",
+        "What bounds",
+        "a model's step",
+        "What to try next",
+    ):
+        assert section in text
+    for name in (*names, "kernels.md"):
+        assert f"]({name})" in text
+    assert "Hardware counters: none, autoprofile does not read them, mamf counters does." in text
+
+
+def test_figures_are_those_of_the_logs(folder):
+    text, log = told(folder), read_run_log(folder / "kernels.jsonl")
+    ceiling = read_run_log("find.jsonl").ceilings["burst"]
+    best = [row for row in log.measurements if row.operation == "attention"]
+    assert len(best) == 4, "two lengths, forward and backward"
+    for row in best:
+        share = row.best_rate / ceiling.tflops
+        assert f"| simulated-attention | {row.best_rate:.1f} TFLOPS | {share:.0%} | {row.seconds * 1e3:#.4g} |" in text
+    assert f"| {ceiling.tflops:.1f} TFLOPS |" in text
+    assert "40.00 ms a step" in text
+    assert "The card idles for 30% of a model's step, most of it while the host was in aten::item" in text
+
+
+def test_the_summary_follows_from_the_folder_alone(folder):
+    before = told(folder)
+    (folder / "SUMMARY.md").unlink()
+    assert main(["autoprofile", "--from", "out"]) == 0
+    assert told(folder) == before
+
+
+def test_the_same_command_measures_nothing_twice(folder, on_launch):
+    before = {path.name: path.read_bytes() for path in folder.glob("*.jsonl")}
+    launches = []
+    on_launch(launches.append)
+    assert main(ASKED) == 0
+    assert not launches
+    assert {path.name: path.read_bytes() for path in folder.glob("*.jsonl")} == before
+
+
+def test_other_sizes_in_the_same_folder_are_refused_and_told(folder, capsys):
+    assert main([*ASKED, "--head-dims", "64"]) == 1
+    assert "--head-dims 64 contradicts" in capsys.readouterr().err
+    assert "kernels failed: --head-dims 64 contradicts" in told(folder)
+
+
+def test_ctrl_c_leaves_what_is_done_and_the_rest_goes_on(profiled, undrawn, on_launch):
+    def interrupt(launches):
+        if launches == 40:
+            raise KeyboardInterrupt
+
+    on_launch(interrupt)
+    assert main(ASKED) == 130
+    assert "This is not all: " in told(Path("out"))
+    assert "interrupted: by the user" in told(Path("out"))
+    on_launch(None)
+    assert main(ASKED) == 0
+    assert "This is not all" not in told(Path("out"))
+
+
+def test_a_budget_that_ends_leaves_the_rest_out(profiled, undrawn, monkeypatch):
+    clock = iter([0.0, *[10.0**6] * 9])
+    monkeypatch.setattr("mamf.cli.autoprofile.time.monotonic", lambda: next(clock))
+    assert main([*ASKED, "--budget", "5s"]) == 0
+    assert "kernels left out: the budget ended before it" in told(Path("out"))
+
+
+def test_a_step_that_fails_is_told_and_the_others_stand(profiled, undrawn, monkeypatch):
+    def fail(options):
+        raise NothingProfiledError("no optimizer of torch stepped", 0)
+
+    monkeypatch.setattr("mamf.cli.profile.run", fail)
+    assert main(ASKED) == 1
+    text = told(Path("out"))
+    assert "step failed: nothing was profiled: no optimizer of torch stepped" in text
+    assert "What attention reaches" in text
+
+
+def test_sizes_of_the_environment_are_defaults_and_said(profiled, undrawn, monkeypatch, capsys):
+    for name, value in {"SEQLEN": "1024,2048", "NHEADS": "8", "HEADDIM": "64", "BATCH": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert main([*ASKED[:5], "--heads", "16"]) == 0
+    assert "--seq-lens 1024 2048 is the environment's SEQLEN." in capsys.readouterr().out
+    shapes = {row.shape for row in read_folder(Path("out")).kernels.measurements if row.operation == "attention"}
+    assert {(shape.batch, shape.heads, shape.head_dim, shape.seqlen_k) for shape in shapes} == {
+        (2, 16, 64, 1024),
+        (2, 16, 64, 2048),
+    }
+    assert "is the environment's SEQLEN" in told(Path("out"))
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        (["--output-folder", "."], "holds after.jsonl, which is none of autoprofile's"),
+        (["--output-folder", "find.jsonl"], "find.jsonl is no folder"),
+        (["--from", "nowhere"], "there is no folder nowhere"),
+        (["--ceiling", "sweep.jsonl"], "sweep.jsonl holds no ceiling"),
+        (["--operation", "model"], "model is measured in any case"),
+        (["--seq-lens", "x"], "'x' is not a whole number"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(machine, capsys, given, line):
+    try:
+        code = main(["autoprofile", *given])
+    except SystemExit as stop:
+        code = stop.code
+    err = capsys.readouterr().err
+    assert (code, len(err.strip().splitlines())) == (2, 1)
+    assert line in err
+
+
+def test_a_size_of_the_environment_that_is_none_is_refused(machine, capsys, monkeypatch):
+    monkeypatch.setenv("SEQLEN", "long")
+    assert main(["autoprofile"]) == 2
+    assert "the environment's SEQLEN: 'long' is not a whole number" in capsys.readouterr().err
+
+
+def test_another_operation_takes_the_place_of_attention(profiled, undrawn):
+    assert main([*ASKED[:5], "--operation", "bandwidth"]) == 0
+    assert "What bandwidth reaches" in told(Path("out"))
+
+
+# -- what bounds a kernel ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("compute", "memory", "line"),
+    [
+        (0.85, 0.1, "compute (compute roof 85%, memory roof 10%)"),
+        (0.1, 0.9, "memory (compute roof 10%, memory roof 90%)"),
+        (0.4, 0.1, "neither roof (compute roof 40%, memory roof 10%): 60% of its time goes beyond"),
+        (1.3, None, "unknown: it is above a roof (compute roof 130%)"),
+        (None, None, "no roof was measured"),
+    ],
+)
+def test_what_bounds_a_kernel_is_said_with_its_figures(compute, memory, line):
+    assert Roofs(compute, memory).told.startswith(line)
+
+
+def test_roofs_are_shares_of_a_rows_time(folder):
+    row = next(row for row in read_run_log(folder / "kernels.jsonl").measurements if row.operation == "attention")
+    found = roofs(row, {}, row.work.nbytes / row.seconds / 1e12)
+    assert (found.compute, found.memory) == (None, pytest.approx(1.0))
+
+
+def test_a_folder_without_ceilings_says_so(folder):
+    whole = read_folder(folder)
+    text = summary(replace(whole, ceilings=None, kernels=None, ends={}))
+    assert "This is not all: ceilings not measured; kernels not measured." in text
+
+
+def test_a_record_of_steps_that_is_broken_is_named(folder, capsys):
+    (folder / "steps.json").write_text(json.dumps({"steps": [{"name": 3}], "remarks": []}))
+    assert main(["autoprofile", "--from", "out"]) == 2
+    assert "steps.json: field" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("slower", "is_told"), [(1.3, True), (1.04, False), (1.0, False)])
+def test_a_faster_kernel_is_named_where_intervals_part_them(folder, slower, is_told):
+    row = next(row for row in read_run_log(folder / "kernels.jsonl").measurements if row.operation == "attention")
+    samples = tuple(slower * sample for sample in row.samples)
+    usual = replace(row, kernel="sdpa", samples=samples, summary=summarize(samples))
+    lines = advice(read_folder(folder), [Group("a shape", (row, usual), ())])
+    assert any("Call simulated-attention by name: 1.30 times as fast as sdpa" in line for line in lines) == is_told
+
+
+def test_a_kernel_without_a_figure_is_told_with_its_reason(folder):
+    row = next(row for row in read_run_log(folder / "kernels.jsonl").measurements if row.operation == "attention")
+    failed = replace(row, kernel="eager", status="out_of_memory", reason="no room", summary=None, samples=())
+    lines = advice(read_folder(folder), [Group("a shape", (row,), (failed,))])
+    assert "eager has no figure for some shapes (out_of_memory: no room)" in lines

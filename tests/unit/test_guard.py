@@ -1,0 +1,343 @@
+"""mamf guard: what it reads, when it doubts, what it makes of fresh visits, and how often it is wrong."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import guard_rates
+import pytest
+from contribution_logs import found
+
+from mamf.ceilings.ceiling import CONFIRM
+from mamf.charts.of_log import chart_of
+from mamf.cli import main
+from mamf.cli.guard_file import read_guard_file
+from mamf.errors import UsageError
+from mamf.logs.compare import Comparison, Pair, Side
+from mamf.logs.entries import Entry, visited_entry
+from mamf.logs.guarding import Guarded, Judged, is_in_doubt, outcome_of
+from mamf.logs.run_log import read_run_log
+from mamf.measurement import Measurement
+from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.report.guard import verdict_line
+from mamf.statistics import Interval, Repeatability, summarize
+from mamf.testing import Physics, SimulatedAttention, SimulatedBackend
+
+DEVICE = ["--backend", "mamf.testing:SimulatedBackend"]
+FILE = """
+operation = "attention"
+kernels = ["mamf.testing:SimulatedAttention"]
+shapes = ["b4h16q2048k2048d128", "b4h16q4096k4096d128"]
+baseline = "baseline.jsonl"
+
+[problem]
+direction = ["fwd", "bwd"]
+"""
+#: What visits and runs of a card scatter by: burst as calibrated, sustained too.
+RESTLESS = replace(Physics(), at_boost=Repeatability(0.0008, 0.0008), capped=Repeatability(0.0025, 0.0040))
+SHAPE = AttentionShape(1, 8, 8, 512, 512, 64, 64)
+KNOWN = Repeatability(0.0008, 0.0008)
+
+
+@pytest.fixture(scope="module")
+def baseline(tmp_path_factory):
+    """FILE and the baseline that --update measures."""
+    folder = tmp_path_factory.mktemp("baseline")
+    (folder / "guard.toml").write_text(FILE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SimulatedBackend, "physics", RESTLESS)
+        patch.chdir(folder)
+        assert main(["guard", "guard.toml", *DEVICE, "--update", "--output", "first.jsonl"]) == 0
+    return folder
+
+
+@pytest.fixture
+def guard(run, baseline, monkeypatch):
+    """The command that guards FILE, whose baseline is measured."""
+    monkeypatch.setattr(SimulatedBackend, "physics", RESTLESS)
+    shutil.copytree(baseline, run.folder, dirs_exist_ok=True)
+
+    def command(*options):
+        return run("guard", "guard.toml", *DEVICE, *options)
+
+    command.folder = run.folder
+    return command
+
+
+def slower(monkeypatch, share=0.03):
+    monkeypatch.setattr(SimulatedAttention, "share", SimulatedAttention.share * (1 - share))
+
+
+# -- from end to end, in virtual time ----------------------------------------------------------------------------------
+
+
+def test_an_unchanged_kernel_passes(guard):
+    code, out, _ = guard("--junit", "guard.xml", "--output", "again.jsonl")
+    assert (code, out.splitlines()[0]) == (0, "guard PASSED: none of 4 rows is slower by more than 2 %")
+    suite = ElementTree.parse(guard.folder / "guard.xml").getroot()
+    assert {name: suite.get(name) for name in ("tests", "failures", "errors", "skipped")} == {
+        "tests": "4", "failures": "0", "errors": "0", "skipped": "0",
+    }  # fmt: skip
+
+
+def test_a_slower_kernel_fails_once_fresh_visits_confirm_it(guard, monkeypatch):
+    slower(monkeypatch)
+    code, out, _ = guard("--junit", "guard.xml", "--markdown", "guard.md", "--output", "slower.jsonl")
+    assert code == 3
+    assert "guard FAILED: 4 of 4 rows slower by more than 2 %, confirmed by fresh visits" in out
+    suite = ElementTree.parse(guard.folder / "guard.xml").getroot()
+    failures = suite.findall("testcase/failure")
+    assert (suite.get("tests"), suite.get("failures"), len(failures)) == ("4", "4", 4)
+    assert all("-3." in failure.get("message") for failure in failures)
+    assert (guard.folder / "guard.md").read_text().startswith("guard FAILED: 4 of 4 rows")
+    fresh = [row for row in read_run_log(guard.folder / "slower.jsonl").measurements if row.phase == CONFIRM]
+    assert len(fresh) >= 3 * 4
+
+
+def test_what_compare_says_of_its_log_is_what_the_guard_said(guard, run, monkeypatch):
+    slower(monkeypatch)
+    guard("--output", "slower.jsonl")
+    code, out, _ = run("compare", "baseline.jsonl", "slower.jsonl", "--tolerance", "2%")
+    assert (code, "4 rows: 0 SAME, 0 FASTER, 4 SLOWER" in out) == (3, True)
+
+
+def test_a_kernel_that_gives_wrong_results_fails(guard, monkeypatch):
+    wrong = {AttentionShape.parse("b4h16q2048k2048d128"): "wrong_result"}
+    usual = SimulatedBackend.__init__
+
+    def faulty(self, *given, **named):
+        usual(self, *given, **named)
+        self.faults = wrong
+
+    monkeypatch.setattr(SimulatedBackend, "__init__", faulty)
+    code, out, _ = guard("--junit", "guard.xml")
+    assert (code, "guard FAILED: 2 of 4 rows have no figure any more" in out) == (3, True)
+    errors = ElementTree.parse(guard.folder / "guard.xml").findall("testcase/error")
+    assert [error.get("message").partition(":")[0] for error in errors] == ["wrong_result"] * 2
+
+
+def test_a_budget_that_ends_it_is_no_pass_and_the_rest_is_resumed(guard, monkeypatch):
+    slower(monkeypatch)
+    code, out, _ = guard("--budget", "1.5s", "--output", "cut.jsonl")
+    assert (code, "not finished: the budget ended" in out) == (1, True)
+    held = [row.samples for row in read_run_log(guard.folder / "cut.jsonl").measurements]
+    assert guard("--resume", "cut.jsonl")[0] == 3
+    rows = read_run_log(guard.folder / "cut.jsonl").measurements
+    assert [row.samples for row in rows][: len(held)] == held, "nothing is measured twice"
+    assert len({(row.shape, row.problem, row.phase, row.round) for row in rows}) == len(rows)
+
+
+def test_any_log_of_the_operation_can_be_a_baseline(guard, run, monkeypatch):
+    kernel = ["--kernel", "mamf.testing:SimulatedAttention", "--shapes", "b4h16q2048k2048d128", "b4h16q4096k4096d128"]
+    run("sweep", "--operation", "attention", *DEVICE, *kernel, "--set", "direction=fwd,bwd", "--output", "sweep.jsonl")
+    assert guard("--baseline", "sweep.jsonl")[0] == 0
+    slower(monkeypatch)
+    assert guard("--baseline", "sweep.jsonl")[0] == 3
+
+
+def test_ctrl_c_leaves_a_log_and_no_new_baseline(guard, on_launch):
+    def interrupt(launches):
+        if launches == 500:
+            raise KeyboardInterrupt
+
+    before = (guard.folder / "baseline.jsonl").read_bytes()
+    on_launch(interrupt)
+    assert guard("--update", "--output", "cut.jsonl")[0] == 130
+    assert read_run_log(guard.folder / "cut.jsonl").tier == "interrupted"
+    assert (guard.folder / "baseline.jsonl").read_bytes() == before
+
+
+def test_its_logs_are_shown_drawn_and_checked(guard, run):
+    assert "simulated-attention" in run("show", "baseline.jsonl")[1]
+    assert chart_of(read_run_log("baseline.jsonl")).grid
+    assert found(Path("baseline.jsonl")) <= {"simulated", "missing-field", "implausible", "changed-code"}
+    code, _, err = run("sweep", "--operation", "attention", "--resume", "baseline.jsonl")
+    assert (code, "resume it with 'mamf guard FILE.toml --resume baseline.jsonl'" in err) == (2, True)
+
+
+def test_products_are_guarded_too(run):
+    products = FILE.replace("attention", "matmul").replace("SimulatedAttention", "SimulatedMatmul")
+    products = products.partition("[problem]")[0]
+    for name in ("b4h16q2048k2048d128", "b4h16q4096k4096d128"):
+        products = products.replace(name, "4096x4096x4096" if "2048" in name else "8192x4096x4096")
+    (run.folder / "guard.toml").write_text(products)
+    assert run("guard", "guard.toml", *DEVICE, "--update")[0] == 0
+    assert run("guard", "guard.toml", *DEVICE)[0] == 0
+
+
+# -- the file ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ('kernel = ["eager"]', "unknown key 'kernel' (did you mean 'kernels'?)"),
+        ("tolerance = 2", "tolerance: '2' is not a share between 0 and 1; write 0.3% or 0.003"),
+        ("rounds = 2", "rounds: rounds 2: it must be at least 3"),
+        ('regimes = ["bursts"]', "unknown regime 'bursts' (did you mean 'burst'?)"),
+        ('flush = "no"', "flush: true or false is due, not 'no'"),
+        ("time_limit = 'soon'", "time_limit: 'soon' is not a duration"),
+        ("problem = 3", "problem: a table is due, [problem], not 3"),
+        ("nonsense", "is no TOML: "),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said_in_a_line(tmp_path, line, told):
+    path = tmp_path / "guard.toml"
+    path.write_text(f"{line}\n{FILE.partition('[problem]')[0]}")
+    with pytest.raises(UsageError) as error:
+        read_guard_file(path)
+    assert told in str(error.value)
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("key", ["operation", "kernels", "shapes", "baseline"])
+def test_what_a_file_lacks_is_named(tmp_path, key):
+    path = tmp_path / "guard.toml"
+    path.write_text("\n".join(line for line in FILE.splitlines() if not line.startswith(key)))
+    with pytest.raises(UsageError, match=f"{key} missing"):
+        read_guard_file(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (("[problem]", "[problem]\nseqlen = 3"), "unknown field of attention 'seqlen'"),
+        (("attention", "atention"), "unknown operation 'atention' (did you mean 'attention'?)"),
+        (("b4h16q4096k4096d128", "b4h16"), "b4h16"),
+        (("baseline.jsonl", "none.jsonl"), "there is no baseline none.jsonl: measure one with"),
+        (("b4h16q2048k2048d128", "b1h16q512k512d64"), "none of these rows"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(guard, change, told):
+    file = FILE.replace(*change)
+    if "rows" in told:
+        file = file.replace(', "b4h16q4096k4096d128"', "")
+    (guard.folder / "guard.toml").write_text(file)
+    code, out, err = guard()
+    assert (code, out, len(err.strip().splitlines())) == (2, "", 1)
+    assert told in err
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--update", "--junit", "guard.xml"], "--update makes a baseline and judges nothing"),
+        (["--junit", "nowhere/guard.xml"], "cannot write nowhere/guard.xml: there is no folder nowhere"),
+        (["--baselin", "x"], "did you mean --baseline?"),
+        (["--baseline", "guard.toml"], "guard.toml"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused_before_anything_is_measured(guard, options, told):
+    code, out, err = guard(*options)
+    assert (code, out, len(err.strip().splitlines())) == (2, "", 1)
+    assert told in err
+
+
+def test_a_dry_run_measures_nothing(guard, on_launch):
+    launches = []
+    on_launch(launches.append)
+    code, out, _ = guard("--dry-run")
+    assert (code, "4 rows in burst" in out, launches) == (0, True, [])
+
+
+def test_a_baseline_of_another_card_is_none(guard, monkeypatch):
+    path = guard.folder / "baseline.jsonl"
+    path.write_text(path.read_text().replace("Simulated H100", "Simulated H200"))
+    code, _, err = guard("--output", "new.jsonl")
+    assert (code, "is no baseline for this: device Simulated H200 against Simulated H100" in err) == (2, True)
+    assert not (guard.folder / "new.jsonl").exists()
+
+
+# -- doubts ------------------------------------------------------------------------------------------------------------
+
+
+def visit(seconds=1.0, phase="", status="ok", number=1):
+    samples = tuple(seconds * (1 + 0.0005 * each) for each in (-2, -1, -1, 0, 0, 1, 1, 2))
+    return Measurement(
+        SHAPE, "eager", AttentionProblem(), "burst", "median", status, samples=samples, phase=phase, round=number,
+        summary=summarize(samples) if status == "ok" else None, repeatability=KNOWN,
+    )  # fmt: skip
+
+
+def fresh(*seconds):
+    return [visit(each, CONFIRM, number=number) for number, each in enumerate(seconds, start=1)]
+
+
+BASELINE = visited_entry(fresh(1.0, 1.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("visits", "doubted"),
+    [
+        ([visit(1.0)], False),
+        ([visit(1.012)], True),  # half of the tolerance is enough to look again
+        ([visit(0.8)], False),
+        ([visit(1.05), *fresh(1.0)], True),  # too few to tell
+        ([visit(1.05), *fresh(1.0, 1.0, 1.0)], False),
+        ([visit(1.05), *fresh(1.05, 1.05, 1.05)], False),
+        ([visit(1.05), *fresh(1.02, 1.02, 1.02)], True),  # right at the tolerance
+        ([visit(status="failed")], True),
+        ([visit(status="failed"), visit(phase=CONFIRM, status="failed")], False),
+        ([visit(status="wrong_result")], False),
+    ],
+)
+def test_a_row_is_doubted_until_fresh_visits_settle_it(visits, doubted):
+    assert is_in_doubt(BASELINE, visits, 0.02) == doubted
+
+
+def test_what_raised_the_doubt_does_not_confirm_it():
+    now = visited_entry([visit(1.3), *fresh(1.0, 1.0, 1.0)])
+    assert (now.rounds, now.tflops) == (3, pytest.approx(BASELINE.tflops))
+    assert outcome_of(Pair({}, BASELINE, now), 0.02) == "ok"
+    assert outcome_of(Pair({}, BASELINE, visited_entry([visit(1.3)])), 0.02) == "unconfirmed"
+    assert outcome_of(Pair({}, BASELINE, visited_entry([visit(1.3), *fresh(1.3, 1.3, 1.3)])), 0.02) == "regression"
+
+
+def test_a_pass_says_of_how_many_rows_nothing_can_be_told():
+    noisy = replace(BASELINE, interval=Interval(0.9 * BASELINE.tflops, 1.1 * BASELINE.tflops, 0.95))
+    rows = tuple(Judged(now, "ok", Pair({}, BASELINE, now)) for now in (BASELINE, noisy))
+    comparison = Comparison(*[Side("a.jsonl", {}, "complete")] * 2, (), (), ())
+    told = "none of 2 rows is slower by more than 2 %, 1 of 2 rows scatter too much to tell that little (AMBIGUOUS)"
+    assert verdict_line(Guarded(comparison, rows, 0.02, "")) == f"guard PASSED: {told}"
+
+
+def test_what_is_new_has_nothing_to_be_slower_than():
+    assert not is_in_doubt(Entry({}, "", "", status="unsupported"), [visit(9.0)], 0.02)
+
+
+# -- how often it is wrong: tools/guard_rates.py draws ten thousand of each, docs/guard.md has the figures -------------
+
+
+def test_the_guard_is_silent_on_unchanged_kernels_and_sees_a_slower_one():
+    for card in ("burst", "sustained"):
+        assert guard_rates.false_alarms(card, 10)[0] == 0
+        assert guard_rates.caught(card, 10) == 10
+
+
+def test_first_visits_alone_would_cry_wolf(monkeypatch):
+    """Where a row's state lasts for a visit, one visit is up to a percent off: at this tolerance, that is an alarm."""
+    guards = guard_rates.Guards(guard_rates.CARDS["sustained"], tolerance=0.005)
+    assert guards.guard(1).visits > 2 * guard_rates.ROWS
+
+
+def test_the_file_that_the_docs_show_is_one(tmp_path):
+    docs = Path(__file__).resolve().parents[2] / "docs" / "guard.md"
+    (tmp_path / "guard.toml").write_text(docs.read_text().partition("```toml\n")[2].partition("```")[0])
+    file = read_guard_file(tmp_path / "guard.toml")
+    assert (file.tolerance, file.rounds, file.regimes) == (0.02, 9, ("burst",))
+    assert file.as_options()["set"] == ["direction=fwd,bwd"]
+
+
+def test_sustained_is_confirmed_by_visits_that_start_anew(guard):
+    """A power controller stays in one of its states for as long as the card is loaded."""
+    large = FILE.partition("[problem]")[0].replace("b4h16q2048k2048", "b16h16q16384k16384")
+    large = large.replace("b4h16q4096k4096", "b16h16q8192k8192")
+    (guard.folder / "guard.toml").write_text(f'{large}regimes = "sustained"\nrounds = 3\n')
+    rested = []
+    usual = SimulatedBackend.sleep
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SimulatedBackend, "sleep", lambda self, seconds: rested.append(seconds) or usual(self, seconds))
+        assert guard("--update", "--output", "new.jsonl")[0] == 0
+    assert rested.count(SimulatedBackend.sustained_traits.rest_seconds) == 2 * 3

@@ -57,7 +57,7 @@ class CpuBackend(HostTimedBackend):
         warm_in_seconds=0.0,
         repeatability=_BURST_REPEATABILITY,
     )
-    sustained_traits = SustainedTraits(soak_seconds=2.0, repeatability=_SUSTAINED_REPEATABILITY)
+    sustained_traits = SustainedTraits(soak_seconds=2.0, rest_seconds=0.0, repeatability=_SUSTAINED_REPEATABILITY)
     environment_variables = ("GOMP_CPU_AFFINITY", "OMP_PROC_BIND", "OMP_PLACES", "ONEDNN_MAX_CPU_ISA")
 
     @classmethod

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -96,6 +98,21 @@ class CudaBackend(AcceleratorBackend):
             **{name: str(getattr(flags, name)) for name in names if hasattr(flags, name)},
             "preferred_blas_library": str(torch.backends.cuda.preferred_blas_library()),
         }
+
+    def without_counters(self) -> Unavailable | None:
+        return None
+
+    @contextmanager
+    def profiler_window(self, name: str) -> Iterator[None]:
+        """cudaProfilerStart to cudaProfilerStop, which ncu and nsys wait for when told to, and an NVTX range within."""
+        self.synchronize()
+        torch.cuda.profiler.start()
+        try:
+            with torch.cuda.nvtx.range(name):
+                yield
+                self.synchronize()
+        finally:
+            torch.cuda.profiler.stop()
 
     def advice(self) -> list[Advice]:
         if isinstance(self.telemetry, Unavailable):

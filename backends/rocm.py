@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,9 @@ _RESIDENCIES = {
     "vr_thm_residency_acc": "voltage regulator thermal slowdown",
     "prochot_residency_acc": "hardware thermal slowdown",
 }
+# What marks code for a profiler: of rocprofv3, which can be paused too, and of the tools before it.
+_MARKER_LIBRARIES = ("librocprofiler-sdk-roctx.so", "libroctx64.so")
+_ALL_THREADS = ctypes.c_uint64(0)
 # A field that the device does not fill has all bits set; amdsmi says "N/A" for some widths of it and not for others.
 _UNFILLED = (2**16 - 1, 2**32 - 1, 2**64 - 1)
 
@@ -211,12 +215,46 @@ class RocmBackend(AcceleratorBackend):
             "preferred_blas_library": str(torch.backends.cuda.preferred_blas_library()),
         }
 
+    def without_counters(self) -> Unavailable | None:
+        return Unavailable(
+            "mamf reads no counters of AMD devices: which there are differs by architecture (rocprofv3 -L lists them)",
+            "rocprofv3 --selected-regions --pmc COUNTER -- mamf run KERNEL   # rates: 'mamf sweep', 'mamf attention'",
+        )
+
+    @contextlib.contextmanager
+    def profiler_window(self, name: str) -> Iterator[None]:
+        """A roctx range; rocprofv3 --selected-regions records what lies between resume and pause alone."""
+        roctx = marker_library()
+        self.synchronize()
+        if roctx is None:
+            yield
+            self.synchronize()
+            return
+        # The older library has ranges alone.
+        resume, pause = (getattr(roctx, f"roctxProfiler{word}", lambda thread: 0) for word in ("Resume", "Pause"))
+        resume(_ALL_THREADS)
+        roctx.roctxRangePushA(name.encode())
+        try:
+            yield
+            self.synchronize()
+        finally:
+            roctx.roctxRangePop()
+            pause(_ALL_THREADS)
+
     def advice(self) -> list[Advice]:
         found = [numa_balancing_advice(), tunable_op_advice()]
         if isinstance(self.telemetry, Unavailable):
             cost = "throttling cannot be seen, and a log without clock and power says less"
             found.append(Advice("sensors", "warning", self.telemetry.reason, cost, self.telemetry.remedy))
         return found
+
+
+def marker_library() -> ctypes.CDLL | None:
+    """roctx as it is installed, or None."""
+    for name in _MARKER_LIBRARIES:
+        with contextlib.suppress(OSError):
+            return ctypes.CDLL(name)
+    return None
 
 
 def numa_balancing_advice() -> Advice:

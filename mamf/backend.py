@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -23,6 +24,8 @@ MIB = 2**20
 # Of an H100 and an H200, by tools/coverage.py and the visits in docs/verification.md.
 _BURST_REPEATABILITY = Repeatability(visit=0.0008, run=0.0008)
 _SUSTAINED_REPEATABILITY = Repeatability(visit=0.0025, run=0.0040)
+# Of visits that start anew: two states 1.3 % apart, drawn each time.
+_ANEW_REPEATABILITY = Repeatability(visit=0.0060, run=0.0015, is_whole=True)
 
 
 @dataclass(frozen=True)
@@ -109,17 +112,22 @@ class BurstTraits:
 class SustainedTraits:
     """How a device settles under load.
 
-    ``soak_seconds``: load from cold after which clock and power stop swinging (about 10 s on an H100).
+    ``soak_seconds``: load from cold after which clock and power stay within 0.3 % (an H200).
     ``settle_seconds``: load after which a warm device has adapted to another kernel.
     ``cold_after_seconds``: an idle time after which the soak is owed again. ``bridge_seconds``: load queued while the
     host prepares the next kernel, because even a short idle time sets the power controller swinging for seconds.
+    ``rest_seconds``: an idle time after which the power controller starts anew, 0 where nothing does; and
+    ``restart_seconds``: load after which it has settled then. ``anew_repeatability``: of visits after such a rest.
     """
 
-    soak_seconds: float = 10.0
+    soak_seconds: float = 4.0
     settle_seconds: float = 0.5
     cold_after_seconds: float = 1.0
     bridge_seconds: float = 0.25
+    rest_seconds: float = 0.5
+    restart_seconds: float = 2.0
     repeatability: Repeatability = _SUSTAINED_REPEATABILITY
+    anew_repeatability: Repeatability = _ANEW_REPEATABILITY
 
 
 class Backend(ABC):
@@ -198,6 +206,13 @@ class Backend(ABC):
     def flush_cache(self, size: int | None = None) -> None:
         """Queue a write over ``size`` bytes (default: twice the last-level cache), evicting the operands."""
 
+    def profiler_window(self, name: str) -> AbstractContextManager[object]:
+        """What is launched within is what a profiler of the vendor records, in a range of this name; nothing queued
+        before runs within, and everything launched within has run when it ends. Does nothing where there is no such
+        profiler, or none is attached.
+        """
+        return nullcontext()
+
     # -- memory ------------------------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -239,6 +254,17 @@ class Backend(ABC):
     def without_compiler(self) -> Unavailable | None:
         """Why torch's compiler makes no kernels for this device, or None."""
         return None
+
+    def digest(self, result: object) -> str | None:
+        """A hash of every bit of what a launch returned; None where it returned nothing that can be read."""
+        return None
+
+    def without_counters(self) -> Unavailable | None:
+        """Why mamf reads no hardware counters of this device, and what can be had instead; None where it does."""
+        return Unavailable(
+            f"mamf reads hardware counters by NVIDIA's ncu, and {self.info.name} is no device of theirs",
+            "rates need none: 'mamf sweep', 'mamf attention'; 'mamf run' is for the vendor's own profiler",
+        )
 
     def advice(self) -> list[Advice]:
         """What a user should know about this machine before believing a number. Changes nothing."""

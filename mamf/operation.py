@@ -53,6 +53,10 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
         """The datasheet's figure for it, in what the rate counts a second, or None."""
         return None
 
+    def may_be_ceiling(self, info: DeviceInfo, problem: ProblemT, shape: ShapeT) -> bool:
+        """Whether a rate at this shape may be the ceiling: False where a cache answers in place of the memory, say."""
+        return True
+
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
         """Columns of its own beside those of every row, by name and in their order of importance.
 

@@ -15,6 +15,7 @@ from mamf.regimes.names import BURST, CEILINGS, CLASSIC, CLASSIC_WARMUP_SECONDS,
 
 ORDERS = ("shuffled", "given")
 DEFAULT_BUDGET_SECONDS = 57.0
+QUICK_BUDGET_SECONDS = 20.0
 #: Regimes in which kernels of any operation are measured: those that a ceiling is of.
 KERNEL_REGIMES = (BURST, SUSTAINED)
 
@@ -84,8 +85,9 @@ class Plan:
 class FindPlan:
     """Everything a search for ceilings needs, and all that resuming it needs.
 
-    ``kernels``: the first, the default, scouts; then shapes and kernels are searched together. ``scouts`` and
-    ``refinements``: measurements, at most, on the grid and around its leaders, of all kernels together.
+    ``kernels``: the first, the default, scouts; then all are searched together. ``scouts`` and ``refinements``:
+    measurements, at most, on the grid and around its leaders, by all kernels together. ``priors``: shapes that are
+    measured first. ``is_quick``: fewer rounds and visits.
     """
 
     problem: MatmulProblem
@@ -96,6 +98,8 @@ class FindPlan:
     precision: float = 0.003
     scouts: int = 96
     refinements: int = 132
+    priors: tuple[MatmulShape, ...] = ()
+    is_quick: bool = False
 
     def __post_init__(self) -> None:
         require_some("kernels", self.kernels, str)

@@ -53,12 +53,14 @@ class Repeatability:
     """Relative standard deviations of a figure: from ``visit`` to visit of one run, and from ``run`` to run.
 
     ``degrees``: of freedom that the calibration of ``visit`` is worth. Measured for cuda and cpu alone; other backends
-    borrow cuda's, which may be too narrow or too wide for them.
+    borrow cuda's, which may be too narrow or too wide for them. ``is_whole``: ``visit`` holds what scatters within one
+    too, where that is not to be told from within: what a power controller does after a rest is no noise.
     """
 
     visit: float
     run: float
     degrees: int = 16
+    is_whole: bool = False
 
     def __post_init__(self) -> None:
         if not (0 <= self.visit < 1 and 0 <= self.run < 1 and 1 <= self.degrees <= _MOST_DEGREES):
@@ -165,7 +167,9 @@ def repeat_interval(
     Bayesian Data Analysis, 2013, section 2.6); what lies between runs does not shrink with the number of visits.
     """
     count = len(figures)
-    expected = known.visit**2 + _stdlib.fmean(error**2 for error in within)
+    expected = known.visit**2
+    if not known.is_whole:
+        expected += _stdlib.fmean(error**2 for error in within)
     mean = _stdlib.fmean(figures)
     seen = sum((figure / mean - 1) ** 2 for figure in figures)
     between = (known.degrees * expected + seen) / (known.degrees + count - 1)

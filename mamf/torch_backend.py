@@ -153,6 +153,16 @@ class TorchBackend(Backend):
         out_of_memory = (MemoryError, torch.OutOfMemoryError)
         return isinstance(error, out_of_memory) or "out of memory" in str(error).lower()
 
+    def digest(self, result: object) -> str | None:
+        parts = result if isinstance(result, (tuple, list)) else (result,)
+        tensors = [part for part in parts if isinstance(part, torch.Tensor)]
+        if not tensors:
+            return None
+        found = hashlib.sha256()
+        for tensor in tensors:
+            found.update(tensor.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes())
+        return found.hexdigest()
+
     def settings(self) -> dict[str, str]:
         return {"float32_matmul_precision": torch.get_float32_matmul_precision()}
 

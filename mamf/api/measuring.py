@@ -25,7 +25,6 @@ from mamf.ceilings.finding import Find
 from mamf.ceilings.grid import plan_for
 from mamf.ceilings.share import Ceilings
 from mamf.ceilings.stream import CeilingSearch
-from mamf.dtypes import DTYPES, canonical_name
 from mamf.errors import MamfWarning
 from mamf.logs.recording import Recording
 from mamf.logs.records import ceiling_record
@@ -34,8 +33,9 @@ from mamf.models.found import leave
 from mamf.operations.attention.shapes import AttentionShape
 from mamf.operations.bandwidth.shapes import BandwidthShape
 from mamf.operations.matmul.kernel import MatmulProblem
+from mamf.operations.matmul.operation import Matmul
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.plans import DEFAULT_BUDGET_SECONDS, KernelsPlan, Plan
+from mamf.plans import KernelsPlan, Plan
 from mamf.plugins.discovery import open_backend, operation
 from mamf.plugins.selection import chosen_kernels, installed_kernel, kernel_for, kernels_for
 from mamf.report import find_summary_record, summary_record
@@ -64,9 +64,8 @@ def problem_for(
     >>> mamf.problem_for(mamf.open_backend(), "bfloat16", layout="nn").out_dtype
     'bfloat16'
     """
-    operand = backend.resolve_dtype(canonical_name(dtype or backend.default_dtype))
-    output = out_dtype and (out_dtype if out_dtype in DTYPES else backend.resolve_dtype(canonical_name(out_dtype)))
-    return MatmulProblem(operand, output or DTYPES[operand].default_output, layout, data, seed, fast_accumulation)
+    asked = {"dtype": dtype, "out_dtype": out_dtype, "layout": layout, "data": data, "seed": seed}
+    return Matmul().problem_for(backend, {**asked, "fast_accumulation": fast_accumulation})
 
 
 def find(
@@ -100,7 +99,8 @@ def search(
     backend: str | Backend = "auto",
     device: int = 0,
     precision: float = 0.003,
-    budget_seconds: float = DEFAULT_BUDGET_SECONDS,
+    budget_seconds: float | None = None,
+    quick: bool = False,
     log: str | Path | None = None,
 ) -> CeilingSearch:
     """A search for the ceiling, to iterate over: it streams its rows, and has the ``ceiling`` once that is confirmed.
@@ -108,6 +108,7 @@ def search(
     - ``dtype``: of the operands, by default the device's own; or a whole ``problem``.
     - ``regime``: ``burst``, or ``sustained``, which is sought from burst: both are found then.
     - ``kernels``: the first scouts, then all are searched together; by default all but those that compile for long.
+    - ``budget_seconds``: 57 by default, or 20 where it is ``quick`` and goes through fewer rounds.
 
     Raises UnavailableError, UnknownNameError or UnsupportedError for what cannot be measured, before anything is.
 
@@ -121,7 +122,9 @@ def search(
     problem = problem or problem_for(opened, dtype)
     chosen = kernels_for(opened, problem, kernels)
     regimes = tuple(dict.fromkeys(("burst", regime)))
-    plan = plan_for(opened, problem, chosen, regimes=regimes, budget_seconds=budget_seconds, precision=precision)
+    plan = plan_for(
+        opened, problem, chosen, regimes=regimes, budget_seconds=budget_seconds, precision=precision, is_quick=quick
+    )
     running = CeilingSearch(Find(plan, chosen, opened), regime)
     running.rows = Recording(log, opened, chosen[0].name, plan).of(
         running.rows,

@@ -5,21 +5,24 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterable, Sequence
-from typing import ClassVar
+from dataclasses import dataclass
 
 from mamf.backend import Backend
+from mamf.ceilings.rounds import Rounds
 from mamf.engine.estimate import probe_flops
 from mamf.errors import UsageError
 from mamf.limits import require_seconds
+from mamf.models.priors import priors
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
-from mamf.plans import DEFAULT_BUDGET_SECONDS, FindPlan
+from mamf.plans import DEFAULT_BUDGET_SECONDS, QUICK_BUDGET_SECONDS, FindPlan
 from mamf.regimes.names import CEILINGS
 
 _STEPS = 20
 _LARGEST_STEP = 1024
 _SHARE_OF_MEMORY = 0.6
 _SUSTAINED_SETS = 3
+_QUICK_SCOUTS, _QUICK_REFINEMENTS = 40, 48
 
 
 def grid_for(backend: Backend, problem: MatmulProblem, flops: float, budget_seconds: float, scouts: int) -> MatmulGrid:
@@ -27,7 +30,7 @@ def grid_for(backend: Backend, problem: MatmulProblem, flops: float, budget_seco
 
     A launch lasts no longer than a burst of three can, and no longer than the budget affords for so many scouts.
     """
-    longest = min(1.2 * backend.burst_traits.train_seconds, Shares.scout * budget_seconds / scouts / 4)
+    longest = min(1.2 * backend.burst_traits.train_seconds, THOROUGH.scout * budget_seconds / scouts / 4)
     most_flop = flops * longest
     side = 2 * (most_flop / 2) ** (1 / 3)
     free = backend.free_memory()
@@ -39,15 +42,56 @@ def grid_for(backend: Backend, problem: MatmulProblem, flops: float, budget_seco
     return MatmulGrid(sizes, sizes, sizes, most_flop)
 
 
-class Shares:
-    """By which share of the budget a phase has ended, when burst and sustained are both sought."""
+@dataclass(frozen=True)
+class Pace:
+    """How thorough a search is: by which share of the budget a phase has ended, when burst and sustained are both
+    sought, and what goes through its rounds.
 
-    scout: ClassVar[float] = 0.15
-    refine: ClassVar[float] = 0.30
-    choose: ClassVar[float] = 0.36
-    burst: ClassVar[float] = 0.40
-    visit: ClassVar[float] = 0.60
-    chosen: ClassVar[float] = 0.70
+    ``candidates``: of burst's rounds. ``visits``: whether sustained's candidates are visited before a round chooses
+    among the best of them. ``soak_seconds``: before the first visit, where it is not the device's own.
+    """
+
+    scout: float
+    refine: float
+    choose: float
+    burst: float
+    visit: float
+    chosen: float
+    burst_rounds: Rounds
+    candidates: int
+    visits: bool
+    visit_seconds: float = 1.0
+    soak_seconds: float | None = None
+
+
+THOROUGH = Pace(
+    scout=0.15,
+    refine=0.30,
+    choose=0.36,
+    burst=0.40,
+    visit=0.44,
+    chosen=0.51,
+    burst_rounds=Rounds(choose=6, confirm=9),
+    candidates=8,
+    visits=True,
+)
+QUICK = Pace(
+    scout=0.13,
+    refine=0.23,
+    choose=0.28,
+    burst=0.31,
+    visit=0.31,
+    chosen=0.54,
+    burst_rounds=Rounds(choose=4, confirm=6),
+    candidates=5,
+    visits=False,
+    visit_seconds=0.7,
+    soak_seconds=2.0,
+)
+
+
+def pace_of(plan: FindPlan) -> Pace:
+    return QUICK if plan.is_quick else THOROUGH
 
 
 def plan_for(
@@ -56,18 +100,42 @@ def plan_for(
     kernels: Sequence[MatmulKernel],
     *,
     regimes: tuple[str, ...] = CEILINGS,
-    budget_seconds: float = DEFAULT_BUDGET_SECONDS,
+    budget_seconds: float | None = None,
     precision: float = 0.003,
-    scouts: int = FindPlan.scouts,
+    scouts: int | None = None,
+    is_quick: bool = False,
 ) -> FindPlan:
-    """A plan with a grid for this device, whose speed a few launches tell."""
+    """A plan with a grid for this device, whose speed a few launches tell; it begins with shapes that won on such
+    devices before. ``is_quick``: for both ceilings in 20 s.
+    """
+    if budget_seconds is None:
+        budget_seconds = QUICK_BUDGET_SECONDS if is_quick else DEFAULT_BUDGET_SECONDS
+    scouts = scouts or (_QUICK_SCOUTS if is_quick else FindPlan.scouts)
     flops = probe_flops(kernels[0], problem, backend)
     require_seconds("budget_seconds", budget_seconds)
     grid = grid_for(backend, problem, flops, budget_seconds, scouts)
     if not grid.accepts(MatmulShape(grid.m[0], grid.n[0], grid.k[0])):
         raise UsageError(f"{budget_seconds:g} s are too few for a search on this device: give it more")
-    names = tuple(kernel.name for kernel in kernels)
-    return FindPlan(problem, names, grid, regimes, budget_seconds, precision, scouts)
+    return FindPlan(
+        problem,
+        tuple(kernel.name for kernel in kernels),
+        grid,
+        regimes,
+        budget_seconds,
+        precision,
+        scouts,
+        _QUICK_REFINEMENTS if is_quick else FindPlan.refinements,
+        tuple(shape for shape in priors(backend.info, problem) if fits(grid, shape)),
+        is_quick,
+    )
+
+
+def fits(grid: MatmulGrid, shape: MatmulShape) -> bool:
+    """Whether a shape lies within the grid's bounds, on one of its steps or between them."""
+    within = all(
+        size <= max(axis) for size, axis in zip((shape.m, shape.n, shape.k), (grid.m, grid.n, grid.k), strict=True)
+    )
+    return within and shape.flop <= grid.most_flop
 
 
 def refinement_steps(grid: MatmulGrid) -> list[int]:

@@ -11,12 +11,13 @@ from mamf.ceilings.ceiling import Candidate, Ceiling, confirmed_of
 from mamf.ceilings.rounds import Confirmation, Rounds
 from mamf.engine.runner import Runner, Steps
 from mamf.kernel import Problem
+from mamf.logs.known import operation_called
 from mamf.measurement import Measurement
 from mamf.regimes import Regime, StoppingRule, Sustained
 from mamf.regimes.names import BURST, SUSTAINED
 from mamf.strategies.kernels import KernelsSweep
 
-_ROUNDS = {BURST: Rounds(choose=4, confirm=7), SUSTAINED: Rounds(choose=1, confirm=4)}
+_ROUNDS = {BURST: Rounds(choose=4, confirm=7), SUSTAINED: Rounds(choose=1, confirm=3)}
 _CANDIDATES = {BURST: 4, SUSTAINED: 2}
 _VISIT_SECONDS = 1.0
 #: What measuring every row once may take of a budget, by when all regimes but the last have ended (a soak takes long),
@@ -92,8 +93,10 @@ class KernelsFind(KernelsSweep):
             yield from confirmation.rounds(regime, candidates, _ROUNDS[regime.name], *until)
 
     def _best(self, problem: Problem, count: int) -> list[Candidate]:
-        """The fastest of the rows of a problem."""
+        """The fastest of the rows of a problem that may be a ceiling."""
+        of, info = operation_called(self.plan.operation), self.backend.info
         own = (row for row in self._seen if row.ok and row.problem == problem and not row.is_reference)
+        own = (row for row in own if of.may_be_ceiling(info, problem, row.shape))
         fastest = sorted(own, key=lambda row: row.best_rate, reverse=True)
         return list(dict.fromkeys((row.shape, row.kernel) for row in fastest))[:count]
 

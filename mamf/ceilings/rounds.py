@@ -16,6 +16,7 @@ from mamf.ceilings.ceiling import (
     figures,
     median_rate,
     ranked,
+    typical,
 )
 from mamf.engine.runner import Runner, Step
 from mamf.kernel import AnyKernel, Problem
@@ -24,6 +25,10 @@ from mamf.regimes import Regime, StoppingRule, Sustained
 
 #: Steps that end in the rows which answered them.
 Answering = Generator[Step | Measurement, Measurement | None, list[Measurement]]
+
+
+#: Of the time that confirming has; the rest is for preparing and verifying.
+_SHARE_OF_VISITS = 0.8
 
 
 class Rounds(NamedTuple):
@@ -65,8 +70,25 @@ class Confirmation:
         # The best of them first: a slow device confirms what it can.
         best_first = [candidate for candidate in ranked(rows) if candidate in left]
         self.run.on_phase(f"{regime.name}: confirming")
-        yield from self._round_after_round(regime, CONFIRM, best_first, most.confirm, confirmed_by, rows)
+        if regime.name != Sustained.name:
+            yield from self._round_after_round(regime, CONFIRM, best_first, most.confirm, confirmed_by, rows)
+            return rows
+        # Visits of seconds are dear: the next candidate has them only where the one before it failed.
+        confirming = self._confirming(regime, best_first, rows, confirmed_by)
+        until = confirmed_by - confirming.visit_takes
+        for candidate in best_first:
+            yield from self._round_after_round(confirming, CONFIRM, [candidate], most.confirm, until, rows)
+            if all(row.ok for row in rows if row.phase == CONFIRM and (row.shape, row.kernel) == candidate):
+                break
         return rows
+
+    def _confirming(
+        self, regime: Regime, best_first: Sequence[Candidate], rows: Sequence[Measurement], until: float
+    ) -> Regime:
+        """The regime that confirms, by how the device ran what was chosen."""
+        chosen = [row for row in rows if best_first and (row.shape, row.kernel) == best_first[0]]
+        seconds = _SHARE_OF_VISITS * (until - self.run.now()) / FEWEST_ROUNDS
+        return regime.confirming(typical(chosen), seconds) if chosen else regime
 
     def _round_after_round(
         self,
@@ -77,7 +99,7 @@ class Confirmation:
         until: float,
         rows: list[Measurement],
     ) -> Generator[Step | Measurement, Measurement | None, list[Candidate]]:
-        """Returns what is still in the running. What is confirmed, the first of the candidates, stays."""
+        """Returns what is still in the running. What is confirmed, the first of them, stays while it is right."""
         left, own = list(candidates), list[Measurement]()
         confirmed = left[:1] if phase == CONFIRM else []
         fewest = min(FEWEST_ROUNDS, most)
@@ -100,7 +122,10 @@ class Confirmation:
             if number < fewest and left:
                 rounds = fewest - number + (FEWEST_ROUNDS if phase == CHOOSE else 0)
                 left = self._affordable(own, left, (self.run.now() - begun) / len(own), rounds)
-            left = list(dict.fromkeys((*confirmed, *left)))
+            failed = {(row.shape, row.kernel) for row in own if not row.ok}
+            left = [each for each in dict.fromkeys((*confirmed, *left)) if each not in failed]
+            if not left:
+                break
         return not_beaten(own, left, self.hopeless)
 
     def _goes_on(self, regime: Regime, phase: str, until: float, number: int, is_due: bool) -> bool:

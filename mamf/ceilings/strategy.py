@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from mamf.ceilings.candidates import best_by_shape, best_of_their_kind, frugal_and_fast, of_the_default
 from mamf.ceilings.ceiling import FEWEST_ROUNDS, Candidate
-from mamf.ceilings.grid import Shares, along_k, anywhere, around, refinement_steps
+from mamf.ceilings.grid import along_k, anywhere, around, pace_of, refinement_steps
 from mamf.ceilings.rounds import Answering, Confirmation, Rounds
 from mamf.ceilings.search import FIRST_SHAPES, Search
 from mamf.engine.runner import Runner, Step, Steps
@@ -29,9 +29,7 @@ from mamf.regimes import Burst, Regime, StoppingRule, Sustained
 class FindStrategy:
     """A search for the ceilings of a plan; ``ceilings`` fills as it goes."""
 
-    burst_rounds: ClassVar[Rounds] = Rounds(choose=6, confirm=9)
     sustained_rounds: ClassVar[Rounds] = Rounds(choose=1, confirm=6)
-    burst_candidates: ClassVar[int] = 8
     sustained_candidates: ClassVar[int] = 3
     fat_candidates: ClassVar[int] = 1
     #: Shapes of a finer step that a refinement considers beside the leaders' neighbours.
@@ -40,15 +38,17 @@ class FindStrategy:
     algorithm_shapes: ClassVar[int] = 3
     #: How much faster than a kernel's first algorithm another must be to stand for it in the search.
     clearly: ClassVar[float] = 0.005
-    short_visit_seconds: ClassVar[float] = 1.0
+    #: Algorithms of a kernel, the likeliest first, that a quick search has the time to compile.
+    quick_algorithms: ClassVar[int] = 2
 
     def __init__(self, plan: FindPlan, kernels: Sequence[MatmulKernel], run: Runner) -> None:
         self.plan, self.kernels, self.run, self.backend = plan, kernels, run, run.backend
+        self.pace = pace_of(plan)
         self._chooser = random.Random(plan.problem.seed)
         self._by_name = {kernel.name: kernel for kernel in kernels}
         self._deadline = run.begun + plan.budget_seconds
         self._confirmation = Confirmation(
-            run, plan.problem, self._by_name, plan.precision, self._chooser, self.short_visit_seconds, self._deadline
+            run, plan.problem, self._by_name, plan.precision, self._chooser, self.pace.visit_seconds, self._deadline
         )
         self._scouted: list[Measurement] = []
         self._algorithms: list[Measurement] = []
@@ -58,7 +58,7 @@ class FindStrategy:
         """The moment by which a phase ends; burst alone has the whole budget. What trying algorithms takes, which may
         compile, is nobody's share.
         """
-        scale = 1.0 if Sustained.name in self.plan.regimes else 1 / Shares.burst
+        scale = 1.0 if Sustained.name in self.plan.regimes else 1 / self.pace.burst
         return self.run.begun + self._compiled + share * scale * (self.plan.budget_seconds - self._compiled)
 
     def _step(
@@ -79,29 +79,35 @@ class FindStrategy:
         self.run.reserve(problem, (problem.buffers(shape) for shape in self.plan.grid.shapes()))
         regime = self.run.started(Burst(self.backend))
         units = self.backend.info.compute_units
-        search = Search(self.plan.grid.shapes(), self.kernels[0].name, compute_units=units, seed=problem.seed)
+        search = Search(
+            self.plan.grid.shapes(),
+            self.kernels[0].name,
+            compute_units=units,
+            seed=problem.seed,
+            first=self.plan.priors,
+        )
         self.run.on_phase("burst: scouting")
-        seconds = Shares.scout * self.plan.budget_seconds / self.plan.scouts
+        seconds = self.pace.scout * self.plan.budget_seconds / self.plan.scouts
         rule = StoppingRule(max(self.plan.precision, 0.005), min(seconds, 1.0))
         if len(self.kernels) > 1:
             first = min(self.plan.scouts, FIRST_SHAPES)
-            yield from self._search(search, regime, "scout", first, self._until(Shares.scout), rule)
+            yield from self._search(search, regime, "scout", first, self._until(self.pace.scout), rule)
             yield from self._add_kernels(search, regime, rule)
-        yield from self._search(search, regime, "scout", self.plan.scouts, self._until(Shares.scout), rule)
+        yield from self._search(search, regime, "scout", self.plan.scouts, self._until(self.pace.scout), rule)
         self._fat = search.promising(self.fat_candidates, self._is_fat)
         self.run.on_phase("burst: refining")
         steps = refinement_steps(self.plan.grid)
         for number, step in enumerate(steps, start=1):
-            near = around((shape for shape, _ in search.leaders(self.burst_candidates)), step, self.plan.grid)
+            near = around((shape for shape, _ in search.leaders(self.pace.candidates)), step, self.plan.grid)
             # The best may be far from all leaders: a size of no multiple of the coarse step can fill waves exactly.
             search.consider([*near, *anywhere(self.plan.grid, step, self.fine_shapes, self._chooser)])
-            share = Shares.scout + (Shares.refine - Shares.scout) * number / len(steps)
+            share = self.pace.scout + (self.pace.refine - self.pace.scout) * number / len(steps)
             most = len(search.measured) + self.plan.refinements // len(steps)
             yield from self._search(search, regime, "refine", most, self._until(share), rule)
         # Scouts cannot tell kinds apart that lie closer than their own precision: the best of several are confirmed.
-        leaders = search.leaders(self.burst_candidates)
-        kinds = best_of_their_kind(self._scouted)[: self.burst_candidates // 2]
-        candidates = list(dict.fromkeys((*kinds, *leaders)))[: self.burst_candidates]
+        leaders = search.leaders(self.pace.candidates)
+        kinds = best_of_their_kind(self._scouted)[: self.pace.candidates // 2]
+        candidates = list(dict.fromkeys((*kinds, *leaders)))[: self.pace.candidates]
         self.run.on_phase("burst: choosing algorithms")
         shapes = list(dict.fromkeys(shape for shape, _ in candidates[: self.algorithm_shapes]))
         yield from self._try_algorithms(regime, shapes, rule)
@@ -109,7 +115,7 @@ class FindStrategy:
         measured = [*self._scouted, *self._algorithms]
         candidates += of_the_default(candidates, measured, self.kernels[0].name)
         confirming = yield from self._rounds(
-            regime, list(dict.fromkeys(candidates)), self.burst_rounds, Shares.choose, Shares.burst
+            regime, list(dict.fromkeys(candidates)), self.pace.burst_rounds, self.pace.choose, self.pace.burst
         )
         seen += [*measured, *confirming]
 
@@ -171,15 +177,20 @@ class FindStrategy:
 
     def _variants(self, kernel: MatmulKernel, shape: MatmulShape) -> Sequence[MatmulKernel]:
         try:
-            return kernel.variants(self.backend, self.plan.problem, shape)
+            found = kernel.variants(self.backend, self.plan.problem, shape)
+            return found[: self.quick_algorithms] if self.plan.is_quick else found
         except Exception:  # the library's own trouble with a shape: measuring the kernel will say what it is
             return (kernel,)
 
     # -- sustained ---------------------------------------------------------------------------------------------------
 
     def _sustained(self, burst: Sequence[Measurement]) -> Steps:
-        candidates = list(dict.fromkeys((*best_of_their_kind(burst)[: self.sustained_candidates], *self._fat)))
-        regime = Sustained(self.backend, self.short_visit_seconds)
+        fastest = best_of_their_kind(burst)
+        if self.pace.visits:
+            candidates = list(dict.fromkeys((*fastest[: self.sustained_candidates], *self._fat)))
+        else:
+            candidates = fastest[: self.sustained_finalists]
+        regime = Sustained(self.backend, self.pace.visit_seconds, soak_seconds=self.pace.soak_seconds)
         problem, cache = self.plan.problem, self.backend.info.cache_bytes
         longest = [replace(shape, k=max(self.plan.grid.k)) for shape, _ in candidates[: self.sustained_candidates]]
         shapes = [*longest, *(shape for shape, _ in candidates)]
@@ -187,20 +198,21 @@ class FindStrategy:
         self.run.reserve(problem, needed)
         self.run.on_phase("sustained: soaking, then visiting")
         self.run.started(regime)
-        rule = StoppingRule(self.plan.precision, self.short_visit_seconds)
+        rule = StoppingRule(self.plan.precision, self.pace.visit_seconds)
         visits: list[Measurement] = []
-        until = self._until(Shares.visit)
-        for number, (shape, kernel) in enumerate(self._visited(candidates, visits)):
+        until = self._until(self.pace.visit)
+        for number, (shape, kernel) in enumerate(self._visited(candidates, visits) if self.pace.visits else ()):
             if not self.run.goes_on(regime, "visit", until, is_due=len(visits) < 2):
                 break
             row = yield self._step(self._by_name[kernel], shape, regime, rule, "visit", number)
             if row is None:
                 break
             visits.append(row)
-        finalists = frugal_and_fast(visits, self.sustained_finalists)
-        finalists += of_the_default(finalists[:1], (), self.kernels[0].name)
+        finalists = frugal_and_fast(visits, self.sustained_finalists) if self.pace.visits else candidates
+        if self.pace.visits:
+            finalists += of_the_default(finalists[:1], (), self.kernels[0].name)
         finalists = list(dict.fromkeys(finalists))
-        yield from self._rounds(regime, finalists, self.sustained_rounds, Shares.chosen, 1.0)
+        yield from self._rounds(regime, finalists, self.sustained_rounds, self.pace.chosen, 1.0)
 
     def _visited(self, candidates: Sequence[Candidate], visits: Sequence[Measurement]) -> Iterator[Candidate]:
         """The candidates, then the best of them with M and N exchanged and at other lengths of K: ties in burst, but

@@ -68,6 +68,7 @@ class Axis:
 @dataclass(frozen=True)
 class Chart:
     """``grid``: rows of panels, None where nothing was measured. ``is_connected``: points are joined by lines.
+    ``bar_width``: on the axis, where points are drawn as bars.
     ``companion``: what a dotted line means. ``palette``: all names of the run, so that a name has one colour in
     every picture of it.
     """
@@ -78,6 +79,7 @@ class Chart:
     grid: tuple[tuple[Panel | None, ...], ...]
     notes: tuple[str, ...] = ()
     is_connected: bool = True
+    bar_width: float | None = None
     companion: str = ""
     palette: tuple[str, ...] = ()
 

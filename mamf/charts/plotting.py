@@ -114,14 +114,19 @@ def _draw_panel(axes: Axes, panel: Panel, chart: Chart, styles: dict[str, dict[s
         axes.set_title(title, fontsize=_TEXT, loc="left")
     for line in panel.lines:
         _draw_line(axes, line, chart, styles[line.name])
-    _scale_x(axes, chart.axis, [point.x for each in chart.panels for line in each.lines for point in line.points])
-    _scale_y(axes, panel, [each for each in chart.panels if each.quantity == panel.quantity])
+    aside = (chart.bar_width or 0.0) / 2
+    places = [point.x for each in chart.panels for line in each.lines for point in line.points]
+    _scale_x(axes, chart.axis, [place + side for place in places for side in (-aside, aside)])
+    _scale_y(axes, panel, [each for each in chart.panels if each.quantity == panel.quantity], bool(chart.bar_width))
     if panel.ceiling is not None:
         _draw_ceiling(axes, panel, panel.ceiling)
 
 
 def _draw_line(axes: Axes, line: Line, chart: Chart, style: dict[str, Any]) -> None:
     x, y = [point.x for point in line.points], [point.y for point in line.points]
+    if chart.bar_width is not None:
+        axes.bar(x, y, chart.bar_width, color=style["color"], edgecolor="white", linewidth=0.7)
+        return
     is_few = len(x) <= _MOST_MARKED
     axes.plot(
         x,
@@ -153,9 +158,9 @@ def _scale_x(axes: Axes, axis: Axis, positions: Sequence[float]) -> None:
         axes.set_xlim(*limits(positions, axis.is_log))
 
 
-def _scale_y(axes: Axes, panel: Panel, alike: Sequence[Panel]) -> None:
+def _scale_y(axes: Axes, panel: Panel, alike: Sequence[Panel], has_bars: bool) -> None:
     """One scale for all panels of a quantity, so that they compare at a glance: time by its logarithm, TFLOPS from 0
-    where a ceiling is drawn or they spread that far.
+    where a ceiling is drawn or they spread that far, and bars.
     """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
@@ -170,7 +175,7 @@ def _scale_y(axes: Axes, panel: Panel, alike: Sequence[Panel]) -> None:
         return
     ceilings = [each.ceiling for each in alike if each.ceiling is not None]
     highest = max(highest, *ceilings) if ceilings else highest
-    if ceilings or lowest < highest / 2:
+    if ceilings or has_bars or lowest < highest / 2:
         axes.set_ylim(0, highest * 1.14)
     else:
         margin = 0.1 * (highest - lowest or highest)

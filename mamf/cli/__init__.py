@@ -25,6 +25,8 @@ COMMANDS = {
     "sweep": "measure shapes of matmul, or kernels of any --operation, and find the best",
     "attention": "measure attention kernels as shares of the device's matmul ceiling",
     "bandwidth": "measure how fast memory is copied, read and written",
+    "run": "launch one kernel once, verified, for a profiler, sanitizer or debugger to look at",
+    "counters": "read hardware counters of kernels by ncu: cycles, what bounds them, beside their unprofiled rate",
     "profile": "run a script unchanged and tell where its step goes, by class, as shares of the ceiling",
     "peak": "print how fast the device multiplies, as measured, contributed or promised, and which",
     "model": "measure steps of language models: forward, backward, optimizer, with any attention kernel",

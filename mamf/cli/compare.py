@@ -8,6 +8,7 @@ from pathlib import Path
 from mamf.cli.options import add_width_option, share, terminal_width
 from mamf.cli.reading import as_file, read_log
 from mamf.cli.terminal import say_lines
+from mamf.counters.comparison import compare_counters, render_counter_pairs
 from mamf.errors import UsageError
 from mamf.logs.compare import DEFAULT_TOLERANCE, compare
 from mamf.profiling.comparison import render_profiles
@@ -20,6 +21,7 @@ _EXAMPLES = """examples:
   mamf compare before.jsonl after.jsonl                 exit code 3 if anything is slower by more than 1 %
   mamf compare A B --tolerance 0.5% --format markdown
   mamf compare flash.jsonl eager.jsonl                  two profiles: the step by class, side by side
+  mamf compare mm-before.jsonl mm-after.jsonl           two logs of counters: their cycles
   mamf compare h100.jsonl h200.jsonl --anyway           two devices: the title says so
 """
 
@@ -51,6 +53,11 @@ def run(options: argparse.Namespace) -> int:
             return 0
         if profile_a or profile_b:
             raise UsageError("one of the logs is a profile: compare it with another profile")
-        comparison = compare(read_log(a), read_log(b), options.anyway)
+        log_a, log_b = read_log(a), read_log(b)
+    if log_a.counter_records and log_b.counter_records:
+        compared = compare_counters(log_a, log_b, options.anyway)
+        say_lines(render_counter_pairs(options.format, compared, options.tolerance, terminal_width(options)))
+        return _REGRESSION if compared.regressions(options.tolerance) else 0
+    comparison = compare(log_a, log_b, options.anyway)
     say_lines(render_comparison(options.format, comparison, options.tolerance, terminal_width(options)))
     return _REGRESSION if comparison.regressions(options.tolerance) else 0

@@ -24,7 +24,7 @@ from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement
 from mamf.models.found import leave
 from mamf.operations.matmul.kernel import LAYOUTS, MatmulKernel
-from mamf.plans import DEFAULT_BUDGET_SECONDS, FindPlan
+from mamf.plans import DEFAULT_BUDGET_SECONDS, QUICK_BUDGET_SECONDS, FindPlan
 from mamf.plugins.discovery import open_backend
 from mamf.plugins.selection import kernels_for
 from mamf.regimes.names import CEILINGS
@@ -34,7 +34,7 @@ _EXAMPLES = """examples:
   mamf find                                     burst and sustained ceilings of the first accelerator
   mamf find --dtype bfloat16 float16 fp8        one after the other, a log each
   mamf find --kernel torch.mm cublaslt          choose among cuBLASLt's algorithms too
-  mamf find --regime burst --budget 20s
+  mamf find --quick                             both in 20 s
   mamf find --operation NAME --help             ceilings of another operation: what can be asked of it
 """
 
@@ -63,6 +63,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     search = parser.add_argument_group("search")
     search.add_argument("--regime", nargs="+", choices=CEILINGS, help="which ceilings (default: both)")
+    search.add_argument(
+        "--quick",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help=f"both ceilings in {QUICK_BUDGET_SECONDS:.0f}s, in fewer rounds",
+    )
     search.add_argument("--precision", type=share, help="half-width of an interval to reach (default: 0.3%%)")
     add_device_options(parser)
     add_run_options(parser, budget=f"time for a dtype (default: {DEFAULT_BUDGET_SECONDS:.0f}s)")
@@ -116,8 +122,9 @@ class _FindSession(Session[FindPlan]):
             problem,
             kernels,
             regimes=tuple(name for name in CEILINGS if name in (options.regime or CEILINGS)),
-            budget_seconds=options.budget or DEFAULT_BUDGET_SECONDS,
+            budget_seconds=options.budget,
             precision=options.precision or FindPlan.precision,
+            is_quick=bool(options.quick),
         )
         return replace(plan, kernels=tuple(dict.fromkeys(options.kernel or plan.kernels))), kernels
 
@@ -132,6 +139,7 @@ class _FindSession(Session[FindPlan]):
             **held_problem(before.problem),
             "regime": frozenset(before.regimes),
             "precision": before.precision,
+            "quick": before.is_quick,
             "kernel": names(before.kernels),
         }
         require_repeated(options, held, {**read_names(backend), "kernel": names})

@@ -12,6 +12,7 @@ from mamf.cli.interruption import Interruption
 from mamf.cli.kernels_options import AnyOperation, add_what_options
 from mamf.cli.kernels_sweep import KernelsSession
 from mamf.cli.session import End, Resumed
+from mamf.errors import UsageError
 from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import OwnCeilings
 from mamf.logs.writer import RunLogWriter
@@ -26,10 +27,13 @@ _EXAMPLES = """examples:
 """
 
 
+_BUDGET = f"{DEFAULT_BUDGET_SECONDS:.0f}s, and half of it for each problem beyond one"
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     add_what_options(parser)
-    kernels_sweep.add_run(parser, budget=f"time for all of it (default: {DEFAULT_BUDGET_SECONDS:.0f}s)")
+    kernels_sweep.add_run(parser, budget=f"time for all of it (default: {_BUDGET})")
     parser.set_defaults(command="find", session=KernelsFindSession)
 
 
@@ -47,8 +51,21 @@ class KernelsFindSession(KernelsSession):
     def new_plan(self) -> KernelsPlan:
         plan = super().new_plan()
         regimes = tuple(name for name in CEILINGS if name in (self.options.regime or CEILINGS))
-        budget = self.options.budget or DEFAULT_BUDGET_SECONDS
-        return replace(plan, confirms=True, regimes=regimes, budget_seconds=budget)
+        budget = self.options.budget or DEFAULT_BUDGET_SECONDS * (1 + len(plan.problems)) / 2
+        return replace(plan, shapes=self._shapes(plan), confirms=True, regimes=regimes, budget_seconds=budget)
+
+    def _shapes(self, plan: KernelsPlan) -> tuple[Any, ...]:
+        """What is asked for, or those of the operation's that may be a ceiling. Raises UsageError where none may."""
+        able = [shape for shape in plan.shapes if self._may_be_ceiling(plan, shape)]
+        if not able:
+            own = [shape for shape in self.of.default_shapes(self.backend) if self._may_be_ceiling(plan, shape)]
+            of_own = f", such as {own[0]}" if own else ""
+            raise UsageError(f"--shapes: none of these may be a ceiling, a cache answers for them; add others{of_own}")
+        return plan.shapes if self.options.shapes else tuple(able)
+
+    def _may_be_ceiling(self, plan: KernelsPlan, shape: Any) -> bool:
+        info = self.backend.info
+        return any(self.of.may_be_ceiling(info, problem, shape) for problem in plan.problems)
 
     def strategy(self) -> KernelsSweep:
         kernels = [each for _, each in self.kernels]

@@ -79,6 +79,7 @@ class KernelsSession(Session[KernelsPlan]):
         self.command = options.command
         self.of = of
         super().__init__(options, interruption, resumed)
+        self.read_options()
         if self.before:
             require_repeated_plan(of, options, self.before, self.backend)
         self.kernels = self._kernels()
@@ -90,8 +91,15 @@ class KernelsSession(Session[KernelsPlan]):
         # A library may have swallowed the exception while it was imported.
         interruption.check()
 
+    def read_options(self) -> None:
+        """What of the options the device decides."""
+
     def resumes(self) -> str:
         return self.of.name
+
+    def record_of(self, row: Measurement) -> dict[str, Any]:
+        """With its problem, whatever it is of: a plan names several."""
+        return {**super().record_of(row), "problem": self.of.problem_record(row.problem)}
 
     def _kernels(self) -> list[tuple[str, AnyKernel]]:
         """The kernels by the names that they are asked for."""

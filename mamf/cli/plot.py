@@ -10,6 +10,8 @@ from mamf.charts.of_log import chart_of
 from mamf.charts.plotting import draw, exists, file_type, save
 from mamf.cli.reading import read_log
 from mamf.cli.terminal import say, warn
+from mamf.counters.chart import counters_chart
+from mamf.counters.log import counted_in
 from mamf.logs.run_log import RunLog
 from mamf.operations.attention.rows import is_attention
 from mamf.operations.attention.shapes import DIRECTIONS
@@ -48,7 +50,10 @@ def run(options: argparse.Namespace) -> int:
     if path.exists() and not options.overwrite:
         raise exists(path)
     _tell_other_regimes(log, options.regime)
-    chart = chart_of(log, options.regime, options.direction, options.quantity)
+    if log.counter_records:
+        chart = counters_chart(log.measurements, counted_in(log), log.header)
+    else:
+        chart = chart_of(log, options.regime, options.direction, options.quantity)
     save(draw(chart), path, options.overwrite)
     say(f"figure: {path}")
     return 0

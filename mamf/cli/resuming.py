@@ -44,6 +44,8 @@ def plan_of(log: RunLog, kind: type[AnyPlan], operation: str | None = None, conf
     of = _A_RUN[command]
     if command in ("sweep", "find") and isinstance(plan, KernelsPlan):
         of, command = plan.operation, f"{command} --operation {shlex.quote(plan.operation)}"
+    if log.counter_records:
+        command = "counters"
     resumption = f"mamf {command} --resume {shlex.quote(str(log.path))}"
     raise LogMismatchError(f"{log.path} is of {of}: resume it with '{resumption}'")
 

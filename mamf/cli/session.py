@@ -124,6 +124,10 @@ class Session(ABC, Generic[AnyPlan]):
         """Whether a row is what the run is for, and not measured beside it."""
         return not row.is_reference
 
+    def record_of(self, row: Measurement) -> dict[str, Any]:
+        """What the log holds of a row."""
+        return measurement_record(row)
+
     def has_all(self) -> bool:
         """Whether a resumed log that is complete lacks nothing: what failed is tried again, where that can be."""
         return True
@@ -216,7 +220,7 @@ class Session(ABC, Generic[AnyPlan]):
             with Progress(self.total()) as progress:
                 for row in self.measurements(progress.phase):
                     with self.interruption.shielded():
-                        writer.write("measurement", measurement_record(row))
+                        writer.write("measurement", self.record_of(row))
                         self.rows.append(row)
                     if self.counts(row):
                         progress.add(row)

@@ -8,6 +8,8 @@ from pathlib import Path
 from mamf.cli.options import add_output_options, terminal_width
 from mamf.cli.reading import as_file, read_log, reading
 from mamf.cli.terminal import say_lines
+from mamf.counters.log import counted_in
+from mamf.counters.report import render_counters
 from mamf.logs.legacy import read_legacy_or_none
 from mamf.plans import FindPlan, KernelsPlan
 from mamf.profiling.log import read_profile_or_none
@@ -39,6 +41,10 @@ def _shown(path: Path, options: argparse.Namespace) -> int:
         return 0
     log = read_log(path)
     plan, width = log.plan, terminal_width(options)
+    if log.counter_records:
+        rows, counted = log.measurements, counted_in(log)
+        say_lines(render_counters(options.format, rows, counted, log.header, log.summary, width))
+        return 0
     if isinstance(plan, KernelsPlan):
         rows, ceilings = log.measurements, log.all_ceilings
         shown = render_kernels_run(

@@ -14,13 +14,15 @@ from mamf.contribution.collection import CeilingEntry
 from mamf.regimes.names import CEILINGS
 
 FILE = "contributed.csv"
-_COLUMNS = ("device", "compute_units", "power_limit_watts", "dtype", "regime", "tflops", "low", "high", "log")
+_COLUMNS = ("device", "compute_units", "power_limit_watts", "dtype", "regime", "tflops", "low", "high", "log", "shapes")
+_MOST_SHAPES = 6
 
 
 @dataclass(frozen=True)
 class ContributedCeiling:
     """A ceiling that somebody measured: ``tflops``, and ``low`` to ``high`` where a repeat on that card lies. ``log``:
-    its place in results/. Units and limit are None where the vendor's libraries did not tell.
+    its place in results/. Units and limit are None where the vendor's libraries did not tell. ``shapes``: that won in
+    the finds of such devices, the fastest first.
     """
 
     device: str
@@ -32,21 +34,22 @@ class ContributedCeiling:
     low: float
     high: float
     log: str
+    shapes: tuple[str, ...] = ()
 
 
 def contributed_csv(entries: Iterable[CeilingEntry]) -> str:
     """The highest ceiling of each kind of device, dtype and regime that a complete find with normal data confirmed."""
-    best: dict[tuple[str, str, str, str, str], CeilingEntry] = {}
+    groups: dict[tuple[str, str, str, str, str], list[CeilingEntry]] = {}
     for entry in entries:
-        key = (entry.device, *_build(entry), entry.dtype, entry.regime)
-        if _counts(entry) and (key not in best or entry.tflops > best[key].tflops):
-            best[key] = entry
+        if _counts(entry):
+            groups.setdefault((entry.device, *_build(entry), entry.dtype, entry.regime), []).append(entry)
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(_COLUMNS)
-    for key in sorted(best):
-        entry = best[key]
-        writer.writerow([*key, entry.tflops, entry.low, entry.high, entry.place.as_posix()])
+    for key, found in sorted(groups.items()):
+        fastest = sorted(found, key=lambda entry: entry.tflops, reverse=True)
+        best, shapes = fastest[0], list(dict.fromkeys(entry.shape for entry in fastest))[:_MOST_SHAPES]
+        writer.writerow([*key, best.tflops, best.low, best.high, best.place.as_posix(), " ".join(shapes)])
     return buffer.getvalue()
 
 
@@ -77,6 +80,7 @@ def contributed_ceilings() -> tuple[ContributedCeiling, ...]:
             low=float(row["low"]),
             high=float(row["high"]),
             log=row["log"],
+            shapes=tuple(row["shapes"].split()),
         )
         for row in csv.DictReader(text.splitlines())
     )

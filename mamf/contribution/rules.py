@@ -47,6 +47,7 @@ from mamf.logs.run_log import MALFORMED, is_readable, read_bytes, read_run_log, 
 RULES = {
     "unreadable": "the file is a run log, every line of it a record of the right fields",
     "schema": "its schema is known",
+    "counters": "it is of what kernels reach, and not of what they count",
     "truncated": "its last line is whole",
     "missing-field": "the header says what a reader needs to judge a figure",
     "unknown-field": "records hold what mamf writes, and nothing else",
@@ -147,6 +148,8 @@ def _review(path: Path, seen: Seen | None) -> Review:
         log = read_run_log(path)
     except RunLogError as error:
         return Review(path, (*findings, _unreadable(path, error)))
+    if log.counter_records:
+        return Review(path, (*findings, Finding("counters", "a log of 'mamf counters': results/ does not collect it")))
     evidence = Evidence(whole, log)
     for rule in _RULES:
         findings += _findings_of(rule, evidence)

@@ -19,6 +19,8 @@ from mamf.kernel import Prepared, Verdict
 class WrongResultError(MamfError):
     """A launch whose result is wrong, or that changed its operands."""
 
+    exit_code = 1
+
     def __init__(self, verdict: Verdict) -> None:
         super().__init__(refusal(verdict))
         self.verdict = verdict

@@ -39,7 +39,7 @@ def measure(
     except WrongResultError as error:
         return run.result("wrong_result", str(error), error=error.verdict.error, details=error.verdict.details)
     except Exception as error:  # a status of this shape, whatever a vendor's library throws
-        status, reason = _told(error, kernel, backend)
+        status, reason = told(error, kernel, backend)
     # Outside the handler: its traceback holds the operands that are to be released.
     if status == "out_of_memory":
         pool.release()
@@ -47,7 +47,7 @@ def measure(
     return run.result(status, reason)
 
 
-def _told(error: Exception, kernel: AnyKernel, backend: Backend) -> tuple[Status, str]:
+def told(error: Exception, kernel: AnyKernel, backend: Backend) -> tuple[Status, str]:
     """What an error means for a row; those who are asked may fail in answering."""
     try:
         if isinstance(error, UnsupportedError) or kernel.refuses(error):

@@ -42,7 +42,10 @@ def plan_record(plan: AnyPlan) -> dict[str, Any]:
 
 def _find_record(plan: FindPlan) -> dict[str, Any]:
     most_flop = plan.grid.most_flop
-    return asdict(plan) | {"grid": {**asdict(plan.grid), "most_flop": most_flop if math.isfinite(most_flop) else None}}
+    return asdict(plan) | {
+        "grid": {**asdict(plan.grid), "most_flop": most_flop if math.isfinite(most_flop) else None},
+        "priors": [str(shape) for shape in plan.priors],
+    }
 
 
 def plan_from_record(record: Mapping[str, Any]) -> AnyPlan:
@@ -73,6 +76,7 @@ def _find_plan(fields: Mapping[str, Any]) -> FindPlan:
             "problem": MatmulProblem(**fields["problem"]),
             "kernels": tuple(fields["kernels"]),
             "regimes": tuple(fields["regimes"]),
+            "priors": tuple(map(MatmulShape.parse, fields.get("priors", ()))),
             "grid": MatmulGrid(tuple(grid["m"]), tuple(grid["n"]), tuple(grid["k"]), most_flop),
         }
     )

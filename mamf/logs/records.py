@@ -60,7 +60,7 @@ def measurement_record(row: Measurement) -> dict[str, Any]:
         "is_reference": row.is_reference,
         "details": dict(row.details),
         "peak_memory_bytes": row.peak_memory_bytes,
-        "repeatability": None if row.repeatability is None else asdict(row.repeatability),
+        "repeatability": repeatability_record(row.repeatability),
         "phase": row.phase,
         "round": row.round,
         "time": utc_now(),
@@ -156,7 +156,7 @@ def ceiling_record(ceiling: Ceiling) -> dict[str, Any]:
         "rounds": ceiling.rounds,
         "tied": [{"shape": str(shape), "kernel": kernel} for shape, kernel in ceiling.tied],
         "gain_over_default": None if ceiling.gain_over_default is None else round(ceiling.gain_over_default, 4),
-        "repeatability": None if ceiling.repeatability is None else asdict(ceiling.repeatability),
+        "repeatability": repeatability_record(ceiling.repeatability),
         **(joules if is_matmul else {}),
         **conditions_record(ceiling.conditions),
     }
@@ -182,6 +182,14 @@ def ceiling_from_record(record: Mapping[str, Any], header: Mapping[str, Any]) ->
         gain_over_default=record["gain_over_default"],
         repeatability=repeatability_from_record(record),
     )
+
+
+def repeatability_record(known: Repeatability | None) -> dict[str, Any] | None:
+    """What is usual goes without saying."""
+    if known is None:
+        return None
+    fields = asdict(known)
+    return fields if known.is_whole else {name: value for name, value in fields.items() if name != "is_whole"}
 
 
 def repeatability_from_record(record: Mapping[str, Any]) -> Repeatability | None:

@@ -54,6 +54,7 @@ _WITHOUT_SAMPLES = {
 class RunLog(Tabular):
     """A log as read. ``summary`` is the last one, None if the run was killed. ``valid_bytes``: up to the last whole
     line. ``all_ceilings``: of products, by dtype and regime; ``own_ceilings``: of the operation that the run is of.
+    ``counter_records``: as mamf.counters.log reads them.
     """
 
     path: Path
@@ -61,6 +62,7 @@ class RunLog(Tabular):
     measurements: list[Measurement] = field(default_factory=list)
     all_ceilings: dict[tuple[str, str], Ceiling] = field(default_factory=dict)
     own_ceilings: OwnCeilings = field(default_factory=dict)
+    counter_records: list[dict[str, Any]] = field(default_factory=list)
     summary: dict[str, Any] | None = None
     valid_bytes: int = 0
     is_truncated: bool = False
@@ -218,6 +220,8 @@ def _add(log: RunLog, record: dict[str, Any]) -> None:
             log.own_ceilings[ceiling.problem, ceiling.regime] = ceiling
         else:
             log.all_ceilings[ceiling.problem.dtype, ceiling.regime] = ceiling
+    elif kind in ("counters", "roof"):
+        log.counter_records.append(record)
     elif kind == "summary":
         log.summary = record
 

@@ -26,7 +26,7 @@ class Nullable:
 PLAIN = object()
 _NUMBER, _TEXTS = Nullable(float), [str]
 _CONDITIONS = {"clock_mhz": _NUMBER, "watts": _NUMBER, "celsius": _NUMBER, "throttle_reasons": _TEXTS}
-_REPEATABILITY = Nullable({"visit": float, "run": float, "degrees": int})
+_REPEATABILITY = Nullable({"visit": float, "run": float, "degrees": int, "is_whole?": bool})
 _TOOL = {"name": str, "version": Nullable(str), "commit?": Nullable(str)}
 _DEVICE = {
     "backend": str,
@@ -54,6 +54,8 @@ _FIND_PLAN = {
     "precision": float,
     "scouts": int,
     "refinements": int,
+    "priors?": _TEXTS,
+    "is_quick?": bool,
 }
 _KERNELS_PLAN = {
     "operation?": str,
@@ -186,14 +188,35 @@ LEGACY_SUMMARY = {
     "best": {ANY_NAME: REPORTED},
 }
 RESUME = {"tool?": _TOOL, "command?": str, "started?": str, "notes?": str}
-KINDS = ("measurement", "ceiling", "summary", "resume")
+#: Of the kernels of a device (mamf.counters): what they counted beside a measurement, and what no kernel exceeds.
+COUNTERS = {
+    "operation": str,
+    "shape": {ANY_NAME: PLAIN},
+    "problem": {ANY_NAME: PLAIN},
+    "kernel": str,
+    "kernels": [{"name": str, "grid": str, "block": str, "metrics": {ANY_NAME: _NUMBER}}],
+    "cycles": [float],
+    "reason": str,
+    "preparing_seconds": _NUMBER,
+    "is_deterministic": Nullable(bool),
+    "time?": str,
+}
+ROOF = {"of": str, "rate": float, "source": str, "told": str, "dtype": str}
+_SCHEMAS: Mapping[str, dict[str, Any]] = {
+    "measurement": MEASUREMENT,
+    "summary": SUMMARY,
+    "resume": RESUME,
+    "counters": COUNTERS,
+    "roof": ROOF,
+}
+KINDS = (*_SCHEMAS, "ceiling")
 
 
 def record_schema(record: Mapping[str, Any]) -> dict[str, Any]:
     """Of a record after the header, by its kind: one of KINDS."""
     if record["record"] == "ceiling":
         return _OPERATIONS_CEILING if "operation" in record else _PRODUCTS_CEILING
-    return {"measurement": MEASUREMENT, "summary": SUMMARY, "resume": RESUME}[record["record"]]
+    return _SCHEMAS[record["record"]]
 
 
 def plan_schema(plan: Mapping[str, Any]) -> dict[str, Any]:

@@ -66,14 +66,17 @@ def _leave(path: Path) -> None:
     log = read_run_log(path)
     info = DeviceInfo(**log.header["device"])
     plan = log.plan
-    is_of_use = log.tier == "complete" and isinstance(plan, FindPlan) and plan.problem.data == "normal"
-    if not is_of_use or info.backend == SIMULATED:
+    if not isinstance(plan, FindPlan) or info.backend == SIMULATED:
+        return
+    if log.tier != "complete" or plan.problem.data != "normal":
         return
     torch = log.header["environment"]["packages"].get("torch")
     _make(folder())
     content = path.read_bytes()
     for regime, ceiling in log.ceilings.items():
-        write_whole(_file(info, torch, named_dtype(ceiling.problem), regime), content)
+        path = _file(info, torch, named_dtype(ceiling.problem), regime)
+        if not plan.is_quick or not path.exists():  # a thorough find is not replaced by a quick one
+            write_whole(path, content)
 
 
 def _make(place: Path) -> None:

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from mamf.backend import Backend, Unavailable
 from mamf.errors import MamfError, PluginError, PluginWarning, UnavailableError, UnknownNameError, UsageError, fault
-from mamf.kernel import AnyKernel
+from mamf.kernel import AnyKernel, Kernel
 from mamf.operation import Operation
 from mamf.operations.attention.kernel import AttentionKernel
 from mamf.operations.matmul.kernel import MatmulKernel
@@ -130,6 +130,11 @@ def _by_name(group: str, what: str, name: str, contract: type[Contract]) -> type
 def backend_class(name: str) -> type[Backend]:
     """Raises UnknownNameError, UsageError for what is no name, or PluginError when it cannot be loaded."""
     return _by_name(BACKENDS, "backend", name, Backend)  # type: ignore[type-abstract]
+
+
+def kernel_class(path: str) -> type[AnyKernel]:
+    """A kernel's class by ``package.module:Class``. Raises UsageError for what is no path, PluginError."""
+    return _import("kernel", path, Kernel)  # type: ignore[type-abstract]
 
 
 def _kernel(group: str, what: str, name: str, contract: type[Any]) -> Any:

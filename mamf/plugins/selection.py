@@ -9,12 +9,23 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from mamf.backend import Backend
-from mamf.errors import UnavailableError, UnsupportedError, UsageError
+from mamf.errors import UnavailableError, UnknownNameError, UnsupportedError, UsageError
 from mamf.kernel import AnyKernel
 from mamf.limits import require_some
 from mamf.operation import Operation
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
-from mamf.plugins.discovery import is_path, kernel, kernel_names, kernel_of, left_out_if_broken, operation
+from mamf.plugins.discovery import (
+    OPERATIONS,
+    entry_points,
+    is_path,
+    kernel,
+    kernel_class,
+    kernel_names,
+    kernel_of,
+    left_out_if_broken,
+    operation,
+    registered,
+)
 
 AnyOperation = Operation[Any, Any]
 
@@ -57,6 +68,25 @@ def _registered(of: AnyOperation) -> Iterator[tuple[str, AnyKernel]]:
     for name in kernel_names(of):
         with left_out_if_broken():
             yield name, kernel_of(of, name)
+
+
+def operation_of(name: str) -> AnyOperation:
+    """The operation that a kernel is of. Raises UnknownNameError for a name that none has, UsageError for one that
+    several have, PluginError where it cannot be loaded.
+    """
+    if is_path(name):
+        return operation(kernel_class(name).operation)
+    base = name.partition("[")[0]
+    kernels: dict[str, set[str]] = {}
+    for of in registered(OPERATIONS):
+        with left_out_if_broken():
+            kernels[of] = {point.name for point in entry_points(operation(of).kernel_group)}
+    having = [of for of, names in kernels.items() if base in names]
+    if not having:
+        raise UnknownNameError("kernel", name, set().union(*kernels.values()))
+    if len(having) > 1:
+        raise UsageError(f"{name} is a kernel of {' and of '.join(sorted(having))}: say which by --operation")
+    return operation(having[0])
 
 
 def require_available(name: str, chosen: AnyKernel, backend: Backend) -> None:

@@ -100,6 +100,17 @@ class StepProfiler:
         return f"the script took {self.seen} of {self.due} steps: lower --warmup or --steps"
 
 
+def device_kernels_of(launch: Callable[[], object]) -> list[str]:
+    """The names of what a launch runs on the device, in its order, as torch.profiler sees it; none on a CPU."""
+    from torch.profiler import profile, supported_activities
+
+    with profile(activities=supported_activities()) as profiler:
+        launch()
+        _synchronize()
+    ran = [event for event in profiler.events() if event.device_type.name != "CPU"]
+    return [str(event.name) for event in sorted(ran, key=lambda event: event.time_range.start)]
+
+
 def profile_script(script: Path, arguments: Sequence[str], profiler: StepProfiler, function: str | None = None) -> int:
     """Run a script whose steps a profiler is told of: a step ends where ``function`` (``module:function``) returns, by
     default where the script's first optimizer has stepped. Returns the script's exit code.

@@ -12,6 +12,7 @@ from typing import ClassVar
 from mamf.backend import Backend, Reading, Unavailable
 from mamf.engine.checking import Checked
 from mamf.kernel import Problem, operand_sets
+from mamf.measurement import Conditions
 from mamf.statistics import Repeatability, figure_of, interval_of
 
 Launch = Callable[[], object]
@@ -110,6 +111,11 @@ class Regime(ABC):
         """How far visits and runs of this regime lie apart on this device; None where nobody has measured it."""
         return None
 
+    @property
+    def visit_takes(self) -> float:
+        """Seconds of a visit that cannot be cut short, 0 where it can."""
+        return 0.0
+
     def outlasted_by(self, seconds: float) -> str | None:
         """Why a launch of so many seconds is too long for what the regime stands for, or None."""
         return None
@@ -118,6 +124,13 @@ class Regime(ABC):
         """Called with the launches of a kernel that was measured, each of so many seconds, before the next is prepared:
         within the kernel's own settings, because they are launched again here.
         """
+
+    def confirming(self, chosen: Conditions, seconds: float) -> Regime:
+        """The regime in which a ceiling is confirmed.
+
+        ``chosen``: the conditions under which it was chosen. ``seconds``: what there is for a visit.
+        """
+        return self
 
     @abstractmethod
     def sample(self, checked: Checked, rule: StoppingRule, estimate: float) -> Samples:

@@ -10,8 +10,14 @@ from typing import ClassVar, NamedTuple
 
 from mamf.backend import Backend, Reading
 from mamf.engine.checking import Checked
+from mamf.measurement import Conditions
 from mamf.regimes.base import Launch, Regime, Samples, StoppingRule, no_garbage_collection
 from mamf.statistics import Repeatability, relative_slope
+
+#: A clock of at least this share of the highest: nothing holds the device back.
+_AT_BOOST = 0.98
+#: Of a visit that starts anew in a search that has little time: to settle, and to measure.
+_SHORTEST_LOAD = 1.0
 
 
 class Block(NamedTuple):
@@ -25,9 +31,20 @@ class Block(NamedTuple):
     is_of_visit: bool
 
 
+class Anew(NamedTuple):
+    """How a visit starts that draws the power controller's state: idle for a while, then loaded until it settled."""
+
+    rest_seconds: float
+    settling_seconds: float
+
+
 class Sustained(Regime):
     """The figure at the power limit: MSMF, total work over total time. A sample is the mean over a block of launches,
     all of one visit equally many; nothing runs between them.
+
+    ``soak_seconds``: in place of the device's own. ``anew``: how each visit starts and how long it is, where it follows
+    a rest. A power controller can stay in one of several states, 1.3 % apart, for as long as the device is loaded: the
+    mean of visits that each drew theirs repeats, that of one state does not.
     """
 
     name = "sustained"
@@ -44,15 +61,29 @@ class Sustained(Regime):
     #: Launches that a bridge queues at most: a vendor's queue holds about a thousand.
     most_in_bridge: ClassVar[int] = 500
 
-    def __init__(self, backend: Backend, visit_seconds: float = shortest_seconds) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        visit_seconds: float = shortest_seconds,
+        *,
+        soak_seconds: float | None = None,
+        anew: Anew | None = None,
+    ) -> None:
         super().__init__(backend)
         self.visit_seconds = visit_seconds
+        self.soak_seconds = backend.sustained_traits.soak_seconds if soak_seconds is None else soak_seconds
+        self.anew = anew
         self._loaded_seconds = 0.0
         self._loaded_until = float("-inf")
 
     @property
     def repeatability(self) -> Repeatability:
-        return self.backend.sustained_traits.repeatability
+        traits = self.backend.sustained_traits
+        return traits.anew_repeatability if self.anew else traits.repeatability
+
+    @property
+    def visit_takes(self) -> float:
+        return 0.0 if self.anew is None else sum(self.anew) + self.visit_seconds
 
     def bridge(self, launches: Sequence[Launch], seconds: float) -> None:
         """Queue what keeps the device loaded while the host prepares the next kernel.
@@ -60,14 +91,29 @@ class Sustained(Regime):
         After an idle time of tens of milliseconds the power controller swings for seconds, and what is measured
         meanwhile is up to 1 % off (docs/measuring.md).
         """
-        if self.backend.timer == "host clock":
+        if self.anew or self.backend.timer == "host clock":
             return
         count = min(self.most_in_bridge, math.ceil(self.backend.sustained_traits.bridge_seconds / max(seconds, 1e-9)))
         for launch in itertools.islice(itertools.cycle(launches), count):
             launch()
             self.backend.submit()
 
+    def confirming(self, chosen: Conditions, seconds: float) -> Regime:
+        """Visits that start anew, where the device was held back when it was chosen, or does not tell."""
+        traits, maximum = self.backend.sustained_traits, self.backend.info.max_clock_hz
+        is_held_back = chosen.clock_hz is None or maximum is None or chosen.clock_hz < _AT_BOOST * maximum
+        if not is_held_back or not traits.rest_seconds:
+            return self
+        loaded = max(seconds - traits.rest_seconds, _SHORTEST_LOAD)
+        settling = min(traits.restart_seconds, loaded / 2)
+        visit = min(self.shortest_seconds, loaded - settling)
+        regime = Sustained(self.backend, visit, anew=Anew(traits.rest_seconds, settling))
+        regime.agree = self.agree
+        return regime
+
     def sample(self, checked: Checked, rule: StoppingRule, estimate: float) -> Samples:
+        if self.anew:
+            self.backend.sleep(self.anew.rest_seconds)
         begun = self.backend.now()
         if self._is_cold():
             self._loaded_seconds = 0.0
@@ -89,7 +135,9 @@ class Sustained(Regime):
     def _settle(self, blocks: _Blocks, rule: StoppingRule) -> bool:
         """Run until nothing drifts any more; False when that takes too long or the budget ends."""
         traits = self.backend.sustained_traits
-        shortest = max(traits.settle_seconds, traits.soak_seconds - self._loaded_seconds)
+        shortest = max(traits.settle_seconds, self.soak_seconds - self._loaded_seconds)
+        if self.anew:
+            shortest = self.anew.settling_seconds
         begun = self.backend.now()
         recent: deque[float] = deque(maxlen=self.settled_blocks)
         for block in blocks:
@@ -98,7 +146,8 @@ class Sustained(Regime):
                 recent.append(block.seconds)
             elapsed = self.backend.now() - begun
             is_flat = len(recent) >= self.fewest_blocks and abs(relative_slope(recent)) <= self.settled_slope
-            if elapsed >= shortest and is_flat:
+            # A controller that hunts is never flat over so few blocks; a visit's mean is of whole periods all the same.
+            if elapsed >= shortest and (is_flat or self.anew):
                 return True
             if elapsed >= shortest + self.longest_settling_seconds or rule.is_over(self.backend.now()):
                 break

@@ -63,6 +63,16 @@ class BackendContract:
         backend.submit()
         backend.wait(mark)
 
+    def test_a_profilers_window_holds_what_is_launched(self, backend: Backend) -> None:
+        with backend.profiler_window("a launch"):
+            backend.flush_cache()
+        with pytest.raises(ZeroDivisionError), backend.profiler_window("what breaks"):
+            raise ZeroDivisionError
+
+    def test_says_why_it_has_no_counters(self, backend: Backend) -> None:
+        told = backend.without_counters()
+        assert told is None or (told.reason and told.remedy)
+
     def test_host_time_goes_forward(self, backend: Backend) -> None:
         before = backend.now()
         backend.sleep(0.001)

@@ -260,3 +260,13 @@ def test_a_busy_cpu_is_worth_a_warning(monkeypatch, percent, verdict):
 
 def test_the_cpu_has_no_tf32():
     assert "use float32" in open_backend("cpu").unsupported_dtype("tf32")
+
+
+def test_bits_of_what_a_launch_returned_are_told_apart():
+    """One bit of one tensor changes it; what is no tensor has none."""
+    backend = backend_class("cpu")(0)
+    first, second = torch.ones(3, 4, dtype=torch.bfloat16), torch.zeros(2)
+    digest = backend.digest((first.t(), second))
+    assert digest == backend.digest([first.t().clone(), second.clone()])
+    assert digest != backend.digest((first.t(), -second))
+    assert backend.digest(None) is None

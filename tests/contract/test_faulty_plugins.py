@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import sys
 from importlib.metadata import EntryPoint
 from typing import ClassVar
 
@@ -117,6 +118,7 @@ SWEEP = ["sweep", "--backend", "faulty", *SMALL, "--output", "run.jsonl"]
 MATMUL = ["sweep", "--backend", f"{HERE}:FaultyBackend", *SMALL, "--output", "run.jsonl", "--kernel"]
 ATTENTION = ["attention", "--backend", "faulty", "--seq-lens", "512", "--no-ceiling", "--output", "run.jsonl"]
 OPERATION = ["sweep", "--operation", "faulty", "--backend", "faulty", "--time-limit", "0.01s", "--output", "run.jsonl"]
+RUN = ["run", f"{HERE}:FaultyMatmul", "--backend", "faulty", "--shape", "1024x1024x1024"]
 
 BACKEND_METHODS = [
     *(
@@ -131,19 +133,23 @@ BACKEND_METHODS = [
         "seconds_between",
     ),
     *("timer_overhead", "flush_cache", "operand_pool", "free_memory", "allocated_memory", "peak_memory"),
+    *("profiler_window", "without_counters", "digest"),
     *("reset_peak_memory", "is_out_of_memory", "release_memory", "resolve_dtype", "unsupported_dtype"),
     *("without_compiler", "advice", "settings", "now", "sleep", "__init__"),
 ]
 KERNEL_METHODS = ["unavailable", "unsupported", "unsupported_shape", "variants", "settings", "refuses", "prepare"]
 KERNEL_METHODS.append("__init__")
 OPERATION_METHODS = [
-    *("default_shapes", "problem_for", "fastest_possible", "peak", "columns", "axis", "parse_shape", "shape_record"),
-    *("shape_from_record", "problem_record", "problem_from_record", "words", "__init__"),
+    *("default_shapes", "problem_for", "fastest_possible", "peak", "may_be_ceiling", "columns", "axis", "parse_shape"),
+    *("shape_record", "shape_from_record", "problem_record", "problem_from_record", "words", "__init__"),
 ]
 TABLE = [
     *((FaultyBackend, method, [SWEEP, ["doctor", "--backend", "faulty"], ["backends"]]) for method in BACKEND_METHODS),
     *((FaultyBackend, method, [["find", "--backend", "faulty", "--dry-run"]]) for method in BACKEND_METHODS),
     (FaultyBackend, "current_index", [["peak", "--backend", "faulty"]]),
+    (FaultyBackend, "profiler_window", [RUN]),
+    (FaultyBackend, "digest", [[*RUN, "--determinism"]]),
+    (FaultyBackend, "without_counters", [["counters", *RUN[1:], "--ncu", sys.executable, "--output", "run.jsonl"]]),
     *((FaultyMatmul, method, [[*MATMUL, "faulty"], ["kernels", "--backend", "faulty"]]) for method in KERNEL_METHODS),
     *((FaultyMatmul, method, [["find", "--backend", "faulty", "--dry-run"]]) for method in KERNEL_METHODS),
     *((FaultyAttention, method, [ATTENTION]) for method in KERNEL_METHODS),

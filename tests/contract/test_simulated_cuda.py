@@ -308,3 +308,20 @@ def test_fp8_is_e4m3fn_and_fnuz_is_amds(cuda):
     backend = cuda.kind(0)
     assert backend.resolve_dtype("fp8") == "float8_e4m3fn"
     assert "use float8_e4m3fn" in backend.unsupported_dtype("float8_e4m3fnuz")
+
+
+# -- a profiler's window ---------------------------------------------------------------------------------------------
+
+
+def test_a_profiler_sees_what_runs_in_its_window_and_nothing_else(cuda, calls):
+    backend = cuda.kind(0)
+    assert backend.without_counters() is None
+    calls.clear()
+    with backend.profiler_window("torch.mm 64x64x64"):
+        calls.append(("launch",))
+    told = [("start",), ("range_push", "torch.mm 64x64x64"), ("launch",)]
+    assert calls == [("synchronize", 0), *told, ("synchronize", 0), ("range_pop",), ("stop",)]
+    calls.clear()
+    with pytest.raises(RuntimeError), backend.profiler_window("it breaks"):
+        raise RuntimeError
+    assert calls[-2:] == [("range_pop",), ("stop",)]

@@ -200,3 +200,42 @@ def test_tunable_op_off_is_worth_a_warning(rocm, monkeypatch, value, verdict):
 
 def test_settings_say_whether_tunable_op_is_on(rocm):
     assert rocm.kind(0).settings()["tunable_op"] == "False"
+
+
+# -- a profiler's window ---------------------------------------------------------------------------------------------
+
+
+class SimulatedRoctx:
+    """roctx as ctypes loads it; the older library has ranges alone."""
+
+    def __init__(self, calls, has_pause):
+        self._calls = calls
+        names = ["roctxRangePushA", "roctxRangePop", *(["roctxProfilerResume", "roctxProfilerPause"] * has_pause)]
+        for name in names:
+            setattr(self, name, lambda *taken, name=name: calls.append((name, *taken[:1])))
+
+
+@pytest.mark.parametrize("installed", ["librocprofiler-sdk-roctx.so", "libroctx64.so", None])
+def test_a_window_is_a_range_that_rocprofv3_resumes_for(rocm, calls, monkeypatch, installed):
+    def load(name):
+        if name != installed:
+            raise OSError("cannot open shared object file")
+        return SimulatedRoctx(calls, has_pause="sdk" in name)
+
+    backend = rocm.kind(0)
+    monkeypatch.setattr(sys.modules[rocm.kind.__module__].ctypes, "CDLL", load)
+    calls.clear()
+    with backend.profiler_window("torch.mm"):
+        calls.append(("launch",))
+    names = [name for name, *_ in calls]
+    resumed = ["roctxProfilerResume"] if installed and "sdk" in installed else []
+    paused = ["roctxProfilerPause"] if resumed else []
+    marks = (["roctxRangePushA"], ["roctxRangePop"]) if installed else ([], [])
+    assert names == ["synchronize", *resumed, *marks[0], "launch", "synchronize", *marks[1], *paused]
+    assert not installed or ("roctxRangePushA", b"torch.mm") in calls
+
+
+def test_which_counters_there_are_is_the_architectures(rocm):
+    told = rocm.kind(0).without_counters()
+    assert "rocprofv3 -L lists them" in told.reason
+    assert told.remedy.startswith("rocprofv3 --selected-regions --pmc COUNTER -- mamf run KERNEL")

@@ -1,8 +1,10 @@
 """Run logs for the tests of contribution: honest ones of runs in virtual time, and what is asked of them."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+from mamf.ceilings.grid import THOROUGH
 from mamf.ceilings.strategy import FindStrategy
 from mamf.cli import main
 from mamf.contribution.evidence import read_records
@@ -33,7 +35,7 @@ def measured(folder, *arguments):
 def search_little(patch):
     """A coarse grid and few candidates, for logs of a search; how well it searches is tested in test_search.py."""
     patch.setattr(FindStrategy, "fine_shapes", 100)
-    patch.setattr(FindStrategy, "burst_candidates", 4)
+    patch.setattr("mamf.ceilings.grid.THOROUGH", replace(THOROUGH, candidates=4))
     patch.setattr("mamf.ceilings.grid._STEPS", 8)
     patch.setattr("mamf.ceilings.grid._LARGEST_STEP", 2560)
 

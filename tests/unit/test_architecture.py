@@ -60,10 +60,11 @@ FLOORS = (
     ("models",),
     ("api", "api.reading"),
     ("profiling",),
+    ("counters",),
     ("engine", "engine.checking"),
     ("regimes",),
     ("engine.measure",),
-    ("engine.runner",),
+    ("engine.runner", "engine.launching"),
     ("strategies",),
     ("engine.estimate",),
     ("ceilings",),
@@ -188,7 +189,14 @@ ENGINE = ("mamf.engine", "mamf.regimes.base", "mamf.ceilings.finding", "torch")
 
 @pytest.mark.parametrize(
     "module",
-    ["mamf.logs.run_log", "mamf.logs.compare", "mamf.report.notebook", "mamf.api.reading", "mamf.profiling.log"],
+    [
+        "mamf.logs.run_log",
+        "mamf.logs.compare",
+        "mamf.report.notebook",
+        "mamf.api.reading",
+        "mamf.profiling.log",
+        "mamf.counters.report",
+    ],
 )
 def test_logs_are_read_without_the_engine(module):
     code = f"import sys, {module}; print([name for name in {ENGINE!r} if name in sys.modules])"

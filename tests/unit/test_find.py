@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 import mamf
 from mamf.ceilings.ceiling import FEWEST_ROUNDS, Ceiling, confirmed
 from mamf.ceilings.finding import Find
-from mamf.ceilings.grid import Shares, plan_for
-from mamf.ceilings.strategy import FindStrategy
+from mamf.ceilings.grid import THOROUGH, plan_for
 from mamf.errors import DeviceError, IncomparableError, RunLogError, UnknownNameError, UnsupportedError
 from mamf.logs.records import ceiling_from_record, ceiling_record
 from mamf.logs.run_log import read_run_log
@@ -298,7 +297,7 @@ def test_a_budget_that_ends_within_the_first_sustained_visit_leaves_burst():
 
 def test_scouts_that_run_out_of_time_are_refined_all_the_same():
     find = find_of()
-    Late(find, "burst: scouting", Shares.scout / Shares.burst, 0.3)
+    Late(find, "burst: scouting", THOROUGH.scout / THOROUGH.burst, 0.3)
     found(find)
     assert find.ceilings["burst"].tflops > 0.9 * highest()
 
@@ -440,7 +439,7 @@ def test_candidates_that_are_clearly_beaten_drop_out():
     choosing, confirming = (
         Counter((row.shape, row.kernel) for row in rows if row.phase == phase) for phase in ("choose", "confirm")
     )
-    assert (choosing[winner], confirming[winner]) == FindStrategy.burst_rounds
+    assert (choosing[winner], confirming[winner]) == THOROUGH.burst_rounds
     assert {choosing[each] for each in choosing if each[1] == KERNEL} == {FEWEST_ROUNDS}
     assert not [each for each in confirming if each[1] == KERNEL]
 
@@ -648,7 +647,7 @@ def test_a_wrong_second_dtype_is_said_before_the_first_is_measured(find, tmp_pat
 
 
 def test_the_budget_ends_it_and_what_is_only_scouted_is_named_so(find, on_launch, tmp_path):
-    code, out, _ = find("--budget", "36s", "--output", "run.jsonl")
+    code, out, _ = find("--budget", "22s", "--output", "run.jsonl")
     assert code == 0
     assert "burst (MAMF)" in out
     assert "sustained: not confirmed; scouted so far 71" in out
@@ -726,9 +725,9 @@ def test_a_log_of_a_kernel_tried_without_installing_it_resumes(whole, run):
 
 def test_a_budget_given_when_resuming_counts(whole, run, registered, tmp_path):
     (tmp_path / "run.jsonl").write_bytes(whole[2][: len(whole[2]) // 10])
-    code, out, _ = resume(run, "--budget", "40s")
+    code, out, _ = resume(run, "--budget", "24s")
     assert code == 0
-    assert " in 40." in out
+    assert " in 24." in out
 
 
 def test_a_sweeps_log_holds_no_ceiling(run):
@@ -749,8 +748,8 @@ def test_find_returns_the_ceiling_of_a_regime(backend, regime):
 
 
 def test_find_that_confirms_nothing_in_its_budget_says_so(backend):
-    with pytest.raises(DeviceError, match="no sustained ceiling was confirmed in 36 s: give it more"):
-        mamf.find(backend=backend, kernels=["mamf.testing:SimulatedMatmul"], regime="sustained", budget_seconds=36.0)
+    with pytest.raises(DeviceError, match="no sustained ceiling was confirmed in 22 s: give it more"):
+        mamf.find(backend=backend, kernels=["mamf.testing:SimulatedMatmul"], regime="sustained", budget_seconds=22.0)
 
 
 @pytest.mark.parametrize("asked", [{"regime": "classic"}, {"dtype": "bf61"}, {"dtype": "int8"}], ids=str)
@@ -773,3 +772,43 @@ def test_what_is_offered_stays_callable_when_every_module_is_imported():
             importlib.import_module(module.name)
     for name in ("find", "find_best", "sweep", "load_ceiling", "open_backend"):
         assert callable(getattr(mamf, name)), name
+
+
+# -- quick -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def quick():
+    backend, kernels = SimulatedBackend(), [SimulatedMatmul()]
+    plan = plan_for(backend, MatmulProblem(), kernels, is_quick=True)
+    find = Find(plan, kernels, backend)
+    begun = backend.now()
+    return find, found(find), backend.now() - begun
+
+
+def test_a_quick_find_has_both_ceilings_within_its_budget(quick):
+    find, _, seconds = quick
+    assert set(find.ceilings) == {"burst", "sustained"}
+    assert seconds <= find.plan.budget_seconds == 20.0
+    assert not find.left_out
+    assert all(ceiling.rounds >= 3 for ceiling in find.ceilings.values())
+
+
+def test_a_quick_find_is_as_high_as_a_thorough_one(quick, both):
+    thorough = both[0].ceilings
+    assert quick[0].ceilings["burst"].tflops == pytest.approx(thorough["burst"].tflops, rel=0.006)
+    assert quick[0].ceilings["sustained"].tflops == pytest.approx(thorough["sustained"].tflops, rel=0.006)
+
+
+def test_shapes_that_won_before_are_measured_first_and_are_no_result():
+    known = MatmulShape(16896, 2048, 20224)
+    find = find_of(priors=(known,))
+    rows = found(find)
+    assert rows[0].shape == known
+    assert find.ceilings["burst"].rounds >= 3
+
+
+def test_a_prior_beyond_the_grid_is_left_out(monkeypatch):
+    monkeypatch.setattr("mamf.ceilings.grid.priors", lambda info, problem: [MatmulShape(64, 64, 10**6)])
+    plan = plan_for(SimulatedBackend(), MatmulProblem(), [SimulatedMatmul()])
+    assert plan.priors == ()

@@ -151,7 +151,7 @@ def test_sustained_soaks_once_and_then_only_settles():
         durations.append(backend.now() - begun)
     soak = backend.sustained_traits.soak_seconds
     assert durations[0] > soak
-    assert max(durations[1:]) < soak / 2
+    assert durations[0] > max(durations[1:]) + soak / 2
 
 
 def test_sustained_soaks_again_after_the_device_went_cold():

@@ -152,6 +152,8 @@ def test_every_option_that_decides_a_figure_is_checked(command, run):
         "--no-fast-accumulation",
         "--no-causal",
         "--no-flush",
+        "--quick",
+        "--no-quick",
         "--ceiling",
         "--operation",
     }
@@ -171,6 +173,7 @@ def test_flags_are_repeated_or_contradict_too(resume, command):
 def test_flags_of_attention_are_repeated_or_contradict_too(resume):
     assert resume("attention", "--no-ceiling")[0] == 0
     assert_refused(resume("attention", "--no-flush"), "--no-flush contradicts", "measured with flushed caches")
+    assert_refused(resume("find", "--quick"), "--quick contradicts", "measured with no")
     assert_refused(resume("attention", "--no-causal"), "--causal no contradicts")
 
 

@@ -11,7 +11,7 @@ from unittest import mock
 
 from attacks.calls import call
 from attacks.counts import Counts
-from mamf.ceilings.grid import plan_for
+from mamf.ceilings.grid import THOROUGH, plan_for
 from mamf.ceilings.strategy import FindStrategy
 from mamf.operations.matmul.shapes import MatmulGrid
 
@@ -136,6 +136,6 @@ def little_work() -> Iterator[None]:
         mock.patch("psutil.cpu_percent", lambda interval: 3.0),
         mock.patch("mamf.cli.find.plan_for", short),
         mock.patch.object(FindStrategy, "fine_shapes", 1),
-        mock.patch.object(FindStrategy, "burst_candidates", 4),
+        mock.patch("mamf.ceilings.grid.THOROUGH", replace(THOROUGH, candidates=4)),
     ):
         yield

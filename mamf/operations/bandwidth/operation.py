@@ -16,6 +16,9 @@ from mamf.operations.bandwidth.shapes import MOST_ARRAYS, BandwidthProblem, Band
 _HEADROOM = 1.02
 # Arrays together that are this many caches leave at least half of their bytes to the memory.
 _CACHES = 2
+# Writes of the last so many bytes need not have reached the memory when a launch ends: by a sixteenth of what it moves
+# at most, and by 1 % measured (an H200, 1 GiB written).
+_CACHES_OF_CEILING = 16
 # Where the device does not tell.
 _CACHE_BYTES = 32 * MIB
 _MEMORY_BYTES = 8 * 1024 * MIB
@@ -61,6 +64,11 @@ class Bandwidth(Operation[BandwidthProblem, BandwidthShape]):
     def peak(self, info: DeviceInfo, problem: BandwidthProblem) -> float | None:
         """The datasheet's bytes a second, read and written together."""
         return find_bandwidth(info.name, info.compute_units)
+
+    def may_be_ceiling(self, info: DeviceInfo, problem: BandwidthProblem, shape: BandwidthShape) -> bool:
+        """Of memory only where a launch moves many caches; of a cache, by many passes, wherever it is fastest."""
+        cache = info.cache_bytes or _CACHE_BYTES
+        return problem.warm > 1 or problem.work(shape).nbytes >= _CACHES_OF_CEILING * cache
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
         """Size of an array and pattern; passes where there are several; the share of the datasheet's bandwidth."""

@@ -1,0 +1,125 @@
+"""``mamf run KERNEL``: one kernel on one shape, launched once, for a profiler, sanitizer or debugger to look at."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterator
+from typing import Any
+
+from mamf.cli.kernels_options import AnyOperation, asked_for, problems_from, shapes_from
+from mamf.cli.launch_options import add_what_options, operation_asked_for, with_shapes_of_sizes
+from mamf.cli.options import add_device_options, size
+from mamf.cli.terminal import say, say_lines
+from mamf.engine.launching import Launched, Launching, launch_in_window
+from mamf.errors import UsageError
+from mamf.kernel import AnyKernel
+from mamf.measurement import TERA
+from mamf.plugins.discovery import open_backend
+from mamf.plugins.selection import chosen_kernels
+from mamf.profiling.running import device_kernels_of
+from mamf.report.text import significant
+from mamf.work import Work
+
+#: Further launches that are held to one another.
+_REPEATS = 10
+_DETERMINISM = {
+    True: f"{_REPEATS} further launches gave the same to the last bit",
+    False: f"{_REPEATS} further launches did not all give the same to the last bit",
+    None: "whether launches give the same cannot be told: they return nothing that can be read",
+}
+_EXAMPLES = """examples:
+  mamf run torch.mm --shape 256x256x256                             verified, launched once; any operation's kernel
+  mamf run sdpa-flash --seq-lens 4096 --causal --direction bwd
+  ncu --clock-control none --profile-from-start off mamf run torch.mm --shape 4096x4096x4096
+  nsys profile --capture-range=cudaProfilerApi mamf run flash-attn-4 --seq-lens 8192
+  rocprofv3 --selected-regions --kernel-trace -- mamf run torch.mm --shape 4096x4096x4096
+  compute-sanitizer --tool memcheck mamf run my.module:MyKernel --shape 256x256x256
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = _EXAMPLES
+    parser.add_argument("kernel", metavar="KERNEL", help="of 'mamf kernels', or package.module:Class")
+    add_what_options(parser)
+    parser.add_argument("--launches", type=size, default=1, metavar="N", help="within the window (default: 1)")
+    parser.add_argument("--no-verify", action="store_true", help="hold no launch to its result")
+    parser.add_argument(
+        "--kernel-names",
+        action="store_true",
+        help="name the GPU kernels, by a further launch in torch.profiler",
+    )
+    parser.add_argument(
+        "--determinism", action="store_true", help="launch it again, and say whether all give the same to the last bit"
+    )
+    add_device_options(parser)
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="(default: table)")
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    of = operation_asked_for(options, [options.kernel])
+    # What is wrong with it is said before a device is opened.
+    asked_for(of, options)
+    shapes_from(of, options)
+    backend = open_backend(options.backend or "auto", options.device or 0)
+    ((_, kernel),) = chosen_kernels(of, backend, [options.kernel])
+    with_shapes_of_sizes(of, options, backend)
+    shapes = shapes_from(of, options) or tuple(of.default_shapes(backend))
+    shape = _only_one("shape", shapes, f"--shape {of.shape_example}")
+    problem = _only_one("problem", problems_from(of, options, backend), "each value once")
+    watch = device_kernels_of if options.kernel_names else None
+    asked = Launching(options.launches, not options.no_verify, watch, _REPEATS if options.determinism else 0)
+    launched = launch_in_window(kernel, problem, shape, backend, asked)
+    if options.format == "json":
+        say(json.dumps(_record(of, kernel, problem, shape, launched)))
+        return 0
+    say(f"{kernel.name} {shape} on {backend.info.name} ({backend.name}:{backend.index}): {_words(of, problem)}")
+    say_lines("".join(f"{line}\n" for line in _lines(launched, problem.work(shape))))
+    if options.determinism:
+        say(_DETERMINISM[launched.is_deterministic])
+    return 0
+
+
+def _only_one(what: str, found: tuple[Any, ...], example: str) -> Any:
+    """Raises UsageError."""
+    if len(found) != 1:
+        raise UsageError(f"one {what} is run, not {len(found)}: name it, as {example}")
+    return found[0]
+
+
+def _words(of: AnyOperation, problem: Any) -> str:
+    return ", ".join([f"{of.name} {problem.dtype}", *of.words(problem)])
+
+
+def _lines(launched: Launched, work: Work) -> Iterator[str]:
+    if launched.verdict is None:
+        yield "not verified"
+    else:
+        verdict = launched.verdict
+        yield f"verified: relative error {verdict.error:.2g}, at most {verdict.tolerance:.2g} is right"
+    yield f"prepared in {launched.preparing_seconds:.2f} s: operands, compilation, tuning and the first launch"
+    seconds = statistics.median(launched.seconds)
+    rate = f"{significant(seconds * 1e3)} ms, {significant(work.amount / seconds / TERA)} {work.unit}"
+    if len(launched.seconds) == 1:
+        yield f"launched once: {rate}; a single launch is no measurement ('mamf sweep' makes one)"
+    else:
+        yield f"launched {len(launched.seconds)} times: {rate} in the median; without rest and flush no measurement"
+    if launched.device_kernels is not None:
+        names = ", ".join(dict.fromkeys(launched.device_kernels))
+        yield f"GPU kernels of a launch: {names or 'none, or torch.profiler does not see them'}"
+
+
+def _record(of: AnyOperation, kernel: AnyKernel, problem: Any, shape: Any, launched: Launched) -> dict[str, Any]:
+    return {
+        "operation": of.name,
+        "kernel": kernel.name,
+        "problem": of.problem_record(problem),
+        "shape": str(shape),
+        "seconds": launched.seconds,
+        "preparing_seconds": launched.preparing_seconds,
+        "relative_error": launched.verdict and launched.verdict.error,
+        "device_kernels": launched.device_kernels,
+        "is_deterministic": launched.is_deterministic,
+    }

@@ -1,0 +1,58 @@
+"""Where roofs are from: the ceiling of products, for MAMFU, and that of memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mamf.backend import Backend
+from mamf.ceilings.ceiling import Ceiling
+from mamf.ceilings.share import require_same_card
+from mamf.counters.roofs import BANDWIDTH, COMPUTE, Roof
+from mamf.errors import MamfError, UsageError
+from mamf.logs.run_log import read_run_log
+from mamf.machine.peaks import find_bandwidth
+from mamf.measurement import TERA
+from mamf.models.known_ceilings import peak
+from mamf.operations.bandwidth.shapes import BandwidthProblem
+from mamf.regimes.names import BURST
+
+
+def given_compute_roof(ceiling: Ceiling) -> Roof:
+    """Of a log that was named."""
+    dtype = ceiling.problem.dtype
+    told = f"measured: {dtype} at {ceiling.shape} by {ceiling.kernel}"
+    return Roof(COMPUTE, ceiling.rate * TERA, "measured", told, dtype)
+
+
+def known_compute_roof(backend: Backend, dtype: str) -> Roof | None:
+    """What ``mamf peak`` knows of burst; a datasheet's figure is no ceiling."""
+    try:
+        known = peak(backend, dtype, BURST)
+    except MamfError:
+        return None
+    return None if known.source == "datasheet" else Roof(COMPUTE, known.flops, known.source, known.told, dtype)
+
+
+def given_bandwidth_roof(path: Path, backend: Backend) -> Roof:
+    """The highest of the bandwidths that a find confirmed. Raises UsageError for a log without any, RunLogError for one
+    that cannot be read, IncomparableError for another card's.
+    """
+    ceilings = read_run_log(path).own_ceilings
+    confirmed = [each for (problem, regime), each in ceilings.items() if _is_bandwidth(problem) and regime == BURST]
+    if not confirmed:
+        raise UsageError(f"{path} holds no bandwidth in burst: give a log of 'mamf find --operation bandwidth'")
+    highest = max(confirmed, key=lambda each: each.rate)
+    require_same_card(highest, backend)
+    told = f"measured: {highest.problem.pattern} of {highest.shape} by {highest.kernel}"
+    return Roof(BANDWIDTH, highest.rate * TERA, "measured", told)
+
+
+def _is_bandwidth(problem: object) -> bool:
+    return isinstance(problem, BandwidthProblem)
+
+
+def known_bandwidth_roof(backend: Backend) -> Roof | None:
+    """The datasheet's, which no kernel reaches."""
+    rate = find_bandwidth(backend.info.name, backend.info.compute_units)
+    told = "datasheet; no kernel reaches it: mamf find --operation bandwidth, and --bandwidth-ceiling LOG"
+    return None if rate is None else Roof(BANDWIDTH, rate, "datasheet", told)

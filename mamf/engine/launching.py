@@ -1,0 +1,108 @@
+"""One kernel launched once, or as often as asked, within a profiler's window: what stands outside is not recorded.
+
+Operands, settings and checks are those of a measurement (mamf.engine.measure), the times are not: nobody waits for the
+clock, nobody flushes a cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mamf.backend import Backend
+from mamf.engine.checking import Checked
+from mamf.engine.measure import told
+from mamf.errors import DeviceError, MamfError, UnsupportedError
+from mamf.kernel import AnyKernel, Verdict
+
+#: Has a launch run, and tells what ran on the device for it.
+Watch = Callable[[Callable[[], object]], Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Launching:
+    """``launches``: within the window. Behind it: ``watch`` sees one, and ``repeats`` are compared to the last bit."""
+
+    launches: int = 1
+    verifies: bool = True
+    watch: Watch | None = None
+    repeats: int = 0
+
+
+@dataclass(frozen=True)
+class Launched:
+    """``seconds``: of each launch in the window, between two marks. ``preparing_seconds``: host time of everything
+    before, which compiles, tunes and launches it for the first time. ``verdict``: None where nothing was verified;
+    ``device_kernels``: what ran on the device, by name, None where nobody watched; ``is_deterministic``: whether all
+    repeats gave the same bits, None where there were none or nobody can tell.
+    """
+
+    seconds: tuple[float, ...]
+    preparing_seconds: float
+    verdict: Verdict | None
+    device_kernels: Sequence[str] | None = None
+    is_deterministic: bool | None = None
+
+
+def launch_in_window(kernel: AnyKernel, problem: Any, shape: Any, backend: Backend, asked: Launching) -> Launched:
+    """Prepare, launch once before the window (verified), then in it as often as asked, and verify these.
+
+    Raises UnsupportedError for what the kernel cannot do, WrongResultError, and DeviceError for what a launch throws.
+    """
+    reason = kernel.unsupported(backend, problem) or kernel.unsupported_shape(problem, shape)
+    if reason:
+        raise UnsupportedError(reason)
+    try:
+        with kernel.settings(backend, problem):
+            return _launched(kernel, problem, shape, backend, asked)
+    except MamfError:
+        raise
+    except Exception as error:
+        status, reason = told(error, kernel, backend)
+        raise DeviceError(f"{kernel.name} on {shape}: {status}: {reason}") from error
+
+
+def _launched(kernel: AnyKernel, problem: Any, shape: Any, backend: Backend, asked: Launching) -> Launched:
+    begun = backend.now()
+    pool = backend.operand_pool(problem.data, problem.seed)
+    checked = Checked(kernel.prepare(backend, problem, shape, pool))
+    if asked.verifies:
+        checked.rehearse(backend)
+        checked.poison()
+    else:
+        _launch(checked, backend)
+        backend.synchronize()
+    prepared = backend.now()
+    with backend.profiler_window(f"{kernel.name} {shape}"):
+        marks = [_launch(checked, backend) for _ in range(asked.launches)]
+    backend.synchronize()
+    if asked.verifies:
+        checked.verify()
+        checked.require_unchanged_operands()
+    return Launched(
+        seconds=tuple(backend.seconds_between(*each) for each in marks),
+        preparing_seconds=prepared - begun,
+        verdict=checked.verdict if asked.verifies else None,
+        device_kernels=asked.watch and tuple(asked.watch(checked.launches[0])),
+        is_deterministic=_is_deterministic(checked, backend, asked.repeats),
+    )
+
+
+def _launch(checked: Checked, backend: Backend) -> tuple[object, object]:
+    """The marks around it."""
+    start = backend.mark()
+    checked.launches[0]()
+    backend.submit()
+    return start, backend.mark()
+
+
+def _is_deterministic(checked: Checked, backend: Backend, repeats: int) -> bool | None:
+    digests = set()
+    for _ in range(repeats):
+        checked.poison()
+        returned = checked.launches[0]()
+        backend.submit()
+        backend.synchronize()
+        digests.add(backend.digest(returned))
+    return None if None in digests or not digests else len(digests) == 1

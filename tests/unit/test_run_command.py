@@ -1,0 +1,142 @@
+"""``mamf run``: one kernel, launched in a profiler's window and nowhere else, in virtual time."""
+
+import json
+from contextlib import contextmanager
+
+import pytest
+
+from mamf.engine.launching import Launching, launch_in_window
+from mamf.errors import DeviceError
+from mamf.operations.matmul.kernel import MatmulProblem
+from mamf.operations.matmul.shapes import MatmulShape
+from mamf.testing import SimulatedBackend, SimulatedMatmul
+
+SIMULATED = ["--backend", "mamf.testing:SimulatedBackend"]
+PRODUCT = ["run", "mamf.testing:SimulatedMatmul", *SIMULATED, "--shape", "4096x4096x4096"]
+ATTENTION = ["run", "mamf.testing:SimulatedAttention", *SIMULATED]
+SHAPE = MatmulShape(4096, 4096, 4096)
+
+
+@pytest.fixture
+def windows(monkeypatch):
+    """Launches before, within and after each window."""
+    found = []
+
+    @contextmanager
+    def window(self, name):
+        before = self.launches
+        yield
+        found.append((name, before, self.launches - before, self))
+
+    monkeypatch.setattr(SimulatedBackend, "profiler_window", window)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("given", "before", "within"), [([], 1, 1), (["--launches", "5"], 1, 5), (["--no-verify"], 1, 1)]
+)
+def test_exactly_the_launches_asked_for_stand_in_the_window(run, windows, given, before, within):
+    code, out, err = run(*PRODUCT, *given)
+    assert (code, err) == (0, "")
+    ((name, *launches, device),) = windows
+    assert (name, launches) == ("simulated.mm 4096x4096x4096", [before, within])
+    assert device.launches == before + within
+    assert ("not verified" in out) == ("--no-verify" in given)
+
+
+def test_it_says_that_a_launch_is_no_measurement(run):
+    _, out, _ = run(*PRODUCT)
+    assert "simulated.mm 4096x4096x4096 on Simulated H100 (simulated:0): matmul bfloat16" in out
+    assert "verified: relative error 0.001, at most 0.01 is right" in out
+    assert "TFLOPS; a single launch is no measurement" in out
+    _, out, _ = run(*PRODUCT, "--launches", "3")
+    assert "launched 3 times" in out
+    assert "without rest and flush no measurement" in out
+
+
+def test_a_script_reads_it_as_json(run):
+    code, out, _ = run(*PRODUCT, "--launches", "2", "--format", "json", "--kernel-names")
+    told = json.loads(out)
+    assert code == 0
+    assert (told["operation"], told["kernel"], told["shape"]) == ("matmul", "simulated.mm", "4096x4096x4096")
+    assert len(told["seconds"]) == 2
+    assert (told["relative_error"], told["device_kernels"]) == (1e-3, [])
+
+
+def test_attention_is_asked_for_by_its_sizes(run):
+    sizes = ["--seq-lens", "1024", "--heads", "4", "--head-dims", "64", "--batch", "2", "--causal"]
+    code, out, _ = run(*ATTENTION, *sizes, "--direction", "bwd")
+    assert code == 0
+    assert "simulated-attention b2h4q1024k1024d64c on" in out
+    assert "direction bwd" in out
+    assert run(*ATTENTION, "--shape", "b2h4q1024k1024d64c", "--set", "direction=bwd")[1] == out
+
+
+def test_what_the_dtype_of_c_is_where_none_is_named(run):
+    assert "matmul float16\n" in run(*PRODUCT, "--dtype", "fp16")[1]
+    asked = ["--dtype", "fp16", "--set", "out_dtype=bfloat16", "layout=nn"]
+    assert "matmul float16, out_dtype bfloat16, layout nn\n" in run(*PRODUCT, *asked)[1]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["sdpa-flsh"], "unknown kernel 'sdpa-flsh' (did you mean 'sdpa-flash'?)"),
+        (["torch"], "torch is a kernel of bandwidth and of model: say which by --operation"),
+        (["torch.mm", "--seq-lens", "5"], "--seq-lens is of attention: write a shape of matmul by --shape"),
+        ([*ATTENTION[1:]], "one shape is run, not 3: name it, as --shape b1h16q4096k4096d128c"),
+        ([*ATTENTION[1:], "--seq-lens", "64", "128"], "one shape is run, not 2"),
+        ([*ATTENTION[1:], "--seq-lens", "64", "--shape", "b1h1q1k1d64"], "leave --seq-lens out"),
+        ([*PRODUCT[1:], "--dtype", "fp16", "bf16"], "one problem is run, not 2"),
+        ([*PRODUCT[1:], "--shape", "4096"], "'4096'"),
+        ([*PRODUCT[1:], "--dtype", "int8"], "the simulated device multiplies no integers"),
+        ([*PRODUCT[1:], "--direction", "bwd"], "unknown field of matmul 'direction'"),
+        ([*PRODUCT[1:], "--launches", "0"], "at least 1"),
+        (["nowhere:Kernel"], "kernel 'nowhere:Kernel' cannot be loaded"),
+    ],
+)
+def test_bad_input_is_told_in_a_line(run, given, told):
+    code, out, err = run("run", *given)
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) == 1
+    assert told in err
+
+
+def test_a_wrong_result_is_refused(run, monkeypatch):
+    opened = SimulatedBackend.__init__
+
+    def faulty(self, *arguments):
+        opened(self, *arguments)
+        self.faults[SHAPE] = "wrong_result"
+
+    monkeypatch.setattr(SimulatedBackend, "__init__", faulty)
+    code, out, err = run(*PRODUCT)
+    assert (code, out) == (1, "")
+    assert "relative error 1 against float64, at most 0.01 is right" in err
+    assert run(*PRODUCT, "--no-verify")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "told"), [(RuntimeError("an illegal instruction"), "failed: RuntimeError"), (MemoryError(), "failed")]
+)
+def test_what_a_launch_throws_is_told_in_a_line(backend, error, told):
+    backend.faults[SHAPE] = error
+    with pytest.raises(DeviceError, match=told):
+        launch_in_window(SimulatedMatmul(), MatmulProblem(), SHAPE, backend, Launching())
+
+
+@pytest.mark.parametrize(
+    ("digests", "told"),
+    [(iter("aaaaaaaaaa"), "gave the same to the last bit"), (iter("aaaabaaaaa"), "did not all give the same")],
+)
+def test_further_launches_are_held_to_one_another(run, monkeypatch, digests, told):
+    monkeypatch.setattr(SimulatedBackend, "digest", lambda self, result: next(digests))
+    code, out, _ = run(*PRODUCT, "--determinism")
+    assert code == 0
+    assert told in out
+
+
+def test_what_cannot_be_read_is_not_said_to_be_equal(run):
+    out = run(*PRODUCT, "--determinism")[1]
+    assert "cannot be told" in out
+    assert "last bit" not in out

@@ -1,0 +1,93 @@
+"""Visits of sustained that start anew: a power controller stays in a state for as long as the device is loaded."""
+
+import math
+import random
+import statistics
+from typing import ClassVar
+
+import pytest
+
+from mamf.ceilings.ceiling import CONFIRM, confirmed
+from mamf.ceilings.rounds import Confirmation, Rounds
+from mamf.engine.runner import Runner
+from mamf.measurement import Conditions
+from mamf.operations.matmul.kernel import MatmulProblem
+from mamf.operations.matmul.shapes import MatmulShape
+from mamf.regimes import Sustained
+from mamf.testing import SimulatedBackend
+from mamf.testing.simulated_kernels import SimulatedMatmul
+
+HELD_BACK, AT_BOOST = Conditions(clock_hz=1.47e9), Conditions(clock_hz=1.98e9)
+
+
+class TwoStates(SimulatedBackend):
+    """Its controller draws one of two states, 1.3 % apart, whenever the device was idle for a while."""
+
+    def begin_run(self):
+        super().begin_run()
+        self._slower = self.random.choice((1.0, 1.013))
+
+    def sleep(self, seconds):
+        super().sleep(seconds)
+        if seconds >= 0.3 and self.is_capped:
+            self._slower = self.random.choice((1.0, 1.013))
+
+    def _state(self):
+        return super()._state() * (self._slower if self.is_capped else 1.0)
+
+
+def test_what_the_power_limit_slows_is_confirmed_by_visits_that_start_anew():
+    loaded = Sustained(SimulatedBackend())
+    assert loaded.confirming(HELD_BACK, 9.0).anew
+    assert loaded.confirming(Conditions(), 9.0).anew  # no sensor tells
+    assert loaded.confirming(AT_BOOST, 9.0) is loaded
+
+
+def test_a_device_without_such_states_does_not_rest():
+    backend = SimulatedBackend()
+    backend.sustained_traits = type(backend.sustained_traits)(rest_seconds=0.0)
+    loaded = Sustained(backend)
+    assert loaded.confirming(HELD_BACK, 9.0) is loaded
+
+
+def confirmed_rows(seed, kernel=None):
+    """What rounds of two candidates give on a fresh device."""
+    backend, kernel, problem = TwoStates(seed=seed), kernel or SimulatedMatmul(), MatmulProblem()
+    run = Runner(backend)
+    confirmation = Confirmation(run, problem, {kernel.name: kernel}, 0.003, random.Random(seed), 1.0, math.inf)
+    candidates = [(MatmulShape(16896, 2048, k), kernel.name) for k in (65536, 98304)]
+    regime = Sustained(backend, 1.0)
+    rows = run.results(confirmation.rounds(regime, candidates, Rounds(1, 6), math.inf, math.inf))
+    return list(rows)
+
+
+def test_a_ceiling_is_of_several_states():
+    rows = confirmed_rows(seed=1)
+    confirming = [row for row in rows if row.phase == CONFIRM]
+    assert len({row.shape for row in confirming}) == 1
+    assert len(confirming) == 6
+    rates = [row.best_rate for row in confirming]
+    assert max(rates) / min(rates) == pytest.approx(1.013, abs=0.003)
+
+
+def test_finds_repeat_though_each_state_is_drawn():
+    rates = [confirmed(confirmed_rows(seed), "a device").rate for seed in range(12)]
+    assert statistics.stdev(rates) / statistics.fmean(rates) < 0.004  # 0.65 % where a run stays in one state
+
+
+def test_what_fails_while_it_is_confirmed_makes_way_for_the_next():
+    class WrongLater(SimulatedMatmul):
+        """Wrong from its third preparation on, on the shape that is asked for then."""
+
+        prepared: ClassVar[list[MatmulShape]] = []
+
+        def prepare(self, backend, problem, shape, *rest, **named):
+            self.prepared.append(shape)
+            if len(self.prepared) >= 3 and shape == self.prepared[2]:
+                backend.faults[shape] = "wrong_result"
+            return super().prepare(backend, problem, shape, *rest, **named)
+
+    rows = [row for row in confirmed_rows(1, WrongLater()) if row.phase == CONFIRM]
+    wrong = WrongLater.prepared[2]
+    assert [row.ok for row in rows if row.shape == wrong] == [False]
+    assert sum(row.ok for row in rows if row.shape != wrong) >= 3

@@ -85,9 +85,9 @@ class Plan:
 class FindPlan:
     """Everything a search for ceilings needs, and all that resuming it needs.
 
-    ``kernels``: the first, the default, scouts; then all are searched together. ``scouts`` and ``refinements``:
-    measurements, at most, on the grid and around its leaders, by all kernels together. ``priors``: shapes that are
-    measured first. ``is_quick``: fewer rounds and visits.
+    ``kernels``: the first, the default, scouts; then shapes and kernels are searched together. ``scouts`` and
+    ``refinements``: measurements, at most, on the grid and around its leaders, of all kernels together. ``priors``:
+    shapes that are measured first. ``is_quick``: fewer rounds and visits.
     """
 
     problem: MatmulProblem

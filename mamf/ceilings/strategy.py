@@ -90,7 +90,7 @@ class FindStrategy:
         seconds = self.pace.scout * self.plan.budget_seconds / self.plan.scouts
         rule = StoppingRule(max(self.plan.precision, 0.005), min(seconds, 1.0))
         if len(self.kernels) > 1:
-            first = min(self.plan.scouts, FIRST_SHAPES)
+            first = min(self.plan.scouts, FIRST_SHAPES + len(self.plan.priors))
             yield from self._search(search, regime, "scout", first, self._until(self.pace.scout), rule)
             yield from self._add_kernels(search, regime, rule)
         yield from self._search(search, regime, "scout", self.plan.scouts, self._until(self.pace.scout), rule)

@@ -255,6 +255,10 @@ class Backend(ABC):
         """Why torch's compiler makes no kernels for this device, or None."""
         return None
 
+    def bus_address(self) -> str | None:
+        """Where the device sits, such as its PCI address, for who stands before the machine; in no log."""
+        return None
+
     def digest(self, result: object) -> str | None:
         """A hash of every bit of what a launch returned; None where it returned nothing that can be read."""
         return None

@@ -102,6 +102,8 @@ class Prepared:
     the names of operands that are not what they were when prepared (but for those that the operation changes).
     ``rewrite_output`` overwrites C, if it was asked for (the classic regime does so before each launch).
     ``held_bytes``: device memory that a set holds beside its operands, such as a saved forward pass.
+    ``checksum``: queue one of the output of a set, given what its last launch returned; what it returns gives the
+    number, once the device has run it. Equal outputs have equal ones. None: the kernel has none.
     """
 
     launches: Sequence[Callable[[], object]]
@@ -110,6 +112,7 @@ class Prepared:
     changed_operands: Callable[[], Sequence[str]] = tuple
     rewrite_output: Callable[[], object] | None = None
     held_bytes: int = 0
+    checksum: Callable[[int, object], Callable[[], int]] | None = None
 
 
 class Kernel(ABC, Generic[ProblemT, ShapeT]):

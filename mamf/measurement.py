@@ -18,12 +18,16 @@ TERA = 1e12
 
 @dataclass(frozen=True)
 class Conditions:
-    """What the sensors said while the samples were taken. None: they could not be read."""
+    """What the sensors said while the samples were taken. None: they could not be read.
+
+    ``throttle_shares``: of the readings, by reason; of one measurement, not of several together.
+    """
 
     clock_hz: float | None = None
     watts: float | None = None
     celsius: float | None = None
     throttle_reasons: tuple[str, ...] = ()
+    throttle_shares: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,10 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     def default_shapes(self, backend: Backend) -> Sequence[ShapeT]:
         """What is measured where no shapes are asked for."""
 
+    def presets(self) -> Mapping[str, Mapping[ShapeT, str]]:
+        """Shapes that people compare by, each with what it is (the layer of a model), by the name to ask for them."""
+        return {}
+
     def problem_for(self, backend: Backend, asked: Mapping[str, Any]) -> ProblemT:
         """A problem of the fields asked for, with the device's defaults. Raises UsageError for what means nothing."""
         dtype = backend.resolve_dtype(canonical_name(asked.get("dtype") or backend.default_dtype))

@@ -19,6 +19,9 @@ QUICK_BUDGET_SECONDS = 20.0
 #: Regimes in which kernels of any operation are measured: those that a ceiling is of.
 KERNEL_REGIMES = (BURST, SUSTAINED)
 
+#: What a KernelsPlan is for.
+ROWS, CEILINGS_OF_ITS_OWN, ROOFLINE, EXPLAIN = "rows", "ceilings", "roofline", "explain"
+
 #: A shape in a regime: what a log holds, so that a resumed sweep can skip it.
 Held = tuple[str, MatmulShape]
 #: A kernel on a shape of a problem in a regime; the kernel as it was asked for.
@@ -30,7 +33,8 @@ class Plan:
     """Everything a sweep needs to know, and all that resuming it needs.
 
     ``seconds`` limits a shape's measuring (None: the regime's own), ``budget_seconds`` the whole sweep. ``reference``
-    is measured anew after every ``reference_every`` shapes, to show how far the device drifted.
+    is measured anew after every ``reference_every`` shapes, to show how far the device drifted. ``layers``: what each
+    shape of a preset is.
     """
 
     shapes: tuple[MatmulShape, ...]
@@ -44,10 +48,12 @@ class Plan:
     timed_launches: int = 100
     reference: MatmulShape | None = None
     reference_every: int = 100
+    layers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         require_some("shapes", self.shapes, MatmulShape)
         require_measuring(self)
+        require_layers(self)
         require_steps(len(self.shapes), len(self.regimes))
         if self.order not in ORDERS:
             raise UnknownNameError("order", self.order, ORDERS)
@@ -119,6 +125,8 @@ class KernelsPlan:
     the operands between launches (burst). ``seconds`` limits a row's measuring, ``budget_seconds`` the whole run.
     ``searches``: for the ceiling of each dtype, before all rows; none where ceilings are given, or left out.
     ``confirms``: rows are measured in the first regime alone, and the best of each problem confirmed in all.
+    ``explains``: the problems differ in their data alone; all are measured in burst, the first in sustained too.
+    ``layers``: what each shape of a preset is.
     """
 
     operation: str
@@ -132,12 +140,15 @@ class KernelsPlan:
     flush: bool = True
     searches: tuple[FindPlan, ...] = ()
     confirms: bool = False
+    explains: bool = False
+    layers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         require_some("shapes", self.shapes, object)
         require_some("problems", self.problems, object)
         require_some("kernels", self.kernels, str)
         require_measuring(self)
+        require_layers(self)
         require_steps(*map(len, (self.shapes, self.problems, self.kernels, self.regimes)))
         for problem in self.problems:
             whole_number("seed", problem.seed, 0, LARGEST_SEED)
@@ -148,13 +159,24 @@ class KernelsPlan:
                     f"{self.operation} is measured in {' or '.join(KERNEL_REGIMES)}, not {name}: no ceiling is of it"
                 )
 
+    @property
+    def purpose(self) -> str:
+        """What its rows are for: ``rows`` themselves, ``ceilings`` of the operation, a ``roofline`` (of bandwidth, and
+        of products by its searches), or an ``explain`` (of one product).
+        """
+        if self.explains:
+            return EXPLAIN
+        if not self.confirms:
+            return ROWS
+        return ROOFLINE if self.searches else CEILINGS_OF_ITS_OWN
+
     def steps(self, held: Collection[Row] = ()) -> list[Row]:
         """What is left to measure; kernels of one shape follow one another."""
         done = frozenset(held)
         everything = (
             (regime, problem, shape, kernel)
             for regime in (self.regimes[:1] if self.confirms else self.regimes)
-            for problem in self.problems
+            for problem in (self.problems[:1] if self.explains and regime == SUSTAINED else self.problems)
             for shape in self.shapes
             for kernel in self.kernels
         )
@@ -162,6 +184,12 @@ class KernelsPlan:
 
 
 AnyPlan = Plan | FindPlan | KernelsPlan
+
+
+def require_layers(plan: Plan | KernelsPlan) -> None:
+    """Raises UsageError where some shapes have a name and others none."""
+    if plan.layers and len(plan.layers) != len(plan.shapes):
+        raise UsageError(f"{len(plan.layers)} layers of {len(plan.shapes)} shapes: each shape has one, or none has")
 
 
 def require_measuring(plan: AnyPlan) -> None:

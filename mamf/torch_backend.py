@@ -208,6 +208,12 @@ class AcceleratorBackend(TorchBackend):
     def setup(self) -> None:
         self.vendor().set_device(self.index)
 
+    def bus_address(self) -> str | None:
+        told = self.vendor().get_device_properties(self.index)
+        if not hasattr(told, "pci_bus_id"):
+            return None
+        return f"{getattr(told, 'pci_domain_id', 0):04x}:{told.pci_bus_id:02x}:{told.pci_device_id:02x}.0"
+
     def synchronize(self) -> None:
         self.vendor().synchronize(self.index)
 

@@ -35,7 +35,8 @@ def grid_for(backend: Backend, problem: MatmulProblem, flops: float, budget_seco
     side = 2 * (most_flop / 2) ** (1 / 3)
     free = backend.free_memory()
     if free is not None:
-        itemsize = problem.nbytes(MatmulShape(1024, 1024, 1024)) / 3 / 1024**2
+        needed = problem.buffers(MatmulShape(1024, 1024, 1024)).values()
+        itemsize = sum(buffer.nbytes for buffer in needed) / 3 / 1024**2
         side = min(side, (free * _SHARE_OF_MEMORY / _SUSTAINED_SETS / 3 / itemsize) ** 0.5)
     step = min(_LARGEST_STEP, max(64, int(side / _STEPS) // 64 * 64))
     sizes = tuple(step * count for count in range(1, _STEPS + 1))
@@ -81,7 +82,7 @@ QUICK = Pace(
     choose=0.28,
     burst=0.31,
     visit=0.31,
-    chosen=0.54,
+    chosen=0.52,
     burst_rounds=Rounds(choose=4, confirm=6),
     candidates=5,
     visits=False,

@@ -28,7 +28,7 @@ Answering = Generator[Step | Measurement, Measurement | None, list[Measurement]]
 
 
 #: Of the time that confirming has; the rest is for preparing and verifying.
-_SHARE_OF_VISITS = 0.8
+_SHARE_OF_VISITS = 0.75
 
 
 class Rounds(NamedTuple):

@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mamf.charts.chart import QUANTITIES, Chart, Quantity, find_chart, sweep_chart
+from mamf.backend import DeviceInfo
+from mamf.ceilings.explanation import fall
+from mamf.charts.chart import QUANTITIES, Quantity, find_chart, sweep_chart
 from mamf.charts.kernels import kernels_chart
+from mamf.charts.plotting import Picture
+from mamf.charts.roofline import roofline_chart
+from mamf.charts.waterfall import waterfall_chart
 from mamf.errors import UnknownNameError, UsageError
+from mamf.logs.roofs import roofs_of_logs
 from mamf.logs.run_log import RunLog
 from mamf.operations.attention.charts import attention_chart
 from mamf.operations.attention.operation import Attention
 from mamf.operations.attention.shapes import DIRECTIONS
-from mamf.plans import FindPlan, KernelsPlan
+from mamf.plans import EXPLAIN, ROOFLINE, FindPlan, KernelsPlan
 
 
 def chart_of(
@@ -20,7 +26,7 @@ def chart_of(
     regime: str | None = None,
     directions: Sequence[str] | None = None,
     quantities: Sequence[Quantity] | None = None,
-) -> Chart:
+) -> Picture:
     """A log as a chart, by the kind of its plan. None: the log's first regime of attention, else all; all directions;
     both quantities of attention, else tflops. Raises UsageError for what a log of its kind does not have.
     """
@@ -36,7 +42,7 @@ def chart_of(
 
 def _chart_of(
     log: RunLog, regime: str | None, directions: Sequence[str] | None, quantities: Sequence[Quantity] | None
-) -> Chart:
+) -> Picture:
     plan, rows = log.plan, log.measurements
     drawn = tuple(name for name in QUANTITIES if name in (quantities or QUANTITIES))
     if isinstance(plan, KernelsPlan) and plan.operation == Attention.name:
@@ -44,6 +50,11 @@ def _chart_of(
     if directions:
         of = plan.operation if isinstance(plan, KernelsPlan) else "matmul"
         raise UsageError(f"{log.path} is of {of}, which has no direction: leave it out")
+    if isinstance(plan, KernelsPlan) and plan.purpose == ROOFLINE:
+        roofs = roofs_of_logs([log])
+        return roofline_chart(roofs.only([regime]) if regime else roofs, [], log.header)
+    if isinstance(plan, KernelsPlan) and plan.purpose == EXPLAIN:
+        return waterfall_chart(fall(rows, DeviceInfo(**log.header["device"])), rows, log.header)
     if isinstance(plan, FindPlan):
         if quantities and drawn != ("tflops",):
             raise UsageError(f"{log.path} is of a find, whose shapes take incomparable times: draw tflops alone")

@@ -1,7 +1,6 @@
 """Draws a chart with matplotlib: as wide as a README, however many panels and lines it has.
 
-matplotlib is imported when something is drawn, and pyplot never: a Figure of its own leaves the caller's alone. Title,
-legend and notes are measured and the panels get what is left, so nothing overlaps whatever their number.
+matplotlib is imported when something is drawn, and pyplot never: a Figure of its own leaves the caller's alone.
 """
 
 from __future__ import annotations
@@ -15,29 +14,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mamf.charts.chart import Axis, Chart, Line, Panel, limits, with_visible_texts
+from mamf.charts.figures import DPI, GREY, SMALL, TEXT, WIDTH, Named, arrange, styles_of
+from mamf.charts.roofline import RooflineChart
+from mamf.charts.roofline_drawing import draw_roofline
+from mamf.charts.waterfall import WaterfallChart
+from mamf.charts.waterfall_drawing import draw_waterfall
 from mamf.errors import UnavailableError, UsageError
 from mamf.files import create_whole, write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.text import Text
 
+Picture = Chart | RooflineChart | WaterfallChart
 FILE_TYPES = ("png", "svg")
-_DPI = 100
-_WIDTH = 16.0  # inches: 1600 pixels, which GitHub shows at about 60 %
-_GAP = 0.12  # inches between the parts of the figure
-_MARGIN = 0.2
-_TITLE, _SUBTITLE, _TEXT, _SMALL = 20, 14, 14, 12  # points
-_GREY = "#555555"
-# Characters that fit the width at these sizes.
-_TITLE_LENGTH, _SUBTITLE_LENGTH, _PANEL_TITLES_LENGTH, _NOTE_LENGTH = 90, 145, 132, 170
-# Distinct to colour-blind readers too (Okabe and Ito, extended); markers tell apart what shares a colour.
-_COLOURS = (
-    *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7b3fa0"),
-    *("#8c564b", "#6b6b6b", "#8a9a00", "#aa0022", "#00b5b5", "#f2c500", "#1b2f7a"),
-)
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "<", "h", ">")
+# Characters of all panels' titles in a row that fit the width.
+_PANEL_TITLES_LENGTH = 132
 # Height of a line of text as a share of a panel.
 _LABEL_ROOM = 0.12
 # More points than this need no marker each.
@@ -45,16 +37,22 @@ _MOST_MARKED = 100
 _MILLISECONDS = "milliseconds"
 
 
-def draw(chart: Chart) -> Figure:
-    """The chart as a Figure. Raises UnavailableError without matplotlib."""
+def draw(chart: Picture) -> Figure:
+    """The picture as a Figure. Raises UnavailableError without matplotlib."""
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
         raise UnavailableError("drawing needs matplotlib: pip install 'mamf[plot]'") from None
-    figure = Figure(figsize=(_WIDTH, 9), dpi=_DPI, facecolor="white", layout="constrained")
+    figure = Figure(figsize=(WIDTH, 9), dpi=DPI, facecolor="white", layout="constrained")
     with rc_context({"text.parse_math": False}):  # a dollar in a name begins no formula
-        _draw(figure, with_visible_texts(chart))
+        shown = with_visible_texts(chart)
+        if isinstance(shown, RooflineChart):
+            draw_roofline(figure, shown)
+        elif isinstance(shown, WaterfallChart):
+            draw_waterfall(figure, shown)
+        else:
+            _draw(figure, shown)
     return figure
 
 
@@ -68,7 +66,17 @@ def _draw(figure: Figure, chart: Chart) -> None:
             else:
                 _draw_panel(axes[line][column], panel, chart, styles)
                 _label(axes[line][column], panel, chart, line, column)
-    _arrange(figure, chart, styles)
+    rows = len(chart.grid)
+    arrange(figure, chart, {1: 6.0, 2: 6.9}.get(rows, 2.9 * rows), _named(chart, styles))
+
+
+def _named(chart: Chart, styles: dict[str, dict[str, Any]]) -> Named:
+    """What the legend says: the lines, and what a dotted one means."""
+    width = 2 if chart.is_connected else 0
+    named: Named = [(name, {"linewidth": width, "markersize": 7, **styles[name]}) for name in chart.names]
+    if chart.companion:
+        named.append((chart.companion, {"linewidth": 2, "linestyle": ":", "color": GREY}))
+    return named
 
 
 def save(figure: Figure, path: Path, overwrite: bool = False) -> None:
@@ -96,14 +104,6 @@ def file_type(path: Path) -> str:
     return kind
 
 
-def styles_of(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Colour and marker by name, whatever the order of the names."""
-    return {
-        name: {"color": _COLOURS[number % len(_COLOURS)], "marker": _MARKERS[number % len(_MARKERS)]}
-        for number, name in enumerate(sorted(names))
-    }
-
-
 def _draw_panel(axes: Axes, panel: Panel, chart: Chart, styles: dict[str, dict[str, Any]]) -> None:
     axes.set_axisbelow(True)
     axes.grid(True, color="#dddddd", linewidth=0.8)
@@ -111,7 +111,7 @@ def _draw_panel(axes: Axes, panel: Panel, chart: Chart, styles: dict[str, dict[s
         side.set_color("#999999")
     if panel.title:
         title = textwrap.fill(panel.title, _PANEL_TITLES_LENGTH // len(chart.grid[0]))
-        axes.set_title(title, fontsize=_TEXT, loc="left")
+        axes.set_title(title, fontsize=TEXT, loc="left")
     for line in panel.lines:
         _draw_line(axes, line, chart, styles[line.name])
     aside = (chart.bar_width or 0.0) / 2
@@ -191,7 +191,7 @@ def _draw_ceiling(axes: Axes, panel: Panel, ceiling: float) -> None:
         xycoords=axes.get_yaxis_transform(),
         xytext=(5 if is_left else -5, 4 if is_above else -4),
         textcoords="offset points",
-        fontsize=_SMALL,
+        fontsize=SMALL,
         ha="left" if is_left else "right",
         va="bottom" if is_above else "top",
         zorder=5,
@@ -215,14 +215,14 @@ def label_place(panel: Panel, ceiling: float, top: float) -> tuple[bool, bool]:
 
 def _label(axes: Axes, panel: Panel, chart: Chart, line: int, column: int) -> None:
     """Labels where they are needed: on the outer panels."""
-    axes.tick_params(labelsize=_SMALL, color="#999999")
+    axes.tick_params(labelsize=SMALL, color="#999999")
     left = chart.grid[line][column - 1] if column else None
     if left is None or left.quantity != panel.quantity:
-        axes.set_ylabel(_MILLISECONDS if panel.quantity == "ms" else panel.unit, fontsize=_TEXT)
+        axes.set_ylabel(_MILLISECONDS if panel.quantity == "ms" else panel.unit, fontsize=TEXT)
     else:
         axes.tick_params(labelleft=False)
     if all(row[column] is None for row in chart.grid[line + 1 :]):
-        axes.set_xlabel(chart.axis.label, fontsize=_TEXT)
+        axes.set_xlabel(chart.axis.label, fontsize=TEXT)
     else:
         axes.tick_params(labelbottom=False)
     is_right = all(each is None or each.ceiling != panel.ceiling for each in chart.grid[line][column + 1 :])
@@ -238,63 +238,8 @@ def _add_shares(axes: Axes, ceiling: float) -> None:
         return share * ceiling / 100
 
     shares = axes.secondary_yaxis("right", functions=(as_share, as_tflops))
-    shares.set_ylabel("% MAMFU", fontsize=_TEXT)
-    shares.tick_params(labelsize=_SMALL, color="#999999")
+    shares.set_ylabel("% MAMFU", fontsize=TEXT)
+    shares.tick_params(labelsize=SMALL, color="#999999")
     highest = as_share(axes.get_ylim()[1])
     step = next(step for step in (20, 50, 100, 200, 500, 10**9) if highest / step <= 8)
     shares.set_yticks(list(range(0, math.floor(highest) + 1, step)))
-
-
-def _arrange(figure: Figure, chart: Chart, styles: dict[str, dict[str, Any]]) -> None:
-    """Title above, legend and notes below, each as high as it is; the panels as high as their number asks."""
-    rows = len(chart.grid)
-    panels = {1: 6.0, 2: 6.9}.get(rows, 2.9 * rows)
-    notes = "\n".join(textwrap.fill(note, _NOTE_LENGTH) for note in chart.notes)
-    texts = [
-        figure.text(0, 0, textwrap.fill(chart.title, _TITLE_LENGTH), fontsize=_TITLE, weight="bold", va="top"),
-        figure.text(0, 0, textwrap.fill(chart.subtitle, _SUBTITLE_LENGTH), fontsize=_SUBTITLE, color=_GREY, va="top"),
-    ]
-    note = figure.text(0, 0, notes, fontsize=_SMALL, color=_GREY, va="bottom", linespacing=1.35)
-    for text in (*texts, note):
-        text.set_in_layout(False)
-    legend = _legend(figure, chart, styles)
-    above = 2 * _GAP + sum(_height(text) + _GAP for text in texts)
-    foot = _GAP + (_height(note) + _GAP if notes else 0)
-    below = foot + _height(legend) + _GAP
-    height = above + panels + below
-    figure.set_size_inches(_WIDTH, height)
-    top = height - _GAP
-    for text in texts:
-        text.set_position((_MARGIN / _WIDTH, top / height))
-        top -= _height(text) + _GAP
-    note.set_position((_MARGIN / _WIDTH, _GAP / height))
-    legend.set_bbox_to_anchor((0.5, foot / height))
-    engine = figure.get_layout_engine()
-    assert engine is not None, "asked for when the figure was made"
-    engine.set(rect=(0.005, below / height, 0.99, 1 - (above + below) / height), wspace=0.02, hspace=0.03)  # type: ignore[call-arg]
-
-
-def _legend(figure: Figure, chart: Chart, styles: dict[str, dict[str, Any]]) -> Any:
-    """The names in as many columns as fit."""
-    from matplotlib.lines import Line2D
-
-    width = 2 if chart.is_connected else 0
-    handles = [Line2D([], [], linewidth=width, markersize=7, **styles[name]) for name in chart.names]
-    labels = list(chart.names)
-    if chart.companion:
-        handles.append(Line2D([], [], linewidth=2, linestyle=":", color=_GREY))
-        labels.append(chart.companion)
-    for columns in range(min(len(labels), 8), 0, -1):
-        legend = figure.legend(
-            handles, labels, loc="lower center", ncols=columns, fontsize=_TEXT, frameon=False, borderpad=0
-        )
-        legend.set_in_layout(False)
-        if columns == 1 or legend.get_window_extent().width <= (_WIDTH - 2 * _MARGIN) * _DPI:
-            break
-        legend.remove()
-    return legend
-
-
-def _height(part: Text | Any) -> float:
-    """Inches."""
-    return float(part.get_window_extent().height) / _DPI

@@ -16,7 +16,7 @@ from mamf.errors import UsageError
 from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import OwnCeilings
 from mamf.logs.writer import RunLogWriter
-from mamf.plans import DEFAULT_BUDGET_SECONDS, KernelsPlan
+from mamf.plans import CEILINGS_OF_ITS_OWN, DEFAULT_BUDGET_SECONDS, KernelsPlan
 from mamf.regimes.names import CEILINGS
 from mamf.strategies.kernels import KernelsSweep
 
@@ -40,7 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 class KernelsFindSession(KernelsSession):
     """Kernels of one operation, and the ceilings that they reach."""
 
-    confirms = True
+    purpose = CEILINGS_OF_ITS_OWN
 
     def __init__(
         self, of: AnyOperation, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None

@@ -15,6 +15,7 @@ from mamf.cli.resuming import require_repeated
 from mamf.errors import UnknownNameError, UsageError
 from mamf.limits import require_steps
 from mamf.operation import Operation
+from mamf.operations.matmul.kernel import LAYOUTS
 from mamf.plans import KERNEL_REGIMES, KernelsPlan
 from mamf.plugins.discovery import kernel_of
 
@@ -28,7 +29,9 @@ def add_what_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what", "several dtypes and values are measured in every combination")
     group.add_argument("--operation", required=True, metavar="NAME", help="one of 'mamf kernels'")
     group.add_argument("--shapes", nargs="+", metavar="SHAPE", help="as the operation writes them (default: its own)")
+    group.add_argument("--preset", metavar="NAME", help="layers of known models, in place of --shapes (grouped: moe)")
     group.add_argument("--set", nargs="+", metavar="FIELD=VALUE", help="fields of its problem; FIELD=A,B measures both")
+    group.add_argument("--layout", choices=LAYOUTS, nargs="+", help="of products: as --set layout=A,B")
     add_common_options(group)
 
 
@@ -58,7 +61,7 @@ def asked_for(of: AnyOperation, options: argparse.Namespace) -> dict[str, list[A
     """The values of fields asked for, typed. Raises UsageError for a field or a value that the operation has not."""
     known = fields_of(of)
     found: dict[str, list[Any]] = {"dtype": list(options.dtype)} if options.dtype else {}
-    for text in options.set or ():
+    for text in set_fields(options):
         name, equals, values = text.partition("=")
         if name not in known:
             raise UnknownNameError(f"field of {of.name}", name, known)
@@ -66,6 +69,12 @@ def asked_for(of: AnyOperation, options: argparse.Namespace) -> dict[str, list[A
             raise UsageError(f"--set {text}: " + ("it is given twice" if equals else f"write {name}=VALUE"))
         found[name] = [_typed(f"{of.name}'s {name}", known[name], value) for value in values.split(",")]
     return found
+
+
+def set_fields(options: argparse.Namespace) -> list[str]:
+    """What --set says, and what options say that stand for it."""
+    layouts = getattr(options, "layout", None)
+    return [*(options.set or ()), *([f"layout={','.join(layouts)}"] if layouts else ())]
 
 
 def _typed(what: str, kind: Any, text: str) -> Any:
@@ -100,8 +109,23 @@ def problems_from(of: AnyOperation, options: argparse.Namespace, backend: Backen
     return tuple(dict.fromkeys(of.problem_for(backend, each) for each in combinations))
 
 
+def named_shapes(of: AnyOperation, options: argparse.Namespace) -> Mapping[Any, str]:
+    """The shapes of the preset asked for, each with what it is. Raises UsageError."""
+    name = getattr(options, "preset", None)
+    if name is None:
+        return {}
+    if options.shapes:
+        raise UsageError("--preset names whole shapes: leave --shapes out")
+    presets = of.presets()
+    if name not in presets:
+        raise UnknownNameError(f"preset of {of.name}", name, presets)
+    return presets[name]
+
+
 def shapes_from(of: AnyOperation, options: argparse.Namespace) -> tuple[Any, ...]:
     """The shapes asked for, none where the operation's own are meant. Raises UsageError for what is no shape."""
+    if named := named_shapes(of, options):
+        return tuple(named)
     return tuple(dict.fromkeys(map(of.parse_shape, options.shapes or ())))
 
 
@@ -116,6 +140,7 @@ def plan_from(of: AnyOperation, options: argparse.Namespace, backend: Backend, k
         options.time_limit,
         options.budget,
         not options.no_flush,
+        layers=tuple(named_shapes(of, options).values()),
     )
 
 
@@ -137,6 +162,8 @@ def require_repeated_plan(of: AnyOperation, options: argparse.Namespace, before:
         "time_limit": before.seconds,
         "no_flush": caches[before.flush],
     }
+    if getattr(options, "layout", None):
+        held["layout"] = frozenset(getattr(problem, "layout", None) for problem in problems)
 
     def dtypes(asked: Sequence[str]) -> frozenset[str]:
         return frozenset(of.problem_for(backend, {"dtype": name}).dtype for name in asked)
@@ -149,10 +176,12 @@ def require_repeated_plan(of: AnyOperation, options: argparse.Namespace, before:
         "no_flush": lambda given: caches[not given],
     }
     require_repeated(options, held, read)
+    if named := named_shapes(of, options):
+        require_repeated(options, {"preset": held["shapes"]}, {"preset": lambda name: frozenset(named)})
 
 
 def _values(of: AnyOperation, problems: Iterable[Any], options: argparse.Namespace) -> frozenset[str]:
     """The values that problems have in the fields that are asked for."""
     records = [of.problem_record(problem) for problem in problems]
-    named = [text.partition("=")[0] for text in options.set or ()]
+    named = [text.partition("=")[0] for text in set_fields(options)]
     return frozenset(f"{name}={record[name]}" for record in records for name in named)

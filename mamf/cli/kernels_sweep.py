@@ -81,7 +81,7 @@ class KernelsSession(Session[KernelsPlan]):
         super().__init__(options, interruption, resumed)
         self.read_options()
         if self.before:
-            require_repeated_plan(of, options, self.before, self.backend)
+            self.require_repeated(self.before)
         self.kernels = self._kernels()
         self.plan = self._plan()
         kept = self.log.lasting if self.log else []
@@ -97,9 +97,9 @@ class KernelsSession(Session[KernelsPlan]):
     def resumes(self) -> str:
         return self.of.name
 
-    def record_of(self, row: Measurement) -> dict[str, Any]:
-        """With its problem, whatever it is of: a plan names several."""
-        return {**super().record_of(row), "problem": self.of.problem_record(row.problem)}
+    def require_repeated(self, before: KernelsPlan) -> None:
+        """Raises LogMismatchError when something asked for is not what the log was measured with."""
+        require_repeated_plan(self.of, self.options, before, self.backend)
 
     def _kernels(self) -> list[tuple[str, AnyKernel]]:
         """The kernels by the names that they are asked for."""
@@ -108,7 +108,7 @@ class KernelsSession(Session[KernelsPlan]):
     def _plan(self) -> KernelsPlan:
         if self.before is None:
             return self.new_plan()
-        budget = self.options.budget or (self.before.budget_seconds if self.confirms else None)
+        budget = self.options.budget or (self.before.budget_seconds if self.before.confirms else None)
         return replace(self.before, kernels=tuple(name for name, _ in self.kernels), budget_seconds=budget)
 
     def new_plan(self) -> KernelsPlan:

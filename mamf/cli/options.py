@@ -23,7 +23,9 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smh]?)")
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, with the nearest known option, and exits with 2."""
+    """Says what is wrong in one line, with the nearest known option, and exits with 2, or what a command has for it."""
+
+    usage_exit_code = 2
 
     def __init__(self, **keywords: Any) -> None:
         super().__init__(**keywords, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -46,7 +48,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         say(f"{self.prog}: {message}{suggestion(message)}", sys.stderr)
-        sys.exit(2)
+        sys.exit(self.usage_exit_code)
 
 
 def suggestion(message: str) -> str:

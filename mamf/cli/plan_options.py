@@ -11,10 +11,11 @@ from mamf.api.measuring import problem_for
 from mamf.backend import Backend
 from mamf.cli.options import bound, duration, index, shape, share, size
 from mamf.cli.resuming import Sizes, require_repeated, require_repeated_sizes
-from mamf.errors import UsageError
+from mamf.errors import UnknownNameError, UsageError
 from mamf.kernel import DATA
 from mamf.limits import count_of, require_steps
 from mamf.operations.matmul.kernel import LAYOUTS, MatmulProblem
+from mamf.operations.matmul.presets import LAYOUT_OF, PRESETS
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid, parse_range
 from mamf.plans import ORDERS, Plan
 from mamf.plugins.discovery import kernel
@@ -40,6 +41,12 @@ def add_shape_options(parser: argparse.ArgumentParser) -> None:
         "--shapes", type=shape, nargs="+", metavar="MxNxK", help="these shapes, in place of sizes of M, N and K"
     )
     group.add_argument(
+        "--preset", metavar="NAME", help=f"linear layers of known models ({', '.join(PRESETS)}); --m are their tokens"
+    )
+    group.add_argument(
+        "--product", choices=list(LAYOUT_OF), help="of a preset's layers: each has its own layout (default: forward)"
+    )
+    group.add_argument(
         "--order", choices=ORDERS, help="shuffled by the seed, so drift cannot pose as a trend (default), or as given"
     )
     group.add_argument(
@@ -53,7 +60,9 @@ def add_shape_options(parser: argparse.ArgumentParser) -> None:
 def add_problem_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("product")
     group.add_argument(
-        "--dtype", help="bfloat16, float16, float32, tf32, float64, fp8, float8_e5m2, int8, ... (default: the device's)"
+        "--dtype",
+        help="bfloat16, float16, float32, tf32, float64, fp8, float8_e5m2, int8; formats with scales: fp8_rowwise, "
+        "mxfp8, nvfp4, ... (default: the device's)",
     )
     group.add_argument("--out-dtype", help="dtype of C (default: as A; bfloat16 for 8-bit floats, int32 for int8)")
     group.add_argument(
@@ -101,8 +110,24 @@ def sizes_from(options: argparse.Namespace) -> Sizes:
     return found
 
 
+def named_shapes(options: argparse.Namespace) -> dict[MatmulShape, str]:
+    """The products of the preset asked for, each with the layer that it is of; sizes of M are its tokens."""
+    if options.preset is None:
+        if options.product is not None:
+            raise UsageError("--product is of the layers of a --preset")
+        return {}
+    sizes = dict(sizes_from(options).values())
+    if options.shapes or sizes.keys() - {"m"}:
+        raise UsageError("--preset names whole layers: only --m, their tokens, can be given with it")
+    if options.preset not in PRESETS:
+        raise UnknownNameError("preset of matmul (moe is one of --operation grouped)", options.preset, PRESETS)
+    return PRESETS[options.preset].shapes(options.product or "forward", sizes.get("m"))
+
+
 def shapes_from(options: argparse.Namespace) -> tuple[MatmulShape, ...]:
     """The shapes asked for. Raises UsageError for an empty or backward range."""
+    if named := named_shapes(options):
+        return tuple(named)
     sizes = dict(sizes_from(options).values())
     return tuple(dict.fromkeys(options.shapes or matmul_grid(*(sizes.get(name, [_DEFAULT_SIZE]) for name in "mnk"))))
 
@@ -110,7 +135,9 @@ def shapes_from(options: argparse.Namespace) -> tuple[MatmulShape, ...]:
 def problem_from(options: argparse.Namespace, backend: Backend) -> MatmulProblem:
     """The product asked for; what is not asked for is the default."""
     names = (field.name for field in fields(MatmulProblem))
-    return problem_for(backend, **{name: value for name in names if (value := getattr(options, name)) is not None})
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    usual = LAYOUT_OF.get(getattr(options, "product", None) or "forward")
+    return problem_for(backend, **{"layout": usual, **given})
 
 
 def held_problem(problem: MatmulProblem) -> dict[str, object]:
@@ -152,6 +179,7 @@ def plan_from(
         "timed_launches": options.num_iterations,
         "reference": options.reference,
         "reference_every": options.reference_every,
+        "layers": tuple(named_shapes(options).values()) or None,
     }
     given = {name: value for name, value in asked.items() if value is not None}
     return Plan(shapes, problem_from(options, backend), **given)
@@ -171,4 +199,8 @@ def require_repeated_plan(options: argparse.Namespace, before: Plan, backend: Ba
         "reference_every": before.reference_every,
     }
     require_repeated(options, held, read_names(backend))
-    require_repeated_sizes(options, before.shapes, sizes_from(options))
+    if named := named_shapes(options):
+        then = {"preset": frozenset(before.shapes)} | ({} if options.layout else {"product": before.problem.layout})
+        require_repeated(options, then, {"preset": lambda name: frozenset(named), "product": LAYOUT_OF.get})
+    else:
+        require_repeated_sizes(options, before.shapes, sizes_from(options))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mamf.charts.chart import QUANTITIES
 from mamf.charts.of_log import chart_of
-from mamf.charts.plotting import draw, exists, file_type, save
+from mamf.charts.plotting import Picture, draw, exists, file_type, save
 from mamf.cli.reading import read_log
 from mamf.cli.terminal import say, warn
 from mamf.counters.chart import counters_chart
@@ -50,6 +50,7 @@ def run(options: argparse.Namespace) -> int:
     if path.exists() and not options.overwrite:
         raise exists(path)
     _tell_other_regimes(log, options.regime)
+    chart: Picture
     if log.counter_records:
         chart = counters_chart(log.measurements, counted_in(log), log.header)
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
@@ -42,3 +43,27 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bar.close()
+
+
+class Phases:
+    """A line for each of several devices: what it does now."""
+
+    def __init__(self, names: Mapping[int, str]) -> None:
+        self._bars: dict[int, tqdm[Any]] = {
+            rank: tqdm(
+                total=0, bar_format="{desc}", desc=name, position=place, file=sys.stderr, disable=None, leave=False
+            )
+            for place, (rank, name) in enumerate(names.items())
+        }
+        self._names = names
+
+    def show(self, phases: Mapping[int, str]) -> None:
+        for rank, phase in phases.items():
+            self._bars[rank].set_description_str(f"{self._names[rank]}: {phase}")
+
+    def __enter__(self) -> Phases:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        for bar in self._bars.values():
+            bar.close()

@@ -9,24 +9,29 @@ import argparse
 import itertools
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any, TypeVar
 
 from mamf.backend import Backend, DeviceInfo
 from mamf.errors import LogMismatchError
 from mamf.logs.run_log import SCHEMA, RunLog
-from mamf.machine.environment import describe_environment
-from mamf.plans import FindPlan, KernelsPlan, Plan
+from mamf.logs.same_device import require_same_device
+from mamf.plans import ROWS, FindPlan, KernelsPlan, Plan
 from mamf.plugins.discovery import backend_class, is_path, open_backend
 
 AnyPlan = TypeVar("AnyPlan", bound=Plan | FindPlan | KernelsPlan)
 #: An option to the sizes that are asked for by it, and what a shape calls them.
 Sizes = Mapping[str, tuple[str, Sequence[Any]]]
-_A_RUN = {"sweep": "a sweep", "find": "a find", "attention": "attention"}
+_A_RUN = {
+    "sweep": "a sweep",
+    "find": "a find",
+    "attention": "attention",
+    "roofline": "a roofline",
+    "explain": "an explanation",
+}
 _MOST_TOLD = 5
 
 
-def plan_of(log: RunLog, kind: type[AnyPlan], operation: str | None = None, confirms: bool = False) -> AnyPlan:
+def plan_of(log: RunLog, kind: type[AnyPlan], operation: str | None = None, purpose: str = ROWS) -> AnyPlan:
     """The plan of a log that a command resumes, of kernels of an operation where one is named. Raises LogMismatchError
     for another command's log, with the one to use, and for an earlier schema's: its rounds and figures would be mixed
     with others.
@@ -37,7 +42,7 @@ def plan_of(log: RunLog, kind: type[AnyPlan], operation: str | None = None, conf
             f"{log.path} is of schema {schema}, whose figures are taken otherwise than today's: start a new log, or go "
             f"on with the mamf that began it"
         )
-    if isinstance(plan, kind) and (not isinstance(plan, KernelsPlan) or is_same(plan, operation, confirms)):
+    if isinstance(plan, kind) and (not isinstance(plan, KernelsPlan) or is_same(plan, operation, purpose)):
         return plan
     told = log.header["plan"].get("command", "sweep")
     command = told if told in _A_RUN else "sweep"
@@ -50,8 +55,8 @@ def plan_of(log: RunLog, kind: type[AnyPlan], operation: str | None = None, conf
     raise LogMismatchError(f"{log.path} is of {of}: resume it with '{resumption}'")
 
 
-def is_same(plan: KernelsPlan, operation: str | None, confirms: bool) -> bool:
-    return plan.operation == operation and plan.confirms == confirms
+def is_same(plan: KernelsPlan, operation: str | None, purpose: str) -> bool:
+    return plan.operation == operation and plan.purpose == purpose
 
 
 def require_repeated(
@@ -158,17 +163,3 @@ def require_named(log: RunLog, options: argparse.Namespace) -> None:
                 f"{log.path} names kernel {name} of a search, which is not installed: install what provides it, or "
                 "start a new log"
             )
-
-
-def require_same_device(log: RunLog, then: DeviceInfo, now: DeviceInfo) -> None:
-    """Figures of two devices or two software stacks do not belong in one log. Raises LogMismatchError."""
-    before, after = asdict(then), asdict(now)
-    for name in ("backend", "name", "uuid_hash", "compute_units", "driver", "versions"):
-        require_same(log, f"device {name}", before[name], after[name])
-    packages = log.header["environment"].get("packages", {})
-    require_same(log, "torch", packages.get("torch"), describe_environment()["packages"].get("torch"))
-
-
-def require_same(log: RunLog, what: str, then: object, now: object) -> None:
-    if then != now:
-        raise LogMismatchError(f"{log.path} was measured with {what} {then}, not {now}; start a new log")

@@ -27,6 +27,7 @@ from mamf.logs.writer import RunLogWriter
 from mamf.machine.doctor import as_line, diagnose, warnings
 from mamf.machine.environment import command_line, tool_version
 from mamf.measurement import Measurement
+from mamf.plans import ROWS
 from mamf.plugins.discovery import open_backend
 
 _NOTHING_MEASURED = 1
@@ -88,9 +89,9 @@ class Session(ABC, Generic[AnyPlan]):
 
     #: The command's name, for the log's default name.
     command: str
-    #: Of the logs that it resumes, and whether they confirm ceilings of an operation of their own.
+    #: Of the logs that it resumes, and what their rows of kernels are for.
     plan_kind: type[AnyPlan]
-    confirms = False
+    purpose = ROWS
     #: What is measured: that asked for, or the resumed log's.
     plan: AnyPlan
 
@@ -100,7 +101,7 @@ class Session(ABC, Generic[AnyPlan]):
         self.resumed = resumed
         self.log: RunLog | None = resumed and resumed.log
         #: The plan of the log that is resumed.
-        self.before = plan_of(self.log, self.plan_kind, self.resumes(), self.confirms) if self.log else None
+        self.before = plan_of(self.log, self.plan_kind, self.resumes(), self.purpose) if self.log else None
         self.findings: list[Advice] = []
         self.rows: list[Measurement] = []
         if self.log:
@@ -123,10 +124,6 @@ class Session(ABC, Generic[AnyPlan]):
     def counts(self, row: Measurement) -> bool:
         """Whether a row is what the run is for, and not measured beside it."""
         return not row.is_reference
-
-    def record_of(self, row: Measurement) -> dict[str, Any]:
-        """What the log holds of a row."""
-        return measurement_record(row)
 
     def has_all(self) -> bool:
         """Whether a resumed log that is complete lacks nothing: what failed is tried again, where that can be."""
@@ -220,7 +217,7 @@ class Session(ABC, Generic[AnyPlan]):
             with Progress(self.total()) as progress:
                 for row in self.measurements(progress.phase):
                     with self.interruption.shielded():
-                        writer.write("measurement", self.record_of(row))
+                        writer.write("measurement", measurement_record(row))
                         self.rows.append(row)
                     if self.counts(row):
                         progress.add(row)

@@ -17,6 +17,7 @@ from mamf.cli.plan_options import (
     shapes_from,
 )
 from mamf.cli.resuming import require_repeated
+from mamf.cli.roofs import add_roof_option, given_roofs, require_of
 from mamf.cli.session import End, Resumed, Session, add_run_options, interruptible
 from mamf.cli.terminal import say
 from mamf.engine.estimate import estimate_seconds, probe_flops
@@ -32,6 +33,8 @@ _EXAMPLES = """examples:
   mamf sweep --m-range 0 20480 256                    79 shapes Mx4096x4096 in burst
   mamf sweep --m 8192 --n 8192 --k 8192 --regime burst sustained
   mamf sweep --m-range 0 20480 256 --regime classic   mamf-finder's protocol
+  mamf sweep --preset decode --top all                linear layers of Llama 8B, 1 to 512 tokens
+  mamf sweep --preset llama-8b --product grad-weight  as a backward pass multiplies them
   mamf sweep --resume LOG                             go on after Ctrl-C or kill
   mamf sweep --operation NAME --help                  kernels of another operation: what can be asked of it
 """
@@ -47,6 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_measuring_options(parser)
     add_device_options(parser)
     add_run_options(parser, budget="stop after so long, for example 5m; the rest can be resumed")
+    add_roof_option(parser)
     add_output_options(parser, FORMATS)
     parser.set_defaults(run=run, parser=parser)
 
@@ -65,8 +69,11 @@ class _SweepSession(Session[Plan]):
 
     def __init__(self, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None) -> None:
         requested = shapes_from(options)
+        self.roofs = given_roofs(options)
         super().__init__(options, interruption, resumed)
         self.plan = plan_from(options, requested, self.backend, self.before)
+        if self.roofs is not None:
+            require_of(self.backend.info, self.roofs)
         self.kernel = self._kernel()
         self.held = self.log.held if self.log else set()
         self.rows = self.log.kept if self.log else []
@@ -127,4 +134,5 @@ class _SweepSession(Session[Plan]):
 
     def rendered(self, header: dict[str, Any], summary: dict[str, Any] | None) -> str:
         options = self.options
-        return render(options.format, self.rows, header, summary, options.top, terminal_width(options))
+        width = terminal_width(options)
+        return render(options.format, self.rows, header, summary, options.top, width, self.roofs)

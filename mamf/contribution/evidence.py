@@ -80,17 +80,24 @@ class Evidence:
         """Whether ceilings of the operation itself were sought."""
         return self.is_of_kernels and bool(self.plan.confirms)
 
+    @property
+    def explains(self) -> bool:
+        """Whether what operands hold was varied on purpose: no figure of it is a claim."""
+        return self.is_of_kernels and bool(self.plan.explains)
+
     @cached_property
     def sought(self) -> tuple[tuple[Any, str, str | None], ...]:
         """Problem, regime and the library's default kernel of each ceiling that was sought."""
+        searched = tuple(
+            (search.problem, regime, self.header["kernel"] if self.is_search else search.kernels[0])
+            for search in self.searches
+            for regime in search.regimes
+        )
         if not self.confirms_own:
-            return tuple(
-                (search.problem, regime, self.header["kernel"] if self.is_search else search.kernels[0])
-                for search in self.searches
-                for regime in search.regimes
-            )
+            return searched
         default = next((row.kernel for _, _, row in self.rows if not row.phase), None)
-        return tuple((problem, regime, default) for problem in self.plan.problems for regime in self.plan.regimes)
+        own = tuple((problem, regime, default) for problem in self.plan.problems for regime in self.plan.regimes)
+        return (*searched, *own)
 
     @property
     def is_cpu(self) -> bool:

@@ -133,7 +133,7 @@ def simulated(evidence: Evidence) -> Iterator[Finding]:
 def structured_data(evidence: Evidence) -> Iterator[Finding]:
     """Zeros and patterns draw less power, and are no ceiling."""
     for problem in problems_of(evidence.header["plan"]):
-        if problem.get("data") not in (None, "normal"):
+        if problem.get("data") not in (None, "normal") and not evidence.explains:
             yield Finding("data", f"measured with {problem['data']} data: results are of --data normal", 1)
 
 

@@ -29,7 +29,7 @@ def name_of(header: Mapping[str, Any]) -> str:
     command, problems = plan.get("command", "sweep"), problems_of(plan)
     parts = [
         plan.get("operation", command),
-        *([command] if plan.get("confirms") else []),
+        *([command] if plan.get("confirms") or plan.get("explains") else []),
         *([header["kernel"]] if "problem" in plan and command == "sweep" else []),
         *(problem["dtype"] + ("-fast" if problem.get("fast_accumulation") else "") for problem in problems),
         *(problem["direction"] for problem in problems if "direction" in problem),

@@ -119,8 +119,14 @@ def verified(evidence: Evidence) -> Iterator[Finding]:
             yield Finding("unverified", f"{row.shape} by {row.kernel}: its result was not checked", line)
         elif not 0 <= row.error <= bound:
             yield Finding("unverified", f"{row.shape}: relative error {row.error:.2g}, beyond {bound:.2g}", line)
-        elif row.error == 0 and row.problem.dtype in _ROUNDED and (is_product or is_attention(row)):
+        elif row.error == 0 and is_rounded(row):
             yield Finding("data", f"{row.shape}: no rounding error at all: the operands were no normal data", line)
+
+
+def is_rounded(row: Measurement) -> bool:
+    """Whether rounding must show in a result: of products of normal data."""
+    is_product = isinstance(row.problem, MatmulProblem) or is_attention(row)
+    return is_product and row.problem.data == "normal" and row.problem.dtype in _ROUNDED
 
 
 def sensors_plausible(evidence: Evidence) -> Iterator[Finding]:

@@ -112,8 +112,7 @@ def _rows_of_searches(evidence: Evidence) -> Iterator[Finding]:
     """Every row of a find, and of attention what has a phase."""
     if evidence.confirms_own:
         yield from _rows_of_rounds(evidence)
-        return
-    searched = [found for found in evidence.rows if found[2].phase or evidence.is_search]
+    searched = [found for found in evidence.rows if evidence.is_search or _is_searched(evidence, found[2])]
     problems = [plan.problem for plan in evidence.searches]
     for line, _, row in searched:
         if row.is_reference or row.problem not in problems:
@@ -122,12 +121,19 @@ def _rows_of_searches(evidence: Evidence) -> Iterator[Finding]:
         yield from _rows_of_search(plan, [found for found in searched if found[2].problem == plan.problem])
 
 
+def _is_searched(evidence: Evidence, row: Measurement) -> bool:
+    """Whether a row is of a search beside what the run is for."""
+    return bool(row.phase) and not (evidence.confirms_own and evidence.counts(row))
+
+
 def _rows_of_rounds(evidence: Evidence) -> Iterator[Finding]:
     """Rows that choose and confirm: of steps that were measured before, round after round."""
     tried: set[tuple[Any, ...]] = set()
     rounds: dict[tuple[str, str, Any], set[int]] = {}
     for line, _, row in evidence.rows:
         what = (row.problem, row.shape, row.kernel)
+        if not evidence.counts(row):
+            continue
         if not row.phase:
             tried.add(what)
             continue

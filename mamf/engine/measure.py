@@ -184,6 +184,7 @@ def conditions(readings: Sequence[Reading], watts: float | None) -> Conditions:
         watts=_tenth(watts if watts is not None else _median([reading.watts for reading in readings])),
         celsius=_tenth(max((reading.celsius for reading in readings if reading.celsius is not None), default=None)),
         throttle_reasons=tuple(sorted(reason for reason, count in reasons.items() if count * 10 >= len(readings))),
+        throttle_shares={reason: round(reasons[reason] / len(readings), 4) for reason in sorted(reasons)},
     )
 
 

@@ -11,10 +11,11 @@ from mamf.logs.known import operation_called
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
 from mamf.operations.unknown import Unknown
-from mamf.plans import AnyPlan, FindPlan, KernelsPlan, Plan
+from mamf.plans import CEILINGS_OF_ITS_OWN, EXPLAIN, ROOFLINE, AnyPlan, FindPlan, KernelsPlan, Plan
 
-#: Commands that measure kernels of one operation; the others' are measured by sweep.
-_COMMANDS = {"attention": "attention"}
+#: Commands by what a plan of kernels is for; rows of an operation without a command of its own are measured by sweep.
+_BY_PURPOSE = {CEILINGS_OF_ITS_OWN: "find", ROOFLINE: "roofline", EXPLAIN: "explain"}
+_BY_OPERATION = {"attention": "attention"}
 
 
 def plan_record(plan: AnyPlan) -> dict[str, Any]:
@@ -23,11 +24,12 @@ def plan_record(plan: AnyPlan) -> dict[str, Any]:
         return {"command": "find", **_find_record(plan)}
     if isinstance(plan, KernelsPlan):
         of = operation_called(plan.operation)
-        command = "find" if plan.confirms else _COMMANDS.get(plan.operation, "sweep")
+        command = _BY_PURPOSE.get(plan.purpose) or _BY_OPERATION.get(plan.operation, "sweep")
         return {"command": command, **asdict(plan)} | {
             "shapes": [str(shape) for shape in plan.shapes],
             "problems": [of.problem_record(problem) for problem in plan.problems],
             "searches": [_find_record(search) for search in plan.searches],
+            "layers": list(plan.layers),
         }
     return (
         {"command": "sweep"}
@@ -36,6 +38,7 @@ def plan_record(plan: AnyPlan) -> dict[str, Any]:
             "shapes": [str(shape) for shape in plan.shapes],
             "regimes": list(plan.regimes),
             "reference": plan.reference and str(plan.reference),
+            "layers": list(plan.layers),
         }
     )
 
@@ -63,6 +66,7 @@ def plan_from_record(record: Mapping[str, Any]) -> AnyPlan:
             "problem": MatmulProblem(**fields["problem"]),
             "regimes": tuple(fields["regimes"]),
             "reference": MatmulShape.parse(reference) if reference else None,
+            "layers": tuple(fields.get("layers", ())),
         }
     )
 
@@ -95,6 +99,7 @@ def _kernels_plan(fields: Mapping[str, Any]) -> KernelsPlan:
             "problems": tuple(map(of.problem_from_record, fields["problems"])),
             "kernels": tuple(fields["kernels"]),
             "regimes": tuple(fields["regimes"]),
+            "layers": tuple(fields.get("layers", ())),
             # Early logs kept no search.
             "searches": tuple(map(_find_plan, fields.get("searches", ()))),
         }

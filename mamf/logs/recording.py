@@ -12,8 +12,10 @@ from mamf.errors import first_line
 from mamf.logs.header import header_of
 from mamf.logs.plan_records import plan_record
 from mamf.logs.records import measurement_record, utc_now
+from mamf.logs.run_log import RunLog
 from mamf.logs.writer import RunLogWriter
 from mamf.machine.doctor import as_line, diagnose
+from mamf.machine.environment import tool_version
 from mamf.measurement import Measurement
 from mamf.plans import AnyPlan
 
@@ -25,12 +27,16 @@ Records = Callable[[], Iterable[tuple[str, dict[str, Any]]]]
 
 @dataclass
 class Recording:
-    """``path`` None: rows pass and nothing is kept. Breaking off ends the log properly."""
+    """``path`` None: rows pass and nothing is kept. Breaking off ends the log properly.
+
+    ``before``: the log that is gone on with, locked, in place of a new one.
+    """
 
     path: str | Path | None
     backend: Backend
     kernel: str
     plan: AnyPlan
+    before: tuple[RunLog, RunLogWriter] | None = None
 
     def of(
         self,
@@ -42,6 +48,10 @@ class Recording:
         """The same rows; ``left``: what the budget left out. Raises UsageError when the log cannot be made."""
         if self.path is None:
             return rows
+        if self.before is not None:
+            log, writer = self.before
+            writer.go_on(log, {"tool": tool_version(), "command": "from Python", "started": utc_now(), "notes": ""})
+            return self._written(writer, rows, summary, after, left)
         findings = [as_line(finding).strip() for finding in diagnose(self.backend)]
         header = header_of(self.backend, "from Python", self.kernel, plan_record(self.plan), findings)
         return self._written(RunLogWriter.create(Path(self.path), header), rows, summary, after, left)
@@ -54,7 +64,7 @@ class Recording:
         after: Records,
         left: Callable[[], int],
     ) -> Iterator[Measurement]:
-        taken: list[Measurement] = []
+        taken: list[Measurement] = [] if self.before is None else list(self.before[0].lasting)
         begun, status, reason = self.backend.now(), "interrupted", "by the caller"
         with writer:
             try:

@@ -35,7 +35,7 @@ def measurement_record(row: Measurement) -> dict[str, Any]:
         "kernel": row.kernel,
         "dtype": row.problem.dtype,
         **({"out_dtype": row.problem.out_dtype} if hasattr(row.problem, "out_dtype") else {}),
-        **({} if is_of_plan(row) else {"problem": of.problem_record(row.problem)}),
+        "problem": of.problem_record(row.problem),
         "regime": row.regime,
         "best_by": row.best_by,
         "status": row.status,
@@ -56,6 +56,7 @@ def measurement_record(row: Measurement) -> dict[str, Any]:
         # An output with NaN in it has no error to speak of; the reason says so.
         "relative_error": row.error if row.error is not None and math.isfinite(row.error) else None,
         **conditions_record(row.conditions),
+        "throttle_shares": dict(row.conditions.throttle_shares),
         "remarks": list(row.remarks),
         "is_reference": row.is_reference,
         "details": dict(row.details),
@@ -74,6 +75,7 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
         raise ValueError(f"unknown status {record['status']!r}")
     of = operation_of_record(record)
     shape = of.shape_from_record(record["shape"])
+    # Early logs of products name it in their plan alone.
     problem = of.problem_from_record(record["problem"]) if "problem" in record else matmul_problem(header)
     if record["best_by"] not in _STATISTICS:
         raise ValueError(f"unknown statistic {record['best_by']!r}")
@@ -118,11 +120,6 @@ def operation_of_plan(plan: Mapping[str, Any]) -> str:
 def rate_field(unit: str) -> str:
     """What a row calls its rates."""
     return "tflops" if unit == "TFLOPS" else "rate"
-
-
-def is_of_plan(row: Measurement) -> bool:
-    """Whether the plan in the header names the problem of the row."""
-    return row.operation == MatmulProblem.operation and not row.is_reference and not row.phase
 
 
 def matmul_problem(header: Mapping[str, Any]) -> MatmulProblem:
@@ -214,4 +211,5 @@ def conditions_from_record(record: Mapping[str, Any]) -> Conditions:
         watts=record["watts"],
         celsius=record["celsius"],
         throttle_reasons=tuple(record["throttle_reasons"]),
+        throttle_shares=record.get("throttle_shares", {}),
     )

@@ -69,6 +69,8 @@ _KERNELS_PLAN = {
     "flush": bool,
     "searches?": [_FIND_PLAN],
     "confirms?": bool,
+    "explains?": bool,
+    "layers?": _TEXTS,
 }
 _SWEEP_PLAN = {
     "shapes": _TEXTS,
@@ -82,6 +84,7 @@ _SWEEP_PLAN = {
     "timed_launches": int,
     "reference": Nullable(str),
     "reference_every": int,
+    "layers?": _TEXTS,
 }
 HEADER = {
     "schema": int,
@@ -121,11 +124,13 @@ MEASUREMENT = {
     "is_reference": bool,
     "details?": {},
     "peak_memory_bytes?": Nullable(int),
+    "throttle_shares?": {ANY_NAME: float},
     "repeatability?": _REPEATABILITY,
     "phase?": str,
     "round?": int,
     "time?": str,
 } | _CONDITIONS
+_PRODUCT_MEASUREMENT = MEASUREMENT | {"problem?": _PRODUCT}
 _ANY_CEILING = {
     "regime": str,
     "shape": str,
@@ -216,6 +221,8 @@ def record_schema(record: Mapping[str, Any]) -> dict[str, Any]:
     """Of a record after the header, by its kind: one of KINDS."""
     if record["record"] == "ceiling":
         return _OPERATIONS_CEILING if "operation" in record else _PRODUCTS_CEILING
+    if record["record"] == "measurement" and record.get("operation") == "matmul":
+        return _PRODUCT_MEASUREMENT
     return _SCHEMAS[record["record"]]
 
 

@@ -34,9 +34,9 @@ class RunLogWriter:
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
         except FileExistsError:
-            raise UsageError(f"{path} exists and is not overwritten: name another --output, or --resume it") from None
+            raise UsageError(f"{path} exists and is not overwritten: name another, or --resume it") from None
         except OSError as error:
-            raise UsageError(f"cannot write {path}: {error.strerror}; name another --output") from None
+            raise UsageError(f"cannot write {path}: {error.strerror}; name another") from None
         writer = cls(path, descriptor)
         try:
             lock(descriptor, path)

@@ -19,6 +19,8 @@ from mamf.dtypes import DTYPES
 _HEADROOM_UNKNOWN_CLOCK = 1.25
 # Clocks are read and set in steps of 15 MHz and more.
 _HEADROOM_KNOWN_CLOCK = 1.02
+# What FLOP per cycle and unit are multiples of, and how far a datasheet's rounding puts them off.
+_FLOP_STEP, _ROUNDED_PEAK = 16, 0.005
 # No core of a CPU does more FLOP in a cycle, nor cycles faster: two 512-bit FMA units do 32 in float64 and 64 in
 # float32, matrix units (Intel AMX: 1024 multiply-adds; Apple's) up to 256 and 2048.
 _CORE_FLOP_PER_CYCLE = {"float64": 64, "float32": 256, "int8": 4096}
@@ -72,6 +74,18 @@ def find_peak(device_name: str, dtype: str, compute_units: int | None = None) ->
     name.
     """
     return _find(device_name, DTYPES[dtype].peak_name, compute_units)
+
+
+def flop_per_cycle(peak: Peak | None, compute_units: int | None) -> float | None:
+    """FLOP of a unit in a cycle by a device's peak; None where its clock or the number of units is not known.
+
+    Datasheets round (989 for 989.4); units do whole multiples of 16.
+    """
+    if peak is None or not peak.clock_hz or not compute_units:
+        return None
+    raw = peak.flops / peak.clock_hz / compute_units
+    whole = _FLOP_STEP * round(raw / _FLOP_STEP)
+    return float(whole) if abs(whole / raw - 1) <= _ROUNDED_PEAK else raw
 
 
 def _find(device_name: str, peak_name: str, compute_units: int | None) -> Peak | None:

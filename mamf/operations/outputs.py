@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
@@ -63,6 +63,17 @@ def checksum(tensor: torch.Tensor) -> torch.Tensor:
     table, rest = words[:whole].view(-1, _COLUMNS), words[whole:]
     # In the words' own kind: a wider one would be a copy of the operands. Sums wrap around, and may.
     return torch.cat((table.sum(0, dtype=words.dtype), table.sum(1, dtype=words.dtype), rest))
+
+
+def queued_checksum(tensor: torch.Tensor) -> Callable[[], int]:
+    """One number of a tensor's bits, computed on its device; what is returned waits for it.
+
+    Words are weighed by where they stand among the columns, so that two that change places show.
+    """
+    sums = checksum(tensor)
+    weights = torch.arange(1, sums.numel() + 1, dtype=torch.int32, device=sums.device)
+    number = (sums.to(torch.int32) * weights).sum(dtype=torch.int64)
+    return lambda: int(number.item())
 
 
 def as_words(flat: torch.Tensor) -> torch.Tensor:

@@ -148,6 +148,7 @@ BACKEND = Contract(
         "resolve_dtype": Method(dtype),
         "unsupported_dtype": _REASON,
         "without_compiler": _UNAVAILABLE,
+        "bus_address": Method(optional(text)),
         "digest": Method(optional(text)),
         "without_counters": _UNAVAILABLE,
         "advice": Method(list_of(instance(Advice, ""), "a list of Advice")),
@@ -184,6 +185,7 @@ def operation_contract(of: Operation[Any, Any]) -> Contract:
         },
         methods={
             "default_shapes": Method(list_of(shape.check, "a list of at least one shape", least=1)),
+            "presets": Method(instance(Mapping, "a mapping")),
             "problem_for": replace(problem, refuses=(TypeError, ValueError)),
             "fastest_possible": _FIGURE,
             "peak": _FIGURE,

@@ -60,7 +60,7 @@ class Burst(Regime):
 
     def sample(self, checked: Checked, rule: StoppingRule, estimate: float) -> Samples:
         taken = Samples(timer_overhead=self._timer_overhead)
-        size = 1 if estimate > self.slow_launch_seconds else self.fewest_in_train
+        size = 1 if self.agree(estimate) > self.slow_launch_seconds else self.fewest_in_train
         lead, trains = self.shortest_lead_seconds, 0
         self._rest()
         self._warm_in(checked, size, rule)
@@ -82,9 +82,9 @@ class Burst(Regime):
     def _warm_in(self, checked: Checked, size: int, rule: StoppingRule) -> None:
         """Burst without counting until a device that was idle runs as it will go on to run."""
         traits, begun = self.backend.burst_traits, self.backend.now()
-        if not self._is_cold and begun - self._rested_at <= traits.cold_after_seconds:
+        if self.agree(not self._is_cold and begun - self._rested_at <= traits.cold_after_seconds):
             return
-        while (now := self.backend.now()) - begun < traits.warm_in_seconds and not rule.is_over(now):
+        while not rule.is_over(now := self.backend.now()) and self.agree(now - begun < traits.warm_in_seconds):
             self._train(checked, size, self.shortest_lead_seconds, Samples())
             self._rest()
         self._is_cold = False

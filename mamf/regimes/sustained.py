@@ -93,8 +93,9 @@ class Sustained(Regime):
         """
         if self.anew or self.backend.timer == "host clock":
             return
-        count = min(self.most_in_bridge, math.ceil(self.backend.sustained_traits.bridge_seconds / max(seconds, 1e-9)))
-        for launch in itertools.islice(itertools.cycle(launches), count):
+        count = math.ceil(self.backend.sustained_traits.bridge_seconds / max(seconds, 1e-9))
+        agreed = int(self.agree(min(self.most_in_bridge, count)))
+        for launch in itertools.islice(itertools.cycle(launches), agreed):
             launch()
             self.backend.submit()
 
@@ -147,9 +148,10 @@ class Sustained(Regime):
             elapsed = self.backend.now() - begun
             is_flat = len(recent) >= self.fewest_blocks and abs(relative_slope(recent)) <= self.settled_slope
             # A controller that hunts is never flat over so few blocks; a visit's mean is of whole periods all the same.
-            if elapsed >= shortest and (is_flat or self.anew):
+            if self.agree(elapsed >= shortest and (is_flat or self.anew is not None)):
                 return True
-            if elapsed >= shortest + self.longest_settling_seconds or rule.is_over(self.backend.now()):
+            is_too_long = self.agree(elapsed >= shortest + self.longest_settling_seconds)
+            if is_too_long or rule.is_over(self.backend.now()):
                 break
         return False
 
@@ -164,7 +166,7 @@ class Sustained(Regime):
             taken.launches += block.launches
             taken.add_reading(block.reading)
             now = self.backend.now()
-            is_long_enough = now - begun >= self.visit_seconds
+            is_long_enough = self.agree(now - begun >= self.visit_seconds)
             if rule.is_over(now) or (is_long_enough and rule.enough(taken.seconds, now - begun, now, figure="mean")):
                 break
         taken.watts = mean_watts(before, self.read_sensors(energy=True), self.backend.now() - begun)
@@ -208,9 +210,9 @@ class _Blocks:
             backend.wait(end)
             seconds = backend.seconds_between(start, end) / launched
             yield Block(seconds, launched, reading, is_of_visit)
-            if seconds > 0 and not self._is_visit:
-                size = min(max(1, round(self._regime.block_seconds / seconds)), 4 * self._size)
-                self._size = int(self._regime.agree(size))
+            if not self._is_visit:
+                fitting = round(self._regime.block_seconds / seconds) if seconds > 0 else self._size
+                self._size = int(self._regime.agree(min(max(1, fitting), 4 * self._size)))
 
 
 def mean_watts(before: Reading | None, after: Reading | None, seconds: float) -> float | None:

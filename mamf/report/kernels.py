@@ -6,11 +6,14 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from mamf.ceilings.roof import Roofs
 from mamf.logs.known import operation_called
 from mamf.logs.records import significant_digits
 from mamf.logs.run_log import OwnCeilings
 from mamf.measurement import Measurement
+from mamf.report.layers import layer_column
 from mamf.report.own_ceilings import brief, ceilings_text, flat_ceiling, problem_title, share_of
+from mamf.report.shares import flat_share, share_cells
 from mamf.report.text import (
     DASH,
     by_column,
@@ -26,7 +29,7 @@ from mamf.report.text import (
 
 #: Rows that are ranked together: of a regime and a problem.
 Group = tuple[str, Any]
-_FIRST, _LAST = ("kernel", "shape"), ("+-%", "% of peak", "ms", "launches", "MHz", "W", "error")
+_FIRST, _LAST = ("kernel", "shape"), ("+-%", "% of peak", "% of roof", "ms", "launches", "MHz", "W", "error")
 
 
 def grouped(rows: Iterable[Measurement]) -> dict[Group, list[Measurement]]:
@@ -51,8 +54,8 @@ def title(row: Measurement) -> str:
     return problem_title(row.regime, row.problem)
 
 
-def flat_kernel(row: Measurement, header: Mapping[str, Any]) -> dict[str, Any]:
-    """One measurement as columns; None where there is no figure."""
+def flat_kernel(row: Measurement, header: Mapping[str, Any], roofs: Roofs | None = None) -> dict[str, Any]:
+    """One measurement as columns; None where there is no figure. ``roofs``: that it is a share of."""
     measured = row.summary is not None
     interval = row.rate_interval if measured else None
     clock, share = row.conditions.clock_hz, share_of_peak(row, header)
@@ -69,6 +72,7 @@ def flat_kernel(row: Measurement, header: Mapping[str, Any]) -> dict[str, Any]:
         "rate_interval_low": interval and interval.low,
         "rate_interval_high": interval and interval.high,
         "share_of_peak": share,
+        **flat_share(row, roofs),
         "ms": row.seconds * 1e3 if measured else None,
         "flop": row.flop,
         "bytes": row.work.nbytes,
@@ -79,6 +83,7 @@ def flat_kernel(row: Measurement, header: Mapping[str, Any]) -> dict[str, Any]:
         "throttle_reasons": " ".join(row.conditions.throttle_reasons),
         "implausible_samples": len(row.implausible_samples),
         "relative_error": row.error,
+        **layer_column(row, header),
         **own_columns(row),
     }
 
@@ -88,22 +93,26 @@ def own_columns(row: Measurement) -> Mapping[str, object]:
     return operation_called(row.operation).columns(row) if row.ok else {}
 
 
-def flat_rows(rows: Iterable[Measurement], header: Mapping[str, Any]) -> list[dict[str, Any]]:
+def flat_rows(
+    rows: Iterable[Measurement], header: Mapping[str, Any], roofs: Roofs | None = None
+) -> list[dict[str, Any]]:
     """Rows of equal columns: what one lacks is None."""
-    found = [flat_kernel(row, header) for each in grouped(rows).values() for row in each]
+    found = [flat_kernel(row, header, roofs) for each in grouped(rows).values() for row in each]
     names = dict.fromkeys(name for row in found for name in row)
     return [{name: row.get(name) for name in names} for row in found]
 
 
-def cells(row: Measurement, header: Mapping[str, Any]) -> dict[str, str]:
+def cells(row: Measurement, header: Mapping[str, Any], roofs: Roofs | None = None) -> dict[str, str]:
     """One measured row by column, in the columns' order of importance."""
     share, clock = share_of_peak(row, header), row.conditions.clock_hz
     return {
         "kernel": row.kernel,
         "shape": str(row.shape),
+        **layer_column(row, header),
         row.work.unit: significant(row.best_rate),
         "+-%": f"{100 * row.relative_half_width:.2f}",
         "% of peak": DASH if share is None else f"{100 * share:.1f}",
+        **share_cells(row, roofs),
         "ms": f"{row.seconds * 1e3:.4g}",
         "launches": str(row.launches),
         "MHz": whole(clock and clock / 1e6),
@@ -132,12 +141,17 @@ def remark_lines(rows: Sequence[Measurement], failed: Sequence[Measurement]) -> 
 
 
 def group_text(
-    rows: Sequence[Measurement], header: Mapping[str, Any], format: str, top: int | None, width: int | None
+    rows: Sequence[Measurement],
+    header: Mapping[str, Any],
+    format: str,
+    top: int | None,
+    width: int | None,
+    roofs: Roofs | None = None,
 ) -> str:
     """A group's title, table and remarks."""
     measured = [row for row in rows if row.ok]
     shown = measured if top is None else measured[:top]
-    columns, lines = by_column(cells(row, header) for row in shown)
+    columns, lines = by_column(cells(row, header, roofs) for row in shown)
     left_aligned = (
         [*_FIRST, *(name for name in columns if name not in (*_FIRST, shown[0].work.unit, *_LAST))] if shown else ()
     )
@@ -164,18 +178,20 @@ def render_kernels(
     top: int | None = None,
     width: int | None = None,
     ceilings: OwnCeilings | None = None,
+    roofs: Roofs | None = None,
 ) -> str:
     """A run of kernels in one of mamf.report.FORMATS. ``width``: of the terminal, None for all columns; ``ceilings``:
-    what was confirmed of the operation.
+    what was confirmed of the operation; ``roofs``: that rows are shares of.
     """
     confirmed = list((ceilings or {}).values())
     if format == "csv":
-        return csv_text(flat_rows(rows, header))
+        return csv_text(flat_rows(rows, header, roofs))
     if format == "json":
-        flat = {"measurements": flat_rows(rows, header), "ceilings": [flat_ceiling(each, header) for each in confirmed]}
+        measured = flat_rows(rows, header, roofs)
+        flat = {"measurements": measured, "ceilings": [flat_ceiling(each, header) for each in confirmed]}
         return json.dumps({"header": header, **flat, "summary": summary}, indent=2) + "\n"
     parts = [ceilings_text(confirmed, header, format, width)] if confirmed else []
-    parts += [group_text(each, header, format, top, width) for each in grouped(rows).values()]
+    parts += [group_text(each, header, format, top, width, roofs) for each in grouped(rows).values()]
     parts = [part.rstrip("\n") + "\n" for part in parts]
     return "\n".join([prose(head(rows, header), format), *parts, prose([end_line(summary)], format)])
 

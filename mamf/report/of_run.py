@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mamf.ceilings.roof import Roofs
 from mamf.ceilings.share import Ceilings
 from mamf.logs.run_log import OwnCeilings
 from mamf.measurement import Measurement
@@ -25,15 +26,22 @@ def render_kernels_run(
     own_ceilings: OwnCeilings | None = None,
     top: int | None = None,
     width: int | None = None,
+    roofs: Roofs | None = None,
 ) -> str:
     """A run in one of mamf.report.FORMATS.
 
     ``ceilings``: that its rows are shares of; ``own_ceilings``: what it confirmed itself, None where it was not to.
-    ``width``: of the terminal, None for all columns.
+    ``width``: of the terminal, None for all columns; ``roofs``: that its rows are shares of, where no report of its own
+    says what they are shares of.
     """
-    if operation == _WITH_OWN_REPORT and own_ceilings is None:
+    if has_own_report(operation) and own_ceilings is None:
         return render_attention(format, rows, ceilings, header, summary, width=width)
-    return render_kernels(format, rows, header, summary, top, width, own_ceilings or {})
+    return render_kernels(format, rows, header, summary, top, width, own_ceilings or {}, roofs)
+
+
+def has_own_report(operation: str) -> bool:
+    """Whether the rows of an operation are laid out by its own report, which has shares of its own."""
+    return operation == _WITH_OWN_REPORT
 
 
 def kernels_run_summary(
@@ -47,6 +55,6 @@ def kernels_run_summary(
     own_ceilings: OwnCeilings | None = None,
 ) -> dict[str, Any]:
     """The last record of the log."""
-    if operation == _WITH_OWN_REPORT and own_ceilings is None:
+    if has_own_report(operation) and own_ceilings is None:
         return attention_summary_record(rows, ceilings, status, reason, elapsed_seconds, left)
     return kernels_summary_record(rows, status, reason, elapsed_seconds, left, own_ceilings or {})

@@ -8,8 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mamf.ceilings.roof import Roofs
 from mamf.machine.peaks import find_peak
 from mamf.measurement import Measurement
+from mamf.report.layers import layer_column, layers_of
+from mamf.report.shares import COLUMNS as SHARES
+from mamf.report.shares import flat_share, share_cells
 from mamf.report.text import DASH, csv_text, drawing, end_line, prose, significant, whole
 from mamf.statistics import arithmetic_mean, geometric_mean
 
@@ -65,8 +69,10 @@ def summary_record(
     }
 
 
-def flat_row(row: Measurement) -> dict[str, Any]:
-    """One measurement as columns with their units in the name; None where there is no figure."""
+def flat_row(row: Measurement, roofs: Roofs | None = None) -> dict[str, Any]:
+    """One measurement as columns with their units in the name; None where there is no figure. ``roofs``: that it is a
+    share of.
+    """
     measured = row.summary is not None
     interval = row.rate_interval if measured else None
     return {
@@ -86,6 +92,7 @@ def flat_row(row: Measurement) -> dict[str, Any]:
         "tflops_fastest": row.tflops("fastest") if measured else None,
         "tflops_interval_low": interval and interval.low,
         "tflops_interval_high": interval and interval.high,
+        **flat_share(row, roofs),
         "launches": row.launches,
         "clock_mhz": None if row.conditions.clock_hz is None else row.conditions.clock_hz / 1e6,
         "watts": row.conditions.watts,
@@ -94,15 +101,26 @@ def flat_row(row: Measurement) -> dict[str, Any]:
         "implausible_samples": len(row.implausible_samples),
         "relative_error": row.error,
         "is_reference": row.is_reference,
+        **{name: row.details[name] for name in ("quantization_error",) if name in row.details},
     }
 
 
-def as_csv(rows: Sequence[Measurement]) -> str:
-    return csv_text([flat_row(row) for row in rows])
+def flat_rows(
+    rows: Sequence[Measurement], header: Mapping[str, Any], roofs: Roofs | None = None
+) -> list[dict[str, Any]]:
+    """Rows of equal columns, with the layer of each in a run that has layers."""
+    found = [{**flat_row(row, roofs), **layer_column(row, header)} for row in rows]
+    names = dict.fromkeys(name for row in found for name in row)
+    return [{name: row.get(name) for name in names} for row in found]
 
 
-def as_json(rows: Sequence[Measurement], header: Mapping[str, Any], summary: Mapping[str, Any] | None) -> str:
-    content = {"header": header, "measurements": [flat_row(row) for row in rows], "summary": summary}
+def as_json(
+    rows: Sequence[Measurement],
+    header: Mapping[str, Any],
+    summary: Mapping[str, Any] | None,
+    roofs: Roofs | None = None,
+) -> str:
+    content = {"header": header, "measurements": flat_rows(rows, header, roofs), "summary": summary}
     return json.dumps(content, indent=2) + "\n"
 
 
@@ -133,12 +151,27 @@ def cells(row: Measurement) -> list[str]:
     ]
 
 
+def columns_of(
+    rows: Iterable[Measurement], header: Mapping[str, Any], roofs: Roofs | None
+) -> tuple[Sequence[str], list[list[str]]]:
+    """Columns and cells; with roofs the shares of them stand after the interval, the layer of a preset last."""
+    place = COLUMNS.index("mean")
+    names = (*COLUMNS[:place], *(SHARES if roofs else ()), *COLUMNS[place:], *(["layer"] if layers_of(header) else []))
+    lines = []
+    for row in rows:
+        line, shares = cells(row), share_cells(row, roofs).values() if roofs else ()
+        lines.append([*line[:place], *shares, *line[place:], *layer_column(row, header).values()])
+    return names, lines
+
+
 def remarks(row: Measurement) -> str:
     """What a reader must know about a row beside its figures."""
     parts = [] if row.ok else [f"{row.status}: {row.reason}"]
     parts += [*row.conditions.throttle_reasons, *row.remarks]
     if row.is_reference:
         parts.append("reference")
+    if "quantization_error" in row.details:
+        parts.append(f"quantization error {row.details['quantization_error']:.1e}")
     if row.implausible_samples:
         parts.append(f"{len(row.implausible_samples)} implausible samples left out")
     return ", ".join(parts)
@@ -235,16 +268,18 @@ def render(
     summary: Mapping[str, Any] | None,
     top: int | None = None,
     width: int | None = None,
+    roofs: Roofs | None = None,
 ) -> str:
     """A run in one of mamf.report.FORMATS. ``top``: so many of the best rows of each regime (table, markdown);
-    ``width``: of the terminal, None for all columns.
+    ``width``: of the terminal, None for all columns; ``roofs``: that rows are shares of.
     """
     if format == "csv":
-        return as_csv(rows)
+        return csv_text(flat_rows(rows, header, roofs))
     if format == "json":
-        return as_json(rows, header, summary)
+        return as_json(rows, header, summary, roofs)
     shown = list(rows) if top is None else chosen(rows, top)
-    table = drawing(format, width)(COLUMNS, [cells(row) for row in shown], LEFT_ALIGNED)
+    names, lines = columns_of(shown, header, roofs)
+    table = drawing(format, width)(names, lines, (*LEFT_ALIGNED, "bound by", "layer"))
     hidden = sum(not row.is_reference for row in rows) - len(shown)
     more = f"... and {hidden} more in the log (--top all shows them)\n" if hidden > 0 else ""
     head, foot = prose(title_lines(header), format), prose(summary_lines(rows, header, summary), format)

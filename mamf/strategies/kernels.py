@@ -23,7 +23,7 @@ class KernelsSweep:
     """One run of a plan. ``results`` yields rows of attention and, around each, visits of the reference product.
 
     ``ceilings`` may be empty: then there is no share and no reference. ``references`` are the kernels that the ceilings
-    were measured with; ``kernels`` are the plan's, in its order.
+    were measured with; ``kernels`` are the plan's, in its order. ``agree``: the runner's, where several ranks measure.
     """
 
     plan: KernelsPlan
@@ -33,10 +33,11 @@ class KernelsSweep:
     references: Mapping[str, MatmulKernel] = field(default_factory=dict)
     held: Collection[Row] = ()
     on_phase: Callable[[str], None] = lambda text: None
+    agree: Callable[[float], float] = lambda own: own
 
     def results(self) -> Iterator[Measurement]:
         """Measure every step that is not held."""
-        self._run = Runner(self.backend, self.plan.budget_seconds, on_phase=self.on_phase)
+        self._run = Runner(self.backend, self.plan.budget_seconds, on_phase=self.on_phase, agree=self.agree)
         yield from self._run.results(self._steps(self._run))
 
     @property

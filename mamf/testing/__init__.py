@@ -14,9 +14,17 @@ import importlib
 from typing import Any
 
 from mamf.testing.simulated import Physics, SimulatedBackend
-from mamf.testing.simulated_kernels import SimulatedAttention, SimulatedBandwidth, SimulatedMatmul, SimulatedModel
+from mamf.testing.simulated_kernels import (
+    SimulatedAttention,
+    SimulatedBandwidth,
+    SimulatedCollective,
+    SimulatedCopies,
+    SimulatedMatmul,
+    SimulatedModel,
+)
 
 _SUITES = {
+    "AnyKernelContract": "kernel_contracts",
     "AttentionKernelContract": "kernel_contracts",
     "BackendContract": "contracts",
     "KernelContract": "kernel_contracts",
@@ -27,6 +35,8 @@ __all__ = [
     "SimulatedAttention",
     "SimulatedBackend",
     "SimulatedBandwidth",
+    "SimulatedCollective",
+    "SimulatedCopies",
     "SimulatedMatmul",
     "SimulatedModel",
     *_SUITES,

@@ -27,10 +27,13 @@ class Physics:
     ``reaction_seconds``: time constant of the averaged power that the controller acts on. ``thermal_drift``: share of
     the clock lost when hot. ``cache_gain``: share of a launch's time saved by operands still in the cache. ``noise``:
     standard deviation of a launch's duration. ``glitch_every``: every so many intervals read as a nanosecond.
-    ``timer_overhead``: what two marks add to a launch between them. ``rested_gain``: share of a launch's time saved
+    ``timer_overhead``: what two marks add to a launch between them. ``data_cost``: share of its time that a product of
+    other data than zeros takes longer. ``rested_gain``: share of a launch's time saved
     for ``rested_gain_seconds`` once the device was idle for ``rested_after_seconds``. ``at_boost`` and ``capped``: how
     far visits and runs lie apart, as shares of a launch's time. ``hunting``: share by which two levels of the clock lie
-    apart that a capped device alternates between, every ``hunting_seconds``.
+    apart that a capped device alternates between, every ``hunting_seconds``. ``wrong_every``: every so many launches
+    leave wrong bits that no sampled entry shows. ``throttled``: share of the time at half the clock, for a thermal
+    reason. ``link``: bytes a second between devices.
     """
 
     compute_units: int = 132
@@ -58,8 +61,12 @@ class Physics:
     rested_gain_seconds: float = 0.3
     at_boost: Repeatability | None = None
     capped: Repeatability | None = None
+    data_cost: float = 0.0
     hunting: float = 0.0
     hunting_seconds: float = 0.15
+    wrong_every: int = 0
+    throttled: float = 0.0
+    link: float = 400e9
 
 
 class SimulatedOutOfMemoryError(MemoryError):
@@ -94,7 +101,10 @@ class SimulatedSensors:
             watts=device.mean_watts,
             joules=device.joules if energy else None,
             celsius=35 + 30 * device.heat,
-            throttle_reasons=("power cap",) if device.is_capped else (),
+            throttle_reasons=(
+                *(("power cap",) if device.is_capped else ()),
+                *(("hardware thermal slowdown",) if device.is_throttled else ()),
+            ),
         )
 
 
@@ -155,7 +165,13 @@ class SimulatedBackend(Backend):
     @property
     def clock_hz(self) -> float:
         clock = self.world.capped_hz if self.is_capped else self.world.boost_hz
+        clock /= 2 if self.is_throttled else 1
         return clock * (1 - self.world.thermal_drift * self.heat)
+
+    @property
+    def is_throttled(self) -> bool:
+        """By turns, a tenth of a second long together."""
+        return (10 * self.device_time) % 1.0 < self.world.throttled
 
     def now(self) -> float:
         return self.host_time
@@ -227,6 +243,10 @@ class SimulatedBackend(Backend):
     def move(self, nbytes: float, operands: object) -> None:
         """Launch a kernel that reads and writes so many bytes of memory; the clock does not matter to it."""
         self._launch(nbytes, self.world.bandwidth, self.world.flush_watts, operands)
+
+    def send(self, nbytes: float, operands: object) -> None:
+        """Launch a transfer of so many bytes over the link."""
+        self._launch(nbytes, self.world.link, self.world.idle_watts, operands)
 
     def _launch(self, work: float, rate: float, watts: float, operands: object) -> None:
         self.launches += 1

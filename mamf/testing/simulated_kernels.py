@@ -8,11 +8,15 @@ from functools import partial
 from typing import ClassVar
 
 from mamf.backend import Backend, OperandPool, Unavailable
-from mamf.kernel import Prepared, Verdict
+from mamf.kernel import Prepared, Problem, Verdict
 from mamf.operations.attention.kernel import AttentionKernel
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.operations.bandwidth.kernel import BandwidthKernel
 from mamf.operations.bandwidth.shapes import BandwidthProblem, BandwidthShape
+from mamf.operations.collective.kernel import CollectiveKernel
+from mamf.operations.collective.shapes import CollectiveProblem, CollectiveShape
+from mamf.operations.copies.kernel import CopyKernel
+from mamf.operations.copies.shapes import CopyProblem, CopyShape
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.operations.model.kernel import ModelKernel
@@ -79,6 +83,54 @@ class SimulatedBandwidth(BandwidthKernel):
         return replace(ready, rewrite_output=(lambda: None) if rewrite else None)
 
 
+class SimulatedCopies(CopyKernel):
+    """Copies over a simulated device's link, to wherever."""
+
+    name = "simulated-copies"
+    is_default = True
+
+    def unavailable(self, backend: Backend) -> Unavailable | None:
+        return unsimulated(backend)
+
+    def prepare(
+        self,
+        backend: Backend,
+        problem: CopyProblem,
+        shape: CopyShape,
+        pool: OperandPool,
+        sets: int = 1,
+        rewrite: bool = False,
+    ) -> Prepared:
+        return over_link(backend, problem, shape, sets)
+
+
+class SimulatedCollective(CollectiveKernel):
+    """Collectives at the bus bandwidth of a simulated device's link, whatever the other ranks do."""
+
+    name = "simulated-collective"
+    is_default = True
+
+    def unavailable(self, backend: Backend) -> Unavailable | None:
+        return unsimulated(backend)
+
+    def prepare(
+        self,
+        backend: Backend,
+        problem: CollectiveProblem,
+        shape: CollectiveShape,
+        pool: OperandPool,
+        sets: int = 1,
+        rewrite: bool = False,
+    ) -> Prepared:
+        return over_link(backend, problem, shape, sets)
+
+
+def over_link(backend: Backend, problem: Problem, shape: object, sets: int) -> Prepared:
+    assert isinstance(backend, SimulatedBackend)
+    device, nbytes = backend, problem.work(shape).nbytes
+    return prepared(device, shape, sets, 1e-2, lambda index: partial(device.send, nbytes, (problem, shape, index)))
+
+
 class SimulatedModel(ModelKernel):
     """A step at ``share`` of the peak of a simulated device's units; faults by shape too."""
 
@@ -129,7 +181,8 @@ class SimulatedMatmul(MatmulKernel):
         rewrite: bool = False,
     ) -> Prepared:
         assert isinstance(backend, SimulatedBackend)
-        device, cycles = backend, backend.cycles(shape)
+        costs = problem.data != "zeros"
+        device, cycles = backend, backend.cycles(shape) * (1 + costs * backend.world.data_cost)
         for name, buffer in problem.buffers(shape, sets, rewrite).items():
             pool.take(name, *buffer)
 
@@ -170,4 +223,10 @@ def prepared(
         is_wrong = fault == "wrong_result" or index not in written
         return Verdict(1.0 if is_wrong else 1e-3, tolerance)
 
-    return Prepared([launch_of(index) for index in range(sets)], verify, lambda returned: written.clear())
+    def checksum(index: int, result: object) -> Callable[[], int]:
+        every = device.world.wrong_every
+        is_wrong = bool(every) and device.launches % every == 0
+        return lambda: int(is_wrong)
+
+    launches = [launch_of(index) for index in range(sets)]
+    return Prepared(launches, verify, lambda returned: written.clear(), checksum=checksum)

@@ -135,13 +135,13 @@ BACKEND_METHODS = [
     *("timer_overhead", "flush_cache", "operand_pool", "free_memory", "allocated_memory", "peak_memory"),
     *("profiler_window", "without_counters", "digest"),
     *("reset_peak_memory", "is_out_of_memory", "release_memory", "resolve_dtype", "unsupported_dtype"),
-    *("without_compiler", "advice", "settings", "now", "sleep", "__init__"),
+    *("without_compiler", "bus_address", "advice", "settings", "now", "sleep", "__init__"),
 ]
 KERNEL_METHODS = ["unavailable", "unsupported", "unsupported_shape", "variants", "settings", "refuses", "prepare"]
 KERNEL_METHODS.append("__init__")
 OPERATION_METHODS = [
     *("default_shapes", "problem_for", "fastest_possible", "peak", "may_be_ceiling", "columns", "axis", "parse_shape"),
-    *("shape_record", "shape_from_record", "problem_record", "problem_from_record", "words", "__init__"),
+    *("shape_record", "shape_from_record", "problem_record", "problem_from_record", "words", "presets", "__init__"),
 ]
 TABLE = [
     *((FaultyBackend, method, [SWEEP, ["doctor", "--backend", "faulty"], ["backends"]]) for method in BACKEND_METHODS),

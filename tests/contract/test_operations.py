@@ -9,10 +9,22 @@ from mamf.testing import AttentionKernelContract, OperationContract
 OF_CPU = {
     "attention": lambda: attention_kernel("sdpa-math"),
     "bandwidth": lambda: kernel_of(operation("bandwidth"), "torch"),
+    "batched": lambda: kernel_of(operation("batched"), "torch.bmm"),
+    "grouped": lambda: kernel_of(operation("grouped"), "loop"),
+    "collective": lambda: kernel_of(operation("collective"), "torch.distributed"),
+    "copies": lambda: kernel_of(operation("copies"), "torch"),
     "matmul": lambda: kernel("torch.mm"),
     "model": lambda: kernel_of(operation("model"), "torch[sdpa-math]"),
 }
-SMALL = {"matmul": "96x80x64", "attention": "b1h2q64k64d32c", "bandwidth": "64KiB", "model": "b1s16"}
+SMALL = {
+    "attention": "b1h2q64k64d32c",
+    "bandwidth": "64KiB",
+    "batched": "3x48x40x32",
+    "copies": "64KiB",
+    "grouped": "e4t96n40k32",
+    "matmul": "96x80x64",
+    "model": "b1s16",
+}
 #: Fields of a small problem, where the operation's own is large whatever the shape.
 FIELDS = {"model": {"d_model": 32, "d_ff": 64, "layers": 1, "heads": 2, "kv_heads": 2, "vocabulary": 97}}
 

@@ -310,6 +310,10 @@ def test_fp8_is_e4m3fn_and_fnuz_is_amds(cuda):
     assert "use float8_e4m3fn" in backend.unsupported_dtype("float8_e4m3fnuz")
 
 
+def test_where_a_card_sits_is_told_to_who_stands_before_it(cuda):
+    assert cuda.kind(0).bus_address() == "0000:17:00.0"
+
+
 # -- a profiler's window ---------------------------------------------------------------------------------------------
 
 

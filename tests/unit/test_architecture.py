@@ -18,13 +18,21 @@ ROOT = Path(__file__).resolve().parents[2]
 CORE = sorted(path for path in (ROOT / "mamf").rglob("*.py"))
 MAY_IMPORT_TORCH = {"torch_backend.py"}
 #: Rooms of adapters: reached through discovery alone, and free to import torch.
-ROOMS = ("matmul", "attention", "bandwidth", "model")
+ROOMS = ("matmul", "attention", "bandwidth", "batched", "collective", "copies", "grouped", "model")
 ADAPTERS = tuple(f"operations/{room}/kernels" for room in ROOMS)
 #: What imports a library of its own: torch's counter, transformers, lightning.
 INTEGRATIONS = "integrations/"
-SHARED_BY_ADAPTERS = ("operations/outputs.py", "operations/compilation.py")
+SHARED_BY_ADAPTERS = (
+    "operations/outputs.py",
+    "operations/compilation.py",
+    "operations/products.py",
+    "operations/quantization.py",
+    "operations/scaled_products.py",
+)
 #: Runs a script's steps under torch's profiler.
 PROFILER = ("profiling/running.py",)
+#: Where ranks meet, by torch.distributed.
+GROUP = ("node/group.py",)
 PURE = ("operations/matmul/shapes.py", "statistics.py", "dtypes.py", "errors.py", "limits.py", "work.py", "text.py")
 #: Floors from the ground up. A module uses what lies on the floors below its own, and its own room; one that stands on
 #: no floor fails.
@@ -35,21 +43,42 @@ FLOORS = (
     ("backend",),
     ("kernel", "machine"),
     ("operations.matmul.kernel", "operations.attention.shapes", "operations.bandwidth.shapes"),
-    ("operations.attention.kernel", "operations.bandwidth.kernel", "operations.model.shapes", "plans"),
-    ("operations.model.kernel", "measurement"),
+    (
+        "operations.attention.kernel",
+        "operations.bandwidth.kernel",
+        "operations.batched.shapes",
+        "operations.collective.shapes",
+        "operations.copies.shapes",
+        "operations.grouped.shapes",
+        "operations.matmul.presets",
+        "operations.model.shapes",
+        "plans",
+    ),
+    (
+        "operations.batched.kernel",
+        "operations.collective.kernel",
+        "operations.copies.kernel",
+        "operations.grouped.kernel",
+        "operations.grouped.presets",
+        "operations.model.kernel",
+        "measurement",
+    ),
     ("operation",),
     (
         "operations.unknown",
         "operations.matmul.operation",
         "operations.attention.operation",
         "operations.bandwidth.operation",
+        "operations.collective.operation",
+        "operations.copies.operation",
         "operations.model.operation",
     ),
+    ("operations.batched.operation", "operations.grouped.operation"),
     ("plugins.contracts",),
     ("plugins.discovery",),
     ("plugins.selection",),
     ("ceilings.ceiling",),
-    ("ceilings.share", "ceilings.candidates"),
+    ("ceilings.share", "ceilings.candidates", "ceilings.roof", "ceilings.explanation"),
     ("operations.attention.rows",),
     ("logs",),
     ("finder_logs",),
@@ -58,18 +87,24 @@ FLOORS = (
     ("charts.of_log", "report.of_run", "report.notebook"),
     ("contribution",),
     ("models",),
+    ("node", "node.figures", "node.places"),
+    ("node.verdict",),
+    ("node.gathering", "node.prometheus"),
+    ("node.report",),
     ("api", "api.reading"),
     ("profiling",),
     ("counters",),
     ("engine", "engine.checking"),
     ("regimes",),
     ("engine.measure",),
-    ("engine.runner", "engine.launching"),
+    ("engine.runner", "engine.launching", "engine.repeating"),
     ("strategies",),
     ("engine.estimate",),
     ("ceilings",),
     ("api.measuring",),
     ("integrations",),
+    ("node.children", "node.device", "node.group"),
+    ("node.ranks",),
     ("cli",),
 )
 #: What lies beside the floors: torch's own, adapters, and what is shipped for tests.
@@ -78,6 +113,9 @@ BESIDE = (
     "operations.outputs",
     "operations.compilation",
     "operations.triton_driver",
+    "operations.products",
+    "operations.quantization",
+    "operations.scaled_products",
     "testing",
     "__init__",
     "__main__",
@@ -137,7 +175,7 @@ CORE_MODULES = [
 @pytest.mark.parametrize("path", CORE, ids=lambda path: str(path.relative_to(ROOT)))
 def test_torch_stays_in_its_rooms(path):
     inside = path.relative_to(ROOT / "mamf").as_posix()
-    if path.name in MAY_IMPORT_TORCH or is_adapter(path) or inside in (*SHARED_BY_ADAPTERS, *PROFILER):
+    if path.name in MAY_IMPORT_TORCH or is_adapter(path) or inside in (*SHARED_BY_ADAPTERS, *PROFILER, *GROUP):
         return
     if inside.startswith(INTEGRATIONS):
         return
@@ -196,6 +234,7 @@ ENGINE = ("mamf.engine", "mamf.regimes.base", "mamf.ceilings.finding", "torch")
         "mamf.api.reading",
         "mamf.profiling.log",
         "mamf.counters.report",
+        "mamf.node.report",
     ],
 )
 def test_logs_are_read_without_the_engine(module):

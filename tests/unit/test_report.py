@@ -9,8 +9,8 @@ from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
 from mamf.plans import Plan
 from mamf.report import bests, ranked, render, significant, summary_record
-from mamf.report.sweeps import COLUMNS, LEFT_ALIGNED, as_csv, cells, remarks
-from mamf.report.text import fitted_table, table
+from mamf.report.sweeps import COLUMNS, LEFT_ALIGNED, cells, flat_rows, remarks
+from mamf.report.text import csv_text, fitted_table, table
 from mamf.strategies.shapes import Sweep
 from mamf.testing import SimulatedMatmul
 
@@ -61,7 +61,7 @@ def test_the_table_lines_up_and_keeps_failures(rows):
 
 
 def test_csv_has_a_row_a_measurement_with_units_in_the_names(rows):
-    read = list(csv.DictReader(io.StringIO(as_csv(rows))))
+    read = list(csv.DictReader(io.StringIO(csv_text(flat_rows(rows, {"plan": {}})))))
     assert len(read) == len(rows)
     for cells_read, row in zip(read, rows, strict=True):
         assert cells_read["status"] == row.status

@@ -44,6 +44,7 @@ CASES = {
         ("--n", "256", "512", "256"),
         ("--k", "256", "512", "256"),
         ("--shapes", "512x256x256 256x256x256", "256x256x256", "256x256x256 512x256x256"),
+        ("--preset", "", "decode", "256x256x256 512x256x256"),
         ("--order", "shuffled", "given", "shuffled"),
         ("--reference", "128x128x128", "256x256x256", "128x128x128"),
         ("--reference-every", "100", "10", "100"),
@@ -156,6 +157,7 @@ def test_every_option_that_decides_a_figure_is_checked(command, run):
         "--no-quick",
         "--ceiling",
         "--operation",
+        "--product",
     }
     ranges = {"--n-range", "--k-range"}  # as --m-range
     _, out, _ = run(command, "--help")

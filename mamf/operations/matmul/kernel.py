@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Protocol, TypeVar
 
 from mamf.backend import Backend
 from mamf.dtypes import DTYPES, tolerance
@@ -15,18 +15,34 @@ from mamf.operations.matmul.shapes import MatmulShape
 from mamf.work import Work
 
 LAYOUTS = ("nt", "nn", "tn", "tt")
+#: What the operands of a scaled format are quantized from.
+UNQUANTIZED = "bfloat16"
+
+
+class ProductShape(Protocol):
+    """What a shape of products says of itself."""
+
+    @property
+    def n(self) -> int: ...
+    @property
+    def k(self) -> int: ...
+    @property
+    def flop(self) -> int: ...
+    @property
+    def elements(self) -> Mapping[str, int]:
+        """Elements of ``a``, ``b`` and ``c``."""
+
+    @property
+    def rows(self) -> Mapping[str, int]:
+        """Rows of K elements that ``a`` and ``b`` have, all products together."""
 
 
 @dataclass(frozen=True)
-class MatmulProblem:
-    """Everything about a product but its shape.
+class ProductProblem:
+    """What the problems of one product, of a batch and of groups have in common; ``layout`` as MatmulProblem says."""
 
-    ``layout`` names how A and B lie in memory, in BLAS terms for row-major storage: ``n`` as multiplied, ``t``
-    transposed.
-    ``nt`` (B stored N x K) is what a linear layer does, and mamf-finder's.
-    """
-
-    operation: ClassVar[str] = "matmul"
+    operation: ClassVar[str]
+    convention: ClassVar[str]
 
     dtype: str = "bfloat16"
     out_dtype: str = "bfloat16"
@@ -57,25 +73,62 @@ class MatmulProblem:
         """
         return "float8_e4m3fn" if self.dtype == "float8_e5m2" else self.dtype
 
-    def buffers(self, shape: MatmulShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
-        """The device buffers a product needs: ``sets`` each of A, B and C, and one to rewrite C from if asked."""
-        elements = {name: aligned(count) * sets for name, count in shape.elements.items()}
+    def buffers(self, shape: ProductShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
+        """The device buffers that products need: ``sets`` each of A, B and C, and one to rewrite C from if asked.
+
+        Of a scaled format, A and B are what is quantized, and ``a_quantized`` and ``b_quantized`` bytes that launches
+        read.
+        """
+        elements, format = shape.elements, DTYPES[self.dtype].format
         needed = {
-            "a": Buffer(elements["a"], self.dtype),
-            "b": Buffer(elements["b"], self.b_dtype),
-            "c": Buffer(elements["c"], self.out_dtype),
+            "a": Buffer(aligned(elements["a"]) * sets, UNQUANTIZED if format else self.dtype),
+            "b": Buffer(aligned(elements["b"]) * sets, UNQUANTIZED if format else self.b_dtype),
+            "c": Buffer(aligned(elements["c"]) * sets, self.out_dtype),
         }
+        if format:
+            for name in ("a", "b"):
+                nbytes = elements[name] // format.values_per_byte
+                needed[f"{name}_quantized"] = Buffer(aligned(nbytes) * sets, "uint8")
         if rewrite:
-            needed["c_rewrite"] = Buffer(shape.elements["c"], self.out_dtype)
+            needed["c_rewrite"] = Buffer(elements["c"], self.out_dtype)
         return needed
 
-    def work(self, shape: MatmulShape) -> Work:
-        nbytes = self.nbytes(shape)
-        return Work(shape.flop, nbytes, "2*M*N*K; A and B read, C written, once each")
+    def work(self, shape: ProductShape) -> Work:
+        operands = sum(self.operand_bytes(shape, name) for name in ("a", "b"))
+        written = shape.elements["c"] * DTYPES[self.out_dtype].itemsize
+        return Work(shape.flop, operands + written, self.convention)
 
-    def nbytes(self, shape: MatmulShape, sets: int = 1, rewrite: bool = False) -> int:
-        """Bytes of all buffers together."""
-        return sum(buffer.nbytes for buffer in self.buffers(shape, sets, rewrite).values())
+    def operand_bytes(self, shape: ProductShape, operand: str) -> int:
+        """Bytes of ``a`` or ``b`` as launches read it, with its scales."""
+        count, format = shape.elements[operand], DTYPES[self.dtype].format
+        if format is None:
+            return count * DTYPES[self.dtype].itemsize
+        scaling = format.scaling(operand)
+        scale_size = 4 if scaling.dtype == "float32" else 1
+        return count // format.values_per_byte + scaling.count(shape.rows[operand], shape.k) * scale_size
+
+    def nbytes(self, shape: ProductShape, sets: int = 1, rewrite: bool = False) -> int:
+        """Bytes of all buffers that launches touch."""
+        buffers = self.buffers(shape, sets, rewrite)
+        unread = ("a", "b") if DTYPES[self.dtype].format else ()
+        return sum(buffer.nbytes for name, buffer in buffers.items() if name not in unread)
+
+
+ProductProblemT = TypeVar("ProductProblemT", bound=ProductProblem)
+ProductShapeT = TypeVar("ProductShapeT", bound=ProductShape)
+
+
+@dataclass(frozen=True)
+class MatmulProblem(ProductProblem):
+    """Everything about a product but its shape.
+
+    ``layout`` names how A and B lie in memory, in BLAS terms for row-major storage: ``n`` as multiplied, ``t``
+    transposed.
+    ``nt`` (B stored N x K) is what a linear layer does, and mamf-finder's.
+    """
+
+    operation: ClassVar[str] = "matmul"
+    convention: ClassVar[str] = "2*M*N*K; A and B read, C written, once each"
 
 
 class MatmulKernel(Kernel[MatmulProblem, MatmulShape]):

@@ -9,12 +9,47 @@ from typing import Any
 from mamf.backend import Backend, DeviceInfo
 from mamf.dtypes import DTYPES, canonical_name
 from mamf.machine.peaks import fastest_possible_flops, find_peak
+from mamf.measurement import Measurement
 from mamf.operation import Operation
-from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
+from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem, ProductProblemT, ProductShapeT
 from mamf.operations.matmul.shapes import MatmulShape
 
 
-class Matmul(Operation[MatmulProblem, MatmulShape]):
+class ProductOperation(Operation[ProductProblemT, ProductShapeT]):
+    """What matrix products have in common: of one, of a batch and of groups."""
+
+    def problem_for(self, backend: Backend, asked: Mapping[str, Any]) -> ProductProblemT:
+        """With the dtype of the output that goes with the operands', where none is asked for."""
+        operand = backend.resolve_dtype(canonical_name(asked.get("dtype") or backend.default_dtype))
+        output = asked.get("out_dtype") or DTYPES[operand].default_output
+        if output not in DTYPES:
+            output = backend.resolve_dtype(canonical_name(output))
+        return super().problem_for(backend, {**asked, "dtype": operand, "out_dtype": output})
+
+    def fastest_possible(
+        self, info: DeviceInfo, problem: ProductProblemT, shape: ProductShapeT | None = None
+    ) -> float | None:
+        return fastest_possible_flops(info, problem.dtype)
+
+    def peak(self, info: DeviceInfo, problem: ProductProblemT) -> float | None:
+        found = find_peak(info.name, problem.dtype, info.compute_units)
+        return None if found is None else found.flops
+
+    def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
+        """FLOP a byte that a launch moves at least; how far a scaled format is from what it was quantized from."""
+        error = row.details.get("quantization_error")
+        return {"FLOP/byte": row.flop / row.work.nbytes, **({} if error is None else {"quantization error": error})}
+
+    def words(self, problem: ProductProblemT) -> Sequence[str]:
+        """What is not as it is where nothing is asked for."""
+        usual = {**asdict(self.problem_type(problem.dtype)), "out_dtype": DTYPES[problem.dtype].default_output}
+        return [f"{name} {value}" for name, value in asdict(problem).items() if value != usual[name]]
+
+    def axis(self, shape: ProductShapeT) -> float:
+        return float(shape.flop)
+
+
+class Matmul(ProductOperation[MatmulProblem, MatmulShape]):
     name = "matmul"
     kernel_group = "mamf.kernels"
     kernel_type = MatmulKernel
@@ -24,28 +59,3 @@ class Matmul(Operation[MatmulProblem, MatmulShape]):
 
     def default_shapes(self, backend: Backend) -> Sequence[MatmulShape]:
         return (MatmulShape(4096, 4096, 4096),)
-
-    def problem_for(self, backend: Backend, asked: Mapping[str, Any]) -> MatmulProblem:
-        """With the dtype of the output that goes with the operands', where none is asked for."""
-        operand = backend.resolve_dtype(canonical_name(asked.get("dtype") or backend.default_dtype))
-        output = asked.get("out_dtype") or DTYPES[operand].default_output
-        if output not in DTYPES:
-            output = backend.resolve_dtype(canonical_name(output))
-        return MatmulProblem(**{**asked, "dtype": operand, "out_dtype": output})
-
-    def words(self, problem: MatmulProblem) -> Sequence[str]:
-        """What is not as it is where nothing is asked for."""
-        usual = asdict(MatmulProblem(problem.dtype, DTYPES[problem.dtype].default_output))
-        return [f"{name} {value}" for name, value in asdict(problem).items() if value != usual[name]]
-
-    def fastest_possible(
-        self, info: DeviceInfo, problem: MatmulProblem, shape: MatmulShape | None = None
-    ) -> float | None:
-        return fastest_possible_flops(info, problem.dtype)
-
-    def peak(self, info: DeviceInfo, problem: MatmulProblem) -> float | None:
-        found = find_peak(info.name, problem.dtype, info.compute_units)
-        return None if found is None else found.flops
-
-    def axis(self, shape: MatmulShape) -> float:
-        return float(shape.flop)

@@ -50,6 +50,11 @@ class MatmulShape:
         """Elements of each operand: ``a`` (M*K), ``b`` (K*N) and ``c`` (M*N)."""
         return {"a": self.m * self.k, "b": self.k * self.n, "c": self.m * self.n}
 
+    @property
+    def rows(self) -> dict[str, int]:
+        """Rows of K elements that ``a`` and ``b`` have."""
+        return {"a": self.m, "b": self.n}
+
 
 def parse_range(start: int, stop: int, step: int) -> range:
     """Sizes from START to STOP (excluded) by STEP; a START of 0 means STEP, since no dimension is 0. Not listed yet.

@@ -1,0 +1,144 @@
+"""Where the datasheet's FLOPS went: one product step by step, each with its cause as far as its rows tell one. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from mamf.backend import DeviceInfo
+from mamf.machine.peaks import find_peak, flop_per_cycle
+from mamf.measurement import TERA, Measurement
+from mamf.regimes.names import BURST, SUSTAINED
+from mamf.statistics import Interval
+
+NORMAL, ZEROS = "normal", "zeros"
+#: Readings of one clock within this share are the same.
+_SAME_CLOCK = 0.005
+#: From this share of the power limit on a device is at it.
+_AT_LIMIT = 0.95
+
+
+@dataclass(frozen=True)
+class FallStep:
+    """``tflops``: None where nobody can tell; ``cause`` says why then. ``row``: that it was measured by. ``regime``:
+    its own, or that of what no row measured. ``before``: TFLOPS of the step that it is compared with.
+    """
+
+    name: str
+    tflops: float | None
+    cause: str
+    row: Measurement | None = None
+    regime: str | None = None
+    before: float | None = None
+
+    @property
+    def change(self) -> float | None:
+        """To the step before, as a share of it."""
+        return self.tflops / self.before - 1 if self.tflops is not None and self.before else None
+
+    @property
+    def interval(self) -> Interval | None:
+        """Where a repeat lies, in TFLOPS."""
+        return None if self.row is None or not self.row.ok else self.row.rate_interval
+
+
+def fall(rows: Sequence[Measurement], info: DeviceInfo, given: Iterable[FallStep] = ()) -> list[FallStep]:
+    """The steps down from the datasheet's peak to what was given. ``rows``: of one product on several data."""
+    normal, zeros = row_of(rows, NORMAL, BURST), row_of(rows, ZEROS, BURST)
+    last = row_of(rows, NORMAL, SUSTAINED)
+    first = rows[0]
+    steps = [
+        _datasheet(info, first.problem.dtype),
+        _units(info, first.problem.dtype, normal or zeros),
+        _measured("burst, zeros", zeros, "what the kernel issues where data cost nothing"),
+        _measured("burst, normal data", normal, _cost_of_data(zeros, normal)),
+        _measured("sustained, normal data", last, _cost_of_power(last, info)),
+        *given,
+    ]
+    return compared(steps)
+
+
+def compared(steps: Iterable[FallStep]) -> list[FallStep]:
+    """The same steps, each beside the last that is known of its regime, or else the last of all: what was measured in
+    burst is no share of a sustained figure.
+    """
+    found: list[FallStep] = []
+    last: float | None = None
+    of_regime: dict[str | None, float] = {}
+    for step in steps:
+        regime = step.row.regime if step.row is not None else step.regime
+        found.append(replace(step, regime=regime, before=of_regime.get(regime, last) if regime else last))
+        if step.tflops is not None:
+            last = of_regime[regime] = step.tflops
+    return found
+
+
+def by_data(rows: Iterable[Measurement]) -> list[Measurement]:
+    """What a burst gives on each kind of data, the fastest first."""
+    found = [row for row in rows if row.regime == BURST and row.ok]
+    return sorted(found, key=lambda row: -row.best_rate)
+
+
+def row_of(rows: Iterable[Measurement], data: str, regime: str) -> Measurement | None:
+    return next((row for row in rows if (row.problem.data, row.regime) == (data, regime)), None)
+
+
+def _datasheet(info: DeviceInfo, dtype: str) -> FallStep:
+    peak = find_peak(info.name, dtype, info.compute_units)
+    if peak is None:
+        return FallStep("datasheet", None, f"no datasheet of {info.name} is listed for {dtype}")
+    clock = f", at {peak.clock_hz / 1e6:.0f} MHz" if peak.clock_hz else ""
+    return FallStep("datasheet", peak.flops / TERA, f"dense {peak.dtype} of {peak.device}{clock}")
+
+
+def _units(info: DeviceInfo, dtype: str, row: Measurement | None) -> FallStep:
+    """What the units could do at the clock that was read, whatever clock the datasheet is of."""
+    name, peak = "units at their clock", find_peak(info.name, dtype, info.compute_units)
+    clock = row.conditions.clock_hz if row is not None else None
+    per_cycle = flop_per_cycle(peak, info.compute_units)
+    if peak is None:
+        return FallStep(name, None, "FLOP per cycle follow from a datasheet, and none is listed")
+    if per_cycle is None or not info.compute_units:
+        what = "the clock of that peak" if info.compute_units else "the number of units"
+        return FallStep(name, None, f"{what} is not known, nor so the FLOP per cycle")
+    if clock is None:
+        return FallStep(name, None, "no sensor tells the clock")
+    told = f"{info.compute_units} units x {per_cycle:.0f} FLOP x {clock / 1e6:.0f} MHz"
+    return FallStep(name, info.compute_units * per_cycle * clock / TERA, f"{told}, as read in burst")
+
+
+def _measured(name: str, row: Measurement | None, cause: str) -> FallStep:
+    if row is None:
+        return FallStep(name, None, "not measured")
+    if not row.ok:
+        return FallStep(name, None, f"{row.status}: {row.reason}", row)
+    return FallStep(name, row.best_rate, cause, row)
+
+
+def _cost_of_data(zeros: Measurement | None, normal: Measurement | None) -> str:
+    if zeros is None or normal is None or not zeros.ok or not normal.ok:
+        return ""
+    if zeros.rate_interval.overlaps(normal.rate_interval):
+        return "data cost nothing that can be told from zeros"
+    before, after = zeros.conditions.clock_hz, normal.conditions.clock_hz
+    if not before or not after:
+        return "what real data cost; no sensor tells the clock"
+    if abs(after / before - 1) > _SAME_CLOCK:
+        return f"real data: the clock goes from {before / 1e6:.0f} to {after / 1e6:.0f} MHz"
+    return f"real data draw more current; held back although the clock reads {after / 1e6:.0f} MHz as on zeros"
+
+
+def _cost_of_power(row: Measurement | None, info: DeviceInfo) -> str:
+    """What the sensors say of a device that has settled."""
+    if row is None or not row.ok:
+        return ""
+    seen, limit = row.conditions, info.power_limit_watts
+    parts = [*seen.throttle_reasons]
+    if seen.watts is not None:
+        is_at_limit = limit is not None and seen.watts >= _AT_LIMIT * limit
+        of = f" of {limit:.0f}" if limit else ""
+        parts.insert(0, f"{'power limit: ' if is_at_limit else ''}{seen.watts:.0f}{of} W")
+        parts.append(f"{seen.watts / row.best_rate:.3f} J/TFLOP")
+    if seen.clock_hz:
+        parts.append(f"{seen.clock_hz / 1e6:.0f} MHz")
+    return ", ".join(parts) or "no sensor tells power or clock"

@@ -1,0 +1,102 @@
+"""What stands around the panels of every picture: title, legend and notes, and the colours of names.
+
+They are measured and the panels get what is left, so nothing overlaps whatever their number.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from matplotlib.text import Text
+
+DPI = 100
+WIDTH = 16.0  # inches: 1600 pixels, which GitHub shows at about 60 %
+_GAP = 0.12  # inches between the parts of the figure
+_MARGIN = 0.2
+_TITLE, _SUBTITLE, TEXT, SMALL = 20, 14, 14, 12  # points
+GREY = "#555555"
+# Characters that fit the width at these sizes.
+_TITLE_LENGTH, _SUBTITLE_LENGTH, _NOTE_LENGTH = 90, 145, 170
+_MOST_COLUMNS = 8
+# Distinct to colour-blind readers too (Okabe and Ito, extended); markers tell apart what shares a colour.
+_COLOURS = (
+    *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7b3fa0"),
+    *("#8c564b", "#6b6b6b", "#8a9a00", "#aa0022", "#00b5b5", "#f2c500", "#1b2f7a"),
+)
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "<", "h", ">")
+
+#: Entries of a legend: what they say, and how the line beside it is drawn.
+Named = list[tuple[str, dict[str, Any]]]
+
+
+class Described(Protocol):
+    """What every picture says beside its panels."""
+
+    @property
+    def title(self) -> str: ...
+    @property
+    def subtitle(self) -> str: ...
+    @property
+    def notes(self) -> tuple[str, ...]: ...
+
+
+def styles_of(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Colour and marker by name, whatever the order of the names."""
+    return {
+        name: {"color": _COLOURS[number % len(_COLOURS)], "marker": _MARKERS[number % len(_MARKERS)]}
+        for number, name in enumerate(sorted(names))
+    }
+
+
+def arrange(figure: Figure, picture: Described, panels: float, named: Named) -> None:
+    """Title above, legend and notes below, each as high as it is; ``panels``: inches for what is drawn."""
+    notes = "\n".join(textwrap.fill(note, _NOTE_LENGTH) for note in picture.notes)
+    texts = [
+        figure.text(0, 0, textwrap.fill(picture.title, _TITLE_LENGTH), fontsize=_TITLE, weight="bold", va="top"),
+        figure.text(0, 0, textwrap.fill(picture.subtitle, _SUBTITLE_LENGTH), fontsize=_SUBTITLE, color=GREY, va="top"),
+    ]
+    note = figure.text(0, 0, notes, fontsize=SMALL, color=GREY, va="bottom", linespacing=1.35)
+    for text in (*texts, note):
+        text.set_in_layout(False)
+    legend = _legend(figure, named) if named else None
+    above = 2 * _GAP + sum(_height(text) + _GAP for text in texts)
+    foot = _GAP + (_height(note) + _GAP if notes else 0)
+    below = foot + (_height(legend) + _GAP if legend else 0)
+    height = above + panels + below
+    figure.set_size_inches(WIDTH, height)
+    top = height - _GAP
+    for text in texts:
+        text.set_position((_MARGIN / WIDTH, top / height))
+        top -= _height(text) + _GAP
+    note.set_position((_MARGIN / WIDTH, _GAP / height))
+    if legend:
+        legend.set_bbox_to_anchor((0.5, foot / height))
+    engine = figure.get_layout_engine()
+    assert engine is not None, "asked for when the figure was made"
+    engine.set(rect=(0.005, below / height, 0.99, 1 - (above + below) / height), wspace=0.02, hspace=0.03)  # type: ignore[call-arg]
+
+
+def _legend(figure: Figure, named: Named) -> Any:
+    """The names in as many columns as fit."""
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], **style) for _, style in named]
+    labels = [name for name, _ in named]
+    for columns in range(min(len(labels), _MOST_COLUMNS), 0, -1):
+        legend = figure.legend(
+            handles, labels, loc="lower center", ncols=columns, fontsize=TEXT, frameon=False, borderpad=0
+        )
+        legend.set_in_layout(False)
+        if columns == 1 or legend.get_window_extent().width <= (WIDTH - 2 * _MARGIN) * DPI:
+            break
+        legend.remove()
+    return legend
+
+
+def _height(part: Text | Any) -> float:
+    """Inches."""
+    return float(part.get_window_extent().height) / DPI

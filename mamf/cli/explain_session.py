@@ -1,0 +1,163 @@
+"""``mamf explain`` where it measures: one product in burst on every kind of data, and in sustained on normal data."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mamf.api.measuring import problem_for
+from mamf.backend import Backend
+from mamf.ceilings.ceiling import Ceiling
+from mamf.ceilings.explanation import FallStep, fall
+from mamf.ceilings.finding import Find
+from mamf.ceilings.grid import plan_for
+from mamf.ceilings.share import require_same_card
+from mamf.charts.plotting import draw, save
+from mamf.charts.waterfall import waterfall_chart
+from mamf.cli.explain import given_steps
+from mamf.cli.interruption import Interruption
+from mamf.cli.kernels_sweep import KernelsSession
+from mamf.cli.options import terminal_width
+from mamf.cli.plan_options import read_names
+from mamf.cli.resuming import require_repeated
+from mamf.cli.roofline import Given, beside
+from mamf.cli.session import Resumed, interruptible
+from mamf.cli.terminal import say, warn
+from mamf.contribution.collection import named_dtype
+from mamf.errors import DeviceError, UsageError
+from mamf.kernel import DATA, AnyKernel
+from mamf.logs.run_log import read_run_log
+from mamf.models.found import found
+from mamf.operations.matmul.kernel import MatmulProblem
+from mamf.operations.matmul.shapes import MatmulShape
+from mamf.plans import EXPLAIN, KernelsPlan
+from mamf.plugins.discovery import operation
+from mamf.plugins.selection import chosen_kernels, installed_kernel, kernel_for, kernels_for
+from mamf.regimes.names import BURST, CEILINGS
+from mamf.report.explanation import render_explanation, title
+from mamf.report.text import end_line, machine_line
+
+_SECONDS, _SEARCH_SECONDS = 30.0, 12.0
+
+
+def measured(options: argparse.Namespace, given: Sequence[Given]) -> int:
+    """Measure, report, draw."""
+
+    def work(interruption: Interruption, resumed: Resumed | None) -> int:
+        session = ExplainSession(options, given, interruption, resumed)
+        return session.dry_run() if options.dry_run else session.run()
+
+    return interruptible(options, work)
+
+
+class Product(NamedTuple):
+    """What is explained; the kernel by the name that it is asked for by."""
+
+    problem: MatmulProblem
+    shape: MatmulShape
+    kernel: str
+
+
+class ExplainSession(KernelsSession):
+    """Few rows of one product, and what they say of where its FLOPS went."""
+
+    purpose = EXPLAIN
+
+    def __init__(
+        self, options: argparse.Namespace, given: Sequence[Given], interruption: Interruption, resumed: Resumed | None
+    ) -> None:
+        self.given = given
+        super().__init__(operation(MatmulProblem.operation), options, interruption, resumed)
+        self._given_steps()  # what is wrong with them is said before anything is measured
+
+    def require_repeated(self, before: KernelsPlan) -> None:
+        problem = before.problems[0]
+        held = {
+            "dtype": frozenset({problem.dtype}),
+            "shape": before.shapes[0],
+            "kernel": frozenset(before.kernels),
+        }
+        require_repeated(self.options, held, read_names(self.backend))
+
+    def _kernels(self) -> list[tuple[str, AnyKernel]]:
+        if self.before is None:
+            self.product = product_of(self.options, self.backend)
+        return chosen_kernels(self.of, self.backend, self.before.kernels if self.before else [self.product.kernel])
+
+    def new_plan(self) -> KernelsPlan:
+        problem, shape, kernel = self.product
+        problems = tuple(replace(problem, data=data) for data in DATA)
+        budget = self.options.budget or _SECONDS
+        return KernelsPlan(self.of.name, (shape,), problems, (kernel,), CEILINGS, budget_seconds=budget, explains=True)
+
+    def label(self) -> str:
+        return f"{self.plan.problems[0].dtype}-{self.plan.shapes[0]}"
+
+    def _given_steps(self) -> list[FallStep]:
+        info = self.backend.info
+        return list(given_steps(self.given, (info.name, info.uuid_hash), self.options.anyway))
+
+    def _fall(self) -> list[FallStep]:
+        return fall(self.rows, self.backend.info, self._given_steps())
+
+    def rendered(self, header: dict[str, Any], summary: dict[str, Any] | None) -> str:
+        head = [machine_line(header)]
+        if not self.rows:
+            return "\n".join([*head, "nothing was measured", end_line(summary)]) + "\n"
+        head.append(title(self.rows[0]))
+        width = terminal_width(self.options)
+        return render_explanation(self.options.format, self._fall(), self.rows, head, [end_line(summary)], width)
+
+    def _report(self, header: dict[str, Any], summary: dict[str, Any] | None, path: Path) -> int:
+        code = super()._report(header, summary, path)
+        if self.options.picture and self.rows:
+            figure = draw(waterfall_chart(self._fall(), self.rows, header))
+            save(figure, self.options.picture, self.options.overwrite)
+            say(f"figure: {self.options.picture}", beside(self.options))
+        return code
+
+
+def product_of(options: argparse.Namespace, backend: Backend) -> Product:
+    """What is asked for, the winner of a log, of what a find left here, or of a short find."""
+    asked = options.kernel[0] if options.kernel else None
+    if options.ceiling:
+        return _winner(_ceiling_of(options.ceiling, options.dtype, backend), asked)
+    problem = problem_for(backend, options.dtype)
+    if options.shape:
+        return Product(problem, options.shape, asked or kernel_for(backend, problem).name)
+    before = found(backend.info, named_dtype(problem), BURST)
+    if before is not None:
+        warn(f"on the winner of a find of {before.started[:10]}: {before.ceiling.shape} by {before.ceiling.kernel}")
+        return _winner(before.ceiling, asked)
+    return _found(backend, problem, asked)
+
+
+def _ceiling_of(path: Path, dtype: str | None, backend: Backend) -> Ceiling:
+    """The burst ceiling of a log, of one dtype where it holds several."""
+    held = {name: each for (name, regime), each in read_run_log(path).all_ceilings.items() if regime == BURST}
+    wanted = problem_for(backend, dtype).dtype if dtype else next(iter(held), None)
+    if wanted not in held:
+        told = f"it holds {', '.join(held)}" if held else "give a log of 'mamf find'"
+        raise UsageError(f"{path} holds no burst ceiling{f' of {wanted}' if wanted else ''}: {told}")
+    require_same_card(held[wanted], backend)
+    return held[wanted]
+
+
+def _winner(ceiling: Ceiling, asked: str | None) -> Product:
+    name = asked or installed_kernel(ceiling.kernel).name
+    return Product(replace(ceiling.problem, data=DATA[0]), ceiling.shape, name)
+
+
+def _found(backend: Backend, problem: MatmulProblem, asked: str | None) -> Product:
+    """By a search that keeps no log: only its shape is of use."""
+    warn(f"looking for a shape, {_SEARCH_SECONDS:.0f} s: --ceiling LOG or --shape spares it")
+    kernels = kernels_for(backend, problem, [asked] if asked else None)
+    plan = plan_for(backend, problem, kernels, regimes=(BURST,), budget_seconds=_SEARCH_SECONDS, is_quick=True)
+    rows = [row for row in Find(plan, kernels, backend).results() if row.ok]
+    if not rows:
+        raise DeviceError("no product could be measured: name a --shape")
+    best = max(rows, key=lambda row: row.best_rate)
+    return Product(problem, best.shape, asked or best.kernel)

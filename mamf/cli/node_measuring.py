@@ -1,0 +1,211 @@
+"""The measuring of ``mamf node``: as the one who drives a process for each device, as such a process, or as a rank."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+from mamf.cli.interruption import EXIT_CODE, Interruption
+from mamf.cli.node import existing, told
+from mamf.cli.progress import Phases
+from mamf.cli.terminal import say
+from mamf.errors import UnavailableError, UsageError
+from mamf.node.children import ADDRESS, FAILURE, PHASE, WAITS, Children, Watch, watched
+from mamf.node.device import DeviceRun
+from mamf.node.gathering import Run, devices_of
+from mamf.node.group import Meeting
+from mamf.node.places import Launched, Place, launched
+from mamf.node.ranks import COMPLETE, GO, Rank, gathered, heard, visible_index, word
+from mamf.node.verdict import EXIT_CODES, UNKNOWN
+from mamf.plans import QUICK_BUDGET_SECONDS
+from mamf.plugins.discovery import backend_class, backend_statuses, open_backend
+
+# Until rank 0 is met: its import of torch, on a file system that all ranks read at once.
+_MEETING_SECONDS = 300.0
+_FAREWELL_SECONDS = 10.0
+
+
+def run(options: argparse.Namespace) -> int:
+    options.backend = options.backend or _first_backend()
+    if options.led:
+        return _led(options)
+    one_of_many = launched(os.environ)
+    return _driving(options) if one_of_many is None else _rank(options, one_of_many)
+
+
+def _first_backend() -> str:
+    """As 'auto' chooses."""
+    name = next((status.name for status in backend_statuses() if status.unavailable is None), None)
+    if name is None:
+        raise UnavailableError("no backend is available; 'mamf backends' says why")
+    return name
+
+
+def _made(folder: Path, is_shared: bool = False) -> Path:
+    """The folder for new logs. Raises UsageError where it has some, or cannot be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not is_shared and any(folder.iterdir()):
+            raise UsageError(f"{folder} is not empty: name another --output-folder, or --resume it")
+    except OSError as error:
+        raise UsageError(f"cannot write {folder}: {error.strerror}; name another --output-folder") from None
+    return folder
+
+
+def _dated() -> Path:
+    return Path(f"mamf-node-{datetime.now():%Y%m%d-%H%M%S}")
+
+
+# -- all devices of this machine, a process each -----------------------------------------------------------------------
+
+
+def _driving(options: argparse.Namespace) -> int:
+    count = backend_class(options.backend).device_count()
+    indices = list(dict.fromkeys(options.devices or range(count)))
+    if missing := [each for each in indices if each >= count]:
+        raise UnavailableError(f"{options.backend} has no device {missing[0]}; it has {count}")
+    if options.dry_run:
+        say(f"devices: {len(indices)} of {options.backend} ({', '.join(map(str, indices))}), a process each")
+        say(f"each: find ({options.budget or QUICK_BUDGET_SECONDS:.0f} s), bandwidth, copies, 5000 equal launches")
+        say("together: peer copies, collectives" if len(indices) > 1 else "together: nothing, it is the only one")
+        return 0
+    folder = existing(options.resume) if options.resume else _made(options.output_folder or _dated())
+    places = {rank: Place(rank, 0, each) for rank, each in enumerate(indices)}
+    run = Run(len(places), places=places)
+    run.write(folder)
+    watch = Watch(list(places), options.patience)
+    is_interrupted = False
+    with Interruption():
+        try:
+            _measured_by_children(options, folder, run, watch)
+        except KeyboardInterrupt:
+            is_interrupted = True
+    run.failures, run.is_over = watch.failures, not is_interrupted
+    if watch.was_left:
+        failed = ", ".join(names(run)[rank] for rank in watch.failures)
+        run.apart = f"{failed} failed while all measured together"
+    run.write(folder)
+    _, devices = devices_of([folder])
+    devices = [replace(device, address=watch.addresses.get(device.rank)) for device in devices]
+    code = told(options, run, devices, [folder])
+    say(f"logs: {folder}", sys.stderr)
+    return EXIT_CODE if is_interrupted else code
+
+
+def _measured_by_children(options: argparse.Namespace, folder: Path, run: Run, watch: Watch) -> None:
+    meeting = Meeting("127.0.0.1", 0, True, _MEETING_SECONDS) if run.ranks > 1 else None
+    port = meeting.port if meeting else 0
+    commands = {rank: _command(options, folder, place, run.ranks, port) for rank, place in run.places.items()}
+
+    def together() -> None:
+        if meeting is None:
+            return
+        came = {rank: meeting.hear(f"alone/{rank}", 1.0) if rank in watch.running else None for rank in run.places}
+        decided = word(came)
+        run.apart = "" if decided in (GO, COMPLETE) else decided
+        meeting.tell("together", decided)
+
+    with Children(commands, {**os.environ, "PYTHONUNBUFFERED": "1"}) as children, Phases(names(run)) as phases:
+        watched(watch, children.processes, children.next, together, lambda: phases.show(watch.phases))
+
+
+def names(run: Run) -> dict[int, str]:
+    return {rank: f"device {place.index}" for rank, place in run.places.items()}
+
+
+def _command(options: argparse.Namespace, folder: Path, place: Place, ranks: int, port: int) -> list[str]:
+    command = [sys.executable, "-m", "mamf", "node", "--led", *map(str, (place.rank, ranks, place.index, port))]
+    command += ["--output-folder", str(folder), "--patience", f"{options.patience:g}s", "--backend", options.backend]
+    command += ["--dtype", options.dtype] if options.dtype else []
+    command += ["--budget", f"{options.budget:g}s"] if options.budget else []
+    return [*command, *(["--kernel", *options.kernel] if options.kernel else [])]
+
+
+def _led(options: argparse.Namespace) -> int:
+    """A child: its lines are records, and its log is kept whatever ends it."""
+    rank, ranks, device, port = options.led
+    own = Launched(Place(rank, 0, device), ranks, "127.0.0.1", port, is_led=True)
+
+    def record(kind: str, value: object) -> None:
+        say(json.dumps({kind: value}))
+
+    def opens() -> DeviceRun:
+        record(PHASE, "opening the device")
+        run = _device_run(options, own, options.output_folder, device)
+        run.on_progress = lambda text: record(PHASE, text)
+        record(ADDRESS, run.backend.bus_address())
+        return run
+
+    with Interruption():
+        try:
+            meeting = Meeting.of(own, _MEETING_SECONDS) if ranks > 1 else None
+            Rank(
+                own,
+                meeting,
+                options.output_folder,
+                options.patience,
+                opens,
+                on_wait=lambda: record(PHASE, WAITS),
+                on_failure=lambda reason: record(FAILURE, reason),
+            ).measure()
+        except (KeyboardInterrupt, BrokenPipeError):
+            return EXIT_CODE
+    return 0
+
+
+def _device_run(options: argparse.Namespace, own: Launched, folder: Path, device: int) -> DeviceRun:
+    return DeviceRun(
+        open_backend(options.backend, device),
+        own.place,
+        folder,
+        own.ranks,
+        options.dtype,
+        options.kernel,
+        options.budget,
+    )
+
+
+# -- one rank of many --------------------------------------------------------------------------------------------------
+
+
+def _rank(options: argparse.Namespace, own: Launched) -> int:
+    with Interruption():
+        try:
+            return _as_rank(options, own)
+        except KeyboardInterrupt:
+            return EXIT_CODE
+
+
+def _as_rank(options: argparse.Namespace, own: Launched) -> int:
+    meeting = Meeting.of(own, _MEETING_SECONDS)
+    if own.leads:
+        meeting.tell("folder", str(options.resume or options.output_folder or _dated()))
+    name = options.resume or options.output_folder or meeting.hear("folder", _MEETING_SECONDS)
+    if name is None:
+        raise UnavailableError("nothing was heard of rank 0")
+    folder = _made(Path(name), is_shared=True)
+    if own.leads:
+        Run(own.ranks).write(folder)
+
+    def opens() -> DeviceRun:
+        return _device_run(options, own, folder, visible_index(options.backend, own.place.index))
+
+    rank = Rank(own, meeting, folder, options.patience, opens)
+    rank.measure()
+    if not own.leads:
+        # The verdict is the leader's to tell.
+        is_over = meeting.hear("over", options.patience * 2) is not None
+        meeting.tell(f"heard/{own.place.rank}", is_over)
+        return 0 if is_over else EXIT_CODES[UNKNOWN]
+    run, devices = gathered(meeting, own, options.patience, rank.missing)
+    run.write(folder)
+    code = told(options, run, devices, [folder])
+    meeting.tell("over", code)
+    # The meeting place ends with this process.
+    heard(meeting, "heard", sorted(set(range(1, own.ranks)) - rank.missing), _FAREWELL_SECONDS)
+    return code

@@ -1,0 +1,175 @@
+"""``mamf roofline``: what bounds a kernel, by ceilings of computing and of bandwidth, measured here or given."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+from mamf.ceilings.roof import RoofPoint, Roofs, require_same_device
+from mamf.charts.plotting import draw, exists, file_type, save
+from mamf.charts.roofline import roofline_chart
+from mamf.cli.options import add_device_options, add_output_options, duration, terminal_width
+from mamf.cli.reading import read_log
+from mamf.cli.resuming import flag
+from mamf.cli.terminal import say, say_lines, warn
+from mamf.errors import UsageError
+from mamf.files import create_whole, write_whole
+from mamf.logs.roofs import require_same_card, roofs_of_logs
+from mamf.logs.run_log import RunLog
+from mamf.profiling.log import read_profile_or_none
+from mamf.profiling.profile import Profile
+from mamf.profiling.roof import profile_points
+from mamf.regimes.names import CEILINGS
+from mamf.report import FORMATS
+from mamf.report.roofline import points_of, render_roofline
+from mamf.report.text import machine_line
+from mamf.report.tracelens import tracelens_arch
+
+_EXAMPLES = """examples:
+  mamf roofline                                             measure the device's ceilings: its roofs and balance points
+  mamf roofline --dtype bfloat16 fp8 --budget 2m --output roofline.png
+  mamf roofline --ceiling roofline.jsonl attention.jsonl decode.jsonl --output roofline.svg
+  mamf roofline --ceiling find.jsonl bandwidth.jsonl --export tracelens --export-file h200.json
+"""
+_EXPORTS = ("tracelens",)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = _EXAMPLES
+    parser.add_argument("rows", type=Path, nargs="*", metavar="LOG", help="logs whose rows are placed under the roof")
+    parser.add_argument(
+        "--ceiling", type=Path, nargs="+", metavar="LOG", help="take ceilings from these logs, and measure nothing"
+    )
+    parser.add_argument("--anyway", action="store_true", help="take logs of several cards too; a note says so")
+    group = parser.add_argument_group("measuring")
+    group.add_argument("--dtype", nargs="+", help="of the compute ceilings, one or several (default: the device's)")
+    group.add_argument("--regime", nargs="+", choices=CEILINGS, help="which roofs (default: both)")
+    group.add_argument("--budget", type=duration, help="time for all of it (default: 57s a dtype, 86s for bandwidth)")
+    group.add_argument("--dry-run", action="store_true", help="say what would be measured and how long, and stop")
+    group.add_argument(
+        "--log", dest="output", type=Path, metavar="FILE", help="the run log to write (default: a dated name)"
+    )
+    group.add_argument("--resume", type=Path, metavar="FILE", help="go on with this log, measuring only what it lacks")
+    group.add_argument("--notes", type=str, default="", help="free text for the log")
+    add_device_options(parser)
+    group = parser.add_argument_group("output")
+    group.add_argument("--output", dest="picture", type=Path, metavar="FILE", help="the picture: .png or .svg")
+    group.add_argument("--export", choices=_EXPORTS, help="write what another tool reads, of what was measured alone")
+    group.add_argument("--export-file", type=Path, metavar="FILE", help="where to (default: tracelens.json)")
+    group.add_argument("--overwrite", action="store_true", help="replace the picture and the export if they exist")
+    add_output_options(parser, FORMATS)
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    require_files(options)
+    given = [read_given(path) for path in options.rows]
+    if options.ceiling is None:
+        from mamf.cli.roofline_session import measured
+
+        return measured(options, given)
+    for option in ("resume", "output", "budget", "dtype", "dry_run"):
+        if getattr(options, option):
+            name = "--log" if option == "output" else flag(option)
+            raise UsageError(f"--ceiling measures nothing: leave {name} out")
+    logs = [read_log(path) for path in options.ceiling]
+    roofs = roofs_of_logs(logs, options.anyway)
+    if options.regime:
+        roofs = roofs.only(options.regime)
+    points = placed(given, roofs, options.anyway)
+    head = [machine_line(logs[0].header), *other_cards(roofs, [*logs, *(each.log for each in given if each.log)])]
+    say_lines(rendered(options, roofs, points, head))
+    finish(options, roofs, points, logs[0].header)
+    return 0
+
+
+class Given(NamedTuple):
+    """A log whose rows are placed: of a run, or a profile with the script that it is of."""
+
+    log: RunLog | None
+    profile: tuple[str, Profile] | None
+
+
+def read_given(path: Path) -> Given:
+    """Raises RunLogError."""
+    profile = read_profile_or_none(path)
+    return Given(None if profile else read_log(path), profile)
+
+
+def placed(given: Iterable[Given], roofs: Roofs, anyway: bool) -> list[RoofPoint]:
+    """Every row of the logs given. Raises IncomparableError for another card's."""
+    points: list[RoofPoint] = []
+    for log, profiled in given:
+        if log is not None:
+            if not anyway:
+                require_same_card(log, roofs)
+            found = points_of(log.measurements, roofs)
+            if not found:
+                warn(f"{log.path} holds no row to place: those of a search are not drawn")
+            points += found
+        elif profiled is not None:
+            script, profile = profiled
+            if profile.device and not anyway:
+                require_same_device((roofs.device, None), (profile.device, None))
+            points += profile_points(profile, roofs, script)
+    return points
+
+
+def other_cards(roofs: Roofs, logs: Iterable[RunLog]) -> list[str]:
+    """What --anyway let pass: a line to say so."""
+    devices = [(log.header["device"]["name"], log.header["device"]["uuid_hash"]) for log in logs]
+    names = list(dict.fromkeys(name for name, _ in devices))
+    cards = {uuid for _, uuid in devices if uuid}
+    if len(names) > 1:
+        return [f"taken anyway: logs of {', '.join(names)}"]
+    return (
+        [f"taken anyway: logs of {len(cards)} cards of that name, which differ by percents"] if len(cards) > 1 else []
+    )
+
+
+def rendered(
+    options: argparse.Namespace,
+    roofs: Roofs,
+    points: Sequence[RoofPoint],
+    head: Sequence[str],
+    foot: Sequence[str] = (),
+) -> str:
+    width = terminal_width(options)
+    return render_roofline(options.format, roofs, points, head, foot, options.top, width)
+
+
+def require_files(options: argparse.Namespace) -> None:
+    """What is wrong with where things go is said before minutes pass. Raises UsageError."""
+    if options.picture:
+        file_type(options.picture)
+    if options.export_file and not options.export:
+        raise UsageError(f"--export-file {options.export_file}: say what for (--export {_EXPORTS[0]})")
+    for path in filter(None, (options.picture, export_path(options))):
+        if path.exists() and not options.overwrite:
+            raise exists(path)
+
+
+def export_path(options: argparse.Namespace) -> Path | None:
+    return (options.export_file or Path(f"{options.export}.json")) if options.export else None
+
+
+def finish(options: argparse.Namespace, roofs: Roofs, points: Sequence[RoofPoint], header: Mapping[str, Any]) -> None:
+    """The picture and the export, where they are asked for."""
+    path = export_path(options)
+    if path is not None:
+        content = json.dumps(tracelens_arch(roofs, header["device"]["memory_bytes"]), indent=4) + "\n"
+        write = write_whole if options.overwrite else create_whole
+        write(path, content.encode())
+        say(f"{options.export}: {path}", beside(options))
+    if options.picture:
+        save(draw(roofline_chart(roofs, points, header)), options.picture, options.overwrite)
+        say(f"figure: {options.picture}", beside(options))
+
+
+def beside(options: argparse.Namespace) -> TextIO:
+    """Where lines about files go: not between what another program reads."""
+    return sys.stdout if options.format in ("table", "markdown") else sys.stderr

@@ -1,0 +1,202 @@
+"""``mamf roofline`` where it measures: searches for the compute ceilings of dtypes, then bandwidth by level."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mamf.api.measuring import problem_for
+from mamf.backend import MIB, Backend
+from mamf.ceilings.ceiling import Candidate, confirmed_of
+from mamf.ceilings.finding import Find
+from mamf.ceilings.grid import plan_for
+from mamf.ceilings.kernels import KernelsFind
+from mamf.ceilings.roof import CACHE, MEMORY, Roofs, level_of, roofs_of
+from mamf.cli.interruption import Interruption
+from mamf.cli.kernels_find import KernelsFindSession
+from mamf.cli.plan_options import read_names
+from mamf.cli.resuming import require_repeated
+from mamf.cli.roofline import Given, finish, placed, rendered
+from mamf.cli.session import Resumed, interruptible
+from mamf.cli.terminal import say
+from mamf.errors import UsageError
+from mamf.kernel import Problem
+from mamf.logs.run_log import OwnCeilings
+from mamf.measurement import Measurement
+from mamf.operations.bandwidth.operation import Bandwidth, power_of_two
+from mamf.operations.bandwidth.shapes import BandwidthProblem, BandwidthShape
+from mamf.plans import DEFAULT_BUDGET_SECONDS, ROOFLINE, FindPlan, KernelsPlan
+from mamf.plugins.discovery import operation
+from mamf.plugins.selection import kernels_for
+from mamf.regimes.names import CEILINGS
+from mamf.report.text import end_line, machine_line
+
+#: Passes of a launch over arrays that the cache holds: the first comes from memory, and is a few percent of them.
+_PASSES = 32
+_PASSES_OF_CPU = 8
+#: Time for bandwidth to that for a dtype: it has two problems, a level each.
+_PARTS_OF_BANDWIDTH = 1.5
+#: A search that has less is a quick one: a thorough one would end before its sustained ceiling.
+_LEAST_THOROUGH_SECONDS = 40.0
+#: Sizes of the arrays: the cache over these, and so many times the cache. More would take a CPU minutes.
+_OF_CACHE, _CACHES, _CACHES_OF_CPU = (4, 2), (16, 256), (16,)
+# Where the device does not tell; and what of the free memory an array may be.
+_CACHE_BYTES, _PART_OF_MEMORY = 32 * MIB, 4
+
+
+def measured(options: argparse.Namespace, given: Sequence[Given]) -> int:
+    """Measure, report, draw."""
+    if options.resume and options.output:
+        raise UsageError("--resume continues its own file: leave --log out")
+    options.command, options.kernel = ROOFLINE, None
+
+    def work(interruption: Interruption, resumed: Resumed | None) -> int:
+        session = RooflineSession(options, given, interruption, resumed)
+        return session.dry_run() if options.dry_run else session.run()
+
+    return interruptible(options, work)
+
+
+def sizes_of(backend: Backend) -> tuple[BandwidthShape, ...]:
+    """Arrays that the last-level cache holds, and such as only memory does."""
+    cache = backend.info.cache_bytes or _CACHE_BYTES
+    most = (backend.free_memory() or backend.info.memory_bytes or _CACHE_BYTES**2) // _PART_OF_MEMORY
+    small = [power_of_two(cache // part) for part in _OF_CACHE]
+    multiples = _CACHES if backend.is_accelerator else _CACHES_OF_CPU
+    large = [min(2 * power_of_two(multiple * cache - 1), power_of_two(most)) for multiple in multiples]
+    return tuple(dict.fromkeys(BandwidthShape(size) for size in (*small, *large)))
+
+
+class LevelsFind(KernelsFind):
+    """Confirms each problem on arrays of its level alone: one pass shows memory, many show the cache."""
+
+    def _best(self, problem: Problem, count: int) -> list[Candidate]:
+        cache, level = self.backend.info.cache_bytes, MEMORY if getattr(problem, "warm", 1) == 1 else CACHE
+        every = super()._best(problem, len(self.plan.steps()))
+        return [each for each in every if level_of(problem, each[0], cache) == level][:count]  # type: ignore[arg-type]
+
+
+class RooflineSession(KernelsFindSession):
+    """A find of bandwidth, level by level, after a find of products, dtype by dtype: one log of both."""
+
+    purpose = ROOFLINE
+
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        given: Sequence[Given],
+        interruption: Interruption,
+        resumed: Resumed | None,
+    ) -> None:
+        self.given = given
+        super().__init__(operation(Bandwidth.name), options, interruption, resumed)
+
+    # -- what is measured --------------------------------------------------------------------------------------------
+
+    def require_repeated(self, before: KernelsPlan) -> None:
+        dtypes = frozenset(search.problem.dtype for search in before.searches)
+        held = {"dtype": dtypes, "regime": frozenset(before.regimes)}
+        require_repeated(self.options, held, read_names(self.backend))
+
+    def new_plan(self) -> KernelsPlan:
+        options, backend = self.options, self.backend
+        regimes = tuple(name for name in CEILINGS if name in (options.regime or CEILINGS))
+        names = list(dict.fromkeys(options.dtype or [None]))
+        parts = len(names) + _PARTS_OF_BANDWIDTH
+        budget = options.budget or parts * DEFAULT_BUDGET_SECONDS
+        part = budget / parts
+        searches = []
+        for name in names:
+            problem = problem_for(backend, name)
+            kernels = kernels_for(backend, problem)
+            quick = part < _LEAST_THOROUGH_SECONDS
+            searches.append(plan_for(backend, problem, kernels, regimes=regimes, budget_seconds=part, is_quick=quick))
+        passes = _PASSES if backend.is_accelerator else _PASSES_OF_CPU
+        problems = [BandwidthProblem("read", warm=each) for each in ((1, passes) if backend.info.cache_bytes else (1,))]
+        return KernelsPlan(
+            Bandwidth.name,
+            sizes_of(backend),
+            tuple(problems),
+            tuple(name for name, _ in self.kernels),
+            regimes,
+            budget_seconds=budget,
+            searches=tuple(searches),
+            confirms=True,
+        )
+
+    def strategy(self) -> KernelsFind:
+        own = replace(self.plan, searches=(), budget_seconds=_PARTS_OF_BANDWIDTH * self._part)
+        rows = [row for row in self.rows if row.operation == self.of.name]
+        self.find = LevelsFind(own, [each for _, each in self.kernels], self.backend, held=self.held, rows=rows)
+        return self.find
+
+    @property
+    def _part(self) -> float:
+        """Seconds for each search."""
+        parts = len(self.plan.searches) + _PARTS_OF_BANDWIDTH
+        return (self.plan.budget_seconds or parts * DEFAULT_BUDGET_SECONDS) / parts
+
+    def measurements(self, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
+        found = self._ceilings()
+        for search in self.plan.searches:
+            if any((search.problem, regime) not in found for regime in search.regimes):
+                yield from self._search(search, on_phase)
+        yield from super().measurements(on_phase)
+
+    def _search(self, search: FindPlan, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
+        """The ceilings of a dtype, with what a resumed log holds of the search in place of measuring."""
+        problem = search.problem
+        held = [row for row in self.rows if row.problem == problem]
+        plan = replace(search, budget_seconds=self._part)
+        kernels = kernels_for(self.backend, problem, search.kernels)
+        find = Find(plan, kernels, self.backend, held, lambda text: on_phase(f"{problem.dtype}, {text}"))
+        yield from find.results()
+
+    # -- what it gives -----------------------------------------------------------------------------------------------
+
+    def _ceilings(self) -> OwnCeilings:
+        """Of computing and of bandwidth."""
+        info = self.backend.info
+        sought = [(each.problem, regime, each.kernels[0]) for each in self.plan.searches for regime in each.regimes]
+        return {**confirmed_of(self.rows, sought, info.name, info.uuid_hash), **super()._ceilings()}
+
+    def _lacking(self) -> list[tuple[Any, str]]:
+        found = self._ceilings()
+        wanted = [(each.problem, regime) for each in self.plan.searches for regime in each.regimes]
+        return [*(each for each in wanted if each not in found), *super()._lacking()]
+
+    def label(self) -> str:
+        return "-".join([*(search.problem.dtype for search in self.plan.searches), *self.plan.regimes])
+
+    def dry_run(self) -> int:
+        say(f"device: {self.backend.info.name} ({self.backend.name}:{self.backend.index})")
+        for search in self.plan.searches:
+            names, regimes = " ".join(search.kernels), " and ".join(search.regimes)
+            say(f"{search.problem.dtype}: {regimes} by {names}, in at most {self._part:.0f} s")
+        sizes = " ".join(map(str, self.plan.shapes))
+        seconds = _PARTS_OF_BANDWIDTH * self._part
+        say(f"bandwidth: arrays of {sizes} by {' '.join(self.plan.kernels)}, in at most {seconds:.0f} s")
+        return 0
+
+    def roofs(self) -> Roofs:
+        """Raises UsageError where nothing was confirmed."""
+        return roofs_of(self._ceilings().values(), self.backend.info.cache_bytes)
+
+    def rendered(self, header: dict[str, Any], summary: dict[str, Any] | None) -> str:
+        try:
+            roofs = self.roofs()
+        except UsageError:
+            told = "no ceiling was confirmed: --resume goes on, a longer --budget leaves it more time"
+            return "\n".join([machine_line(header), told, end_line(summary)]) + "\n"
+        points = placed(self.given, roofs, self.options.anyway)
+        return rendered(self.options, roofs, points, [machine_line(header)], [end_line(summary)])
+
+    def _report(self, header: dict[str, Any], summary: dict[str, Any] | None, path: Path) -> int:
+        code = super()._report(header, summary, path)
+        if self._ceilings():
+            roofs = self.roofs()
+            finish(self.options, roofs, placed(self.given, roofs, self.options.anyway), header)
+        return code

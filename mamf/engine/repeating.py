@@ -1,0 +1,96 @@
+"""The same launch thousands of times: each must leave the same bits. What a device computes wrong once in a while,
+silently, no sampled verification sees.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from mamf.backend import Backend, OperandPool, Reading
+from mamf.engine.checking import Checked, WrongResultError
+from mamf.engine.measure import conditions
+from mamf.errors import UnsupportedError, fault
+from mamf.kernel import AnyKernel, Prepared
+from mamf.measurement import Measurement, Status
+from mamf.regimes import Regime, Sustained
+from mamf.statistics import summarize
+
+LAUNCHES = 5000
+#: Launches that are queued, with their checksums, before they are waited for.
+_QUEUED = 100
+
+
+@dataclass
+class Repeating:
+    """``launches`` of one operand set, after it was verified. The row's samples are of blocks with their checksums:
+    they show that the device was loaded, and are no figure of the kernel.
+    """
+
+    kernel: AnyKernel
+    problem: Any
+    shape: Any
+    backend: Backend
+    launches: int = LAUNCHES
+    on_progress: Callable[[int], None] = lambda launched: None
+    _seconds: list[float] = field(default_factory=list)
+    _sums: list[int] = field(default_factory=list)
+    _readings: list[Reading] = field(default_factory=list)
+
+    def row(self, pool: OperandPool) -> Measurement:
+        """A measurement: ``wrong_result`` where outputs differ, whatever else went wrong as any row's status."""
+        backend, regime = self.backend, Sustained(self.backend)
+        try:
+            with self.kernel.settings(backend, self.problem):
+                prepared = self.kernel.prepare(backend, self.problem, self.shape, pool)
+                Checked(prepared).rehearse(backend)
+                self._repeat(prepared, regime)
+        except (UnsupportedError, WrongResultError) as error:
+            is_wrong = isinstance(error, WrongResultError)
+            return self._result("wrong_result" if is_wrong else "unsupported", str(error))
+        except Exception as error:
+            is_full = backend.is_out_of_memory(error)
+            return self._result("out_of_memory" if is_full else "failed", fault(error))
+        (_, usual), *others = Counter(self._sums).most_common()
+        different = sum(count for _, count in others)
+        if different:
+            told = f"{different} of {usual + different} equal launches left other bits than the rest"
+            return self._result("wrong_result", told)
+        return self._result("ok")
+
+    def _repeat(self, prepared: Prepared, regime: Regime) -> None:
+        backend, checksum = self.backend, prepared.checksum
+        if checksum is None:
+            raise UnsupportedError(f"kernel {self.kernel.name} has no checksum of its output")
+        while len(self._sums) < self.launches:
+            pending = []
+            start = backend.mark()
+            for _ in range(min(_QUEUED, self.launches - len(self._sums))):
+                result = prepared.launches[0]()
+                backend.submit()
+                pending.append(checksum(0, result))
+            end = backend.mark()
+            self._readings += [reading for reading in (regime.read_sensors(),) if reading is not None]
+            backend.synchronize()
+            self._seconds.append(round(backend.seconds_between(start, end) / len(pending), 9))
+            self._sums += [each() for each in pending]
+            self.on_progress(len(self._sums))
+
+    def _result(self, status: Status, reason: str = "") -> Measurement:
+        best_by = Sustained.best_by
+        return Measurement(
+            self.shape,
+            self.kernel.name,
+            self.problem,
+            Sustained.name,
+            best_by,
+            status,
+            reason,
+            summary=summarize(self._seconds, best_by) if status == "ok" else None,
+            samples=tuple(self._seconds),
+            launches=len(self._sums),
+            conditions=conditions(self._readings, None),
+            remarks=("a checksum after each launch",),
+        )

@@ -1,0 +1,25 @@
+"""The roofs that logs hold ceilings of, and whether another log is of the same card."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mamf.ceilings.roof import Roofs, require_same_device, roofs_of
+from mamf.logs.run_log import RunLog
+
+
+def roofs_of_logs(logs: Iterable[RunLog], anyway: bool = False) -> Roofs:
+    """Of the ceilings that logs hold: of finds of products, of bandwidth, of rooflines.
+
+    Raises UsageError where they hold none, IncomparableError for those of several cards, unless ``anyway``.
+    """
+    logs = list(logs)
+    ceilings = [each for log in logs for each in (*log.all_ceilings.values(), *log.own_ceilings.values())]
+    cache_bytes = next((size for log in logs if (size := log.header["device"]["cache_bytes"])), None)
+    return roofs_of(ceilings, cache_bytes, anyway)
+
+
+def require_same_card(log: RunLog, roofs: Roofs) -> None:
+    """Raises IncomparableError for a log of another card than the roofs'."""
+    device = log.header["device"]
+    require_same_device((roofs.device, roofs.uuid_hash), (device["name"], device["uuid_hash"]))

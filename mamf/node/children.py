@@ -1,0 +1,197 @@
+"""A process for each device, watched: one that hangs, vanishes or fails is told with its reason, and the rest go on."""
+
+from __future__ import annotations
+
+import json
+import queue
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+#: What a line of a child holds: what it does now, why its device failed, where that sits.
+PHASE, FAILURE, ADDRESS = "phase", "failure", "address"
+#: The phase of a child that waits for the others.
+WAITS, TOGETHER = "waits for the others", "together"
+_TICK_SECONDS = 0.5
+_LONGEST_END_SECONDS = 15.0
+# Of a child whose run was interrupted, in order.
+_INTERRUPTED = 130
+
+
+class Event(NamedTuple):
+    """A child's ``line``, or with None that it has ended, with an exit code and its last words."""
+
+    rank: int
+    line: str | None
+    code: int = 0
+    words: str = ""
+
+
+class Process(Protocol):
+    """What is asked of a child's process."""
+
+    def kill(self) -> None: ...
+    def terminate(self) -> None: ...
+
+
+@dataclass
+class Watch:
+    """What is known of the children, whose ``ranks`` are all that were started. ``now``: of a clock of seconds."""
+
+    ranks: Sequence[int]
+    patience: float
+    now: Callable[[], float] = time.monotonic
+    failures: dict[int, str] = field(default_factory=dict)
+    phases: dict[int, str] = field(default_factory=dict)
+    addresses: dict[int, str | None] = field(default_factory=dict)
+    #: Whether a child failed while the others measured with it.
+    was_left: bool = False
+
+    def __post_init__(self) -> None:
+        self.running = set(self.ranks)
+        self._heard = dict.fromkeys(self.ranks, self.now())
+
+    def take(self, event: Event) -> None:
+        rank = event.rank
+        self._heard[rank] = self.now()
+        if event.line is not None:
+            record = parsed(event.line)
+            self.phases[rank] = str(record.get(PHASE, self.phases.get(rank, "")))
+            if ADDRESS in record:
+                self.addresses[rank] = record[ADDRESS]
+            if record.get(FAILURE):
+                self.failures[rank] = str(record[FAILURE])
+        elif rank in self.running:
+            self.running.discard(rank)
+            if event.code not in (0, _INTERRUPTED):
+                told = event.words or told_by(event.code)
+                self.failures.setdefault(rank, f"it ended while it measured ({self.phases.get(rank, 'start')}): {told}")
+
+    def all_wait(self) -> bool:
+        """Whether every child that runs waits for the others."""
+        return all(self.phases.get(rank) == WAITS for rank in self.running)
+
+    def go_on(self) -> None:
+        """Those that waited measure from now on."""
+        self.phases |= dict.fromkeys(self.running, TOGETHER)
+        self._heard = dict.fromkeys(self.ranks, self.now())
+
+    def hanging(self) -> list[int]:
+        """Children that run, wait for nobody, and were not heard of for too long: each has failed from now on."""
+        late = self.now() - self.patience
+        found = [rank for rank in sorted(self.running) if self._heard[rank] < late and self.phases.get(rank) != WAITS]
+        for rank in found:
+            told = f"it hangs: silent for {self.patience:.0f} s ({self.phases.get(rank, 'start')})"
+            self.failures.setdefault(rank, told)
+        return found
+
+
+def told_by(code: int) -> str:
+    return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+
+
+def parsed(line: str) -> dict[str, Any]:
+    """A child's line; what is none of ours says nothing."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def watched(
+    watch: Watch,
+    processes: Mapping[int, Process],
+    events: Callable[[float], Event | None],
+    together: Callable[[], None],
+    on_event: Callable[[], None] = lambda: None,
+) -> None:
+    """Until all children have ended: kills those that hang, says ``together`` once when all wait, and ends the others
+    where one fails after that, since they wait for it. ``events``: the next, or None after so many seconds.
+    """
+    is_together, known = False, 0
+    while watch.running:
+        event = events(_TICK_SECONDS)
+        if event is not None:
+            watch.take(event)
+            on_event()
+        for rank in watch.hanging():
+            processes[rank].kill()
+        if watch.running and not is_together and watch.all_wait():
+            is_together, known = True, len(watch.failures)
+            watch.go_on()
+            together()
+        elif is_together and len(watch.failures) > known:
+            watch.was_left = True
+            for rank in sorted(watch.running - watch.failures.keys()):
+                watch.running.discard(rank)
+                processes[rank].kill()
+
+
+def started(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
+    """Out of reach of Ctrl-C, which is for the one who started it, who tells it once."""
+    return subprocess.Popen(
+        command,
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+
+
+class Children:
+    """The processes and what comes from them. Use as a context manager: none is left behind."""
+
+    def __init__(self, commands: Mapping[int, Sequence[str]], environment: Mapping[str, str]) -> None:
+        self._events: queue.Queue[Event] = queue.Queue()
+        self.processes = {rank: started(command, environment) for rank, command in commands.items()}
+        for rank, process in self.processes.items():
+            threading.Thread(target=self._read, args=(rank, process), daemon=True).start()
+
+    def next(self, seconds: float) -> Event | None:
+        try:
+            return self._events.get(timeout=seconds)
+        except queue.Empty:
+            return None
+
+    def _read(self, rank: int, process: subprocess.Popen[str]) -> None:
+        words: list[str] = []
+        complaints = threading.Thread(target=_last_words, args=(process, words), daemon=True)
+        complaints.start()
+        assert process.stdout is not None
+        for line in process.stdout:
+            self._events.put(Event(rank, line))
+        code = process.wait()
+        complaints.join(timeout=1.0)
+        self._events.put(Event(rank, None, code, words[-1] if words else ""))
+
+    def end(self) -> None:
+        """Ask all to end, each with its log; then make them."""
+        for process in self.processes.values():
+            process.terminate()
+        deadline = time.monotonic() + _LONGEST_END_SECONDS
+        for process in self.processes.values():
+            try:
+                process.wait(timeout=max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+    def __enter__(self) -> Children:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if any(process.poll() is None for process in self.processes.values()):
+            self.end()
+
+
+def _last_words(process: subprocess.Popen[str], words: list[str]) -> None:
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.strip():
+            words[:] = [line.strip()]

@@ -1,0 +1,195 @@
+"""What one device does: its parts one after another, each kept in a log of its own that can be gone on with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mamf.api.measuring import problem_for
+from mamf.backend import MIB, Backend, DeviceInfo
+from mamf.ceilings.finding import Find
+from mamf.ceilings.grid import plan_for
+from mamf.engine.repeating import Repeating
+from mamf.errors import UnavailableError
+from mamf.kernel import AnyKernel
+from mamf.logs.recording import Recording
+from mamf.logs.records import ceiling_record
+from mamf.logs.run_log import RunLog, read_run_log
+from mamf.logs.same_device import require_same_device
+from mamf.logs.writer import RunLogWriter
+from mamf.measurement import Measurement
+from mamf.node.gathering import ALONE, TOGETHER
+from mamf.node.places import Place
+from mamf.operations.bandwidth.shapes import BandwidthShape
+from mamf.operations.collective.shapes import COLLECTIVES
+from mamf.operations.copies.shapes import CopyShape
+from mamf.operations.matmul.shapes import MatmulShape
+from mamf.plans import FindPlan, KernelsPlan, Plan
+from mamf.plugins.discovery import operation
+from mamf.plugins.selection import chosen_kernels, kernels_for
+from mamf.report import find_summary_record, summary_record
+from mamf.report.of_run import kernels_run_summary
+from mamf.strategies.kernels import KernelsSweep
+
+# Of a row that is measured beside many others.
+_ROW_SECONDS = 0.3
+#: Told what a device does now, at least once a row: who is silent hangs.
+OnProgress = Callable[[str], None]
+#: The log that is gone on with, if any, and its writer.
+Before = tuple[RunLog, RunLogWriter] | None
+
+
+class Sizes(NamedTuple):
+    """What is launched thousands of times, the arrays of bandwidth at most, and what is copied."""
+
+    repeated: MatmulShape
+    array: BandwidthShape
+    copied: CopyShape
+
+
+_OF_ACCELERATORS = Sizes(MatmulShape(4096, 4096, 4096), BandwidthShape(1024 * MIB), CopyShape(256 * MIB))
+# A CPU takes as long for these.
+_OF_HOSTS = Sizes(MatmulShape(256, 256, 256), BandwidthShape(64 * MIB), CopyShape(16 * MIB))
+
+
+@dataclass
+class DeviceRun:
+    """One rank's device. ``agree``: a decision of all ranks, for what they measure together. Raises MamfError where the
+    device cannot go on.
+    """
+
+    backend: Backend
+    place: Place
+    folder: Path
+    ranks: int = 1
+    dtype: str | None = None
+    kernels: Sequence[str] | None = None
+    find_seconds: float | None = None
+    on_progress: OnProgress = lambda text: None
+    agree: Callable[[float], float] = lambda own: own
+
+    def alone(self) -> None:
+        """What needs no other rank."""
+        for part in ALONE:
+            log = self.place.log(self.folder, part)
+            if not log.exists() or read_run_log(log).tier != "complete":
+                self._part(part)
+
+    def together(self) -> None:
+        """What all ranks do at the same time: anew, where a log was begun, since what they hold may differ."""
+        for part in TOGETHER:
+            self._part(part)
+
+    def _part(self, part: str) -> None:
+        self.on_progress(part)
+        path = self.place.log(self.folder, part)
+        try:
+            if not path.exists():
+                self._measured(part, path, None)
+                return
+            log, writer = RunLogWriter.resume(path)
+            with writer:
+                require_same_device(log, DeviceInfo(**log.header["device"]), self.backend.info)
+                self._measured(part, path, (log, writer))
+        except UnavailableError as error:  # no kernel of this part: it is missing in the verdict
+            self.on_progress(f"{part}: {error}")
+
+    def _measured(self, part: str, path: Path, before: Before) -> None:
+        with closing(self._rows_of(part, path, before)) as running:  # broken off, its log says so
+            for row in running:
+                self.on_progress(f"{part} {row.phase or row.shape}")
+
+    def _rows_of(self, part: str, path: Path, before: Before) -> Any:
+        if part == "find":
+            return self._find(path, before)
+        if part == "repeated":
+            return self._repeated(path, before)
+        of = {"bandwidth": "bandwidth", "collective": "collective"}.get(part, "copies")
+        return self._kernels(of, part, path, before)
+
+    # -- the parts ---------------------------------------------------------------------------------------------------
+
+    def _find(self, path: Path, before: Before) -> Iterator[Measurement]:
+        kernels, plan = self._find_plan(before and before[0])
+        find = Find(plan, kernels, self.backend, before[0].lasting if before else (), self._phase)
+        recording = Recording(path, self.backend, kernels[0].name, plan, before)
+        return recording.of(
+            find.results(),
+            lambda rows, *end: find_summary_record(rows, find.confirmed_by(rows), *end),
+            lambda: [("ceiling", ceiling_record(each)) for each in find.ceilings.values()],
+            left=lambda: len(set(plan.regimes) - find.ceilings.keys()),
+        )
+
+    def _find_plan(self, log: RunLog | None) -> tuple[list[Any], FindPlan]:
+        if log is not None:
+            plan = log.plan
+            assert isinstance(plan, FindPlan)
+            return list(kernels_for(self.backend, plan.problem, plan.kernels)), plan
+        problem = problem_for(self.backend, self.dtype)
+        kernels = kernels_for(self.backend, problem, self.kernels)
+        plan = plan_for(self.backend, problem, kernels, budget_seconds=self.find_seconds, is_quick=True)
+        return list(kernels), replace(plan, kernels=tuple(dict.fromkeys(self.kernels or plan.kernels)))
+
+    def _repeated(self, path: Path, before: Before) -> Iterator[Measurement]:
+        problem = problem_for(self.backend, self.dtype)
+        kernel = kernels_for(self.backend, problem, self.kernels)[0]
+        shape = self._sizes.repeated
+        plan = Plan((shape,), problem, ("sustained",))
+
+        def rows() -> Iterator[Measurement]:
+            pool = self.backend.operand_pool(problem.data, problem.seed)
+            heard = Repeating(kernel, problem, shape, self.backend, on_progress=lambda _: self._phase("repeated"))
+            yield heard.row(pool)
+            pool.release()
+
+        def summary(taken: list[Measurement], status: str, reason: str, seconds: float) -> dict[str, Any]:
+            return summary_record(taken, status, reason, seconds, 0)
+
+        return Recording(path, self.backend, kernel.name, plan, before).of(rows(), summary)
+
+    def _kernels(self, of: str, part: str, path: Path, before: Before) -> Iterator[Measurement]:
+        kernels, plan = self._kernels_plan(of, part)
+        kept = before[0].lasting if before and part not in TOGETHER else []
+        held = {(row.regime, row.problem, row.shape, row.kernel) for row in kept}
+        agree = self.agree if part in TOGETHER else lambda own: own
+        sweep = KernelsSweep(plan, kernels, self.backend, held=held, on_phase=self._phase, agree=agree)
+
+        def summary(rows: list[Measurement], status: str, reason: str, seconds: float) -> dict[str, Any]:
+            return kernels_run_summary(of, rows, {}, status, reason, seconds, sweep.left_out)
+
+        recording = Recording(path, self.backend, " ".join(plan.kernels), plan, before)
+        return recording.of(sweep.results(), summary, left=lambda: sweep.left_out)
+
+    def _kernels_plan(self, of: str, part: str) -> tuple[list[AnyKernel], KernelsPlan]:
+        found = operation(of)
+        available = chosen_kernels(found, self.backend)
+        chosen = [(name, kernel) for name, kernel in available if kernel.is_default] or available
+        problems = [found.problem_for(self.backend, asked) for asked in self._asked(part)]
+        shapes: Iterable[Any] = [self._sizes.copied]
+        if part == "bandwidth":
+            shapes = [min(self._sizes.array, max(found.default_shapes(self.backend)))]
+        elif part == "collective":
+            shapes = found.default_shapes(self.backend)
+        names, kernels = zip(*chosen, strict=True)
+        # Ranks begin together, and NCCL's own tests flush no cache.
+        flush = part == "bandwidth"
+        return list(kernels), KernelsPlan(
+            of, tuple(shapes), tuple(problems), tuple(names), seconds=_ROW_SECONDS, flush=flush
+        )
+
+    @property
+    def _sizes(self) -> Sizes:
+        return _OF_ACCELERATORS if self.backend.is_accelerator else _OF_HOSTS
+
+    def _asked(self, part: str) -> list[dict[str, Any]]:
+        if part == "bandwidth":
+            return [{"pattern": name} for name in ("copy", "read")]
+        if part == "collective":
+            return [{"collective": name, "ranks": self.ranks} for name in COLLECTIVES]
+        return [{"direction": name} for name in (("to_peer",) if part == "peers" else ("to_device", "to_host"))]
+
+    def _phase(self, text: str) -> None:
+        self.on_progress(text)

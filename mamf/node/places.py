@@ -1,0 +1,92 @@
+"""Which rank of which node a process is, by what torchrun or srun put into its environment, and where its logs lie."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mamf.errors import UsageError
+
+#: What each launcher calls rank, ranks, the rank within the node and the node.
+_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK")
+_SRUN = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID")
+_FIRST_HOST = re.compile(r"([^\[,]+)(?:\[(\d+)[^\]]*\]([^,]*))?")
+_LOG = re.compile(r"rank(\d+)-node(\d+)-device(\d+)-([a-z]+)\.jsonl")
+_DEFAULT_PORT, _PORTS = 29400, 1000
+
+
+@dataclass(frozen=True, order=True)
+class Place:
+    """``index``: of the device within its node, which is what it is called by."""
+
+    rank: int
+    node: int
+    index: int
+
+    def log(self, folder: Path, part: str) -> Path:
+        return folder / f"rank{self.rank}-node{self.node}-device{self.index}-{part}.jsonl"
+
+
+def place_of(log: Path) -> tuple[Place, str] | None:
+    """Where a log of a rank is from, and of which part; None of any other file."""
+    found = _LOG.fullmatch(log.name)
+    return found and (Place(*map(int, found.groups()[:3])), found[4])
+
+
+@dataclass(frozen=True)
+class Launched:
+    """This process as one rank. ``host``, ``port``: where they meet. ``meets_agent``: torchrun's agent keeps the
+    meeting place, and not rank 0. ``is_led``: the process that started this one does, and judges.
+    """
+
+    place: Place
+    ranks: int
+    host: str
+    port: int
+    meets_agent: bool = False
+    is_led: bool = False
+
+    @property
+    def leads(self) -> bool:
+        return self.place.rank == 0 and not self.is_led
+
+
+def launched(environment: Mapping[str, str]) -> Launched | None:
+    """What a launcher made of this process: None where it is the only one. Raises UsageError for half an answer."""
+    for names in (_TORCHRUN, _SRUN):
+        ranks = environment.get(names[1], "")
+        if names[0] not in environment or not ranks.isdecimal() or int(ranks) < 2:
+            continue
+        numbers = [_number(name, environment.get(name, "0")) for name in names]
+        place = Place(numbers[0], numbers[3], numbers[2])
+        agent = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        return Launched(place, numbers[1], _host(environment), _port(environment), agent)
+    return None
+
+
+def _number(name: str, text: str) -> int:
+    if not text.isdecimal():
+        raise UsageError(f"{name}={text!r} in the environment: it must be a number from 0")
+    return int(text)
+
+
+def _host(environment: Mapping[str, str]) -> str:
+    told = environment.get("MASTER_ADDR") or first_host(environment.get("SLURM_STEP_NODELIST", ""))
+    if not told:
+        raise UsageError("several ranks, and nothing says where they meet: set MASTER_ADDR to the host of rank 0")
+    return told
+
+
+def _port(environment: Mapping[str, str]) -> int:
+    if told := environment.get("MASTER_PORT"):
+        return _number("MASTER_PORT", told)
+    # Jobs of one host must not meet.
+    return _DEFAULT_PORT + int(environment.get("SLURM_JOB_ID") or 0) % _PORTS
+
+
+def first_host(nodes: str) -> str:
+    """Of a list as Slurm writes it: ``gpu01`` of ``gpu[01-03,07],cpu1``."""
+    found = _FIRST_HOST.match(nodes)
+    return "" if found is None else found[1] + (found[2] or "") + (found[3] or "")

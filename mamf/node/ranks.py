@@ -1,0 +1,127 @@
+"""One rank of several: its own device alone, then all together; and, of the leader, what has become of each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mamf.errors import fault
+from mamf.node.device import DeviceRun
+from mamf.node.figures import Device
+from mamf.node.gathering import Run, device_of, is_complete, logs_of
+from mamf.node.group import Meeting, agreed
+from mamf.node.places import Launched, Place
+from mamf.plugins.discovery import backend_class
+
+#: What the leader says when all measure together; everything else is why they do not.
+GO, COMPLETE = "go", "what is measured together is complete"
+
+
+def visible_index(backend: str, index: int) -> int:
+    """The number of a node's device within this process: a launcher may show each rank its own device alone."""
+    count = backend_class(backend).device_count()
+    return index if count > index else index % max(count, 1)
+
+
+@dataclass
+class Rank:
+    """This process's part. ``meeting``: None of a rank that is alone. ``patience``: seconds that the others are waited
+    for. ``opens``: opens the device. ``on_wait``: called before the others are waited for; ``on_failure``:
+    as soon as the device failed.
+    """
+
+    launched: Launched
+    meeting: Meeting | None
+    folder: Path
+    patience: float
+    opens: Callable[[], DeviceRun]
+    on_wait: Callable[[], None] = lambda: None
+    on_failure: Callable[[str], None] = lambda reason: None
+    #: Of the leader, once it has decided: ranks that did not come so far as to be heard of.
+    missing: frozenset[int] = frozenset()
+
+    def measure(self) -> Device:
+        """Measure alone, and with the others if all are well; what failed is told in the device."""
+        run, failure, address = None, None, None
+        try:
+            run = self.opens()
+            address = run.backend.bus_address()
+            run.alone()
+        except Exception as error:  # whatever a vendor's library throws
+            failure = fault(error)
+            self.on_failure(failure)
+        apart = ""
+        if self.meeting is not None:
+            apart = self._decided(failure)
+            if run is not None and apart == GO:
+                failure = self._together(run)
+                if failure is not None:
+                    self.on_failure(failure)
+        place = self.launched.place
+        known = Run(self.launched.ranks, apart="" if apart in (GO, COMPLETE) else apart or "alone")
+        known.failures = {} if failure is None else {place.rank: failure}
+        device = replace(device_of(place, logs_of(self.folder, place), known), address=address)
+        if self.meeting is not None:
+            self.meeting.tell(f"done/{place.rank}", device.record())
+        return device
+
+    def _decided(self, failure: str | None) -> str:
+        """What the leader says, after it has heard of all."""
+        assert self.meeting is not None
+        place = self.launched.place
+        self.meeting.tell(f"alone/{place.rank}", {"failure": failure, "complete": is_complete(self.folder, place)})
+        if self.launched.leads:
+            came = heard(self.meeting, "alone", range(self.launched.ranks), self.patience)
+            self.missing = frozenset(rank for rank, told in came.items() if told is None)
+            self.meeting.tell("together", word(came))
+        self.on_wait()
+        told = self.meeting.hear("together", 2 * self.patience)
+        return str(told or "nothing was heard of the leader")
+
+    def _together(self, run: DeviceRun) -> str | None:
+        assert self.meeting is not None
+        try:
+            with self.meeting.group(self.launched, run.backend, self.patience):
+                run.agree = agreed
+                run.together()
+        except Exception as error:
+            return f"together with the others: {fault(error)}"
+        return None
+
+
+def heard(meeting: Meeting, key: str, ranks: Iterable[int], patience: float) -> dict[int, Any]:
+    """What each rank told, None of one that is late or gone; all are waited for at once."""
+    deadline = time.monotonic() + patience
+    return {rank: meeting.hear(f"{key}/{rank}", deadline - time.monotonic()) for rank in ranks}
+
+
+def word(told: Mapping[int, Any]) -> str:
+    """Whether all measure together: GO, or why not. ``told``: what each rank said when it had measured alone."""
+    bad = [rank for rank, each in told.items() if each is None or each["failure"]]
+    if bad:
+        return f"rank {', '.join(map(str, bad))} did not come so far"
+    return COMPLETE if all(each["complete"] for each in told.values()) else GO
+
+
+def gathered(
+    meeting: Meeting, launched: Launched, patience: float, missing: frozenset[int] = frozenset()
+) -> tuple[Run, list[Device]]:
+    """The run and every rank's device, as the leader hears of them; one that is not heard of has failed."""
+    run, devices = Run(launched.ranks, is_over=True), list[Device]()
+    run.apart = str(meeting.hear("together", 1.0) or "")
+    run.apart = "" if run.apart in (GO, COMPLETE) else run.apart
+    done = heard(meeting, "done", sorted(set(range(launched.ranks)) - missing), patience)
+    for rank in range(launched.ranks):
+        if (record := done.get(rank)) is None:
+            failure = f"nothing was heard of rank {rank} for {patience:.0f} s"
+            devices.append(Device(rank, 0, rank, failures=(failure,)))
+        else:
+            devices.append(Device.from_record(record))
+        device = devices[-1]
+        run.places[rank] = Place(rank, device.node, device.index)
+        if device.failures:
+            run.failures[rank] = device.failures[0]
+    return run, devices

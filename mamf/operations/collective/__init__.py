@@ -1,0 +1,1 @@
+"""Collectives: how fast ranks exchange data, by nccl-tests' conventions."""

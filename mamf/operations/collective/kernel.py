@@ -1,0 +1,26 @@
+"""The contract of a collective's kernel."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from mamf.backend import Backend
+from mamf.kernel import Kernel
+from mamf.operations.collective.shapes import CollectiveProblem, CollectiveShape
+
+
+class CollectiveKernel(Kernel[CollectiveProblem, CollectiveShape]):
+    """One library: ``dtypes`` that it takes. All ranks prepare, launch and verify alike; what one finds wrong is wrong
+    for all, so that they end together.
+    """
+
+    operation = "collective"
+    dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16")
+
+    def unsupported(self, backend: Backend, problem: CollectiveProblem) -> str | None:
+        if problem.dtype not in self.dtypes:
+            return f"{self.name} has no dtype {problem.dtype}; it takes {', '.join(self.dtypes)}"
+        return backend.unsupported_dtype(problem.dtype)
+
+    def unsupported_shape(self, problem: CollectiveProblem, shape: CollectiveShape) -> str | None:
+        return problem.unsupported_shape(shape)

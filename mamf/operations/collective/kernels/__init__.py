@@ -1,0 +1,1 @@
+"""Kernels that exchange data between ranks."""

@@ -1,0 +1,168 @@
+"""torch.distributed's collectives: NCCL, RCCL, XCCL, HCCL or Gloo, whichever the ranks' group has for the device.
+
+Results are held to what the ranks say on the host that they sent: sampled entries, reduced there in float64. The
+samples and the verdicts pass between ranks as objects, on the group's host backend.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed
+
+from mamf.backend import Backend, OperandPool, Unavailable
+from mamf.dtypes import DTYPES
+from mamf.kernel import Prepared, Verdict
+from mamf.operations.collective.kernel import CollectiveKernel
+from mamf.operations.collective.shapes import CollectiveProblem, CollectiveShape
+from mamf.operations.outputs import Unchanged, as_words, poison
+
+_SAMPLED = 256
+# More of them than any dtype holds.
+_MOST_GROWTH = 500
+_NO_GROUP = Unavailable("this process is no rank of a group", "run 'mamf node', or it under torchrun or srun")
+
+
+class TorchDistributed(CollectiveKernel):
+    name = "torch.distributed"
+    is_default = True
+
+    def unavailable(self, backend: Backend) -> Unavailable | None:
+        is_rank = torch.distributed.is_available() and torch.distributed.is_initialized()
+        return None if is_rank else _NO_GROUP
+
+    def unsupported(self, backend: Backend, problem: CollectiveProblem) -> str | None:
+        if (reason := self.unavailable(backend)) is not None:
+            return str(reason)
+        ranks = torch.distributed.get_world_size()
+        if problem.ranks != ranks:
+            return f"this group has {ranks} ranks, not {problem.ranks}"
+        return super().unsupported(backend, problem)
+
+    def prepare(
+        self,
+        backend: Backend,
+        problem: CollectiveProblem,
+        shape: CollectiveShape,
+        pool: OperandPool,
+        sets: int = 1,
+        rewrite: bool = False,
+    ) -> Prepared:
+        taken, error = None, None
+        try:
+            taken = take(problem, shape, pool)
+        except Exception as failed:  # the others would wait for this rank
+            error = failed
+        failures = [each for each in exchanged(None if error is None else str(error)) if each is not None]
+        if taken is None or failures:
+            raise error or MemoryError(f"out of memory on another rank: {failures[0]}")
+        exchange = Exchange(problem, problem.part(shape), *taken)
+        return Prepared(
+            launches=[exchange.launch] * sets,
+            verify=lambda index, result: exchange.verify(),
+            poison=lambda returned: exchange.poison(),
+            changed_operands=exchange.changed_operands,
+            rewrite_output=exchange.poison if rewrite else None,
+        )
+
+
+def take(problem: CollectiveProblem, shape: CollectiveShape, pool: OperandPool) -> tuple[torch.Tensor, torch.Tensor]:
+    """What is sent, other data on each rank, and where is received."""
+    buffers = problem.buffers(shape)
+    sent = pool.take(f"sent by {torch.distributed.get_rank()}", *buffers["sent"])
+    return sent, pool.take("received", *buffers["received"], fill=False)
+
+
+def exchanged(own: object) -> list[Any]:
+    """What every rank gave, by rank."""
+    found: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(found, own)
+    return found
+
+
+class Exchange:
+    """One collective: its launch, and what it must leave. Buffers are seen as equal parts, one a rank or one alone."""
+
+    def __init__(self, problem: CollectiveProblem, part: int, sent: torch.Tensor, received: torch.Tensor) -> None:
+        self._collective, self._ranks = problem.collective, problem.ranks
+        self._sent, self._received, self._part = sent, received, part
+        self._tolerance = DTYPES[problem.dtype].tolerance if "reduce" in problem.collective else 0.0
+        chooser = random.Random(problem.seed)
+        places = sorted({0, part - 1, *(chooser.randrange(part) for _ in range(_SAMPLED))})
+        self._places = torch.tensor(places, device=sent.device)
+        self._launches = 0
+        self._call = calls(sent, received)[problem.collective]
+        self._expected = self._reduced(torch.stack(exchanged(self._sampled(sent))))
+        self._expected_sums = None if self._tolerance else self._reduced(torch.stack(exchanged(self._sums(sent))))
+        self._unchanged = Unchanged({"sent": sent})
+
+    def launch(self) -> None:
+        self._launches += 1
+        self._call()
+
+    def poison(self) -> None:
+        """Before an all_reduce, which works in place, what is sent stands where the sum is to be: no rank's answer."""
+        self._launches = 0
+        if self._collective == "all_reduce":
+            self._received.copy_(self._sent)
+        else:
+            poison(self._received)
+
+    def verify(self) -> Verdict:
+        """The worst of all ranks: they must end alike."""
+        worst = max(error if math.isfinite(error) else math.inf for error in exchanged(self._error()))
+        return Verdict(worst, self._tolerance * max(self._launches, 1))
+
+    def changed_operands(self) -> Sequence[str]:
+        """Of any rank."""
+        return sorted({name for names in exchanged(self._unchanged()) for name in names})
+
+    def _reduced(self, of_all: torch.Tensor) -> torch.Tensor:
+        """What this rank receives, by part, of what all ranks send, by rank and part."""
+        rank = torch.distributed.get_rank()
+        if self._collective == "all_gather":
+            return of_all[:, 0]
+        if self._collective == "all_to_all":
+            return of_all[:, rank]
+        return of_all.sum(0)[rank : rank + 1] if self._collective == "reduce_scatter" else of_all.sum(0)
+
+    def _sampled(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same entries of every part, on the host."""
+        return tensor.view(-1, self._part).index_select(1, self._places).cpu().double()
+
+    def _sums(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Of each part the sum of its bits, so that every element of what is only moved counts."""
+        return torch.stack([as_words(part).sum(dtype=torch.int64) for part in tensor.split(self._part)]).cpu()
+
+    def _error(self) -> float:
+        if self._expected_sums is not None and not torch.equal(self._sums(self._received), self._expected_sums):
+            return math.inf
+        found, expected = self._sampled(self._received), self._expected
+        if self._collective == "all_reduce":
+            # A sum of sums: each further launch adds equal values up, until they leave the dtype's range.
+            grown = expected * float(self._ranks) ** min(self._launches - 1, _MOST_GROWTH)
+            expected = grown.to(self._received.dtype).double()
+            is_finite = expected.isfinite()
+            if not torch.equal(found[~is_finite], expected[~is_finite]):
+                return math.inf
+            found, expected = found[is_finite], expected[is_finite]
+        difference, norm = (torch.linalg.vector_norm(each).item() for each in (found - expected, expected))
+        return difference / norm if norm else (math.inf if difference else 0.0)
+
+
+def calls(sent: torch.Tensor, received: torch.Tensor) -> dict[str, Callable[[], object]]:
+    group: Any = torch.distributed
+    # Their names of old warn since torch 2.13.
+    all_gather = getattr(group, "all_gather_single", None) or group.all_gather_into_tensor
+    reduce_scatter = getattr(group, "reduce_scatter_single", None) or group.reduce_scatter_tensor
+    return {
+        "all_reduce": partial(group.all_reduce, received),
+        "all_gather": partial(all_gather, received, sent),
+        "reduce_scatter": partial(reduce_scatter, received, sent),
+        "all_to_all": partial(group.all_to_all_single, received, sent),
+    }

@@ -1,0 +1,48 @@
+"""Collectives as an operation."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mamf.backend import MIB, Backend, DeviceInfo
+from mamf.measurement import TERA, Measurement
+from mamf.operation import Operation
+from mamf.operations.collective.kernel import CollectiveKernel
+from mamf.operations.collective.shapes import CollectiveProblem, CollectiveShape
+
+_SIZES = tuple(CollectiveShape(size * MIB) for size in (1, 16, 128, 1024, 4096))
+# Both buffers of the largest: a device has other things to hold too.
+_SHARE_OF_MEMORY = 0.25
+
+
+class CollectiveOperation(Operation[CollectiveProblem, CollectiveShape]):
+    name = "collective"
+    kernel_group = "mamf.collective_kernels"
+    kernel_type = CollectiveKernel
+    shape_type = CollectiveShape
+    problem_type = CollectiveProblem
+    shape_example = "1MiB"
+
+    def default_shapes(self, backend: Backend) -> Sequence[CollectiveShape]:
+        """1 MiB to 4 GiB, as far as the memory goes; between CPUs to 16 MiB."""
+        if not backend.is_accelerator:
+            return _SIZES[:2]
+        free = backend.free_memory()
+        most = None if free is None else free * _SHARE_OF_MEMORY
+        return [size for size in _SIZES if most is None or size == _SIZES[0] or size.nbytes <= most]
+
+    def problem_for(self, backend: Backend, asked: Mapping[str, Any]) -> CollectiveProblem:
+        """Of the ranks that this process is one of, where nothing else is asked for."""
+        ranks = asked.get("ranks") or max(2, int(os.environ.get("WORLD_SIZE") or 0))
+        return super().problem_for(backend, {**asked, "ranks": ranks})
+
+    def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
+        """The collective, its ranks and the algorithm bandwidth."""
+        algorithm = row.shape.nbytes / row.seconds / TERA if row.ok else None
+        return {"collective": row.problem.collective, "ranks": row.problem.ranks, "size / time": algorithm}
+
+    def axis(self, shape: CollectiveShape) -> float:
+        """Bytes of the larger buffer of a rank."""
+        return float(shape.nbytes)

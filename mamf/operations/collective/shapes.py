@@ -1,0 +1,89 @@
+"""Collectives, their sizes and what they move. Pure.
+
+By the conventions of nccl-tests (doc/PERFORMANCE.md there): the size S is that of the larger buffer of a rank, what it
+sends or what it receives; algorithm bandwidth is S / time; bus bandwidth is that times a factor, so that it can be held
+to the speed of the links whatever the number of ranks n:
+
+- ``all_reduce``: S sent and received by each, factor 2(n-1)/n.
+- ``all_gather``: S received, S/n sent; ``reduce_scatter``: S sent, S/n received; ``all_to_all``: S sent and received;
+  of all three the factor is (n-1)/n.
+
+The rate is the bus bandwidth. Sizes are written in powers of two (MiB), rates are in powers of ten (TB/s).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+from mamf.dtypes import DTYPES
+from mamf.errors import UnknownNameError
+from mamf.kernel import DATA, Buffer
+from mamf.limits import LARGEST_SEED, whole_number
+from mamf.operations.bandwidth.shapes import BandwidthShape
+from mamf.work import Work
+
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+COLLECTIVES: tuple[str, ...] = get_args(Collective)
+
+
+class CollectiveShape(BandwidthShape):
+    """``nbytes``: the larger buffer of a rank, what it sends or what it receives."""
+
+
+@dataclass(frozen=True)
+class CollectiveProblem:
+    """Everything about a collective but its size; ``ranks``: how many take part."""
+
+    operation: ClassVar[str] = "collective"
+
+    collective: str = "all_reduce"
+    ranks: int = 2
+    dtype: str = "bfloat16"
+    data: str = "normal"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for what, value, known in (
+            ("collective", self.collective, COLLECTIVES),
+            ("dtype", self.dtype, DTYPES),
+            ("data", self.data, DATA),
+        ):
+            if value not in known:
+                raise UnknownNameError(what, value, known)
+        whole_number("ranks", self.ranks, 2)
+        whole_number("seed", self.seed, 0, LARGEST_SEED)
+
+    @property
+    def out_dtype(self) -> str:
+        return self.dtype
+
+    def elements(self, shape: CollectiveShape) -> tuple[int, int]:
+        """Elements that a rank sends, and that it receives: as many as make an equal part for each rank."""
+        part = shape.nbytes // DTYPES[self.dtype].itemsize // self.ranks
+        most = part * self.ranks
+        return {"all_gather": (part, most), "reduce_scatter": (most, part)}.get(self.collective, (most, most))
+
+    def part(self, shape: CollectiveShape) -> int:
+        """Elements of the parts that both buffers consist of: one of all, or one a rank."""
+        return min(self.elements(shape)) // (self.ranks if self.collective == "all_to_all" else 1)
+
+    def unsupported_shape(self, shape: CollectiveShape) -> str | None:
+        """Why this size cannot be, or None."""
+        has_parts = self.part(shape) > 0
+        return None if has_parts else f"{shape.nbytes} bytes are no {self.ranks} parts of at least one {self.dtype}"
+
+    def work(self, shape: CollectiveShape) -> Work:
+        passes = 2 if self.collective == "all_reduce" else 1
+        factor = f"{2 if passes == 2 else ''}(n-1)/n"
+        convention = f"bus bandwidth as nccl-tests has it: size / time x {factor}, n = {self.ranks}"
+        size = max(self.elements(shape)) * DTYPES[self.dtype].itemsize
+        return Work(0.0, passes * (self.ranks - 1) * size // self.ranks, convention, "TB/s")
+
+    def buffers(self, shape: CollectiveShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
+        """What a rank sends and where it receives. One set does: what is sent is read from the memory anyway."""
+        sent, received = self.elements(shape)
+        return {"sent": Buffer(sent, self.dtype), "received": Buffer(received, self.dtype)}
+
+    def nbytes(self, shape: CollectiveShape, sets: int = 1, rewrite: bool = False) -> int:
+        return sum(buffer.nbytes for buffer in self.buffers(shape).values())

@@ -1,0 +1,1 @@
+"""Copies from one memory to another: host and device, device and device."""

@@ -1,0 +1,1 @@
+"""Kernels that copy between memories."""

@@ -1,0 +1,58 @@
+"""torch's copies between memories: what a data loader, an offloaded optimizer or a pipeline calls."""
+
+from __future__ import annotations
+
+import torch
+
+from mamf.backend import Backend, OperandPool
+from mamf.kernel import Prepared, Verdict
+from mamf.operations.copies.kernel import CopyKernel
+from mamf.operations.copies.shapes import CopyProblem, CopyShape
+from mamf.operations.outputs import Unchanged, as_words, poison
+
+
+class TorchCopies(CopyKernel):
+    """``copy_`` without waiting, of pinned memory on the host. Every byte is compared, on the device."""
+
+    name = "torch"
+    is_default = True
+
+    def prepare(
+        self,
+        backend: Backend,
+        problem: CopyProblem,
+        shape: CopyShape,
+        pool: OperandPool,
+        sets: int = 1,
+        rewrite: bool = False,
+    ) -> Prepared:
+        own = pool.take("own", *problem.buffers(shape)["own"])
+        other = elsewhere(own, problem, backend)
+        source, target = (other.copy_(own), torch.empty_like(own)) if problem.direction == "to_device" else (own, other)
+
+        def launch() -> None:
+            target.copy_(source, non_blocking=True)
+
+        def verify(index: int, result: object) -> Verdict:
+            arrived = as_words(target.to(own.device))
+            return Verdict((arrived != as_words(own)).float().mean().item(), 0.0)
+
+        def poison_target(returned: object = None) -> None:
+            backend.synchronize()  # the host does not wait for what is queued
+            poison(target)
+
+        return Prepared(
+            launches=[launch] * sets,
+            verify=verify,
+            poison=poison_target,
+            changed_operands=Unchanged({"source": source}),
+            rewrite_output=poison_target if rewrite else None,
+        )
+
+
+def elsewhere(own: torch.Tensor, problem: CopyProblem, backend: Backend) -> torch.Tensor:
+    """As much memory as ``own`` has, where it is copied from or to."""
+    if problem.direction == "to_peer":
+        index = (backend.index + 1) % backend.device_count()
+        return torch.empty_like(own, device=torch.device(own.device.type, index))
+    return torch.empty_like(own, device="cpu", pin_memory=own.device.type != "cpu")

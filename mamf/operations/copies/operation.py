@@ -1,0 +1,35 @@
+"""Copies between memories as an operation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mamf.backend import MIB, Backend, DeviceInfo
+from mamf.measurement import Measurement
+from mamf.operation import Operation
+from mamf.operations.copies.kernel import CopyKernel
+from mamf.operations.copies.shapes import CopyProblem, CopyShape
+
+
+class Copies(Operation[CopyProblem, CopyShape]):
+    name = "copies"
+    kernel_group = "mamf.copy_kernels"
+    kernel_type = CopyKernel
+    shape_type = CopyShape
+    problem_type = CopyProblem
+    shape_example = "256MiB"
+
+    def default_shapes(self, backend: Backend) -> Sequence[CopyShape]:
+        return [CopyShape(size * MIB) for size in (1, 16, 256)]
+
+    def problem_for(self, backend: Backend, asked: Mapping[str, Any]) -> CopyProblem:
+        """Bytes are bytes."""
+        return super().problem_for(backend, {**asked, "dtype": asked.get("dtype") or CopyProblem.dtype})
+
+    def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
+        return {"direction": row.problem.direction}
+
+    def axis(self, shape: CopyShape) -> float:
+        """Bytes."""
+        return float(shape.nbytes)

@@ -1,0 +1,53 @@
+"""Copies between memories: sizes, directions and what they move. Pure.
+
+Bytes are counted once, as nvbandwidth and the links' own figures have it: not as read plus written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+from mamf.errors import UnknownNameError
+from mamf.kernel import DATA, Buffer
+from mamf.limits import LARGEST_SEED, whole_number
+from mamf.operations.bandwidth.shapes import BandwidthShape
+from mamf.work import Work
+
+Direction = Literal["to_device", "to_host", "to_peer"]
+DIRECTIONS: tuple[str, ...] = get_args(Direction)
+_TOLD = {"to_device": "pinned host to device", "to_host": "device to pinned host", "to_peer": "device to next device"}
+
+
+class CopyShape(BandwidthShape):
+    """``nbytes``: what is copied."""
+
+
+@dataclass(frozen=True)
+class CopyProblem:
+    """``direction``: from the host's pinned memory, to it, or to the memory of the next device of this machine."""
+
+    operation: ClassVar[str] = "copies"
+
+    direction: str = "to_device"
+    dtype: str = "int8"
+    data: str = "normal"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for what, value, known in (("direction", self.direction, DIRECTIONS), ("data", self.data, DATA)):
+            if value not in known:
+                raise UnknownNameError(what, value, known)
+        if self.dtype != "int8":
+            raise UnknownNameError("dtype of copies", self.dtype, ("int8",))
+        whole_number("seed", self.seed, 0, LARGEST_SEED)
+
+    def work(self, shape: CopyShape) -> Work:
+        return Work(0.0, shape.nbytes, f"{_TOLD[self.direction]}, bytes counted once", "TB/s")
+
+    def buffers(self, shape: CopyShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
+        """What lies on the device itself."""
+        return {"own": Buffer(shape.nbytes, self.dtype)}
+
+    def nbytes(self, shape: CopyShape, sets: int = 1, rewrite: bool = False) -> int:
+        return 2 * shape.nbytes

@@ -1,0 +1,1 @@
+"""Products of groups of tokens, each with the weights of its own expert."""

@@ -1,0 +1,12 @@
+"""The contract of a grouped kernel: one implementation of every expert's product."""
+
+from __future__ import annotations
+
+from mamf.kernel import Kernel
+from mamf.operations.grouped.shapes import GroupedProblem, GroupedShape
+
+
+class GroupedKernel(Kernel[GroupedProblem, GroupedShape]):
+    """One implementation of grouped products."""
+
+    operation = "grouped"

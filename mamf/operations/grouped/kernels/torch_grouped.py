@@ -1,0 +1,130 @@
+"""Grouped products by torch: its grouped kernel, and a loop over experts."""
+
+from __future__ import annotations
+
+import random
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from mamf.backend import Backend, Unavailable
+from mamf.kernel import Verdict
+from mamf.operations.grouped.kernel import GroupedKernel
+from mamf.operations.grouped.shapes import GroupedProblem, GroupedShape
+from mamf.operations.products import (
+    OperandSet,
+    Sample,
+    TorchProducts,
+    laid_out,
+    output_of,
+    relative_error,
+    sampled_indices,
+)
+
+# Experts whose products are compared, the first and the last with tokens among them.
+_SAMPLED_EXPERTS = 4
+#: What torch's checks of grouped_mm say.
+_REFUSALS = ("Expected mat_", "expected mat", "strides should be multiple of", "is only supported on")
+
+
+class TorchGrouped(TorchProducts[GroupedProblem, GroupedShape], GroupedKernel):
+    """Grouped products by torch. Derived kernels say which dtypes they take and how they launch."""
+
+    @abstractmethod
+    def bind(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, tokens: Sequence[int]) -> Callable[[], object]:
+        """The launch over A (T,K), B (E,K,N) and C (T,N); ``tokens`` of each expert."""
+
+    def operand_set(self, problem: GroupedProblem, shape: GroupedShape, flat: Mapping[str, torch.Tensor]) -> OperandSet:
+        return PreparedGroups(self, problem, shape, flat)
+
+
+class GroupedMm(TorchGrouped):
+    """torch.nn.functional.grouped_mm (torch 2.10), which before was torch._grouped_mm: one launch for all experts."""
+
+    name = "F.grouped_mm"
+    is_default = True
+    dtypes = ("bfloat16", "float16", "float32")
+
+    def unavailable(self, backend: Backend) -> Unavailable | None:
+        if grouped_mm() is None:
+            return Unavailable(f"torch {torch.__version__} has no grouped_mm", "pip install 'torch>=2.8'")
+        return None
+
+    def unsupported_problem(self, backend: Backend, problem: GroupedProblem) -> str | None:
+        if problem.layout[0] == "t":
+            return f"kernel {self.name} takes tokens by rows: layout nt or nn, not {problem.layout}"
+        return super().unsupported_problem(backend, problem)
+
+    def refuses(self, error: Exception) -> bool:
+        return super().refuses(error) or is_refusal(error)
+
+    def bind(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, tokens: Sequence[int]) -> Callable[[], object]:
+        product: Any = grouped_mm()
+        ends = ends_of(tokens, a.device)
+        return lambda: product(a, b, offs=ends)
+
+
+def ends_of(tokens: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Where the rows of each expert end."""
+    return torch.tensor(tokens, device=device).cumsum(0, dtype=torch.int32)
+
+
+def grouped_mm() -> Callable[..., torch.Tensor] | None:
+    return getattr(torch.nn.functional, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether torch says that it has no such product: for this device or dtype, or with these strides."""
+    if isinstance(error, NotImplementedError):
+        return True
+    told = str(error)
+    return isinstance(error, (RuntimeError, ValueError)) and any(word in told for word in _REFUSALS)
+
+
+class Loop(TorchGrouped):
+    """torch.mm for each expert that has tokens: what any library can do, and what a grouped kernel has to beat."""
+
+    name = "loop"
+    dtypes = ("bfloat16", "float16", "float32", "tf32", "float64")
+
+    def bind(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, tokens: Sequence[int]) -> Callable[[], object]:
+        groups = zip(a.split(list(tokens)), b.unbind(), c.split(list(tokens)), strict=True)
+        products = [group for group in groups if group[0].shape[0]]
+
+        def launch() -> None:
+            for rows, weights, output in products:
+                torch.mm(rows, weights, out=output)
+
+        return launch
+
+
+class PreparedGroups:
+    """One operand set: its launch, and sampled entries of some experts' products, computed before the first launch."""
+
+    def __init__(
+        self, kernel: TorchGrouped, problem: GroupedProblem, shape: GroupedShape, flat: Mapping[str, torch.Tensor]
+    ) -> None:
+        self._tokens = problem.tokens_of_experts(shape)
+        a = laid_out(flat["a"], shape.tokens, shape.k, problem.layout[0])
+        b = laid_out(flat["b"], shape.k, shape.n, problem.layout[1], shape.experts)
+        self.c = flat["c"].view(shape.tokens, shape.n)
+        self.launch = kernel.bind(a, b, self.c, self._tokens)
+        self._tolerance = problem.tolerance
+        rows, chooser = a.split(list(self._tokens)), random.Random(problem.seed)
+        self._samples = sampled_experts(self._tokens, shape.n, chooser, a.device)
+        self._expected = torch.cat([each.product(rows[e], b[e]).flatten() for e, each in self._samples.items()])
+
+    def verify(self, result: object) -> Verdict:
+        """||C - A @ B|| / ||A @ B|| in float64 over sampled entries of sampled experts."""
+        rows = output_of(result, self.c).split(list(self._tokens))
+        found = torch.cat([each.of(rows[expert]).flatten() for expert, each in self._samples.items()])
+        return Verdict(relative_error(found, self._expected), self._tolerance)
+
+
+def sampled_experts(tokens: Sequence[int], n: int, chooser: random.Random, device: torch.device) -> dict[int, Sample]:
+    """Which entries of which experts' products are compared."""
+    busy = [expert for expert, count in enumerate(tokens) if count]
+    chosen = [busy[index] for index in sampled_indices(len(busy), _SAMPLED_EXPERTS, chooser).tolist()]
+    return {expert: Sample(tokens[expert], n, chooser, device) for expert in chosen}

@@ -1,0 +1,107 @@
+"""Grouped products: shapes, how tokens fall to experts, and exact FLOP and byte counts. Pure.
+
+A mixture of experts multiplies the tokens of each expert, sorted by expert, with the weights of that expert alone.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, get_args
+
+from mamf.errors import UnknownNameError, UsageError
+from mamf.limits import number_of, whole_number
+from mamf.operations.matmul.kernel import ProductProblem
+from mamf.work import Work
+
+Routing = Literal["balanced", "skewed"]
+ROUTINGS: tuple[str, ...] = get_args(Routing)
+_PATTERN = re.compile(r"e(\d+)t(\d+)n(\d+)k(\d+)", re.ASCII)
+
+
+@dataclass(frozen=True, order=True)
+class GroupedShape:
+    """C[T,N]: rows of A[T,K] that fall to expert e times its weights B[e,K,N]. Written ``e8t16384n14336k4096``.
+
+    ``tokens``: rows that experts get, all experts together; a token that goes to two experts counts twice.
+    """
+
+    experts: int
+    tokens: int
+    n: int
+    k: int
+
+    def __post_init__(self) -> None:
+        for name in ("experts", "tokens", "n", "k"):
+            object.__setattr__(self, name, whole_number(name, getattr(self, name)))
+
+    def __str__(self) -> str:
+        return f"e{self.experts}t{self.tokens}n{self.n}k{self.k}"
+
+    @classmethod
+    def parse(cls, text: str) -> GroupedShape:
+        """Raises UsageError for anything but what ``str`` gives."""
+        match = _PATTERN.fullmatch(text.strip())
+        if match is None:
+            raise UsageError(f"{text!r} is not the shape of groups; write eEtTnNkK, for example e8t16384n14336k4096")
+        return cls(*map(number_of, match.groups()))
+
+    @property
+    def flop(self) -> int:
+        """2*T*N*K, however tokens fall."""
+        return 2 * self.tokens * self.n * self.k
+
+    @property
+    def elements(self) -> dict[str, int]:
+        """Elements of ``a`` (tokens), ``b`` (weights of all experts) and ``c``."""
+        return {"a": self.tokens * self.k, "b": self.experts * self.k * self.n, "c": self.tokens * self.n}
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """Rows of K elements that ``a`` and ``b`` have."""
+        return {"a": self.tokens, "b": self.experts * self.n}
+
+
+@dataclass(frozen=True)
+class GroupedProblem(ProductProblem):
+    """Everything about grouped products but their shape; most of its fields are those of all products.
+
+    ``routing``: ``balanced`` (as many tokens for each expert, as near as can be) or ``skewed`` (by Zipf's law: the
+    expert of rank r gets a share proportional to 1/r; which expert that is follows from the seed).
+    """
+
+    operation: ClassVar[str] = "grouped"
+    convention: ClassVar[str] = "2*T*N*K; tokens and weights of experts that have any read, C written, once each"
+
+    routing: Routing = "balanced"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.routing not in ROUTINGS:
+            raise UnknownNameError("routing", self.routing, ROUTINGS)
+
+    def tokens_of_experts(self, shape: GroupedShape) -> tuple[int, ...]:
+        """Tokens of each expert, ``shape.tokens`` in all."""
+        ranks = list(range(shape.experts))
+        if self.routing == "balanced":
+            return apportioned(shape.tokens, [1.0] * shape.experts)
+        random.Random(self.seed).shuffle(ranks)
+        return apportioned(shape.tokens, [1 / (1 + rank) for rank in ranks])
+
+    def work(self, shape: GroupedShape) -> Work:  # type: ignore[override]
+        """Weights of experts without tokens are not read."""
+        busy = sum(tokens > 0 for tokens in self.tokens_of_experts(shape))
+        idle = super().operand_bytes(shape, "b") // shape.experts * (shape.experts - busy)
+        usual = super().work(shape)
+        return replace(usual, nbytes=usual.nbytes - idle)
+
+
+def apportioned(total: int, weights: list[float]) -> tuple[int, ...]:
+    """Whole parts of ``total`` proportional to ``weights``, by the largest remainders."""
+    exact = [total * weight / sum(weights) for weight in weights]
+    parts = [int(each) for each in exact]
+    by_remainder = sorted(range(len(parts)), key=lambda index: parts[index] - exact[index])
+    for index in by_remainder[: total - sum(parts)]:
+        parts[index] += 1
+    return tuple(parts)

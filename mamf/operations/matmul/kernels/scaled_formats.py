@@ -1,0 +1,135 @@
+"""Products of scaled formats: by torch.nn.functional.scaled_mm, and of operands that are dequantized first."""
+
+from __future__ import annotations
+
+import random
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from mamf.backend import Backend, Unavailable
+from mamf.kernel import Verdict
+from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
+from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.products import OperandSet, Sample, float32_precision, multiplied, output_of, relative_error
+from mamf.operations.quantization import Quantized, swizzled
+from mamf.operations.scaled_products import ScaledProducts, quantized_operand, rows_of
+
+#: torch's name of how an operand is scaled, by the size of its blocks.
+_RECIPES = {
+    (1, None): "RowWise",
+    (1, 128): "BlockWise1x128",
+    (128, 128): "BlockWise128x128",
+    (1, 32): "BlockWise1x32",
+    (1, 16): "BlockWise1x16",
+}
+#: What cuBLAS pads scales of 128x128 blocks to, along K.
+_PADDED_TO = 4
+
+
+class FormatMatmul(ScaledProducts[MatmulProblem, MatmulShape], MatmulKernel):
+    """A product of operands that are quantized with scales of their own. Derived kernels say how they launch."""
+
+    @abstractmethod
+    def bind(
+        self, backend: Backend, problem: MatmulProblem, a: Quantized, b: Quantized, c: torch.Tensor
+    ) -> Callable[[], object]:
+        """The launch over A (M,K) and B, of which rows are C's columns (N,K)."""
+
+    def operand_set(
+        self, backend: Backend, problem: MatmulProblem, shape: MatmulShape, flat: Mapping[str, torch.Tensor]
+    ) -> OperandSet:
+        return PreparedFormat(self, backend, problem, shape, flat)
+
+
+class PreparedFormat:
+    """One operand set: quantized, its launch, and the sampled entries that C must have, of the dequantized operands."""
+
+    def __init__(
+        self,
+        kernel: FormatMatmul,
+        backend: Backend,
+        problem: MatmulProblem,
+        shape: MatmulShape,
+        flat: Mapping[str, torch.Tensor],
+    ) -> None:
+        a, b = (quantized_operand(backend, problem, shape, name, flat) for name in ("a", "b"))
+        self.c = flat["c"].view(shape.m, shape.n)
+        self.launch = kernel.bind(backend, problem, a, b, self.c)
+        self._tolerance = problem.tolerance
+        sample = self._sample = Sample(shape.m, shape.n, random.Random(problem.seed), self.c.device)
+        self._expected = multiplied(a.on_host(sample.rows), b.on_host(sample.columns).t())
+        unquantized = sample.product(rows_of(shape, "a", flat), rows_of(shape, "b", flat).t())
+        self._details = {"quantization_error": relative_error(self._expected, unquantized)}
+
+    def verify(self, result: object) -> Verdict:
+        """||C - A @ B|| / ||A @ B|| in float64, A and B dequantized; the error of quantizing them stands apart."""
+        found = self._sample.of(output_of(result, self.c))
+        return Verdict(relative_error(found, self._expected), self._tolerance, self._details)
+
+
+class FunctionalScaledMm(FormatMatmul):
+    """torch.nn.functional.scaled_mm: what the vendor's library has of these formats."""
+
+    name = "F.scaled_mm"
+    is_default = True
+
+    def unavailable(self, backend: Backend) -> Unavailable | None:
+        if not hasattr(torch.nn.functional, "scaled_mm"):
+            return Unavailable(f"torch {torch.__version__} has no scaled_mm", "pip install 'torch>=2.10'")
+        return None
+
+    def bind(
+        self, backend: Backend, problem: MatmulProblem, a: Quantized, b: Quantized, c: torch.Tensor
+    ) -> Callable[[], object]:
+        functional: Any = torch.nn.functional
+        has_swizzle = backend.runtime != "hip"
+        scale_a, scale_b = laid_out_scales(a, has_swizzle), laid_out_scales(b, has_swizzle)
+        if b.scaling.rows > 1 or b.scaling.columns is None:
+            scale_b = scale_b.t()
+        options: dict[str, Any] = {"output_dtype": c.dtype, "use_fast_accum": problem.fast_accumulation}
+        if a.scaling.dtype != "float32":
+            kinds = functional.SwizzleType
+            swizzle = kinds.SWIZZLE_32_4_4 if has_swizzle else kinds.NO_SWIZZLE
+            options |= {"swizzle_a": swizzle, "swizzle_b": swizzle}
+        recipe_a, recipe_b = (
+            getattr(functional.ScalingType, _RECIPES[each.scaling.rows, each.scaling.columns]) for each in (a, b)
+        )
+        left, right = a.packed, b.packed.t()
+        return lambda: functional.scaled_mm(left, right, scale_a, recipe_a, scale_b, recipe_b, **options)
+
+
+def laid_out_scales(operand: Quantized, has_swizzle: bool) -> torch.Tensor:
+    """Scales as torch's check of scaled_mm wants them: those of 1x128 blocks with rows next to each other, those of
+    128x128 blocks padded along K, of MX and NVFP4 flat, in tiles on NVIDIA.
+    """
+    scales, scaling = operand.scales, operand.scaling
+    if scaling.dtype != "float32":
+        flat = swizzled(scales) if has_swizzle else scales.reshape(-1)
+        return flat.view(getattr(torch, scaling.dtype))
+    if scaling.rows > 1:
+        return torch.nn.functional.pad(scales, (0, -scales.shape[1] % _PADDED_TO))
+    return scales if scaling.columns is None else scales.t().contiguous().t()
+
+
+class Dequantized(FormatMatmul):
+    """Scales applied, then a product in float32, all in the launch: what a device must do that has not the format."""
+
+    name = "dequantized"
+    is_tried_unasked = False
+
+    def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:
+        if problem.fast_accumulation:
+            return f"kernel {self.name} has no fast accumulation"
+        return None
+
+    def settings(self, backend: Backend, problem: MatmulProblem) -> AbstractContextManager[object]:
+        return float32_precision("highest")
+
+    def bind(
+        self, backend: Backend, problem: MatmulProblem, a: Quantized, b: Quantized, c: torch.Tensor
+    ) -> Callable[[], object]:
+        return lambda: c.copy_(torch.mm(a.values(), b.values().t()))

@@ -1,0 +1,160 @@
+"""Operands of scaled formats: quantized from their values with scales computed from the data, and read back exactly.
+
+fp8 with float32 scales: a block's scale maps its largest value to the largest of the format. MX (OCP Microscaling
+Formats 1.0, 6.3): the scale is 2^(floor(log2 largest) - e), e the exponent of the format's largest value; what lies
+above that value saturates. NVFP4: scales are e4m3, largest / 6 rounded. Values round to nearest, ties to even.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from mamf.dtypes import DTYPES, Format, Scaling
+from mamf.operations.products import select
+
+#: The magnitudes of e2m1 by their codes; bit 3 is the sign.
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_SIGN = 8
+# Exponents of e8m0 are biased by 127.
+_E8M0_BIAS = 127
+# Values quantized at once: what that takes beside the operands is a few times 256 MiB.
+_CHUNK = 2**26
+# A chunk is a whole number of blocks of any format.
+_CHUNK_ROWS = 128
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """An operand of rows of K values. ``elements``: (rows, K) 8-bit floats, or (rows, K/2) bytes of two e2m1, the first
+    in the lower half; ``scales``: one a block, (rows of blocks, blocks along K), bytes of e8m0 where those are meant.
+    """
+
+    elements: torch.Tensor
+    scales: torch.Tensor
+    scaling: Scaling
+
+    @property
+    def packed(self) -> torch.Tensor:
+        """The elements as torch's own dtype: float4_e2m1fn_x2 for two in a byte."""
+        return self.elements.view(torch.float4_e2m1fn_x2) if self.elements.dtype == torch.uint8 else self.elements
+
+    def values(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """What the elements stand for, scales applied: (rows, K)."""
+        return scaled(decoded(self.elements, dtype), decoded_scales(self.scales, self.scaling).to(dtype), self.scaling)
+
+    def on_host(self, rows: torch.Tensor) -> torch.Tensor:
+        """The values of some rows, in float64."""
+        chosen = Quantized(
+            select(self.elements, 0, rows).cpu(),
+            select(self.scales, 0, rows // self.scaling.rows).cpu(),
+            Scaling(1, self.scaling.columns, self.scaling.dtype),
+        )
+        return chosen.values(torch.float64)
+
+
+def quantized(values: torch.Tensor, dtype: str, operand: str, memory: torch.Tensor, e4m3: torch.dtype) -> Quantized:
+    """``values`` (rows, K) as ``operand`` (``a`` or ``b``) of a format; its elements are written into ``memory``
+    (bytes). ``e4m3``: the kind of 8-bit float that the device has.
+    """
+    format = DTYPES[dtype].format
+    assert format is not None
+    scaling, rows = format.scaling(operand), values.shape[0]
+    elements = memory.view(rows, -1)
+    step = max(_CHUNK_ROWS, _CHUNK // values.shape[1] // _CHUNK_ROWS * _CHUNK_ROWS)
+    scales = []
+    for start in range(0, rows, step):
+        chunk = values[start : start + step].float()
+        scale = scales_of(largest_of_blocks(chunk, scaling), scaling, largest_value(format, e4m3))
+        scales.append(scale)
+        elements[start : start + step] = encoded(chunk, scale, scaling, format, e4m3)
+    return Quantized(elements if format.values_per_byte == 2 else elements.view(e4m3), torch.cat(scales), scaling)
+
+
+def largest_value(format: Format, e4m3: torch.dtype) -> float:
+    return E2M1[-1] if format.values_per_byte == 2 else torch.finfo(e4m3).max
+
+
+def largest_of_blocks(values: torch.Tensor, scaling: Scaling) -> torch.Tensor:
+    """The largest magnitude of each block."""
+    rows, k = values.shape
+    columns = scaling.columns or k
+    return values.abs().view(rows // scaling.rows, scaling.rows, k // columns, columns).amax((1, 3))
+
+
+def scales_of(largest: torch.Tensor, scaling: Scaling, most: float) -> torch.Tensor:
+    """Scales of blocks with these largest magnitudes, ``most`` being the format's own."""
+    if scaling.dtype == "float8_e8m0fnu":
+        # frexp's exponents are one above the logarithm's floor.
+        exponents = torch.frexp(largest)[1] - torch.frexp(torch.tensor(most))[1].to(largest.device)
+        return (exponents + _E8M0_BIAS).clamp(0, 2 * _E8M0_BIAS).to(torch.uint8)
+    scales = largest / most
+    scales = torch.where(scales == 0, torch.ones_like(scales), scales)
+    if scaling.dtype == "float8_e4m3fn":
+        return scales.clamp(2.0**-9, torch.finfo(torch.float8_e4m3fn).max).to(torch.float8_e4m3fn)
+    return scales
+
+
+def decoded_scales(scales: torch.Tensor, scaling: Scaling) -> torch.Tensor:
+    """Scales as float32."""
+    if scaling.dtype == "float8_e8m0fnu":
+        # The exponent's bits of a float32, exact on any device; 2^-127 is below its smallest normal number.
+        words = scales.int() << 23
+        return torch.where(words == 0, 1 << 22, words).view(torch.float32)
+    return scales.float()
+
+
+def scaled(values: torch.Tensor, scales: torch.Tensor, scaling: Scaling) -> torch.Tensor:
+    """Values (rows, K) times the scales of their blocks."""
+    rows, k = values.shape
+    columns = scaling.columns or k
+    blocks = values.view(rows // scaling.rows, scaling.rows, k // columns, columns)
+    return (blocks * scales[:, None, :, None]).view(rows, k)
+
+
+def encoded(
+    values: torch.Tensor, scales: torch.Tensor, scaling: Scaling, format: Format, e4m3: torch.dtype
+) -> torch.Tensor:
+    """The bytes of values, divided by their scales."""
+    most = largest_value(format, e4m3)
+    rest = scaled(values, 1 / decoded_scales(scales, scaling), scaling).clamp(-most, most)
+    return rest.to(e4m3).view(torch.uint8) if format.values_per_byte == 1 else packed_e2m1(rest)
+
+
+def packed_e2m1(values: torch.Tensor) -> torch.Tensor:
+    """Two values in a byte, rounded to nearest, ties to the even code."""
+    codes = torch.bucketize(values.abs(), _boundaries().to(values.device)).to(torch.uint8)
+    codes += _SIGN * torch.signbit(values).to(torch.uint8)
+    return codes[:, ::2] + 16 * codes[:, 1::2]
+
+
+def _boundaries() -> torch.Tensor:
+    """Where rounding goes from one magnitude to the next; a value at a boundary goes down, so those that go up to an
+    even code are a hair below the middle.
+    """
+    magnitudes = torch.tensor(E2M1)
+    middles = (magnitudes[1:] + magnitudes[:-1]) / 2
+    goes_up = torch.arange(len(middles)) % 2 == 1
+    return torch.where(goes_up, torch.nextafter(middles, torch.zeros(())), middles)
+
+
+def decoded(elements: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Elements as numbers, without their scales: (rows, K)."""
+    if elements.dtype != torch.uint8:
+        return elements.to(dtype)
+    table = torch.tensor([*E2M1, *(-value for value in E2M1)], dtype=dtype, device=elements.device)
+    codes = torch.stack((elements & 15, elements >> 4), dim=-1).flatten(1)
+    return table[codes.int()]
+
+
+def swizzled(scales: torch.Tensor) -> torch.Tensor:
+    """Scales of blocks along K as tensor cores of Blackwell read them, flat, padded with zeros.
+
+    Tiles of 128 rows by 4 scales, one after another along K; in a tile the scale of row r and column c lies at
+    16 * (r % 32) + 4 * (r // 32) + c (cuBLAS, 1D block scaling factors layout).
+    """
+    rows, columns = (-(-size // step) for size, step in zip(scales.shape, (128, 4), strict=True))
+    words = scales.view(torch.uint8)
+    padded = torch.nn.functional.pad(words, (0, 4 * columns - words.shape[1], 0, 128 * rows - words.shape[0]))
+    return padded.view(rows, 4, 32, columns, 4).permute(0, 3, 2, 1, 4).reshape(-1).view(scales.dtype)

@@ -1,0 +1,86 @@
+"""What kernels of scaled formats share, of one product and of groups: operands quantized from values, row by row."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+
+from mamf.backend import Backend, OperandPool
+from mamf.dtypes import DTYPES, FORMATS
+from mamf.kernel import Kernel, Prepared
+from mamf.operations.matmul.kernel import ProductProblem, ProductProblemT, ProductShape, ProductShapeT
+from mamf.operations.products import OperandSet, prepared_sets, slices, taken
+from mamf.operations.quantization import Quantized, quantized
+from mamf.torch_backend import torch_dtype
+
+
+class ScaledProducts(Kernel[ProductProblemT, ProductShapeT]):
+    """Products of operands that are quantized with scales of their own. Derived kernels say how they launch."""
+
+    dtypes: ClassVar[tuple[str, ...]] = FORMATS
+    out_dtypes: ClassVar[tuple[str, ...]] = ("bfloat16", "float16", "float32")
+
+    def unsupported(self, backend: Backend, problem: ProductProblemT) -> str | None:
+        if problem.dtype not in self.dtypes:
+            return f"kernel {self.name} has no dtype {problem.dtype}; it takes {', '.join(self.dtypes)}"
+        if problem.layout != "nt":
+            return f"scales go along K, which both operands store last: --layout nt, not {problem.layout}"
+        if problem.out_dtype not in self.out_dtypes:
+            return f"kernel {self.name} writes {', '.join(self.out_dtypes)}, not {problem.out_dtype}"
+        return self.unsupported_problem(backend, problem)
+
+    def unsupported_problem(self, backend: Backend, problem: ProductProblemT) -> str | None:
+        """Why this format cannot be multiplied so here, or None."""
+        if problem.fast_accumulation and problem.dtype != "fp8_rowwise":
+            return f"{problem.dtype} has no fast accumulation; fp8_rowwise and fp8 have"
+        return backend.unsupported_dtype(backend.resolve_dtype("fp8"))
+
+    def unsupported_shape(self, problem: ProductProblemT, shape: ProductShapeT) -> str | None:
+        format = DTYPES[problem.dtype].format
+        n, k = format.multiples if format else (1, 1)
+        if shape.n % n or shape.k % k:
+            return f"{problem.dtype} needs N to be a multiple of {n} and K of {k}"
+        return None
+
+    def refuses(self, error: Exception) -> bool:
+        # What the library has no algorithm for, and what torch knows that it has not.
+        return "STATUS_NOT_SUPPORTED" in str(error) or isinstance(error, (NotImplementedError, ValueError))
+
+    @abstractmethod
+    def operand_set(
+        self, backend: Backend, problem: ProductProblemT, shape: ProductShapeT, flat: Mapping[str, torch.Tensor]
+    ) -> OperandSet:
+        """One set over the flat memory of its values ``a`` and ``b``, what they are quantized into, and ``c``."""
+
+    def prepare(
+        self,
+        backend: Backend,
+        problem: ProductProblemT,
+        shape: ProductShapeT,
+        pool: OperandPool,
+        sets: int = 1,
+        rewrite: bool = False,
+    ) -> Prepared:
+        whole = taken(pool, problem, shape, sets, rewrite)
+        format = DTYPES[problem.dtype].format
+        per_byte = format.values_per_byte if format else 1
+        counts = {f"{name}_quantized": shape.elements[name] // per_byte for name in ("a", "b")}
+        memory = [slices(whole, {**shape.elements, **counts}, index) for index in range(sets)]
+        ready = [self.operand_set(backend, problem, shape, flat) for flat in memory]
+        return prepared_sets(ready, {name: whole[name] for name in counts}, whole.get("c_rewrite"))
+
+
+def rows_of(shape: ProductShape, operand: str, flat: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The values of an operand, rows of K."""
+    return flat[operand].view(shape.rows[operand], shape.k)
+
+
+def quantized_operand(
+    backend: Backend, problem: ProductProblem, shape: ProductShape, operand: str, flat: Mapping[str, torch.Tensor]
+) -> Quantized:
+    """The same in the problem's format, with 8-bit floats of the kind that the device has."""
+    e4m3 = torch_dtype(backend.resolve_dtype("fp8"))
+    return quantized(rows_of(shape, operand, flat), problem.dtype, operand, flat[f"{operand}_quantized"], e4m3)

@@ -1,0 +1,56 @@
+"""Copies between memories: what they count, and that every byte arrives."""
+
+import pytest
+
+from mamf.errors import UnknownNameError
+from mamf.operations.copies.kernels.torch_copies import TorchCopies
+from mamf.operations.copies.shapes import DIRECTIONS, CopyProblem, CopyShape
+from mamf.plugins.discovery import kernel_of, open_backend, operation
+from mamf.testing.kernel_contracts import AnyKernelContract
+
+
+@pytest.mark.parametrize("direction", ["to_device", "to_host"])
+class TestCopies(AnyKernelContract):
+    @pytest.fixture
+    def backend(self):
+        return open_backend("cpu")
+
+    @pytest.fixture
+    def kernel(self):
+        return kernel_of(operation("copies"), "torch")
+
+    @pytest.fixture
+    def problem(self, direction):
+        return CopyProblem(direction)
+
+    @pytest.fixture
+    def shape(self):
+        return CopyShape(2**16 + 8)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_bytes_are_counted_once(direction):
+    work = CopyProblem(direction).work(CopyShape(2**20))
+    assert (work.amount, work.unit) == (2**20, "TB/s")
+    assert work.convention.endswith("bytes counted once")
+
+
+def test_there_is_no_copy_to_a_peer_without_one():
+    backend = open_backend("cpu")
+    assert "no second device" in TorchCopies().unsupported(backend, CopyProblem("to_peer"))
+
+
+def test_a_direction_that_does_not_exist_is_refused():
+    with pytest.raises(UnknownNameError, match="did you mean 'to_host'"):
+        CopyProblem("to_hots")
+
+
+def test_a_byte_that_does_not_arrive_is_wrong():
+    backend = open_backend("cpu")
+    problem, shape = CopyProblem("to_host"), CopyShape(4096)
+    pool = backend.operand_pool(problem.data, problem.seed)
+    prepared = TorchCopies().prepare(backend, problem, shape, pool)
+    prepared.launches[0]()
+    assert prepared.verify(0, None).ok
+    pool.take("own", 4096, "int8")[77] += 1
+    assert not prepared.verify(0, None).ok

@@ -1,0 +1,251 @@
+"""Kernels of batched and grouped products on the CPU: right results pass, each way of being wrong is caught."""
+
+import inspect
+
+import pytest
+import torch
+from verdicts import verified
+
+from mamf.engine.measure import measure
+from mamf.operations.batched.kernels.torch_batched import Bmm
+from mamf.operations.batched.shapes import BatchedProblem, BatchedShape
+from mamf.operations.grouped.kernels.torch_grouped import GroupedMm, Loop
+from mamf.operations.grouped.shapes import GroupedProblem, GroupedShape
+from mamf.operations.matmul.kernel import LAYOUTS
+from mamf.plugins.discovery import kernel_names, kernel_of, open_backend, operation
+from mamf.regimes import Burst, StoppingRule
+from mamf.testing import AnyKernelContract
+
+BATCH, GROUPS = BatchedShape(5, 33, 17, 64), GroupedShape(6, 97, 40, 64)
+CASES = {
+    "batched": (BatchedProblem, BATCH, {"torch.bmm": ("bfloat16", "float64"), "torch.matmul": ("float16",)}),
+    "grouped": (GroupedProblem, GROUPS, {"F.grouped_mm": ("bfloat16", "float32"), "loop": ("bfloat16", "float64")}),
+}
+EACH = [(of, name, dtype) for of, (_, _, kernels) in CASES.items() for name in kernels for dtype in kernels[name]]
+
+
+@pytest.fixture
+def backend():
+    return open_backend("cpu")
+
+
+def prepared(backend, kernel, problem, shape, **options):
+    return kernel.prepare(backend, problem, shape, backend.operand_pool(problem.data, problem.seed), **options)
+
+
+@pytest.mark.parametrize("case", EACH, ids=" ".join)
+class TestProductKernel(AnyKernelContract):
+    @pytest.fixture
+    def backend(self):
+        return open_backend("cpu")
+
+    @pytest.fixture
+    def kernel(self, case):
+        return kernel_of(operation(case[0]), case[1])
+
+    @pytest.fixture
+    def problem(self, case):
+        return CASES[case[0]][0](case[2], case[2])
+
+    @pytest.fixture
+    def shape(self, case):
+        return CASES[case[0]][1]
+
+
+@pytest.mark.parametrize("of", CASES)
+def test_every_kernel_is_held_to_the_contract(of):
+    assert set(kernel_names(operation(of))) - {"F.scaled_grouped_mm"} == set(CASES[of][2])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("case", [case for case in EACH if case[2] != "float64"], ids=" ".join)
+def test_every_layout_is_right(backend, case, layout):
+    of, name, dtype = case
+    kind, shape, _ = CASES[of]
+    kernel, problem = kernel_of(operation(of), name), kind(dtype, dtype, layout)
+    if name == "F.grouped_mm" and layout[0] == "t":
+        assert "takes tokens by rows" in kernel.unsupported(backend, problem)
+    else:
+        assert verified(prepared(backend, kernel, problem, shape)).ok
+
+
+@pytest.mark.parametrize("routing", ["balanced", "skewed"])
+@pytest.mark.parametrize("kernel", [GroupedMm, Loop])
+def test_experts_without_tokens_are_right(backend, kernel, routing):
+    problem, shape = GroupedProblem(routing=routing), GroupedShape(16, 9, 32, 64)
+    assert 0 in problem.tokens_of_experts(shape)
+    assert verified(prepared(backend, kernel(), problem, shape)).ok
+
+
+def test_outputs_are_rewritten_when_asked(backend):
+    ready = prepared(backend, Bmm(), BatchedProblem(), BATCH, rewrite=True)
+    ready.launches[0]()
+    ready.rewrite_output()
+    assert not ready.verify(0, None).ok
+
+
+# -- wrong results -----------------------------------------------------------------------------------------------------
+
+
+class AllButTheLast(Bmm):
+    def bind(self, a, b, c):
+        return super().bind(a[:-1], b[:-1], c[:-1])
+
+
+class FirstWeights(Loop):
+    """Multiplies every expert's tokens with the weights of the first."""
+
+    def bind(self, a, b, c, tokens):
+        return super().bind(a, b[:1].expand(b.shape), c, tokens)
+
+
+class Shifted(Loop):
+    """Gives the second expert a token of the first."""
+
+    def bind(self, a, b, c, tokens):
+        first, second, *others = tokens
+        return super().bind(a, b, c, [first - 1, second + 1, *others])
+
+
+class LastGroupMissing(Loop):
+    def bind(self, a, b, c, tokens):
+        kept = sum(tokens[:-1])
+        return super().bind(a[:kept], b[:-1], c[:kept], tokens[:-1])
+
+
+@pytest.mark.parametrize(
+    ("kernel", "problem", "shape"),
+    [
+        (AllButTheLast, BatchedProblem(), BATCH),
+        (FirstWeights, GroupedProblem(), GROUPS),
+        (Shifted, GroupedProblem(), GROUPS),
+        (LastGroupMissing, GroupedProblem(), GROUPS),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_products_that_are_left_out_or_mixed_up_are_caught(backend, kernel, problem, shape):
+    assert not verified(prepared(backend, kernel(), problem, shape)).ok
+
+
+# -- what there is not -------------------------------------------------------------------------------------------------
+
+
+def test_a_torch_without_grouped_mm_says_how_to_get_it(backend, monkeypatch):
+    assert GroupedMm().unavailable(backend) is None
+    monkeypatch.delattr(torch.nn.functional, "grouped_mm")
+    assert GroupedMm().unavailable(backend) is None, "it was torch._grouped_mm before"
+    monkeypatch.delattr(torch, "_grouped_mm", raising=False)
+    assert "torch>=" in GroupedMm().unavailable(backend).remedy
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("torch._grouped_mm is only supported on CUDA devices with compute capability >= 8.0"),
+        RuntimeError("Expected mat_a to be Float32, BFloat16 or Float16 matrix, got Double"),
+        NotImplementedError("Could not run 'aten::_grouped_mm' with arguments from the 'MPS' backend"),
+    ],
+)
+def test_what_torch_refuses_is_unsupported_with_its_reason(backend, monkeypatch, error):
+    def refused(*operands, **options):
+        raise error
+
+    monkeypatch.setattr(torch.nn.functional, "grouped_mm", refused)
+    pool = backend.operand_pool("normal", 0)
+    row = measure(GroupedMm(), GroupedProblem(), GROUPS, Burst(backend), pool, StoppingRule(seconds=0.0))
+    assert row.status == "unsupported"
+    assert str(error)[:20] in row.reason
+
+
+def test_what_breaks_is_not_called_unsupported(backend, monkeypatch):
+    def broken(*operands, **options):
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.nn.functional, "grouped_mm", broken)
+    pool = backend.operand_pool("normal", 0)
+    row = measure(GroupedMm(), GroupedProblem(), GROUPS, Burst(backend), pool, StoppingRule(seconds=0.0))
+    assert row.status == "failed"
+
+
+@pytest.mark.parametrize("of", CASES)
+def test_what_a_kernel_cannot_is_said_in_a_line(backend, of):
+    kind, _, kernels = CASES[of]
+    for name in kernels:
+        kernel = kernel_of(operation(of), name)
+        for problem in (kind("int8", "int32"), kind("bfloat16", "float32"), kind(fast_accumulation=True)):
+            reason = kernel.unsupported(backend, problem)
+            assert reason
+            assert "\n" not in reason
+
+
+# -- fp8 by rows, which no torch multiplies on a CPU -------------------------------------------------------------------
+
+
+def simulated_scaled_grouped_mm(
+    a, b, scale_a, recipe_a, scale_b, recipe_b, offs=None, output_dtype=torch.bfloat16, use_fast_accum=False
+):
+    """As torch's CUDA code checks its operands, computed expert by expert."""
+    assert recipe_a == recipe_b == torch.nn.functional.ScalingType.RowWise
+    assert a.dtype == b.dtype == torch.float8_e4m3fn
+    assert (scale_a.shape, scale_b.shape) == ((a.shape[0],), (b.shape[0], b.shape[2]))
+    assert b.stride(-2) == 1, "B is transposed"
+    assert offs.dtype == torch.int32
+    output = torch.empty(a.shape[0], b.shape[2], dtype=output_dtype)
+    begin = 0
+    for expert, end in enumerate(offs.tolist()):
+        rows = a[begin:end].float() * scale_a[begin:end, None]
+        output[begin:end] = rows @ (b[expert].float() * scale_b[expert])
+        begin = end
+    return output
+
+
+FP8_GROUPS = GroupedShape(6, 97, 48, 64)
+
+
+class TestScaledGroups(AnyKernelContract):
+    @pytest.fixture(autouse=True)
+    def simulated(self, monkeypatch):
+        monkeypatch.setattr(torch.nn.functional, "scaled_grouped_mm", simulated_scaled_grouped_mm)
+
+    @pytest.fixture
+    def backend(self):
+        return open_backend("cpu")
+
+    @pytest.fixture
+    def kernel(self):
+        return kernel_of(operation("grouped"), "F.scaled_grouped_mm")
+
+    @pytest.fixture(params=["balanced", "skewed"])
+    def problem(self, request):
+        return GroupedProblem("fp8_rowwise", routing=request.param)
+
+    @pytest.fixture
+    def shape(self):
+        return FP8_GROUPS
+
+    def test_the_error_of_quantizing_is_told_apart(self, backend, kernel, problem, shape):
+        verdict = verified(prepared(backend, kernel, problem, shape))
+        assert verdict.error < 4e-3
+        assert 0.02 < verdict.details["quantization_error"] < 0.05
+
+    def test_weights_of_another_expert_are_wrong(self, backend, kernel, problem, shape, monkeypatch):
+        right = torch.nn.functional.scaled_grouped_mm
+        monkeypatch.setattr(
+            torch.nn.functional,
+            "scaled_grouped_mm",
+            lambda a, b, *scales, **others: right(a, b.flip(0), *scales, **others),
+        )
+        assert not verified(prepared(backend, kernel, problem, shape)).ok
+
+
+def test_what_torch_has_not_here_is_a_row_with_its_reason(backend):
+    kernel, problem = kernel_of(operation("grouped"), "F.scaled_grouped_mm"), GroupedProblem("fp8_rowwise")
+    pool = backend.operand_pool("normal", 0)
+    row = measure(kernel, problem, FP8_GROUPS, Burst(backend), pool, StoppingRule(seconds=0.0))
+    assert (row.status, "scaled_grouped_mm" in row.reason) == ("unsupported", True)
+
+
+def test_the_simulated_library_is_called_as_torchs_own():
+    own = list(inspect.signature(torch.nn.functional.scaled_grouped_mm).parameters)
+    assert own[:6] == ["mat_a", "mat_b", "scale_a", "scale_recipe_a", "scale_b", "scale_recipe_b"]
+    assert {"offs", "output_dtype", "use_fast_accum"} <= set(own)

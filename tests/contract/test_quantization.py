@@ -1,0 +1,158 @@
+"""Quantizers of scaled formats: what comes back is what went in, within half a step, and scales are as defined."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mamf.dtypes import DTYPES, FORMATS, Scaling
+from mamf.operations.quantization import E2M1, decoded_scales, packed_e2m1, quantized, swizzled
+
+E4M3 = torch.float8_e4m3fn
+#: Every value of a format.
+GRIDS = {
+    1: torch.arange(256, dtype=torch.uint8).view(E4M3).float(),
+    2: torch.tensor([*E2M1, *(-value for value in E2M1)]),
+}
+seeds = st.integers(0, 2**31)
+exponents = st.integers(-20, 20)
+few = settings(max_examples=8, deadline=None)
+each_format = pytest.mark.parametrize("dtype", FORMATS)
+
+
+def of(dtype, values, operand="a"):
+    format = DTYPES[dtype].format
+    memory = torch.empty(values.numel() // format.values_per_byte, dtype=torch.uint8)
+    return quantized(values, dtype, operand, memory, E4M3)
+
+
+def normal(seed, exponent, rows=128, k=128):
+    values = torch.randn(rows, k, generator=torch.Generator().manual_seed(seed)) * 2.0**exponent
+    return values.bfloat16().float()
+
+
+def spread(scales, scaling, values):
+    """The scale of every value."""
+    columns = scaling.columns or values.shape[1]
+    return scales.repeat_interleave(scaling.rows, 0).repeat_interleave(columns, 1)
+
+
+def grid_of(dtype):
+    grid = GRIDS[DTYPES[dtype].format.values_per_byte]
+    return grid[~grid.isnan()].unique()
+
+
+@each_format
+@pytest.mark.parametrize("operand", ["a", "b"])
+@few
+@given(seed=seeds, exponent=exponents)
+def test_values_come_back_as_the_nearest_of_the_format(dtype, operand, seed, exponent):
+    values = normal(seed, min(exponent, 8) if dtype == "nvfp4" else exponent)
+    result = of(dtype, values, operand)
+    scales = spread(decoded_scales(result.scales, result.scaling), result.scaling, values)
+    grid = grid_of(dtype)
+    # What lies above the largest saturates.
+    wanted = (values / scales).clamp(grid[0], grid[-1])
+    above = torch.searchsorted(grid, wanted).clamp(1, len(grid) - 1)
+    nearest = torch.minimum((grid[above] - wanted).abs(), (wanted - grid[above - 1]).abs())
+    found = (result.values() / scales - wanted).abs()
+    assert (found <= nearest + 1e-6 * wanted.abs() + 1e-12).all()
+
+
+@each_format
+@few
+@given(seed=seeds, exponent=exponents)
+def test_host_and_device_read_the_same(dtype, seed, exponent):
+    values = normal(seed, exponent)
+    rows = torch.tensor([0, 5, 127])
+    for operand in ("a", "b"):
+        result = of(dtype, values, operand)
+        assert torch.equal(result.on_host(rows), result.values(torch.float64)[rows])
+
+
+@pytest.mark.parametrize(("dtype", "most"), [("mxfp8", 8), ("mxfp4", 2)])
+@few
+@given(seed=seeds, exponent=exponents)
+def test_mx_scales_are_the_powers_of_two_that_ocp_defines(dtype, most, seed, exponent):
+    values = normal(seed, exponent)
+    found = decoded_scales(of(dtype, values).scales, DTYPES[dtype].format.a)
+    largest = values.abs().view(128, -1, 32).amax(-1)
+    assert torch.equal(found, torch.exp2(torch.floor(torch.log2(largest.double())) - most).float())
+
+
+@few
+@given(seed=seeds, exponent=st.integers(-6, 8))
+def test_nvfp4_scales_are_a_sixth_of_the_largest_in_e4m3(seed, exponent):
+    values = normal(seed, exponent)
+    largest = values.abs().view(128, -1, 16).amax(-1)
+    expected = (largest / 6).clamp(2.0**-9, 448).to(E4M3)
+    assert torch.equal(of("nvfp4", values).scales.view(torch.uint8), expected.view(torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", ["fp8_rowwise", "fp8_1x128_1x128", "fp8_1x128_128x128"])
+@pytest.mark.parametrize("operand", ["a", "b"])
+@few
+@given(seed=seeds, exponent=exponents)
+def test_the_largest_of_a_block_is_the_largest_of_the_format(dtype, operand, seed, exponent):
+    result = of(dtype, normal(seed, exponent), operand)
+    scaling = DTYPES[dtype].format.scaling(operand)
+    columns = scaling.columns or 128
+    blocks = result.elements.float().abs().view(128 // scaling.rows, scaling.rows, 128 // columns, columns)
+    assert (blocks.amax((1, 3)) == 448).all()
+    assert result.scales.shape == (128 // scaling.rows, 128 // columns)
+    assert result.scales.numel() == scaling.count(128, 128)
+
+
+@each_format
+def test_zeros_stay_zeros_and_need_no_scale(dtype):
+    result = of(dtype, torch.zeros(128, 256))
+    assert (result.values() == 0).all()
+    assert decoded_scales(result.scales, result.scaling).isfinite().all()
+
+
+@each_format
+def test_values_of_a_chunk_are_quantized_as_all_together(dtype, monkeypatch):
+    values = normal(0, 0, 384)
+    whole = of(dtype, values, "b")
+    monkeypatch.setattr("mamf.operations.quantization._CHUNK", 1)
+    parts = of(dtype, values, "b")
+    assert torch.equal(whole.values(), parts.values())
+    assert torch.equal(decoded_scales(whole.scales, whole.scaling), decoded_scales(parts.scales, parts.scaling))
+
+
+# -- e2m1 --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "code"),
+    [(0.0, 0), (0.25, 0), (0.26, 1), (0.75, 2), (1.25, 2), (1.75, 4), (2.5, 4), (3.5, 6), (5.0, 6), (5.1, 7), (6.0, 7)],
+)
+def test_e2m1_rounds_to_nearest_and_ties_to_even(value, code):
+    assert packed_e2m1(torch.tensor([[value, -value]])).item() == code + 16 * (code + 8)
+
+
+def test_every_e2m1_is_itself_and_the_first_lies_in_the_lower_half():
+    values = torch.tensor([[2.0, -0.5]])
+    assert packed_e2m1(values).item() == 4 | (1 | 8) << 4
+    every = torch.tensor([E2M1])
+    assert packed_e2m1(every).tolist() == [[0 | 1 << 4, 2 | 3 << 4, 4 | 5 << 4, 6 | 7 << 4]]
+
+
+# -- scales as tensor cores read them ----------------------------------------------------------------------------------
+
+
+@few
+@given(st.integers(1, 300), st.integers(1, 11))
+def test_swizzled_scales_lie_where_cublas_looks(rows, columns):
+    scales = (torch.arange(rows * columns) % 251).to(torch.uint8).view(rows, columns)
+    flat, tiles = swizzled(scales), -(-columns // 4)
+    assert flat.numel() == -(-rows // 128) * tiles * 512
+    for row, column in [(0, 0), (rows - 1, columns - 1), (rows // 2, columns // 2), (min(rows - 1, 40), 0)]:
+        tile = row // 128 * tiles + column // 4
+        offset = 512 * tile + row % 32 * 16 + row % 128 // 32 * 4 + column % 4
+        assert flat[offset] == scales[row, column]
+
+
+def test_scales_of_a_dtype_are_swizzled_as_such():
+    assert swizzled(torch.ones(4, 4).to(E4M3)).dtype == E4M3
+    assert Scaling(1, 32).count(100, 128) == 400

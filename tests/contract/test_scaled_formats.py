@@ -1,0 +1,266 @@
+"""Products of scaled formats: verified against their dequantized operands, with what quantizing cost told apart."""
+
+import inspect
+
+import pytest
+import torch
+from torch.nn.functional import ScalingType, SwizzleType
+from verdicts import verified
+
+from mamf.dtypes import DTYPES, FORMATS
+from mamf.engine.measure import measure
+from mamf.machine.peaks import find_peak
+from mamf.operations.matmul.kernel import MatmulProblem
+from mamf.operations.matmul.kernels.scaled_formats import Dequantized, FunctionalScaledMm
+from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.quantization import E2M1
+from mamf.plugins.discovery import KERNELS, kernel, open_backend, registered
+from mamf.plugins.selection import kernel_for
+from mamf.regimes import Burst, StoppingRule
+from mamf.report.sweeps import flat_row, remarks
+from mamf.testing import KernelContract
+
+SHAPE = MatmulShape(96, 256, 384)
+CASES = [*(("dequantized", dtype) for dtype in FORMATS), ("F.scaled_mm", "fp8_rowwise")]
+BLOCKS = {
+    ScalingType.BlockWise1x128: (1, 128),
+    ScalingType.BlockWise128x128: (128, 128),
+    ScalingType.BlockWise1x32: (1, 32),
+    ScalingType.BlockWise1x16: (1, 16),
+}
+
+
+@pytest.fixture
+def backend():
+    return open_backend("cpu")
+
+
+def prepared(backend, name, dtype, shape=SHAPE, **options):
+    problem = MatmulProblem(dtype)
+    return kernel(name).prepare(backend, problem, shape, backend.operand_pool("normal", 0), **options)
+
+
+def measured(kernel, backend, problem):
+    pool = backend.operand_pool(problem.data, problem.seed)
+    return measure(kernel, problem, SHAPE, Burst(backend), pool, StoppingRule(seconds=0.0))
+
+
+@pytest.mark.parametrize("case", CASES, ids=" ".join)
+class TestOnCpu(KernelContract):
+    @pytest.fixture
+    def shape(self):
+        return SHAPE
+
+    @pytest.fixture
+    def backend(self):
+        return open_backend("cpu")
+
+    @pytest.fixture
+    def kernel(self, case):
+        return kernel(case[0])
+
+    @pytest.fixture
+    def problem(self, case):
+        return MatmulProblem(case[1])
+
+
+def test_every_format_has_the_same_kernels(backend):
+    for dtype in FORMATS:
+        able = {name for name in registered(KERNELS) if kernel(name).unsupported(backend, MatmulProblem(dtype)) is None}
+        assert able == {"F.scaled_mm", "dequantized"}
+        assert kernel_for(backend, MatmulProblem(dtype)).name == "F.scaled_mm"
+
+
+# -- as a library with all formats reads it ----------------------------------------------------------------------------
+
+
+def unswizzled(flat, rows, columns):
+    """By the formula of cuBLAS's documentation, a scale at a time."""
+    tiles = -(-columns // 4)
+    assert flat.is_contiguous()
+    assert flat.shape == (-(-rows // 128) * tiles * 512,)
+    index = [
+        [
+            512 * (row // 128 * tiles + column // 4) + row % 32 * 16 + row % 128 // 32 * 4 + column % 4
+            for column in range(columns)
+        ]
+        for row in range(rows)
+    ]
+    return flat.float()[torch.tensor(index)]
+
+
+def values_of(operand, scale, recipe, swizzle):
+    """An operand (rows, K) dequantized, its scales held to the shapes and strides that torch's CUDA code checks."""
+    if operand.dtype == torch.float4_e2m1fn_x2:
+        codes = operand.view(torch.uint8)
+        table = torch.tensor([*E2M1, *(-value for value in E2M1)])
+        values = torch.stack((table[(codes & 15).long()], table[(codes >> 4).long()]), -1).flatten(1)
+    else:
+        values = operand.float()
+    rows, k = values.shape
+    if recipe == ScalingType.RowWise:
+        return values * scale.reshape(rows, 1)
+    high, wide = BLOCKS[recipe]
+    if recipe == ScalingType.BlockWise1x128:
+        assert (scale.shape, scale.stride()) == ((rows, k // 128), (1, rows))
+    elif recipe == ScalingType.BlockWise128x128:
+        padded = -(-k // 128 // 4) * 4
+        assert (scale.shape, scale.stride()) == ((padded, rows // 128), (1, padded))
+        scale = scale.t()[:, : k // 128]
+    else:
+        assert swizzle == SwizzleType.SWIZZLE_32_4_4
+        kinds = {32: torch.float8_e8m0fnu, 16: torch.float8_e4m3fn}
+        assert scale.dtype == kinds[wide]
+        scale = unswizzled(scale, rows, k // wide)
+    return values * scale.repeat_interleave(high, 0).repeat_interleave(wide, 1)
+
+
+def simulated_scaled_mm(
+    a, b, scale_a, recipe_a, scale_b, recipe_b, swizzle_a=None, swizzle_b=None, output_dtype=None, use_fast_accum=False
+):
+    if recipe_a == ScalingType.RowWise:
+        assert (scale_a.shape, scale_b.shape) == ((a.shape[0], 1), (1, b.shape[1]))
+        assert scale_b.stride(1) == 1
+    left = values_of(a, scale_a, recipe_a, swizzle_a)
+    right = values_of(b.t(), scale_b, recipe_b, swizzle_b)
+    return (left @ right.t()).to(output_dtype)
+
+
+@pytest.fixture
+def blackwell(monkeypatch):
+    monkeypatch.setattr(torch.nn.functional, "scaled_mm", simulated_scaled_mm)
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_operands_and_scales_lie_as_the_library_reads_them(backend, blackwell, dtype):
+    assert verified(prepared(backend, "F.scaled_mm", dtype, sets=2)).ok
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_the_error_of_quantizing_is_told_apart(backend, blackwell, dtype):
+    row = measured(FunctionalScaledMm(), backend, MatmulProblem(dtype))
+    assert row.ok, row.reason
+    assert row.error < 4e-3
+    low, high = (0.02, 0.05) if dtype.endswith("8") or dtype.startswith("fp8") else (0.08, 0.2)
+    assert low < row.details["quantization_error"] < high
+    assert "quantization error" in remarks(row)
+    assert flat_row(row)["quantization_error"] == row.details["quantization_error"]
+
+
+class OffByAScale(FunctionalScaledMm):
+    """Takes the scales of another row."""
+
+    def bind(self, backend, problem, a, b, c):
+        rolled = type(a)(a.elements, a.scales.view(torch.uint8).roll(1, 0).view(a.scales.dtype), a.scaling)
+        return super().bind(backend, problem, rolled, b, c)
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in FORMATS if dtype != "fp8_rowwise"])
+def test_scales_of_another_row_are_wrong(backend, blackwell, dtype):
+    assert measured(OffByAScale(), backend, MatmulProblem(dtype)).status == "wrong_result"
+
+
+# -- what there is not -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in FORMATS if dtype != "fp8_rowwise"])
+def test_what_torch_has_not_here_is_a_row_with_its_reason(backend, dtype):
+    row = measured(FunctionalScaledMm(), backend, MatmulProblem(dtype))
+    assert row.status == "unsupported"
+    assert "caling" in row.reason or "swizzle" in row.reason
+
+
+def test_what_cublas_has_not_is_a_row_with_its_reason(backend, monkeypatch):
+    def refused(*operands, **options):
+        raise RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling cublasLtMatmulAlgoGetHeuristic")
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_mm", refused)
+    row = measured(FunctionalScaledMm(), backend, MatmulProblem("mxfp8"))
+    assert (row.status, "CUBLAS_STATUS_NOT_SUPPORTED" in row.reason) == ("unsupported", True)
+
+
+def test_what_breaks_is_not_called_unsupported(backend, monkeypatch):
+    def broken(*operands, **options):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_mm", broken)
+    assert measured(FunctionalScaledMm(), backend, MatmulProblem("mxfp8")).status == "failed"
+
+
+def test_a_torch_without_scaled_mm_says_how_to_get_it(backend, monkeypatch):
+    monkeypatch.delattr(torch.nn.functional, "scaled_mm")
+    assert "torch>=" in FunctionalScaledMm().unavailable(backend).remedy
+
+
+@pytest.mark.parametrize(
+    ("problem", "told"),
+    [
+        (MatmulProblem("mxfp8", layout="nn"), "--layout nt"),
+        (MatmulProblem("mxfp8", "int32"), "writes bfloat16"),
+        (MatmulProblem("mxfp8", fast_accumulation=True), "no fast accumulation"),
+    ],
+)
+def test_what_a_format_cannot_is_said(backend, problem, told):
+    for each in (FunctionalScaledMm(), Dequantized()):
+        assert told in each.unsupported(backend, problem)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "told"),
+    [
+        ("fp8_1x128_128x128", "128x64x128", "N to be a multiple of 128"),
+        ("mxfp8", "128x128x48", "K of 32"),
+        ("fp8_rowwise", "128x8x64", "N to be a multiple of 16"),
+    ],
+)
+def test_blocks_must_be_whole(dtype, shape, told):
+    assert told in FunctionalScaledMm().unsupported_shape(MatmulProblem(dtype), MatmulShape.parse(shape))
+
+
+def test_bytes_are_those_of_values_and_scales():
+    shape = MatmulShape(128, 256, 512)
+    values = 128 * 512 + 256 * 512
+    scales = {
+        "fp8_rowwise": (128 + 256) * 4,
+        "fp8_1x128_128x128": (128 * 4 + 2 * 4) * 4,
+        "fp8_1x128_1x128": (128 + 256) * 4 * 4,
+        "mxfp8": (128 + 256) * 16,
+        "mxfp4": (128 + 256) * 16,
+        "nvfp4": (128 + 256) * 32,
+    }
+    for dtype in FORMATS:
+        read = values // DTYPES[dtype].format.values_per_byte + scales[dtype]
+        assert MatmulProblem(dtype).work(shape).nbytes == read + 128 * 256 * 2
+
+
+def test_formats_have_peaks_of_their_own():
+    assert find_peak("NVIDIA H200", "fp8_rowwise").flops == find_peak("NVIDIA H200", "float8_e4m3fn").flops
+    assert find_peak("NVIDIA H200", "mxfp8") is None
+
+
+def test_the_simulated_library_is_called_as_torchs_own():
+    own = inspect.signature(torch.nn.functional.scaled_mm).parameters
+    assert set(inspect.signature(simulated_scaled_mm).parameters) - {"a", "b", "recipe_a", "recipe_b"} <= set(own)
+    assert list(own)[:6] == ["mat_a", "mat_b", "scale_a", "scale_recipe_a", "scale_b", "scale_recipe_b"]
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "tflops"),
+    [
+        ("NVIDIA B200", "mxfp8", 4500),
+        ("NVIDIA B200", "nvfp4", 9000),
+        ("NVIDIA GB200", "mxfp4", 10000),
+        ("NVIDIA GB300", "nvfp4", 15000),
+        ("AMD Instinct MI355X", "mxfp4", 10100),
+    ],
+)
+def test_devices_that_have_a_format_have_its_dense_peak(device, dtype, tflops):
+    assert find_peak(device, dtype).flops == tflops * 1e12
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype"),
+    [("AMD Instinct MI355X", "nvfp4"), ("NVIDIA GB300", "mxfp4"), ("NVIDIA H100 80GB HBM3", "nvfp4")],
+)
+def test_what_no_source_tells_has_no_peak(device, dtype):
+    assert find_peak(device, dtype) is None

@@ -1,0 +1,96 @@
+"""Processes that import nothing anew: copies of the one that runs the tests, as ranks or as a command's children."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import traceback
+from contextlib import redirect_stderr, redirect_stdout
+
+from mamf.cli import main
+
+#: No test waits longer for what hangs.
+LONGEST_SECONDS = 100
+
+
+def forked(of_rank, environments):
+    """What ``of_rank(rank)`` returns in each process, as JSON has it; None of one that ended without."""
+    running = []
+    for rank, environment in enumerate(environments):
+        reading, writing = os.pipe()
+
+        def work(rank=rank, writing=writing):
+            answer = json.dumps(of_rank(rank)).encode()
+            os.write(writing, answer)
+            return 0
+
+        process = _fork(work, environment, (writing,))
+        os.close(writing)
+        running.append((process, reading))
+    found = []
+    for process, reading in running:
+        with os.fdopen(reading) as answer:
+            text = answer.read()
+        os.waitpid(process, 0)
+        found.append(json.loads(text) if text else None)
+    return found
+
+
+def _fork(work, environment, kept=()):
+    """The process's id; ``kept``: descriptors that stay open in it."""
+    sys.stdout.flush()
+    process = os.fork()
+    if process:
+        return process
+    code = 1
+    try:
+        signal.alarm(LONGEST_SECONDS)
+        os.environ.update(environment)
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):  # noqa: PTH123
+            code = work()
+    except BaseException:
+        traceback.print_exc(file=sys.__stderr__)
+    finally:
+        os._exit(code)
+
+
+class Child:
+    """A command of mamf as subprocess.Popen would start it."""
+
+    def __init__(self, command, environment):
+        assert command[1:3] == ["-m", "mamf"]
+        pipes = os.pipe(), os.pipe()
+
+        def work():
+            os.setsid()
+            out, err = (open(writing, "w", buffering=1) for _, writing in pipes)  # noqa: PTH123, SIM115
+            with redirect_stdout(out), redirect_stderr(err):
+                return main(command[3:])
+
+        self.pid = _fork(work, environment)
+        for _, writing in pipes:
+            os.close(writing)
+        self.stdout, self.stderr = (os.fdopen(reading) for reading, _ in pipes)
+        self._code = None
+
+    def poll(self):
+        if self._code is None:
+            process, status = os.waitpid(self.pid, os.WNOHANG)
+            self._code = os.waitstatus_to_exitcode(status) if process else None
+        return self._code
+
+    def wait(self, timeout=LONGEST_SECONDS):
+        import time
+
+        for _ in range(int(timeout * 100) + 1):
+            if self.poll() is not None:
+                return self._code
+            time.sleep(0.01)
+        raise subprocess.TimeoutExpired("mamf", timeout)
+
+    def kill(self):
+        os.kill(self.pid, signal.SIGKILL)
+
+    def terminate(self):
+        os.kill(self.pid, signal.SIGTERM)

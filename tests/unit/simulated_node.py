@@ -1,0 +1,80 @@
+"""A node of simulated devices, for processes of any kind: what is wrong with each is told by the environment."""
+
+import json
+import os
+import time
+from dataclasses import replace
+from functools import partial
+from importlib.metadata import EntryPoint
+
+from mamf.backend import Advice
+from mamf.ceilings.grid import plan_for
+from mamf.ceilings.rounds import Rounds
+from mamf.ceilings.strategy import FindStrategy
+from mamf.engine.repeating import Repeating
+from mamf.errors import UnavailableError
+from mamf.operations.collective.operation import CollectiveOperation
+from mamf.operations.collective.shapes import CollectiveShape
+from mamf.operations.matmul.shapes import MatmulGrid
+from mamf.plugins import discovery
+from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
+
+FAULTS, DEVICES = "SIMULATED_FAULTS", "SIMULATED_DEVICES"
+POINTS = {
+    discovery.BACKENDS: {"simulated": "simulated_node:Node"},
+    discovery.KERNELS: {"simulated.mm": "simulated_node:Matmul"},
+    "mamf.bandwidth_kernels": {"simulated-bandwidth": "mamf.testing:SimulatedBandwidth"},
+    "mamf.copy_kernels": {"simulated-copies": "mamf.testing:SimulatedCopies"},
+    "mamf.collective_kernels": {"simulated-collective": "mamf.testing:SimulatedCollective"},
+}
+
+
+class Matmul(SimulatedMatmul):
+    is_default = True
+
+
+class Node(SimulatedBackend):
+    """``FAULTS``: by index, ``{"physics": {...}}``, or what happens when the device is opened: closed, gone, hangs."""
+
+    @classmethod
+    def device_count(cls):
+        return int(os.environ.get(DEVICES, "4"))
+
+    def __init__(self, index=0):
+        fault = json.loads(os.environ.get(FAULTS, "{}")).get(str(index), {})
+        if fault == "closed":
+            raise UnavailableError("the device cannot be opened")
+        if fault == "gone":
+            os._exit(9)
+        while fault == "hangs":
+            time.sleep(60)
+        told = fault.get("physics") if isinstance(fault, dict) else None
+        super().__init__(index, Physics(**told) if told else None, seed=index)
+
+    def bus_address(self):
+        return f"0000:{self.index:02x}:00.0"
+
+
+def short_plan(*arguments, **options):
+    sizes = (4096, 8192)
+    return replace(plan_for(*arguments, **options), grid=MatmulGrid(sizes, sizes, sizes), scouts=6, refinements=0)
+
+
+def install(patch, launches=5000):
+    """Make it the only accelerator here, and the search a short one."""
+    others = discovery.entry_points
+
+    def points(group):
+        own = POINTS.get(group)
+        return others(group=group) if own is None else [EntryPoint(*each, group) for each in own.items()]
+
+    patch.setattr(discovery, "entry_points", points)
+    patch.setattr(FindStrategy, "fine_shapes", 1)
+    patch.setattr("mamf.node.device.plan_for", short_plan)
+    patch.setattr("mamf.node.device.Repeating", partial(Repeating, launches=launches))
+    patch.setattr(FindStrategy, "sustained_rounds", Rounds(choose=1, confirm=3))
+    patch.setattr(FindStrategy, "sustained_candidates", 1)
+    patch.setattr("mamf.node.device._ROW_SECONDS", 0.01)
+    patch.setattr(CollectiveOperation, "default_shapes", lambda *given: [CollectiveShape(2**30)])
+    patch.setattr("mamf.machine.environment._commit", lambda: None)
+    patch.setattr("mamf.machine.doctor._host_load", lambda: Advice("host load", "ok", "idle"))

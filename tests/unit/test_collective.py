@@ -1,0 +1,135 @@
+"""Collectives: their sizes and bandwidth as nccl-tests has them, and results that every rank is held to."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed
+from forked import forked
+
+from mamf.dtypes import DTYPES
+from mamf.engine.measure import measure
+from mamf.errors import UnknownNameError, UsageError
+from mamf.node.group import agreed
+from mamf.operations.collective.kernels import torch_distributed
+from mamf.operations.collective.kernels.torch_distributed import TorchDistributed
+from mamf.operations.collective.shapes import COLLECTIVES, CollectiveProblem, CollectiveShape
+from mamf.plugins.discovery import open_backend, operation
+from mamf.regimes import Burst, StoppingRule, Sustained
+
+MIB = 2**20
+CALLS = torch_distributed.calls
+
+
+@pytest.mark.parametrize(
+    ("collective", "ranks", "factor"),
+    [("all_reduce", 2, 1.0), ("all_reduce", 8, 1.75), ("all_gather", 4, 0.75), ("reduce_scatter", 8, 0.875)],
+)
+def test_bus_bandwidth_is_by_the_formulas_of_nccl_tests(collective, ranks, factor):
+    work = CollectiveProblem(collective, ranks).work(CollectiveShape(64 * MIB))
+    assert work.amount == factor * 64 * MIB
+    assert work.unit == "TB/s"
+    assert f"n = {ranks}" in work.convention
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_the_size_is_of_the_larger_buffer(collective):
+    problem, shape = CollectiveProblem(collective, 4), CollectiveShape(MIB)
+    elements = problem.elements(shape)
+    assert max(elements) * DTYPES[problem.dtype].itemsize == MIB
+    assert min(elements) == max(elements) // (1 if collective in ("all_reduce", "all_to_all") else 4)
+    assert problem.part(shape) == max(elements) // (1 if collective == "all_reduce" else 4)
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_every_rank_has_an_equal_part_whatever_their_number(collective):
+    problem, shape = CollectiveProblem(collective, 3), CollectiveShape(MIB)
+    most = max(problem.elements(shape))
+    assert (most, most % 3) == (MIB // 2 - 2, 0)
+    assert problem.work(shape).nbytes == (4 if collective == "all_reduce" else 2) * most // 3 * 2
+    assert "no 3 parts" in problem.unsupported_shape(CollectiveShape(5))
+    assert problem.unsupported_shape(CollectiveShape(6)) is None
+
+
+def test_what_means_nothing_is_refused():
+    with pytest.raises(UsageError):
+        CollectiveProblem(ranks=1)
+    with pytest.raises(UnknownNameError, match="did you mean 'all_reduce'"):
+        CollectiveProblem("all_reduces")
+
+
+def test_the_ranks_are_those_that_this_process_is_one_of(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "16")
+    assert operation("collective").problem_for(open_backend("cpu"), {}).ranks == 16
+
+
+def test_a_process_that_is_no_rank_is_told_how_to_be_one(run):
+    assert TorchDistributed().unavailable(open_backend("cpu")) is not None
+    code, _, told = run("sweep", "--operation", "collective", "--backend", "cpu")
+    assert code == 2
+    assert "run 'mamf node', or it under torchrun or srun" in told
+
+
+def measured(of, collective, regime=Burst, seconds=0.0):
+    """Status and launches of a row, by a rank of two."""
+    backend = open_backend("cpu")
+    still = {"soak_seconds": 0.0, "settle_seconds": 0.0}
+    backend.sustained_traits = replace(backend.sustained_traits, **still)
+    started = regime(backend)
+    started.agree = agreed
+    rule = StoppingRule(seconds=seconds, agree=agreed)
+    problem, shape = CollectiveProblem(collective, 2, "float32"), CollectiveShape(4096)
+    row = measure(of, problem, shape, started, backend.operand_pool("normal", 0), rule)
+    return row.status.replace("implausible", "ok"), row.launches
+
+
+def all_but_the_last(sent, received):
+    honest = CALLS(sent[:-2], received[:-2])
+    return {**CALLS(sent, received), "all_to_all": honest["all_to_all"]}
+
+
+def spoilt_by_one(sent, received):
+    honest = CALLS(sent, received)["all_gather"]
+
+    def call():
+        honest()
+        if torch.distributed.get_rank() == 1:
+            received[5] += 1
+
+    return {"all_gather": call, "all_reduce": lambda: None}
+
+
+def of_rank(rank, store):
+    """Every collective measured; then kernels that skip an element, spoil one on one rank, and do nothing."""
+    torch.set_num_threads(1)
+    store = torch.distributed.FileStore(str(store), 2)
+    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    Sustained.block_seconds, Sustained.longest_settling_seconds = 0.005, 0.0
+    kernel = TorchDistributed()
+    found = {collective: measured(kernel, collective) for collective in COLLECTIVES}
+    found["sustained"] = measured(kernel, "all_reduce", partial(Sustained, visit_seconds=0.01), 0.01)
+    torch_distributed.calls = all_but_the_last
+    found["all but the last"] = measured(kernel, "all_to_all")[0]
+    torch_distributed.calls = spoilt_by_one
+    found["one rank spoils"] = measured(kernel, "all_gather")[0]
+    found["does nothing"] = measured(kernel, "all_reduce")[0]
+    return found
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    store = tmp_path_factory.mktemp("ranks") / "store"
+    return forked(lambda rank: of_rank(rank, store), [{}, {}])
+
+
+def test_two_ranks_measure_every_collective_with_as_many_launches(two_ranks):
+    first, second = two_ranks
+    for name in (*COLLECTIVES, "sustained"):
+        assert first[name][0] == "ok", name
+        assert first[name] == second[name]
+
+
+def test_what_one_rank_finds_wrong_is_wrong_for_all(two_ranks):
+    for name in ("all but the last", "one rank spoils", "does nothing"):
+        assert [found[name] for found in two_ranks] == ["wrong_result"] * 2, name

@@ -1,0 +1,242 @@
+"""Where the datasheet's FLOPS went: as data, and by ``mamf explain`` in virtual time."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import library
+import pytest
+from contribution_logs import found
+
+import mamf
+from mamf.backend import DeviceInfo
+from mamf.ceilings.explanation import FallStep, by_data, fall
+from mamf.charts.plotting import draw
+from mamf.charts.waterfall import waterfall_chart
+from mamf.cli import explain_session, main
+from mamf.logs.run_log import read_run_log
+from mamf.machine.peaks import find_peak, flop_per_cycle
+from mamf.measurement import Conditions, Measurement
+from mamf.operations.matmul.kernel import MatmulProblem
+from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
+from mamf.report.explanation import render_explanation
+from mamf.statistics import summarize
+from mamf.testing import SimulatedBackend
+
+SHAPE = MatmulShape(3072, 2816, 19328)
+H200 = DeviceInfo("cuda", 0, "NVIDIA H200", "NVIDIA", compute_units=132, power_limit_watts=700.0)
+HEADER = {"device": {"name": "NVIDIA H200"}, "environment": {"packages": {"torch": "2.11"}}}
+
+
+def row(data, rate, regime="burst", clock=1980e6, watts=None, dtype="bfloat16", spread=0.001):
+    problem = MatmulProblem(dtype, data=data)
+    median = SHAPE.flop / rate / 1e12
+    samples = tuple(median * (1 + spread * step) for step in (-3, -2, -1, 0, 1, 2, 3))
+    conditions = Conditions(clock, watts)
+    best_by = "mean" if regime == "sustained" else "median"
+    return Measurement(
+        SHAPE, "torch.mm", problem, regime, best_by, "ok", "", summarize(samples), samples, conditions=conditions
+    )
+
+
+ROWS = [
+    *(row("normal", 862.0), row("uniform", 880.0), row("zeros", 940.0), row("integers", 937.0)),
+    row("normal", 707.0, "sustained", 1470e6, 699.0),
+]
+
+
+# -- steps -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_way_down_from_an_h200s_datasheet():
+    steps = fall(ROWS, H200, [FallStep("mine", 640.0, "of my log")])
+    assert [round(step.tflops) for step in steps] == [989, 1071, 940, 862, 707, 640]
+    assert [round(100 * step.change) for step in steps[1:]] == [8, -12, -8, -18, -9]
+    assert [step.cause for step in steps] == [
+        "dense bf16 of H200 SXM, at 1830 MHz",
+        "132 units x 4096 FLOP x 1980 MHz, as read in burst",
+        "what the kernel issues where data cost nothing",
+        "real data draw more current; held back although the clock reads 1980 MHz as on zeros",
+        "power limit: 699 of 700 W, 0.989 J/TFLOP, 1470 MHz",
+        "of my log",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "per_cycle"),
+    [("NVIDIA H200", "bfloat16", 4096), ("NVIDIA H200", "int8", 8192), ("NVIDIA H200", "float32", 256)],
+)
+def test_flop_per_cycle_follow_from_the_datasheet(device, dtype, per_cycle):
+    assert flop_per_cycle(find_peak(device, dtype, 132), 132) == per_cycle
+    assert flop_per_cycle(find_peak(device, dtype, 132), None) is None
+    assert flop_per_cycle(None, 132) is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "info", "index", "cause"),
+    [
+        (ROWS, replace(H200, name="Nobody's"), 0, "no datasheet of Nobody's is listed for bfloat16"),
+        (ROWS, replace(H200, name="Nobody's"), 1, "FLOP per cycle follow from a datasheet, and none is listed"),
+        (ROWS, replace(H200, compute_units=None), 1, "the number of units is not known, nor so the FLOP per cycle"),
+        (ROWS, replace(H200, name="NVIDIA H200 NVL"), 1, "the clock of that peak is not known, nor so the FLOP per"),
+        ([row("normal", 862.0, clock=None)], H200, 1, "no sensor tells the clock"),
+        (ROWS[:1], H200, 2, "not measured"),
+    ],
+)
+def test_what_nobody_can_tell_has_its_reason(rows, info, index, cause):
+    step = fall(rows, info)[index]
+    assert step.tflops is None and step.cause.startswith(cause)
+
+
+@pytest.mark.parametrize(
+    ("zeros", "normal", "cause"),
+    [
+        (row("zeros", 864.0), row("normal", 862.0), "data cost nothing that can be told from zeros"),
+        (row("zeros", 940.0), row("normal", 862.0, clock=1800e6), "real data: the clock goes from 1980 to 1800 MHz"),
+        (row("zeros", 940.0, clock=None), row("normal", 862.0), "what real data cost; no sensor tells the clock"),
+    ],
+)
+def test_the_cause_of_what_data_cost_is_what_the_rows_say(zeros, normal, cause):
+    assert fall([zeros, normal], H200)[3].cause == cause
+
+
+def test_a_sustained_figure_without_sensors_says_so():
+    assert fall([row("normal", 5.0, "sustained", None)], H200)[4].cause == "no sensor tells power or clock"
+    below = row("normal", 5.0, "sustained", None, 300.0)
+    assert fall([below], H200)[4].cause == "300 of 700 W, 60.000 J/TFLOP"
+
+
+def test_a_change_is_to_the_last_step_that_is_known():
+    steps = fall([row("normal", 862.0, clock=None)], H200)
+    assert steps[3].change == pytest.approx(862 / 989 - 1)
+
+
+def test_a_burst_is_no_share_of_a_sustained_figure():
+    mine, model = row("normal", 640.0), FallStep("train.py", 380.0, "a step", regime="sustained")
+    steps = fall(ROWS, H200, [FallStep("mine", 640.0, "", mine), model])
+    assert (steps[5].before, steps[6].before) == (pytest.approx(862.0), pytest.approx(707.0))
+
+
+def test_data_are_ranked_by_what_a_burst_gives_on_them():
+    assert [each.problem.data for each in by_data(ROWS)] == ["zeros", "integers", "uniform", "normal"]
+
+
+def test_the_picture_has_a_bar_for_each_step_and_no_label_touches_another():
+    steps = fall(ROWS, H200)
+    chart = waterfall_chart(steps, ROWS, HEADER)
+    assert [round(bar.tflops) for bar in chart.steps] == [989, 1071, 940, 862, 707]
+    assert [round(bar.lost) for bar in chart.steps] == [0, 0, 131, 78, 155]
+    assert [bar.label for bar in chart.data] == ["zeros", "integers", "uniform", "normal"]
+    figure = draw(chart)
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        boxes = [text.get_window_extent() for text in (*axes.texts, *axes.get_xticklabels())]
+        assert not any(a.overlaps(b) for a in boxes for b in boxes if a is not b)
+
+
+@pytest.mark.parametrize("form", ["table", "csv", "json", "markdown"])
+def test_it_is_told_in_every_format(form):
+    told = render_explanation(form, fall(ROWS, H200), ROWS, ["head"])
+    assert "sustained, normal data" in told and "power limit" in told
+    if form == "json":
+        assert json.loads(told)["burst_tflops_by_data"]["zeros"] == pytest.approx(940.0)
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+ASKED = ["explain", "--shape", "16384x16384x16384"]
+
+
+def little(patch):
+    """The simulated device, whose data cost time, and a search of few shapes."""
+    library.install(patch)
+    patch.setattr(SimulatedBackend, "physics", replace(SimulatedBackend.physics, data_cost=0.09))
+    planned = explain_session.plan_for
+
+    def short(*arguments, **options):
+        sizes = (8192, 16384)
+        return replace(planned(*arguments, **options), grid=MatmulGrid(sizes, sizes, sizes), scouts=4, refinements=0)
+
+    patch.setattr(explain_session, "plan_for", short)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("explain")
+    with pytest.MonkeyPatch.context() as patch:
+        little(patch)
+        patch.chdir(folder)
+        assert main([*ASKED, "--log", "explain.jsonl", "--output", "fall.png"]) == 0
+    return folder
+
+
+@pytest.fixture
+def here(run, measured, monkeypatch):
+    little(monkeypatch)
+    shutil.copytree(measured, run.folder, dirs_exist_ok=True)
+    return run.folder
+
+
+def test_it_measures_every_kind_of_data_in_under_half_a_minute(here):
+    log = read_run_log(here / "explain.jsonl")
+    assert log.summary["status"] == "complete" and log.summary["elapsed_seconds"] < 30
+    assert [(row.regime, row.problem.data) for row in log.measurements] == [
+        *(("burst", data) for data in ("normal", "uniform", "zeros", "integers")),
+        ("sustained", "normal"),
+    ]
+    normal, _, zeros, *_ = log.measurements
+    assert zeros.best_rate / normal.best_rate == pytest.approx(1.09, abs=0.01)
+    assert (here / "fall.png").stat().st_size > 10_000
+
+
+def test_its_log_is_accepted_but_for_virtual_time(here):
+    assert found(here / "explain.jsonl") <= {"simulated", "missing-field", "sensors", "implausible", "changed-code"}
+
+
+def test_the_table_can_be_made_again_from_the_log_alone(run, here):
+    code, out, _ = run("show", "explain.jsonl")
+    assert code == 0 and "132 units x 4096 FLOP x" in out and "integers" in out and "power cap" in out
+    assert run(*ASKED, "--resume", "explain.jsonl")[1].startswith(out.rstrip("\n"))
+    assert run("plot", "explain.jsonl", "--output", "again.svg")[0] == 0
+
+
+def test_what_was_cut_off_goes_on_and_measures_nothing_twice(run, here):
+    whole = (here / "explain.jsonl").read_text().splitlines()
+    (here / "cut.jsonl").write_text("\n".join(whole[:3]) + "\n")
+    assert run("explain", "--resume", "cut.jsonl")[0] == 0
+    again = read_run_log(here / "cut.jsonl")
+    assert len(again.measurements) == 5 == (here / "cut.jsonl").read_text().count('"record": "measurement"')
+
+
+def test_a_given_log_comes_last(run, here):
+    assert run("sweep", "--shapes", "4096x4096x4096", "--output", "mine.jsonl")[0] == 0
+    code, out, _ = run("explain", "--resume", "explain.jsonl", "--", "mine.jsonl")
+    assert code == 0 and "matmul by simulated.mm" in out and "the best of mine.jsonl: 4096x4096x4096" in out
+
+
+def test_the_winner_of_a_log_of_what_was_left_here_or_of_a_short_find_is_explained(run, here):
+    code, out, err = run("explain")
+    assert code == 0 and "looking for a shape" in err
+    shape = mamf.find("bfloat16", log="find.jsonl").shape
+    code, out, _ = run("explain", "--ceiling", "find.jsonl", "--dry-run")
+    assert code == 0 and "5 rows" in out
+    code, out, _ = run("explain", "--ceiling", "find.jsonl")
+    assert code == 0 and f"bfloat16, {shape} by simulated.mm" in out
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["--ceiling", "explain.jsonl"], "explain.jsonl holds no burst ceiling: give a log of 'mamf find'"),
+        (["--ceiling", "explain.jsonl", "--shape", "8x8x8"], "--ceiling names the shape: leave --shape out"),
+        (["--resume", "explain.jsonl", "--shape", "8x8x8"], "--shape 8x8x8 contradicts"),
+        (["--resume", "explain.jsonl", "--log", "x"], "leave --log out"),
+        (["--shape", "8x8"], "not a shape"),
+        (["--shape", "8x8x8", "--output", "fall.png"], "fall.png exists"),
+        (["missing.jsonl", "--shape", "8x8x8"], "missing.jsonl"),
+    ],
+)
+def test_bad_input_is_a_line(run, here, given, told):
+    code, _, err = run("explain", *given)
+    assert code == 2 and told in err and err.count("\n") == 1

@@ -1,0 +1,305 @@
+"""``mamf node``: a process a device, ranks of several nodes, what fails and hangs, and what a gate is told."""
+
+import csv
+import io
+import json
+import os
+import socket
+from contextlib import redirect_stdout
+
+import pytest
+import simulated_node
+from forked import Child, forked
+
+from mamf.cli import main
+from mamf.cli.progress import Phases
+from mamf.logs import known
+from mamf.logs.run_log import read_run_log
+from mamf.node.children import FAILURE, PHASE, WAITS, Event, Watch, watched
+from mamf.node.device import DeviceRun
+from mamf.node.figures import Device
+from mamf.node.places import Launched, Place, first_host, launched
+from mamf.node.ranks import COMPLETE, GO, Rank, gathered, word
+from mamf.node.verdict import judged
+
+NODE = ["node", "--backend", "simulated", "--budget", "60s", "--output-folder", "logs"]
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch):
+    simulated_node.install(monkeypatch, launches=200)
+    monkeypatch.setattr("mamf.node.children.started", Child)
+    known._installed.cache_clear()
+    yield
+    known._installed.cache_clear()
+
+
+def faulty(monkeypatch, devices, **faults):
+    monkeypatch.setenv(simulated_node.DEVICES, str(devices))
+    monkeypatch.setenv(
+        simulated_node.FAULTS, json.dumps({name.removeprefix("_"): each for name, each in faults.items()})
+    )
+
+
+# -- a process a device ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def healthy(run, monkeypatch):
+    """The command ran on two healthy devices: its exit code and what it said."""
+    faulty(monkeypatch, 2)
+    return run(*NODE)
+
+
+def test_a_healthy_node_is_ok_and_its_logs_alone_say_so_again(run, healthy):
+    code, out, _ = healthy
+    assert code == 0, out
+    assert out.startswith("OK: 2 devices, the slowest is device ")
+    assert "0000:01:00.0" in out
+    assert "all_reduce" in out
+    assert "nccl-tests" in out
+    for log in (run.folder / "logs").iterdir():
+        assert "0000:01:00.0" not in log.read_text(), "an address is in no log"
+    again = run("node", "--from", "logs")
+    assert again[0] == 0
+    assert again[1].splitlines()[0] == out.splitlines()[0]
+
+    code, out, err = run("node", "--from", "logs", "--format", "json")
+    record = json.loads(out)
+    assert (record["level"], record["exit_code"], err) == ("OK", 0, "")
+    assert [device["rank"] for device in record["devices"]] == [0, 1]
+    assert record["collectives_bus_bandwidth"]["all_reduce 1GiB"] == pytest.approx(0.4, rel=0.05)
+
+    rows = list(csv.DictReader(io.StringIO(run("node", "--from", "logs", "--format", "csv")[1])))
+    assert float(rows[1]["burst_TFLOPS"]) == pytest.approx(record["devices"][1]["figures"]["burst"])
+    told = run("node", "--from", "logs", "--format", "prometheus")[1]
+    assert told.startswith("# OK: ")
+    assert "\nmamf_node_verdict 0\n" in told
+    assert run("node", "--from", "logs", "--format", "markdown")[1].startswith("OK: ")
+
+    before = {path.name: path.read_bytes() for path in (run.folder / "logs").glob("*.jsonl")}
+    assert run("node", "--backend", "simulated", "--resume", "logs")[0] == 0
+    assert {path.name: path.read_bytes() for path in (run.folder / "logs").glob("*.jsonl")} == before
+
+
+def test_devices_that_cannot_be_opened_or_vanish_are_critical_and_the_rest_is_measured(run, monkeypatch):
+    faulty(monkeypatch, 3, _0="closed", _1="gone")
+    code, out, _ = run(*NODE, "--format", "json")
+    record = json.loads(out)
+    assert (code, record["level"]) == (2, "CRITICAL")
+    failures = [device["failures"] for device in record["devices"]]
+    assert failures[0] == ["the device cannot be opened"]
+    assert failures[1] == ["it ended while it measured (opening the device): exit code 9"]
+    assert failures[2] == []
+    assert record["devices"][2]["figures"]["burst"] > 0
+    assert record["not_together"] == "rank 0, 1 did not come so far"
+    again = json.loads(run("node", "--from", "logs", "--format", "json")[1])
+    assert again["findings"] == [
+        {**finding, "text": finding["text"].replace(" (0000:02:00.0)", "")} for finding in record["findings"]
+    ]
+
+
+def test_ctrl_c_leaves_the_log_of_each_device_to_go_on_with(run, monkeypatch):
+    faulty(monkeypatch, 2)
+
+    def show(self, phases):
+        if any("find " in phase for phase in phases.values()):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Phases, "show", show)
+    code, out, _ = run(*NODE)
+    assert code == 130
+    assert out.startswith("UNKNOWN: device ")
+    logs = [read_run_log(log) for log in (run.folder / "logs").glob("*.jsonl")]
+    assert logs
+    assert all(log.summary is not None or not log.measurements for log in logs), "each says how it ended"
+    monkeypatch.setattr(Phases, "show", lambda self, phases: None)
+    code, out, _ = run("node", "--backend", "simulated", "--resume", "logs", "--format", "json")
+    assert (code, json.loads(out)["level"]) == (0, "OK"), out
+
+
+class Killed:
+    """A process that ends when it is killed, as its watch hears next."""
+
+    def __init__(self, rank, script):
+        self.rank, self.script, self.was_killed = rank, script, False
+
+    def kill(self):
+        self.was_killed = True
+        self.script.insert(0, (0.0, Event(self.rank, None, -9)))
+
+
+def watch_of(script, ranks=3, patience=60.0):
+    """The watch after a script of (seconds later, what comes): with its processes, and how often all went on."""
+    now, went_on = [0.0], []
+    processes = {rank: Killed(rank, script) for rank in range(ranks)}
+    watch = Watch(range(ranks), patience, now=lambda: now[0])
+
+    def events(seconds):
+        later, event = script.pop(0) if script else (patience, None)
+        now[0] += later
+        return event
+
+    watched(watch, processes, events, lambda: went_on.append(now[0]))
+    return watch, [rank for rank, process in processes.items() if process.was_killed], len(went_on)
+
+
+def says(rank, text, kind=PHASE, later=1.0):
+    return later, Event(rank, json.dumps({kind: text}))
+
+
+def ends(rank, code=0, words="", later=1.0):
+    return later, Event(rank, None, code, words)
+
+
+def test_who_is_silent_hangs_and_is_killed_but_not_who_waits_for_it():
+    script = [says(0, WAITS), says(1, "find scout"), says(2, WAITS), (61.0, None), ends(0), ends(2)]
+    watch, killed, went_on = watch_of(script)
+    assert watch.failures == {1: "it hangs: silent for 60 s (find scout)"}
+    assert (killed, went_on, watch.was_left) == ([1], 1, False)
+
+
+def test_who_ends_early_failed_with_its_last_words_or_its_signal():
+    script = [ends(0, 1, "CUDA error: device lost"), ends(1, -11), says(2, WAITS), ends(2)]
+    watch, killed, went_on = watch_of(script)
+    assert watch.failures[0] == "it ended while it measured (start): CUDA error: device lost"
+    assert watch.failures[1] == "it ended while it measured (start): killed by signal 11"
+    assert (killed, went_on) == ([], 1)
+
+
+def test_where_one_fails_together_the_others_are_ended_and_not_blamed():
+    waiting = [says(rank, WAITS) for rank in range(3)]
+    watch, killed, went_on = watch_of([*waiting, says(1, "NCCL error", FAILURE), ends(1, 1)])
+    assert watch.failures == {1: "NCCL error"}
+    assert (killed, went_on, watch.was_left) == ([0, 2], 1, True)
+
+
+def test_what_is_no_line_of_ours_is_no_matter():
+    noise = [(0.1, Event(0, "Warning: something\n")), (0.1, Event(0, "[1, 2]")), says(0, WAITS), ends(0)]
+    assert watch_of(noise, ranks=1)[0].failures == {}
+
+
+# -- ranks of several nodes --------------------------------------------------------------------------------------------
+
+
+def free_port():
+    with socket.socket() as chosen:
+        chosen.bind(("127.0.0.1", 0))
+        return chosen.getsockname()[1]
+
+
+def as_rank(folder, *arguments):
+    """What a rank's command returns and says, in a process of its own."""
+
+    def of_rank(rank):
+        os.chdir(folder)
+        out = io.StringIO()
+        with redirect_stdout(out):
+            code = main([*NODE, *arguments])
+        return code, out.getvalue()
+
+    return of_rank
+
+
+def test_two_nodes_of_four_ranks_by_torchrun_are_one_verdict(tmp_path, monkeypatch):
+    faulty(monkeypatch, 4, _2={"physics": {"efficiency": 0.26}})
+    port = str(free_port())
+    ranks = [
+        {"RANK": str(rank), "WORLD_SIZE": "8", "LOCAL_RANK": str(rank % 4), "GROUP_RANK": str(rank // 4)}
+        | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        for rank in range(8)
+    ]
+    answers = forked(as_rank(tmp_path, "--format", "json"), ranks)
+    (code, out), *others = answers
+    assert others == [[0, ""]] * 7
+    record = json.loads(out)
+    assert (code, record["level"]) == (2, "CRITICAL")
+    assert {finding["rank"] for finding in record["findings"]} == {2, 6}
+    assert [device["node"] for device in record["devices"]] == [0] * 4 + [1] * 4
+    assert all("all_reduce 1GiB" in device["collectives"] for device in record["devices"])
+    assert "node 1 device 2" in json.dumps(record["findings"])
+
+
+class Told(dict):
+    """A meeting of ranks that all came before, or never will."""
+
+    tell = dict.__setitem__
+
+    def hear(self, key, seconds):
+        return self.get(key)
+
+
+def test_a_rank_that_never_comes_is_named_and_holds_nobody(tmp_path):
+    own = Launched(Place(0, 0, 0), 3, "host", 1)
+    came = Device(1, 0, 1, "Simulated H100", figures={"burst": 800.0, "sustained": 690.0})
+    meeting = Told({"alone/1": {"failure": None, "complete": False}, "done/1": json.loads(json.dumps(came.record()))})
+    run = DeviceRun(simulated_node.Node(0), own.place, tmp_path, 3, find_seconds=60.0)
+    rank = Rank(own, meeting, tmp_path, 6.0, lambda: run)
+    rank.measure()
+    found, devices = gathered(meeting, own, 6.0, rank.missing)
+    assert found.apart == meeting["together"] == "rank 2 did not come so far"
+    assert devices[2].failures == ("nothing was heard of rank 2 for 6 s",)
+    assert devices[1] == came
+    assert devices[0].figures["burst"] > 0
+    assert judged(devices).reason == "CRITICAL: device 2: nothing was heard of rank 2 for 6 s"
+
+
+def test_all_go_on_together_only_when_all_are_well():
+    well, complete = {"failure": None, "complete": False}, {"failure": None, "complete": True}
+    assert word({0: well, 1: complete}) == GO
+    assert word({0: complete, 1: complete}) == COMPLETE
+    assert word({0: well, 1: {"failure": "lost", "complete": False}, 2: None}) == "rank 1, 2 did not come so far"
+
+
+def test_launchers_tell_a_rank_its_place():
+    by_torchrun = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "GROUP_RANK": "1", "MASTER_ADDR": "h"}
+    by_torchrun |= {"MASTER_PORT": "1234", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    assert launched(by_torchrun) == Launched(Place(5, 1, 1), 8, "h", 1234, meets_agent=True)
+    by_srun = {"SLURM_PROCID": "9", "SLURM_STEP_NUM_TASKS": "16", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"}
+    by_srun |= {"SLURM_STEP_NODELIST": "gpu[07-08]", "SLURM_JOB_ID": "4711"}
+    assert launched(by_srun) == Launched(Place(9, 1, 1), 16, "gpu07", 29400 + 711)
+    assert launched({}) is None
+    assert launched(by_torchrun | {"WORLD_SIZE": "1"}) is None
+    assert launched(by_srun | {"SLURM_STEP_NUM_TASKS": "1"}) is None
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [("gpu01", "gpu01"), ("gpu[01-03,07],cpu1", "gpu01"), ("a,b", "a"), ("rack[2,5]-n1", "rack2-n1"), ("", "")],
+)
+def test_the_first_host_of_a_list(nodes, first):
+    assert first_host(nodes) == first
+
+
+# -- bad input ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--formt", "json"], "did you mean --format"),
+        (["--from", "nowhere"], "nowhere is no folder"),
+        (["--from", "."], "no logs of 'mamf node' in ."),
+        (["--resume", "nowhere"], "nowhere is no folder"),
+        (["--resume", "a", "--output-folder", "b"], "leave --output-folder out"),
+        (["--baseline", "nothing.jsonl"], "cannot read nothing.jsonl"),
+        (["--kernel", "torch.mn"], "unknown kernel 'torch.mn'"),
+        (["--backend", "simulatd"], "did you mean 'simulated'"),
+        (["--backend", "simulated", "--devices", "7"], "simulated has no device 7; it has 4"),
+        (["--backend", "simulated", "--output-folder", "full"], "full is not empty"),
+    ],
+)
+def test_bad_options_are_3_since_2_is_a_bad_device(run, arguments, told):
+    (run.folder / "full").mkdir()
+    (run.folder / "full" / "log.txt").touch()
+    code, out, err = run("node", *arguments)
+    assert (code, out) == (3, "")
+    assert told in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_dry_run_says_what_it_would_do(run):
+    code, out, _ = run(*NODE, "--dry-run", "--quick")
+    assert code == 0
+    assert "devices: 4 of simulated (0, 1, 2, 3), a process each" in out
+    assert not (run.folder / "logs").exists()

@@ -1,0 +1,108 @@
+"""What each device of a node does, in virtual time, and what its logs alone tell of it."""
+
+import shutil
+from dataclasses import replace
+
+import pytest
+import simulated_node
+from simulated_node import Node
+
+from mamf.backend import Reading
+from mamf.engine.measure import conditions
+from mamf.logs import known
+from mamf.logs.run_log import read_run_log
+from mamf.node.device import DeviceRun
+from mamf.node.figures import BURST, SUSTAINED
+from mamf.node.gathering import ALONE, TOGETHER, devices_of
+from mamf.node.places import Place
+from mamf.node.verdict import CRITICAL, OK, judged
+from mamf.testing import Physics
+
+#: Healthy cards, a little apart; then the made faults, each on its own device.
+HEALTHY = [{"efficiency": 0.795 * factor} for factor in (1.0, 0.99, 1.01)]
+FAULTY = {
+    "a third of the speed": ({"efficiency": 0.265, "bandwidth": 1e12}, CRITICAL, BURST),
+    "slow only when sustained": ({"capped_hz": 1690e6 * 0.9}, CRITICAL, SUSTAINED),
+    "throttled half of the time": ({"throttled": 0.5}, CRITICAL, "by hardware thermal slowdown"),
+    "wrong every thousandth launch": ({"wrong_every": 1000}, CRITICAL, "5 of 5000 equal launches left other bits"),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def installed():
+    with pytest.MonkeyPatch.context() as patch:
+        simulated_node.install(patch)
+        known._installed.cache_clear()
+        yield
+    known._installed.cache_clear()
+
+
+def measured(folder, rank, physics, together=True, ranks=4):
+    backend = type("Made", (Node,), {"physics": Physics(**physics)})(rank % 4)
+    run = DeviceRun(backend, Place(rank, 0, rank), folder, ranks, find_seconds=60.0)
+    run.alone()
+    if together:
+        run.together()
+    return run
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory):
+    """The logs of healthy devices."""
+    folder = tmp_path_factory.mktemp("healthy")
+    for rank, physics in enumerate(HEALTHY):
+        measured(folder, rank, physics)
+    return folder
+
+
+def test_healthy_devices_are_ok_and_each_part_has_its_log(healthy):
+    run, devices = devices_of([healthy])
+    verdict = judged(devices)
+    assert verdict.level == OK, verdict
+    assert len(devices) == run.ranks == len(HEALTHY)
+    for device in devices:
+        assert {BURST, SUSTAINED, "copy", "read", "to_device", "to_host", "to_peer"} <= set(device.figures)
+        assert device.collectives["all_reduce 1GiB"] == pytest.approx(0.4, rel=0.05)
+        logs = [Place(device.rank, 0, device.index).log(healthy, part) for part in (*ALONE, *TOGETHER)]
+        assert all(read_run_log(log).tier == "complete" for log in logs)
+
+
+@pytest.mark.parametrize("fault", FAULTY)
+def test_a_made_fault_is_found_and_blamed_on_its_device(healthy, tmp_path, fault):
+    physics, level, told = FAULTY[fault]
+    measured(tmp_path, 3, physics, together=False)
+    _, devices = devices_of([healthy, tmp_path])
+    devices[-1] = replace(devices[-1], lacks=())  # it took no part in what is measured together
+    verdict = judged(devices)
+    assert verdict.level == level, verdict
+    assert {finding.rank for finding in verdict.findings} == {3}
+    assert any(told in finding.text for finding in verdict.findings)
+
+
+def test_a_part_that_was_broken_off_is_gone_on_with(healthy, tmp_path):
+    whole = {part: Place(0, 0, 0).log(healthy, part) for part in ALONE}
+    for part in ("find", "bandwidth"):
+        lines = whole[part].read_bytes().splitlines(keepends=True)
+        (tmp_path / whole[part].name).write_bytes(b"".join(lines[: len(lines) // 2]))
+    (before,) = devices_of([tmp_path])[1]
+    assert "it was gone or killed while find was measured" in before.failures
+    held = len(read_run_log(tmp_path / whole["find"].name).measurements)
+    measured(tmp_path, 0, HEALTHY[0], together=False, ranks=1)
+    (after,) = devices_of([tmp_path])[1]
+    assert (after.failures, after.lacks) == ((), ())
+    log = read_run_log(tmp_path / whole["find"].name)
+    assert len(log.measurements) > held
+    assert log.tier == "complete"
+
+
+def test_time_is_shared_out_by_reason_whatever_is_read_with_it():
+    seen = [("power cap", "thermal"), ("power cap",), (), ()]
+    found = conditions([Reading(throttle_reasons=reasons) for reasons in seen], None)
+    assert found.throttle_shares == {"power cap": 0.5, "thermal": 0.25}
+
+
+def test_what_is_complete_is_not_measured_again(healthy, tmp_path):
+    shutil.copytree(healthy, tmp_path, dirs_exist_ok=True)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    measured(tmp_path, 0, HEALTHY[0], together=False, ranks=1)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -1,0 +1,185 @@
+"""Layers of known models: their products, and runs that name them."""
+
+import csv
+import io
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from mamf.errors import UsageError
+from mamf.logs.run_log import read_run_log
+from mamf.operations.batched.kernel import BatchedKernel
+from mamf.operations.grouped.kernel import GroupedKernel
+from mamf.operations.grouped.operation import Grouped
+from mamf.operations.grouped.presets import MIXTURES
+from mamf.operations.grouped.presets import PRESETS as GROUPED_PRESETS
+from mamf.operations.grouped.shapes import GroupedShape
+from mamf.operations.matmul.kernel import MatmulProblem
+from mamf.operations.matmul.presets import LAYOUT_OF, PRESETS, Linear, Preset
+from mamf.operations.matmul.shapes import MatmulShape
+from mamf.plans import KernelsPlan, Plan
+from mamf.testing.simulated_kernels import prepared
+
+HERE = Path(__file__).stem
+DEVICE = ["--backend", "mamf.testing:SimulatedBackend"]
+SWEEP = ["sweep", *DEVICE, "--kernel", "mamf.testing:SimulatedMatmul"]
+BRIEF = [*SWEEP, "--preset", "llama-8b", "--m", "64", "--time-limit", "0.01s"]
+
+
+# -- data --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_layer_is_three_products_of_the_same_work():
+    layer = Linear("up", 14336, 4096)
+    assert layer.shape(8, "forward") == MatmulShape(8, 14336, 4096)
+    assert layer.shape(8, "grad-input") == MatmulShape(8, 4096, 14336)
+    assert layer.shape(8, "grad-weight") == MatmulShape(14336, 4096, 8)
+    assert len({layer.shape(8, product).flop for product in LAYOUT_OF}) == 1
+
+
+def test_each_product_reads_memory_as_forward_left_it():
+    """x, W and dy lie by rows; what is reduced decides how they are read."""
+    stored = {"x": ("tokens", "inputs"), "W": ("outputs", "inputs"), "dy": ("tokens", "outputs")}
+    operands = {
+        "forward": ("x", "W", "inputs"),
+        "grad-input": ("dy", "W", "outputs"),
+        "grad-weight": ("dy", "x", "tokens"),
+    }
+    for product, (a, b, reduced) in operands.items():
+        as_multiplied = stored[a][1] == reduced, stored[b][0] == reduced
+        assert LAYOUT_OF[product] == "".join("n" if each else "t" for each in as_multiplied)
+
+
+def test_llamas_layers_have_llamas_parameters():
+    for name, layers, billions in (("llama-8b", 32, 8.03), ("llama-70b", 80, 70.55)):
+        *block, logits = PRESETS[name].layers
+        weights = layers * sum(each.outputs * each.inputs for each in block) + 2 * logits.outputs * logits.inputs
+        assert weights / 1e9 == pytest.approx(billions, rel=1e-3)  # norms are the rest
+
+
+def test_decode_is_of_few_tokens():
+    assert {shape.m for shape in PRESETS["decode"].shapes()} == {1, 8, 16, 32, 64, 128, 256, 512}
+
+
+def test_layers_of_one_shape_share_a_row():
+    twins = Preset((Linear("q", 64, 64), Linear("out", 64, 64), Linear("kv", 32, 64)), (4,))
+    assert twins.shapes() == {MatmulShape(4, 64, 64): "q, out", MatmulShape(4, 32, 64): "kv"}
+
+
+def test_experts_get_every_token_as_often_as_they_are_active():
+    mixtral = MIXTURES[0].shapes(8192)
+    assert mixtral == {
+        GroupedShape(8, 16384, 28672, 4096): "mixtral-8x7b gate+up",
+        GroupedShape(8, 16384, 4096, 14336): "mixtral-8x7b down",
+    }
+    assert all(len(shapes) == 2 * len(MIXTURES) for shapes in GROUPED_PRESETS.values())
+
+
+def test_each_shape_has_a_layer_or_none_has():
+    shapes = (MatmulShape(1, 2, 3), MatmulShape(4, 5, 6))
+    with pytest.raises(UsageError, match="1 layers of 2 shapes"):
+        Plan(shapes, MatmulProblem(), layers=("q",))
+    with pytest.raises(UsageError, match="1 layers of 2 shapes"):
+        KernelsPlan("matmul", shapes, (MatmulProblem(),), ("torch.mm",), layers=("q",))
+
+
+# -- runs --------------------------------------------------------------------------------------------------------------
+
+
+def test_rows_name_their_layers_wherever_they_are_shown(run, tmp_path):
+    code, out, _ = run(*BRIEF, "--output", "run.jsonl")
+    assert code == 0
+    assert "llama-8b gate+up" in out
+    plan = read_run_log(tmp_path / "run.jsonl").plan
+    assert dict(zip(plan.shapes, plan.layers, strict=True))[MatmulShape(64, 4096, 14336)] == "llama-8b down"
+    assert run("show", "run.jsonl")[1].count("llama-8b") == 5
+    rows = list(csv.DictReader(io.StringIO(run("show", "run.jsonl", "--format", "csv")[1])))
+    assert {(row["n"], row["layer"]) for row in rows} >= {("28672", "llama-8b gate+up"), ("128256", "llama-8b logits")}
+    shown = json.loads(run("show", "run.jsonl", "--format", "json")[1])
+    assert all(row["layer"] for row in shown["measurements"])
+
+
+@pytest.mark.parametrize("product", LAYOUT_OF)
+def test_gradients_have_layouts_of_their_own(run, tmp_path, product):
+    assert run(*BRIEF, "--product", product, "--output", "run.jsonl")[0] == 0
+    assert read_run_log(tmp_path / "run.jsonl").plan.problem.layout == LAYOUT_OF[product]
+
+
+def test_a_preset_is_gone_on_with(run):
+    run(*BRIEF, "--budget", "0.0001s", "--output", "run.jsonl")
+    assert run(*BRIEF, "--resume", "run.jsonl")[0] == 0
+    code, _, err = run(*SWEEP, "--preset", "llama-70b", "--resume", "run.jsonl")
+    assert (code, "--preset llama-70b contradicts" in err) == (2, True)
+    code, _, err = run(*BRIEF, "--product", "grad-input", "--resume", "run.jsonl")
+    assert (code, "contradicts" in err) == (2, True)
+    assert run(*SWEEP, "--resume", "run.jsonl")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["--preset", "llama-8"], "did you mean 'llama-8b'?"),
+        (["--preset", "moe"], "--operation grouped"),
+        (["--preset", "decode", "--n", "64"], "only --m"),
+        (["--preset", "decode", "--shapes", "1x2x3"], "only --m"),
+        (["--product", "grad-input"], "--preset"),
+        (["--operation", "grouped", "--preset", "mo"], "did you mean 'moe'?"),
+        (["--operation", "grouped", "--preset", "moe", "--shapes", "e1t1n1k1"], "leave --shapes out"),
+        (["--operation", "bandwidth", "--layout", "nn"], "layout"),
+    ],
+)
+def test_what_cannot_be_is_said_in_a_line(run, given, told):
+    code, _, err = run("sweep", *given, "--dry-run")
+    assert code == 2
+    assert told in err
+    assert len(err.splitlines()) == 1
+
+
+class _AtFullSpeed:
+    """Products at the full speed of a simulated device."""
+
+    name = "simulated-products"
+
+    def unsupported(self, backend, problem):
+        return None
+
+    def prepare(self, backend, problem, shape, pool, sets=1, rewrite=False):
+        cycles = shape.flop / (backend.world.compute_units * backend.world.flop_per_cycle_per_unit)
+        return prepared(backend, shape, sets, 1e-2, lambda index: partial(backend.compute, cycles, (shape, index)))
+
+
+class SimulatedBatch(_AtFullSpeed, BatchedKernel):
+    pass
+
+
+class SimulatedGroups(_AtFullSpeed, GroupedKernel):
+    pass
+
+
+def test_mixtures_are_measured_and_named_by_their_experts(run, tmp_path, monkeypatch):
+    small = {GroupedShape(4, 64, 32, 16): "some experts"}
+    monkeypatch.setattr(Grouped, "presets", lambda self: {"moe": small})
+    kernel = [*DEVICE, "--kernel", f"{HERE}:SimulatedGroups"]
+    asked = [*kernel, "--operation", "grouped", "--preset", "moe", "--layout", "nt", "nn"]
+    code, out, _ = run("sweep", *asked, "--time-limit", "0.01s", "--output", "run.jsonl")
+    assert code == 0
+    assert out.count("some experts") == 2
+    log = read_run_log(tmp_path / "run.jsonl")
+    assert log.plan.layers == ("some experts",)
+    assert {row.problem.layout for row in log.measurements} == {"nt", "nn"}
+    assert run("sweep", *asked, "--resume", "run.jsonl")[0] == 0
+    code, _, err = run("sweep", *asked[:-1], "tt", "--resume", "run.jsonl")
+    assert (code, "contradicts" in err) == (2, True)
+
+
+def test_ceilings_of_products_are_found_confirmed_and_shown(run, tmp_path):
+    asked = ["--operation", "batched", "--shapes", "64x1024x1024x128", "32x2048x2048x2048"]
+    kernel = [*DEVICE, "--kernel", f"{HERE}:SimulatedBatch"]
+    code, out, err = run("find", *asked, *kernel, "--layout", "nn", "--output", "find.jsonl")
+    assert code == 0, err
+    assert "layout nn" in out
+    ceilings = read_run_log(tmp_path / "find.jsonl").own_ceilings
+    assert {regime for _, regime in ceilings} == {"burst", "sustained"}
+    assert run("show", "find.jsonl")[0] == 0

@@ -1,0 +1,97 @@
+"""Batched and grouped products: shapes, who gets which tokens, and what a launch moves at least."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mamf.errors import UnknownNameError, UsageError
+from mamf.operations.batched.shapes import BatchedProblem, BatchedShape
+from mamf.operations.grouped.shapes import GroupedProblem, GroupedShape
+from mamf.operations.matmul.kernel import MatmulProblem
+from mamf.operations.matmul.shapes import MatmulShape
+from mamf.plugins.discovery import operation
+from mamf.testing import SimulatedBackend
+
+sizes = st.integers(1, 100_000)
+experts = st.integers(1, 300)
+routings = st.sampled_from(["balanced", "skewed"])
+
+
+@given(sizes, sizes, sizes, sizes)
+def test_shapes_survive_their_own_text(first, second, n, k):
+    for shape in (BatchedShape(first, second, n, k), GroupedShape(first, second, n, k)):
+        assert type(shape).parse(str(shape)) == shape
+
+
+@pytest.mark.parametrize("text", ["", "1x2x3", "1x2x3x4x5", "0x1x1x1", "e8t16n8", "e0t1n1k1", "8x16x8x8k"])
+@pytest.mark.parametrize("kind", [BatchedShape, GroupedShape])
+def test_what_is_no_shape_is_refused(kind, text):
+    with pytest.raises(UsageError):
+        kind.parse(text)
+
+
+def test_a_batch_is_as_many_products():
+    one, batch = MatmulShape(96, 80, 64), BatchedShape(5, 96, 80, 64)
+    single, several = MatmulProblem().work(one), BatchedProblem().work(batch)
+    assert several.flop == 5 * single.flop
+    assert several.nbytes == 5 * single.nbytes
+
+
+@pytest.mark.parametrize(("dtype", "out_dtype", "size"), [("bfloat16", "bfloat16", 2), ("float64", "float64", 8)])
+def test_bytes_are_those_of_operands_and_result_and_no_others(dtype, out_dtype, size):
+    work = MatmulProblem(dtype, out_dtype).work(MatmulShape(1, 3, 5))
+    assert work.nbytes == (5 + 15 + 3) * size
+    assert MatmulProblem("int8", "int32").work(MatmulShape(1, 3, 5)).nbytes == 5 + 15 + 3 * 4
+
+
+# -- tokens of experts -------------------------------------------------------------------------------------------------
+
+
+@given(experts, st.integers(1, 100_000), routings, st.integers(0, 9))
+def test_every_token_falls_to_one_expert(count, tokens, routing, seed):
+    given_out = GroupedProblem(routing=routing, seed=seed).tokens_of_experts(GroupedShape(count, tokens, 8, 8))
+    assert len(given_out) == count
+    assert sum(given_out) == tokens
+    assert min(given_out) >= 0
+
+
+@given(experts, st.integers(1, 100_000))
+def test_balanced_experts_differ_by_a_token_at_most(count, tokens):
+    given_out = GroupedProblem().tokens_of_experts(GroupedShape(count, tokens, 8, 8))
+    assert max(given_out) - min(given_out) <= 1
+
+
+def test_skewed_experts_follow_zipfs_law_and_the_seed():
+    shape = GroupedShape(4, 25, 8, 8)
+    by_seed = [GroupedProblem(routing="skewed", seed=seed).tokens_of_experts(shape) for seed in range(3)]
+    assert {tuple(sorted(each, reverse=True)) for each in by_seed} == {(12, 6, 4, 3)}
+    assert len(set(by_seed)) == 3
+
+
+def test_an_unknown_routing_is_refused():
+    with pytest.raises(UnknownNameError, match="routing"):
+        GroupedProblem(routing="random")
+
+
+def test_weights_of_experts_without_tokens_are_not_read():
+    busy, idle = GroupedShape(4, 4, 16, 8), GroupedShape(6, 4, 16, 8)
+    assert GroupedProblem().work(busy) == GroupedProblem().work(idle)
+    assert GroupedProblem().work(busy).nbytes == 2 * (4 * 8 + 4 * 16 * 8 + 4 * 16)
+    assert GroupedProblem().work(busy).flop == 2 * 4 * 16 * 8
+
+
+# -- as operations -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["batched", "grouped", "matmul"])
+def test_a_title_says_only_what_is_not_as_usual(name):
+    of, backend = operation(name), SimulatedBackend()
+    assert of.words(of.problem_for(backend, {"dtype": "fp8"})) == []
+    assert of.words(of.problem_for(backend, {"layout": "tn", "seed": 3})) == ["layout tn", "seed 3"]
+
+
+def test_what_is_written_follows_from_the_dtype():
+    backend, of = SimulatedBackend(), operation("batched")
+    assert of.problem_for(backend, {"dtype": "float32"}).out_dtype == "float32"
+    assert of.problem_for(backend, {"dtype": "fp8"}).out_dtype == "bfloat16"
+    assert of.problem_for(backend, {"dtype": "fp8", "out_dtype": "float32"}).out_dtype == "float32"

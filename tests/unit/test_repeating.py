@@ -1,0 +1,70 @@
+"""The same launch thousands of times leaves the same bits, or the device is no good."""
+
+import pytest
+import torch
+
+from mamf.engine.repeating import Repeating
+from mamf.operations.matmul.kernel import MatmulProblem
+from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.outputs import queued_checksum
+from mamf.plugins.discovery import kernel, open_backend
+from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
+
+SHAPE = MatmulShape(4096, 4096, 4096)
+
+
+def repeated(physics=None, fault=None, launches=5000, shape=SHAPE):
+    backend = SimulatedBackend(physics=physics)
+    if fault is not None:
+        backend.faults[shape] = fault
+    return Repeating(SimulatedMatmul(), MatmulProblem("bfloat16"), shape, backend, launches).row(
+        backend.operand_pool("normal", 0)
+    )
+
+
+def test_equal_launches_are_equal():
+    row = repeated()
+    assert (row.status, row.launches) == ("ok", 5000)
+
+
+def test_a_wrong_result_every_thousandth_launch_is_found():
+    row = repeated(Physics(wrong_every=1000))
+    assert row.status == "wrong_result"
+    assert row.reason == "5 of 5000 equal launches left other bits than the rest"
+
+
+@pytest.mark.parametrize(
+    ("fault", "status"),
+    [
+        (MemoryError("out of memory"), "failed"),
+        (RuntimeError("device lost"), "failed"),
+        ("wrong_result", "wrong_result"),
+    ],
+)
+def test_whatever_else_goes_wrong_is_a_status(fault, status):
+    row = repeated(fault=fault)
+    assert row.status == status
+    assert row.reason
+
+
+def test_a_device_without_room_is_out_of_memory():
+    assert repeated(Physics(memory_bytes=1000)).status == "out_of_memory"
+
+
+def test_torchs_products_on_a_cpu_are_equal_and_their_checksums_see_a_bit():
+    backend = open_backend("cpu")
+    shape, problem = MatmulShape(64, 48, 32), MatmulProblem("float32", "float32")
+    row = Repeating(kernel("torch.mm"), problem, shape, backend, 20).row(backend.operand_pool("normal", 0))
+    assert row.ok, row.reason
+    c = torch.randn(8, 4096)
+    before = queued_checksum(c)()
+    assert queued_checksum(c.clone())() == before
+    c.view(torch.int32)[3, 77] ^= 1
+    assert queued_checksum(c)() != before
+
+
+def test_words_that_change_places_show():
+    c = torch.randn(2, 4096)
+    before = queued_checksum(c)()
+    c[0, 1], c[0, 2] = c[0, 2].clone(), c[0, 1].clone()
+    assert queued_checksum(c)() != before

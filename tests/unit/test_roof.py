@@ -1,0 +1,252 @@
+"""The roof over a row, as data, table and picture: from ceilings that are written down here."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from mamf.ceilings.ceiling import Ceiling
+from mamf.ceilings.roof import CACHE, MEMORY, Roof, level_of, point_of, roofs_of
+from mamf.charts.plotting import draw
+from mamf.charts.roofline import roofline_chart
+from mamf.charts.roofline_drawing import labelled
+from mamf.errors import IncomparableError, UsageError
+from mamf.measurement import Measurement
+from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.bandwidth.shapes import BandwidthProblem, BandwidthShape
+from mamf.operations.matmul.kernel import MatmulProblem
+from mamf.operations.matmul.shapes import MatmulShape
+from mamf.profiling.profile import ClassRow, Profile
+from mamf.profiling.roof import profile_points
+from mamf.report.kernels import render_kernels
+from mamf.report.roofline import points_of, render_roofline
+from mamf.report.tracelens import tracelens_arch
+from mamf.statistics import Interval, summarize
+
+MIB, GIB = 2**20, 2**30
+L2 = 60 * MIB
+DEVICE = {"backend": "cuda", "index": 0, "name": "H200", "vendor": "NVIDIA", "uuid_hash": None, "driver": "580"}
+HEADER = {"device": DEVICE, "environment": {"packages": {"torch": "2.11"}}}
+WINNER, SIDE = MatmulShape(3072, 2816, 19328), 8192
+
+
+def ceiling(problem, shape, rate, regime="burst", device="H200", uuid=None):
+    return Ceiling(device, uuid, problem, regime, "best", shape, rate, Interval(0.99 * rate, 1.01 * rate, 0.95), 9)
+
+
+def read(nbytes, rate, regime="burst", warm=1, pattern="read"):
+    return ceiling(BandwidthProblem(pattern, warm=warm), BandwidthShape(nbytes), rate, regime)
+
+
+def product(rate, regime="burst", dtype="bfloat16", data="normal"):
+    return ceiling(MatmulProblem(dtype, data=data), WINNER, rate, regime)
+
+
+def row(problem, shape, rate, kernel="mine", regime="burst"):
+    median = problem.work(shape).amount / rate / 1e12
+    samples = (0.99 * median, median, 1.01 * median)
+    return Measurement(shape, kernel, problem, regime, "median", "ok", summary=summarize(samples), samples=samples)
+
+
+MEASURED = [
+    *(product(862.0), product(707.0, "sustained"), product(1693.0, dtype="float8_e4m3fn")),
+    *(read(16 * GIB, 4.39), read(16 * GIB, 4.38, "sustained"), read(16 * MIB, 7.6, warm=32)),
+]
+ROOFS = roofs_of(MEASURED, L2)
+DECODE = [
+    row(MatmulProblem(), MatmulShape(m, SIDE, SIDE), rate, "torch.mm")
+    for m, rate in ((1, 3.7), (64, 207.0), (512, 788.0))
+]
+
+
+# -- the roof ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_decode_row_is_held_to_bandwidth_and_a_fat_one_to_computing():
+    skinny, fat = (point_of(each, ROOFS, "") for each in (DECODE[0], row(MatmulProblem(), WINNER, 840.0)))
+    nbytes = 2 * (SIDE * SIDE + 2 * SIDE)
+    assert skinny.intensity == pytest.approx(2 * SIDE * SIDE / nbytes)
+    assert (skinny.bound, skinny.roof) == ("bandwidth", pytest.approx(skinny.intensity * 4.39))
+    assert skinny.share == pytest.approx(3.7 / (skinny.intensity * 4.39))
+    assert (fat.bound, fat.roof, fat.share) == ("compute", pytest.approx(862.0), pytest.approx(840 / 862))
+
+
+def test_what_is_near_its_limit_says_so():
+    near = row(MatmulProblem(), MatmulShape(1, SIDE, SIDE), 0.85 * ROOFS.over(DECODE[0]).rate(DECODE[0].work))
+    assert point_of(near, ROOFS, "").verdict == "85 % of the bandwidth roof: near its limit"
+    assert point_of(DECODE[1], ROOFS, "").verdict == "75 % of the bandwidth roof"
+
+
+def test_the_balance_point_is_where_both_ceilings_meet():
+    roof = ROOFS.roof("bfloat16", "burst")
+    assert roof.balance == pytest.approx(862 / 4.39)
+    assert Roof(None, roof.bandwidth).balance is None
+
+
+def test_what_counts_bytes_runs_into_bandwidth_alone():
+    copy = point_of(row(BandwidthProblem("copy"), BandwidthShape(GIB), 4.26), ROOFS, "")
+    assert (copy.unit, copy.roof, copy.bound, copy.tflops) == ("TB/s", pytest.approx(4.39), "bandwidth", None)
+    triad = point_of(row(BandwidthProblem("triad"), BandwidthShape(GIB), 4.35), ROOFS, "")
+    assert triad.intensity == pytest.approx(2 / 12)
+
+
+def test_a_share_is_of_its_own_dtype_and_regime_or_none():
+    assert point_of(row(MatmulProblem("float16"), WINNER, 800.0), ROOFS, "").share is None
+    assert point_of(row(MatmulProblem(), WINNER, 700.0, regime="classic"), ROOFS, "").share is None
+    assert point_of(row(MatmulProblem(), WINNER, 700.0, regime="sustained"), ROOFS, "").roof == pytest.approx(707.0)
+
+
+def test_a_fill_is_no_roof_and_under_none():
+    fill = read(16 * GIB, 4.68, pattern="write")
+    assert roofs_of([*MEASURED, fill], L2).bandwidth == ROOFS.bandwidth
+    assert point_of(row(BandwidthProblem("write"), BandwidthShape(GIB), 4.6), ROOFS, "").share is None
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "warm", "level"),
+    [
+        *((240 * MIB, 1, MEMORY), (240 * MIB, 8, MEMORY), (239 * MIB, 1, None)),
+        *((32 * MIB, 1, None), (32 * MIB, 8, CACHE), (64 * MIB, 8, None)),
+    ],
+)
+def test_levels_are_read_off_the_arrays(nbytes, warm, level):
+    assert level_of(BandwidthProblem("read", warm=warm), BandwidthShape(nbytes), L2) == level
+
+
+def test_where_the_cache_is_not_known_one_pass_is_of_memory():
+    assert level_of(BandwidthProblem("read"), BandwidthShape(MIB), None) == MEMORY
+    assert level_of(BandwidthProblem("read", warm=8), BandwidthShape(MIB), None) is None
+
+
+def test_the_highest_of_what_was_confirmed_is_the_roof():
+    known = roofs_of([*MEASURED, product(850.0), read(GIB, 4.3), product(940.0, data="zeros")], L2)
+    assert known.compute["bfloat16", "burst"].rate == 862.0
+    assert known.bandwidth[MEMORY, "burst"].rate == 4.39
+
+
+def test_ceilings_of_two_cards_make_no_roof_unless_asked_to():
+    one, other = replace(MEASURED[0], uuid_hash="a"), replace(MEASURED[3], uuid_hash="b")
+    with pytest.raises(IncomparableError, match="two cards, both H200"):
+        roofs_of([one, other], L2)
+    assert roofs_of([one, other], L2, anyway=True).roof("bfloat16", "burst")
+    with pytest.raises(UsageError, match="mamf roofline"):
+        roofs_of([], L2)
+
+
+def test_roofs_of_some_regimes_alone():
+    assert ROOFS.only(["sustained"]).regimes == ["sustained"]
+    with pytest.raises(UsageError, match="no ceiling is of classic: these are of burst, sustained"):
+        ROOFS.only(["classic"])
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_has_balance_points_and_each_rows_distance():
+    text = render_roofline("table", ROOFS, points_of(DECODE, ROOFS), ["head"])
+    assert "196.4" in text and "113.4" in text  # bfloat16 over memory, over the cache
+    assert "84 % of the bandwidth roof: near its limit" in text
+    assert "no bandwidth of cache is known in sustained" in text
+    assert next(line for line in text.splitlines() if " torch.mm " in line).startswith("512x8192x8192")
+
+
+def test_rows_are_told_as_csv_and_json():
+    points = points_of(DECODE, ROOFS)
+    header, first, *_ = render_roofline("csv", ROOFS, points, []).splitlines()
+    assert header.startswith("name,kernel,dtype,regime,rate,unit") and first.startswith("512x8192x8192,torch.mm")
+    told = json.loads(render_roofline("json", ROOFS, points, []))
+    assert told["rows"][0]["bound"] == "compute" and len(told["roofs"]) == 6
+    assert told["roofs"][0]["balance_memory"] == pytest.approx(862 / 4.39)
+    assert render_roofline("csv", ROOFS, [], []).count("\n") == 7
+
+
+def test_a_table_of_kernels_has_the_share_where_roofs_are_known():
+    rows = [row(BandwidthProblem(pattern), BandwidthShape(GIB), 4.0) for pattern in ("copy", "write")]
+    header = HEADER | {"plan": {"operation": "bandwidth"}, "timer": "events"}
+    header["device"] = DEVICE | {"backend": "cuda"}
+    with_roofs = render_kernels("table", rows, header, None, roofs=ROOFS)
+    assert "91.1  bandwidth, near its limit" in " ".join(with_roofs.split("\n")).replace("   ", "  ")
+    assert "roof" not in render_kernels("table", rows, header, None)
+    assert "share_of_roof" in render_kernels("csv", rows, header, None, roofs=ROOFS)
+
+
+# -- the picture -------------------------------------------------------------------------------------------------------
+
+
+def attention():
+    problem, lengths = AttentionProblem(), (512, 1024, 2048, 4096, 8192, 16384)
+    shapes = [AttentionShape(16384 // n, 16, 16, n, n, 128, 128) for n in lengths]
+    return [
+        row(problem, shape, rate * (1 - 200 / (shape.seqlen_k + 300)), kernel)
+        for shape in shapes
+        for kernel, rate in (("flash", 360.0), ("cudnn", 640.0), ("fa4", 740.0))
+    ]
+
+
+def test_ceilings_are_lines_and_rows_are_marks():
+    chart = roofline_chart(ROOFS, points_of(DECODE, ROOFS), HEADER)
+    assert {(line.of, line.is_sustained) for line in chart.lines} == {
+        *(("bfloat16", False), ("bfloat16", True), ("float8_e4m3fn", False)),
+        *((MEMORY, False), (MEMORY, True), (CACHE, False)),
+    }
+    rising = next(line for line in chart.lines if line.of == MEMORY and not line.is_sustained)
+    assert rising.end == pytest.approx((1693 / 4.39, 1693))
+    assert [mark.label for mark in chart.marks] == ["1x8192x8192", "64x8192x8192", "512x8192x8192"]
+    assert chart.marks[0].place == pytest.approx((point_of(DECODE[0], ROOFS, "").intensity, 3.7))
+
+
+def test_what_does_no_flop_is_told_and_not_drawn():
+    rows = [row(BandwidthProblem("copy"), BandwidthShape(GIB), 4.26, "torch")]
+    chart = roofline_chart(ROOFS, points_of(rows, ROOFS), HEADER)
+    assert not chart.marks
+    assert "1 of the rows, the highest 4.26 TB/s (torch 1GiB, pattern copy, warm 1)" in " ".join(chart.notes)
+
+
+def test_classes_of_a_profile_are_held_to_the_compute_roof():
+    matmul = ClassRow("matmul", 0.5, 1.0, 0.0, 10, {"bfloat16": 500 * 10**12}, 1.0)
+    other = ClassRow("norm", 0.5, 1.0, 0.0, 10, {}, 0.0)
+    unknown = ClassRow("attention", 0.5, 1.0, 0.0, 10, {"float16": 10**12}, 1.0)
+    profile = Profile(2.0, 1, "H200", True, (matmul, other, unknown), (), ())
+    found = list(profile_points(profile, ROOFS, "train.py"))
+    assert [(point.name, point.roof and round(point.roof), point.bound) for point in found] == [
+        ("matmul", 707, "compute"),
+        ("attention", None, None),
+    ]
+    chart = roofline_chart(ROOFS, found, HEADER)
+    assert not any(mark.is_placed for mark in chart.marks)
+    assert any("hollow" in note for note in chart.notes)
+
+
+def test_labels_touch_neither_one_another_nor_a_mark():
+    from matplotlib.text import Annotation, Text
+
+    chart = roofline_chart(ROOFS, points_of([*DECODE, *attention()], ROOFS), HEADER)
+    axes = draw(chart).axes[0]
+    words = {mark.label for mark in chart.marks}
+    labels = [each for each in axes.texts if isinstance(each, Annotation) and each.get_text() in words]
+    assert all(each.get_window_extent() for each in labels)  # puts them where they are drawn
+    boxes = [Text.get_window_extent(each) for each in labels]  # of the words, without the line to the mark
+    assert len(labels) == len(labelled(chart.marks)) == 9
+    assert not any(a.overlaps(b) for a in boxes for b in boxes if a is not b)
+    places = axes.transData.transform([mark.place for mark in chart.marks])
+    assert not any(box.contains(*place) for box in boxes for place in places)
+    assert {line.label for line in chart.lines} <= {each.get_text() for each in axes.texts}
+
+
+def test_labels_that_find_no_room_are_counted():
+    rows = [row(MatmulProblem(), MatmulShape(m, SIDE, SIDE), 780.0) for m in range(512, 1024, 8)]
+    axes = draw(roofline_chart(ROOFS, points_of(rows, ROOFS), HEADER)).axes[0]
+    assert "labels left out for want of room" in axes.get_title("right")
+
+
+# -- what other tools read ---------------------------------------------------------------------------------------------
+
+
+def test_tracelens_is_told_what_was_measured_and_nothing_else():
+    told = tracelens_arch(ROOFS, 150 * 10**9)
+    assert told["name"] == "H200"
+    assert told["max_achievable_tflops"] == {"matrix_bf16": 707.0, "matrix_fp8": 1693.0}
+    assert (told["mem_bw_gbps"], told["memory_gb"]) == (4380.0, 140)
+    assert told["_regimes"] == {"matrix_bf16": "sustained", "matrix_fp8": "burst", "mem_bw_gbps": "sustained"}
+    alone = tracelens_arch(roofs_of([product(862.0)], None), None)
+    assert "mem_bw_gbps" not in alone and "memory_gb" not in alone

@@ -3,6 +3,8 @@
     python tools/bench_search.py LANDSCAPE.csv               # columns m,n,k,tflops; absent shapes cannot be measured
     python tools/bench_search.py LANDSCAPE.csv --made        # on the made chips of mamf.testing.landscapes too
     python tools/bench_search.py LANDSCAPE.csv --noise 0.003 # each measurement 0.3 % off, as on a card
+    python tools/bench_search.py LANDSCAPE.csv --several     # several kernels at once, and one that is best elsewhere
+    python tools/bench_search.py LANDSCAPE.csv --only mamf   # of the searches whose names begin so
 
 "reached" is the true figure of the best shape among those measured, as a share of the landscape's best: what a search
 saw is noisy, what it found is not. A shape counts once, however often a search asks for it. Optuna's samplers run if
@@ -22,12 +24,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mamf.ceilings.search import find_best
+from mamf.ceilings.search import FIRST_SHAPES, Search, find_best
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
 from mamf.report.text import table
-from mamf.testing.landscapes import CHIPS, Landscape, made, recorded
+from mamf.testing.landscapes import BEST_ELSEWHERE, CHIPS, Landscape, made, noisy, recorded
 
-CHECKPOINTS = (50, 100, 200)
+CHECKPOINTS = (50, 100, 150, 200)
 COLUMNS = ("landscape", "search", *(f"{kind} {count}" for count in CHECKPOINTS for kind in ("median", "worst")))
 TIMES = ("ms a step", "longest")
 MADE_SIZES = range(1024, 21504, 1024)
@@ -35,18 +37,19 @@ MADE_SIZES = range(1024, 21504, 1024)
 
 @dataclass
 class Task:
-    """A landscape to be searched: absent shapes of its grid read as NaN."""
+    """A landscape to be searched: absent shapes of its grid read as NaN. ``others``: those of further kernels."""
 
     name: str
     truth: Landscape
     compute_units: int
+    others: Sequence[Landscape] = ()
     grid: MatmulGrid = field(init=False)
     best: float = field(init=False)
 
     def __post_init__(self) -> None:
         sizes = (sorted({getattr(shape, name) for shape in self.truth}) for name in "mnk")
         self.grid = MatmulGrid(*sizes)
-        self.best = max(self.truth.values(), default=0.0)
+        self.best = max(max(each.values(), default=0.0) for each in (self.truth, *self.others))
         if len(self.truth) < CHECKPOINTS[-1]:
             raise SystemExit(f"{self.name} has {len(self.truth)} shapes: a search may measure {CHECKPOINTS[-1]}")
 
@@ -60,27 +63,31 @@ class Meter:
 
     def __init__(self, task: Task, noise: float, seed: int) -> None:
         self.task = task
-        self.seen: dict[MatmulShape, float] = {}
+        self.seen: dict[tuple[MatmulShape, int], float] = {}
         self.steps: list[float] = []
         self._noise = noise
         self._random = random.Random(seed)
         self._since = time.perf_counter()
 
-    def __call__(self, shape: MatmulShape) -> float:
+    def __call__(self, shape: MatmulShape, kernel: int = 0) -> float:
         self.steps.append(time.perf_counter() - self._since)
-        if shape not in self.seen:
+        asked = shape, kernel
+        if asked not in self.seen:
             if len(self.seen) == CHECKPOINTS[-1]:
                 raise SpentError
-            self.seen[shape] = self.task.truth.get(shape, math.nan) * self._random.gauss(1.0, self._noise)
+            self.seen[asked] = self.true(*asked, math.nan) * self._random.gauss(1.0, self._noise)
         self._since = time.perf_counter()
-        return self.seen[shape]
+        return self.seen[asked]
+
+    def true(self, shape: MatmulShape, kernel: int, otherwise: float) -> float:
+        return (self.task.truth, *self.task.others)[kernel].get(shape, otherwise)
 
     def reached(self, count: int) -> float:
         """Share of the landscape's best that the first ``count`` measurements held."""
-        return max(self.task.truth.get(shape, 0.0) for shape in list(self.seen)[:count]) / self.task.best
+        return max(self.true(*asked, 0.0) for asked in list(self.seen)[:count]) / self.task.best
 
 
-Search = Callable[[Meter, int], object]
+Contender = Callable[[Meter, int], object]
 
 
 def ours(meter: Meter, seed: int) -> None:
@@ -90,6 +97,17 @@ def ours(meter: Meter, seed: int) -> None:
 
 def ours_blind(meter: Meter, seed: int) -> None:
     find_best(meter, meter.task.grid, max_measurements=CHECKPOINTS[-1], seed=seed)
+
+
+def ours_with_several_kernels(meter: Meter, seed: int) -> None:
+    """The first scouts; the others join as they do in a find."""
+    search = Search(list(meter.task.truth), "0", compute_units=meter.task.compute_units, seed=seed)
+    while (proposed := search.propose()) is not None:
+        shape, kernel = proposed
+        search.tell(proposed, meter(shape, int(kernel)))
+        if len(search.measured) == FIRST_SHAPES:
+            for number in range(1, len(meter.task.others) + 1):
+                search.add_kernel(str(number))
 
 
 def at_random(meter: Meter, seed: int) -> None:
@@ -129,7 +147,7 @@ def shape_at(axes: Sequence[Sequence[int]], place: Sequence[int]) -> MatmulShape
     return MatmulShape(*(axis[index] for axis, index in zip(axes, place, strict=True)))
 
 
-def by_optuna(sampler_name: str) -> Search:
+def by_optuna(sampler_name: str) -> Contender:
     def search(meter: Meter, seed: int) -> None:
         import optuna
 
@@ -150,16 +168,17 @@ def by_optuna(sampler_name: str) -> Search:
     return search
 
 
-SEARCHES: dict[str, Search] = {
+SEARCHES: dict[str, Contender] = {
     "mamf": ours,
     "mamf, compute units unknown": ours_blind,
+    "mamf, several kernels": ours_with_several_kernels,
     "random": at_random,
     "hill climbing": hill_climbing,
 }
 OPTUNA = {"Optuna TPE": by_optuna("TPESampler"), "Optuna GP": by_optuna("GPSampler")}
 
 
-def run(task: Task, search: Search, noise: float, seeds: int) -> list[str]:
+def run(task: Task, search: Contender, noise: float, seeds: int) -> list[str]:
     """The cells of a line: what a search reached over the seeds, and its own time."""
     meters = []
     for seed in range(seeds):
@@ -181,6 +200,20 @@ def tasks_from(options: argparse.Namespace) -> list[Task]:
     if options.made:
         shapes = MatmulGrid(MADE_SIZES, MADE_SIZES, MADE_SIZES).shapes()
         tasks += [Task(name, made(chip, shapes), chip.compute_units) for name, chip in CHIPS.items()]
+    if options.several:
+        truth = tasks[0].truth
+        alike, slower, far_slower = (
+            {shape: share * tflops for shape, tflops in noisy(truth, own, seed).items()}
+            for seed, (share, own) in enumerate(((1.0, 0.001), (0.92, 0.02), (0.7, 0.02)))
+        )
+        shapes = MatmulGrid(MADE_SIZES, MADE_SIZES, MADE_SIZES).shapes()
+        first = CHIPS["132 units"]
+        elsewhere = [made(BEST_ELSEWHERE, shapes, seed=1)]
+        tasks += [
+            Task("and one alike", truth, options.compute_units, [alike]),
+            Task("and three", truth, options.compute_units, [alike, slower, far_slower]),
+            Task("best elsewhere", made(first, shapes), first.compute_units, elsewhere),
+        ]
     return tasks
 
 
@@ -191,6 +224,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=20, help="runs of each search (default: 20)")
     parser.add_argument("--noise", type=float, default=0.0, help="standard deviation of a measurement (default: 0)")
     parser.add_argument("--made", action="store_true", help="search made landscapes of other chips too")
+    parser.add_argument("--several", action="store_true", help="landscapes of several kernels too")
+    parser.add_argument("--only", default="", metavar="NAME", help="of the searches whose names begin so")
     return parser.parse_args()
 
 
@@ -209,6 +244,7 @@ def main() -> None:
         [task.name, name, *run(task, search, options.noise, options.seeds)]
         for task in tasks
         for name, search in searches.items()
+        if name.startswith(options.only) and bool(task.others) == (search is ours_with_several_kernels)
     ]
     print(table((*COLUMNS, *TIMES), lines, COLUMNS[:2]), end="")
 

@@ -33,8 +33,7 @@ _FEWEST_TO_GIVE_UP = 40
 _HOPELESS_FAILURES = 3
 # Shapes that the surrogate predicts; a larger grid is searched by a sample and the leaders' neighbours.
 _MOST_CANDIDATES = 8192
-# The first fits teach most; later ones take longer.
-_MEASUREMENTS_PER_EARLY_FIT, _EARLY, _MEASUREMENTS_PER_FIT = 6, 60, 12
+_MEASUREMENTS_PER_FIT = 12
 # Standard deviations above the mean at which the next shape is chosen, and at which nothing promises more any longer.
 _OPTIMISM = 1.5
 _DOUBT = 3.0
@@ -126,6 +125,7 @@ class Search:
             *((shape, kernel) for shape in first),
             *(self._candidates[row] for row in order),
         ]
+        self._scouts = len(self._first)
 
     @single_threaded
     def consider(self, shapes: Sequence[MatmulShape]) -> None:
@@ -170,10 +170,9 @@ class Search:
             self.kernels = list(dict.fromkeys((*self.kernels, candidate[1])))
             self.consider([*self._shapes, candidate[0]])
         self.measured[candidate] = tflops
-        if len(self.measured) < min(FIRST_SHAPES, len(self._first)) or not self._known():
+        if len(self.measured) < self._scouts or not self._known():
             return
-        every = _MEASUREMENTS_PER_EARLY_FIT if len(self.measured) <= _EARLY else _MEASUREMENTS_PER_FIT
-        is_due = len(self.measured) % every == 0 or candidate in self._first
+        is_due = len(self.measured) % _MEASUREMENTS_PER_FIT == 0 or candidate in self._first[self._scouts :]
         if is_due or not self._surrogate.is_fitted or not tflops > 0:
             self._refit()
         else:

@@ -38,6 +38,8 @@ class FindStrategy:
     algorithm_shapes: ClassVar[int] = 3
     #: How much faster than a kernel's first algorithm another must be to stand for it in the search.
     clearly: ClassVar[float] = 0.005
+    #: Algorithms of a kernel, the likeliest first, that a quick search has the time to compile.
+    quick_algorithms: ClassVar[int] = 2
 
     def __init__(self, plan: FindPlan, kernels: Sequence[MatmulKernel], run: Runner) -> None:
         self.plan, self.kernels, self.run, self.backend = plan, kernels, run, run.backend
@@ -175,7 +177,8 @@ class FindStrategy:
 
     def _variants(self, kernel: MatmulKernel, shape: MatmulShape) -> Sequence[MatmulKernel]:
         try:
-            return kernel.variants(self.backend, self.plan.problem, shape)
+            found = kernel.variants(self.backend, self.plan.problem, shape)
+            return found[: self.quick_algorithms] if self.plan.is_quick else found
         except Exception:  # the library's own trouble with a shape: measuring the kernel will say what it is
             return (kernel,)
 
@@ -206,7 +209,8 @@ class FindStrategy:
                 break
             visits.append(row)
         finalists = frugal_and_fast(visits, self.sustained_finalists) if self.pace.visits else candidates
-        finalists += of_the_default(finalists[:1], (), self.kernels[0].name)
+        if self.pace.visits:
+            finalists += of_the_default(finalists[:1], (), self.kernels[0].name)
         finalists = list(dict.fromkeys(finalists))
         yield from self._rounds(regime, finalists, self.sustained_rounds, self.pace.chosen, 1.0)
 

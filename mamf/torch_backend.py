@@ -210,9 +210,9 @@ class AcceleratorBackend(TorchBackend):
 
     def bus_address(self) -> str | None:
         told = self.vendor().get_device_properties(self.index)
-        if not hasattr(told, "pci_bus_id"):
-            return None
-        return f"{getattr(told, 'pci_domain_id', 0):04x}:{told.pci_bus_id:02x}:{told.pci_device_id:02x}.0"
+        # Not every vendor's properties have them.
+        domain, bus, device = (getattr(told, f"pci_{part}_id", None) for part in ("domain", "bus", "device"))
+        return None if bus is None or device is None else f"{domain or 0:04x}:{bus:02x}:{device:02x}.0"
 
     def synchronize(self) -> None:
         self.vendor().synchronize(self.index)

@@ -123,7 +123,7 @@ def _rows_of_searches(evidence: Evidence) -> Iterator[Finding]:
 
 def _is_searched(evidence: Evidence, row: Measurement) -> bool:
     """Whether a row is of a search beside what the run is for."""
-    return bool(row.phase) and not (evidence.confirms_own and evidence.counts(row))
+    return bool(row.phase) and not evidence.is_guard and not (evidence.confirms_own and evidence.counts(row))
 
 
 def _rows_of_rounds(evidence: Evidence) -> Iterator[Finding]:

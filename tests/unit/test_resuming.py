@@ -233,7 +233,6 @@ def found(tmp_path_factory):
     """Logs of two finds and of attention kernels beside the first one's ceiling."""
     folder = tmp_path_factory.mktemp("ceilings")
     with pytest.MonkeyPatch.context() as patch:
-        search_little(patch)
         for name, seed in (("one", "0"), ("two", "1")):
             options = [*BACKEND, *MATMUL, "--regime", "burst", "--budget", "10s", "--seed", seed]
             assert main(["find", *options, "--output", str(folder / name)]) == 0

@@ -71,7 +71,8 @@ def run(options: argparse.Namespace) -> int:
     folder: Path = options.output_folder
     require_own(folder)
     backend = open_backend(options.backend or "auto", options.device or 0)
-    chosen_kernels(operation(options.operation), backend, options.kernel)  # what cannot be measured is said before minutes of measuring
+    # What cannot be measured is said before minutes of measuring.
+    chosen_kernels(operation(options.operation), backend, options.kernel)
     if options.ceiling and not read_run_log(options.ceiling).all_ceilings:
         raise UsageError(f"{options.ceiling} holds no ceiling: give a log of 'mamf find'")
     budget = options.budget or (_BUDGET if backend.is_accelerator else _BUDGET_OF_CPU)

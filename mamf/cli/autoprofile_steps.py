@@ -126,6 +126,14 @@ def _model_step(options: argparse.Namespace, folder: Path, backend: Backend) -> 
     where = script.origin if script and script.origin else ""
     count = _PROFILED if backend.is_accelerator else _PROFILED_OF_CPU
     layers_and_shape = ("12", "8", "1024") if backend.is_accelerator else ("2", "1", "64")
-    operands = (where, options.backend or backend.name, str(backend.index), "small", *layers_and_shape, "sdpa", str(3 * count))
+    operands = (
+        where,
+        options.backend or backend.name,
+        str(backend.index),
+        "small",
+        *layers_and_shape,
+        "sdpa",
+        str(3 * count),
+    )
     command = ("profile", "--steps", str(count), "--warmup", str(count))
     return Step("step", folder, command, operands, has_budget=False, of_ceiling=SUSTAINED)

@@ -24,7 +24,7 @@ def summary(folder: Folder) -> str:
     """The report as markdown. Every figure is of a log that is linked beside it."""
     parts = [_head(folder), _card(folder), _kernels(folder), _bounds(folder), _step(folder)]
     notes = enumerate(advice(folder, groups_of(folder.kernels)), start=1)
-    parts.append(_section("What to try next", _lines(f"{number}. {markdown_text(text.removesuffix('.'))}." for number, text in notes)))
+    parts.append(_section("What to try next", _lines(f"{number}. {markdown_text(text)}." for number, text in notes)))
     parts.append(_section("How this was made", _made(folder)))
     return "\n".join(f"{part.rstrip()}\n" for part in parts if part)
 

@@ -78,7 +78,7 @@ FLOORS = (
     ("plugins.discovery",),
     ("plugins.selection",),
     ("ceilings.ceiling",),
-    ("ceilings.share", "ceilings.candidates", "ceilings.roof", "ceilings.explanation"),
+    ("ceilings.share", "ceilings.known", "ceilings.candidates", "ceilings.roof", "ceilings.explanation"),
     ("operations.attention.rows",),
     ("logs",),
     ("finder_logs",),

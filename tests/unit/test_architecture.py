@@ -83,7 +83,7 @@ FLOORS = (
     ("logs",),
     ("finder_logs",),
     ("report", "charts"),
-    ("operations.attention.report", "operations.attention.charts"),
+    ("operations.attention.report", "operations.attention.charts", "operations.model.charts"),
     ("charts.of_log", "report.of_run", "report.notebook"),
     ("contribution",),
     ("models",),

@@ -7,7 +7,7 @@ from __future__ import annotations
 import statistics as stdlib_statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mamf.backend import Backend, OperandPool, Reading
@@ -84,7 +84,9 @@ class _Run:
             samples = self.regime.sample(checked, self.rule, estimate)
             checked.require_unchanged_operands()
             self.regime.bridge(checked.launches, samples.seconds[-1])
-        return self.judge(samples, checked.verdict, peak, reserved)
+        details = {} if peak is None else {"held_bytes": checked.held_bytes}
+        verdict = replace(checked.verdict, details={**checked.verdict.details, **details})
+        return self.judge(samples, verdict, peak, reserved)
 
     def judge(self, taken: Samples, verdict: Verdict, peak: int | None, reserved: int | None) -> Measurement:
         # A nanosecond is far below any timer's step; what is logged is then exactly what was computed with.

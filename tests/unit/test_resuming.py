@@ -4,7 +4,6 @@ import dataclasses
 import json
 
 import pytest
-from contribution_logs import search_little
 from test_attention import KERNELS, SlowAttention
 
 from mamf.cli import main

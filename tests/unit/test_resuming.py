@@ -234,9 +234,7 @@ def found(tmp_path_factory):
     for name, seed in (("one", "0"), ("two", "1")):
         options = [*BACKEND, *MATMUL, "--regime", "burst", "--budget", "10s", "--seed", seed]
         assert main(["find", *options, "--output", str(folder / name)]) == 0
-
-
-return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ OwnCeilings = dict[tuple[Any, str], Ceiling]
 #: Tiers of logs of another kind, and who reads them.
 _WITHOUT_SAMPLES = {
     "legacy": "an imported log of mamf-finder, without samples; only 'mamf show' and 'mamf results' read it",
-    "profile": "a profile of a script; only 'mamf show', 'compare' and 'roofline' read it; results/ collects none",
+    "profile": "a profile of a script; 'mamf show', 'compare' and 'roofline' read it, and results/ does not collect it",
 }
 
 

@@ -78,6 +78,7 @@ def _shown(path: Path, options: argparse.Namespace) -> int:
             top=options.top,
             width=width,
             roofs=roofs,
+            known_ceilings=log.known_ceilings,
         )
         say_lines(shown)
     elif isinstance(plan, FindPlan):

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mamf.cli import call
-from mamf.cli.autoprofile_steps import BY_USER, NO_COUNTERS, Step, steps_of
+from mamf.cli.autoprofile_steps import BY_USER, Step, no_counters, steps_of
 from mamf.cli.interruption import EXIT_CODE
 from mamf.cli.options import add_device_options, duration, size
 from mamf.cli.terminal import say, warn
@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
     _made(folder)
     if options.ceiling:
         _copied(options.ceiling, folder / LOGS["ceilings"])
-    return _Run(folder, remarks, budget).run(steps_of(options, folder, backend))
+    return _Run(folder, remarks, budget, no_counters(backend)).run(steps_of(options, folder, backend))
 
 
 def _made(folder: Path) -> None:
@@ -117,8 +117,8 @@ def _from_environment(options: argparse.Namespace, environment: Mapping[str, str
 class _Run:
     """Step after step within the budget; whatever becomes of them, the folder tells."""
 
-    def __init__(self, folder: Path, remarks: list[str], budget: float) -> None:
-        self.folder, self.remarks, self.budget = folder, remarks, budget
+    def __init__(self, folder: Path, remarks: list[str], budget: float, no_counters: str | None) -> None:
+        self.folder, self.remarks, self.budget, self.no_counters = folder, remarks, budget, no_counters
         self.ends: list[StepEnd] = []
         self.begun = time.monotonic()
 
@@ -131,7 +131,9 @@ class _Run:
             code = EXIT_CODE
         if any(end.status == "failed" for end in self.ends):
             code = code or _UNFINISHED
-        reasons = {**{step.name: "interrupted before it" for step in steps}, "counters": NO_COUNTERS}
+        reasons = {step.name: "interrupted before it" for step in steps}
+        if self.no_counters:
+            reasons["counters"] = self.no_counters
         taken = {end.name for end in self.ends}
         self.ends += [StepEnd(name, "", "left out", why) for name, why in reasons.items() if name not in taken]
         write_ends(self.folder, self.ends, self.remarks)

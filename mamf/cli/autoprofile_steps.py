@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mamf.backend import Backend
 from mamf.cli.interruption import EXIT_CODE
+from mamf.counters.running import found_ncu
+from mamf.errors import UnavailableError
 from mamf.logs.run_log import read_run_log
+from mamf.plugins.discovery import operation
 from mamf.profiling.folder import LOGS
+from mamf.profiling.groups import groups_of
 from mamf.regimes.names import BURST, SUSTAINED
 
-#: Where ``mamf counters`` joins: a step of the name ``counters`` in ``steps_of``, in place of this reason.
-NO_COUNTERS = "autoprofile does not read them, mamf counters does"
 # A CPU compiles an attention kernel for as long as all of its steps may take.
 _KERNELS_OF_CPU = ("eager", "sdpa", "sdpa-math")
 _SIZES_OF_CPU = {"seq_lens": [256, 512], "head_dims": [64], "heads": [8], "batch": [1]}
 #: Of the budget; what a step leaves is for those behind it.
-_SHARES = {"ceilings": 0.22, "bandwidth": 0.06, "kernels": 0.5}
+_SHARES = {"ceilings": 0.22, "bandwidth": 0.06, "kernels": 0.4, "counters": 0.2}
+#: Kernels whose counters are read: the fastest of the most work.
+_COUNTED = 2
 _TIME_LIMIT = "0.3s"
 BY_USER = "by the user"
 #: Profiled and timed steps, and those before them.
@@ -81,6 +85,40 @@ class Step:
         return summary["status"], summary["reason"]
 
 
+@dataclass(frozen=True)
+class CountersStep(Step):
+    """The counters of the fastest kernels on the shape of the most work, which the step before tells."""
+
+    def arguments(self, seconds: float) -> list[str]:
+        log = read_run_log(self.folder / LOGS["kernels"])
+        most = max((group for group in groups_of(log) if group.rows), key=lambda group: group.rows[0].amount)
+        best = most.rows[0]
+        of = operation(best.operation)
+        usual = of.problem_record(type(best.problem)())
+        fields = {name: value for name, value in of.problem_record(best.problem).items() if value != usual[name]}
+        dtype = fields.pop("dtype", best.problem.dtype)
+        fields.pop("out_dtype", None)
+        chosen = ("--set", *(f"{name}={value}" for name, value in fields.items())) if fields else ()
+        names = [row.kernel for row in most.rows[:_COUNTED]]
+        asked = ("--operation", of.name, "--shape", str(best.shape), "--dtype", dtype, *chosen)
+        return replace(self, command=(self.command[0], *names, *asked, *self.command[1:]))._arguments(seconds)
+
+    def _arguments(self, seconds: float) -> list[str]:
+        return super().arguments(seconds)
+
+
+def no_counters(backend: Backend) -> str | None:
+    """Why hardware counters cannot be read on a device, or None."""
+    lacking = backend.without_counters()
+    if lacking is not None:
+        return str(lacking)
+    try:
+        found_ncu(None)
+    except UnavailableError as error:
+        return str(error)
+    return None
+
+
 def steps_of(options: argparse.Namespace, folder: Path, backend: Backend) -> list[Step]:
     """What is measured on this device, in order; a ceiling that is given is not sought."""
     device = _device(options)
@@ -88,10 +126,12 @@ def steps_of(options: argparse.Namespace, folder: Path, backend: Backend) -> lis
     find = Step("ceilings", folder, ("find", *device, "--regime", *regimes), share=_SHARES["ceilings"])
     size = "4GiB" if backend.is_accelerator else "128MiB"
     memory = ("bandwidth", *device, "--pattern", "copy", "--size", size)
+    counted = CountersStep("counters", folder, ("counters", *device), (), _SHARES["counters"], of_ceiling=BURST)
     return [
         *([] if options.ceiling else [find]),
         Step("bandwidth", folder, memory, share=_SHARES["bandwidth"]),
         _kernels(options, folder, backend),
+        *([] if no_counters(backend) else [counted]),
         _model_step(options, folder, backend),
     ]
 

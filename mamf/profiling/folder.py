@@ -46,6 +46,7 @@ class Folder:
     ceilings: RunLog | None
     bandwidth: RunLog | None
     kernels: RunLog | None
+    counters: RunLog | None
     step: tuple[str, Profile] | None
     pictures: tuple[str, ...]
     ends: Mapping[str, StepEnd]
@@ -73,12 +74,13 @@ def read_folder(path: Path) -> Folder:
     held = {name: path / log for name, log in LOGS.items() if (path / log).exists()}
     if not held:
         raise UsageError(f"{path} holds no log of autoprofile: {', '.join(LOGS.values())}")
-    logs = {name: read_run_log(held[name]) for name in ("ceilings", "bandwidth", "kernels") if name in held}
+    logs = {name: read_run_log(held[name]) for name in ("ceilings", "bandwidth", "kernels", "counters") if name in held}
     ends, remarks = _read_ends(path / _STEPS)
     return Folder(
         logs.get("ceilings"),
         logs.get("bandwidth"),
         logs.get("kernels"),
+        logs.get("counters"),
         read_profile_or_none(held["step"]) if "step" in held else None,
         tuple(f"{name}.png" for name in LOGS if (path / f"{name}.png").exists()),
         {end.name: end for end in ends},

@@ -7,6 +7,8 @@ from typing import Any
 
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.share import Ceilings, mamfu
+from mamf.counters.bounds import bound
+from mamf.counters.log import counted_in, step_of
 from mamf.operations.attention.report import baseline_of, speed_up
 from mamf.profiling.advice import advice
 from mamf.profiling.folder import LOGS, SUMMARY, TABLE, Folder
@@ -145,9 +147,21 @@ def _bounds(folder: Folder) -> str:
 
 
 def _counters(folder: Folder) -> list[str]:
-    """What hardware counters add, or why there are none: the log of ``mamf counters`` is read here."""
+    """What hardware counters say bounds the best kernels, or why there are none."""
     end = folder.ends.get("counters")
-    return [f"- Hardware counters: none, {markdown_text(end.reason)}."] if end and end.status != "complete" else []
+    if folder.counters is None:
+        return [f"- Hardware counters: none, {markdown_text(end.reason)}."] if end and end.status != "complete" else []
+    held, rows = counted_in(folder.counters), {step_of(row): row for row in folder.counters.measurements if row.ok}
+    lines = []
+    for counts in held.counts:
+        row = rows.get(step_of(counts))
+        by = bound(counts, held.bandwidth, row.seconds if row else None) if counts.ok else None
+        told = f"bound by {by.by}: {by.why}" if by else counts.reason or "not counted"
+        what = f"{counts.kernel}, {counts.shape}"
+        lines.append(
+            f"- By its hardware counters ({_link('counters')}), {markdown_text(what)} is {markdown_text(told)}."
+        )
+    return lines
 
 
 def _step(folder: Folder) -> str:

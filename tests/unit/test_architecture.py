@@ -94,6 +94,7 @@ FLOORS = (
     ("api", "api.reading"),
     ("profiling",),
     ("counters",),
+    ("profiling.summary",),
     ("engine", "engine.checking"),
     ("regimes",),
     ("engine.measure",),

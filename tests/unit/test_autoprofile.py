@@ -1,12 +1,16 @@
 """mamf autoprofile: one folder whose SUMMARY.md follows from its logs, in virtual time."""
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from test_counters_command import printed
 
 from mamf.cli import main
+from mamf.counters import counting
+from mamf.counters.running import Output
 from mamf.errors import NothingProfiledError
 from mamf.logs.run_log import read_run_log
 from mamf.profiling.advice import advice
@@ -17,6 +21,7 @@ from mamf.profiling.profile import ClassRow, GapRow, Profile
 from mamf.profiling.roofs import Roofs, roofs
 from mamf.profiling.summary import summary
 from mamf.statistics import summarize
+from mamf.testing import SimulatedBackend
 
 SIZES = ["--seq-lens", "2048", "4096", "--heads", "16", "--batch", "4"]
 ASKED = ["autoprofile", "--output-folder", "out", "--ceiling", "find.jsonl", *SIZES]
@@ -80,7 +85,20 @@ def test_one_command_fills_a_folder(folder, undrawn):
         assert section in text
     for name in (*names, "kernels.md"):
         assert f"]({name})" in text
-    assert "Hardware counters: none, autoprofile does not read them, mamf counters does." in text
+    assert "Hardware counters: none, " in text
+
+
+def test_counters_of_the_fastest_kernels_say_what_bounds_them(profiled, undrawn, monkeypatch):
+    monkeypatch.setattr(SimulatedBackend, "without_counters", lambda self: None)
+    monkeypatch.setattr("mamf.counters.running.shutil.which", lambda name: sys.executable)
+    monkeypatch.setattr(counting, "output_of", lambda command: Output(printed([0]), ""))
+    assert main(ASKED) == 0
+    text, log = told(Path("out")), read_run_log(Path("out", "counters.jsonl"))
+    (row,) = log.measurements
+    longest = max(read_run_log(Path("out", "kernels.jsonl")).measurements, key=lambda each: each.amount)
+    assert (row.shape, row.problem.direction) == (longest.shape, "bwd")
+    assert "- By its hardware counters ([counters.jsonl](counters.jsonl)), simulated-attention" in text
+    assert "is bound by launch: its kernel is at work for 10% of the 1835 us that a launch takes." in text
 
 
 def test_figures_are_those_of_the_logs(folder):

@@ -1,3 +1,4 @@
+import gc
 import os
 from pathlib import Path
 
@@ -26,6 +27,12 @@ def pytest_xdist_auto_num_workers(config):
         config.option.dist = "no"
         return 0
     return None
+
+
+def pytest_collection_finish():
+    """What was imported and collected stays: no collection of garbage goes through torch and all tests again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -117,12 +117,15 @@ def _warnings_told() -> Iterator[None]:
 
 
 def _parser(given: Sequence[str]) -> Parser:
-    """All commands by name and line; only the one asked for is loaded, so that help comes at once."""
+    """All commands by name and line, or the one that comes first; only the one asked for is loaded, so that help comes
+    at once.
+    """
     parser = Parser(prog="mamf", description=_DESCRIPTION)
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and stop")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
     commands.type = str  # what follows a command is its own parser's to judge
-    for name, line in COMMANDS.items():
+    first = given[0] if given else ""
+    for name, line in {first: COMMANDS[first]}.items() if first in COMMANDS else COMMANDS.items():
         command = commands.add_parser(name, help=line, description=line)
         if name in given:
             importlib.import_module(f"mamf.cli.{_module_of(name, given)}").configure(command)

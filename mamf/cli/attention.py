@@ -19,7 +19,7 @@ from mamf.cli.attention_ceilings import (
     within,
 )
 from mamf.cli.attention_options import (
-    add_measuring_options,
+    add_ceiling_options,
     add_problem_options,
     add_shape_options,
     kernels_from,
@@ -28,6 +28,7 @@ from mamf.cli.attention_options import (
     shapes_from,
 )
 from mamf.cli.interruption import Interruption
+from mamf.cli.kernels_options import add_measuring_options
 from mamf.cli.options import add_device_options, add_output_options, terminal_width
 from mamf.cli.session import End, Resumed, Session, add_run_options, interruptible
 from mamf.cli.terminal import say, warn
@@ -60,7 +61,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     add_shape_options(parser)
     add_problem_options(parser)
-    add_measuring_options(parser)
+    add_ceiling_options(add_measuring_options(parser))
     add_device_options(parser)
     add_run_options(parser, budget="stop after so long, for example 5m; the rest can be resumed")
     add_output_options(parser, FORMATS)

@@ -10,7 +10,8 @@ from typing import Any
 
 from mamf.api.measuring import problem_for
 from mamf.backend import Backend
-from mamf.cli.options import duration, index, share, size
+from mamf.cli.kernels_options import add_common_options
+from mamf.cli.options import index, share, size
 from mamf.cli.plan_options import read_names
 from mamf.cli.resuming import Sizes, require_repeated, require_repeated_sizes
 from mamf.cli.terminal import warn
@@ -68,22 +69,14 @@ def add_shape_options(parser: argparse.ArgumentParser) -> None:
 
 def add_problem_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("problem")
-    group.add_argument("--dtype", nargs="+", help="one or several (default: the device's)")
+    add_common_options(group)
     group.add_argument("--direction", choices=DIRECTIONS, nargs="+", help="(default: fwd)")
     group.add_argument("--backward-count", choices=list(BACKWARD_COUNTS), help="FLOP of bwd (default: hardware, 2.5x)")
     group.add_argument("--sparsity", type=sparsity, nargs="+", metavar="SHARE", help="block structure of the inputs")
     group.add_argument("--seed", type=index, help="of the data (default: 0)")
-    group.add_argument(
-        "--kernel", nargs="+", help="of 'mamf kernels', or package.module:Class (default: all available)"
-    )
 
 
-def add_measuring_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("measuring")
-    group.add_argument("--regime", choices=KERNEL_REGIMES, nargs="+", help="how samples are taken (default: burst)")
-    group.add_argument("--precision", type=share, help="half-width of the median's interval to reach (default: 0.3%%)")
-    group.add_argument("--time-limit", type=duration, help="per row; after it 3 launches suffice (default: burst 1s)")
-    group.add_argument("--no-flush", action="store_true", default=None, help="burst: leave the operands in the cache")
+def add_ceiling_options(group: argparse._ArgumentGroup) -> None:
     either = group.add_mutually_exclusive_group()
     either.add_argument(
         "--ceiling", type=Path, nargs="+", metavar="LOG", help="logs of 'mamf find' (default: one is made first)"

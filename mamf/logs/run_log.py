@@ -53,7 +53,10 @@ OwnCeilings = dict[tuple[Any, str], Ceiling]
 #: Tiers of logs of another kind, and who reads them.
 _WITHOUT_SAMPLES = {
     "legacy": "an imported log of mamf-finder, without samples; only 'mamf show' and 'mamf results' read it",
-    "profile": "a profile of a script; only 'mamf show', 'compare' and 'plot' read it; results/ does not collect it",
+    "profile": (
+        "a profile of a script; only 'mamf show', 'compare', 'plot' and 'roofline' read it, and results/ does not "
+        "collect it"
+    ),
 }
 
 

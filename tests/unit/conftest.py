@@ -10,6 +10,14 @@ from contribution_logs import SIMULATED, measured, search_little
 from mamf.plugins import discovery
 
 
+@pytest.fixture(scope="session", autouse=True)
+def few_shapes():
+    """A find has little to search: how well it searches whole grids is tested in test_search.py."""
+    with pytest.MonkeyPatch.context() as patch:
+        search_little(patch)
+        yield
+
+
 @pytest.fixture
 def registered(monkeypatch):
     """The simulated kernel as an installed distribution declares one: a log names kernels, and resumes by name."""
@@ -49,6 +57,4 @@ def sweep_records(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def find_records(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        search_little(patch)
-        return measured(tmp_path_factory.mktemp("find"), "find", *SIMULATED)
+    return measured(tmp_path_factory.mktemp("find"), "find", *SIMULATED)

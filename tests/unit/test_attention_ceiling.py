@@ -7,7 +7,7 @@ import signal
 from collections import Counter
 
 import pytest
-from contribution_logs import DEVICE, found, rows, search_little, write
+from contribution_logs import DEVICE, found, rows, write
 
 from mamf.ceilings.ceiling import confirmed
 from mamf.contribution.collection import collect
@@ -27,10 +27,9 @@ STEPS = 4
 
 
 @pytest.fixture(autouse=True)
-def few_shapes(monkeypatch, registered):
-    """The simulated product is the default kernel, and a search has little to search."""
+def default_kernel(monkeypatch, registered):
+    """The simulated product."""
     monkeypatch.setattr(SimulatedMatmul, "is_default", True)
-    search_little(monkeypatch)
 
 
 @pytest.fixture

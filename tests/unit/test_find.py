@@ -11,7 +11,6 @@ import statistics
 from collections import Counter
 
 import pytest
-from contribution_logs import search_little
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,14 +36,6 @@ SIMULATED = [*BACKEND, "--kernel", "mamf.testing:SimulatedMatmul"]
 SIZES = tuple(range(2560, 20481, 2560))
 GRID = MatmulGrid(SIZES, SIZES, SIZES, most_flop=9.7e12)
 A, B, C = (MatmulShape(4096, 4096, k) for k in (1024, 2048, 4096))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def few_shapes():
-    """The search itself is tested in test_search.py; here it has little to search."""
-    with pytest.MonkeyPatch.context() as patch:
-        search_little(patch)
-        yield
 
 
 # -- ceilings --------------------------------------------------------------------------------------------------------

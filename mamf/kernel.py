@@ -131,6 +131,9 @@ class Kernel(ABC, Generic[ProblemT, ShapeT]):
     is_tried_unasked: ClassVar[bool] = True
     #: Whether its rows say what memory a launch needs.
     tells_memory: ClassVar[bool] = False
+    #: Whether they also say what the process reserved for it: blocks at hand are given back before, so that launches
+    #: of microseconds would wait for new ones.
+    tells_reserved: ClassVar[bool] = False
     #: Whether a launch that outlasts a train of bursts is unsupported there, instead of being a train of its own.
     must_fit_a_train: ClassVar[bool] = False
     #: What stands in brackets after its name, such as ``an attention kernel``; its class takes that. Empty: nothing.

@@ -38,8 +38,8 @@ class Measurement(Tabular):
     ``timer_overhead``. ``phase`` and ``round``: of a search for a ceiling, what it was taken for. ``details``: what the
     kernel said of its launch. ``peak_memory_bytes``: what a launch needs, its operands, what it saved before and what
     it allocates (attention and models only). ``peak_reserved_bytes``: what the process had taken of the device by then,
-    blocks of its allocator that nobody used among them. ``repeatability``: how far repeats lie apart, as calibrated for
-    the backend; None where that is not known, and in logs from before there was one.
+    blocks of its allocator that nobody used among them (models only). ``repeatability``: how far repeats lie apart, as
+    calibrated for the backend; None where that is not known, and in logs from before there was one.
     """
 
     shape: Any

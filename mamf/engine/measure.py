@@ -79,8 +79,11 @@ class _Run:
             estimate = checked.rehearse(backend)
             if kernel.must_fit_a_train and (reason := self.regime.outlasted_by(estimate)):
                 return self.result("unsupported", reason)
+            if kernel.tells_reserved:
+                checked.poison()
+                backend.release_memory()  # else blocks of earlier rows and of the reference would count
             peak = needed_memory(backend, checked, problem, shape) if kernel.tells_memory else None
-            reserved = backend.peak_reserved_memory() if peak is not None else None
+            reserved = backend.peak_reserved_memory() if kernel.tells_reserved and peak is not None else None
             samples = self.regime.sample(checked, self.rule, estimate)
             checked.require_unchanged_operands()
             self.regime.bridge(checked.launches, samples.seconds[-1])
@@ -145,10 +148,9 @@ def cut_short(result: Measurement, deadline: float | None, now: float) -> bool:
 
 def needed_memory(backend: Backend, checked: Checked, problem: Any, shape: Any) -> int | None:
     """Bytes that one launch needs: its operands, what was saved for it and what it allocates; None where the backend
-    does not tell. The same whatever else the process holds; what is reserved by then is counted from blocks in use on.
+    does not tell. The same whatever else the process holds.
     """
     checked.poison()  # lets go of what earlier launches returned
-    backend.release_memory()
     before = backend.allocated_memory()
     if before is None:
         return None

@@ -153,8 +153,4 @@ def test_what_the_process_took_of_the_device_is_known_where_it_is_told(cuda, all
     backend = cuda.kind(0)
     stats = {} if told is None else {"reserved_bytes.all.peak": told}
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: allocator.memory_stats(device) | stats)
-    given_back = []
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append(allocator.now("requested")))
-    assert bytes_of(backend, SdpaMath(), "fwd") > OUTPUT
     assert backend.peak_reserved_memory() == told
-    assert given_back, "blocks of earlier rows would be counted"

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import io
 import json
+from pathlib import Path
 
 import pytest
 from contribution_logs import RESULTS
@@ -290,7 +291,7 @@ def test_scaling_holds_eager_against_compiled_in_both_directions(
 
 
 def test_what_a_forward_pass_saves_stands_beside_the_memory_of_the_backward(attention, monkeypatch):
-    for name, gigabytes in (("allocated_memory", 1), ("peak_memory", 6)):
+    for name, gigabytes in (("allocated_memory", 1), ("peak_memory", 6), ("peak_reserved_memory", 9)):
         monkeypatch.setattr(SimulatedBackend, name, lambda self, value=gigabytes: value * 10**9)
     prepare = SimulatedAttention.prepare
     monkeypatch.setattr(
@@ -314,4 +315,5 @@ def test_what_a_forward_pass_saves_stands_beside_the_memory_of_the_backward(atte
     assert code == 0, err
     assert out.count("256 MB saved by the forward pass") == 2
     rows = json.loads(attention("run.jsonl", "--format", "json", name="show")[1])["measurements"]
+    assert {row.peak_reserved_bytes for row in read_run_log(Path("run.jsonl")).measurements} == {None}
     assert {(row["direction"], row["Saved memory"]) for row in rows} == {("fwd", None), ("bwd", 256.0)}

@@ -102,7 +102,10 @@ def test_memory_that_was_reserved_stands_beside_what_was_allocated(steps, run, m
     known(monkeypatch)
     for name, gigabytes in (("allocated_memory", 1), ("peak_memory", 6), ("peak_reserved_memory", 9)):
         monkeypatch.setattr(SimulatedBackend, name, lambda self, value=gigabytes: value * 10**9)
+    given_back = []
+    monkeypatch.setattr(SimulatedBackend, "release_memory", lambda self: given_back.append(self))
     code, _, err = steps()
     assert code == 0, err
+    assert len(given_back) >= 4, "blocks of earlier rows would count"
     assert "GB reserved" in run("show", "run.jsonl", "--wide")[1]
     assert {(row["GB"], row["GB reserved"]) for row in flat(run)} == {(5.0, 9.0)}

@@ -14,6 +14,7 @@ class ModelKernel(Kernel[ModelProblem, ModelShape]):
 
     operation = "model"
     tells_memory = True
+    tells_reserved = True
     must_fit_a_train = True
     dtypes: ClassVar[tuple[str, ...]] = ("bfloat16", "float32")
 

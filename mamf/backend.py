@@ -231,6 +231,12 @@ class Backend(ABC):
     def peak_memory(self) -> int | None:
         """Most bytes ever allocated since the last ``reset_peak_memory``, or None."""
 
+    def peak_reserved_memory(self) -> int | None:
+        """Most bytes that the process took of the device since the last ``reset_peak_memory``, blocks at hand that
+        nobody uses among them; None where the vendor does not tell.
+        """
+        return None
+
     def reset_peak_memory(self) -> None:
         """Start counting ``peak_memory`` anew, where the vendor can."""
 

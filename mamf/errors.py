@@ -39,7 +39,7 @@ class UnknownNameError(UsageError):
         choices = sorted(known)
         nearest = difflib.get_close_matches(name, choices, n=1)
         hint = f" (did you mean {nearest[0]!r}?)" if nearest else ""
-        super().__init__(f"unknown {what} {name!r}{hint}; known: {', '.join(choices)}")
+        super().__init__(f"unknown {what} {name!r}{hint}; known: {', '.join(choices) or 'none'}")
 
 
 class LogMismatchError(UsageError):

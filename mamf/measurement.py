@@ -37,8 +37,9 @@ class Measurement(Tabular):
     ``samples`` are seconds, one a launch (sustained: one a block, mean seconds a launch), each less the
     ``timer_overhead``. ``phase`` and ``round``: of a search for a ceiling, what it was taken for. ``details``: what the
     kernel said of its launch. ``peak_memory_bytes``: what a launch needs, its operands, what it saved before and what
-    it allocates (attention only). ``repeatability``: how far repeats lie apart, as calibrated for the backend; None
-    where that is not known, and in logs from before there was one.
+    it allocates (attention and models only). ``peak_reserved_bytes``: what the process had taken of the device by then,
+    blocks of its allocator that nobody used among them. ``repeatability``: how far repeats lie apart, as calibrated for
+    the backend; None where that is not known, and in logs from before there was one.
     """
 
     shape: Any
@@ -61,6 +62,7 @@ class Measurement(Tabular):
     round: int = 0
     details: Mapping[str, float | str] = field(default_factory=dict)
     peak_memory_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
     repeatability: Repeatability | None = None
 
     def __repr__(self) -> str:

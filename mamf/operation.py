@@ -32,6 +32,8 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     shape_example: ClassVar[str]
     #: What ``axis`` counts.
     axis_label: ClassVar[str] = "size"
+    #: Whether its work is a model's FLOP, whose shares of datasheet and ceiling are called MFU and MAMFU.
+    counts_model_flop: ClassVar[bool] = False
 
     @abstractmethod
     def default_shapes(self, backend: Backend) -> Sequence[ShapeT]:

@@ -268,6 +268,10 @@ class AcceleratorBackend(TorchBackend):
         requested = self.vendor().memory_stats(self.index).get(f"requested_bytes.all.{moment}")
         return int(allocated(self.index) if requested is None else requested)
 
+    def peak_reserved_memory(self) -> int | None:
+        reserved = self.vendor().memory_stats(self.index).get("reserved_bytes.all.peak")
+        return None if reserved is None else int(reserved)
+
     def reset_peak_memory(self) -> None:
         self.vendor().reset_peak_memory_stats(self.index)
 

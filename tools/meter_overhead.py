@@ -31,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     size = _SIZE.get(backend.name, _SIZE_ELSE)
     device = getattr(backend, "device", "cpu")
     a = torch.randn(size, size, device=device, dtype=torch.float32 if backend.name == "cpu" else torch.bfloat16)
+    _seconds_of(backend, lambda: a @ a, 50)  # the first are slower
     products = max(1, round(options.seconds / _seconds_of(backend, lambda: a @ a, 50)))
 
     def step() -> None:

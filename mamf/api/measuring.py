@@ -108,7 +108,7 @@ def search(
     - ``dtype``: of the operands, by default the device's own; or a whole ``problem``.
     - ``regime``: ``burst``, or ``sustained``, which is sought from burst: both are found then.
     - ``kernels``: the first scouts, then all are searched together; by default all but those that compile for long.
-    - ``budget_seconds``: 57 by default, or 20 where it is ``quick`` and goes through fewer rounds.
+    - ``budget_seconds``: 57 by default, or 20 where it is ``quick``: fewer rounds, by the default kernel.
 
     Raises UnavailableError, UnknownNameError or UnsupportedError for what cannot be measured, before anything is.
 
@@ -121,6 +121,8 @@ def search(
     opened = opened_backend(backend, device)
     problem = problem or problem_for(opened, dtype)
     chosen = kernels_for(opened, problem, kernels)
+    if quick and kernels is None:
+        chosen = chosen[:1]
     regimes = tuple(dict.fromkeys(("burst", regime)))
     plan = plan_for(
         opened, problem, chosen, regimes=regimes, budget_seconds=budget_seconds, precision=precision, is_quick=quick

@@ -120,6 +120,8 @@ def _cost_of_data(zeros: Measurement | None, normal: Measurement | None) -> str:
         return ""
     if zeros.rate_interval.overlaps(normal.rate_interval):
         return "data cost nothing that can be told from zeros"
+    if normal.best_rate > zeros.best_rate:
+        return "faster than on zeros: no cost of data, the device was not at rest (measure again)"
     before, after = zeros.conditions.clock_hz, normal.conditions.clock_hz
     if not before or not after:
         return "what real data cost; no sensor tells the clock"

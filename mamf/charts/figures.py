@@ -44,6 +44,11 @@ class Described(Protocol):
     def notes(self) -> tuple[str, ...]: ...
 
 
+def palette(count: int) -> list[str]:
+    """So many colours, each told from those beside it."""
+    return [_COLOURS[number % len(_COLOURS)] for number in range(count)]
+
+
 def styles_of(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Colour and marker by name, whatever the order of the names."""
     return {

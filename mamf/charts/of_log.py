@@ -18,6 +18,8 @@ from mamf.logs.run_log import RunLog
 from mamf.operations.attention.charts import attention_chart
 from mamf.operations.attention.operation import Attention
 from mamf.operations.attention.shapes import DIRECTIONS
+from mamf.operations.model.charts import model_chart
+from mamf.operations.model.operation import Model
 from mamf.plans import EXPLAIN, ROOFLINE, FindPlan, KernelsPlan
 
 
@@ -59,5 +61,7 @@ def _chart_of(
         if quantities and drawn != ("tflops",):
             raise UsageError(f"{log.path} is of a find, whose shapes take incomparable times: draw tflops alone")
         return find_chart(rows, log.ceilings, log.header, regime)
+    if isinstance(plan, KernelsPlan) and plan.operation == Model.name and not quantities:
+        return model_chart(rows, log.known_ceilings, log.header, regime)
     kind = kernels_chart if isinstance(plan, KernelsPlan) else sweep_chart
     return kind(rows, log.header, regime, drawn if quantities else ("tflops",))

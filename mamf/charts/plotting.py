@@ -17,6 +17,8 @@ from mamf.charts.chart import Axis, Chart, Line, Panel, limits, with_visible_tex
 from mamf.charts.figures import DPI, GREY, SMALL, TEXT, WIDTH, Named, arrange, styles_of
 from mamf.charts.roofline import RooflineChart
 from mamf.charts.roofline_drawing import draw_roofline
+from mamf.charts.stacked import StackedChart
+from mamf.charts.stacked_drawing import draw_stacked
 from mamf.charts.waterfall import WaterfallChart
 from mamf.charts.waterfall_drawing import draw_waterfall
 from mamf.errors import UnavailableError, UsageError
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Picture = Chart | RooflineChart | WaterfallChart
+Picture = Chart | RooflineChart | StackedChart | WaterfallChart
 FILE_TYPES = ("png", "svg")
 # Characters of all panels' titles in a row that fit the width.
 _PANEL_TITLES_LENGTH = 132
@@ -49,6 +51,8 @@ def draw(chart: Picture) -> Figure:
         shown = with_visible_texts(chart)
         if isinstance(shown, RooflineChart):
             draw_roofline(figure, shown)
+        elif isinstance(shown, StackedChart):
+            draw_stacked(figure, shown)
         elif isinstance(shown, WaterfallChart):
             draw_waterfall(figure, shown)
         else:

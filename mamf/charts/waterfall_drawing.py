@@ -46,16 +46,16 @@ def _draw_bars(axes: Axes, bars: Sequence[Bar], colour: str, letters: int, top: 
     places = range(len(bars))
     axes.bar(places, [bar.tflops for bar in bars], color=colour, width=0.7)
     for place, bar in zip(places, bars, strict=True):
-        lost = max(bar.lost, 0.0)
+        lost, end = max(bar.lost, 0.0), bar.tflops
         if lost:
             axes.bar(place, lost, bottom=bar.tflops, color=_LOST, alpha=0.25, width=0.7)
         if bar.interval is not None:
-            low, high = bar.interval
-            axes.plot([place, place], [low, high], color="black", linewidth=1.5)
+            low, end = bar.interval
+            axes.plot([place, place], [low, end], color="black", linewidth=1.5)
         figure = f"{bar.tflops:.4g}" + (f"\n{bar.told}" if bar.told else "")
         axes.annotate(
             figure,
-            (place, bar.tflops + lost),
+            (place, min(max(bar.tflops + lost, end), top / _HEADROOM)),
             xytext=(0, 4),
             textcoords="offset points",
             fontsize=SMALL,

@@ -19,14 +19,16 @@ from mamf.cli.attention_ceilings import (
     within,
 )
 from mamf.cli.attention_options import (
-    add_measuring_options,
+    add_ceiling_options,
     add_problem_options,
     add_shape_options,
+    kernels_from,
     plan_from,
     require_repeated_plan,
     shapes_from,
 )
 from mamf.cli.interruption import Interruption
+from mamf.cli.kernels_options import add_measuring_options
 from mamf.cli.options import add_device_options, add_output_options, terminal_width
 from mamf.cli.session import End, Resumed, Session, add_run_options, interruptible
 from mamf.cli.terminal import say, warn
@@ -49,6 +51,7 @@ _A_MOMENT = 1e-9
 _EXAMPLES = """examples:
   mamf attention                                        what is installed, bf16, 1k to 16k, head dimension 128
   mamf attention --preset fa3-paper --direction fwd bwd --ceiling LOG
+  mamf attention --preset scaling --no-ceiling          eager against compiled as sizes grow, until memory ends
   mamf attention --seq-lens 256 512 --head-dims 64      small enough for a CPU
   mamf attention --kernel sdpa-cudnn my.module:MyKernel --baseline sdpa-cudnn
 """
@@ -58,7 +61,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     add_shape_options(parser)
     add_problem_options(parser)
-    add_measuring_options(parser)
+    add_ceiling_options(add_measuring_options(parser))
     add_device_options(parser)
     add_run_options(parser, budget="stop after so long, for example 5m; the rest can be resumed")
     add_output_options(parser, FORMATS)
@@ -106,7 +109,7 @@ class _AttentionSession(Session[KernelsPlan]):
 
     def _kernels(self) -> list[tuple[str, AnyKernel]]:
         """The kernels by the names that they are asked for."""
-        names = self.before.kernels if self.before else self.options.kernel
+        names = self.before.kernels if self.before else kernels_from(self.options, self.backend)
         return chosen_kernels(operation(Attention.name), self.backend, names)
 
     def _plan(self) -> KernelsPlan:

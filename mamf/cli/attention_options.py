@@ -10,9 +10,11 @@ from typing import Any
 
 from mamf.api.measuring import problem_for
 from mamf.backend import Backend
-from mamf.cli.options import duration, index, share, size
+from mamf.cli.kernels_options import add_common_options
+from mamf.cli.options import index, share, size
 from mamf.cli.plan_options import read_names
 from mamf.cli.resuming import Sizes, require_repeated, require_repeated_sizes
+from mamf.cli.terminal import warn
 from mamf.limits import require_steps
 from mamf.operations.attention.shapes import (
     BACKWARD_COUNTS,
@@ -67,22 +69,14 @@ def add_shape_options(parser: argparse.ArgumentParser) -> None:
 
 def add_problem_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("problem")
-    group.add_argument("--dtype", nargs="+", help="one or several (default: the device's)")
+    add_common_options(group)
     group.add_argument("--direction", choices=DIRECTIONS, nargs="+", help="(default: fwd)")
     group.add_argument("--backward-count", choices=list(BACKWARD_COUNTS), help="FLOP of bwd (default: hardware, 2.5x)")
     group.add_argument("--sparsity", type=sparsity, nargs="+", metavar="SHARE", help="block structure of the inputs")
     group.add_argument("--seed", type=index, help="of the data (default: 0)")
-    group.add_argument(
-        "--kernel", nargs="+", help="of 'mamf kernels', or package.module:Class (default: all available)"
-    )
 
 
-def add_measuring_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("measuring")
-    group.add_argument("--regime", choices=KERNEL_REGIMES, nargs="+", help="how samples are taken (default: burst)")
-    group.add_argument("--precision", type=share, help="half-width of the median's interval to reach (default: 0.3%%)")
-    group.add_argument("--time-limit", type=duration, help="per row; after it 3 launches suffice (default: burst 1s)")
-    group.add_argument("--no-flush", action="store_true", default=None, help="burst: leave the operands in the cache")
+def add_ceiling_options(group: argparse._ArgumentGroup) -> None:
     either = group.add_mutually_exclusive_group()
     either.add_argument(
         "--ceiling", type=Path, nargs="+", metavar="LOG", help="logs of 'mamf find' (default: one is made first)"
@@ -100,7 +94,7 @@ def shapes_from(options: argparse.Namespace, tokens: int = _TOKENS) -> tuple[Att
     """Every combination of the sizes asked for, ``tokens`` in all where no batch is given. Raises UsageError for heads
     that cannot share kv heads.
     """
-    preset = PRESETS[options.preset] if options.preset else _DEFAULT
+    preset = preset_of(options)
     found: dict[AttentionShape, None] = {}
     sizes: tuple[Sequence[Any], ...] = (
         options.head_dims or preset.head_dims,
@@ -121,6 +115,23 @@ def shapes_from(options: argparse.Namespace, tokens: int = _TOKENS) -> tuple[Att
     return tuple(found)
 
 
+def preset_of(options: argparse.Namespace) -> Preset:
+    return PRESETS[options.preset] if options.preset else _DEFAULT
+
+
+def kernels_from(options: argparse.Namespace, backend: Backend) -> Sequence[str] | None:
+    """The kernels asked for, or those of the preset that can be used here; None for all. What is left out is said."""
+    of_preset = preset_of(options).kernels
+    if options.kernel or not of_preset:
+        return options.kernel  # type: ignore[no-any-return]
+    reasons = {name: attention_kernel(name).unavailable(backend) for name in of_preset}
+    able = [name for name in of_preset if reasons[name] is None]
+    for name in of_preset:
+        if able and reasons[name]:
+            warn(f"{name} is left out: {reasons[name]}")
+    return able or of_preset
+
+
 def sizes_from(options: argparse.Namespace) -> Sizes:
     """The sizes asked for, but for those of a preset."""
     given = {name: (axis, getattr(options, name)) for name, axis in _AXES.items() if getattr(options, name)}
@@ -132,7 +143,7 @@ def problems_from(options: argparse.Namespace, backend: Backend) -> tuple[Attent
     return tuple(
         AttentionProblem(dtype, direction, "normal", options.seed or 0, options.backward_count or "hardware", sparse)
         for dtype in dict.fromkeys(dtypes)
-        for direction in dict.fromkeys(options.direction or ["fwd"])
+        for direction in dict.fromkeys(options.direction or preset_of(options).directions or ["fwd"])
         for sparse in dict.fromkeys(options.sparsity or [0.0])
     )
 

@@ -17,7 +17,8 @@ from mamf.cli.terminal import say, warn
 from mamf.errors import MamfError, UsageError
 from mamf.files import create_whole, write_whole
 from mamf.logs.run_log import read_run_log
-from mamf.plugins.discovery import open_backend
+from mamf.plugins.discovery import open_backend, operation
+from mamf.plugins.selection import chosen_kernels
 from mamf.profiling.folder import LOGS, SUMMARY, TABLE, StepEnd, read_folder, require_own, write_ends
 from mamf.profiling.summary import summary
 from mamf.report.of_run import render_kernels_run
@@ -70,6 +71,10 @@ def run(options: argparse.Namespace) -> int:
     folder: Path = options.output_folder
     require_own(folder)
     backend = open_backend(options.backend or "auto", options.device or 0)
+    # What cannot be measured is said before minutes of measuring.
+    chosen_kernels(operation(options.operation), backend, options.kernel)
+    if options.ceiling and not read_run_log(options.ceiling).all_ceilings:
+        raise UsageError(f"{options.ceiling} holds no ceiling: give a log of 'mamf find'")
     budget = options.budget or (_BUDGET if backend.is_accelerator else _BUDGET_OF_CPU)
     _made(folder)
     if options.ceiling:
@@ -86,8 +91,6 @@ def _made(folder: Path) -> None:
 
 def _copied(ceiling: Path, own: Path) -> None:
     """The log that all shares are of belongs to the folder. Raises UsageError where it is not the one there."""
-    if not read_run_log(ceiling).all_ceilings:
-        raise UsageError(f"{ceiling} holds no ceiling: give a log of 'mamf find'")
     if not own.exists():
         create_whole(own, ceiling.read_bytes())
     elif own.read_bytes() != ceiling.read_bytes():

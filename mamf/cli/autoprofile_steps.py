@@ -92,7 +92,7 @@ def steps_of(options: argparse.Namespace, folder: Path, backend: Backend) -> lis
         *([] if options.ceiling else [find]),
         Step("bandwidth", folder, memory, share=_SHARES["bandwidth"]),
         _kernels(options, folder, backend),
-        _model_step(folder, backend),
+        _model_step(options, folder, backend),
     ]
 
 
@@ -120,12 +120,20 @@ def _kernels(options: argparse.Namespace, folder: Path, backend: Backend) -> Ste
     return Step("kernels", folder, command, (), share, of_ceiling=BURST, without_ceiling=("--no-ceiling",))
 
 
-def _model_step(folder: Path, backend: Backend) -> Step:
+def _model_step(options: argparse.Namespace, folder: Path, backend: Backend) -> Step:
     """A training step of GPT-2 small, profiled; on a CPU of two of its layers."""
     script = importlib.util.find_spec("mamf.profiling.scripts.model_step")
     where = script.origin if script and script.origin else ""
     count = _PROFILED if backend.is_accelerator else _PROFILED_OF_CPU
     layers_and_shape = ("12", "8", "1024") if backend.is_accelerator else ("2", "1", "64")
-    operands = (where, backend.name, str(backend.index), "small", *layers_and_shape, "sdpa", str(3 * count))
+    operands = (
+        where,
+        options.backend or backend.name,
+        str(backend.index),
+        "small",
+        *layers_and_shape,
+        "sdpa",
+        str(3 * count),
+    )
     command = ("profile", "--steps", str(count), "--warmup", str(count))
     return Step("step", folder, command, operands, has_budget=False, of_ceiling=SUSTAINED)

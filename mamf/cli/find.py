@@ -67,7 +67,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--quick",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help=f"both ceilings in {QUICK_BUDGET_SECONDS:.0f}s, in fewer rounds",
+        help=f"both ceilings in {QUICK_BUDGET_SECONDS:.0f}s, in fewer rounds, by the default kernel",
     )
     search.add_argument("--precision", type=share, help="half-width of an interval to reach (default: 0.3%%)")
     add_device_options(parser)
@@ -117,6 +117,8 @@ class _FindSession(Session[FindPlan]):
         options, backend = self.options, self.backend
         problem = problem_from(options, backend)
         kernels = kernels_for(backend, problem, options.kernel)
+        if options.quick and not options.kernel:
+            kernels = kernels[:1]  # compiling others takes too long
         plan = plan_for(
             backend,
             problem,

@@ -43,12 +43,14 @@ def add_common_options(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def add_measuring_options(parser: argparse.ArgumentParser) -> None:
+def add_measuring_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """How rows of kernels of any operation are measured."""
     group = parser.add_argument_group("measuring")
     group.add_argument("--regime", choices=KERNEL_REGIMES, nargs="+", help="how samples are taken (default: burst)")
     group.add_argument("--precision", type=share, help="half-width of the median's interval to reach (default: 0.3%%)")
     group.add_argument("--time-limit", type=duration, help="per row; after it 3 launches suffice (default: burst 1s)")
     group.add_argument("--no-flush", action="store_true", default=None, help="burst: leave the operands in the cache")
+    return group
 
 
 def fields_of(of: AnyOperation) -> dict[str, Any]:

@@ -86,6 +86,7 @@ class KernelsSession(Session[KernelsPlan]):
         self.plan = self._plan()
         kept = self.log.lasting if self.log else []
         self.rows = list(kept)
+        self.known_ceilings = dict(self.log.known_ceilings) if self.log else {}
         self.held = {self._step(row) for row in kept if not row.phase}
         self.sweep = self.strategy()
         # A library may have swallowed the exception while it was imported.
@@ -168,6 +169,7 @@ class KernelsSession(Session[KernelsPlan]):
             header,
             summary,
             own_ceilings=self.own_ceilings(),
+            known_ceilings=self.known_ceilings,
             top=self.options.top,
             width=terminal_width(self.options),
         )

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from mamf.cli import kernels_sweep
+from mamf.cli.model_ceilings import given, known_here, require_repeated
 from mamf.cli.options import size
+from mamf.logs.writer import RunLogWriter
 from mamf.operations.model.shapes import OPTIMIZERS, PHASES, SIZES, STYLES
 
 _OPERATION = "model"
@@ -49,8 +53,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--attention", nargs="+", metavar="KERNEL", help="any of 'mamf kernels' (default: sdpa)")
     group.add_argument("--compile", action="store_true", default=None, help="under torch.compile too")
     group.add_argument("--dtype", nargs="+", help="of parameters and activations (default: the device's)")
+    parser.add_argument(
+        "--ceiling", type=Path, nargs="+", metavar="LOG", help="of 'mamf find', for MAMFU (default: as 'mamf peak')"
+    )
     kernels_sweep.add_run(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, session=ModelSession)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -59,6 +66,30 @@ def run(options: argparse.Namespace) -> int:
     options.set = [f"{name}={value}" for name, value in {**architecture(options), **varied(options)}.items()]
     options.kernel = kernels(options)
     return kernels_sweep.run(options)
+
+
+class ModelSession(kernels_sweep.KernelsSession):
+    """Steps of models, and the ceilings that they are shares of."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.given = given(self.options, self._wanted(), self.backend)
+        require_repeated(self.options, self.known_ceilings, self.given)
+        self.known_ceilings |= self.given
+
+    def _wanted(self) -> list[tuple[str, str]]:
+        """Ceilings by dtype and regime."""
+        dtypes = dict.fromkeys(problem.dtype for problem in self.plan.problems)
+        return [(dtype, regime) for dtype in dtypes for regime in self.plan.regimes]
+
+    def before_measuring(self, writer: RunLogWriter) -> None:
+        missing = [key for key in self._wanted() if key not in self.known_ceilings]
+        self.known_ceilings |= {(each.dtype, each.regime): each for each in known_here(self.backend, missing)}
+        held = self.log.known_ceilings if self.log else {}
+        with self.interruption.shielded():
+            for key, ceiling in self.known_ceilings.items():
+                if key not in held:
+                    writer.write("known_ceiling", asdict(ceiling))
 
 
 def shapes(options: argparse.Namespace) -> list[str] | None:

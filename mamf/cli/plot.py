@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from mamf.charts.chart import QUANTITIES
 from mamf.charts.of_log import chart_of
 from mamf.charts.plotting import Picture, draw, exists, file_type, save
+from mamf.charts.stacked import StackedChart
 from mamf.cli.reading import read_log
 from mamf.cli.terminal import say, warn
 from mamf.counters.chart import counters_chart
 from mamf.counters.log import counted_in
+from mamf.errors import UsageError
 from mamf.logs.run_log import RunLog
 from mamf.operations.attention.rows import is_attention
 from mamf.operations.attention.shapes import DIRECTIONS
+from mamf.profiling.chart import profile_chart
+from mamf.profiling.log import read_profile_or_none
+from mamf.profiling.profile import Profile
 from mamf.regimes.names import NAMES
 
 _EXAMPLES = """examples:
   mamf plot attention.jsonl                                 attention.png: TFLOPS and time against sequence length
   mamf plot attention.jsonl --direction fwd --quantity tflops --output forward.svg
   mamf plot sweep.jsonl --regime burst
+  mamf plot model.jsonl                                     a model's step by phase, and its MAMFU
+  mamf plot eager.jsonl flash.jsonl --output step.png       profiles: a bar a run, stacked by class
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
-    parser.add_argument("log", type=Path, metavar="LOG", help="a run log of any kind")
+    parser.add_argument("logs", type=Path, nargs="+", metavar="LOG", help="a run log of any kind; of profiles several")
     parser.add_argument(
         "--output", type=Path, metavar="FILE", help=".png or .svg (default: the log's name, .png, here)"
     )
@@ -44,20 +52,39 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    log = read_log(options.log)
-    path = options.output or Path(f"{options.log.stem}.png")
+    path = options.output or Path(f"{options.logs[0].stem}.png")
     file_type(path)
     if path.exists() and not options.overwrite:
         raise exists(path)
-    _tell_other_regimes(log, options.regime)
-    chart: Picture
-    if log.counter_records:
-        chart = counters_chart(log.measurements, counted_in(log), log.header)
-    else:
-        chart = chart_of(log, options.regime, options.direction, options.quantity)
-    save(draw(chart), path, options.overwrite)
+    save(draw(_picture(options)), path, options.overwrite)
     say(f"figure: {path}")
     return 0
+
+
+def _picture(options: argparse.Namespace) -> Picture:
+    profiles = [read_profile_or_none(path) for path in options.logs]
+    if any(profiles):
+        return _of_profiles(options, profiles)
+    if len(options.logs) > 1:
+        raise UsageError("several logs in one picture are of 'mamf profile' alone: draw others one by one")
+    log = read_log(options.logs[0])
+    _tell_other_regimes(log, options.regime)
+    if log.counter_records:
+        return counters_chart(log.measurements, counted_in(log), log.header)
+    return chart_of(log, options.regime, options.direction, options.quantity)
+
+
+def _of_profiles(options: argparse.Namespace, found: Sequence[tuple[str, Profile] | None]) -> StackedChart:
+    """Bars are called as their logs are."""
+    for given in ("regime", "direction", "quantity"):
+        if getattr(options, given):
+            raise UsageError(f"a profile has no {given}: leave --{given} out")
+    runs = []
+    for path, read in zip(options.logs, found, strict=True):
+        if read is None:
+            raise UsageError(f"{path} is no profile: draw it by itself")
+        runs.append((path.stem, read[1]))
+    return profile_chart(runs)
 
 
 def _tell_other_regimes(log: RunLog, wanted: str | None) -> None:

@@ -7,6 +7,7 @@ import functools
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from mamf.api.reading import load_ceiling
@@ -19,6 +20,7 @@ from mamf.measurement import TERA
 from mamf.models.known_ceilings import peak
 from mamf.profiling.kernel_tables import read_kernel_table
 from mamf.profiling.log import create_profile_log, write_profile
+from mamf.profiling.memory import MemoryWatch
 from mamf.profiling.profile import PeakOf, Profile, profile_of
 from mamf.profiling.report import render_profile
 from mamf.profiling.running import StepProfiler, is_reporting_rank, profile_script, run_script
@@ -62,6 +64,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--trace", type=Path, metavar="FILE", help="keep the steps as a Chrome trace, for Perfetto")
     parser.add_argument(
+        "--memory", type=Path, metavar="FILE", help="keep the steps' allocations (CUDA), and tell what holds the peak"
+    )
+    parser.add_argument(
         "--from",
         dest="source",
         type=Path,
@@ -86,12 +91,18 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"cannot run {script}: there is no such file")
     if not is_reporting_rank():
         return run_script(script, arguments)
-    _require_place(options.trace)
+    _require_place(options.trace, "--trace")
+    _require_place(options.memory, "--memory")
     return _profile(options, script, arguments, peak_of)
 
 
 def _read(options: argparse.Namespace, peak_of: PeakOf) -> int:
-    for given, name in ((options.script, "a SCRIPT"), (options.calls, "--calls"), (options.trace, "--trace")):
+    for given, name in (
+        (options.script, "a SCRIPT"),
+        (options.calls, "--calls"),
+        (options.trace, "--trace"),
+        (options.memory, "--memory"),
+    ):
         if given:
             raise UsageError(f"--from reads a trace that is there already: leave {name} out")
     read = read_kernel_table if options.source.suffix == ".csv" else read_chrome_trace
@@ -102,22 +113,27 @@ def _read(options: argparse.Namespace, peak_of: PeakOf) -> int:
 
 
 def _profile(options: argparse.Namespace, script: Path, arguments: Sequence[str], peak_of: PeakOf) -> int:
-    profiler = StepProfiler(options.steps, options.warmup)
+    memory = None if options.memory is None else MemoryWatch(options.memory)
+    profiler = StepProfiler(options.steps, options.warmup, memory)
     with tempfile.TemporaryDirectory() as folder, _log(options, script) as log:
         code = profile_script(script, arguments, profiler, options.calls)
         trace = options.trace or Path(folder, "trace.json")
         profiler.write_trace(trace)
         profile = profile_of(read_chrome_trace(trace), peak_of, profiler.unprofiled_step_seconds)
+        if memory is not None:
+            profile = replace(profile, memory=memory.rows)
         _tell(options, script, profile, log)
+    if memory is not None and memory.remark:
+        warn(memory.remark)
     return code
 
 
-def _require_place(trace: Path | None) -> None:
+def _require_place(path: Path | None, option: str) -> None:
     """What can be known of a file before the script runs for hours."""
-    if trace is not None and trace.exists():
-        raise UsageError(f"{trace} exists and is not overwritten: name another --trace")
-    if trace is not None and not trace.parent.is_dir():
-        raise UsageError(f"cannot write {trace}: there is no such folder; name another --trace")
+    if path is not None and path.exists():
+        raise UsageError(f"{path} exists and is not overwritten: name another {option}")
+    if path is not None and not path.parent.is_dir():
+        raise UsageError(f"cannot write {path}: there is no such folder; name another {option}")
 
 
 @contextmanager

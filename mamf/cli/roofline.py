@@ -32,7 +32,7 @@ from mamf.report.tracelens import tracelens_arch
 _EXAMPLES = """examples:
   mamf roofline                                             measure the device's ceilings: its roofs and balance points
   mamf roofline --dtype bfloat16 fp8 --budget 2m --output roofline.png
-  mamf roofline --ceiling roofline.jsonl attention.jsonl decode.jsonl --output roofline.svg
+  mamf roofline attention.jsonl decode.jsonl --ceiling roofline.jsonl --output roofline.svg
   mamf roofline --ceiling find.jsonl bandwidth.jsonl --export tracelens --export-file h200.json
 """
 _EXPORTS = ("tracelens",)

@@ -78,6 +78,7 @@ def _shown(path: Path, options: argparse.Namespace) -> int:
             top=options.top,
             width=width,
             roofs=roofs,
+            known_ceilings=log.known_ceilings,
         )
         say_lines(shown)
     elif isinstance(plan, FindPlan):
@@ -94,5 +95,5 @@ def require_rows(log: RunLog) -> None:
     if not is_of_rows or (isinstance(plan, KernelsPlan) and has_own_report(plan.operation)):
         raise UsageError(
             f"{log.path}: --ceiling shows shares of the rows of a sweep; those of others are shown by 'mamf roofline "
-            "--ceiling LOG ROWS'"
+            "ROWS --ceiling LOG'"
         )

@@ -158,7 +158,8 @@ def _rows_of_search(plan: FindPlan, found: Iterable[tuple[int, dict[str, Any], M
         shape = record["shape"]
         if _planned_kernel(plan.kernels, row.kernel) not in plan.kernels:
             yield Finding("foreign-row", f"{row.shape} by {row.kernel} is not of this run's plan", line)
-        if row.phase == "scout" and any(shape[axis] not in on_grid[axis] for axis in "mnk"):
+        is_of_grid = row.shape in plan.priors or all(shape[axis] in on_grid[axis] for axis in "mnk")
+        if row.phase == "scout" and not is_of_grid:
             yield Finding("foreign-row", f"the scout {row.shape} is not of the grid", line)
         if row.phase in (CHOOSE, CONFIRM):
             rounds.setdefault((row.regime, row.phase), set()).add(row.round)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import statistics as stdlib_statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mamf.backend import Backend, OperandPool, Reading
@@ -80,12 +80,15 @@ class _Run:
             if kernel.must_fit_a_train and (reason := self.regime.outlasted_by(estimate)):
                 return self.result("unsupported", reason)
             peak = needed_memory(backend, checked, problem, shape) if kernel.tells_memory else None
+            reserved = backend.peak_reserved_memory() if peak is not None else None
             samples = self.regime.sample(checked, self.rule, estimate)
             checked.require_unchanged_operands()
             self.regime.bridge(checked.launches, samples.seconds[-1])
-        return self.judge(samples, checked.verdict, peak)
+        details = {} if peak is None else {"held_bytes": checked.held_bytes}
+        verdict = replace(checked.verdict, details={**checked.verdict.details, **details})
+        return self.judge(samples, verdict, peak, reserved)
 
-    def judge(self, taken: Samples, verdict: Verdict, peak: int | None) -> Measurement:
+    def judge(self, taken: Samples, verdict: Verdict, peak: int | None, reserved: int | None) -> Measurement:
         # A nanosecond is far below any timer's step; what is logged is then exactly what was computed with.
         seconds = [round(sample, 9) for sample in taken.seconds]
         work = self.problem.work(self.shape)
@@ -95,6 +98,7 @@ class _Run:
             "error": verdict.error,
             "details": verdict.details,
             "peak_memory_bytes": peak,
+            "peak_reserved_bytes": reserved,
             "samples": tuple(possible),
             "implausible_samples": tuple(impossible),
             "launches": taken.launches,
@@ -141,9 +145,10 @@ def cut_short(result: Measurement, deadline: float | None, now: float) -> bool:
 
 def needed_memory(backend: Backend, checked: Checked, problem: Any, shape: Any) -> int | None:
     """Bytes that one launch needs: its operands, what was saved for it and what it allocates; None where the backend
-    does not tell. The same whatever else the process holds.
+    does not tell. The same whatever else the process holds; what is reserved by then is counted from blocks in use on.
     """
     checked.poison()  # lets go of what earlier launches returned
+    backend.release_memory()
     before = backend.allocated_memory()
     if before is None:
         return None

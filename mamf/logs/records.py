@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from datetime import datetime, timezone
 from typing import Any
 
 from mamf.ceilings.ceiling import Ceiling
+from mamf.ceilings.known import KnownCeiling
 from mamf.logs.known import operation_called, operation_of_record
 from mamf.measurement import STATUSES, Conditions, Measurement
 from mamf.operations.matmul.kernel import MatmulProblem
@@ -61,6 +62,7 @@ def measurement_record(row: Measurement) -> dict[str, Any]:
         "is_reference": row.is_reference,
         "details": dict(row.details),
         "peak_memory_bytes": row.peak_memory_bytes,
+        "peak_reserved_bytes": row.peak_reserved_bytes,
         "repeatability": repeatability_record(row.repeatability),
         "phase": row.phase,
         "round": row.round,
@@ -106,6 +108,7 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
         is_reference=record["is_reference"],
         details=record.get("details", {}),
         peak_memory_bytes=record.get("peak_memory_bytes"),
+        peak_reserved_bytes=record.get("peak_reserved_bytes"),
         repeatability=repeatability_from_record(record),
         phase=record.get("phase", ""),
         round=record.get("round", 0),
@@ -179,6 +182,13 @@ def ceiling_from_record(record: Mapping[str, Any], header: Mapping[str, Any]) ->
         gain_over_default=record["gain_over_default"],
         repeatability=repeatability_from_record(record),
     )
+
+
+def known_ceiling_from_record(record: Mapping[str, Any]) -> KnownCeiling:
+    """Raises ValueError for a rate that is none."""
+    if not record["tflops"] > 0:
+        raise ValueError(f"a known ceiling of {record['tflops']} TFLOPS")
+    return KnownCeiling(**{each.name: record[each.name] for each in fields(KnownCeiling)})
 
 
 def repeatability_record(known: Repeatability | None) -> dict[str, Any] | None:

@@ -5,15 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mamf.ceilings.roof import Roofs, require_same_device, roofs_of
+from mamf.errors import UsageError
 from mamf.logs.run_log import RunLog
 
 
 def roofs_of_logs(logs: Iterable[RunLog], anyway: bool = False) -> Roofs:
     """Of the ceilings that logs hold: of finds of products, of bandwidth, of rooflines.
 
-    Raises UsageError where they hold none, IncomparableError for those of several cards, unless ``anyway``.
+    Raises UsageError for a log that holds none, IncomparableError for those of several cards, unless ``anyway``.
     """
     logs = list(logs)
+    for log in logs:
+        if not log.all_ceilings and not log.own_ceilings:
+            raise UsageError(
+                f"{log.path} holds no ceiling: give logs of 'mamf find', of 'mamf find --operation bandwidth' or of "
+                "'mamf roofline'; logs whose rows are placed stand before --ceiling"
+            )
     ceilings = [each for log in logs for each in (*log.all_ceilings.values(), *log.own_ceilings.values())]
     cache_bytes = next((size for log in logs if (size := log.header["device"]["cache_bytes"])), None)
     return roofs_of(ceilings, cache_bytes, anyway)

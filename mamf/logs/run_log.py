@@ -24,9 +24,16 @@ from typing import Any
 
 from mamf.backend import DeviceInfo
 from mamf.ceilings.ceiling import Ceiling
+from mamf.ceilings.known import KnownCeiling
 from mamf.errors import MamfError, RunLogError
 from mamf.logs.plan_records import plan_from_record
-from mamf.logs.records import ceiling_from_record, measurement_from_record, measurement_record, operation_of_plan
+from mamf.logs.records import (
+    ceiling_from_record,
+    known_ceiling_from_record,
+    measurement_from_record,
+    measurement_record,
+    operation_of_plan,
+)
 from mamf.logs.schema import HEADER, KINDS, plan_schema, record_schema, require
 from mamf.measurement import Measurement
 from mamf.operations.matmul.kernel import MatmulProblem
@@ -46,7 +53,10 @@ OwnCeilings = dict[tuple[Any, str], Ceiling]
 #: Tiers of logs of another kind, and who reads them.
 _WITHOUT_SAMPLES = {
     "legacy": "an imported log of mamf-finder, without samples; only 'mamf show' and 'mamf results' read it",
-    "profile": "a profile of a script; only 'mamf show' and 'compare' read it, and results/ does not collect it",
+    "profile": (
+        "a profile of a script; only 'mamf show', 'compare', 'plot' and 'roofline' read it, and results/ does not "
+        "collect it"
+    ),
 }
 
 
@@ -54,7 +64,8 @@ _WITHOUT_SAMPLES = {
 class RunLog(Tabular):
     """A log as read. ``summary`` is the last one, None if the run was killed. ``valid_bytes``: up to the last whole
     line. ``all_ceilings``: of products, by dtype and regime; ``own_ceilings``: of the operation that the run is of.
-    ``counter_records``: as mamf.counters.log reads them.
+    ``known_ceilings``: what rows are shares of that the run did not measure itself. ``counter_records``: as
+    mamf.counters.log reads them.
     """
 
     path: Path
@@ -62,6 +73,7 @@ class RunLog(Tabular):
     measurements: list[Measurement] = field(default_factory=list)
     all_ceilings: dict[tuple[str, str], Ceiling] = field(default_factory=dict)
     own_ceilings: OwnCeilings = field(default_factory=dict)
+    known_ceilings: dict[tuple[str, str], KnownCeiling] = field(default_factory=dict)
     counter_records: list[dict[str, Any]] = field(default_factory=list)
     summary: dict[str, Any] | None = None
     valid_bytes: int = 0
@@ -220,6 +232,9 @@ def _add(log: RunLog, record: dict[str, Any]) -> None:
             log.own_ceilings[ceiling.problem, ceiling.regime] = ceiling
         else:
             log.all_ceilings[ceiling.problem.dtype, ceiling.regime] = ceiling
+    elif kind == "known_ceiling":
+        known = known_ceiling_from_record(record)
+        log.known_ceilings[known.dtype, known.regime] = known
     elif kind in ("counters", "roof"):
         log.counter_records.append(record)
     elif kind == "summary":

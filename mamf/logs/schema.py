@@ -125,6 +125,7 @@ MEASUREMENT = {
     "is_reference": bool,
     "details?": {},
     "peak_memory_bytes?": Nullable(int),
+    "peak_reserved_bytes?": Nullable(int),
     "throttle_shares?": {ANY_NAME: float},
     "repeatability?": _REPEATABILITY,
     "phase?": str,
@@ -207,6 +208,8 @@ COUNTERS = {
     "is_deterministic": Nullable(bool),
     "time?": str,
 }
+#: What the shares of rows are of, where the run did not measure it (mamf.ceilings.known).
+KNOWN_CEILING = {"dtype": str, "regime": str, "tflops": float, "source": str, "told": str}
 ROOF = {"of": str, "rate": float, "source": str, "told": str, "dtype": str}
 _SCHEMAS: Mapping[str, dict[str, Any]] = {
     "measurement": MEASUREMENT,
@@ -214,6 +217,7 @@ _SCHEMAS: Mapping[str, dict[str, Any]] = {
     "resume": RESUME,
     "counters": COUNTERS,
     "roof": ROOF,
+    "known_ceiling": KNOWN_CEILING,
 }
 KINDS = (*_SCHEMAS, "ceiling")
 

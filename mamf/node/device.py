@@ -27,7 +27,7 @@ from mamf.operations.bandwidth.shapes import BandwidthShape
 from mamf.operations.collective.shapes import COLLECTIVES
 from mamf.operations.copies.shapes import CopyShape
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.plans import FindPlan, KernelsPlan, Plan
+from mamf.plans import QUICK_BUDGET_SECONDS, FindPlan, KernelsPlan, Plan
 from mamf.plugins.discovery import operation
 from mamf.plugins.selection import chosen_kernels, kernels_for
 from mamf.report import find_summary_record, summary_record
@@ -53,6 +53,10 @@ class Sizes(NamedTuple):
 _OF_ACCELERATORS = Sizes(MatmulShape(4096, 4096, 4096), BandwidthShape(1024 * MIB), CopyShape(256 * MIB))
 # A CPU takes as long for these.
 _OF_HOSTS = Sizes(MatmulShape(256, 256, 256), BandwidthShape(64 * MIB), CopyShape(16 * MIB))
+
+
+#: All devices at once share the host: a little more than one alone has.
+_FIND_SECONDS = QUICK_BUDGET_SECONDS + 4.0
 
 
 @dataclass
@@ -130,7 +134,10 @@ class DeviceRun:
             return list(kernels_for(self.backend, plan.problem, plan.kernels)), plan
         problem = problem_for(self.backend, self.dtype)
         kernels = kernels_for(self.backend, problem, self.kernels)
-        plan = plan_for(self.backend, problem, kernels, budget_seconds=self.find_seconds, is_quick=True)
+        if not self.kernels:
+            kernels = kernels[:1]
+        seconds = self.find_seconds or _FIND_SECONDS
+        plan = plan_for(self.backend, problem, kernels, budget_seconds=seconds, is_quick=True)
         return list(kernels), replace(plan, kernels=tuple(dict.fromkeys(self.kernels or plan.kernels)))
 
     def _repeated(self, path: Path, before: Before) -> Iterator[Measurement]:

@@ -36,6 +36,8 @@ _WIDTH = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 #: What every device at its power limit says, and for how much of the time another reason is none to speak of.
 _EXPECTED_REASONS = ("power cap",)
 _LITTLE_TIME = 0.1
+#: Half of an interval: a healthy card's are under 1 % in burst and 3 % in sustained.
+_UNSTEADY = 0.1
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,12 @@ def _of_its_own(device: Device) -> Iterable[Finding]:
         yield Finding(CRITICAL, device.rank, f"{device.who}: {failure}")
     for lacking in device.lacks:
         yield Finding(UNKNOWN, device.rank, f"{device.who}: {lacking}")
+    for figure, half_width in device.half_widths.items():
+        if figure in device.figures and half_width > _UNSTEADY:
+            told = f"{figure} {shown(figure, device.figures[figure])} is known to +-{half_width:.0%} only"
+            yield Finding(
+                WARN, device.rank, f"{device.who}: {told}: something else runs on it, or holds it back in turns"
+            )
     for reason, share in device.throttled.items():
         if reason not in _EXPECTED_REASONS and share >= _LITTLE_TIME:
             yield Finding(WARN, device.rank, f"{device.who}: throttled {share:.0%} of the time by {reason}")

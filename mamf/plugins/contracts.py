@@ -142,6 +142,7 @@ BACKEND = Contract(
         "free_memory": _BYTES,
         "allocated_memory": _BYTES,
         "peak_memory": _BYTES,
+        "peak_reserved_memory": _BYTES,
         "reset_peak_memory": Method(anything),
         "release_memory": Method(anything),
         "is_out_of_memory": _YES_OR_NO,

@@ -17,7 +17,20 @@ def advice(folder: Folder, groups: Sequence[Group]) -> list[str]:
     """A line each; one that says so where nothing stands out."""
     of_kernels = [*_far_below(folder, groups), *_faster_kernels(groups), *_left_out(groups)]
     found = [*_machine(folder), *of_kernels, *_step(folder)]
-    return found or ["Nothing stands out: the best kernel of every shape is near its ceiling."]
+    return found or [_nothing(_shares(folder, groups))]
+
+
+def _nothing(shares: Sequence[tuple[float, Group]]) -> str:
+    if not shares:
+        return "Measure a ceiling of these kernels (mamf find): without one nothing tells how far they are from it"
+    least = min(share for share, _ in shares)
+    return f"Nothing stands out: the best kernel of every shape reaches {least:.0%} of its ceiling and more"
+
+
+def _shares(folder: Folder, groups: Sequence[Group]) -> list[tuple[float, Group]]:
+    """Of the ceiling that the best kernel of each group reaches, where one is known."""
+    ceilings = folder.kernels.all_ceilings if folder.kernels else {}
+    return [(share, group) for group in groups for row in group.rows[:1] if (share := mamfu(row, ceilings))]
 
 
 def _machine(folder: Folder) -> Iterator[str]:
@@ -43,8 +56,7 @@ def _faster_kernels(groups: Sequence[Group]) -> Iterator[str]:
 
 
 def _far_below(folder: Folder, groups: Sequence[Group]) -> Iterator[str]:
-    ceilings = folder.kernels.all_ceilings if folder.kernels else {}
-    shares = [(share, group) for group in groups for row in group.rows[:1] if (share := mamfu(row, ceilings))]
+    shares = _shares(folder, groups)
     if any(share > 1 + STATE_TOLERANCE for share, _ in shares):
         yield "Find the ceiling anew, on a quiet card: kernels reach more than it, so no share here means anything"
         return

@@ -1,4 +1,4 @@
-"""A profile as a run log of tier ``profile``: a record for each class, kernel and gap, and a summary.
+"""A profile as a run log of tier ``profile``: a record for each class, kernel, gap and part of memory, and a summary.
 
 A profile has no samples, so it is no measurement, and no ranking, comparison or table of mamf's takes it for one.
 """
@@ -16,7 +16,7 @@ from mamf.logs.run_log import MALFORMED, SCHEMA, is_readable, parse_record, what
 from mamf.logs.schema import ANY_NAME, Nullable, require
 from mamf.logs.writer import RunLogWriter
 from mamf.machine.environment import describe_environment, tool_version
-from mamf.profiling.profile import ClassRow, GapRow, KernelRow, Profile
+from mamf.profiling.profile import ClassRow, GapRow, KernelRow, MemoryRow, Profile
 
 TIER = "profile"
 _HEADER = {"schema": int, "tool": {}, "command": str, "started": str, "script": str, "environment": {}}
@@ -32,6 +32,7 @@ _CLASS = {
 }
 _KERNEL = {"name": str, "class_name": str, "calls": int, "seconds": float}
 _GAP = {"during": str, "count": int, "seconds": float}
+_MEMORY = {"name": str, "nbytes": Nullable(int)}
 _SUMMARY = {
     "seconds": float,
     "steps": Nullable(int),
@@ -45,6 +46,7 @@ _RECORDS: Mapping[str, tuple[str, Any, type]] = {
     "profile": ("classes", _CLASS, ClassRow),
     "kernel": ("kernels", _KERNEL, KernelRow),
     "gap": ("gaps", _GAP, GapRow),
+    "memory": ("memory", _MEMORY, MemoryRow),
 }
 
 

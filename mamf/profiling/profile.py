@@ -63,6 +63,14 @@ class GapRow:
 
 
 @dataclass(frozen=True)
+class MemoryRow:
+    """A part of the peak of the profiled steps: ``nbytes``, None where the device does not tell its peak."""
+
+    name: str
+    nbytes: int | None
+
+
+@dataclass(frozen=True)
 class Profile:
     """``steps``: None where the trace does not tell them; ``seconds``: of all of them. ``unprofiled_step_seconds``:
     what a step takes without the profiler, where that was measured. ``device``: empty where it is not known;
@@ -79,6 +87,8 @@ class Profile:
     gaps: tuple[GapRow, ...]
     unprofiled_step_seconds: float | None = None
     notes: tuple[str, ...] = ()
+    #: Where it was asked for.
+    memory: tuple[MemoryRow, ...] = ()
 
     @property
     def step_seconds(self) -> float:

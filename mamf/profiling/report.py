@@ -38,6 +38,8 @@ def render_profile(form: str, script: str, profile: Profile, top: int | None = 1
         parts.append(draw([what, "class", "calls", "ms", "share"], kernels, _LEFT))
     if gaps:
         parts.append(draw(["while the host was in", "gaps", "ms", "share"], gaps, _LEFT))
+    if profile.memory:
+        parts.append(draw(["memory", "MB", "of the peak"], _memory_cells(profile), {"memory"}))
     return "\n".join([*parts, prose(_end(profile), form)])
 
 
@@ -73,6 +75,22 @@ def _class_cells(profile: Profile) -> list[list[str]]:
             DASH if row.mamfu is None else f"{row.mamfu:.1%}",
         ]
         for row in profile.classes
+    ]
+
+
+def _memory_cells(profile: Profile) -> list[list[str]]:
+    """The parts of the peak and the peak itself, in MiB."""
+    parts = [row.nbytes for row in profile.memory]
+    known = [each for each in parts if each is not None]
+    peak = sum(known) if len(known) == len(parts) else None
+    rows = [(row.name, row.nbytes) for row in profile.memory] + [("peak", peak)]
+    return [
+        [
+            name,
+            DASH if nbytes is None else f"{nbytes / 2**20:.4g}",
+            DASH if nbytes is None or not peak else f"{nbytes / peak:.1%}",
+        ]
+        for name, nbytes in rows
     ]
 
 

@@ -34,6 +34,8 @@ class Roofs:
             return f"unknown: it is above a roof ({figures}), which was measured on a busier card"
         if highest >= _AT_A_ROOF:
             return f"{name} ({figures})"
+        if len(shares) == 1:
+            return f"not {name} ({figures}); the other roof was not measured"
         return f"neither roof ({figures}): {1 - highest:.0%} of its time goes beyond what the nearer one asks for"
 
 

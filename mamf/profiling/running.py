@@ -20,19 +20,22 @@ from typing import Any
 
 from mamf.errors import NothingProfiledError, UsageError, first_line
 from mamf.profiling.marking import listen, unlisten
+from mamf.profiling.memory import MemoryWatch
 from mamf.profiling.traces import STEP_MARK
 
 _INTERRUPTED = 130
 
 
 class StepProfiler:
-    """Told of each step's end, profiles the steps that are due. ``steps``: how many are timed, then profiled.
+    """Told of each step's end, profiles the steps that are due. ``steps``: how many are timed, then profiled;
+    ``memory``: told of the same steps.
 
     The script is never ended by it: what goes wrong is a ``failure``, one line.
     """
 
-    def __init__(self, steps: int, warmup: int) -> None:
+    def __init__(self, steps: int, warmup: int, memory: MemoryWatch | None = None) -> None:
         self.failure = ""
+        self.memory = memory
         self.seen = 0
         self.profiled = 0
         self.unprofiled_step_seconds: float | None = None
@@ -74,6 +77,8 @@ class StepProfiler:
         self._profiler = profile(activities=supported_activities(), record_shapes=True)
         self._profiler.start()
         self._is_running = True
+        if self.memory is not None:
+            self.memory.start()
         _synchronize()
         _mark()
 
@@ -83,6 +88,8 @@ class StepProfiler:
             return
         self._is_running = False
         _synchronize()
+        if self.memory is not None:
+            self.memory.finish()
         if self.profiled == self._steps:
             _mark()
         self._profiler.stop()
@@ -176,11 +183,19 @@ def _following_steps(profiler: StepProfiler, function: str | None) -> Iterator[N
         listen(profiler.step_ended)
         stack.callback(unlisten, profiler.step_ended)
         stack.callback(profiler.finish)
+        if profiler.memory is not None:  # before what ends the step
+            stack.callback(_follow_memory(profiler.memory).remove)
         if function is None:
             stack.callback(_follow_optimizer(profiler).remove)
         else:
             stack.callback(_follow_function(profiler, function))
         yield
+
+
+def _follow_memory(memory: MemoryWatch) -> Any:
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    return register_optimizer_step_post_hook(lambda optimizer, *_: memory.stepped(optimizer))
 
 
 def _follow_optimizer(profiler: StepProfiler) -> Any:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from mamf.ceilings.known import KnownCeilings
 from mamf.ceilings.roof import Roofs
 from mamf.logs.known import operation_called
 from mamf.logs.records import significant_digits
@@ -13,7 +14,16 @@ from mamf.logs.run_log import OwnCeilings
 from mamf.measurement import Measurement
 from mamf.report.layers import layer_column
 from mamf.report.own_ceilings import brief, ceilings_text, flat_ceiling, problem_title, share_of
-from mamf.report.shares import flat_share, share_cells
+from mamf.report.shares import (
+    MAMFU,
+    MFU,
+    OF_PEAK,
+    flat_mamfu,
+    flat_share,
+    known_ceiling_lines,
+    peak_cells,
+    share_cells,
+)
 from mamf.report.text import (
     DASH,
     by_column,
@@ -29,7 +39,8 @@ from mamf.report.text import (
 
 #: Rows that are ranked together: of a regime and a problem.
 Group = tuple[str, Any]
-_FIRST, _LAST = ("kernel", "shape"), ("+-%", "% of peak", "% of roof", "ms", "launches", "MHz", "W", "error")
+_NONE: KnownCeilings = {}
+_FIRST, _LAST = ("kernel", "shape"), ("+-%", OF_PEAK, MFU, MAMFU, "% of roof", "ms", "launches", "MHz", "W", "error")
 
 
 def grouped(rows: Iterable[Measurement]) -> dict[Group, list[Measurement]]:
@@ -54,8 +65,10 @@ def title(row: Measurement) -> str:
     return problem_title(row.regime, row.problem)
 
 
-def flat_kernel(row: Measurement, header: Mapping[str, Any], roofs: Roofs | None = None) -> dict[str, Any]:
-    """One measurement as columns; None where there is no figure. ``roofs``: that it is a share of."""
+def flat_kernel(
+    row: Measurement, header: Mapping[str, Any], roofs: Roofs | None = None, known: KnownCeilings = _NONE
+) -> dict[str, Any]:
+    """One measurement as columns; None where there is no figure. ``roofs``, ``known``: that it is a share of."""
     measured = row.summary is not None
     interval = row.rate_interval if measured else None
     clock, share = row.conditions.clock_hz, share_of_peak(row, header)
@@ -72,6 +85,7 @@ def flat_kernel(row: Measurement, header: Mapping[str, Any], roofs: Roofs | None
         "rate_interval_low": interval and interval.low,
         "rate_interval_high": interval and interval.high,
         "share_of_peak": share,
+        **flat_mamfu(row, known),
         **flat_share(row, roofs),
         "ms": row.seconds * 1e3 if measured else None,
         "flop": row.flop,
@@ -94,24 +108,29 @@ def own_columns(row: Measurement) -> Mapping[str, object]:
 
 
 def flat_rows(
-    rows: Iterable[Measurement], header: Mapping[str, Any], roofs: Roofs | None = None
+    rows: Iterable[Measurement],
+    header: Mapping[str, Any],
+    roofs: Roofs | None = None,
+    known: KnownCeilings = _NONE,
 ) -> list[dict[str, Any]]:
     """Rows of equal columns: what one lacks is None."""
-    found = [flat_kernel(row, header, roofs) for each in grouped(rows).values() for row in each]
+    found = [flat_kernel(row, header, roofs, known) for each in grouped(rows).values() for row in each]
     names = dict.fromkeys(name for row in found for name in row)
     return [{name: row.get(name) for name in names} for row in found]
 
 
-def cells(row: Measurement, header: Mapping[str, Any], roofs: Roofs | None = None) -> dict[str, str]:
+def cells(
+    row: Measurement, header: Mapping[str, Any], roofs: Roofs | None = None, known: KnownCeilings = _NONE
+) -> dict[str, str]:
     """One measured row by column, in the columns' order of importance."""
-    share, clock = share_of_peak(row, header), row.conditions.clock_hz
+    clock = row.conditions.clock_hz
     return {
         "kernel": row.kernel,
         "shape": str(row.shape),
         **layer_column(row, header),
         row.work.unit: significant(row.best_rate),
         "+-%": f"{100 * row.relative_half_width:.2f}",
-        "% of peak": DASH if share is None else f"{100 * share:.1f}",
+        **peak_cells(row, share_of_peak(row, header), known),
         **share_cells(row, roofs),
         "ms": f"{row.seconds * 1e3:.4g}",
         "launches": str(row.launches),
@@ -147,11 +166,12 @@ def group_text(
     top: int | None,
     width: int | None,
     roofs: Roofs | None = None,
+    known: KnownCeilings = _NONE,
 ) -> str:
     """A group's title, table and remarks."""
     measured = [row for row in rows if row.ok]
     shown = measured if top is None else measured[:top]
-    columns, lines = by_column(cells(row, header, roofs) for row in shown)
+    columns, lines = by_column(cells(row, header, roofs, known) for row in shown)
     left_aligned = (
         [*_FIRST, *(name for name in columns if name not in (*_FIRST, shown[0].work.unit, *_LAST))] if shown else ()
     )
@@ -179,21 +199,24 @@ def render_kernels(
     width: int | None = None,
     ceilings: OwnCeilings | None = None,
     roofs: Roofs | None = None,
+    known: KnownCeilings = _NONE,
 ) -> str:
     """A run of kernels in one of mamf.report.FORMATS. ``width``: of the terminal, None for all columns; ``ceilings``:
-    what was confirmed of the operation; ``roofs``: that rows are shares of.
+    what was confirmed of the operation; ``roofs``, ``known``: that rows are shares of.
     """
     confirmed = list((ceilings or {}).values())
     if format == "csv":
-        return csv_text(flat_rows(rows, header, roofs))
+        return csv_text(flat_rows(rows, header, roofs, known))
     if format == "json":
-        measured = flat_rows(rows, header, roofs)
+        measured = flat_rows(rows, header, roofs, known)
         flat = {"measurements": measured, "ceilings": [flat_ceiling(each, header) for each in confirmed]}
         return json.dumps({"header": header, **flat, "summary": summary}, indent=2) + "\n"
     parts = [ceilings_text(confirmed, header, format, width)] if confirmed else []
-    parts += [group_text(each, header, format, top, width, roofs) for each in grouped(rows).values()]
+    parts += [group_text(each, header, format, top, width, roofs, known) for each in grouped(rows).values()]
     parts = [part.rstrip("\n") + "\n" for part in parts]
-    return "\n".join([prose(head(rows, header), format), *parts, prose([end_line(summary)], format)])
+    return "\n".join(
+        [prose([*head(rows, header), *known_ceiling_lines(known)], format), *parts, prose([end_line(summary)], format)]
+    )
 
 
 def kernels_summary_record(

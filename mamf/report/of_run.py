@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mamf.ceilings.known import KnownCeilings
 from mamf.ceilings.roof import Roofs
 from mamf.ceilings.share import Ceilings
 from mamf.logs.run_log import OwnCeilings
@@ -27,16 +28,17 @@ def render_kernels_run(
     top: int | None = None,
     width: int | None = None,
     roofs: Roofs | None = None,
+    known_ceilings: KnownCeilings | None = None,
 ) -> str:
     """A run in one of mamf.report.FORMATS.
 
     ``ceilings``: that its rows are shares of; ``own_ceilings``: what it confirmed itself, None where it was not to.
-    ``width``: of the terminal, None for all columns; ``roofs``: that its rows are shares of, where no report of its own
-    says what they are shares of.
+    ``width``: of the terminal, None for all columns; ``roofs``, ``known_ceilings``: that its rows are shares of,
+    where no report of its own says what they are shares of.
     """
     if has_own_report(operation) and own_ceilings is None and not header["plan"].get("rounds"):
         return render_attention(format, rows, ceilings, header, summary, width=width)
-    return render_kernels(format, rows, header, summary, top, width, own_ceilings or {}, roofs)
+    return render_kernels(format, rows, header, summary, top, width, own_ceilings or {}, roofs, known_ceilings or {})
 
 
 def has_own_report(operation: str) -> bool:

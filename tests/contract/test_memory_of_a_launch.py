@@ -146,3 +146,15 @@ def test_a_models_step_holds_parameters_gradients_and_moments(cuda, allocator):
     assert needed("forward-backward") > 2 * parameters
     assert needed("step") - needed("forward-backward") == pytest.approx(2 * parameters, rel=0.1)
     assert needed("step", sets=3) == pytest.approx(needed("step"), rel=0.01)
+
+
+@pytest.mark.parametrize("told", [None, 7 * MIB])
+def test_what_the_process_took_of_the_device_is_known_where_it_is_told(cuda, allocator, monkeypatch, told):
+    backend = cuda.kind(0)
+    stats = {} if told is None else {"reserved_bytes.all.peak": told}
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: allocator.memory_stats(device) | stats)
+    given_back = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append(allocator.now("requested")))
+    assert bytes_of(backend, SdpaMath(), "fwd") > OUTPUT
+    assert backend.peak_reserved_memory() == told
+    assert given_back, "blocks of earlier rows would be counted"

@@ -30,7 +30,7 @@ SHARED_BY_ADAPTERS = (
     "operations/scaled_products.py",
 )
 #: Runs a script's steps under torch's profiler.
-PROFILER = ("profiling/running.py",)
+PROFILER = ("profiling/running.py", "profiling/memory.py")
 #: Where ranks meet, by torch.distributed.
 GROUP = ("node/group.py",)
 PURE = ("operations/matmul/shapes.py", "statistics.py", "dtypes.py", "errors.py", "limits.py", "work.py", "text.py")
@@ -78,12 +78,12 @@ FLOORS = (
     ("plugins.discovery",),
     ("plugins.selection",),
     ("ceilings.ceiling",),
-    ("ceilings.share", "ceilings.candidates", "ceilings.roof", "ceilings.explanation"),
+    ("ceilings.share", "ceilings.known", "ceilings.candidates", "ceilings.roof", "ceilings.explanation"),
     ("operations.attention.rows",),
     ("logs",),
     ("finder_logs",),
     ("report", "charts"),
-    ("operations.attention.report", "operations.attention.charts"),
+    ("operations.attention.report", "operations.attention.charts", "operations.model.charts"),
     ("charts.of_log", "report.of_run", "report.notebook"),
     ("contribution",),
     ("models",),

@@ -10,6 +10,7 @@ from contribution_logs import RESULTS
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mamf.backend import Unavailable
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.share import mamfu, require_same_card, state
 from mamf.cli.attention_options import shapes_from
@@ -20,6 +21,7 @@ from mamf.operations.attention.shapes import PRESETS, AttentionProblem, Attentio
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import KernelsPlan
+from mamf.plugins.discovery import backend_class
 from mamf.statistics import Interval
 from mamf.strategies.kernels import KernelsSweep
 from mamf.testing import Physics, SimulatedAttention, SimulatedBackend, SimulatedMatmul
@@ -265,3 +267,51 @@ def test_every_preset_makes_shapes(preset):
         assert len(shapes) == 3 * 6 * 2
         assert {shape.batch * shape.seqlen_k for shape in shapes} == {16384}
         assert {shape.heads * shape.head_dim for shape in shapes} == {2048}
+
+
+@pytest.mark.parametrize(
+    ("asked", "compiler", "kernels", "rows"),
+    [
+        ([], None, "eager compiled-eager", 80),
+        ([], Unavailable("no compiler", "get one"), "eager", 40),
+        (["--direction", "fwd", "--head-dims", "16"], None, "eager compiled-eager", 10),
+        (["--kernel", "sdpa-math"], None, "sdpa-math", 40),
+    ],
+)
+def test_scaling_holds_eager_against_compiled_in_both_directions(
+    attention, monkeypatch, asked, compiler, kernels, rows
+):
+    monkeypatch.setattr(backend_class("cpu"), "without_compiler", lambda self: compiler)
+    code, out, err = attention("--backend", "cpu", "--preset", "scaling", "--no-ceiling", "--dry-run", *asked)
+    assert code == 0, err
+    assert f"kernels: {', '.join(kernels.split())}\n" in out
+    assert f", {rows} rows in burst" in out
+    assert ("compiled-eager is left out: no compiler" in err) == (compiler is not None)
+
+
+def test_what_a_forward_pass_saves_stands_beside_the_memory_of_the_backward(attention, monkeypatch):
+    for name, gigabytes in (("allocated_memory", 1), ("peak_memory", 6)):
+        monkeypatch.setattr(SimulatedBackend, name, lambda self, value=gigabytes: value * 10**9)
+    prepare = SimulatedAttention.prepare
+    monkeypatch.setattr(
+        SimulatedAttention,
+        "prepare",
+        lambda self, *operands: dataclasses.replace(prepare(self, *operands), held_bytes=256 * 2**20),
+    )
+    options = [
+        "--seq-lens",
+        "1024",
+        "--direction",
+        "fwd",
+        "bwd",
+        "--causal",
+        "no",
+        "--no-ceiling",
+        "--output",
+        "run.jsonl",
+    ]
+    code, out, err = attention(*SIMULATED, *options)
+    assert code == 0, err
+    assert out.count("256 MB saved by the forward pass") == 2
+    rows = json.loads(attention("run.jsonl", "--format", "json", name="show")[1])["measurements"]
+    assert {(row["direction"], row["Saved memory"]) for row in rows} == {("fwd", None), ("bwd", 256.0)}

@@ -11,7 +11,7 @@ from mamf.errors import NothingProfiledError
 from mamf.logs.run_log import read_run_log
 from mamf.profiling.advice import advice
 from mamf.profiling.folder import read_folder
-from mamf.profiling.groups import Group
+from mamf.profiling.groups import Group, groups_of
 from mamf.profiling.log import create_profile_log, write_profile
 from mamf.profiling.profile import ClassRow, GapRow, Profile
 from mamf.profiling.roofs import Roofs, roofs
@@ -170,6 +170,8 @@ def test_sizes_of_the_environment_are_defaults_and_said(profiled, undrawn, monke
         (["--output-folder", "find.jsonl"], "find.jsonl is no folder"),
         (["--from", "nowhere"], "there is no folder nowhere"),
         (["--ceiling", "sweep.jsonl"], "sweep.jsonl holds no ceiling"),
+        (["--operation", "bandwith"], "unknown operation 'bandwith' (did you mean 'bandwidth'?)"),
+        (["--kernel", "sdpa-flsh"], "unknown attention kernel 'sdpa-flsh'"),
         (["--operation", "model"], "model is measured in any case"),
         (["--seq-lens", "x"], "'x' is not a whole number"),
     ],
@@ -204,6 +206,7 @@ def test_another_operation_takes_the_place_of_attention(profiled, undrawn):
         (0.85, 0.1, "compute (compute roof 85%, memory roof 10%)"),
         (0.1, 0.9, "memory (compute roof 10%, memory roof 90%)"),
         (0.4, 0.1, "neither roof (compute roof 40%, memory roof 10%): 60% of its time goes beyond"),
+        (None, 0.02, "not memory (memory roof 2%); the other roof was not measured"),
         (1.3, None, "unknown: it is above a roof (compute roof 130%)"),
         (None, None, "no roof was measured"),
     ],
@@ -244,3 +247,18 @@ def test_a_kernel_without_a_figure_is_told_with_its_reason(folder):
     failed = replace(row, kernel="eager", status="out_of_memory", reason="no room", summary=None, samples=())
     lines = advice(read_folder(folder), [Group("a shape", (row,), (failed,))])
     assert "eager has no figure for some shapes (out_of_memory: no room)" in lines
+
+
+def test_without_a_ceiling_no_kernel_is_called_near_it(folder):
+    whole = read_folder(folder)
+    group = groups_of(whole.kernels)[0]
+    assert advice(replace(whole, kernels=None, step=None, ceilings=None, bandwidth=None), [group]) == [
+        "Measure a ceiling of these kernels (mamf find): without one nothing tells how far they are from it"
+    ]
+
+
+def test_the_step_is_of_the_backend_that_was_named(profiled, undrawn, monkeypatch):
+    asked = []
+    monkeypatch.setattr("mamf.cli.profile.run", lambda options: asked.append(options) or 0)
+    main([*ASKED, "--backend", "mamf.testing:SimulatedBackend"])
+    assert asked[0].script[1] == "mamf.testing:SimulatedBackend"

@@ -94,6 +94,11 @@ def test_what_nobody_can_tell_has_its_reason(rows, info, index, cause):
         (row("zeros", 864.0), row("normal", 862.0), "data cost nothing that can be told from zeros"),
         (row("zeros", 940.0), row("normal", 862.0, clock=1800e6), "real data: the clock goes from 1980 to 1800 MHz"),
         (row("zeros", 940.0, clock=None), row("normal", 862.0), "what real data cost; no sensor tells the clock"),
+        (
+            row("zeros", 862.0),
+            row("normal", 940.0),
+            "faster than on zeros: no cost of data, the device was not at rest (measure again)",
+        ),
     ],
 )
 def test_the_cause_of_what_data_cost_is_what_the_rows_say(zeros, normal, cause):
@@ -132,6 +137,15 @@ def test_the_picture_has_a_bar_for_each_step_and_no_label_touches_another():
     for axes in figure.axes:
         boxes = [text.get_window_extent() for text in (*axes.texts, *axes.get_xticklabels())]
         assert not any(a.overlaps(b) for a in boxes for b in boxes if a is not b)
+
+
+def test_a_figure_stands_above_the_interval_of_its_bar():
+    rows = [row("zeros", 940.0), row("normal", 862.0, spread=0.02)]
+    figure = draw(waterfall_chart(fall(rows, H200), rows, HEADER))
+    high = rows[1].rate_interval.high
+    assert high > 1.01 * 862.0
+    label = next(text for text in figure.axes[1].texts if text.get_text() == "862")
+    assert label.xy[1] == pytest.approx(high)
 
 
 @pytest.mark.parametrize("form", ["table", "csv", "json", "markdown"])

@@ -143,7 +143,18 @@ def test_a_figure_that_nobody_knows_well_blames_nobody():
     devices = spoilt(healthy(random.Random(14)), 3, burst=0.8)
     assert judged(devices).level == CRITICAL
     unsure = [replace(device, half_widths={BURST: 0.5}) for device in devices]
-    assert judged(unsure).level == OK
+    found = judged(unsure)
+    assert found.level == WARN
+    assert all("is known to +-50% only: something else runs on it" in finding.text for finding in found.findings)
+
+
+def test_a_card_that_something_else_runs_on_is_named():
+    """As seen on two H200, one of them loaded by another process: 726 against 846 TFLOPS, known to 412 %."""
+    devices = spoilt(healthy(random.Random(11), devices=2), 1, burst=0.86)
+    loaded = [replace(device, half_widths={BURST: 4.12 if device.rank == 1 else 0.003}) for device in devices]
+    found = judged(loaded)
+    assert found.level == WARN
+    assert [finding.rank for finding in found.findings] == [1]
 
 
 def test_a_limit_is_what_the_rate_says():

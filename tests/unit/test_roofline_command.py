@@ -89,8 +89,10 @@ def test_it_is_shown_and_taken_as_ceilings(run, here, form):
 def test_rows_are_placed_under_it(run, here):
     shape = "64x8192x8192"
     assert run("sweep", "--shapes", shape, "8192x8192x8192", "--output", "decode.jsonl")[0] == 0
-    code, out, _ = run("roofline", "--ceiling", "roofline.jsonl", "--output", "rows.svg", "--", "decode.jsonl")
+    code, out, _ = run("roofline", "decode.jsonl", "--ceiling", "roofline.jsonl", "--output", "rows.svg")
     assert code == 0
+    code, _, err = run("roofline", "--ceiling", "roofline.jsonl", "decode.jsonl")
+    assert code == 2 and "decode.jsonl holds no ceiling" in err and "stand before --ceiling" in err
     line = next(line for line in out.splitlines() if line.startswith(shape))
     assert "of the compute roof" in line or "of the bandwidth roof" in line
     assert shape in (here / "rows.svg").read_text()
@@ -106,12 +108,12 @@ def test_attention_and_a_profile_are_placed_too(run, here):
     with create_profile_log(here / "profile.jsonl", "mamf profile", "train.py") as writer:
         matmul = ClassRow("matmul", 0.7, 0.7, 0.0, 9, {"bfloat16": 3 * 10**14}, 0.7)
         write_profile(writer, Profile(1.0, 1, "Simulated H100", True, (matmul,), (), ()))
-    code, out, _ = run("roofline", "--ceiling", "roofline.jsonl", "--", "attention.jsonl", "profile.jsonl")
+    code, out, _ = run("roofline", "attention.jsonl", "profile.jsonl", "--ceiling", "roofline.jsonl")
     assert code == 0 and "simulated-attention" in out
     line = next(line for line in out.splitlines() if "train.py" in line)
     assert line.startswith("matmul") and "of the compute roof" in line
     code, _, err = run("show", "attention.jsonl", "--ceiling", "roofline.jsonl")
-    assert code == 2 and "mamf roofline --ceiling LOG ROWS" in err
+    assert code == 2 and "mamf roofline ROWS --ceiling LOG" in err
 
 
 def test_what_programs_read_holds_no_line_about_files(run, here):

@@ -91,6 +91,7 @@ def flat_attention(
         "Share of peak": share_of_peak(row, header["device"]),
         "Reference TFLOP/s": row.details.get("reference_tflops"),
         "Memory": None if row.peak_memory_bytes is None else row.peak_memory_bytes / 2**20,
+        "Saved memory": saved_mib(row),
         "Sparsity": row.details.get("sparsity"),
         "Error": row.error,
         "Cosine similarity": row.details.get("cosine_similarity"),
@@ -98,6 +99,12 @@ def flat_attention(
         "clock_mhz": row.conditions.clock_hz and row.conditions.clock_hz / 1e6,
         "watts": row.conditions.watts,
     }
+
+
+def saved_mib(row: Measurement) -> float | None:
+    """MiB that the forward pass left for a backward pass alone; None where the device does not tell."""
+    held = row.details.get("held_bytes")
+    return None if held is None or row.problem.direction != "bwd" else float(held) / 2**20
 
 
 def cells(
@@ -145,6 +152,8 @@ def remarks(row: Measurement, ceilings: Ceilings) -> str:
     for name, text in (("sparsity", "sparsity"), ("cosine_similarity", "cosine"), ("relative_l1", "L1")):
         if name in row.details:
             parts.append(f"{text} {float(row.details[name]):.3g}")
+    if (saved := saved_mib(row)) is not None:
+        parts.append(f"{whole(saved)} MB saved by the forward pass")
     for name in _product_dtypes(row):
         other = ceilings.get((name, row.regime))
         if other is not None and row.summary is not None:

@@ -182,7 +182,9 @@ class AttentionProblem:
 
 @dataclass(frozen=True)
 class Preset:
-    """``heads`` None: as many as make ``hidden`` wide; ``batch`` None: as many sequences as make the tokens."""
+    """``heads`` None: as many as make ``hidden`` wide; ``batch`` None: as many sequences as make the tokens.
+    ``directions``, ``kernels``: those that it is about; none: the usual ones.
+    """
 
     head_dims: tuple[int, ...]
     seq_lens: tuple[int, ...]
@@ -192,6 +194,8 @@ class Preset:
     hidden: int = 2048
     causal: tuple[bool, ...] = (False, True)
     query_lens: tuple[int, ...] = ()
+    directions: tuple[str, ...] = ()
+    kernels: tuple[str, ...] = ()
 
 
 PRESETS: Mapping[str, Preset] = {
@@ -204,4 +208,13 @@ PRESETS: Mapping[str, Preset] = {
     "long-context": Preset((128,), (32768, 65536, 131072), heads=16, kv_heads=4, batch=1, causal=(True,)),
     "inference-batch": Preset((128,), (2048, 8192), heads=32, kv_heads=8, batch=64, causal=(False,), query_lens=(1,)),
     "fa3-paper": Preset((64, 128, 256), (512, 1024, 2048, 4096, 8192, 16384)),
+    "scaling": Preset(
+        (16, 32, 64, 128),
+        (256, 1024, 4096, 8192, 16384),
+        heads=1,
+        batch=8,
+        causal=(False,),
+        directions=("fwd", "bwd"),
+        kernels=("eager", "compiled-eager"),
+    ),
 }

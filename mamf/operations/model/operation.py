@@ -25,6 +25,7 @@ class Model(Operation[ModelProblem, ModelShape]):
     problem_type = ModelProblem
     shape_example = "b8s1024"
     axis_label = "context length"
+    counts_model_flop = True
 
     def default_shapes(self, backend: Backend) -> Sequence[ModelShape]:
         return [ModelShape(_BATCH, context) for context in _CONTEXTS]
@@ -40,13 +41,16 @@ class Model(Operation[ModelProblem, ModelShape]):
         return None if found is None else found.flops
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
-        """Tokens a second; parameters; GB of memory that a launch needs; attention's share of the FLOP."""
+        """Tokens a second; parameters; GB of memory that a launch needs, and that were reserved; attention's share
+        of the FLOP.
+        """
         problem, shape = row.problem, row.shape
         forward = problem.attention_flop(shape) + problem.matmul_flop(shape)
         return {
             "tokens/s": round(shape.tokens / row.seconds) if row.ok else None,
             "parameters": problem.parameters(shape),
             "GB": None if row.peak_memory_bytes is None else row.peak_memory_bytes / 1e9,
+            "GB reserved": None if row.peak_reserved_bytes is None else row.peak_reserved_bytes / 1e9,
             "attention FLOP": f"{problem.attention_flop(shape) / forward:.1%}",
         }
 

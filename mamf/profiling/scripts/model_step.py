@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 
+from mamf.errors import MamfError
 from mamf.operations.model.shapes import SIZES, ModelShape
 from mamf.plugins.discovery import kernel_of, open_backend, operation
 
@@ -25,4 +26,7 @@ def main(backend_name: str, device: int, size: str, layers: int, shape: ModelSha
 
 if __name__ == "__main__":
     name, device, size, layers, batch, context, attention, steps = sys.argv[1:]
-    main(name, int(device), size, int(layers), ModelShape(int(batch), int(context)), attention, int(steps))
+    try:
+        main(name, int(device), size, int(layers), ModelShape(int(batch), int(context)), attention, int(steps))
+    except MamfError as error:
+        sys.exit(f"mamf: {error}")

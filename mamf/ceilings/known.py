@@ -1,0 +1,31 @@
+"""Ceilings that were not measured beside the rows: of a log that was named, or what is known of the device. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mamf.measurement import Measurement
+
+
+@dataclass(frozen=True)
+class KnownCeiling:
+    """``tflops``: of products of a dtype in a regime (1e12 FLOP/s). ``source``: ``given``, ``measured`` or
+    ``contributed``; ``told``: where it is from, a line.
+    """
+
+    dtype: str
+    regime: str
+    tflops: float
+    source: str
+    told: str
+
+
+#: By dtype and regime.
+KnownCeilings = Mapping[tuple[str, str], KnownCeiling]
+
+
+def known_share(row: Measurement, known: KnownCeilings) -> float | None:
+    """A row as a share of the known ceiling of its dtype and regime: MAMFU. None where there is none, or no figure."""
+    ceiling = known.get((row.problem.dtype, row.regime))
+    return row.best_rate / ceiling.tflops if ceiling is not None and row.ok else None

@@ -1,0 +1,49 @@
+"""The ceilings that steps of models are shares of: given by logs, of the log that is resumed, or what is known here."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Collection, Iterator
+
+from mamf.backend import Backend
+from mamf.ceilings.known import KnownCeiling, KnownCeilings
+from mamf.cli.attention_ceilings import given_ceilings
+from mamf.cli.resuming import contradiction
+from mamf.cli.terminal import warn
+from mamf.errors import MamfError
+from mamf.models.known_ceilings import peak
+
+_GIVEN, _DATASHEET = "given", "datasheet"
+
+
+def given(
+    options: argparse.Namespace, needed: Collection[tuple[str, str]], backend: Backend
+) -> dict[tuple[str, str], KnownCeiling]:
+    """What the logs of ``--ceiling`` hold of what is needed. Raises as ``given_ceilings`` does."""
+    found = given_ceilings(options, needed, backend)
+    return {
+        key: KnownCeiling(*key, each.tflops, _GIVEN, f"{each.shape} by {each.kernel}, of --ceiling")
+        for key, each in found.items()
+        if key in needed
+    }
+
+
+def require_repeated(options: argparse.Namespace, held: KnownCeilings, asked: KnownCeilings) -> None:
+    """Raises LogMismatchError for a ceiling that is not the one which the log names."""
+    for key in held.keys() & asked.keys():
+        if held[key] != asked[key]:
+            raise contradiction(options, "ceiling", f"a {' '.join(key)} ceiling of {held[key].tflops:.6g} TFLOPS")
+
+
+def known_here(backend: Backend, needed: Collection[tuple[str, str]]) -> Iterator[KnownCeiling]:
+    """What was measured on this device or contributed for its kind; where nothing was, it is said why."""
+    for dtype, regime in needed:
+        try:
+            known = peak(backend, dtype, regime)
+        except MamfError as error:
+            warn(f"no MAMFU in {regime}: {error}")
+            continue
+        if known.source == _DATASHEET:
+            warn(f"no MAMFU in {regime}: a datasheet's figure is no ceiling; measure it: mamf find --dtype {dtype}")
+            continue
+        yield KnownCeiling(dtype, regime, known.tflops, known.source, known.told)

@@ -1,0 +1,102 @@
+"""Steps of models as a picture: where the milliseconds of a step go by phase, and the share of the ceiling. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from mamf.ceilings.known import KnownCeilings
+from mamf.charts.chart import Axis, Line, chosen_regimes, failures, in_kibi, labelled, machine, point
+from mamf.charts.stacked import LinesPanel, Stack, StackedChart, StackedPanel
+from mamf.measurement import Measurement
+from mamf.operations.model.operation import Model
+from mamf.operations.model.shapes import PHASES, ModelProblem
+
+#: What a phase holds, in the order that it runs.
+_CONTENT: Mapping[str, tuple[str, ...]] = {
+    "forward": ("forward",),
+    "forward-backward": ("forward", "backward"),
+    "step": ("forward", "backward", "optimizer step"),
+}
+#: Rows of the phases of one step: regime, problem without its phase, kernel and batch.
+_Key = tuple[str, ModelProblem, str, int]
+_DIFFERENCES = "parts above the lowest are differences: of a phase and the one that it holds, each measured by itself"
+
+
+def model_chart(
+    rows: Sequence[Measurement], known: KnownCeilings, header: Mapping[str, Any], regime: str | None = None
+) -> StackedChart:
+    """Bars of the phases by context length, a panel a kernel and model; beneath, MAMFU against context length (TFLOPS
+    where no ceiling is known). Raises UsageError where nothing was measured.
+    """
+    regimes = chosen_regimes(rows, regime)
+    steps: dict[_Key, dict[int, dict[str, Measurement]]] = {}
+    for row in rows:
+        if row.ok and row.regime in regimes:
+            by_context = steps.setdefault(_key(row), {})
+            by_context.setdefault(row.shape.context, {})[row.problem.phase] = row
+    first = next(iter(steps))
+    common = set(_words(first)).intersection(*map(_words, steps))
+    titles = {key: ", ".join(word for word in _words(key) if word not in common) or first[2] for key in steps}
+    panels = tuple(
+        StackedPanel(titles[key], tuple(Stack(in_kibi(context), stacked(found[context])) for context in sorted(found)))
+        for key, found in steps.items()
+    )
+    notes = [_DIFFERENCES] if any(len(bar.parts) > 1 for panel in panels for bar in panel.bars) else []
+    if faster := [told for key, found in steps.items() for told in _faster(titles[key], found)]:
+        notes.append(f"a phase took no longer than the one that it holds: {'; '.join(faster)}")
+    title = f"A model's step by phase: {', '.join(word for word in _words(first) if word in common)}"
+    notes += failures(rows, dict.fromkeys(row.kernel for row in rows))
+    lines = _shares(steps, titles, known)
+    return StackedChart(title, machine(header), "milliseconds", "context length", panels, lines, tuple(notes))
+
+
+def _key(row: Measurement) -> _Key:
+    return row.regime, replace(row.problem, phase=PHASES[0]), row.kernel, row.shape.batch
+
+
+def _words(key: _Key) -> list[str]:
+    regime, problem, kernel, batch = key
+    told = [word for word in Model().words(problem) if word not in PHASES]
+    return [kernel, *told, f"batch {batch}", problem.dtype, regime]
+
+
+def stacked(by_phase: Mapping[str, Measurement]) -> tuple[tuple[str, float], ...]:
+    """The phases of a step as parts, in milliseconds: the shortest that was measured whole, of each longer one what it
+    takes more. A part that chance makes less than nothing is nothing.
+    """
+    parts, held, before = [], 0, 0.0
+    for phase in (each for each in PHASES if each in by_phase):
+        content, milliseconds = _CONTENT[phase], by_phase[phase].seconds * 1e3
+        parts.append((" and ".join(content[held:]), max(0.0, milliseconds - before)))
+        held, before = len(content), max(before, milliseconds)
+    return tuple(parts)
+
+
+def _faster(title: str, found: Mapping[int, Mapping[str, Measurement]]) -> Iterator[str]:
+    """Where a phase took less than the one that it holds."""
+    for context, by_phase in found.items():
+        if any(height == 0 for _, height in stacked(by_phase)):
+            yield f"{title}, {in_kibi(context)}"
+
+
+def _shares(
+    steps: Mapping[_Key, Mapping[int, Mapping[str, Measurement]]], titles: Mapping[_Key, str], known: KnownCeilings
+) -> LinesPanel:
+    """MAMFU of every phase, or TFLOPS where a row has no ceiling to be a share of."""
+    has_all = all((problem.dtype, regime) in known for regime, problem, _, _ in steps)
+    lines = []
+    for key, found in steps.items():
+        regime, problem, _, _ = key
+        scale = 100 / known[problem.dtype, regime].tflops if has_all else 1.0
+        for phase in PHASES:
+            points = [point(found[x][phase], x, "tflops", scale) for x in sorted(found) if phase in found[x]]
+            if points:
+                lines.append(Line(f"{titles[key]}, {phase}", tuple(points)))
+    contexts = sorted({context for found in steps.values() for context in found})
+    ceilings = dict.fromkeys(known[problem.dtype, regime] for regime, problem, _, _ in steps) if has_all else ()
+    of = "; ".join(f"of {each.tflops:.4g} TFLOPS, {each.dtype} {each.regime}: {each.told}" for each in ceilings)
+    title = f"MAMFU: {of}" if has_all else "TFLOPS: the log names no ceiling, so there is no MAMFU"
+    axis = Axis("context length", True, labelled(contexts, in_kibi))
+    return LinesPanel(title, "% MAMFU" if has_all else "TFLOPS", axis, tuple(lines))

@@ -1,0 +1,52 @@
+"""Profiles as stacked bars: a bar a run, its classes from the bottom to the top. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from mamf.charts.stacked import Stack, StackedChart, StackedPanel
+from mamf.errors import IncomparableError
+from mamf.profiling.profile import Profile
+from mamf.profiling.report import milliseconds
+
+#: Of a step; what is less stands in the tables alone.
+_LEAST_SHARE = 0.001
+
+
+def profile_chart(runs: Sequence[tuple[str, Profile]]) -> StackedChart:
+    """Profiles, each with what its bar is called. Raises IncomparableError where some tell their steps and some not."""
+    if len({profile.steps is None for _, profile in runs}) > 1:
+        raise IncomparableError("some of the profiles do not tell their steps: there is no step to compare")
+    devices = list(dict.fromkeys(_device(profile) for _, profile in runs))
+    bars = [
+        Stack(name if len(devices) == 1 else f"{name}, {_device(profile)}", tuple(_parts(profile)))
+        for name, profile in runs
+    ]
+    what = "all that was traced" if runs[0][1].steps is None else "a step"
+    notes = [
+        "each instant is of one class, so a bar is as high as its step; what ran hidden beside another is left out"
+    ]
+    notes += [
+        f"{name}: {milliseconds(profile.unprofiled_step_seconds)} ms a step without the profiler"
+        for name, profile in runs
+        if profile.unprofiled_step_seconds is not None
+    ]
+    return StackedChart(
+        f"Where {what} goes, by class",
+        ", ".join(devices),
+        "milliseconds",
+        "",
+        (StackedPanel("", tuple(bars)),),
+        notes=tuple(notes),
+    )
+
+
+def _device(profile: Profile) -> str:
+    return profile.device or ("an unknown device" if profile.is_of_device else "the CPU")
+
+
+def _parts(profile: Profile) -> Iterable[tuple[str, float]]:
+    """Classes in their order, idle last."""
+    for row in profile.classes:
+        if row.share >= _LEAST_SHARE:
+            yield row.name, row.visible / (profile.steps or 1) * 1e3

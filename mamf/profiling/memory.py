@@ -1,0 +1,102 @@
+"""What holds a step's memory: parameters, gradients and optimizer state of the optimizers that step, and the rest.
+
+The peak is of the profiled steps. All three are counted where an optimizer has stepped, when all are there at once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from mamf.errors import first_line
+from mamf.profiling.profile import MemoryRow
+
+PARAMETERS, GRADIENTS, STATE, REST = "parameters", "gradients", "optimizer state", "the rest"
+_MOST_ENTRIES = 1_000_000
+
+
+class MemoryWatch:
+    """``snapshot``: where the history of allocations goes, as https://pytorch.org/memory_viz reads it. ``remark``: why
+    there is none, a line. The script is never ended by it.
+    """
+
+    def __init__(self, snapshot: Path) -> None:
+        self.remark = ""
+        self.rows: tuple[MemoryRow, ...] = ()
+        self._snapshot = snapshot
+        self._held: dict[int, Counter[tuple[str, str]]] = {}
+        self._is_running = False
+
+    def start(self) -> None:
+        import torch
+
+        self._is_running = True
+        if not torch.cuda.is_available():
+            self.remark = "there is no memory snapshot: torch keeps the history of allocations on CUDA devices alone"
+            return
+        try:
+            torch.cuda.reset_peak_memory_stats()
+            torch.cuda.memory._record_memory_history(max_entries=_MOST_ENTRIES)
+        except RuntimeError as error:
+            self.remark = f"there is no memory snapshot: {first_line(error)}"
+
+    def stepped(self, optimizer: Any) -> None:
+        if self._is_running:
+            self._held[id(optimizer)] = held_by(optimizer)
+
+    def finish(self) -> None:
+        """Once stopped, nothing happens."""
+        if not self._is_running:
+            return
+        self._is_running = False
+        device, peak = _peak()
+        self.rows = tuple(_rows(sum(self._held.values(), Counter()), device, peak))
+        if not self.remark:
+            self._keep_snapshot()
+
+    def _keep_snapshot(self) -> None:
+        import torch
+
+        try:
+            torch.cuda.memory._dump_snapshot(str(self._snapshot))
+            torch.cuda.memory._record_memory_history(enabled=None)
+        except (OSError, RuntimeError) as error:
+            self.remark = f"there is no memory snapshot: {first_line(error)}"
+
+
+def held_by(optimizer: Any) -> Counter[tuple[str, str]]:
+    """Bytes by device and what they hold, each tensor once; of a sharded one the part that is here."""
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    states = [value for state in optimizer.state.values() for value in state.values() if hasattr(value, "element_size")]
+    by_kind = {
+        PARAMETERS: parameters,
+        GRADIENTS: [each.grad for each in parameters if each.grad is not None],
+        STATE: states,
+    }
+    found: Counter[tuple[str, str]] = Counter()
+    for kind, tensors in by_kind.items():
+        for tensor in _here({id(each): each for each in tensors}.values()):
+            found[str(tensor.device), kind] += tensor.numel() * tensor.element_size()
+    return found
+
+
+def _here(tensors: Iterable[Any]) -> Iterable[Any]:
+    return (each.to_local() if hasattr(each, "to_local") else each for each in tensors)
+
+
+def _peak() -> tuple[str, int | None]:
+    """The device whose peak is told, and its bytes; None where nothing was allocated on a device that tells."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return "cpu", None
+    peak = int(torch.cuda.max_memory_allocated())
+    return (f"cuda:{torch.cuda.current_device()}", peak) if peak else ("cpu", None)
+
+
+def _rows(held: Counter[tuple[str, str]], device: str, peak: int | None) -> Iterable[MemoryRow]:
+    known = {kind: held[device, kind] for kind in (PARAMETERS, GRADIENTS, STATE)}
+    yield from (MemoryRow(name, nbytes) for name, nbytes in known.items())
+    yield MemoryRow(REST, None if peak is None else max(0, peak - sum(known.values())))

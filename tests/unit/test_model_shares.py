@@ -1,0 +1,108 @@
+"""Shares of a model's step: MFU of the datasheet, MAMFU of a ceiling that is given, known, or neither."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mamf.cli import model, model_ceilings
+from mamf.errors import IncomparableError
+from mamf.logs.run_log import read_run_log
+from mamf.models.known_ceilings import KnownPeak
+from mamf.testing import SimulatedBackend
+
+MODEL = ["model", "--backend", "mamf.testing:SimulatedBackend"]
+STEP = [*MODEL, "--context-lengths", "512", "1024", "--phase", "forward", "step"]
+
+
+@pytest.fixture
+def steps(run, monkeypatch):
+    """``mamf model`` in virtual time."""
+    monkeypatch.setattr(model, "kernels", lambda options: ["mamf.testing:SimulatedModel"])
+    return lambda *given: run(*STEP, "--regime", "sustained", "--output", "run.jsonl", *given)
+
+
+def known(monkeypatch, source="contributed", flops=500e12):
+    found = KnownPeak(flops, None, "sustained", source, "from somewhere", "bfloat16", "x")
+    monkeypatch.setattr(model_ceilings, "peak", lambda *asked: found)
+
+
+def flat(run, *given):
+    code, out, err = run("show", "run.jsonl", "--format", "json", *given)
+    assert code == 0, err
+    return json.loads(out)["measurements"]
+
+
+def test_mamfu_is_of_what_is_known_and_the_log_says_of_what(steps, run, monkeypatch, tmp_path):
+    known(monkeypatch)
+    code, out, err = steps()
+    assert code == 0, err
+    assert "MAMFU: of 500.0 TFLOPS, the bfloat16 sustained ceiling: from somewhere" in out
+    assert {"MFU", "MAMFU"} < set(out.split())
+    assert "% of peak" not in out
+    ceiling = read_run_log(tmp_path / "run.jsonl").known_ceilings["bfloat16", "sustained"]
+    assert (ceiling.tflops, ceiling.source) == (500.0, "contributed")
+    for row in flat(run):
+        assert row["mamfu"] == pytest.approx(row["rate_mean"] / 500)
+        assert row["share_of_peak"] == pytest.approx(row["rate_mean"] / 989)
+    assert run("show", "run.jsonl", "--wide")[1].count(" 500.0 TFLOPS") == 1
+    assert "known_ceiling" not in run("results", "check", "run.jsonl")[1]
+
+
+def test_without_a_ceiling_there_is_no_mamfu_and_it_is_said_why(steps, run, monkeypatch, tmp_path):
+    known(monkeypatch, "datasheet")
+    code, out, err = steps()
+    assert code == 0
+    assert err.count("no MAMFU in sustained: a datasheet's figure is no ceiling; measure it: mamf find") == 1
+    assert "MAMFU: of" not in out
+    assert [row["mamfu"] for row in flat(run)] == [None] * 4
+    (tmp_path / "run.jsonl").unlink()
+
+    def of_another_limit(*asked):
+        raise IncomparableError("it is of 700 W, here 350 W")
+
+    monkeypatch.setattr(model_ceilings, "peak", of_another_limit)
+    assert "no MAMFU in sustained: it is of 700 W, here 350 W" in steps()[2]
+
+
+def test_a_given_ceiling_is_of_this_card_and_stays(steps, run, library_logs, tmp_path):
+    find = str(library_logs / "find.jsonl")
+    small = ["--size", "small", "--batch", "1", "--context-lengths", "256"]
+    code, out, err = run(*MODEL, *small, "--ceiling", find, "--output", "run.jsonl")
+    assert code == 0, err
+    ceiling = read_run_log(Path(find)).all_ceilings["bfloat16", "burst"]
+    assert f", the bfloat16 burst ceiling: {ceiling.shape} by {ceiling.kernel}, of --ceiling" in out
+    assert [row["ceiling"] for row in flat(run)] == [ceiling.tflops]
+    assert run(*STEP, "--regime", "sustained", "--ceiling", find)[::2] == (
+        2,
+        f"mamf: no bfloat16 sustained ceiling in {find}\n",
+    )
+    text = (tmp_path / "run.jsonl").read_text()
+    again = [*MODEL, "--resume", "run.jsonl", "--ceiling", find]
+    assert run(*again)[0] == 0
+    assert (tmp_path / "run.jsonl").read_text() == text
+    (tmp_path / "run.jsonl").write_text(text.replace(f'"tflops": {ceiling.tflops}', '"tflops": 1.5'))
+    code, _, err = run(*again)
+    assert code == 2
+    assert "was measured with a bfloat16 burst ceiling of 1.5 TFLOPS" in err
+
+
+@pytest.mark.parametrize("value", ["-1.0", '"many"'])
+def test_a_ceiling_that_cannot_be_is_told_with_its_line(steps, run, monkeypatch, tmp_path, value):
+    known(monkeypatch)
+    steps()
+    text = (tmp_path / "run.jsonl").read_text()
+    (tmp_path / "run.jsonl").write_text(text.replace('"tflops": 500.0', f'"tflops": {value}'))
+    code, _, err = run("show", "run.jsonl")
+    assert code == 2
+    assert "run.jsonl, line 2:" in err
+
+
+def test_memory_that_was_reserved_stands_beside_what_was_allocated(steps, run, monkeypatch):
+    known(monkeypatch)
+    for name, gigabytes in (("allocated_memory", 1), ("peak_memory", 6), ("peak_reserved_memory", 9)):
+        monkeypatch.setattr(SimulatedBackend, name, lambda self, value=gigabytes: value * 10**9)
+    code, _, err = steps()
+    assert code == 0, err
+    assert "GB reserved" in run("show", "run.jsonl", "--wide")[1]
+    assert {(row["GB"], row["GB reserved"]) for row in flat(run)} == {(5.0, 9.0)}

@@ -1,0 +1,118 @@
+"""``mamf profile --memory``: what holds the peak, and a snapshot where torch keeps one."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from test_profile_command import SHORTLY, TINY, profiled, script
+
+from mamf.cli import main
+from mamf.profiling.log import read_profile_or_none
+from mamf.profiling.memory import MemoryWatch, held_by
+
+__all__ = ["script"]
+
+ADAMW = TINY.replace("SGD", "AdamW").replace("torch.zeros(2, 2)", "torch.zeros(16, 16)")
+MATRIX = 16 * 16 * 4
+
+
+def rows(found):
+    return {row["name"]: row["nbytes"] for row in found["memory"]}
+
+
+def test_what_the_optimizers_hold_is_told_by_kind(script, tmp_path, capsys):
+    log, file = tmp_path / "step.jsonl", tmp_path / "memory.pickle"
+    arguments = ["--memory", str(file), "--output", str(log)]
+    found = profiled(capsys, *arguments, script(ADAMW))
+    # Two moments, and the count of steps.
+    expected = {"parameters": MATRIX, "gradients": MATRIX, "optimizer state": 2 * MATRIX + 4, "the rest": None}
+    assert rows(found) == expected
+    assert not file.exists()
+    assert {row.name: row.nbytes for row in read_profile_or_none(log)[1].memory} == expected
+    assert main(["show", str(log)]) == 0
+    assert "optimizer state" in capsys.readouterr().out
+
+
+def test_without_cuda_one_line_says_that_there_is_no_snapshot(script, tmp_path, capsys):
+    assert main([*SHORTLY, "--memory", str(tmp_path / "memory.pickle"), script(TINY)]) == 0
+    output = capsys.readouterr()
+    assert output.err.count("there is no memory snapshot") == 1
+    assert "on CUDA devices alone" in output.err
+
+
+def test_without_the_option_nothing_is_told(script, capsys):
+    assert profiled(capsys, script(TINY))["memory"] == []
+
+
+class CountingCuda:
+    """torch.cuda's counts of memory, as the snapshot is taken through them."""
+
+    def __init__(self, monkeypatch, peak=10 * MATRIX, fails=None):
+        self.calls, self.fails = [], fails
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: peak)
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: self.calls.append("reset"))
+        monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", self.record)
+        monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", self.dump)
+        monkeypatch.setattr("mamf.profiling.running._synchronize", lambda: None)
+
+    def record(self, enabled="all", max_entries=0):
+        self.calls.append(f"history {enabled}")
+
+    def dump(self, path):
+        if self.fails:
+            raise self.fails
+        Path(path).write_text("a snapshot")
+
+
+def tensor(nbytes, device="cuda:0", **more):
+    return SimpleNamespace(device=device, numel=lambda: nbytes // 4, element_size=lambda: 4, **more)
+
+
+def test_a_snapshot_is_of_the_profiled_steps_and_the_rest_is_what_lacks_of_the_peak(tmp_path, monkeypatch):
+    cuda, file = CountingCuda(monkeypatch, peak=1000), tmp_path / "memory.pickle"
+    weight = tensor(80, grad=tensor(40))
+    state = {"weight": {"exp_avg": tensor(160), "step": tensor(4, "cpu"), "count": 3}}
+    optimizer = SimpleNamespace(param_groups=[{"params": [weight]}, {"params": [weight]}], state=state)
+    watch = MemoryWatch(file)
+    watch.stepped(SimpleNamespace(param_groups=[{"params": [tensor(4, grad=None)]}], state={}))  # of warm-up
+    watch.start()
+    watch.stepped(optimizer)
+    watch.stepped(optimizer)
+    watch.finish()
+    watch.finish()
+    assert cuda.calls == ["reset", "history all", "history None"]
+    assert file.read_text() == "a snapshot"
+    assert [(row.name, row.nbytes) for row in watch.rows] == [
+        ("parameters", 80),
+        ("gradients", 40),
+        ("optimizer state", 160),
+        ("the rest", 720),
+    ]
+    assert watch.remark == ""
+
+
+def test_a_full_disk_ends_no_script(script, tmp_path, capsys, monkeypatch):
+    CountingCuda(monkeypatch, fails=OSError(28, "No space left on device"))
+    code = main([*SHORTLY, "--memory", str(tmp_path / "memory.pickle"), script(f"{TINY}\nraise SystemExit(5)")])
+    assert code == 5
+    assert "there is no memory snapshot: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["train.py", "no/memory.pickle"])
+def test_a_place_that_cannot_be_is_told_before_the_script_runs(script, tmp_path, monkeypatch, capsys, name):
+    monkeypatch.chdir(tmp_path)
+    assert main([*SHORTLY, "--memory", name, script("1 / 0")]) == 2
+    assert "name another --memory" in capsys.readouterr().err
+
+
+def test_a_tensor_of_several_groups_counts_once():
+    weight = torch.nn.Parameter(torch.zeros(4))
+    optimizer = torch.optim.SGD([weight], momentum=0.9)
+    assert held_by(optimizer)["cpu", "parameters"] == 16
+    weight.grad = torch.ones(4)
+    optimizer.step()
+    found = held_by(optimizer)
+    assert (found["cpu", "gradients"], found["cpu", "optimizer state"]) == (16, 16)

@@ -1,0 +1,182 @@
+"""Stacked bars: the phases of a model's step with its MAMFU beneath, and the classes of profiles."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from mamf.ceilings.known import KnownCeiling
+from mamf.charts.plotting import draw
+from mamf.cli import model, model_ceilings
+from mamf.errors import IncomparableError, UnavailableError, UsageError
+from mamf.logs.run_log import read_run_log
+from mamf.measurement import Measurement
+from mamf.operations.model.charts import model_chart
+from mamf.operations.model.shapes import PHASES, ModelProblem, ModelShape
+from mamf.profiling.chart import profile_chart
+from mamf.profiling.log import create_profile_log, write_profile
+from mamf.profiling.profile import ClassRow, Profile
+from mamf.statistics import summarize
+
+HEADER = {"device": {"name": "x"}, "environment": {}}
+KNOWN = {("bfloat16", "sustained"): KnownCeiling("bfloat16", "sustained", 500.0, "given", "of a log")}
+MILLISECONDS = {"forward": 10.0, "forward-backward": 31.0, "step": 34.0}
+
+
+def row(phase="step", context=1024, milliseconds=None, kernel="torch[sdpa]", **fields):
+    samples = [(milliseconds or MILLISECONDS[phase]) / 1e3] * 10
+    problem = ModelProblem(phase=phase, **fields)
+    summary = summarize(samples, "mean")
+    shape = ModelShape(8, context)
+    return Measurement(shape, kernel, problem, "sustained", "mean", "ok", "", summary, tuple(samples), launches=10)
+
+
+STEP = [row(phase) for phase in PHASES]
+
+
+def parts(rows):
+    return [bar.parts for panel in model_chart(rows, KNOWN, HEADER).panels for bar in panel.bars]
+
+
+@pytest.mark.parametrize(
+    ("phases", "expected"),
+    [
+        (PHASES, {"forward": 10, "backward": 21, "optimizer step": 3}),
+        (["step", "forward"], {"forward": 10, "backward and optimizer step": 24}),
+        (["forward-backward", "step"], {"forward and backward": 31, "optimizer step": 3}),
+        (["step"], {"forward and backward and optimizer step": 34}),
+    ],
+)
+def test_a_phase_is_the_difference_to_what_it_holds(phases, expected):
+    (found,) = parts([row(phase) for phase in phases])
+    assert dict(found) == pytest.approx(expected)
+    assert list(dict(found)) == list(expected)
+    notes = model_chart([row(phase) for phase in phases], KNOWN, HEADER).notes
+    assert any("differences" in note for note in notes) == (len(phases) > 1)
+
+
+def test_a_difference_below_nothing_is_nothing_and_told():
+    rows = [row("forward"), row("forward-backward", milliseconds=30.0), row("step", milliseconds=29.9)]
+    (found,) = parts(rows)
+    assert dict(found) == pytest.approx({"forward": 10, "backward": 20, "optimizer step": 0})
+    assert any(
+        "no longer than the one that it holds: torch[sdpa], 1k" in note for note in model_chart(rows, {}, HEADER).notes
+    )
+
+
+def test_a_panel_is_a_kernel_and_its_bars_are_contexts():
+    rows = [row(phase, context, kernel=name) for phase in PHASES for context in (2048, 512) for name in ("a", "b")]
+    chart = model_chart(rows, KNOWN, HEADER)
+    assert [(panel.title, [bar.label for bar in panel.bars]) for panel in chart.panels] == [
+        ("a", ["512", "2k"]),
+        ("b", ["512", "2k"]),
+    ]
+    assert chart.lines.unit == "% MAMFU"
+    assert [line.name for line in chart.lines.lines] == [f"{name}, {phase}" for name in "ab" for phase in PHASES]
+    point = chart.lines.lines[0].points[1]
+    forward = next(each for each in rows if each.problem.phase == "forward" and each.shape.context == 2048)
+    assert (point.x, point.y) == (2048, pytest.approx(100 * forward.best_rate / 500))
+    assert "500" in chart.lines.title and "of a log" in chart.lines.title
+
+
+def test_without_a_ceiling_the_lines_are_tflops_and_say_so():
+    lines = model_chart(STEP, {}, HEADER).lines
+    assert lines.unit == "TFLOPS" and "no MAMFU" in lines.title
+    assert lines.lines[0].points[0].y == pytest.approx(STEP[0].best_rate)
+
+
+def test_rows_without_a_figure_are_told():
+    gone = replace(row("step", 4096), status="out_of_memory", reason="no room", summary=None, samples=())
+    chart = model_chart([*STEP, gone], KNOWN, HEADER)
+    assert "no figure: 1 x torch[sdpa] (out_of_memory)" in chart.notes
+    with pytest.raises(UsageError, match="no measured row"):
+        model_chart([gone], KNOWN, HEADER)
+
+
+def profile(seconds=0.1, steps=2, device="GPU", **shares):
+    rows = tuple(ClassRow(name, share, share * seconds, 0.0, 1, {}, 0.0) for name, share in shares.items())
+    return Profile(seconds, steps, device, True, rows, (), (), 0.04)
+
+
+def test_a_profile_is_a_bar_as_high_as_its_step():
+    runs = [
+        ("eager", profile(attention=0.5, idle=0.5)),
+        ("flash", profile(0.06, attention=0.2, idle=0.7999, other=0.0001)),
+    ]
+    chart = profile_chart(runs)
+    (panel,) = chart.panels
+    assert [(bar.label, dict(bar.parts)) for bar in panel.bars] == [
+        ("eager", pytest.approx({"attention": 25, "idle": 25})),
+        ("flash", pytest.approx({"attention": 6, "idle": 23.997})),
+    ]
+    assert chart.names == ["attention", "idle"]
+    assert "eager: 40.00 ms a step without the profiler" in chart.notes
+    assert profile_chart([("a", profile(idle=1)), ("b", profile(device="", idle=1))]).panels[0].bars[1].label == (
+        "b, an unknown device"
+    )
+    with pytest.raises(IncomparableError, match="no step to compare"):
+        profile_chart([runs[0], ("trace", profile(steps=None, idle=1))])
+
+
+CHARTS = {
+    "a step": model_chart(STEP, KNOWN, HEADER),
+    "kernels and contexts": model_chart(
+        [
+            row(phase, context, MILLISECONDS[phase] * context / 1024, kernel)
+            for phase in PHASES
+            for context in (256, 1024, 4096, 16384)
+            for kernel in (
+                "torch[sdpa-flash]",
+                "compiled[sdpa-flash]",
+                "torch[flash-attn-4]",
+                "torch[eager]",
+                "torch[flex]",
+            )
+        ],
+        KNOWN,
+        HEADER,
+    ),
+    "profiles": profile_chart(
+        [(f"a-run-of-some-name-{number}", profile(0.1 + number / 99, attention=0.5, idle=0.5)) for number in range(5)]
+    ),
+}
+
+
+@pytest.mark.parametrize("chart", CHARTS.values(), ids=list(CHARTS))
+def test_figures_are_drawn_as_wide_as_a_readme(chart):
+    pytest.importorskip("matplotlib")
+    figure = draw(chart)
+    assert figure.bbox.width == 1600
+    bars = [patch for axes in figure.axes for patch in axes.patches]
+    assert len(bars) == sum(len(bar.parts) for panel in chart.panels for bar in panel.bars)
+    figure.draw_without_rendering()
+    titles = [axes.title.get_window_extent() for axes in figure.axes]
+    assert not [one for one, other in itertools.combinations(titles, 2) if one.width and one.overlaps(other)]
+
+
+def test_the_command_draws_steps_and_profiles(run, monkeypatch, tmp_path):
+    pytest.importorskip("matplotlib")
+
+    def unknown(*asked):
+        raise UnavailableError("nothing is known")
+
+    monkeypatch.setattr(model, "kernels", lambda options: ["mamf.testing:SimulatedModel"])
+    monkeypatch.setattr(model_ceilings, "peak", unknown)
+    command = ["model", "--backend", "mamf.testing:SimulatedBackend", "--phase", *PHASES, "--regime", "sustained"]
+    assert run(*command, "--output", "run.jsonl")[0] == 0
+    assert len(read_run_log(tmp_path / "run.jsonl").measurements) == 3
+    for name in ("a", "b"):
+        with create_profile_log(tmp_path / f"{name}.jsonl", "mamf profile", "train.py") as log:
+            write_profile(log, profile(idle=1.0))
+    assert run("plot", "run.jsonl")[:2] == (0, "figure: run.png\n")
+    assert run("plot", "run.jsonl", "--quantity", "ms", "--output", "ms.png")[0] == 0
+    assert run("plot", "a.jsonl", "b.jsonl", "--output", "step.svg")[:2] == (0, "figure: step.svg\n")
+    assert "optimizer" not in (tmp_path / "step.svg").read_text()
+    for arguments, told in (
+        (["run.jsonl", "run.jsonl"], "several logs in one picture are of 'mamf profile' alone"),
+        (["a.jsonl", "run.jsonl"], "run.jsonl is no profile"),
+        (["a.jsonl", "--regime", "burst"], "a profile has no regime: leave --regime out"),
+    ):
+        code, out, err = run("plot", *arguments, "--output", "other.png")
+        assert (code, out, len(err.splitlines())) == (2, "", 1)
+        assert told in err

@@ -61,7 +61,7 @@ def test_underscores_are_dashes_in_options_and_stay_in_values():
 
 def test_mamf_finders_spelling_works(sweep):
     code, out, _ = sweep(
-        *("--m_range", "0", "1024", "256", "--n", "16384", "--k", "16384", "--regime", "classic"),
+        *("--m_range", "0", "1024", "256", "--n", "65536", "--k", "65536", "--regime", "classic"),
         *("--num_warmup_iterations", "5", "--num_iterations", "10", "--output", "x"),
     )
     assert code == 0
@@ -135,13 +135,13 @@ def interrupt_at(count):
 # The last launch is of the third shape.
 @pytest.mark.parametrize(
     ("regime", "at"),
-    [("burst", at) for at in (1, 2, 20, 33, 117)]
-    + [("sustained", at) for at in (1, 2, 20, 33, 12000)]
-    + [("classic", at) for at in (1, 2, 20, 33, 27942)],
+    [("burst", at) for at in (1, 2, 20, 33, 48)]
+    + [("sustained", at) for at in (1, 2, 20, 33, 4000)]
+    + [("classic", at) for at in (1, 2, 20, 33, 7470)],
 )
 def test_ctrl_c_prints_the_best_so_far_and_the_rest_resumes(sweep, on_launch, at, regime, tmp_path):
     iterations = ["--num-iterations", "5", "--num-warmup-iterations", "1"]
-    shapes = ["--m-range", "0", "2048", "256", "--n", "16384", "--k", "16384", "--regime", regime, *iterations]
+    shapes = ["--m-range", "0", "2048", "256", "--n", "32768", "--k", "32768", "--regime", regime, *iterations]
     on_launch(interrupt_at(at))
     code, out, _ = sweep(*shapes, "--output", "run.jsonl")
     assert code == 130
@@ -157,7 +157,7 @@ def test_ctrl_c_prints_the_best_so_far_and_the_rest_resumes(sweep, on_launch, at
     after = read_run_log(tmp_path / "run.jsonl")
     assert after.summary["status"] == "complete"
     assert after.measurements[: len(before.measurements)] == before.measurements
-    assert sorted(row.shape for row in after.measurements) == matmul_grid(range(256, 2048, 256), [16384], [16384])
+    assert sorted(row.shape for row in after.measurements) == matmul_grid(range(256, 2048, 256), [32768], [32768])
 
 
 def test_a_signal_in_the_middle_of_a_record_waits_until_it_is_written(sweep, monkeypatch, tmp_path):

@@ -103,6 +103,14 @@ def _logs_in(folder: Path) -> list[Path]:
     return found
 
 
+def _logs_of_results(root: Path) -> list[Path]:
+    """A folder for each accelerator, and no deeper: what lies below another root is nobody's business."""
+    found = sorted(root.glob("*/*.jsonl"))
+    if not found:
+        raise UsageError(f"{root} holds no accelerator's folder of run logs: name the folder results/ of the project")
+    return found
+
+
 def _require_file(path: Path) -> None:
     if not path.is_file():
         problem = "it is no regular file: save the log first" if path.exists() else "there is no such file"
@@ -186,7 +194,7 @@ and open a pull request
 
 def run_table(options: argparse.Namespace) -> int:
     root = _folder(options.results)
-    logs, path = _logs_in(root), root / "README.md"
+    logs, path = _logs_of_results(root), root / "README.md"
     for found in review_results(root, logs):
         if found.is_rejected():
             _print_findings(found, strict=False, with_warnings=False)

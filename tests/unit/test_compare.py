@@ -210,7 +210,7 @@ def test_what_is_compared_of_a_find_is_what_its_log_says(path):
     found = read_run_log(path)
     figures = {entry.fields["regime"]: entry for entry in entries(found, as_ceilings=True)}
     for regime, ceiling in found.ceilings.items():
-        assert figures[regime].tflops == pytest.approx(ceiling.tflops, abs=1e-3)
+        assert figures[regime].tflops == pytest.approx(ceiling.tflops, rel=1e-5, abs=1e-3)
         assert figures[regime].shape == str(ceiling.shape)
 
 

@@ -20,6 +20,7 @@ COLUMNS = (
     *("kernel", "TFLOPS", "+-%", "MAMFU", "% of peak", "TB/s", "mean ms", "min", "max", "MB", "speed-up"),
     *("state", "MHz", "W", "error", "remarks"),
 )
+_SAVED = "Saved memory"
 LEFT_ALIGNED = ("kernel", "remarks")
 
 
@@ -91,7 +92,7 @@ def flat_attention(
         "Share of peak": share_of_peak(row, header["device"]),
         "Reference TFLOP/s": row.details.get("reference_tflops"),
         "Memory": None if row.peak_memory_bytes is None else row.peak_memory_bytes / 2**20,
-        "Saved memory": saved_mib(row),
+        _SAVED: saved_mib(row),
         "Sparsity": row.details.get("sparsity"),
         "Error": row.error,
         "Cosine similarity": row.details.get("cosine_similarity"),
@@ -223,6 +224,9 @@ def render_attention(
     groups = grouped(rows)
     bases = {group: baseline_of(each, baseline) for group, each in groups.items()}
     flat = [flat_attention(row, bases[group], header, ceilings) for group, each in groups.items() for row in each]
+    if all(line[_SAVED] is None for line in flat):  # no column of logs whose device does not tell
+        for line in flat:
+            del line[_SAVED]
     if format == "csv":
         return csv_text(flat)
     if format == "json":

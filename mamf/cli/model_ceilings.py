@@ -11,9 +11,9 @@ from mamf.cli.attention_ceilings import given_ceilings
 from mamf.cli.resuming import contradiction
 from mamf.cli.terminal import warn
 from mamf.errors import MamfError
-from mamf.models.known_ceilings import peak
+from mamf.models.known_ceilings import measured_peak
 
-_GIVEN, _DATASHEET = "given", "datasheet"
+_GIVEN = "given"
 
 
 def given(
@@ -39,11 +39,8 @@ def known_here(backend: Backend, needed: Collection[tuple[str, str]]) -> Iterato
     """What was measured on this device or contributed for its kind; where nothing was, it is said why."""
     for dtype, regime in needed:
         try:
-            known = peak(backend, dtype, regime)
+            known = measured_peak(backend, dtype, regime)
         except MamfError as error:
             warn(f"no MAMFU in {regime}: {error}")
-            continue
-        if known.source == _DATASHEET:
-            warn(f"no MAMFU in {regime}: a datasheet's figure is no ceiling; measure it: mamf find --dtype {dtype}")
             continue
         yield KnownCeiling(dtype, regime, known.tflops, known.source, known.told)

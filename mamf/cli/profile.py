@@ -17,7 +17,7 @@ from mamf.errors import MamfError, UsageError
 from mamf.logs.writer import RunLogWriter
 from mamf.machine.environment import command_line
 from mamf.measurement import TERA
-from mamf.models.known_ceilings import peak
+from mamf.models.known_ceilings import measured_peak
 from mamf.profiling.kernel_tables import read_kernel_table
 from mamf.profiling.log import create_profile_log, write_profile
 from mamf.profiling.memory import MemoryWatch
@@ -167,10 +167,8 @@ def _ceilings(logs: Sequence[Path], is_of_this_device: bool) -> PeakOf:
 def _known_here(dtype: str) -> float | None:
     """What was measured here or contributed, and which is said; a datasheet's figure is no ceiling."""
     try:
-        known = peak(None, dtype)
+        known = measured_peak(None, dtype)
     except MamfError:
-        return None
-    if known.source == "datasheet":
         return None
     warn(f"MAMFU: {known.told}")
     return known.flops

@@ -12,7 +12,7 @@ from mamf.errors import MamfError, UsageError
 from mamf.logs.run_log import read_run_log
 from mamf.machine.peaks import find_bandwidth
 from mamf.measurement import TERA
-from mamf.models.known_ceilings import peak
+from mamf.models.known_ceilings import measured_peak
 from mamf.operations.bandwidth.shapes import BandwidthProblem
 from mamf.regimes.names import BURST
 
@@ -27,10 +27,10 @@ def given_compute_roof(ceiling: Ceiling) -> Roof:
 def known_compute_roof(backend: Backend, dtype: str) -> Roof | None:
     """What ``mamf peak`` knows of burst; a datasheet's figure is no ceiling."""
     try:
-        known = peak(backend, dtype, BURST)
+        known = measured_peak(backend, dtype, BURST)
     except MamfError:
         return None
-    return None if known.source == "datasheet" else Roof(COMPUTE, known.flops, known.source, known.told, dtype)
+    return Roof(COMPUTE, known.flops, known.source, known.told, dtype)
 
 
 def given_bandwidth_roof(path: Path, backend: Backend) -> Roof:

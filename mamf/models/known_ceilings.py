@@ -81,6 +81,16 @@ def peak(
     return known
 
 
+def measured_peak(device: int | str | Backend | None, dtype: str, regime: str = "sustained") -> KnownPeak:
+    """The same of what somebody measured, here or on a device of its kind. Raises UnavailableError too where only a
+    datasheet tells.
+    """
+    known = peak(device, dtype, regime)
+    if known.source == "datasheet":
+        raise UnavailableError(f"a datasheet's figure is no ceiling; measure it: {_command(dtype)}")
+    return known
+
+
 def opened(device: int | str | Backend | None) -> Backend:
     """Raises UnavailableError or UnknownNameError."""
     if isinstance(device, Backend):

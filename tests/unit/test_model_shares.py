@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from mamf.cli import model, model_ceilings
+from mamf.cli import model
 from mamf.errors import IncomparableError
 from mamf.logs.run_log import read_run_log
+from mamf.models import known_ceilings
 from mamf.models.known_ceilings import KnownPeak
 from mamf.testing import SimulatedBackend
 
@@ -24,7 +25,7 @@ def steps(run, monkeypatch):
 
 def known(monkeypatch, source="contributed", flops=500e12):
     found = KnownPeak(flops, None, "sustained", source, "from somewhere", "bfloat16", "x")
-    monkeypatch.setattr(model_ceilings, "peak", lambda *asked: found)
+    monkeypatch.setattr(known_ceilings, "peak", lambda *asked: found)
 
 
 def flat(run, *given):
@@ -61,7 +62,7 @@ def test_without_a_ceiling_there_is_no_mamfu_and_it_is_said_why(steps, run, monk
     def of_another_limit(*asked):
         raise IncomparableError("it is of 700 W, here 350 W")
 
-    monkeypatch.setattr(model_ceilings, "peak", of_another_limit)
+    monkeypatch.setattr(known_ceilings, "peak", of_another_limit)
     assert "no MAMFU in sustained: it is of 700 W, here 350 W" in steps()[2]
 
 

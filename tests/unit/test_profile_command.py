@@ -6,6 +6,7 @@ import pytest
 
 from mamf.cli import main, profile
 from mamf.errors import UnavailableError
+from mamf.models import known_ceilings
 from mamf.models.known_ceilings import KnownPeak
 from mamf.profiling.classes import UNCLASSIFIED
 from mamf.profiling.profile import IDLE
@@ -203,7 +204,7 @@ def test_a_ceiling_is_of_the_sustained_regime(script, library_logs, capsys):
 def test_without_a_log_the_ceiling_is_what_is_known_of_the_device(monkeypatch, capsys, source, share):
     """Which one it took is said; a datasheet's promise is no ceiling."""
     known = KnownPeak(2e12, None, None, source, "2 TFLOPS, from somewhere", "float32", "x")
-    monkeypatch.setattr(profile, "peak", lambda device, dtype: known)
+    monkeypatch.setattr(known_ceilings, "peak", lambda device, dtype, regime: known)
     profile._known_here.cache_clear()
     peak_of = profile._ceilings([], is_of_this_device=True)
     assert [peak_of("float32"), peak_of("float32")] == [share, share]
@@ -213,10 +214,10 @@ def test_without_a_log_the_ceiling_is_what_is_known_of_the_device(monkeypatch, c
 
 
 def test_an_unknown_device_has_no_share(monkeypatch):
-    def unknown(device, dtype):
+    def unknown(device, dtype, regime):
         raise UnavailableError("nothing is known of it")
 
-    monkeypatch.setattr(profile, "peak", unknown)
+    monkeypatch.setattr(known_ceilings, "peak", unknown)
     profile._known_here.cache_clear()
     assert profile._ceilings([], is_of_this_device=True)("float32") is None
     profile._known_here.cache_clear()

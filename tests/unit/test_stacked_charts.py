@@ -7,10 +7,11 @@ import pytest
 
 from mamf.ceilings.known import KnownCeiling
 from mamf.charts.plotting import draw
-from mamf.cli import model, model_ceilings
+from mamf.cli import model
 from mamf.errors import IncomparableError, UnavailableError, UsageError
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import Measurement
+from mamf.models import known_ceilings
 from mamf.operations.model.charts import model_chart
 from mamf.operations.model.shapes import PHASES, ModelProblem, ModelShape
 from mamf.profiling.chart import profile_chart
@@ -161,7 +162,7 @@ def test_the_command_draws_steps_and_profiles(run, monkeypatch, tmp_path):
         raise UnavailableError("nothing is known")
 
     monkeypatch.setattr(model, "kernels", lambda options: ["mamf.testing:SimulatedModel"])
-    monkeypatch.setattr(model_ceilings, "peak", unknown)
+    monkeypatch.setattr(known_ceilings, "peak", unknown)
     command = ["model", "--backend", "mamf.testing:SimulatedBackend", "--phase", *PHASES, "--regime", "sustained"]
     assert run(*command, "--output", "run.jsonl")[0] == 0
     assert len(read_run_log(tmp_path / "run.jsonl").measurements) == 3

@@ -173,6 +173,8 @@ def repeat_interval(
     mean = _stdlib.fmean(figures)
     seen = sum((figure / mean - 1) ** 2 for figure in figures)
     between = (known.degrees * expected + seen) / (known.degrees + count - 1)
+    if known.is_whole and count > 1:  # nothing else tells how noisy this device is
+        between = max(between, seen / (count - 1))
     factor = _MEDIAN_TO_MEAN if of_median and count > 2 else 1.0
     error = math.sqrt(known.run**2 + factor**2 * between / count)
     half = student_t(known.degrees + count - 1) * error

@@ -1,5 +1,6 @@
 """Intervals that hold what they say: a repeat, in another visit or another run, in virtual time and by chance."""
 
+import math
 import random
 import statistics
 from dataclasses import replace
@@ -198,3 +199,12 @@ def test_a_sustained_ceiling_is_all_work_over_all_time():
     seconds = sum(row.launches * row.summary.mean for row in rows)
     choosing = [replace(row, phase="choose") for row in rows]
     assert confirmed([*choosing, *rows], "card").tflops == pytest.approx(1000 * SHAPE.flop / seconds / 1e12)
+
+
+def test_visits_that_scatter_more_than_calibrated_are_not_held_to_the_calibration():
+    """A device that borrows another's calibration may be noisier, and where visits are whole only they tell."""
+    whole, visits = Repeatability(visit=0.006, run=0.0, is_whole=True), [0.97, 1.0, 1.03]
+    scattered = repeat_interval(visits, 1.0, [0.0] * 3, whole)
+    assert scattered.half_width == pytest.approx(student_t(18) * 0.03 / math.sqrt(3))
+    quiet = repeat_interval([0.999, 1.0, 1.001], 1.0, [0.02] * 3, whole)
+    assert quiet.half_width < 0.01

@@ -120,9 +120,7 @@ def search(
     """
     opened = opened_backend(backend, device)
     problem = problem or problem_for(opened, dtype)
-    chosen = kernels_for(opened, problem, kernels)
-    if quick and kernels is None:
-        chosen = chosen[:1]
+    chosen = kernels_for(opened, problem, kernels, quick)
     regimes = tuple(dict.fromkeys(("burst", regime)))
     plan = plan_for(
         opened, problem, chosen, regimes=regimes, budget_seconds=budget_seconds, precision=precision, is_quick=quick

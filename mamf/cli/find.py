@@ -116,9 +116,7 @@ class _FindSession(Session[FindPlan]):
     def _new(self) -> tuple[FindPlan, list[MatmulKernel]]:
         options, backend = self.options, self.backend
         problem = problem_from(options, backend)
-        kernels = kernels_for(backend, problem, options.kernel)
-        if options.quick and not options.kernel:
-            kernels = kernels[:1]  # compiling others takes too long
+        kernels = kernels_for(backend, problem, options.kernel, bool(options.quick))
         plan = plan_for(
             backend,
             problem,

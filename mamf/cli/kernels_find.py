@@ -57,6 +57,11 @@ class KernelsFindSession(KernelsSession):
     def _shapes(self, plan: KernelsPlan) -> tuple[Any, ...]:
         """What is asked for, or those of the operation's that may be a ceiling. Raises UsageError where none may."""
         able = [shape for shape in plan.shapes if self._may_be_ceiling(plan, shape)]
+        if not able and not self.options.shapes:
+            raise UsageError(
+                "none of its shapes that this device has the memory for may be a ceiling, a cache answers for them: "
+                f"'mamf sweep --operation {self.of.name}' measures them all the same"
+            )
         if not able:
             own = [shape for shape in self.of.default_shapes(self.backend) if self._may_be_ceiling(plan, shape)]
             of_own = f", such as {own[0]}" if own else ""

@@ -133,9 +133,7 @@ class DeviceRun:
             assert isinstance(plan, FindPlan)
             return list(kernels_for(self.backend, plan.problem, plan.kernels)), plan
         problem = problem_for(self.backend, self.dtype)
-        kernels = kernels_for(self.backend, problem, self.kernels)
-        if not self.kernels:
-            kernels = kernels[:1]
+        kernels = kernels_for(self.backend, problem, self.kernels, is_quick=True)
         seconds = self.find_seconds or _FIND_SECONDS
         plan = plan_for(self.backend, problem, kernels, budget_seconds=seconds, is_quick=True)
         return list(kernels), replace(plan, kernels=tuple(dict.fromkeys(self.kernels or plan.kernels)))

@@ -148,7 +148,11 @@ class _Run:
         if left <= 0 and not step.is_complete:
             self.ends.append(StepEnd(step.name, "", "left out", "the budget ended before it"))
             return
-        arguments = step.arguments(min(step.share * self.budget, left))
+        try:
+            arguments = step.arguments(min(step.share * self.budget, left))
+        except MamfError as error:  # what an earlier step did not leave
+            self.ends.append(StepEnd(step.name, "", "left out", str(error)))
+            return
         say(f"-- {step.name}: mamf {shlex.join(arguments)}")
         self.ends.append(self._taken(step, arguments))
         if self.ends[-1].reason == BY_USER:

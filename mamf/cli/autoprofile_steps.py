@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mamf.backend import Backend
 from mamf.cli.interruption import EXIT_CODE
+from mamf.counters.counting import options_of
 from mamf.counters.running import found_ncu
 from mamf.errors import UnavailableError
 from mamf.logs.run_log import read_run_log
-from mamf.plugins.discovery import operation
 from mamf.profiling.folder import LOGS
 from mamf.profiling.groups import groups_of
 from mamf.regimes.names import BURST, SUSTAINED
@@ -60,8 +60,12 @@ class Step:
             return ["show", str(self.log)]
         budget = ("--budget", f"{max(seconds, 1.0):.0f}s") if self.has_budget else ()
         if self.log.exists():
-            return [*self.command, *budget, "--resume", str(self.log)]
-        return [*self.command, *self._ceiling(), *budget, "--output", str(self.log), *self.operands]
+            return [*self.asked(), *budget, "--resume", str(self.log)]
+        return [*self.asked(), *self._ceiling(), *budget, "--output", str(self.log), *self.operands]
+
+    def asked(self) -> tuple[str, ...]:
+        """The command, where another step decides on it."""
+        return self.command
 
     def _ceiling(self) -> tuple[str, ...]:
         """What shares are of, where the folder holds it by now."""
@@ -89,22 +93,15 @@ class Step:
 class CountersStep(Step):
     """The counters of the fastest kernels on the shape of the most work, which the step before tells."""
 
-    def arguments(self, seconds: float) -> list[str]:
-        log = read_run_log(self.folder / LOGS["kernels"])
-        most = max((group for group in groups_of(log) if group.rows), key=lambda group: group.rows[0].amount)
-        best = most.rows[0]
-        of = operation(best.operation)
-        usual = of.problem_record(type(best.problem)())
-        fields = {name: value for name, value in of.problem_record(best.problem).items() if value != usual[name]}
-        dtype = fields.pop("dtype", best.problem.dtype)
-        fields.pop("out_dtype", None)
-        chosen = ("--set", *(f"{name}={value}" for name, value in fields.items())) if fields else ()
-        names = [row.kernel for row in most.rows[:_COUNTED]]
-        asked = ("--operation", of.name, "--shape", str(best.shape), "--dtype", dtype, *chosen)
-        return replace(self, command=(self.command[0], *names, *asked, *self.command[1:]))._arguments(seconds)
-
-    def _arguments(self, seconds: float) -> list[str]:
-        return super().arguments(seconds)
+    def asked(self) -> tuple[str, ...]:
+        """Raises UnavailableError where no kernel was measured, RunLogError where there is no log of them."""
+        groups = [group for group in groups_of(read_run_log(self.folder / LOGS["kernels"])) if group.rows]
+        if not groups:
+            raise UnavailableError("no kernel was measured")
+        best_first = max(groups, key=lambda group: group.rows[0].amount).rows[:_COUNTED]
+        command, *others = self.command
+        names = [row.kernel for row in best_first]
+        return (command, *names, *options_of(best_first[0].problem, best_first[0].shape), *others)
 
 
 def no_counters(backend: Backend) -> str | None:

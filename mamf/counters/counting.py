@@ -44,10 +44,7 @@ class Counter:
 
     def _asked_for(self, problem: Any, shape: Any) -> list[str]:
         """The options of ``mamf run``."""
-        of = operation_called(problem.operation)
-        fields = {name: value for name, value in of.problem_record(problem).items() if name != "dtype"}
-        texts = [f"{name}={'none' if value is None else value}" for name, value in fields.items()]
-        what = ["--operation", of.name, "--shape", str(shape), "--dtype", problem.dtype, "--set", *texts]
+        what = options_of(problem, shape)
         device = ["--backend", self.backend, "--device", str(self.device)]
         determinism = ["--determinism"] if self.determinism else []
         return [*what, *device, *determinism, "--launches", str(self.launches), "--format", "json"]
@@ -93,3 +90,11 @@ def said_by_run(output: str) -> dict[str, Any]:
             except (KeyError, TypeError, ValueError):
                 continue
     return {}
+
+
+def options_of(problem: Any, shape: Any) -> list[str]:
+    """The options by which ``mamf run`` and ``mamf counters`` are asked for a problem of any operation."""
+    of = operation_called(problem.operation)
+    fields = {name: value for name, value in of.problem_record(problem).items() if name != "dtype"}
+    texts = [f"{name}={'none' if value is None else value}" for name, value in fields.items()]
+    return ["--operation", of.name, "--shape", str(shape), "--dtype", problem.dtype, "--set", *texts]

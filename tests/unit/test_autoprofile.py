@@ -88,6 +88,16 @@ def test_one_command_fills_a_folder(folder, undrawn):
     assert "Hardware counters: none, " in text
 
 
+def test_without_a_measured_kernel_no_counters_are_asked_for(profiled, undrawn, monkeypatch):
+    """And the rest is measured and summed up all the same."""
+    monkeypatch.setattr(SimulatedBackend, "without_counters", lambda self: None)
+    monkeypatch.setattr("mamf.counters.running.shutil.which", lambda name: sys.executable)
+    monkeypatch.setattr("mamf.cli.autoprofile_steps.groups_of", lambda log: [])
+    assert main(ASKED) == 0
+    assert not Path("out", "counters.jsonl").exists()
+    assert "Hardware counters: none, no kernel was measured." in told(Path("out"))
+
+
 def test_counters_of_the_fastest_kernels_say_what_bounds_them(profiled, undrawn, monkeypatch):
     monkeypatch.setattr(SimulatedBackend, "without_counters", lambda self: None)
     monkeypatch.setattr("mamf.counters.running.shutil.which", lambda name: sys.executable)

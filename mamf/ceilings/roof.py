@@ -17,10 +17,9 @@ from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.work import Work
 
 COMPUTE, BANDWIDTH = "compute", "bandwidth"
-#: Where bytes come from: arrays that the last-level cache holds, and those of at least so many times its size.
+#: Where bytes come from: arrays that the last-level cache holds, and passes that move many times its size.
 CACHE, MEMORY = "cache", "memory"
 LEVELS = (CACHE, MEMORY)
-_CACHES = 4
 #: From this share on a row is near its limit: what is left is less than most changes to a kernel gain.
 NEAR = 0.8
 
@@ -155,11 +154,9 @@ def level_of(problem: BandwidthProblem, shape: BandwidthShape, cache_bytes: int 
 
     Arrays that fit the cache come from it from the second pass of a launch on (``warm``).
     """
-    if cache_bytes is None:
-        return MEMORY if problem.warm == 1 else None
-    if shape.nbytes >= _CACHES * cache_bytes:
+    if problem.is_of_memory(shape, cache_bytes):
         return MEMORY
-    fits = len(problem.arrays) * shape.nbytes <= cache_bytes
+    fits = cache_bytes is not None and len(problem.arrays) * shape.nbytes <= cache_bytes
     return CACHE if fits and problem.warm > 1 else None
 
 

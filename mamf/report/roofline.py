@@ -11,6 +11,7 @@ from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.roof import LEVELS, RoofPoint, Roofs, point_of
 from mamf.logs.known import operation_called
 from mamf.measurement import Measurement
+from mamf.operations.bandwidth.shapes import CACHES_OF_MEMORY
 from mamf.report.text import DASH, by_column, csv_text, drawing, prose, significant
 
 _LEFT_ROOFS = ("roof", "regime", "unit", "interval", "at", "kernel")
@@ -108,7 +109,7 @@ def missing(roofs: Roofs, points: Iterable[RoofPoint]) -> list[str]:
 
 _REASONS = {
     "cache": "no ceiling is of arrays that fit the cache, in several passes ('mamf roofline' measures them)",
-    "memory": "no ceiling is of arrays of at least 4 times the cache, by a pattern that reads",
+    "memory": f"no ceiling is of passes that move {CACHES_OF_MEMORY} times the cache, by a pattern that reads",
 }
 
 

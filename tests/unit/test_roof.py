@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from mamf.backend import DeviceInfo
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.roof import CACHE, MEMORY, Roof, level_of, point_of, roofs_of
 from mamf.charts.plotting import draw
@@ -13,6 +14,7 @@ from mamf.charts.roofline_drawing import labelled
 from mamf.errors import IncomparableError, UsageError
 from mamf.measurement import Measurement
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.bandwidth.operation import Bandwidth
 from mamf.operations.bandwidth.shapes import BandwidthProblem, BandwidthShape
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
@@ -105,7 +107,7 @@ def test_a_fill_is_no_roof_and_under_none():
 @pytest.mark.parametrize(
     ("nbytes", "warm", "level"),
     [
-        *((240 * MIB, 1, MEMORY), (240 * MIB, 8, MEMORY), (239 * MIB, 1, None)),
+        *((960 * MIB, 1, MEMORY), (960 * MIB, 8, MEMORY), (959 * MIB, 1, None)),
         *((32 * MIB, 1, None), (32 * MIB, 8, CACHE), (64 * MIB, 8, None)),
     ],
 )
@@ -113,9 +115,19 @@ def test_levels_are_read_off_the_arrays(nbytes, warm, level):
     assert level_of(BandwidthProblem("read", warm=warm), BandwidthShape(nbytes), L2) == level
 
 
-def test_where_the_cache_is_not_known_one_pass_is_of_memory():
-    assert level_of(BandwidthProblem("read"), BandwidthShape(MIB), None) == MEMORY
+def test_where_the_cache_is_not_known_a_usual_one_is_left_behind():
+    assert level_of(BandwidthProblem("read"), BandwidthShape(512 * MIB), None) == MEMORY
+    assert level_of(BandwidthProblem("read"), BandwidthShape(511 * MIB), None) is None
     assert level_of(BandwidthProblem("read", warm=8), BandwidthShape(MIB), None) is None
+
+
+@pytest.mark.parametrize("pattern", ["copy", "read", "triad"])
+@pytest.mark.parametrize("cache", [None, L2])
+def test_what_a_find_takes_for_a_ceiling_of_memory_is_a_roof_of_memory(pattern, cache):
+    problem, info = BandwidthProblem(pattern), DeviceInfo("cuda", 0, "card", "vendor", cache_bytes=cache)
+    for size in range(16 * MIB, 1024 * MIB, 16 * MIB):
+        shape = BandwidthShape(size)
+        assert Bandwidth().may_be_ceiling(info, problem, shape) == (level_of(problem, shape, cache) == MEMORY)
 
 
 def test_the_highest_of_what_was_confirmed_is_the_roof():

@@ -10,17 +10,13 @@ from mamf.machine.peaks import find_bandwidth
 from mamf.measurement import TERA, Measurement
 from mamf.operation import Operation
 from mamf.operations.bandwidth.kernel import BandwidthKernel
-from mamf.operations.bandwidth.shapes import MOST_ARRAYS, BandwidthProblem, BandwidthShape
+from mamf.operations.bandwidth.shapes import MOST_ARRAYS, UNTOLD_CACHE_BYTES, BandwidthProblem, BandwidthShape
 
 # Memory runs at its own clock, which no board raises above its datasheet unasked.
 _HEADROOM = 1.02
 # Arrays together that are this many caches leave at least half of their bytes to the memory.
 _CACHES = 2
-# Writes of the last so many bytes need not have reached the memory when a launch ends: by a sixteenth of what it moves
-# at most, and by 1 % measured (an H200, 1 GiB written).
-_CACHES_OF_CEILING = 16
 # Where the device does not tell.
-_CACHE_BYTES = 32 * MIB
 _MEMORY_BYTES = 8 * 1024 * MIB
 
 
@@ -36,7 +32,7 @@ class Bandwidth(Operation[BandwidthProblem, BandwidthShape]):
         """Powers of two from where all arrays of any pattern fit in the cache to where they fill half the memory."""
         info = backend.info
         memory = min(info.memory_bytes or _MEMORY_BYTES, backend.free_memory() or _MEMORY_BYTES)
-        first = power_of_two((info.cache_bytes or _CACHE_BYTES) // MOST_ARRAYS)
+        first = power_of_two((info.cache_bytes or UNTOLD_CACHE_BYTES) // MOST_ARRAYS)
         last = power_of_two(memory // 2 // MOST_ARRAYS)
         sizes = [first << step for step in range(max(last // first, 1).bit_length())]
         return [BandwidthShape(size) for size in sizes]
@@ -66,9 +62,8 @@ class Bandwidth(Operation[BandwidthProblem, BandwidthShape]):
         return find_bandwidth(info.name, info.compute_units)
 
     def may_be_ceiling(self, info: DeviceInfo, problem: BandwidthProblem, shape: BandwidthShape) -> bool:
-        """Of memory only where a launch moves many caches; of a cache, by many passes, wherever it is fastest."""
-        cache = info.cache_bytes or _CACHE_BYTES
-        return problem.warm > 1 or problem.work(shape).nbytes >= _CACHES_OF_CEILING * cache
+        """Of one pass only where the memory answers for it; of many, which show a cache, wherever it is fastest."""
+        return problem.warm > 1 or problem.is_of_memory(shape, info.cache_bytes)
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
         """Size of an array and pattern; passes where there are several; the share of the datasheet's bandwidth."""

@@ -36,6 +36,11 @@ MOST_ARRAYS = 3
 #: A launch over so many bytes leaves next to nothing in the largest cache there is (1.1 GB: an EPYC 9684X's) for the
 #: next one to find, so more operand sets would take memory and bring nothing.
 _ALONE_BYTES = 4 * 2**30
+#: The last-level cache of a device that does not tell.
+UNTOLD_CACHE_BYTES = 32 * 2**20
+#: What a cache holds of a pass when it begins or ends need not be moved within it: of one that moves so many caches a
+#: sixteenth at most, and 1 % measured (an H200, 1 GiB written).
+CACHES_OF_MEMORY = 16
 _UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 _PATTERN = re.compile(r"(\d+)(GiB|MiB|KiB)?", re.ASCII)
 
@@ -107,6 +112,11 @@ class BandwidthProblem:
     def elements(self, shape: BandwidthShape) -> int:
         """Elements of each array."""
         return shape.nbytes // DTYPES[self.dtype].itemsize
+
+    def is_of_memory(self, shape: BandwidthShape, cache_bytes: int | None) -> bool:
+        """Whether the memory answers for passes over such arrays, and no cache. ``cache_bytes``: of the last level."""
+        a_pass = len(self.arrays) * shape.nbytes
+        return a_pass >= CACHES_OF_MEMORY * (cache_bytes or UNTOLD_CACHE_BYTES)
 
     def unsupported_shape(self, shape: BandwidthShape) -> str | None:
         """Why arrays of this size cannot be, or None."""

@@ -18,7 +18,7 @@ from mamf.ceilings.ceiling import Ceiling
 from mamf.dtypes import canonical_name
 from mamf.errors import MamfError, MamfWarning, UsageError
 from mamf.measurement import TERA
-from mamf.models.known_ceilings import KnownPeak, datasheet_peak, opened, peak
+from mamf.models.known_ceilings import KnownPeak, datasheet_peak, measured_peak, opened
 from mamf.models.model_flops import ModelFlops, model_flops
 
 #: FLOP of one dtype, or of several by name.
@@ -246,14 +246,10 @@ class Meter:
         if given is not None:
             return given.flops if isinstance(given, KnownPeak) else float(given)
         try:
-            known = peak(self.backend, dtype, self.regime)
+            return measured_peak(self.backend, dtype, self.regime).flops
         except MamfError as error:
             self._warn(str(error))
             return _NAN
-        if known.source == "datasheet":
-            self._warn(f"no ceiling of {dtype} is known for {known.device}: measure it: mamf find --dtype {dtype}")
-            return _NAN
-        return known.flops
 
     def _warn(self, reason: str) -> None:
         if not self._has_warned:

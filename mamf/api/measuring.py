@@ -37,7 +37,7 @@ from mamf.operations.matmul.operation import Matmul
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import KernelsPlan, Plan
 from mamf.plugins.discovery import open_backend, operation
-from mamf.plugins.selection import chosen_kernels, installed_kernel, kernel_for, kernels_for
+from mamf.plugins.selection import chosen_kernels, installed_kernel, kernel_for
 from mamf.report import find_summary_record, summary_record
 from mamf.report.of_run import kernels_run_summary
 from mamf.strategies.kernels import KernelsSweep
@@ -120,10 +120,9 @@ def search(
     """
     opened = opened_backend(backend, device)
     problem = problem or problem_for(opened, dtype)
-    chosen = kernels_for(opened, problem, kernels, quick)
     regimes = tuple(dict.fromkeys(("burst", regime)))
-    plan = plan_for(
-        opened, problem, chosen, regimes=regimes, budget_seconds=budget_seconds, precision=precision, is_quick=quick
+    plan, chosen = plan_for(
+        opened, problem, kernels, regimes=regimes, budget_seconds=budget_seconds, precision=precision, is_quick=quick
     )
     running = CeilingSearch(Find(plan, chosen, opened), regime)
     running.rows = Recording(log, opened, chosen[0].name, plan).of(

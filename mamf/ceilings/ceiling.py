@@ -107,6 +107,13 @@ def confirmed_of(
     return found
 
 
+def why_hopeless(rows: Sequence[Measurement]) -> str | None:
+    """Why no ceiling can be found: what the first row says, where all that was tried has no figure. None elsewhere."""
+    if not rows or any(row.ok for row in rows):
+        return None
+    return f"{rows[0].status}, {rows[0].reason}"
+
+
 def confirmed(
     rows: Iterable[Measurement], device: str, uuid_hash: str | None = None, default_kernel: str | None = None
 ) -> Ceiling | None:

@@ -31,19 +31,19 @@ class Find:
 
     def __post_init__(self) -> None:
         #: Held, and measured so far.
-        self._rows = list(self.held)
+        self.rows = list(self.held)
 
     def results(self) -> Iterator[Measurement]:
         """Search and confirm. Breaking off loses the measurement in flight."""
         self._run = Runner(self.backend, self.plan.budget_seconds, self.held, self.on_phase)
         for row in self._run.results(FindStrategy(self.plan, self.kernels, self._run).steps()):
-            self._rows.append(row)
+            self.rows.append(row)
             yield row
 
     @property
     def ceilings(self) -> dict[str, Ceiling]:
         """What the rows so far confirm, by regime."""
-        return self.confirmed_by(self._rows)
+        return self.confirmed_by(self.rows)
 
     def confirmed_by(self, rows: Iterable[Measurement]) -> dict[str, Ceiling]:
         """What rows of this plan confirm, by regime: of those that were kept when the run was broken off, say."""

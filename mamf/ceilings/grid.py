@@ -9,13 +9,14 @@ from dataclasses import dataclass
 
 from mamf.backend import Backend
 from mamf.ceilings.rounds import Rounds
-from mamf.engine.estimate import probe_flops
-from mamf.errors import UsageError
+from mamf.engine.estimate import SMALLEST_PROBE, probe_flops
+from mamf.errors import UnsupportedError, UsageError
 from mamf.limits import require_seconds
 from mamf.models.priors import priors
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
 from mamf.plans import DEFAULT_BUDGET_SECONDS, QUICK_BUDGET_SECONDS, FindPlan
+from mamf.plugins.selection import kernels_for
 from mamf.regimes.names import CEILINGS
 
 _STEPS = 20
@@ -98,37 +99,46 @@ def pace_of(plan: FindPlan) -> Pace:
 def plan_for(
     backend: Backend,
     problem: MatmulProblem,
-    kernels: Sequence[MatmulKernel],
+    names: Sequence[str] | None = None,
     *,
     regimes: tuple[str, ...] = CEILINGS,
     budget_seconds: float | None = None,
     precision: float = 0.003,
     scouts: int | None = None,
     is_quick: bool = False,
-) -> FindPlan:
-    """A plan with a grid for this device, whose speed a few launches tell; it begins with shapes that won on such
-    devices before. ``is_quick``: for both ceilings in 20 s.
+) -> tuple[FindPlan, list[MatmulKernel]]:
+    """A plan with a grid for this device, whose speed a few launches tell, and its kernels: the named ones, or those
+    that are tried unasked. It begins with shapes that won on such devices before. ``is_quick``: for both ceilings in
+    20 s. Where the first kernel refuses the problem altogether, one product is all.
+
+    Raises what ``kernels_for`` does, UsageError for a budget that is too short.
     """
+    kernels = kernels_for(backend, problem, names, is_quick)
     if budget_seconds is None:
         budget_seconds = QUICK_BUDGET_SECONDS if is_quick else DEFAULT_BUDGET_SECONDS
     scouts = scouts or (_QUICK_SCOUTS if is_quick else FindPlan.scouts)
-    flops = probe_flops(kernels[0], problem, backend)
     require_seconds("budget_seconds", budget_seconds)
-    grid = grid_for(backend, problem, flops, budget_seconds, scouts)
+    refinements = _QUICK_REFINEMENTS if is_quick else FindPlan.refinements
+    try:
+        flops = probe_flops(kernels[0], problem, backend)
+        grid = grid_for(backend, problem, flops, budget_seconds, scouts)
+    except UnsupportedError:  # a row will say why
+        grid, scouts, refinements = MatmulGrid(*((SMALLEST_PROBE,),) * 3), 1, 0
     if not grid.accepts(MatmulShape(grid.m[0], grid.n[0], grid.k[0])):
         raise UsageError(f"{budget_seconds:g} s are too few for a search on this device: give it more")
-    return FindPlan(
+    plan = FindPlan(
         problem,
-        tuple(kernel.name for kernel in kernels),
+        tuple(dict.fromkeys(names or (kernel.name for kernel in kernels))),
         grid,
         regimes,
         budget_seconds,
         precision,
         scouts,
-        _QUICK_REFINEMENTS if is_quick else FindPlan.refinements,
+        refinements,
         tuple(shape for shape in priors(backend.info, problem) if fits(grid, shape)),
         is_quick,
     )
+    return plan, kernels
 
 
 def fits(grid: MatmulGrid, shape: MatmulShape) -> bool:

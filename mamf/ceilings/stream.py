@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
-from mamf.ceilings.ceiling import Ceiling
+from mamf.ceilings.ceiling import Ceiling, why_hopeless
 from mamf.ceilings.finding import Find
 from mamf.errors import DeviceError
 from mamf.measurement import Measurement
@@ -40,6 +40,8 @@ class CeilingSearch:
         """The one that was sought. Raises DeviceError while it is not confirmed."""
         found = self.ceilings
         if self.regime not in found:
+            if reason := why_hopeless(self.find.rows):
+                raise DeviceError(f"no ceiling can be found: {reason}")
             budget = self.find.plan.budget_seconds
             raise DeviceError(f"no {self.regime} ceiling was confirmed in {budget:.0f} s: give it more")
         return found[self.regime]

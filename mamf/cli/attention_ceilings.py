@@ -17,7 +17,7 @@ from mamf.errors import DeviceError, UsageError
 from mamf.logs.records import ceiling_from_record, ceiling_record
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.plans import FindPlan, KernelsPlan
-from mamf.plugins.selection import kernels_for
+from mamf.plugins.selection import kernel_for
 from mamf.regimes import Burst, Sustained
 from mamf.regimes.names import CEILINGS
 
@@ -69,8 +69,9 @@ def with_searches(plan: KernelsPlan, backend: Backend) -> KernelsPlan:
     searches = []
     for dtype in dict.fromkeys(problem.dtype for problem in plan.problems):
         problem = problem_for(backend, dtype)
-        kernels, seconds = kernels_for(backend, problem)[:1], _SECONDS[len(regimes)]
-        searches.append(plan_for(backend, problem, kernels, regimes=regimes, budget_seconds=seconds))
+        default, seconds = kernel_for(backend, problem).name, _SECONDS[len(regimes)]
+        search, _ = plan_for(backend, problem, [default], regimes=regimes, budget_seconds=seconds)
+        searches.append(search)
     return replace(plan, searches=tuple(searches))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mamf.api.measuring import problem_for
-from mamf.ceilings.ceiling import Ceiling
+from mamf.ceilings.ceiling import Ceiling, why_hopeless
 from mamf.ceilings.finding import Find
 from mamf.ceilings.grid import plan_for
 from mamf.cli.interruption import EXIT_CODE, Interruption
@@ -116,17 +116,15 @@ class _FindSession(Session[FindPlan]):
     def _new(self) -> tuple[FindPlan, list[MatmulKernel]]:
         options, backend = self.options, self.backend
         problem = problem_from(options, backend)
-        kernels = kernels_for(backend, problem, options.kernel, bool(options.quick))
-        plan = plan_for(
+        return plan_for(
             backend,
             problem,
-            kernels,
+            options.kernel,
             regimes=tuple(name for name in CEILINGS if name in (options.regime or CEILINGS)),
             budget_seconds=options.budget,
             precision=options.precision or FindPlan.precision,
             is_quick=bool(options.quick),
         )
-        return replace(plan, kernels=tuple(dict.fromkeys(options.kernel or plan.kernels))), kernels
 
     def _resumed(self, before: FindPlan) -> tuple[FindPlan, list[MatmulKernel]]:
         """The log's own plan: only the budget may be given anew."""
@@ -173,6 +171,8 @@ class _FindSession(Session[FindPlan]):
             writer.write("ceiling", ceiling_record(ceiling))
 
     def left_out(self) -> bool:
+        if why_hopeless(self.rows):
+            return bool(self.find.left_out)
         return any(regime not in self._ceilings() for regime in self.plan.regimes)
 
     def _ceilings(self) -> dict[str, Ceiling]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from mamf.api.measuring import problem_for
 from mamf.backend import MIB, Backend
-from mamf.ceilings.ceiling import Candidate, confirmed_of
+from mamf.ceilings.ceiling import Candidate, confirmed_of, why_hopeless
 from mamf.ceilings.finding import Find
 from mamf.ceilings.grid import plan_for
 from mamf.ceilings.kernels import KernelsFind
@@ -27,7 +27,7 @@ from mamf.kernel import Problem
 from mamf.logs.run_log import OwnCeilings
 from mamf.measurement import Measurement
 from mamf.operations.bandwidth.operation import Bandwidth, power_of_two
-from mamf.operations.bandwidth.shapes import BandwidthProblem, BandwidthShape
+from mamf.operations.bandwidth.shapes import UNTOLD_CACHE_BYTES, BandwidthProblem, BandwidthShape
 from mamf.plans import DEFAULT_BUDGET_SECONDS, ROOFLINE, FindPlan, KernelsPlan
 from mamf.plugins.discovery import operation
 from mamf.plugins.selection import kernels_for
@@ -43,8 +43,8 @@ _PARTS_OF_BANDWIDTH = 1.5
 _LEAST_THOROUGH_SECONDS = 40.0
 #: Sizes of the arrays: the cache over these, and so many times the cache. More would take a CPU minutes.
 _OF_CACHE, _CACHES, _CACHES_OF_CPU = (4, 2), (16, 256), (16,)
-# Where the device does not tell; and what of the free memory an array may be.
-_CACHE_BYTES, _PART_OF_MEMORY = 32 * MIB, 4
+# What of the free memory an array may be, and what that is where the device does not tell.
+_PART_OF_MEMORY, _MEMORY_BYTES = 4, 8 * 1024 * MIB
 
 
 def measured(options: argparse.Namespace, given: Sequence[Given]) -> int:
@@ -62,8 +62,8 @@ def measured(options: argparse.Namespace, given: Sequence[Given]) -> int:
 
 def sizes_of(backend: Backend) -> tuple[BandwidthShape, ...]:
     """Arrays that the last-level cache holds, and such as only memory does."""
-    cache = backend.info.cache_bytes or _CACHE_BYTES
-    most = (backend.free_memory() or backend.info.memory_bytes or _CACHE_BYTES**2) // _PART_OF_MEMORY
+    cache = backend.info.cache_bytes or UNTOLD_CACHE_BYTES
+    most = (backend.free_memory() or backend.info.memory_bytes or _MEMORY_BYTES) // _PART_OF_MEMORY
     small = [power_of_two(cache // part) for part in _OF_CACHE]
     multiples = _CACHES if backend.is_accelerator else _CACHES_OF_CPU
     large = [min(2 * power_of_two(multiple * cache - 1), power_of_two(most)) for multiple in multiples]
@@ -111,9 +111,9 @@ class RooflineSession(KernelsFindSession):
         searches = []
         for name in names:
             problem = problem_for(backend, name)
-            kernels = kernels_for(backend, problem)
             quick = part < _LEAST_THOROUGH_SECONDS
-            searches.append(plan_for(backend, problem, kernels, regimes=regimes, budget_seconds=part, is_quick=quick))
+            search, _ = plan_for(backend, problem, regimes=regimes, budget_seconds=part, is_quick=quick)
+            searches.append(search)
         passes = _PASSES if backend.is_accelerator else _PASSES_OF_CPU
         problems = [BandwidthProblem("read", warm=each) for each in ((1, passes) if backend.info.cache_bytes else (1,))]
         return KernelsPlan(
@@ -148,8 +148,7 @@ class RooflineSession(KernelsFindSession):
 
     def _search(self, search: FindPlan, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
         """The ceilings of a dtype, with what a resumed log holds of the search in place of measuring."""
-        problem = search.problem
-        held = [row for row in self.rows if row.problem == problem]
+        problem, held = search.problem, self._rows_of(search.problem)
         plan = replace(search, budget_seconds=self._part)
         kernels = kernels_for(self.backend, problem, search.kernels)
         find = Find(plan, kernels, self.backend, held, lambda text: on_phase(f"{problem.dtype}, {text}"))
@@ -166,7 +165,11 @@ class RooflineSession(KernelsFindSession):
     def _lacking(self) -> list[tuple[Any, str]]:
         found = self._ceilings()
         wanted = [(each.problem, regime) for each in self.plan.searches for regime in each.regimes]
-        return [*(each for each in wanted if each not in found), *super()._lacking()]
+        lacking = [each for each in wanted if each not in found and not why_hopeless(self._rows_of(each[0]))]
+        return [*lacking, *super()._lacking()]
+
+    def _rows_of(self, problem: Problem) -> list[Measurement]:
+        return [row for row in self.rows if row.problem == problem]
 
     def label(self) -> str:
         return "-".join([*(search.problem.dtype for search in self.plan.searches), *self.plan.regimes])

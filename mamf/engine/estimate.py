@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from mamf.backend import Backend
 from mamf.engine.checking import Checked
+from mamf.engine.measure import told
 from mamf.errors import DeviceError, PluginError, UnsupportedError, fault
 from mamf.kernel import Prepared
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
@@ -14,7 +15,8 @@ from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import Held, Plan
 from mamf.regimes import Burst, Classic, Sustained
 
-_SMALLEST_PROBE, _LARGEST_PROBE = 1024, 8192
+#: The first product of a probe is a cube of this size, the largest one of that.
+SMALLEST_PROBE, _LARGEST_PROBE = 1024, 8192
 _PROBE_SECONDS = 0.001
 _PROBE_LAUNCHES = 3
 # Preparing and verifying a shape, on an accelerator.
@@ -25,10 +27,10 @@ _BURST_LAUNCHES = 12
 def probe_flops(kernel: MatmulKernel, problem: MatmulProblem, backend: Backend) -> float:
     """FLOP/s of a square product on this device: 1024, or larger where that takes no time and the memory has room.
 
-    Raises DeviceError when the first product fails.
+    Raises UnsupportedError when the kernel refuses the first product, DeviceError when that fails.
     """
     pool = backend.operand_pool(problem.data, problem.seed)
-    size, flops = _SMALLEST_PROBE, 0.0
+    size, flops = SMALLEST_PROBE, 0.0
     try:
         with kernel.settings(backend, problem):
             while True:
@@ -40,11 +42,14 @@ def probe_flops(kernel: MatmulKernel, problem: MatmulProblem, backend: Backend) 
                 if seconds >= _PROBE_SECONDS or size >= _LARGEST_PROBE:
                     return flops
                 size *= 2
-    except (UnsupportedError, PluginError):
+    except PluginError:
         raise
     except Exception as error:
-        if flops and backend.is_out_of_memory(error):
+        status, reason = told(error, kernel, backend)
+        if flops and status != "failed":
             return flops
+        if status == "unsupported":
+            raise UnsupportedError(reason) from error
         where = f"kernel {kernel.name} on the device of backend {backend.name}"
         raise DeviceError(f"the first product, {size}x{size}x{size} by {where}, failed: {fault(error)}") from error
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from mamf.node.places import Place
 from mamf.operations.bandwidth.shapes import BandwidthShape
 from mamf.operations.collective.shapes import COLLECTIVES
 from mamf.operations.copies.shapes import CopyShape
+from mamf.operations.matmul.kernel import MatmulKernel
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import QUICK_BUDGET_SECONDS, FindPlan, KernelsPlan, Plan
 from mamf.plugins.discovery import operation
@@ -117,7 +118,7 @@ class DeviceRun:
     # -- the parts ---------------------------------------------------------------------------------------------------
 
     def _find(self, path: Path, before: Before) -> Iterator[Measurement]:
-        kernels, plan = self._find_plan(before and before[0])
+        plan, kernels = self._find_plan(before and before[0])
         find = Find(plan, kernels, self.backend, before[0].lasting if before else (), self._phase)
         recording = Recording(path, self.backend, kernels[0].name, plan, before)
         return recording.of(
@@ -127,16 +128,14 @@ class DeviceRun:
             left=lambda: len(set(plan.regimes) - find.ceilings.keys()),
         )
 
-    def _find_plan(self, log: RunLog | None) -> tuple[list[Any], FindPlan]:
+    def _find_plan(self, log: RunLog | None) -> tuple[FindPlan, list[MatmulKernel]]:
         if log is not None:
             plan = log.plan
             assert isinstance(plan, FindPlan)
-            return list(kernels_for(self.backend, plan.problem, plan.kernels)), plan
+            return plan, kernels_for(self.backend, plan.problem, plan.kernels)
         problem = problem_for(self.backend, self.dtype)
-        kernels = kernels_for(self.backend, problem, self.kernels, is_quick=True)
         seconds = self.find_seconds or _FIND_SECONDS
-        plan = plan_for(self.backend, problem, kernels, budget_seconds=seconds, is_quick=True)
-        return list(kernels), replace(plan, kernels=tuple(dict.fromkeys(self.kernels or plan.kernels)))
+        return plan_for(self.backend, problem, self.kernels, budget_seconds=seconds, is_quick=True)
 
     def _repeated(self, path: Path, before: Before) -> Iterator[Measurement]:
         problem = problem_for(self.backend, self.dtype)

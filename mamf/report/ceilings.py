@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from mamf.ceilings.ceiling import CHOOSE, Ceiling, figures, median_rate
+from mamf.ceilings.ceiling import CHOOSE, Ceiling, figures, median_rate, why_hopeless
 from mamf.machine.peaks import find_peak
 from mamf.measurement import TERA, Measurement
 from mamf.report.sweeps import flat_row, title_lines
@@ -185,6 +185,8 @@ def as_text(
     shown = drawing(format, width)(COLUMNS, lines, LEFT_ALIGNED) if lines else ""
     told = [line for ceiling in ceilings.values() for line in notes(ceiling, rows, header)]
     failures = Counter(row.status for row in rows if not row.ok)
+    if reason := why_hopeless(rows):
+        told.append(f"no ceiling can be found: {reason}")
     told += [*scouted(rows, ceilings), *(f"{status}: {count}" for status, count in failures.items())]
     if summary is None:
         told.append("killed: the log has no summary; resume it")

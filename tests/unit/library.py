@@ -24,6 +24,16 @@ POINTS = {
 }
 
 
+def short(planned, sizes=(4096, 8192), scouts=6):
+    """``plan_for`` that leaves a search few shapes."""
+
+    def plan_for(*arguments, **options):
+        plan, kernels = planned(*arguments, **options)
+        return replace(plan, grid=MatmulGrid(sizes, sizes, sizes), scouts=scouts, refinements=0), kernels
+
+    return plan_for
+
+
 def install(monkeypatch):
     """Make the simulated accelerator the only one of this machine, and its search a short one."""
     others = discovery.entry_points
@@ -32,16 +42,10 @@ def install(monkeypatch):
         own = POINTS.get(group)
         return others(group=group) if own is None else [EntryPoint(*each, group) for each in own.items()]
 
-    planned = grid.plan_for
-
-    def short_plan(*arguments, **options):
-        sizes = (4096, 8192)
-        return replace(planned(*arguments, **options), grid=MatmulGrid(sizes, sizes, sizes), scouts=6, refinements=0)
-
     monkeypatch.setattr(discovery, "entry_points", points)
     monkeypatch.setattr(SimulatedMatmul, "is_default", True)
     monkeypatch.setattr(FindStrategy, "fine_shapes", 1)
-    monkeypatch.setattr("mamf.api.measuring.plan_for", short_plan)
+    monkeypatch.setattr("mamf.api.measuring.plan_for", short(grid.plan_for))
     monkeypatch.setattr("mamf.machine.doctor._host_load", lambda: Advice("host load", "ok", "idle"))
 
 

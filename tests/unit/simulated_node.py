@@ -57,7 +57,8 @@ class Node(SimulatedBackend):
 
 def short_plan(*arguments, **options):
     sizes = (4096, 8192)
-    return replace(plan_for(*arguments, **options), grid=MatmulGrid(sizes, sizes, sizes), scouts=6, refinements=0)
+    plan, kernels = plan_for(*arguments, **options)
+    return replace(plan, grid=MatmulGrid(sizes, sizes, sizes), scouts=6, refinements=0), kernels
 
 
 def install(patch, launches=5000):

@@ -18,7 +18,7 @@ from mamf.logs.run_log import read_run_log
 from mamf.machine.peaks import find_peak, flop_per_cycle
 from mamf.measurement import Conditions, Measurement
 from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
+from mamf.operations.matmul.shapes import MatmulShape
 from mamf.report.explanation import render_explanation
 from mamf.statistics import summarize
 from mamf.testing import SimulatedBackend
@@ -166,13 +166,7 @@ def little(patch):
     """The simulated device, whose data cost time, and a search of few shapes."""
     library.install(patch)
     patch.setattr(SimulatedBackend, "physics", replace(SimulatedBackend.physics, data_cost=0.09))
-    planned = explain_session.plan_for
-
-    def short(*arguments, **options):
-        sizes = (8192, 16384)
-        return replace(planned(*arguments, **options), grid=MatmulGrid(sizes, sizes, sizes), scouts=4, refinements=0)
-
-    patch.setattr(explain_session, "plan_for", short)
+    patch.setattr(explain_session, "plan_for", library.short(explain_session.plan_for, (8192, 16384), scouts=4))
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import signal
 import statistics
 from collections import Counter
 
+import library
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,6 +26,7 @@ from mamf.measurement import Conditions, Measurement
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
 from mamf.plans import FindPlan
+from mamf.plugins import discovery
 from mamf.report.ceilings import notes
 from mamf.statistics import Interval, summarize
 from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
@@ -493,8 +495,8 @@ SLOW = {"compute_units": 4, "flop_per_cycle_per_unit": 32, "memory_bytes": 8 * 1
 def test_the_grid_suits_memory_and_speed(changed):
     physics = dataclasses.replace(Physics(), **changed)
     backend, problem = SimulatedBackend(physics=physics), MatmulProblem()
-    plan = plan_for(backend, problem, [SimulatedMatmul()], regimes=("burst",), scouts=48)
-    find = Find(plan, [SimulatedMatmul()], backend)
+    plan, kernels = plan_for(backend, problem, SIMULATED[-1:], regimes=("burst",), scouts=48)
+    find = Find(plan, kernels, backend)
     rows = found(find)
     assert all(row.ok for row in rows)
     assert find.ceilings["burst"].tflops >= 0.98 * highest(physics, max(plan.grid.k))
@@ -652,6 +654,36 @@ def test_a_budget_for_nothing_but_a_few_scouts_is_said_too(find):
     assert "burst: not confirmed; scouted so far" in out
 
 
+REFUSAL = "CUBLAS_STATUS_NOT_SUPPORTED when calling cublasLtMatmulAlgoGetHeuristic"
+
+
+@pytest.fixture
+def refusing(monkeypatch):
+    """A library without an algorithm for the problem: it says so when it is asked."""
+
+    def refused(*asked, **options):
+        raise RuntimeError(REFUSAL)
+
+    monkeypatch.setattr(SimulatedMatmul, "prepare", refused)
+    monkeypatch.setattr(SimulatedMatmul, "refuses", lambda self, error: "NOT_SUPPORTED" in str(error))
+
+
+@pytest.mark.parametrize("arguments", [[], ["--quick"], ["--regime", "burst"]], ids=" ".join)
+def test_what_the_library_refuses_is_a_row_with_its_reason(refusing, find, tmp_path, arguments):
+    code, out, _ = find("--output", "run.jsonl", *arguments)
+    assert code == 1
+    assert f"no ceiling can be found: unsupported, RuntimeError: {REFUSAL}" in out
+    assert "complete; 0 measurements" in out
+    log = read_run_log(tmp_path / "run.jsonl")
+    assert [(row.status, row.phase) for row in log.measurements] == [("unsupported", "scout")]
+    assert log.plan.kernels == ("mamf.testing:SimulatedMatmul",)
+
+
+def test_find_says_what_the_library_refuses(refusing, backend):
+    with pytest.raises(DeviceError, match=f"no ceiling can be found: unsupported, RuntimeError: {REFUSAL}"):
+        mamf.find(backend=backend, kernels=["mamf.testing:SimulatedMatmul"])
+
+
 # -- interruption and resuming ---------------------------------------------------------------------------------------
 
 
@@ -770,11 +802,11 @@ def test_what_is_offered_stays_callable_when_every_module_is_imported():
 
 @pytest.fixture(scope="module")
 def quick():
-    backend, kernels = SimulatedBackend(), [SimulatedMatmul()]
+    backend = SimulatedBackend()
     with pytest.MonkeyPatch.context() as patch:  # a grid as real ones are: a coarse one has few small shapes
         patch.setattr("mamf.ceilings.grid._STEPS", 20)
         patch.setattr("mamf.ceilings.grid._LARGEST_STEP", 1024)
-        plan = plan_for(backend, MatmulProblem(), kernels, is_quick=True)
+        plan, kernels = plan_for(backend, MatmulProblem(), SIMULATED[-1:], is_quick=True)
     find = Find(plan, kernels, backend)
     begun = backend.now()
     return find, found(find), backend.now() - begun
@@ -794,6 +826,15 @@ def test_a_quick_find_is_as_high_as_a_thorough_one(quick, both):
     assert quick[0].ceilings["sustained"].tflops == pytest.approx(thorough["sustained"].tflops, rel=0.006)
 
 
+@pytest.mark.parametrize(("is_quick", "names"), [(False, [KERNEL, "library"]), (True, [KERNEL])])
+def test_a_quick_search_has_no_time_for_other_kernels_than_the_default(monkeypatch, is_quick, names):
+    library.install(monkeypatch)
+    monkeypatch.setattr(Library, "is_default", False)
+    monkeypatch.setitem(library.POINTS[discovery.KERNELS], "library", f"{__name__}:Library")
+    plan, kernels = plan_for(SimulatedBackend(), MatmulProblem(), is_quick=is_quick)
+    assert [kernel.name for kernel in kernels] == list(plan.kernels) == names
+
+
 def test_shapes_that_won_before_are_measured_first_and_are_no_result():
     known = MatmulShape(16896, 2048, 20224)
     find = find_of(priors=(known,))
@@ -804,5 +845,5 @@ def test_shapes_that_won_before_are_measured_first_and_are_no_result():
 
 def test_a_prior_beyond_the_grid_is_left_out(monkeypatch):
     monkeypatch.setattr("mamf.ceilings.grid.priors", lambda info, problem: [MatmulShape(64, 64, 10**6)])
-    plan = plan_for(SimulatedBackend(), MatmulProblem(), [SimulatedMatmul()])
+    plan, _ = plan_for(SimulatedBackend(), MatmulProblem(), SIMULATED[-1:])
     assert plan.priors == ()

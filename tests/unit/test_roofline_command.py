@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import replace
 
 import library
 import pytest
@@ -11,7 +10,6 @@ from contribution_logs import found
 from mamf.cli import main
 from mamf.cli import roofline_session as session
 from mamf.logs.run_log import read_run_log
-from mamf.operations.matmul.shapes import MatmulGrid
 from mamf.profiling.log import create_profile_log, write_profile
 from mamf.profiling.profile import ClassRow, Profile
 
@@ -31,13 +29,7 @@ def measured(tmp_path_factory):
 def little(patch):
     """The simulated device, and a search of few shapes."""
     library.install(patch)
-    planned = session.plan_for
-
-    def short(*arguments, **options):
-        sizes = (8192, 16384)
-        return replace(planned(*arguments, **options), grid=MatmulGrid(sizes, sizes, sizes), scouts=6, refinements=0)
-
-    patch.setattr(session, "plan_for", short)
+    patch.setattr(session, "plan_for", library.short(session.plan_for, (8192, 16384)))
     patch.setattr(session, "_PASSES", 256)  # long launches are few
     patch.setattr(session, "_CACHES", (64, 128))
 

@@ -130,7 +130,8 @@ def little_work() -> Iterator[None]:
 
     def short(*arguments: Any, **options: Any) -> Any:
         sizes = (4096, 8192)
-        return replace(plan_for(*arguments, **options), grid=MatmulGrid(sizes, sizes, sizes), scouts=6, refinements=0)
+        plan, kernels = plan_for(*arguments, **options)
+        return replace(plan, grid=MatmulGrid(sizes, sizes, sizes), scouts=6, refinements=0), kernels
 
     with (
         mock.patch("psutil.cpu_percent", lambda interval: 3.0),

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mamf.ceilings.periods import likeliest_units
 from mamf.ceilings.surrogate import Array, Surrogate, features, single_threaded, squared_distances
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
 
@@ -33,9 +32,9 @@ _FEWEST_TO_GIVE_UP = 40
 _HOPELESS_FAILURES = 3
 # Shapes that the surrogate predicts; a larger grid is searched by a sample and the leaders' neighbours.
 _MOST_CANDIDATES = 8192
-_MEASUREMENTS_PER_FIT = 12
+_MEASUREMENTS_PER_FIT = 6
 # Standard deviations above the mean at which the next shape is chosen, and at which nothing promises more any longer.
-_OPTIMISM = 1.5
+_OPTIMISM = 1.75
 _DOUBT = 3.0
 # A promise of less than this share of the best is none: it is below what a measurement repeats to.
 _WORTHWHILE = 0.001
@@ -112,7 +111,6 @@ class Search:
     ) -> None:
         """``first``: shapes to begin with, before some at random."""
         self.compute_units = compute_units
-        self._learns_units = compute_units is None
         self.measured: dict[Candidate, float] = {}
         self.kernels = [kernel]
         self._random = np.random.default_rng(seed)
@@ -173,8 +171,10 @@ class Search:
         if len(self.measured) < self._scouts or not self._known():
             return
         is_due = len(self.measured) % _MEASUREMENTS_PER_FIT == 0 or candidate in self._first[self._scouts :]
-        if is_due or not self._surrogate.is_fitted or not tflops > 0:
+        if is_due or not self._surrogate.is_fitted:
             self._refit()
+        elif not tflops > 0:
+            self._look_at_failures()
         else:
             self._rows.append(self._position[candidate])
             self._surrogate.add(self._rows[-1], math.log(tflops))
@@ -234,12 +234,11 @@ class Search:
 
     def _refit(self) -> None:
         known = self._known()
-        if self._learns_units:
-            first = {shape: tflops for (shape, kernel), tflops in known.items() if kernel == self.kernels[0]}
-            self.compute_units = likeliest_units(first, self._surrogate.scales)
-            self._look_at_shapes()
         self._rows = [self._position[candidate] for candidate in known]
         self._surrogate.fit(self._rows, [math.log(tflops) for tflops in known.values()])
+        self._look_at_failures()
+
+    def _look_at_failures(self) -> None:
         self._hopeless = np.concatenate([self._hopeless_by(kernel) for kernel in self.kernels])
 
     def _hopeless_by(self, kernel: str) -> NDArray[np.bool_]:

@@ -49,6 +49,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--phase", choices=PHASES, nargs="+", help="the backward alone is a difference (default: forward)"
     )
     group.add_argument("--optimizer", choices=OPTIMIZERS, nargs="+", help="of a step (default: adamw)")
+    group.add_argument(
+        "--autocast", action="store_true", default=None, help="parameters in float32, products in --dtype"
+    )
     group.add_argument("--checkpointing", action="store_true", default=None, help="run blocks again in the backward")
     group.add_argument("--attention", nargs="+", metavar="KERNEL", help="any of 'mamf kernels' (default: sdpa)")
     group.add_argument("--compile", action="store_true", default=None, help="under torch.compile too")
@@ -115,7 +118,8 @@ def varied(options: argparse.Namespace) -> Mapping[str, str]:
     """What is measured in every combination."""
     asked = {"phase": options.phase, "optimizer": options.optimizer}
     found = {name: ",".join(values) for name, values in asked.items() if values}
-    return {**found, "checkpointing": "yes"} if options.checkpointing else found
+    switches = [name for name in ("autocast", "checkpointing") if getattr(options, name)]
+    return {**found, **dict.fromkeys(switches, "yes")}
 
 
 def kernels(options: argparse.Namespace) -> list[str] | None:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import nn
 
-from mamf.dtypes import DTYPES
 from mamf.kernel import Prepared, Verdict
 from mamf.operations.model.kernels.network import Network
 from mamf.operations.model.kernels.reference import Reference
@@ -68,7 +67,7 @@ class Step:
     def _held_bytes(self) -> int:
         """Parameters, and what the optimizer keeps of each."""
         kept = 1 + (len(_MOMENTS) if self._optimizer else 0)
-        return kept * self._problem.parameters(self._shape) * DTYPES[self._problem.dtype].itemsize
+        return kept * self._problem.parameter_bytes(self._shape)
 
     def _launch_of(self, index: int) -> Callable[[], object]:
         tokens, targets = self._batches[index]

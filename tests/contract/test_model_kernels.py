@@ -10,6 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mamf.engine.checking import Checked, WrongResultError
 from mamf.operations.attention.kernels.sdpa import SdpaMath
 from mamf.operations.attention.kernels.torch_attention import TorchAttention
+from mamf.operations.model.kernels import torch_model
+from mamf.operations.model.kernels.reference import Reference
+from mamf.operations.model.kernels.step import known_answers
 from mamf.operations.model.kernels.torch_model import TorchModel, network_on
 from mamf.operations.model.shapes import ModelProblem, ModelShape
 from mamf.plugins.discovery import attention_kernel, kernel_of, open_backend, operation
@@ -121,6 +124,33 @@ def test_autocast_keeps_parameters_in_float32_and_multiplies_in_its_dtype(proble
 
 def test_autocast_to_what_parameters_are_is_unsupported():
     assert "leave autocast out" in TorchModel().unsupported(cpu(), replace(GPT2, autocast=True))
+
+
+def test_kernels_and_phases_share_what_the_reference_gave(monkeypatch):
+    problem = replace(GPT2, phase="forward-backward", seed=12)
+    checked(problem).rehearse(cpu())
+    monkeypatch.setattr(Reference, "gradients", None)
+    checked(replace(problem, phase="step", checkpointing=True), TorchModel("eager")).rehearse(cpu())
+
+
+class Altering(SdpaMath):
+    """Attention that changes its model's parameters."""
+
+    name = "altering"
+    network = None
+
+    def attend(self, shape, q, k, v):
+        with torch.no_grad():
+            self.network.head.norm.weight.mul_(1.01)
+        return super().attend(shape, q, k, v)
+
+
+def test_the_reference_of_altered_parameters_is_not_passed_on(monkeypatch):
+    problem = replace(GPT2, seed=13)
+    monkeypatch.setattr(torch_model, "fill", lambda network, generator: setattr(Altering, "network", network))
+    with pytest.raises(WrongResultError, match=r"changed its operands: head\.norm\.weight"):
+        checked(problem, TorchModel(f"{__name__}:Altering")).rehearse(cpu())
+    assert not known_answers(problem, SHAPE, cpu().device)
 
 
 class Faulty(SdpaMath):

@@ -70,6 +70,8 @@ def test_each_attention_is_in_the_model_as_it_is_and_compiled(run):
     assert "kernels: torch[sdpa]\n" in planned(run)
     out = planned(run, "--attention", "sdpa-math", "eager", "--compile")
     assert "torch[sdpa-math], compiled[sdpa-math], torch[eager], compiled[eager]" in out
+    out = planned(run, "--attention", "sdpa-math", "eager", "--compile", "eager")
+    assert "kernels: torch[sdpa-math], torch[eager], compiled[eager]\n" in out
     assert "shapes: 4, 8 rows in sustained" in planned(
         run,
         "--batch",
@@ -94,6 +96,7 @@ def test_each_attention_is_in_the_model_as_it_is_and_compiled(run):
         (["--size", "1b", "--kv-heads", "5"], "32 heads cannot share 5 kv heads"),
         (["--attention", "sdpa-flesh"], "unknown attention kernel 'sdpa-flesh'"),
         (["--phase", "backward"], "invalid choice: 'backward'"),
+        (["--compile", "flex"], "--compile flex: name it by --attention too"),
     ],
 )
 def test_what_cannot_be_is_said_in_a_line(run, given, told):

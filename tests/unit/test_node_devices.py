@@ -95,6 +95,20 @@ def test_a_part_that_was_broken_off_is_gone_on_with(healthy, tmp_path):
     assert log.tier == "complete"
 
 
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 8])
+def test_copies_to_the_next_device_are_measured_while_neither_neighbour_copies(tmp_path, count):
+    ring = type("Ring", (Node,), {"device_count": classmethod(lambda cls: count)})
+    turns = []
+    for index in range(count):
+        told = []
+        run = DeviceRun(ring(0), Place(index, 0, index), tmp_path, count, meet=lambda told=told: told.append("meet"))
+        run._part = told.append
+        run.together()
+        assert told.count("peers") == told.count("collective") == 1
+        turns.append(told.index("peers"))
+    assert all(turns[index] != turns[(index + 1) % count] for index in range(count))
+
+
 def test_time_is_shared_out_by_reason_whatever_is_read_with_it():
     seen = [("power cap", "thermal"), ("power cap",), (), ()]
     found = conditions([Reading(throttle_reasons=reasons) for reasons in seen], None)

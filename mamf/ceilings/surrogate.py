@@ -206,7 +206,8 @@ class Distances(NamedTuple):
 def distances(of: Features, one: list[int], other: list[int] | None = None) -> Distances:
     """Of rows ``one`` to rows ``other`` (None: all)."""
     level = np.equal.outer(of.areas[one], of.areas if other is None else of.areas[other]).astype(float)
-    apart = Distances(*(squared_distances(columns, one, other) for columns in (of.sizes, of.waves, of.lean)), level)
+    sizes, waves, lean = (squared_distances(columns, one, other) for columns in (of.sizes, of.waves, of.lean))
+    apart = Distances(sizes, waves, lean, level)
     if of.kernels is None:
         return apart
     others = of.kernels if other is None else of.kernels[other]

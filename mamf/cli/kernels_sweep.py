@@ -19,10 +19,12 @@ from mamf.cli.kernels_options import (
 )
 from mamf.cli.options import add_device_options, add_output_options, terminal_width
 from mamf.cli.session import End, Resumed, Session, add_run_options, interruptible
+from mamf.cli.sharing import add_devices_options, say_devices
 from mamf.cli.terminal import say
 from mamf.kernel import AnyKernel
 from mamf.logs.run_log import OwnCeilings
 from mamf.measurement import Measurement
+from mamf.node.sharing import SharedSweep
 from mamf.plans import KernelsPlan, Row
 from mamf.plugins.discovery import operation
 from mamf.plugins.selection import chosen_kernels
@@ -43,6 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     add_what_options(parser)
     add_run(parser)
+    add_devices_options(parser)
     parser.set_defaults(command="sweep")
 
 
@@ -87,8 +90,8 @@ class KernelsSession(Session[KernelsPlan]):
         kept = self.log.lasting if self.log else []
         self.rows = list(kept)
         self.known_ceilings = dict(self.log.known_ceilings) if self.log else {}
-        self.held = {self._step(row) for row in kept if not row.phase}
-        self.sweep = self.strategy()
+        self.held = {self._step(row) for row in kept if not row.phase and not row.is_reference}
+        self.sweep: KernelsSweep | SharedSweep = self.strategy()
         # A library may have swallowed the exception while it was imported.
         interruption.check()
 
@@ -133,6 +136,7 @@ class KernelsSession(Session[KernelsPlan]):
         say(f"device: {self.backend.info.name} ({self.backend.name}:{self.backend.index})")
         say(f"kernels: {', '.join(self.plan.kernels)}")
         say(f"shapes: {len(self.plan.shapes)}, {len(steps)} rows in {', '.join(self.plan.regimes)}")
+        say_devices(self.devices)
         return 0
 
     def kernel_name(self) -> str:
@@ -150,6 +154,8 @@ class KernelsSession(Session[KernelsPlan]):
 
     def measurements(self, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
         self.sweep.on_phase = on_phase
+        if isinstance(self.sweep, KernelsSweep):
+            self.sweep = self.shared(self.sweep)
         return self.sweep.results()
 
     def left_out(self) -> bool:

@@ -66,6 +66,7 @@ def measurement_record(row: Measurement) -> dict[str, Any]:
         "repeatability": repeatability_record(row.repeatability),
         "phase": row.phase,
         "round": row.round,
+        **({} if row.device is None else {"device": row.device}),
         "time": utc_now(),
     }
     return record
@@ -112,6 +113,7 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
         repeatability=repeatability_from_record(record),
         phase=record.get("phase", ""),
         round=record.get("round", 0),
+        device=record.get("device"),
     )
 
 

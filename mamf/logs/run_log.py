@@ -26,6 +26,7 @@ from mamf.backend import DeviceInfo
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.known import KnownCeiling
 from mamf.errors import MamfError, RunLogError
+from mamf.logs.device_speeds import with_device_speeds
 from mamf.logs.plan_records import plan_from_record
 from mamf.logs.records import (
     ceiling_from_record,
@@ -87,6 +88,16 @@ class RunLog(Tabular):
         return plan_from_record(self.header["plan"])
 
     @property
+    def devices(self) -> list[DeviceInfo]:
+        """Those that shared the run; none where one measured it all."""
+        return [DeviceInfo(**device) for device in self.header.get("devices", ())]
+
+    def device(self, index: int | None) -> DeviceInfo:
+        """The one of this index of those that shared the run; else the run's own."""
+        shared = (device for device in self.devices if device.index == index)
+        return next(shared, DeviceInfo(**self.header["device"]))
+
+    @property
     def ceilings(self) -> dict[str, Ceiling]:
         """By regime: of a find, which is of one dtype."""
         return {regime: ceiling for (_, regime), ceiling in self.all_ceilings.items()}
@@ -140,7 +151,7 @@ def read_run_log(path: str | Path) -> RunLog:
             _add(log, parse_record(line))
         except MALFORMED as error:
             raise RunLogError(f"{path}, line {number}: {what(error)}") from None
-    log.measurements = latest(log.measurements)
+    log.measurements = with_device_speeds(latest(log.measurements))
     return log
 
 
@@ -209,6 +220,8 @@ def _header(path: Path, line: bytes) -> dict[str, Any]:
         require(header, HEADER)
         require(header["plan"], plan_schema(header["plan"]), "plan")
         header["device"] = asdict(DeviceInfo(**header["device"]))
+        if "devices" in header:
+            header["devices"] = [asdict(DeviceInfo(**device)) for device in header["devices"]]
         plan_from_record(header["plan"])
     except MALFORMED as error:
         raise RunLogError(f"{path}, line 1: {what(error)}") from None

@@ -60,10 +60,12 @@ class Child:
 
     def __init__(self, command, environment):
         assert command[1:3] == ["-m", "mamf"]
-        pipes = os.pipe(), os.pipe()
+        pipes, (listening, self._telling) = (os.pipe(), os.pipe()), os.pipe()
 
         def work():
             os.setsid()
+            os.close(self._telling)
+            sys.stdin = open(listening)  # noqa: PTH123, SIM115
             out, err = (open(writing, "w", buffering=1) for _, writing in pipes)  # noqa: PTH123, SIM115
             with redirect_stdout(out), redirect_stderr(err):
                 return main(command[3:])
@@ -71,6 +73,8 @@ class Child:
         self.pid = _fork(work, environment)
         for _, writing in pipes:
             os.close(writing)
+        os.close(listening)
+        self.stdin = os.fdopen(self._telling, "w")
         self.stdout, self.stderr = (os.fdopen(reading) for reading, _ in pipes)
         self._code = None
 

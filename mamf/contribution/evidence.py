@@ -8,7 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from mamf.backend import DeviceInfo
 from mamf.errors import RunLogError
+from mamf.logs.device_speeds import with_device_speeds
 from mamf.logs.known import operation_called
 from mamf.logs.legacy import Seen, lines_of
 from mamf.logs.records import measurement_from_record
@@ -118,8 +120,17 @@ class Evidence:
     @cached_property
     def rows(self) -> tuple[tuple[int, dict[str, Any], Measurement], ...]:
         """Every measurement as written, failed and repeated ones too: line, record, and what mamf reads from it."""
-        found = self.of_kind("measurement")
-        return tuple((line, record, measurement_from_record(record, self.header)) for line, record in found)
+        found = list(self.of_kind("measurement"))
+        rows = with_device_speeds([measurement_from_record(record, self.header) for _, record in found])
+        return tuple((line, record, row) for (line, record), row in zip(found, rows, strict=True))
+
+    def device_of(self, row: Measurement) -> DeviceInfo:
+        """The one that measured a row."""
+        return self._devices.get(row.device, self._devices[None])
+
+    @cached_property
+    def _devices(self) -> dict[int | None, DeviceInfo]:
+        return {None: self.log.device(None), **{device.index: device for device in self.log.devices}}
 
     @property
     def claims(self) -> dict[str, Measurement]:

@@ -11,6 +11,7 @@ from typing import Any
 from mamf.ceilings.roof import Roofs
 from mamf.machine.peaks import find_peak
 from mamf.measurement import Measurement
+from mamf.report.devices import COMPARABLE, DEVICE, device_cells, device_lines, device_remark, flat_device
 from mamf.report.layers import layer_column, layers_of
 from mamf.report.shares import COLUMNS as SHARES
 from mamf.report.shares import flat_share, share_cells
@@ -20,7 +21,7 @@ from mamf.statistics import arithmetic_mean, geometric_mean
 
 @dataclass(frozen=True)
 class Best:
-    """The best of a regime, and what the regime's shapes give on the whole."""
+    """The best of a regime, and what the regime's shapes give on the whole; of several devices as the first does."""
 
     row: Measurement
     arithmetic_mean: float
@@ -31,7 +32,7 @@ class Best:
 def ranked(rows: Iterable[Measurement]) -> list[Measurement]:
     """Rows that count, best first: measured, and no reference visits."""
     countable = [row for row in rows if row.ok and not row.is_reference]
-    return sorted(countable, key=lambda row: row.best_rate, reverse=True)
+    return sorted(countable, key=lambda row: row.rank, reverse=True)
 
 
 def bests(rows: Sequence[Measurement]) -> dict[str, Best]:
@@ -40,7 +41,7 @@ def bests(rows: Sequence[Measurement]) -> dict[str, Best]:
     for regime in dict.fromkeys(row.regime for row in rows):
         best_first = ranked(row for row in rows if row.regime == regime)
         if best_first:
-            figures = [row.best_rate for row in best_first]
+            figures = [row.comparable_rate for row in best_first]
             found[regime] = Best(best_first[0], arithmetic_mean(figures), geometric_mean(figures), len(figures))
     return found
 
@@ -59,6 +60,7 @@ def summary_record(
             regime: {
                 "shape": str(best.row.shape),
                 "tflops": round(best.row.best_rate, 3),
+                **flat_device(best.row),
                 "best_by": best.row.best_by,
                 "arithmetic_mean_tflops": round(best.arithmetic_mean, 3),
                 "geometric_mean_tflops": round(best.geometric_mean, 3),
@@ -81,6 +83,7 @@ def flat_row(row: Measurement, roofs: Roofs | None = None) -> dict[str, Any]:
         "n": row.shape.n,
         "k": row.shape.k,
         "kernel": row.kernel,
+        **flat_device(row),
         "dtype": row.problem.dtype,
         "out_dtype": row.problem.out_dtype,
         "layout": row.problem.layout,
@@ -154,13 +157,15 @@ def cells(row: Measurement) -> list[str]:
 def columns_of(
     rows: Iterable[Measurement], header: Mapping[str, Any], roofs: Roofs | None
 ) -> tuple[Sequence[str], list[list[str]]]:
-    """Columns and cells; with roofs the shares of them stand after the interval, the layer of a preset last."""
+    """Columns and cells; devices and shares of roofs, where there are, stand after the interval, layers last."""
     place = COLUMNS.index("mean")
-    names = (*COLUMNS[:place], *(SHARES if roofs else ()), *COLUMNS[place:], *(["layer"] if layers_of(header) else []))
+    names = [*COLUMNS, *(["layer"] if layers_of(header) else [])]
+    names[place:place] = [*((DEVICE, COMPARABLE) if header.get("devices") else ()), *(SHARES if roofs else ())]
     lines = []
     for row in rows:
         line, shares = cells(row), share_cells(row, roofs).values() if roofs else ()
-        lines.append([*line[:place], *shares, *line[place:], *layer_column(row, header).values()])
+        line[place:place] = [*device_cells(row).values(), *shares]
+        lines.append([*line, *layer_column(row, header).values()])
     return names, lines
 
 
@@ -202,7 +207,9 @@ def summary_lines(
     lines: list[str] = []
     for regime, best in bests(rows).items():
         lines += [*_best_lines(regime, best, header), _mean_line(regime, best)]
-        lines += _drift_lines([row for row in rows if row.regime == regime and row.is_reference])
+        visits = [row for row in rows if row.regime == regime and row.is_reference]
+        for device in dict.fromkeys(row.device for row in visits):
+            lines += _drift_lines([row for row in visits if row.device == device])
     if not lines:
         lines.append("nothing was measured")
     return [*lines, *_failure_lines(rows), end_line(summary)]
@@ -220,8 +227,7 @@ def _best_lines(regime: str, best: Best, header: Mapping[str, Any]) -> list[str]
     shares += [f"{whole(conditions.clock_hz / 1e6)} MHz"] if conditions.clock_hz else []
     shares += [f"{whole(conditions.watts)} W"] if conditions.watts else []
     shares += [f"{whole(conditions.celsius)} C"] if conditions.celsius else []
-    note = remarks(row)
-    shares += [note] if note else []
+    shares += filter(None, (device_remark(row), remarks(row)))
     return lines + ([f"    {'; '.join(shares)}"] if shares else [])
 
 
@@ -248,7 +254,8 @@ def _drift_lines(visits: Sequence[Measurement]) -> list[str]:
     middle = sorted(figures)[len(figures) // 2]
     below, above = 100 * (min(figures) / middle - 1), 100 * (max(figures) / middle - 1)
     spread = f"{below:+.2f} % to {above:+.2f} %"
-    return [f"reference {visits[0].shape}, {len(figures)} visits: {significant(middle)} TFLOPS, {spread}"]
+    where = "" if visits[0].device is None else f" on device {visits[0].device}"
+    return [f"reference {visits[0].shape}{where}, {len(figures)} visits: {significant(middle)} TFLOPS, {spread}"]
 
 
 def _failure_lines(rows: Sequence[Measurement]) -> list[str]:
@@ -282,7 +289,10 @@ def render(
     table = drawing(format, width)(names, lines, (*LEFT_ALIGNED, "bound by", "layer"))
     hidden = sum(not row.is_reference for row in rows) - len(shown)
     more = f"... and {hidden} more in the log (--top all shows them)\n" if hidden > 0 else ""
-    head, foot = prose(title_lines(header), format), prose(summary_lines(rows, header, summary), format)
+    head, foot = (
+        prose([*title_lines(header), *device_lines(rows, header)], format),
+        prose(summary_lines(rows, header, summary), format),
+    )
     return f"{head}\n{table if shown else ''}{more}\n{foot}"
 
 

@@ -28,5 +28,6 @@ def test_two_processes_share_a_sweep_and_its_log_is_one(run, monkeypatch):
     assert code == 0, err
     log = read_run_log(run.folder / "log.jsonl")
     print(out)
-    for row in log.measurements: print(row.device, row.is_reference, row.device_speed, row)
+    for row in log.measurements:
+        print(row.device, row.is_reference, row.device_speed, row)
     assert 0

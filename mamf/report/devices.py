@@ -1,0 +1,64 @@
+"""Rows of several devices in one table: which measured each, and what makes them comparable."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mamf.logs.device_speeds import device_speeds
+from mamf.measurement import Measurement
+from mamf.report.text import DASH, significant
+
+DEVICE, COMPARABLE = "device", "comparable"
+
+
+def flat_device(row: Measurement) -> dict[str, Any]:
+    """``device_speed``: to the run's first, by the reference; None where the two were not compared."""
+    return {} if row.device is None else {"device": row.device, "device_speed": row.device_speed}
+
+
+def device_cells(row: Measurement) -> dict[str, str]:
+    """The device, and the rate as the run's first device would give it."""
+    if row.device is None:
+        return {}
+    is_comparable = row.ok and row.device_speed is not None
+    return {DEVICE: str(row.device), COMPARABLE: significant(row.comparable_rate) if is_comparable else DASH}
+
+
+def device_remark(row: Measurement) -> str:
+    """A figure's device, and what it is as of the run's first."""
+    if row.device is None:
+        return ""
+    as_first = f"{significant(row.comparable_rate)} as of the first" if row.device_speed is not None else "not compared"
+    return f"device {row.device}, {as_first}"
+
+
+def device_lines(rows: Sequence[Measurement], header: Mapping[str, Any]) -> list[str]:
+    """The devices that shared a run, and how they compare; none of a run of one."""
+    devices = header.get("devices", ())
+    lines = [_device_line(device) for device in devices]
+    for (regime, dtype), speeds in device_speeds(rows).items():
+        first = min(speeds)
+        others = [f"device {each} {100 * (speeds[each] - 1):+.2f} %" for each in sorted(speeds) if each != first]
+        visit = next(
+            row for row in rows if row.is_reference and row.ok and (row.regime, row.problem.dtype) == (regime, dtype)
+        )
+        told = f"to device {first} by the reference {visit.shape}, {visit.kernel}"
+        lines.append(
+            f"{regime} {dtype}: {', '.join(others)} {told}" if others else f"{regime} {dtype}: device {first} alone"
+        )
+    uncompared = sorted({row.device for row in rows if row.device is not None and row.device_speed is None})
+    if uncompared:
+        lines.append(f"not compared, and ranked after the others: device {', '.join(map(str, uncompared))}")
+    if devices:
+        lines.append(f"{COMPARABLE}: the rate as of the first device, which rows are ranked by; all else as measured")
+    return lines
+
+
+def _device_line(device: Mapping[str, Any]) -> str:
+    known = [
+        f"{device['compute_units']} compute units" if device["compute_units"] else "",
+        f"{device['power_limit_watts']:.0f} W limit" if device["power_limit_watts"] else "",
+        f"uuid {device['uuid_hash']}" if device["uuid_hash"] else "",
+    ]
+    return f"device {device['index']}: {', '.join(filter(None, [device['name'], *known]))}"

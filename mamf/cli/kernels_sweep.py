@@ -90,7 +90,7 @@ class KernelsSession(Session[KernelsPlan]):
         kept = self.log.lasting if self.log else []
         self.rows = list(kept)
         self.known_ceilings = dict(self.log.known_ceilings) if self.log else {}
-        self.held = {self._step(row) for row in kept if not row.phase and not row.is_reference}
+        self.held = {self._step(row) for row in kept if self._is_of_step(row)}
         self.sweep: KernelsSweep | SharedSweep = self.strategy()
         # A library may have swallowed the exception while it was imported.
         interruption.check()
@@ -125,6 +125,9 @@ class KernelsSession(Session[KernelsPlan]):
     def own_ceilings(self) -> OwnCeilings | None:
         """What was confirmed of the operation itself; None where nothing is to be."""
         return None
+
+    def _is_of_step(self, row: Measurement) -> bool:
+        return not row.phase and not row.is_reference
 
     def _step(self, row: Measurement) -> Row:
         """The step of the plan that a row is of: the plan names kernels as they were asked for."""
@@ -162,7 +165,7 @@ class KernelsSession(Session[KernelsPlan]):
         return bool(self.sweep.left_out)
 
     def summary(self, end: End, elapsed_seconds: float) -> dict[str, Any]:
-        left = len(self.plan.steps({self._step(row) for row in self.rows if not row.phase}))
+        left = len(self.plan.steps({self._step(row) for row in self.rows if self._is_of_step(row)}))
         ceilings = self.own_ceilings()
         return kernels_run_summary(self.of.name, self.rows, {}, end.status, end.reason, elapsed_seconds, left, ceilings)
 

@@ -17,7 +17,7 @@ from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.options import duration
 from mamf.cli.progress import Progress
 from mamf.cli.resuming import AnyPlan, plan_of, reopened
-from mamf.cli.sharing import asked_devices, found_devices, opened_pool
+from mamf.cli.sharing import ALL, asked_devices, found_devices, opened_pool
 from mamf.cli.terminal import say, say_lines, warn
 from mamf.errors import MamfError, PluginError, RunLogWriteError, UsageError
 from mamf.logs.device_speeds import with_device_speeds
@@ -115,7 +115,7 @@ class Session(ABC, Generic[AnyPlan]):
         #: What became of devices that shared the run and failed.
         self.failures: list[str] = []
         asked = asked_devices(options, self.log)
-        first = next((device for device in asked if isinstance(device, int)), None)
+        first = asked[0] if asked and asked != [ALL] else None
         if self.log:
             self.backend = reopened(self.log, options, first)
         else:

@@ -20,11 +20,12 @@ from mamf.node.pool import PATIENCE_SECONDS, DevicePool
 from mamf.node.worker import Worker
 from mamf.plugins.discovery import is_path, open_backend
 
-ALL = "all"
+#: Every device of the backend.
+ALL = -1
 
 
-def device_index(text: str) -> int | str:
-    return ALL if text == ALL else index(text)
+def device_index(text: str) -> int:
+    return ALL if text == "all" else index(text)
 
 
 def add_devices_options(parser: argparse.ArgumentParser) -> None:
@@ -41,18 +42,18 @@ def add_devices_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def asked_devices(options: argparse.Namespace, log: RunLog | None) -> list[int | str]:
+def asked_devices(options: argparse.Namespace, log: RunLog | None) -> list[int]:
     """The devices asked for, or those that shared the log that is resumed; none where one measures alone. Raises
     UsageError or LogMismatchError for what contradicts itself or the log.
     """
-    asked = list(dict.fromkeys(getattr(options, "devices", None) or ()))
+    asked = sorted(set(getattr(options, "devices", None) or ()))
     if asked and options.device is not None:
         raise UsageError("--device names one device, --devices several: leave one of them out")
     if len(asked) > 1 and ALL in asked:
         raise UsageError("--devices: 'all' or some, not both")
     if log is None:
         return asked
-    held: list[int | str] = [device.index for device in log.devices]
+    held: list[int] = [device.index for device in log.devices]
     strangers = [device for device in asked if device not in (*held, ALL)]
     if strangers or (asked and not held) or (held and options.device is not None):
         told = f"devices {' '.join(map(str, held))}" if held else "one device"
@@ -60,12 +61,14 @@ def asked_devices(options: argparse.Namespace, log: RunLog | None) -> list[int |
     return asked if asked and asked != [ALL] else held
 
 
-def found_devices(backend: Backend, asked: Sequence[int | str], log: RunLog | None) -> list[int]:
+def found_devices(backend: Backend, asked: Sequence[int], log: RunLog | None) -> list[int]:
     """The devices that are to share a run; none where one measures alone. Raises UnavailableError for one that is not
     there.
     """
+    if not asked:
+        return []
     count = backend.device_count()
-    found = list(range(count)) if ALL in asked else [device for device in asked if isinstance(device, int)]
+    found = list(range(count)) if ALL in asked else list(asked)
     if missing := [device for device in found if device >= count]:
         raise UnavailableError(f"{backend.name} has no device {missing[0]}; it has {count}")
     is_shared = log is not None and bool(log.devices)
@@ -79,7 +82,7 @@ def opened_pool(
     if not devices:
         return nullcontext()
     name = options.backend if options.backend and is_path(options.backend) else backend.name
-    return DevicePool(name, devices, options.patience, on_failure)
+    return DevicePool(name, devices, getattr(options, "patience", PATIENCE_SECONDS), on_failure)
 
 
 def say_devices(devices: Sequence[int]) -> None:

@@ -163,8 +163,8 @@ def columns_of(
     names[place:place] = [*((DEVICE, COMPARABLE) if header.get("devices") else ()), *(SHARES if roofs else ())]
     lines = []
     for row in rows:
-        line, shares = cells(row), share_cells(row, roofs).values() if roofs else ()
-        line[place:place] = [*device_cells(row).values(), *shares]
+        line = cells(row)
+        line[place:place] = [*device_cells(row).values(), *share_cells(row, roofs).values()]
         lines.append([*line, *layer_column(row, header).values()])
     return names, lines
 

@@ -56,10 +56,9 @@ class SharedSweep:
                 self._idle.append(device)
             self._hand_out()
         if shares.deadly:
-            step = " ".join(map(str, self._steps[shares.deadly[0]]))
-            raise DeviceError(
-                f"{len(shares.deadly)} steps are left that more than one device ended on, the first {step}"
-            )
+            count, first = len(shares.deadly), " ".join(map(str, self._steps[shares.deadly[0]]))
+            told = f"{count} step{'s are' if count > 1 else ' is'} left that more than one device ended on"
+            raise DeviceError(f"{told}, the first {first}")
 
     @property
     def left_out(self) -> int:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import traceback
 from contextlib import redirect_stderr, redirect_stdout
 
@@ -76,12 +77,13 @@ class Child:
         os.close(listening)
         self.stdin = os.fdopen(self._telling, "w")
         self.stdout, self.stderr = (os.fdopen(reading) for reading, _ in pipes)
-        self._code = None
+        self._code, self._polling = None, threading.Lock()
 
     def poll(self):
-        if self._code is None:
-            process, status = os.waitpid(self.pid, os.WNOHANG)
-            self._code = os.waitstatus_to_exitcode(status) if process else None
+        with self._polling:
+            if self._code is None:
+                process, status = os.waitpid(self.pid, os.WNOHANG)
+                self._code = os.waitstatus_to_exitcode(status) if process else None
         return self._code
 
     def wait(self, timeout=LONGEST_SECONDS):
@@ -94,7 +96,11 @@ class Child:
         raise subprocess.TimeoutExpired("mamf", timeout)
 
     def kill(self):
-        os.kill(self.pid, signal.SIGKILL)
+        self._signal(signal.SIGKILL)
 
     def terminate(self):
-        os.kill(self.pid, signal.SIGTERM)
+        self._signal(signal.SIGTERM)
+
+    def _signal(self, number):
+        if self.poll() is None:
+            os.kill(self.pid, number)

@@ -1,18 +1,33 @@
 """``--devices``: a run that several devices share: rows name theirs, are compared by a reference, and none is lost."""
 
+import csv
+import io
+import json
 from dataclasses import replace
 
 import pytest
 import simulated_node
 import virtual_pool
+from contribution_logs import found
 from forked import Child
 
+from mamf.charts.of_log import chart_of
+from mamf.cli.progress import Progress
 from mamf.logs import known
 from mamf.logs.run_log import read_run_log
-from mamf.testing import Physics
+from mamf.node.pool import DevicePool
+from mamf.node.shares import Shares
+from mamf.node.sharing import SharedSweep
+from mamf.operations.matmul.kernel import MatmulProblem
+from mamf.operations.matmul.shapes import MatmulShape
+from mamf.plans import Plan
+from mamf.plugins import discovery
+from mamf.strategies.shapes import Sweep
+from mamf.testing import Physics, SimulatedMatmul
 
 SWEEP = ["sweep", "--backend", "simulated", "--output", "log.jsonl", "--devices", "all"]
-GRID = ["--m-range", "1024", "12288", "1024", "--precision", "20%"]
+GRID = ["--m-range", "8192", "20480", "1024", "--n", "16384", "--k", "16384", "--precision", "20%"]
+GRID_SHAPES = [MatmulShape(m, 16384, 16384) for m in range(8192, 20480, 1024)]
 #: How fast the devices are to the first.
 SPEEDS = (1.0, 1.03, 0.98, 1.01)
 
@@ -20,26 +35,30 @@ SPEEDS = (1.0, 1.03, 0.98, 1.01)
 @pytest.fixture(autouse=True)
 def installed(monkeypatch):
     simulated_node.install(monkeypatch)
+    monkeypatch.setitem(simulated_node.POINTS[discovery.BACKENDS], "simulated", "test_shared_sweep:Card")
     known._installed.cache_clear()
     yield
     known._installed.cache_clear()
 
 
-def card(index):
-    backend = simulated_node.Node(index)
-    backend.world = replace(Physics(), efficiency=0.795 * SPEEDS[index])
-    backend.info = replace(backend.info, uuid_hash=f"card{index}")
-    return backend
+class Card(simulated_node.Node):
+    def __init__(self, index=0):
+        super().__init__(index)
+        self.world = replace(Physics(), efficiency=0.795 * SPEEDS[index])
+        self.info = replace(self.info, uuid_hash=f"card{index}", driver="580.1")
 
 
 @pytest.fixture
-def shared(run, monkeypatch):
+def shared(run):
     """Run a command on simulated devices that share it in virtual time; returns what it said, and its log."""
 
-    def command(*arguments, ends=None, hangs=(), log="log.jsonl"):
-        command.pools = virtual_pool.install(monkeypatch, card, ends, hangs)
-        said = run(*arguments)
-        return said, read_run_log(run.folder / log)
+    def command(*arguments, backends=Card, ends=None, hangs=(), on_row=None):
+        with pytest.MonkeyPatch.context() as patch:
+            virtual_pool.install(patch, backends, ends, hangs)
+            if on_row:
+                patch.setattr(Progress, "add", on_row)
+            said = run(*arguments)
+        return said, read_run_log(run.folder / "log.jsonl")
 
     return command
 
@@ -55,16 +74,165 @@ def test_two_processes_share_a_sweep_and_its_log_is_one(run, monkeypatch):
     assert (code, err) == (0, "")
     log = read_run_log(run.folder / "log.jsonl")
     assert log.tier == "complete"
-    assert len(own(log)) == len(log.plan.shapes) == 11
+    assert len(own(log)) == len(log.plan.shapes) == 12
     assert {row.device for row in own(log)} <= {0, 1}
     assert [device.index for device in log.devices] == [0, 1]
     assert "burst bfloat16: device 1 " in out
 
 
-def test_each_takes_the_next_shape_when_it_is_free_and_rows_are_ranked_as_of_the_first(run, shared):
+def test_each_takes_the_next_shape_when_it_is_free_and_the_best_is_chosen_as_of_the_first(shared):
     (code, out, err), log = shared(*SWEEP, *GRID)
-    print(out)
     assert (code, err) == (0, "")
     assert {row.shape for row in own(log)} == set(log.plan.shapes)
     assert len(own(log)) == len(log.plan.shapes)
-    assert 0
+    assert len({row.device for row in own(log)}) == 4
+    for row in log.measurements:
+        assert row.device_speed == pytest.approx(SPEEDS[row.device], rel=0.002)
+    best = max(own(log), key=lambda row: row.comparable_rate)
+    assert log.summary["best"]["burst"]["shape"] == str(best.shape)
+    assert log.summary["best"]["burst"]["device"] == best.device
+    assert [device.uuid_hash for device in log.devices] == ["card0", "card1", "card2", "card3"]
+    assert "device 2: Simulated H100, 132 compute units, 700 W limit, uuid card2" in out
+    assert f"device {best.device}, {best.comparable_rate:.1f} as of the first" in out
+
+
+def test_four_devices_measure_at_least_3_7_times_as_many_shapes_a_second(monkeypatch):
+    pools = virtual_pool.install(monkeypatch, Card)
+    shapes = tuple(MatmulShape(m, 32768, 32768) for m in range(16384, 16384 + 160 * 64, 64))
+    plan = Plan(shapes, MatmulProblem(), precision=0.2)
+    with DevicePool("simulated", range(4)) as pool:
+        rows = list(SharedSweep(replace(plan, reference=plan.common()), pool, "simulated.mm").results())
+    alone = Card(0)
+    assert {row.shape for row in rows} == {row.shape for row in Sweep(plan, SimulatedMatmul(), alone).results()}
+    assert sum(not row.is_reference for row in rows) == 160
+    together = max(device.backend.now() for device in pools[0].processes.values())
+    assert alone.now() / together >= 3.7
+
+
+# -- devices that fail -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hangs", [(), (1,)], ids=["gone", "hangs"])
+def test_what_a_device_that_fails_had_taken_is_done_by_the_others(shared, hangs):
+    (code, _, err), log = shared(*SWEEP, *GRID, ends={1: 3}, hangs=hangs)
+    assert code == 0
+    assert {row.shape for row in own(log)} == set(log.plan.shapes)
+    assert sum(row.device == 1 for row in own(log)) == 2
+    told = "it hangs: silent for 300 s (burst)" if hangs else "it ended while it measured (burst): killed by signal 9"
+    assert err == f"mamf: device 1 failed: {told}; the others do its part\n"
+    assert log.summary["reason"] == f"device 1 failed: {told}"
+    assert log.tier == "complete"
+
+
+def test_a_device_that_cannot_be_opened_is_named_and_the_rest_share(run, monkeypatch):
+    monkeypatch.setattr("mamf.node.children.started", Child)
+    monkeypatch.setenv(simulated_node.DEVICES, "2")
+    monkeypatch.setenv(simulated_node.FAULTS, json.dumps({"1": "closed"}))
+    code, _, err = run(*SWEEP, *GRID)
+    log = read_run_log(run.folder / "log.jsonl")
+    assert (code, len(own(log)), [device.index for device in log.devices]) == (0, 12, [0])
+    assert err == "mamf: device 1 failed: the device cannot be opened; the others do its part\n"
+
+
+class Lost(Card):
+    """Gone after a few launches, for all that is asked of it."""
+
+    def synchronize(self):
+        if self.launches > 20:
+            raise RuntimeError("CUDA error: device lost")
+        super().synchronize()
+
+
+def test_a_device_that_fails_in_a_row_gives_the_step_back(shared):
+    (code, _, err), log = shared(*SWEEP, *GRID, backends=lambda index: (Lost if index == 2 else Card)(index))
+    assert code == 0
+    assert len(own(log)) == 12
+    assert all(row.ok for row in own(log))
+    assert err == "mamf: device 2 failed: RuntimeError: CUDA error: device lost; the others do its part\n"
+
+
+def test_where_every_device_fails_the_log_says_so_and_is_gone_on_with(shared):
+    (code, _, err), log = shared(*SWEEP, *GRID, ends={0: 4, 1: 3, 2: 3, 3: 2})
+    assert code == 1
+    assert log.summary["reason"] == "every device failed; --resume goes on with those that can be opened"
+    assert err.count(" failed: ") == 4
+    assert 0 < len(own(log)) < 12
+    before = len(log.measurements)
+    (code, _, _), log = shared("sweep", "--resume", "log.jsonl", "--devices", "0", "2")
+    assert (code, log.tier, len(own(log))) == (0, "complete", 12)
+    assert {row.device for row in log.measurements[before:]} == {0, 2}
+
+
+def test_a_step_that_more_than_one_device_ends_on_is_left():
+    shares = Shares([[0, 1], [2]])
+    assert shares.take(0) == [0, 1]
+    shares.answer(0, 0)
+    shares.give_back(0)
+    assert shares.take(1) == [1]
+    shares.give_back(1)
+    assert shares.deadly == [1]
+    assert shares.take(2) == [2]
+    assert not shares.are_done
+    shares.finish(2)
+    assert (shares.left, shares.are_done) == ([2], True)
+
+
+class Frail(Card):
+    """Whose process one shape ends."""
+
+    def cycles(self, shape):
+        if shape == GRID_SHAPES[3]:
+            raise SystemExit
+        return super().cycles(shape)
+
+
+def test_the_step_that_took_two_devices_is_named(shared):
+    (code, _, _), log = shared(*SWEEP, *GRID, backends=Frail)
+    assert code == 1
+    told = f"1 step is left that more than one device ended on, the first burst {GRID_SHAPES[3]}"
+    assert log.summary["reason"] == told
+    assert len(own(log)) == 11
+
+
+# -- as any other run --------------------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_keeps_every_row_and_a_resumed_run_is_whole(shared):
+    def interrupt(progress, row):
+        if row.shape == GRID_SHAPES[5]:
+            raise KeyboardInterrupt
+
+    (code, _, _), log = shared(*SWEEP, *GRID, on_row=interrupt)
+    assert (code, log.summary["status"], log.summary["reason"]) == (130, "interrupted", "by the user")
+    assert log.summary["left"] == 12 - len(own(log)) > 0
+    (code, _, _), log = shared("sweep", "--resume", "log.jsonl")
+    assert (code, log.tier) == (0, "complete")
+    assert len(own(log)) == len(set(GRID_SHAPES)) == 12
+    assert [device.index for device in log.devices] == [0, 1, 2, 3]
+
+
+def test_a_budget_leaves_the_rest_for_later(shared):
+    (code, _, _), log = shared(*SWEEP, *GRID, "--budget", "2s")
+    assert (code, log.summary["reason"]) == (0, "the budget ended")
+    assert 0 < len(own(log)) == 12 - log.summary["left"] < 12
+
+
+def test_its_log_is_shown_drawn_compared_and_checked_as_any(run, shared):
+    shared(*SWEEP, *GRID, "--regime", "burst", "sustained")
+    path = run.folder / "log.jsonl"
+    assert found(path) == {"simulated"}
+    shown = run("show", "log.jsonl")[1]
+    assert "sustained bfloat16: device 1 " in shown
+    rows = list(csv.DictReader(io.StringIO(run("show", "log.jsonl", "--format", "csv")[1])))
+    assert {row["device"] for row in rows} == {"0", "1", "2", "3"}
+    assert float(rows[0]["device_speed"]) > 0.9
+    assert run("plot", "log.jsonl")[0] == 0
+    chart = chart_of(read_run_log(path))
+    assert "devices 0 1 2 3, figures as of the first" in chart.subtitle
+    points = [
+        point.y for panel in chart.panels for line in panel.lines for point in line.points if "burst" in line.name
+    ]
+    assert max(points) / min(points) < 1.06
+    code, compared, _ = run("compare", "log.jsonl", "log.jsonl")
+    assert code == 0
+    assert "two devices" not in compared

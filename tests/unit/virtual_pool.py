@@ -1,4 +1,4 @@
-"""Devices that share a run in virtual time: a thread for each in place of a process, one after another as their clocks say."""
+"""Devices that share a run in virtual time: a thread for each in place of a process, in the order of their clocks."""
 
 import heapq
 import json

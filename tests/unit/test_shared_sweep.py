@@ -11,10 +11,17 @@ import virtual_pool
 from contribution_logs import found
 from forked import Child
 
+from mamf.ceilings.ceiling import Ceiling
+from mamf.ceilings.share import mamfu, state
 from mamf.charts.of_log import chart_of
 from mamf.cli.progress import Progress
+from mamf.engine.measure import measure
 from mamf.logs import known
+from mamf.logs.header import header_of
+from mamf.logs.plan_records import plan_record
+from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import read_run_log
+from mamf.logs.writer import RunLogWriter
 from mamf.node.pool import DevicePool
 from mamf.node.shares import Shares
 from mamf.node.sharing import SharedSweep
@@ -22,8 +29,9 @@ from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import Plan
 from mamf.plugins import discovery
+from mamf.regimes import Burst, StoppingRule
 from mamf.strategies.shapes import Sweep
-from mamf.testing import Physics, SimulatedMatmul
+from mamf.testing import Physics, SimulatedAttention, SimulatedMatmul
 
 SWEEP = ["sweep", "--backend", "simulated", "--output", "log.jsonl", "--devices", "all"]
 GRID = ["--m-range", "8192", "20480", "1024", "--n", "16384", "--k", "16384", "--precision", "20%"]
@@ -44,7 +52,8 @@ def installed(monkeypatch):
 class Card(simulated_node.Node):
     def __init__(self, index=0):
         super().__init__(index)
-        self.world = replace(Physics(), efficiency=0.795 * SPEEDS[index])
+        speed = SPEEDS[index]
+        self.world = replace(Physics(), flop_per_cycle_per_unit=round(4096 * speed), bandwidth=3e12 * speed)
         self.info = replace(self.info, uuid_hash=f"card{index}", driver="580.1")
 
 
@@ -180,10 +189,10 @@ def test_a_step_that_more_than_one_device_ends_on_is_left():
 class Frail(Card):
     """Whose process one shape ends."""
 
-    def cycles(self, shape):
-        if shape == GRID_SHAPES[3]:
+    def compute(self, cycles, operands):
+        if operands[0] == GRID_SHAPES[3]:
             raise SystemExit
-        return super().cycles(shape)
+        super().compute(cycles, operands)
 
 
 def test_the_step_that_took_two_devices_is_named(shared):
@@ -226,7 +235,6 @@ def test_its_log_is_shown_drawn_compared_and_checked_as_any(run, shared):
     rows = list(csv.DictReader(io.StringIO(run("show", "log.jsonl", "--format", "csv")[1])))
     assert {row["device"] for row in rows} == {"0", "1", "2", "3"}
     assert float(rows[0]["device_speed"]) > 0.9
-    assert run("plot", "log.jsonl")[0] == 0
     chart = chart_of(read_run_log(path))
     assert "devices 0 1 2 3, figures as of the first" in chart.subtitle
     points = [
@@ -236,3 +244,105 @@ def test_its_log_is_shown_drawn_compared_and_checked_as_any(run, shared):
     code, compared, _ = run("compare", "log.jsonl", "log.jsonl")
     assert code == 0
     assert "two devices" not in compared
+
+
+# -- kernels of an operation -------------------------------------------------------------------------------------------
+
+SHAPES = ["--shapes", "64MiB", "256MiB", "1GiB", "2GiB", "--set", "pattern=copy,read"]
+BANDWIDTH = ["sweep", "--operation", "bandwidth", "--backend", "simulated", "--output", "log.jsonl", "--devices", "all"]
+
+
+def test_kernels_of_any_operation_are_compared_on_a_row_of_the_plan(run, shared):
+    (code, out, err), log = shared(
+        *BANDWIDTH, "--shapes", "64MiB", "256MiB", "1GiB", "2GiB", "--set", "pattern=copy,read"
+    )
+    assert (code, err) == (0, "")
+    assert len(own(log)) == 8
+    visits = [row for row in log.measurements if row.is_reference]
+    assert {(row.problem.pattern, str(row.shape)) for row in visits} == {("copy", "1GiB")}
+    assert {row.device for row in visits} == {row.device for row in own(log)}
+    assert log.summary["measured"] == 8
+    assert "by the reference 1GiB, simulated-bandwidth" in out
+    assert found(run.folder / "log.jsonl") == {"simulated"}
+    again = run("sweep", "--operation", "bandwidth", "--resume", "log.jsonl")
+    assert again[0] == 0
+    assert len(read_run_log(run.folder / "log.jsonl").measurements) == len(log.measurements)
+    assert run("bandwidth", "--resume", "log.jsonl")[0] == 0
+
+
+ATTENTION = [
+    "attention",
+    "--backend",
+    "simulated",
+    "--output",
+    "log.jsonl",
+    "--devices",
+    "all",
+    "--head-dims",
+    "64",
+    "128",
+]
+LENGTHS = ["--seq-lens", "1024", "2048", "4096", "8192"]
+
+
+class SlowAttention(SimulatedAttention):
+    name = "slow-attention"
+    share = 0.35
+
+
+@pytest.fixture
+def attention_kernels(monkeypatch):
+    kernels = {
+        "simulated-attention": "mamf.testing:SimulatedAttention",
+        "slow-attention": "test_shared_sweep:SlowAttention",
+    }
+    monkeypatch.setitem(simulated_node.POINTS, discovery.ATTENTION_KERNELS, kernels)
+
+
+def by_shape(log):
+    shapes = {}
+    for row in own(log):
+        shapes.setdefault(row.shape, []).append(row)
+    return shapes
+
+
+@pytest.mark.usefixtures("attention_kernels")
+def test_kernels_of_one_shape_of_attention_are_of_one_device(run, shared):
+    (code, out, err), log = shared(*ATTENTION, *LENGTHS, "--no-ceiling")
+    assert (code, err) == (0, "")
+    assert [len({row.device for row in rows}) for rows in by_shape(log).values()] == [1] * 8
+    assert {row.shape for row in log.measurements if row.is_reference} == {log.plan.common("bfloat16")[1]}
+    assert log.summary["measured"] == 16
+    assert out.count("speed-up over slow-attention") == 8
+    assert found(run.folder / "log.jsonl") == {"simulated"}
+
+
+@pytest.mark.usefixtures("attention_kernels")
+def test_a_ceilings_product_is_visited_by_the_device_of_the_row_and_shares_are_of_the_first(run, shared):
+    backend, shape = Card(0), MatmulShape(8192, 8192, 8192)
+    kernel, rule = SimulatedMatmul(), StoppingRule(0.003)
+    row = measure(kernel, MatmulProblem(), shape, Burst(backend), backend.operand_pool("normal", 0), rule)
+    figures = {"interval": row.rate_interval, "rounds": 3, "problem": row.problem, "kernel": row.kernel}
+    ceiling = Ceiling("Simulated H100", "card0", regime="burst", shape=shape, rate=row.best_rate, **figures)
+    header = header_of(backend, "", row.kernel, plan_record(Plan((shape,), row.problem)))
+    with RunLogWriter.create(run.folder / "find.jsonl", header) as writer:
+        writer.write("ceiling", ceiling_record(ceiling))
+    (code, _, err), log = shared(*ATTENTION, *LENGTHS, "--ceiling", "find.jsonl")
+    assert (code, err) == (0, "")
+    shares = {each.kernel: [] for each in own(log)}
+    for each in own(log):
+        shares[each.kernel].append(mamfu(each, log.all_ceilings))
+        assert abs(state(each, log.all_ceilings)) < 0.005
+    assert len({each.device for each in own(log)}) > 1
+    assert all(max(each) / min(each) < 1.01 for each in shares.values())
+    assert found(run.folder / "log.jsonl") == {"simulated"}
+
+
+@pytest.mark.usefixtures("attention_kernels")
+def test_a_ceiling_that_is_sought_is_sought_on_the_first(run, shared, monkeypatch):
+    monkeypatch.setattr("mamf.cli.attention_ceilings.plan_for", simulated_node.short_plan)
+    (code, _, err), log = shared(*ATTENTION, "--seq-lens", "1024", "8192", "--no-flush")
+    assert (code, err) == (0, "")
+    assert {row.device for row in log.measurements if row.phase} == {None}
+    assert {row.device for row in own(log) if not row.phase} <= {0, 1, 2, 3}
+    assert found(run.folder / "log.jsonl") == {"simulated"}

@@ -57,8 +57,8 @@ class SharedSweep:
             self._hand_out()
         if shares.deadly:
             count, first = len(shares.deadly), " ".join(map(str, self._steps[shares.deadly[0]]))
-            told = f"{count} step{'s are' if count > 1 else ' is'} left that more than one device ended on"
-            raise DeviceError(f"{told}, the first {first}")
+            reason = f"{count} step{'s are' if count > 1 else ' is'} left that more than one device ended on"
+            raise DeviceError(f"{reason}, the first {first}")
 
     @property
     def left_out(self) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mamf.logs.device_speeds import device_speeds
+from mamf.logs.records import significant_digits
 from mamf.measurement import Measurement
 from mamf.report.text import DASH, significant
 
@@ -14,7 +15,8 @@ DEVICE, COMPARABLE = "device", "comparable"
 
 def flat_device(row: Measurement) -> dict[str, Any]:
     """``device_speed``: to the run's first, by the reference; None where the two were not compared."""
-    return {} if row.device is None else {"device": row.device, "device_speed": row.device_speed}
+    speed = row.device_speed and significant_digits(row.device_speed)
+    return {} if row.device is None else {"device": row.device, "device_speed": speed}
 
 
 def device_cells(row: Measurement) -> dict[str, str]:
@@ -29,8 +31,10 @@ def device_remark(row: Measurement) -> str:
     """A figure's device, and what it is as of the run's first."""
     if row.device is None:
         return ""
-    as_first = f"{significant(row.comparable_rate)} as of the first" if row.device_speed is not None else "not compared"
-    return f"device {row.device}, {as_first}"
+    if row.device_speed is None:
+        return f"device {row.device}, not compared"
+    as_first = f", {significant(row.comparable_rate)} as of the first" if row.device_speed != 1.0 else ""
+    return f"device {row.device}{as_first}"
 
 
 def device_lines(rows: Sequence[Measurement], header: Mapping[str, Any]) -> list[str]:
@@ -51,7 +55,7 @@ def device_lines(rows: Sequence[Measurement], header: Mapping[str, Any]) -> list
     if uncompared:
         lines.append(f"not compared, and ranked after the others: device {', '.join(map(str, uncompared))}")
     if devices:
-        lines.append(f"{COMPARABLE}: the rate as of the first device, which rows are ranked by; all else as measured")
+        lines.append(f"rows are ranked by the rate as of the first device ({COMPARABLE}); all else is as measured")
     return lines
 
 

@@ -17,6 +17,8 @@ from mamf.charts.of_log import chart_of
 from mamf.cli.progress import Progress
 from mamf.engine.measure import measure
 from mamf.logs import known
+from mamf.logs.compare import compare
+from mamf.logs.device_speeds import with_device_speeds
 from mamf.logs.header import header_of
 from mamf.logs.plan_records import plan_record
 from mamf.logs.records import ceiling_record
@@ -30,6 +32,8 @@ from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import Plan
 from mamf.plugins import discovery
 from mamf.regimes import Burst, StoppingRule
+from mamf.report import ranked
+from mamf.report.devices import device_lines
 from mamf.strategies.shapes import Sweep
 from mamf.testing import Physics, SimulatedAttention, SimulatedMatmul
 
@@ -102,7 +106,7 @@ def test_each_takes_the_next_shape_when_it_is_free_and_the_best_is_chosen_as_of_
     assert log.summary["best"]["burst"]["device"] == best.device
     assert [device.uuid_hash for device in log.devices] == ["card0", "card1", "card2", "card3"]
     assert "device 2: Simulated H100, 132 compute units, 700 W limit, uuid card2" in out
-    assert f"device {best.device}, {best.comparable_rate:.1f} as of the first" in out
+    assert f"1980 MHz; {best.conditions.watts:.0f} W; 36 C; device {best.device}" in out
 
 
 def test_four_devices_measure_at_least_3_7_times_as_many_shapes_a_second(monkeypatch):
@@ -241,9 +245,92 @@ def test_its_log_is_shown_drawn_compared_and_checked_as_any(run, shared):
         point.y for panel in chart.panels for line in panel.lines for point in line.points if "burst" in line.name
     ]
     assert max(points) / min(points) < 1.06
-    code, compared, _ = run("compare", "log.jsonl", "log.jsonl")
+
+
+def test_rows_of_two_devices_are_compared_after_the_correction_and_it_is_said(run, shared):
+    shared(*SWEEP, *GRID)
+    run("sweep", "--backend", "simulated", *GRID, "--output", "alone.jsonl")
+    shared_log, alone = (read_run_log(run.folder / name) for name in ("log.jsonl", "alone.jsonl"))
+    compared = compare(shared_log, alone)
+    crossed = [pair for pair in compared.pairs if not pair.is_of_one_device]
+    assert len(compared.pairs) == 12
+    assert 0 < len(crossed) < 12
+    assert all(pair.ratio == pytest.approx(1.0, abs=0.004) for pair in compared.pairs)
+    raw = [pair.b.tflops / pair.a.tflops for pair in crossed]
+    assert max(abs(ratio - 1) for ratio in raw) > 0.009
+    code, out, _ = run("compare", "log.jsonl", "alone.jsonl")
     assert code == 0
-    assert "two devices" not in compared
+    told = (
+        f"rows: {12 - len(crossed)} of one device, {len(crossed)} of two, corrected by the reference that both measured"
+    )
+    assert told in out
+    assert f"two devices, corrected by {100 * (crossed[0].correction - 1):+.2f} %" in out
+    rows = list(csv.DictReader(io.StringIO(run("compare", "log.jsonl", "alone.jsonl", "--format", "csv")[1])))
+    assert float(rows[0]["device_correction"]) == pytest.approx(compared.pairs[0].correction)
+    one_and_the_same = compare(shared_log, shared_log)
+    assert all(pair.is_of_one_device and pair.ratio == 1 for pair in one_and_the_same.pairs)
+
+
+def test_what_was_never_compared_is_ranked_last_and_ambiguous(run, shared):
+    _, log = shared(*SWEEP, *GRID)
+    visits = [row for row in log.measurements if row.is_reference and row.device != 1]
+    rows = with_device_speeds([*visits, *own(log)])
+    last = [row.device_speed is None for row in ranked(rows)]
+    assert last == sorted(last)
+    assert last.count(True) == sum(row.device == 1 for row in own(log)) > 0
+    assert "not compared, and ranked after the others: device 1" in device_lines(rows, log.header)
+    run("sweep", "--backend", "simulated", *GRID, "--output", "alone.jsonl")
+    pairs = compare(replace(log, measurements=rows), read_run_log(run.folder / "alone.jsonl")).pairs
+    assert {pair.verdict() for pair in pairs if pair.a.device_speed is None} == {"AMBIGUOUS"}
+    assert "AMBIGUOUS" not in {pair.verdict() for pair in pairs if pair.a.device_speed is not None}
+
+
+def test_rows_of_a_device_that_the_header_does_not_know_are_foreign(run, shared):
+    shared(*SWEEP, *GRID)
+    path = run.folder / "log.jsonl"
+    path.write_text(path.read_text().replace('"device": 2, "time"', '"device": 7, "time"'))
+    assert "foreign-row" in found(path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--devices", "0", "9"], "simulated has no device 9; it has 4"),
+        (["--devices", "all", "0"], "--devices: 'all' or some, not both"),
+        (["--devices", "one"], "'one' is not a number from 0"),
+        (["--devices", "0", "1", "--device", "1"], "--device names one device, --devices several"),
+        (["--devices", "0", "1", "--patience", "soon"], "'soon' is not a duration"),
+    ],
+)
+def test_bad_devices_are_a_line(run, arguments, told):
+    code, out, err = run("sweep", "--backend", "simulated", *arguments)
+    assert (code, out) == (2, "")
+    assert told in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_log_is_gone_on_with_by_the_devices_that_it_was_begun_by(run, shared):
+    shared(*SWEEP, *GRID, "--devices", "0", "1", "--budget", "1s")
+    for devices in (["--devices", "2"], ["--device", "0"]):
+        code, _, err = run("sweep", "--resume", "log.jsonl", *devices)
+        assert (code, err.count("was measured by devices 0 1: resume it without")) == (2, 1)
+    run("sweep", "--backend", "simulated", *GRID, "--budget", "1s", "--output", "alone.jsonl")
+    code, _, err = run("sweep", "--resume", "alone.jsonl", "--devices", "all")
+    assert (code, err.count("was measured by one device")) == (2, 1)
+
+
+def test_one_device_is_an_ordinary_run(run):
+    code, _, _ = run("sweep", "--backend", "simulated", *GRID, "--devices", "2", "--output", "log.jsonl")
+    log = read_run_log(run.folder / "log.jsonl")
+    assert (code, log.header["device"]["index"], log.devices) == (0, 2, [])
+    assert all(row.device is None for row in log.measurements)
+
+
+def test_a_dry_run_says_who_shares_it(run):
+    code, out, _ = run(*SWEEP, *GRID, "--dry-run")
+    assert code == 0
+    assert "devices: 0 1 2 3 share it, a process each, compared by a reference that all measure" in out
+    assert not (run.folder / "log.jsonl").exists()
 
 
 # -- kernels of an operation -------------------------------------------------------------------------------------------

@@ -220,6 +220,41 @@ def test_two_nodes_of_four_ranks_by_torchrun_are_one_verdict(tmp_path, monkeypat
     assert "node 1 device 2" in json.dumps(record["findings"])
 
 
+def tasks_of_srun(count, port):
+    """What srun tells each task of a step: a node each."""
+    common = {"SLURM_STEP_NUM_TASKS": str(count), "SLURM_JOB_ID": "4711", "SLURM_STEP_NODELIST": "127.0.0.1"}
+    common |= {"SLURM_LOCALID": "0", "MASTER_PORT": str(port)}
+    return [common | {"SLURM_PROCID": str(rank), "SLURM_NODEID": str(rank)} for rank in range(count)]
+
+
+def test_two_tasks_by_srun_meet_at_the_first_host_and_are_one_verdict(tmp_path, monkeypatch):
+    faulty(monkeypatch, 1)
+    (code, out), other = forked(as_rank(tmp_path, "--format", "json"), tasks_of_srun(2, free_port()))
+    record = json.loads(out)
+    assert (code, record["level"], record["not_together"]) == (0, "OK", ""), out
+    assert other == [0, ""]
+    assert [(device["rank"], device["node"]) for device in record["devices"]] == [(0, 0), (1, 1)]
+    assert all("all_reduce 1GiB" in device["collectives"] for device in record["devices"])
+    assert {log.name.partition("-device")[0] for log in (tmp_path / "logs").glob("*.jsonl")} == {
+        "rank0-node0",
+        "rank1-node1",
+    }
+
+
+def test_tasks_by_srun_that_die_or_come_late_are_named_and_hold_nobody(tmp_path, monkeypatch):
+    faulty(monkeypatch, 1)
+    tasks = tasks_of_srun(3, free_port())
+    tasks[1][simulated_node.FAULTS] = json.dumps({"0": "gone"})
+    tasks[2][simulated_node.FAULTS] = json.dumps({"0": "late"})
+    (code, out), dead, late = forked(as_rank(tmp_path, "--format", "json", "--patience", "0.5s"), tasks)
+    record = json.loads(out)
+    assert (code, record["level"], record["not_together"]) == (2, "CRITICAL", "rank 1, 2 did not come so far")
+    assert record["reason"] == "CRITICAL: device 1: nothing was heard of rank 1 for 0 s; and 1 more device"
+    assert [bool(device["figures"]) for device in record["devices"]] == [True, False, False]
+    assert dead is None, "it ended without an answer"
+    assert late[0] in (0, 3), "who comes after the verdict ends by himself"
+
+
 class Told(dict):
     """A meeting of ranks that all came before, or never will."""
 

@@ -196,7 +196,6 @@ class _AttentionSession(Session[KernelsPlan]):
             left = plan.budget_seconds - (self.backend.now() - begun)
             plan = replace(plan, budget_seconds=max(left, _A_MOMENT))
         kernels = [each for _, each in self.kernels]
-        self.backend.release_memory()  # it may be another process that measures on it
         sweep = KernelsSweep(plan, kernels, self.backend, self.ceilings, self._references(), self.held, on_phase)
         self.sweep = self.shared(sweep)
         yield from self.sweep.results()

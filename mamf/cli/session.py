@@ -17,7 +17,7 @@ from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.options import duration
 from mamf.cli.progress import Progress
 from mamf.cli.resuming import AnyPlan, plan_of, reopened
-from mamf.cli.sharing import ALL, asked_devices, found_devices, opened_pool
+from mamf.cli.sharing import ALL, asked_devices, found_devices, opened_pool, require_same_devices
 from mamf.cli.terminal import say, say_lines, warn
 from mamf.errors import MamfError, PluginError, RunLogWriteError, UsageError
 from mamf.logs.device_speeds import with_device_speeds
@@ -25,7 +25,6 @@ from mamf.logs.header import header_of
 from mamf.logs.plan_records import plan_record
 from mamf.logs.records import measurement_record, utc_now
 from mamf.logs.run_log import RunLog
-from mamf.logs.same_device import require_same_device
 from mamf.logs.writer import RunLogWriter
 from mamf.machine.doctor import as_line, diagnose, warnings
 from mamf.machine.environment import command_line, tool_version
@@ -177,6 +176,7 @@ class Session(ABC, Generic[AnyPlan]):
         self.findings = diagnose(self.backend)
         with ExitStack() as opened:
             self.pool = opened.enter_context(opened_pool(self.options, self.backend, self.devices, self._failed))
+            require_same_devices(self.log, self.pool)
             header = self.log.header if self.log else self._header()
             with self.interruption.shielded():
                 writer = opened.enter_context(self._open_log(header))
@@ -205,9 +205,7 @@ class Session(ABC, Generic[AnyPlan]):
         """
         if self.pool is None:
             return strategy
-        if self.log:
-            for index, info in self.pool.infos.items():
-                require_same_device(self.log, self.log.device(index), info)
+        self.backend.release_memory()  # it is another process that measures on this device
         ceilings = getattr(strategy, "ceilings", {})
         return SharedSweep(strategy.plan, self.pool, kernel, ceilings, strategy.held, strategy.on_phase)
 

@@ -15,6 +15,7 @@ from mamf.cli.options import duration, index
 from mamf.cli.terminal import say
 from mamf.errors import LogMismatchError, UnavailableError, UsageError, fault
 from mamf.logs.run_log import RunLog
+from mamf.logs.same_device import require_same_device
 from mamf.node.children import FAILURE
 from mamf.node.pool import PATIENCE_SECONDS, DevicePool
 from mamf.node.worker import Worker
@@ -83,6 +84,13 @@ def opened_pool(
         return nullcontext()
     name = options.backend if options.backend and is_path(options.backend) else backend.name
     return DevicePool(name, devices, getattr(options, "patience", PATIENCE_SECONDS), on_failure)
+
+
+def require_same_devices(log: RunLog | None, pool: DevicePool | None) -> None:
+    """Raises LogMismatchError when a device of a pool is not the one that the log which is resumed names."""
+    if log is not None and pool is not None:
+        for device, info in pool.infos.items():
+            require_same_device(log, log.device(device), info)
 
 
 def say_devices(devices: Sequence[int]) -> None:

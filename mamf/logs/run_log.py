@@ -6,7 +6,8 @@ Schema history
     3   tier legacy: header and reported figures of an imported run (legacy.py)
     4   repeatability of a measurement and a ceiling: their intervals are where a repeat lies; sustained by its mean;
         phase choose before confirm; peak_memory_bytes of the launch alone; searches of a plan of attention, and their
-        rows, each with its problem; throttle_shares
+        rows, each with its problem; throttle_shares; of a run that several devices share: devices of the header, and
+        the device of a row
 
 ``header`` names tool, command, device, software, settings and the plan, so a log resumes by itself. writer.py writes
 it; a last line without its newline is what a killed process lost, and is left out on reading. What is read is held to

@@ -293,6 +293,8 @@ def test_launchers_tell_a_rank_its_place():
     by_srun = {"SLURM_PROCID": "9", "SLURM_STEP_NUM_TASKS": "16", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"}
     by_srun |= {"SLURM_STEP_NODELIST": "gpu[07-08]", "SLURM_JOB_ID": "4711"}
     assert launched(by_srun) == Launched(Place(9, 1, 1), 16, "gpu07", 29400 + 711)
+    told = by_srun | {"MASTER_ADDR": "gpu08", "MASTER_PORT": "1234"}
+    assert launched(told) == Launched(Place(9, 1, 1), 16, "gpu08", 1234)
     assert launched({}) is None
     assert launched(by_torchrun | {"WORLD_SIZE": "1"}) is None
     assert launched(by_srun | {"SLURM_STEP_NUM_TASKS": "1"}) is None

@@ -319,6 +319,34 @@ def test_a_log_is_gone_on_with_by_the_devices_that_it_was_begun_by(run, shared):
     assert (code, err.count("was measured by one device")) == (2, 1)
 
 
+def test_a_card_that_is_another_than_the_logs_goes_on_with_nothing(run, shared):
+    _, before = shared(*SWEEP, *GRID, "--budget", "1s")
+
+    def changed(index):
+        backend = Card(index)
+        backend.info = replace(backend.info, uuid_hash="another" if index == 3 else backend.info.uuid_hash)
+        return backend
+
+    (code, _, err), log = shared("sweep", "--resume", "log.jsonl", backends=changed)
+    assert (code, err) == (
+        2,
+        "mamf: log.jsonl was measured with device uuid_hash card3, not another; start a new log\n",
+    )
+    assert log.summary == before.summary
+
+
+def test_cards_of_two_models_share_no_run(run, monkeypatch):
+    def other(index):
+        backend = Card(index)
+        backend.info = replace(backend.info, name="Simulated H200" if index == 2 else backend.info.name)
+        return backend
+
+    virtual_pool.install(monkeypatch, other)
+    code, _, err = run(*SWEEP, *GRID)
+    assert (code, err.count("sweep each model by itself")) == (2, 1)
+    assert not (run.folder / "log.jsonl").exists()
+
+
 def test_one_device_is_an_ordinary_run(run):
     code, _, _ = run("sweep", "--backend", "simulated", *GRID, "--devices", "2", "--output", "log.jsonl")
     log = read_run_log(run.folder / "log.jsonl")

@@ -66,3 +66,19 @@ def _device_line(device: Mapping[str, Any]) -> str:
         f"uuid {device['uuid_hash']}" if device["uuid_hash"] else "",
     ]
     return f"device {device['index']}: {', '.join(filter(None, [device['name'], *known]))}"
+
+
+def drift_lines(visits: Sequence[Measurement]) -> list[str]:
+    """How far the figures of a regime's reference lie apart, on each device that visited it more than once."""
+    return [line for device in dict.fromkeys(row.device for row in visits) for line in _drift(visits, device)]
+
+
+def _drift(visits: Sequence[Measurement], device: int | None) -> list[str]:
+    figures = [row.best_rate for row in visits if row.ok and row.device == device]
+    if len(figures) < 2:
+        return []
+    middle = sorted(figures)[len(figures) // 2]
+    below, above = 100 * (min(figures) / middle - 1), 100 * (max(figures) / middle - 1)
+    where = "" if device is None else f" on device {device}"
+    spread = f"{below:+.2f} % to {above:+.2f} %"
+    return [f"reference {visits[0].shape}{where}, {len(figures)} visits: {significant(middle)} TFLOPS, {spread}"]

@@ -12,7 +12,15 @@ from mamf.ceilings.roof import Roofs
 from mamf.logs.records import significant_digits
 from mamf.machine.peaks import find_peak
 from mamf.measurement import Measurement
-from mamf.report.devices import COMPARABLE, DEVICE, device_cells, device_lines, device_remark, flat_device
+from mamf.report.devices import (
+    COMPARABLE,
+    DEVICE,
+    device_cells,
+    device_lines,
+    device_remark,
+    drift_lines,
+    flat_device,
+)
 from mamf.report.layers import layer_column, layers_of
 from mamf.report.shares import COLUMNS as SHARES
 from mamf.report.shares import flat_share, share_cells
@@ -208,9 +216,7 @@ def summary_lines(
     lines: list[str] = []
     for regime, best in bests(rows).items():
         lines += [*_best_lines(regime, best, header), _mean_line(regime, best)]
-        visits = [row for row in rows if row.regime == regime and row.is_reference]
-        for device in dict.fromkeys(row.device for row in visits):
-            lines += _drift_lines([row for row in visits if row.device == device])
+        lines += drift_lines([row for row in rows if row.regime == regime and row.is_reference])
     if not lines:
         lines.append("nothing was measured")
     return [*lines, *_failure_lines(rows), end_line(summary)]
@@ -246,17 +252,6 @@ def _mean_line(regime: str, best: Best) -> str:
         f"mean {regime} over {best.shapes} shapes: arithmetic {significant(best.arithmetic_mean)}, "
         f"geometric {significant(best.geometric_mean)} TFLOPS"
     )
-
-
-def _drift_lines(visits: Sequence[Measurement]) -> list[str]:
-    figures = [row.best_rate for row in visits if row.ok]
-    if len(figures) < 2:
-        return []
-    middle = sorted(figures)[len(figures) // 2]
-    below, above = 100 * (min(figures) / middle - 1), 100 * (max(figures) / middle - 1)
-    spread = f"{below:+.2f} % to {above:+.2f} %"
-    where = "" if visits[0].device is None else f" on device {visits[0].device}"
-    return [f"reference {visits[0].shape}{where}, {len(figures)} visits: {significant(middle)} TFLOPS, {spread}"]
 
 
 def _failure_lines(rows: Sequence[Measurement]) -> list[str]:

@@ -6,7 +6,7 @@ import threading
 from queue import Queue
 
 from mamf.errors import fault
-from mamf.node.children import FAILURE, Event, Watch
+from mamf.node.children import FAILURE, Event
 from mamf.node.pool import DevicePool
 from mamf.node.worker import Worker
 
@@ -103,7 +103,6 @@ def install(patch, backends, ends=None, hangs=()):
 
     def started(pool):
         made.append(VirtualChildren({rank: backends(rank) for rank in pool.devices}, ends or {}, hangs))
-        patch.setattr("mamf.node.pool.Watch", Watch)
         pool.watch.now = lambda: made[-1].time
         pool.watch.go_on(pool.devices, "")
         return made[-1]

@@ -11,7 +11,6 @@ from typing import Any
 from mamf.errors import RunLogError
 from mamf.logs.known import operation_called
 from mamf.logs.legacy import Seen, lines_of
-from mamf.logs.records import measurement_from_record
 from mamf.logs.run_log import RunLog, parse_record
 from mamf.measurement import Measurement
 from mamf.operations.unknown import Unknown
@@ -118,8 +117,8 @@ class Evidence:
     @cached_property
     def rows(self) -> tuple[tuple[int, dict[str, Any], Measurement], ...]:
         """Every measurement as written, failed and repeated ones too: line, record, and what mamf reads from it."""
-        found = self.of_kind("measurement")
-        return tuple((line, record, measurement_from_record(record, self.header)) for line, record in found)
+        written = zip(self.of_kind("measurement"), self.log.every_row, strict=True)
+        return tuple((line, record, row) for (line, record), row in written)
 
     @property
     def claims(self) -> dict[str, Measurement]:

@@ -63,9 +63,9 @@ _WITHOUT_SAMPLES = {
 @dataclass
 class RunLog(Tabular):
     """A log as read. ``summary`` is the last one, None if the run was killed. ``valid_bytes``: up to the last whole
-    line. ``all_ceilings``: of products, by dtype and regime; ``own_ceilings``: of the operation that the run is of.
-    ``known_ceilings``: what rows are shares of that the run did not measure itself. ``counter_records``: as
-    mamf.counters.log reads them.
+    line. ``measurements``: of each step the last; ``every_row`` as written. ``all_ceilings``: of products, by dtype and
+    regime; ``own_ceilings``: of the operation that the run is of. ``known_ceilings``: what rows are shares of that the
+    run did not measure itself. ``counter_records``: as mamf.counters.log reads them.
     """
 
     path: Path
@@ -78,6 +78,7 @@ class RunLog(Tabular):
     summary: dict[str, Any] | None = None
     valid_bytes: int = 0
     is_truncated: bool = False
+    every_row: list[Measurement] = field(default_factory=list)
 
     def __repr__(self) -> str:
         return f"RunLog({self.path}: {len(self.measurements)} rows, {self.tier})"
@@ -140,7 +141,7 @@ def read_run_log(path: str | Path) -> RunLog:
             _add(log, parse_record(line))
         except MALFORMED as error:
             raise RunLogError(f"{path}, line {number}: {what(error)}") from None
-    log.measurements = latest(log.measurements)
+    log.every_row, log.measurements = log.measurements, latest(log.measurements)
     return log
 
 

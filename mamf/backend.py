@@ -56,6 +56,7 @@ class DeviceInfo:
     driver: str | None = None
     uuid_hash: str | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
+    is_accelerator: bool = True
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ class BackendContract:
     def test_describes_the_device_in_core_units(self, backend: Backend) -> None:
         info = backend.info
         assert isinstance(info, DeviceInfo)
-        assert info.backend == backend.name
+        assert (info.backend, info.is_accelerator) == (backend.name, backend.is_accelerator)
         assert info.name.strip()
         assert info.name == backend.device_name(backend.index)
         assert info.vendor.strip()

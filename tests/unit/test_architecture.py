@@ -90,7 +90,7 @@ FLOORS = (
     ("node", "node.figures", "node.places"),
     ("node.verdict",),
     ("node.gathering", "node.prometheus"),
-    ("node.report",),
+    ("node.report", "node.chart"),
     ("api", "api.reading"),
     ("profiling",),
     ("counters",),

@@ -214,6 +214,12 @@ class Backend(ABC):
         """
         return nullcontext()
 
+    def profiler_range(self, name: str) -> AbstractContextManager[object] | None:
+        """What is launched within stands in a range of this name in what a profiler of the vendor records; ranges may
+        hold one another. Waits for nothing. None where no such profiler reads ranges.
+        """
+        return None
+
     # -- memory ------------------------------------------------------------------------------------------------------
 
     @abstractmethod

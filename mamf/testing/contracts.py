@@ -69,6 +69,17 @@ class BackendContract:
         with pytest.raises(ZeroDivisionError), backend.profiler_window("what breaks"):
             raise ZeroDivisionError
 
+    def test_a_profilers_ranges_hold_one_another_and_end_with_what_breaks(self, backend: Backend) -> None:
+        ranges = backend.profiler_range("a module"), backend.profiler_range("one of its own {0}")
+        if None in ranges:
+            assert ranges == (None, None)
+            return
+        outer, inner = ranges
+        assert outer is not None and inner is not None
+        with pytest.raises(ZeroDivisionError), outer, inner:
+            backend.flush_cache()
+            raise ZeroDivisionError
+
     def test_says_why_it_has_no_counters(self, backend: Backend) -> None:
         told = backend.without_counters()
         assert told is None or (told.reason and told.remedy)

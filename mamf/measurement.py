@@ -7,7 +7,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from mamf.statistics import Interval, Repeatability, Summary, repeat_interval, standard_deviation, standard_error
+from mamf.statistics import (
+    Interval,
+    Repeatability,
+    Summary,
+    exact_standard_deviation,
+    repeat_interval,
+    standard_error,
+)
 from mamf.tabular import Tabular
 from mamf.work import Work
 
@@ -137,7 +144,7 @@ class Measurement(Tabular):
     @cached_property
     def stdev(self) -> float:
         """Standard deviation of the samples, in seconds."""
-        return standard_deviation(self.samples)
+        return exact_standard_deviation(self.samples)
 
     @property
     def figure(self) -> str:

@@ -10,10 +10,8 @@ from typing import Any
 
 from mamf.backend import DeviceInfo
 from mamf.errors import RunLogError
-from mamf.logs.device_speeds import with_device_speeds
 from mamf.logs.known import operation_called
 from mamf.logs.legacy import Seen, lines_of
-from mamf.logs.records import measurement_from_record
 from mamf.logs.run_log import RunLog, parse_record
 from mamf.measurement import Measurement
 from mamf.operations.unknown import Unknown
@@ -119,9 +117,8 @@ class Evidence:
     @cached_property
     def rows(self) -> tuple[tuple[int, dict[str, Any], Measurement], ...]:
         """Every measurement as written, failed and repeated ones too: line, record, and what mamf reads from it."""
-        found = list(self.of_kind("measurement"))
-        rows = with_device_speeds([measurement_from_record(record, self.header) for _, record in found])
-        return tuple((line, record, row) for (line, record), row in zip(found, rows, strict=True))
+        written = zip(self.of_kind("measurement"), self.log.every_row, strict=True)
+        return tuple((line, record, row) for (line, record), row in written)
 
     def device_of(self, row: Measurement) -> DeviceInfo:
         """The one that measured a row."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 from mamf.contribution.evidence import Finding
 from mamf.finder_logs.grammars import GRAMMARS
 from mamf.machine.environment import scrub
+
+Field = tuple[tuple[str, ...], Any]
 
 _PRIVATE_KEY = re.compile(
     r"(^|_)(host|host_?name|node|node_?name|user|user_?name|login|account|cwd|home|email|e_mail|fqdn|ip|ipv[46]"
@@ -103,21 +106,19 @@ def _replaced(text: str) -> str:
     return text
 
 
-def fields(value: Any) -> list[tuple[tuple[str, ...], Any]]:
+def fields(record: dict[str, Any]) -> list[Field]:
     """Every value with the names that lead to it. An element of a list is led to by its number; lists of numbers are
     given whole.
     """
-    found: list[tuple[tuple[str, ...], Any]] = []
-    _add_fields(value, (), found)
+    found: list[Field] = []
+    _add_fields(record, (), found)
     return found
 
 
-def _add_fields(value: Any, path: tuple[str, ...], found: list[tuple[tuple[str, ...], Any]]) -> None:
-    if isinstance(value, dict):
-        for key, item in value.items():
-            _add_fields(item, (*path, key), found)
-    elif isinstance(value, list) and not _NO_NUMBERS.isdisjoint(map(type, value)):
-        for number, item in enumerate(value):
-            _add_fields(item, (*path, str(number)), found)
-    elif path:
-        found.append((path, value))
+def _add_fields(value: dict[str, Any] | list[Any], path: tuple[str, ...], found: list[Field]) -> None:
+    parts = value.items() if isinstance(value, dict) else zip(map(str, itertools.count()), value, strict=False)
+    for name, item in parts:
+        if isinstance(item, dict) or (isinstance(item, list) and not _NO_NUMBERS.isdisjoint(map(type, item))):
+            _add_fields(item, (*path, name), found)
+        else:
+            found.append(((*path, name), item))

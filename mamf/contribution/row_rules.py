@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+import operator
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
@@ -64,14 +65,19 @@ def best_by(evidence: Evidence, regime: str) -> str:
 
 def agree(written: Any, again: Any, tolerance: float, relative: float = 6e-6) -> bool:
     """Whether two JSON values are the same up to rounding of their numbers: to six digits, or by ``tolerance``."""
+    if written is again:  # what was taken over as it was written: of a row nearly all
+        return True
     if isinstance(again, float) and isinstance(written, (int, float)) and not isinstance(written, bool):
         return math.isclose(written, again, rel_tol=relative, abs_tol=tolerance)
-    if isinstance(again, Mapping):
-        same = isinstance(written, Mapping) and written.keys() == again.keys()
+    if isinstance(again, dict):
+        same = isinstance(written, dict) and written.keys() == again.keys()
         return same and all(agree(written[key], again[key], tolerance, relative) for key in again)
     if isinstance(again, (list, tuple)):
-        same = isinstance(written, list) and len(written) == len(again)
-        return same and all(agree(one, other, tolerance, relative) for one, other in zip(written, again, strict=True))
+        if not isinstance(written, list) or len(written) != len(again):
+            return False
+        if all(map(operator.is_, written, again)):
+            return True
+        return all(agree(one, other, tolerance, relative) for one, other in zip(written, again, strict=True))
     return type(written) is type(again) and bool(written == again)
 
 

@@ -13,7 +13,7 @@ from mamf.ceilings.known import KnownCeiling
 from mamf.logs.known import operation_called, operation_of_record
 from mamf.measurement import STATUSES, Conditions, Measurement
 from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.statistics import Interval, Repeatability, Summary, summarize
+from mamf.statistics import Interval, Repeatability, Summary, standard_deviation, summarize
 
 # Thirty years: beyond it squares of samples leave what a float holds.
 _LONGEST_SECONDS = 1e9
@@ -48,7 +48,9 @@ def measurement_record(row: Measurement) -> dict[str, Any]:
         low, high = significant_digits(interval.low), significant_digits(interval.high)
         record[rate_field(work.unit)] = {**rates, "interval": [low, high]}
         record["interval_coverage"] = round(interval.coverage, 4)
-        seconds = {name: getattr(row.summary, name) for name in _STATISTICS} | {"stdev": row.stdev}
+        seconds = {name: getattr(row.summary, name) for name in _STATISTICS} | {
+            "stdev": standard_deviation(row.samples)
+        }
         record["seconds"] = {name: round(value, 12) for name, value in seconds.items()}
     record |= {
         "launches": row.launches,

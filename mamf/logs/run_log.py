@@ -65,9 +65,9 @@ _WITHOUT_SAMPLES = {
 @dataclass
 class RunLog(Tabular):
     """A log as read. ``summary`` is the last one, None if the run was killed. ``valid_bytes``: up to the last whole
-    line. ``all_ceilings``: of products, by dtype and regime; ``own_ceilings``: of the operation that the run is of.
-    ``known_ceilings``: what rows are shares of that the run did not measure itself. ``counter_records``: as
-    mamf.counters.log reads them.
+    line. ``measurements``: of each step the last; ``every_row`` as written. ``all_ceilings``: of products, by dtype and
+    regime; ``own_ceilings``: of the operation that the run is of. ``known_ceilings``: what rows are shares of that the
+    run did not measure itself. ``counter_records``: as mamf.counters.log reads them.
     """
 
     path: Path
@@ -80,6 +80,7 @@ class RunLog(Tabular):
     summary: dict[str, Any] | None = None
     valid_bytes: int = 0
     is_truncated: bool = False
+    every_row: list[Measurement] = field(default_factory=list)
 
     def __repr__(self) -> str:
         return f"RunLog({self.path}: {len(self.measurements)} rows, {self.tier})"
@@ -152,7 +153,9 @@ def read_run_log(path: str | Path) -> RunLog:
             _add(log, parse_record(line))
         except MALFORMED as error:
             raise RunLogError(f"{path}, line {number}: {what(error)}") from None
-    log.measurements = with_device_speeds(latest(log.measurements))
+    every_row = log.measurements
+    log.every_row = with_device_speeds(every_row)
+    log.measurements = with_device_speeds(latest(every_row))
     return log
 
 

@@ -201,21 +201,21 @@ def as_rank(folder, *arguments):
     return of_rank
 
 
-def test_two_nodes_of_four_ranks_by_torchrun_are_one_verdict(tmp_path, monkeypatch):
-    faulty(monkeypatch, 4, _2={"physics": {"efficiency": 0.26}})
+def test_two_nodes_of_three_ranks_by_torchrun_are_one_verdict(tmp_path, monkeypatch):
+    faulty(monkeypatch, 3, _2={"physics": {"efficiency": 0.26}})
     port = str(free_port())
     ranks = [
-        {"RANK": str(rank), "WORLD_SIZE": "8", "LOCAL_RANK": str(rank % 4), "GROUP_RANK": str(rank // 4)}
+        {"RANK": str(rank), "WORLD_SIZE": "6", "LOCAL_RANK": str(rank % 3), "GROUP_RANK": str(rank // 3)}
         | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        for rank in range(8)
+        for rank in range(6)
     ]
     answers = forked(as_rank(tmp_path, "--format", "json"), ranks)
     (code, out), *others = answers
-    assert others == [[0, ""]] * 7
+    assert others == [[0, ""]] * 5
     record = json.loads(out)
     assert (code, record["level"]) == (2, "CRITICAL")
-    assert {finding["rank"] for finding in record["findings"]} == {2, 6}
-    assert [device["node"] for device in record["devices"]] == [0] * 4 + [1] * 4
+    assert {finding["rank"] for finding in record["findings"]} == {2, 5}
+    assert [device["node"] for device in record["devices"]] == [0] * 3 + [1] * 3
     assert all("all_reduce 1GiB" in device["collectives"] for device in record["devices"])
     assert "node 1 device 2" in json.dumps(record["findings"])
 

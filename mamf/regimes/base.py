@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -149,15 +147,3 @@ class Regime(ABC):
     def read_sensors(self, energy: bool = False) -> Reading | None:
         telemetry = self.backend.telemetry
         return None if isinstance(telemetry, Unavailable) else telemetry.read(energy)
-
-
-@contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """Python's collector would pause the host while the device runs dry."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

@@ -7,7 +7,8 @@ from typing import ClassVar
 
 from mamf.backend import Backend
 from mamf.engine.checking import Checked
-from mamf.regimes.base import Launch, Regime, Samples, StoppingRule, no_garbage_collection
+from mamf.machine.garbage import no_garbage_collection
+from mamf.regimes.base import Launch, Regime, Samples, StoppingRule
 from mamf.statistics import Repeatability
 
 

@@ -10,8 +10,9 @@ from typing import ClassVar, NamedTuple
 
 from mamf.backend import Backend, Reading
 from mamf.engine.checking import Checked
+from mamf.machine.garbage import no_garbage_collection
 from mamf.measurement import Conditions
-from mamf.regimes.base import Launch, Regime, Samples, StoppingRule, no_garbage_collection
+from mamf.regimes.base import Launch, Regime, Samples, StoppingRule
 from mamf.statistics import Repeatability, relative_slope
 
 #: A clock of at least this share of the highest: nothing holds the device back.

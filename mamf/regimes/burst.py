@@ -85,9 +85,12 @@ class Burst(Regime):
         traits, begun = self.backend.burst_traits, self.backend.now()
         if self.agree(not self._is_cold and begun - self._rested_at <= traits.cold_after_seconds):
             return
+        trains = 0
         while not rule.is_over(now := self.backend.now()) and self.agree(now - begun < traits.warm_in_seconds):
+            self.require_clock_goes_on(trains)
             self._train(checked, size, self.shortest_lead_seconds, Samples())
             self._rest()
+            trains += 1
         self._is_cold = False
 
     def _rest(self) -> None:

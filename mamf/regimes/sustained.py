@@ -194,7 +194,8 @@ class _Blocks:
         backend, rotation = self._regime.backend, itertools.cycle(self._checked.launches)
         queued: deque[tuple[object, object, int, bool]] = deque()
         reached = backend.mark()
-        while True:
+        for blocks in itertools.count():
+            self._regime.require_clock_goes_on(blocks)
             if self._must_poison:
                 self._checked.poison()
                 self._must_poison, reached = False, backend.mark()

@@ -257,6 +257,40 @@ def test_the_line_says_whose_fault_it_is_and_what(run, monkeypatch, kind, method
     assert told in out + err
 
 
+def clock(right_for, then):
+    """A ``now`` that is right so many times; ``then`` makes what it gives of the last time that was right."""
+    right, given = SimulatedBackend.now, []
+
+    def now(self):
+        if len(given) < right_for:
+            given.append(right(self))
+            return given[-1]
+        return then(given[-1])
+
+    return now
+
+
+@pytest.mark.parametrize("regime", ["burst", "sustained", "classic"])
+@pytest.mark.parametrize(
+    ("then", "told"),
+    [
+        (lambda last: math.nan, "backend faulty is broken: now gave nan, not a finite number"),
+        (lambda last: last - 1, "or later, as before"),
+        (lambda last: last, "backend faulty is broken: its clock stood still for 20 rounds of launches"),
+    ],
+    ids=["NaN", "goes back", "stands still"],
+)
+def test_a_clock_that_fails_within_a_visit_ends_it(run, monkeypatch, tmp_path, regime, then, told):
+    monkeypatch.setattr(FaultyBackend, "now", clock(30, then))
+    monkeypatch.setattr(FaultyBackend, "burst_traits", Backend.burst_traits)  # which warm in
+    large = [word.replace("1024", "8192") for word in SWEEP[1:]]
+    code, out, err = run("sweep", "--regime", regime, *large)
+    log = read_run_log(tmp_path / "run.jsonl")
+    assert told in out + err + "".join(row.reason for row in log.measurements)
+    assert (code, log.tier) in ((1, "complete"), (2, "interrupted"))
+    assert log.summary is not None
+
+
 def test_what_a_kernel_throws_while_it_prepares_is_the_status_of_its_row(run, monkeypatch, tmp_path):
     monkeypatch.setattr(FaultyMatmul, "prepare", raises)
     code, _, _ = run(*MATMUL, "faulty")

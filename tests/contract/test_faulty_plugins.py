@@ -391,6 +391,45 @@ def test_one_that_is_asked_for_by_name_is_refused(broken, run):
             assert "output" not in err
 
 
+FIND = ["find", "--backend", "faulty", "--dry-run"]
+DOES_NOT_WORK = "mamf: the first product, 1024x1024x1024 by kernel faulty on the device of backend faulty, failed: "
+
+
+@pytest.mark.parametrize(
+    ("method", "told"),
+    [
+        ("prepare", f"{DOES_NOT_WORK}RuntimeError: it broke"),
+        ("settings", "mamf: kernel faulty is broken: settings raised RuntimeError: it broke"),
+    ],
+)
+@pytest.mark.parametrize("quick", [[], ["--quick"]])
+def test_a_default_kernel_that_does_not_work_is_told_and_the_others_are_searched(run, monkeypatch, method, told, quick):
+    monkeypatch.setattr(FaultyMatmul, "is_default", True)
+    monkeypatch.setattr(FaultyMatmul, method, raises)
+    code, out, err = run(*FIND, *quick)
+    assert (code, err) == (0, f"{told}; it is left out\n")
+    assert "\nkernels: simulated.mm\n" in out
+
+
+def test_a_find_goes_on_without_a_default_kernel_that_does_not_work(run, monkeypatch, tmp_path):
+    monkeypatch.setattr(FaultyMatmul, "is_default", True)
+    monkeypatch.setattr(FaultyMatmul, "prepare", raises)
+    found = ["find", "--backend", "faulty", "--regime", "burst", "--budget", "0.5s", "--output", "run.jsonl"]
+    assert run(*found)[0] == 0
+    log = read_run_log(tmp_path / "run.jsonl")
+    assert ({row.kernel for row in log.measurements}, log.plan.kernels) == ({"simulated.mm"}, ("simulated.mm",))
+
+
+def test_it_is_an_error_where_no_other_works_or_it_was_asked_for(run, monkeypatch):
+    monkeypatch.setattr(FaultyMatmul, "prepare", raises)
+    for named in (["faulty"], ["faulty", "right"]):
+        code, out, err = run(*FIND, "--kernel", *named)
+        assert (code, out, err) == (1, "", f"{DOES_NOT_WORK}RuntimeError: it broke\n")
+    monkeypatch.setattr(FaultyMatmul, "is_default", True)
+    monkeypatch.setattr(SimulatedMatmul, "prepare", raises)
+    assert run(*FIND) == (1, "", f"{DOES_NOT_WORK}RuntimeError: it broke\n")
+
+
 def test_the_library_warns_of_it(broken):
     with pytest.warns(PluginWarning, match="mamf_broken:Broken cannot be loaded"):
         rows = mamf.attention("b1h16q512k512d64", backend=SimulatedBackend())

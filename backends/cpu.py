@@ -100,6 +100,7 @@ class CpuBackend(HostTimedBackend):
                 "mkl": str(torch.backends.mkl.is_available()),
                 "mkldnn": str(torch.backends.mkldnn.is_available()),
             },
+            is_accelerator=self.is_accelerator,
         )
 
     def open_telemetry(self) -> Telemetry | Unavailable:

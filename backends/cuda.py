@@ -108,11 +108,19 @@ class CudaBackend(AcceleratorBackend):
         self.synchronize()
         torch.cuda.profiler.start()
         try:
-            with torch.cuda.nvtx.range(name):
+            with self.profiler_range(name):
                 yield
                 self.synchronize()
         finally:
             torch.cuda.profiler.stop()
+
+    @contextmanager
+    def profiler_range(self, name: str) -> Iterator[None]:
+        torch.cuda.nvtx.range_push(name)
+        try:
+            yield
+        finally:
+            torch.cuda.nvtx.range_pop()
 
     def advice(self) -> list[Advice]:
         if isinstance(self.telemetry, Unavailable):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -224,22 +225,27 @@ class RocmBackend(AcceleratorBackend):
     @contextlib.contextmanager
     def profiler_window(self, name: str) -> Iterator[None]:
         """A roctx range; rocprofv3 --selected-regions records what lies between resume and pause alone."""
-        roctx = marker_library()
         self.synchronize()
-        if roctx is None:
+        if self._roctx is None:
             yield
             self.synchronize()
             return
         # The older library has ranges alone.
-        resume, pause = (getattr(roctx, f"roctxProfiler{word}", lambda thread: 0) for word in ("Resume", "Pause"))
+        resume, pause = (getattr(self._roctx, f"roctxProfiler{word}", lambda thread: 0) for word in ("Resume", "Pause"))
         resume(_ALL_THREADS)
-        roctx.roctxRangePushA(name.encode())
         try:
-            yield
-            self.synchronize()
+            with roctx_range(self._roctx, name):
+                yield
+                self.synchronize()
         finally:
-            roctx.roctxRangePop()
             pause(_ALL_THREADS)
+
+    def profiler_range(self, name: str) -> contextlib.AbstractContextManager[None] | None:
+        return None if self._roctx is None else roctx_range(self._roctx, name)
+
+    @functools.cached_property
+    def _roctx(self) -> ctypes.CDLL | None:
+        return marker_library()
 
     def advice(self) -> list[Advice]:
         found = [numa_balancing_advice(), tunable_op_advice()]
@@ -247,6 +253,15 @@ class RocmBackend(AcceleratorBackend):
             cost = "throttling cannot be seen, and a log without clock and power says less"
             found.append(Advice("sensors", "warning", self.telemetry.reason, cost, self.telemetry.remedy))
         return found
+
+
+@contextlib.contextmanager
+def roctx_range(roctx: ctypes.CDLL, name: str) -> Iterator[None]:
+    roctx.roctxRangePushA(name.encode())
+    try:
+        yield
+    finally:
+        roctx.roctxRangePop()
 
 
 def marker_library() -> ctypes.CDLL | None:

@@ -56,6 +56,7 @@ class DeviceInfo:
     driver: str | None = None
     uuid_hash: str | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
+    is_accelerator: bool = True
 
 
 @dataclass(frozen=True)
@@ -212,6 +213,12 @@ class Backend(ABC):
         profiler, or none is attached.
         """
         return nullcontext()
+
+    def profiler_range(self, name: str) -> AbstractContextManager[object] | None:
+        """What is launched within stands in a range of this name in what a profiler of the vendor records; ranges may
+        hold one another. Waits for nothing. None where no such profiler reads ranges.
+        """
+        return None
 
     # -- memory ------------------------------------------------------------------------------------------------------
 

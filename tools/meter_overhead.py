@@ -3,7 +3,9 @@
     python tools/meter_overhead.py                   # the first accelerator, else the CPU
     python tools/meter_overhead.py --seconds 0.01    # of a step
 
-A step is products back to back. Prints the median of the pairs' ratios, and what the host spends on a call.
+A step is additions to a large array, one after another: what the memory bounds keeps its clock, where products swing
+with the power limit by more than a meter costs. Prints the median of the pairs' ratios, and what the host spends on a
+call.
 """
 
 from __future__ import annotations
@@ -17,8 +19,7 @@ import torch
 
 import mamf
 
-_SIZE = {"cpu": 256}
-_SIZE_ELSE = 4096
+_NUMBERS, _NUMBERS_OF_CPU = 2**27, 2**18
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,17 +29,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--pairs", type=int, default=20, help="of blocks with and without (default: 20)")
     options = parser.parse_args(arguments)
     backend = mamf.open_backend("auto")
-    size = _SIZE.get(backend.name, _SIZE_ELSE)
-    device = getattr(backend, "device", "cpu")
-    a = torch.randn(size, size, device=device, dtype=torch.float32 if backend.name == "cpu" else torch.bfloat16)
-    _seconds_of(backend, lambda: a @ a, 50)  # the first are slower
-    products = max(1, round(options.seconds / _seconds_of(backend, lambda: a @ a, 50)))
+    count = _NUMBERS if backend.is_accelerator else _NUMBERS_OF_CPU
+    array = torch.zeros(count, device=getattr(backend, "device", "cpu"))
+    _seconds_of(backend, lambda: array.add_(1.0), 50)  # the first are slower
+    additions = max(1, round(options.seconds / _seconds_of(backend, lambda: array.add_(1.0), 50)))
 
     def step() -> None:
-        for _ in range(products):
-            a @ a
+        for _ in range(additions):
+            array.add_(1.0)
 
-    meter = mamf.Meter(backend=backend, flops_per_step=products * 2.0 * size**3, tokens_per_step=1, ceiling=1e15)
+    meter = mamf.Meter(backend=backend, flops_per_step=float(additions * count), tokens_per_step=1, ceiling=1e15)
 
     def metered() -> None:
         meter.begin()

@@ -68,7 +68,7 @@ class Axis:
 @dataclass(frozen=True)
 class Chart:
     """``grid``: rows of panels, None where nothing was measured. ``is_connected``: points are joined by lines.
-    ``bar_width``: on the axis, where points are drawn as bars.
+    ``bar_width``: on the axis, where points are drawn as bars. ``has_intervals``: of points that are not joined.
     ``companion``: what a dotted line means. ``palette``: all names of the run, so that a name has one colour in
     every picture of it.
     """
@@ -80,6 +80,7 @@ class Chart:
     notes: tuple[str, ...] = ()
     is_connected: bool = True
     bar_width: float | None = None
+    has_intervals: bool = False
     companion: str = ""
     palette: tuple[str, ...] = ()
 

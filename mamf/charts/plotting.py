@@ -143,6 +143,8 @@ def _draw_line(axes: Axes, line: Line, chart: Chart, style: dict[str, Any]) -> N
         markeredgecolor="white",
         markeredgewidth=0.7 if chart.is_connected else 0.3,
     )
+    if chart.has_intervals:
+        axes.vlines(x, [point.low for point in line.points], [point.high for point in line.points], style["color"])
     if chart.is_connected and not line.is_companion:
         lows, highs = [point.low for point in line.points], [point.high for point in line.points]
         axes.fill_between(x, lows, highs, color=style["color"], alpha=0.15, linewidth=0)

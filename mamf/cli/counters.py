@@ -63,7 +63,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help=f"further ones, by ncu's names; --set {sets} for many",
     )
     group.add_argument(
-        "--columns", nargs="+", choices=COLUMNS, default=[], help="also: seconds of preparing, equality to the last bit"
+        "--columns", nargs="+", choices=COLUMNS, default=[], help="also in the table (csv and json have them always)"
     )
     group.add_argument("--report", type=Path, metavar="FILE", help="keep ncu's report for its viewer")
     group.add_argument("--ncu", metavar="PATH", help="(default: on PATH)")

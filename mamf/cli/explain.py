@@ -95,7 +95,6 @@ def _best_of(log: RunLog) -> FallStep:
 
 def _step_of(script: str, profile: Profile) -> FallStep:
     """FLOP of a profiled step over its seconds, whatever else ran in them."""
-    flop = sum(count for row in profile.classes for count in row.flop.values())
     at_work = sum(row.share for row in profile.classes if row.flop)
     told = f"a whole step; what multiplies takes {at_work:.0%} of it"
-    return FallStep(script, flop / profile.seconds / TERA, told, regime=SUSTAINED)
+    return FallStep(script, profile.flop / profile.seconds / TERA, told, regime=SUSTAINED)

@@ -11,6 +11,7 @@ from typing import Any
 from mamf.cli import kernels_sweep
 from mamf.cli.model_ceilings import given, known_here, require_repeated
 from mamf.cli.options import size
+from mamf.errors import UsageError
 from mamf.logs.writer import RunLogWriter
 from mamf.operations.model.shapes import OPTIMIZERS, PHASES, SIZES, STYLES
 
@@ -30,6 +31,7 @@ _EXAMPLES = """examples:
   mamf model --size small --phase forward forward-backward step --regime sustained
   mamf model --size 1b --batch 4 --context-lengths 2048 8192 --attention sdpa-flash flash-attn-4 --regime sustained
   mamf model --size xl --phase step --optimizer adamw-fused --compile --regime sustained
+  mamf model --attention sdpa-flash sdpa-cudnn --compile sdpa-flash
   mamf model --d-model 1024 --layers 8 --heads 8 --context-lengths 512
   mamf model --resume LOG                               go on after Ctrl-C or kill
 """
@@ -49,9 +51,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--phase", choices=PHASES, nargs="+", help="the backward alone is a difference (default: forward)"
     )
     group.add_argument("--optimizer", choices=OPTIMIZERS, nargs="+", help="of a step (default: adamw)")
+    group.add_argument(
+        "--autocast", action="store_true", default=None, help="parameters in float32, products in --dtype"
+    )
     group.add_argument("--checkpointing", action="store_true", default=None, help="run blocks again in the backward")
     group.add_argument("--attention", nargs="+", metavar="KERNEL", help="any of 'mamf kernels' (default: sdpa)")
-    group.add_argument("--compile", action="store_true", default=None, help="under torch.compile too")
+    group.add_argument(
+        "--compile", nargs="*", metavar="KERNEL", help="under torch.compile too (default: with each --attention)"
+    )
     group.add_argument("--dtype", nargs="+", help="of parameters and activations (default: the device's)")
     parser.add_argument(
         "--ceiling", type=Path, nargs="+", metavar="LOG", help="of 'mamf find', for MAMFU (default: as 'mamf peak')"
@@ -115,12 +122,17 @@ def varied(options: argparse.Namespace) -> Mapping[str, str]:
     """What is measured in every combination."""
     asked = {"phase": options.phase, "optimizer": options.optimizer}
     found = {name: ",".join(values) for name, values in asked.items() if values}
-    return {**found, "checkpointing": "yes"} if options.checkpointing else found
+    switches = [name for name in ("autocast", "checkpointing") if getattr(options, name)]
+    return {**found, **dict.fromkeys(switches, "yes")}
 
 
 def kernels(options: argparse.Namespace) -> list[str] | None:
     """Each attention in the model as it is and, where asked for, compiled too; None where a resumed log says."""
-    if options.resume and not (options.attention or options.compile):
+    if options.resume and options.attention is None and options.compile is None:
         return None
-    ways = ("torch", "compiled") if options.compile else ("torch",)
-    return [f"{way}[{attention}]" for attention in options.attention or ("sdpa",) for way in ways]
+    attentions = options.attention or ["sdpa"]
+    compiled = attentions if options.compile == [] else options.compile or ()
+    if others := [name for name in compiled if name not in attentions]:
+        raise UsageError(f"--compile {' '.join(others)}: name it by --attention too")
+    ways = [(way, name) for name in attentions for way in ("torch", "compiled") if way == "torch" or name in compiled]
+    return [f"{way}[{name}]" for way, name in ways]

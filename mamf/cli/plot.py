@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from mamf.charts.chart import QUANTITIES
+from mamf.charts.chart import QUANTITIES, Chart
 from mamf.charts.of_log import chart_of
 from mamf.charts.plotting import Picture, draw, exists, file_type, save
 from mamf.charts.stacked import StackedChart
@@ -16,6 +16,9 @@ from mamf.counters.chart import counters_chart
 from mamf.counters.log import counted_in
 from mamf.errors import UsageError
 from mamf.logs.run_log import RunLog
+from mamf.node.chart import node_chart
+from mamf.node.gathering import contributed_baselines, devices_of, headers_of
+from mamf.node.verdict import judged
 from mamf.operations.attention.rows import is_attention
 from mamf.operations.attention.shapes import DIRECTIONS
 from mamf.profiling.chart import profile_chart
@@ -29,12 +32,19 @@ _EXAMPLES = """examples:
   mamf plot sweep.jsonl --regime burst
   mamf plot model.jsonl                                     a model's step by phase, and its MAMFU
   mamf plot eager.jsonl flash.jsonl --output step.png       profiles: a bar a run, stacked by class
+  mamf plot FOLDER                                          devices side by side: a folder of 'mamf node'
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
-    parser.add_argument("logs", type=Path, nargs="+", metavar="LOG", help="a run log of any kind; of profiles several")
+    parser.add_argument(
+        "logs",
+        type=Path,
+        nargs="+",
+        metavar="LOG",
+        help="a run log of any kind; of profiles several; folders of 'mamf node'",
+    )
     parser.add_argument(
         "--output", type=Path, metavar="FILE", help=".png or .svg (default: the log's name, .png, here)"
     )
@@ -62,6 +72,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _picture(options: argparse.Namespace) -> Picture:
+    if all(path.is_dir() for path in options.logs):
+        return _of_nodes(options)
     profiles = [read_profile_or_none(path) for path in options.logs]
     if any(profiles):
         return _of_profiles(options, profiles)
@@ -76,15 +88,25 @@ def _picture(options: argparse.Namespace) -> Picture:
 
 def _of_profiles(options: argparse.Namespace, found: Sequence[tuple[str, Profile] | None]) -> StackedChart:
     """Bars are called as their logs are."""
-    for given in ("regime", "direction", "quantity"):
-        if getattr(options, given):
-            raise UsageError(f"a profile has no {given}: leave --{given} out")
+    _take_no_choice(options, "a profile")
     runs = []
     for path, read in zip(options.logs, found, strict=True):
         if read is None:
             raise UsageError(f"{path} is no profile: draw it by itself")
         runs.append((path.stem, read[1]))
     return profile_chart(runs)
+
+
+def _of_nodes(options: argparse.Namespace) -> Chart:
+    _take_no_choice(options, "a node")
+    _, devices = devices_of(options.logs)
+    return node_chart(devices, judged(devices, contributed_baselines(devices, headers_of(options.logs))))
+
+
+def _take_no_choice(options: argparse.Namespace, what: str) -> None:
+    for given in ("regime", "direction", "quantity"):
+        if getattr(options, given):
+            raise UsageError(f"{what} has no {given}: leave --{given} out")
 
 
 def _tell_other_regimes(log: RunLog, wanted: str | None) -> None:

@@ -18,10 +18,12 @@ from mamf.logs.writer import RunLogWriter
 from mamf.machine.environment import command_line
 from mamf.measurement import TERA
 from mamf.models.known_ceilings import measured_peak
+from mamf.plugins.discovery import open_backend
 from mamf.profiling.kernel_tables import read_kernel_table
 from mamf.profiling.log import create_profile_log, write_profile
 from mamf.profiling.memory import MemoryWatch
 from mamf.profiling.profile import PeakOf, Profile, profile_of
+from mamf.profiling.ranges import ModuleRanges
 from mamf.profiling.report import render_profile
 from mamf.profiling.running import StepProfiler, is_reporting_rank, profile_script, run_script
 from mamf.profiling.traces import read_chrome_trace
@@ -67,6 +69,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--memory", type=Path, metavar="FILE", help="keep the steps' allocations (CUDA), and tell what holds the peak"
     )
     parser.add_argument(
+        "--nvtx", action="store_true", help="a range a module in what nsys or rocprofv3 records of the steps"
+    )
+    parser.add_argument(
         "--from",
         dest="source",
         type=Path,
@@ -102,6 +107,7 @@ def _read(options: argparse.Namespace, peak_of: PeakOf) -> int:
         (options.calls, "--calls"),
         (options.trace, "--trace"),
         (options.memory, "--memory"),
+        (options.nvtx, "--nvtx"),
     ):
         if given:
             raise UsageError(f"--from reads a trace that is there already: leave {name} out")
@@ -114,7 +120,8 @@ def _read(options: argparse.Namespace, peak_of: PeakOf) -> int:
 
 def _profile(options: argparse.Namespace, script: Path, arguments: Sequence[str], peak_of: PeakOf) -> int:
     memory = None if options.memory is None else MemoryWatch(options.memory)
-    profiler = StepProfiler(options.steps, options.warmup, memory)
+    ranges = ModuleRanges(lambda: open_backend("auto", None)) if options.nvtx else None
+    profiler = StepProfiler(options.steps, options.warmup, memory, ranges)
     with tempfile.TemporaryDirectory() as folder, _log(options, script) as log:
         code = profile_script(script, arguments, profiler, options.calls)
         trace = options.trace or Path(folder, "trace.json")
@@ -123,8 +130,9 @@ def _profile(options: argparse.Namespace, script: Path, arguments: Sequence[str]
         if memory is not None:
             profile = replace(profile, memory=memory.rows)
         _tell(options, script, profile, log)
-    if memory is not None and memory.remark:
-        warn(memory.remark)
+    for watch in (memory, ranges):
+        if watch is not None and watch.remark:
+            warn(watch.remark)
     return code
 
 

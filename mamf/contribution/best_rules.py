@@ -9,7 +9,7 @@ from typing import Any
 
 from mamf.ceilings.ceiling import FEWEST_ROUNDS, confirmed_of
 from mamf.contribution.evidence import Evidence, Finding
-from mamf.contribution.row_rules import agree, is_exact
+from mamf.contribution.row_rules import RATE_ROUNDING, agree, is_exact
 from mamf.logs.records import ceiling_from_record, ceiling_record
 from mamf.logs.run_log import OwnCeilings, latest
 from mamf.measurement import Conditions, Measurement
@@ -55,7 +55,7 @@ def summary_recomputes(evidence: Evidence) -> Iterator[Finding]:
         yield Finding("unknown-field", f"mamf writes no field {name!r} of a summary: remove it", line)
     # Early logs counted no phases.
     for name in sorted((again.keys() & summary.keys() | {"best", "measured"}) - _NOT_FROM_ROWS):
-        if summary.get(name) != again[name]:
+        if not agree(summary.get(name), again[name], RATE_ROUNDING):
             told = f"{name}: the rows give {again[name]}, the summary says {summary.get(name)}"
             yield Finding("best-mismatch", told, line)
     if evidence.tier == "complete" and summary["left"]:

@@ -18,7 +18,6 @@ from mamf.operations.unknown import Unknown
 from mamf.plans import FindPlan, KernelsPlan
 from mamf.report import bests
 
-CPU = "cpu"
 TIERS = ("complete", "interrupted", "legacy")
 
 
@@ -106,7 +105,7 @@ class Evidence:
     @property
     def is_cpu(self) -> bool:
         """Whether no sensor of a vendor tells clock and power, and the load of the host moves every figure."""
-        return bool(self.header["device"]["backend"] == CPU)
+        return not self.log.header["device"]["is_accelerator"]
 
     @property
     def tier(self) -> str:

@@ -19,7 +19,9 @@ from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.regimes.names import BEST_BY, SUSTAINED
 
 # What follows from the samples. TFLOPS are written with three decimals, coverage with four, seconds with twelve.
-_ROUNDING = {"tflops": 2e-3, "rate": 2e-3, "seconds": 2e-12, "interval_coverage": 2e-4}
+# Early logs round rates to three decimals.
+RATE_ROUNDING = 2e-3
+_ROUNDING = {"tflops": RATE_ROUNDING, "rate": RATE_ROUNDING, "seconds": 2e-12, "interval_coverage": 2e-4}
 # Products whose rounding shows: float64 may agree with the float64 reference to the last bit, integers must.
 _ROUNDED = ("bfloat16", "float16", "tf32", "float32", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
 # Verification decides by kernel; nothing that passed it is further off.
@@ -60,8 +62,8 @@ def best_by(evidence: Evidence, regime: str) -> str:
     return "median" if is_early else BEST_BY[regime]
 
 
-def agree(written: Any, again: Any, tolerance: float, relative: float = 1e-6) -> bool:
-    """Whether two JSON values are the same up to rounding of their numbers."""
+def agree(written: Any, again: Any, tolerance: float, relative: float = 6e-6) -> bool:
+    """Whether two JSON values are the same up to rounding of their numbers: to six digits, or by ``tolerance``."""
     if isinstance(again, float) and isinstance(written, (int, float)) and not isinstance(written, bool):
         return math.isclose(written, again, rel_tol=relative, abs_tol=tolerance)
     if isinstance(again, Mapping):

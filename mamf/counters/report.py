@@ -28,9 +28,9 @@ from mamf.report.own_ceilings import problem_title
 from mamf.report.text import DASH, by_column, csv_text, drawing, end_line, machine_line, prose, significant, told_once
 
 _LEFT = ("kernel", "limited by", "ran")
-PREPARING, DETERMINISM = "preparing", "determinism"
+PREPARING, DETERMINISM, CONFIGURATION = "preparing", "determinism", "configuration"
 #: What a table has where it is asked for; csv and json have it always.
-COLUMNS = (PREPARING, DETERMINISM)
+COLUMNS = (PREPARING, DETERMINISM, CONFIGURATION)
 # Kernels of templates have names of a thousand characters.
 _LONGEST_NAME = 48
 
@@ -105,15 +105,25 @@ def _lines(
     relative = {"relative": f"{cycles / reference:.3f}" if cycles and reference else DASH}
     ran = short_name(total.name)[:_LONGEST_NAME] if len(counts.kernels) == 1 else total.name
     own = _cells(total, counted, cycles)
-    further = {name: text for name, text in _further(counts).items() if name in asked}
+    further = {name: text for name, text in _further(row, counts).items() if name in asked}
     yield {"kernel": row.kernel, "cycles": own.pop("cycles"), **relative, **burst, **further, **own, "ran": ran}
     for kernel in counts.kernels if len(counts.kernels) > 1 else ():
         yield {"kernel": f"  {short_name(kernel.name)[:_LONGEST_NAME]}", **_cells(kernel, counted, kernel.cycles)}
 
 
-def _further(counts: Counts) -> dict[str, str]:
+def _further(row: Measurement, counts: Counts) -> dict[str, str]:
     words = {None: DASH, True: "equal", False: "differ"}
-    return {PREPARING: _figure(counts.preparing_seconds, ".3g"), DETERMINISM: words[counts.is_deterministic]}
+    return {
+        PREPARING: _figure(counts.preparing_seconds, ".3g"),
+        DETERMINISM: words[counts.is_deterministic],
+        CONFIGURATION: _configuration(row) or DASH,
+    }
+
+
+def _configuration(row: Measurement) -> str | None:
+    """Which of a kernel's own ways ran, where it tells: in its row, else in its name."""
+    told = row.details.get("configuration") or row.details.get("ran")
+    return str(told) if told else row.kernel.partition("[")[2].removesuffix("]") or None
 
 
 def _cells(kernel: DeviceKernel, counted: Counted, cycles: float | None) -> dict[str, str]:
@@ -195,6 +205,7 @@ def _flat(row: Measurement, counts: Counts | None, counted: Counted) -> Iterator
         "launches": len(counts.cycles),
         "preparing_seconds": counts.preparing_seconds,
         "is_deterministic": counts.is_deterministic,
+        "configuration": _configuration(row),
         "bound_by": by.by,
         "bound_why": by.why,
     }

@@ -33,7 +33,8 @@ class MeteredTraining:
         """A forward and backward pass over so many tokens, padding included."""
         tokens = sequences * length
         self._tokens += tokens
-        self._flop += math.nan if self.flops is None else tokens * self.flops.per_token(length)
+        is_causal = self.meter is not None and self.meter.causal
+        self._flop += math.nan if self.flops is None else tokens * self.flops.per_token(length, is_causal)
 
     def step(self) -> None:
         """The optimizer has stepped."""

@@ -44,8 +44,9 @@ def measurement_record(row: Measurement) -> dict[str, Any]:
     }
     if row.summary is not None:
         interval = row.rate_interval
-        rates: dict[str, Any] = {name: round(row.rate(name), 3) for name in _STATISTICS}
-        record[rate_field(work.unit)] = {**rates, "interval": [round(interval.low, 3), round(interval.high, 3)]}
+        rates: dict[str, Any] = {name: significant_digits(row.rate(name)) for name in _STATISTICS}
+        low, high = significant_digits(interval.low), significant_digits(interval.high)
+        record[rate_field(work.unit)] = {**rates, "interval": [low, high]}
         record["interval_coverage"] = round(interval.coverage, 4)
         seconds = {name: getattr(row.summary, name) for name in _STATISTICS} | {"stdev": row.stdev}
         record["seconds"] = {name: round(value, 12) for name, value in seconds.items()}

@@ -212,7 +212,9 @@ def _header(path: Path, line: bytes) -> dict[str, Any]:
             raise ValueError(_WITHOUT_SAMPLES[tier])
         require(header, HEADER)
         require(header["plan"], plan_schema(header["plan"]), "plan")
-        header["device"] = asdict(DeviceInfo(**header["device"]))
+        # Logs said it by the backend's name once.
+        told = {"is_accelerator": header["device"]["backend"] != "cpu"} | header["device"]
+        header["device"] = asdict(DeviceInfo(**told))
         plan_from_record(header["plan"])
     except MALFORMED as error:
         raise RunLogError(f"{path}, line 1: {what(error)}") from None

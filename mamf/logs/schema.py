@@ -27,6 +27,7 @@ _DEVICE = {
     "driver?": Nullable(str),
     "uuid_hash?": Nullable(str),
     "versions?": {ANY_NAME: Nullable(str)},
+    "is_accelerator?": bool,
 }
 _PROBLEM = {"dtype": str, "data?": str, "seed?": int}
 _PRODUCT = _PROBLEM | {"out_dtype": str, "layout": str, "fast_accumulation?": bool}

@@ -118,7 +118,7 @@ def fastest_possible_flops(info: DeviceInfo, dtype: str) -> float | None:
     """
     peak = find_peak(info.name, dtype, info.compute_units)
     if peak is None:
-        return _fastest_possible_cpu_flops(info, dtype) if info.backend == "cpu" else None
+        return None if info.is_accelerator else _fastest_possible_cpu_flops(info, dtype)
     narrow = _find(info.name, f"{peak.dtype}_acc16", info.compute_units)
     flops = max(peak.flops, narrow.flops if narrow else 0.0)
     if peak.clock_hz and info.max_clock_hz:

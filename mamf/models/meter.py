@@ -70,6 +70,8 @@ class Meter:
     - ``ceiling``: FLOP/s, a KnownPeak or a Ceiling, or these by dtype; by default what ``mamf.peak`` knows of
       ``regime``. A datasheet is none. Without one the shares are NaN, and one warning says so.
     - ``backend``: a device as ``mamf.peak`` takes it; by default the one that this process uses.
+    - ``causal``: of attention only the half counts that a causal mask leaves, as in ``mamf model``; the convention of
+      published MFU is the whole square.
     - ``warmup_steps``: left out.
 
     Raises UsageError or UnsupportedError when the FLOP of a step cannot be known. Afterwards nothing is raised.
@@ -95,19 +97,21 @@ class Meter:
         ceiling: AnyCeiling | Mapping[str, AnyCeiling] | None = None,
         world_size: int = 1,
         accumulation: int = 1,
+        causal: bool = False,
         warmup_steps: int = 3,
         backend: int | str | Backend | None = None,
     ) -> None:
         self.backend = opened(backend)
         self.dtype, self.regime = self._name(dtype), regime
         self.world_size, self.accumulation, self.warmup_steps = world_size, accumulation, warmup_steps
+        self.causal = causal
         self._given = ceiling
         self._tokens, self._flops, self._per_token = tokens_per_step, flops_per_step, 0.0
         if model is not None:
             if flops_per_step is not None or sequence_length is None:
                 raise UsageError("a meter takes either model= with sequence_length=, or flops_per_step=")
             flops = model if isinstance(model, ModelFlops) else model_flops(model)
-            self._per_token = flops.per_token(sequence_length)
+            self._per_token = flops.per_token(sequence_length, causal)
         self._speeds: dict[str, tuple[float, float]] = {}
         self._has_warned = False
         self._number = 0

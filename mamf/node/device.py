@@ -37,6 +37,8 @@ from mamf.strategies.kernels import KernelsSweep
 
 # Of a row that is measured beside many others.
 _ROW_SECONDS = 0.3
+# In which peer copies are measured.
+_TURNS = 3
 #: Told what a device does now, at least once a row: who is silent hangs.
 OnProgress = Callable[[str], None]
 #: The log that is gone on with, if any, and its writer.
@@ -75,6 +77,8 @@ class DeviceRun:
     find_seconds: float | None = None
     on_progress: OnProgress = lambda text: None
     agree: Callable[[float], float] = lambda own: own
+    #: Returns when all ranks have come to it.
+    meet: Callable[[], None] = lambda: None
 
     def alone(self) -> None:
         """What needs no other rank."""
@@ -85,8 +89,19 @@ class DeviceRun:
 
     def together(self) -> None:
         """What all ranks do at the same time: anew, where a log was begun, since what they hold may differ."""
-        for part in TOGETHER:
-            self._part(part)
+        for turn in range(_TURNS):
+            if turn == self._turn:
+                self._part("peers")
+            self.meet()
+        self._part("collective")
+
+    @property
+    def _turn(self) -> int:
+        """Copies of two neighbours in a ring hold each other back, unevenly: even devices copy, then odd ones, then the
+        last of an odd number, whose neighbours are one of each.
+        """
+        index, count = self.place.index, self.backend.device_count()
+        return 2 if count % 2 and index == count - 1 else index % 2
 
     def _part(self, part: str) -> None:
         self.on_progress(part)
@@ -160,7 +175,7 @@ class DeviceRun:
         kernels, plan = self._kernels_plan(of, part)
         kept = before[0].lasting if before and part not in TOGETHER else []
         held = {(row.regime, row.problem, row.shape, row.kernel) for row in kept}
-        agree = self.agree if part in TOGETHER else lambda own: own
+        agree = self.agree if part == "collective" else lambda own: own
         sweep = KernelsSweep(plan, kernels, self.backend, held=held, on_phase=self._phase, agree=agree)
 
         def summary(rows: list[Measurement], status: str, reason: str, seconds: float) -> dict[str, Any]:

@@ -83,3 +83,8 @@ def agreed(own: float) -> float:
     decision = torch.tensor([own], dtype=torch.float64)
     torch.distributed.broadcast(decision, 0)
     return decision.item()
+
+
+def met() -> None:
+    """Returns when every rank has called it."""
+    torch.distributed.all_reduce(torch.zeros(1))

@@ -12,7 +12,7 @@ from mamf.errors import RunLogWriteError, fault
 from mamf.node.device import DeviceRun
 from mamf.node.figures import Device
 from mamf.node.gathering import UNWRITTEN, Run, device_of, is_complete, logs_of
-from mamf.node.group import Meeting, agreed
+from mamf.node.group import Meeting, agreed, met
 from mamf.node.places import Launched, Place
 from mamf.plugins.discovery import backend_class
 
@@ -85,7 +85,7 @@ class Rank:
         assert self.meeting is not None
         try:
             with self.meeting.group(self.launched, run.backend, self.patience):
-                run.agree = agreed
+                run.agree, run.meet = agreed, met
                 run.together()
         except RunLogWriteError as error:
             return _reason(error)

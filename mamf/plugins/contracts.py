@@ -138,6 +138,7 @@ BACKEND = Contract(
         "seconds_between": Method(number),
         "timer_overhead": Method(optional(number)),
         "profiler_window": Method(instance(AbstractContextManager, "a context manager")),
+        "profiler_range": Method(optional(instance(AbstractContextManager, "a context manager or None"))),
         "operand_pool": Method(instance(OperandPool, "an OperandPool"), part=POOL),
         "free_memory": _BYTES,
         "allocated_memory": _BYTES,

@@ -90,7 +90,7 @@ OPERATIONS = (
         r"|erfinv|sigmoid|log_sigmoid\w*|logit|relu6?|gelu|silu|mish|elu|selu|celu|glu|leaky_relu|prelu|_prelu_kernel"
         r"|hardtanh|hardswish|hardsigmoid|softplus|threshold|clamp|clamp_min|clamp_max|clip|where|masked_fill|maximum"
         r"|minimum|fmax|fmin|lerp|addcmul|addcdiv|eq|ne|lt|le|gt|ge|logical_\w+|bitwise_\w+|__\w+__|isnan|isinf"
-        r"|isfinite|round|floor|ceil|trunc|frac|nan_to_num|fill|zero|zeros|zeros_like|ones|ones_like|full|full_like"
+        r"|isfinite|diff|round|floor|ceil|trunc|frac|nan_to_num|fill|zero|zeros|zeros_like|ones|ones_like|full|full_like"
         r"|new_zeros|new_ones|new_full|arange|linspace|eye|scalar_tensor|native_dropout|dropout|_fused_dropout"
         r"|bernoulli|normal|uniform|random|rand|randn|randint|rand_like|randn_like|randperm|exponential|complex|polar"
         r"|real|imag|conj|angle|view_as_complex|hypot|heaviside|nextafter|sinc|copysign|softshrink|hardshrink|xlogy"
@@ -127,6 +127,8 @@ KERNELS = (
     ),
     _Rule("reduction and softmax", r"reduc|norm"),
 )
+#: Kernels and operations of the class elementwise that add and do nothing else.
+ADDITIONS = r"CUDAFunctor_add\b|CUDAFunctorOnSelf_add\b|aten::_?(foreach_)?add_?$"
 #: What torch does around operations: its own time where nothing that called it has a class.
 FRAMEWORK = (
     _Rule(

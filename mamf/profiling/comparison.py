@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from mamf.errors import IncomparableError
-from mamf.profiling.classes import CLASSES
+from mamf.profiling.classes import ADDITIONS, CLASSES
 from mamf.profiling.profile import IDLE, ClassRow, Profile
 from mamf.profiling.report import milliseconds
 from mamf.report.text import DASH, csv_text, drawing, prose
@@ -47,7 +48,9 @@ def _rows(a: Profile, b: Profile) -> list[dict[str, Any]]:
     names = [name for name in (*CLASSES, IDLE) if name in of_a or name in of_b]
     whole = {"class": _STEP, **_whole("a", a), **_whole("b", b)}
     classes = [{"class": name, **_one("a", a, of_a.get(name)), **_one("b", b, of_b.get(name))} for name in names]
-    return [{**row, "b_to_a": _ratio(row["b_seconds"], row["a_seconds"])} for row in [whole, *classes]]
+    added = {"class": "additions, of elementwise", **_additions("a", a), **_additions("b", b)}
+    rows = [whole, *classes, *([added] if added["a_calls"] or added["b_calls"] else [])]
+    return [{**row, "b_to_a": _ratio(row["b_seconds"], row["a_seconds"])} for row in rows]
 
 
 def _ratio(b: float, a: float) -> float | None:
@@ -64,6 +67,13 @@ def _one(side: str, profile: Profile, row: ClassRow | None) -> dict[str, Any]:
         return _figures(side, 0.0, 0.0, 0.0)
     steps = profile.steps or 1
     return _figures(side, row.visible / steps, row.share, row.calls / steps)
+
+
+def _additions(side: str, profile: Profile) -> dict[str, Any]:
+    """What comparisons of attention kernels name beside the copies: residuals and gradients that are summed."""
+    rows = [row for row in profile.kernels if row.class_name == "elementwise" and re.search(ADDITIONS, row.name)]
+    seconds, steps = sum(row.seconds for row in rows), profile.steps or 1
+    return _figures(side, seconds / steps, seconds / profile.seconds, sum(row.calls for row in rows) / steps)
 
 
 def _figures(side: str, seconds: float, share: float, calls: float) -> dict[str, Any]:

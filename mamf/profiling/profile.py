@@ -94,6 +94,28 @@ class Profile:
     def step_seconds(self) -> float:
         return self.seconds / (self.steps or 1)
 
+    @property
+    def flop(self) -> int:
+        """Of all profiled steps."""
+        return sum(count for row in self.classes for count in row.flop.values())
+
+    @property
+    def tflops(self) -> float | None:
+        """Of whole steps, in their time without the profiler where that was measured."""
+        return self.flop / self._usual_seconds / 1e12 if self.flop else None
+
+    @property
+    def mamfu(self) -> float | None:
+        """The time that the ceilings would take, as a share of that of whole steps; None where one is not known."""
+        at_ceilings = [None if row.mamfu is None else row.mamfu * row.multiplying for row in self.classes if row.flop]
+        if not at_ceilings or None in at_ceilings:
+            return None
+        return sum(filter(None, at_ceilings)) / self._usual_seconds
+
+    @property
+    def _usual_seconds(self) -> float:
+        return (self.unprofiled_step_seconds or self.step_seconds) * (self.steps or 1)
+
 
 def profile_of(trace: Trace, peak_of: PeakOf, unprofiled_step_seconds: float | None = None) -> Profile:
     """``peak_of``: where MAMFU is from."""

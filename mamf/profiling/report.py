@@ -60,6 +60,11 @@ def _title(script: str, profile: Profile) -> Iterator[str]:
         cost = profile.step_seconds / profile.unprofiled_step_seconds - 1
         without = milliseconds(profile.unprofiled_step_seconds)
         yield f"{without} ms without it, in the steps right before: the profiler makes {cost:+.0%}"
+    if profile.tflops is not None:
+        share = "" if profile.mamfu is None else f", {profile.mamfu:.1%} MAMFU"
+        time = "" if profile.unprofiled_step_seconds is None else " in the time without it"
+        work = significant(profile.flop / profile.steps / 1e12)
+        yield f"a step multiplies {work} TFLOP: {significant(profile.tflops)} TFLOPS{share}{time}"
 
 
 def _class_cells(profile: Profile) -> list[list[str]]:
@@ -115,7 +120,8 @@ def _end(profile: Profile) -> Iterator[str]:
 
 
 def _record(profile: Profile) -> dict[str, Any]:
-    return {**asdict(profile), "classes": [_class_record(row, profile) for row in profile.classes]}
+    whole = {"flop": profile.flop, "tflops": profile.tflops, "mamfu": profile.mamfu}
+    return {**asdict(profile), **whole, "classes": [_class_record(row, profile) for row in profile.classes]}
 
 
 def _class_record(row: ClassRow, profile: Profile) -> Mapping[str, Any]:

@@ -21,6 +21,7 @@ from typing import Any
 from mamf.errors import NothingProfiledError, UsageError, first_line
 from mamf.profiling.marking import listen, unlisten
 from mamf.profiling.memory import MemoryWatch
+from mamf.profiling.ranges import ModuleRanges
 from mamf.profiling.traces import STEP_MARK
 
 _INTERRUPTED = 130
@@ -28,14 +29,17 @@ _INTERRUPTED = 130
 
 class StepProfiler:
     """Told of each step's end, profiles the steps that are due. ``steps``: how many are timed, then profiled;
-    ``memory``: told of the same steps.
+    ``memory`` and ``ranges``: told of the same steps.
 
     The script is never ended by it: what goes wrong is a ``failure``, one line.
     """
 
-    def __init__(self, steps: int, warmup: int, memory: MemoryWatch | None = None) -> None:
+    def __init__(
+        self, steps: int, warmup: int, memory: MemoryWatch | None = None, ranges: ModuleRanges | None = None
+    ) -> None:
         self.failure = ""
         self.memory = memory
+        self._watches = [each for each in (memory, ranges) if each is not None]
         self.seen = 0
         self.profiled = 0
         self.unprofiled_step_seconds: float | None = None
@@ -77,8 +81,8 @@ class StepProfiler:
         self._profiler = profile(activities=supported_activities(), record_shapes=True)
         self._profiler.start()
         self._is_running = True
-        if self.memory is not None:
-            self.memory.start()
+        for watch in self._watches:
+            watch.start()
         _synchronize()
         _mark()
 
@@ -88,8 +92,8 @@ class StepProfiler:
             return
         self._is_running = False
         _synchronize()
-        if self.memory is not None:
-            self.memory.finish()
+        for watch in self._watches:
+            watch.finish()
         if self.profiled == self._steps:
             _mark()
         self._profiler.stop()

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mamf.ceilings.ceiling import CHOOSE, Ceiling, figures, median_rate
+from mamf.logs.records import significant_digits
 from mamf.machine.peaks import find_peak
 from mamf.measurement import TERA, Measurement
 from mamf.report.sweeps import flat_row, title_lines
@@ -43,8 +44,8 @@ def find_summary_record(
         "elapsed_seconds": round(elapsed_seconds, 3),
         "phases": dict(Counter(f"{row.regime} {row.phase}" for row in rows)),
         "best": {
-            regime: {"shape": str(ceiling.shape), "kernel": ceiling.kernel, "tflops": round(ceiling.tflops, 3)}
-            for regime, ceiling in ceilings.items()
+            regime: {"shape": str(each.shape), "kernel": each.kernel, "tflops": significant_digits(each.tflops)}
+            for regime, each in ceilings.items()
         },
     }
 

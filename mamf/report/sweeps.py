@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mamf.ceilings.roof import Roofs
+from mamf.logs.records import significant_digits
 from mamf.machine.peaks import find_peak
 from mamf.measurement import Measurement
 from mamf.report.layers import layer_column, layers_of
@@ -58,10 +59,10 @@ def summary_record(
         "best": {
             regime: {
                 "shape": str(best.row.shape),
-                "tflops": round(best.row.best_rate, 3),
+                "tflops": significant_digits(best.row.best_rate),
                 "best_by": best.row.best_by,
-                "arithmetic_mean_tflops": round(best.arithmetic_mean, 3),
-                "geometric_mean_tflops": round(best.geometric_mean, 3),
+                "arithmetic_mean_tflops": significant_digits(best.arithmetic_mean),
+                "geometric_mean_tflops": significant_digits(best.geometric_mean),
                 "shapes": best.shapes,
             }
             for regime, best in bests(rows).items()

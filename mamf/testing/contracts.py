@@ -31,7 +31,7 @@ class BackendContract:
     def test_describes_the_device_in_core_units(self, backend: Backend) -> None:
         info = backend.info
         assert isinstance(info, DeviceInfo)
-        assert info.backend == backend.name
+        assert (info.backend, info.is_accelerator) == (backend.name, backend.is_accelerator)
         assert info.name.strip()
         assert info.name == backend.device_name(backend.index)
         assert info.vendor.strip()
@@ -67,6 +67,17 @@ class BackendContract:
         with backend.profiler_window("a launch"):
             backend.flush_cache()
         with pytest.raises(ZeroDivisionError), backend.profiler_window("what breaks"):
+            raise ZeroDivisionError
+
+    def test_a_profilers_ranges_hold_one_another_and_end_with_what_breaks(self, backend: Backend) -> None:
+        ranges = backend.profiler_range("a module"), backend.profiler_range("one of its own {0}")
+        if None in ranges:
+            assert ranges == (None, None)
+            return
+        outer, inner = ranges
+        assert outer is not None and inner is not None
+        with pytest.raises(ZeroDivisionError), outer, inner:
+            backend.flush_cache()
             raise ZeroDivisionError
 
     def test_says_why_it_has_no_counters(self, backend: Backend) -> None:

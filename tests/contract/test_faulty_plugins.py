@@ -137,7 +137,7 @@ BACKEND_METHODS = [
     ),
     *("timer_overhead", "flush_cache", "operand_pool", "free_memory", "allocated_memory", "peak_memory"),
     "peak_reserved_memory",
-    *("profiler_window", "without_counters", "digest"),
+    *("profiler_window", "profiler_range", "without_counters", "digest"),
     *("reset_peak_memory", "is_out_of_memory", "release_memory", "resolve_dtype", "unsupported_dtype"),
     *("without_compiler", "bus_address", "advice", "settings", "now", "sleep", "__init__"),
 ]

@@ -3,9 +3,11 @@
 import json
 
 import pytest
+import torch
 
 from mamf.logs.run_log import read_run_log
 from mamf.operations.model.shapes import SIZES, ModelProblem, ModelShape
+from mamf.plugins.discovery import open_backend
 
 ON_CPU = ["model", "--backend", "cpu"]
 TINY = ["--d-model", "32", "--d-ff", "64", "--layers", "1", "--heads", "2", "--vocabulary", "97", "--dtype", "fp32"]
@@ -38,6 +40,26 @@ def test_a_run_is_kept_resumed_shown_compared_and_drawn(run, tmp_path):
     assert (code, out) == (0, "figure: run.png\n"), err
 
 
+def test_what_does_not_compile_is_a_row_with_its_reason(run, monkeypatch):
+    def refusing(network, **options):
+        def call(*batch):
+            raise RuntimeError("backend='inductor' raised: no C++ compiler")
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", refusing)
+    monkeypatch.setattr(type(open_backend("cpu")), "without_compiler", lambda self: None)
+    given = ["--attention", "sdpa-math", "--compile", "--autocast", "--dtype", "bf16", "--output", "run.jsonl"]
+    code, out, err = run(*ON_CPU, *TINY[:-2], *QUICK, "--batch", "1", "--context-lengths", "8", *given)
+    assert code == 0, err
+    eager, compiled = json.loads(run("show", "run.jsonl", "--format", "json")[1])["measurements"]
+    assert (eager["status"], eager["autocast"]) == ("ok", True)
+    assert compiled["status"] == "failed"
+    assert "no C++ compiler" in compiled["reason"]
+    assert "autocast True" in out
+    assert run(*ON_CPU, "--resume", "run.jsonl", "--autocast")[0] == 0
+
+
 def planned(run, *given):
     code, out, err = run(*ON_CPU, "--dry-run", *given)
     assert code == 0, err
@@ -48,6 +70,8 @@ def test_each_attention_is_in_the_model_as_it_is_and_compiled(run):
     assert "kernels: torch[sdpa]\n" in planned(run)
     out = planned(run, "--attention", "sdpa-math", "eager", "--compile")
     assert "torch[sdpa-math], compiled[sdpa-math], torch[eager], compiled[eager]" in out
+    out = planned(run, "--attention", "sdpa-math", "eager", "--compile", "eager")
+    assert "kernels: torch[sdpa-math], torch[eager], compiled[eager]\n" in out
     assert "shapes: 4, 8 rows in sustained" in planned(
         run,
         "--batch",
@@ -72,6 +96,7 @@ def test_each_attention_is_in_the_model_as_it_is_and_compiled(run):
         (["--size", "1b", "--kv-heads", "5"], "32 heads cannot share 5 kv heads"),
         (["--attention", "sdpa-flesh"], "unknown attention kernel 'sdpa-flesh'"),
         (["--phase", "backward"], "invalid choice: 'backward'"),
+        (["--compile", "flex"], "--compile flex: name it by --attention too"),
     ],
 )
 def test_what_cannot_be_is_said_in_a_line(run, given, told):

@@ -5,10 +5,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mamf.engine.checking import Checked, WrongResultError
 from mamf.operations.attention.kernels.sdpa import SdpaMath
 from mamf.operations.attention.kernels.torch_attention import TorchAttention
+from mamf.operations.model.kernels import torch_model
+from mamf.operations.model.kernels.reference import Reference
+from mamf.operations.model.kernels.step import known_answers
 from mamf.operations.model.kernels.torch_model import TorchModel, network_on
 from mamf.operations.model.shapes import ModelProblem, ModelShape
 from mamf.plugins.discovery import attention_kernel, kernel_of, open_backend, operation
@@ -91,6 +95,64 @@ def test_checkpointing_changes_no_answer():
         assert torch.allclose(one, other)
 
 
+class ProductDtypes(TorchDispatchMode):
+    """The dtypes of the operands of products."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = set()
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        if function.name() in ("aten::mm", "aten::bmm", "aten::addmm"):
+            self.found |= {each.dtype for each in arguments if isinstance(each, torch.Tensor)}
+        return function(*arguments, **(keywords or {}))
+
+
+@STYLES
+def test_autocast_keeps_parameters_in_float32_and_multiplies_in_its_dtype(problem):
+    problem = replace(problem, phase="forward-backward", dtype="bfloat16", autocast=True)
+    step = checked(problem)
+    step.rehearse(cpu())
+    assert 1e-4 < step.verdict.error < 0.03
+    with ProductDtypes() as products:
+        losses, *gradients = step.launches[0]()
+    assert products.found == {torch.bfloat16}
+    assert {losses.dtype, *(each.dtype for each in gradients)} == {torch.float32}
+    assert step.held_bytes == 4 * problem.parameters(SHAPE)
+    assert problem.nbytes(SHAPE) == 2 * step.held_bytes
+
+
+def test_autocast_to_what_parameters_are_is_unsupported():
+    assert "leave autocast out" in TorchModel().unsupported(cpu(), replace(GPT2, autocast=True))
+
+
+def test_kernels_and_phases_share_what_the_reference_gave(monkeypatch):
+    problem = replace(GPT2, phase="forward-backward", seed=12)
+    checked(problem).rehearse(cpu())
+    monkeypatch.setattr(Reference, "gradients", None)
+    checked(replace(problem, phase="step", checkpointing=True), TorchModel("eager")).rehearse(cpu())
+
+
+class Altering(SdpaMath):
+    """Attention that changes its model's parameters."""
+
+    name = "altering"
+    network = None
+
+    def attend(self, shape, q, k, v):
+        with torch.no_grad():
+            self.network.head.norm.weight.mul_(1.01)
+        return super().attend(shape, q, k, v)
+
+
+def test_the_reference_of_altered_parameters_is_not_passed_on(monkeypatch):
+    problem = replace(GPT2, seed=13)
+    monkeypatch.setattr(torch_model, "fill", lambda network, generator: setattr(Altering, "network", network))
+    with pytest.raises(WrongResultError, match=r"changed its operands: head\.norm\.weight"):
+        checked(problem, TorchModel(f"{__name__}:Altering")).rehearse(cpu())
+    assert not known_answers(problem, SHAPE, cpu().device)
+
+
 class Faulty(SdpaMath):
     """Attention that sees the future."""
 
@@ -152,6 +214,21 @@ def test_a_compiled_model_is_compiled_for_each_shape_anew(monkeypatch):
     monkeypatch.setattr(torch.compiler, "reset", lambda: asked.append("reset"))
     checked(GPT2, kernel_of(operation("model"), "compiled[sdpa-math]")).rehearse(cpu())
     assert asked == ["reset", {"dynamic": False}]
+
+
+def test_a_compiled_model_is_held_to_the_same_reference(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda network, **options: lambda *batch: network(*batch) * 1.5)
+    with pytest.raises(WrongResultError):
+        checked(GPT2, kernel_of(operation("model"), "compiled[sdpa-math]")).rehearse(cpu())
+
+
+def test_what_dynamo_makes_of_a_model_is_one_graph_and_right(monkeypatch):
+    graphs = []
+    compiled = functools.partial(torch.compile, backend=lambda graph, inputs: graphs.append(graph) or graph.forward)
+    monkeypatch.setattr(torch, "compile", compiled)
+    problem = replace(GPT2, phase="forward-backward", layers=1, dtype="bfloat16", autocast=True)
+    checked(problem, kernel_of(operation("model"), "compiled[sdpa-math]")).rehearse(cpu())
+    assert len(graphs) == 1
 
 
 def test_the_script_that_is_profiled_steps_an_optimizer_each_time(monkeypatch):

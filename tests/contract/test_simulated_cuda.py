@@ -329,3 +329,12 @@ def test_a_profiler_sees_what_runs_in_its_window_and_nothing_else(cuda, calls):
     with pytest.raises(RuntimeError), backend.profiler_window("it breaks"):
         raise RuntimeError
     assert calls[-2:] == [("range_pop",), ("stop",)]
+
+
+def test_a_range_waits_for_nothing(cuda, calls):
+    backend = cuda.kind(0)
+    calls.clear()
+    with backend.profiler_range("outer {0}"), backend.profiler_range("inner"):
+        calls.append(("launch",))
+    pushed = [("range_push", "outer {0}"), ("range_push", "inner")]
+    assert calls == [*pushed, ("launch",), ("range_pop",), ("range_pop",)]

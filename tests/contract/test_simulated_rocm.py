@@ -233,6 +233,11 @@ def test_a_window_is_a_range_that_rocprofv3_resumes_for(rocm, calls, monkeypatch
     marks = (["roctxRangePushA"], ["roctxRangePop"]) if installed else ([], [])
     assert names == ["synchronize", *resumed, *marks[0], "launch", "synchronize", *marks[1], *paused]
     assert not installed or ("roctxRangePushA", b"torch.mm") in calls
+    calls.clear()
+    if (own := backend.profiler_range("a module")) is not None:
+        with own:
+            calls.append(("launch",))
+    assert [name for name, *_ in calls] == (["roctxRangePushA", "launch", "roctxRangePop"] if installed else [])
 
 
 def test_which_counters_there_are_is_the_architectures(rocm):

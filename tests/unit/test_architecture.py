@@ -30,7 +30,7 @@ SHARED_BY_ADAPTERS = (
     "operations/scaled_products.py",
 )
 #: Runs a script's steps under torch's profiler.
-PROFILER = ("profiling/running.py", "profiling/memory.py")
+PROFILER = ("profiling/running.py", "profiling/memory.py", "profiling/ranges.py")
 #: Where ranks meet, by torch.distributed.
 GROUP = ("node/group.py",)
 PURE = ("operations/matmul/shapes.py", "statistics.py", "dtypes.py", "errors.py", "limits.py", "work.py", "text.py")
@@ -90,7 +90,7 @@ FLOORS = (
     ("node", "node.figures", "node.places"),
     ("node.verdict",),
     ("node.gathering", "node.prometheus"),
-    ("node.report",),
+    ("node.report", "node.chart"),
     ("api", "api.reading"),
     ("profiling",),
     ("counters",),

@@ -304,7 +304,20 @@ def test_columns_that_are_asked_for(run, counted):
     assert "--determinism" in counted.commands[0]
     assert (row[5], row[6], columns[5], columns[6]) == ("1.5", "equal", "preparing", "determinism")
     (told, _) = json.loads(run("show", "counters.jsonl", "--format", "json")[1])["counters"]
-    assert (told["preparing_seconds"], told["is_deterministic"]) == (1.5, True)
+    assert (told["preparing_seconds"], told["is_deterministic"], told["configuration"]) == (1.5, True, None)
+
+
+def test_which_of_its_own_ways_a_kernel_ran(run, counted, tmp_path):
+    assert run("counters", MM, *DEVICE, *SHAPE, *LOG)[0] == 0
+    lines = []
+    for line in (tmp_path / "counters.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        if record["record"] == "measurement":
+            record["details"] = {**record.get("details", {}), "configuration": "128x256x64/8w3s"}
+        lines.append(json.dumps(record) + "\n")
+    (tmp_path / "tuned.jsonl").write_text("".join(lines))
+    (told, _) = json.loads(run("show", "tuned.jsonl", "--format", "json")[1])["counters"]
+    assert told["configuration"] == "128x256x64/8w3s"
 
 
 def test_a_dry_run_says_the_commands(run, counted, tmp_path):

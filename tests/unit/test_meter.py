@@ -40,6 +40,15 @@ def train(card, meter, steps=5, data=0.0, begin=True, **told):
     return [each for each in [*figures, meter.finish()] if each is not None]
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_of_a_model_the_whole_square_of_attention_counts_or_the_causal_half(card, causal):
+    flops = ModelFlops(weights=10**9, layers=8, attention_width=4096)
+    meter = meter_of(card, flops_per_step=None, model=flops, sequence_length=4096, causal=causal)
+    *_, last = train(card, meter)
+    per_token = 6e9 + 12 * 8 * 4096 * 4096 / (2 if causal else 1)
+    assert last.tflops == pytest.approx(1000 * per_token / STEP / 1e12, rel=1e-3)
+
+
 def test_a_step_is_told_in_tokens_tflops_and_shares(card):
     *_, last = train(card, meter_of(card))
     assert last.step == 5

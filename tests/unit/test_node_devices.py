@@ -8,9 +8,12 @@ import simulated_node
 from simulated_node import Node
 
 from mamf.backend import Reading
+from mamf.cli import main
 from mamf.engine.measure import conditions
+from mamf.errors import UsageError
 from mamf.logs import known
 from mamf.logs.run_log import read_run_log
+from mamf.node.chart import node_chart
 from mamf.node.device import DeviceRun
 from mamf.node.figures import BURST, SUSTAINED
 from mamf.node.gathering import ALONE, TOGETHER, devices_of
@@ -93,6 +96,42 @@ def test_a_part_that_was_broken_off_is_gone_on_with(healthy, tmp_path):
     log = read_run_log(tmp_path / whole["find"].name)
     assert len(log.measurements) > held
     assert log.tier == "complete"
+
+
+def test_devices_are_drawn_side_by_side_as_shares_of_the_median(healthy):
+    _, devices = devices_of([healthy])
+    chart = node_chart(devices, judged(devices))
+    (panel,) = chart.panels
+    assert [line.name for line in panel.lines] == ["device 0", "device 1", "device 2"]
+    assert [text.split(":")[0] for _, text in chart.axis.ticks][:2] == [BURST, SUSTAINED]
+    shares = [line.points[0].y for line in panel.lines]
+    assert shares == pytest.approx([100.0, 99.0, 101.0], abs=0.4)
+    assert all(point.low < point.y < point.high for line in panel.lines for point in line.points[:2])
+    assert "OK" in chart.title
+    named = node_chart([replace(devices[0], rank=rank, node=rank // 8) for rank in range(16)], judged(devices))
+    assert [line.name for line in named.panels[0].lines] == ["node 0", "node 1"]
+    with pytest.raises(UsageError, match="nothing to draw"):
+        node_chart([replace(devices[0], figures={})], judged(devices))
+
+
+def test_a_folder_is_drawn_by_the_command_line(healthy, tmp_path):
+    assert main(["plot", str(healthy), "--output", str(tmp_path / "node.png")]) == 0
+    assert (tmp_path / "node.png").stat().st_size > 10_000
+    assert main(["plot", str(healthy), "--regime", "burst", "--output", str(tmp_path / "other.png")]) == 2
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 8])
+def test_copies_to_the_next_device_are_measured_while_neither_neighbour_copies(tmp_path, count):
+    ring = type("Ring", (Node,), {"device_count": classmethod(lambda cls: count)})
+    turns = []
+    for index in range(count):
+        told = []
+        run = DeviceRun(ring(0), Place(index, 0, index), tmp_path, count, meet=lambda told=told: told.append("meet"))
+        run._part = told.append
+        run.together()
+        assert told.count("peers") == told.count("collective") == 1
+        turns.append(told.index("peers"))
+    assert all(turns[index] != turns[(index + 1) % count] for index in range(count))
 
 
 def test_time_is_shared_out_by_reason_whatever_is_read_with_it():

@@ -17,7 +17,7 @@ from mamf.profiling.events import Event, Trace
 from mamf.profiling.flops import dtype_of, flop_of
 from mamf.profiling.kernel_tables import read_kernel_table
 from mamf.profiling.log import create_profile_log, read_profile_or_none, write_profile
-from mamf.profiling.profile import IDLE, profile_of
+from mamf.profiling.profile import IDLE, KernelRow, profile_of
 from mamf.profiling.report import render_profile
 from mamf.profiling.shares import gaps, length, shares, union
 from mamf.profiling.traces import read_chrome_trace
@@ -435,6 +435,12 @@ def test_a_table_tells_shares_flop_and_the_profilers_cost(profile):
     text = render_profile("table", "train.py", profile)
     assert "train.py on NVIDIA H200: 1 steps of 0.4000 ms with the profiler" in text
     assert "the profiler makes +25%" in text
+    # 2 x 3 x 5 x 7 FLOP in 320 us, of a ceiling of 1e9 a second.
+    assert "a step multiplies 2.100e-10 TFLOP: 6.562e-07 TFLOPS, 0.1% MAMFU in the time without it" in text
+    found = json.loads(render_profile("json", "train.py", profile))
+    assert (found["flop"], found["mamfu"]) == (210, pytest.approx(210 / 1e9 / 320e-6))
+    unknown = replace(profile, classes=tuple(replace(row, mamfu=None) for row in profile.classes))
+    assert "6.562e-07 TFLOPS in the time" in render_profile("table", "train.py", unknown)
     assert ["matmul", "25.0%", "0.1000", "-", "1", "2.100e-10", "2.100e-06", "0.2%"] in map(
         str.split, text.splitlines()
     )
@@ -465,6 +471,15 @@ def test_two_profiles_are_compared_class_by_class(logs, capsys):
     lines = list(map(str.split, capsys.readouterr().out.splitlines()))
     assert ["step", "0.4000", "0.8000", "2.000", "100.0%", "100.0%", "3", "2"] in lines
     assert ["matmul", "0.1000", "0", "0.000", "25.0%", "0.0%", "1", "0"] in lines
+
+
+def test_additions_stand_by_themselves(profile):
+    added = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<c10::BFloat16> >"
+    kernels = (KernelRow(added, "elementwise", 3, 4e-5), KernelRow("aten::add_", "elementwise", 1, 4e-5))
+    others = (KernelRow("aten::add_", "optimizer", 9, 1.0), KernelRow("aten::addcmul", "elementwise", 9, 1.0))
+    text = render_profiles("table", ("a", profile), ("b", replace(profile, kernels=(*kernels, *others))))
+    told = ["additions,", "of", "elementwise", "0", "0.08000", "-", "0.0%", "20.0%", "0", "4"]
+    assert told in map(str.split, text.splitlines())
 
 
 @pytest.mark.parametrize("form", FORMATS)

@@ -18,8 +18,10 @@ def torch():
     return pytest.importorskip("torch")
 
 
-def test_tokens_and_flop_are_gathered_over_the_passes_of_a_step():
-    training = MeteredTraining(FLOPS, {"backend": SimulatedBackend(), "ceiling": 1e15, "warmup_steps": 0})
+@pytest.mark.parametrize("causal", [False, True])
+def test_tokens_and_flop_are_gathered_over_the_passes_of_a_step(causal):
+    options = {"backend": SimulatedBackend(), "ceiling": 1e15, "warmup_steps": 0, "causal": causal}
+    training = MeteredTraining(FLOPS, options)
     for _ in range(2):
         training.begin()
         training.add(4, 128)
@@ -27,7 +29,7 @@ def test_tokens_and_flop_are_gathered_over_the_passes_of_a_step():
     training.step()
     figures = training.figures()
     assert figures["tokens_per_second"] == pytest.approx(2 * 4 * 128, rel=1e-3)
-    assert figures["tflops"] == pytest.approx(2 * 4 * 128 * FLOPS.per_token(128) / 1e12, rel=1e-3)
+    assert figures["tflops"] == pytest.approx(2 * 4 * 128 * FLOPS.per_token(128, causal) / 1e12, rel=1e-3)
     assert training.figures() == {}
 
 

@@ -41,8 +41,8 @@ class Model(Operation[ModelProblem, ModelShape]):
         return None if found is None else found.flops
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
-        """Tokens a second; parameters; GB of memory that a launch needs, and that were reserved; attention's share
-        of the FLOP.
+        """Tokens a second; parameters; GB of memory that a launch needs, and that were reserved; the FLOP's shares
+        of attention and of products with weights.
         """
         problem, shape = row.problem, row.shape
         forward = problem.attention_flop(shape) + problem.matmul_flop(shape)
@@ -52,6 +52,7 @@ class Model(Operation[ModelProblem, ModelShape]):
             "GB": None if row.peak_memory_bytes is None else row.peak_memory_bytes / 1e9,
             "GB reserved": None if row.peak_reserved_bytes is None else row.peak_reserved_bytes / 1e9,
             "attention FLOP": f"{problem.attention_flop(shape) / forward:.1%}",
+            "matmul FLOP": f"{problem.matmul_flop(shape) / forward:.1%}",
         }
 
     def words(self, problem: ModelProblem) -> Sequence[str]:

@@ -68,8 +68,9 @@ class ModelProblem:
 
     ``style``: ``gpt2`` (LayerNorm, learned positions, GELU, biases), ``llama`` (RMSNorm, rotary positions, SwiGLU,
     fewer kv heads) or ``moe`` (llama with ``experts`` in place of its MLP, ``active_experts`` of them for each token).
-    ``tied``: the logits are by the embedding's own weights. ``checkpointing``: each block keeps its input alone and
-    runs again in the backward pass. ``optimizer`` is of the phase ``step``.
+    ``tied``: the logits are by the embedding's own weights. ``autocast``: parameters are float32, and torch.autocast
+    computes products in ``dtype``. ``checkpointing``: each block keeps its input alone and runs again in the backward
+    pass. ``optimizer`` is of the phase ``step``.
     """
 
     operation: ClassVar[str] = "model"
@@ -85,6 +86,7 @@ class ModelProblem:
     vocabulary: int = 50257
     tied: bool = True
     phase: Phase = "forward"
+    autocast: bool = False
     checkpointing: bool = False
     optimizer: Optimizer = "adamw"
     dtype: str = "bfloat16"
@@ -123,6 +125,10 @@ class ModelProblem:
     @property
     def out_dtype(self) -> str:
         return self.dtype
+
+    @property
+    def parameter_dtype(self) -> str:
+        return "float32" if self.autocast else self.dtype
 
     @property
     def head_dim(self) -> int:
@@ -175,6 +181,9 @@ class ModelProblem:
             return self._embeddings + positions + self.layers * (layer + norms + biases) + 2 * d
         return self._embeddings + self.layers * (layer + 2 * d) + d
 
+    def parameter_bytes(self, shape: ModelShape) -> int:
+        return self.parameters(shape) * DTYPES[self.parameter_dtype].itemsize
+
     @property
     def _embeddings(self) -> int:
         return self.vocabulary * self.d_model * (1 if self.tied else 2)
@@ -187,7 +196,7 @@ class ModelProblem:
             "model FLOP of products and attention, logits counted, embeddings 0, masked pairs not counted, "
             f"backward twice the forward, nothing recomputed; bytes: {moved}"
         )
-        return Work(self.flop(shape), copies * self.parameters(shape) * DTYPES[self.dtype].itemsize, convention)
+        return Work(self.flop(shape), copies * self.parameter_bytes(shape), convention)
 
     def flop(self, shape: ModelShape) -> float:
         """FLOP of one launch: 2 per multiply-add."""

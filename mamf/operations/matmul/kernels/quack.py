@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -114,8 +114,15 @@ class Quack(TorchMatmul):
             raise UnsupportedError(f"this quack-kernels is not as release 0.6 is ({error})") from error
         return functools.partial(_launch, product, a, b, c, config), 1.0
 
+    def details(self, problem: MatmulProblem) -> Mapping[str, str]:
+        return {"configuration": self._configuration}
+
+    @property
+    def _configuration(self) -> str:
+        return self.text or _CONFIGURATIONS[self._architecture][0]
+
     def _fields(self) -> dict[str, Any]:
-        match = _PATTERN.fullmatch(self.text or _CONFIGURATIONS[self._architecture][0])
+        match = _PATTERN.fullmatch(self._configuration)
         assert match is not None
         tile_m, tile_n, cluster_m, cluster_n = map(int, match.groups()[:4])
         return {

@@ -96,11 +96,15 @@ class TritonMatmul(TorchMatmul):
         return isinstance(error, TritonError) or "PassManager::run failed" in str(error)
 
     def details(self, problem: MatmulProblem) -> Mapping[str, str]:
-        """How 8-bit floats are summed: Hopper keeps 14 bits unless partial sums are moved to float32 in time."""
-        if problem.dtype not in _FLOAT8 or self.configuration is None:
-            return {}
+        """Its configuration, and how 8-bit floats are summed: Hopper keeps 14 bits unless partial sums are moved to
+        float32 in time.
+        """
+        assert self.configuration is not None, "the kernel that is prepared has one"
+        told = {"configuration": str(self.configuration)}
+        if problem.dtype not in _FLOAT8:
+            return told
         every = f"float32 every {self.configuration.block_k} of K"
-        return {"accumulation": "fast" if problem.fast_accumulation else every}
+        return {**told, "accumulation": "fast" if problem.fast_accumulation else every}
 
     def prepare(
         self,

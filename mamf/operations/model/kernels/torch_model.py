@@ -86,7 +86,10 @@ class TorchModel(ModelKernel):
         assert isinstance(backend, TorchBackend)
         gc.collect()  # the model before this one may be part of a cycle, and its memory is needed
         network = network_on(backend.device, problem, shape, self.attend(backend, problem, shape))
-        return Step(problem, shape, network, self.runnable(network), min(sets, _MOST_BATCHES)).prepared()
+        run = self.runnable(network)
+        if problem.autocast:
+            run = autocast(run, backend.device, problem)
+        return Step(problem, shape, network, run, min(sets, _MOST_BATCHES)).prepared()
 
 
 class CompiledModel(TorchModel):
@@ -105,6 +108,18 @@ class CompiledModel(TorchModel):
         return call
 
 
+def autocast(
+    run: Callable[..., torch.Tensor], device: torch.device, problem: ModelProblem
+) -> Callable[..., torch.Tensor]:
+    """The forward pass alone within it, as training code has it: the backward pass follows the forward's dtypes."""
+
+    def call(tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(device.type, torch_dtype(problem.dtype)):
+            return run(tokens, targets)
+
+    return call
+
+
 def of_attention(problem: ModelProblem) -> AttentionProblem:
     """What a layer asks of its attention."""
     return AttentionProblem(problem.dtype, "fwd+bwd" if problem.has_backward else "fwd")
@@ -113,7 +128,7 @@ def of_attention(problem: ModelProblem) -> AttentionProblem:
 def network_on(device: torch.device, problem: ModelProblem, shape: ModelShape, attend: Attend) -> Network:
     """A network of the seed's parameters."""
     usual = torch.get_default_dtype()
-    torch.set_default_dtype(torch_dtype(problem.dtype))
+    torch.set_default_dtype(torch_dtype(problem.parameter_dtype))
     try:
         with device:
             network = Network(problem, shape, attend)

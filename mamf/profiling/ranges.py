@@ -1,0 +1,103 @@
+"""Ranges around modules, for the vendor's own profiler: which module launched a kernel."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from mamf.backend import Backend
+from mamf.errors import fault
+
+
+class ModuleRanges:
+    """A range around the forward pass of every module, from ``start`` to ``finish``, within a window of the vendor's
+    profiler. ``remark``: why there are none, a line. The script is never ended by it.
+
+    The device is opened by ``start`` and not before: a script may choose its devices first.
+    """
+
+    def __init__(self, opened: Callable[[], Backend]) -> None:
+        self.remark = ""
+        self._opened = opened
+        self._backend: Any = None
+        self._running = ExitStack()
+        self._open = _Open()
+        #: Names of modules within the outermost that was called.
+        self._names: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+
+    def start(self) -> None:
+        try:
+            self._start()
+        except Exception as error:
+            self._give_up(fault(error))
+
+    def _start(self) -> None:
+        from torch.nn.modules import module
+
+        self._backend = backend = self._opened()
+        if backend.profiler_range("a module") is None:
+            self._give_up(f"no profiler of {backend.info.name} ({backend.name}) reads them")
+            return
+        self._running.enter_context(backend.profiler_window("steps"))
+        for hook in (
+            module.register_module_forward_pre_hook(self._enter),
+            module.register_module_forward_hook(self._leave, always_call=True),
+        ):
+            self._running.callback(hook.remove)
+
+    def finish(self) -> None:
+        """Once stopped, nothing happens."""
+        try:
+            while self._open.ranges:
+                self._open.ranges.pop()[1].__exit__(None, None, None)
+            self._running.close()
+        except Exception as error:
+            self._give_up(fault(error))
+
+    def _give_up(self, reason: str) -> None:
+        self.remark = f"there are no ranges by module: {reason}"
+        self._open = _Open()
+        self._running.close()
+
+    def _enter(self, module: Any, *_: object) -> None:
+        import torch
+
+        if torch.compiler.is_compiling():  # what is compiled stays as it would be
+            return
+        try:
+            own = self._backend.profiler_range(self._name(module))
+            own.__enter__()
+        except Exception as error:
+            self._give_up(fault(error))
+        else:
+            self._open.ranges.append((module, own))
+
+    def _leave(self, module: Any, *_: object) -> None:
+        import torch
+
+        if torch.compiler.is_compiling():
+            return
+        ranges = self._open.ranges
+        if ranges and ranges[-1][0] is module:
+            try:
+                ranges.pop()[1].__exit__(None, None, None)
+            except Exception as error:
+                self._give_up(fault(error))
+
+    def _name(self, module: Any) -> str:
+        """Such as ``model.layers.0.mlp: LlamaMLP``."""
+        if module not in self._names:
+            for name, each in module.named_modules():
+                kind = type(each).__name__
+                self._names.setdefault(each, f"{name}: {kind}" if name else kind)
+        return self._names[module]
+
+
+class _Open(threading.local):
+    """Ranges that have not ended, of each thread its own: what is checkpointed runs again in the backward's."""
+
+    def __init__(self) -> None:
+        self.ranges: list[tuple[Any, AbstractContextManager[object]]] = []

@@ -58,7 +58,8 @@ def working_kernels(
     backend: Backend, problem: MatmulProblem, names: Sequence[str] | None = None, is_quick: bool = False
 ) -> list[MatmulKernel]:
     """The kernels of a search, as ``kernels_for`` chooses them. Where none is named, those before the first that works
-    are left out with a warning. Raises as ``kernels_for`` does, and DeviceError where no product works.
+    are left out with a warning, and a quick search has no time to compile others than that one. Raises as
+    ``kernels_for`` does, and DeviceError where no product works.
     """
     if names is not None:
         return kernels_for(backend, problem, names)

@@ -107,11 +107,8 @@ def kernel_for(backend: Backend, problem: MatmulProblem, name: str = "auto") -> 
     return _default(backend, _usable(backend, problem, lambda each: each.is_default))
 
 
-def kernels_for(
-    backend: Backend, problem: MatmulProblem, names: Sequence[str] | None = None, is_quick: bool = False
-) -> list[MatmulKernel]:
-    """The kernels that a search for a ceiling tries: the named ones, or the default and all that are tried unasked; a
-    quick search has no time to compile others than the default.
+def kernels_for(backend: Backend, problem: MatmulProblem, names: Sequence[str] | None = None) -> list[MatmulKernel]:
+    """The kernels that a search for a ceiling tries: the named ones, or the default and all that are tried unasked.
 
     Raises UnavailableError, UnknownNameError, UnsupportedError or PluginError when a named one cannot be used.
     """
@@ -119,7 +116,7 @@ def kernels_for(
         usable = _usable(backend, problem, lambda each: each.is_default or each.is_tried_unasked)
         default = _default(backend, usable)
         others = (each for each, reason in usable if reason is None and each.is_tried_unasked)
-        return [default, *(other for other in others if other.name != default.name and not is_quick)]
+        return [default, *(other for other in others if other.name != default.name)]
     require_some("kernels", names, str)
     chosen = [kernel_for(backend, problem, name) for name in dict.fromkeys(names)]
     for each in chosen:

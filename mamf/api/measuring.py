@@ -25,6 +25,7 @@ from mamf.ceilings.finding import Find
 from mamf.ceilings.grid import plan_for
 from mamf.ceilings.share import Ceilings
 from mamf.ceilings.stream import CeilingSearch
+from mamf.engine.estimate import working_kernels
 from mamf.errors import MamfWarning
 from mamf.logs.recording import Recording
 from mamf.logs.records import ceiling_record
@@ -37,7 +38,7 @@ from mamf.operations.matmul.operation import Matmul
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import KernelsPlan, Plan
 from mamf.plugins.discovery import open_backend, operation
-from mamf.plugins.selection import chosen_kernels, installed_kernel, kernel_for, kernels_for
+from mamf.plugins.selection import chosen_kernels, installed_kernel, kernel_for
 from mamf.report import find_summary_record, summary_record
 from mamf.report.of_run import kernels_run_summary
 from mamf.strategies.kernels import KernelsSweep
@@ -120,7 +121,7 @@ def search(
     """
     opened = opened_backend(backend, device)
     problem = problem or problem_for(opened, dtype)
-    chosen = kernels_for(opened, problem, kernels, quick)
+    chosen = working_kernels(opened, problem, kernels, quick)
     regimes = tuple(dict.fromkeys(("burst", regime)))
     plan = plan_for(
         opened, problem, chosen, regimes=regimes, budget_seconds=budget_seconds, precision=precision, is_quick=quick

@@ -27,6 +27,7 @@ from mamf.cli.roofline import Given, beside
 from mamf.cli.session import Resumed, interruptible
 from mamf.cli.terminal import say, warn
 from mamf.contribution.collection import named_dtype
+from mamf.engine.estimate import working_kernels
 from mamf.errors import DeviceError, UsageError
 from mamf.kernel import DATA, AnyKernel
 from mamf.logs.run_log import read_run_log
@@ -35,7 +36,7 @@ from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import EXPLAIN, KernelsPlan
 from mamf.plugins.discovery import operation
-from mamf.plugins.selection import chosen_kernels, installed_kernel, kernel_for, kernels_for
+from mamf.plugins.selection import chosen_kernels, installed_kernel, kernel_for
 from mamf.regimes.names import BURST, CEILINGS
 from mamf.report.explanation import render_explanation, title
 from mamf.report.text import end_line, machine_line
@@ -154,7 +155,7 @@ def _winner(ceiling: Ceiling, asked: str | None) -> Product:
 def _found(backend: Backend, problem: MatmulProblem, asked: str | None) -> Product:
     """By a search that keeps no log: only its shape is of use."""
     warn(f"looking for a shape, {_SEARCH_SECONDS:.0f} s: --ceiling LOG or --shape spares it")
-    kernels = kernels_for(backend, problem, [asked] if asked else None)
+    kernels = working_kernels(backend, problem, [asked] if asked else None)
     plan = plan_for(backend, problem, kernels, regimes=(BURST,), budget_seconds=_SEARCH_SECONDS, is_quick=True)
     rows = [row for row in Find(plan, kernels, backend).results() if row.ok]
     if not rows:

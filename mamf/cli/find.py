@@ -18,6 +18,7 @@ from mamf.cli.plan_options import held_problem, kernel_name, problem_from, read_
 from mamf.cli.resuming import require_repeated
 from mamf.cli.session import End, Resumed, Session, add_run_options, interruptible
 from mamf.cli.terminal import say, warn
+from mamf.engine.estimate import working_kernels
 from mamf.kernel import DATA
 from mamf.logs.records import ceiling_record
 from mamf.logs.writer import RunLogWriter
@@ -116,7 +117,7 @@ class _FindSession(Session[FindPlan]):
     def _new(self) -> tuple[FindPlan, list[MatmulKernel]]:
         options, backend = self.options, self.backend
         problem = problem_from(options, backend)
-        kernels = kernels_for(backend, problem, options.kernel, bool(options.quick))
+        kernels = working_kernels(backend, problem, options.kernel, bool(options.quick))
         plan = plan_for(
             backend,
             problem,

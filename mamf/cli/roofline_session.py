@@ -22,6 +22,7 @@ from mamf.cli.resuming import require_repeated
 from mamf.cli.roofline import Given, finish, placed, rendered
 from mamf.cli.session import Resumed, interruptible
 from mamf.cli.terminal import say
+from mamf.engine.estimate import working_kernels
 from mamf.errors import UsageError
 from mamf.kernel import Problem
 from mamf.logs.run_log import OwnCeilings
@@ -111,7 +112,7 @@ class RooflineSession(KernelsFindSession):
         searches = []
         for name in names:
             problem = problem_for(backend, name)
-            kernels = kernels_for(backend, problem)
+            kernels = working_kernels(backend, problem)
             quick = part < _LEAST_THOROUGH_SECONDS
             searches.append(plan_for(backend, problem, kernels, regimes=regimes, budget_seconds=part, is_quick=quick))
         passes = _PASSES if backend.is_accelerator else _PASSES_OF_CPU

@@ -23,6 +23,7 @@ from mamf.errors import MamfError, PluginError, RunLogWriteError, UsageError
 from mamf.logs.device_speeds import with_device_speeds
 from mamf.logs.header import header_of
 from mamf.logs.plan_records import plan_record
+from mamf.logs.recording import host_seconds
 from mamf.logs.records import measurement_record, utc_now
 from mamf.logs.run_log import RunLog
 from mamf.logs.writer import RunLogWriter
@@ -183,17 +184,10 @@ class Session(ABC, Generic[AnyPlan]):
             for finding in warnings(self.findings):
                 warn(as_line(finding))
             self.before_measuring(writer)
-            begun = self._now()
+            begun = host_seconds(self.backend)
             end = self._collect(writer)
             with self.interruption.shielded():
-                return self._finish(header, writer, end, self._now() - begun)
-
-    def _now(self) -> float:
-        """Host seconds, for the summary alone: a clock that fails has ended the measuring already, with a reason."""
-        try:
-            return self.backend.now()
-        except Exception:
-            return 0.0
+                return self._finish(header, writer, end, max(0.0, host_seconds(self.backend) - begun))
 
     def _failed(self, told: str) -> None:
         self.failures.append(told)

@@ -36,7 +36,8 @@ from mamf.logs.records import (
     measurement_record,
     operation_of_plan,
 )
-from mamf.logs.schema import HEADER, KINDS, plan_schema, record_schema, require
+from mamf.logs.schema import HEADER, KINDS, plan_schema, record_schema
+from mamf.logs.validator import require
 from mamf.measurement import Measurement
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.plans import FindPlan, Held, KernelsPlan, Plan
@@ -184,9 +185,12 @@ def what(error: Exception) -> str:
 def parse_record(line: bytes) -> dict[str, Any]:
     """A line of a log. Raises ValueError for what mamf never writes: no object, a key twice, NaN."""
     try:
-        record = _DECODER.decode(line.removeprefix(codecs.BOM_UTF8).decode())
+        text = line.removeprefix(codecs.BOM_UTF8).strip(b" \t\r").decode()
+        record, end = _DECODER.raw_decode(text)
     except (ValueError, RecursionError):
         raise ValueError("not a JSON object") from None
+    if end < len(text):
+        raise ValueError("not one JSON object")
     if not isinstance(record, dict) or not isinstance(record.get("record"), str):
         raise ValueError("not a record of a run log")
     return record

@@ -12,6 +12,7 @@ from mamf.api.measuring import problem_for
 from mamf.backend import MIB, Backend, DeviceInfo
 from mamf.ceilings.finding import Find
 from mamf.ceilings.grid import plan_for
+from mamf.engine.estimate import working_kernels
 from mamf.engine.repeating import Repeating
 from mamf.errors import UnavailableError
 from mamf.kernel import AnyKernel
@@ -148,7 +149,7 @@ class DeviceRun:
             assert isinstance(plan, FindPlan)
             return list(kernels_for(self.backend, plan.problem, plan.kernels)), plan
         problem = problem_for(self.backend, self.dtype)
-        kernels = kernels_for(self.backend, problem, self.kernels, is_quick=True)
+        kernels = working_kernels(self.backend, problem, self.kernels, is_quick=True)
         seconds = self.find_seconds or _FIND_SECONDS
         plan = plan_for(self.backend, problem, kernels, budget_seconds=seconds, is_quick=True)
         return list(kernels), replace(plan, kernels=tuple(dict.fromkeys(self.kernels or plan.kernels)))

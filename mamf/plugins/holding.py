@@ -1,13 +1,15 @@
 """Somebody else's code, held to its contract: what it throws or returns amiss is told in a line that names it.
 
 ``held`` has the methods of a backend, kernel or operation called through one place; mamf.plugins.contracts says which,
-and what they may give. Left alone is what runs between two marks (``mark``, ``now``, ``submit``, ``flush_cache``,
-launches): nothing may stand there but the launch, and its faults become the status of a row (mamf.engine.measure).
+and what they may give. Left alone is what runs between two marks (``mark``, ``submit``, ``flush_cache``, launches):
+nothing may stand there but the launch, and its faults become the status of a row (mamf.engine.measure). ``now`` is
+looked at and no more (``Clock``).
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -77,6 +79,22 @@ def held(plugin: Plugin, contract: Contract, label: str) -> Plugin:
             object.__setattr__(plugin, name, _watched(getattr(plugin, name), method, label, name))
     object.__setattr__(plugin, _HELD, True)
     return plugin
+
+
+class Clock:
+    """A backend's ``now``, held to what loops over time end by: it gives finite numbers and never goes back."""
+
+    def __init__(self, now: Callable[[], float], label: str) -> None:
+        self._now, self._label, self._last = now, label, -math.inf
+
+    def __call__(self) -> float:
+        """Raises PluginError, or what ``now`` raises."""
+        now = self._now()
+        if not self._last <= now < math.inf:
+            due = "a finite number" if not math.isfinite(now) else f"{self._last} or later, as before"
+            raise PluginError(f"{self._label} is broken: now gave {now}, not {due}")
+        self._last = now
+        return now
 
 
 def _watched(call: Callable[..., Any], method: Method, label: str, name: str) -> Callable[..., Any]:

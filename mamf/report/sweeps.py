@@ -12,6 +12,7 @@ from mamf.ceilings.roof import Roofs
 from mamf.logs.records import significant_digits
 from mamf.machine.peaks import find_peak
 from mamf.measurement import Measurement
+from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.report.devices import (
     COMPARABLE,
     DEVICE,
@@ -193,7 +194,7 @@ def remarks(row: Measurement) -> str:
 
 def title_lines(header: Mapping[str, Any]) -> list[str]:
     """What was measured on what."""
-    device, problem = header["device"], header["plan"]["problem"]
+    device, problem = header["device"], MatmulProblem(**header["plan"]["problem"])
     known = [
         f"{device['compute_units']} compute units" if device["compute_units"] else "",
         f"{device['power_limit_watts']:.0f} W limit" if device["power_limit_watts"] else "",
@@ -201,11 +202,11 @@ def title_lines(header: Mapping[str, Any]) -> list[str]:
         f"torch {header['environment']['packages'].get('torch', 'unknown')}",
         f"timed by {header['timer']}",
     ]
-    fast = ", fast accumulation" if problem["fast_accumulation"] else ""
+    fast = ", fast accumulation" if problem.fast_accumulation else ""
     return [
         f"{device['name']} ({device['backend']}:{device['index']}): {', '.join(filter(None, known))}",
-        f"{header['kernel']} {problem['dtype']} -> {problem['out_dtype']}{fast}, layout {problem['layout']}, "
-        f"{problem['data']} data, seed {problem['seed']}",
+        f"{header['kernel']} {problem.dtype} -> {problem.out_dtype}{fast}, layout {problem.layout}, "
+        f"{problem.data} data, seed {problem.seed}",
     ]
 
 

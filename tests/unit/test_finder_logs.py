@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mamf.errors import RunLogError
 from mamf.finder_logs import parse, read_finder_logs
-from mamf.logs.legacy import STATISTICS, read_legacy_log, write_legacy_log
+from mamf.logs.legacy import STATISTICS, FinderRun, Reported, read_legacy_log, write_legacy_log
 from mamf.operations.matmul.shapes import MatmulShape
 
 # The three shapes of the samples where the second printed number is the reduction, and where the third is.
@@ -631,3 +631,12 @@ def test_rows_of_v2g_round_trip(tried):
     assert shapes(run) == [MatmulShape(m, n, k) for m, n, k, _ in tried]
     assert [row.tflops["mean"] for row in run.rows] == [mean for *_, mean in tried]
     assert [row.tflops["fastest"] for row in run.rows] == [pytest.approx(mean + 10.0) for *_, mean in tried]
+
+
+def test_rows_beyond_those_encoded_together_are_a_line_each_whatever_they_say(tmp_path):
+    hostile = '}, {"record": "reported"'
+    rows = tuple(Reported({"mean": float(number)}, remarks=(hostile,)) for number in range(1, 2002))
+    write_legacy_log(FinderRun("v2g", rows=rows, notes=(hostile,)), tmp_path / "run.jsonl")
+    lines = (tmp_path / "run.jsonl").read_text().splitlines()
+    assert [json.loads(line)["record"] for line in lines] == ["header", *["reported"] * len(rows), "summary"]
+    assert [row.tflops["mean"] for row in read_legacy_log(tmp_path / "run.jsonl").rows] == list(range(1, 2002))

@@ -13,8 +13,10 @@ from forked import Child, forked
 
 from mamf.cli import main
 from mamf.cli.progress import Phases
+from mamf.errors import RunLogWriteError
 from mamf.logs import known
 from mamf.logs.run_log import read_run_log
+from mamf.logs.writer import RunLogWriter
 from mamf.node.children import FAILURE, PHASE, WAITS, Event, Watch, watched
 from mamf.node.device import DeviceRun
 from mamf.node.figures import Device
@@ -97,6 +99,28 @@ def test_devices_that_cannot_be_opened_or_vanish_are_critical_and_the_rest_is_me
     assert again["findings"] == [
         {**finding, "text": finding["text"].replace(" (0000:02:00.0)", "")} for finding in record["findings"]
     ]
+
+
+@pytest.mark.parametrize("part", ["find", "bandwidth", "peers"])
+def test_a_full_disk_is_unknown_and_drains_no_node(run, monkeypatch, part):
+    faulty(monkeypatch, 2)
+    write = RunLogWriter.write
+
+    def written(self, record, fields):
+        if self.path.name.endswith(f"0-{part}.jsonl"):
+            raise RunLogWriteError(f"cannot write {self.path}: No space left on device")
+        write(self, record, fields)
+
+    monkeypatch.setattr(RunLogWriter, "write", written)
+    code, out, _ = run(*NODE, "--format", "json")
+    record = json.loads(out)
+    assert (code, record["level"]) == (3, "UNKNOWN")
+    assert [device["failures"] for device in record["devices"]] == [[], []]
+    told = [finding["text"] for finding in record["findings"] if "No space left on device" in finding["text"]]
+    assert len(told) == 1
+    assert "device 0" in told[0]
+    assert ": its log could not be written: cannot write" in told[0]
+    assert run("node", "--from", "logs")[0] == 3
 
 
 def test_ctrl_c_leaves_the_log_of_each_device_to_go_on_with(run, monkeypatch):

@@ -15,6 +15,7 @@ from mamf.errors import UsageError
 LARGEST_SIZE = 2**63 - 1
 #: Generators of random numbers take 64 bits, and each operand adds 32 of its own.
 LARGEST_SEED = 2**63 - 1
+_MOST_DIGITS = len(str(LARGEST_SEED))
 #: Steps of a run.
 MOST_STEPS = 1_000_000
 # Of a number of a hundred digits the first say enough.
@@ -36,7 +37,7 @@ def whole_number(what: str, value: object, least: int = 1, most: int = LARGEST_S
 
 def number_of(digits: str) -> int:
     """A whole number from its digits. Raises UsageError for more of them than any size has."""
-    if len(digits.lstrip("0")) > len(str(LARGEST_SEED)):
+    if len(digits) > _MOST_DIGITS and len(digits.lstrip("0")) > _MOST_DIGITS:
         raise UsageError(f"{shortened(digits)} is too large a number")
     return int(digits)
 

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 
 from mamf.backend import Backend
 from mamf.ceilings.rounds import Rounds
-from mamf.engine.estimate import SMALLEST_PROBE, probe_flops
+from mamf.engine.estimate import SMALLEST_PROBE, probe_flops, working_kernels
 from mamf.errors import UnsupportedError, UsageError
 from mamf.limits import require_seconds
 from mamf.models.priors import priors
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
 from mamf.plans import DEFAULT_BUDGET_SECONDS, QUICK_BUDGET_SECONDS, FindPlan
-from mamf.plugins.selection import kernels_for
 from mamf.regimes.names import CEILINGS
 
 _STEPS = 20
@@ -111,9 +110,9 @@ def plan_for(
     that are tried unasked. It begins with shapes that won on such devices before. ``is_quick``: for both ceilings in
     20 s. Where the first kernel refuses the problem altogether, one product is all.
 
-    Raises what ``kernels_for`` does, UsageError for a budget that is too short.
+    Raises what ``working_kernels`` does, UsageError for a budget that is too short.
     """
-    kernels = kernels_for(backend, problem, names, is_quick)
+    kernels = working_kernels(backend, problem, names, is_quick)
     if budget_seconds is None:
         budget_seconds = QUICK_BUDGET_SECONDS if is_quick else DEFAULT_BUDGET_SECONDS
     scouts = scouts or (_QUICK_SCOUTS if is_quick else FindPlan.scouts)

@@ -13,11 +13,11 @@ from mamf.ceilings.finding import Find
 from mamf.ceilings.grid import plan_for
 from mamf.ceilings.share import Ceilings, require_same_card
 from mamf.cli.resuming import contradiction, require_repeated
+from mamf.engine.estimate import working_kernels
 from mamf.errors import DeviceError, UsageError
 from mamf.logs.records import ceiling_from_record, ceiling_record
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.plans import FindPlan, KernelsPlan
-from mamf.plugins.selection import kernel_for
 from mamf.regimes import Burst, Sustained
 from mamf.regimes.names import CEILINGS
 
@@ -69,7 +69,7 @@ def with_searches(plan: KernelsPlan, backend: Backend) -> KernelsPlan:
     searches = []
     for dtype in dict.fromkeys(problem.dtype for problem in plan.problems):
         problem = problem_for(backend, dtype)
-        default, seconds = kernel_for(backend, problem).name, _SECONDS[len(regimes)]
+        default, seconds = working_kernels(backend, problem)[0].name, _SECONDS[len(regimes)]
         search, _ = plan_for(backend, problem, [default], regimes=regimes, budget_seconds=seconds)
         searches.append(search)
     return replace(plan, searches=tuple(searches))

@@ -14,6 +14,7 @@ from tqdm import tqdm
 from mamf.cli.terminal import warn
 from mamf.logs.legacy import Seen
 from mamf.logs.run_log import RunLog, read_run_log
+from mamf.machine.garbage import no_garbage_collection
 
 
 def read_log(path: Path) -> RunLog:
@@ -28,9 +29,10 @@ def read_log(path: Path) -> RunLog:
 def reading(paths: Iterable[Path]) -> Iterator[Seen]:
     """A bar over the bytes of files: on a terminal, and only where it takes longer than a second."""
     total = sum(path.stat().st_size for path in paths if path.is_file())
-    with tqdm(
+    bar = tqdm(
         total=total, unit="B", unit_scale=True, desc="reading", file=sys.stderr, disable=None, delay=1.0, leave=False
-    ) as bar:
+    )
+    with bar, no_garbage_collection():
         yield bar.update
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import shlex
 from collections import Counter
@@ -28,6 +29,7 @@ _EXAMPLES = """examples:
   mamf results table                                    write results/README.md
 """
 _REJECTED = 1
+_MOST_FILES = 100_000
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -77,10 +79,11 @@ def run_check(options: argparse.Namespace) -> int:
 
 def _reviews_of_folder(folder: Path) -> list[Review]:
     """Of a results folder places and copies too, and what is no log; of any other the logs alone."""
-    logs = _logs_in(folder)
+    files = _files_in(folder)
+    logs = _logs_among(files, folder)
     if not (folder / "README.md").exists():
         return _reviews(logs)
-    strays = [path for path in sorted(folder.rglob("*")) if path.is_file() and path not in logs]
+    strays = [path for path in files if path not in logs]
     told = Finding("misplaced", "results/ holds run logs (*.jsonl) and its README.md alone")
     with reading(logs) as seen:
         reviews = review_results(folder, logs, seen)
@@ -95,9 +98,17 @@ def _reviews(paths: Sequence[Path]) -> list[Review]:
         return [review(path, seen) for path in paths]
 
 
-def _logs_in(folder: Path) -> list[Path]:
+def _files_in(folder: Path) -> list[Path]:
+    """Raises UsageError for more than any collection of logs has: of the root of a disk, say."""
+    found = list(itertools.islice(folder.rglob("*"), _MOST_FILES + 1))
+    if len(found) > _MOST_FILES:
+        raise UsageError(f"{folder} holds more than {_MOST_FILES} files: name the folder of the logs")
+    return sorted(path for path in found if path.is_file())
+
+
+def _logs_among(files: Sequence[Path], folder: Path) -> list[Path]:
     """Raises UsageError for a folder without logs."""
-    found = sorted(folder.rglob("*.jsonl"))
+    found = [path for path in files if path.suffix == ".jsonl"]
     if not found:
         raise UsageError(f"{folder} holds no run log (*.jsonl): name a file, or a folder that does")
     return found

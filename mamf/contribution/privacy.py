@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 from mamf.contribution.evidence import Finding
 from mamf.finder_logs.grammars import GRAMMARS
 from mamf.machine.environment import scrub
+
+Field = tuple[tuple[str, ...], Any]
 
 _PRIVATE_KEY = re.compile(
     r"(^|_)(host|host_?name|node|node_?name|user|user_?name|login|account|cwd|home|email|e_mail|fqdn|ip|ipv[46]"
@@ -47,34 +50,48 @@ _PATTERNS = (
 )
 
 
+# What is found of a field: what is said before its name, and behind it.
+_Told = tuple[str, str]
+
+
 def private_findings(line: int, record: dict[str, Any]) -> Iterator[Finding]:
     """One finding for each field that holds something private."""
-    for path, value in fields(record):
-        if told := _of_name(path, value is not None) or _of_text(path, value):
-            yield Finding("private", told, line)
+    for path, (before, behind) in _private(record):
+        yield Finding("private", f"{before}{'.'.join(path)}{behind}", line)
+
+
+def _private(value: Any) -> list[tuple[tuple[str, ...], _Told]]:
+    """What is private in an object or a list, with the names and numbers that lead to it."""
+    found = []
+    for step, item in value.items() if isinstance(value, dict) else enumerate(value):
+        told = _of_name(step, item is not None) if isinstance(step, str) else None
+        if told is None and isinstance(item, str):
+            told = _of_text(item)
+        elif told is None and _is_parted(item):
+            found += [((str(step), *path), within) for path, within in _private(item)]
+        if told is not None:
+            found.append(((str(step),), told))
+    return found
 
 
 @functools.lru_cache(4096)  # the same names stand in every row
-def _of_name(path: tuple[str, ...], has_value: bool) -> str | None:
-    name = ".".join(path)
-    if has_value and any(_PRIVATE_KEY.search(key) for key in path):
-        return f"field {name} names a host, user or device: remove it"
-    found = next(filter(None, map(private_part, path)), None)
-    return f"the name of field {name} holds {found!r}" if found else None
+def _of_name(name: str, has_value: bool) -> _Told | None:
+    if has_value and _PRIVATE_KEY.search(name):
+        return "field ", " names a host, user or device: remove it"
+    found = private_part(name)
+    return ("the name of field ", f" holds {found!r}") if found else None
 
 
-def _of_text(path: tuple[str, ...], value: Any) -> str | None:
-    if not isinstance(value, str):
-        return None
-    if len(value) > _LONGEST_TEXT:
-        return f"{'.'.join(path)} is a text of {len(value)} characters: nobody can look through it"
-    found = private_part(value)
-    return f"{'.'.join(path)} holds {found!r}" if found else None
+def _of_text(text: str) -> _Told | None:
+    if len(text) > _LONGEST_TEXT:
+        return "", f" is a text of {len(text)} characters: nobody can look through it"
+    found = private_part(text)
+    return ("", f" holds {found!r}") if found else None
 
 
 def private_part(text: str) -> str | None:
     """The first private part of a text, or None."""
-    return None if _OURS.fullmatch(text) else _private_part(text)
+    return _private_part(text) if text and not _OURS.fullmatch(text) else None
 
 
 @functools.lru_cache(4096)
@@ -103,21 +120,24 @@ def _replaced(text: str) -> str:
     return text
 
 
-def fields(value: Any) -> list[tuple[tuple[str, ...], Any]]:
+def fields(record: dict[str, Any]) -> list[Field]:
     """Every value with the names that lead to it. An element of a list is led to by its number; lists of numbers are
     given whole.
     """
-    found: list[tuple[tuple[str, ...], Any]] = []
-    _add_fields(value, (), found)
+    found: list[Field] = []
+    _add_fields(record, (), found)
     return found
 
 
-def _add_fields(value: Any, path: tuple[str, ...], found: list[tuple[tuple[str, ...], Any]]) -> None:
-    if isinstance(value, dict):
-        for key, item in value.items():
-            _add_fields(item, (*path, key), found)
-    elif isinstance(value, list) and not _NO_NUMBERS.isdisjoint(map(type, value)):
-        for number, item in enumerate(value):
-            _add_fields(item, (*path, str(number)), found)
-    elif path:
-        found.append((path, value))
+def _add_fields(value: dict[str, Any] | list[Any], path: tuple[str, ...], found: list[Field]) -> None:
+    parts = value.items() if isinstance(value, dict) else zip(map(str, itertools.count()), value, strict=False)
+    for name, item in parts:
+        if _is_parted(item):
+            _add_fields(item, (*path, name), found)
+        else:
+            found.append(((*path, name), item))
+
+
+def _is_parted(value: Any) -> bool:
+    """Whether fields of their own are in it: of a list of numbers are none."""
+    return isinstance(value, dict) or (isinstance(value, list) and not _NO_NUMBERS.isdisjoint(map(type, value)))

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import statistics as stdlib_statistics
+import warnings
 from collections.abc import Sequence
 
 from mamf.backend import Backend
 from mamf.engine.checking import Checked
 from mamf.engine.measure import told
-from mamf.errors import DeviceError, PluginError, UnsupportedError, fault
+from mamf.errors import DeviceError, MamfError, PluginError, PluginWarning, UnsupportedError, fault
 from mamf.kernel import Prepared
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import Held, Plan
+from mamf.plugins.selection import kernels_for
 from mamf.regimes import Burst, Classic, Sustained
 
 #: The first product of a probe is a cube of this size, the largest one of that.
@@ -24,8 +26,9 @@ _OVERHEAD_SECONDS = 0.01
 _BURST_LAUNCHES = 12
 
 
-def probe_flops(kernel: MatmulKernel, problem: MatmulProblem, backend: Backend) -> float:
-    """FLOP/s of a square product on this device: 1024, or larger where that takes no time and the memory has room.
+def probe_flops(kernel: MatmulKernel, problem: MatmulProblem, backend: Backend, largest: int = _LARGEST_PROBE) -> float:
+    """FLOP/s of a square product on this device: 1024, or larger where that takes no time and the memory has room, up
+    to ``largest``.
 
     Raises UnsupportedError when the kernel refuses the first product, DeviceError when that fails.
     """
@@ -39,7 +42,7 @@ def probe_flops(kernel: MatmulKernel, problem: MatmulProblem, backend: Backend) 
                 if not seconds > 0:
                     raise PluginError(f"backend {backend.name} is broken: a product took {seconds:g} s")
                 flops = shape.flop / seconds
-                if seconds >= _PROBE_SECONDS or size >= _LARGEST_PROBE:
+                if seconds >= _PROBE_SECONDS or size >= largest:
                     return flops
                 size *= 2
     except PluginError:
@@ -54,6 +57,32 @@ def probe_flops(kernel: MatmulKernel, problem: MatmulProblem, backend: Backend) 
         raise DeviceError(f"the first product, {size}x{size}x{size} by {where}, failed: {fault(error)}") from error
     finally:
         pool.release()
+
+
+def working_kernels(
+    backend: Backend, problem: MatmulProblem, names: Sequence[str] | None = None, is_quick: bool = False
+) -> list[MatmulKernel]:
+    """The kernels of a search, as ``kernels_for`` chooses them. Where none is named, those before the first that works
+    are left out with a warning, and a quick search has no time to compile others than that one. Raises as
+    ``kernels_for`` does, and DeviceError where no product works; one that refuses the problem is left for a row to say.
+    """
+    if names is not None:
+        return kernels_for(backend, problem, names)
+    kernels, faults = kernels_for(backend, problem), list[MamfError]()
+    default = kernels[0]
+    while kernels:
+        try:
+            probe_flops(kernels[0], problem, backend, SMALLEST_PROBE)
+        except (DeviceError, PluginError, UnsupportedError) as error:
+            faults.append(error)
+            kernels = kernels[1:]
+            continue
+        for each in faults:
+            warnings.warn(f"{each}; it is left out", PluginWarning, stacklevel=2)
+        return kernels[:1] if is_quick else kernels
+    if isinstance(faults[0], UnsupportedError):
+        return [default]
+    raise faults[0]
 
 
 def _launch_seconds(prepared: Prepared, backend: Backend) -> float:

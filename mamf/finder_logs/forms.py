@@ -11,6 +11,7 @@ _TENTHS = r"\d+\.\d"
 # A row wiped by a shorter one leaves the tail of the longer: TFLOPSPS.
 UNIT = r"\s*TFLOPS\w*"
 _WINNER = r"(?:\s+<- (?P<winner>.+))?\s*$"
+_NAMED = rf"({FIGURE})\((max|median|mean)\)"
 _PREFIX = r"\[\w+\] "
 
 #: Names of printed figures, by what they are called here.
@@ -19,7 +20,9 @@ STATISTIC = {"mean": "mean", "median": "median", "max": "fastest"}
 
 @dataclass(frozen=True)
 class Form:
-    """A form of row. Groups of the pattern that are named like a statistic are figures; ``named`` ones say theirs."""
+    """A form of row. Groups of the pattern that are named like a statistic are figures; groups without a name are
+    figures with their names behind them.
+    """
 
     row: str
     stage: str
@@ -45,7 +48,7 @@ FORMS = tuple(
             "three",
             "",
             r"(?<![\w.])(?P<number>\d+) \|\s*(?P<tag>[a-z][\w-]*\s)?\s*"
-            rf"(?P<named>(?:{FIGURE}\((?:max|median|mean)\)[\s/]*)+)(?:{UNIT})?\s*@ (?P<shape>{SHAPE})\s*"
+            rf"{_NAMED}[\s/]*(?:{_NAMED}[\s/]*)?(?:{_NAMED}[\s/]*)?(?:{UNIT})?\s*@ (?P<shape>{SHAPE})\s*"
             r"\| best:\s*(?P<rest>.*)",
         ),
         ("bare", "", rf"^\s*(?P<stated>{FIGURE}) TFLOPS @ (?P<shape>{SHAPE})\s*$"),
@@ -99,6 +102,6 @@ FORMS = tuple(
         ),
     )
 )
-NAMED = re.compile(rf"({FIGURE})\((max|median|mean)\)")
+NAMED = re.compile(_NAMED)
 TELEMETRY = re.compile(r"(?P<watts>\d+)W(?:\s+(?P<mhz>\d+)MHz)?")
 LOCK_IN = re.compile(rf"{_PREFIX}MSMF lock-in: re-measuring (?P<shape>{SHAPE})")

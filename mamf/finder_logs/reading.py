@@ -195,7 +195,7 @@ class _Shapes:
         if sizes is None:
             return None, ()
         first, second, third = sizes
-        if not min(sizes):
+        if 0 in sizes:
             return None, (f"printed as {_printed(sizes)}: no shape has a dimension of 0",)
         if self._reduction is None and second != third:
             return None, (f"printed as {_printed(sizes)}: the log does not tell which number is the reduction",)

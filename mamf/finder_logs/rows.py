@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import re
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from mamf.finder_logs.forms import FORMS, LOCK_IN, NAMED, STATISTIC, TELEMETRY, Form
@@ -63,29 +62,35 @@ def figure(text: str | None) -> float | None:
     return None if text in (None, "-") else _finite(text)
 
 
-@dataclass(frozen=True, eq=False)
-class _Rest:
-    """What follows ``best:`` in a row of named figures; one for all rows that say the same."""
+class _Beside(NamedTuple):
+    """What stands beside the figures of a row, and in many other rows of its run: what figures they are, and so on."""
 
-    best: tuple[float, ...]
-    watts: str | None
-    mhz: str | None
-    is_suspect: bool
+    statistics: tuple[str, ...]
     evidence: tuple[Evidence, ...]
+    watts: float | None
+    mhz: float | None
+    remarks: tuple[str, ...]
+    best: tuple[float, ...]
 
 
-@functools.lru_cache(64)  # the same best stands in row after row
-def _rest(text: str) -> _Rest:
-    telemetry = TELEMETRY.search(text)
-    best = [figure(value) for value, _ in NAMED.findall(text)]
-    evidence = [("end", "tight" if ")TFLOPS" in text else "spaced")] if "TFLOPS" in text else []
-    evidence += [("row", "tagged")] if telemetry else []
-    return _Rest(
-        tuple(value for value in best if value is not None),
-        telemetry["watts"] if telemetry else None,
-        telemetry["mhz"] if telemetry else None,
-        "SUSPECT" in text,
+@functools.lru_cache(64)
+def _beside(printed: tuple[str | None, ...], tag: str | None, rest: str) -> _Beside:
+    """``printed``: names of the figures, None where there are less than three; ``rest``: what follows ``best:``."""
+    names = [name for name in printed if name]
+    tag, telemetry = (tag or "").strip(), TELEMETRY.search(rest)
+    evidence = [("row", "pair")]
+    if "mean" in names:
+        evidence = [("row", "three"), ("order", names[0])]
+        evidence += [("end", "tight" if ")TFLOPS" in rest else "spaced")] if "TFLOPS" in rest else []
+        evidence += [("row", "tagged")] if telemetry or tag else []
+        evidence += [("tag", "printed" if tag else "none")]
+    return _Beside(
+        tuple(STATISTIC[name] for name in names),
         tuple(evidence),
+        watts=figure(telemetry["watts"]) if telemetry else None,
+        mhz=figure(telemetry["mhz"]) if telemetry else None,
+        remarks=tuple(remark for remark in (tag, "SUSPECT" if "SUSPECT" in rest else "") if remark),
+        best=tuple(value for text, _ in NAMED.findall(rest) if (value := figure(text)) is not None),
     )
 
 
@@ -113,9 +118,9 @@ class RowReader:
         return None
 
     def _row(self, form: Form, found: re.Match[str]) -> Row:
-        groups = found.groupdict()
         if form.row == "three":
-            return _named_row(groups)
+            return _named_row(found)
+        groups = found.groupdict()
         best = figure(groups.get("best"))
         return Row(
             stage=_stage(form, groups),
@@ -133,34 +138,14 @@ class RowReader:
         )
 
 
-def _named_row(groups: dict[str, str | None]) -> Row:
+def _named_row(found: re.Match[str]) -> Row:
     """Of version 2: the long logs are of it."""
-    named, tag = NAMED.findall(groups["named"] or ""), (groups["tag"] or "").strip()
-    rest = _rest(groups["rest"] or "")
-    return Row(
-        stage="",
-        figures={STATISTIC[name]: value for text, name in named if (value := _finite(text)) is not None},
-        sizes=sizes_of(groups["shape"]),
-        evidence=_evidence_of_named(tuple(name for _, name in named), bool(tag), rest),
-        number=int(groups["number"] or 0) or None,
-        watts=figure(rest.watts),
-        mhz=figure(rest.mhz),
-        remarks=_remarks_of_named(tag, rest.is_suspect),
-        best=rest.best,
-    )
-
-
-@functools.lru_cache(64)
-def _evidence_of_named(names: tuple[str, ...], is_tagged: bool, rest: _Rest) -> tuple[Evidence, ...]:
-    if "mean" not in names:
-        return (("row", "pair"),)
-    tag = [("row", "tagged"), ("tag", "printed")] if is_tagged else [("tag", "none")]
-    return (("row", "three"), ("order", names[0]), *rest.evidence, *tag)
-
-
-@functools.lru_cache(64)
-def _remarks_of_named(tag: str, is_suspect: bool) -> tuple[str, ...]:
-    return tuple(remark for remark in (tag, "SUSPECT" if is_suspect else "") if remark)
+    number, tag, first, first_name, second, second_name, third, third_name, shape, rest = found.groups()
+    names, values = (first_name, second_name, third_name), map(_finite, filter(None, (first, second, third)))
+    same = _beside(names, tag, rest)
+    figures = {name: value for name, value in zip(same.statistics, values, strict=True) if value is not None}
+    count = int(number) or None
+    return Row("", figures, sizes_of(shape), same.evidence, count, same.watts, same.mhz, None, same.remarks, same.best)
 
 
 def _stage(form: Form, groups: dict[str, str | None]) -> str:

@@ -65,7 +65,7 @@ class Recording:
         left: Callable[[], int],
     ) -> Iterator[Measurement]:
         taken: list[Measurement] = [] if self.before is None else list(self.before[0].lasting)
-        begun, status, reason = self.backend.now(), "interrupted", "by the caller"
+        begun, status, reason = host_seconds(self.backend), "interrupted", "by the caller"
         with writer:
             try:
                 for row in rows:
@@ -82,5 +82,13 @@ class Recording:
             finally:
                 for kind, record in after():
                     writer.write(kind, record)
-                elapsed = self.backend.now() - begun
+                elapsed = max(0.0, host_seconds(self.backend) - begun)
                 writer.write("summary", {**summary(taken, status, reason, elapsed), "time": utc_now()})
+
+
+def host_seconds(backend: Backend) -> float:
+    """For a summary alone: a clock that fails has ended the measuring already, with a reason."""
+    try:
+        return backend.now()
+    except Exception:
+        return 0.0

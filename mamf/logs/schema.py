@@ -1,29 +1,14 @@
-"""What each record of a run log holds, as data, and the one validator: a parsed log is well-typed, or names the field.
-
-A schema is a type (``str``, ``bool``, ``int``, ``float``; a float is finite and may be written as a whole number), a
-list of one schema, or a mapping of fields to schemas. ``name?`` may be missing, ``Nullable`` may be null, ``ANY_NAME``
-stands for fields of any name. Fields that a schema does not name are left to ``mamf results check``.
+"""What each record of a run log holds, as data: validator.py holds it to that. Fields that a schema does not name are
+left to ``mamf results check``.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-ANY_NAME = "*"
-# JSON writes whole numbers of any length; what nothing here can be is refused before it is computed with.
-_LARGEST = 2**63
+from mamf.logs.validator import ANY_NAME, PLAIN, Nullable
 
-
-@dataclass(frozen=True)
-class Nullable:
-    schema: Any
-
-
-#: What a field of a shape or of a problem may be: anything but an object, or a list of such.
-PLAIN = object()
 _NUMBER, _TEXTS = Nullable(float), [str]
 _CONDITIONS = {"clock_mhz": _NUMBER, "watts": _NUMBER, "celsius": _NUMBER, "throttle_reasons": _TEXTS}
 _REPEATABILITY = Nullable({"visit": float, "run": float, "degrees": int, "is_whole?": bool})
@@ -94,6 +79,7 @@ HEADER = {
     "command?": str,
     "started?": str,
     "device": _DEVICE,
+    "devices?": [_DEVICE],
     "timer": str,
     "sensors?": str,
     "kernel": str,
@@ -131,6 +117,7 @@ MEASUREMENT = {
     "repeatability?": _REPEATABILITY,
     "phase?": str,
     "round?": int,
+    "device?": int,
     "time?": str,
 } | _CONDITIONS
 _PRODUCT_MEASUREMENT = MEASUREMENT | {"problem?": _PRODUCT}
@@ -238,58 +225,3 @@ def plan_schema(plan: Mapping[str, Any]) -> dict[str, Any]:
     if command == "attention" or "operation" in plan:
         return _KERNELS_PLAN
     return _FIND_PLAN if command == "find" else _SWEEP_PLAN
-
-
-def require(value: object, schema: Any, name: str = "") -> None:
-    """Raises ValueError naming the first field that is missing or not of its type."""
-    if isinstance(schema, Nullable):
-        if value is not None:
-            require(value, schema.schema, name)
-    elif isinstance(schema, list):
-        items: list[object] = _of_type(value, list, name)
-        # Samples are most of a log: no names are made for what is right.
-        if schema != [float] or not all(map(_is_number, items)):
-            for number, each in enumerate(items):
-                require(each, schema[0], f"{name}[{number}]")
-    elif isinstance(schema, dict):
-        _require_fields(_of_type(value, dict, name), schema, f"{name}." if name else "")
-    elif schema is PLAIN:
-        if any(isinstance(each, (dict, list)) for each in (value if isinstance(value, list) else [value])):
-            raise ValueError(f"field {name}: one value or a list of them is due, not {_told(value)}")
-    elif schema is float:
-        if not _is_number(value):
-            raise ValueError(f"field {name}: a finite number is due, not {_told(value)}")
-    else:
-        found = _of_type(value, schema, name)
-        if schema is int and not -_LARGEST < found < _LARGEST:
-            raise ValueError(f"field {name}: {_told(value)} is beyond what anything counts")
-
-
-def _require_fields(record: Mapping[str, object], schema: Mapping[str, Any], prefix: str) -> None:
-    for name, of in schema.items():
-        key = name.removesuffix("?")
-        if name == ANY_NAME:
-            for each, value in record.items():
-                require(value, of, prefix + each)
-        elif key in record:
-            require(record[key], of, prefix + key)
-        elif key == name:
-            raise ValueError(f"field {prefix}{name} is missing")
-
-
-_KINDS = {str: "text", bool: "true or false", int: "a whole number", list: "a list", dict: "an object"}
-
-
-def _of_type(value: Any, kind: type, name: str) -> Any:
-    if type(value) is not kind:  # a bool is no int here
-        raise ValueError(f"field {name}: {_KINDS[kind]} is due, not {_told(value)}")
-    return value
-
-
-def _is_number(value: object) -> bool:
-    return (type(value) is float and math.isfinite(value)) or (type(value) is int and -_LARGEST < value < _LARGEST)
-
-
-def _told(value: object) -> str:
-    text = "null" if value is None else repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."

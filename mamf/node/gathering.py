@@ -23,6 +23,8 @@ ALONE = ("find", "bandwidth", "copies", "repeated")
 TOGETHER = ("peers", "collective")
 _RUN = "run.json"
 _SCHEMA = 1
+#: How it begins why a rank ended early that ran out of disk: nothing is known of its device, and nothing bad.
+UNWRITTEN = "its log could not be written"
 # Why a run ended early that is no fault of a device.
 _NO_FAULTS = ("by the user", "the budget ended", "by the caller")
 
@@ -114,21 +116,23 @@ def _read(path: Path) -> RunLog | str:
 def device_of(place: Place, logs: Mapping[str, RunLog | str], run: Run) -> Device:
     """One device, as its logs tell. ``logs``: by part."""
     device = Device(place.rank, place.node, place.index)
+    reason = run.failures.get(place.rank, "")
+    is_unwritten = reason.startswith(UNWRITTEN)
     failures, lacks = list[str](), list[str]()
-    if reason := run.failures.get(place.rank):
-        failures.append(reason)
+    if reason:
+        (lacks if is_unwritten else failures).append(reason)
     for part in ALONE + (TOGETHER if run.ranks > 1 and not run.apart else ()):
         log = logs.get(part)
         if isinstance(log, str):
             failures.append(log)
         elif log is not None:
             device = _with(device, part, log)
-            failures += _failures(part, log)
+            failures += [*_wrong(part, log), *(() if is_unwritten else _ended(part, log))]
             lacks += _lacks(part, log)
-        elif not failures:
+        elif not reason:
             lacks.append(f"{part} was not measured")
-    if run.failures.get(place.rank):  # which is why it lacks what it lacks
-        failures, lacks = failures[:1], []
+    if reason:  # which is why it lacks what it lacks
+        failures, lacks = (failures, lacks[:1]) if is_unwritten else (failures[:1], [])
     return replace(device, failures=tuple(dict.fromkeys(failures)), lacks=tuple(lacks))
 
 
@@ -192,8 +196,8 @@ def throttled(rows: Iterable[Measurement]) -> dict[str, float]:
     return found
 
 
-def _failures(part: str, log: RunLog) -> Iterable[str]:
-    """What makes a device bad: wrong results of what every model calls, nothing that ran, or an end that is a fault."""
+def _wrong(part: str, log: RunLog) -> Iterable[str]:
+    """What makes a device bad: wrong results of what every model calls, or nothing that ran."""
     default = log.header["kernel"].split()[0]
     for row in log.measurements:
         if row.status == "wrong_result" and row.kernel == default:
@@ -203,6 +207,10 @@ def _failures(part: str, log: RunLog) -> Iterable[str]:
         row = log.measurements[0]
         if row.status != "unsupported":
             yield f"{part}: {row.status.replace('_', ' ')}, {row.reason}"
+
+
+def _ended(part: str, log: RunLog) -> Iterable[str]:
+    """An end of a part that is a device's fault."""
     if log.summary is None:
         yield f"it was gone or killed while {part} was measured"
     elif log.summary["reason"] and log.summary["reason"] not in _NO_FAULTS:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mamf.errors import fault
+from mamf.errors import RunLogWriteError, fault
 from mamf.node.device import DeviceRun
 from mamf.node.figures import Device
-from mamf.node.gathering import Run, device_of, is_complete, logs_of
+from mamf.node.gathering import UNWRITTEN, Run, device_of, is_complete, logs_of
 from mamf.node.group import Meeting, agreed, met
 from mamf.node.places import Launched, Place
 from mamf.plugins.discovery import backend_class
@@ -51,7 +51,7 @@ class Rank:
             address = run.backend.bus_address()
             run.alone()
         except Exception as error:  # whatever a vendor's library throws
-            failure = fault(error)
+            failure = _reason(error)
             self.on_failure(failure)
         apart = ""
         if self.meeting is not None:
@@ -87,9 +87,16 @@ class Rank:
             with self.meeting.group(self.launched, run.backend, self.patience):
                 run.agree, run.meet = agreed, met
                 run.together()
+        except RunLogWriteError as error:
+            return _reason(error)
         except Exception as error:
             return f"together with the others: {fault(error)}"
         return None
+
+
+def _reason(error: Exception) -> str:
+    """Why a rank ended; a full disk is no fault of its device."""
+    return f"{UNWRITTEN}: {error}" if isinstance(error, RunLogWriteError) else fault(error)
 
 
 def heard(meeting: Meeting, key: str, ranks: Iterable[int], patience: float) -> dict[int, Any]:

@@ -1,4 +1,6 @@
-"""What makes a torch kernel's results worth believing: outputs that cannot be left over, operands that stay."""
+"""What torch's kernels of all operations share: where they run, and what makes their results worth believing: outputs
+that cannot be left over, operands that stay.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
+from mamf.backend import Backend, Unavailable
+from mamf.torch_backend import TorchBackend
+
 _POISON_BYTE = 0x7F  # NaN in every float8 of torch but fnuz, where 0x80 is
 _POISON_INT = -(2**31) + 1
 # Fresh tensors that an allocator may hand out again in place of the one that a launch returned.
 _SPARE_BLOCKS = 2
 _COLUMNS = 4096
+
+
+def without_torch(backend: Backend) -> Unavailable | None:
+    """Why torch runs nothing on a backend, or None."""
+    if isinstance(backend, TorchBackend):
+        return None
+    return Unavailable(f"torch has no device of backend {backend.name}", "'mamf backends' lists those that it has")
 
 
 def poison(tensor: torch.Tensor) -> None:

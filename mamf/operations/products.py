@@ -14,10 +14,10 @@ from typing import ClassVar, Protocol
 
 import torch
 
-from mamf.backend import Backend, OperandPool
+from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.kernel import Kernel, Prepared, Verdict, aligned
 from mamf.operations.matmul.kernel import ProductProblem, ProductProblemT, ProductShape, ProductShapeT
-from mamf.operations.outputs import Unchanged, poison_outputs, queued_checksum
+from mamf.operations.outputs import Unchanged, poison_outputs, queued_checksum, without_torch
 
 # Rows times columns entries of C are compared: few enough that the check hides in the rest between two bursts.
 _SAMPLED_ROWS = _SAMPLED_COLUMNS = 16
@@ -36,6 +36,9 @@ class TorchProducts(Kernel[ProductProblemT, ProductShapeT]):
     """Products by one torch function. Derived kernels say which dtypes they take and how they launch."""
 
     dtypes: ClassVar[tuple[str, ...]]
+
+    def unavailable(self, backend: Backend) -> Unavailable | None:
+        return without_torch(backend)
 
     def unsupported(self, backend: Backend, problem: ProductProblemT) -> str | None:
         if problem.dtype not in self.dtypes:

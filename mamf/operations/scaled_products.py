@@ -8,10 +8,11 @@ from typing import ClassVar
 
 import torch
 
-from mamf.backend import Backend, OperandPool
+from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.dtypes import DTYPES, FORMATS
 from mamf.kernel import Kernel, Prepared
 from mamf.operations.matmul.kernel import ProductProblem, ProductProblemT, ProductShape, ProductShapeT
+from mamf.operations.outputs import without_torch
 from mamf.operations.products import OperandSet, prepared_sets, slices, taken
 from mamf.operations.quantization import Quantized, quantized
 from mamf.torch_backend import torch_dtype
@@ -22,6 +23,9 @@ class ScaledProducts(Kernel[ProductProblemT, ProductShapeT]):
 
     dtypes: ClassVar[tuple[str, ...]] = FORMATS
     out_dtypes: ClassVar[tuple[str, ...]] = ("bfloat16", "float16", "float32")
+
+    def unavailable(self, backend: Backend) -> Unavailable | None:
+        return without_torch(backend)
 
     def unsupported(self, backend: Backend, problem: ProductProblemT) -> str | None:
         if problem.dtype not in self.dtypes:

@@ -27,7 +27,7 @@ from mamf.operation import Operation
 from mamf.operations.attention.kernel import AttentionKernel
 from mamf.operations.matmul.kernel import MatmulKernel
 from mamf.plugins.contracts import BACKEND, KERNEL, instance, number, operation_contract, optional
-from mamf.plugins.holding import blamed, held, require
+from mamf.plugins.holding import Clock, blamed, held, require
 
 BACKENDS = "mamf.backends"
 OPERATIONS = "mamf.operations"
@@ -250,6 +250,7 @@ def _opened(name: str, index: int | None) -> Backend:
         require(number, in_use, label, "current_index gave")
         backend = kind(in_use if index is None else index)
         require(number, backend.now(), label, "now gave")
+    object.__setattr__(backend, "now", Clock(backend.now, label))
     return held(backend, BACKEND, label)
 
 

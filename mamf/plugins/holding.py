@@ -1,15 +1,16 @@
 """Somebody else's code, held to its contract: what it throws or returns amiss is told in a line that names it.
 
 ``held`` has the methods of a backend, kernel or operation called through one place; mamf.plugins.contracts says which,
-and what they may give. Left alone is what runs between two marks (``mark``, ``now``, ``submit``, ``flush_cache``,
-launches): nothing may stand there but the launch, and its faults become the status of a row (mamf.engine.measure).
+and what they may give. Left alone is what runs between two marks (``mark``, ``submit``, ``flush_cache``, launches):
+nothing may stand there but the launch, and its faults become the status of a row (mamf.engine.measure). ``now`` is
+looked at and no more (``Clock``).
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -43,19 +44,24 @@ class Contract:
     parts: Mapping[str, Contract] = field(default_factory=dict)
 
 
-@contextmanager
-def blamed(plugin: str, what: str, passes: Errors = (), refuses: Errors = ()) -> Iterator[None]:
-    """What is raised within becomes a PluginError naming the plugin; mamf's own errors are meant, and pass."""
-    try:
-        yield
-    except MamfError:
-        raise
-    except (Exception, SystemExit) as error:
-        if isinstance(error, passes):
-            raise
-        if isinstance(error, refuses):
-            raise UsageError(f"{plugin}: {first_line(error)}") from error
-        raise PluginError(f"{plugin} is broken: {what} raised {fault(error)}") from error
+class blamed:
+    """What is raised within becomes a PluginError naming the plugin; mamf's own errors are meant, and pass.
+
+    A class, because methods are called for each row, and a generator takes longer than most of them.
+    """
+
+    def __init__(self, plugin: str, what: str, passes: Errors = (), refuses: Errors = ()) -> None:
+        self._plugin, self._what, self._passes, self._refuses = plugin, what, passes, refuses
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if not isinstance(error, (Exception, SystemExit)) or isinstance(error, (MamfError, *self._passes)):
+            return
+        if isinstance(error, self._refuses):
+            raise UsageError(f"{self._plugin}: {first_line(error)}") from error
+        raise PluginError(f"{self._plugin} is broken: {self._what} raised {fault(error)}") from error
 
 
 def held(plugin: Plugin, contract: Contract, label: str) -> Plugin:
@@ -73,6 +79,22 @@ def held(plugin: Plugin, contract: Contract, label: str) -> Plugin:
             object.__setattr__(plugin, name, _watched(getattr(plugin, name), method, label, name))
     object.__setattr__(plugin, _HELD, True)
     return plugin
+
+
+class Clock:
+    """A backend's ``now``, held to what loops over time end by: it gives finite numbers and never goes back."""
+
+    def __init__(self, now: Callable[[], float], label: str) -> None:
+        self._now, self._label, self._last = now, label, -math.inf
+
+    def __call__(self) -> float:
+        """Raises PluginError, or what ``now`` raises."""
+        now = self._now()
+        if not self._last <= now < math.inf:
+            due = "a finite number" if not math.isfinite(now) else f"{self._last} or later, as before"
+            raise PluginError(f"{self._label} is broken: now gave {now}, not {due}")
+        self._last = now
+        return now
 
 
 def _watched(call: Callable[..., Any], method: Method, label: str, name: str) -> Callable[..., Any]:

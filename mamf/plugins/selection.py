@@ -104,22 +104,19 @@ def kernel_for(backend: Backend, problem: MatmulProblem, name: str = "auto") -> 
         chosen = kernel(name)
         require_available(name, chosen, backend)
         return chosen
-    return _default(_usable(backend, problem, lambda each: each.is_default))
+    return _default(backend, _usable(backend, problem, lambda each: each.is_default))
 
 
-def kernels_for(
-    backend: Backend, problem: MatmulProblem, names: Sequence[str] | None = None, is_quick: bool = False
-) -> list[MatmulKernel]:
-    """The kernels that a search for a ceiling tries: the named ones, or the default and all that are tried unasked; a
-    quick search has no time to compile others than the default.
+def kernels_for(backend: Backend, problem: MatmulProblem, names: Sequence[str] | None = None) -> list[MatmulKernel]:
+    """The kernels that a search for a ceiling tries: the named ones, or the default and all that are tried unasked.
 
     Raises UnavailableError, UnknownNameError, UnsupportedError or PluginError when a named one cannot be used.
     """
     if names is None:
         usable = _usable(backend, problem, lambda each: each.is_default or each.is_tried_unasked)
-        default = _default(usable)
+        default = _default(backend, usable)
         others = (each for each, reason in usable if reason is None and each.is_tried_unasked)
-        return [default, *(other for other in others if other.name != default.name and not is_quick)]
+        return [default, *(other for other in others if other.name != default.name)]
     require_some("kernels", names, str)
     chosen = [kernel_for(backend, problem, name) for name in dict.fromkeys(names)]
     for each in chosen:
@@ -142,7 +139,7 @@ def _usable(
     return found
 
 
-def _default(usable: Sequence[tuple[MatmulKernel, str | None]]) -> MatmulKernel:
+def _default(backend: Backend, usable: Sequence[tuple[MatmulKernel, str | None]]) -> MatmulKernel:
     reasons = []
     for each, reason in usable:
         if each.is_default:
@@ -151,7 +148,8 @@ def _default(usable: Sequence[tuple[MatmulKernel, str | None]]) -> MatmulKernel:
             reasons.append(reason)
     # None fits: the reason that says most is of the kernel that has the dtype at all.
     telling = [reason for reason in reasons if "has no dtype" not in reason]
-    raise UnavailableError((telling or reasons or ["no kernel is available"])[0])
+    none = f"no kernel of products that is chosen unasked runs on {backend.name}: name one"
+    raise UnavailableError((telling or reasons or [none])[0])
 
 
 def installed_kernel(name: str) -> MatmulKernel:

@@ -11,7 +11,7 @@ from typing import Any
 from mamf.errors import RunLogError, UsageError
 from mamf.files import write_whole
 from mamf.logs.run_log import RunLog, read_run_log
-from mamf.logs.schema import require
+from mamf.logs.validator import require
 from mamf.profiling.log import read_profile_or_none
 from mamf.profiling.profile import Profile
 

@@ -13,7 +13,7 @@ from typing import Any
 from mamf.errors import RunLogError
 from mamf.logs.records import utc_now
 from mamf.logs.run_log import MALFORMED, SCHEMA, is_readable, parse_record, what, whole_lines
-from mamf.logs.schema import ANY_NAME, Nullable, require
+from mamf.logs.validator import ANY_NAME, Nullable, require
 from mamf.logs.writer import RunLogWriter
 from mamf.machine.environment import describe_environment, tool_version
 from mamf.profiling.profile import ClassRow, GapRow, KernelRow, MemoryRow, Profile

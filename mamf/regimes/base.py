@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import gc
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from mamf.backend import Backend, Reading, Unavailable
 from mamf.engine.checking import Checked
+from mamf.errors import PluginError
 from mamf.kernel import Problem, operand_sets
 from mamf.measurement import Conditions
 from mamf.statistics import Repeatability, figure_of, interval_of
 
 Launch = Callable[[], object]
+# No clock is so coarse that these pass within one of its ticks.
+_MANY_ROUNDS = 20
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,7 @@ class Regime(ABC):
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
+        self._looked_at = 0.0
         #: What each number of launches to queue passes, for ranks that must queue alike.
         self.agree: Callable[[float], float] = lambda own: own
 
@@ -146,18 +148,17 @@ class Regime(ABC):
         self.backend.submit()
         return start, self.backend.mark()
 
+    def require_clock_goes_on(self, rounds: int) -> None:
+        """For a loop over time, before each of its rounds of launches, counted from 0. Raises PluginError where many of
+        them took no time: the loop would not end.
+        """
+        if rounds % _MANY_ROUNDS:
+            return
+        before, self._looked_at = self._looked_at, self.backend.now()
+        if rounds and before == self._looked_at:
+            told = f"its clock stood still for {_MANY_ROUNDS} rounds of launches"
+            raise PluginError(f"backend {self.backend.name} is broken: {told}")
+
     def read_sensors(self, energy: bool = False) -> Reading | None:
         telemetry = self.backend.telemetry
         return None if isinstance(telemetry, Unavailable) else telemetry.read(energy)
-
-
-@contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """Python's collector would pause the host while the device runs dry."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

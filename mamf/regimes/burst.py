@@ -7,7 +7,8 @@ from typing import ClassVar
 
 from mamf.backend import Backend
 from mamf.engine.checking import Checked
-from mamf.regimes.base import Launch, Regime, Samples, StoppingRule, no_garbage_collection
+from mamf.machine.garbage import no_garbage_collection
+from mamf.regimes.base import Launch, Regime, Samples, StoppingRule
 from mamf.statistics import Repeatability
 
 
@@ -84,9 +85,12 @@ class Burst(Regime):
         traits, begun = self.backend.burst_traits, self.backend.now()
         if self.agree(not self._is_cold and begun - self._rested_at <= traits.cold_after_seconds):
             return
+        trains = 0
         while not rule.is_over(now := self.backend.now()) and self.agree(now - begun < traits.warm_in_seconds):
+            self.require_clock_goes_on(trains)
             self._train(checked, size, self.shortest_lead_seconds, Samples())
             self._rest()
+            trains += 1
         self._is_cold = False
 
     def _rest(self) -> None:

@@ -37,9 +37,11 @@ class Classic(Regime):
         self._warmup_owed = warmup_seconds
 
     def sample(self, checked: Checked, rule: StoppingRule, estimate: float) -> Samples:
-        begun = self.backend.now()
+        begun, loops = self.backend.now(), 0
         while self.backend.now() - begun < self._warmup_owed and not rule.is_over(self.backend.now()):
+            self.require_clock_goes_on(loops)
             self._loop(checked, rule)
+            loops += 1
         self._warmup_owed = 0.0
         return self._loop(checked, rule)
 

@@ -10,8 +10,9 @@ from typing import ClassVar, NamedTuple
 
 from mamf.backend import Backend, Reading
 from mamf.engine.checking import Checked
+from mamf.machine.garbage import no_garbage_collection
 from mamf.measurement import Conditions
-from mamf.regimes.base import Launch, Regime, Samples, StoppingRule, no_garbage_collection
+from mamf.regimes.base import Launch, Regime, Samples, StoppingRule
 from mamf.statistics import Repeatability, relative_slope
 
 #: A clock of at least this share of the highest: nothing holds the device back.
@@ -193,7 +194,8 @@ class _Blocks:
         backend, rotation = self._regime.backend, itertools.cycle(self._checked.launches)
         queued: deque[tuple[object, object, int, bool]] = deque()
         reached = backend.mark()
-        while True:
+        for blocks in itertools.count():
+            self._regime.require_clock_goes_on(blocks)
             if self._must_poison:
                 self._checked.poison()
                 self._must_poison, reached = False, backend.mark()

@@ -93,7 +93,7 @@ def cells(ceiling: Ceiling, header: Mapping[str, Any]) -> list[str]:
     joules = ceiling.joules_per_tflop
     clock = ceiling.conditions.clock_hz
     return [
-        f"{ceiling.regime} ({_NAMES[ceiling.regime]})",
+        f"{ceiling.regime} ({name})" if (name := _NAMES.get(ceiling.regime)) else ceiling.regime,
         significant(ceiling.tflops),
         f"{significant(ceiling.interval.low)} to {significant(ceiling.interval.high)}",
         str(ceiling.shape),
@@ -126,7 +126,8 @@ def notes(ceiling: Ceiling, rows: Iterable[Measurement], header: Mapping[str, An
     if ceiling.conditions.throttle_reasons:
         lines.append(f"    throttled by {', '.join(ceiling.conditions.throttle_reasons)}")
     phases = Counter(row.phase for row in rows if row.regime == ceiling.regime)
-    lines.append("    found by " + ", ".join(f"{count} {_PHASES[phase]}" for phase, count in phases.items()))
+    told = (f"{count} {_PHASES.get(phase, phase or 'others')}" for phase, count in phases.items())
+    lines.append(f"    found by {', '.join(told)}")
     return lines
 
 

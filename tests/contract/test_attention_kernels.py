@@ -143,13 +143,10 @@ def test_every_entry_point_is_a_kernel_of_that_name():
 def bare_backend(name):
     kind = backend_class(name)
     reason = Unavailable("Inductor makes no kernels for mps", "mamf attention --kernel sdpa") if name == "mps" else None
-    return SimpleNamespace(
-        name=name,
-        runtime=kind.runtime,
-        index=0,
-        info=SimpleNamespace(architecture="gfx942"),
-        without_compiler=lambda: reason,
-    )
+    bare = object.__new__(kind)
+    bare.index, bare.info = 0, SimpleNamespace(architecture="gfx942")
+    bare.without_compiler = lambda: reason
+    return bare
 
 
 def assert_actionable(reason):

@@ -162,7 +162,18 @@ TABLE = [
 ]
 
 
-CASES = [pytest.param(*case, id=f"{case[0].__name__}.{case[1]}-{case[2][0][0]}") for case in TABLE]
+def named(case):
+    kind, method, commands = case
+    return f"{kind.__name__}.{method}-{commands[0][0]}"
+
+
+CASES = [pytest.param(*case, id=named(case)) for case in TABLE]
+FAULTY_CASES = [
+    pytest.param(*case, fault, id=f"{named(case)}-{name}")
+    for case in TABLE
+    for name, fault in FAULTS.items()
+    if name == "raises" or case[1] not in RETURN_NOTHING
+]
 
 
 def put(monkeypatch, kind, method, fault):
@@ -172,12 +183,9 @@ def put(monkeypatch, kind, method, fault):
     monkeypatch.setattr(kind, method, classmethod(fault) if is_of_class else fault)
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize(("kind", "method", "commands"), CASES)
+@pytest.mark.parametrize(("kind", "method", "commands", "fault"), FAULTY_CASES)
 def test_a_fault_is_told_in_a_line_that_names_the_plugin(run, monkeypatch, tmp_path, kind, method, commands, fault):
-    if method in (*RETURN_NOTHING, "__init__") and fault != "raises":
-        return
-    put(monkeypatch, kind, method, FAULTS[fault])
+    put(monkeypatch, kind, method, fault)
     for command in commands:
         if command[0] == "show" and not (tmp_path / "run.jsonl").exists():
             continue
@@ -255,6 +263,40 @@ def test_the_line_says_whose_fault_it_is_and_what(run, monkeypatch, kind, method
     code, out, err = run(*command)
     assert code == 2
     assert told in out + err
+
+
+def clock(right_for, then):
+    """A ``now`` that is right so many times; ``then`` makes what it gives of the last time that was right."""
+    right, given = SimulatedBackend.now, []
+
+    def now(self):
+        if len(given) < right_for:
+            given.append(right(self))
+            return given[-1]
+        return then(given[-1])
+
+    return now
+
+
+@pytest.mark.parametrize("regime", ["burst", "sustained", "classic"])
+@pytest.mark.parametrize(
+    ("then", "told"),
+    [
+        (lambda last: math.nan, "backend faulty is broken: now gave nan, not a finite number"),
+        (lambda last: last - 1, "or later, as before"),
+        (lambda last: last, "backend faulty is broken: its clock stood still for 20 rounds of launches"),
+    ],
+    ids=["NaN", "goes back", "stands still"],
+)
+def test_a_clock_that_fails_within_a_visit_ends_it(run, monkeypatch, tmp_path, regime, then, told):
+    monkeypatch.setattr(FaultyBackend, "now", clock(30, then))
+    monkeypatch.setattr(FaultyBackend, "burst_traits", Backend.burst_traits)  # which warm in
+    large = [word.replace("1024", "8192") for word in SWEEP[1:]]
+    code, out, err = run("sweep", "--regime", regime, *large)
+    log = read_run_log(tmp_path / "run.jsonl")
+    assert told in out + err + "".join(row.reason for row in log.measurements)
+    assert (code, log.tier) in ((1, "complete"), (2, "interrupted"))
+    assert log.summary is not None
 
 
 def test_what_a_kernel_throws_while_it_prepares_is_the_status_of_its_row(run, monkeypatch, tmp_path):
@@ -355,6 +397,45 @@ def test_one_that_is_asked_for_by_name_is_refused(broken, run):
             assert len(err.splitlines()) == 1
             assert "mamf_broken:Broken cannot be loaded" in err
             assert "output" not in err
+
+
+FIND = ["find", "--backend", "faulty", "--dry-run"]
+DOES_NOT_WORK = "mamf: the first product, 1024x1024x1024 by kernel faulty on the device of backend faulty, failed: "
+
+
+@pytest.mark.parametrize(
+    ("method", "told"),
+    [
+        ("prepare", f"{DOES_NOT_WORK}RuntimeError: it broke"),
+        ("settings", "mamf: kernel faulty is broken: settings raised RuntimeError: it broke"),
+    ],
+)
+@pytest.mark.parametrize("quick", [[], ["--quick"]])
+def test_a_default_kernel_that_does_not_work_is_told_and_the_others_are_searched(run, monkeypatch, method, told, quick):
+    monkeypatch.setattr(FaultyMatmul, "is_default", True)
+    monkeypatch.setattr(FaultyMatmul, method, raises)
+    code, out, err = run(*FIND, *quick)
+    assert (code, err) == (0, f"{told}; it is left out\n")
+    assert "\nkernels: simulated.mm\n" in out
+
+
+def test_a_find_goes_on_without_a_default_kernel_that_does_not_work(run, monkeypatch, tmp_path):
+    monkeypatch.setattr(FaultyMatmul, "is_default", True)
+    monkeypatch.setattr(FaultyMatmul, "prepare", raises)
+    found = ["find", "--backend", "faulty", "--regime", "burst", "--budget", "0.5s", "--output", "run.jsonl"]
+    assert run(*found)[0] == 0
+    log = read_run_log(tmp_path / "run.jsonl")
+    assert ({row.kernel for row in log.measurements}, log.plan.kernels) == ({"simulated.mm"}, ("simulated.mm",))
+
+
+def test_it_is_an_error_where_no_other_works_or_it_was_asked_for(run, monkeypatch):
+    monkeypatch.setattr(FaultyMatmul, "prepare", raises)
+    for named in (["faulty"], ["faulty", "right"]):
+        code, out, err = run(*FIND, "--kernel", *named)
+        assert (code, out, err) == (1, "", f"{DOES_NOT_WORK}RuntimeError: it broke\n")
+    monkeypatch.setattr(FaultyMatmul, "is_default", True)
+    monkeypatch.setattr(SimulatedMatmul, "prepare", raises)
+    assert run(*FIND) == (1, "", f"{DOES_NOT_WORK}RuntimeError: it broke\n")
 
 
 def test_the_library_warns_of_it(broken):

@@ -2,8 +2,17 @@
 
 import pytest
 
-from mamf.plugins.discovery import OPERATIONS, attention_kernel, kernel, kernel_of, open_backend, operation, registered
-from mamf.testing import AttentionKernelContract, OperationContract
+from mamf.plugins.discovery import (
+    OPERATIONS,
+    attention_kernel,
+    kernel,
+    kernel_names,
+    kernel_of,
+    open_backend,
+    operation,
+    registered,
+)
+from mamf.testing import AttentionKernelContract, OperationContract, SimulatedBackend
 
 #: A kernel of each operation that runs on any CPU.
 OF_CPU = {
@@ -31,6 +40,16 @@ FIELDS = {"model": {"d_model": 32, "d_ff": 64, "layers": 1, "heads": 2, "kv_head
 
 def test_every_operation_is_held_to_the_contract():
     assert set(registered(OPERATIONS)) == set(OF_CPU)
+
+
+@pytest.mark.parametrize("name", OF_CPU)
+def test_no_kernel_of_a_real_device_is_available_in_virtual_time(name):
+    of = operation(name)
+    for each in kernel_names(of):
+        unavailable = kernel_of(of, each).unavailable(SimulatedBackend())
+        assert unavailable is not None, each
+        assert unavailable.reason
+        assert unavailable.remedy
 
 
 @pytest.mark.parametrize("name", OF_CPU)

@@ -271,3 +271,37 @@ def test_names_of_files_hold_what_is_known():
     assert legacy_name_of(legacy_run()) == "mamf-finder-v4-bfloat16-20261120-235345.jsonl"
     assert legacy_name_of(legacy_run(started=None, dtype=None)) == "mamf-finder-v4-undated.jsonl"
     assert slug(["sweep", "cublaslt[2]", "", "burst", "burst"]) == "sweep-cublaslt-2-burst"
+
+
+def test_a_folder_of_more_files_than_any_collection_is_refused(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("mamf.cli.results._MOST_FILES", 3)
+    for number in range(4):
+        (tmp_path / f"{number}.jsonl").touch()
+    code, _, err = run("results", "check", str(tmp_path))
+    assert (code, err) == (2, f"mamf: {tmp_path} holds more than 3 files: name the folder of the logs\n")
+
+
+def renamed_phase(records):
+    next(record for record in records if record["record"] == "measurement")["phase"] = "text"
+
+
+def renamed_regime(records):
+    next(record for record in records if record["record"] == "ceiling")["regime"] = "1e5"
+
+
+def without_optional_fields(records):
+    for name in ("fast_accumulation", "data", "seed"):
+        del records[0]["plan"]["problem"][name]
+
+
+@pytest.mark.parametrize("damage", [renamed_phase, renamed_regime, without_optional_fields])
+@pytest.mark.parametrize("kind", ["find", "sweep"])
+def test_what_a_schema_leaves_open_is_shown_as_it_says(run, sweep_records, find_records, tmp_path, kind, damage):
+    records = json.loads(json.dumps(find_records if kind == "find" else sweep_records))
+    if kind == "find" or damage is not renamed_regime:
+        damage(records)
+    write(tmp_path / "damaged.jsonl", records)
+    for form in ("table", "csv", "json", "markdown"):
+        code, out, err = run("show", str(tmp_path / "damaged.jsonl"), "--format", form)
+        assert (code, err) == (0, "")
+        assert out

@@ -25,7 +25,8 @@ from mamf.counters.metrics import (
 )
 from mamf.counters.ranking import disagreements
 from mamf.counters.roofs import Roof
-from mamf.logs.schema import record_schema, require
+from mamf.logs.schema import record_schema
+from mamf.logs.validator import require
 from mamf.measurement import Measurement
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape

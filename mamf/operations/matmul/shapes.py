@@ -23,8 +23,8 @@ class MatmulShape:
     k: int
 
     def __post_init__(self) -> None:
-        sizes = self.m, self.n, self.k
-        if {*map(type, sizes)} == {int} and min(sizes) > 0 and max(sizes) <= LARGEST_SIZE:
+        m, n, k = self.m, self.n, self.k
+        if type(m) is type(n) is type(k) is int and min(m, n, k) > 0 and max(m, n, k) <= LARGEST_SIZE:
             return  # as of thousands of shapes of a grid
         for name in ("m", "n", "k"):
             object.__setattr__(self, name, whole_number(name.upper(), getattr(self, name)))

@@ -25,9 +25,6 @@ class Eager(TorchAttention):
     head_dims = range(1, 1025)
     has_window = True
 
-    def unavailable(self, backend: Backend) -> Unavailable | None:
-        return None
-
     def attend(self, shape: AttentionShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError("bound to a mask by bind")
 
@@ -69,7 +66,7 @@ class CompiledEager(Eager):
     name = "compiled-eager"
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
-        return backend.without_compiler()
+        return backend.without_compiler() or super().unavailable(backend)
 
     def settings(self, backend: Backend, problem: AttentionProblem) -> AbstractContextManager[object]:
         return compiled_for_repetition()

@@ -34,7 +34,7 @@ class Flex(TorchAttention):
             import torch.nn.attention.flex_attention  # noqa: F401
         except Exception as error:  # a build of torch without its compiler
             return Unavailable(f"FlexAttention does not load: {first_line(error)}", "pip install --upgrade torch")
-        return None
+        return super().unavailable(backend)
 
     def unsupported(self, backend: Backend, problem: AttentionProblem) -> str | None:
         if backend.runtime == "host" and problem.has_backward:

@@ -24,9 +24,6 @@ class Sdpa(TorchAttention):
     #: Its causal mask is aligned to the top left.
     has_unequal_lengths = False
 
-    def unavailable(self, backend: Backend) -> Unavailable | None:
-        return None
-
     def attend(self, shape: AttentionShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return scaled_dot_product_attention(q, k, v, is_causal=shape.causal, enable_gqa=shape.heads != shape.kv_heads)
 

@@ -12,12 +12,12 @@ from typing import Any, ClassVar
 
 import torch
 
-from mamf.backend import Backend, OperandPool
+from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.kernel import Prepared, Verdict
 from mamf.operations.attention.kernel import AttentionKernel
 from mamf.operations.attention.kernels.attention_reference import Reference
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
-from mamf.operations.outputs import Unchanged, poison_outputs, tensors_of
+from mamf.operations.outputs import Unchanged, poison_outputs, tensors_of, without_torch
 
 #: How torch's dispatchers say that nothing fits.
 _NOTHING_FITS = ("No available kernel", "No viable backend")
@@ -45,6 +45,9 @@ class TorchAttention(AttentionKernel):
     head_dims: ClassVar[range | tuple[int, ...]] = range(8, 257, 8)
     #: ||O - reference|| / ||reference|| at which a result counts as right; None: by dtype.
     tolerance: ClassVar[float | None] = None
+
+    def unavailable(self, backend: Backend) -> Unavailable | None:
+        return without_torch(backend)
 
     @abstractmethod
     def attend(self, shape: AttentionShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from mamf.backend import Backend, OperandPool
+from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.dtypes import DTYPES
 from mamf.errors import UnsupportedError
 from mamf.kernel import Prepared, Verdict, aligned
 from mamf.operations.bandwidth.kernel import BandwidthKernel
 from mamf.operations.bandwidth.shapes import READS, BandwidthProblem, BandwidthShape
-from mamf.operations.outputs import Unchanged, as_words, poison_outputs
+from mamf.operations.outputs import Unchanged, as_words, poison_outputs, without_torch
 
 #: What is written, and what a triad multiplies by: exact in every dtype, so a triad rounds twice at most.
 SCALAR = 3.0
@@ -34,6 +34,9 @@ _SURELY = 6
 
 class TorchArrays(BandwidthKernel):
     """A kernel over torch's tensors. Derived kernels say how they launch."""
+
+    def unavailable(self, backend: Backend) -> Unavailable | None:
+        return without_torch(backend)
 
     def sums(self, backend: Backend, problem: BandwidthProblem) -> tuple[int, str]:
         """Elements and dtype of what a read writes: sums of parts of the array."""

@@ -20,7 +20,7 @@ from mamf.dtypes import DTYPES
 from mamf.kernel import Prepared, Verdict
 from mamf.operations.collective.kernel import CollectiveKernel
 from mamf.operations.collective.shapes import CollectiveProblem, CollectiveShape
-from mamf.operations.outputs import Unchanged, as_words, poison
+from mamf.operations.outputs import Unchanged, as_words, poison, without_torch
 
 _SAMPLED = 256
 # More of them than any dtype holds.
@@ -34,7 +34,7 @@ class TorchDistributed(CollectiveKernel):
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
         is_rank = torch.distributed.is_available() and torch.distributed.is_initialized()
-        return None if is_rank else _NO_GROUP
+        return without_torch(backend) if is_rank else _NO_GROUP
 
     def unsupported(self, backend: Backend, problem: CollectiveProblem) -> str | None:
         if (reason := self.unavailable(backend)) is not None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from mamf.backend import Backend, OperandPool
+from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.kernel import Prepared, Verdict
 from mamf.operations.copies.kernel import CopyKernel
 from mamf.operations.copies.shapes import CopyProblem, CopyShape
-from mamf.operations.outputs import Unchanged, as_words, poison
+from mamf.operations.outputs import Unchanged, as_words, poison, without_torch
 
 
 class TorchCopies(CopyKernel):
@@ -16,6 +16,9 @@ class TorchCopies(CopyKernel):
 
     name = "torch"
     is_default = True
+
+    def unavailable(self, backend: Backend) -> Unavailable | None:
+        return without_torch(backend)
 
     def prepare(
         self,

@@ -29,7 +29,7 @@ class FunctionalScaledGroupedMm(ScaledProducts[GroupedProblem, GroupedShape], Gr
     def unavailable(self, backend: Backend) -> Unavailable | None:
         if not hasattr(torch.nn.functional, "scaled_grouped_mm"):
             return Unavailable(f"torch {torch.__version__} has no scaled_grouped_mm", "pip install 'torch>=2.10'")
-        return None
+        return super().unavailable(backend)
 
     def bind(
         self, problem: GroupedProblem, shape: GroupedShape, a: Quantized, b: Quantized, ends: torch.Tensor

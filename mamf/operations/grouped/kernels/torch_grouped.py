@@ -50,7 +50,7 @@ class GroupedMm(TorchGrouped):
     def unavailable(self, backend: Backend) -> Unavailable | None:
         if grouped_mm() is None:
             return Unavailable(f"torch {torch.__version__} has no grouped_mm", "pip install 'torch>=2.8'")
-        return None
+        return super().unavailable(backend)
 
     def unsupported_problem(self, backend: Backend, problem: GroupedProblem) -> str | None:
         if problem.layout[0] == "t":

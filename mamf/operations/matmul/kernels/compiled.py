@@ -21,7 +21,7 @@ class Compiled(TorchMm):
     is_tried_unasked = False
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
-        return backend.without_compiler()
+        return backend.without_compiler() or super().unavailable(backend)
 
     def bind(
         self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor

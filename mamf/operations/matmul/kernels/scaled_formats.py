@@ -80,7 +80,7 @@ class FunctionalScaledMm(FormatMatmul):
     def unavailable(self, backend: Backend) -> Unavailable | None:
         if not hasattr(torch.nn.functional, "scaled_mm"):
             return Unavailable(f"torch {torch.__version__} has no scaled_mm", "pip install 'torch>=2.10'")
-        return None
+        return super().unavailable(backend)
 
     def bind(
         self, backend: Backend, problem: MatmulProblem, a: Quantized, b: Quantized, c: torch.Tensor

@@ -25,7 +25,7 @@ class TorchMatmul(TorchProducts[MatmulProblem, MatmulShape], MatmulKernel):
     def unavailable(self, backend: Backend) -> Unavailable | None:
         if self.function and not hasattr(torch, self.function):
             return Unavailable(f"this torch has no torch.{self.function}", "pip install --upgrade torch")
-        return None
+        return super().unavailable(backend)
 
     @abstractmethod
     def bind(

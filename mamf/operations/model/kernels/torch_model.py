@@ -17,6 +17,7 @@ from mamf.operations.model.kernel import ModelKernel
 from mamf.operations.model.kernels.network import Attend, Network, fill
 from mamf.operations.model.kernels.step import Step
 from mamf.operations.model.shapes import ModelProblem, ModelShape
+from mamf.operations.outputs import without_torch
 from mamf.plugins.discovery import attention_kernel
 from mamf.torch_backend import TorchBackend, torch_dtype
 
@@ -36,9 +37,7 @@ class TorchModel(ModelKernel):
         self.name = f"{self.base}[{self.attention.name}]"
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
-        if not isinstance(backend, TorchBackend):
-            return Unavailable(f"{self.name} runs on devices of torch", "mamf backends lists them")
-        return self.attention.unavailable(backend)
+        return without_torch(backend) or self.attention.unavailable(backend)
 
     def unsupported(self, backend: Backend, problem: ModelProblem) -> str | None:
         if not isinstance(self.attention, TorchAttention):

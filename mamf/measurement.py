@@ -7,7 +7,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from mamf.statistics import Interval, Repeatability, Summary, repeat_interval, standard_deviation, standard_error
+from mamf.statistics import (
+    Interval,
+    Repeatability,
+    Summary,
+    exact_standard_deviation,
+    repeat_interval,
+    standard_error,
+)
 from mamf.tabular import Tabular
 from mamf.work import Work
 
@@ -40,6 +47,9 @@ class Measurement(Tabular):
     it allocates (attention and models only). ``peak_reserved_bytes``: what the process had taken of the device by then,
     blocks of its allocator that nobody used among them (models only). ``repeatability``: how far repeats lie apart, as
     calibrated for the backend; None where that is not known, and in logs from before there was one.
+
+    ``device``: the index of the one that measured it, in a run that several share; ``device_speed``: how fast that is
+    to the run's first device, as their common reference tells, and None where nothing does (mamf.logs.device_speeds).
     """
 
     shape: Any
@@ -64,6 +74,8 @@ class Measurement(Tabular):
     peak_memory_bytes: int | None = None
     peak_reserved_bytes: int | None = None
     repeatability: Repeatability | None = None
+    device: int | None = None
+    device_speed: float | None = 1.0
 
     def __repr__(self) -> str:
         figure = f"{self.status}, {self.reason}" if self.summary is None else f"{self.best_rate:.4g} {self.work.unit}"
@@ -114,10 +126,25 @@ class Measurement(Tabular):
         """The figure that a best is chosen by in this regime."""
         return self.rate(self.best_by)
 
+    @property
+    def comparable_rate(self) -> float:
+        """The best rate as the run's first device would give it, where the two were compared."""
+        return self.best_rate / (self.device_speed or 1.0)
+
+    @property
+    def comparable_seconds(self) -> float:
+        """The same of ``seconds``."""
+        return self.seconds * (self.device_speed or 1.0)
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """What a best is chosen by: rows of a device that nothing compares with the others come after theirs."""
+        return self.device_speed is not None, self.comparable_rate
+
     @cached_property
     def stdev(self) -> float:
         """Standard deviation of the samples, in seconds."""
-        return standard_deviation(self.samples)
+        return exact_standard_deviation(self.samples)
 
     @property
     def figure(self) -> str:

@@ -85,6 +85,10 @@ class Plan:
         everything = [(regime, shape) for regime in self.regimes for shape in self.ordered_shapes()]
         return [step for step in everything if step not in done]
 
+    def common(self) -> MatmulShape:
+        """What devices that share the plan are compared on: its reference, else the shape of middling work."""
+        return self.reference or sorted(self.shapes, key=lambda shape: shape.flop)[len(self.shapes) // 2]
+
     def measured_shapes(self) -> tuple[MatmulShape, ...]:
         return self.shapes if self.reference is None else (*self.shapes, self.reference)
 
@@ -176,6 +180,12 @@ class KernelsPlan:
         if not self.confirms:
             return ROWS
         return ROOFLINE if self.searches else CEILINGS_OF_ITS_OWN
+
+    def common(self, dtype: str) -> tuple[Any, Any]:
+        """The problem and the shape of middling work that devices which share the plan are compared on."""
+        problem = next(problem for problem in self.problems if problem.dtype == dtype)
+        by_work = sorted(self.shapes, key=lambda shape: float(problem.work(shape).amount))
+        return problem, by_work[len(by_work) // 2]
 
     def steps(self, held: Collection[Row] = ()) -> list[Row]:
         """What is left to measure; kernels of one shape follow one another."""

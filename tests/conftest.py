@@ -30,9 +30,12 @@ def pytest_xdist_auto_num_workers(config):
 
 
 def pytest_collection_finish():
-    """What was imported and collected stays: no collection of garbage goes through torch and all tests again."""
+    """What was imported and collected stays: no collection of garbage goes through torch and all tests again, and few
+    go through what tests make.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000)
 
 
 @pytest.fixture(scope="session", autouse=True)

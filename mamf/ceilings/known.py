@@ -28,4 +28,4 @@ KnownCeilings = Mapping[tuple[str, str], KnownCeiling]
 def known_share(row: Measurement, known: KnownCeilings) -> float | None:
     """A row as a share of the known ceiling of its dtype and regime: MAMFU. None where there is none, or no figure."""
     ceiling = known.get((row.problem.dtype, row.regime))
-    return row.best_rate / ceiling.tflops if ceiling is not None and row.ok else None
+    return row.comparable_rate / ceiling.tflops if ceiling is not None and row.ok else None

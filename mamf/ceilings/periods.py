@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from mamf.ceilings.surrogate import Scales, distances, features, log_likelihood
+from mamf.ceilings.surrogate import Scales, distances, features, log_likelihood, squared_distances, wave_features
 from mamf.operations.matmul.shapes import MatmulShape
 
 _UNITS = range(8, 322, 2)
@@ -29,9 +29,12 @@ def likeliest_units(measured: Mapping[MatmulShape, float], scales: Scales) -> in
         return None
     values = np.array([math.log(measured[shape]) for shape in shapes])
     rows = list(range(len(shapes)))
+    m, n = np.array([(shape.m, shape.n) for shape in shapes], dtype=float).T
+    apart = distances(features(shapes, None), rows, rows)
 
     def likelihood(units: int | None) -> float:
-        return log_likelihood(distances(features(shapes, units), rows, rows), values, scales)
+        waves = squared_distances(wave_features(m, n, units), rows, rows)
+        return log_likelihood(apart._replace(waves=waves), values, scales)
 
     found = {units: likelihood(units) for units in _UNITS}
     likeliest = max(found, key=found.__getitem__)

@@ -128,15 +128,15 @@ class RoofPoint:
 
 
 def point_of(row: Measurement, roofs: Roofs, name: str) -> RoofPoint:
-    """A measured row, by the statistic that its regime is judged by."""
+    """A measured row, by the statistic that its regime is judged by; of several devices as the run's first gives it."""
     work, roof = row.work, roofs.over(row)
-    seconds = row.amount / row.best_rate / TERA
+    seconds = row.amount / row.comparable_rate / TERA
     return RoofPoint(
         name=name,
         kernel=row.kernel,
         dtype=row.problem.dtype,
         regime=row.regime,
-        rate=row.best_rate,
+        rate=row.comparable_rate,
         unit=work.unit,
         tflops=work.flop / seconds / TERA if work.flop else None,
         intensity=work.flop / work.nbytes if work.flop and work.nbytes else None,

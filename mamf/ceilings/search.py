@@ -135,6 +135,7 @@ class Search:
         self._shapes: list[MatmulShape] = list(dict.fromkeys((*shapes, *(shape for shape, _ in self.measured))))
         self._candidates: list[Candidate] = [(shape, kernel) for kernel in self.kernels for shape in self._shapes]
         self._position = {candidate: row for row, candidate in enumerate(self._candidates)}
+        self._logarithms = np.log2(np.array([(shape.m, shape.n, shape.k) for shape in self._shapes], dtype=float))
         self._hopeless = np.zeros(len(self._candidates), dtype=bool)
         self._look_at_shapes()
         if self._surrogate.is_fitted:
@@ -173,8 +174,10 @@ class Search:
         if len(self.measured) < self._scouts or not self._known():
             return
         is_due = len(self.measured) % _MEASUREMENTS_PER_FIT == 0 or candidate in self._first[self._scouts :]
-        if is_due or not self._surrogate.is_fitted or not tflops > 0:
+        if is_due or not self._surrogate.is_fitted:
             self._refit()
+        elif not tflops > 0:  # nothing to fit
+            self._look_at_failures()
         else:
             self._rows.append(self._position[candidate])
             self._surrogate.add(self._rows[-1], math.log(tflops))
@@ -240,26 +243,32 @@ class Search:
             self._look_at_shapes()
         self._rows = [self._position[candidate] for candidate in known]
         self._surrogate.fit(self._rows, [math.log(tflops) for tflops in known.values()])
-        self._hopeless = np.concatenate([self._hopeless_by(kernel) for kernel in self.kernels])
+        self._look_at_failures()
 
-    def _hopeless_by(self, kernel: str) -> NDArray[np.bool_]:
-        own = [(shape, tflops > 0) for (shape, by), tflops in self.measured.items() if by == kernel]
-        position = {shape: row for row, shape in enumerate(self._shapes)}
-        known = [position[shape] for shape, is_known in own if is_known]
-        failed = [position[shape] for shape, is_known in own if not is_known]
-        if kernel != self.kernels[0] and not known and len(failed) >= _HOPELESS_FAILURES:
+    def _look_at_failures(self) -> None:
+        self._hopeless = np.concatenate([self._hopeless_by(number) for number in range(len(self.kernels))])
+
+    def _hopeless_by(self, number: int) -> NDArray[np.bool_]:
+        """Of the shapes, by the kernel of this number."""
+        kernel, before = self.kernels[number], number * len(self._shapes)
+        own = [
+            (self._position[each] - before, tflops > 0) for each, tflops in self.measured.items() if each[1] == kernel
+        ]
+        known = [row for row, is_known in own if is_known]
+        failed = [row for row, is_known in own if not is_known]
+        if number and not known and len(failed) >= _HOPELESS_FAILURES:
             return np.ones(len(self._shapes), dtype=bool)
-        return among_failures(self._shapes, known, failed)
+        return among_failures(self._logarithms, known, failed)
 
 
-def among_failures(candidates: Sequence[MatmulShape], known: list[int], failed: list[int]) -> NDArray[np.bool_]:
+def among_failures(sizes: Array, known: list[int], failed: list[int]) -> NDArray[np.bool_]:
     """Candidates that failed, or that lie where nearly all that was tried did: two failures and no success nearby.
 
-    A single failure says nothing of its neighbours; a region of them (exhausted memory, an alignment) does.
+    A single failure says nothing of its neighbours; a region of them (exhausted memory, an alignment) does. ``sizes``:
+    logarithms of M, N and K, a row a candidate.
     """
     if not failed:
-        return np.zeros(len(candidates), dtype=bool)
-    sizes = np.log2(np.array([(shape.m, shape.n, shape.k) for shape in candidates], dtype=float))
+        return np.zeros(len(sizes), dtype=bool)
     near_known = np.exp(-2 * squared_distances(sizes, known, None)).sum(axis=0)
     near_failed = np.exp(-2 * squared_distances(sizes, failed, None)).sum(axis=0)
     hopeless = np.asarray(near_failed > 1.5 + near_known)

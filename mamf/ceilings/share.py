@@ -16,17 +16,19 @@ STATE_TOLERANCE = 0.01
 
 
 def mamfu(row: Measurement, ceilings: Ceilings) -> float | None:
-    """A row as a share of the ceiling of its dtype and regime; None where there is no such ceiling."""
+    """A row as a share of the ceiling of its dtype and regime; None where there is no such ceiling. Of several devices
+    as the run's first gives it, which the ceiling is of.
+    """
     ceiling = ceilings.get((row.problem.dtype, row.regime))
     if ceiling is None or row.summary is None:
         return None
-    return ceiling.utilization(flop=row.flop, seconds=row.seconds, regime=row.regime)
+    return ceiling.utilization(flop=row.flop, seconds=row.comparable_seconds, regime=row.regime)
 
 
 def state(row: Measurement, ceilings: Ceilings) -> float | None:
     """How far the card was from its ceiling around a row: the reference product's figure to the ceiling's, less 1."""
     ceiling, seen = ceilings.get((row.problem.dtype, row.regime)), row.details.get("reference_tflops")
-    return None if ceiling is None or seen is None else float(seen) / ceiling.tflops - 1
+    return None if ceiling is None or seen is None else float(seen) / (row.device_speed or 1.0) / ceiling.tflops - 1
 
 
 def require_same_card(ceiling: Ceiling, backend: Backend) -> None:

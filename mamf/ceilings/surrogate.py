@@ -72,17 +72,18 @@ class Features:
 
 
 def features(shapes: Sequence[MatmulShape], compute_units: int | None) -> Features:
-    """Features of S shapes, S x 3, S x (one a tile) and S x 1.
-
-    A wave feature is the share of the compute units' work that reaches C: edge tiles hang over its border, and the last
-    wave leaves units idle (known only with ``compute_units``). Of a tile's two orientations the better counts.
-    """
+    """Features of S shapes, S x 3, S x (one a tile) and S x 1."""
     m, n, k = np.array([(shape.m, shape.n, shape.k) for shape in shapes], dtype=float).T
     sizes = np.stack([np.log2(m * n), np.log2(k), np.abs(np.log2(m / n)), np.log2(m * k + k * n + m * n)], axis=1)
-    waves = np.stack(
-        [np.maximum(_useful(m, n, a, b, compute_units), _useful(m, n, b, a, compute_units)) for a, b in _TILES], axis=1
-    )
-    return Features(_standardised(sizes), _standardised(waves), _standardised(np.log2(m / n)[:, None]))
+    return Features(_standardised(sizes), wave_features(m, n, compute_units), _standardised(np.log2(m / n)[:, None]))
+
+
+def wave_features(m: Array, n: Array, compute_units: int | None) -> Array:
+    """By tile the share of the compute units' work that reaches C: edge tiles hang over its border, and the last wave
+    leaves units idle (known only with ``compute_units``). Of a tile's two orientations the better counts.
+    """
+    useful = [np.maximum(_useful(m, n, a, b, compute_units), _useful(m, n, b, a, compute_units)) for a, b in _TILES]
+    return _standardised(np.stack(useful, axis=1))
 
 
 def _useful(m: Array, n: Array, tile_m: int, tile_n: int, compute_units: int | None) -> Array:

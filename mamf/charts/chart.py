@@ -114,11 +114,12 @@ def with_visible_texts(part: Any) -> Any:
 
 
 def point(row: Measurement, x: float, quantity: Quantity, share: float = 1.0) -> Point:
-    """A measured row's figure: the statistic that its regime is judged by, with its interval if it has one.
-    ``share`` scales it.
+    """A measured row's figure: the statistic that its regime is judged by, with its interval if it has one; of several
+    devices as the run's first gives it. ``share`` scales it.
     """
-    seconds = row.amount / row.best_rate / 1e12
-    fast, slow = (row.interval.low, row.interval.high) if row.best_by == row.figure else (seconds, seconds)
+    seconds, speed = row.amount / row.comparable_rate / 1e12, row.device_speed or 1.0
+    has_interval = row.best_by == row.figure
+    fast, slow = (row.interval.low * speed, row.interval.high * speed) if has_interval else (seconds, seconds)
     if quantity == "ms":
         return Point(x, seconds * 1e3, fast * 1e3, slow * 1e3)
     scale = share * row.amount / 1e12
@@ -180,7 +181,9 @@ def machine(header: Mapping[str, Any]) -> str:
     device = header["device"]
     torch = header["environment"].get("packages", {}).get("torch", "unknown")
     driver = f", driver {device['driver']}" if device.get("driver") else ""
-    return f"{device['name']}, torch {torch}{driver}"
+    shared = [str(each["index"]) for each in header.get("devices", ())]
+    told = f" (devices {' '.join(shared)}, figures as of the first)" if shared else ""
+    return f"{device['name']}{told}, torch {torch}{driver}"
 
 
 def failures(rows: Iterable[Measurement], drawn: Iterable[str]) -> list[str]:
@@ -205,10 +208,10 @@ def sweep_chart(
     by_name = {name: [row for row in measured if row.regime == name] for name in regimes}
 
     def line(name: str, quantity: Quantity) -> Line:
-        best_first = sorted(by_name[name], key=lambda row: -row.best_rate)
+        best_first = sorted(by_name[name], key=lambda row: row.rank, reverse=True)
         best = best_first[0]
         points = [point(row, position(rank, row), quantity) for rank, row in enumerate(best_first, start=1)]
-        label = f"{name}: best {best.best_rate:.4g} TFLOPS ({best.best_by}) at {best.shape}"
+        label = f"{name}: best {best.comparable_rate:.4g} TFLOPS ({best.best_by}) at {best.shape}"
         return Line(label, tuple(sorted(points, key=lambda each: each.x)))
 
     grid = tuple((Panel("", quantity, tuple(line(name, quantity) for name in regimes)),) for quantity in quantities)

@@ -50,7 +50,7 @@ def kernels_chart(
 def _panel(rows: Sequence[Measurement], title: str, position: Position, quantity: Quantity) -> Panel:
     several = len({row.regime for row in rows}) > 1
     lines: dict[str, dict[float, Measurement]] = {}
-    for row in sorted(rows, key=lambda row: row.best_rate):
+    for row in sorted(rows, key=lambda row: row.rank):
         name = f"{row.kernel} ({row.regime})" if several else row.kernel
         lines.setdefault(name, {})[position(row)] = row
 

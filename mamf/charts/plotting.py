@@ -9,7 +9,8 @@ import io
 import itertools
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,9 +92,23 @@ def save(figure: Figure, path: Path, overwrite: bool = False) -> None:
     kind = file_type(path)
     if path.exists() and not overwrite:
         raise exists(path)
-    figure.savefig(image, format=kind)
+    with _laid_out(figure):
+        figure.savefig(image, format=kind)
     write = write_whole if overwrite else create_whole
     write(path, image.getvalue())
+
+
+@contextmanager
+def _laid_out(figure: Figure) -> Iterator[None]:
+    """Laid out once: matplotlib would do so again, and draw everything for it, before it draws."""
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.execute(figure)
+        figure.set_layout_engine("none")
+    try:
+        yield
+    finally:
+        figure.set_layout_engine(engine)
 
 
 def exists(path: Path) -> UsageError:

@@ -31,12 +31,14 @@ from mamf.cli.interruption import Interruption
 from mamf.cli.kernels_options import add_measuring_options
 from mamf.cli.options import add_device_options, add_output_options, terminal_width
 from mamf.cli.session import End, Resumed, Session, add_run_options, interruptible
+from mamf.cli.sharing import add_devices_options, say_devices
 from mamf.cli.terminal import say, warn
 from mamf.errors import UnknownNameError
 from mamf.kernel import AnyKernel
 from mamf.logs.records import ceiling_record
 from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement
+from mamf.node.sharing import SharedSweep
 from mamf.operations.attention.operation import Attention
 from mamf.operations.attention.report import attention_summary_record, render_attention
 from mamf.operations.attention.rows import is_attention, step_of
@@ -63,6 +65,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_problem_options(parser)
     add_ceiling_options(add_measuring_options(parser))
     add_device_options(parser)
+    add_devices_options(parser)
     add_run_options(parser, budget="stop after so long, for example 5m; the rest can be resumed")
     add_output_options(parser, FORMATS)
     parser.set_defaults(run=run, parser=parser)
@@ -101,7 +104,7 @@ class _AttentionSession(Session[KernelsPlan]):
         self.ceilings |= given
         self._references()  # one that cannot be loaded is said before anything is measured
         self._require_baseline()
-        self.sweep: KernelsSweep | None = None
+        self.sweep: KernelsSweep | SharedSweep | None = None
         interruption.check()
 
     def resumes(self) -> str:
@@ -163,6 +166,7 @@ class _AttentionSession(Session[KernelsPlan]):
         say(f"device: {self.backend.info.name} ({self.backend.name}:{self.backend.index})")
         say(f"kernels: {', '.join(self.plan.kernels)}")
         say(f"shapes: {len(self.plan.shapes)}, {len(steps)} rows in {', '.join(self.plan.regimes)}")
+        say_devices(self.devices)
         for search in self._missing_searches():
             names = " and ".join(search.regimes)
             say(f"ceilings: {search.problem.dtype} {names} are found first, in at most {search.budget_seconds:.0f} s")
@@ -192,7 +196,8 @@ class _AttentionSession(Session[KernelsPlan]):
             left = plan.budget_seconds - (self.backend.now() - begun)
             plan = replace(plan, budget_seconds=max(left, _A_MOMENT))
         kernels = [each for _, each in self.kernels]
-        self.sweep = KernelsSweep(plan, kernels, self.backend, self.ceilings, self._references(), self.held, on_phase)
+        sweep = KernelsSweep(plan, kernels, self.backend, self.ceilings, self._references(), self.held, on_phase)
+        self.sweep = self.shared(sweep)
         yield from self.sweep.results()
 
     def before_measuring(self, writer: RunLogWriter) -> None:

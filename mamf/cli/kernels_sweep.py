@@ -19,10 +19,12 @@ from mamf.cli.kernels_options import (
 )
 from mamf.cli.options import add_device_options, add_output_options, terminal_width
 from mamf.cli.session import End, Resumed, Session, add_run_options, interruptible
+from mamf.cli.sharing import add_devices_options, say_devices
 from mamf.cli.terminal import say
 from mamf.kernel import AnyKernel
 from mamf.logs.run_log import OwnCeilings
 from mamf.measurement import Measurement
+from mamf.node.sharing import SharedSweep
 from mamf.plans import KernelsPlan, Row
 from mamf.plugins.discovery import operation
 from mamf.plugins.selection import chosen_kernels
@@ -43,6 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     add_what_options(parser)
     add_run(parser)
+    add_devices_options(parser)
     parser.set_defaults(command="sweep")
 
 
@@ -87,8 +90,8 @@ class KernelsSession(Session[KernelsPlan]):
         kept = self.log.lasting if self.log else []
         self.rows = list(kept)
         self.known_ceilings = dict(self.log.known_ceilings) if self.log else {}
-        self.held = {self._step(row) for row in kept if not row.phase}
-        self.sweep = self.strategy()
+        self.held = {self._step(row) for row in kept if self._is_of_step(row)}
+        self.sweep: KernelsSweep | SharedSweep = self.strategy()
         # A library may have swallowed the exception while it was imported.
         interruption.check()
 
@@ -123,6 +126,9 @@ class KernelsSession(Session[KernelsPlan]):
         """What was confirmed of the operation itself; None where nothing is to be."""
         return None
 
+    def _is_of_step(self, row: Measurement) -> bool:
+        return not row.phase and not row.is_reference
+
     def _step(self, row: Measurement) -> Row:
         """The step of the plan that a row is of: the plan names kernels as they were asked for."""
         asked = {each.name: name for name, each in self.kernels}
@@ -133,6 +139,7 @@ class KernelsSession(Session[KernelsPlan]):
         say(f"device: {self.backend.info.name} ({self.backend.name}:{self.backend.index})")
         say(f"kernels: {', '.join(self.plan.kernels)}")
         say(f"shapes: {len(self.plan.shapes)}, {len(steps)} rows in {', '.join(self.plan.regimes)}")
+        say_devices(self.devices)
         return 0
 
     def kernel_name(self) -> str:
@@ -150,13 +157,15 @@ class KernelsSession(Session[KernelsPlan]):
 
     def measurements(self, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
         self.sweep.on_phase = on_phase
+        if isinstance(self.sweep, KernelsSweep):
+            self.sweep = self.shared(self.sweep)
         return self.sweep.results()
 
     def left_out(self) -> bool:
         return bool(self.sweep.left_out)
 
     def summary(self, end: End, elapsed_seconds: float) -> dict[str, Any]:
-        left = len(self.plan.steps({self._step(row) for row in self.rows if not row.phase}))
+        left = len(self.plan.steps({self._step(row) for row in self.rows if self._is_of_step(row)}))
         ceilings = self.own_ceilings()
         return kernels_run_summary(self.of.name, self.rows, {}, end.status, end.reason, elapsed_seconds, left, ceilings)
 

@@ -28,7 +28,7 @@ class Progress:
     def add(self, row: Measurement) -> None:
         """Count a measured row and show the best so far of its regime."""
         best = self._best.get(row.regime)
-        if row.ok and (best is None or row.best_rate > best.best_rate):
+        if row.ok and (best is None or row.rank > best.rank):
             best = self._best[row.regime] = row
         if best is not None:
             self._bar.set_postfix_str(

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from mamf.backend import Backend, DeviceInfo
+from mamf.backend import Backend
 from mamf.errors import LogMismatchError
 from mamf.logs.run_log import SCHEMA, RunLog
 from mamf.logs.same_device import require_same_device
@@ -127,10 +127,12 @@ def told(value: object) -> str:
     return " ".join(texts)
 
 
-def reopened(log: RunLog, options: argparse.Namespace) -> Backend:
-    """The device that a log was measured on. Raises LogMismatchError when another is asked for, or is there now."""
+def reopened(log: RunLog, options: argparse.Namespace, index: int | None = None) -> Backend:
+    """The device that a log was measured on, of several that of an index. Raises LogMismatchError when another is asked
+    for, or is there now.
+    """
     require_named(log, options)
-    then = DeviceInfo(**log.header["device"])
+    then = log.device(index)
 
     def named(name: str) -> str:
         # What auto stands for is known, and compared, when it is open.

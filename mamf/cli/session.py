@@ -10,15 +10,17 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Generic, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from mamf.backend import Advice
 from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.options import duration
 from mamf.cli.progress import Progress
 from mamf.cli.resuming import AnyPlan, plan_of, reopened
+from mamf.cli.sharing import ALL, asked_devices, found_devices, opened_pool, require_same_devices
 from mamf.cli.terminal import say, say_lines, warn
 from mamf.errors import MamfError, PluginError, RunLogWriteError, UsageError
+from mamf.logs.device_speeds import with_device_speeds
 from mamf.logs.header import header_of
 from mamf.logs.plan_records import plan_record
 from mamf.logs.recording import host_seconds
@@ -28,9 +30,14 @@ from mamf.logs.writer import RunLogWriter
 from mamf.machine.doctor import as_line, diagnose, warnings
 from mamf.machine.environment import command_line, tool_version
 from mamf.measurement import Measurement
+from mamf.node.pool import DevicePool
+from mamf.node.sharing import SharedSweep
 from mamf.plans import ROWS
 from mamf.plugins.discovery import open_backend
+from mamf.strategies.kernels import KernelsSweep
+from mamf.strategies.shapes import Sweep
 
+Shareable = TypeVar("Shareable", Sweep, KernelsSweep)
 _NOTHING_MEASURED = 1
 
 
@@ -105,10 +112,17 @@ class Session(ABC, Generic[AnyPlan]):
         self.before = plan_of(self.log, self.plan_kind, self.resumes(), self.purpose) if self.log else None
         self.findings: list[Advice] = []
         self.rows: list[Measurement] = []
+        #: What became of devices that shared the run and failed.
+        self.failures: list[str] = []
+        asked = asked_devices(options, self.log)
+        first = asked[0] if asked and asked != [ALL] else None
         if self.log:
-            self.backend = reopened(self.log, options)
+            self.backend = reopened(self.log, options, first)
         else:
-            self.backend = open_backend(options.backend or "auto", options.device or 0)
+            self.backend = open_backend(options.backend or "auto", first or options.device or 0)
+        #: Those that share the run; none where one measures alone.
+        self.devices = found_devices(self.backend, asked, self.log)
+        self.pool: DevicePool | None = None
 
     def resumes(self) -> str | None:
         """The operation of the logs that it resumes, where their kind of plan does not tell."""
@@ -161,8 +175,10 @@ class Session(ABC, Generic[AnyPlan]):
         if self.log and self.log.tier == "complete" and self.has_all():
             return self._report(self.log.header, self.log.summary, self.log.path)
         self.findings = diagnose(self.backend)
-        header = self.log.header if self.log else self._header()
         with ExitStack() as opened:
+            self.pool = opened.enter_context(opened_pool(self.options, self.backend, self.devices, self._failed))
+            require_same_devices(self.log, self.pool)
+            header = self.log.header if self.log else self._header()
             with self.interruption.shielded():
                 writer = opened.enter_context(self._open_log(header))
             for finding in warnings(self.findings):
@@ -173,11 +189,25 @@ class Session(ABC, Generic[AnyPlan]):
             with self.interruption.shielded():
                 return self._finish(header, writer, end, max(0.0, host_seconds(self.backend) - begun))
 
+    def _failed(self, told: str) -> None:
+        self.failures.append(told)
+        warn(f"{told}; the others do its part")
+
+    def shared(self, strategy: Shareable, kernel: str = "") -> Shareable | SharedSweep:
+        """A strategy, or where several devices share the run the same on all of them. ``kernel``: of products, as it is
+        asked for.
+        """
+        if self.pool is None:
+            return strategy
+        self.backend.release_memory()  # it is another process that measures on this device
+        ceilings = getattr(strategy, "ceilings", {})
+        return SharedSweep(strategy.plan, self.pool, kernel, ceilings, strategy.held, strategy.on_phase)
+
     def _header(self) -> dict[str, Any]:
         findings = [as_line(finding).strip() for finding in self.findings]
-        return header_of(
-            self.backend, command_line(), self.kernel_name(), plan_record(self.plan), findings, self.options.notes
-        )
+        plan, notes = plan_record(self.plan), self.options.notes
+        devices = sorted(self.pool.infos.values(), key=lambda info: info.index) if self.pool else ()
+        return header_of(self.backend, command_line(), self.kernel_name(), plan, findings, notes, devices)
 
     def _open_log(self, header: dict[str, Any]) -> RunLogWriter:
         if self.resumed is None:
@@ -221,11 +251,14 @@ class Session(ABC, Generic[AnyPlan]):
         except MamfError as error:
             return End("interrupted", str(error), error.exit_code)
         code = 0 if any(row.ok and self.counts(row) for row in self.rows) else _NOTHING_MEASURED
-        return End("interrupted", "the budget ended", code) if self.left_out() else End("complete", "", code)
+        if self.left_out():
+            return End("interrupted", "the budget ended", code)
+        return End("complete", "; ".join(self.failures), code)
 
     def _finish(self, header: dict[str, Any], writer: RunLogWriter, end: End, elapsed: float) -> int:
         """Close the log with a summary and print the report; returns the exit code."""
         code = end.exit_code
+        self.rows = with_device_speeds(self.rows)
         summary = self.summary(end, elapsed)
         try:
             self.after_measuring(writer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from mamf.cli.interruption import Interruption
@@ -19,10 +20,12 @@ from mamf.cli.plan_options import (
 from mamf.cli.resuming import require_repeated
 from mamf.cli.roofs import add_roof_option, given_roofs, require_of
 from mamf.cli.session import End, Resumed, Session, add_run_options, interruptible
+from mamf.cli.sharing import add_devices_options, led, say_devices
 from mamf.cli.terminal import say
 from mamf.engine.estimate import estimate_seconds, probe_flops
 from mamf.errors import UnsupportedError
 from mamf.measurement import Measurement
+from mamf.node.sharing import SharedSweep
 from mamf.operations.matmul.kernel import MatmulKernel
 from mamf.plans import Plan
 from mamf.plugins.selection import kernel_for
@@ -49,6 +52,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_problem_options(parser)
     add_measuring_options(parser)
     add_device_options(parser)
+    add_devices_options(parser)
+    parser.add_argument("--led", nargs=2, help=argparse.SUPPRESS)
     add_run_options(parser, budget="stop after so long, for example 5m; the rest can be resumed")
     add_roof_option(parser)
     add_output_options(parser, FORMATS)
@@ -56,6 +61,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.led:
+        return led(*options.led)
+
     def work(interruption: Interruption, resumed: Resumed | None) -> int:
         session = _SweepSession(options, interruption, resumed)
         return session.dry_run() if options.dry_run else session.run()
@@ -72,12 +80,14 @@ class _SweepSession(Session[Plan]):
         self.roofs = given_roofs(options)
         super().__init__(options, interruption, resumed)
         self.plan = plan_from(options, requested, self.backend, self.before)
+        if self.devices:
+            self.plan = replace(self.plan, reference=self.plan.common())
         if self.roofs is not None:
             require_of(self.backend.info, self.roofs)
         self.kernel = self._kernel()
         self.held = self.log.held if self.log else set()
         self.rows = self.log.kept if self.log else []
-        self.sweep = Sweep(self.plan, self.kernel, self.backend, self.held)
+        self.sweep: Sweep | SharedSweep = Sweep(self.plan, self.kernel, self.backend, self.held)
         # A library may have swallowed the exception while it was imported.
         interruption.check()
 
@@ -105,6 +115,8 @@ class _SweepSession(Session[Plan]):
         say(f"memory: {needed / 1e9:.3g} GB for the largest" + (f", of {free / 1e9:.1f} GB free" if free else ""))
         if free and needed > free:
             say("        which will be out_of_memory; smaller shapes are measured")
+        say_devices(self.devices)
+        seconds /= max(len(self.devices), 1)
         say(f"time: about {seconds:.0f} s, judging by {flops / 1e12:.3g} TFLOPS of a square product")
         return 0
 
@@ -121,7 +133,8 @@ class _SweepSession(Session[Plan]):
         return len(self.plan.steps(self.held))
 
     def measurements(self, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
-        self.sweep.on_phase = on_phase
+        sweep = Sweep(self.plan, self.kernel, self.backend, self.held, on_phase)
+        self.sweep = self.shared(sweep, self.options.kernel or self.kernel.name)
         return self.sweep.results()
 
     def left_out(self) -> bool:

@@ -156,7 +156,7 @@ def ceilings_fit_attention(evidence: Evidence) -> Iterator[Finding]:
         own = ceilings.get((row.problem.dtype, row.regime))
         if own is None or not row.ok or row.phase or not is_exact(evidence, row):
             continue
-        seen = max(row.best_rate, float(row.details.get("reference_tflops", 0.0)))
+        seen = max(row.best_rate, float(row.details.get("reference_tflops", 0.0))) / (row.device_speed or 1.0)
         if seen > most * own.tflops:
             told = f"{row.shape}: {seen:.4g} TFLOPS were seen, the ceiling is {own.tflops:.4g}: find it anew"
             yield Finding("ceiling-mismatch", told, line)

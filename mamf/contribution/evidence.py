@@ -8,10 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from mamf.backend import DeviceInfo
 from mamf.errors import RunLogError
 from mamf.logs.known import operation_called
 from mamf.logs.legacy import Seen, lines_of
-from mamf.logs.records import measurement_from_record
 from mamf.logs.run_log import RunLog, parse_record
 from mamf.measurement import Measurement
 from mamf.operations.unknown import Unknown
@@ -117,8 +117,16 @@ class Evidence:
     @cached_property
     def rows(self) -> tuple[tuple[int, dict[str, Any], Measurement], ...]:
         """Every measurement as written, failed and repeated ones too: line, record, and what mamf reads from it."""
-        found = self.of_kind("measurement")
-        return tuple((line, record, measurement_from_record(record, self.header)) for line, record in found)
+        written = zip(self.of_kind("measurement"), self.log.every_row, strict=True)
+        return tuple((line, record, row) for (line, record), row in written)
+
+    def device_of(self, row: Measurement) -> DeviceInfo:
+        """The one that measured a row."""
+        return self._devices.get(row.device, self._devices[None])
+
+    @cached_property
+    def _devices(self) -> dict[int | None, DeviceInfo]:
+        return {None: self.log.device(None), **{device.index: device for device in self.log.devices}}
 
     @property
     def claims(self) -> dict[str, Measurement]:

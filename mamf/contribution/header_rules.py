@@ -42,7 +42,20 @@ _WITH_SENSORS = ("device.max_clock_hz", "device.power_limit_watts", "device.driv
 _OF_PROBLEM = ("dtype", "data", "seed")
 _OF_MATMUL = (*_OF_PROBLEM, "out_dtype", "layout")
 _KNOWN = {
-    *("record", "schema", "tool", "command", "started", "device", "timer", "sensors", "kernel", "plan", "settings"),
+    *(
+        "record",
+        "schema",
+        "tool",
+        "command",
+        "started",
+        "device",
+        "timer",
+        "sensors",
+        "kernel",
+        "plan",
+        "settings",
+        "devices",
+    ),
     *("environment", "findings", "notes"),
 }
 #: The backend of mamf.testing.

@@ -11,6 +11,8 @@ from mamf.contribution.evidence import Finding
 from mamf.finder_logs.grammars import GRAMMARS
 from mamf.machine.environment import scrub
 
+Field = tuple[tuple[str, ...], Any]
+
 _PRIVATE_KEY = re.compile(
     r"(^|_)(host|host_?name|node|node_?name|user|user_?name|login|account|cwd|home|email|e_mail|fqdn|ip|ipv[46]"
     r"|ip_?address|mac|uuid|serial|serial_?(number|no)|sn|asset_?tag)$",
@@ -117,16 +119,16 @@ def _replaced(text: str) -> str:
     return text
 
 
-def fields(value: Any) -> list[tuple[tuple[str, ...], Any]]:
+def fields(record: dict[str, Any]) -> list[Field]:
     """Every value with the names that lead to it. An element of a list is led to by its number; lists of numbers are
     given whole.
     """
-    found: list[tuple[tuple[str, ...], Any]] = []
-    _add_fields(value, (), found)
+    found: list[Field] = []
+    _add_fields(record, (), found)
     return found
 
 
-def _add_fields(value: Any, path: tuple[str, ...], found: list[tuple[tuple[str, ...], Any]]) -> None:
+def _add_fields(value: Any, path: tuple[str, ...], found: list[Field]) -> None:
     for step, item in value.items() if isinstance(value, dict) else enumerate(value):
         if _is_parted(item):
             _add_fields(item, (*path, str(step)), found)

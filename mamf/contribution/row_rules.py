@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+import operator
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
@@ -64,24 +65,30 @@ def best_by(evidence: Evidence, regime: str) -> str:
 
 def agree(written: Any, again: Any, tolerance: float, relative: float = 6e-6) -> bool:
     """Whether two JSON values are the same up to rounding of their numbers: to six digits, or by ``tolerance``."""
+    if written is again:  # what was taken over as it was written: of a row nearly all
+        return True
     if isinstance(again, float) and isinstance(written, (int, float)) and not isinstance(written, bool):
         return math.isclose(written, again, rel_tol=relative, abs_tol=tolerance)
-    if isinstance(again, Mapping):
-        same = isinstance(written, Mapping) and written.keys() == again.keys()
+    if isinstance(again, dict):
+        same = isinstance(written, dict) and written.keys() == again.keys()
         return same and all(agree(written[key], again[key], tolerance, relative) for key in again)
     if isinstance(again, (list, tuple)):
-        same = isinstance(written, list) and len(written) == len(again)
-        return same and all(agree(one, other, tolerance, relative) for one, other in zip(written, again, strict=True))
+        if not isinstance(written, list) or len(written) != len(again):
+            return False
+        if all(map(operator.is_, written, again)):
+            return True
+        return all(agree(one, other, tolerance, relative) for one, other in zip(written, again, strict=True))
     return type(written) is type(again) and bool(written == again)
 
 
 def possible(evidence: Evidence) -> Iterator[Finding]:
     """No sample is faster than the device's highest clock allows, and no figure than the clock that was read."""
-    info = DeviceInfo(**evidence.header["device"])
+    info = evidence.log.device(None)
     for dtype in sorted({row.problem.dtype for _, row in good_rows(evidence) if _limit(info, row) is None}):
         told = f"no peak of {info.name} in {dtype} is known: nothing bounds its figures"
         yield Finding("implausible", told, 1, is_warning=True)
     for line, row in good_rows(evidence):
+        info = evidence.device_of(row)
         limit = _limit(info, row) if is_exact(evidence, row) else None
         fastest, unit = row.amount / min(row.samples), row.work.unit
         if limit is not None and fastest > limit:
@@ -133,10 +140,9 @@ def is_rounded(row: Measurement) -> bool:
 
 def sensors_plausible(evidence: Evidence) -> Iterator[Finding]:
     """Readings lie within the device's limits, the timer's share within a sample."""
-    device = evidence.header["device"]
-    limit, highest = device.get("power_limit_watts"), device.get("max_clock_hz")
     for line, _, row in evidence.rows:
-        seen = row.conditions
+        seen, device = row.conditions, evidence.device_of(row)
+        limit, highest = device.power_limit_watts, device.max_clock_hz
         if seen.watts is not None and not 0 <= seen.watts <= _MOST_WATTS * (limit or math.inf):
             yield Finding("implausible", f"{row.shape}: {seen.watts:.0f} W, of {limit} W at most", line)
         if seen.clock_hz is not None and not 0 < seen.clock_hz <= _MOST_CLOCK * (highest or math.inf):
@@ -144,7 +150,7 @@ def sensors_plausible(evidence: Evidence) -> Iterator[Finding]:
         if not 0 <= row.timer_overhead < min(row.samples, default=math.inf):
             yield Finding("implausible", f"{row.shape}: a timer's share of {row.timer_overhead} s", line)
         peak_memory = row.peak_memory_bytes
-        if peak_memory is not None and not 0 <= peak_memory <= (device.get("memory_bytes") or math.inf):
+        if peak_memory is not None and not 0 <= peak_memory <= (device.memory_bytes or math.inf):
             yield Finding("implausible", f"{row.shape}: {peak_memory} bytes, more than the device has", line)
 
 

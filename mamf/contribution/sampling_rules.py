@@ -51,6 +51,7 @@ def rows_of_plan(evidence: Evidence) -> Iterator[Finding]:
     if not any(evidence.counts(row) for _, row in good_rows(evidence)):
         yield Finding("missing-row", "nothing was measured")
     yield from _rows_of_searches(evidence)
+    yield from _rows_of_devices(evidence)
     if not evidence.is_known:
         told = f"{evidence.plan.operation} is not installed here: whether rows are of the plan is not known"
         yield Finding("unknown-operation", told, 1)
@@ -83,6 +84,15 @@ def _rows_of_steps(evidence: Evidence, steps: list[tuple[Any, ...]]) -> Iterator
         yield Finding("missing-row", f"no visit of the reference {reference} is there")
 
 
+def _rows_of_devices(evidence: Evidence) -> Iterator[Finding]:
+    """Each row of a run that several devices shared is of one of them; a search before it is of the first."""
+    shared: set[int | None] = {device.index for device in evidence.log.devices}
+    for line, _, row in evidence.rows:
+        if not row.phase and row.device not in (shared or {None}):
+            told = "no device" if row.device is None else f"device {row.device}"
+            yield Finding("foreign-row", f"{row.shape} is of {told}, of which the header says nothing", line)
+
+
 def _step(evidence: Evidence, row: Measurement) -> tuple[Any, ...]:
     if evidence.is_of_kernels:
         return row.regime, row.problem, row.shape, _planned_kernel(evidence.plan.kernels, row.kernel)
@@ -102,10 +112,18 @@ def _is_own(evidence: Evidence, row: Measurement) -> bool:
     """Whether a row is by a kernel and of a problem of the run; a reference is the ceiling's product."""
     if evidence.is_of_kernels:
         known = evidence.log.all_ceilings.values()
-        return not row.is_reference or any((row.shape, row.kernel) == (each.shape, each.kernel) for each in known)
+        of_ceiling = any((row.shape, row.kernel) == (each.shape, each.kernel) for each in known)
+        return not row.is_reference or of_ceiling or _is_common(evidence, row)
     if row.is_reference and row.shape != evidence.plan.reference:
         return False
     return bool(row.kernel == evidence.header["kernel"] and row.problem == evidence.plan.problem)
+
+
+def _is_common(evidence: Evidence, row: Measurement) -> bool:
+    """Whether a visit is of what the devices that shared the run are compared on."""
+    plan = evidence.plan
+    of_plan = any(row.problem == problem for problem in plan.problems) and row.device is not None
+    return of_plan and (row.problem, row.shape) == plan.common(row.problem.dtype)
 
 
 def _rows_of_searches(evidence: Evidence) -> Iterator[Finding]:

@@ -45,21 +45,36 @@ class Pair:
     b: Entry
 
     @property
+    def is_of_one_device(self) -> bool:
+        return self.a.device == self.b.device
+
+    @property
+    def correction(self) -> float:
+        """What the ratio of two rows of different devices is multiplied by, so that it is of one."""
+        return 1.0 if self.is_of_one_device else (self.a.device_speed or 1.0) / (self.b.device_speed or 1.0)
+
+    @property
+    def is_comparable(self) -> bool:
+        """Whether they are of one device, or of two that were compared."""
+        return self.is_of_one_device or None not in (self.a.device_speed, self.b.device_speed)
+
+    @property
     def ratio(self) -> float:
         assert self.a.tflops is not None and self.b.tflops is not None, "only measured rows are paired"
-        return self.b.tflops / self.a.tflops
+        return self.b.tflops / self.a.tflops * self.correction
 
     @property
     def interval(self) -> Interval:
         """The ratio's interval, from the extremes of both medians' intervals."""
         a, b = self.a.interval, self.b.interval
         assert a is not None and b is not None, "only measured rows are paired"
-        return Interval(b.low / a.high, b.high / a.low, max(0.0, a.coverage + b.coverage - 1))
+        low, high = b.low / a.high * self.correction, b.high / a.low * self.correction
+        return Interval(low, high, max(0.0, a.coverage + b.coverage - 1))
 
     def verdict(self, tolerance: float = DEFAULT_TOLERANCE) -> Verdict:
         """SAME: surely within the tolerance. FASTER, SLOWER: surely so, by however much. Else AMBIGUOUS."""
         interval = self.interval
-        if interval.coverage < _LEAST_COVERAGE:
+        if interval.coverage < _LEAST_COVERAGE or not self.is_comparable:
             return "AMBIGUOUS"
         if 1 - tolerance <= interval.low and interval.high <= 1 + tolerance:
             return "SAME"
@@ -129,7 +144,9 @@ class Comparison(Tabular):
 
     def rows(self, tolerance: float = DEFAULT_TOLERANCE) -> list[dict[str, Any]]:
         """Each pair as one flat mapping: ``pandas.DataFrame(comparison.rows())``."""
-        return [pair.flat(tolerance) for pair in self.pairs]
+        is_crossed = any(not pair.is_of_one_device for pair in self.pairs)
+        corrections = [{"device_correction": pair.correction} if is_crossed else {} for pair in self.pairs]
+        return [pair.flat(tolerance) | more for pair, more in zip(self.pairs, corrections, strict=True)]
 
     def counts(self, tolerance: float = DEFAULT_TOLERANCE) -> dict[str, int]:
         """Rows by verdict, every verdict named."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mamf.ceilings.ceiling import CHOOSE, CONFIRM, FEWEST_ROUNDS, Ceiling, combined, confirmed, figures
+from mamf.logs.device_speeds import context_of, device_speeds
 from mamf.logs.known import operation_called
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
@@ -23,7 +24,8 @@ Fields = dict[str, object]
 class Entry:
     """A row of one log: what it is paired by, and its rate; None where it has no figure, ``status`` says why.
 
-    ``rounds``: of a guard's row, the fresh visits that its figure is of.
+    ``rounds``: of a guard's row, the fresh visits that its figure is of. ``device``: another than the run's own, by its
+    uuid, or its number where that is not known; ``device_speed``: to the run's own, None where nothing tells.
     """
 
     fields: Fields
@@ -35,6 +37,8 @@ class Entry:
     unit: str = "TFLOPS"
     rounds: int = 0
     reason: str = ""
+    device: str = ""
+    device_speed: float | None = 1.0
 
     @property
     def key(self) -> object:
@@ -53,7 +57,7 @@ def entries(log: RunLog, as_ceilings: bool = False) -> list[Entry]:
     if isinstance(log.plan, KernelsPlan) and log.plan.rounds:
         return [visited_entry(visits) for visits in by_step(rows).values()]
     if not is_find(log) or (isinstance(log.plan, KernelsPlan) and not as_ceilings):
-        return [_row_entry(row) for row in rows if not row.phase]
+        return _of_devices(log, [row for row in rows if not row.phase])
     if isinstance(log.plan, KernelsPlan):
         return [_ceiling_entry(ceiling) for ceiling in log.own_ceilings.values()]
     fresh = [row for row in rows if row.phase in (CHOOSE, CONFIRM)]
@@ -85,6 +89,20 @@ def _row_entry(row: Measurement) -> Entry:
     if row.summary is None:
         return Entry(fields, str(row.shape), row.kernel, status=row.status, reason=row.reason)
     return Entry(fields, str(row.shape), row.kernel, row.rate(row.figure), row.rate_interval, unit=row.work.unit)
+
+
+def _of_devices(log: RunLog, rows: Sequence[Measurement]) -> list[Entry]:
+    """Entries of rows; those of other devices than the run's own name theirs, and how it compares to that."""
+    found = [_row_entry(row) for row in rows]
+    if not log.devices:
+        return found
+    own, speeds = log.header["device"]["index"], device_speeds(log.measurements)
+    cards = {device.index: device.uuid_hash or str(device.index) for device in log.devices}
+    for number, row in enumerate(rows):
+        if row.device not in (None, own):
+            speed = row.device_speed if own in speeds.get(context_of(row), {}) else None
+            found[number] = replace(found[number], device=cards.get(row.device, ""), device_speed=speed)
+    return found
 
 
 def by_step(rows: Iterable[Measurement]) -> dict[Row, list[Measurement]]:

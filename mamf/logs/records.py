@@ -13,7 +13,7 @@ from mamf.ceilings.known import KnownCeiling
 from mamf.logs.known import operation_called, operation_of_record
 from mamf.measurement import STATUSES, Conditions, Measurement
 from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.statistics import Interval, Repeatability, Summary, summarize
+from mamf.statistics import Interval, Repeatability, Summary, standard_deviation, summarize
 
 # Thirty years: beyond it squares of samples leave what a float holds.
 _LONGEST_SECONDS = 1e9
@@ -48,7 +48,9 @@ def measurement_record(row: Measurement) -> dict[str, Any]:
         low, high = significant_digits(interval.low), significant_digits(interval.high)
         record[rate_field(work.unit)] = {**rates, "interval": [low, high]}
         record["interval_coverage"] = round(interval.coverage, 4)
-        seconds = {name: getattr(row.summary, name) for name in _STATISTICS} | {"stdev": row.stdev}
+        seconds = {name: getattr(row.summary, name) for name in _STATISTICS} | {
+            "stdev": standard_deviation(row.samples)
+        }
         record["seconds"] = {name: round(value, 12) for name, value in seconds.items()}
     record |= {
         "launches": row.launches,
@@ -67,6 +69,7 @@ def measurement_record(row: Measurement) -> dict[str, Any]:
         "repeatability": repeatability_record(row.repeatability),
         "phase": row.phase,
         "round": row.round,
+        **({} if row.device is None else {"device": row.device}),
         "time": utc_now(),
     }
     return record
@@ -113,6 +116,7 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
         repeatability=repeatability_from_record(record),
         phase=record.get("phase", ""),
         round=record.get("round", 0),
+        device=record.get("device"),
     )
 
 

@@ -6,7 +6,8 @@ Schema history
     3   tier legacy: header and reported figures of an imported run (legacy.py)
     4   repeatability of a measurement and a ceiling: their intervals are where a repeat lies; sustained by its mean;
         phase choose before confirm; peak_memory_bytes of the launch alone; searches of a plan of attention, and their
-        rows, each with its problem; throttle_shares
+        rows, each with its problem; throttle_shares; of a run that several devices share: devices of the header, and
+        the device of a row
 
 ``header`` names tool, command, device, software, settings and the plan, so a log resumes by itself. writer.py writes
 it; a last line without its newline is what a killed process lost, and is left out on reading. What is read is held to
@@ -26,6 +27,7 @@ from mamf.backend import DeviceInfo
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.known import KnownCeiling
 from mamf.errors import MamfError, RunLogError
+from mamf.logs.device_speeds import with_device_speeds
 from mamf.logs.plan_records import plan_from_record
 from mamf.logs.records import (
     ceiling_from_record,
@@ -64,9 +66,9 @@ _WITHOUT_SAMPLES = {
 @dataclass
 class RunLog(Tabular):
     """A log as read. ``summary`` is the last one, None if the run was killed. ``valid_bytes``: up to the last whole
-    line. ``all_ceilings``: of products, by dtype and regime; ``own_ceilings``: of the operation that the run is of.
-    ``known_ceilings``: what rows are shares of that the run did not measure itself. ``counter_records``: as
-    mamf.counters.log reads them.
+    line. ``measurements``: of each step the last; ``every_row`` as written. ``all_ceilings``: of products, by dtype and
+    regime; ``own_ceilings``: of the operation that the run is of. ``known_ceilings``: what rows are shares of that the
+    run did not measure itself. ``counter_records``: as mamf.counters.log reads them.
     """
 
     path: Path
@@ -79,6 +81,7 @@ class RunLog(Tabular):
     summary: dict[str, Any] | None = None
     valid_bytes: int = 0
     is_truncated: bool = False
+    every_row: list[Measurement] = field(default_factory=list)
 
     def __repr__(self) -> str:
         return f"RunLog({self.path}: {len(self.measurements)} rows, {self.tier})"
@@ -86,6 +89,16 @@ class RunLog(Tabular):
     @property
     def plan(self) -> Plan | FindPlan | KernelsPlan:
         return plan_from_record(self.header["plan"])
+
+    @property
+    def devices(self) -> list[DeviceInfo]:
+        """Those that shared the run; none where one measured it all."""
+        return [DeviceInfo(**device) for device in self.header.get("devices", ())]
+
+    def device(self, index: int | None) -> DeviceInfo:
+        """The one of this index of those that shared the run; else the run's own."""
+        shared = (device for device in self.devices if device.index == index)
+        return next(shared, DeviceInfo(**self.header["device"]))
 
     @property
     def ceilings(self) -> dict[str, Ceiling]:
@@ -141,7 +154,9 @@ def read_run_log(path: str | Path) -> RunLog:
             _add(log, parse_record(line))
         except MALFORMED as error:
             raise RunLogError(f"{path}, line {number}: {what(error)}") from None
-    log.measurements = latest(log.measurements)
+    every_row = log.measurements
+    log.every_row = with_device_speeds(every_row)
+    log.measurements = with_device_speeds(latest(every_row))
     return log
 
 
@@ -215,6 +230,8 @@ def _header(path: Path, line: bytes) -> dict[str, Any]:
         # Logs said it by the backend's name once.
         told = {"is_accelerator": header["device"]["backend"] != "cpu"} | header["device"]
         header["device"] = asdict(DeviceInfo(**told))
+        if "devices" in header:
+            header["devices"] = [asdict(DeviceInfo(**device)) for device in header["devices"]]
         plan_from_record(header["plan"])
     except MALFORMED as error:
         raise RunLogError(f"{path}, line 1: {what(error)}") from None

@@ -79,6 +79,7 @@ HEADER = {
     "command?": str,
     "started?": str,
     "device": _DEVICE,
+    "devices?": [_DEVICE],
     "timer": str,
     "sensors?": str,
     "kernel": str,
@@ -116,6 +117,7 @@ MEASUREMENT = {
     "repeatability?": _REPEATABILITY,
     "phase?": str,
     "round?": int,
+    "device?": int,
     "time?": str,
 } | _CONDITIONS
 _PRODUCT_MEASUREMENT = MEASUREMENT | {"problem?": _PRODUCT}

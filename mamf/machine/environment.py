@@ -50,9 +50,10 @@ def scrub(text: str) -> str:
     """``text`` with paths out of the working directory cut to their last part and this host's and user's names
     replaced.
     """
-    text = _PATH.sub(_last_part, _QUOTED_PATH.sub(_quoted_last_part, text))
-    for name, substitute in _private_names().items():
-        text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", substitute, text, flags=re.I)
+    if "/" in text or "\\" in text:  # every path has one
+        text = _PATH.sub(_last_part, _QUOTED_PATH.sub(_quoted_last_part, text))
+    for pattern, substitute in _private_names():
+        text = pattern.sub(substitute, text)
     return text
 
 
@@ -84,16 +85,17 @@ def scrub_record(value: Any) -> Any:
 
 
 @functools.cache
-def _private_names() -> dict[str, str]:
+def _private_names() -> tuple[tuple[re.Pattern[str], str], ...]:
+    """What this host and this user are called, each with the text that takes its place."""
     host = socket.gethostname()
     names = {host: "<host>", host.split(".")[0]: "<host>"}
     with contextlib.suppress(KeyError, OSError):  # no account of that number, as in some containers
         names[getpass.getuser()] = "<user>"
-    return {
-        name: substitute
+    return tuple(
+        (re.compile(rf"(?<!\w){re.escape(name)}(?!\w)", re.I), substitute)
         for name, substitute in names.items()
         if len(name) >= _SHORTEST_NAME and not name.isdigit() and name.lower() not in _ANONYMOUS | _COMMON_WORDS
-    }
+    )
 
 
 def describe_environment(backend_variables: Iterable[str] = ()) -> dict[str, Any]:
@@ -102,9 +104,15 @@ def describe_environment(backend_variables: Iterable[str] = ()) -> dict[str, Any
     return {
         "python": platform.python_version(),
         "os": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "packages": {name: found for name in ("torch", "numpy", "triton") if (found := package_version(name))},
+        "packages": {name: found for name in ("torch", "numpy", "triton") if (found := version_in_use(name))},
         "variables": {name: os.environ[name] for name in sorted(set(names)) if name in os.environ},
     }
+
+
+@functools.cache
+def version_in_use(name: str) -> str | None:
+    """Of a package that this process works with: what is installed meanwhile does not run in it."""
+    return package_version(name)
 
 
 def package_version(name: str) -> str | None:
@@ -116,7 +124,7 @@ def package_version(name: str) -> str | None:
 
 def tool_version() -> dict[str, str | None]:
     """mamf's own version, and its commit where it runs from a git checkout (``+`` marks uncommitted changes)."""
-    return {"name": "mamf", "version": package_version("mamf"), "commit": _commit()}
+    return {"name": "mamf", "version": version_in_use("mamf"), "commit": _commit()}
 
 
 @functools.cache  # what is committed later does not run in this process

@@ -22,7 +22,7 @@ from mamf.contribution.header_rules import SIMULATED
 from mamf.errors import MamfError, UsageError, first_line
 from mamf.files import write_whole
 from mamf.logs.run_log import read_run_log
-from mamf.machine.environment import package_version
+from mamf.machine.environment import version_in_use
 from mamf.plans import FindPlan
 
 VARIABLE = "MAMF_CACHE"
@@ -88,7 +88,7 @@ def _make(place: Path) -> None:
 
 def found(info: DeviceInfo, dtype: str, regime: str) -> FoundCeiling | None:
     """What a find on this device left. ``dtype``: as ``named_dtype`` writes it. Raises RunLogError for a broken log."""
-    path = _file(info, package_version("torch"), dtype, regime)
+    path = _file(info, version_in_use("torch"), dtype, regime)
     if not path.exists():
         return None
     log = read_run_log(path)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import queue
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -74,10 +75,10 @@ class Watch:
         """Whether every child that runs waits for the others."""
         return all(self.phases.get(rank) == WAITS for rank in self.running)
 
-    def go_on(self) -> None:
+    def go_on(self, ranks: Iterable[int], phase: str = TOGETHER) -> None:
         """Those that waited measure from now on."""
-        self.phases |= dict.fromkeys(self.running, TOGETHER)
-        self._heard = dict.fromkeys(self.ranks, self.now())
+        for rank in ranks:
+            self.phases[rank], self._heard[rank] = phase, self.now()
 
     def hanging(self) -> list[int]:
         """Children that run, wait for nobody, and were not heard of for too long: each has failed from now on."""
@@ -122,7 +123,7 @@ def watched(
             processes[rank].kill()
         if watch.running and not is_together and watch.all_wait():
             is_together, known = True, len(watch.failures)
-            watch.go_on()
+            watch.go_on(watch.running)
             together()
         elif is_together and len(watch.failures) > known:
             watch.was_left = True
@@ -136,7 +137,7 @@ def started(command: Sequence[str], environment: Mapping[str, str]) -> subproces
     return subprocess.Popen(
         command,
         env=dict(environment),
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -153,6 +154,21 @@ class Children:
         self.processes = {rank: started(command, environment) for rank, command in commands.items()}
         for rank, process in self.processes.items():
             threading.Thread(target=self._read, args=(rank, process), daemon=True).start()
+
+    def tell(self, rank: int, line: str) -> None:
+        """A line to a child that listens; of one that is gone the watch hears."""
+        stdin = self.processes[rank].stdin
+        assert stdin is not None
+        with contextlib.suppress(OSError):
+            stdin.write(f"{line}\n")
+            stdin.flush()
+
+    def dismiss(self) -> None:
+        """Those that listen hear no more, which is how they know that they may end."""
+        for process in self.processes.values():
+            assert process.stdin is not None
+            with contextlib.suppress(OSError):
+                process.stdin.close()
 
     def next(self, seconds: float) -> Event | None:
         try:

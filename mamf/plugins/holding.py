@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -45,19 +44,24 @@ class Contract:
     parts: Mapping[str, Contract] = field(default_factory=dict)
 
 
-@contextmanager
-def blamed(plugin: str, what: str, passes: Errors = (), refuses: Errors = ()) -> Iterator[None]:
-    """What is raised within becomes a PluginError naming the plugin; mamf's own errors are meant, and pass."""
-    try:
-        yield
-    except MamfError:
-        raise
-    except (Exception, SystemExit) as error:
-        if isinstance(error, passes):
-            raise
-        if isinstance(error, refuses):
-            raise UsageError(f"{plugin}: {first_line(error)}") from error
-        raise PluginError(f"{plugin} is broken: {what} raised {fault(error)}") from error
+class blamed:
+    """What is raised within becomes a PluginError naming the plugin; mamf's own errors are meant, and pass.
+
+    A class, because methods are called for each row, and a generator takes longer than most of them.
+    """
+
+    def __init__(self, plugin: str, what: str, passes: Errors = (), refuses: Errors = ()) -> None:
+        self._plugin, self._what, self._passes, self._refuses = plugin, what, passes, refuses
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if not isinstance(error, (Exception, SystemExit)) or isinstance(error, (MamfError, *self._passes)):
+            return
+        if isinstance(error, self._refuses):
+            raise UsageError(f"{self._plugin}: {first_line(error)}") from error
+        raise PluginError(f"{self._plugin} is broken: {self._what} raised {fault(error)}") from error
 
 
 def held(plugin: Plugin, contract: Contract, label: str) -> Plugin:

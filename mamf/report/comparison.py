@@ -34,7 +34,12 @@ def varying(pairs: Sequence[Pair]) -> list[str]:
 def cells(pair: Pair, names: Iterable[str], tolerance: float) -> list[str]:
     interval, a, b = pair.interval, pair.a, pair.b
     assert a.tflops is not None and b.tflops is not None
-    few = f"few samples: the interval covers at least {100 * interval.coverage:.0f} %"
+    remarks = []
+    if round(interval.coverage, 9) < _USUAL_COVERAGE:
+        remarks.append(f"few samples: the interval covers at least {100 * interval.coverage:.0f} %")
+    if not pair.is_of_one_device:
+        told = f"corrected by {100 * (pair.correction - 1):+.2f} %" if pair.is_comparable else "never compared"
+        remarks.append(f"two devices, {told}")
     return [
         *(str(pair.fields[name]) for name in names),
         a.shape if a.shape == b.shape else f"{a.shape} / {b.shape}",
@@ -43,7 +48,7 @@ def cells(pair: Pair, names: Iterable[str], tolerance: float) -> list[str]:
         f"{pair.ratio:.4f}",
         f"{interval.low:.4f} to {interval.high:.4f}",
         pair.verdict(tolerance),
-        few if round(interval.coverage, 9) < _USUAL_COVERAGE else "",
+        ", ".join(remarks),
     ]
 
 
@@ -62,6 +67,9 @@ def title(comparison: Comparison, tolerance: float) -> list[str]:
     lines += _line("not comparable, compared anyway: ", comparison.forced)
     lines += _line("rows are paired without the kernel, which differs: ", kernels)
     lines += _line("the runs differ in ", comparison.noted)
+    if crossed := sum(not pair.is_of_one_device for pair in comparison.pairs):
+        of_one = len(comparison.pairs) - crossed
+        lines.append(f"rows: {of_one} of one device, {crossed} of two, corrected by the reference that both measured")
     return [
         *lines,
         f"all rows: {', '.join(shared)}",

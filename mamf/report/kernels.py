@@ -12,6 +12,7 @@ from mamf.logs.known import operation_called
 from mamf.logs.records import significant_digits
 from mamf.logs.run_log import OwnCeilings
 from mamf.measurement import Measurement
+from mamf.report.devices import COMPARABLE, DEVICE, device_cells, device_lines, flat_device
 from mamf.report.layers import layer_column
 from mamf.report.own_ceilings import brief, ceilings_text, flat_ceiling, problem_title, share_of
 from mamf.report.shares import (
@@ -40,7 +41,15 @@ from mamf.report.text import (
 #: Rows that are ranked together: of a regime and a problem.
 Group = tuple[str, Any]
 _NONE: KnownCeilings = {}
-_FIRST, _LAST = ("kernel", "shape"), ("+-%", OF_PEAK, MFU, MAMFU, "% of roof", "ms", "launches", "MHz", "W", "error")
+_FIRST, _LAST = (
+    ("kernel", "shape"),
+    ("+-%", DEVICE, COMPARABLE, OF_PEAK, MFU, MAMFU, "% of roof", "ms", "launches", "MHz", "W", "error"),
+)
+
+
+def best_first(rows: Iterable[Measurement]) -> list[Measurement]:
+    """Rows that are ranked together; what has no figure last."""
+    return sorted(rows, key=lambda row: (row.ok, row.rank if row.ok else ()), reverse=True)
 
 
 def grouped(rows: Iterable[Measurement]) -> dict[Group, list[Measurement]]:
@@ -49,7 +58,7 @@ def grouped(rows: Iterable[Measurement]) -> dict[Group, list[Measurement]]:
     for row in rows:
         if not row.is_reference and not row.phase:
             found.setdefault((row.regime, row.problem), []).append(row)
-    return {group: sorted(each, key=lambda row: -row.best_rate if row.ok else 1.0) for group, each in found.items()}
+    return {group: best_first(each) for group, each in found.items()}
 
 
 def problem_record(row: Measurement) -> dict[str, Any]:
@@ -78,6 +87,7 @@ def flat_kernel(
         **problem_record(row),
         "shape": str(row.shape),
         "kernel": row.kernel,
+        **flat_device(row),
         "status": row.status,
         "reason": row.reason,
         "unit": row.work.unit,
@@ -130,6 +140,7 @@ def cells(
         **layer_column(row, header),
         row.work.unit: significant(row.best_rate),
         "+-%": f"{100 * row.relative_half_width:.2f}",
+        **device_cells(row),
         **peak_cells(row, share_of_peak(row, header), known),
         **share_cells(row, roofs),
         "ms": f"{row.seconds * 1e3:.4g}",
@@ -187,7 +198,7 @@ def head(rows: Sequence[Measurement], header: Mapping[str, Any]) -> list[str]:
     """What was measured on what, and what the rate counts."""
     name = header["plan"].get("operation", "unknown")
     counts = dict.fromkeys(f"{row.work.unit}: {row.work.convention}" for row in rows)
-    return [f"{name} on {machine_line(header)}", *counts]
+    return [f"{name} on {machine_line(header)}", *counts, *device_lines(rows, header)]
 
 
 def render_kernels(
@@ -234,7 +245,7 @@ def kernels_summary_record(
     return {
         "status": status,
         "reason": reason,
-        "measured": sum(row.ok for row in rows),
+        "measured": sum(row.ok and not row.is_reference for row in rows),
         "left": left,
         "elapsed_seconds": round(elapsed_seconds, 3),
         "best": {
@@ -244,6 +255,7 @@ def kernels_summary_record(
                 "rate": significant_digits(row.best_rate),
                 "unit": row.work.unit,
                 "best_by": row.best_by,
+                **flat_device(row),
             }
             for row in best
         },

@@ -13,6 +13,15 @@ from mamf.logs.records import significant_digits
 from mamf.machine.peaks import find_peak
 from mamf.measurement import Measurement
 from mamf.operations.matmul.kernel import MatmulProblem
+from mamf.report.devices import (
+    COMPARABLE,
+    DEVICE,
+    device_cells,
+    device_lines,
+    device_remark,
+    drift_lines,
+    flat_device,
+)
 from mamf.report.layers import layer_column, layers_of
 from mamf.report.shares import COLUMNS as SHARES
 from mamf.report.shares import flat_share, share_cells
@@ -22,7 +31,7 @@ from mamf.statistics import arithmetic_mean, geometric_mean
 
 @dataclass(frozen=True)
 class Best:
-    """The best of a regime, and what the regime's shapes give on the whole."""
+    """The best of a regime, and what the regime's shapes give on the whole; of several devices as the first does."""
 
     row: Measurement
     arithmetic_mean: float
@@ -33,7 +42,7 @@ class Best:
 def ranked(rows: Iterable[Measurement]) -> list[Measurement]:
     """Rows that count, best first: measured, and no reference visits."""
     countable = [row for row in rows if row.ok and not row.is_reference]
-    return sorted(countable, key=lambda row: row.best_rate, reverse=True)
+    return sorted(countable, key=lambda row: row.rank, reverse=True)
 
 
 def bests(rows: Sequence[Measurement]) -> dict[str, Best]:
@@ -42,7 +51,7 @@ def bests(rows: Sequence[Measurement]) -> dict[str, Best]:
     for regime in dict.fromkeys(row.regime for row in rows):
         best_first = ranked(row for row in rows if row.regime == regime)
         if best_first:
-            figures = [row.best_rate for row in best_first]
+            figures = [row.comparable_rate for row in best_first]
             found[regime] = Best(best_first[0], arithmetic_mean(figures), geometric_mean(figures), len(figures))
     return found
 
@@ -61,6 +70,7 @@ def summary_record(
             regime: {
                 "shape": str(best.row.shape),
                 "tflops": significant_digits(best.row.best_rate),
+                **flat_device(best.row),
                 "best_by": best.row.best_by,
                 "arithmetic_mean_tflops": significant_digits(best.arithmetic_mean),
                 "geometric_mean_tflops": significant_digits(best.geometric_mean),
@@ -83,6 +93,7 @@ def flat_row(row: Measurement, roofs: Roofs | None = None) -> dict[str, Any]:
         "n": row.shape.n,
         "k": row.shape.k,
         "kernel": row.kernel,
+        **flat_device(row),
         "dtype": row.problem.dtype,
         "out_dtype": row.problem.out_dtype,
         "layout": row.problem.layout,
@@ -156,13 +167,15 @@ def cells(row: Measurement) -> list[str]:
 def columns_of(
     rows: Iterable[Measurement], header: Mapping[str, Any], roofs: Roofs | None
 ) -> tuple[Sequence[str], list[list[str]]]:
-    """Columns and cells; with roofs the shares of them stand after the interval, the layer of a preset last."""
+    """Columns and cells; devices and shares of roofs, where there are, stand after the interval, layers last."""
     place = COLUMNS.index("mean")
-    names = (*COLUMNS[:place], *(SHARES if roofs else ()), *COLUMNS[place:], *(["layer"] if layers_of(header) else []))
+    names = [*COLUMNS, *(["layer"] if layers_of(header) else [])]
+    names[place:place] = [*((DEVICE, COMPARABLE) if header.get("devices") else ()), *(SHARES if roofs else ())]
     lines = []
     for row in rows:
-        line, shares = cells(row), share_cells(row, roofs).values() if roofs else ()
-        lines.append([*line[:place], *shares, *line[place:], *layer_column(row, header).values()])
+        line = cells(row)
+        line[place:place] = [*device_cells(row).values(), *share_cells(row, roofs).values()]
+        lines.append([*line, *layer_column(row, header).values()])
     return names, lines
 
 
@@ -204,7 +217,7 @@ def summary_lines(
     lines: list[str] = []
     for regime, best in bests(rows).items():
         lines += [*_best_lines(regime, best, header), _mean_line(regime, best)]
-        lines += _drift_lines([row for row in rows if row.regime == regime and row.is_reference])
+        lines += drift_lines([row for row in rows if row.regime == regime and row.is_reference])
     if not lines:
         lines.append("nothing was measured")
     return [*lines, *_failure_lines(rows), end_line(summary)]
@@ -222,8 +235,7 @@ def _best_lines(regime: str, best: Best, header: Mapping[str, Any]) -> list[str]
     shares += [f"{whole(conditions.clock_hz / 1e6)} MHz"] if conditions.clock_hz else []
     shares += [f"{whole(conditions.watts)} W"] if conditions.watts else []
     shares += [f"{whole(conditions.celsius)} C"] if conditions.celsius else []
-    note = remarks(row)
-    shares += [note] if note else []
+    shares += filter(None, (device_remark(row), remarks(row)))
     return lines + ([f"    {'; '.join(shares)}"] if shares else [])
 
 
@@ -241,16 +253,6 @@ def _mean_line(regime: str, best: Best) -> str:
         f"mean {regime} over {best.shapes} shapes: arithmetic {significant(best.arithmetic_mean)}, "
         f"geometric {significant(best.geometric_mean)} TFLOPS"
     )
-
-
-def _drift_lines(visits: Sequence[Measurement]) -> list[str]:
-    figures = [row.best_rate for row in visits if row.ok]
-    if len(figures) < 2:
-        return []
-    middle = sorted(figures)[len(figures) // 2]
-    below, above = 100 * (min(figures) / middle - 1), 100 * (max(figures) / middle - 1)
-    spread = f"{below:+.2f} % to {above:+.2f} %"
-    return [f"reference {visits[0].shape}, {len(figures)} visits: {significant(middle)} TFLOPS, {spread}"]
 
 
 def _failure_lines(rows: Sequence[Measurement]) -> list[str]:
@@ -284,7 +286,10 @@ def render(
     table = drawing(format, width)(names, lines, (*LEFT_ALIGNED, "bound by", "layer"))
     hidden = sum(not row.is_reference for row in rows) - len(shown)
     more = f"... and {hidden} more in the log (--top all shows them)\n" if hidden > 0 else ""
-    head, foot = prose(title_lines(header), format), prose(summary_lines(rows, header, summary), format)
+    head, foot = (
+        prose([*title_lines(header), *device_lines(rows, header)], format),
+        prose(summary_lines(rows, header, summary), format),
+    )
     return f"{head}\n{table if shown else ''}{more}\n{foot}"
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mamf.backend import Backend
@@ -24,6 +25,8 @@ class KernelsSweep:
 
     ``ceilings`` may be empty: then there is no share and no reference. ``references`` are the kernels that the ceilings
     were measured with; ``kernels`` are the plan's, in its order. ``agree``: the runner's, where several ranks measure.
+    ``queue``: steps in place of all that are not held, as they come: of a run that several devices share. They are
+    compared by the reference, or where no ceiling has one by the plan's ``common`` row, which is visited first.
     """
 
     plan: KernelsPlan
@@ -34,9 +37,10 @@ class KernelsSweep:
     held: Collection[Row] = ()
     on_phase: Callable[[str], None] = lambda text: None
     agree: Callable[[float], float] = lambda own: own
+    queue: Iterable[Row] | None = None
 
     def results(self) -> Iterator[Measurement]:
-        """Measure every step that is not held."""
+        """Measure every step that is not held, or of the queue."""
         self._run = Runner(self.backend, self.plan.budget_seconds, on_phase=self.on_phase, agree=self.agree)
         yield from self._run.results(self._steps(self._run))
 
@@ -46,12 +50,11 @@ class KernelsSweep:
         return self._run.left_out
 
     def _steps(self, run: Runner) -> Steps:
-        steps = self.plan.steps(self.held)
-        for name in self.plan.regimes:
-            if own := [step for step in steps if step[0] == name]:
-                yield from self._rows(run, run.started(self._regime(name)), own)
+        steps = self.plan.steps(self.held) if self.queue is None else self.queue
+        for name, own in itertools.groupby(steps, key=lambda step: step[0]):  # as they come
+            yield from self._rows(run, run.started(self._regime(name)), own)
 
-    def _rows(self, run: Runner, regime: Regime, steps: Sequence[Row]) -> Steps:
+    def _rows(self, run: Runner, regime: Regime, steps: Iterable[Row]) -> Steps:
         """Steps of one regime."""
         by_name = dict(zip(self.plan.kernels, self.kernels, strict=True))
         context: str | None = None
@@ -65,6 +68,8 @@ class KernelsSweep:
             if problem.dtype != context:
                 context = problem.dtype
                 before = yield from self._reference(regime, problem)
+                if self.queue is not None and (context, name) not in self.ceilings:
+                    yield from self._common(regime, problem.dtype)
             row = yield Step(kernel, problem, shape, regime, self._rule(regime), is_reported=False)
             if row is None:
                 continue
@@ -88,6 +93,15 @@ class KernelsSweep:
             return None
         yield row
         return row
+
+    def _common(self, regime: Regime, dtype: str) -> Steps:
+        """The plan's common row, by the first kernel that can."""
+        problem, shape = self.plan.common(dtype)
+        for kernel in self.kernels:
+            row = yield Step(kernel, problem, shape, regime, self._rule(regime), is_reference=True, is_reported=False)
+            if row is not None and row.ok:
+                yield row
+                return
 
     def _rule(self, regime: Regime) -> StoppingRule:
         # In sustained a row is a visit of 2 s: the reference's visits beside it take as long again.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics as stdlib_statistics
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from mamf.backend import Backend
@@ -50,7 +50,7 @@ def largest_buffers(plan: Plan, cache_bytes: int | None, free_memory: int | None
 @dataclass
 class Sweep:
     """One run of a plan on an opened backend. ``results`` yields as it measures; breaking off loses only the shape in
-    flight.
+    flight. ``queue``: steps in place of all that are not held, as they come: of a run that several devices share.
     """
 
     plan: Plan
@@ -58,9 +58,10 @@ class Sweep:
     backend: Backend
     held: Collection[Held] = ()
     on_phase: Callable[[str], None] = lambda text: None
+    queue: Iterable[Held] | None = None
 
     def results(self) -> Iterator[Measurement]:
-        """Measure every step of the plan that is not held.
+        """Measure every step of the plan that is not held, or of the queue.
 
         Raises UnsupportedError before anything is allocated when the kernel cannot do this dtype and layout here.
         """
@@ -77,18 +78,17 @@ class Sweep:
 
     def _steps(self, run: Runner) -> Steps:
         plan = self.plan
-        steps = plan.steps(self.held)
-        if not steps:
-            return
-        largest = largest_buffers(plan, self.backend.info.cache_bytes, self.backend.free_memory())
-        run.reserve(plan.problem, [largest])
+        steps = plan.steps(self.held) if self.queue is None else self.queue
         regime: Regime | None = None
         speeds: deque[float] = deque(maxlen=_RECENT_SHAPES)
         done = 0
         for name, shape in steps:
+            if regime is None:
+                largest = largest_buffers(plan, self.backend.info.cache_bytes, self.backend.free_memory())
+                run.reserve(plan.problem, [largest])
             if regime is None or regime.name != name:
                 self.on_phase(name)
-                regime = run.started(self._regime(name))
+                regime, done = run.started(self._regime(name)), 0
             if self._would_overrun(run, shape, speeds):
                 run.left_out += 1
                 continue

@@ -2,10 +2,23 @@ import importlib
 
 import pytest
 
+from mamf.backend import MIB
+
 
 def simulate(vendor, monkeypatch, calls):
     """Imports torch, which the process that only hands out the tests can do without."""
     return getattr(importlib.import_module("simulated_vendors"), f"simulate_{vendor}")(monkeypatch, calls)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def flush_cache():
+    """No test writes twice a cache before each launch; how a cache is flushed is given to who asks."""
+    from mamf.torch_backend import TorchBackend
+
+    whole = TorchBackend.flush_cache
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TorchBackend, "flush_cache", lambda backend, size=None: whole(backend, min(size or MIB, MIB)))
+        yield whole
 
 
 @pytest.fixture

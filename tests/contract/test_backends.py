@@ -136,20 +136,20 @@ def test_opening_selects_the_device_first(name, index, request, calls):
     # The Infinity Cache and Gaudi's are not told by the vendor's library; where nothing is known it is 256 MiB.
     [("cuda", 2 * 50), ("rocm", 2 * 256), ("hpu", 2 * 96), ("xpu", 256), ("mps", 256)],
 )
-def test_a_flush_is_twice_the_last_level_cache(name, megabytes, request, calls):
+def test_a_flush_is_twice_the_last_level_cache(name, megabytes, request, calls, flush_cache):
     backend = request.getfixturevalue(name).kind(0)
     with FlushRecorder(calls):
-        backend.flush_cache()
+        flush_cache(backend)
     assert calls[-1] == ("flush", megabytes * MIB)
 
 
-def test_a_buffer_for_flushing_is_kept_by_its_size(calls):
+def test_a_buffer_for_flushing_is_kept_by_its_size(calls, flush_cache):
     backend = open_backend("cpu")
     with FlushRecorder(calls):
-        backend.flush_cache(4 * MIB)
+        flush_cache(backend, 4 * MIB)
         kept = backend._flush_buffers[4 * MIB]
-        backend.flush_cache(MIB)
-        backend.flush_cache(4 * MIB)
+        flush_cache(backend, MIB)
+        flush_cache(backend, 4 * MIB)
     assert backend._flush_buffers[4 * MIB] is kept
     assert calls == [("flush", 4 * MIB), ("flush", MIB), ("flush", 4 * MIB)]
 

@@ -35,32 +35,35 @@ class Allocator(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, kinds, arguments=(), options=None):
         result = function(*arguments, **(options or {}))
-        for each in tree_leaves(result):
-            if isinstance(each, torch.Tensor):
-                storage = each.untyped_storage()
-                self.living.setdefault(storage._cdata, (StorageWeakRef(storage), storage.nbytes(), self.spare))
-        self.peak = {name: max(peak, self.now(name)) for name, peak in self.peak.items()}
+        tensors = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
+        storages = {each.untyped_storage()._cdata: each.untyped_storage() for each in tensors}
+        if storages.keys() - self.living.keys():  # else nothing rises
+            made = {key: (StorageWeakRef(each), each.nbytes(), self.spare) for key, each in storages.items()}
+            self.living = made | self.living
+            self.peak = {name: max(self.peak[name], count) for name, count in self.now().items()}
         return result
 
-    def now(self, name):
+    def now(self):
         self.living = {key: found for key, found in self.living.items() if not found[0].expired()}
-        return sum(nbytes + (spare if name == "allocated" else 0) for _, nbytes, spare in self.living.values())
+        requested = sum(nbytes for _, nbytes, _ in self.living.values())
+        return {"requested": requested, "allocated": requested + sum(spare for _, _, spare in self.living.values())}
 
     def install(self, monkeypatch):
         monkeypatch.setattr(torch.cuda, "memory_stats", self.memory_stats)
-        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: self.now("allocated"))
+        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: self.now()["allocated"])
         monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: self.peak["allocated"])
         monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", self.reset_peak)
 
     def memory_stats(self, device):
+        now = self.now()
         return {
             f"{name}_bytes.all.{moment}": count
             for name in self.peak
-            for moment, count in (("current", self.now(name)), ("peak", self.peak[name]))
+            for moment, count in (("current", now[name]), ("peak", self.peak[name]))
         }
 
     def reset_peak(self, device):
-        self.peak = {name: self.now(name) for name in self.peak}
+        self.peak = self.now()
 
 
 class WithWorkspace(SdpaMath):
@@ -96,7 +99,7 @@ def test_memory_is_the_same_whatever_else_the_process_holds(cuda, allocator, dir
     backend = cuda.kind(0)
     alone = bytes_of(backend, SdpaMath(), direction)
     others = backend.operand_pool("normal", 1)
-    others.take("a", *Buffer(64 * MIB, "bfloat16"))
+    others.take("a", *Buffer(4 * MIB, "bfloat16"))
     earlier = [torch.randn(SHAPE.batch, SHAPE.heads, 128, 64) for _ in range(20)]
     backend.flush_cache()
     allocator.spare = 2 * MIB  # blocks at hand are large

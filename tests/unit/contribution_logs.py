@@ -11,6 +11,7 @@ from mamf.contribution.evidence import read_records
 from mamf.contribution.rules import review
 from mamf.logs.legacy import FinderRun, Reported
 from mamf.operations.matmul.shapes import MatmulShape
+from mamf.plans import FindPlan
 
 SIMULATED = ["--backend", "mamf.testing:SimulatedBackend", "--kernel", "mamf.testing:SimulatedMatmul"]
 RESULTS = Path(__file__).resolve().parents[2] / "results"
@@ -33,7 +34,11 @@ def measured(folder, *arguments):
 
 
 def search_little(patch):
-    """A coarse grid and few candidates, for logs of a search; how well it searches is tested in test_search.py."""
+    """A coarse grid, few shapes and few candidates, for logs of a search; how well it searches is tested in
+    test_search.py.
+    """
+    patch.setattr(FindPlan, "scouts", 24)
+    patch.setattr(FindPlan, "refinements", 36)
     patch.setattr(FindStrategy, "fine_shapes", 100)
     patch.setattr("mamf.ceilings.grid.THOROUGH", replace(THOROUGH, candidates=4))
     patch.setattr("mamf.ceilings.grid._STEPS", 8)

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import traceback
 from contextlib import redirect_stderr, redirect_stdout
 
@@ -60,10 +61,12 @@ class Child:
 
     def __init__(self, command, environment):
         assert command[1:3] == ["-m", "mamf"]
-        pipes = os.pipe(), os.pipe()
+        pipes, (listening, self._telling) = (os.pipe(), os.pipe()), os.pipe()
 
         def work():
             os.setsid()
+            os.close(self._telling)
+            sys.stdin = open(listening)  # noqa: PTH123, SIM115
             out, err = (open(writing, "w", buffering=1) for _, writing in pipes)  # noqa: PTH123, SIM115
             with redirect_stdout(out), redirect_stderr(err):
                 return main(command[3:])
@@ -71,13 +74,16 @@ class Child:
         self.pid = _fork(work, environment)
         for _, writing in pipes:
             os.close(writing)
+        os.close(listening)
+        self.stdin = os.fdopen(self._telling, "w")
         self.stdout, self.stderr = (os.fdopen(reading) for reading, _ in pipes)
-        self._code = None
+        self._code, self._polling = None, threading.Lock()
 
     def poll(self):
-        if self._code is None:
-            process, status = os.waitpid(self.pid, os.WNOHANG)
-            self._code = os.waitstatus_to_exitcode(status) if process else None
+        with self._polling:
+            if self._code is None:
+                process, status = os.waitpid(self.pid, os.WNOHANG)
+                self._code = os.waitstatus_to_exitcode(status) if process else None
         return self._code
 
     def wait(self, timeout=LONGEST_SECONDS):
@@ -90,7 +96,11 @@ class Child:
         raise subprocess.TimeoutExpired("mamf", timeout)
 
     def kill(self):
-        os.kill(self.pid, signal.SIGKILL)
+        self._signal(signal.SIGKILL)
 
     def terminate(self):
-        os.kill(self.pid, signal.SIGTERM)
+        self._signal(signal.SIGTERM)
+
+    def _signal(self, number):
+        if self.poll() is None:
+            os.kill(self.pid, number)

@@ -49,10 +49,10 @@ def test_bad_command_lines_are_refused_in_a_line(seed, logs, folder):
     assert_survived(bad_inputs.attack(logs, folder, Random(seed), 15))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_run_that_is_ended_anywhere_is_resumed_without_a_row_lost_or_measured_twice(seed, folder):
-    counts = kills.attack(folder, Random(seed), 5)
-    assert counts.of["kills"] >= 5
+    counts = kills.attack(folder, Random(seed), 10)
+    assert counts.of["kills"] >= 10
     assert_survived(counts)
 
 

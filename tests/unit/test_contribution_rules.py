@@ -446,7 +446,7 @@ def test_no_line_crashes_the_review(line, sweep_records, tmp_path):
 
 
 @given(data=st.data(), value=st.sampled_from([None, [], {}, "", "x", -1, 10**400, 0.5, True]))
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=75, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_value_crashes_the_review(data, value, sweep_records, tmp_path):
     records = copy.deepcopy(sweep_records)
     holder = data.draw(st.sampled_from(records))

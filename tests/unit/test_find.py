@@ -659,7 +659,7 @@ def interrupt_at(count):
     return lambda launches: os.kill(os.getpid(), signal.SIGINT) if launches == count else None
 
 
-@pytest.mark.parametrize(("at", "is_confirmed"), [(300, False), (900, False), (3000, True)])
+@pytest.mark.parametrize(("at", "is_confirmed"), [(300, False), (600, False), (3000, True)])
 def test_ctrl_c_tells_what_is_confirmed_and_what_is_scouted(find, on_launch, tmp_path, at, is_confirmed):
     on_launch(interrupt_at(at))
     code, out, _ = find("--dtype", "bfloat16", "float16", "--output", "run.jsonl")

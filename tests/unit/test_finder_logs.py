@@ -603,7 +603,7 @@ def test_cut_anywhere_makes_up_no_figure(version):
 
 
 @given(st.lists(st.sampled_from([line for text in samples.ALL.values() for line in text.split("\n")]), max_size=40))
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 def test_lines_in_any_order_never_crash(lines):
     for run in imported("\n".join(lines)):
         assert run.rows or run.tried is not None or run.best or run.remarks
@@ -620,7 +620,7 @@ tenths = st.integers(0, 99999).map(lambda value: value / 10)
 
 
 @given(st.lists(st.tuples(sizes, sizes, sizes, tenths), min_size=1, max_size=20))
-@settings(max_examples=100, deadline=None)
+@settings(deadline=None)
 def test_rows_of_v2g_round_trip(tried):
     best, text = 0.0, samples.BULLETS + samples.WARM_UP
     for number, (m, n, k, mean) in enumerate(tried, start=1):

@@ -3,7 +3,6 @@
 import math
 import os
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -12,8 +11,6 @@ from mamf.ceilings.ceiling import Ceiling
 from mamf.cli.session import datetime
 from mamf.errors import MamfError
 from mamf.limits import MOST_STEPS, count_of, require_steps, shortened, whole_number
-from mamf.logs.legacy import read_legacy_or_none
-from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.operations.bandwidth.shapes import BandwidthProblem, BandwidthShape
@@ -225,10 +222,6 @@ def test_a_text_is_a_shape_or_several():
     assert [row.shape for row in rows] == [SHAPE]
 
 
-RESULTS = Path(__file__).resolve().parents[2] / "results"
-
-
-@pytest.mark.parametrize("path", sorted(RESULTS.rglob("*.jsonl")), ids=lambda path: path.stem)
-def test_every_log_in_results_is_within_the_limits(path):
-    if read_legacy_or_none(path) is None:
-        assert read_run_log(path).measurements
+@pytest.mark.parametrize("command", [["show"], ["import"], ["compare", "a"], ["plot"], ["sweep", "--resume"]])
+def test_a_null_byte_is_told_in_a_line(run, command):
+    assert run(*command, "a\0b") == (2, "", "mamf: a\\x00b holds a null byte, which no name of a file can\n")

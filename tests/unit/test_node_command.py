@@ -225,23 +225,58 @@ def as_rank(folder, *arguments):
     return of_rank
 
 
-def test_two_nodes_of_four_ranks_by_torchrun_are_one_verdict(tmp_path, monkeypatch):
-    faulty(monkeypatch, 4, _2={"physics": {"efficiency": 0.26}})
+def test_two_nodes_of_three_ranks_by_torchrun_are_one_verdict(tmp_path, monkeypatch):
+    faulty(monkeypatch, 3, _2={"physics": {"efficiency": 0.26}})
     port = str(free_port())
     ranks = [
-        {"RANK": str(rank), "WORLD_SIZE": "8", "LOCAL_RANK": str(rank % 4), "GROUP_RANK": str(rank // 4)}
+        {"RANK": str(rank), "WORLD_SIZE": "6", "LOCAL_RANK": str(rank % 3), "GROUP_RANK": str(rank // 3)}
         | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        for rank in range(8)
+        for rank in range(6)
     ]
     answers = forked(as_rank(tmp_path, "--format", "json"), ranks)
     (code, out), *others = answers
-    assert others == [[0, ""]] * 7
+    assert others == [[0, ""]] * 5
     record = json.loads(out)
     assert (code, record["level"]) == (2, "CRITICAL")
-    assert {finding["rank"] for finding in record["findings"]} == {2, 6}
-    assert [device["node"] for device in record["devices"]] == [0] * 4 + [1] * 4
+    assert {finding["rank"] for finding in record["findings"]} == {2, 5}
+    assert [device["node"] for device in record["devices"]] == [0] * 3 + [1] * 3
     assert all("all_reduce 1GiB" in device["collectives"] for device in record["devices"])
     assert "node 1 device 2" in json.dumps(record["findings"])
+
+
+def tasks_of_srun(count, port):
+    """What srun tells each task of a step: a node each."""
+    common = {"SLURM_STEP_NUM_TASKS": str(count), "SLURM_JOB_ID": "4711", "SLURM_STEP_NODELIST": "127.0.0.1"}
+    common |= {"SLURM_LOCALID": "0", "MASTER_PORT": str(port)}
+    return [common | {"SLURM_PROCID": str(rank), "SLURM_NODEID": str(rank)} for rank in range(count)]
+
+
+def test_two_tasks_by_srun_meet_at_the_first_host_and_are_one_verdict(tmp_path, monkeypatch):
+    faulty(monkeypatch, 1)
+    (code, out), other = forked(as_rank(tmp_path, "--format", "json"), tasks_of_srun(2, free_port()))
+    record = json.loads(out)
+    assert (code, record["level"], record["not_together"]) == (0, "OK", ""), out
+    assert other == [0, ""]
+    assert [(device["rank"], device["node"]) for device in record["devices"]] == [(0, 0), (1, 1)]
+    assert all("all_reduce 1GiB" in device["collectives"] for device in record["devices"])
+    assert {log.name.partition("-device")[0] for log in (tmp_path / "logs").glob("*.jsonl")} == {
+        "rank0-node0",
+        "rank1-node1",
+    }
+
+
+def test_tasks_by_srun_that_die_or_come_late_are_named_and_hold_nobody(tmp_path, monkeypatch):
+    faulty(monkeypatch, 1)
+    tasks = tasks_of_srun(3, free_port())
+    tasks[1][simulated_node.FAULTS] = json.dumps({"0": "gone"})
+    tasks[2][simulated_node.FAULTS] = json.dumps({"0": "late"})
+    (code, out), dead, late = forked(as_rank(tmp_path, "--format", "json", "--patience", "0.5s"), tasks)
+    record = json.loads(out)
+    assert (code, record["level"], record["not_together"]) == (2, "CRITICAL", "rank 1, 2 did not come so far")
+    assert record["reason"] == "CRITICAL: device 1: nothing was heard of rank 1 for 0 s; and 1 more device"
+    assert [bool(device["figures"]) for device in record["devices"]] == [True, False, False]
+    assert dead is None, "it ended without an answer"
+    assert late[0] in (0, 3), "who comes after the verdict ends by himself"
 
 
 class Told(dict):
@@ -282,6 +317,8 @@ def test_launchers_tell_a_rank_its_place():
     by_srun = {"SLURM_PROCID": "9", "SLURM_STEP_NUM_TASKS": "16", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"}
     by_srun |= {"SLURM_STEP_NODELIST": "gpu[07-08]", "SLURM_JOB_ID": "4711"}
     assert launched(by_srun) == Launched(Place(9, 1, 1), 16, "gpu07", 29400 + 711)
+    told = by_srun | {"MASTER_ADDR": "gpu08", "MASTER_PORT": "1234"}
+    assert launched(told) == Launched(Place(9, 1, 1), 16, "gpu08", 1234)
     assert launched({}) is None
     assert launched(by_torchrun | {"WORLD_SIZE": "1"}) is None
     assert launched(by_srun | {"SLURM_STEP_NUM_TASKS": "1"}) is None

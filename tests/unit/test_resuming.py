@@ -145,6 +145,7 @@ def test_every_option_that_decides_a_figure_is_checked(command, run):
         "--top",
         "--wide",
         "--baseline",
+        "--patience",
         "--help",
     }
     elsewhere = {
@@ -157,6 +158,7 @@ def test_every_option_that_decides_a_figure_is_checked(command, run):
         "--ceiling",
         "--operation",
         "--product",
+        "--devices",
     }
     ranges = {"--n-range", "--k-range"}  # as --m-range
     _, out, _ = run(command, "--help")

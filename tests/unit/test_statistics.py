@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 from mamf.statistics import (
     Interval,
     Repeatability,
+    exact_standard_deviation,
     geometric_mean,
     median_interval,
     relative_slope,
     repeat_interval,
+    standard_deviation,
     summarize,
 )
 
@@ -24,6 +26,11 @@ def test_the_interval_holds_the_median_and_stays_within_the_samples(values):
     interval = median_interval(values)
     assert min(values) <= interval.low <= statistics.median(values) <= interval.high <= max(values)
     assert 0 <= interval.coverage <= 1
+
+
+@given(samples)
+def test_a_standard_deviation_in_floats_is_the_exact_one(values):
+    assert standard_deviation(values) == pytest.approx(exact_standard_deviation(values), rel=1e-9, abs=1e-12)
 
 
 # Hahn & Meeker 2017, table J.11: order statistics of a two-sided 95 % interval for the median.

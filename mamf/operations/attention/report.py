@@ -11,6 +11,8 @@ from mamf.machine.peaks import find_peak
 from mamf.measurement import TERA, Measurement
 from mamf.operations.attention.rows import has_memory_of_process, is_attention
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.report.devices import device_lines, device_remark, flat_device
+from mamf.report.kernels import best_first
 from mamf.report.text import DASH, csv_text, drawing, end_line, machine_line, prose, significant, whole
 from mamf.text import Markup
 
@@ -34,20 +36,20 @@ def grouped(rows: Iterable[Measurement]) -> dict[Group, list[Measurement]]:
     for row in rows:
         if is_attention(row):
             found.setdefault(group_of(row), []).append(row)
-    return {group: sorted(each, key=lambda row: -row.best_rate if row.ok else 1.0) for group, each in found.items()}
+    return {group: best_first(each) for group, each in found.items()}
 
 
 def baseline_of(rows: Sequence[Measurement], name: str | None) -> Measurement | None:
     """The named kernel's row; by default eager's, else the slowest's."""
     measured = [row for row in rows if row.ok]
     named = next((row for row in measured if row.kernel == (name or "eager")), None)
-    return named or (None if name or not measured else min(measured, key=lambda row: row.best_rate))
+    return named or (None if name or not measured else min(measured, key=lambda row: row.comparable_rate))
 
 
 def speed_up(row: Measurement, baseline: Measurement | None) -> float | None:
     if baseline is None or baseline.summary is None or row.summary is None:
         return None
-    return baseline.seconds / row.seconds
+    return baseline.comparable_seconds / row.comparable_seconds
 
 
 def share_of_peak(row: Measurement, device: Mapping[str, Any]) -> float | None:
@@ -78,6 +80,7 @@ def flat_attention(
         "direction": problem.direction,
         "dtype": problem.dtype,
         "regime": row.regime,
+        **flat_device(row),
         "status": row.status,
         "reason": row.reason,
         **{name: times[name] * 1e3 if name in times else None for name in ("Mean", "Median", "Min", "Max", "StdDev")},
@@ -148,6 +151,8 @@ def cells(
 def remarks(row: Measurement, ceilings: Ceilings) -> str:
     """What a reader must know about a row beside its figures."""
     parts = [] if row.ok else [f"{row.status}: {row.reason}"]
+    if device := device_remark(row):
+        parts.append(device)
     if "ran" in row.details:
         parts.append(f"ran {row.details['ran']}")
     for name, text in (("sparsity", "sparsity"), ("cosine_similarity", "cosine"), ("relative_l1", "L1")):
@@ -158,7 +163,7 @@ def remarks(row: Measurement, ceilings: Ceilings) -> str:
     for name in _product_dtypes(row):
         other = ceilings.get((name, row.regime))
         if other is not None and row.summary is not None:
-            share = other.utilization(flop=row.flop, seconds=row.seconds, regime=row.regime)
+            share = other.utilization(flop=row.flop, seconds=row.comparable_seconds, regime=row.regime)
             parts.append(f"{100 * share:.0f} % of the {name} ceiling")
     drift = state(row, ceilings)
     if drift is not None and abs(drift) > STATE_TOLERANCE:
@@ -232,7 +237,12 @@ def render_attention(
     if format == "json":
         return json.dumps({"header": header, "measurements": flat, "summary": summary}, indent=2) + "\n"
     draw = drawing(format, width)
-    parts = [prose([machine_line(header), *ceiling_lines(ceilings), *conventions(rows, header)], format)]
+    parts = [
+        prose(
+            [machine_line(header), *ceiling_lines(ceilings), *conventions(rows, header), *device_lines(rows, header)],
+            format,
+        )
+    ]
     for group, each in groups.items():
         lines = [cells(row, each, bases[group], header, ceilings) for row in each]
         base = bases[group]
@@ -246,23 +256,28 @@ def attention_summary_record(
     rows: Sequence[Measurement], ceilings: Ceilings, status: str, reason: str, elapsed_seconds: float, left: int
 ) -> dict[str, Any]:
     """The last record of the log: the best kernel of each regime, dtype and direction by share of the ceiling."""
-    best: dict[str, dict[str, Any]] = {}
+    best: dict[str, Measurement] = {}
     for row in rows:
         if is_attention(row) and row.ok:
             key = f"{row.regime} {row.problem.dtype} {row.problem.direction}"
-            if key not in best or row.best_rate > best[key]["tflops"]:
-                share = mamfu(row, ceilings)
-                best[key] = {
-                    "kernel": row.kernel,
-                    "shape": str(row.shape),
-                    "tflops": round(row.best_rate, 3),
-                    "mamfu": None if share is None else round(share, 4),
-                }
+            if key not in best or row.rank > best[key].rank:
+                best[key] = row
     return {
         "status": status,
         "reason": reason,
         "measured": sum(row.ok and is_attention(row) for row in rows),
         "left": left,
         "elapsed_seconds": round(elapsed_seconds, 3),
-        "best": best,
+        "best": {key: _brief(row, ceilings) for key, row in best.items()},
+    }
+
+
+def _brief(row: Measurement, ceilings: Ceilings) -> dict[str, Any]:
+    share = mamfu(row, ceilings)
+    return {
+        "kernel": row.kernel,
+        "shape": str(row.shape),
+        "tflops": round(row.best_rate, 3),
+        "mamfu": None if share is None else round(share, 4),
+        **flat_device(row),
     }

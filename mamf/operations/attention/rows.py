@@ -14,8 +14,8 @@ _MEMORY_OF_LAUNCH = 4
 
 
 def is_attention(row: Measurement) -> bool:
-    """Whether a row is of attention, and not of a product measured for its ceiling."""
-    return isinstance(row.shape, AttentionShape)
+    """Whether a row is of attention, and neither of a product measured for its ceiling nor a visit of a reference."""
+    return isinstance(row.shape, AttentionShape) and not row.is_reference
 
 
 def has_memory_of_process(header: Mapping[str, Any], rows: Iterable[Measurement]) -> bool:

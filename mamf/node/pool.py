@@ -1,0 +1,93 @@
+"""Devices that share a run, a process each: opened, told what to do, heard, and watched."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mamf.backend import DeviceInfo
+from mamf.errors import UnavailableError, UsageError
+from mamf.node.children import WAITS, Children, Watch, parsed
+from mamf.node.worker import DEVICE
+
+_TICK_SECONDS = 0.5
+#: A device that is silent for so long hangs: nothing that is measured or compiled takes as long.
+PATIENCE_SECONDS = 300.0
+
+
+@dataclass
+class DevicePool:
+    """Use as a context manager: entered, every device was opened or has failed. ``on_failure``: told which, and why.
+
+    Raises UnavailableError where none can be opened, UsageError where they are of several models.
+    """
+
+    backend: str
+    devices: Sequence[int]
+    patience: float = PATIENCE_SECONDS
+    on_failure: Callable[[str], None] = lambda text: None
+    #: Of those that were opened.
+    infos: dict[int, DeviceInfo] = field(default_factory=dict, init=False)
+
+    def __enter__(self) -> DevicePool:
+        self.watch = Watch(self.devices, self.patience)
+        self._gone: set[int] = set()
+        self._children = self._started()
+        try:
+            self._open()
+        except BaseException:
+            self._children.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._children.dismiss()
+        self._children.__exit__(*raised)
+
+    def _started(self) -> Children:
+        command = [sys.executable, "-m", "mamf", "sweep", "--led", self.backend]
+        commands = {device: [*command, str(device)] for device in self.devices}
+        return Children(commands, {**os.environ, "PYTHONUNBUFFERED": "1"})
+
+    def _open(self) -> None:
+        while self.able and len(self.infos) < len(self.able):
+            device, record = self.next()
+            if DEVICE in record:
+                self.infos[device] = DeviceInfo(**record[DEVICE])
+        if not self.able:
+            failures = "; ".join(f"device {device}: {reason}" for device, reason in self.watch.failures.items())
+            raise UnavailableError(f"no device could be opened: {failures}")
+        names = {info.name: device for device, info in self.infos.items()}
+        if len(names) > 1:
+            told = ", ".join(f"{device} is a {name}" for name, device in names.items())
+            raise UsageError(f"--devices share a run that compares them: {told}; sweep each model by itself")
+
+    @property
+    def able(self) -> list[int]:
+        """The devices that have not failed."""
+        return [device for device in self.devices if device not in self._gone]
+
+    def next(self) -> tuple[int, dict[str, Any]]:
+        """What a device says next; nothing of interest where none says anything for a moment. Ends who hangs."""
+        event = self._children.next(_TICK_SECONDS)
+        if event is not None:
+            self.watch.take(event)
+        for device in self.watch.hanging():
+            self._children.processes[device].kill()
+        for device in self.able:
+            if device in self.watch.failures or device not in self.watch.running:
+                self._gone.add(device)
+                reason = self.watch.failures.setdefault(device, "its process was ended")
+                self.on_failure(f"device {device} failed: {reason}")
+        if event is None or event.line is None or event.rank in self._gone:
+            return -1, {}
+        return event.rank, parsed(event.line)
+
+    def tell(self, device: int, said: object, phase: str = WAITS) -> None:
+        """``phase``: what it does from now on; where it does not wait it is expected to be heard of."""
+        self.watch.go_on([device], phase)
+        self._children.tell(device, json.dumps(said))

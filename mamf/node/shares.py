@@ -1,0 +1,64 @@
+"""Who of several devices measures which steps of a plan: each takes the next when it is free. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, deque
+from collections.abc import Collection
+from typing import Any
+
+from mamf.plans import KernelsPlan, Plan
+
+#: Devices that may end on a step before it is left: it would take all of them.
+_MOST_ENDS = 2
+
+
+class Shares:
+    """Steps by number, in parts that one device measures together.
+
+    ``left``: what a device had time for no more. ``deadly``: what more than one device ended on.
+    """
+
+    def __init__(self, parts: Collection[Collection[int]]) -> None:
+        self.waiting = deque(map(list, parts))
+        self.taken: dict[int, list[int]] = {}
+        self.left: list[int] = []
+        self.deadly: list[int] = []
+        self._ends: Counter[int] = Counter()
+
+    @property
+    def are_done(self) -> bool:
+        return not self.waiting and not any(self.taken.values())
+
+    def take(self, device: int) -> list[int]:
+        """The next part; there must be one."""
+        self.taken[device] = self.waiting.popleft()
+        return list(self.taken[device])
+
+    def answer(self, device: int, step: int) -> None:
+        self.taken[device].remove(step)
+
+    def finish(self, device: int) -> None:
+        """It has done with its part; what it did not answer is left."""
+        self.left += self.taken.pop(device, [])
+
+    def give_back(self, device: int) -> None:
+        """It has ended: what it had not measured is the others'."""
+        part = self.taken.pop(device, [])
+        if part:
+            self._ends[part[0]] += 1
+            if self._ends[part[0]] >= _MOST_ENDS:
+                self.deadly.append(part.pop(0))
+        if part:
+            self.waiting.appendleft(part)
+
+
+def numbered_parts(plan: Plan | KernelsPlan, held: Collection[Any]) -> list[list[int]]:
+    """The steps that are not held, by their number among all: one by one, and kernels of one shape together, since they
+    are compared with one another.
+    """
+    wanted = set(plan.steps(held))  # type: ignore[arg-type]
+    steps: list[Any] = [(number, step) for number, step in enumerate(plan.steps()) if step in wanted]
+    length = 3 if isinstance(plan, KernelsPlan) else 2
+    grouped = itertools.groupby(steps, key=lambda each: each[1][:length])
+    return [[number for number, _ in part] for _, part in grouped]

@@ -1,0 +1,92 @@
+"""A plan whose steps are shared out over devices: the same strategy runs in a process for each, over a queue of steps
+that all take from. Rows come here, each with its device and how fast that is to the others.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from mamf.ceilings.share import Ceilings
+from mamf.errors import DeviceError
+from mamf.logs.device_speeds import DeviceSpeeds, device_speeds, with_speed
+from mamf.logs.records import measurement_from_record
+from mamf.measurement import Measurement
+from mamf.node.pool import DevicePool
+from mamf.node.shares import Shares, numbered_parts
+from mamf.node.worker import ASKS, ROW, STEP, assignment
+from mamf.plans import KernelsPlan, Plan
+
+
+@dataclass
+class SharedSweep:
+    """One run of a plan on the devices of a pool, as Sweep and KernelsSweep are on one: kernels of a shape by one
+    device, other steps by whichever is free. What a device that fails had taken is done by the others.
+
+    ``kernel``: of products, as it is asked for. ``results`` raises DeviceError where no device is left, or where more
+    than one ended on the same step.
+    """
+
+    plan: Plan | KernelsPlan
+    pool: DevicePool
+    kernel: str = ""
+    ceilings: Ceilings = field(default_factory=dict)
+    held: Collection[Any] = ()
+    on_phase: Callable[[str], None] = lambda text: None
+
+    def results(self) -> Iterator[Measurement]:
+        """Measure every step that is not held; breaking off loses the shape in flight of each device."""
+        self._shares = shares = Shares(numbered_parts(self.plan, self.held))
+        self._visits: list[Measurement] = []
+        self._speeds: DeviceSpeeds = {}
+        self._idle: deque[int] = deque()
+        self._steps: list[Any] = list(self.plan.steps())
+        told = assignment(self.plan, self.kernel, self.ceilings)
+        for device in self.pool.able if not shares.are_done else ():
+            self.pool.tell(device, told, "preparing")
+        while not shares.are_done:
+            device, record = self.pool.next()
+            self._take_back()
+            if ROW in record:
+                yield self._row(device, record)
+            if ASKS in record:
+                shares.finish(device)
+                self._idle.append(device)
+            self._hand_out()
+        if shares.deadly:
+            count, first = len(shares.deadly), " ".join(map(str, self._steps[shares.deadly[0]]))
+            reason = f"{count} step{'s are' if count > 1 else ' is'} left that more than one device ended on"
+            raise DeviceError(f"{reason}, the first {first}")
+
+    @property
+    def left_out(self) -> int:
+        """Steps that the end of the budget left out, once ``results`` has ended."""
+        return len(self._shares.left)
+
+    def _row(self, device: int, record: Mapping[str, Any]) -> Measurement:
+        row = replace(measurement_from_record(record[ROW], {}), device=device)
+        if row.is_reference:
+            self._visits.append(row)
+            self._speeds = device_speeds(self._visits)
+        else:
+            self._shares.answer(device, record[STEP])
+        return with_speed(row, self._speeds)
+
+    def _take_back(self) -> None:
+        """What failed devices had taken."""
+        able = self.pool.able
+        for device in set(self._shares.taken) - set(able):
+            self._shares.give_back(device)
+        self._idle = deque(device for device in self._idle if device in able)
+        if not able and not self._shares.are_done:
+            raise DeviceError("every device failed; --resume goes on with those that can be opened")
+
+    def _hand_out(self) -> None:
+        while self._idle and self._shares.waiting:
+            device = self._idle.popleft()
+            part = self._shares.take(device)
+            phase = str(self._steps[part[0]][0])
+            self.on_phase(f"{phase} on {len(self.pool.able)} devices")
+            self.pool.tell(device, part, phase)

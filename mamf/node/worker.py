@@ -1,0 +1,75 @@
+"""A device's part of a run that several share: it asks for steps whenever it is free, and tells its rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from mamf.backend import Backend
+from mamf.ceilings.share import Ceilings
+from mamf.logs.plan_records import plan_from_record, plan_record
+from mamf.logs.records import ceiling_from_record, ceiling_record, measurement_record
+from mamf.node.children import PHASE, WAITS
+from mamf.plans import KernelsPlan, Plan
+from mamf.plugins.discovery import operation
+from mamf.plugins.selection import chosen_kernels, installed_kernel, kernel_for
+from mamf.strategies.kernels import KernelsSweep
+from mamf.strategies.shapes import Sweep
+
+#: What a line of a worker holds beside its phase: the device that it opened, a row and the step that it answers, and
+#: whether it asks for more.
+DEVICE, ROW, STEP, ASKS = "device", "row", "step", "asks"
+
+
+def assignment(plan: Plan | KernelsPlan, kernel: str, ceilings: Ceilings) -> dict[str, Any]:
+    """What all workers of a run are told first, as JSON values. ``kernel``: of products, as it is asked for."""
+    ceiling_records = [ceiling_record(ceiling) for ceiling in ceilings.values()]
+    return {"plan": plan_record(plan), "kernel": kernel, "ceilings": ceiling_records}
+
+
+@dataclass
+class Worker:
+    """``tell``: sends a record; ``hear``: the next line, which is empty when there will be none."""
+
+    backend: Backend
+    tell: Callable[[Mapping[str, Any]], None]
+    hear: Callable[[], str]
+    _current: int = field(default=0, init=False)
+
+    def work(self) -> None:
+        """Until there is no more to do. Raises what a device raises that fails."""
+        self.tell({PHASE: WAITS, DEVICE: asdict(self.backend.info)})
+        told = self.hear()
+        if not told:
+            return
+        for row in self._strategy(json.loads(told)).results():
+            if row.status == "failed":
+                self.backend.synchronize()  # where that fails too the device is gone: the step is another's
+            self.tell({ROW: measurement_record(row), STEP: None if row.is_reference else self._current})
+
+    def _strategy(self, told: Mapping[str, Any]) -> Sweep | KernelsSweep:
+        plan, backend = plan_from_record(told["plan"]), self.backend
+        if isinstance(plan, Plan):
+            return Sweep(
+                plan, kernel_for(backend, plan.problem, told["kernel"]), backend, queue=self._steps(plan.steps())
+            )
+        assert isinstance(plan, KernelsPlan), "searches are of one device"
+        kernels = [kernel for _, kernel in chosen_kernels(operation(plan.operation), backend, plan.kernels)]
+        header = {DEVICE: asdict(backend.info)}
+        found = [ceiling_from_record(record, header) for record in told["ceilings"]]
+        ceilings = {(ceiling.problem.dtype, ceiling.regime): ceiling for ceiling in found}
+        references = {ceiling.kernel: installed_kernel(ceiling.kernel) for ceiling in found}
+        return KernelsSweep(plan, kernels, backend, ceilings, references, queue=self._steps(plan.steps()))
+
+    def _steps(self, steps: Collection[Any]) -> Iterator[Any]:
+        """Steps as they are given, by number."""
+        steps = list(steps)
+        while True:
+            self.tell({PHASE: WAITS, ASKS: True})
+            line = self.hear()
+            if not line:
+                return
+            for self._current in json.loads(line):
+                yield steps[self._current]

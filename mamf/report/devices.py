@@ -1,0 +1,84 @@
+"""Rows of several devices in one table: which measured each, and what makes them comparable."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mamf.logs.device_speeds import device_speeds
+from mamf.logs.records import significant_digits
+from mamf.measurement import Measurement
+from mamf.report.text import DASH, significant
+
+DEVICE, COMPARABLE = "device", "comparable"
+
+
+def flat_device(row: Measurement) -> dict[str, Any]:
+    """``device_speed``: to the run's first, by the reference; None where the two were not compared."""
+    speed = row.device_speed and significant_digits(row.device_speed)
+    return {} if row.device is None else {"device": row.device, "device_speed": speed}
+
+
+def device_cells(row: Measurement) -> dict[str, str]:
+    """The device, and the rate as the run's first device would give it."""
+    if row.device is None:
+        return {}
+    is_comparable = row.ok and row.device_speed is not None
+    return {DEVICE: str(row.device), COMPARABLE: significant(row.comparable_rate) if is_comparable else DASH}
+
+
+def device_remark(row: Measurement) -> str:
+    """A figure's device, and what it is as of the run's first."""
+    if row.device is None:
+        return ""
+    if row.device_speed is None:
+        return f"device {row.device}, not compared"
+    as_first = f", {significant(row.comparable_rate)} as of the first" if row.device_speed != 1.0 else ""
+    return f"device {row.device}{as_first}"
+
+
+def device_lines(rows: Sequence[Measurement], header: Mapping[str, Any]) -> list[str]:
+    """The devices that shared a run, and how they compare; none of a run of one."""
+    devices = header.get("devices", ())
+    lines = [_device_line(device) for device in devices]
+    for (regime, dtype), speeds in device_speeds(rows).items():
+        first = min(speeds)
+        others = [f"device {each} {100 * (speeds[each] - 1):+.2f} %" for each in sorted(speeds) if each != first]
+        visit = next(
+            row for row in rows if row.is_reference and row.ok and (row.regime, row.problem.dtype) == (regime, dtype)
+        )
+        told = f"to device {first} by the reference {visit.shape}, {visit.kernel}"
+        lines.append(
+            f"{regime} {dtype}: {', '.join(others)} {told}" if others else f"{regime} {dtype}: device {first} alone"
+        )
+    uncompared = sorted({row.device for row in rows if row.device is not None and row.device_speed is None})
+    if uncompared:
+        lines.append(f"not compared, and ranked after the others: device {', '.join(map(str, uncompared))}")
+    if devices:
+        lines.append(f"rows are ranked by the rate as of the first device ({COMPARABLE}); all else is as measured")
+    return lines
+
+
+def _device_line(device: Mapping[str, Any]) -> str:
+    known = [
+        f"{device['compute_units']} compute units" if device["compute_units"] else "",
+        f"{device['power_limit_watts']:.0f} W limit" if device["power_limit_watts"] else "",
+        f"uuid {device['uuid_hash']}" if device["uuid_hash"] else "",
+    ]
+    return f"device {device['index']}: {', '.join(filter(None, [device['name'], *known]))}"
+
+
+def drift_lines(visits: Sequence[Measurement]) -> list[str]:
+    """How far the figures of a regime's reference lie apart, on each device that visited it more than once."""
+    return [line for device in dict.fromkeys(row.device for row in visits) for line in _drift(visits, device)]
+
+
+def _drift(visits: Sequence[Measurement], device: int | None) -> list[str]:
+    figures = [row.best_rate for row in visits if row.ok and row.device == device]
+    if len(figures) < 2:
+        return []
+    middle = sorted(figures)[len(figures) // 2]
+    below, above = 100 * (min(figures) / middle - 1), 100 * (max(figures) / middle - 1)
+    where = "" if device is None else f" on device {device}"
+    spread = f"{below:+.2f} % to {above:+.2f} %"
+    return [f"reference {visits[0].shape}{where}, {len(figures)} visits: {significant(middle)} TFLOPS, {spread}"]

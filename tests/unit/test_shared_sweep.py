@@ -1,0 +1,463 @@
+"""``--devices``: a run that several devices share: rows name theirs, are compared by a reference, and none is lost."""
+
+import csv
+import io
+import json
+from dataclasses import replace
+
+import pytest
+import simulated_node
+import virtual_pool
+from contribution_logs import found
+from forked import Child
+
+from mamf.ceilings.ceiling import Ceiling
+from mamf.ceilings.share import mamfu, state
+from mamf.charts.of_log import chart_of
+from mamf.cli.progress import Progress
+from mamf.engine.measure import measure
+from mamf.logs import known
+from mamf.logs.compare import compare
+from mamf.logs.device_speeds import with_device_speeds
+from mamf.logs.header import header_of
+from mamf.logs.plan_records import plan_record
+from mamf.logs.records import ceiling_record
+from mamf.logs.run_log import read_run_log
+from mamf.logs.writer import RunLogWriter
+from mamf.node.pool import DevicePool
+from mamf.node.shares import Shares
+from mamf.node.sharing import SharedSweep
+from mamf.operations.matmul.kernel import MatmulProblem
+from mamf.operations.matmul.shapes import MatmulShape
+from mamf.plans import Plan
+from mamf.plugins import discovery
+from mamf.regimes import Burst, StoppingRule
+from mamf.report import ranked
+from mamf.report.devices import device_lines
+from mamf.strategies.shapes import Sweep
+from mamf.testing import Physics, SimulatedAttention, SimulatedMatmul
+
+SWEEP = ["sweep", "--backend", "simulated", "--output", "log.jsonl", "--devices", "all"]
+GRID = ["--m-range", "8192", "20480", "1024", "--n", "16384", "--k", "16384", "--precision", "20%"]
+GRID_SHAPES = [MatmulShape(m, 16384, 16384) for m in range(8192, 20480, 1024)]
+#: How fast the devices are to the first.
+SPEEDS = (1.0, 1.03, 0.98, 1.01)
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch):
+    simulated_node.install(monkeypatch)
+    monkeypatch.setitem(simulated_node.POINTS[discovery.BACKENDS], "simulated", "test_shared_sweep:Card")
+    known._installed.cache_clear()
+    yield
+    known._installed.cache_clear()
+
+
+class Card(simulated_node.Node):
+    def __init__(self, index=0):
+        super().__init__(index)
+        speed = SPEEDS[index]
+        self.world = replace(Physics(), flop_per_cycle_per_unit=round(4096 * speed), bandwidth=3e12 * speed)
+        self.info = replace(self.info, uuid_hash=f"card{index}", driver="580.1")
+
+
+@pytest.fixture
+def shared(run):
+    """Run a command on simulated devices that share it in virtual time; returns what it said, and its log."""
+
+    def command(*arguments, backends=Card, ends=None, hangs=(), on_row=None):
+        with pytest.MonkeyPatch.context() as patch:
+            virtual_pool.install(patch, backends, ends, hangs)
+            if on_row:
+                patch.setattr(Progress, "add", on_row)
+            said = run(*arguments)
+        return said, read_run_log(run.folder / "log.jsonl")
+
+    return command
+
+
+def own(log):
+    return [row for row in log.measurements if not row.is_reference]
+
+
+def test_two_processes_share_a_sweep_and_its_log_is_one(run, monkeypatch):
+    monkeypatch.setattr("mamf.node.children.started", Child)
+    monkeypatch.setenv(simulated_node.DEVICES, "2")
+    code, out, err = run(*SWEEP, *GRID)
+    assert (code, err) == (0, "")
+    log = read_run_log(run.folder / "log.jsonl")
+    assert log.tier == "complete"
+    assert len(own(log)) == len(log.plan.shapes) == 12
+    assert {row.device for row in own(log)} <= {0, 1}
+    assert [device.index for device in log.devices] == [0, 1]
+    assert "burst bfloat16: device 1 " in out
+
+
+def test_each_takes_the_next_shape_when_it_is_free_and_the_best_is_chosen_as_of_the_first(shared):
+    (code, out, err), log = shared(*SWEEP, *GRID)
+    assert (code, err) == (0, "")
+    assert {row.shape for row in own(log)} == set(log.plan.shapes)
+    assert len(own(log)) == len(log.plan.shapes)
+    assert len({row.device for row in own(log)}) == 4
+    for row in log.measurements:
+        assert row.device_speed == pytest.approx(SPEEDS[row.device], rel=0.002)
+    best = max(own(log), key=lambda row: row.comparable_rate)
+    assert log.summary["best"]["burst"]["shape"] == str(best.shape)
+    assert log.summary["best"]["burst"]["device"] == best.device
+    assert [device.uuid_hash for device in log.devices] == ["card0", "card1", "card2", "card3"]
+    assert "device 2: Simulated H100, 132 compute units, 700 W limit, uuid card2" in out
+    assert f"1980 MHz; {best.conditions.watts:.0f} W; 36 C; device {best.device}" in out
+
+
+def test_four_devices_measure_at_least_3_7_times_as_many_shapes_a_second(monkeypatch):
+    pools = virtual_pool.install(monkeypatch, Card)
+    shapes = tuple(MatmulShape(m, 32768, 32768) for m in range(16384, 16384 + 160 * 64, 64))
+    plan = Plan(shapes, MatmulProblem(), precision=0.2)
+    with DevicePool("simulated", range(4)) as pool:
+        rows = list(SharedSweep(replace(plan, reference=plan.common()), pool, "simulated.mm").results())
+    alone = Card(0)
+    assert {row.shape for row in rows} == {row.shape for row in Sweep(plan, SimulatedMatmul(), alone).results()}
+    assert sum(not row.is_reference for row in rows) == 160
+    together = max(device.backend.now() for device in pools[0].processes.values())
+    assert alone.now() / together >= 3.7
+
+
+# -- devices that fail -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hangs", [(), (1,)], ids=["gone", "hangs"])
+def test_what_a_device_that_fails_had_taken_is_done_by_the_others(shared, hangs):
+    (code, _, err), log = shared(*SWEEP, *GRID, ends={1: 3}, hangs=hangs)
+    assert code == 0
+    assert {row.shape for row in own(log)} == set(log.plan.shapes)
+    assert sum(row.device == 1 for row in own(log)) == 2
+    told = "it hangs: silent for 300 s (burst)" if hangs else "it ended while it measured (burst): killed by signal 9"
+    assert err == f"mamf: device 1 failed: {told}; the others do its part\n"
+    assert log.summary["reason"] == f"device 1 failed: {told}"
+    assert log.tier == "complete"
+
+
+def test_a_device_that_cannot_be_opened_is_named_and_the_rest_share(run, monkeypatch):
+    monkeypatch.setattr("mamf.node.children.started", Child)
+    monkeypatch.setenv(simulated_node.DEVICES, "2")
+    monkeypatch.setenv(simulated_node.FAULTS, json.dumps({"1": "closed"}))
+    code, _, err = run(*SWEEP, *GRID)
+    log = read_run_log(run.folder / "log.jsonl")
+    assert (code, len(own(log)), [device.index for device in log.devices]) == (0, 12, [0])
+    assert err == "mamf: device 1 failed: the device cannot be opened; the others do its part\n"
+
+
+class Lost(Card):
+    """Gone after a few launches, for all that is asked of it."""
+
+    def synchronize(self):
+        if self.launches > 20:
+            raise RuntimeError("CUDA error: device lost")
+        super().synchronize()
+
+
+def test_a_device_that_fails_in_a_row_gives_the_step_back(shared):
+    (code, _, err), log = shared(*SWEEP, *GRID, backends=lambda index: (Lost if index == 2 else Card)(index))
+    assert code == 0
+    assert len(own(log)) == 12
+    assert all(row.ok for row in own(log))
+    assert err == "mamf: device 2 failed: RuntimeError: CUDA error: device lost; the others do its part\n"
+
+
+def test_where_every_device_fails_the_log_says_so_and_is_gone_on_with(shared):
+    (code, _, err), log = shared(*SWEEP, *GRID, ends={0: 4, 1: 3, 2: 3, 3: 2})
+    assert code == 1
+    assert log.summary["reason"] == "every device failed; --resume goes on with those that can be opened"
+    assert err.count(" failed: ") == 4
+    assert 0 < len(own(log)) < 12
+    before = len(log.measurements)
+    (code, _, _), log = shared("sweep", "--resume", "log.jsonl", "--devices", "0", "2")
+    assert (code, log.tier, len(own(log))) == (0, "complete", 12)
+    assert {row.device for row in log.measurements[before:]} == {0, 2}
+
+
+def test_a_step_that_more_than_one_device_ends_on_is_left():
+    shares = Shares([[0, 1], [2]])
+    assert shares.take(0) == [0, 1]
+    shares.answer(0, 0)
+    shares.give_back(0)
+    assert shares.take(1) == [1]
+    shares.give_back(1)
+    assert shares.deadly == [1]
+    assert shares.take(2) == [2]
+    assert not shares.are_done
+    shares.finish(2)
+    assert (shares.left, shares.are_done) == ([2], True)
+
+
+class Frail(Card):
+    """Whose process one shape ends."""
+
+    def compute(self, cycles, operands):
+        if operands[0] == GRID_SHAPES[3]:
+            raise SystemExit
+        super().compute(cycles, operands)
+
+
+def test_the_step_that_took_two_devices_is_named(shared):
+    (code, _, _), log = shared(*SWEEP, *GRID, backends=Frail)
+    assert code == 1
+    told = f"1 step is left that more than one device ended on, the first burst {GRID_SHAPES[3]}"
+    assert log.summary["reason"] == told
+    assert len(own(log)) == 11
+
+
+# -- as any other run --------------------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_keeps_every_row_and_a_resumed_run_is_whole(shared):
+    def interrupt(progress, row):
+        if row.shape == GRID_SHAPES[5]:
+            raise KeyboardInterrupt
+
+    (code, _, _), log = shared(*SWEEP, *GRID, on_row=interrupt)
+    assert (code, log.summary["status"], log.summary["reason"]) == (130, "interrupted", "by the user")
+    assert log.summary["left"] == 12 - len(own(log)) > 0
+    (code, _, _), log = shared("sweep", "--resume", "log.jsonl")
+    assert (code, log.tier) == (0, "complete")
+    assert len(own(log)) == len(set(GRID_SHAPES)) == 12
+    assert [device.index for device in log.devices] == [0, 1, 2, 3]
+
+
+def test_a_budget_leaves_the_rest_for_later(shared):
+    (code, _, _), log = shared(*SWEEP, *GRID, "--budget", "2s")
+    assert (code, log.summary["reason"]) == (0, "the budget ended")
+    assert 0 < len(own(log)) == 12 - log.summary["left"] < 12
+
+
+def test_its_log_is_shown_drawn_compared_and_checked_as_any(run, shared):
+    shared(*SWEEP, *GRID, "--regime", "burst", "sustained")
+    path = run.folder / "log.jsonl"
+    assert found(path) == {"simulated"}
+    shown = run("show", "log.jsonl")[1]
+    assert "sustained bfloat16: device 1 " in shown
+    rows = list(csv.DictReader(io.StringIO(run("show", "log.jsonl", "--format", "csv")[1])))
+    assert {row["device"] for row in rows} == {"0", "1", "2", "3"}
+    assert float(rows[0]["device_speed"]) > 0.9
+    chart = chart_of(read_run_log(path))
+    assert "devices 0 1 2 3, figures as of the first" in chart.subtitle
+    points = [
+        point.y for panel in chart.panels for line in panel.lines for point in line.points if "burst" in line.name
+    ]
+    assert max(points) / min(points) < 1.06
+
+
+def test_rows_of_two_devices_are_compared_after_the_correction_and_it_is_said(run, shared):
+    shared(*SWEEP, *GRID)
+    run("sweep", "--backend", "simulated", *GRID, "--output", "alone.jsonl")
+    shared_log, alone = (read_run_log(run.folder / name) for name in ("log.jsonl", "alone.jsonl"))
+    compared = compare(shared_log, alone)
+    crossed = [pair for pair in compared.pairs if not pair.is_of_one_device]
+    assert len(compared.pairs) == 12
+    assert 0 < len(crossed) < 12
+    assert all(pair.ratio == pytest.approx(1.0, abs=0.004) for pair in compared.pairs)
+    raw = [pair.b.tflops / pair.a.tflops for pair in crossed]
+    assert max(abs(ratio - 1) for ratio in raw) > 0.009
+    code, out, _ = run("compare", "log.jsonl", "alone.jsonl")
+    assert code == 0
+    told = (
+        f"rows: {12 - len(crossed)} of one device, {len(crossed)} of two, corrected by the reference that both measured"
+    )
+    assert told in out
+    assert f"two devices, corrected by {100 * (crossed[0].correction - 1):+.2f} %" in out
+    rows = list(csv.DictReader(io.StringIO(run("compare", "log.jsonl", "alone.jsonl", "--format", "csv")[1])))
+    assert float(rows[0]["device_correction"]) == pytest.approx(compared.pairs[0].correction)
+    one_and_the_same = compare(shared_log, shared_log)
+    assert all(pair.is_of_one_device and pair.ratio == 1 for pair in one_and_the_same.pairs)
+
+
+def test_what_was_never_compared_is_ranked_last_and_ambiguous(run, shared):
+    _, log = shared(*SWEEP, *GRID)
+    visits = [row for row in log.measurements if row.is_reference and row.device != 1]
+    rows = with_device_speeds([*visits, *own(log)])
+    last = [row.device_speed is None for row in ranked(rows)]
+    assert last == sorted(last)
+    assert last.count(True) == sum(row.device == 1 for row in own(log)) > 0
+    assert "not compared, and ranked after the others: device 1" in device_lines(rows, log.header)
+    run("sweep", "--backend", "simulated", *GRID, "--output", "alone.jsonl")
+    pairs = compare(replace(log, measurements=rows), read_run_log(run.folder / "alone.jsonl")).pairs
+    assert {pair.verdict() for pair in pairs if pair.a.device_speed is None} == {"AMBIGUOUS"}
+    assert "AMBIGUOUS" not in {pair.verdict() for pair in pairs if pair.a.device_speed is not None}
+
+
+def test_rows_of_a_device_that_the_header_does_not_know_are_foreign(run, shared):
+    shared(*SWEEP, *GRID)
+    path = run.folder / "log.jsonl"
+    path.write_text(path.read_text().replace('"device": 2, "time"', '"device": 7, "time"'))
+    assert "foreign-row" in found(path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--devices", "0", "9"], "simulated has no device 9; it has 4"),
+        (["--devices", "all", "0"], "--devices: 'all' or some, not both"),
+        (["--devices", "one"], "'one' is not a number from 0"),
+        (["--devices", "0", "1", "--device", "1"], "--device names one device, --devices several"),
+        (["--devices", "0", "1", "--patience", "soon"], "'soon' is not a duration"),
+    ],
+)
+def test_bad_devices_are_a_line(run, arguments, told):
+    code, out, err = run("sweep", "--backend", "simulated", *arguments)
+    assert (code, out) == (2, "")
+    assert told in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_log_is_gone_on_with_by_the_devices_that_it_was_begun_by(run, shared):
+    shared(*SWEEP, *GRID, "--devices", "0", "1", "--budget", "1s")
+    for devices in (["--devices", "2"], ["--device", "0"]):
+        code, _, err = run("sweep", "--resume", "log.jsonl", *devices)
+        assert (code, err.count("was measured by devices 0 1: resume it without")) == (2, 1)
+    run("sweep", "--backend", "simulated", *GRID, "--budget", "1s", "--output", "alone.jsonl")
+    code, _, err = run("sweep", "--resume", "alone.jsonl", "--devices", "all")
+    assert (code, err.count("was measured by one device")) == (2, 1)
+
+
+def test_a_card_that_is_another_than_the_logs_goes_on_with_nothing(run, shared):
+    _, before = shared(*SWEEP, *GRID, "--budget", "1s")
+
+    def changed(index):
+        backend = Card(index)
+        backend.info = replace(backend.info, uuid_hash="another" if index == 3 else backend.info.uuid_hash)
+        return backend
+
+    (code, _, err), log = shared("sweep", "--resume", "log.jsonl", backends=changed)
+    assert (code, err) == (
+        2,
+        "mamf: log.jsonl was measured with device uuid_hash card3, not another; start a new log\n",
+    )
+    assert log.summary == before.summary
+
+
+def test_cards_of_two_models_share_no_run(run, monkeypatch):
+    def other(index):
+        backend = Card(index)
+        backend.info = replace(backend.info, name="Simulated H200" if index == 2 else backend.info.name)
+        return backend
+
+    virtual_pool.install(monkeypatch, other)
+    code, _, err = run(*SWEEP, *GRID)
+    assert (code, err.count("sweep each model by itself")) == (2, 1)
+    assert not (run.folder / "log.jsonl").exists()
+
+
+def test_one_device_is_an_ordinary_run(run):
+    code, _, _ = run("sweep", "--backend", "simulated", *GRID, "--devices", "2", "--output", "log.jsonl")
+    log = read_run_log(run.folder / "log.jsonl")
+    assert (code, log.header["device"]["index"], log.devices) == (0, 2, [])
+    assert all(row.device is None for row in log.measurements)
+
+
+def test_a_dry_run_says_who_shares_it(run):
+    code, out, _ = run(*SWEEP, *GRID, "--dry-run")
+    assert code == 0
+    assert "devices: 0 1 2 3 share it, a process each, compared by a reference that all measure" in out
+    assert not (run.folder / "log.jsonl").exists()
+
+
+# -- kernels of an operation -------------------------------------------------------------------------------------------
+
+SHAPES = ["--shapes", "64MiB", "256MiB", "1GiB", "2GiB", "--set", "pattern=copy,read"]
+BANDWIDTH = ["sweep", "--operation", "bandwidth", "--backend", "simulated", "--output", "log.jsonl", "--devices", "all"]
+
+
+def test_kernels_of_any_operation_are_compared_on_a_row_of_the_plan(run, shared):
+    (code, out, err), log = shared(
+        *BANDWIDTH, "--shapes", "64MiB", "256MiB", "1GiB", "2GiB", "--set", "pattern=copy,read"
+    )
+    assert (code, err) == (0, "")
+    assert len(own(log)) == 8
+    visits = [row for row in log.measurements if row.is_reference]
+    assert {(row.problem.pattern, str(row.shape)) for row in visits} == {("copy", "1GiB")}
+    assert {row.device for row in visits} == {row.device for row in own(log)}
+    assert log.summary["measured"] == 8
+    assert "by the reference 1GiB, simulated-bandwidth" in out
+    assert found(run.folder / "log.jsonl") == {"simulated"}
+    again = run("sweep", "--operation", "bandwidth", "--resume", "log.jsonl")
+    assert again[0] == 0
+    assert len(read_run_log(run.folder / "log.jsonl").measurements) == len(log.measurements)
+    assert run("bandwidth", "--resume", "log.jsonl")[0] == 0
+
+
+ATTENTION = [
+    "attention",
+    "--backend",
+    "simulated",
+    "--output",
+    "log.jsonl",
+    "--devices",
+    "all",
+    "--head-dims",
+    "64",
+    "128",
+]
+LENGTHS = ["--seq-lens", "1024", "2048", "4096", "8192"]
+
+
+class SlowAttention(SimulatedAttention):
+    name = "slow-attention"
+    share = 0.35
+
+
+@pytest.fixture
+def attention_kernels(monkeypatch):
+    kernels = {
+        "simulated-attention": "mamf.testing:SimulatedAttention",
+        "slow-attention": "test_shared_sweep:SlowAttention",
+    }
+    monkeypatch.setitem(simulated_node.POINTS, discovery.ATTENTION_KERNELS, kernels)
+
+
+def by_shape(log):
+    shapes = {}
+    for row in own(log):
+        shapes.setdefault(row.shape, []).append(row)
+    return shapes
+
+
+@pytest.mark.usefixtures("attention_kernels")
+def test_kernels_of_one_shape_of_attention_are_of_one_device(run, shared):
+    (code, out, err), log = shared(*ATTENTION, *LENGTHS, "--no-ceiling")
+    assert (code, err) == (0, "")
+    assert [len({row.device for row in rows}) for rows in by_shape(log).values()] == [1] * 8
+    assert {row.shape for row in log.measurements if row.is_reference} == {log.plan.common("bfloat16")[1]}
+    assert log.summary["measured"] == 16
+    assert out.count("speed-up over slow-attention") == 8
+    assert found(run.folder / "log.jsonl") == {"simulated"}
+
+
+@pytest.mark.usefixtures("attention_kernels")
+def test_a_ceilings_product_is_visited_by_the_device_of_the_row_and_shares_are_of_the_first(run, shared):
+    backend, shape = Card(0), MatmulShape(8192, 8192, 8192)
+    kernel, rule = SimulatedMatmul(), StoppingRule(0.003)
+    row = measure(kernel, MatmulProblem(), shape, Burst(backend), backend.operand_pool("normal", 0), rule)
+    figures = {"interval": row.rate_interval, "rounds": 3, "problem": row.problem, "kernel": row.kernel}
+    ceiling = Ceiling("Simulated H100", "card0", regime="burst", shape=shape, rate=row.best_rate, **figures)
+    header = header_of(backend, "", row.kernel, plan_record(Plan((shape,), row.problem)))
+    with RunLogWriter.create(run.folder / "find.jsonl", header) as writer:
+        writer.write("ceiling", ceiling_record(ceiling))
+    (code, _, err), log = shared(*ATTENTION, *LENGTHS, "--ceiling", "find.jsonl")
+    assert (code, err) == (0, "")
+    shares = {each.kernel: [] for each in own(log)}
+    for each in own(log):
+        shares[each.kernel].append(mamfu(each, log.all_ceilings))
+        assert abs(state(each, log.all_ceilings)) < 0.005
+    assert len({each.device for each in own(log)}) > 1
+    assert all(max(each) / min(each) < 1.01 for each in shares.values())
+    assert found(run.folder / "log.jsonl") == {"simulated"}
+
+
+@pytest.mark.usefixtures("attention_kernels")
+def test_a_ceiling_that_is_sought_is_sought_on_the_first(run, shared, monkeypatch):
+    monkeypatch.setattr("mamf.cli.attention_ceilings.plan_for", simulated_node.short_plan)
+    (code, _, err), log = shared(*ATTENTION, "--seq-lens", "1024", "8192", "--no-flush")
+    assert (code, err) == (0, "")
+    assert {row.device for row in log.measurements if row.phase} == {None}
+    assert {row.device for row in own(log) if not row.phase} <= {0, 1, 2, 3}
+    assert found(run.folder / "log.jsonl") == {"simulated"}

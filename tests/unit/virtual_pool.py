@@ -1,0 +1,111 @@
+"""Devices that share a run in virtual time: a thread for each in place of a process, in the order of their clocks."""
+
+import heapq
+import json
+import threading
+from queue import Queue
+
+from mamf.errors import fault
+from mamf.node.children import FAILURE, Event
+from mamf.node.pool import DevicePool
+from mamf.node.worker import Worker
+
+GONE = None
+
+
+class Device:
+    """A worker of its own thread, which runs only between what it is told and what it asks next.
+
+    ``ends``: after so many lines (the first is the plan) it is gone without a word, or hangs where ``hangs``.
+    """
+
+    def __init__(self, rank, backend, ends, hangs):
+        self.rank, self.backend, self.ends, self.hangs = rank, backend, ends, hangs
+        self.lines, self.events, self.is_idle = Queue(), [], threading.Event()
+        self.heard = 0
+        self.thread = threading.Thread(target=self.run, daemon=True)
+        self.thread.start()
+
+    def run(self):
+        try:
+            Worker(self.backend, self.tell, self.hear).work()
+            self.end(0)
+        except SystemExit:
+            self.end(-9)
+        except Exception as error:
+            self.tell({FAILURE: fault(error)})
+            self.end(1)
+        self.is_idle.set()
+
+    def tell(self, record):
+        self.events.append((self.backend.now(), Event(self.rank, json.dumps(record))))
+
+    def hear(self):
+        self.is_idle.set()
+        line = self.lines.get()
+        if line is GONE or (self.heard == self.ends and not self.hangs):
+            raise SystemExit
+        self.heard += 1
+        return line
+
+    def end(self, code):
+        self.events.append((self.backend.now(), Event(self.rank, None, code)))
+
+    def kill(self):
+        self.lines.put(GONE)
+
+    terminate = kill
+
+
+class VirtualChildren:
+    """As Children: the next event is the earliest of all, once every device waits or has ended."""
+
+    def __init__(self, backends, ends, hangs=()):
+        self.processes = {
+            rank: Device(rank, backend, ends.get(rank, -1), rank in hangs) for rank, backend in backends.items()
+        }
+        self.time, self._due, self._number = 0.0, [], 0
+
+    def next(self, seconds):
+        for device in self.processes.values():
+            device.is_idle.wait()
+            for moment, event in device.events:
+                self._number += 1
+                heapq.heappush(self._due, (moment, self._number, event))
+            device.events = []
+        if not self._due:
+            self.time += seconds
+            return None
+        moment, _, event = heapq.heappop(self._due)
+        self.time = max(self.time, moment)
+        return event
+
+    def tell(self, rank, line):
+        device = self.processes[rank]
+        if device.hangs and device.heard == device.ends:
+            return
+        device.backend.host_time = max(device.backend.host_time, self.time)
+        device.is_idle.clear()
+        device.lines.put(line)
+
+    def dismiss(self):
+        for device in self.processes.values():
+            device.kill()
+
+    def __exit__(self, *raised):
+        for device in self.processes.values():
+            device.thread.join(10)
+
+
+def install(patch, backends, ends=None, hangs=()):
+    """Pools are of these simulated devices, by index; returns a list that the children of each are added to."""
+    made = []
+
+    def started(pool):
+        made.append(VirtualChildren({rank: backends(rank) for rank in pool.devices}, ends or {}, hangs))
+        pool.watch.now = lambda: made[-1].time
+        pool.watch.go_on(pool.devices, "")
+        return made[-1]
+
+    patch.setattr(DevicePool, "_started", started)
+    return made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -128,12 +129,13 @@ def fields(record: dict[str, Any]) -> list[Field]:
     return found
 
 
-def _add_fields(value: Any, path: tuple[str, ...], found: list[Field]) -> None:
-    for step, item in value.items() if isinstance(value, dict) else enumerate(value):
+def _add_fields(value: dict[str, Any] | list[Any], path: tuple[str, ...], found: list[Field]) -> None:
+    parts = value.items() if isinstance(value, dict) else zip(map(str, itertools.count()), value, strict=False)
+    for name, item in parts:
         if _is_parted(item):
-            _add_fields(item, (*path, str(step)), found)
+            _add_fields(item, (*path, name), found)
         else:
-            found.append(((*path, str(step)), item))
+            found.append(((*path, name), item))
 
 
 def _is_parted(value: Any) -> bool:

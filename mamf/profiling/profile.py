@@ -14,6 +14,9 @@ from mamf.profiling.shares import Union, busy, gaps, length, shares, union
 IDLE = "idle"
 _OUTSIDE = "Python, outside of any operation"
 _UNKNOWN = "unknown: there are no events of the host"
+#: Share of a class's FLOP that may be of dtypes without a ceiling, and is left out: a rotary table of float32 beside
+#: all products of bfloat16.
+_MOST_UNKNOWN = 0.01
 #: The ceiling of a dtype (mamf's name) in FLOP/s, or None where none is known.
 PeakOf = Callable[[str], float | None]
 
@@ -22,7 +25,7 @@ PeakOf = Callable[[str], float | None]
 class ClassRow:
     """A class in all profiled steps. ``visible`` and ``hidden``: seconds (mamf.profiling.shares.Share); ``share`` of
     the steps, the visible ones. ``flop`` by dtype, and ``multiplying``, the seconds in which they were computed.
-    ``mamfu``: the share of the ceilings of these dtypes, None where one is not known.
+    ``mamfu``: the share of the ceilings of these dtypes, None where none is known of more than a hundredth of the FLOP.
     """
 
     name: str
@@ -193,10 +196,11 @@ def _counted(event: Event) -> Event | None:
 
 def _mamfu(flop: Mapping[str, int], seconds: float, peak_of: PeakOf) -> float | None:
     """The time that the ceilings of the dtypes would take, as a share of the time that was taken."""
-    peaks = [peak_of(dtype) for dtype in flop]
-    if not seconds or not flop or None in peaks:
+    peaks = {dtype: peak for dtype in flop if (peak := peak_of(dtype))}
+    unknown = sum(count for dtype, count in flop.items() if dtype not in peaks)
+    if not seconds or not flop or unknown > _MOST_UNKNOWN * sum(flop.values()):
         return None
-    return sum(count / peak for count, peak in zip(flop.values(), peaks, strict=True) if peak) / seconds
+    return sum(flop[dtype] / peak for dtype, peak in peaks.items()) / seconds
 
 
 def _kernel_rows(at_work: Iterable[Busy]) -> list[KernelRow]:

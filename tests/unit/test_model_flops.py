@@ -90,3 +90,30 @@ def test_formula_and_counter_agree_for_a_small_llama():
     ids = torch.zeros(2, 128, dtype=torch.long)
     counted = mamf.count_flops(lambda: model(input_ids=ids, labels=ids).loss.backward())
     assert counted == 256 * mamf.model_flops(model).per_token(128)
+
+
+@pytest.mark.parametrize(("heads", "backward"), [(8, False), (2, False), (8, True), (2, True)])
+def test_attention_is_counted_on_a_cpu_too_and_with_fewer_heads_of_keys(heads, backward):
+    torch = pytest.importorskip("torch")
+    query, key, value = (torch.ones(2, count, 64, 32, requires_grad=True) for count in (8, heads, heads))
+
+    def step():
+        out = torch.nn.functional.scaled_dot_product_attention(query, key, value, enable_gqa=heads < 8)
+        if backward:
+            out.sum().backward()
+
+    # Two products forward; the scores anew and four gradients backward.
+    assert mamf.count_flops(step) == 2 * (2 * 8 * 64 * 64 * 32) * (7 if backward else 2)
+
+
+def test_attention_formulas_are_of_operations_that_torch_has():
+    torch = pytest.importorskip("torch")
+    from mamf.integrations.flop_counter import _attention_formulas
+
+    formulas = _attention_formulas()
+    query, key = (1, 8, 100, 64), (1, 2, 50, 64)
+    told = {op: formulas[op](query, key, key, out_shape=None) for op in formulas if "backward" not in str(op)}
+    assert torch.ops.aten._scaled_dot_product_flash_attention in told
+    assert set(told.values()) == {2 * 8 * 100 * 50 * 128}
+    backward = formulas[torch.ops.aten._scaled_dot_product_cudnn_attention_backward]
+    assert backward(query, query, key, key) == 2.5 * 2 * 8 * 100 * 50 * 128

@@ -334,6 +334,15 @@ def test_the_cpu_counts_each_operation_without_those_it_calls():
     ]
 
 
+@pytest.mark.parametrize(("small", "is_known"), [(2, True), (5, False)])
+def test_a_hundredth_of_the_flop_may_be_of_a_dtype_without_a_ceiling(small, is_known):
+    main = Event("aten::mm", "operation", 0, 8, dimensions=[[30, 5], [5, 7]], dtypes=["c10::BFloat16"])
+    table = Event("aten::mm", "operation", 8, 10, dimensions=[[small, 1], [1, 5]], dtypes=["float"])
+    rows = {row.name: row for row in profile_of(Trace((main, table), 0, 10, 1), {"bfloat16": 700.0}.get).classes}
+    assert rows["matmul"].flop == {"bfloat16": 2100, "float32": 10 * small}
+    assert rows["matmul"].mamfu == (pytest.approx(2100 / 700 / 10) if is_known else None)
+
+
 def test_what_a_product_calls_computes_its_flop_once():
     linear = Event("aten::linear", "operation", 0, 10, dimensions=[[3, 5], [7, 5]], dtypes=["float"])
     copy = Event("aten::copy_", "operation", 1, 2, parent=linear)

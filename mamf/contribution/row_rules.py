@@ -30,6 +30,8 @@ _WORST = {True: 0.05, False: 0.5}
 # The clock is read while it moves: above what it allows by more than this is not the clock's doing.
 _HEADROOM_OF_READ_CLOCK = 1.05
 _MOST_WATTS = 1.2
+# Seconds that two marks may hold beside a launch: of launches as short as that the share is larger than what is left.
+_MOST_OF_TIMER = 20e-6
 _SUSTAINED_BY_MEAN = 4
 _MOST_CLOCK = 1.02
 
@@ -147,7 +149,7 @@ def sensors_plausible(evidence: Evidence) -> Iterator[Finding]:
             yield Finding("implausible", f"{row.shape}: {seen.watts:.0f} W, of {limit} W at most", line)
         if seen.clock_hz is not None and not 0 < seen.clock_hz <= _MOST_CLOCK * (highest or math.inf):
             yield Finding("implausible", f"{row.shape}: {seen.clock_hz / 1e6:.0f} MHz, above the highest clock", line)
-        if not 0 <= row.timer_overhead < min(row.samples, default=math.inf):
+        if not 0 <= row.timer_overhead < max(_MOST_OF_TIMER, min(row.samples, default=math.inf)):
             yield Finding("implausible", f"{row.shape}: a timer's share of {row.timer_overhead} s", line)
         peak_memory = row.peak_memory_bytes
         if peak_memory is not None and not 0 <= peak_memory <= (device.memory_bytes or math.inf):

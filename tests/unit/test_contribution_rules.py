@@ -230,6 +230,7 @@ def add_note(text):
         (change_row(clock_mhz=9000.0), "implausible"),
         (change_row(clock_mhz=300.0), "implausible"),
         (change_row(timer_overhead_seconds=-1e-6), "implausible"),
+        (change_row(timer_overhead_seconds=1.0), "implausible"),
         (change_row(relative_error=-1.0), "unverified"),
         (change_row(samples_seconds=["1"]), "unreadable"),
         (change_row(clock_mhz="fast"), "unreadable"),

@@ -37,9 +37,11 @@ def main() -> int:
     found = []
     before = Path.cwd()
     with tempfile.TemporaryDirectory() as name, little_work():
-        os.chdir(name)
+        folder = Path(name, "attacked")  # what lies beside it, .. to an attack, is nothing
+        folder.mkdir()
+        os.chdir(folder)
         try:
-            for attack in _attacks(options, Path(name)):
+            for attack in _attacks(options, folder):
                 began = time.monotonic()
                 found.append(attack())
                 print(f"{found[-1].name}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)

@@ -16,7 +16,7 @@ from typing import Any
 from mamf.cli.interruption import EXIT_CODE
 from mamf.cli.options import Parser, with_dashes
 from mamf.cli.terminal import say, warn
-from mamf.errors import MamfError, MamfWarning
+from mamf.errors import MamfError, MamfWarning, UsageError
 from mamf.limits import shortened
 
 _DESCRIPTION = "Finds the maximum achievable matmul FLOPS of an accelerator. Every number names its regime."
@@ -86,6 +86,8 @@ def _run(typed: Sequence[str]) -> int:
 
 def call(typed: Sequence[str]) -> int:
     """Run a command, for another that is made of several; returns its exit code. Raises what it raises."""
+    if wrong := next((word for word in typed if "\0" in word), None):
+        raise UsageError(f"{shortened(wrong)} holds a null byte, which no name of a file can")
     given = with_dashes(typed)
     options = _parser(given).parse_args(given)
     options.typed = typed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ def count_flops(step: Callable[[], object]) -> float:
     return float(counter.get_total_flops())
 
 
-def _attention_formulas() -> Mapping[Any, Callable[..., int]]:
+def _attention_formulas() -> dict[Any, Callable[..., int]]:
     """torch's own know no attention of a CPU, and before 2.13 none whose keys have fewer heads than its queries."""
     found: dict[Any, Callable[..., int]] = {}
     for name in _FUSED:

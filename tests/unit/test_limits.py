@@ -220,3 +220,8 @@ def test_a_text_is_a_shape_or_several():
     assert {str(row.shape) for row in rows} == {"64x64x64", "128x64x64"}
     rows = mamf.sweep(SHAPE, backend=SimulatedBackend(), kernel="mamf.testing:SimulatedMatmul")
     assert [row.shape for row in rows] == [SHAPE]
+
+
+@pytest.mark.parametrize("command", [["show"], ["import"], ["compare", "a"], ["plot"], ["sweep", "--resume"]])
+def test_a_null_byte_is_told_in_a_line(run, command):
+    assert run(*command, "a\0b") == (2, "", "mamf: a\\x00b holds a null byte, which no name of a file can\n")

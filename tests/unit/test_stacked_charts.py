@@ -81,9 +81,21 @@ def test_a_panel_is_a_kernel_and_its_bars_are_contexts():
 
 
 def test_without_a_ceiling_the_lines_are_tflops_and_say_so():
-    lines = model_chart(STEP, {}, HEADER).lines
+    lines = model_chart([*STEP, row("step", 2048)], {}, HEADER).lines
     assert lines.unit == "TFLOPS" and "no MAMFU" in lines.title
     assert lines.lines[0].points[0].y == pytest.approx(STEP[0].best_rate)
+
+
+def test_steps_of_one_context_length_stand_side_by_side_with_their_shares():
+    rows = [*STEP, row("step", kernel="compiled", milliseconds=30.0)]
+    chart = model_chart(rows, KNOWN, HEADER)
+    (panel,) = chart.panels
+    shares = [100 * each.best_rate / 500 for each in (STEP[-1], rows[-1])]
+    assert [bar.label for bar in panel.bars] == [
+        f"torch[sdpa] {shares[0]:.1f} % MAMFU",
+        f"compiled {shares[1]:.1f} % MAMFU",
+    ]
+    assert chart.lines is None and "500" in chart.notes[0] and "context length 1k" in chart.title
 
 
 def test_rows_without_a_figure_are_told():

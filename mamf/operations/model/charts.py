@@ -28,7 +28,8 @@ def model_chart(
     rows: Sequence[Measurement], known: KnownCeilings, header: Mapping[str, Any], regime: str | None = None
 ) -> StackedChart:
     """Bars of the phases by context length, a panel a kernel and model; beneath, MAMFU against context length (TFLOPS
-    where no ceiling is known). Raises UsageError where nothing was measured.
+    where no ceiling is known). Of one context length bars stand side by side in one panel, each with its MAMFU. Raises
+    UsageError where nothing was measured.
     """
     regimes = chosen_regimes(rows, regime)
     steps: dict[_Key, dict[int, dict[str, Measurement]]] = {}
@@ -39,17 +40,36 @@ def model_chart(
     first = next(iter(steps))
     common = set(_words(first)).intersection(*map(_words, steps))
     titles = {key: ", ".join(word for word in _words(key) if word not in common) or first[2] for key in steps}
+    lines = _shares(steps, titles, known)
+    contexts = {context for found in steps.values() for context in found}
     panels = tuple(
         StackedPanel(titles[key], tuple(Stack(in_kibi(context), stacked(found[context])) for context in sorted(found)))
         for key, found in steps.items()
     )
+    if len(contexts) == 1:
+        panels = (StackedPanel("", tuple(_bars(steps, titles, lines))),)
     notes = [_DIFFERENCES] if any(len(bar.parts) > 1 for panel in panels for bar in panel.bars) else []
     if faster := [told for key, found in steps.items() for told in _faster(titles[key], found)]:
         notes.append(f"a phase took no longer than the one that it holds: {'; '.join(faster)}")
     title = f"A model's step by phase: {', '.join(word for word in _words(first) if word in common)}"
     notes += failures(rows, dict.fromkeys(row.kernel for row in rows))
-    lines = _shares(steps, titles, known)
+    if len(contexts) == 1:
+        title += f", context length {in_kibi(*contexts)}"
+        return StackedChart(title, machine(header), "milliseconds", "", panels, None, (lines.title, *notes))
     return StackedChart(title, machine(header), "milliseconds", "context length", panels, lines, tuple(notes))
+
+
+def _bars(
+    steps: Mapping[_Key, Mapping[int, Mapping[str, Measurement]]], titles: Mapping[_Key, str], shares: LinesPanel
+) -> Iterator[Stack]:
+    """A bar a step of the one context length, the longest first, with the share of the longest phase."""
+    share_of = {line.name: f"{line.points[0].y:.1f} {shares.unit}" for line in shares.lines}
+    bars = []
+    for key, found in steps.items():
+        (by_phase,) = found.values()
+        longest = [phase for phase in PHASES if phase in by_phase][-1]
+        bars.append(Stack(f"{titles[key]} {share_of[f'{titles[key]}, {longest}']}", stacked(by_phase)))
+    return iter(sorted(bars, key=lambda bar: -bar.height))
 
 
 def _key(row: Measurement) -> _Key:

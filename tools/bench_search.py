@@ -178,10 +178,10 @@ SEARCHES: dict[str, Contender] = {
 OPTUNA = {"Optuna TPE": by_optuna("TPESampler"), "Optuna GP": by_optuna("GPSampler")}
 
 
-def run(task: Task, search: Contender, noise: float, seeds: int) -> list[str]:
+def run(task: Task, search: Contender, noise: float, seeds: range) -> list[str]:
     """The cells of a line: what a search reached over the seeds, and its own time."""
     meters = []
-    for seed in range(seeds):
+    for seed in seeds:
         meter = Meter(task, noise, seed)
         with contextlib.suppress(SpentError):
             search(meter, seed)
@@ -222,6 +222,12 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("landscape", type=Path, metavar="LANDSCAPE.csv", help="columns m, n, k, tflops")
     parser.add_argument("--compute-units", type=int, default=132, help="of the recorded device (default: 132)")
     parser.add_argument("--seeds", type=int, default=20, help="runs of each search (default: 20)")
+    parser.add_argument(
+        "--first-seed",
+        type=int,
+        default=0,
+        help="of these runs: fresh ones show what a choice of settings fitted (default: 0)",
+    )
     parser.add_argument("--noise", type=float, default=0.0, help="standard deviation of a measurement (default: 0)")
     parser.add_argument("--made", action="store_true", help="search made landscapes of other chips too")
     parser.add_argument("--several", action="store_true", help="landscapes of several kernels too")
@@ -238,10 +244,12 @@ def main() -> None:
     else:
         print("optuna is not installed: its samplers are left out (pip install optuna scipy)")
     print(
-        f"best reached, % of the landscape's, after so many measurements; {options.seeds} seeds, noise {options.noise}"
+        f"best reached, % of the landscape's, after so many measurements; {options.seeds} seeds from "
+        f"{options.first_seed}, noise {options.noise}"
     )
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
     lines = [
-        [task.name, name, *run(task, search, options.noise, options.seeds)]
+        [task.name, name, *run(task, search, options.noise, seeds)]
         for task in tasks
         for name, search in searches.items()
         if name.startswith(options.only) and bool(task.others) == (search is ours_with_several_kernels)

@@ -24,6 +24,8 @@ _GAPS = 0.7
 _WHOLE = 100.0
 # Of a launch's cycles, what its longest kernel must take for its bound to be told without a word on the others.
 _ALL = 0.98
+# Characters of a kernel's name.
+_LONGEST_NAME = 48
 
 TENSOR_PIPE, OTHER_PIPES, MEMORY, L2_CACHE, ON_CHIP = "tensor pipe", "other pipes", "memory", "L2", "L1 and shared"
 LATENCY, LAUNCH, UNKNOWN = "latency", "launch", "unknown"
@@ -111,6 +113,8 @@ def _occupancy(kernel: DeviceKernel) -> str:
 
 
 def short_name(name: str) -> str:
-    """A kernel's name without template arguments, parameters and namespaces."""
+    """The beginning of a kernel's name without template arguments, parameters and namespaces: some have a thousand
+    characters.
+    """
     bare = name.replace("(anonymous namespace)::", "").removeprefix("void ").partition("<")[0].partition("(")[0]
-    return bare.rpartition("::")[2] or name
+    return (bare.rpartition("::")[2] or name)[:_LONGEST_NAME]

@@ -31,8 +31,6 @@ _LEFT = ("kernel", "limited by", "ran")
 PREPARING, DETERMINISM, CONFIGURATION = "preparing", "determinism", "configuration"
 #: What a table has where it is asked for; csv and json have it always.
 COLUMNS = (PREPARING, DETERMINISM, CONFIGURATION)
-# Kernels of templates have names of a thousand characters.
-_LONGEST_NAME = 48
 
 
 def render_counters(
@@ -103,12 +101,12 @@ def _lines(
         return
     cycles, total = counts.median_cycles, counts.total
     relative = {"relative": f"{cycles / reference:.3f}" if cycles and reference else DASH}
-    ran = short_name(total.name)[:_LONGEST_NAME] if len(counts.kernels) == 1 else total.name
+    ran = short_name(total.name) if len(counts.kernels) == 1 else total.name
     own = _cells(total, counted, cycles)
     further = {name: text for name, text in _further(row, counts).items() if name in asked}
     yield {"kernel": row.kernel, "cycles": own.pop("cycles"), **relative, **burst, **further, **own, "ran": ran}
     for kernel in counts.kernels if len(counts.kernels) > 1 else ():
-        yield {"kernel": f"  {short_name(kernel.name)[:_LONGEST_NAME]}", **_cells(kernel, counted, kernel.cycles)}
+        yield {"kernel": f"  {short_name(kernel.name)}", **_cells(kernel, counted, kernel.cycles)}
 
 
 def _further(row: Measurement, counts: Counts) -> dict[str, str]:

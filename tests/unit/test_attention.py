@@ -244,7 +244,7 @@ def test_a_dry_run_measures_nothing(attention, tmp_path):
         (["--heads", "6", "--kv-heads", "4"], "cannot share"),
         (["--preset", "fa3"], "fa3-paper"),
         (["--regime", "classic"], "classic"),
-        (["--kernel", "eager", "--ceiling", "nothing.jsonl"], "nothing.jsonl"),
+        (["--kernel", KERNELS[0], "--ceiling", "nothing.jsonl"], "nothing.jsonl"),
         (["--sparsity", "1.5"], "1.5"),
     ],
 )

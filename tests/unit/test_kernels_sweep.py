@@ -57,7 +57,7 @@ def test_matmul_is_what_is_swept_where_nothing_is_named(run):
     [
         (["--operation", "atention"], "unknown operation 'atention' (did you mean 'attention'?)"),
         (["--operation"], "argument --operation: expected one argument"),
-        (["--operation", "attention", "--set", "direction=up"], "'up'"),
+        (["--operation", "attention", *KERNEL, "--set", "direction=up"], "'up'"),
         (["--operation", "attention", "--set", "seed=x"], "attention's seed is a whole number, not 'x'"),
         (["--operation", "attention", "--set", "seed=1", "seed=2"], "--set seed=2: it is given twice"),
         (["--operation", "attention", "--regime", "classic"], "invalid choice: 'classic'"),

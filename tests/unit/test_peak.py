@@ -94,7 +94,10 @@ def test_a_broken_file_is_warned_of_and_not_used(cache, same_torch):
 
 def test_the_contributed_figure_is_that_of_the_table():
     known = mamf.peak(device(), "bfloat16", "burst")
-    assert (known.source, known.tflops) == ("contributed", 861.356)
+    lines = (RESULTS / "README.md").read_text().splitlines()
+    line = next(line for line in lines if line.startswith("| burst | NVIDIA H200 "))
+    assert known.source == "contributed"
+    assert f"**{known.tflops:.4g}**" in line
     assert "results/nvidia-h200/find-bfloat16" in known.told
     assert "mamf find --dtype bfloat16" in known.told
 

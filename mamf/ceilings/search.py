@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from mamf.ceilings.periods import likeliest_units
 from mamf.ceilings.surrogate import Array, Surrogate, features, single_threaded, squared_distances
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
 
@@ -32,9 +33,9 @@ _FEWEST_TO_GIVE_UP = 40
 _HOPELESS_FAILURES = 3
 # Shapes that the surrogate predicts; a larger grid is searched by a sample and the leaders' neighbours.
 _MOST_CANDIDATES = 8192
-_MEASUREMENTS_PER_FIT = 6
+_MEASUREMENTS_PER_FIT = 12
 # Standard deviations above the mean at which the next shape is chosen, and at which nothing promises more any longer.
-_OPTIMISM = 1.75
+_OPTIMISM = 1.5
 _DOUBT = 3.0
 # A promise of less than this share of the best is none: it is below what a measurement repeats to.
 _WORTHWHILE = 0.001
@@ -111,6 +112,7 @@ class Search:
     ) -> None:
         """``first``: shapes to begin with, before some at random."""
         self.compute_units = compute_units
+        self._learns_units = compute_units is None
         self.measured: dict[Candidate, float] = {}
         self.kernels = [kernel]
         self._random = np.random.default_rng(seed)
@@ -235,6 +237,10 @@ class Search:
 
     def _refit(self) -> None:
         known = self._known()
+        if self._learns_units:
+            first = {shape: tflops for (shape, kernel), tflops in known.items() if kernel == self.kernels[0]}
+            self.compute_units = likeliest_units(first, self._surrogate.scales)
+            self._look_at_shapes()
         self._rows = [self._position[candidate] for candidate in known]
         self._surrogate.fit(self._rows, [math.log(tflops) for tflops in known.values()])
         self._look_at_failures()

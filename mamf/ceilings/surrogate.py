@@ -2,10 +2,9 @@
 
 Rasmussen & Williams, Gaussian Processes for Machine Learning, 2006, chapters 2 and 5. What makes matmul hard to predict
 is quantisation: a product is cut into tiles, and tiles into waves over the compute units, so neighbours differ by more
-than distant shapes of equal quantisation. Hence features: sizes, how full the last wave and the edge tiles are, and the
-area of C: shapes of one area have as many tiles, whatever these are and however many units there are to take them.
-Nothing is known in advance of a device but its compute units, and not even these everywhere; the rest is learned from
-what was measured.
+than distant shapes of equal quantisation. Hence features: sizes, and how full the last wave and the edge tiles are.
+Nothing is known in advance of a device but its compute units, and not even these everywhere (periods.py); the rest is
+learned from what was measured.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ Result = TypeVar("Result")
 
 # Tiles that libraries commonly cut C into, of either orientation.
 _TILES = ((64, 128), (64, 256), (128, 128), (128, 192), (128, 256), (192, 256), (256, 256))
-_FIT_STEPS = 20
+_FIT_STEPS = 6
 
 
 @functools.cache
@@ -55,14 +54,13 @@ _FIRST_OWN = 0.1
 
 @dataclass
 class Features:
-    """Per candidate: ``sizes`` and ``waves`` do not tell M from N, ``lean`` does; each column standardised. ``areas``:
-    the elements of C. ``kernels``: by which of several it is measured; None where there is one.
+    """Per candidate: ``sizes`` and ``waves`` do not tell M from N, ``lean`` does; each column standardised.
+    ``kernels``: by which of several it is measured; None where there is one.
     """
 
     sizes: Array
     waves: Array
     lean: Array
-    areas: Array
     kernels: NDArray[np.int64] | None = None
 
     def by_each_of(self, kernels: int) -> Features:
@@ -70,22 +68,22 @@ class Features:
         if kernels == 1:
             return self
         sizes, waves, lean = (np.tile(each, (kernels, 1)) for each in (self.sizes, self.waves, self.lean))
-        by = np.repeat(np.arange(kernels), len(self.sizes))
-        return Features(sizes, waves, lean, np.tile(self.areas, kernels), by)
+        return Features(sizes, waves, lean, np.repeat(np.arange(kernels), len(self.sizes)))
 
 
 def features(shapes: Sequence[MatmulShape], compute_units: int | None) -> Features:
-    """Features of S shapes, S x 4, S x (one a tile), S x 1 and S.
-
-    A wave feature is the share of the compute units' work that reaches C: edge tiles hang over its border, and the last
-    wave leaves units idle (known only with ``compute_units``). Of a tile's two orientations the better counts.
-    """
+    """Features of S shapes, S x 3, S x (one a tile) and S x 1."""
     m, n, k = np.array([(shape.m, shape.n, shape.k) for shape in shapes], dtype=float).T
     sizes = np.stack([np.log2(m * n), np.log2(k), np.abs(np.log2(m / n)), np.log2(m * k + k * n + m * n)], axis=1)
-    waves = np.stack(
-        [np.maximum(_useful(m, n, a, b, compute_units), _useful(m, n, b, a, compute_units)) for a, b in _TILES], axis=1
-    )
-    return Features(_standardised(sizes), _standardised(waves), _standardised(np.log2(m / n)[:, None]), m * n)
+    return Features(_standardised(sizes), wave_features(m, n, compute_units), _standardised(np.log2(m / n)[:, None]))
+
+
+def wave_features(m: Array, n: Array, compute_units: int | None) -> Array:
+    """By tile the share of the compute units' work that reaches C: edge tiles hang over its border, and the last wave
+    leaves units idle (known only with ``compute_units``). Of a tile's two orientations the better counts.
+    """
+    useful = [np.maximum(_useful(m, n, a, b, compute_units), _useful(m, n, b, a, compute_units)) for a, b in _TILES]
+    return _standardised(np.stack(useful, axis=1))
 
 
 def _useful(m: Array, n: Array, tile_m: int, tile_n: int, compute_units: int | None) -> Array:
@@ -104,25 +102,23 @@ def _standardised(columns: Array) -> Array:
 @dataclass(frozen=True)
 class Scales:
     """Hyperparameters: how far the effect of sizes and of waves reaches (in standard deviations of a feature), the
-    share of variance that M against N makes, that of what shapes of one ``area`` have in common, that of noise, and
-    that which is a kernel's ``own`` (0 where there is one kernel).
+    share of variance that M against N makes, that of noise, and that which is a kernel's ``own`` (0 where there is
+    one kernel).
     """
 
     sizes: float = 2.0
     waves: float = 1.5
     lean: float = 0.03
-    area: float = 0.3
     noise: float = 1e-3
     own: float = 0.0
 
     def nearby(self) -> list[Scales]:
         """This, and each hyperparameter one step up or down."""
-        steps = {"sizes": 2.0, "waves": 2.0, "lean": 3.0, "area": 3.0, "noise": 10.0, "own": 3.0}
+        steps = {"sizes": 2.0, "waves": 2.0, "lean": 3.0, "noise": 10.0, "own": 3.0}
         bounds = {
             "sizes": (0.5, 8.0),
             "waves": (0.4, 6.0),
             "lean": (0.001, 0.3),
-            "area": (0.01, 3.0),
             "noise": (1e-5, 1e-1),
             "own": (0.1, 1.0),
         }
@@ -142,7 +138,7 @@ class Surrogate:
     L^-1 K(observed, candidates), and mean and variance follow from it without solving anything anew.
     """
 
-    features: Features = field(default_factory=lambda: Features(*(np.zeros((0, 1)),) * 3, np.zeros(0)))
+    features: Features = field(default_factory=lambda: Features(*(np.zeros((0, 1)),) * 3))
     scales: Scales = field(default_factory=Scales)
     is_fitted: bool = False
     highest: float = -math.inf
@@ -188,26 +184,23 @@ class Surrogate:
         self.is_fitted = True
 
     def _prior_variance(self) -> float:
-        return 1.0 + self.scales.lean + self.scales.area + (0.0 if self.features.kernels is None else _OFFSET)
+        return 1.0 + self.scales.lean + (0.0 if self.features.kernels is None else _OFFSET)
 
 
 class Distances(NamedTuple):
-    """Squared Euclidean distances of some candidates to others, by each kind of feature; ``level``, which of them are
-    of one area; and ``alike``, which are by one kernel, or None where all are.
+    """Squared Euclidean distances of some candidates to others, by each kind of feature; and ``alike``, which of them
+    are by one kernel, or None where all are.
     """
 
     sizes: Array
     waves: Array
     lean: Array
-    level: Array
     alike: Array | None = None
 
 
 def distances(of: Features, one: list[int], other: list[int] | None = None) -> Distances:
     """Of rows ``one`` to rows ``other`` (None: all)."""
-    level = np.equal.outer(of.areas[one], of.areas if other is None else of.areas[other]).astype(float)
-    sizes, waves, lean = (squared_distances(columns, one, other) for columns in (of.sizes, of.waves, of.lean))
-    apart = Distances(sizes, waves, lean, level)
+    apart = Distances(*(squared_distances(columns, one, other) for columns in (of.sizes, of.waves, of.lean)))
     if of.kernels is None:
         return apart
     others = of.kernels if other is None else of.kernels[other]
@@ -215,8 +208,8 @@ def distances(of: Features, one: list[int], other: list[int] | None = None) -> D
 
 
 def covariance(apart: Distances, scales: Scales) -> Array:
-    """Prior covariance of candidates: sizes alone, sizes with waves, sizes within one area, and a small part that tells
-    M from N. Of two kernels it is less by what is each one's own, and they differ by an offset too.
+    """Prior covariance of candidates: sizes alone, sizes with waves, and a small part that tells M from N. Of two
+    kernels it is less by what is each one's own, and they differ by an offset too.
 
     In place, because of thousands of candidates fetching fresh memory takes as long as the arithmetic.
     """
@@ -231,7 +224,6 @@ def covariance(apart: Distances, scales: Scales) -> Array:
     lean *= together
     sizes *= -0.5
     np.exp(sizes, out=sizes)
-    lean += scales.area * apart.level * sizes
     sizes += together
     sizes *= 0.5
     sizes += lean

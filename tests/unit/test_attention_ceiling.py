@@ -115,7 +115,7 @@ def test_a_log_that_searches_its_ceiling_is_not_resumed_otherwise(whole, run, re
 # -- the budget --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("budget", [9.0, 11.0])
+@pytest.mark.parametrize("budget", [6.0, 9.0])
 def test_the_search_counts_toward_the_budget(attention, tmp_path, monkeypatch, budget):
     # The more there are, the less each takes of a short budget.
     monkeypatch.setattr(FindPlan, "scouts", 96)

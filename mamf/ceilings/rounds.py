@@ -107,17 +107,21 @@ class Confirmation:
         begun = self.run.now()
         for number in range(1, most + 1):
             longest = self._longest_visit(regime, until, (most + 1 - number) * len(left))
-            for shape, kernel in self.chooser.sample(left, len(left)):
-                if not self._goes_on(regime, phase, until, number, is_due=number <= fewest):
-                    break
+            due = self.chooser.sample(left, len(left))
+            while due and self._goes_on(regime, phase, until, number, is_due=number <= fewest):
+                shape, kernel = due[0]
                 rule = replace(precision, seconds=longest)
                 row = yield Step(self.kernels[kernel], self.problem, shape, regime, rule, phase, number)
                 if row is None:
                     return left
                 own.append(row)
                 rows.append(row)
+                # What an interrupted run had time for, its rows know and the clock of this one does not: a held row may
+                # be of another candidate.
+                due = [each for each in due if each != (row.shape, row.kernel)]
             if not self._goes_on(regime, phase, until, number + 1, is_due=number < fewest):
                 break
+            left = [each for each in left if each not in due]
             left = not_beaten(own, left, self.hopeless if number >= fewest else 1.0)
             if number < fewest and left:
                 rounds = fewest - number + (FEWEST_ROUNDS if phase == CHOOSE else 0)

@@ -326,6 +326,23 @@ def test_what_time_had_ended_is_not_searched_anew(lacking):
     assert len(again) <= lacking + 60, "more than the rounds that confirm"
 
 
+@pytest.mark.parametrize("held_rounds", [[], [1], [1, 2], [1, 2, 3]], ids=str)
+def test_who_was_left_in_a_round_is_as_the_rows_say_and_not_the_clock(held_rounds):
+    """Fewer candidates were affordable in the second round, and an interruption ended a round in its middle."""
+    physics = dataclasses.replace(Physics(), compute_units=4, flop_per_cycle_per_unit=4096, memory_bytes=8 * 10**9)
+    limited = {"budget_seconds": 80.0, "scouts": 8, "refinements": 8}
+    rows = found(find_of(SimulatedBackend(physics=physics), **limited))
+    of_round = Counter(row.round for row in rows if row.phase == "choose")
+    assert of_round[1] > of_round[2] > 1
+    begun = [
+        row for row in rows if row.phase in ("scout", "refine") or (row.phase == "choose" and row.round in held_rounds)
+    ]
+    held = rows[: len(begun) + 1]
+    again = found(find_of(SimulatedBackend(physics=physics), held=held, **limited))
+    keys = Counter(key_of(row) for row in [*held, *again])
+    assert keys.most_common(1)[0][1] == 1
+
+
 def key_of(row):
     return row.regime, row.phase, row.round, row.kernel, row.shape
 

@@ -63,7 +63,7 @@ class Watch:
             self.phases[rank] = str(record.get(PHASE, self.phases.get(rank, "")))
             if ADDRESS in record:
                 self.addresses[rank] = record[ADDRESS]
-            if record.get(FAILURE):
+            if record.get(FAILURE) and rank in self.running:
                 self.failures[rank] = str(record[FAILURE])
         elif rank in self.running:
             self.running.discard(rank)

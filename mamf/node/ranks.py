@@ -58,8 +58,6 @@ class Rank:
             apart = self._decided(failure)
             if run is not None and apart == GO:
                 failure = self._together(run)
-                if failure is not None:
-                    self.on_failure(failure)
         place = self.launched.place
         known = Run(self.launched.ranks, apart="" if apart in (GO, COMPLETE) else apart or "alone")
         known.failures = {} if failure is None else {place.rank: failure}
@@ -83,20 +81,27 @@ class Rank:
 
     def _together(self, run: DeviceRun) -> str | None:
         assert self.meeting is not None
+        failure = None
         try:
             with self.meeting.group(self.launched, run.backend, self.patience):
                 run.agree, run.meet = agreed, met
-                run.together()
-        except RunLogWriteError as error:
-            return _reason(error)
+                try:
+                    run.together()
+                except Exception as error:
+                    failure = self._failed(error)  # told before the group ends, by which the others fail too
         except Exception as error:
-            return f"together with the others: {fault(error)}"
-        return None
+            failure = failure or self._failed(error)
+        return failure
+
+    def _failed(self, error: Exception) -> str:
+        failure = _reason(error, "together with the others: ")
+        self.on_failure(failure)
+        return failure
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, when: str = "") -> str:
     """Why a rank ended; a full disk is no fault of its device."""
-    return f"{UNWRITTEN}: {error}" if isinstance(error, RunLogWriteError) else fault(error)
+    return f"{UNWRITTEN}: {error}" if isinstance(error, RunLogWriteError) else f"{when}{fault(error)}"
 
 
 def heard(meeting: Meeting, key: str, ranks: Iterable[int], patience: float) -> dict[int, Any]:

@@ -40,7 +40,7 @@ class DevicePool:
         try:
             self._open()
         except BaseException:
-            self._children.__exit__()
+            self.__exit__()
             raise
         return self
 

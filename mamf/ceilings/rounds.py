@@ -65,6 +65,7 @@ class Confirmation:
         ``chosen_by`` and ``confirmed_by``: moments by which time ends them.
         """
         rows: list[Measurement] = []
+        begun = self.run.now()
         self.run.on_phase(f"{regime.name}: choosing")
         left = yield from self._round_after_round(regime, CHOOSE, candidates, most.choose, chosen_by, rows)
         # The best of them first: a slow device confirms what it can.
@@ -74,7 +75,8 @@ class Confirmation:
             yield from self._round_after_round(regime, CONFIRM, best_first, most.confirm, confirmed_by, rows)
             return rows
         # Visits of seconds are dear: the next candidate has them only where the one before it failed.
-        confirming = self._confirming(regime, best_first, rows, confirmed_by)
+        preparing = max(0.0, (self.run.now() - begun) / max(len(rows), 1) - self.visit_seconds)
+        confirming = self._confirming(regime, best_first, rows, confirmed_by, preparing)
         until = confirmed_by - confirming.visit_takes
         for candidate in best_first:
             yield from self._round_after_round(confirming, CONFIRM, [candidate], most.confirm, until, rows)
@@ -82,12 +84,23 @@ class Confirmation:
                 break
         return rows
 
+    def least_seconds(self, preparing: float) -> float:
+        """What confirming takes at least where each visit starts anew, of a kernel that is prepared for so long."""
+        shortest = Sustained.shortest_anew(self.run.backend)
+        return FEWEST_ROUNDS * max(shortest / _SHARE_OF_VISITS, shortest + preparing)
+
     def _confirming(
-        self, regime: Regime, best_first: Sequence[Candidate], rows: Sequence[Measurement], until: float
+        self,
+        regime: Regime,
+        best_first: Sequence[Candidate],
+        rows: Sequence[Measurement],
+        until: float,
+        preparing: float,
     ) -> Regime:
         """The regime that confirms, by how the device ran what was chosen."""
         chosen = [row for row in rows if best_first and (row.shape, row.kernel) == best_first[0]]
-        seconds = _SHARE_OF_VISITS * (until - self.run.now()) / FEWEST_ROUNDS
+        each = (until - self.run.now()) / FEWEST_ROUNDS
+        seconds = min(_SHARE_OF_VISITS * each, each - preparing)
         return regime.confirming(typical(chosen), seconds) if chosen else regime
 
     def _round_after_round(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, NamedTuple
 
 from mamf.ceilings.candidates import not_beaten
@@ -53,6 +54,8 @@ class Confirmation:
     chooser: random.Random
     visit_seconds: float
     deadline: float
+    #: Of the rounds at hand, with all that is prepared for it: the first visit of all soaks too.
+    _shortest_step: float = field(default=math.inf, init=False)
 
     #: A candidate this far below the leader after FEWEST_ROUNDS, or when a choice is made, is not measured again.
     hopeless: ClassVar[float] = 0.005
@@ -65,7 +68,6 @@ class Confirmation:
         ``chosen_by`` and ``confirmed_by``: moments by which time ends them.
         """
         rows: list[Measurement] = []
-        begun = self.run.now()
         self.run.on_phase(f"{regime.name}: choosing")
         left = yield from self._round_after_round(regime, CHOOSE, candidates, most.choose, chosen_by, rows)
         # The best of them first: a slow device confirms what it can.
@@ -75,8 +77,7 @@ class Confirmation:
             yield from self._round_after_round(regime, CONFIRM, best_first, most.confirm, confirmed_by, rows)
             return rows
         # Visits of seconds are dear: the next candidate has them only where the one before it failed.
-        preparing = max(0.0, (self.run.now() - begun) / max(len(rows), 1) - self.visit_seconds)
-        confirming = self._confirming(regime, best_first, rows, confirmed_by, preparing)
+        confirming = self._confirming(regime, best_first, rows, confirmed_by)
         until = confirmed_by - confirming.visit_takes
         for candidate in best_first:
             yield from self._round_after_round(confirming, CONFIRM, [candidate], most.confirm, until, rows)
@@ -90,17 +91,12 @@ class Confirmation:
         return FEWEST_ROUNDS * max(shortest / _SHARE_OF_VISITS, shortest + preparing)
 
     def _confirming(
-        self,
-        regime: Regime,
-        best_first: Sequence[Candidate],
-        rows: Sequence[Measurement],
-        until: float,
-        preparing: float,
+        self, regime: Regime, best_first: Sequence[Candidate], rows: Sequence[Measurement], until: float
     ) -> Regime:
         """The regime that confirms, by how the device ran what was chosen."""
         chosen = [row for row in rows if best_first and (row.shape, row.kernel) == best_first[0]]
         each = (until - self.run.now()) / FEWEST_ROUNDS
-        seconds = min(_SHARE_OF_VISITS * each, each - preparing)
+        seconds = min(_SHARE_OF_VISITS * each, each - max(0.0, self._shortest_step - self.visit_seconds))
         return regime.confirming(typical(chosen), seconds) if chosen else regime
 
     def _round_after_round(
@@ -115,6 +111,7 @@ class Confirmation:
         """Returns what is still in the running. What is confirmed, the first of them, stays while it is right."""
         left, own = list(candidates), list[Measurement]()
         confirmed = left[:1] if phase == CONFIRM else []
+        self._shortest_step = math.inf
         fewest = min(FEWEST_ROUNDS, most)
         precision = StoppingRule(self.precision)
         begun = self.run.now()
@@ -124,9 +121,11 @@ class Confirmation:
             while due and self._goes_on(regime, phase, until, number, is_due=number <= fewest):
                 shape, kernel = due[0]
                 rule = replace(precision, seconds=longest)
+                asked = self.run.now()
                 row = yield Step(self.kernels[kernel], self.problem, shape, regime, rule, phase, number)
                 if row is None:
                     return left
+                self._shortest_step = min(self._shortest_step, self.run.now() - asked)
                 own.append(row)
                 rows.append(row)
                 # What an interrupted run had time for, its rows know and the clock of this one does not: a held row may

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics as stdlib_statistics
 from typing import ClassVar
 
-from mamf.backend import Backend
+from mamf.backend import Backend, Reading
 from mamf.engine.checking import Checked
 from mamf.machine.garbage import no_garbage_collection
 from mamf.regimes.base import Launch, Regime, Samples, StoppingRule
@@ -23,12 +23,12 @@ class Burst(Regime):
     #: A kernel this short varies more from train to train than within one: its median is over at least so many trains.
     short_launch_seconds: ClassVar[float] = 0.00025
     fewest_short_trains: ClassVar[int] = 10
-    #: A launch this slow is a train of its own, so that a time limit is heeded between launches.
-    slow_launch_seconds: ClassVar[float] = 0.1
     #: Device time of the work queued ahead of a train, at most.
     longest_lead_seconds: ClassVar[float] = 0.004
     #: Device time of the work queued ahead of any train: after resting, the host's first launches take half of that.
     shortest_lead_seconds: ClassVar[float] = 0.001
+    #: First trains of visits in a row that may find the device held back by what ran before, and are left out.
+    most_held_back: ClassVar[int] = 3
 
     def __init__(self, backend: Backend, flush: bool = True) -> None:
         """``flush`` False leaves the operands in the cache: the figure of a warm cache."""
@@ -36,6 +36,7 @@ class Burst(Regime):
         self.flush = flush
         self._rested_at = backend.now()
         self._is_cold = False
+        self._held_back = 0
         self._timer_overhead = 0.0
         # Seconds of one flush, and of queueing flush, marks and launch: on the device and on the host.
         self._flush_seconds = self._flush_host_seconds = 0.0
@@ -61,15 +62,21 @@ class Burst(Regime):
 
     def sample(self, checked: Checked, rule: StoppingRule, estimate: float) -> Samples:
         taken = Samples(timer_overhead=self._timer_overhead)
-        size = 1 if self.agree(estimate) > self.slow_launch_seconds else self.fewest_in_train
+        size = self._fewest_in_train(self.agree(estimate))
         lead, trains = self.shortest_lead_seconds, 0
         self._rest()
         self._warm_in(checked, size, rule)
         begun = self.backend.now()
         while True:
-            taken.seconds += self._train(checked, size, lead, taken)
-            trains += 1
+            seconds, reading = self._train(checked, size, lead)
             now = self.backend.now()
+            is_over = rule.is_over(now)
+            if not trains and self.agree(self._is_held_back(reading) and not is_over):
+                self._rest()
+                continue
+            taken.seconds += seconds
+            taken.add_reading(reading)
+            trains += 1
             median = stdlib_statistics.median(taken.seconds)
             is_representative = trains >= self.fewest_short_trains or median >= self.short_launch_seconds
             if rule.enough(taken.seconds, now - begun, now, is_representative):
@@ -88,10 +95,25 @@ class Burst(Regime):
         trains = 0
         while not rule.is_over(now := self.backend.now()) and self.agree(now - begun < traits.warm_in_seconds):
             self.require_clock_goes_on(trains)
-            self._train(checked, size, self.shortest_lead_seconds, Samples())
+            self._train(checked, size, self.shortest_lead_seconds)
             self._rest()
             trains += 1
         self._is_cold = False
+
+    def _is_held_back(self, reading: Reading | None) -> bool:
+        """Whether what ran before a visit still throttles its first train, and more rest may help: that is owed then.
+
+        A device that is throttled all the same is what it is.
+        """
+        if reading is None or not reading.throttle_reasons:
+            self._held_back = 0
+            return False
+        self._held_back += 1
+        if self._held_back > self.most_held_back:
+            return False
+        # As long as a device can rest that need not be warmed in again.
+        self._rested_at = max(self._rested_at, self.backend.now() + self.backend.burst_traits.cold_after_seconds)
+        return True
 
     def _rest(self) -> None:
         owed = self._rested_at - self.backend.now()
@@ -100,17 +122,21 @@ class Burst(Regime):
 
     def _train_size(self, period: float, taken: int) -> int:
         """Launches of the next train, given seconds a launch with its flush and the samples so far."""
-        if period > self.slow_launch_seconds:
-            return 1
+        fewest = self._fewest_in_train(period)
         if taken <= self.fewest_in_train:
             # Two of the shortest trains make the fewest samples that an interval at 95 % can be had from.
-            return self.fewest_in_train
+            return fewest
         fitting = min(self.backend.burst_traits.train_seconds / period, self.most_in_train)
         lag = self._lag(period)
         if lag > 0:
             spare = self.longest_lead_seconds * self._lead_gain() - self.shortest_lead_seconds
             fitting = min(fitting, spare / lag)
-        return max(int(fitting), self.fewest_in_train)
+        return max(int(fitting), fewest)
+
+    def _fewest_in_train(self, period: float) -> int:
+        """Launches of the shortest train: fewer of long ones, which would outlast the power controller's reaction."""
+        fitting = int(self.backend.burst_traits.train_seconds / max(period, 1e-9))
+        return min(self.fewest_in_train, max(1, fitting))
 
     def _lag(self, period: float) -> float:
         """Seconds by which the host falls behind the device with each launch."""
@@ -129,7 +155,8 @@ class Burst(Regime):
             for _ in range(1 + int(min(seconds / gain, self.longest_lead_seconds) / self._flush_seconds)):
                 self.backend.flush_cache()
 
-    def _train(self, checked: Checked, size: int, lead: float, taken: Samples) -> list[float]:
+    def _train(self, checked: Checked, size: int, lead: float) -> tuple[list[float], Reading | None]:
+        """Seconds of each launch, and what the sensors said while they ran."""
         backend, launch = self.backend, checked.launches[0]
         with no_garbage_collection():
             self._queue_lead(lead)
@@ -142,14 +169,13 @@ class Burst(Regime):
             self._host_seconds = (backend.now() - begun) / size
             reading = self.read_sensors()
             backend.synchronize()
-        taken.add_reading(reading)
         seconds = [backend.seconds_between(start, end) for start, end in marks]
         # Flushes draw less than the power limit, so rest is owed for the launches alone.
         traits = backend.burst_traits
         self._rested_at = backend.now() + min(sum(seconds) * traits.rest_ratio, traits.longest_rest_seconds)
         checked.verify()  # within the rest
         # A launch is never less than half of its window: what is shorter than the overhead cannot be timed by it.
-        return [max(window - taken.timer_overhead, window / 2) for window in seconds]
+        return [max(window - self._timer_overhead, window / 2) for window in seconds], reading
 
     def _timed_launch(self, launch: Launch) -> tuple[object, object]:
         if self.flush:

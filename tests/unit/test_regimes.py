@@ -1,6 +1,7 @@
 """The regimes against an accelerator in virtual time: every figure is known, and so is what ran before."""
 
 import dataclasses
+import itertools
 from contextlib import contextmanager
 
 import pytest
@@ -14,6 +15,7 @@ from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.regimes import Burst, Classic, StoppingRule, Sustained, regime_class
 from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
+from mamf.testing.simulated import SimulatedSensors
 
 FAT = MatmulShape(16896, 2048, 20224)
 SMALL = MatmulShape(2304, 4096, 4096)
@@ -80,6 +82,52 @@ def test_bursts_of_mixed_shapes_do_not_disturb_one_another():
         take(regime, HUGE)
         figures.append(take(regime, FAT).tflops("median"))
     assert max(figures) / min(figures) < 1.003
+
+
+def test_long_launches_do_not_throttle_themselves():
+    """A controller that reacts within three launches of 11 ms, as an H200's does."""
+    backend = SimulatedBackend(physics=dataclasses.replace(QUIET, reaction_seconds=0.018))
+    row = take(started(Burst, backend), HUGE)
+    assert row.seconds > 0.3 * backend.burst_traits.train_seconds
+    assert row.conditions.throttle_reasons == ()
+    assert row.tflops("slowest") == pytest.approx(rate(backend, HUGE, QUIET.boost_hz), rel=0.003)
+
+
+class HeldBack(SimulatedSensors):
+    """Says that the device is at its power cap in the first ``trains`` readings."""
+
+    def __init__(self, backend, trains):
+        super().__init__(backend)
+        self.trains, self.read_at = trains, []
+
+    def read(self, energy=False):
+        self.read_at.append(self.backend.now())
+        reasons = ("power cap",) if len(self.read_at) <= self.trains else ()
+        return dataclasses.replace(super().read(energy), throttle_reasons=reasons)
+
+
+@pytest.mark.parametrize("trains", [1, 3])
+def test_a_device_that_is_held_back_by_what_ran_before_rests_until_it_is_not(trains):
+    backend = SimulatedBackend(physics=QUIET)
+    regime = started(Burst, backend)
+    take(regime, SMALL)
+    backend.telemetry = sensors = HeldBack(backend, trains)
+    row = take(regime, SMALL)
+    assert row.conditions.throttle_reasons == ()
+    rests = [later - earlier for earlier, later in itertools.pairwise(sensors.read_at)]
+    assert min(rests[:trains]) >= backend.burst_traits.cold_after_seconds > max(rests[trains:])
+
+
+def test_a_device_that_is_always_held_back_is_measured_as_it_is():
+    backend = SimulatedBackend(physics=QUIET)
+    regime = started(Burst, backend)
+    backend.telemetry = sensors = HeldBack(backend, 10**6)
+    first, second = take(regime, SMALL), take(regime, SMALL)
+    assert first.conditions.throttle_reasons == second.conditions.throttle_reasons == ("power cap",)
+    taken = len(sensors.read_at)
+    rests = [later - earlier for earlier, later in itertools.pairwise(sensors.read_at)]
+    assert sum(rest >= backend.burst_traits.cold_after_seconds for rest in rests) == regime.most_held_back
+    assert taken > 2 * regime.most_held_back
 
 
 def test_a_plain_loop_measures_a_mix():

@@ -85,10 +85,15 @@ class Confirmation:
                 break
         return rows
 
-    def least_seconds(self, preparing: float) -> float:
-        """What confirming takes at least where each visit starts anew, of a kernel that is prepared for so long."""
+    def _leaves_time_to_confirm(self) -> bool:
+        """Whether one more visit may choose, of what the steps so far took, where each that confirms starts anew."""
         shortest = Sustained.shortest_anew(self.run.backend)
-        return FEWEST_ROUNDS * max(shortest / _SHARE_OF_VISITS, shortest + preparing)
+        confirming = FEWEST_ROUNDS * max(shortest / _SHARE_OF_VISITS, shortest + self._preparing())
+        return self.deadline - self.run.now() >= self._shortest_step + confirming
+
+    def _preparing(self) -> float:
+        """Seconds that a step takes beside its visit."""
+        return max(0.0, self._shortest_step - self.visit_seconds)
 
     def _confirming(
         self, regime: Regime, best_first: Sequence[Candidate], rows: Sequence[Measurement], until: float
@@ -96,7 +101,7 @@ class Confirmation:
         """The regime that confirms, by how the device ran what was chosen."""
         chosen = [row for row in rows if best_first and (row.shape, row.kernel) == best_first[0]]
         each = (until - self.run.now()) / FEWEST_ROUNDS
-        seconds = min(_SHARE_OF_VISITS * each, each - max(0.0, self._shortest_step - self.visit_seconds))
+        seconds = min(_SHARE_OF_VISITS * each, each - self._preparing())
         return regime.confirming(typical(chosen), seconds) if chosen else regime
 
     def _round_after_round(
@@ -117,8 +122,13 @@ class Confirmation:
         begun = self.run.now()
         for number in range(1, most + 1):
             longest = self._longest_visit(regime, until, (most + 1 - number) * len(left))
-            due = self.chooser.sample(left, len(left))
-            while due and self._goes_on(regime, phase, until, number, is_due=number <= fewest):
+            # Visits of seconds are few: the likeliest have theirs first.
+            is_choice_of_visits = phase == CHOOSE and regime.name == Sustained.name
+            due = list(left) if is_choice_of_visits else self.chooser.sample(left, len(left))
+            while due:
+                can_wait = is_choice_of_visits and own and not self._leaves_time_to_confirm()
+                if not self._goes_on(regime, phase, until, number, is_due=number <= fewest and not can_wait):
+                    break
                 shape, kernel = due[0]
                 rule = replace(precision, seconds=longest)
                 asked = self.run.now()
@@ -131,16 +141,19 @@ class Confirmation:
                 # What an interrupted run had time for, its rows know and the clock of this one does not: a held row may
                 # be of another candidate.
                 due = [each for each in due if each != (row.shape, row.kernel)]
+            seconds_each = (self.run.now() - begun) / max(len(own), 1)
+            if phase == CHOOSE:  # what confirms them is due
+                until = min(until, self.deadline - FEWEST_ROUNDS * len(left) * seconds_each)
             if not self._goes_on(regime, phase, until, number + 1, is_due=number < fewest):
                 break
             left = [each for each in left if each not in due]
             left = not_beaten(own, left, self.hopeless if number >= fewest else 1.0)
             if number < fewest and left:
                 rounds = fewest - number + (FEWEST_ROUNDS if phase == CHOOSE else 0)
-                left = self._affordable(own, left, (self.run.now() - begun) / len(own), rounds)
+                left = self._affordable(own, left, seconds_each, rounds)
             failed = {(row.shape, row.kernel) for row in own if not row.ok}
             left = [each for each in dict.fromkeys((*confirmed, *left)) if each not in failed]
-            if not left:
+            if len(left) <= (1 if phase == CHOOSE else 0):  # there is no more to choose
                 break
         return not_beaten(own, left, self.hopeless)
 

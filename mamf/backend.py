@@ -99,6 +99,8 @@ class BurstTraits:
     ``longest_rest_seconds``: idle time that is enough whatever ran before.
     ``warm_in_seconds``: bursts after which a device that was idle for more than ``cold_after_seconds`` runs as it will
     go on to run; until then an H100 is up to 1 % faster.
+    ``scattered``: samples whose quartiles lie further apart than this share of the median are of a kernel that differs
+    from run to run by ``scattered_run``, as a standard deviation.
     """
 
     train_seconds: float = 0.010
@@ -107,6 +109,8 @@ class BurstTraits:
     warm_in_seconds: float = 0.4
     cold_after_seconds: float = 0.15
     repeatability: Repeatability = _BURST_REPEATABILITY
+    scattered: float = 0.02
+    scattered_run: float = 0.019
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ _MEDIAN_TO_MEAN = math.sqrt(math.pi / 2)
 _MOST_DEGREES = 10**5
 # Two levels: so many samples, at most so much of the variance left within them, so far apart.
 _FEWEST_FOR_LEVELS, _UNEXPLAINED, _LEAST_GAP = 10, 0.15, 0.01
+_FEWEST_FOR_QUARTILES = 6
 
 
 @dataclass(frozen=True)
@@ -242,6 +243,14 @@ def two_levels(samples: Sequence[float]) -> tuple[float, float] | None:
     rest = sum((x - low) ** 2 for x in below) + sum((x - high) ** 2 for x in above)
     is_parted = rest <= _UNEXPLAINED * _squares(samples) and high - low >= _LEAST_GAP * low
     return (low, high) if is_parted else None
+
+
+def quartile_range(samples: Sequence[float]) -> float:
+    """How far the quartiles lie apart, relative to the median; 0 of so few samples that they tell none."""
+    if len(samples) < _FEWEST_FOR_QUARTILES:
+        return 0.0
+    low, middle, high = _stdlib.quantiles(samples, n=4)
+    return (high - low) / middle
 
 
 def geometric_mean(values: Sequence[float]) -> float:

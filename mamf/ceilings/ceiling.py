@@ -149,7 +149,7 @@ def confirmed(
         tied=tuple(other for other in _finalists(fresh) if other != winner and ties(own, fresh[other])),
         conditions=typical(own.values()),
         gain_over_default=gain,
-        repeatability=row.repeatability,
+        repeatability=repeatability_of(list(own.values())),
     )
 
 
@@ -191,7 +191,7 @@ def combined(rounds: Sequence[Measurement]) -> tuple[float, Interval]:
     The median of medians, or where rounds are work over time, all work over all time. Rounds of a log without
     calibration (before schema 4) have an interval by order statistics, of these rounds alone.
     """
-    known = rounds[0].repeatability
+    known = repeatability_of(rounds)
     if known is None:
         rates = [row.best_rate for row in rounds]
         return stdlib_statistics.median(rates), median_interval(rates)
@@ -205,6 +205,12 @@ def combined(rounds: Sequence[Measurement]) -> tuple[float, Interval]:
     interval = repeat_interval(seconds, middle, errors, known, of_median=not is_mean)
     scale = rounds[0].amount / TERA
     return scale / middle, Interval(scale / interval.high, scale / interval.low, interval.coverage)
+
+
+def repeatability_of(rounds: Iterable[Measurement]) -> Repeatability | None:
+    """That of the round that promises least; None in a log from before there was one."""
+    known = (row.repeatability for row in rounds)
+    return max((each for each in known if each is not None), key=lambda each: each.run, default=None)
 
 
 def figures(rows: Iterable[Measurement]) -> dict[Candidate, dict[int, Measurement]]:

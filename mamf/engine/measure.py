@@ -114,7 +114,7 @@ class _Run:
             rate = amount / max(min(impossible), 1e-12) / TERA
             reason = f"{len(impossible)} of {len(taken.seconds)} samples are impossibly fast ({rate:.0f} {unit})"
             return self.result("implausible", reason, **common)
-        common["repeatability"] = self.regime.repeatability
+        common["repeatability"] = self.regime.repeatability_of(possible)
         return self.result("ok", summary=summarize(possible, self.regime.best_by), **common)
 
     def alternation(self, samples: Sequence[float]) -> Sequence[str]:

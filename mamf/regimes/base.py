@@ -113,6 +113,10 @@ class Regime(ABC):
         """How far visits and runs of this regime lie apart on this device; None where nobody has measured it."""
         return None
 
+    def repeatability_of(self, samples: Sequence[float]) -> Repeatability | None:
+        """The same for a row of these samples, in seconds, which may tell more of it."""
+        return self.repeatability
+
     @property
     def visit_takes(self) -> float:
         """Seconds of a visit that cannot be cut short, 0 where it can."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import statistics as stdlib_statistics
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from mamf.backend import Backend, Reading
 from mamf.engine.checking import Checked
 from mamf.machine.garbage import no_garbage_collection
 from mamf.regimes.base import Launch, Regime, Samples, StoppingRule
-from mamf.statistics import Repeatability
+from mamf.statistics import Repeatability, quartile_range
 
 
 class Burst(Regime):
@@ -45,6 +47,13 @@ class Burst(Regime):
     @property
     def repeatability(self) -> Repeatability:
         return self.backend.burst_traits.repeatability
+
+    def repeatability_of(self, samples: Sequence[float]) -> Repeatability:
+        """What scatters within a visit lies apart between runs too: other memory, another placement on the chip."""
+        traits = self.backend.burst_traits
+        if quartile_range(samples) <= traits.scattered:
+            return self.repeatability
+        return replace(self.repeatability, run=max(self.repeatability.run, traits.scattered_run))
 
     def outlasted_by(self, seconds: float) -> str | None:
         longest = self.backend.burst_traits.train_seconds

@@ -20,6 +20,7 @@ from mamf.regimes import Burst, StoppingRule, Sustained
 from mamf.statistics import (
     Repeatability,
     batch_means_interval,
+    quartile_range,
     repeat_interval,
     student_t,
     summarize,
@@ -208,3 +209,23 @@ def test_visits_that_scatter_more_than_calibrated_are_not_held_to_the_calibratio
     assert scattered.half_width == pytest.approx(student_t(18) * 0.03 / math.sqrt(3))
     quiet = repeat_interval([0.999, 1.0, 1.001], 1.0, [0.02] * 3, whole)
     assert quiet.half_width < 0.01
+
+
+@pytest.mark.parametrize(("noise", "is_scattered"), [(0.003, False), (0.03, True)])
+def test_what_scatters_within_a_visit_is_not_known_between_runs(noise, is_scattered):
+    backend = SimulatedBackend(physics=replace(Physics(), noise=noise))
+    regime, traits = Burst(backend), backend.burst_traits
+    regime.start()
+    pool = backend.operand_pool("normal", 0)
+    row = measure(SimulatedMatmul(), MatmulProblem(), SHAPE, regime, pool, StoppingRule(seconds=1.0))
+    assert (quartile_range(row.samples) > traits.scattered) == is_scattered
+    assert row.repeatability.run == (traits.scattered_run if is_scattered else traits.repeatability.run)
+    assert (row.relative_half_width > 2 * traits.scattered_run) == is_scattered
+    rounds = [replace(row, phase="confirm", round=number) for number in (1, 2, 3)]
+    rounds[0] = replace(rounds[0], repeatability=traits.repeatability)
+    assert confirmed(rounds, "card").repeatability == row.repeatability
+
+
+def test_of_few_samples_no_quartiles_are_told():
+    assert quartile_range([1.0, 2.0, 3.0, 4.0, 5.0]) == 0.0
+    assert quartile_range([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]) == pytest.approx(1.0)

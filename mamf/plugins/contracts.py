@@ -10,11 +10,12 @@ from dataclasses import asdict, replace
 from numbers import Real
 from typing import Any
 
-from mamf.backend import Advice, BurstTraits, DeviceInfo, OperandPool, Reading, SustainedTraits, Unavailable
+from mamf.backend import Advice, DeviceInfo, OperandPool, Reading, Unavailable
 from mamf.dtypes import DTYPES
 from mamf.kernel import Kernel, Prepared
 from mamf.operation import Operation
 from mamf.plugins.holding import Check, Contract, Method
+from mamf.regimes.traits import BurstTraits, SustainedTraits
 
 # What reading a record of the wrong kind raises: the fault of who wrote it.
 _MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)

@@ -55,6 +55,13 @@ class Pair:
         return 1.0 if self.is_of_one_device else (self.a.device_speed or 1.0) / (self.b.device_speed or 1.0)
 
     @property
+    def correction_half_width(self) -> float:
+        """Half the width of its interval, as a share of it."""
+        if self.is_of_one_device:
+            return 0.0
+        return math.hypot(self.a.device_speed_half_width, self.b.device_speed_half_width)
+
+    @property
     def is_comparable(self) -> bool:
         """Whether they are of one device, or of two that were compared."""
         return self.is_of_one_device or None not in (self.a.device_speed, self.b.device_speed)
@@ -71,10 +78,7 @@ class Pair:
         assert a is not None and b is not None, "only measured rows are paired"
         low, high = b.low / a.high * self.correction, b.high / a.low * self.correction
         interval = Interval(low, high, max(0.0, a.coverage + b.coverage - 1))
-        if self.is_of_one_device:
-            return interval
-        of_correction = math.hypot(self.a.device_speed_half_width, self.b.device_speed_half_width)
-        return widened(interval, self.ratio, of_correction)
+        return widened(interval, self.ratio, self.correction_half_width)
 
     def verdict(self, tolerance: float = DEFAULT_TOLERANCE) -> Verdict:
         """SAME: surely within the tolerance. FASTER, SLOWER: surely so, by however much. Else AMBIGUOUS."""

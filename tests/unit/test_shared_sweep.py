@@ -319,7 +319,9 @@ def test_rows_of_two_devices_are_compared_after_the_correction_and_it_is_said(ru
         f"rows: {12 - len(crossed)} of one device, {len(crossed)} of two, corrected by the reference that both measured"
     )
     assert told in out
-    assert f"two devices, corrected by {100 * (crossed[0].correction - 1):+.2f} %" in out
+    correction, half_width = crossed[0].correction, crossed[0].correction_half_width
+    told = f"two devices, corrected by {100 * (correction - 1):+.2f} +-{100 * correction * half_width:.2f} %"
+    assert told in out
     rows = list(csv.DictReader(io.StringIO(run("compare", "log.jsonl", "alone.jsonl", "--format", "csv")[1])))
     assert float(rows[0]["device_correction"]) == pytest.approx(compared.pairs[0].correction)
     one_and_the_same = compare(shared_log, shared_log)
@@ -544,6 +546,15 @@ def by_shape(log):
     for row in own(log):
         shapes.setdefault(row.shape, []).append(row)
     return shapes
+
+
+@pytest.mark.parametrize("of", ["copies", "collective"])
+def test_links_that_devices_share_are_measured_by_one(run, of):
+    command = ["sweep", "--operation", of, "--backend", "simulated", "--output", "log.jsonl"]
+    code, out, err = run(*command, "--devices", "0", "2")
+    assert (code, out) == (2, "")
+    assert f"mamf: {of} are of links that the devices share" in err
+    assert run(*command, "--devices", "2", "--shapes", "64MiB")[0] == 0
 
 
 @pytest.mark.usefixtures("attention_kernels")

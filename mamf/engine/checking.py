@@ -9,7 +9,7 @@ end.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from mamf.backend import Backend
 from mamf.errors import MamfError
@@ -53,6 +53,11 @@ class Checked:
     @property
     def held_bytes(self) -> int:
         return self._prepared.held_bytes
+
+    def time_shares(self) -> Mapping[str, float]:
+        """Of one more launch, by what was at work; none where the kernel does not tell."""
+        tell = self._prepared.time_shares
+        return {} if tell is None else tell()
 
     def _remembering(self, index: int) -> Callable[[], object]:
         launch, returned, launched = self._prepared.launches[index], self._returned, self._launched

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import statistics as stdlib_statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from mamf.backend import Backend, OperandPool, Reading
 from mamf.engine.checking import Checked, WrongResultError
 from mamf.errors import UnsupportedError, fault
 from mamf.kernel import AnyKernel, Verdict
-from mamf.measurement import TERA, Conditions, Measurement, Status
+from mamf.measurement import TERA, TIME, Conditions, Measurement, Status
 from mamf.regimes import Regime, Samples, StoppingRule, Sustained
 from mamf.statistics import summarize, two_levels
 
@@ -91,9 +91,10 @@ class _Run:
             reserved = backend.peak_reserved_memory() if kernel.tells_reserved and peak is not None else None
             samples = self.regime.sample(checked, self.rule, estimate)
             checked.require_unchanged_operands()
+            shares = time_shares(checked, samples.remarks)
             self.regime.bridge(checked.launches, samples.seconds[-1])
         details = {} if peak is None else {"held_bytes": checked.held_bytes}
-        verdict = replace(checked.verdict, details={**checked.verdict.details, **details})
+        verdict = replace(checked.verdict, details={**checked.verdict.details, **details, **shares})
         return self.judge(samples, verdict, peak, reserved)
 
     def judge(self, taken: Samples, verdict: Verdict, peak: int | None, reserved: int | None) -> Measurement:
@@ -168,6 +169,15 @@ def needed_memory(backend: Backend, checked: Checked, problem: Any, shape: Any) 
         return None
     operands = sum(buffer.nbytes for buffer in problem.buffers(shape).values())
     return int(operands + checked.held_bytes + peak - before)
+
+
+def time_shares(checked: Checked, remarks: list[str]) -> Mapping[str, float]:
+    """Details that say what a launch spends its time on. What goes wrong here is a remark: the row is measured."""
+    try:
+        return {f"{name}{TIME}": round(float(share), 4) for name, share in checked.time_shares().items()}
+    except Exception as error:
+        remarks.append(f"what its time goes to could not be told: {fault(error)}")
+        return {}
 
 
 def split_implausible(

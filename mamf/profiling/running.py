@@ -11,6 +11,7 @@ import importlib
 import os
 import runpy
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,12 +20,15 @@ from types import TracebackType
 from typing import Any
 
 from mamf.errors import NothingProfiledError, UsageError, first_line
+from mamf.profiling.events import Trace
 from mamf.profiling.marking import listen, unlisten
 from mamf.profiling.memory import MemoryWatch
 from mamf.profiling.ranges import ModuleRanges
-from mamf.profiling.traces import STEP_MARK
+from mamf.profiling.traces import STEP_MARK, read_chrome_trace
 
 _INTERRUPTED = 130
+# Of the profiler's library, which otherwise prints a line whenever it starts and stops.
+_QUIET = "6"
 
 
 class StepProfiler:
@@ -76,9 +80,7 @@ class StepProfiler:
                 _mark()
 
     def _start(self) -> None:
-        from torch.profiler import profile, supported_activities
-
-        self._profiler = profile(activities=supported_activities(), record_shapes=True)
+        self._profiler = _torch_profiler(record_shapes=True)
         self._profiler.start()
         self._is_running = True
         for watch in self._watches:
@@ -113,15 +115,24 @@ class StepProfiler:
         return f"the script took {self.seen} of {self.due} steps: lower --warmup or --steps"
 
 
-def device_kernels_of(launch: Callable[[], object]) -> list[str]:
-    """The names of what a launch runs on the device, in its order, as torch.profiler sees it; none on a CPU."""
-    from torch.profiler import profile, supported_activities
-
-    with profile(activities=supported_activities()) as profiler:
+def trace_of(launch: Callable[[], object]) -> Trace:
+    """A launch as one step under torch.profiler. Raises RuntimeError where another profiler is at work."""
+    with _torch_profiler() as profiler:
+        _synchronize()
+        _mark()
         launch()
         _synchronize()
-    ran = [event for event in profiler.events() if event.device_type.name != "CPU"]
-    return [str(event.name) for event in sorted(ran, key=lambda event: event.time_range.start)]
+        _mark()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "trace.json")
+        profiler.export_chrome_trace(str(path))
+        return read_chrome_trace(path)
+
+
+def device_kernels_of(launch: Callable[[], object]) -> list[str]:
+    """The names of what a launch runs on the device, in its order; none on a CPU."""
+    ran = [event for event in trace_of(launch).events if event.is_on_device]
+    return [event.name for event in sorted(ran, key=lambda event: event.begun)]
 
 
 def profile_script(script: Path, arguments: Sequence[str], profiler: StepProfiler, function: str | None = None) -> int:
@@ -244,6 +255,15 @@ def _follow_function(profiler: StepProfiler, function: str) -> Callable[[], None
 def is_reporting_rank() -> bool:
     """Of several processes, as torchrun starts them, the first reports."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def _torch_profiler(**options: Any) -> Any:
+    """Of the host and of every device that torch can watch."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", _QUIET)
+    from torch.profiler import profile, supported_activities
+
+    # What is accumulated is one cycle: without it some releases warn that only one is kept.
+    return profile(activities=supported_activities(), acc_events=True, **options)
 
 
 def _mark() -> None:

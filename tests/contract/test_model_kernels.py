@@ -8,14 +8,16 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mamf.engine.checking import Checked, WrongResultError
+from mamf.errors import UnavailableError
 from mamf.operations.attention.kernels.sdpa import SdpaMath
 from mamf.operations.attention.kernels.torch_attention import TorchAttention
 from mamf.operations.model.kernels import torch_model
 from mamf.operations.model.kernels.reference import Reference
-from mamf.operations.model.kernels.step import known_answers
+from mamf.operations.model.kernels.step import Step, known_answers
 from mamf.operations.model.kernels.torch_model import TorchModel, network_on
 from mamf.operations.model.shapes import ModelProblem, ModelShape
 from mamf.plugins.discovery import attention_kernel, kernel_of, open_backend, operation
+from mamf.profiling.events import Trace
 from mamf.profiling.scripts import model_step
 from mamf.testing.kernel_contracts import AnyKernelContract
 
@@ -86,6 +88,21 @@ def test_a_step_runs_its_optimizer_and_keeps_its_parameters(optimizer, monkeypat
     step.launches[0]()
     with pytest.raises(WrongResultError):
         step.verify()
+
+
+def test_a_launch_tells_what_its_time_goes_to():
+    shares = checked(replace(LLAMA, phase="step")).time_shares()
+    assert {"attention", "matmul", "normalization", "optimizer", "idle"} <= set(shares)
+    assert min(shares.values()) > 0
+    assert sum(shares.values()) == pytest.approx(1)
+
+
+def test_time_that_only_the_host_was_seen_to_spend_is_no_share_of_a_device(monkeypatch):
+    step = checked(GPT2)
+    monkeypatch.setattr(Step, "_device", torch.device("cuda"))
+    monkeypatch.setattr("mamf.operations.model.kernels.step.trace_of", lambda launch: Trace((), 0.0, 1.0))
+    with pytest.raises(UnavailableError, match="no kernels of this device"):
+        step.time_shares()
 
 
 def test_checkpointing_changes_no_answer():

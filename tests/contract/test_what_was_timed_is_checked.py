@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -205,3 +206,31 @@ def test_a_row_that_ran_out_of_memory_holds_none_of_it(backend, direction):
         assert Exhausting.held() is None
     finally:
         gc.enable()
+
+
+class Telling(TorchMm):
+    """A product that tells what its time goes to, by ``tell``."""
+
+    name = "telling"
+
+    def __init__(self, tell):
+        self.tell = tell
+
+    def prepare(self, *arguments, **options):
+        return replace(super().prepare(*arguments, **options), time_shares=self.tell)
+
+
+@pytest.mark.parametrize(
+    ("tell", "details", "remark"),
+    [
+        (lambda: {"matmul": 0.75, "idle": 0.25}, {"matmul time": 0.75, "idle time": 0.25}, ()),
+        (lambda: 1 / 0, {}, ("what its time goes to could not be told: ZeroDivisionError: division by zero",)),
+        (lambda: {"matmul": "most"}, {}, ("what its time goes to could not be told: ValueError: ",)),
+    ],
+)
+def test_what_cannot_tell_its_time_is_measured_all_the_same(backend, tell, details, remark):
+    row = row_of(Telling(tell), backend, "burst")
+    assert row.ok
+    assert {name: share for name, share in row.details.items() if name.endswith("time")} == details
+    assert len(row.remarks) == len(remark)
+    assert all(map(str.startswith, row.remarks, remark))

@@ -41,18 +41,20 @@ class Model(Operation[ModelProblem, ModelShape]):
         return None if found is None else found.flops
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
-        """Tokens a second; parameters; GB of memory that a launch needs, and that were reserved; the FLOP's shares
-        of attention and of products with weights.
+        """Tokens a second; the shares of attention and of products in a step's time; parameters; GB of memory that a
+        launch needs, and that were reserved; the same shares of the FLOP.
         """
         problem, shape = row.problem, row.shape
         forward = problem.attention_flop(shape) + problem.matmul_flop(shape)
         return {
             "tokens/s": round(shape.tokens / row.seconds) if row.ok else None,
+            "attention time": _percent(row.time_shares.get("attention")),
+            "matmul time": _percent(row.time_shares.get("matmul")),
             "parameters": problem.parameters(shape),
             "GB": None if row.peak_memory_bytes is None else row.peak_memory_bytes / 1e9,
             "GB reserved": None if row.peak_reserved_bytes is None else row.peak_reserved_bytes / 1e9,
-            "attention FLOP": f"{problem.attention_flop(shape) / forward:.1%}",
-            "matmul FLOP": f"{problem.matmul_flop(shape) / forward:.1%}",
+            "attention FLOP": _percent(problem.attention_flop(shape) / forward),
+            "matmul FLOP": _percent(problem.matmul_flop(shape) / forward),
         }
 
     def words(self, problem: ModelProblem) -> Sequence[str]:
@@ -68,3 +70,7 @@ class Model(Operation[ModelProblem, ModelShape]):
     def axis(self, shape: ModelShape) -> float:
         """Tokens of a sequence."""
         return float(shape.context)
+
+
+def _percent(share: float | None) -> str | None:
+    return None if share is None else f"{share:.1%}"

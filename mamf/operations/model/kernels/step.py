@@ -15,11 +15,14 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from mamf.errors import UnavailableError
 from mamf.kernel import Prepared, Verdict
 from mamf.operations.model.kernels.network import Network
 from mamf.operations.model.kernels.reference import Reference
 from mamf.operations.model.shapes import ModelProblem, ModelShape, Phase
 from mamf.operations.outputs import Unchanged, poison, tensors_of
+from mamf.profiling.profile import profile_of
+from mamf.profiling.running import trace_of
 
 #: How far the losses may be from the reference's, in standard deviations of these.
 _TOLERANCE = {"bfloat16": 0.05, "float32": 5e-4}
@@ -66,7 +69,17 @@ class Step:
             poison=self.poison,
             changed_operands=self.changed_operands,
             held_bytes=self._held_bytes(),
+            time_shares=self.time_shares,
         )
+
+    def time_shares(self) -> dict[str, float]:
+        """By class of what ran, idle among them; they add up to 1. Raises UnavailableError where only the host's
+        operations were seen, and a device did the work.
+        """
+        trace = trace_of(self._launch_of(0))
+        if self._device.type != "cpu" and not trace.is_of_device:
+            raise UnavailableError("torch.profiler sees no kernels of this device, or may not")
+        return {row.name: row.share for row in profile_of(trace, peak_of=lambda dtype: None).classes}
 
     def _held_bytes(self) -> int:
         """Parameters, and what the optimizer keeps of each."""

@@ -10,7 +10,8 @@ from typing import Any
 import psutil
 import torch
 
-from mamf.backend import MIB, Advice, BurstTraits, DeviceInfo, Reading, SustainedTraits, Telemetry, Unavailable
+from mamf.backend import MIB, Advice, DeviceInfo, Reading, Telemetry, Unavailable
+from mamf.regimes.traits import BurstTraits, SustainedTraits
 from mamf.statistics import Repeatability
 from mamf.torch_backend import HostTimedBackend
 

@@ -14,6 +14,7 @@ from mamf.statistics import (
     exact_standard_deviation,
     repeat_interval,
     standard_error,
+    widened,
 )
 from mamf.tabular import Tabular
 from mamf.work import Work
@@ -51,7 +52,8 @@ class Measurement(Tabular):
     calibrated for the backend; None where that is not known, and in logs from before there was one.
 
     ``device``: the index of the one that measured it, in a run that several share; ``device_speed``: how fast that is
-    to the run's first device, as their common reference tells, and None where nothing does (mamf.logs.device_speeds).
+    to the run's first device, as their common reference tells, and None where nothing does (mamf.logs.device_speeds);
+    ``device_speed_half_width``: of its interval, as a share of it.
     """
 
     shape: Any
@@ -78,6 +80,7 @@ class Measurement(Tabular):
     repeatability: Repeatability | None = None
     device: int | None = None
     device_speed: float | None = 1.0
+    device_speed_half_width: float = 0.0
 
     def __repr__(self) -> str:
         figure = f"{self.status}, {self.reason}" if self.summary is None else f"{self.best_rate:.4g} {self.work.unit}"
@@ -137,6 +140,13 @@ class Measurement(Tabular):
     def comparable_seconds(self) -> float:
         """The same of ``seconds``."""
         return self.seconds * (self.device_speed or 1.0)
+
+    @property
+    def comparable_interval(self) -> Interval:
+        """That of ``comparable_seconds``: wider than the row's own by what the reference does not tell."""
+        speed = self.device_speed or 1.0
+        own = Interval(self.interval.low * speed, self.interval.high * speed, self.interval.coverage)
+        return widened(own, self.comparable_seconds, self.device_speed_half_width)
 
     @property
     def rank(self) -> tuple[bool, float]:

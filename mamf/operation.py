@@ -34,6 +34,8 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     axis_label: ClassVar[str] = "size"
     #: Whether its work is a model's FLOP, whose shares of datasheet and ceiling are called MFU and MAMFU.
     counts_model_flop: ClassVar[bool] = False
+    #: Whether it measures what devices of a machine share, so that two at once hold each other back.
+    is_of_links: ClassVar[bool] = False
 
     @abstractmethod
     def default_shapes(self, backend: Backend) -> Sequence[ShapeT]:

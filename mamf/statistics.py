@@ -194,6 +194,16 @@ def repeat_interval(
     return Interval(middle * max(1 - half, (1 + half) ** -2), middle * (1 + half), CONFIDENCE)
 
 
+def widened(interval: Interval, middle: float, half_width: float) -> Interval:
+    """The interval of a positive figure once it is multiplied by another that is known to ``half_width``, as a share:
+    relative widths of two that know nothing of each other, in quadrature. One that reaches 0 is as wide as it gets.
+    """
+    if interval.low <= 0 or not half_width:
+        return interval
+    below, above = (math.hypot(math.log(end / middle), half_width) for end in (interval.low, interval.high))
+    return Interval(middle * math.exp(-below), middle * math.exp(above), interval.coverage)
+
+
 @functools.cache
 def student_t(degrees: int, confidence: float = CONFIDENCE) -> float:
     """The half-width, in standard errors, that covers ``confidence`` of Student's t."""

@@ -23,7 +23,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mamf.backend import BurstTraits, SustainedTraits
 from mamf.engine.runner import Step
 from mamf.logs.compare import Pair
 from mamf.logs.entries import Entry, by_step, visited_entry
@@ -33,6 +32,7 @@ from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.plans import KernelsPlan
 from mamf.regimes import Regime
 from mamf.regimes.names import BEST_BY, BURST, SUSTAINED
+from mamf.regimes.traits import BurstTraits, SustainedTraits
 from mamf.statistics import Interval, Summary
 from mamf.strategies.guard import GuardSweep
 from mamf.testing import SimulatedAttention, SimulatedBackend

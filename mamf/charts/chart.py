@@ -117,9 +117,10 @@ def point(row: Measurement, x: float, quantity: Quantity, share: float = 1.0) ->
     """A measured row's figure: the statistic that its regime is judged by, with its interval if it has one; of several
     devices as the run's first gives it. ``share`` scales it.
     """
-    seconds, speed = row.amount / row.comparable_rate / 1e12, row.device_speed or 1.0
+    seconds = row.amount / row.comparable_rate / 1e12
     has_interval = row.best_by == row.figure
-    fast, slow = (row.interval.low * speed, row.interval.high * speed) if has_interval else (seconds, seconds)
+    interval = row.comparable_interval
+    fast, slow = (interval.low, interval.high) if has_interval else (seconds, seconds)
     if quantity == "ms":
         return Point(x, seconds * 1e3, fast * 1e3, slow * 1e3)
     scale = share * row.amount / 1e12

@@ -33,7 +33,7 @@ from mamf.cli.options import add_device_options, add_output_options, terminal_wi
 from mamf.cli.session import End, Resumed, Session, add_run_options, interruptible
 from mamf.cli.sharing import add_devices_options, say_devices
 from mamf.cli.terminal import say, warn
-from mamf.errors import UnknownNameError
+from mamf.errors import LogMismatchError, UnknownNameError
 from mamf.kernel import AnyKernel
 from mamf.logs.records import ceiling_record
 from mamf.logs.writer import RunLogWriter
@@ -102,6 +102,7 @@ class _AttentionSession(Session[KernelsPlan]):
         if self.log and self.before:
             require_repeated_ceilings(options, self.log, self.before, given)
         self.ceilings |= given
+        self._require_first()
         self._references()  # one that cannot be loaded is said before anything is measured
         self._require_baseline()
         self.sweep: KernelsSweep | SharedSweep | None = None
@@ -121,6 +122,15 @@ class _AttentionSession(Session[KernelsPlan]):
             return replace(self.before, kernels=names, budget_seconds=self.options.budget)
         plan = plan_from(self.options, self.backend, names)
         return plan if self.options.no_ceiling or self.options.ceiling else with_searches(plan, self.backend)
+
+    def _require_first(self) -> None:
+        """A ceiling is of one device, that which began the log. Raises LogMismatchError on another."""
+        if not self.log or not self.devices or not self._missing_searches():
+            return
+        first = self.log.device(None).index
+        if self.backend.index != first:
+            told = f"{self.log.path} lacks its ceiling, which is sought on device {first}"
+            raise LogMismatchError(f"{told}: resume it with that, or start a new log with --ceiling")
 
     def _require_baseline(self) -> None:
         names = {each.name for _, each in self.kernels}

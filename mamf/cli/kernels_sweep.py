@@ -21,6 +21,7 @@ from mamf.cli.options import add_device_options, add_output_options, terminal_wi
 from mamf.cli.session import End, Resumed, Session, add_run_options, interruptible
 from mamf.cli.sharing import add_devices_options, say_devices
 from mamf.cli.terminal import say
+from mamf.errors import UsageError
 from mamf.kernel import AnyKernel
 from mamf.logs.run_log import OwnCeilings
 from mamf.measurement import Measurement
@@ -82,6 +83,9 @@ class KernelsSession(Session[KernelsPlan]):
         self.command = options.command
         self.of = of
         super().__init__(options, interruption, resumed)
+        if self.devices and of.is_of_links:
+            told = f"{of.name} are of links that the devices share, which would hold each other back"
+            raise UsageError(f"{told}: leave --devices out, or let 'mamf node' measure them in turns")
         self.read_options()
         if self.before:
             self.require_repeated(self.before)

@@ -14,10 +14,10 @@ from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.node import existing, told
 from mamf.cli.progress import Phases
 from mamf.cli.terminal import say
-from mamf.errors import UnavailableError, UsageError
+from mamf.errors import LogMismatchError, UnavailableError, UsageError
 from mamf.node.children import ADDRESS, FAILURE, PHASE, WAITS, Children, Watch, watched
 from mamf.node.device import DeviceRun
-from mamf.node.gathering import Run, devices_of
+from mamf.node.gathering import Run, devices_of, read_run
 from mamf.node.group import Meeting
 from mamf.node.places import Launched, Place, launched
 from mamf.node.ranks import COMPLETE, GO, Rank, gathered, heard, visible_index, word
@@ -66,7 +66,11 @@ def _dated() -> Path:
 
 def _driving(options: argparse.Namespace) -> int:
     count = backend_class(options.backend).device_count()
-    indices = list(dict.fromkeys(options.devices or range(count)))
+    held = _held_devices(options.resume) if options.resume else []
+    indices = list(dict.fromkeys(options.devices or held or range(count)))
+    if held and indices != held:
+        names_held = " ".join(map(str, held))
+        raise LogMismatchError(f"{options.resume} was measured by devices {names_held}: resume it without --devices")
     if missing := [each for each in indices if each >= count]:
         raise UnavailableError(f"{options.backend} has no device {missing[0]}; it has {count}")
     if options.dry_run:
@@ -95,6 +99,12 @@ def _driving(options: argparse.Namespace) -> int:
     code = told(options, run, devices, [folder])
     say(f"logs: {folder}", sys.stderr)
     return EXIT_CODE if is_interrupted else code
+
+
+def _held_devices(folder: Path) -> list[int]:
+    """The devices that a run was begun by, in the order of their ranks."""
+    run = read_run(existing(folder))
+    return [] if run is None else [run.places[rank].index for rank in sorted(run.places)]
 
 
 def _measured_by_children(options: argparse.Namespace, folder: Path, run: Run, watch: Watch) -> None:

@@ -72,8 +72,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _picture(options: argparse.Namespace) -> Picture:
-    if all(path.is_dir() for path in options.logs):
+    folders = [path for path in options.logs if path.is_dir()]
+    if len(folders) == len(options.logs):
         return _of_nodes(options)
+    if folders:
+        raise UsageError(f"{folders[0]} is a folder, of 'mamf node': draw it by itself, and logs by themselves")
     profiles = [read_profile_or_none(path) for path in options.logs]
     if any(profiles):
         return _of_profiles(options, profiles)

@@ -150,6 +150,7 @@ def _log(options: argparse.Namespace, of: Path) -> Iterator[RunLogWriter | None]
     if options.output is None:
         yield None
         return
+    _require_place(options.output, "--output")
     with create_profile_log(options.output, command_line(), of.name) as log:
         try:
             yield log

@@ -12,12 +12,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from mamf.backend import Advice
+from mamf.backend import Advice, Backend
 from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.options import duration
 from mamf.cli.progress import Progress
 from mamf.cli.resuming import AnyPlan, plan_of, reopened
-from mamf.cli.sharing import ALL, asked_devices, found_devices, opened_pool, require_same_devices
+from mamf.cli.sharing import ALL, asked_devices, first_opened, found_devices, opened_pool, require_same_devices
 from mamf.cli.terminal import say, say_lines, warn
 from mamf.errors import MamfError, PluginError, RunLogWriteError, UsageError
 from mamf.logs.device_speeds import with_device_speeds
@@ -115,14 +115,17 @@ class Session(ABC, Generic[AnyPlan]):
         #: What became of devices that shared the run and failed.
         self.failures: list[str] = []
         asked = asked_devices(options, self.log)
-        first = asked[0] if asked and asked != [ALL] else None
-        if self.log:
-            self.backend = reopened(self.log, options, first)
-        else:
-            self.backend = open_backend(options.backend or "auto", first or options.device or 0)
+        self.backend = first_opened(self._opened, asked) if asked else self._opened(ALL)
         #: Those that share the run; none where one measures alone.
         self.devices = found_devices(self.backend, asked, self.log)
         self.pool: DevicePool | None = None
+
+    def _opened(self, index: int) -> Backend:
+        """The device of an index; where that is of all devices, the one that measures alone or begins."""
+        options = self.options
+        if self.log:
+            return reopened(self.log, options, None if index == ALL else index)
+        return open_backend(options.backend or "auto", (options.device or 0) if index == ALL else index)
 
     def resumes(self) -> str | None:
         """The operation of the logs that it resumes, where their kind of plan does not tell."""
@@ -189,9 +192,9 @@ class Session(ABC, Generic[AnyPlan]):
             with self.interruption.shielded():
                 return self._finish(header, writer, end, max(0.0, host_seconds(self.backend) - begun))
 
-    def _failed(self, told: str) -> None:
+    def _failed(self, told: str, are_others: bool) -> None:
         self.failures.append(told)
-        warn(f"{told}; the others do its part")
+        warn(f"{told}; the others do its part" if are_others else told)
 
     def shared(self, strategy: Shareable, kernel: str = "") -> Shareable | SharedSweep:
         """A strategy, or where several devices share the run the same on all of them. ``kernel``: of products, as it is

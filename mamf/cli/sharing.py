@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
+from queue import SimpleQueue
 from typing import Any
 
 from mamf.backend import Backend
 from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.options import duration, index
 from mamf.cli.terminal import say
-from mamf.errors import LogMismatchError, UnavailableError, UsageError, fault
+from mamf.errors import LogMismatchError, PluginError, UnavailableError, UsageError, fault
 from mamf.logs.run_log import RunLog
 from mamf.logs.same_device import require_same_device
 from mamf.node.children import FAILURE
@@ -71,13 +74,23 @@ def found_devices(backend: Backend, asked: Sequence[int], log: RunLog | None) ->
     count = backend.device_count()
     found = list(range(count)) if ALL in asked else list(asked)
     if missing := [device for device in found if device >= count]:
-        raise UnavailableError(f"{backend.name} has no device {missing[0]}; it has {count}")
+        others = [str(device) for device in found if device < count]
+        remedy = f"; --devices {' '.join(others)} does without" if others else ""
+        raise UnavailableError(f"{backend.name} has no device {missing[0]}; it has {count}{remedy}")
     is_shared = log is not None and bool(log.devices)
     return found if len(found) > 1 or is_shared else []
 
 
+def first_opened(opens: Callable[[int], Backend], devices: Sequence[int]) -> Backend:
+    """The first device that can be opened of those that are to share a run, whose pool tells what the others lack."""
+    for device in devices[:-1]:
+        with suppress(UnavailableError, PluginError):
+            return opens(device)
+    return opens(devices[-1])
+
+
 def opened_pool(
-    options: argparse.Namespace, backend: Backend, devices: Sequence[int], on_failure: Callable[[str], None]
+    options: argparse.Namespace, backend: Backend, devices: Sequence[int], on_failure: Callable[[str, bool], None]
 ) -> AbstractContextManager[DevicePool | None]:
     """The devices of a run; None where one measures alone."""
     if not devices:
@@ -104,12 +117,20 @@ def say_devices(devices: Sequence[int]) -> None:
 def led(backend: str, device: str) -> int:
     """A process of a pool: its lines are records, and so are those that it hears."""
 
+    heard: SimpleQueue[str] = SimpleQueue()
+
+    def listen() -> None:
+        for line in sys.stdin:
+            heard.put(line)
+        os._exit(EXIT_CODE)  # who leads it has done or is gone: a row in flight is nobody's
+
     def tell(record: Mapping[str, Any]) -> None:
         say(json.dumps(record))
 
+    threading.Thread(target=listen, daemon=True).start()
     with Interruption():
         try:
-            Worker(open_backend(backend, index(device)), tell, sys.stdin.readline).work()
+            Worker(open_backend(backend, index(device)), tell, heard.get).work()
         except (KeyboardInterrupt, BrokenPipeError):
             return EXIT_CODE
         except Exception as error:  # whatever a vendor's library throws

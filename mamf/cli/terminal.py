@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import TextIO
 
@@ -19,8 +20,9 @@ def say_lines(text: str) -> None:
 
 
 def warn(line: str) -> None:
-    """A line on stderr that is no part of the answer: an error, a warning."""
-    say(f"mamf: {line}", sys.stderr)
+    """A line on stderr that is no part of the answer: an error, a warning. Where nobody can hear it, nothing ends."""
+    with contextlib.suppress(OSError):
+        say(f"mamf: {line}", sys.stderr)
 
 
 def _write(text: str, stream: TextIO) -> None:

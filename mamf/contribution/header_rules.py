@@ -112,7 +112,9 @@ def plain_texts(evidence: Evidence) -> Iterator[Finding]:
     named = {"kernel": header["kernel"], **{f"device.{name}": value for name, value in header["device"].items()}}
     versions = {**(header["device"].get("versions") or {}), **header["environment"].get("packages", {})}
     rows = {"a row's kernel": " ".join({row.kernel for _, _, row in evidence.rows})}
-    for name, value in {**named, **rows, **versions}.items():
+    shared = enumerate(header.get("devices", ()))
+    others = {f"devices.{place}.{name}": value for place, each in shared for name, value in each.items()}
+    for name, value in {**others, **named, **rows, **versions}.items():
         if isinstance(value, str) and (not _PLAIN.fullmatch(value) or value != " ".join(value.split())):
             yield Finding("plain-text", f"{name} is {value!r}: letters, digits and punctuation alone", 1)
         elif not isinstance(value, str) and (name in versions or name in ("kernel", "device.name", "device.vendor")):
@@ -141,6 +143,17 @@ def simulated(evidence: Evidence) -> Iterator[Finding]:
     """A simulated device proves that mamf works, and nothing about a card."""
     if evidence.header["device"]["backend"] == SIMULATED:
         yield Finding("simulated", "measured on the simulated backend", 1)
+
+
+def shared_devices(evidence: Evidence) -> Iterator[Finding]:
+    """Devices that shared a run are of one model, and each is named once."""
+    shared, own = evidence.log.devices, evidence.log.device(None)
+    for name in sorted({device.name for device in shared} - {own.name}):
+        yield Finding(
+            "shared-devices", f"{own.name} and {name} share it: devices of two models compare with nothing", 1
+        )
+    if len({device.index for device in shared}) < len(shared):
+        yield Finding("shared-devices", "the header names a device twice", 1)
 
 
 def structured_data(evidence: Evidence) -> Iterator[Finding]:

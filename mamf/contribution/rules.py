@@ -24,6 +24,7 @@ from mamf.contribution.header_rules import (
     placeholders,
     plain_texts,
     sensors_were_read,
+    shared_devices,
     simulated,
     structured_data,
 )
@@ -57,6 +58,7 @@ RULES = {
     "doctor": "the machine was in order and left alone (warning)",
     "sensors": "clock and power were read where they can be",
     "simulated": "figures are of a device, not of virtual time",
+    "shared-devices": "devices that shared the run are of one model",
     "data": "operands were normal random data",
     "flop-count": "FLOP are 2*M*N*K, of attention without the masked pairs, else as the operation counts",
     "row-mismatch": "a row's figures follow from its samples and the plan",
@@ -86,6 +88,7 @@ _RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
     sensors_were_read,
     simulated,
     structured_data,
+    shared_devices,
     rows_recompute,
     possible,
     verified,

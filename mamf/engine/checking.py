@@ -76,16 +76,18 @@ class Checked:
         Raises WrongResultError, or what a launch raises.
         """
         self.poison()
-        seconds = 0.0
-        for launch in self.launches:
-            begun = backend.now()
-            launch()
-            backend.submit()
-            backend.synchronize()
-            seconds = backend.now() - begun
+        seconds = [self.seconds_of(index, backend) for index in range(len(self.launches))]
         self.verify()
         self.require_unchanged_operands()
-        return seconds
+        return seconds[-1]
+
+    def seconds_of(self, index: int, backend: Backend) -> float:
+        """Host seconds of a launch by itself."""
+        begun = backend.now()
+        self.launches[index]()
+        backend.submit()
+        backend.synchronize()
+        return backend.now() - begun
 
     def poison(self) -> None:
         """Make every output unlike the answer; nothing launched before counts as verified any more."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from mamf.profiling.flops import product_flop
+
+#: With the argument that their operands begin with.
+_PRODUCTS = {"_int_mm": 0, "_grouped_mm": 0, "_scaled_grouped_mm": 0, "_addmm_activation": 1}
 _FUSED = (
     "_scaled_dot_product_flash_attention",
     "_scaled_dot_product_efficient_attention",
@@ -21,27 +26,43 @@ def count_flops(step: Callable[[], object]) -> float:
     """FLOP of the products that ``step`` runs: forward and, where it calls ``backward``, backward too.
 
     torch.utils.flop_counter counts by operation, and misses what is none of torch's: custom kernels (Triton,
-    flash-attn's own), flex attention, graph replays. It counts the whole square of causal attention, and everything
-    that is computed anew. ``ModelFlops.beside`` explains a difference.
+    flash-attn's own), flex attention, graph replays; and recurrent layers and matrix-vector products. It counts the
+    whole square of causal attention, and everything that is computed anew. ``ModelFlops.beside`` explains a difference.
 
     >>> import torch
     >>> a = torch.ones(64, 32)
     >>> mamf.count_flops(lambda: a @ a.T)
     262144.0
     """
-    with FlopCounterMode(display=False, custom_mapping=_attention_formulas()) as counter:
+    with _whole_layers_apart(), FlopCounterMode(display=False, custom_mapping=_formulas()) as counter:
         step()
     return float(counter.get_total_flops())
 
 
-def _attention_formulas() -> dict[Any, Callable[..., int]]:
-    """torch's own know no attention of a CPU, and before 2.13 none whose keys have fewer heads than its queries."""
-    found: dict[Any, Callable[..., int]] = {}
+@contextmanager
+def _whole_layers_apart() -> Iterator[None]:
+    """Without gradients torch runs attention and encoder layers as one operation each, which nothing counts."""
+    usual = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(usual)
+
+
+def _formulas() -> dict[Any, Callable[..., int]]:
+    """torch's own know few products, no attention of a CPU, and before 2.13 none whose keys have fewer heads than its
+    queries.
+    """
+    formulas: dict[str, Callable[..., int]] = {name: _product(first) for name, first in _PRODUCTS.items()}
     for name in _FUSED:
-        for operation, formula in ((name, _forward), (f"{name}_backward", _backward)):
-            if hasattr(torch.ops.aten, operation):
-                found[getattr(torch.ops.aten, operation)] = formula
-    return found
+        formulas |= {name: _forward, f"{name}_backward": _backward}
+    return {getattr(torch.ops.aten, name): each for name, each in formulas.items() if hasattr(torch.ops.aten, name)}
+
+
+def _product(first: int) -> Callable[..., int]:
+    """Of operands from the argument ``first`` on."""
+    return lambda *shapes, **_: product_flop(shapes[first], shapes[first + 1])
 
 
 def _forward(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: object, **__: object) -> int:

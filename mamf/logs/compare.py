@@ -15,6 +15,7 @@ memory, temperature) is in neither log's samples: the tolerance is for that.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from mamf.errors import IncomparableError
 from mamf.logs.comparability import Difference, described, differences_of, noted_differences
 from mamf.logs.entries import Entry, Fields, entries, is_find
 from mamf.logs.run_log import RunLog
-from mamf.statistics import Interval, geometric_mean
+from mamf.statistics import Interval, geometric_mean, widened
 from mamf.tabular import Tabular
 
 Verdict = Literal["SAME", "FASTER", "SLOWER", "AMBIGUOUS"]
@@ -54,6 +55,13 @@ class Pair:
         return 1.0 if self.is_of_one_device else (self.a.device_speed or 1.0) / (self.b.device_speed or 1.0)
 
     @property
+    def correction_half_width(self) -> float:
+        """Half the width of its interval, as a share of it."""
+        if self.is_of_one_device:
+            return 0.0
+        return math.hypot(self.a.device_speed_half_width, self.b.device_speed_half_width)
+
+    @property
     def is_comparable(self) -> bool:
         """Whether they are of one device, or of two that were compared."""
         return self.is_of_one_device or None not in (self.a.device_speed, self.b.device_speed)
@@ -65,11 +73,12 @@ class Pair:
 
     @property
     def interval(self) -> Interval:
-        """The ratio's interval, from the extremes of both medians' intervals."""
+        """The ratio's interval, from the extremes of both medians' intervals, wider by that of the correction."""
         a, b = self.a.interval, self.b.interval
         assert a is not None and b is not None, "only measured rows are paired"
         low, high = b.low / a.high * self.correction, b.high / a.low * self.correction
-        return Interval(low, high, max(0.0, a.coverage + b.coverage - 1))
+        interval = Interval(low, high, max(0.0, a.coverage + b.coverage - 1))
+        return widened(interval, self.ratio, self.correction_half_width)
 
     def verdict(self, tolerance: float = DEFAULT_TOLERANCE) -> Verdict:
         """SAME: surely within the tolerance. FASTER, SLOWER: surely so, by however much. Else AMBIGUOUS."""

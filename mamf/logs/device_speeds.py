@@ -5,19 +5,29 @@ Cards of one model differ by percents: rows of two are ranked against one anothe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
+from mamf.ceilings.ceiling import combined
 from mamf.measurement import Measurement
+
+
+class DeviceSpeed(NamedTuple):
+    """``factor``: by which a device is faster than the run's first. ``half_width``: of its interval, as a share."""
+
+    factor: float
+    half_width: float
+
 
 #: Regime and dtype, within which devices are compared.
 Context = tuple[str, str]
-#: By context, by device: the factor by which it is faster than the run's first; of those that were compared.
-DeviceSpeeds = Mapping[Context, Mapping[int, float]]
-#: Rates by what was visited, by device.
-_Visits = dict[Any, dict[int, list[float]]]
+#: By context, by device; of those that were compared.
+DeviceSpeeds = Mapping[Context, Mapping[int, DeviceSpeed]]
+#: Visits by what was visited, by device.
+_Visits = dict[Any, dict[int, list[Measurement]]]
 
 
 def device_speeds(rows: Iterable[Measurement]) -> DeviceSpeeds:
@@ -26,7 +36,7 @@ def device_speeds(rows: Iterable[Measurement]) -> DeviceSpeeds:
     for row in rows:
         if row.is_reference and row.ok and row.device is not None:
             of = visits.setdefault(context_of(row), {}).setdefault((row.problem, row.shape, row.kernel), {})
-            of.setdefault(row.device, []).append(row.best_rate)
+            of.setdefault(row.device, []).append(row)
     return {context: _speeds(each) for context, each in visits.items()}
 
 
@@ -34,14 +44,27 @@ def context_of(row: Measurement) -> Context:
     return row.regime, row.problem.dtype
 
 
-def _speeds(visits: _Visits) -> dict[int, float]:
+def _speeds(visits: _Visits) -> dict[int, DeviceSpeed]:
     first = min(device for of in visits.values() for device in of)
-    found: dict[int, float] = {}
+    found = {first: DeviceSpeed(1.0, 0.0)}
     for of in visits.values():
         if first in of:
-            for device, rates in of.items():
-                found.setdefault(device, median(rates) / median(of[first]))
+            for device, own in of.items():
+                found.setdefault(device, _speed(own, of[first]))
     return found
+
+
+def _speed(own: Sequence[Measurement], firsts: Sequence[Measurement]) -> DeviceSpeed:
+    rate, of_first = (median(row.best_rate for row in visits) for visits in (own, firsts))
+    return DeviceSpeed(rate / of_first, math.hypot(_half_width(own), _half_width(firsts)))
+
+
+def _half_width(visits: Sequence[Measurement]) -> float:
+    """Half the width of the interval of what these visits give together, as a share."""
+    if len(visits) == 1:
+        return visits[0].relative_half_width
+    rate, interval = combined(visits)
+    return interval.half_width / rate
 
 
 def with_device_speeds(rows: Sequence[Measurement]) -> list[Measurement]:
@@ -55,4 +78,7 @@ def with_device_speeds(rows: Sequence[Measurement]) -> list[Measurement]:
 def with_speed(row: Measurement, speeds: DeviceSpeeds) -> Measurement:
     if row.device is None:
         return row
-    return replace(row, device_speed=speeds.get(context_of(row), {}).get(row.device))
+    speed = speeds.get(context_of(row), {}).get(row.device)
+    if speed is None:
+        return replace(row, device_speed=None)
+    return replace(row, device_speed=speed.factor, device_speed_half_width=speed.half_width)

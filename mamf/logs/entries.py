@@ -25,7 +25,8 @@ class Entry:
     """A row of one log: what it is paired by, and its rate; None where it has no figure, ``status`` says why.
 
     ``rounds``: of a guard's row, the fresh visits that its figure is of. ``device``: another than the run's own, by its
-    uuid, or its number where that is not known; ``device_speed``: to the run's own, None where nothing tells.
+    uuid, or its number where that is not known; ``device_speed``: to the run's own, None where nothing tells, with half
+    the width of its interval as a share.
     """
 
     fields: Fields
@@ -39,6 +40,7 @@ class Entry:
     reason: str = ""
     device: str = ""
     device_speed: float | None = 1.0
+    device_speed_half_width: float = 0.0
 
     @property
     def key(self) -> object:
@@ -100,8 +102,13 @@ def _of_devices(log: RunLog, rows: Sequence[Measurement]) -> list[Entry]:
     cards = {device.index: device.uuid_hash or str(device.index) for device in log.devices}
     for number, row in enumerate(rows):
         if row.device not in (None, own):
-            speed = row.device_speed if own in speeds.get(context_of(row), {}) else None
-            found[number] = replace(found[number], device=cards.get(row.device, ""), device_speed=speed)
+            of_own = speeds.get(context_of(row), {}).get(own)
+            found[number] = replace(
+                found[number],
+                device=cards.get(row.device, ""),
+                device_speed=row.device_speed / of_own.factor if of_own and row.device_speed else None,
+                device_speed_half_width=row.device_speed_half_width,
+            )
     return found
 
 

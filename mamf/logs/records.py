@@ -15,8 +15,8 @@ from mamf.measurement import STATUSES, Conditions, Measurement
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.statistics import Interval, Repeatability, Summary, standard_deviation, summarize
 
-# Thirty years: beyond it squares of samples leave what a float holds.
-_LONGEST_SECONDS = 1e9
+# An attosecond and thirty years: beyond them rates, or squares of samples, leave what a float holds.
+_SHORTEST_SECONDS, _LONGEST_SECONDS = 1e-18, 1e9
 _STATISTICS = ("mean", "median", "fastest", "slowest")
 
 
@@ -86,7 +86,8 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
     if record["best_by"] not in _STATISTICS:
         raise ValueError(f"unknown statistic {record['best_by']!r}")
     samples = tuple(map(float, record["samples_seconds"]))
-    if not all(0 < sample < _LONGEST_SECONDS for sample in (*samples, *record["implausible_samples_seconds"])):
+    every = (*samples, *record["implausible_samples_seconds"])
+    if not all(_SHORTEST_SECONDS < sample < _LONGEST_SECONDS for sample in every):
         raise ValueError("a sample is not a positive number of seconds that a launch can take")
     error = record["relative_error"]
     summary: Summary | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,7 +11,7 @@ from typing import Any
 
 from mamf.ceilings.ceiling import CONFIRM, Ceiling
 from mamf.contribution.contributed import contributed_ceilings
-from mamf.errors import RunLogError, UsageError
+from mamf.errors import RunLogError, UsageError, fault
 from mamf.files import write_whole
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import Measurement
@@ -60,7 +61,8 @@ def read_run(folder: Path) -> Run | None:
         by_rank = {place.rank: place for place in places}
         return Run(int(record["ranks"]), bool(record["is_over"]), str(record["apart"]), failures, by_rank)
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise RunLogError(f"{path} is not what 'mamf node' writes: {error}") from None
+        reason = f"{path} is not what 'mamf node' writes ({fault(error)}): without it the logs alone are read"
+        raise RunLogError(reason) from None
 
 
 def devices_of(folders: Sequence[Path]) -> tuple[Run, list[Device]]:
@@ -75,6 +77,10 @@ def devices_of(folders: Sequence[Path]) -> tuple[Run, list[Device]]:
             run = _joined(run, told)
     if not logs and not run.places:
         raise UsageError(f"no logs of 'mamf node' in {', '.join(map(str, folders))}")
+    for place, beside in itertools.pairwise(sorted(logs)):
+        if place.rank == beside.rank:
+            two = f"rank {place.rank} is device {place.index} and device {beside.index}"
+            raise UsageError(f"{', '.join(map(str, folders))}: {two}: give the folders of one run")
     for place in logs:
         run.places[place.rank] = place
     run.ranks = max(run.ranks, len(run.places))

@@ -21,7 +21,8 @@ PATIENCE_SECONDS = 300.0
 
 @dataclass
 class DevicePool:
-    """Use as a context manager: entered, every device was opened or has failed. ``on_failure``: told which, and why.
+    """Use as a context manager: entered, every device was opened or has failed. ``on_failure``: told which and why, and
+    whether there are others.
 
     Raises UnavailableError where none can be opened, UsageError where they are of several models.
     """
@@ -29,7 +30,7 @@ class DevicePool:
     backend: str
     devices: Sequence[int]
     patience: float = PATIENCE_SECONDS
-    on_failure: Callable[[str], None] = lambda text: None
+    on_failure: Callable[[str, bool], None] = lambda text, are_others: None
     #: Of those that were opened.
     infos: dict[int, DeviceInfo] = field(default_factory=dict, init=False)
 
@@ -82,7 +83,7 @@ class DevicePool:
             if device in self.watch.failures or device not in self.watch.running:
                 self._gone.add(device)
                 reason = self.watch.failures.setdefault(device, "its process was ended")
-                self.on_failure(f"device {device} failed: {reason}")
+                self.on_failure(f"device {device} failed: {reason}", bool(self.able))
         if event is None or event.line is None or event.rank in self._gone:
             return -1, {}
         return event.rank, parsed(event.line)

@@ -31,7 +31,7 @@ def assignment(plan: Plan | KernelsPlan, kernel: str, ceilings: Ceilings) -> dic
 
 @dataclass
 class Worker:
-    """``tell``: sends a record; ``hear``: the next line, which is empty when there will be none."""
+    """``tell``: sends a record; ``hear``: the next line, once there is one."""
 
     backend: Backend
     tell: Callable[[Mapping[str, Any]], None]
@@ -39,12 +39,9 @@ class Worker:
     _current: int = field(default=0, init=False)
 
     def work(self) -> None:
-        """Until there is no more to do. Raises what a device raises that fails."""
+        """Until the process is ended by who leads it. Raises what a device raises that fails."""
         self.tell({PHASE: WAITS, DEVICE: asdict(self.backend.info)})
-        told = self.hear()
-        if not told:
-            return
-        for row in self._strategy(json.loads(told)).results():
+        for row in self._strategy(json.loads(self.hear())).results():
             if row.status == "failed":
                 self.backend.synchronize()  # where that fails too the device is gone: the step is another's
             self.tell({ROW: measurement_record(row), STEP: None if row.is_reference else self._current})
@@ -68,8 +65,6 @@ class Worker:
         steps = list(steps)
         while True:
             self.tell({PHASE: WAITS, ASKS: True})
-            line = self.hear()
-            if not line:
-                return
-            for self._current in json.loads(line):
+            part = json.loads(self.hear())
+            for self._current in part:
                 yield steps[self._current]

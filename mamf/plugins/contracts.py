@@ -10,11 +10,12 @@ from dataclasses import asdict, replace
 from numbers import Real
 from typing import Any
 
-from mamf.backend import Advice, BurstTraits, DeviceInfo, OperandPool, Reading, SustainedTraits, Unavailable
+from mamf.backend import Advice, DeviceInfo, OperandPool, Reading, Unavailable
 from mamf.dtypes import DTYPES
 from mamf.kernel import Kernel, Prepared
 from mamf.operation import Operation
 from mamf.plugins.holding import Check, Contract, Method
+from mamf.regimes.traits import BurstTraits, SustainedTraits
 
 # What reading a record of the wrong kind raises: the fault of who wrote it.
 _MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
@@ -61,6 +62,12 @@ def number(value: Any) -> None:
         raise ValueError("a finite number")
 
 
+def at_least_zero(value: Any) -> None:
+    number(value)
+    if value < 0:
+        raise ValueError("a number of at least 0")
+
+
 def above_zero(value: Any) -> None:
     number(value)
     if value <= 0:
@@ -83,6 +90,23 @@ def json_object(value: Any) -> None:
 def texts_by_name(value: Any) -> None:
     if not isinstance(value, Mapping) or not all(isinstance(part, str) for item in value.items() for part in item):
         raise ValueError("a mapping of texts to texts")
+
+
+def plain_values(value: Any) -> None:
+    instance(Mapping, "a mapping")(value)
+    for name, each in value.items():
+        if not isinstance(name, str) or not isinstance(each, (str, bool, int, float, type(None))):
+            raise ValueError("a mapping of texts to texts and numbers")
+        if isinstance(each, float):
+            number(each)
+
+
+def layers_by_preset(value: Any) -> None:
+    instance(Mapping, "a mapping")(value)
+    for name, layers in value.items():
+        if not isinstance(name, str) or not isinstance(layers, Mapping):
+            raise ValueError("a mapping of texts to shapes with their layers")
+        texts_by_name({str(shape): layer for shape, layer in layers.items()})
 
 
 def dtype(value: Any) -> None:
@@ -116,7 +140,7 @@ text = instance(str, "a text")
 # -- the contracts -----------------------------------------------------------------------------------------------------
 
 _REASON = Method(optional(text))
-_BYTES = Method(optional(number))
+_BYTES = Method(optional(at_least_zero))
 _UNAVAILABLE = Method(optional(instance(Unavailable, "Unavailable or None")))
 _FIGURE = Method(optional(above_zero))
 _YES_OR_NO = Method(instance(bool, "True or False"))
@@ -159,7 +183,7 @@ BACKEND = Contract(
     parts={"telemetry": SENSORS},
 )
 KERNEL = Contract(
-    attributes={"name": filled, "product_dtypes": list_of(text, "a tuple of texts")},
+    attributes={"name": filled, "operation": filled, "product_dtypes": list_of(text, "a tuple of texts")},
     methods={
         "unavailable": _UNAVAILABLE,
         "unsupported": _REASON,
@@ -187,12 +211,12 @@ def operation_contract(of: Operation[Any, Any]) -> Contract:
         },
         methods={
             "default_shapes": Method(list_of(shape.check, "a list of at least one shape", least=1)),
-            "presets": Method(instance(Mapping, "a mapping")),
+            "presets": Method(layers_by_preset),
             "problem_for": replace(problem, refuses=(TypeError, ValueError)),
             "fastest_possible": _FIGURE,
             "peak": _FIGURE,
             "may_be_ceiling": _YES_OR_NO,
-            "columns": Method(instance(Mapping, "a mapping")),
+            "columns": Method(plain_values),
             "words": Method(list_of(text, "a list of texts")),
             "axis": Method(number, passes=(NotImplementedError,)),
             "parse_shape": replace(shape, refuses=(TypeError, ValueError)),

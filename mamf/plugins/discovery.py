@@ -176,6 +176,8 @@ def operation(name: str) -> Operation[Any, Any]:
     with blamed(label, "making it"):
         made: Operation[Any, Any] = kind()
         contract = operation_contract(made)
+    if made.name != name:  # by which its logs are read
+        raise PluginError(f"{label} is broken: its class calls it {made.name!r}, its entry point {name!r}")
     return held(made, contract, label)
 
 

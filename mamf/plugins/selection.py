@@ -14,6 +14,7 @@ from mamf.kernel import AnyKernel
 from mamf.limits import require_some
 from mamf.operation import Operation
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
+from mamf.plugins.contracts import filled
 from mamf.plugins.discovery import (
     OPERATIONS,
     entry_points,
@@ -26,6 +27,7 @@ from mamf.plugins.discovery import (
     operation,
     registered,
 )
+from mamf.plugins.holding import require
 
 AnyOperation = Operation[Any, Any]
 
@@ -75,7 +77,9 @@ def operation_of(name: str) -> AnyOperation:
     several have, PluginError where it cannot be loaded.
     """
     if is_path(name):
-        return operation(kernel_class(name).operation)
+        of = getattr(kernel_class(name), "operation", None)
+        require(filled, of, f"kernel {name}", "operation is")
+        return operation(str(of))
     base = name.partition("[")[0]
     kernels: dict[str, set[str]] = {}
     for of in registered(OPERATIONS):

@@ -46,14 +46,14 @@ def dtype_of(event: Event) -> str:
     return DTYPES.get(recorded, recorded or "unknown")
 
 
+def product_flop(a: Sequence[int], b: Sequence[int]) -> int:
+    """(..., M, K) @ (..., K, N). Groups of one operand alone share out the rows, the columns or K of the other."""
+    return 2 * math.prod(a if len(a) == len(b) else a[-2:]) * b[-1]
+
+
 def _product(first: int) -> Callable[[_Shapes, Sequence[str]], int]:
-    """(..., M, K) @ (..., K, N), the operands from the argument ``first`` on."""
-
-    def flop(shapes: _Shapes, values: Sequence[str]) -> int:
-        a, b = shapes[first], shapes[first + 1]
-        return 2 * math.prod(a) * b[-1]
-
-    return flop
+    """The operands from the argument ``first`` on."""
+    return lambda shapes, values: product_flop(shapes[first], shapes[first + 1])
 
 
 def _matrix_vector(first: int) -> Callable[[_Shapes, Sequence[str]], int]:
@@ -115,6 +115,8 @@ _FORMULAS: Mapping[str, Callable[[_Shapes, Sequence[str]], int]] = {
     "aten::bmm": _product(0),
     "aten::_int_mm": _product(0),
     "aten::_scaled_mm": _product(0),
+    "aten::_grouped_mm": _product(0),
+    "aten::_scaled_grouped_mm": _product(0),
     "aten::addmm": _product(1),
     "aten::addmm_": _product(1),
     "aten::_addmm_activation": _product(1),

@@ -104,10 +104,12 @@ class StepProfiler:
         """The profiled steps as a Chrome trace."""
         self._profiler.export_chrome_trace(str(path))
 
-    def why_nothing(self) -> str:
-        """Why there is no profiled step, in a line."""
+    def why_nothing(self, function: str | None) -> str:
+        """Why there is no profiled step, in a line. ``function``: that which a step is a call of."""
         if self.failure:
             return f"torch.profiler says: {self.failure}"
+        if not self.seen and function is not None:
+            return f"{function} was not called (what the script itself defines is another): call mamf.profiling.step()"
         if not self.seen:
             return "no optimizer of torch stepped; name a function by --calls, or call mamf.profiling.step()"
         return f"the script took {self.seen} of {self.due} steps: lower --warmup or --steps"
@@ -142,7 +144,7 @@ def profile_script(script: Path, arguments: Sequence[str], profiler: StepProfile
     with _as_program(script, arguments), _following_steps(profiler, function):
         code = _run(script)
     if not profiler.profiled:
-        raise NothingProfiledError(profiler.why_nothing(), code)
+        raise NothingProfiledError(profiler.why_nothing(function), code)
     return code
 
 

@@ -38,7 +38,9 @@ def cells(pair: Pair, names: Iterable[str], tolerance: float) -> list[str]:
     if round(interval.coverage, 9) < _USUAL_COVERAGE:
         remarks.append(f"few samples: the interval covers at least {100 * interval.coverage:.0f} %")
     if not pair.is_of_one_device:
-        told = f"corrected by {100 * (pair.correction - 1):+.2f} %" if pair.is_comparable else "never compared"
+        width = 100 * pair.correction * pair.correction_half_width
+        corrected = f"corrected by {100 * (pair.correction - 1):+.2f} +-{width:.2f} %"
+        told = corrected if pair.is_comparable else "never compared"
         remarks.append(f"two devices, {told}")
     return [
         *(str(pair.fields[name]) for name in names),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
-from mamf.logs.device_speeds import device_speeds
+from mamf.logs.device_speeds import DeviceSpeed, device_speeds
 from mamf.logs.records import significant_digits
 from mamf.measurement import Measurement
 from mamf.report.text import DASH, significant
@@ -33,8 +34,10 @@ def device_remark(row: Measurement) -> str:
         return ""
     if row.device_speed is None:
         return f"device {row.device}, not compared"
-    as_first = f", {significant(row.comparable_rate)} as of the first" if row.device_speed != 1.0 else ""
-    return f"device {row.device}{as_first}"
+    if row.device_speed == 1.0:
+        return f"device {row.device}"
+    half_width = row.comparable_interval.half_width / row.comparable_seconds
+    return f"device {row.device}, {significant(row.comparable_rate)} +-{100 * half_width:.2f} % as of the first"
 
 
 def device_lines(rows: Sequence[Measurement], header: Mapping[str, Any]) -> list[str]:
@@ -43,7 +46,7 @@ def device_lines(rows: Sequence[Measurement], header: Mapping[str, Any]) -> list
     lines = [_device_line(device) for device in devices]
     for (regime, dtype), speeds in device_speeds(rows).items():
         first = min(speeds)
-        others = [f"device {each} {100 * (speeds[each] - 1):+.2f} %" for each in sorted(speeds) if each != first]
+        others = [_speed_text(each, speeds[each]) for each in sorted(speeds) if each != first]
         visit = next(
             row for row in rows if row.is_reference and row.ok and (row.regime, row.problem.dtype) == (regime, dtype)
         )
@@ -55,8 +58,12 @@ def device_lines(rows: Sequence[Measurement], header: Mapping[str, Any]) -> list
     if uncompared:
         lines.append(f"not compared, and ranked after the others: device {', '.join(map(str, uncompared))}")
     if devices:
-        lines.append(f"rows are ranked by the rate as of the first device ({COMPARABLE}); all else is as measured")
+        lines.append(f"ranked and averaged is the rate as of the first device ({COMPARABLE}); all else is as measured")
     return lines
+
+
+def _speed_text(device: int, speed: DeviceSpeed) -> str:
+    return f"device {device} {100 * (speed.factor - 1):+.2f} +-{100 * speed.factor * speed.half_width:.2f} %"
 
 
 def _device_line(device: Mapping[str, Any]) -> str:
@@ -77,7 +84,7 @@ def _drift(visits: Sequence[Measurement], device: int | None) -> list[str]:
     figures = [row.best_rate for row in visits if row.ok and row.device == device]
     if len(figures) < 2:
         return []
-    middle = sorted(figures)[len(figures) // 2]
+    middle = median(figures)
     below, above = 100 * (min(figures) / middle - 1), 100 * (max(figures) / middle - 1)
     where = "" if device is None else f" on device {device}"
     spread = f"{below:+.2f} % to {above:+.2f} %"

@@ -13,19 +13,10 @@ from mamf.logs.records import significant_digits
 from mamf.machine.peaks import find_peak
 from mamf.measurement import Measurement
 from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.report.devices import (
-    COMPARABLE,
-    DEVICE,
-    device_cells,
-    device_lines,
-    device_remark,
-    drift_lines,
-    flat_device,
-)
-from mamf.report.layers import layer_column, layers_of
-from mamf.report.shares import COLUMNS as SHARES
+from mamf.report.devices import device_cells, device_lines, device_remark, drift_lines, flat_device
+from mamf.report.layers import layer_column
 from mamf.report.shares import flat_share, share_cells
-from mamf.report.text import DASH, csv_text, drawing, end_line, prose, significant, whole
+from mamf.report.text import DASH, by_column, csv_text, drawing, end_line, prose, significant, whole
 from mamf.statistics import arithmetic_mean, geometric_mean
 
 
@@ -169,14 +160,12 @@ def columns_of(
 ) -> tuple[Sequence[str], list[list[str]]]:
     """Columns and cells; devices and shares of roofs, where there are, stand after the interval, layers last."""
     place = COLUMNS.index("mean")
-    names = [*COLUMNS, *(["layer"] if layers_of(header) else [])]
-    names[place:place] = [*((DEVICE, COMPARABLE) if header.get("devices") else ()), *(SHARES if roofs else ())]
-    lines = []
+    found = []
     for row in rows:
-        line = cells(row)
-        line[place:place] = [*device_cells(row).values(), *share_cells(row, roofs).values()]
-        lines.append([*line, *layer_column(row, header).values()])
-    return names, lines
+        named = list(zip(COLUMNS, cells(row), strict=True))
+        named[place:place] = [*device_cells(row).items(), *share_cells(row, roofs).items()]
+        found.append(dict(named) | layer_column(row, header))
+    return by_column(found)
 
 
 def remarks(row: Measurement) -> str:
@@ -283,14 +272,14 @@ def render(
         return as_json(rows, header, summary, roofs)
     shown = list(rows) if top is None else chosen(rows, top)
     names, lines = columns_of(shown, header, roofs)
-    table = drawing(format, width)(names, lines, (*LEFT_ALIGNED, "bound by", "layer"))
+    table = drawing(format, width)(names, lines, (*LEFT_ALIGNED, "bound by", "layer")) if shown else ""
     hidden = sum(not row.is_reference for row in rows) - len(shown)
     more = f"... and {hidden} more in the log (--top all shows them)\n" if hidden > 0 else ""
     head, foot = (
         prose([*title_lines(header), *device_lines(rows, header)], format),
         prose(summary_lines(rows, header, summary), format),
     )
-    return f"{head}\n{table if shown else ''}{more}\n{foot}"
+    return f"{head}\n{table}{more}\n{foot}"
 
 
 def chosen(rows: Sequence[Measurement], top: int) -> list[Measurement]:

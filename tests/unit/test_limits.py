@@ -1,16 +1,21 @@
 """What is asked for beyond what can be: refused in one line, with exit code 2 and nothing left behind."""
 
+import io
 import math
 import os
 import sys
+from contextlib import redirect_stderr
 
 import pytest
 
 import mamf
+from mamf.backend import Advice
 from mamf.ceilings.ceiling import Ceiling
+from mamf.cli import main
 from mamf.cli.session import datetime
 from mamf.errors import MamfError
 from mamf.limits import MOST_STEPS, count_of, require_steps, shortened, whole_number
+from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.operations.bandwidth.shapes import BandwidthProblem, BandwidthShape
@@ -121,6 +126,21 @@ def test_a_closed_stdout_is_said_and_a_closed_stderr_is_no_matter(run, log, monk
         patch.setattr(sys, "stderr", None)
         assert run("show", "run.jsonl")[:2] == shown[:2]
         assert run("show", "nothing.jsonl")[:2] == (2, "")
+
+
+class Gone(io.StringIO):
+    """A stream that nobody reads any more."""
+
+    def write(self, text):
+        raise BrokenPipeError
+
+
+def test_a_warning_that_nobody_hears_ends_no_run(run, tmp_path, monkeypatch):
+    finding = Advice("host load", "warning", "it is busy")
+    monkeypatch.setattr("mamf.machine.doctor._host_load", lambda: finding)
+    with redirect_stderr(Gone()):
+        assert main([*SWEEP, "--m", "64", "--n", "64", "--k", "64", "--output", "run.jsonl"]) == 0
+    assert read_run_log(tmp_path / "run.jsonl").tier == "complete"
 
 
 CLOSED = "stdout is closed, so nothing could be shown: send it to a file, or to /dev/null"

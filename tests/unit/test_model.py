@@ -18,10 +18,10 @@ from mamf.testing import SimulatedModel
 SHAPE = ModelShape(8, 1024)
 
 
-def measured(backend, problem, shape, regime=Burst):
-    started = regime(backend)
+def measured(backend, problem, shape, regime=Burst, kernel=None):
+    started, pool = regime(backend), backend.operand_pool("normal", 0)
     started.start()
-    return measure(SimulatedModel(), problem, shape, started, backend.operand_pool("normal", 0), StoppingRule(0.1))
+    return measure(kernel or SimulatedModel(), problem, shape, started, pool, StoppingRule(0.1))
 
 
 @given(st.integers(1, 10**6), st.integers(1, 10**6))
@@ -132,6 +132,29 @@ def test_a_step_that_outlasts_a_burst_is_measured_in_sustained_alone(backend):
     assert row.status == "unsupported"
     assert "outlasts a burst of 10 ms: measure it in sustained" in row.reason
     assert measured(backend, problem, SHAPE, Sustained).ok
+
+
+class CompiledLate(SimulatedModel):
+    """What compiles in its first launch, for half a minute."""
+
+    def prepare(self, backend, *arguments, **options):
+        made = super().prepare(backend, *arguments, **options)
+        due = [30.0]
+
+        def launch():
+            backend.sleep(due.pop() if due else 0.0)
+            return made.launches[0]()
+
+        return replace(made, launches=[launch])
+
+
+def test_the_time_that_a_first_launch_compiles_outlasts_no_burst(backend):
+    row = measured(backend, ModelProblem(), ModelShape(1, 128), kernel=CompiledLate())
+    assert row.ok, row.reason
+    assert row.seconds == pytest.approx(measured(backend, ModelProblem(), ModelShape(1, 128)).seconds, rel=0.01)
+    row = measured(backend, ModelProblem(**SIZES["xl"], phase="step"), SHAPE, kernel=CompiledLate())
+    assert row.status == "unsupported"
+    assert "a launch of 3" not in row.reason, "which is of the second"
 
 
 def test_a_kernel_is_named_with_its_attention(backend):

@@ -142,6 +142,17 @@ def test_ctrl_c_leaves_the_log_of_each_device_to_go_on_with(run, monkeypatch):
     assert (code, json.loads(out)["level"]) == (0, "OK"), out
 
 
+def test_some_devices_of_a_node_are_gone_on_with(run, monkeypatch):
+    faulty(monkeypatch, 3)
+    assert run(*NODE, "--devices", "2", "0")[0] == 0
+    names = sorted(path.name for path in (run.folder / "logs").iterdir())
+    code, _, err = run("node", "--backend", "simulated", "--resume", "logs", "--devices", "0", "1")
+    assert (code, err) == (3, "mamf: logs was measured by devices 2 0: resume it without --devices\n")
+    code, out, _ = run("node", "--backend", "simulated", "--resume", "logs")
+    assert (code, out.startswith("OK: 2 devices")) == (0, True)
+    assert sorted(path.name for path in (run.folder / "logs").iterdir()) == names
+
+
 class Killed:
     """A process that ends when it is killed, as its watch hears next."""
 

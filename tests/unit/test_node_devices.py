@@ -10,7 +10,7 @@ from simulated_node import Node
 from mamf.backend import Reading
 from mamf.cli import main
 from mamf.engine.measure import conditions
-from mamf.errors import UsageError
+from mamf.errors import RunLogError, UsageError
 from mamf.logs import known
 from mamf.logs.run_log import read_run_log
 from mamf.node.chart import node_chart
@@ -118,6 +118,26 @@ def test_a_folder_is_drawn_by_the_command_line(healthy, tmp_path):
     assert main(["plot", str(healthy), "--output", str(tmp_path / "node.png")]) == 0
     assert (tmp_path / "node.png").stat().st_size > 10_000
     assert main(["plot", str(healthy), "--regime", "burst", "--output", str(tmp_path / "other.png")]) == 2
+
+
+def test_a_folder_and_a_log_are_no_picture(healthy, tmp_path, capsys):
+    log = Place(0, 0, 0).log(healthy, "find")
+    assert main(["plot", str(log), str(healthy), "--output", str(tmp_path / "both.png")]) == 2
+    assert f"{healthy} is a folder, of 'mamf node': draw it by itself" in capsys.readouterr().err
+
+
+def test_folders_of_two_runs_hide_no_device_of_either(healthy, tmp_path):
+    other = Place(0, 0, 3).log(tmp_path, "bandwidth")
+    other.write_bytes(Place(0, 0, 0).log(healthy, "bandwidth").read_bytes())
+    with pytest.raises(UsageError, match="rank 0 is device 0 and device 3: give the folders of one run"):
+        devices_of([healthy, tmp_path])
+
+
+@pytest.mark.parametrize("text", ["x", "{}", "[1]", '{"places": [[]]}'])
+def test_what_is_no_run_is_told_with_what_to_do(tmp_path, text):
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(RunLogError, match=r"Error: .*\): without it the logs alone are read$"):
+        devices_of([tmp_path])
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 8])

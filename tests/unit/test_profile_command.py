@@ -139,6 +139,13 @@ def test_a_step_ends_where_a_function_returns(script, capsys):
     assert [row["calls"] for row in found["classes"] if row["class"] == "matmul"] == [1]
 
 
+def test_a_function_of_the_script_itself_is_said_to_be_another(script, capsys):
+    own = script("def generate():\n    pass\nif __name__ == '__main__':\n    generate()\n", "serve.py")
+    assert main(["profile", "--calls", "serve:generate", own]) == 1
+    told = "nothing was profiled: serve:generate was not called (what the script itself defines is another)"
+    assert told in capsys.readouterr().err
+
+
 def test_a_step_ends_where_the_script_says_so(script, capsys):
     text = "import torch\nfrom mamf import profiling\nfor _ in range(3):\n    torch.ones(2) + 1\n    profiling.step()\n"
     assert profiled(capsys, script(text))["steps"] == 1
@@ -180,7 +187,7 @@ def test_another_rank_runs_the_script_alone(script, capsys, monkeypatch):
         (["--calls", "json", "train.py"], "--calls json: write module:function"),
         (["--trace", "train.py", "train.py"], "train.py exists and is not overwritten"),
         (["--trace", "no/trace.json", "train.py"], "there is no such folder"),
-        (["--output", "train.py", "train.py"], "train.py exists and is not overwritten"),
+        (["--output", "train.py", "train.py"], "train.py exists and is not overwritten: name another --output"),
         (["--from", "nowhere.json"], "cannot read nowhere.json: No such file"),
         (["--from", "trace.json", "train.py"], "leave a SCRIPT out"),
     ],

@@ -172,6 +172,10 @@ ATTENTION = ([2, 4, 128, 64], [2, 2, 128, 64], [2, 2, 128, 64])
         (operation("aten::addmm", [7], [3, 5], [5, 7]), 2 * 3 * 5 * 7),
         (operation("aten::bmm", [2, 3, 5], [2, 5, 7]), 2 * 2 * 3 * 5 * 7),
         (operation("aten::baddbmm", [2, 3, 7], [2, 3, 5], [2, 5, 7]), 2 * 2 * 3 * 5 * 7),
+        (operation("aten::_grouped_mm", [3, 5], [2, 5, 7]), 2 * 3 * 5 * 7),
+        (operation("aten::_grouped_mm", [2, 3, 5], [5, 7]), 2 * 3 * 5 * 7),
+        (operation("aten::_grouped_mm", [3, 5], [5, 7]), 2 * 3 * 5 * 7),
+        (operation("aten::_scaled_grouped_mm", [2, 3, 5], [2, 5, 7]), 2 * 2 * 3 * 5 * 7),
         (operation("aten::linear", [2, 3, 5], [7, 5], [7]), 2 * 2 * 3 * 5 * 7),
         (
             operation(

@@ -335,7 +335,7 @@ def test_a_log_as_read_is_well_typed_or_names_its_line(log_path, data):
         assert render(form, log.measurements, log.header, log.summary)
 
 
-@pytest.mark.parametrize("seconds", [1e200, -1.0, 0.0])
+@pytest.mark.parametrize("seconds", [1e200, -1.0, 0.0, 1e-302])
 @pytest.mark.parametrize("field", ["samples_seconds", "implausible_samples_seconds"])
 def test_a_sample_that_no_launch_takes_is_refused(log_path, field, seconds):
     lines = log_path.read_text().splitlines()

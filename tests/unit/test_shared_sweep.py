@@ -3,22 +3,27 @@
 import csv
 import io
 import json
+import math
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import simulated_node
 import virtual_pool
 from contribution_logs import found
-from forked import Child
+from forked import LONGEST_SECONDS, Child
 
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.share import mamfu, state
 from mamf.charts.of_log import chart_of
+from mamf.cli.interruption import EXIT_CODE
 from mamf.cli.progress import Progress
 from mamf.engine.measure import measure
+from mamf.errors import UnavailableError
 from mamf.logs import known
 from mamf.logs.compare import compare
-from mamf.logs.device_speeds import with_device_speeds
+from mamf.logs.device_speeds import device_speeds, with_device_speeds
 from mamf.logs.header import header_of
 from mamf.logs.plan_records import plan_record
 from mamf.logs.records import ceiling_record
@@ -27,6 +32,7 @@ from mamf.logs.writer import RunLogWriter
 from mamf.node.pool import DevicePool
 from mamf.node.shares import Shares
 from mamf.node.sharing import SharedSweep
+from mamf.node.worker import ASKS, assignment
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import Plan
@@ -156,6 +162,55 @@ class Lost(Card):
         super().synchronize()
 
 
+def test_no_others_are_told_of_where_the_last_device_fails(shared):
+    (_, _, err), _ = shared(*SWEEP, *GRID, ends={0: 4, 1: 3, 2: 3, 3: 2})
+    assert err.count("; the others do its part") == 3
+    assert err.endswith("killed by signal 9\n")
+
+
+class Missing(Card):
+    """A device that cannot be opened, where it is the first."""
+
+    def __init__(self, index=0):
+        if index == 0:
+            raise UnavailableError("the device cannot be opened")
+        super().__init__(index)
+
+
+def test_a_log_whose_first_device_cannot_be_opened_is_gone_on_with_by_the_others(run, shared, monkeypatch):
+    _, before = shared(*SWEEP, *GRID, "--devices", "0", "1", "--budget", "1s")
+    assert before.tier == "interrupted"
+    monkeypatch.setattr("mamf.node.children.started", Child)
+    monkeypatch.setitem(simulated_node.POINTS[discovery.BACKENDS], "simulated", "test_shared_sweep:Missing")
+    code, _, err = run("sweep", "--resume", "log.jsonl")
+    log = read_run_log(run.folder / "log.jsonl")
+    assert (code, log.tier, len(own(log))) == (0, "complete", 12)
+    assert err == "mamf: device 0 failed: the device cannot be opened; the others do its part\n"
+
+
+class Stuck(Card):
+    """In a launch that never ends."""
+
+    def compute(self, cycles, operands):
+        Path("stuck").touch()
+        time.sleep(LONGEST_SECONDS)
+
+
+def test_a_device_in_a_launch_that_never_ends_is_let_go_when_the_one_is_gone_who_leads_it(run, monkeypatch):
+    monkeypatch.setattr("mamf.node.children.started", Child)
+    monkeypatch.setitem(simulated_node.POINTS[discovery.BACKENDS], "simulated", "test_shared_sweep:Stuck")
+    plan = Plan((MatmulShape(8192, 8192, 8192),), MatmulProblem())
+    with DevicePool("simulated", [0]) as pool:
+        pool.tell(0, assignment(plan, "simulated.mm", {}))
+        while ASKS not in pool.next()[1]:
+            pass
+        pool.tell(0, [0])
+        while not (run.folder / "stuck").exists():
+            time.sleep(0.001)
+        pool._children.dismiss()  # as where the leader is killed
+        assert pool._children.processes[0].wait(10) == EXIT_CODE
+
+
 def test_a_device_that_fails_in_a_row_gives_the_step_back(shared):
     (code, _, err), log = shared(*SWEEP, *GRID, backends=lambda index: (Lost if index == 2 else Card)(index))
     assert code == 0
@@ -264,7 +319,9 @@ def test_rows_of_two_devices_are_compared_after_the_correction_and_it_is_said(ru
         f"rows: {12 - len(crossed)} of one device, {len(crossed)} of two, corrected by the reference that both measured"
     )
     assert told in out
-    assert f"two devices, corrected by {100 * (crossed[0].correction - 1):+.2f} %" in out
+    correction, half_width = crossed[0].correction, crossed[0].correction_half_width
+    told = f"two devices, corrected by {100 * (correction - 1):+.2f} +-{100 * correction * half_width:.2f} %"
+    assert told in out
     rows = list(csv.DictReader(io.StringIO(run("compare", "log.jsonl", "alone.jsonl", "--format", "csv")[1])))
     assert float(rows[0]["device_correction"]) == pytest.approx(compared.pairs[0].correction)
     one_and_the_same = compare(shared_log, shared_log)
@@ -292,10 +349,80 @@ def test_rows_of_a_device_that_the_header_does_not_know_are_foreign(run, shared)
     assert "foreign-row" in found(path)
 
 
+def edited(path, change):
+    """The log after a change of its records."""
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    change(records)
+    path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+
+
+def without_devices(records):
+    del records[0]["devices"]
+
+
+def without_some_devices(records):
+    for record in records:
+        if record.get("regime") == "sustained":
+            del record["device"]
+
+
+@pytest.mark.parametrize("change", [without_devices, without_some_devices])
+def test_rows_that_lost_their_device_are_shown_all_the_same(run, shared, change):
+    shared(*SWEEP, *GRID, "--regime", "burst", "sustained")
+    edited(run.folder / "log.jsonl", change)
+    for form in ("table", "markdown", "csv", "json"):
+        code, out, err = run("show", "log.jsonl", "--top", "all", "--format", form)
+        assert (code, err.partition("log: ")[0]) == (0, "")
+        assert "8192" in out
+    assert "foreign-row" in found(run.folder / "log.jsonl")
+
+
+def of_another_model(records):
+    records[0]["devices"][1]["name"] = "Simulated H200"
+
+
+def named_twice(records):
+    records[0]["devices"].append(records[0]["devices"][0])
+
+
+def of_no_plain_name(records):
+    records[0]["devices"][0]["driver"] = "580  1"
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [(of_another_model, "shared-devices"), (named_twice, "shared-devices"), (of_no_plain_name, "plain-text")],
+)
+def test_devices_of_a_header_are_judged(run, shared, change, rule):
+    shared(*SWEEP, *GRID)
+    edited(run.folder / "log.jsonl", change)
+    assert found(run.folder / "log.jsonl") == {"simulated", rule}
+
+
+def test_what_the_reference_does_not_tell_is_in_every_corrected_interval(run, shared):
+    (_, out, _), log = shared(*SWEEP, *GRID)
+    speeds = device_speeds(log.measurements)["burst", "bfloat16"]
+    visits = {row.device: row.relative_half_width for row in log.measurements if row.is_reference}
+    assert speeds[0] == (1.0, 0.0)
+    for device in (1, 2, 3):
+        assert speeds[device].half_width == pytest.approx(math.hypot(visits[device], visits[0]))
+    factor, half_width = speeds[1]
+    assert f"device 1 {100 * factor - 100:+.2f} +-{100 * factor * half_width:.2f} %" in out
+    for row in own(log):
+        width = row.comparable_interval.half_width / row.comparable_seconds
+        assert width == pytest.approx(math.hypot(row.relative_half_width, speeds[row.device].half_width), rel=0.01)
+    run("sweep", "--backend", "simulated", *GRID, "--output", "alone.jsonl")
+    for pair in compare(log, read_run_log(run.folder / "alone.jsonl")).pairs:
+        of_rates = math.log(pair.b.interval.high / pair.a.interval.low * pair.a.tflops / pair.b.tflops)
+        expected = math.hypot(of_rates, pair.a.device_speed_half_width)
+        assert math.log(pair.interval.high / pair.ratio) == pytest.approx(expected)
+        assert (pair.a.device_speed_half_width > 0) == (not pair.is_of_one_device)
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--devices", "0", "9"], "simulated has no device 9; it has 4"),
+        (["--devices", "0", "9"], "simulated has no device 9; it has 4; --devices 0 does without"),
         (["--devices", "all", "0"], "--devices: 'all' or some, not both"),
         (["--devices", "one"], "'one' is not a number from 0"),
         (["--devices", "0", "1", "--device", "1"], "--device names one device, --devices several"),
@@ -421,6 +548,15 @@ def by_shape(log):
     return shapes
 
 
+@pytest.mark.parametrize("of", ["copies", "collective"])
+def test_links_that_devices_share_are_measured_by_one(run, of):
+    command = ["sweep", "--operation", of, "--backend", "simulated", "--output", "log.jsonl"]
+    code, out, err = run(*command, "--devices", "0", "2")
+    assert (code, out) == (2, "")
+    assert f"mamf: {of} are of links that the devices share" in err
+    assert run(*command, "--devices", "2", "--shapes", "64MiB")[0] == 0
+
+
 @pytest.mark.usefixtures("attention_kernels")
 def test_kernels_of_one_shape_of_attention_are_of_one_device(run, shared):
     (code, out, err), log = shared(*ATTENTION, *LENGTHS, "--no-ceiling")
@@ -461,3 +597,15 @@ def test_a_ceiling_that_is_sought_is_sought_on_the_first(run, shared, monkeypatc
     assert {row.device for row in log.measurements if row.phase} == {None}
     assert {row.device for row in own(log) if not row.phase} <= {0, 1, 2, 3}
     assert found(run.folder / "log.jsonl") == {"simulated"}
+
+
+@pytest.mark.usefixtures("attention_kernels")
+def test_a_search_that_was_broken_off_is_gone_on_with_by_its_own_device(run, shared, monkeypatch):
+    monkeypatch.setattr("mamf.cli.attention_ceilings.plan_for", simulated_node.short_plan)
+    (code, _, _), log = shared(*ATTENTION, "--seq-lens", "1024", "--no-flush", "--budget", "0.5s")
+    assert (code, log.tier) == (1, "interrupted")
+    code, _, err = run("attention", "--resume", "log.jsonl", "--devices", "1")
+    told = "log.jsonl lacks its ceiling, which is sought on device 0: resume it with that, or start a new log with"
+    assert (code, err.count(told)) == (2, 1)
+    (code, _, _), log = shared("attention", "--resume", "log.jsonl")
+    assert (code, log.tier) == (0, "complete")

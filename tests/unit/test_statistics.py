@@ -16,6 +16,7 @@ from mamf.statistics import (
     repeat_interval,
     standard_deviation,
     summarize,
+    widened,
 )
 
 samples = st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=60)
@@ -83,6 +84,15 @@ def test_the_slope_of_a_straight_line_is_its_rise(rise, count):
 def test_intervals_overlap_or_not():
     assert Interval(1, 2, 0.95).overlaps(Interval(2, 3, 0.95))
     assert not Interval(1, 2, 0.95).overlaps(Interval(2.1, 3, 0.95))
+
+
+def test_widths_of_a_figure_and_of_what_corrects_it_add_in_quadrature():
+    wide = widened(Interval(99.7, 100.3, 0.95), 100.0, 0.004)
+    assert (wide.low, wide.high) == pytest.approx((99.5, 100.5), abs=0.003)
+    assert widened(Interval(50.0, 400.0, 0.9), 100.0, 0.0) == Interval(50.0, 400.0, 0.9)
+    wide = widened(Interval(20.0, 500.0, 0.9), 100.0, 5.0)
+    assert 0 < wide.low < 20.0 < 500.0 < wide.high
+    assert widened(Interval(-1.0, 500.0, 0.9), 100.0, 0.1) == Interval(-1.0, 500.0, 0.9), "no interval of a time"
 
 
 def test_geometric_mean():

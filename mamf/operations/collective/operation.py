@@ -24,6 +24,7 @@ class CollectiveOperation(Operation[CollectiveProblem, CollectiveShape]):
     shape_type = CollectiveShape
     problem_type = CollectiveProblem
     shape_example = "1MiB"
+    is_of_links = True
 
     def default_shapes(self, backend: Backend) -> Sequence[CollectiveShape]:
         """1 MiB to 4 GiB, as far as the memory goes; between CPUs to 16 MiB."""

@@ -19,6 +19,7 @@ class Copies(Operation[CopyProblem, CopyShape]):
     shape_type = CopyShape
     problem_type = CopyProblem
     shape_example = "256MiB"
+    is_of_links = True
 
     def default_shapes(self, backend: Backend) -> Sequence[CopyShape]:
         return [CopyShape(size * MIB) for size in (1, 16, 256)]

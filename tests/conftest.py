@@ -30,12 +30,15 @@ def pytest_xdist_auto_num_workers(config):
 
 
 def pytest_collection_finish():
-    """What was imported and collected stays: no collection of garbage goes through torch and all tests again, and few
-    go through what tests make.
-    """
+    """What was imported and collected stays, and few collections of garbage go through what tests make."""
     gc.collect()
-    gc.freeze()
     gc.set_threshold(50_000)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def imported_so_far():
+    """What earlier tests imported stays too: no collection of garbage goes through all of torch again."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -11,6 +11,8 @@ from mamf.testing import SimulatedBackend
 
 # The processes that run the tests share the cores: threads of torch's own would only wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# argparse looks for files of translations at every word that it says, and tests read the words.
+os.environ["LANGUAGE"] = "C"
 
 OF_A_DEVICE = Path(__file__).parent / "device"
 

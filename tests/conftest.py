@@ -11,6 +11,8 @@ from mamf.testing import SimulatedBackend
 
 # The processes that run the tests share the cores: threads of torch's own would only wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# argparse looks for files of translations at every word that it says, and tests read the words.
+os.environ["LANGUAGE"] = "C"
 
 OF_A_DEVICE = Path(__file__).parent / "device"
 
@@ -30,12 +32,15 @@ def pytest_xdist_auto_num_workers(config):
 
 
 def pytest_collection_finish():
-    """What was imported and collected stays: no collection of garbage goes through torch and all tests again, and few
-    go through what tests make.
-    """
+    """What was imported and collected stays, and few collections of garbage go through what tests make."""
     gc.collect()
-    gc.freeze()
     gc.set_threshold(50_000)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def imported_so_far():
+    """What earlier tests imported stays too: no collection of garbage goes through all of torch again."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

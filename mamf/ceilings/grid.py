@@ -178,7 +178,7 @@ def anywhere(grid: MatmulGrid, step: int, count: int, chooser: random.Random) ->
     return found
 
 
-def around(leaders: Iterable[MatmulShape], step: int, grid: MatmulGrid, reach: int = 4) -> list[MatmulShape]:
+def around(leaders: Iterable[MatmulShape], step: int, grid: MatmulGrid, reach: int) -> list[MatmulShape]:
     """Shapes up to ``reach`` steps from the leaders in M and N, and half of that in K, within the grid's bounds."""
     found: dict[MatmulShape, None] = {}
     for leader in leaders:

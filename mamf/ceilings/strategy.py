@@ -34,6 +34,8 @@ class FindStrategy:
     fat_candidates: ClassVar[int] = 1
     #: Shapes of a finer step that a refinement considers beside the leaders' neighbours.
     fine_shapes: ClassVar[int] = 5000
+    #: Finer steps from a leader to its farthest neighbour in M and N.
+    reach: ClassVar[int] = 4
     sustained_finalists: ClassVar[int] = 2
     algorithm_shapes: ClassVar[int] = 3
     #: How much faster than a kernel's first algorithm another must be to stand for it in the search.
@@ -98,7 +100,8 @@ class FindStrategy:
         self.run.on_phase("burst: refining")
         steps = refinement_steps(self.plan.grid)
         for number, step in enumerate(steps, start=1):
-            near = around((shape for shape, _ in search.leaders(self.pace.candidates)), step, self.plan.grid)
+            leaders = search.leaders(self.pace.candidates)
+            near = around((shape for shape, _ in leaders), step, self.plan.grid, self.reach)
             # The best may be far from all leaders: a size of no multiple of the coarse step can fill waves exactly.
             search.consider([*near, *anywhere(self.plan.grid, step, self.fine_shapes, self._chooser)])
             share = self.pace.scout + (self.pace.refine - self.pace.scout) * number / len(steps)

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from mamf.backend import DeviceInfo
-from mamf.errors import RunLogError
 from mamf.logs.known import operation_called
 from mamf.logs.legacy import Seen, lines_of
-from mamf.logs.run_log import RunLog, parse_record
+from mamf.logs.run_log import RunLog, parsed
 from mamf.measurement import Measurement
 from mamf.operations.unknown import Unknown
 from mamf.plans import FindPlan, KernelsPlan
@@ -148,8 +147,4 @@ def read_records(path: Path) -> tuple[tuple[int, dict[str, Any]], ...]:
 
 def records_of(path: Path, seen: Seen | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
     """Each record with its line, one at a time. Raises RunLogError naming the line that is no record."""
-    for number, line in enumerate(lines_of(path, seen), start=1):
-        try:
-            yield number, parse_record(line)
-        except ValueError as error:
-            raise RunLogError(f"{path}, line {number}: {error}") from None
+    return parsed(path, lines_of(path, seen))

@@ -42,7 +42,7 @@ from mamf.contribution.row_rules import (
 from mamf.contribution.sampling_rules import rows_of_plan, samples_whole
 from mamf.errors import RunLogError
 from mamf.logs.legacy import TIER, Seen, is_legacy, legacy_run
-from mamf.logs.run_log import MALFORMED, is_readable, read_bytes, read_run_log, what
+from mamf.logs.run_log import MALFORMED, is_readable, read_bytes, run_log_of, what
 
 #: Every rule and what it asks.
 RULES = {
@@ -148,7 +148,7 @@ def _review(path: Path, seen: Seen | None) -> Review:
     for line, record in whole:
         findings += private_findings(line, record)
     try:
-        log = read_run_log(path)
+        log = run_log_of(path, whole)
     except RunLogError as error:
         return Review(path, (*findings, _unreadable(path, error)))
     if log.counter_records:

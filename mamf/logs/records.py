@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import fields
 from datetime import datetime, timezone
 from typing import Any
 
@@ -201,8 +201,7 @@ def repeatability_record(known: Repeatability | None) -> dict[str, Any] | None:
     """What is usual goes without saying."""
     if known is None:
         return None
-    fields = asdict(known)
-    return fields if known.is_whole else {name: value for name, value in fields.items() if name != "is_whole"}
+    return {name: value for name, value in vars(known).items() if known.is_whole or name != "is_whole"}
 
 
 def repeatability_from_record(record: Mapping[str, Any]) -> Repeatability | None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -147,11 +147,19 @@ def read_run_log(path: str | Path) -> RunLog:
     path = Path(path)
     data = read_bytes(path)
     rest = data.rpartition(b"\n")[2]
-    lines = whole_lines(path, data)
-    log = RunLog(path, _header(path, lines[0]), valid_bytes=len(data) - len(rest), is_truncated=bool(rest))
-    for number, line in enumerate(lines[1:], start=2):
+    log = run_log_of(path, parsed(path, whole_lines(path, data)))
+    log.valid_bytes, log.is_truncated = len(data) - len(rest), bool(rest)
+    return log
+
+
+def run_log_of(path: Path, records: Iterable[tuple[int, dict[str, Any]]]) -> RunLog:
+    """The log of the records in a file, each with its line, and each left as it is. Raises RunLogError likewise."""
+    numbered = iter(records)
+    _, header = next(numbered)
+    log = RunLog(path, _header(path, header))
+    for number, record in numbered:
         try:
-            _add(log, parse_record(line))
+            _add(log, record)
         except MALFORMED as error:
             raise RunLogError(f"{path}, line {number}: {what(error)}") from None
     every_row = log.measurements
@@ -180,6 +188,15 @@ def what(error: Exception) -> str:
     if isinstance(error, KeyError):
         return f"field {error} is missing"
     return str(error) if isinstance(error, (MamfError, ValueError)) else f"malformed: {error}"
+
+
+def parsed(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Each record with its line, one at a time. Raises RunLogError naming the line that is no record."""
+    for number, line in enumerate(lines, start=1):
+        try:
+            yield number, parse_record(line)
+        except ValueError as error:
+            raise RunLogError(f"{path}, line {number}: {error}") from None
 
 
 def parse_record(line: bytes) -> dict[str, Any]:
@@ -215,9 +232,9 @@ def is_readable(schema: object) -> bool:
     return type(schema) is int and schema in READABLE
 
 
-def _header(path: Path, line: bytes) -> dict[str, Any]:
+def _header(path: Path, record: dict[str, Any]) -> dict[str, Any]:
+    header = record.copy()
     try:
-        header = parse_record(line)
         if header["record"] != "header":
             raise ValueError("the first record is not a header")
         if not is_readable(header["schema"]):

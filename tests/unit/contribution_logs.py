@@ -34,12 +34,13 @@ def measured(folder, *arguments):
 
 
 def search_little(patch):
-    """A coarse grid, few shapes and few candidates, for logs of a search; how well it searches is tested in
-    test_search.py.
+    """A coarse grid, few shapes, few candidates and their next neighbours, for logs of a search; how well it searches
+    is tested in test_search.py.
     """
     patch.setattr(FindPlan, "scouts", 24)
     patch.setattr(FindPlan, "refinements", 36)
     patch.setattr(FindStrategy, "fine_shapes", 100)
+    patch.setattr(FindStrategy, "reach", 1)
     patch.setattr("mamf.ceilings.grid.THOROUGH", replace(THOROUGH, candidates=4))
     patch.setattr("mamf.ceilings.grid._STEPS", 8)
     patch.setattr("mamf.ceilings.grid._LARGEST_STEP", 2560)

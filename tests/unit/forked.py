@@ -9,6 +9,8 @@ import threading
 import traceback
 from contextlib import redirect_stderr, redirect_stdout
 
+import numpy.random  # noqa: F401  (a search needs it: once for all of them)
+
 from mamf.cli import main
 
 #: No test waits longer for what hangs.

@@ -61,7 +61,7 @@ class Node(SimulatedBackend):
 
 
 def short_plan(*arguments, **options):
-    sizes = (4096, 8192)
+    sizes = (8192, 16384)
     plan, kernels = plan_for(*arguments, **options)
     return replace(plan, grid=MatmulGrid(sizes, sizes, sizes), scouts=6, refinements=0), kernels
 

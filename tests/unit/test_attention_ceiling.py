@@ -10,6 +10,7 @@ import pytest
 from contribution_logs import DEVICE, found, rows, write
 
 from mamf.ceilings.ceiling import confirmed
+from mamf.ceilings.strategy import FindStrategy
 from mamf.contribution.collection import collect
 from mamf.contribution.rules import review
 from mamf.errors import UsageError
@@ -120,6 +121,7 @@ def test_the_search_counts_toward_the_budget(attention, tmp_path, monkeypatch, b
     # The more there are, the less each takes of a short budget.
     monkeypatch.setattr(FindPlan, "scouts", 96)
     monkeypatch.setattr(FindPlan, "refinements", 132)
+    monkeypatch.setattr(FindStrategy, "reach", 4)
     code, _, err = attention("--budget", f"{budget}s", "--seq-lens", *map(str, range(512, 16385, 512)))
     assert code == 0
     assert f"--budget leaves {budget / 2:g} of 12 s to the search for the bfloat16 ceiling" in err

@@ -282,7 +282,6 @@ def texts(monkeypatch):
     """Draw a figure; every piece of text that is drawn, with the box it fills."""
 
     def drawn(figure):
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.text import Text
 
         seen, draw_text = [], Text.draw
@@ -293,7 +292,7 @@ def texts(monkeypatch):
             return draw_text(text, renderer)
 
         monkeypatch.setattr(Text, "draw", noted)
-        FigureCanvasAgg(figure).draw()
+        figure.draw_without_rendering()
         return [(each.get_text(), each.get_window_extent()) for each in seen]
 
     return drawn

@@ -172,7 +172,7 @@ def test_held_out_rounds_take_the_winners_curse_off():
     chooser = random.Random(0)
     shapes = [MatmulShape(4096, 4096, 128 * number) for number in range(1, 9)]
     of_choice, of_ceiling = [], []
-    for _ in range(400):
+    for _ in range(200):
         choosing = [row for shape in shapes for row in rounds_of("choose", 800.0, 6, chooser, shape)]
         fresh = [row for shape in shapes for row in rounds_of("confirm", 800.0, 9, chooser, shape)]
         ceiling = confirmed([*choosing, *fresh], "card")

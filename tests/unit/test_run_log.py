@@ -17,7 +17,7 @@ from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
 from mamf.plans import Plan
 from mamf.report import bests, render, summary_record
 from mamf.strategies.shapes import Sweep
-from mamf.testing import SimulatedMatmul
+from mamf.testing import SimulatedBackend, SimulatedMatmul
 
 PLAN = Plan(
     tuple(matmul_grid([1024, 2048], [2048], [1024, 4096])), MatmulProblem(), reference=MatmulShape(512, 512, 512)
@@ -37,8 +37,9 @@ def header(plan=PLAN):
     }
 
 
-@pytest.fixture
-def rows(backend):
+@pytest.fixture(scope="module")
+def rows():
+    backend = SimulatedBackend()
     backend.faults[PLAN.shapes[1]] = "wrong_result"
     return list(Sweep(PLAN, SimulatedMatmul(), backend).results())
 

@@ -141,7 +141,7 @@ def test_an_unsupported_dtype_is_said_before_anything_is_allocated(backend):
 @pytest.mark.parametrize("regime", ["burst", "sustained", "classic"])
 def test_the_estimate_is_near_the_truth(regime):
     backend = SimulatedBackend()
-    shapes = matmul_grid(range(1024, 8192, 1024), [4096], [4096])
+    shapes = matmul_grid(range(1024, 8192, 1024), [16384], [16384])
     plan = plan_of(shapes, regimes=(regime,))
     estimate = estimate_seconds(plan, plan.steps(), backend, probe_flops(SimulatedMatmul(), plan.problem, backend))
     begun = backend.now()

@@ -14,12 +14,15 @@ from attacks.counts import Counts
 from mamf.ceilings.grid import THOROUGH, plan_for
 from mamf.ceilings.strategy import FindStrategy
 from mamf.operations.matmul.shapes import MatmulGrid
+from mamf.regimes.classic import Classic
 
 BACKEND = ("--backend", "mamf.testing:SimulatedBackend")
 MATMUL = ("--kernel", "mamf.testing:SimulatedMatmul")
 ATTENTION = ("--kernel", "mamf.testing:SimulatedAttention")
 BANDWIDTH = ("--kernel", "mamf.testing:SimulatedBandwidth")
 LEGACY = "imported"
+# Of thirty seconds nearly all launches would be, and few kills would fall between rows.
+_WARMUP_SECONDS = 0.1
 _FINDER_OUTPUT = """
 Benchmark started on 2025-01-04 16:01:02
 
@@ -126,7 +129,7 @@ def make(folder: Path) -> dict[str, Path]:
 
 @contextlib.contextmanager
 def little_work() -> Iterator[None]:
-    """Searches of a coarse grid, and nobody waits to see how busy the host is."""
+    """Searches of a coarse grid, a short warm-up of classic, and nobody waits to see how busy the host is."""
 
     def short(*arguments: Any, **options: Any) -> Any:
         sizes = (4096, 8192)
@@ -136,6 +139,7 @@ def little_work() -> Iterator[None]:
     with (
         mock.patch("psutil.cpu_percent", lambda interval: 3.0),
         mock.patch("mamf.cli.find.plan_for", short),
+        mock.patch.object(Classic.__init__, "__defaults__", (50, 100, _WARMUP_SECONDS)),
         mock.patch.object(FindStrategy, "fine_shapes", 1),
         mock.patch("mamf.ceilings.grid.THOROUGH", replace(THOROUGH, candidates=4)),
     ):

@@ -246,8 +246,9 @@ def typical(rows: Iterable[Measurement]) -> Conditions:
         return stdlib_statistics.median(known) if known else None
 
     reasons = sorted({reason for each in seen for reason in each.throttle_reasons})
+    clock_hz = median(each.clock_hz for each in seen)
     return Conditions(
-        clock_hz=median(each.clock_hz for each in seen),
+        clock_hz=None if clock_hz is None else float(round(clock_hz)),  # as logs keep it
         watts=median(each.watts for each in seen),
         celsius=median(each.celsius for each in seen),
         throttle_reasons=tuple(

@@ -21,6 +21,8 @@ from mamf.work import Work
 Status = Literal["ok", "out_of_memory", "unsupported", "wrong_result", "implausible", "failed"]
 STATUSES: tuple[Status, ...] = ("ok", "out_of_memory", "unsupported", "wrong_result", "implausible", "failed")
 TERA = 1e12
+#: How details end that say which share of a launch's time something takes.
+TIME = " time"
 
 
 @dataclass(frozen=True)
@@ -183,6 +185,12 @@ class Measurement(Tabular):
     def relative_half_width(self) -> float:
         """Half the width of the interval, as a share of the figure."""
         return self.interval.half_width / self.seconds
+
+    @property
+    def time_shares(self) -> dict[str, float]:
+        """The share of a launch's time by what was at work (attention, say, or idle); empty where nobody told."""
+        told = {name.removesuffix(TIME): share for name, share in self.details.items() if name.endswith(TIME)}
+        return {name: share for name, share in told.items() if not isinstance(share, str)}
 
     def _measured(self, statistic: str) -> float:
         if self.summary is None:

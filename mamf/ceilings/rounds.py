@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, NamedTuple
 
 from mamf.ceilings.candidates import not_beaten
@@ -53,6 +54,8 @@ class Confirmation:
     chooser: random.Random
     visit_seconds: float
     deadline: float
+    #: Of the rounds at hand, with all that is prepared for it: the first visit of all soaks too.
+    _shortest_step: float = field(default=math.inf, init=False)
 
     #: A candidate this far below the leader after FEWEST_ROUNDS, or when a choice is made, is not measured again.
     hopeless: ClassVar[float] = 0.005
@@ -82,12 +85,18 @@ class Confirmation:
                 break
         return rows
 
+    def least_seconds(self, preparing: float) -> float:
+        """What confirming takes at least where each visit starts anew, of a kernel that is prepared for so long."""
+        shortest = Sustained.shortest_anew(self.run.backend)
+        return FEWEST_ROUNDS * max(shortest / _SHARE_OF_VISITS, shortest + preparing)
+
     def _confirming(
         self, regime: Regime, best_first: Sequence[Candidate], rows: Sequence[Measurement], until: float
     ) -> Regime:
         """The regime that confirms, by how the device ran what was chosen."""
         chosen = [row for row in rows if best_first and (row.shape, row.kernel) == best_first[0]]
-        seconds = _SHARE_OF_VISITS * (until - self.run.now()) / FEWEST_ROUNDS
+        each = (until - self.run.now()) / FEWEST_ROUNDS
+        seconds = min(_SHARE_OF_VISITS * each, each - max(0.0, self._shortest_step - self.visit_seconds))
         return regime.confirming(typical(chosen), seconds) if chosen else regime
 
     def _round_after_round(
@@ -102,6 +111,7 @@ class Confirmation:
         """Returns what is still in the running. What is confirmed, the first of them, stays while it is right."""
         left, own = list(candidates), list[Measurement]()
         confirmed = left[:1] if phase == CONFIRM else []
+        self._shortest_step = math.inf
         fewest = min(FEWEST_ROUNDS, most)
         precision = StoppingRule(self.precision)
         begun = self.run.now()
@@ -111,9 +121,11 @@ class Confirmation:
             while due and self._goes_on(regime, phase, until, number, is_due=number <= fewest):
                 shape, kernel = due[0]
                 rule = replace(precision, seconds=longest)
+                asked = self.run.now()
                 row = yield Step(self.kernels[kernel], self.problem, shape, regime, rule, phase, number)
                 if row is None:
                     return left
+                self._shortest_step = min(self._shortest_step, self.run.now() - asked)
                 own.append(row)
                 rows.append(row)
                 # What an interrupted run had time for, its rows know and the clock of this one does not: a held row may

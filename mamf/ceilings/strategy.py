@@ -201,19 +201,28 @@ class FindStrategy:
         self.run.started(regime)
         rule = StoppingRule(self.plan.precision, self.pace.visit_seconds)
         visits: list[Measurement] = []
+        took = self.pace.visit_seconds
         until = self._until(self.pace.visit)
         for number, (shape, kernel) in enumerate(self._visited(candidates, visits) if self.pace.visits else ()):
             if not self.run.goes_on(regime, "visit", until, is_due=len(visits) < 2):
                 break
+            begun = self.run.now()
             row = yield self._step(self._by_name[kernel], shape, regime, rule, "visit", number)
             if row is None:
                 break
             visits.append(row)
+            took = self.run.now() - begun
         finalists = frugal_and_fast(visits, self.sustained_finalists) if self.pace.visits else candidates
         if self.pace.visits:
             finalists += of_the_default(finalists[:1], (), self.kernels[0].name)
-        finalists = list(dict.fromkeys(finalists))
+        finalists = list(dict.fromkeys(finalists))[: self._choice(took)]
         yield from self._rounds(regime, finalists, self.sustained_rounds, self.pace.chosen, 1.0)
+
+    def _choice(self, seconds: float) -> int:
+        """Among how many the time that confirming does not need lets one choose, by what a visit takes."""
+        preparing = max(0.0, seconds - self.pace.visit_seconds)
+        spare = self._deadline - self.run.now() - self._confirmation.least_seconds(preparing)
+        return max(1, int(spare / (preparing + self.pace.visit_seconds)))
 
     def _visited(self, candidates: Sequence[Candidate], visits: Sequence[Measurement]) -> Iterator[Candidate]:
         """The candidates, then the best of them with M and N exchanged and at other lengths of K: ties in burst, but

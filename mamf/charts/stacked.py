@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from mamf.charts.chart import Axis, Line
 
+#: Of a bar by what its time goes to; what is less stands in tables alone.
+LEAST_SHARE = 0.001
+
 
 @dataclass(frozen=True)
 class Stack:

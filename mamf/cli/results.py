@@ -17,7 +17,7 @@ from mamf.contribution.collection import collect
 from mamf.contribution.contributed import FILE, contributed_csv
 from mamf.contribution.evidence import TIERS, Finding
 from mamf.contribution.rules import RULES, Review, review, review_results
-from mamf.contribution.submission import Submission, prepare, write
+from mamf.contribution.submission import free_place, prepare, write
 from mamf.contribution.tables import results_page
 from mamf.errors import UsageError
 from mamf.files import write_whole
@@ -178,26 +178,25 @@ def run_submit(options: argparse.Namespace) -> int:
     if submission.review.is_rejected():
         warn(f"{options.log} is not submitted: mend what is called an error, or measure again")
         return _REJECTED
-    target = root / submission.place
+    target = free_place(submission, root)
     say(f"tier {submission.review.tier}; {len(submission.text.encode()) / 1e3:.0f} kB -> {target}")
     if options.dry_run:
         say("dry run: nothing is written")
         return 0
-    write(submission, root)
-    say_lines(_git_commands(submission, root))
+    write(submission, target)
+    say_lines(_git_commands(target, root))
     return 0
 
 
-def _git_commands(submission: Submission, root: Path) -> str:
-    place = submission.place
-    paths = (root / place, root / "README.md", _contributed_file(root), root)
+def _git_commands(target: Path, root: Path) -> str:
+    paths = (target, root / "README.md", _contributed_file(root), root)
     log, table, ceilings, folder = (shlex.quote(str(path)) for path in paths)
     return f"""
 now, in a clone of your fork:
-    git switch -c results-{place.stem}
+    git switch -c results-{target.stem}
     mamf results table --results {folder}
     git add {log} {table} {ceilings}
-    git commit -m "Results: {place.parent}, {place.stem}"
+    git commit -m "Results: {target.parent.name}, {target.stem}"
     git push -u origin HEAD
 and open a pull request
 """

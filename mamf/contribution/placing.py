@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,19 @@ def place_of(header: Mapping[str, Any]) -> Path:
 
 def legacy_place_of(run: FinderRun) -> Path:
     return Path(folder_of(run.device or ""), legacy_name_of(run))
+
+
+def numbered(place: Path) -> Iterator[Path]:
+    """A place, then those of other runs that began in the same second: two devices of a node, say."""
+    yield place
+    for number in itertools.count(2):
+        yield place.with_stem(f"{place.stem}-{number}")
+
+
+def lies_at(actual: Path, place: Path) -> bool:
+    """Whether ``actual`` is a place of :func:`numbered`."""
+    own = re.fullmatch(re.escape(place.stem) + r"(-[1-9]\d*)?", actual.stem)
+    return own is not None and actual.with_stem(place.stem) == place
 
 
 def moment(iso: str) -> str:

@@ -28,7 +28,7 @@ from mamf.contribution.header_rules import (
     structured_data,
 )
 from mamf.contribution.legacy_rules import legacy_findings
-from mamf.contribution.placing import legacy_place_of, place_of
+from mamf.contribution.placing import legacy_place_of, lies_at, place_of
 from mamf.contribution.privacy import private_findings
 from mamf.contribution.row_rules import (
     memory_of_launch,
@@ -210,7 +210,7 @@ def review_results(root: Path, paths: Iterable[Path], seen: Seen | None = None) 
     for path in paths:
         found = review(path, seen)
         place, more = path.relative_to(root), []
-        if found.place is not None and place != found.place:
+        if found.place is not None and not lies_at(place, found.place):
             more.append(Finding("misplaced", f"belongs to {root.name}/{found.place}"))
         if found.digest and holders.setdefault(found.digest, place) != place:
             more.append(Finding("duplicate", f"holds the samples of {holders[found.digest]}"))

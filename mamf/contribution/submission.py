@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mamf.contribution.evidence import read_records
+from mamf.contribution.placing import numbered
 from mamf.contribution.privacy import fields, without_private
 from mamf.contribution.rules import Review, review
 from mamf.errors import UsageError
@@ -60,16 +61,22 @@ def _changes(line: int, old: Any, new: Any) -> Iterator[str]:
             yield f"line {line}, {'.'.join(path)}: {value!r} -> {kept[path]!r}"
 
 
-def write(submission: Submission, root: Path) -> Path:
-    """Put the log at its place. Raises UsageError when something is there or it cannot be written, RunLogWriteError
-    when the disk is full; then nothing is.
+def free_place(submission: Submission, root: Path) -> Path:
+    """Where in the results folder it goes: the first place that no other run has. Raises UsageError where this run is
+    there, or where nobody can tell where it belongs.
     """
-    target = root / submission.place
-    if target.exists():
-        raise UsageError(f"{target} is there already: a run is submitted once")
+    for target in (root / place for place in numbered(submission.place)):
+        if not target.exists():
+            break
+        if review(target).digest == submission.review.digest:
+            raise UsageError(f"{target} is there already: a run is submitted once")
+    return target
+
+
+def write(submission: Submission, target: Path) -> None:
+    """Raises UsageError when it cannot be written, RunLogWriteError when the disk is full; then nothing is."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"cannot write {target}: {error.strerror}") from None
     create_whole(target, submission.text)
-    return target

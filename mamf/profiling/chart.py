@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from mamf.charts.stacked import Stack, StackedChart, StackedPanel
+from mamf.charts.stacked import LEAST_SHARE, Stack, StackedChart, StackedPanel
 from mamf.errors import IncomparableError
 from mamf.profiling.profile import Profile
 from mamf.profiling.report import milliseconds
-
-#: Of a step; what is less stands in the tables alone.
-_LEAST_SHARE = 0.001
 
 
 def profile_chart(runs: Sequence[tuple[str, Profile]]) -> StackedChart:
@@ -48,5 +45,5 @@ def _device(profile: Profile) -> str:
 def _parts(profile: Profile) -> Iterable[tuple[str, float]]:
     """Classes in their order, idle last."""
     for row in profile.classes:
-        if row.share >= _LEAST_SHARE:
+        if row.share >= LEAST_SHARE:
             yield row.name, row.visible / (profile.steps or 1) * 1e3

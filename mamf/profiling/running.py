@@ -260,7 +260,8 @@ def _torch_profiler(**options: Any) -> Any:
     os.environ.setdefault("KINETO_LOG_LEVEL", _QUIET)
     from torch.profiler import profile, supported_activities
 
-    return profile(activities=supported_activities(), **options)
+    # What is accumulated is one cycle: without it some releases warn that only one is kept.
+    return profile(activities=supported_activities(), acc_events=True, **options)
 
 
 def _mark() -> None:

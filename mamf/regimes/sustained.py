@@ -82,6 +82,12 @@ class Sustained(Regime):
         traits = self.backend.sustained_traits
         return traits.anew_repeatability if self.anew else traits.repeatability
 
+    @staticmethod
+    def shortest_anew(backend: Backend) -> float:
+        """Seconds of the shortest visit that starts anew, where the device asks for such."""
+        rest = backend.sustained_traits.rest_seconds
+        return rest + _SHORTEST_LOAD if rest else 0.0
+
     @property
     def visit_takes(self) -> float:
         return 0.0 if self.anew is None else sum(self.anew) + self.visit_seconds

@@ -125,6 +125,19 @@ def test_a_dry_run_writes_nothing_and_a_run_is_submitted_once(run, sweep_records
     assert "is there already" in err
 
 
+def test_runs_that_began_in_one_second_have_a_place_each(run, sweep_records, tmp_path):
+    other = copy.deepcopy(sweep_records)
+    for row in rows(other):
+        row["samples_seconds"] = [*row["samples_seconds"][::-1]]
+    for name, records in (("one.jsonl", sweep_records), ("two.jsonl", other)):
+        write(tmp_path / name, records)
+        assert run("results", "submit", name)[0] == 0
+    one, two = sorted((tmp_path / "results").rglob("*.jsonl"), key=lambda path: len(path.name))
+    assert two.name == f"{one.stem}-2.jsonl"
+    assert run("results", "check", "results")[0] == 0
+    assert "-2.jsonl is there already" in run("results", "submit", "two.jsonl")[2]
+
+
 def test_a_folder_is_checked_for_places_and_copies(run, sweep_records, tmp_path):
     (tmp_path / "results" / "elsewhere").mkdir()
     for name in ("a.jsonl", "b.jsonl"):

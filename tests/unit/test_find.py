@@ -288,6 +288,20 @@ def test_a_budget_that_ends_within_the_first_sustained_visit_leaves_burst():
     assert set(find.ceilings) == {"burst"}
 
 
+@pytest.mark.parametrize(("preparing", "left"), [(1.2, 29.0), (0.6, 21.0)])
+def test_what_takes_long_to_prepare_is_confirmed_at_the_power_limit_all_the_same(few_shapes, preparing, left):
+    class Slow(SimulatedMatmul):
+        def prepare(self, backend, problem, shape, pool, sets=1, rewrite=False):
+            backend.sleep(preparing if sets > 1 else 0.0)  # sustained rotates operands
+            return super().prepare(backend, problem, shape, pool, sets, rewrite)
+
+    find = find_of(kernels=[Slow()], regimes=("burst", "sustained"), budget_seconds=57.0)
+    Late(find, "sustained: soaking, then visiting", 1.0, left)
+    found(find)
+    assert set(find.ceilings) == {"burst", "sustained"}
+    assert find.backend.now() < find.plan.budget_seconds + 4 * preparing
+
+
 def test_scouts_that_run_out_of_time_are_refined_all_the_same():
     find = find_of()
     Late(find, "burst: scouting", THOROUGH.scout / THOROUGH.burst, 0.3)

@@ -98,6 +98,18 @@ def test_steps_of_one_context_length_stand_side_by_side_with_their_shares():
     assert chart.lines is None and "500" in chart.notes[0] and "context length 1k" in chart.title
 
 
+def test_bars_of_one_phase_are_what_its_time_goes_to():
+    told = {"attention time": 0.25, "matmul time": 0.5, "idle time": 0.2495, "other time": 0.0005, "held_bytes": 7}
+    step = replace(row("step"), details=told)
+    assert [dict(found) for found in parts([step])] == [
+        pytest.approx({"attention": 8.5, "matmul": 17.0, "idle": 34 * 0.2495})
+    ]
+    chart = model_chart([step], KNOWN, HEADER)
+    assert "by what it does" in chart.title and any("profiler" in note for note in chart.notes)
+    for silent in ([step, row("step", kernel="silent")], [step, row("forward")]):
+        assert "attention" not in model_chart(silent, KNOWN, HEADER).names
+
+
 def test_rows_without_a_figure_are_told():
     gone = replace(row("step", 4096), status="out_of_memory", reason="no room", summary=None, samples=())
     chart = model_chart([*STEP, gone], KNOWN, HEADER)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from mamf.ceilings.known import KnownCeilings
 from mamf.charts.chart import Axis, Line, chosen_regimes, failures, in_kibi, labelled, machine, point
-from mamf.charts.stacked import LinesPanel, Stack, StackedChart, StackedPanel
+from mamf.charts.stacked import LEAST_SHARE, LinesPanel, Stack, StackedChart, StackedPanel
 from mamf.measurement import Measurement
 from mamf.operations.model.operation import Model
 from mamf.operations.model.shapes import PHASES, ModelProblem
@@ -21,6 +21,11 @@ _CONTENT: Mapping[str, tuple[str, ...]] = {
 }
 #: Rows of the phases of one step: regime, problem without its phase, kernel and batch.
 _Key = tuple[str, ModelProblem, str, int]
+_Phases = Mapping[str, Measurement]
+_Steps = Mapping[_Key, Mapping[int, _Phases]]
+#: Of a bar, in milliseconds.
+_Parts = tuple[tuple[str, float], ...]
+_SHARES = "shares of one more launch, under torch's profiler, of the time measured without"
 _DIFFERENCES = "parts above the lowest are differences: of a phase and the one that it holds, each measured by itself"
 
 
@@ -42,16 +47,19 @@ def model_chart(
     titles = {key: ", ".join(word for word in _words(key) if word not in common) or first[2] for key in steps}
     lines = _shares(steps, titles, known)
     contexts = {context for found in steps.values() for context in found}
+    parts_of = by_work if _tell_their_work(steps) else stacked
     panels = tuple(
-        StackedPanel(titles[key], tuple(Stack(in_kibi(context), stacked(found[context])) for context in sorted(found)))
+        StackedPanel(titles[key], tuple(Stack(in_kibi(context), parts_of(found[context])) for context in sorted(found)))
         for key, found in steps.items()
     )
     if len(contexts) == 1:
-        panels = (StackedPanel("", tuple(_bars(steps, titles, lines))),)
-    notes = [_DIFFERENCES] if any(len(bar.parts) > 1 for panel in panels for bar in panel.bars) else []
+        panels = (StackedPanel("", tuple(_bars(steps, titles, lines, parts_of))),)
+    note = _SHARES if parts_of is by_work else _DIFFERENCES
+    notes = [note] if any(len(bar.parts) > 1 for panel in panels for bar in panel.bars) else []
     if faster := [told for key, found in steps.items() for told in _faster(titles[key], found)]:
         notes.append(f"a phase took no longer than the one that it holds: {'; '.join(faster)}")
-    title = f"A model's step by phase: {', '.join(word for word in _words(first) if word in common)}"
+    by = "what it does" if parts_of is by_work else "phase"
+    title = f"A model's step by {by}: {', '.join(word for word in _words(first) if word in common)}"
     notes += failures(rows, dict.fromkeys(row.kernel for row in rows))
     if len(contexts) == 1:
         title += f", context length {in_kibi(*contexts)}"
@@ -60,7 +68,7 @@ def model_chart(
 
 
 def _bars(
-    steps: Mapping[_Key, Mapping[int, Mapping[str, Measurement]]], titles: Mapping[_Key, str], shares: LinesPanel
+    steps: _Steps, titles: Mapping[_Key, str], shares: LinesPanel, parts_of: Callable[[_Phases], _Parts]
 ) -> Iterator[Stack]:
     """A bar a step of the one context length, the longest first, with the share of the longest phase."""
     share_of = {line.name: f"{line.points[0].y:.1f} {shares.unit}" for line in shares.lines}
@@ -68,8 +76,15 @@ def _bars(
     for key, found in steps.items():
         (by_phase,) = found.values()
         longest = [phase for phase in PHASES if phase in by_phase][-1]
-        bars.append(Stack(f"{titles[key]} {share_of[f'{titles[key]}, {longest}']}", stacked(by_phase)))
+        bars.append(Stack(f"{titles[key]} {share_of[f'{titles[key]}, {longest}']}", parts_of(by_phase)))
     return iter(sorted(bars, key=lambda bar: -bar.height))
+
+
+def _tell_their_work(steps: _Steps) -> bool:
+    """Whether all are of one phase, and each says what its time goes to: else parts are phases."""
+    found = [by_phase for by_context in steps.values() for by_phase in by_context.values()]
+    phases = {phase for by_phase in found for phase in by_phase}
+    return len(phases) == 1 and all(row.time_shares for by_phase in found for row in by_phase.values())
 
 
 def _key(row: Measurement) -> _Key:
@@ -82,7 +97,7 @@ def _words(key: _Key) -> list[str]:
     return [kernel, *told, f"batch {batch}", problem.dtype, regime]
 
 
-def stacked(by_phase: Mapping[str, Measurement]) -> tuple[tuple[str, float], ...]:
+def stacked(by_phase: _Phases) -> _Parts:
     """The phases of a step as parts, in milliseconds: the shortest that was measured whole, of each longer one what it
     takes more. A part that chance makes less than nothing is nothing.
     """
@@ -94,16 +109,20 @@ def stacked(by_phase: Mapping[str, Measurement]) -> tuple[tuple[str, float], ...
     return tuple(parts)
 
 
-def _faster(title: str, found: Mapping[int, Mapping[str, Measurement]]) -> Iterator[str]:
+def by_work(by_phase: _Phases) -> _Parts:
+    """What the time of the one phase goes to, in milliseconds."""
+    (row,) = by_phase.values()
+    return tuple((name, share * row.seconds * 1e3) for name, share in row.time_shares.items() if share >= LEAST_SHARE)
+
+
+def _faster(title: str, found: Mapping[int, _Phases]) -> Iterator[str]:
     """Where a phase took less than the one that it holds."""
     for context, by_phase in found.items():
         if any(height == 0 for _, height in stacked(by_phase)):
             yield f"{title}, {in_kibi(context)}"
 
 
-def _shares(
-    steps: Mapping[_Key, Mapping[int, Mapping[str, Measurement]]], titles: Mapping[_Key, str], known: KnownCeilings
-) -> LinesPanel:
+def _shares(steps: _Steps, titles: Mapping[_Key, str], known: KnownCeilings) -> LinesPanel:
     """MAMFU of every phase, or TFLOPS where a row has no ceiling to be a share of."""
     has_all = all((problem.dtype, regime) in known for regime, problem, _, _ in steps)
     lines = []

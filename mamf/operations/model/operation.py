@@ -48,8 +48,8 @@ class Model(Operation[ModelProblem, ModelShape]):
         forward = problem.attention_flop(shape) + problem.matmul_flop(shape)
         return {
             "tokens/s": round(shape.tokens / row.seconds) if row.ok else None,
-            "attention time": _percent(row.details.get("attention time")),
-            "matmul time": _percent(row.details.get("matmul time")),
+            "attention time": _percent(row.time_shares.get("attention")),
+            "matmul time": _percent(row.time_shares.get("matmul")),
             "parameters": problem.parameters(shape),
             "GB": None if row.peak_memory_bytes is None else row.peak_memory_bytes / 1e9,
             "GB reserved": None if row.peak_reserved_bytes is None else row.peak_reserved_bytes / 1e9,
@@ -72,5 +72,5 @@ class Model(Operation[ModelProblem, ModelShape]):
         return float(shape.context)
 
 
-def _percent(share: object) -> str | None:
-    return f"{share:.1%}" if isinstance(share, float) else None
+def _percent(share: float | None) -> str | None:
+    return None if share is None else f"{share:.1%}"

@@ -1,7 +1,7 @@
 """Finds the best shape of a grid with few measurements. Pure: takes a callable, knows no device and no clock.
 
 A surrogate predicts log TFLOPS of every shape not yet measured and how sure it is of that; the next to measure is the
-one that is expected to improve most on the best so far, in all or for each second that measuring it takes. Of several
+one that is expected to improve most on the best so far for each second that measuring it takes. Of several
 kernels it is the shape and the kernel together: each learns from the others' shapes.
 """
 
@@ -37,7 +37,7 @@ _MEASUREMENTS_PER_FIT = 12
 # The first figures change more of what is believed.
 _EARLY_MEASUREMENTS, _MEASUREMENTS_PER_EARLY_FIT = 48, 4
 # Standard deviations above the mean at which nothing promises more any longer.
-_DOUBT = 4.0
+_DOUBT = 6.0
 # What a measurement takes beside its launches, as a share of what the largest shape takes.
 _OVERHEAD = 0.1
 # A promise of less than this share of the best is none: it is below what a measurement repeats to.
@@ -112,13 +112,9 @@ class Search:
         compute_units: int | None = None,
         seed: int = 0,
         first: Sequence[MatmulShape] = (),
-        is_timed: bool = False,
     ) -> None:
-        """``first``: shapes to begin with, before some at random. ``is_timed``: time ends the search, so that a shape
-        is worth what it is expected to gain a second; else what it is in all.
-        """
+        """``first``: shapes to begin with, before some at random."""
         self.compute_units = compute_units
-        self._is_timed = is_timed
         self._learns_units = compute_units is None
         self.measured: dict[Candidate, float] = {}
         self.kernels = [kernel]
@@ -144,7 +140,7 @@ class Search:
         self._position = {candidate: row for row, candidate in enumerate(self._candidates)}
         self._logarithms = np.log2(np.array([(shape.m, shape.n, shape.k) for shape in self._shapes], dtype=float))
         flop = np.array([shape.flop for shape, _ in self._candidates], dtype=float)
-        self._log_seconds = np.log(flop / flop.max() + _OVERHEAD) if self._is_timed else np.zeros(len(flop))
+        self._log_seconds = np.log(flop / flop.max() + _OVERHEAD)
         self._hopeless = np.zeros(len(self._candidates), dtype=bool)
         self._look_at_shapes()
         if self._surrogate.is_fitted:

@@ -85,7 +85,6 @@ class FindStrategy:
             compute_units=units,
             seed=problem.seed,
             first=self.plan.priors,
-            is_timed=True,
         )
         self.run.on_phase("burst: scouting")
         seconds = self.pace.scout * self.plan.budget_seconds / self.plan.scouts

@@ -33,7 +33,8 @@ def likeliest_units(measured: Mapping[MatmulShape, float], scales: Scales) -> in
     apart = distances(features(shapes, None), rows, rows)
 
     def likelihood(units: int | None) -> float:
-        waves = squared_distances(wave_features(m, n, units), rows, rows)
+        # All tiles together, not each by itself: for so many numbers of units that would take several times as long.
+        waves = squared_distances(wave_features(m, n, units), rows, rows)[None] / 4
         return log_likelihood(apart._replace(waves=waves), values, scales)
 
     found = {units: likelihood(units) for units in _UNITS}

@@ -1,8 +1,8 @@
 """Finds the best shape of a grid with few measurements. Pure: takes a callable, knows no device and no clock.
 
 A surrogate predicts log TFLOPS of every shape not yet measured and how sure it is of that; the next to measure is the
-one with the highest upper confidence bound (Srinivas et al., Gaussian Process Optimization in the Bandit Setting,
-2010). Of several kernels it is the shape and the kernel together: each learns from the others' shapes.
+one that is expected to improve most on the best so far for each second that measuring it takes. Of several
+kernels it is the shape and the kernel together: each learns from the others' shapes.
 """
 
 from __future__ import annotations
@@ -34,9 +34,12 @@ _HOPELESS_FAILURES = 3
 # Shapes that the surrogate predicts; a larger grid is searched by a sample and the leaders' neighbours.
 _MOST_CANDIDATES = 8192
 _MEASUREMENTS_PER_FIT = 12
-# Standard deviations above the mean at which the next shape is chosen, and at which nothing promises more any longer.
-_OPTIMISM = 1.5
-_DOUBT = 3.0
+# The first figures change more of what is believed.
+_EARLY_MEASUREMENTS, _MEASUREMENTS_PER_EARLY_FIT = 48, 4
+# Standard deviations above the mean at which nothing promises more any longer.
+_DOUBT = 6.0
+# What a measurement takes beside its launches, as a share of what the largest shape takes.
+_OVERHEAD = 0.1
 # A promise of less than this share of the best is none: it is below what a measurement repeats to.
 _WORTHWHILE = 0.001
 _LEADERS = 8
@@ -136,6 +139,8 @@ class Search:
         self._candidates: list[Candidate] = [(shape, kernel) for kernel in self.kernels for shape in self._shapes]
         self._position = {candidate: row for row, candidate in enumerate(self._candidates)}
         self._logarithms = np.log2(np.array([(shape.m, shape.n, shape.k) for shape in self._shapes], dtype=float))
+        flop = np.array([shape.flop for shape, _ in self._candidates], dtype=float)
+        self._log_seconds = np.log(flop / flop.max() + _OVERHEAD)
         self._hopeless = np.zeros(len(self._candidates), dtype=bool)
         self._look_at_shapes()
         if self._surrogate.is_fitted:
@@ -157,12 +162,13 @@ class Search:
         # From a few figures nothing can be told: neither what varies, nor that nothing is left.
         if not self._surrogate.is_fitted or len(self._rows) < _FEWEST_TO_JUDGE:
             return self._any_left()
-        doubtful = self._promise(_DOUBT).max()
+        doubtful = self._of_untried(self._surrogate.bound(_DOUBT)).max()
         is_sure = len(self.measured) >= _FEWEST_TO_GIVE_UP and doubtful < self._surrogate.highest + _WORTHWHILE
         if is_sure or doubtful == -math.inf:
             self._exhausted = True
             return None
-        return self._candidates[int(np.argmax(self._promise(_OPTIMISM)))]
+        gain = self._surrogate.log_improvement() - self._log_seconds
+        return self._candidates[int(np.argmax(self._of_untried(gain)))]
 
     @single_threaded
     def tell(self, candidate: Candidate, tflops: float) -> None:
@@ -173,7 +179,9 @@ class Search:
         self.measured[candidate] = tflops
         if len(self.measured) < self._scouts or not self._known():
             return
-        is_due = len(self.measured) % _MEASUREMENTS_PER_FIT == 0 or candidate in self._first[self._scouts :]
+        is_early = len(self.measured) < _EARLY_MEASUREMENTS
+        often = _MEASUREMENTS_PER_EARLY_FIT if is_early else _MEASUREMENTS_PER_FIT
+        is_due = len(self.measured) % often == 0 or candidate in self._first[self._scouts :]
         if is_due or not self._surrogate.is_fitted:
             self._refit()
         elif not tflops > 0:  # nothing to fit
@@ -190,7 +198,8 @@ class Search:
         score = {candidate: math.log(tflops) for candidate, tflops in known.items()}
         if self._surrogate.is_fitted:
             means = self._surrogate.mean[[self._position[candidate] for candidate in known]]
-            score = {each: (score[each] + mean) / 2 for each, mean in zip(known, means, strict=True)}
+            warped = map(self._surrogate.warped, score.values())
+            score = {each: (own + mean) / 2 for each, own, mean in zip(known, warped, means, strict=True)}
         best: dict[MatmulShape, Candidate] = {}
         for candidate in sorted(score, key=score.__getitem__, reverse=True):
             best.setdefault(candidate[0], candidate)
@@ -225,12 +234,11 @@ class Search:
     def _known(self) -> dict[Candidate, float]:
         return {candidate: tflops for candidate, tflops in self.measured.items() if tflops > 0}
 
-    def _promise(self, deviations: float) -> Array:
-        """Upper confidence bound of log TFLOPS of every candidate that is still to be measured and may be."""
-        bound = self._surrogate.bound(deviations)
-        bound[self._rows] = -math.inf
-        bound[self._hopeless] = -math.inf
-        return bound
+    def _of_untried(self, worth: Array) -> Array:
+        """The same, and minus infinity of candidates that were measured or cannot be."""
+        worth[self._rows] = -math.inf
+        worth[self._hopeless] = -math.inf
+        return worth
 
     def _look_at_shapes(self) -> None:
         self._surrogate.features = features(self._shapes, self.compute_units).by_each_of(len(self.kernels))

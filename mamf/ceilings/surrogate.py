@@ -2,9 +2,10 @@
 
 Rasmussen & Williams, Gaussian Processes for Machine Learning, 2006, chapters 2 and 5. What makes matmul hard to predict
 is quantisation: a product is cut into tiles, and tiles into waves over the compute units, so neighbours differ by more
-than distant shapes of equal quantisation. Hence features: sizes, and how full the last wave and the edge tiles are.
-Nothing is known in advance of a device but its compute units, and not even these everywhere (periods.py); the rest is
-learned from what was measured.
+than distant shapes of equal quantisation. Hence features: sizes, and how full the last wave and the edge tiles are. The
+effect of each tile is learned by itself (an additive kernel: Duvenaud et al., Additive Gaussian Processes, 2011), and
+what these do not explain shapes of one M and N have in common. Nothing is known in advance of a device but its compute
+units, and not even these everywhere (periods.py); the rest is learned from what was measured.
 """
 
 from __future__ import annotations
@@ -22,12 +23,18 @@ from threadpoolctl import ThreadpoolController
 from mamf.operations.matmul.shapes import MatmulShape
 
 Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 # Tiles that libraries commonly cut C into, of either orientation.
 _TILES = ((64, 128), (64, 256), (128, 128), (128, 192), (128, 256), (192, 256), (256, 256))
 _FIT_STEPS = 6
+# Differences in log TFLOPS count in full near the best, and ever less from so far below it: how slow the slow shapes
+# are would else outweigh what sets the fastest apart (Snelson et al., Warped Gaussian Processes, 2003).
+_NEAR_BEST = 0.1
+# Standard deviation that a figure has of its own at least, unless all are alike: of a few the likeliest may be none.
+_LEAST_NOISE = 0.001
 
 
 @functools.cache
@@ -54,28 +61,41 @@ _FIRST_OWN = 0.1
 
 @dataclass
 class Features:
-    """Per candidate: ``sizes`` and ``waves`` do not tell M from N, ``lean`` does; each column standardised.
-    ``kernels``: by which of several it is measured; None where there is one.
+    """Per candidate ``sizes`` and ``pairs``, which of the pairs of M and N it has; per pair ``waves`` and ``lean``.
+    ``sizes`` and ``waves`` do not tell M from N, ``lean`` does; each column standardised. ``kernels``: by which of
+    several a candidate is measured; None where there is one.
     """
 
     sizes: Array
+    pairs: Indices
     waves: Array
     lean: Array
-    kernels: NDArray[np.int64] | None = None
+    kernels: Indices | None = None
 
     def by_each_of(self, kernels: int) -> Features:
         """Of every shape by the first kernel, then of every shape by the second, and so on."""
         if kernels == 1:
             return self
-        sizes, waves, lean = (np.tile(each, (kernels, 1)) for each in (self.sizes, self.waves, self.lean))
-        return Features(sizes, waves, lean, np.repeat(np.arange(kernels), len(self.sizes)))
+        sizes, pairs = np.tile(self.sizes, (kernels, 1)), np.tile(self.pairs, kernels)
+        return replace(self, sizes=sizes, pairs=pairs, kernels=np.repeat(np.arange(kernels), len(self.sizes)))
+
+
+_NO_FEATURES = Features(np.zeros((0, 1)), np.zeros(0, dtype=np.int64), np.zeros((0, 1)), np.zeros((0, 1)))
 
 
 def features(shapes: Sequence[MatmulShape], compute_units: int | None) -> Features:
-    """Features of S shapes, S x 3, S x (one a tile) and S x 1."""
+    """Features of S shapes with P pairs of M and N: S x 4 and S, P x (one a tile) and P x 1."""
     m, n, k = np.array([(shape.m, shape.n, shape.k) for shape in shapes], dtype=float).T
     sizes = np.stack([np.log2(m * n), np.log2(k), np.abs(np.log2(m / n)), np.log2(m * k + k * n + m * n)], axis=1)
-    return Features(_standardised(sizes), wave_features(m, n, compute_units), _standardised(np.log2(m / n)[:, None]))
+    (m, n), pairs = pairs_of(m, n)
+    waves, lean = wave_features(m, n, compute_units), np.log2(m / n)[:, None]
+    return Features(_standardised(sizes), pairs, waves, _standardised(lean))
+
+
+def pairs_of(m: Array, n: Array) -> tuple[Array, Indices]:
+    """The different pairs of M and N, 2 x P, and which of them each is."""
+    pairs, indices = np.unique(np.stack([m, n]), axis=1, return_inverse=True)
+    return pairs, indices.reshape(-1)
 
 
 def wave_features(m: Array, n: Array, compute_units: int | None) -> Array:
@@ -99,35 +119,49 @@ def _standardised(columns: Array) -> Array:
     return np.asarray((columns - columns.mean(axis=0)) / np.where(deviation > 0, deviation, 1.0))
 
 
+_STEPS = {"sizes": 2.0, "waves": 2.0, "lean": 3.0, "pair": 3.0, "noise": 10.0, "own": 3.0}
+
+
 @dataclass(frozen=True)
 class Scales:
     """Hyperparameters: how far the effect of sizes and of waves reaches (in standard deviations of a feature), the
-    share of variance that M against N makes, that of noise, and that which is a kernel's ``own`` (0 where there is
-    one kernel).
+    share of variance that M against N makes, that which a ``pair`` of M and N has of its own, that of noise, and that
+    which is a kernel's ``own`` (0 where there is one kernel).
     """
 
     sizes: float = 2.0
     waves: float = 1.5
     lean: float = 0.03
+    pair: float = 0.1
     noise: float = 1e-3
     own: float = 0.0
 
     def nearby(self) -> list[Scales]:
         """This, and each hyperparameter one step up or down."""
-        steps = {"sizes": 2.0, "waves": 2.0, "lean": 3.0, "noise": 10.0, "own": 3.0}
         bounds = {
             "sizes": (0.5, 8.0),
             "waves": (0.4, 6.0),
             "lean": (0.001, 0.3),
+            "pair": (0.003, 3.0),
             "noise": (1e-5, 1e-1),
             "own": (0.1, 1.0),
         }
         found = [self]
-        for name, step in steps.items():
+        for name, step in _STEPS.items():
             for value in (getattr(self, name) * step, getattr(self, name) / step):
                 if bounds[name][0] <= value <= bounds[name][1]:
                     found.append(replace(self, **{name: value}))
         return found
+
+    def log_prior(self) -> float:
+        """Of how many steps these are from the defaults: from a dozen figures a likelihood alone can mean anything."""
+        usual = replace(Scales(), own=self.own)
+        steps = (
+            math.log(getattr(self, name) / getattr(usual, name), step)
+            for name, step in _STEPS.items()
+            if self.own or name != "own"
+        )
+        return -0.5 * sum(count**2 for count in steps)
 
 
 @dataclass
@@ -138,7 +172,7 @@ class Surrogate:
     L^-1 K(observed, candidates), and mean and variance follow from it without solving anything anew.
     """
 
-    features: Features = field(default_factory=lambda: Features(*(np.zeros((0, 1)),) * 3))
+    features: Features = field(default_factory=lambda: _NO_FEATURES)
     scales: Scales = field(default_factory=Scales)
     is_fitted: bool = False
     highest: float = -math.inf
@@ -148,29 +182,48 @@ class Surrogate:
         observed = list(rows)
         if self.features.kernels is not None and not self.scales.own:
             self.scales = replace(self.scales, own=_FIRST_OWN)
+        self.highest = max(values)
+        self._reference = self.highest
+        self._values = [self.warped(value) for value in values]
         apart = distances(self.features, observed, observed)
-        self.scales = likeliest(apart, np.array(values), self.scales)
+        self.scales = likeliest(apart, np.array(self._values), self.scales)
         lower = np.linalg.cholesky(noisy_covariance(apart, self.scales))
-        right = np.stack([np.array(values), np.ones(len(values))], axis=1)
+        right = np.stack([np.array(self._values), np.ones(len(values))], axis=1)
         self._projected = np.linalg.solve(lower, covariance(distances(self.features, observed), self.scales))
         self._whitened = np.linalg.solve(lower, right)
-        self._values = list(values)
+        self._rows = observed
         self._update()
+
+    def warped(self, value: float) -> float:
+        """Log TFLOPS as they are predicted: foreshortened below the best that was fitted."""
+        below = self._reference - value
+        return value if below <= 0 else self._reference - _NEAR_BEST * math.log1p(below / _NEAR_BEST)
 
     def add(self, row: int, value: float) -> None:
         """One more observation."""
+        self.highest = max(self.highest, value)
+        value = self.warped(value)
         column = self._projected[:, row]
         noise = self.scales.noise
         diagonal = math.sqrt(max(self._prior_variance() + noise - float(column @ column), noise))
         prior = covariance(distances(self.features, [row]), self.scales)[0]
         self._projected = np.vstack([self._projected, (prior - column @ self._projected) / diagonal])
         self._whitened = np.vstack([self._whitened, (np.array([value, 1.0]) - column @ self._whitened) / diagonal])
-        self._values.append(value)
+        self._rows.append(row)
         self._update()
 
     def bound(self, deviations: float) -> Array:
         """Upper confidence bound of log TFLOPS of every candidate."""
         return np.asarray(self.mean + deviations * self.deviation)
+
+    def log_improvement(self) -> Array:
+        """Logarithm of what every candidate is expected to add to the best observed (Jones et al., Efficient Global
+        Optimization of Expensive Black-Box Functions, 1998): best by prediction, as the highest figure is so by chance.
+        """
+        above = (self.mean - self.mean[self._rows].max()) / self.deviation
+        below = np.array([math.erfc(-deviations / math.sqrt(2)) / 2 for deviations in above])
+        expected = above * below + np.exp(-(above**2) / 2) / math.sqrt(2 * math.pi)
+        return np.asarray(np.log(np.maximum(expected, 1e-300)) + np.log(self.deviation))
 
     def _update(self) -> None:
         values, ones = self._whitened.T
@@ -179,58 +232,72 @@ class Surrogate:
         scale = float(residual @ residual) / max(len(residual) - 1, 1)
         self.mean = centre + residual @ self._projected
         variance = self._prior_variance() - np.einsum("ij,ij->j", self._projected, self._projected)
-        self.deviation = np.sqrt(np.maximum(variance + self.scales.noise, 1e-12) * scale)
-        self.highest = max(self._values)
+        noise = max(self.scales.noise * scale, min(_LEAST_NOISE**2, scale), 1e-12)
+        self.deviation = np.sqrt(np.maximum(variance, 0.0) * scale + noise)
         self.is_fitted = True
 
     def _prior_variance(self) -> float:
-        return 1.0 + self.scales.lean + (0.0 if self.features.kernels is None else _OFFSET)
+        return 1.0 + self.scales.lean + self.scales.pair + (0.0 if self.features.kernels is None else _OFFSET)
 
 
 class Distances(NamedTuple):
-    """Squared Euclidean distances of some candidates to others, by each kind of feature; and ``alike``, which of them
-    are by one kernel, or None where all are.
+    """Squared Euclidean distances of C candidates to D others: by ``sizes``, C x D, and to the P pairs of M and N that
+    the features have, by the ``waves`` of each tile, tiles x C x P, and by ``lean``, C x P. ``is_pair``: whether a
+    candidate has that pair, C x P; ``pairs``: which each of the others has, D. ``alike``, which of them are by one
+    kernel, C x D, or None where all are.
     """
 
     sizes: Array
     waves: Array
     lean: Array
+    is_pair: Array
+    pairs: Indices
     alike: Array | None = None
 
 
 def distances(of: Features, one: list[int], other: list[int] | None = None) -> Distances:
     """Of rows ``one`` to rows ``other`` (None: all)."""
-    apart = Distances(*(squared_distances(columns, one, other) for columns in (of.sizes, of.waves, of.lean)))
+    own = of.pairs[one]
+    pairs = np.arange(len(of.waves)) if other is None else of.pairs[other]
+    which = of.pairs if other is None else np.arange(len(other))
+    apart = Distances(
+        squared_distances(of.sizes, one, other),
+        tile_distances(of.waves[own], of.waves[pairs]),
+        (of.lean[own] - of.lean[pairs].T) ** 2,
+        np.equal.outer(own, pairs).astype(float),
+        which,
+    )
     if of.kernels is None:
         return apart
     others = of.kernels if other is None else of.kernels[other]
     return apart._replace(alike=np.equal.outer(of.kernels[one], others).astype(float))
 
 
-def covariance(apart: Distances, scales: Scales) -> Array:
-    """Prior covariance of candidates: sizes alone, sizes with waves, and a small part that tells M from N. Of two
-    kernels it is less by what is each one's own, and they differ by an offset too.
+def tile_distances(one: Array, other: Array) -> Array:
+    """Squared distances of rows ``one`` to rows ``other`` in each column, columns first."""
+    return np.asarray((one.T[:, :, None] - other.T[:, None, :]) ** 2)
 
-    In place, because of thousands of candidates fetching fresh memory takes as long as the arithmetic.
+
+def covariance(apart: Distances, scales: Scales) -> Array:
+    """Prior covariance of candidates: sizes alone, sizes with the waves of each tile, a small part that tells M from N,
+    and what is of one M and N. Of two kernels it is less by what is each one's own, and they differ by an offset too.
+
+    In place, because of thousands of candidates fetching fresh memory takes as long as the arithmetic; and by pairs of
+    M and N where it can be, of which there are far fewer.
     """
-    sizes = apart.sizes / scales.sizes**2
-    together = sizes / 4
-    together += apart.waves / scales.waves**2
-    together *= -0.5
+    waves = np.exp(apart.waves * (-2 / scales.waves**2)).mean(axis=0)
+    waves *= 0.5 + scales.lean * np.exp(-2 * apart.lean)
+    together = apart.sizes * (-0.125 / scales.sizes**2)
     np.exp(together, out=together)
-    lean = -2 * apart.lean
-    np.exp(lean, out=lean)
-    lean *= scales.lean
-    lean *= together
-    sizes *= -0.5
-    np.exp(sizes, out=sizes)
+    sizes = together**2
+    sizes *= sizes
+    sizes *= (0.5 + scales.pair * apart.is_pair)[:, apart.pairs]
+    together *= waves[:, apart.pairs]
     sizes += together
-    sizes *= 0.5
-    sizes += lean
     if apart.alike is not None:
         sizes *= 1 - scales.own + scales.own * apart.alike
         sizes += _OFFSET * apart.alike
-    return np.asarray(sizes)
+    return sizes
 
 
 def noisy_covariance(apart: Distances, scales: Scales) -> Array:
@@ -239,8 +306,8 @@ def noisy_covariance(apart: Distances, scales: Scales) -> Array:
 
 
 def likeliest(apart: Distances, values: Array, scales: Scales) -> Scales:
-    """Uphill from these scales, a step at a time."""
-    likelihood = functools.cache(functools.partial(log_likelihood, apart, values))
+    """Uphill from these scales, a step at a time, by likelihood and prior."""
+    likelihood = functools.cache(lambda scales: log_likelihood(apart, values, scales) + scales.log_prior())
     best = scales
     for _ in range(_FIT_STEPS):
         uphill = max(best.nearby(), key=likelihood)

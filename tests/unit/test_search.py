@@ -120,7 +120,7 @@ MEASURABLE = {
 @pytest.mark.parametrize("region", MEASURABLE)
 def test_regions_that_cannot_be_measured_are_left_behind(region):
     truth = {shape: tflops for shape, tflops in landscape().items() if MEASURABLE[region](shape)}
-    results = [searched(truth, seed=seed, measurements=70) for seed in range(3)]
+    results = [searched(truth, seed=seed, measurements=70) for seed in range(5)]
     assert statistics.median(reached(result, truth) for result in results) >= 0.999
     for result in results:
         assert math.isnan(sum(result.measured.values()))
@@ -129,7 +129,7 @@ def test_regions_that_cannot_be_measured_are_left_behind(region):
 
 def test_one_success_among_failures_does_not_end_the_search():
     truth = {shape: tflops for shape, tflops in landscape().items() if max(shape.m, shape.n, shape.k) <= 4096}
-    assert statistics.median(reached(searched(truth, seed=seed), truth) for seed in range(3)) >= 0.98
+    assert statistics.median(reached(searched(truth, seed=seed), truth) for seed in range(5)) >= 0.98
 
 
 def test_where_nothing_can_be_measured_it_says_so():
@@ -344,8 +344,10 @@ def test_m_and_n_change_places_in_the_features():
     shapes = [MatmulShape(1024, 8192, 4096), MatmulShape(8192, 1024, 4096), MatmulShape(2048, 2048, 512)]
     found = features(shapes, 132)
     assert np.allclose(found.sizes[0], found.sizes[1])
-    assert np.allclose(found.waves[0], found.waves[1])
-    assert not np.allclose(found.lean[0], found.lean[1])
+    one, exchanged = found.pairs[:2]
+    assert one != exchanged
+    assert np.allclose(found.waves[one], found.waves[exchanged])
+    assert not np.allclose(found.lean[one], found.lean[exchanged])
     assert not np.allclose(found.sizes[0], found.sizes[2])
 
 
@@ -356,9 +358,9 @@ def test_a_shape_predicts_its_like_with_m_and_n_exchanged():
     surrogate = Surrogate(features(shapes, 132))
     surrogate.fit([position[shape] for shape in observed], [math.log(landscape()[shape]) for shape in observed])
     exchanged = [position[MatmulShape(shape.n, shape.m, shape.k)] for shape in observed]
-    truth = np.log([landscape()[shapes[row]] for row in exchanged])
+    truth = np.array([surrogate.warped(math.log(landscape()[shapes[row]])) for row in exchanged])
     assert np.abs(surrogate.mean[exchanged] - truth).max() < 0.05
-    assert np.ptp(truth) > 0.4
+    assert np.ptp(truth) > 0.15
 
 
 def test_one_more_observation_is_as_good_as_starting_over(monkeypatch):

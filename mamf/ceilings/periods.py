@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from mamf.ceilings.surrogate import Scales, distances, features, log_likelihood, squared_distances, wave_features
+from mamf.ceilings.shape_features import distances, features, squared_distances, wave_features
+from mamf.ceilings.surrogate import Scales, log_likelihood
 from mamf.operations.matmul.shapes import MatmulShape
 
 _UNITS = range(8, 322, 2)

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mamf.ceilings.periods import likeliest_units
-from mamf.ceilings.surrogate import Array, Surrogate, features, single_threaded, squared_distances
+from mamf.ceilings.shape_features import Array, features, squared_distances
+from mamf.ceilings.surrogate import Surrogate, single_threaded
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
 
 Measure = Callable[[MatmulShape], float]

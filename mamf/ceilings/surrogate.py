@@ -14,21 +14,16 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
-from mamf.operations.matmul.shapes import MatmulShape
+from mamf.ceilings.shape_features import NO_FEATURES, Array, Distances, Features, distances
 
-Array = NDArray[np.float64]
-Indices = NDArray[np.int64]
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
-# Tiles that libraries commonly cut C into, of either orientation.
-_TILES = ((64, 128), (64, 256), (128, 128), (128, 192), (128, 256), (192, 256), (256, 256))
 _FIT_STEPS = 6
 # Differences in log TFLOPS count in full near the best, and ever less from so far below it: how slow the slow shapes
 # are would else outweigh what sets the fastest apart (Snelson et al., Warped Gaussian Processes, 2003).
@@ -57,66 +52,6 @@ def single_threaded(method: Callable[Parameters, Result]) -> Callable[Parameters
 _OFFSET = 0.5
 # What of a kernel's landscape is taken for its own before several were measured.
 _FIRST_OWN = 0.1
-
-
-@dataclass
-class Features:
-    """Per candidate ``sizes`` and ``pairs``, which of the pairs of M and N it has; per pair ``waves`` and ``lean``.
-    ``sizes`` and ``waves`` do not tell M from N, ``lean`` does; each column standardised. ``kernels``: by which of
-    several a candidate is measured; None where there is one.
-    """
-
-    sizes: Array
-    pairs: Indices
-    waves: Array
-    lean: Array
-    kernels: Indices | None = None
-
-    def by_each_of(self, kernels: int) -> Features:
-        """Of every shape by the first kernel, then of every shape by the second, and so on."""
-        if kernels == 1:
-            return self
-        sizes, pairs = np.tile(self.sizes, (kernels, 1)), np.tile(self.pairs, kernels)
-        return replace(self, sizes=sizes, pairs=pairs, kernels=np.repeat(np.arange(kernels), len(self.sizes)))
-
-
-_NO_FEATURES = Features(np.zeros((0, 1)), np.zeros(0, dtype=np.int64), np.zeros((0, 1)), np.zeros((0, 1)))
-
-
-def features(shapes: Sequence[MatmulShape], compute_units: int | None) -> Features:
-    """Features of S shapes with P pairs of M and N: S x 4 and S, P x (one a tile) and P x 1."""
-    m, n, k = np.array([(shape.m, shape.n, shape.k) for shape in shapes], dtype=float).T
-    sizes = np.stack([np.log2(m * n), np.log2(k), np.abs(np.log2(m / n)), np.log2(m * k + k * n + m * n)], axis=1)
-    (m, n), pairs = pairs_of(m, n)
-    waves, lean = wave_features(m, n, compute_units), np.log2(m / n)[:, None]
-    return Features(_standardised(sizes), pairs, waves, _standardised(lean))
-
-
-def pairs_of(m: Array, n: Array) -> tuple[Array, Indices]:
-    """The different pairs of M and N, 2 x P, and which of them each is."""
-    pairs, indices = np.unique(np.stack([m, n]), axis=1, return_inverse=True)
-    return pairs, indices.reshape(-1)
-
-
-def wave_features(m: Array, n: Array, compute_units: int | None) -> Array:
-    """By tile the share of the compute units' work that reaches C: edge tiles hang over its border, and the last wave
-    leaves units idle (known only with ``compute_units``). Of a tile's two orientations the better counts.
-    """
-    useful = [np.maximum(_useful(m, n, a, b, compute_units), _useful(m, n, b, a, compute_units)) for a, b in _TILES]
-    return _standardised(np.stack(useful, axis=1))
-
-
-def _useful(m: Array, n: Array, tile_m: int, tile_n: int, compute_units: int | None) -> Array:
-    tiles = np.ceil(m / tile_m) * np.ceil(n / tile_n)
-    useful = m * n / (tiles * tile_m * tile_n)
-    if compute_units:
-        useful = useful * tiles / (np.ceil(tiles / compute_units) * compute_units)
-    return np.asarray(useful)
-
-
-def _standardised(columns: Array) -> Array:
-    deviation = columns.std(axis=0)
-    return np.asarray((columns - columns.mean(axis=0)) / np.where(deviation > 0, deviation, 1.0))
 
 
 _STEPS = {"sizes": 2.0, "waves": 2.0, "lean": 3.0, "pair": 3.0, "noise": 10.0, "own": 3.0}
@@ -172,7 +107,7 @@ class Surrogate:
     L^-1 K(observed, candidates), and mean and variance follow from it without solving anything anew.
     """
 
-    features: Features = field(default_factory=lambda: _NO_FEATURES)
+    features: Features = field(default_factory=lambda: NO_FEATURES)
     scales: Scales = field(default_factory=Scales)
     is_fitted: bool = False
     highest: float = -math.inf
@@ -240,44 +175,6 @@ class Surrogate:
         return 1.0 + self.scales.lean + self.scales.pair + (0.0 if self.features.kernels is None else _OFFSET)
 
 
-class Distances(NamedTuple):
-    """Squared Euclidean distances of C candidates to D others: by ``sizes``, C x D, and to the P pairs of M and N that
-    the features have, by the ``waves`` of each tile, tiles x C x P, and by ``lean``, C x P. ``is_pair``: whether a
-    candidate has that pair, C x P; ``pairs``: which each of the others has, D. ``alike``, which of them are by one
-    kernel, C x D, or None where all are.
-    """
-
-    sizes: Array
-    waves: Array
-    lean: Array
-    is_pair: Array
-    pairs: Indices
-    alike: Array | None = None
-
-
-def distances(of: Features, one: list[int], other: list[int] | None = None) -> Distances:
-    """Of rows ``one`` to rows ``other`` (None: all)."""
-    own = of.pairs[one]
-    pairs = np.arange(len(of.waves)) if other is None else of.pairs[other]
-    which = of.pairs if other is None else np.arange(len(other))
-    apart = Distances(
-        squared_distances(of.sizes, one, other),
-        tile_distances(of.waves[own], of.waves[pairs]),
-        (of.lean[own] - of.lean[pairs].T) ** 2,
-        np.equal.outer(own, pairs).astype(float),
-        which,
-    )
-    if of.kernels is None:
-        return apart
-    others = of.kernels if other is None else of.kernels[other]
-    return apart._replace(alike=np.equal.outer(of.kernels[one], others).astype(float))
-
-
-def tile_distances(one: Array, other: Array) -> Array:
-    """Squared distances of rows ``one`` to rows ``other`` in each column, columns first."""
-    return np.asarray((one.T[:, :, None] - other.T[:, None, :]) ** 2)
-
-
 def covariance(apart: Distances, scales: Scales) -> Array:
     """Prior covariance of candidates: sizes alone, sizes with the waves of each tile, a small part that tells M from N,
     and what is of one M and N. Of two kernels it is less by what is each one's own, and they differ by an offset too.
@@ -324,11 +221,3 @@ def log_likelihood(apart: Distances, values: Array, scales: Scales) -> float:
     residual = whitened - (ones @ whitened) / (ones @ ones) * ones
     count = len(values)
     return float(-count / 2 * math.log(max(residual @ residual / count, 1e-300)) - np.log(np.diag(lower)).sum())
-
-
-def squared_distances(columns: Array, one: list[int], other: list[int] | None) -> Array:
-    """Squared Euclidean distances of rows ``one`` to rows ``other`` (None: all)."""
-    left, right = columns[one], columns if other is None else columns[other]
-    squared = (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1)[None]
-    squared -= 2 * left @ right.T
-    return np.asarray(np.maximum(squared, 0.0, out=squared))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from mamf.statistics import (
     Interval,
@@ -24,6 +24,11 @@ STATUSES: tuple[Status, ...] = ("ok", "out_of_memory", "unsupported", "wrong_res
 TERA = 1e12
 #: How details end that say which share of a launch's time something takes.
 TIME = " time"
+
+
+def is_share(value: object) -> TypeGuard[float]:
+    """Whether a detail may be the share of a launch's time."""
+    return isinstance(value, (int, float)) and 0 <= value <= 1
 
 
 @dataclass(frozen=True)
@@ -198,9 +203,11 @@ class Measurement(Tabular):
 
     @property
     def time_shares(self) -> dict[str, float]:
-        """The share of a launch's time by what was at work (attention, say, or idle); empty where nobody told."""
+        """The share of a launch's time by what was at work (attention, say, or idle); empty where nobody told. What can
+        be none, in a log of somebody's, is left out.
+        """
         told = {name.removesuffix(TIME): share for name, share in self.details.items() if name.endswith(TIME)}
-        return {name: share for name, share in told.items() if not isinstance(share, str)}
+        return {name: share for name, share in told.items() if is_share(share)}
 
     def _measured(self, statistic: str) -> float:
         if self.summary is None:

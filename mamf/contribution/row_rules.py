@@ -14,7 +14,7 @@ from mamf.dtypes import DTYPES
 from mamf.logs.known import operation_called
 from mamf.logs.records import measurement_record
 from mamf.machine.peaks import find_peak
-from mamf.measurement import TERA, Measurement
+from mamf.measurement import TERA, TIME, Measurement
 from mamf.operations.attention.rows import has_memory_of_process, is_attention
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.regimes.names import BEST_BY, SUSTAINED
@@ -34,6 +34,8 @@ _MOST_WATTS = 1.2
 _MOST_OF_TIMER = 20e-6
 _SUSTAINED_BY_MEAN = 4
 _MOST_CLOCK = 1.02
+# Shares of a launch's time add up to 1, each rounded.
+_MOST_OF_TIME = 1.01
 
 
 def rows_recompute(evidence: Evidence) -> Iterator[Finding]:
@@ -154,6 +156,11 @@ def sensors_plausible(evidence: Evidence) -> Iterator[Finding]:
         peak_memory = row.peak_memory_bytes
         if peak_memory is not None and not 0 <= peak_memory <= (device.memory_bytes or math.inf):
             yield Finding("implausible", f"{row.shape}: {peak_memory} bytes, more than the device has", line)
+        told = [name for name in row.details if name.endswith(TIME)]
+        if len(told) > len(row.time_shares) or sum(row.time_shares.values()) > _MOST_OF_TIME:
+            yield Finding(
+                "implausible", f"{row.shape}: what its time goes to is no share, or more than all", line
+            )
 
 
 def memory_of_launch(evidence: Evidence) -> Iterator[Finding]:

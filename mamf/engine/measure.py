@@ -14,7 +14,7 @@ from mamf.backend import Backend, OperandPool, Reading
 from mamf.engine.checking import Checked, WrongResultError
 from mamf.errors import UnsupportedError, fault
 from mamf.kernel import AnyKernel, Verdict
-from mamf.measurement import TERA, TIME, Conditions, Measurement, Status
+from mamf.measurement import TERA, TIME, Conditions, Measurement, Status, is_share
 from mamf.regimes import Regime, Samples, StoppingRule, Sustained
 from mamf.statistics import summarize, two_levels
 
@@ -174,10 +174,13 @@ def needed_memory(backend: Backend, checked: Checked, problem: Any, shape: Any) 
 def time_shares(checked: Checked, remarks: list[str]) -> Mapping[str, float]:
     """Details that say what a launch spends its time on. What goes wrong here is a remark: the row is measured."""
     try:
-        return {f"{name}{TIME}": round(float(share), 4) for name, share in checked.time_shares().items()}
+        shares = {f"{name}{TIME}": round(float(share), 4) for name, share in checked.time_shares().items()}
+        if not all(map(is_share, shares.values())):
+            raise ValueError(f"{shares} are no shares")
     except Exception as error:
         remarks.append(f"what its time goes to could not be told: {fault(error)}")
         return {}
+    return shares
 
 
 def split_implausible(

@@ -225,6 +225,8 @@ class Telling(TorchMm):
     [
         (lambda: {"matmul": 0.75, "idle": 0.25}, {"matmul time": 0.75, "idle time": 0.25}, ()),
         (lambda: 1 / 0, {}, ("what its time goes to could not be told: ZeroDivisionError: division by zero",)),
+        (lambda: {"matmul": 5.0}, {}, ("what its time goes to could not be told: ValueError: ",)),
+        (lambda: {"matmul": float("nan")}, {}, ("what its time goes to could not be told: ValueError: ",)),
         (lambda: {"matmul": "most"}, {}, ("what its time goes to could not be told: ValueError: ",)),
     ],
 )

@@ -13,6 +13,7 @@ from mamf.logs.run_log import read_run_log
 from mamf.measurement import Measurement
 from mamf.models import known_ceilings
 from mamf.operations.model.charts import model_chart
+from mamf.operations.model.operation import Model
 from mamf.operations.model.shapes import PHASES, ModelProblem, ModelShape
 from mamf.profiling.chart import profile_chart
 from mamf.profiling.log import create_profile_log, write_profile
@@ -108,6 +109,14 @@ def test_bars_of_one_phase_are_what_its_time_goes_to():
     assert "by what it does" in chart.title and any("profiler" in note for note in chart.notes)
     for silent in ([step, row("step", kernel="silent")], [step, row("forward")]):
         assert "attention" not in model_chart(silent, KNOWN, HEADER).names
+
+
+@pytest.mark.parametrize("share", [1e308, -0.1, 10**400, float("nan"), "most"])
+def test_what_can_be_no_share_of_a_time_is_left_out(share):
+    step = replace(row("step"), details={"attention time": share, "idle time": 0.5})
+    assert step.time_shares == {"idle": 0.5}
+    assert [dict(found) for found in parts([step])] == [pytest.approx({"idle": 17.0})]
+    assert Model().columns(step)["attention time"] is None
 
 
 def test_rows_without_a_figure_are_told():

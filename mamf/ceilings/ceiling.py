@@ -246,9 +246,8 @@ def typical(rows: Iterable[Measurement]) -> Conditions:
         return stdlib_statistics.median(known) if known else None
 
     reasons = sorted({reason for each in seen for reason in each.throttle_reasons})
-    clock_hz = median(each.clock_hz for each in seen)
     return Conditions(
-        clock_hz=None if clock_hz is None else float(round(clock_hz)),  # as logs keep it
+        clock_hz=median(each.clock_hz for each in seen),
         watts=median(each.watts for each in seen),
         celsius=median(each.celsius for each in seen),
         throttle_reasons=tuple(

@@ -64,7 +64,7 @@ def numbered(place: Path) -> Iterator[Path]:
 
 def lies_at(actual: Path, place: Path) -> bool:
     """Whether ``actual`` is a place of :func:`numbered`."""
-    own = re.fullmatch(re.escape(place.stem) + r"(-[1-9]\d*)?", actual.stem)
+    own = re.fullmatch(re.escape(place.stem) + r"(-([2-9]|[1-9]\d+))?", actual.stem)
     return own is not None and actual.with_stem(place.stem) == place
 
 

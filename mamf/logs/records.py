@@ -212,7 +212,8 @@ def repeatability_from_record(record: Mapping[str, Any]) -> Repeatability | None
 
 def conditions_record(conditions: Conditions) -> dict[str, Any]:
     return {
-        "clock_mhz": None if conditions.clock_hz is None else conditions.clock_hz / 1e6,
+        # In whole hertz, as it is read: a median of two may have half of one.
+        "clock_mhz": None if conditions.clock_hz is None else round(conditions.clock_hz) / 1e6,
         "watts": conditions.watts,
         "celsius": conditions.celsius,
         "throttle_reasons": list(conditions.throttle_reasons),

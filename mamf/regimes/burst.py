@@ -71,7 +71,7 @@ class Burst(Regime):
 
     def sample(self, checked: Checked, rule: StoppingRule, estimate: float) -> Samples:
         taken = Samples(timer_overhead=self._timer_overhead)
-        size = self._fewest_in_train(self.agree(estimate))
+        size = self._shortest_train(self.agree(estimate))
         lead, trains = self.shortest_lead_seconds, 0
         self._rest()
         self._warm_in(checked, size, rule)
@@ -79,8 +79,7 @@ class Burst(Regime):
         while True:
             seconds, reading = self._train(checked, size, lead)
             now = self.backend.now()
-            is_over = rule.is_over(now)
-            if not trains and self.agree(self._is_held_back(reading) and not is_over):
+            if not trains and self.agree(self._is_held_back(reading) and not rule.is_over(now)):
                 self._rest()
                 continue
             taken.seconds += seconds
@@ -131,7 +130,7 @@ class Burst(Regime):
 
     def _train_size(self, period: float, taken: int) -> int:
         """Launches of the next train, given seconds a launch with its flush and the samples so far."""
-        fewest = self._fewest_in_train(period)
+        fewest = self._shortest_train(period)
         if taken <= self.fewest_in_train:
             # Two of the shortest trains make the fewest samples that an interval at 95 % can be had from.
             return fewest
@@ -142,7 +141,7 @@ class Burst(Regime):
             fitting = min(fitting, spare / lag)
         return max(int(fitting), fewest)
 
-    def _fewest_in_train(self, period: float) -> int:
+    def _shortest_train(self, period: float) -> int:
         """Launches of the shortest train: fewer of long ones, which would outlast the power controller's reaction."""
         fitting = int(self.backend.burst_traits.train_seconds / max(period, 1e-9))
         return min(self.fewest_in_train, max(1, fitting))

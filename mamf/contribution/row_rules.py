@@ -158,9 +158,7 @@ def sensors_plausible(evidence: Evidence) -> Iterator[Finding]:
             yield Finding("implausible", f"{row.shape}: {peak_memory} bytes, more than the device has", line)
         told = [name for name in row.details if name.endswith(TIME)]
         if len(told) > len(row.time_shares) or sum(row.time_shares.values()) > _MOST_OF_TIME:
-            yield Finding(
-                "implausible", f"{row.shape}: what its time goes to is no share, or more than all", line
-            )
+            yield Finding("implausible", f"{row.shape}: what its time goes to is no share, or more than all", line)
 
 
 def memory_of_launch(evidence: Evidence) -> Iterator[Finding]:

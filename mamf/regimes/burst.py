@@ -79,7 +79,8 @@ class Burst(Regime):
         while True:
             seconds, reading = self._train(checked, size, lead)
             now = self.backend.now()
-            if not trains and self.agree(self._is_held_back(reading) and not rule.is_over(now)):
+            # Every rank asks whether it is over, whatever its own sensors say: else one waits for the others forever.
+            if not trains and self.agree(not rule.is_over(now) and self._is_held_back(reading)):
                 self._rest()
                 continue
             taken.seconds += seconds

@@ -10,6 +10,8 @@ from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
 
 #: Another rank's device: as far from the first as two can be.
 OTHER = Physics(noise=0.05, boost_hz=700e6, capped_hz=600e6, cap_watts=2000.0, launch_seconds=300e-6)
+#: A device that something else holds back whenever a rank looks.
+HELD_BACK = Physics(throttled=1.0)
 
 
 def launched(regime, physics, agree, shapes):
@@ -25,11 +27,12 @@ def launched(regime, physics, agree, shapes):
 
 
 @pytest.mark.parametrize("regime", [Burst, Sustained])
-def test_a_rank_launches_as_often_as_the_one_that_decides(regime):
+@pytest.mark.parametrize(("first", "second"), [(None, OTHER), (None, HELD_BACK), (HELD_BACK, None)])
+def test_a_rank_launches_as_often_as_the_one_that_decides(regime, first, second):
     shapes = [MatmulShape(8192, 8192, 8192), MatmulShape(4096, 4096, 4096)]
     decisions = []
-    count = launched(regime, None, lambda own: decisions.append(own) or own, shapes)
+    count = launched(regime, first, lambda own: decisions.append(own) or own, shapes)
     left = iter(decisions)
-    assert launched(regime, OTHER, lambda own: next(left), shapes) == count
+    assert launched(regime, second, lambda own: next(left), shapes) == count
     assert next(left, None) is None
-    assert launched(regime, OTHER, lambda own: own, shapes) != count
+    assert launched(regime, second, lambda own: own, shapes) != count

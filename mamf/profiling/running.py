@@ -29,6 +29,8 @@ from mamf.profiling.traces import STEP_MARK, read_chrome_trace
 _INTERRUPTED = 130
 # Of the profiler's library, which otherwise prints a line whenever it starts and stops.
 _QUIET = "6"
+# What it looks up when a profile ends.
+_TEARDOWN = "TEARDOWN_CUPTI"
 
 
 class StepProfiler:
@@ -116,8 +118,10 @@ class StepProfiler:
 
 
 def trace_of(launch: Callable[[], object]) -> Trace:
-    """A launch as one step under torch.profiler. Raises RuntimeError where another profiler is at work."""
-    with _torch_profiler() as profiler:
+    """A launch as one step under torch.profiler, which leaves nothing behind. Raises RuntimeError where another
+    profiler is at work.
+    """
+    with _torn_down(), _torch_profiler() as profiler:
         _synchronize()
         _mark()
         launch()
@@ -127,6 +131,20 @@ def trace_of(launch: Callable[[], object]) -> Trace:
         path = Path(folder, "trace.json")
         profiler.export_chrome_trace(str(path))
         return read_chrome_trace(path)
+
+
+@contextmanager
+def _torn_down() -> Iterator[None]:
+    """CUPTI is detached when a profile ends. It is not by default, and then every later launch of the process is
+    dearer: on an H200 a graph's kernels of 1 us took 25 % longer (torch 2.11).
+    """
+    before = os.environ.get(_TEARDOWN)
+    os.environ.setdefault(_TEARDOWN, "1")
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(_TEARDOWN, None)
 
 
 def device_kernels_of(launch: Callable[[], object]) -> list[str]:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 from dataclasses import replace
 
 import pytest
@@ -19,6 +20,7 @@ from mamf.profiling.kernel_tables import read_kernel_table
 from mamf.profiling.log import create_profile_log, read_profile_or_none, write_profile
 from mamf.profiling.profile import IDLE, KernelRow, profile_of
 from mamf.profiling.report import render_profile
+from mamf.profiling.running import trace_of
 from mamf.profiling.shares import gaps, length, shares, union
 from mamf.profiling.traces import read_chrome_trace
 from mamf.report import FORMATS
@@ -276,6 +278,17 @@ def test_a_trace_of_a_device(tmp_path):
     assert rows["matmul"].mamfu == pytest.approx(210 / 1e9 / 100e-6)
     assert rows["attention"].tflops is None
     assert profile.notes == ("1 of 4 kernels and copies were replayed from graphs: known by their names alone",)
+
+
+@pytest.mark.parametrize("own", [None, "0"])
+def test_a_profile_of_a_launch_leaves_nothing_attached_that_slows_later_ones(monkeypatch, own):
+    monkeypatch.setenv("TEARDOWN_CUPTI", own or "")
+    if own is None:
+        monkeypatch.delenv("TEARDOWN_CUPTI")
+    during = []
+    trace_of(lambda: during.append(os.environ["TEARDOWN_CUPTI"]))
+    assert during == [own or "1"]
+    assert os.environ.get("TEARDOWN_CUPTI") == own
 
 
 def test_gaps_are_told_with_what_the_host_did(tmp_path):

@@ -21,19 +21,17 @@ from mamf.ceilings.ceiling import (
 )
 from mamf.engine.runner import Runner, Step
 from mamf.kernel import AnyKernel, Problem
-from mamf.measurement import Measurement
+from mamf.measurement import Conditions, Measurement
 from mamf.regimes import Regime, StoppingRule, Sustained
 
 #: Steps that end in the rows which answered them.
 Answering = Generator[Step | Measurement, Measurement | None, list[Measurement]]
 
 
-#: Of the time that confirming has; the rest is for preparing and verifying.
-_SHARE_OF_VISITS = 0.75
-
-
 class Rounds(NamedTuple):
-    """How often candidates are measured: to choose the best of them, and then afresh to confirm it."""
+    """How often candidates are measured: to choose the best of them, at 0 they are as good as they are ordered; and
+    then afresh to confirm it.
+    """
 
     choose: int
     confirm: int
@@ -54,8 +52,9 @@ class Confirmation:
     chooser: random.Random
     visit_seconds: float
     deadline: float
-    #: Of the rounds at hand, with all that is prepared for it: the first visit of all soaks too.
-    _shortest_step: float = field(default=math.inf, init=False)
+    #: By regime the shortest step, with all that is prepared for it, and what a step takes beside its visit at least.
+    _shortest_step: dict[str, float] = field(default_factory=dict, init=False)
+    _preparing: dict[str, float] = field(default_factory=dict, init=False)
 
     #: A candidate this far below the leader after FEWEST_ROUNDS, or when a choice is made, is not measured again.
     hopeless: ClassVar[float] = 0.005
@@ -68,10 +67,12 @@ class Confirmation:
         ``chosen_by`` and ``confirmed_by``: moments by which time ends them.
         """
         rows: list[Measurement] = []
-        self.run.on_phase(f"{regime.name}: choosing")
-        left = yield from self._round_after_round(regime, CHOOSE, candidates, most.choose, chosen_by, rows)
-        # The best of them first: a slow device confirms what it can.
-        best_first = [candidate for candidate in ranked(rows) if candidate in left]
+        best_first = list(candidates)
+        if most.choose:
+            self.run.on_phase(f"{regime.name}: choosing")
+            left = yield from self._round_after_round(regime, CHOOSE, candidates, most.choose, chosen_by, rows)
+            # The best of them first: a slow device confirms what it can.
+            best_first = [candidate for candidate in ranked(rows) if candidate in left]
         self.run.on_phase(f"{regime.name}: confirming")
         if regime.name != Sustained.name:
             yield from self._round_after_round(regime, CONFIRM, best_first, most.confirm, confirmed_by, rows)
@@ -85,24 +86,29 @@ class Confirmation:
                 break
         return rows
 
-    def _leaves_time_to_confirm(self) -> bool:
-        """Whether one more visit may choose, of what the steps so far took, where each that confirms starts anew."""
-        shortest = Sustained.shortest_anew(self.run.backend)
-        confirming = FEWEST_ROUNDS * max(shortest / _SHARE_OF_VISITS, shortest + self._preparing())
-        return self.deadline - self.run.now() >= self._shortest_step + confirming
+    def time_step(self, regime: Regime, took: float) -> None:
+        """What a step of so many seconds says of those to come."""
+        name, aside = regime.name, max(0.0, took - regime.visit_took)
+        self._shortest_step[name] = min(took, self._shortest_step.get(name, math.inf))
+        self._preparing[name] = min(aside, self._preparing.get(name, math.inf))
 
-    def _preparing(self) -> float:
-        """Seconds that a step takes beside its visit."""
-        return max(0.0, self._shortest_step - self.visit_seconds)
+    def leaves_time_to_confirm(self) -> bool:
+        """Whether sustained may have one more visit that chooses, by what steps took: those that confirm start anew."""
+        name = Sustained.name
+        confirming = FEWEST_ROUNDS * (Sustained.shortest_anew(self.run.backend) + self._aside(name))
+        return self.deadline - self.run.now() >= self._shortest_step.get(name, 0.0) + confirming
+
+    def _aside(self, regime: str) -> float:
+        """Seconds that preparing and verifying a visit are expected to take."""
+        return self._preparing.get(regime, max(self._preparing.values(), default=0.0))
 
     def _confirming(
         self, regime: Regime, best_first: Sequence[Candidate], rows: Sequence[Measurement], until: float
     ) -> Regime:
         """The regime that confirms, by how the device ran what was chosen."""
         chosen = [row for row in rows if best_first and (row.shape, row.kernel) == best_first[0]]
-        each = (until - self.run.now()) / FEWEST_ROUNDS
-        seconds = min(_SHARE_OF_VISITS * each, each - self._preparing())
-        return regime.confirming(typical(chosen), seconds) if chosen else regime
+        seconds = (until - self.run.now()) / FEWEST_ROUNDS - self._aside(regime.name)
+        return regime.confirming(typical(chosen) if chosen else Conditions(), seconds)
 
     def _round_after_round(
         self,
@@ -116,7 +122,6 @@ class Confirmation:
         """Returns what is still in the running. What is confirmed, the first of them, stays while it is right."""
         left, own = list(candidates), list[Measurement]()
         confirmed = left[:1] if phase == CONFIRM else []
-        self._shortest_step = math.inf
         fewest = min(FEWEST_ROUNDS, most)
         precision = StoppingRule(self.precision)
         begun = self.run.now()
@@ -126,7 +131,7 @@ class Confirmation:
             is_choice_of_visits = phase == CHOOSE and regime.name == Sustained.name
             due = list(left) if is_choice_of_visits else self.chooser.sample(left, len(left))
             while due:
-                can_wait = is_choice_of_visits and own and not self._leaves_time_to_confirm()
+                can_wait = is_choice_of_visits and own and not self.leaves_time_to_confirm()
                 if not self._goes_on(regime, phase, until, number, is_due=number <= fewest and not can_wait):
                     break
                 shape, kernel = due[0]
@@ -135,7 +140,7 @@ class Confirmation:
                 row = yield Step(self.kernels[kernel], self.problem, shape, regime, rule, phase, number)
                 if row is None:
                     return left
-                self._shortest_step = min(self._shortest_step, self.run.now() - asked)
+                self.time_step(regime, self.run.now() - asked)
                 own.append(row)
                 rows.append(row)
                 # What an interrupted run had time for, its rows know and the clock of this one does not: a held row may

@@ -29,7 +29,8 @@ from mamf.regimes import Burst, Regime, StoppingRule, Sustained
 class FindStrategy:
     """A search for the ceilings of a plan; ``ceilings`` fills as it goes."""
 
-    sustained_rounds: ClassVar[Rounds] = Rounds(choose=1, confirm=6)
+    #: Of a visit of sustained that chooses.
+    visit_seconds: ClassVar[float] = 1.0
     sustained_candidates: ClassVar[int] = 3
     fat_candidates: ClassVar[int] = 1
     #: Shapes of a finer step that a refinement considers beside the leaders' neighbours.
@@ -50,7 +51,7 @@ class FindStrategy:
         self._by_name = {kernel.name: kernel for kernel in kernels}
         self._deadline = run.begun + plan.budget_seconds
         self._confirmation = Confirmation(
-            run, plan.problem, self._by_name, plan.precision, self._chooser, self.pace.visit_seconds, self._deadline
+            run, plan.problem, self._by_name, plan.precision, self._chooser, self.visit_seconds, self._deadline
         )
         self._scouted: list[Measurement] = []
         self._algorithms: list[Measurement] = []
@@ -193,7 +194,7 @@ class FindStrategy:
             candidates = list(dict.fromkeys((*fastest[: self.sustained_candidates], *self._fat)))
         else:
             candidates = fastest[: self.sustained_finalists]
-        regime = Sustained(self.backend, self.pace.visit_seconds, soak_seconds=self.pace.soak_seconds)
+        regime = Sustained(self.backend, self.visit_seconds)
         problem, cache = self.plan.problem, self.backend.info.cache_bytes
         longest = [replace(shape, k=max(self.plan.grid.k)) for shape, _ in candidates[: self.sustained_candidates]]
         shapes = [*longest, *(shape for shape, _ in candidates)]
@@ -201,21 +202,26 @@ class FindStrategy:
         self.run.reserve(problem, needed)
         self.run.on_phase("sustained: soaking, then visiting")
         self.run.started(regime)
-        rule = StoppingRule(self.plan.precision, self.pace.visit_seconds)
+        rule = StoppingRule(self.plan.precision, self.visit_seconds)
         visits: list[Measurement] = []
         until = self._until(self.pace.visit)
         for number, (shape, kernel) in enumerate(self._visited(candidates, visits) if self.pace.visits else ()):
             if not self.run.goes_on(regime, "visit", until, is_due=len(visits) < 2):
                 break
+            asked = self.run.now()
             row = yield self._step(self._by_name[kernel], shape, regime, rule, "visit", number)
             if row is None:
                 break
+            self._confirmation.time_step(regime, self.run.now() - asked)
             visits.append(row)
         finalists = frugal_and_fast(visits, self.sustained_finalists) if self.pace.visits else candidates
         if self.pace.visits:
             finalists += of_the_default(finalists[:1], (), self.kernels[0].name)
         finalists = list(dict.fromkeys(finalists))
-        yield from self._rounds(regime, finalists, self.sustained_rounds, self.pace.chosen, 1.0)
+        rounds = self.pace.sustained_rounds
+        if not self._confirmation.leaves_time_to_confirm():
+            rounds = rounds._replace(choose=0)  # the visits have chosen
+        yield from self._rounds(regime, finalists, rounds, self.pace.chosen, 1.0)
 
     def _visited(self, candidates: Sequence[Candidate], visits: Sequence[Measurement]) -> Iterator[Candidate]:
         """The candidates, then the best of them with M and N exchanged and at other lengths of K: ties in burst, but

@@ -89,7 +89,7 @@ class _Run:
                 backend.release_memory()  # else blocks of earlier rows and of the reference would count
             peak = needed_memory(backend, checked, problem, shape) if kernel.tells_memory else None
             reserved = backend.peak_reserved_memory() if kernel.tells_reserved and peak is not None else None
-            samples = self.regime.sample(checked, self.rule, estimate)
+            samples = self.regime.visit(checked, self.rule, estimate)
             checked.require_unchanged_operands()
             shares = time_shares(checked, samples.remarks)
             self.regime.bridge(checked.launches, samples.seconds[-1])

@@ -97,6 +97,8 @@ class Regime(ABC):
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self._looked_at = 0.0
+        #: Host seconds of the latest visit, what it rests and settles included.
+        self.visit_took = 0.0
         #: What each number of launches to queue passes, for ranks that must queue alike.
         self.agree: Callable[[float], float] = lambda own: own
 
@@ -137,6 +139,13 @@ class Regime(ABC):
         ``chosen``: the conditions under which it was chosen. ``seconds``: what there is for a visit.
         """
         return self
+
+    def visit(self, checked: Checked, rule: StoppingRule, estimate: float) -> Samples:
+        """``sample``, and how long it took."""
+        begun = self.backend.now()
+        taken = self.sample(checked, rule, estimate)
+        self.visit_took = self.backend.now() - begun
+        return taken
 
     @abstractmethod
     def sample(self, checked: Checked, rule: StoppingRule, estimate: float) -> Samples:

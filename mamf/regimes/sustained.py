@@ -17,8 +17,8 @@ from mamf.statistics import Repeatability, relative_slope
 
 #: A clock of at least this share of the highest: nothing holds the device back.
 _AT_BOOST = 0.98
-#: Of a visit that starts anew in a search that has little time: to settle, and to measure.
-_SHORTEST_LOAD = 1.0
+#: Of a visit that starts anew, at least: one to settle, one to measure.
+_FEWEST_SWINGS = 2
 
 
 class Block(NamedTuple):
@@ -43,9 +43,9 @@ class Sustained(Regime):
     """The figure at the power limit: MSMF, total work over total time. A sample is the mean over a block of launches,
     all of one visit equally many; nothing runs between them.
 
-    ``soak_seconds``: in place of the device's own. ``anew``: how each visit starts and how long it is, where it follows
-    a rest. A power controller can stay in one of several states, 1.3 % apart, for as long as the device is loaded: the
-    mean of visits that each drew theirs repeats, that of one state does not.
+    ``anew``: how each visit starts and how long it is, where it follows a rest. A power controller can stay in one of
+    several states, 1.3 % apart, for as long as the device is loaded: the mean of visits that each drew theirs repeats,
+    that of one state does not.
     """
 
     name = "sustained"
@@ -67,12 +67,10 @@ class Sustained(Regime):
         backend: Backend,
         visit_seconds: float = shortest_seconds,
         *,
-        soak_seconds: float | None = None,
         anew: Anew | None = None,
     ) -> None:
         super().__init__(backend)
         self.visit_seconds = visit_seconds
-        self.soak_seconds = backend.sustained_traits.soak_seconds if soak_seconds is None else soak_seconds
         self.anew = anew
         self._loaded_seconds = 0.0
         self._loaded_until = float("-inf")
@@ -82,15 +80,22 @@ class Sustained(Regime):
         traits = self.backend.sustained_traits
         return traits.anew_repeatability if self.anew else traits.repeatability
 
-    @staticmethod
-    def shortest_anew(backend: Backend) -> float:
+    @classmethod
+    def shortest_anew(cls, backend: Backend) -> float:
         """Seconds of the shortest visit that starts anew, where the device asks for such."""
-        rest = backend.sustained_traits.rest_seconds
-        return rest + _SHORTEST_LOAD if rest else 0.0
+        traits = backend.sustained_traits
+        return cls._anew_takes(backend, _FEWEST_SWINGS * traits.swing_seconds) if traits.rest_seconds else 0.0
+
+    @classmethod
+    def _anew_takes(cls, backend: Backend, loaded: float) -> float:
+        """Seconds of a visit that starts anew: settling ends with a block and the one behind it, measuring with one."""
+        return backend.sustained_traits.rest_seconds + loaded + 3 * cls.block_seconds
 
     @property
     def visit_takes(self) -> float:
-        return 0.0 if self.anew is None else sum(self.anew) + self.visit_seconds
+        if self.anew is None:
+            return 0.0
+        return self._anew_takes(self.backend, self.anew.settling_seconds + self.visit_seconds)
 
     def bridge(self, launches: Sequence[Launch], seconds: float) -> None:
         """Queue what keeps the device loaded while the host prepares the next kernel.
@@ -107,15 +112,18 @@ class Sustained(Regime):
             self.backend.submit()
 
     def confirming(self, chosen: Conditions, seconds: float) -> Regime:
-        """Visits that start anew, where the device was held back when it was chosen, or does not tell."""
+        """Visits that start anew, where the device was held back when it was chosen, or does not tell: of whole swings
+        of the controller, as many as there is time for.
+        """
         traits, maximum = self.backend.sustained_traits, self.backend.info.max_clock_hz
         is_held_back = chosen.clock_hz is None or maximum is None or chosen.clock_hz < _AT_BOOST * maximum
         if not is_held_back or not traits.rest_seconds:
             return self
-        loaded = max(seconds - traits.rest_seconds, _SHORTEST_LOAD)
-        settling = min(traits.restart_seconds, loaded / 2)
-        visit = min(self.shortest_seconds, loaded - settling)
-        regime = Sustained(self.backend, visit, anew=Anew(traits.rest_seconds, settling))
+        swing = traits.swing_seconds
+        loaded = min(seconds - self._anew_takes(self.backend, 0.0), traits.restart_seconds + self.shortest_seconds)
+        swings = max(_FEWEST_SWINGS, int(loaded / swing + 1e-9))
+        visit = min(self.shortest_seconds, (swings - 1) * swing)
+        regime = Sustained(self.backend, visit, anew=Anew(traits.rest_seconds, swings * swing - visit))
         regime.agree = self.agree
         return regime
 
@@ -143,7 +151,7 @@ class Sustained(Regime):
     def _settle(self, blocks: _Blocks, rule: StoppingRule) -> bool:
         """Run until nothing drifts any more; False when that takes too long or the budget ends."""
         traits = self.backend.sustained_traits
-        shortest = max(traits.settle_seconds, self.soak_seconds - self._loaded_seconds)
+        shortest = max(traits.settle_seconds, traits.soak_seconds - self._loaded_seconds)
         if self.anew:
             shortest = self.anew.settling_seconds
         begun = self.backend.now()

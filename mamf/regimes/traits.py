@@ -46,6 +46,8 @@ class SustainedTraits:
     host prepares the next kernel, because even a short idle time sets the power controller swinging for seconds.
     ``rest_seconds``: an idle time after which the power controller starts anew, 0 where nothing does; and
     ``restart_seconds``: load after which it has settled then. ``anew_repeatability``: of visits after such a rest.
+    ``swing_seconds``: the period of the damped swing of clock and power that a start sets off (0.9 to 1.1 s on an H100
+    and an H200, 13 % from top to bottom at first): the mean over whole ones is the settled device's.
     """
 
     soak_seconds: float = 4.0
@@ -54,5 +56,6 @@ class SustainedTraits:
     bridge_seconds: float = 0.25
     rest_seconds: float = 0.5
     restart_seconds: float = 2.0
+    swing_seconds: float = 1.0
     repeatability: Repeatability = _SUSTAINED_REPEATABILITY
     anew_repeatability: Repeatability = _ANEW_REPEATABILITY

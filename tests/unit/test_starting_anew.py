@@ -9,11 +9,12 @@ import pytest
 
 from mamf.ceilings.ceiling import CONFIRM, confirmed
 from mamf.ceilings.rounds import Confirmation, Rounds
+from mamf.engine.measure import measure
 from mamf.engine.runner import Runner
 from mamf.measurement import Conditions
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.regimes import Sustained
+from mamf.regimes import StoppingRule, Sustained
 from mamf.testing import SimulatedBackend
 from mamf.testing.simulated_kernels import SimulatedMatmul
 
@@ -36,6 +37,21 @@ class TwoStates(SimulatedBackend):
         return super()._state() * (self._slower if self.is_capped else 1.0)
 
 
+class Swinging(SimulatedBackend):
+    """A start sets its clock swinging, as that of an H200: 8 % from top to bottom at first, with a period of 1 s."""
+
+    loaded_from = 0.0
+
+    def _idle_until(self, moment):
+        if moment - self.device_time > 0.01:
+            self.loaded_from = moment
+        return super()._idle_until(moment)
+
+    def _state(self):
+        loaded = self.device_time - self.loaded_from
+        return super()._state() * (1 + 0.04 * math.exp(-loaded / 3) * math.sin(2 * math.pi * loaded))
+
+
 def test_what_the_power_limit_slows_is_confirmed_by_visits_that_start_anew():
     loaded = Sustained(SimulatedBackend())
     assert loaded.confirming(HELD_BACK, 9.0).anew
@@ -48,6 +64,26 @@ def test_a_device_without_such_states_does_not_rest():
     backend.sustained_traits = type(backend.sustained_traits)(rest_seconds=0.0)
     loaded = Sustained(backend)
     assert loaded.confirming(HELD_BACK, 9.0) is loaded
+
+
+def rate_of(backend, seconds, **changed):
+    """Of a visit that starts anew and has so many seconds; and how long it took."""
+    regime = Sustained(backend).confirming(HELD_BACK, seconds)
+    for name, value in changed.items():
+        setattr(regime, name, value)
+    pool, shape = backend.operand_pool("normal", 0), MatmulShape(16896, 2048, 65536)
+    row = measure(SimulatedMatmul(), MatmulProblem(), shape, regime, pool, StoppingRule(seconds=0.0))
+    return row.best_rate, regime.visit_took
+
+
+@pytest.mark.parametrize("seconds", [0.0, 2.9, 3.3, 3.8, 4.8, math.inf])
+def test_a_visit_that_starts_anew_is_of_whole_swings(seconds):
+    backend = Swinging()
+    steady, _ = rate_of(SimulatedBackend(), math.inf)
+    rate, took = rate_of(backend, seconds)
+    assert rate == pytest.approx(steady, rel=0.004)
+    assert took <= max(seconds, Sustained.shortest_anew(backend))
+    assert rate_of(backend, seconds, visit_seconds=0.4)[0] != pytest.approx(steady, rel=0.004)
 
 
 def confirmed_rows(seed, kernel=None):

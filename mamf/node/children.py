@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import queue
 import subprocess
 import threading
@@ -146,11 +147,22 @@ def started(command: Sequence[str], environment: Mapping[str, str]) -> subproces
     )
 
 
+def shared_cores(processes: int) -> dict[str, str]:
+    """The environment in which so many processes use all cores between them: threads of torch's spin while they wait,
+    and each process has by default as many as there are cores.
+    """
+    if processes < 2:
+        return {}
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return {"OMP_NUM_THREADS": str(max(1, cores // processes))}
+
+
 class Children:
     """The processes and what comes from them. Use as a context manager: none is left behind."""
 
     def __init__(self, commands: Mapping[int, Sequence[str]], environment: Mapping[str, str]) -> None:
         self._events: queue.Queue[Event] = queue.Queue()
+        environment = {**shared_cores(len(commands)), **environment}
         self.processes = {rank: started(command, environment) for rank, command in commands.items()}
         for rank, process in self.processes.items():
             threading.Thread(target=self._read, args=(rank, process), daemon=True).start()

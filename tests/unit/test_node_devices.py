@@ -1,5 +1,6 @@
 """What each device of a node does, in virtual time, and what its logs alone tell of it."""
 
+import os
 import shutil
 from dataclasses import replace
 
@@ -13,7 +14,9 @@ from mamf.engine.measure import conditions
 from mamf.errors import RunLogError, UsageError
 from mamf.logs import known
 from mamf.logs.run_log import read_run_log
+from mamf.node import children
 from mamf.node.chart import node_chart
+from mamf.node.children import Children
 from mamf.node.device import DeviceRun
 from mamf.node.figures import BURST, SUSTAINED
 from mamf.node.gathering import ALONE, TOGETHER, devices_of
@@ -165,3 +168,15 @@ def test_what_is_complete_is_not_measured_again(healthy, tmp_path):
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     measured(tmp_path, 0, HEALTHY[0], together=False, ranks=1)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("processes", "own", "told"), [(1, None, None), (3, None, "4"), (99, None, "1"), (3, "7", "7")]
+)
+def test_processes_share_the_cores_unless_the_user_says_how_many(monkeypatch, processes, own, told):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(12)), raising=False)
+    begun = {}
+    monkeypatch.setattr(children, "started", lambda command, environment: begun.setdefault(command[0], environment))
+    monkeypatch.setattr(Children, "_read", lambda *of: None)
+    Children({rank: [rank] for rank in range(processes)}, {} if own is None else {"OMP_NUM_THREADS": own})
+    assert {environment.get("OMP_NUM_THREADS") for environment in begun.values()} == {told}

@@ -9,6 +9,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 from mamf.backend import Advice
+from mamf.ceilings import grid
 from mamf.ceilings.grid import plan_for
 from mamf.ceilings.rounds import Rounds
 from mamf.ceilings.strategy import FindStrategy
@@ -78,7 +79,7 @@ def install(patch, launches=5000):
     patch.setattr(FindStrategy, "fine_shapes", 1)
     patch.setattr("mamf.node.device.plan_for", short_plan)
     patch.setattr("mamf.node.device.Repeating", partial(Repeating, launches=launches))
-    patch.setattr(FindStrategy, "sustained_rounds", Rounds(choose=1, confirm=3))
+    patch.setattr(grid, "QUICK", replace(grid.QUICK, sustained_rounds=Rounds(choose=0, confirm=3)))
     patch.setattr(FindStrategy, "sustained_candidates", 1)
     patch.setattr("mamf.node.device._ROW_SECONDS", 0.01)
     patch.setattr(CollectiveOperation, "default_shapes", lambda *given: [CollectiveShape(2**30)])

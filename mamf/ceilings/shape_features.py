@@ -64,18 +64,18 @@ def pairs_of(m: Array, n: Array) -> tuple[Array, Indices]:
 
 
 class Tiled(NamedTuple):
-    """C of P pairs of M and N cut into tiles of each orientation, 2 x tiles x P: ``count`` of them, and the ``useful``
+    """C of P pairs of M and N cut into tiles of each orientation, 2 x tiles x P: how many ``tiles``, and the ``useful``
     share of their work, as edge tiles hang over C's border.
     """
 
-    count: Array
+    tiles: Array
     useful: Array
 
 
 def tiled(m: Array, n: Array) -> Tiled:
     tile_m, tile_n = np.array([_TILES, [(b, a) for a, b in _TILES]], dtype=float).transpose(2, 0, 1)[..., None]
-    count = np.ceil(m / tile_m) * np.ceil(n / tile_n)
-    return Tiled(count, m * n / (count * tile_m * tile_n))
+    tiles = np.ceil(m / tile_m) * np.ceil(n / tile_n)
+    return Tiled(tiles, m * n / (tiles * tile_m * tile_n))
 
 
 def wave_features(cut: Tiled, compute_units: int | None) -> Array:
@@ -84,7 +84,7 @@ def wave_features(cut: Tiled, compute_units: int | None) -> Array:
     """
     useful = cut.useful
     if compute_units:
-        useful = useful * cut.count / (np.ceil(cut.count / compute_units) * compute_units)
+        useful = useful * cut.tiles / (np.ceil(cut.tiles / compute_units) * compute_units)
     # The sums of columns are rounded by the order in memory.
     return _standardised(np.ascontiguousarray(useful.max(axis=0).T))
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from mamf.ceilings.shape_features import distances, features, squared_distances, wave_features
-from mamf.ceilings.surrogate import Scales, log_likelihood
+from mamf.ceilings.shape_features import distances, features, squared_distances, tiled, wave_features
+from mamf.ceilings.surrogate import Nearness, Scales, log_likelihood
 from mamf.operations.matmul.shapes import MatmulShape
 
 _UNITS = range(8, 322, 2)
@@ -31,12 +31,12 @@ def likeliest_units(measured: Mapping[MatmulShape, float], scales: Scales) -> in
     values = np.array([math.log(measured[shape]) for shape in shapes])
     rows = list(range(len(shapes)))
     m, n = np.array([(shape.m, shape.n) for shape in shapes], dtype=float).T
-    apart = distances(features(shapes, None), rows, rows)
+    cut, near = tiled(m, n), Nearness(distances(features(shapes, None), rows, rows))
 
     def likelihood(units: int | None) -> float:
         # All tiles together, not each by itself: for so many numbers of units that would take several times as long.
-        waves = squared_distances(wave_features(m, n, units), rows, rows)[None] / 4
-        return log_likelihood(apart._replace(waves=waves), values, scales)
+        waves = squared_distances(wave_features(cut, units), rows, rows)[None] / 4
+        return log_likelihood(near.with_waves(waves), values, scales)
 
     found = {units: likelihood(units) for units in _UNITS}
     likeliest = max(found, key=found.__getitem__)

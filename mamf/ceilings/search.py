@@ -178,7 +178,7 @@ class Search:
             self.kernels = list(dict.fromkeys((*self.kernels, candidate[1])))
             self.consider([*self._shapes, candidate[0]])
         self.measured[candidate] = tflops
-        if len(self.measured) < self._scouts or not self._known():
+        if len(self.measured) < self._scouts or not any(each > 0 for each in self.measured.values()):
             return
         is_early = len(self.measured) < _EARLY_MEASUREMENTS
         often = _MEASUREMENTS_PER_EARLY_FIT if is_early else _MEASUREMENTS_PER_FIT
@@ -227,7 +227,7 @@ class Search:
         left = [
             candidate
             for candidate, is_hopeless in zip(self._candidates, self._hopeless, strict=True)
-            if candidate not in self.measured and not is_hopeless
+            if not is_hopeless and candidate not in self.measured
         ]
         self._exhausted = not left
         return left[int(self._random.integers(len(left)))] if left else None

@@ -53,7 +53,7 @@ def features(shapes: Sequence[MatmulShape], compute_units: int | None) -> Featur
     m, n, k = np.array([(shape.m, shape.n, shape.k) for shape in shapes], dtype=float).T
     sizes = np.stack([np.log2(m * n), np.log2(k), np.abs(np.log2(m / n)), np.log2(m * k + k * n + m * n)], axis=1)
     (m, n), pairs = pairs_of(m, n)
-    waves, lean = wave_features(m, n, compute_units), np.log2(m / n)[:, None]
+    waves, lean = wave_features(tiled(m, n), compute_units), np.log2(m / n)[:, None]
     return Features(_standardised(sizes), pairs, waves, _standardised(lean))
 
 
@@ -63,20 +63,30 @@ def pairs_of(m: Array, n: Array) -> tuple[Array, Indices]:
     return pairs, indices.reshape(-1)
 
 
-def wave_features(m: Array, n: Array, compute_units: int | None) -> Array:
-    """By tile the share of the compute units' work that reaches C: edge tiles hang over its border, and the last wave
-    leaves units idle (known only with ``compute_units``). Of a tile's two orientations the better counts.
+class Tiled(NamedTuple):
+    """C of P pairs of M and N cut into tiles of each orientation, 2 x tiles x P: how many ``tiles``, and the ``useful``
+    share of their work, as edge tiles hang over C's border.
     """
-    useful = [np.maximum(_useful(m, n, a, b, compute_units), _useful(m, n, b, a, compute_units)) for a, b in _TILES]
-    return _standardised(np.stack(useful, axis=1))
+
+    tiles: Array
+    useful: Array
 
 
-def _useful(m: Array, n: Array, tile_m: int, tile_n: int, compute_units: int | None) -> Array:
+def tiled(m: Array, n: Array) -> Tiled:
+    tile_m, tile_n = np.array([_TILES, [(b, a) for a, b in _TILES]], dtype=float).transpose(2, 0, 1)[..., None]
     tiles = np.ceil(m / tile_m) * np.ceil(n / tile_n)
-    useful = m * n / (tiles * tile_m * tile_n)
+    return Tiled(tiles, m * n / (tiles * tile_m * tile_n))
+
+
+def wave_features(cut: Tiled, compute_units: int | None) -> Array:
+    """By tile the share of the compute units' work that reaches C: besides the edge tiles the last wave, which leaves
+    units idle (known only with ``compute_units``). Of a tile's two orientations the better counts.
+    """
+    useful = cut.useful
     if compute_units:
-        useful = useful * tiles / (np.ceil(tiles / compute_units) * compute_units)
-    return np.asarray(useful)
+        useful = useful * cut.tiles / (np.ceil(cut.tiles / compute_units) * compute_units)
+    # The sums of columns are rounded by the order in memory.
+    return _standardised(np.ascontiguousarray(useful.max(axis=0).T))
 
 
 def _standardised(columns: Array) -> Array:

@@ -10,6 +10,7 @@ units, and not even these everywhere (periods.py); the rest is learned from what
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -120,11 +121,11 @@ class Surrogate:
         self.highest = max(values)
         self._reference = self.highest
         self._values = [self.warped(value) for value in values]
-        apart = distances(self.features, observed, observed)
-        self.scales = likeliest(apart, np.array(self._values), self.scales)
-        lower = np.linalg.cholesky(noisy_covariance(apart, self.scales))
+        near = Nearness(distances(self.features, observed, observed))
+        self.scales = likeliest(near, np.array(self._values), self.scales)
+        lower = np.linalg.cholesky(noisy_covariance(near, self.scales))
         right = np.stack([np.array(self._values), np.ones(len(values))], axis=1)
-        self._projected = np.linalg.solve(lower, covariance(distances(self.features, observed), self.scales))
+        self._projected = np.linalg.solve(lower, covariance(Nearness(distances(self.features, observed)), self.scales))
         self._whitened = np.linalg.solve(lower, right)
         self._rows = observed
         self._update()
@@ -141,7 +142,7 @@ class Surrogate:
         column = self._projected[:, row]
         noise = self.scales.noise
         diagonal = math.sqrt(max(self._prior_variance() + noise - float(column @ column), noise))
-        prior = covariance(distances(self.features, [row]), self.scales)[0]
+        prior = covariance(Nearness(distances(self.features, [row])), self.scales)[0]
         self._projected = np.vstack([self._projected, (prior - column @ self._projected) / diagonal])
         self._whitened = np.vstack([self._whitened, (np.array([value, 1.0]) - column @ self._whitened) / diagonal])
         self._rows.append(row)
@@ -156,7 +157,7 @@ class Surrogate:
         Optimization of Expensive Black-Box Functions, 1998): best by prediction, as the highest figure is so by chance.
         """
         above = (self.mean - self.mean[self._rows].max()) / self.deviation
-        below = np.array([math.erfc(-deviations / math.sqrt(2)) / 2 for deviations in above])
+        below = np.array(list(map(math.erfc, (-above / math.sqrt(2)).tolist()))) / 2
         expected = above * below + np.exp(-(above**2) / 2) / math.sqrt(2 * math.pi)
         return np.asarray(np.log(np.maximum(expected, 1e-300)) + np.log(self.deviation))
 
@@ -175,21 +176,50 @@ class Surrogate:
         return 1.0 + self.scales.lean + self.scales.pair + (0.0 if self.features.kernels is None else _OFFSET)
 
 
-def covariance(apart: Distances, scales: Scales) -> Array:
+class Nearness:
+    """What of a covariance one hyperparameter alone decides, or none: most of its arithmetic, and of scales that differ
+    in one of them the same.
+    """
+
+    def __init__(self, apart: Distances) -> None:
+        self.apart = apart
+        self.lean = np.exp(-2 * apart.lean)
+        self._waves: dict[float, Array] = {}
+        self._sizes: dict[float, Array] = {}
+
+    def by_waves(self, reach: float) -> Array:
+        """Of each tile's waves the mean, C x P."""
+        if reach not in self._waves:
+            self._waves[reach] = np.exp(self.apart.waves * (-2 / reach**2)).mean(axis=0)
+        return self._waves[reach]
+
+    def by_sizes(self, reach: float) -> Array:
+        """C x D."""
+        if reach not in self._sizes:
+            found = self.apart.sizes * (-0.125 / reach**2)
+            self._sizes[reach] = np.exp(found, out=found)
+        return self._sizes[reach]
+
+    def with_waves(self, waves: Array) -> Nearness:
+        """The same of candidates that lie apart so by waves."""
+        other = copy.copy(self)
+        other.apart, other._waves = self.apart._replace(waves=waves), {}
+        return other
+
+
+def covariance(near: Nearness, scales: Scales) -> Array:
     """Prior covariance of candidates: sizes alone, sizes with the waves of each tile, a small part that tells M from N,
     and what is of one M and N. Of two kernels it is less by what is each one's own, and they differ by an offset too.
 
     In place, because of thousands of candidates fetching fresh memory takes as long as the arithmetic; and by pairs of
     M and N where it can be, of which there are far fewer.
     """
-    waves = np.exp(apart.waves * (-2 / scales.waves**2)).mean(axis=0)
-    waves *= 0.5 + scales.lean * np.exp(-2 * apart.lean)
-    together = apart.sizes * (-0.125 / scales.sizes**2)
-    np.exp(together, out=together)
-    sizes = together**2
+    apart, by_sizes = near.apart, near.by_sizes(scales.sizes)
+    together = (near.by_waves(scales.waves) * (0.5 + scales.lean * near.lean))[:, apart.pairs]
+    together *= by_sizes
+    sizes = by_sizes**2
     sizes *= sizes
     sizes *= (0.5 + scales.pair * apart.is_pair)[:, apart.pairs]
-    together *= waves[:, apart.pairs]
     sizes += together
     if apart.alike is not None:
         sizes *= 1 - scales.own + scales.own * apart.alike
@@ -197,14 +227,16 @@ def covariance(apart: Distances, scales: Scales) -> Array:
     return sizes
 
 
-def noisy_covariance(apart: Distances, scales: Scales) -> Array:
+def noisy_covariance(near: Nearness, scales: Scales) -> Array:
     """Of what was observed: the prior's and the noise of measuring."""
-    return np.asarray(covariance(apart, scales) + scales.noise * np.eye(len(apart.sizes)))
+    found = covariance(near, scales)
+    found.flat[:: len(found) + 1] += scales.noise
+    return found
 
 
-def likeliest(apart: Distances, values: Array, scales: Scales) -> Scales:
+def likeliest(near: Nearness, values: Array, scales: Scales) -> Scales:
     """Uphill from these scales, a step at a time, by likelihood and prior."""
-    likelihood = functools.cache(lambda scales: log_likelihood(apart, values, scales) + scales.log_prior())
+    likelihood = functools.cache(lambda scales: log_likelihood(near, values, scales) + scales.log_prior())
     best = scales
     for _ in range(_FIT_STEPS):
         uphill = max(best.nearby(), key=likelihood)
@@ -214,9 +246,9 @@ def likeliest(apart: Distances, values: Array, scales: Scales) -> Scales:
     return best
 
 
-def log_likelihood(apart: Distances, values: Array, scales: Scales) -> float:
+def log_likelihood(near: Nearness, values: Array, scales: Scales) -> float:
     """Log marginal likelihood with mean and variance at their likeliest, up to a constant."""
-    lower = np.linalg.cholesky(noisy_covariance(apart, scales))
+    lower = np.linalg.cholesky(noisy_covariance(near, scales))
     whitened, ones = np.linalg.solve(lower, np.stack([values, np.ones(len(values))], axis=1)).T
     residual = whitened - (ones @ whitened) / (ones @ ones) * ones
     count = len(values)

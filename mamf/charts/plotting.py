@@ -104,7 +104,7 @@ def _laid_out(figure: Figure) -> Iterator[None]:
     engine = figure.get_layout_engine()
     if engine is not None:
         engine.execute(figure)
-        figure.set_layout_engine("none")
+        figure.set_layout_engine(None)  # "none" leaves one in its place, for which all would be drawn once more
     try:
         yield
     finally:

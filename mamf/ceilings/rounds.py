@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 from mamf.ceilings.candidates import not_beaten
@@ -38,6 +38,25 @@ class Rounds(NamedTuple):
 
 
 @dataclass
+class _Phase:
+    """Rounds that choose, or that confirm. ``until``: the moment by which time ends them."""
+
+    regime: Regime
+    name: str
+    most: int
+    until: float
+    rows: list[Measurement] = field(default_factory=list)
+
+    @property
+    def chooses(self) -> bool:
+        return self.name == CHOOSE
+
+    @property
+    def fewest(self) -> int:
+        return min(FEWEST_ROUNDS, self.most)
+
+
+@dataclass
 class Confirmation:
     """Confirms the best of a problem in each regime that it is asked for.
 
@@ -66,31 +85,38 @@ class Confirmation:
 
         ``chosen_by`` and ``confirmed_by``: moments by which time ends them.
         """
-        rows: list[Measurement] = []
-        best_first = list(candidates)
+        choosing, best_first = _Phase(regime, CHOOSE, most.choose, chosen_by), list(candidates)
         if most.choose:
             self.run.on_phase(f"{regime.name}: choosing")
-            left = yield from self._round_after_round(regime, CHOOSE, candidates, most.choose, chosen_by, rows)
-            # The best of them first: a slow device confirms what it can.
-            best_first = [candidate for candidate in ranked(rows) if candidate in left]
+            left = yield from self._round_after_round(choosing, candidates)
+            if choosing.rows:  # the best of them first: a slow device confirms what it can
+                best_first = [candidate for candidate in ranked(choosing.rows) if candidate in left]
         self.run.on_phase(f"{regime.name}: confirming")
         if regime.name != Sustained.name:
-            yield from self._round_after_round(regime, CONFIRM, best_first, most.confirm, confirmed_by, rows)
-            return rows
+            confirming = _Phase(regime, CONFIRM, most.confirm, confirmed_by)
+            yield from self._round_after_round(confirming, best_first)
+            return choosing.rows + confirming.rows
+        rows = choosing.rows
+        anew = self._confirming(regime, best_first, rows, confirmed_by)
         # Visits of seconds are dear: the next candidate has them only where the one before it failed.
-        confirming = self._confirming(regime, best_first, rows, confirmed_by)
-        until = confirmed_by - confirming.visit_takes
         for candidate in best_first:
-            yield from self._round_after_round(confirming, CONFIRM, [candidate], most.confirm, until, rows)
-            if all(row.ok for row in rows if row.phase == CONFIRM and (row.shape, row.kernel) == candidate):
+            confirming = _Phase(anew, CONFIRM, most.confirm, confirmed_by - anew.visit_takes)
+            yield from self._round_after_round(confirming, [candidate])
+            rows += confirming.rows
+            if all(row.ok for row in confirming.rows):
                 break
         return rows
 
-    def time_step(self, regime: Regime, took: float) -> None:
-        """What a step of so many seconds says of those to come."""
-        name, aside = regime.name, max(0.0, took - regime.visit_took)
-        self._shortest_step[name] = min(took, self._shortest_step.get(name, math.inf))
-        self._preparing[name] = min(aside, self._preparing.get(name, math.inf))
+    def timed(self, step: Step) -> Generator[Step, Measurement | None, Measurement | None]:
+        """The row that answers a step, which says how long those to come take."""
+        asked, is_held = self.run.now(), self.run.is_replaying
+        row = yield step
+        if row is not None and not is_held:
+            name, took = step.regime.name, self.run.now() - asked
+            self._shortest_step[name] = min(took, self._shortest_step.get(name, math.inf))
+            aside = max(0.0, took - step.regime.visit_took)
+            self._preparing[name] = min(aside, self._preparing.get(name, math.inf))
+        return row
 
     def leaves_time_to_confirm(self) -> bool:
         """Whether sustained may have one more visit that chooses, by what steps took: those that confirm start anew."""
@@ -111,59 +137,58 @@ class Confirmation:
         return regime.confirming(typical(chosen) if chosen else Conditions(), seconds)
 
     def _round_after_round(
-        self,
-        regime: Regime,
-        phase: str,
-        candidates: Sequence[Candidate],
-        most: int,
-        until: float,
-        rows: list[Measurement],
+        self, phase: _Phase, candidates: Sequence[Candidate]
     ) -> Generator[Step | Measurement, Measurement | None, list[Candidate]]:
         """Returns what is still in the running. What is confirmed, the first of them, stays while it is right."""
-        left, own = list(candidates), list[Measurement]()
-        confirmed = left[:1] if phase == CONFIRM else []
-        fewest = min(FEWEST_ROUNDS, most)
-        precision = StoppingRule(self.precision)
+        left, own = list(candidates), phase.rows
+        confirmed = [] if phase.chooses else left[:1]
         begun = self.run.now()
-        for number in range(1, most + 1):
-            longest = self._longest_visit(regime, until, (most + 1 - number) * len(left))
-            # Visits of seconds are few: the likeliest have theirs first.
-            is_choice_of_visits = phase == CHOOSE and regime.name == Sustained.name
-            due = list(left) if is_choice_of_visits else self.chooser.sample(left, len(left))
-            while due:
-                can_wait = is_choice_of_visits and own and not self.leaves_time_to_confirm()
-                if not self._goes_on(regime, phase, until, number, is_due=number <= fewest and not can_wait):
-                    break
-                shape, kernel = due[0]
-                rule = replace(precision, seconds=longest)
-                asked = self.run.now()
-                row = yield Step(self.kernels[kernel], self.problem, shape, regime, rule, phase, number)
-                if row is None:
-                    return left
-                self.time_step(regime, self.run.now() - asked)
-                own.append(row)
-                rows.append(row)
-                # What an interrupted run had time for, its rows know and the clock of this one does not: a held row may
-                # be of another candidate.
-                due = [each for each in due if each != (row.shape, row.kernel)]
+        for number in range(1, phase.most + 1):
+            due = yield from self._round(phase, number, left)
+            if due is None:
+                return left
             seconds_each = (self.run.now() - begun) / max(len(own), 1)
-            if phase == CHOOSE:  # what confirms them is due
-                until = min(until, self.deadline - FEWEST_ROUNDS * len(left) * seconds_each)
-            if not self._goes_on(regime, phase, until, number + 1, is_due=number < fewest):
+            if phase.chooses:  # what confirms them is due
+                phase.until = min(phase.until, self.deadline - FEWEST_ROUNDS * len(left) * seconds_each)
+            if not self._goes_on(phase, number + 1, is_due=number < phase.fewest):
                 break
             left = [each for each in left if each not in due]
-            left = not_beaten(own, left, self.hopeless if number >= fewest else 1.0)
-            if number < fewest and left:
-                rounds = fewest - number + (FEWEST_ROUNDS if phase == CHOOSE else 0)
+            left = not_beaten(own, left, self.hopeless if number >= phase.fewest else 1.0)
+            if number < phase.fewest and left:
+                rounds = phase.fewest - number + (FEWEST_ROUNDS if phase.chooses else 0)
                 left = self._affordable(own, left, seconds_each, rounds)
             failed = {(row.shape, row.kernel) for row in own if not row.ok}
             left = [each for each in dict.fromkeys((*confirmed, *left)) if each not in failed]
-            if len(left) <= (1 if phase == CHOOSE else 0):  # there is no more to choose
+            if len(left) <= (1 if phase.chooses else 0):  # there is no more to choose
                 break
         return not_beaten(own, left, self.hopeless)
 
-    def _goes_on(self, regime: Regime, phase: str, until: float, number: int, is_due: bool) -> bool:
-        return self.run.goes_on(regime, phase, until, number, is_due=is_due, problem=self.problem)
+    def _round(
+        self, phase: _Phase, number: int, candidates: Sequence[Candidate]
+    ) -> Generator[Step | Measurement, Measurement | None, list[Candidate] | None]:
+        """Measures each candidate once. Returns those that time left out, None where the run has ended."""
+        regime, visits = phase.regime, (phase.most + 1 - number) * len(candidates)
+        rule = StoppingRule(self.precision, self._longest_visit(regime, phase.until, visits))
+        # Visits of seconds are few: the likeliest have theirs first.
+        is_choice_of_visits = phase.chooses and regime.name == Sustained.name
+        due = list(candidates) if is_choice_of_visits else self.chooser.sample(candidates, len(candidates))
+        while due:
+            can_wait = is_choice_of_visits and phase.rows and not self.leaves_time_to_confirm()
+            if not self._goes_on(phase, number, is_due=number <= phase.fewest and not can_wait):
+                break
+            shape, kernel = due[0]
+            step = Step(self.kernels[kernel], self.problem, shape, regime, rule, phase.name, number)
+            row = yield from self.timed(step)
+            if row is None:
+                return None
+            phase.rows.append(row)
+            # What an interrupted run had time for, its rows know and the clock of this one does not: a held row may be
+            # of another candidate.
+            due = [each for each in due if each != (row.shape, row.kernel)]
+        return due
+
+    def _goes_on(self, phase: _Phase, number: int, is_due: bool) -> bool:
+        return self.run.goes_on(phase.regime, phase.name, phase.until, number, is_due=is_due, problem=self.problem)
 
     def _longest_visit(self, regime: Regime, until: float, visits: int) -> float:
         if regime.name == Sustained.name:

@@ -208,11 +208,10 @@ class FindStrategy:
         for number, (shape, kernel) in enumerate(self._visited(candidates, visits) if self.pace.visits else ()):
             if not self.run.goes_on(regime, "visit", until, is_due=len(visits) < 2):
                 break
-            asked = self.run.now()
-            row = yield self._step(self._by_name[kernel], shape, regime, rule, "visit", number)
+            step = self._step(self._by_name[kernel], shape, regime, rule, "visit", number)
+            row = yield from self._confirmation.timed(step)
             if row is None:
                 break
-            self._confirmation.time_step(regime, self.run.now() - asked)
             visits.append(row)
         finalists = frugal_and_fast(visits, self.sustained_finalists) if self.pace.visits else candidates
         if self.pace.visits:

@@ -96,6 +96,11 @@ class Runner:
         with blamed(f"backend {self.backend.name}", "now"):
             return self.backend.now()
 
+    @property
+    def is_replaying(self) -> bool:
+        """Whether held rows are left, which answer at once."""
+        return bool(self._left)
+
     def is_over(self) -> bool:
         """Whether the budget has ended."""
         return bool(self.agree(self.deadline is not None and self.now() >= self.deadline))

@@ -295,11 +295,17 @@ def test_what_takes_long_to_prepare_is_confirmed_at_the_power_limit_all_the_same
             backend.sleep(preparing if sets > 1 else 0.0)  # sustained rotates operands
             return super().prepare(backend, problem, shape, pool, sets, rewrite)
 
-    find = find_of(kernels=[Slow()], regimes=("burst", "sustained"), budget_seconds=57.0)
+    limited = {"kernels": [Slow()], "regimes": ("burst", "sustained"), "budget_seconds": 57.0}
+    find = find_of(**limited)
     Late(find, "sustained: soaking, then visiting", 1.0, left)
-    found(find)
+    rows = found(find)
     assert set(find.ceilings) == {"burst", "sustained"}
     assert find.backend.now() < find.plan.budget_seconds + 4 * preparing
+    assert "choose" not in {row.phase for row in rows if row.regime == "sustained"}, "its visits have chosen"
+    held = rows[: rows.index(confirmations(rows, "sustained")[0]) + 1]
+    again = find_of(held=held, **limited)
+    assert max(Counter(map(key_of, held + found(again))).values()) == 1
+    assert set(again.ceilings) == {"burst", "sustained"}
 
 
 def test_scouts_that_run_out_of_time_are_refined_all_the_same():

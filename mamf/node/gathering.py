@@ -52,7 +52,7 @@ class Run:
 def read_run(folder: Path) -> Run | None:
     """None where no leader wrote. Raises RunLogError for what no leader writes."""
     path = folder / _RUN
-    if not path.exists():
+    if not path.is_file():
         return None
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -112,7 +112,9 @@ def _joined(one: Run, other: Run) -> Run:
 
 
 def _read(path: Path) -> RunLog | str:
-    """A log, or why it cannot be read."""
+    """A log, or why it cannot be read. Nobody waits for a pipe that bears a log's name."""
+    if not path.is_file():
+        return f"cannot read {path}: it is no regular file"
     try:
         return read_run_log(path)
     except RunLogError as error:

@@ -143,6 +143,15 @@ def test_what_is_no_run_is_told_with_what_to_do(tmp_path, text):
         devices_of([tmp_path])
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no such pipes")
+def test_nobody_waits_for_a_pipe_that_bears_a_logs_name(tmp_path):
+    log = Place(0, 0, 0).log(tmp_path, "find")
+    for path in (log, tmp_path / "run.json"):
+        os.mkfifo(path)
+    _, (device,) = devices_of([tmp_path])
+    assert any(f"cannot read {log}: it is no regular file" in reason for reason in device.failures)
+
+
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 8])
 def test_copies_to_the_next_device_are_measured_while_neither_neighbour_copies(tmp_path, count):
     ring = type("Ring", (Node,), {"device_count": classmethod(lambda cls: count)})

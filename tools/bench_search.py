@@ -1,10 +1,11 @@
 """How few measurements does the search need? Share of a landscape's best reached, against other searches.
 
-    python tools/bench_search.py LANDSCAPE.csv               # columns m,n,k,tflops; absent shapes cannot be measured
-    python tools/bench_search.py LANDSCAPE.csv --made        # on the made chips of mamf.testing.landscapes too
-    python tools/bench_search.py LANDSCAPE.csv --noise 0.003 # each measurement 0.3 % off, as on a card
-    python tools/bench_search.py LANDSCAPE.csv --several     # several kernels at once, and one that is best elsewhere
-    python tools/bench_search.py LANDSCAPE.csv --only mamf   # of the searches whose names begin so
+    python tools/bench_search.py LANDSCAPE.csv                # columns m,n,k,tflops; absent shapes cannot be measured
+    python tools/bench_search.py LANDSCAPE.csv --made         # on the made chips of mamf.testing.landscapes too
+    python tools/bench_search.py LANDSCAPE.csv --made --draws # where each shape's luck is another in each run
+    python tools/bench_search.py LANDSCAPE.csv --noise 0.003  # each measurement 0.3 % off, as on a card
+    python tools/bench_search.py LANDSCAPE.csv --several      # several kernels at once, and one that is best elsewhere
+    python tools/bench_search.py LANDSCAPE.csv --only mamf    # of the searches whose names begin so
 
 "reached" is the true figure of the best shape among those measured, as a share of the landscape's best: what a search
 saw is noisy, what it found is not. A shape counts once, however often a search asks for it. Optuna's samplers run if
@@ -27,7 +28,7 @@ from pathlib import Path
 from mamf.ceilings.search import FIRST_SHAPES, Search, find_best
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
 from mamf.report.text import table
-from mamf.testing.landscapes import BEST_ELSEWHERE, CHIPS, Landscape, made, noisy, recorded
+from mamf.testing.landscapes import BEST_ELSEWHERE, CHIPS, Chip, Landscape, made, noisy, recorded
 
 CHECKPOINTS = (50, 100, 150, 200)
 COLUMNS = ("landscape", "search", *(f"{kind} {count}" for count in CHECKPOINTS for kind in ("median", "worst")))
@@ -37,12 +38,15 @@ MADE_SIZES = range(1024, 21504, 1024)
 
 @dataclass
 class Task:
-    """A landscape to be searched: absent shapes of its grid read as NaN. ``others``: those of further kernels."""
+    """A landscape to be searched: absent shapes of its grid read as NaN. ``others``: those of further kernels;
+    ``chip``: what it was made of.
+    """
 
     name: str
     truth: Landscape
     compute_units: int
     others: Sequence[Landscape] = ()
+    chip: Chip | None = None
     grid: MatmulGrid = field(init=False)
     best: float = field(init=False)
 
@@ -52,6 +56,15 @@ class Task:
         self.best = max(max(each.values(), default=0.0) for each in (self.truth, *self.others))
         if len(self.truth) < CHECKPOINTS[-1]:
             raise SystemExit(f"{self.name} has {len(self.truth)} shapes: a search may measure {CHECKPOINTS[-1]}")
+
+    def drawn(self, seed: int) -> Task:
+        """The same chip with another luck of each shape; a recorded one has but its own."""
+        return self if self.chip is None else made_task(self.name, self.chip, seed)
+
+
+def made_task(name: str, chip: Chip, seed: int = 0) -> Task:
+    shapes = MatmulGrid(MADE_SIZES, MADE_SIZES, MADE_SIZES).shapes()
+    return Task(name, made(chip, shapes, seed), chip.compute_units, chip=chip)
 
 
 class SpentError(Exception):
@@ -178,11 +191,11 @@ SEARCHES: dict[str, Contender] = {
 OPTUNA = {"Optuna TPE": by_optuna("TPESampler"), "Optuna GP": by_optuna("GPSampler")}
 
 
-def run(task: Task, search: Contender, noise: float, seeds: range) -> list[str]:
+def run(task: Task, search: Contender, noise: float, seeds: range, draws: bool) -> list[str]:
     """The cells of a line: what a search reached over the seeds, and its own time."""
     meters = []
     for seed in seeds:
-        meter = Meter(task, noise, seed)
+        meter = Meter(task.drawn(seed) if draws else task, noise, seed)
         with contextlib.suppress(SpentError):
             search(meter, seed)
         meters.append(meter)
@@ -198,8 +211,7 @@ def run(task: Task, search: Contender, noise: float, seeds: range) -> list[str]:
 def tasks_from(options: argparse.Namespace) -> list[Task]:
     tasks = [Task(options.landscape.stem, recorded(options.landscape), options.compute_units)]
     if options.made:
-        shapes = MatmulGrid(MADE_SIZES, MADE_SIZES, MADE_SIZES).shapes()
-        tasks += [Task(name, made(chip, shapes), chip.compute_units) for name, chip in CHIPS.items()]
+        tasks += [made_task(name, chip) for name, chip in CHIPS.items()]
     if options.several:
         truth = tasks[0].truth
         alike, slower, far_slower = (
@@ -230,6 +242,7 @@ def parsed() -> argparse.Namespace:
     )
     parser.add_argument("--noise", type=float, default=0.0, help="standard deviation of a measurement (default: 0)")
     parser.add_argument("--made", action="store_true", help="search made landscapes of other chips too")
+    parser.add_argument("--draws", action="store_true", help="each run on a draw of its own of a made chip")
     parser.add_argument("--several", action="store_true", help="landscapes of several kernels too")
     parser.add_argument("--only", default="", metavar="NAME", help="of the searches whose names begin so")
     return parser.parse_args()
@@ -249,7 +262,7 @@ def main() -> None:
     )
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     lines = [
-        [task.name, name, *run(task, search, options.noise, seeds)]
+        [task.name, name, *run(task, search, options.noise, seeds, options.draws)]
         for task in tasks
         for name, search in searches.items()
         if name.startswith(options.only) and bool(task.others) == (search is ours_with_several_kernels)

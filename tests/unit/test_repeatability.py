@@ -224,6 +224,8 @@ def test_what_scatters_within_a_visit_is_not_known_between_runs(noise, is_scatte
     rounds = [replace(row, phase="confirm", round=number) for number in (1, 2, 3)]
     rounds[0] = replace(rounds[0], repeatability=traits.repeatability)
     assert confirmed(rounds, "card").repeatability == row.repeatability
+    rounds[1] = replace(rounds[1], repeatability=traits.repeatability)
+    assert confirmed(rounds, "card").repeatability == traits.repeatability, "one round's hiccup"
 
 
 def test_of_few_samples_no_quartiles_are_told():

@@ -111,7 +111,7 @@ class Confirmation:
         """The row that answers a step, which says how long those to come take."""
         asked, is_held = self.run.now(), self.run.is_replaying
         row = yield step
-        if row is not None and not is_held:
+        if row is not None and row.ok and not is_held:
             name, took = step.regime.name, self.run.now() - asked
             self._shortest_step[name] = min(took, self._shortest_step.get(name, math.inf))
             aside = max(0.0, took - step.regime.visit_took)
@@ -119,10 +119,13 @@ class Confirmation:
         return row
 
     def leaves_time_to_confirm(self) -> bool:
-        """Whether sustained may have one more visit that chooses, by what steps took: those that confirm start anew."""
-        name = Sustained.name
-        confirming = FEWEST_ROUNDS * (Sustained.shortest_anew(self.run.backend) + self._aside(name))
-        return self.deadline - self.run.now() >= self._shortest_step.get(name, 0.0) + confirming
+        """Whether sustained may have one more visit that chooses, by what steps took: those that confirm start anew,
+        the first of them when what the visit before it left queued has ended. Held rows know better than the clock.
+        """
+        name, backend = Sustained.name, self.run.backend
+        confirming = FEWEST_ROUNDS * (Sustained.shortest_anew(backend) + self._aside(name))
+        needed = self._shortest_step.get(name, 0.0) + backend.sustained_traits.bridge_seconds + confirming
+        return self.run.is_replaying or self.deadline - self.run.now() >= needed
 
     def _aside(self, regime: str) -> float:
         """Seconds that preparing and verifying a visit are expected to take."""

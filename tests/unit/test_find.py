@@ -288,14 +288,20 @@ def test_a_budget_that_ends_within_the_first_sustained_visit_leaves_burst():
     assert set(find.ceilings) == {"burst"}
 
 
+class Slow(SimulatedMatmul):
+    """What rotates operands, as sustained does, takes it long to prepare."""
+
+    def __init__(self, preparing):
+        self.preparing = preparing
+
+    def prepare(self, backend, problem, shape, pool, sets=1, rewrite=False):
+        backend.sleep(self.preparing if sets > 1 else 0.0)
+        return super().prepare(backend, problem, shape, pool, sets, rewrite)
+
+
 @pytest.mark.parametrize(("preparing", "left"), [(1.2, 29.0), (0.6, 21.0)])
 def test_what_takes_long_to_prepare_is_confirmed_at_the_power_limit_all_the_same(few_shapes, preparing, left):
-    class Slow(SimulatedMatmul):
-        def prepare(self, backend, problem, shape, pool, sets=1, rewrite=False):
-            backend.sleep(preparing if sets > 1 else 0.0)  # sustained rotates operands
-            return super().prepare(backend, problem, shape, pool, sets, rewrite)
-
-    limited = {"kernels": [Slow()], "regimes": ("burst", "sustained"), "budget_seconds": 57.0}
+    limited = {"kernels": [Slow(preparing)], "regimes": ("burst", "sustained"), "budget_seconds": 57.0}
     find = find_of(**limited)
     Late(find, "sustained: soaking, then visiting", 1.0, left)
     rows = found(find)
@@ -306,6 +312,33 @@ def test_what_takes_long_to_prepare_is_confirmed_at_the_power_limit_all_the_same
     again = find_of(held=held, **limited)
     assert max(Counter(map(key_of, held + found(again))).values()) == 1
     assert set(again.ceilings) == {"burst", "sustained"}
+
+
+@pytest.mark.parametrize("left", [17.8, 18.0, 18.2, 18.4])
+def test_what_a_visit_left_queued_is_not_taken_from_those_that_confirm(few_shapes, left):
+    find = find_of(regimes=("burst", "sustained"), budget_seconds=57.0)
+    Late(find, "sustained: soaking, then visiting", 1.0, left)
+    found(find)
+    assert find.ceilings["sustained"].rounds == 3
+
+
+def test_a_candidate_that_fails_at_once_does_not_tell_what_preparing_takes(few_shapes):
+    class FailsFirst(Slow):
+        """Has no memory for the operand sets of the shape that is visited first."""
+
+        refused = None
+
+        def prepare(self, backend, problem, shape, pool, sets=1, rewrite=False):
+            if sets > 1 and self.refused in (None, shape):
+                self.refused = shape
+                raise UnsupportedError("not with so many operand sets")
+            return super().prepare(backend, problem, shape, pool, sets, rewrite)
+
+    find = find_of(kernels=[FailsFirst(1.2)], regimes=("burst", "sustained"), budget_seconds=57.0)
+    Late(find, "sustained: soaking, then visiting", 1.0, 29.0)
+    rows = found(find)
+    assert "unsupported" in {row.status for row in rows if row.phase == "visit"}
+    assert find.ceilings["sustained"].rounds >= 3
 
 
 def test_scouts_that_run_out_of_time_are_refined_all_the_same():
@@ -323,6 +356,15 @@ def test_a_find_that_holds_everything_launches_nothing_and_finds_the_same(both):
     assert found(again) == []
     assert again.backend.launches == 0
     assert again.ceilings == both[0].ceilings
+
+
+@pytest.mark.parametrize("phase", ["choose", "confirm"])
+def test_a_find_that_is_resumed_for_a_few_seconds_measures_what_is_left(both, phase):
+    rows = both[1]
+    last = max(number for number, row in enumerate(rows) if row.regime == "sustained" and row.phase == phase)
+    held = rows[: last + 1] if phase == "choose" else rows[: last - 3]
+    again = find_of(regimes=("burst", "sustained"), held=held, budget_seconds=8.4)
+    assert {row.phase for row in found(again)} == {"confirm"}
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])

@@ -97,13 +97,13 @@ class Confirmation:
             yield from self._round_after_round(confirming, best_first)
             return choosing.rows + confirming.rows
         rows = choosing.rows
-        anew = self._confirming(regime, best_first, rows, confirmed_by)
+        chosen = [row for row in rows if best_first and (row.shape, row.kernel) == best_first[0]]
+        conditions = typical(chosen) if chosen else Conditions()
         # Visits of seconds are dear: the next candidate has them only where the one before it failed.
         for candidate in best_first:
-            confirming = _Phase(anew, CONFIRM, most.confirm, confirmed_by - anew.visit_takes)
-            yield from self._round_after_round(confirming, [candidate])
-            rows += confirming.rows
-            if all(row.ok for row in confirming.rows):
+            visits = yield from self._visits(regime, conditions, candidate, most.confirm, confirmed_by)
+            rows += visits
+            if all(row.ok for row in visits):
                 break
         return rows
 
@@ -112,10 +112,10 @@ class Confirmation:
         asked, is_held = self.run.now(), self.run.is_replaying
         row = yield step
         if row is not None and row.ok and not is_held:
-            name, took = step.regime.name, self.run.now() - asked
-            self._shortest_step[name] = min(took, self._shortest_step.get(name, math.inf))
-            aside = max(0.0, took - step.regime.visit_took)
-            self._preparing[name] = min(aside, self._preparing.get(name, math.inf))
+            regime, took = step.regime, self.run.now() - asked
+            self._shortest_step[regime.name] = min(took, self._shortest_step.get(regime.name, math.inf))
+            aside = max(0.0, took - (regime.visit_takes or regime.visit_took))
+            self._preparing[regime.name] = min(aside, self._preparing.get(regime.name, math.inf))
         return row
 
     def leaves_time_to_confirm(self) -> bool:
@@ -131,13 +131,20 @@ class Confirmation:
         """Seconds that preparing and verifying a visit are expected to take."""
         return self._preparing.get(regime, max(self._preparing.values(), default=0.0))
 
-    def _confirming(
-        self, regime: Regime, best_first: Sequence[Candidate], rows: Sequence[Measurement], until: float
-    ) -> Regime:
-        """The regime that confirms, by how the device ran what was chosen."""
-        chosen = [row for row in rows if best_first and (row.shape, row.kernel) == best_first[0]]
-        seconds = (until - self.run.now()) / FEWEST_ROUNDS - self._aside(regime.name)
-        return regime.confirming(typical(chosen) if chosen else Conditions(), seconds)
+    def _visits(self, regime: Regime, chosen: Conditions, candidate: Candidate, most: int, until: float) -> Answering:
+        """What confirms a candidate in sustained. ``chosen``: how the device ran what was chosen."""
+        phase, longest = _Phase(regime, CONFIRM, most, until), math.inf
+        for number in range(1, most + 1):
+            # What preparing takes is known from the first visit on: those still due are shorter where they must be.
+            if (due := phase.fewest + 1 - number) > 0:
+                aside = self._aside(regime.name)
+                phase.regime = regime.confirming(chosen, min(longest, (until - self.run.now()) / due - aside))
+                longest = phase.regime.visit_takes
+                phase.until = until - longest - aside if longest else until
+            yield from self._round(phase, number, [candidate])
+            if len(phase.rows) < number or not phase.rows[-1].ok:
+                break
+        return phase.rows
 
     def _round_after_round(
         self, phase: _Phase, candidates: Sequence[Candidate]

@@ -27,6 +27,7 @@ from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
 from mamf.plans import FindPlan
 from mamf.plugins import discovery
+from mamf.regimes import Sustained
 from mamf.report.ceilings import notes
 from mamf.statistics import Interval, summarize
 from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
@@ -312,6 +313,14 @@ def test_what_takes_long_to_prepare_is_confirmed_at_the_power_limit_all_the_same
     again = find_of(held=held, **limited)
     assert max(Counter(map(key_of, held + found(again))).values()) == 1
     assert set(again.ceilings) == {"burst", "sustained"}
+
+
+def test_a_quick_find_learns_from_its_first_visit_what_preparing_takes(few_shapes):
+    find = find_of(kernels=[Slow(0.9)], regimes=("burst", "sustained"), budget_seconds=24.0, is_quick=True)
+    Late(find, "sustained: confirming", 1.0, 3 * (Sustained.shortest_anew(find.backend) + 0.9) + 1.2)
+    found(find)
+    assert find.ceilings["sustained"].rounds == 3
+    assert find.backend.now() < find.plan.budget_seconds
 
 
 @pytest.mark.parametrize("left", [17.8, 18.0, 18.2, 18.4])

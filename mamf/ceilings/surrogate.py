@@ -212,15 +212,16 @@ def covariance(near: Nearness, scales: Scales) -> Array:
     and what is of one M and N. Of two kernels it is less by what is each one's own, and they differ by an offset too.
 
     In place, because of thousands of candidates fetching fresh memory takes as long as the arithmetic; and by pairs of
-    M and N where it can be, of which there are far fewer.
+    M and N where it can be, of which there are far fewer; what is needed no more goes before more is taken.
     """
     apart, by_sizes = near.apart, near.by_sizes(scales.sizes)
-    together = (near.by_waves(scales.waves) * (0.5 + scales.lean * near.lean))[:, apart.pairs]
-    together *= by_sizes
     sizes = by_sizes**2
     sizes *= sizes
     sizes *= (0.5 + scales.pair * apart.is_pair)[:, apart.pairs]
+    together = (near.by_waves(scales.waves) * (0.5 + scales.lean * near.lean))[:, apart.pairs]
+    together *= by_sizes
     sizes += together
+    del together
     if apart.alike is not None:
         sizes *= 1 - scales.own + scales.own * apart.alike
         sizes += _OFFSET * apart.alike

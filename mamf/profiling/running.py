@@ -135,16 +135,25 @@ def trace_of(launch: Callable[[], object]) -> Trace:
 
 @contextmanager
 def _torn_down() -> Iterator[None]:
-    """CUPTI is detached when a profile ends. It is not by default, and then every later launch of the process is
-    dearer: on an H200 a graph's kernels of 1 us took 25 % longer (torch 2.11).
+    """CUPTI is detached when a profile ends, where it can be. It is not by default, and then every later launch of the
+    process is dearer: on an H200 a graph's kernels of 1 us took 25 % longer (torch 2.11).
     """
     before = os.environ.get(_TEARDOWN)
-    os.environ.setdefault(_TEARDOWN, "1")
+    if _can_be_torn_down():
+        os.environ.setdefault(_TEARDOWN, "1")
     try:
         yield
     finally:
         if before is None:
             os.environ.pop(_TEARDOWN, None)
+
+
+def _can_be_torn_down() -> bool:
+    """Before CUDA 12.6 a graph that is replayed in a later profile crashes (pytorch/pytorch#150957)."""
+    import torch
+
+    version = torch.version.cuda
+    return version is not None and tuple(map(int, version.split(".")[:2])) >= (12, 6)
 
 
 def device_kernels_of(launch: Callable[[], object]) -> list[str]:

@@ -122,8 +122,9 @@ class Sustained(Regime):
         swing = traits.swing_seconds
         loaded = min(seconds - self._anew_takes(self.backend, 0.0), traits.restart_seconds + self.shortest_seconds)
         swings = max(_FEWEST_SWINGS, int(loaded / swing + 1e-9))
-        visit = min(self.shortest_seconds, (swings - 1) * swing)
-        regime = Sustained(self.backend, visit, anew=Anew(traits.rest_seconds, swings * swing - visit))
+        measured = min(swings - 1, max(1, int(self.shortest_seconds / swing + 1e-9)))
+        settling = (swings - measured) * swing
+        regime = Sustained(self.backend, measured * swing, anew=Anew(traits.rest_seconds, settling))
         regime.agree = self.agree
         return regime
 

@@ -3,6 +3,7 @@
 import math
 import random
 import statistics
+from dataclasses import replace
 from typing import ClassVar
 
 import pytest
@@ -84,6 +85,18 @@ def test_a_visit_that_starts_anew_is_of_whole_swings(seconds):
     assert rate == pytest.approx(steady, rel=0.004)
     assert took <= max(seconds, Sustained.shortest_anew(backend))
     assert rate_of(backend, seconds, visit_seconds=0.4)[0] != pytest.approx(steady, rel=0.004)
+
+
+@pytest.mark.parametrize("swing", [0.3, 0.9, 1.0, 1.5, 3.0])
+@pytest.mark.parametrize("seconds", [0.0, 4.3, math.inf])
+def test_what_a_visit_measures_is_of_whole_swings_whatever_their_period(swing, seconds):
+    backend = SimulatedBackend()
+    backend.sustained_traits = replace(backend.sustained_traits, swing_seconds=swing)
+    regime = Sustained(backend).confirming(HELD_BACK, seconds)
+    for loaded in (regime.visit_seconds, regime.anew.settling_seconds):
+        assert loaded / swing == pytest.approx(round(loaded / swing))
+        assert loaded >= swing * 0.999
+    assert regime.visit_takes <= max(seconds, Sustained.shortest_anew(backend)) + 1e-9
 
 
 def confirmed_rows(seed, kernel=None):

@@ -147,7 +147,7 @@ class _Run:
 def cut_short(result: Measurement, deadline: float | None, now: float) -> bool:
     """Whether the budget ended before a shape had its fewest samples: a resumed run measures it anew."""
     ended = deadline is not None and now >= deadline
-    # A sustained visit is at least 2 s long or it is none.
+    # A sustained visit is whole or it is none.
     too_few = len(result.samples) < StoppingRule.fewest or result.regime == Sustained.name
     return ended and result.status in ("ok", "implausible") and too_few
 

@@ -208,8 +208,9 @@ def combined(rounds: Sequence[Measurement]) -> tuple[float, Interval]:
 
 
 def repeatability_of(rounds: Iterable[Measurement]) -> Repeatability | None:
-    """What most rounds promise: a kernel that scatters does so in most, and one hiccup is none of its own. None in a log
-    from before there was one.
+    """What most rounds promise: a kernel that scatters does so in most, and one hiccup is none of its own.
+
+    None in a log from before there was one.
     """
     known = sorted((row.repeatability for row in rounds if row.repeatability), key=lambda each: each.run)
     return known[len(known) // 2] if known else None

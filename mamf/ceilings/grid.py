@@ -48,20 +48,24 @@ class Pace:
     """How thorough a search is: by which share of the budget a phase has ended, when burst and sustained are both
     sought, and what goes through its rounds.
 
-    ``candidates``: of burst's rounds. ``visits``: whether sustained's candidates are visited before a round chooses
-    among the best of them.
+    ``candidates``: of burst's rounds. ``visit`` and ``chosen``: of sustained, where it chooses: its candidates are
+    visited before a round chooses among the best of them.
     """
 
     scout: float
     refine: float
     choose: float
     burst: float
-    visit: float
-    chosen: float
     burst_rounds: Rounds
     candidates: int
-    visits: bool
     sustained_rounds: Rounds
+    visit: float = 1.0
+    chosen: float = 1.0
+
+    @property
+    def visits(self) -> bool:
+        """Whether sustained's candidates are visited, or the best of burst confirmed."""
+        return self.sustained_rounds.choose > 0
 
 
 THOROUGH = Pace(
@@ -69,23 +73,19 @@ THOROUGH = Pace(
     refine=0.30,
     choose=0.36,
     burst=0.40,
-    visit=0.44,
-    chosen=0.51,
     burst_rounds=Rounds(choose=6, confirm=9),
     candidates=8,
-    visits=True,
     sustained_rounds=Rounds(choose=1, confirm=6),
+    visit=0.44,
+    chosen=0.51,
 )
 QUICK = Pace(
     scout=0.13,
     refine=0.23,
     choose=0.28,
     burst=0.31,
-    visit=0.31,
-    chosen=0.52,
     burst_rounds=Rounds(choose=4, confirm=6),
     candidates=5,
-    visits=False,
     # The best of burst lie within 0.2 % of one another in sustained: time is better spent on whole swings.
     sustained_rounds=Rounds(choose=0, confirm=6),
 )

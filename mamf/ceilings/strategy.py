@@ -9,7 +9,7 @@ it is frugal), then rounds of visits. Some rounds choose, fresh ones confirm: wh
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -189,23 +189,34 @@ class FindStrategy:
     # -- sustained ---------------------------------------------------------------------------------------------------
 
     def _sustained(self, burst: Sequence[Measurement]) -> Steps:
-        fastest = best_of_their_kind(burst)
+        regime, rounds = Sustained(self.backend, self.visit_seconds), self.pace.sustained_rounds
+        finalists = best_of_their_kind(burst)[: self.sustained_finalists]
         if self.pace.visits:
-            candidates = list(dict.fromkeys((*fastest[: self.sustained_candidates], *self._fat)))
+            finalists = yield from self._finalists(regime, burst)
+            if not self._confirmation.leaves_time_to_confirm():
+                rounds = rounds._replace(choose=0)  # the visits have chosen
         else:
-            candidates = fastest[: self.sustained_finalists]
-        regime = Sustained(self.backend, self.visit_seconds)
+            self._start(regime, [shape for shape, _ in finalists])
+        yield from self._rounds(regime, finalists, rounds, self.pace.chosen, 1.0)
+
+    def _start(self, regime: Regime, shapes: Iterable[MatmulShape]) -> None:
+        """With room for all that is to come."""
         problem, cache = self.plan.problem, self.backend.info.cache_bytes
-        longest = [replace(shape, k=max(self.plan.grid.k)) for shape, _ in candidates[: self.sustained_candidates]]
-        shapes = [*longest, *(shape for shape, _ in candidates)]
-        needed = (problem.buffers(shape, regime.sets(problem, shape, cache)) for shape in shapes)
-        self.run.reserve(problem, needed)
-        self.run.on_phase("sustained: soaking, then visiting")
+        self.run.reserve(problem, (problem.buffers(shape, regime.sets(problem, shape, cache)) for shape in shapes))
         self.run.started(regime)
-        rule = StoppingRule(self.plan.precision, self.visit_seconds)
+
+    def _finalists(
+        self, regime: Regime, burst: Sequence[Measurement]
+    ) -> Generator[Step | Measurement, Measurement | None, list[Candidate]]:
+        """The best by short visits."""
+        fastest = best_of_their_kind(burst)[: self.sustained_candidates]
+        candidates = list(dict.fromkeys((*fastest, *self._fat)))
+        longest = [replace(shape, k=max(self.plan.grid.k)) for shape, _ in candidates[: self.sustained_candidates]]
+        self._start(regime, [*longest, *(shape for shape, _ in candidates)])
+        self.run.on_phase("sustained: soaking, then visiting")
+        rule, until = StoppingRule(self.plan.precision, self.visit_seconds), self._until(self.pace.visit)
         visits: list[Measurement] = []
-        until = self._until(self.pace.visit)
-        for number, (shape, kernel) in enumerate(self._visited(candidates, visits) if self.pace.visits else ()):
+        for number, (shape, kernel) in enumerate(self._visited(candidates, visits)):
             if not self.run.goes_on(regime, "visit", until, is_due=len(visits) < 2):
                 break
             step = self._step(self._by_name[kernel], shape, regime, rule, "visit", number)
@@ -213,14 +224,8 @@ class FindStrategy:
             if row is None:
                 break
             visits.append(row)
-        finalists = frugal_and_fast(visits, self.sustained_finalists) if self.pace.visits else candidates
-        if self.pace.visits:
-            finalists += of_the_default(finalists[:1], (), self.kernels[0].name)
-        finalists = list(dict.fromkeys(finalists))
-        rounds = self.pace.sustained_rounds
-        if not self._confirmation.leaves_time_to_confirm():
-            rounds = rounds._replace(choose=0)  # the visits have chosen
-        yield from self._rounds(regime, finalists, rounds, self.pace.chosen, 1.0)
+        finalists = frugal_and_fast(visits, self.sustained_finalists)
+        return list(dict.fromkeys((*finalists, *of_the_default(finalists[:1], (), self.kernels[0].name))))
 
     def _visited(self, candidates: Sequence[Candidate], visits: Sequence[Measurement]) -> Iterator[Candidate]:
         """The candidates, then the best of them with M and N exchanged and at other lengths of K: ties in burst, but

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from mamf.errors import RunLogWriteError, UsageError
+from mamf.files import create_whole
 from mamf.logs.run_log import SCHEMA, RunLog, read_run_log
 from mamf.machine.environment import scrub_record
 
@@ -29,21 +30,19 @@ class RunLogWriter:
 
     @classmethod
     def create(cls, path: Path, header: Mapping[str, Any]) -> RunLogWriter:
-        """Start a new log. Raises UsageError when the file exists or cannot be created: a log is never overwritten."""
+        """Start a new log, which has its header from the first moment on, whatever ends the process.
+
+        Raises UsageError when the file exists or cannot be created, as a log is never overwritten, and RunLogWriteError
+        when the disk is full.
+        """
         line = as_line("header", {"schema": SCHEMA, **header})
+        if os.path.lexists(path):
+            raise UsageError(f"{path} exists and is not overwritten: name another, or --resume it")
+        create_whole(path, line)
+        writer = cls(path, os.open(path, os.O_WRONLY | os.O_APPEND))
         try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
-        except FileExistsError:
-            raise UsageError(f"{path} exists and is not overwritten: name another, or --resume it") from None
-        except OSError as error:
-            raise UsageError(f"cannot write {path}: {error.strerror}; name another") from None
-        writer = cls(path, descriptor)
-        try:
-            lock(descriptor, path)
-            writer._append(line)
+            lock(writer._descriptor, path)
         except BaseException:
-            # Nobody else can have written to it: an output of 0 bytes is never left behind.
-            path.unlink()
             writer.close()
             raise
         return writer

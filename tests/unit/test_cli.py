@@ -258,13 +258,13 @@ def test_a_full_disk_ends_the_run_with_what_there_is(sweep, monkeypatch, tmp_pat
     real_write = os.write
     written = []
 
-    def disk_of_three_lines(descriptor, data):
+    def disk_of_two_rows(descriptor, data):
         written.append(data)
-        if len(written) > 3 and not (room_for_a_summary and b'"summary"' in data[:30]):
+        if len(written) > 2 and not (room_for_a_summary and b'"summary"' in data[:30]):
             raise OSError(28, "No space left on device")
         return real_write(descriptor, data)
 
-    monkeypatch.setattr(os, "write", disk_of_three_lines)
+    monkeypatch.setattr(os, "write", disk_of_two_rows)
     code, out, err = sweep("--m", "256", "512", "768", "1024", "--output", "run.jsonl")
     assert code == 1
     assert "best burst" in out

@@ -119,7 +119,7 @@ def test_an_existing_file_is_never_overwritten(tmp_path):
 
 
 def test_a_directory_that_is_not_there_is_said_so(tmp_path):
-    with pytest.raises(UsageError, match="No such file"):
+    with pytest.raises(UsageError, match=r"cannot write .*: there is no folder .*nowhere"):
         RunLogWriter.create(tmp_path / "nowhere" / "log", header())
 
 
@@ -288,11 +288,28 @@ def test_what_json_has_no_value_for_leaves_no_file(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("call", ["open", "fsync", "link"])
+def test_a_log_has_its_header_from_the_first_moment_on(tmp_path, monkeypatch, call):
+    """Whichever system call an interrupt ends with."""
+    real, path = getattr(os, call), tmp_path / "run.jsonl"
+
+    def interrupted(*arguments, **options):
+        real(*arguments, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, call, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        RunLogWriter.create(path, header())
+    monkeypatch.undo()
+    assert [each.name for each in tmp_path.iterdir()] == ([] if call == "fsync" else ["run.jsonl"])
+    assert call == "fsync" or read_run_log(path).measurements == []
+
+
 def test_a_full_disk_leaves_no_empty_log(tmp_path, monkeypatch):
-    def full(descriptor, data):
+    def full(descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "write", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(RunLogWriteError, match="No space left"):
         RunLogWriter.create(tmp_path / "run.jsonl", header())
     assert not list(tmp_path.iterdir())

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from mamf.ceilings.candidates import best_by_shape, best_of_their_kind, frugal_and_fast, of_the_default
-from mamf.ceilings.ceiling import FEWEST_ROUNDS, Candidate
+from mamf.ceilings.ceiling import CHOOSE, FEWEST_ROUNDS, Candidate, ranked
 from mamf.ceilings.grid import along_k, anywhere, around, pace_of, refinement_steps
 from mamf.ceilings.rounds import Answering, Confirmation, Rounds
 from mamf.ceilings.search import FIRST_SHAPES, Search
@@ -190,7 +190,9 @@ class FindStrategy:
 
     def _sustained(self, burst: Sequence[Measurement]) -> Steps:
         regime, rounds = Sustained(self.backend, self.visit_seconds), self.pace.sustained_rounds
-        finalists = best_of_their_kind(burst)[: self.sustained_finalists]
+        # By burst's rounds: the fastest of all single rows is the luckiest where they scatter.
+        chosen = ranked(row for row in burst if row.phase == CHOOSE)
+        finalists = (chosen or best_of_their_kind(burst))[: self.sustained_finalists]
         if self.pace.visits:
             finalists = yield from self._finalists(regime, burst)
             if not self._confirmation.leaves_time_to_confirm():

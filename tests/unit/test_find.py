@@ -908,6 +908,11 @@ def test_a_quick_find_has_both_ceilings_within_its_budget(quick):
     assert all(ceiling.rounds >= 3 for ceiling in find.ceilings.values())
 
 
+def test_a_quick_find_confirms_in_sustained_what_burst_has_chosen(quick):
+    of_burst, of_sustained = (quick[0].ceilings[regime] for regime in ("burst", "sustained"))
+    assert (of_burst.shape, of_burst.kernel) == (of_sustained.shape, of_sustained.kernel)
+
+
 def test_a_quick_find_is_as_high_as_a_thorough_one(quick, both):
     thorough = both[0].ceilings
     assert quick[0].ceilings["burst"].tflops == pytest.approx(thorough["burst"].tflops, rel=0.006)

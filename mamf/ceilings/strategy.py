@@ -198,6 +198,8 @@ class FindStrategy:
             if not self._confirmation.leaves_time_to_confirm():
                 rounds = rounds._replace(choose=0)  # the visits have chosen
         else:
+            if self.run.holds_next(regime, CHOOSE):  # begun when quick finds still had a round of visits to choose by
+                finalists, rounds = best_of_their_kind(burst)[: self.sustained_finalists], rounds._replace(choose=1)
             self._start(regime, [shape for shape, _ in finalists])
         yield from self._rounds(regime, finalists, rounds, self.pace.chosen, 1.0)
 

@@ -120,12 +120,17 @@ class Runner:
         of, in a run of several.
         """
         if self._left:
-            held = self._left[0]
-            is_of_phase = (held.regime, held.phase) == (regime.name, phase) and problem in (None, held.problem)
-            return is_of_phase and (not number or held.round <= number)
+            return self.holds_next(regime, phase, problem) and (not number or self._left[0].round <= number)
         if self.is_over():
             self.left_out += 1
         return not self.left_out and bool(self.agree(is_due or self.now() < until))
+
+    def holds_next(self, regime: Regime, phase: str, problem: Problem | None = None) -> bool:
+        """Whether the next of the held rows is of a phase."""
+        held = self._left[0] if self._left else None
+        return (
+            held is not None and (held.regime, held.phase) == (regime.name, phase) and problem in (None, held.problem)
+        )
 
     def started(self, regime: Regime) -> Regime:
         """A regime that is ready. Raises DeviceError when the device fails."""

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mamf
+from mamf.ceilings.candidates import best_of_their_kind
 from mamf.ceilings.ceiling import FEWEST_ROUNDS, Ceiling, confirmed
 from mamf.ceilings.finding import Find
 from mamf.ceilings.grid import THOROUGH, plan_for
@@ -911,6 +912,27 @@ def test_a_quick_find_has_both_ceilings_within_its_budget(quick):
 def test_a_quick_find_confirms_in_sustained_what_burst_has_chosen(quick):
     of_burst, of_sustained = (quick[0].ceilings[regime] for regime in ("burst", "sustained"))
     assert (of_burst.shape, of_burst.kernel) == (of_sustained.shape, of_sustained.kernel)
+
+
+@pytest.mark.parametrize("confirmed_before", [0, 1])
+def test_a_quick_find_that_had_visits_choose_is_gone_on_with(quick, confirmed_before):
+    """As those before visits were of whole swings: two of the best of their kind were visited, and one confirmed."""
+    find, rows, _ = quick
+    burst, visits = [row for row in rows if row.regime == "burst"], confirmations(rows, "sustained")
+    candidates = best_of_their_kind(burst)[:2]
+    chose = [
+        dataclasses.replace(visits[0], phase="choose", round=1, shape=shape, kernel=kernel)
+        for shape, kernel in candidates
+    ]
+    begun = [
+        dataclasses.replace(row, shape=candidates[0][0], kernel=candidates[0][1]) for row in visits[:confirmed_before]
+    ]
+    held = [*burst, *chose, *begun]
+    again = Find(find.plan, find.kernels, SimulatedBackend(), held)
+    measured = found(again)
+    assert {(row.regime, row.phase) for row in measured} == {("sustained", "confirm")}
+    assert max(Counter(map(key_of, held + measured)).values()) == 1
+    assert set(again.ceilings) == {"burst", "sustained"}
 
 
 def test_a_quick_find_is_as_high_as_a_thorough_one(quick, both):

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from numbers import Real
 from typing import Any
 
@@ -16,6 +16,7 @@ from mamf.kernel import Kernel, Prepared
 from mamf.operation import Operation
 from mamf.plugins.holding import Check, Contract, Method
 from mamf.regimes.traits import BurstTraits, SustainedTraits
+from mamf.statistics import Repeatability
 
 # What reading a record of the wrong kind raises: the fault of who wrote it.
 _MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
@@ -135,6 +136,23 @@ def device_info(value: Any) -> None:
         optional(number)(figure)
 
 
+def traits(kind: type, *above: str) -> Check:
+    """Times and shares of at least 0, and ``above`` it where something is divided by them."""
+
+    def check(value: Any) -> None:
+        instance(kind, kind.__name__)(value)
+        for name in (each.name for each in fields(value)):
+            may_be: Check = above_zero if name in above else at_least_zero
+            if name.endswith("repeatability"):
+                may_be = instance(Repeatability, "a Repeatability")
+            try:
+                may_be(getattr(value, name))
+            except ValueError as error:
+                raise ValueError(f"one whose {name} is {error}") from None
+
+    return check
+
+
 text = instance(str, "a text")
 
 # -- the contracts -----------------------------------------------------------------------------------------------------
@@ -154,8 +172,8 @@ BACKEND = Contract(
         "info": device_info,
         "telemetry": sensors,
         "default_dtype": text,
-        "burst_traits": instance(BurstTraits, "BurstTraits"),
-        "sustained_traits": instance(SustainedTraits, "SustainedTraits"),
+        "burst_traits": traits(BurstTraits, "train_seconds"),
+        "sustained_traits": traits(SustainedTraits, "swing_seconds"),
         "environment_variables": list_of(text, "a tuple of texts"),
     },
     methods={

@@ -460,6 +460,24 @@ def test_the_library_warns_of_it(broken):
         mamf.attention("b1h16q512k512d64", backend=SimulatedBackend(), kernels=["aaa"])
 
 
+@pytest.mark.parametrize(
+    ("traits", "changed", "told"),
+    [
+        ("sustained_traits", {"swing_seconds": 0.0}, "swing_seconds is a number above 0"),
+        ("sustained_traits", {"swing_seconds": math.nan}, "swing_seconds is a finite number"),
+        ("sustained_traits", {"rest_seconds": -1.0}, "rest_seconds is a number of at least 0"),
+        ("sustained_traits", {"anew_repeatability": 0.01}, "anew_repeatability is a Repeatability"),
+        ("burst_traits", {"train_seconds": "0.01"}, "train_seconds is a finite number"),
+    ],
+)
+def test_what_the_regimes_must_know_of_a_device_is_held_to_its_contract(run, monkeypatch, traits, changed, told):
+    monkeypatch.setattr(FaultyBackend, traits, dataclasses.replace(getattr(FaultyBackend, traits), **changed))
+    code, _, err = run(*SWEEP)
+    assert (code, err.count("\n")) == (2, 1)
+    assert f"backend faulty is broken: {traits} is a " in err
+    assert err.endswith(f", not one whose {told}\n")
+
+
 def public(kind):
     return {name for name, value in vars(kind).items() if callable(getattr(kind, name)) and not name.startswith("_")}
 

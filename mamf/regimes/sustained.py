@@ -62,13 +62,7 @@ class Sustained(Regime):
     #: Launches that a bridge queues at most: a vendor's queue holds about a thousand.
     most_in_bridge: ClassVar[int] = 500
 
-    def __init__(
-        self,
-        backend: Backend,
-        visit_seconds: float = shortest_seconds,
-        *,
-        anew: Anew | None = None,
-    ) -> None:
+    def __init__(self, backend: Backend, visit_seconds: float = shortest_seconds, *, anew: Anew | None = None) -> None:
         super().__init__(backend)
         self.visit_seconds = visit_seconds
         self.anew = anew
@@ -139,7 +133,7 @@ class Sustained(Regime):
             blocks = _Blocks(self, checked)
             if not self._settle(blocks, rule):
                 taken.remarks.append("clock and power had not settled")
-            self._visit(blocks, rule, taken)
+            self._measure(blocks, rule, taken)
             self.backend.synchronize()
         checked.verify()
         self._loaded_until = self.backend.now()
@@ -171,7 +165,7 @@ class Sustained(Regime):
                 break
         return False
 
-    def _visit(self, blocks: _Blocks, rule: StoppingRule, taken: Samples) -> None:
+    def _measure(self, blocks: _Blocks, rule: StoppingRule, taken: Samples) -> None:
         blocks.begin_visit()
         begun, before = self.backend.now(), self.read_sensors(energy=True)
         for block in blocks:

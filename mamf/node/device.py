@@ -21,7 +21,7 @@ from mamf.logs.run_log import RunLog, read_run_log
 from mamf.logs.same_device import require_same_device
 from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement
-from mamf.node.gathering import ALONE, TOGETHER
+from mamf.node.gathering import ALONE, TOGETHER, has_begun
 from mamf.node.places import Place
 from mamf.operations.bandwidth.shapes import BandwidthShape
 from mamf.operations.collective.shapes import COLLECTIVES
@@ -84,7 +84,8 @@ class DeviceRun:
         """What needs no other rank."""
         for part in ALONE:
             log = self.place.log(self.folder, part)
-            if not log.exists() or read_run_log(log).tier != "complete":
+            is_readable = log.is_file() and has_begun(log)
+            if not is_readable or read_run_log(log).tier != "complete":
                 self._part(part)
 
     def together(self) -> None:
@@ -107,7 +108,8 @@ class DeviceRun:
         self.on_progress(part)
         path = self.place.log(self.folder, part)
         try:
-            if not path.exists():
+            if not has_begun(path):
+                path.unlink(missing_ok=True)
                 self._measured(part, path, None)
                 return
             log, writer = RunLogWriter.resume(path)

@@ -72,7 +72,9 @@ def devices_of(folders: Sequence[Path]) -> tuple[Run, list[Device]]:
         for path in sorted(folder.glob("*.jsonl")):
             if (found := place_of(path)) is not None:
                 place, part = found
-                logs.setdefault(place, {})[part] = _read(path)
+                of_place = logs.setdefault(place, {})
+                if has_begun(path):
+                    of_place[part] = _read(path)
         if (told := read_run(folder)) is not None:
             run = _joined(run, told)
     if not logs and not run.places:
@@ -92,7 +94,7 @@ def devices_of(folders: Sequence[Path]) -> tuple[Run, list[Device]]:
 
 def logs_of(folder: Path, place: Place) -> dict[str, RunLog | str]:
     """What a rank wrote, by part; why it cannot be read, of what cannot."""
-    return {part: _read(log) for part in (*ALONE, *TOGETHER) if (log := place.log(folder, part)).exists()}
+    return {part: _read(log) for part in (*ALONE, *TOGETHER) if has_begun(log := place.log(folder, part))}
 
 
 def is_complete(folder: Path, place: Place) -> bool:
@@ -109,6 +111,17 @@ def _joined(one: Run, other: Run) -> Run:
         one.failures | other.failures,
         one.places | other.places,
     )
+
+
+def has_begun(path: Path) -> bool:
+    """Whether there is anything in a log: one without a whole line was killed before it began, and is as none."""
+    if not path.is_file():
+        return path.exists()
+    try:
+        with path.open("rb") as file:
+            return file.readline().endswith(b"\n")
+    except OSError:
+        return True  # who reads it says why it cannot be read
 
 
 def _read(path: Path) -> RunLog | str:

@@ -143,6 +143,19 @@ def test_what_is_no_run_is_told_with_what_to_do(tmp_path, text):
         devices_of([tmp_path])
 
 
+@pytest.mark.parametrize("data", [b"", b'{"record": "hea'])
+def test_a_log_that_was_killed_before_it_began_is_none_and_is_begun_anew(healthy, tmp_path, data):
+    shutil.copytree(healthy, tmp_path, dirs_exist_ok=True)
+    log = Place(1, 0, 1).log(tmp_path, "find")
+    log.write_bytes(data)
+    device = devices_of([tmp_path])[1][1]
+    assert (device.failures, device.lacks) == ((), ("find was not measured",))
+    measured(tmp_path, 1, HEALTHY[1], together=False)
+    assert read_run_log(log).tier == "complete"
+    device = devices_of([tmp_path])[1][1]
+    assert (device.failures, device.lacks) == ((), ())
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no such pipes")
 def test_nobody_waits_for_a_pipe_that_bears_a_logs_name(tmp_path):
     log = Place(0, 0, 0).log(tmp_path, "find")
@@ -150,6 +163,9 @@ def test_nobody_waits_for_a_pipe_that_bears_a_logs_name(tmp_path):
         os.mkfifo(path)
     _, (device,) = devices_of([tmp_path])
     assert any(f"cannot read {log}: it is no regular file" in reason for reason in device.failures)
+    with pytest.raises(UsageError, match="it is no regular file"):
+        measured(tmp_path, 0, HEALTHY[0], together=False)
+    assert log.is_fifo()
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 8])

@@ -11,16 +11,19 @@ from mamf.plans import KernelsPlan, Plan
 
 #: Devices that may end on a step before it is left: it would take all of them.
 _MOST_ENDS = 2
+#: Parts that a device takes at once while many wait: it idles for a few milliseconds whenever it asks.
+_MOST_AT_ONCE = 4
 
 
 class Shares:
-    """Steps by number, in parts that one device measures together.
+    """Steps by number, in parts that one device measures together, for so many ``devices``.
 
     ``left``: what a device had time for no more. ``deadly``: what more than one device ended on.
     """
 
-    def __init__(self, parts: Collection[Collection[int]]) -> None:
+    def __init__(self, parts: Collection[Collection[int]], devices: int) -> None:
         self.waiting = deque(map(list, parts))
+        self._devices = devices
         self.taken: dict[int, list[int]] = {}
         self.left: list[int] = []
         self.deadly: list[int] = []
@@ -31,8 +34,10 @@ class Shares:
         return not self.waiting and not any(self.taken.values())
 
     def take(self, device: int) -> list[int]:
-        """The next part; there must be one."""
-        self.taken[device] = self.waiting.popleft()
+        """The next parts, one by one towards the end, so that all devices end together; there must be one."""
+        rounds = len(self.waiting) // (self._devices * _MOST_AT_ONCE)
+        parts = [self.waiting.popleft() for _ in range(min(max(rounds, 1), _MOST_AT_ONCE))]
+        self.taken[device] = [step for part in parts for step in part]
         return list(self.taken[device])
 
     def answer(self, device: int, step: int) -> None:

@@ -38,7 +38,7 @@ class SharedSweep:
 
     def results(self) -> Iterator[Measurement]:
         """Measure every step that is not held; breaking off loses the shape in flight of each device."""
-        self._shares = shares = Shares(numbered_parts(self.plan, self.held))
+        self._shares = shares = Shares(numbered_parts(self.plan, self.held), len(self.pool.able))
         self._visits: list[Measurement] = []
         self._speeds: DeviceSpeeds = {}
         self._idle: deque[int] = deque()

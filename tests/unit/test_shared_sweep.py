@@ -231,8 +231,18 @@ def test_where_every_device_fails_the_log_says_so_and_is_gone_on_with(shared):
     assert {row.device for row in log.measurements[before:]} == {0, 2}
 
 
+def test_devices_take_several_parts_while_many_wait_and_one_by_one_in_the_end():
+    shares = Shares([[step] for step in range(40)], devices=2)
+    taken = []
+    while shares.waiting:
+        taken.append(shares.take(0))
+        shares.finish(0)
+    assert [step for part in taken for step in part] == list(range(40))
+    assert [len(part) for part in taken] == [4, 4, 4, 3, 3, 2, 2, 2, 2, *[1] * 14]
+
+
 def test_a_step_that_more_than_one_device_ends_on_is_left():
-    shares = Shares([[0, 1], [2]])
+    shares = Shares([[0, 1], [2]], devices=3)
     assert shares.take(0) == [0, 1]
     shares.answer(0, 0)
     shares.give_back(0)

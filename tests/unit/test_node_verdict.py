@@ -157,6 +157,16 @@ def test_a_card_that_something_else_runs_on_is_named():
     assert [finding.rank for finding in found.findings] == [1]
 
 
+@pytest.mark.parametrize("figure", [TO_DEVICE, TO_HOST])
+def test_devices_that_hold_each_other_back_on_the_way_to_the_host_are_healthy(figure):
+    """As seen on four H200 whose copies of the same moment scattered by a fifth."""
+    devices = healthy(random.Random(17), devices=4)
+    scattered = [replace(device, half_widths={**device.half_widths, figure: 0.2}) for device in devices]
+    assert judged(scattered).level == OK
+    slow = judged(spoilt(scattered, 2, **{figure: 0.25}))
+    assert [finding.rank for finding in slow.findings] == [2]
+
+
 def test_a_limit_is_what_the_rate_says():
     chance, spread = random.Random(12), 0.02
     most = limit(0.05, 1, spread)

@@ -23,7 +23,7 @@ from mamf.engine.measure import measure
 from mamf.errors import UnavailableError
 from mamf.logs import known
 from mamf.logs.compare import compare
-from mamf.logs.device_speeds import device_speeds, with_device_speeds
+from mamf.logs.device_speeds import DeviceSpeed, device_speeds, with_device_speeds
 from mamf.logs.header import header_of
 from mamf.logs.plan_records import plan_record
 from mamf.logs.records import ceiling_record
@@ -413,20 +413,29 @@ def test_what_the_reference_does_not_tell_is_in_every_corrected_interval(run, sh
     (_, out, _), log = shared(*SWEEP, *GRID)
     speeds = device_speeds(log.measurements)["burst", "bfloat16"]
     visits = {row.device: row.relative_half_width for row in log.measurements if row.is_reference}
-    assert speeds[0] == (1.0, 0.0)
+    assert speeds[0][:2] == (1.0, 0.0)
     for device in (1, 2, 3):
         assert speeds[device].half_width == pytest.approx(math.hypot(visits[device], visits[0]))
-    factor, half_width = speeds[1]
+    factor, half_width, _ = speeds[1]
     assert f"device 1 {100 * factor - 100:+.2f} +-{100 * factor * half_width:.2f} %" in out
     for row in own(log):
         width = row.comparable_interval.half_width / row.comparable_seconds
-        assert width == pytest.approx(math.hypot(row.relative_half_width, speeds[row.device].half_width), rel=0.01)
+        of_speed = speeds[row.device].half_width_at(row.amount)
+        assert width == pytest.approx(math.hypot(row.relative_half_width, of_speed), rel=0.01)
     run("sweep", "--backend", "simulated", *GRID, "--output", "alone.jsonl")
     for pair in compare(log, read_run_log(run.folder / "alone.jsonl")).pairs:
         of_rates = math.log(pair.b.interval.high / pair.a.interval.low * pair.a.tflops / pair.b.tflops)
         expected = math.hypot(of_rates, pair.a.device_speed_half_width)
         assert math.log(pair.interval.high / pair.ratio) == pytest.approx(expected)
         assert (pair.a.device_speed_half_width > 0) == (not pair.is_of_one_device)
+
+
+def test_how_far_apart_devices_are_on_less_work_than_the_references_is_between_that_and_nothing():
+    slow = DeviceSpeed(0.975, 0.003, work=343e9)
+    assert slow.half_width_at(343e9) == slow.half_width_at(700e9) == 0.003
+    for work, factor in ((137e9, 0.982), (69e9, 0.987), (34e9, 1.0)):  # of two H200
+        assert slow.factor * (1 + slow.half_width_at(work)) >= factor
+    assert DeviceSpeed(1.0, 0.003, work=343e9).half_width_at(1e9) == 0.003
 
 
 @pytest.mark.parametrize(

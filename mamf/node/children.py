@@ -24,10 +24,10 @@ _INTERRUPTED = 130
 
 
 class Event(NamedTuple):
-    """A child's ``line``, or with None that it has ended, with an exit code and its last words."""
+    """What a line of a child ``said``, or with None that it has ended, with an exit code and its last words."""
 
     rank: int
-    line: str | None
+    said: Mapping[str, Any] | None
     code: int = 0
     words: str = ""
 
@@ -59,13 +59,12 @@ class Watch:
     def take(self, event: Event) -> None:
         rank = event.rank
         self._heard[rank] = self.now()
-        if event.line is not None:
-            record = parsed(event.line)
-            self.phases[rank] = str(record.get(PHASE, self.phases.get(rank, "")))
-            if ADDRESS in record:
-                self.addresses[rank] = record[ADDRESS]
-            if record.get(FAILURE) and rank in self.running:
-                self.failures[rank] = str(record[FAILURE])
+        if event.said is not None:
+            self.phases[rank] = str(event.said.get(PHASE, self.phases.get(rank, "")))
+            if ADDRESS in event.said:
+                self.addresses[rank] = event.said[ADDRESS]
+            if event.said.get(FAILURE) and rank in self.running:
+                self.failures[rank] = str(event.said[FAILURE])
         elif rank in self.running:
             self.running.discard(rank)
             if event.code not in (0, _INTERRUPTED):
@@ -194,7 +193,7 @@ class Children:
         complaints.start()
         assert process.stdout is not None
         for line in process.stdout:
-            self._events.put(Event(rank, line))
+            self._events.put(Event(rank, parsed(line)))
         code = process.wait()
         complaints.join(timeout=1.0)
         self._events.put(Event(rank, None, code, words[-1] if words else ""))

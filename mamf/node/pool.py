@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from mamf.backend import DeviceInfo
 from mamf.errors import UnavailableError, UsageError
-from mamf.node.children import WAITS, Children, Watch, parsed
+from mamf.node.children import WAITS, Children, Watch
 from mamf.node.worker import DEVICE
 
 _TICK_SECONDS = 0.5
@@ -72,7 +72,7 @@ class DevicePool:
         """The devices that have not failed."""
         return [device for device in self.devices if device not in self._gone]
 
-    def next(self) -> tuple[int, dict[str, Any]]:
+    def next(self) -> tuple[int, Mapping[str, Any]]:
         """What a device says next; nothing of interest where none says anything for a moment. Ends who hangs."""
         event = self._children.next(_TICK_SECONDS)
         if event is not None:
@@ -84,9 +84,9 @@ class DevicePool:
                 self._gone.add(device)
                 reason = self.watch.failures.setdefault(device, "its process was ended")
                 self.on_failure(f"device {device} failed: {reason}", bool(self.able))
-        if event is None or event.line is None or event.rank in self._gone:
+        if event is None or event.said is None or event.rank in self._gone:
             return -1, {}
-        return event.rank, parsed(event.line)
+        return event.rank, event.said
 
     def tell(self, device: int, said: object, phase: str = WAITS) -> None:
         """``phase``: what it does from now on; where it does not wait it is expected to be heard of."""

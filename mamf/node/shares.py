@@ -1,4 +1,4 @@
-"""Who of several devices measures which steps of a plan: each takes the next when it is free. Pure."""
+"""Who of several devices measures which steps of a plan: each takes the next ones when it is free. Pure."""
 
 from __future__ import annotations
 

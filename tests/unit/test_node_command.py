@@ -17,7 +17,7 @@ from mamf.errors import RunLogWriteError
 from mamf.logs import known
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
-from mamf.node.children import FAILURE, PHASE, WAITS, Event, Watch, watched
+from mamf.node.children import FAILURE, PHASE, WAITS, Event, Watch, parsed, watched
 from mamf.node.device import DeviceRun
 from mamf.node.figures import Device
 from mamf.node.places import Launched, Place, first_host, launched
@@ -180,7 +180,7 @@ def watch_of(script, ranks=3, patience=60.0):
 
 
 def says(rank, text, kind=PHASE, later=1.0):
-    return later, Event(rank, json.dumps({kind: text}))
+    return later, Event(rank, {kind: text})
 
 
 def ends(rank, code=0, words="", later=1.0):
@@ -210,7 +210,12 @@ def test_where_one_fails_together_the_others_are_ended_and_not_blamed():
 
 
 def test_what_is_no_line_of_ours_is_no_matter():
-    noise = [(0.1, Event(0, "Warning: something\n")), (0.1, Event(0, "[1, 2]")), says(0, WAITS), ends(0)]
+    noise = [
+        (0.1, Event(0, parsed("Warning: something\n"))),
+        (0.1, Event(0, parsed("[1, 2]"))),
+        says(0, WAITS),
+        ends(0),
+    ]
     assert watch_of(noise, ranks=1)[0].failures == {}
 
 

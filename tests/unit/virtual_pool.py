@@ -38,7 +38,7 @@ class Device:
         self.is_idle.set()
 
     def tell(self, record):
-        self.events.append((self.backend.now(), Event(self.rank, json.dumps(record))))
+        self.events.append((self.backend.now(), Event(self.rank, json.loads(json.dumps(record)))))
 
     def hear(self):
         self.is_idle.set()

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import socket
+from argparse import Namespace
 from contextlib import redirect_stdout
 
 import pytest
@@ -17,7 +18,7 @@ from mamf.errors import RunLogWriteError
 from mamf.logs import known
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
-from mamf.node.children import FAILURE, PHASE, WAITS, Event, Watch, parsed, watched
+from mamf.node.children import FAILURE, PHASE, WAITS, Children, Event, Watch, parsed, watched
 from mamf.node.device import DeviceRun
 from mamf.node.figures import Device
 from mamf.node.places import Launched, Place, first_host, launched
@@ -207,6 +208,40 @@ def test_where_one_fails_together_the_others_are_ended_and_not_blamed():
     watch, killed, went_on = watch_of([*waiting, says(1, "NCCL error", FAILURE), ends(1, 1)])
     assert watch.failures == {1: "NCCL error"}
     assert (killed, went_on, watch.was_left) == ([0, 2], 1, True)
+
+
+def test_who_ended_without_a_word_is_blamed_and_not_who_told_of_it_before():
+    waiting = [says(rank, WAITS) for rank in range(3)]
+    reset = says(0, "together with the others: connection reset by peer", FAILURE, later=0.1)
+    watch, killed, _ = watch_of([*waiting, reset, ends(0, 1, later=0.1), ends(1, -9, later=0.1), (0.5, None)])
+    assert watch.failures == {1: "it ended while it measured (together): killed by signal 9"}
+    assert (killed, watch.was_left) == ([2], True)
+
+
+def test_of_those_that_fall_silent_together_nobody_knows_who_hangs():
+    watch, _, _ = watch_of([says(0, WAITS), says(1, WAITS), (61.0, None)], ranks=2)
+    told = "it hangs, or waits for one that does: silent for 60 s (together)"
+    assert watch.failures == {0: told, 1: told}
+
+
+def test_who_hangs_and_cannot_be_killed_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(Killed, "kill", lambda process: None)
+    watch, _, went_on = watch_of([says(0, WAITS), says(1, "find"), (61.0, None), ends(0)], ranks=2)
+    assert (list(watch.failures), went_on) == ([1], 1)
+
+
+def test_where_one_process_cannot_be_started_the_others_are_ended(monkeypatch):
+    ended = []
+
+    def started(command, environment):
+        if command == ["no such program"]:
+            raise FileNotFoundError(command[0])
+        return Namespace(terminate=lambda: ended.append(command), wait=lambda timeout: 0)
+
+    monkeypatch.setattr("mamf.node.children.started", started)
+    with pytest.raises(FileNotFoundError):
+        Children({0: ["first"], 1: ["no such program"]}, {})
+    assert ended == [["first"]]
 
 
 def test_what_is_no_line_of_ours_is_no_matter():

@@ -5,7 +5,8 @@ import io
 import json
 import math
 import time
-from dataclasses import replace
+from argparse import Namespace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from mamf.charts.of_log import chart_of
 from mamf.cli.interruption import EXIT_CODE
 from mamf.cli.progress import Progress
 from mamf.engine.measure import measure
-from mamf.errors import UnavailableError
+from mamf.errors import UnavailableError, UsageError
 from mamf.logs import known
 from mamf.logs.compare import compare
 from mamf.logs.device_speeds import DeviceSpeed, device_speeds, with_device_speeds
@@ -29,10 +30,11 @@ from mamf.logs.plan_records import plan_record
 from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
+from mamf.node.children import PHASE, WAITS, Event
 from mamf.node.pool import DevicePool
 from mamf.node.shares import Shares
 from mamf.node.sharing import SharedSweep
-from mamf.node.worker import ASKS, assignment
+from mamf.node.worker import ASKS, DEVICE, assignment
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import Plan
@@ -166,6 +168,20 @@ def test_no_others_are_told_of_where_the_last_device_fails(shared):
     (_, _, err), _ = shared(*SWEEP, *GRID, ends={0: 4, 1: 3, 2: 3, 3: 2})
     assert err.count("; the others do its part") == 3
     assert err.endswith("killed by signal 9\n")
+
+
+def test_every_device_that_can_be_is_opened_before_any_measures(monkeypatch):
+    cards = [Card(0).info, replace(Card(1).info, name="another model")]
+    opened = [Event(rank, {PHASE: WAITS, DEVICE: asdict(info)}) for rank, info in enumerate(cards)]
+    events = iter([opened[0], Event(0, None, -9), opened[1]])
+    children = Namespace(next=lambda seconds: next(events))
+    monkeypatch.setattr(DevicePool, "_started", lambda pool: children)
+    monkeypatch.setattr(DevicePool, "__exit__", lambda pool, *raised: None)
+    with (
+        pytest.raises(UsageError, match="0 is a Simulated H100, 1 is a another model"),
+        DevicePool("simulated", [0, 1]),
+    ):
+        pass
 
 
 class Missing(Card):

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mamf.errors import RunLogWriteError, fault
+from mamf.errors import RunLogWriteError, UnsupportedError, UsageError, fault
 from mamf.node.device import DeviceRun
 from mamf.node.figures import Device
-from mamf.node.gathering import UNWRITTEN, Run, device_of, is_complete, logs_of
+from mamf.node.gathering import UNMEASURABLE, UNWRITTEN, Run, device_of, is_complete, logs_of
 from mamf.node.group import Meeting, agreed, met
 from mamf.node.places import Launched, Place
 from mamf.plugins.discovery import backend_class
@@ -100,8 +100,11 @@ class Rank:
 
 
 def _reason(error: Exception, when: str = "") -> str:
-    """Why a rank ended; a full disk is no fault of its device."""
-    return f"{UNWRITTEN}: {error}" if isinstance(error, RunLogWriteError) else f"{when}{fault(error)}"
+    """Why a rank ended; neither a full disk nor what cannot be asked for is a fault of its device."""
+    if isinstance(error, RunLogWriteError):
+        return f"{UNWRITTEN}: {error}"
+    is_asked_wrong = isinstance(error, (UsageError, UnsupportedError))
+    return f"{UNMEASURABLE}: {error}" if is_asked_wrong else f"{when}{fault(error)}"
 
 
 def heard(meeting: Meeting, key: str, ranks: Iterable[int], patience: float) -> dict[int, Any]:

@@ -90,7 +90,7 @@ FLOORS = (
     ("node", "node.figures", "node.places"),
     ("node.verdict",),
     ("node.gathering", "node.prometheus"),
-    ("node.report", "node.chart"),
+    ("node.report", "node.chart", "node.baselines"),
     ("api", "api.reading"),
     ("profiling",),
     ("counters",),

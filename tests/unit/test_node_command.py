@@ -21,6 +21,7 @@ from mamf.logs.writer import RunLogWriter
 from mamf.node.children import FAILURE, PHASE, WAITS, Children, Event, Watch, parsed, watched
 from mamf.node.device import DeviceRun
 from mamf.node.figures import Device
+from mamf.node.gathering import Run
 from mamf.node.places import Launched, Place, first_host, launched
 from mamf.node.ranks import COMPLETE, GO, Rank, gathered, word
 from mamf.node.verdict import judged
@@ -408,6 +409,28 @@ def test_bad_options_are_3_since_2_is_a_bad_device(run, arguments, told):
     assert (code, out) == (3, "")
     assert told in err
     assert len(err.splitlines()) == 1
+
+
+def test_what_cannot_be_measured_is_no_fault_of_a_device(run, monkeypatch):
+    faulty(monkeypatch, 2)
+    code, out, _ = run(*NODE, "--dtype", "fp99")
+    assert code == 3
+    assert "what was asked for cannot be measured: unknown dtype 'fp99'" in out.splitlines()[0]
+
+
+def test_a_disk_that_is_full_in_the_end_costs_no_verdict(run, monkeypatch):
+    faulty(monkeypatch, 2)
+    write = Run.write
+
+    def written(run, folder):
+        if run.is_over:
+            raise RunLogWriteError(f"cannot write {folder}/run.json: No space left on device")
+        write(run, folder)
+
+    monkeypatch.setattr(Run, "write", written)
+    code, out, err = run(*NODE, "--format", "json")
+    assert (code, json.loads(out)["level"]) == (0, "OK")
+    assert "mamf: cannot write logs/run.json: No space left on device" in err
 
 
 def test_a_dry_run_says_what_it_would_do(run):

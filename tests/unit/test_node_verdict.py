@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mamf.node.figures import BURST, COPY, READ, SUSTAINED, TO_DEVICE, TO_HOST, Device
+from mamf.node.figures import BURST, COPY, READ, SUSTAINED, TO_DEVICE, TO_HOST, TO_PEER, Device, shown
 from mamf.node.verdict import CRITICAL, OK, UNKNOWN, WARN, Baseline, judged, limit, lost, others_medians
 
 #: Of a healthy H200.
@@ -183,3 +183,15 @@ def test_the_median_of_the_others_leaves_one_out(values):
 def test_a_device_survives_the_way_from_rank_to_rank():
     device = replace(healthy(random.Random(13))[0], failures=("a",), throttled={"power cap": 0.5})
     assert Device.from_record(device.record()) == device
+
+
+@pytest.mark.parametrize(
+    ("figure", "value", "told"),
+    [
+        *((BURST, 845.0, "845 TFLOPS"), (SUSTAINED, 698.0, "698 TFLOPS"), (COPY, 4.26, "4.26 TB/s")),
+        *((READ, 4.29, "4.29 TB/s"), (TO_DEVICE, 0.0555, "55.5 GB/s"), (TO_HOST, 0.0554, "55.4 GB/s")),
+        (TO_PEER, 0.3914, "391.4 GB/s"),
+    ],
+)
+def test_a_figure_is_shown_in_its_unit(figure, value, told):
+    assert shown(figure, value) == told

@@ -5,7 +5,7 @@ import io
 import json
 import math
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +24,7 @@ from mamf.errors import UnavailableError
 from mamf.logs import known
 from mamf.logs.compare import compare
 from mamf.logs.device_speeds import DeviceSpeed, device_speeds, with_device_speeds
+from mamf.logs.entries import entries
 from mamf.logs.header import header_of
 from mamf.logs.plan_records import plan_record
 from mamf.logs.records import ceiling_record
@@ -336,6 +337,14 @@ def test_rows_of_two_devices_are_compared_after_the_correction_and_it_is_said(ru
     assert float(rows[0]["device_correction"]) == pytest.approx(compared.pairs[0].correction)
     one_and_the_same = compare(shared_log, shared_log)
     assert all(pair.is_of_one_device and pair.ratio == 1 for pair in one_and_the_same.pairs)
+
+
+def test_rows_are_compared_with_the_device_that_the_header_names(shared):
+    _, log = shared(*SWEEP, *GRID)
+    log.header["device"] = asdict(log.devices[2])
+    speeds = {entry.device: entry.device_speed for entry in entries(log)}
+    of_own = {f"card{device}": speed / SPEEDS[2] for device, speed in enumerate(SPEEDS) if device != 2}
+    assert speeds == pytest.approx({"": 1.0, **of_own}, rel=0.003)
 
 
 def test_what_was_never_compared_is_ranked_last_and_ambiguous(run, shared):

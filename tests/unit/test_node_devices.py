@@ -203,6 +203,12 @@ def test_time_is_shared_out_by_reason_whatever_is_read_with_it():
     assert found.throttle_shares == {"power cap": 0.5, "thermal": 0.25}
 
 
+@pytest.mark.parametrize(("readings", "reasons"), [(10, ("thermal",)), (11, ())])
+def test_what_throttled_a_tenth_of_the_time_is_a_reason(readings, reasons):
+    seen = [Reading(throttle_reasons=("thermal",)), *[Reading()] * (readings - 1)]
+    assert conditions(seen, None).throttle_reasons == reasons
+
+
 def test_what_is_complete_is_not_measured_again(healthy, tmp_path):
     shutil.copytree(healthy, tmp_path, dirs_exist_ok=True)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}

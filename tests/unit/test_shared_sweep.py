@@ -144,6 +144,16 @@ def test_what_a_device_that_fails_had_taken_is_done_by_the_others(shared, hangs)
     assert log.tier == "complete"
 
 
+def test_a_device_that_hangs_is_ended_while_the_others_go_on(monkeypatch):
+    pools = virtual_pool.install(monkeypatch, Card, {1: 3}, hangs=(1,))
+    plan = Plan(tuple(GRID_SHAPES), MatmulProblem(), precision=0.2)
+    with DevicePool("simulated", range(4)) as pool:
+        list(SharedSweep(replace(plan, reference=plan.common()), pool, "simulated.mm").results())
+        hanging = pools[0].processes[1].thread
+        hanging.join(5)
+        assert not hanging.is_alive()
+
+
 def test_a_device_that_cannot_be_opened_is_named_and_the_rest_share(run, monkeypatch):
     monkeypatch.setattr("mamf.node.children.started", Child)
     monkeypatch.setenv(simulated_node.DEVICES, "2")

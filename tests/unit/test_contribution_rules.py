@@ -150,6 +150,17 @@ def move_slow_samples_aside(records):
     row["samples_seconds"], row["implausible_samples_seconds"] = ordered[:-2], ordered[-2:]
 
 
+def call_most_samples_implausible(records):
+    row = best(records)
+    aside = [min(row["samples_seconds"]) / 4] * (len(row["samples_seconds"]) + 1)
+    row.update(implausible_samples_seconds=aside, launches=row["launches"] + len(aside))
+
+
+def shorten_visit(records):
+    """To a third of a second."""
+    next(row for row in rows(records) if row["regime"] == "sustained")["launches"] //= 6
+
+
 def copy_samples(records):
     first, second = rows(records)[:2]
     second["samples_seconds"] = first["samples_seconds"]
@@ -217,6 +228,8 @@ def add_note(text):
         (thin_out, "few-samples"),
         (drop_slow_samples, "lost-samples"),
         (move_slow_samples_aside, "lost-samples"),
+        (call_most_samples_implausible, "lost-samples"),
+        (shorten_visit, "lost-samples"),
         (copy_samples, "lost-samples"),
         (hide_failure, "lost-samples"),
         (call_it_sustained, "lost-samples"),
@@ -400,7 +413,7 @@ def stretch_attention(records):
     ("spoil", "rule"),
     [
         (scale_ceiling(0.4), "ceiling-mismatch"),
-        (scale_ceiling(0.4, "interval"), "ceiling-mismatch"),
+        *((scale_ceiling(factor, "interval"), "ceiling-mismatch") for factor in (0.4, 0.9)),
         (change_attention(relative_error=3.0), "unverified"),
         (change_attention(flop=1), "flop-count"),
         (change_attention(kernel="magic"), "foreign-row"),

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import socket
 from argparse import Namespace
 from contextlib import redirect_stdout
@@ -79,6 +80,8 @@ def test_a_healthy_node_is_ok_and_its_logs_alone_say_so_again(run, healthy):
     told = run("node", "--from", "logs", "--format", "prometheus")[1]
     assert told.startswith("# OK: ")
     assert "\nmamf_node_verdict 0\n" in told
+    rates = {name: float(rate) for name, rate in re.findall(r'device="1",.*figure="(.*)"} (.*)', told)}
+    assert rates == pytest.approx({name: 1e12 * value for name, value in record["devices"][1]["figures"].items()})
     assert run("node", "--from", "logs", "--format", "markdown")[1].startswith("OK: ")
 
     before = {path.name: path.read_bytes() for path in (run.folder / "logs").glob("*.jsonl")}

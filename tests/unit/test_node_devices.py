@@ -15,14 +15,16 @@ from mamf.engine.measure import conditions
 from mamf.errors import RunLogError, UsageError
 from mamf.logs import known
 from mamf.logs.run_log import read_run_log
+from mamf.measurement import Conditions
 from mamf.node import children
 from mamf.node.chart import node_chart
 from mamf.node.children import Children
 from mamf.node.device import DeviceRun
 from mamf.node.figures import BURST, SUSTAINED
-from mamf.node.gathering import ALONE, TOGETHER, Run, devices_of
+from mamf.node.gathering import ALONE, TOGETHER, Run, device_of, devices_of
 from mamf.node.places import Place
 from mamf.node.verdict import CRITICAL, OK, UNKNOWN, judged
+from mamf.statistics import summarize
 from mamf.testing import Physics
 
 #: Healthy cards, a little apart; then the made faults, each on its own device.
@@ -70,8 +72,21 @@ def test_healthy_devices_are_ok_and_each_part_has_its_log(healthy):
     for device in devices:
         assert {BURST, SUSTAINED, "copy", "read", "to_device", "to_host", "to_peer"} <= set(device.figures)
         assert device.collectives["all_reduce 1GiB"] == pytest.approx(0.4, rel=0.05)
+        assert device.conditions.clock_hz == pytest.approx(Physics().capped_hz, rel=0.01), "of sustained, not of burst"
         logs = [Place(device.rank, 0, device.index).log(healthy, part) for part in (*ALONE, *TOGETHER)]
         assert all(read_run_log(log).tier == "complete" for log in logs)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_fastest_kernel_and_the_regime_that_is_throttled_most_count_whichever_came_last(healthy, order):
+    place = Place(0, 0, 0)
+    log = read_run_log(place.log(healthy, "bandwidth"))
+    fast = replace(log.measurements[0], conditions=Conditions(throttle_shares={"thermal": 0.1}))
+    slow = replace(fast, kernel="slow", regime="sustained", summary=summarize([2 * each for each in fast.samples]))
+    slow = replace(slow, conditions=Conditions(throttle_shares={"thermal": 0.6}))
+    found = device_of(place, {"bandwidth": replace(log, measurements=[fast, slow][::order])}, Run())
+    assert found.figures == {fast.problem.pattern: fast.best_rate}
+    assert found.throttled == {"thermal": 0.6}
 
 
 @pytest.mark.parametrize("fault", FAULTY)
@@ -259,6 +274,12 @@ def test_time_is_shared_out_by_reason_whatever_is_read_with_it():
     seen = [("power cap", "thermal"), ("power cap",), (), ()]
     found = conditions([Reading(throttle_reasons=reasons) for reasons in seen], None)
     assert found.throttle_shares == {"power cap": 0.5, "thermal": 0.25}
+
+
+@pytest.mark.parametrize(("readings", "reasons"), [(10, ("thermal",)), (11, ())])
+def test_what_throttled_a_tenth_of_the_time_is_a_reason(readings, reasons):
+    seen = [Reading(throttle_reasons=("thermal",)), *[Reading()] * (readings - 1)]
+    assert conditions(seen, None).throttle_reasons == reasons
 
 
 def test_what_is_complete_is_not_measured_again(healthy, tmp_path):

@@ -105,14 +105,15 @@ def test_a_fill_is_no_roof_and_under_none():
 
 
 @pytest.mark.parametrize(
-    ("nbytes", "warm", "level"),
+    ("pattern", "nbytes", "warm", "level"),
     [
-        *((960 * MIB, 1, MEMORY), (960 * MIB, 8, MEMORY), (959 * MIB, 1, None)),
-        *((32 * MIB, 1, None), (32 * MIB, 8, CACHE), (64 * MIB, 8, None)),
+        *(("read", 960 * MIB, 1, MEMORY), ("read", 960 * MIB, 8, MEMORY), ("read", 959 * MIB, 1, None)),
+        *(("read", 32 * MIB, 1, None), ("read", 32 * MIB, 8, CACHE), ("read", 64 * MIB, 8, None)),
+        *(("copy", 30 * MIB, 8, CACHE), ("copy", 32 * MIB, 8, None)),
     ],
 )
-def test_levels_are_read_off_the_arrays(nbytes, warm, level):
-    assert level_of(BandwidthProblem("read", warm=warm), BandwidthShape(nbytes), L2) == level
+def test_levels_are_read_off_the_arrays(pattern, nbytes, warm, level):
+    assert level_of(BandwidthProblem(pattern, warm=warm), BandwidthShape(nbytes), L2) == level
 
 
 def test_where_the_cache_is_not_known_a_usual_one_is_left_behind():

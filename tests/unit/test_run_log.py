@@ -86,6 +86,15 @@ def test_what_is_held_leaves_out_references_and_keeps_failures(log_path):
     assert read_run_log(log_path).held == {("burst", shape) for shape in PLAN.shapes}
 
 
+def test_rows_behind_a_summary_are_of_a_run_that_is_not_over(log_path, rows):
+    log, writer = RunLogWriter.resume(log_path)
+    assert log.tier == "complete"
+    with writer:
+        writer.go_on(log, {})
+        writer.write("measurement", measurement_record(rows[0]))
+    assert read_run_log(log_path).tier == "interrupted"
+
+
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 10**6))
 def test_a_log_cut_anywhere_reads_up_to_its_last_whole_line(log_path, cut):

@@ -25,6 +25,7 @@ from mamf.errors import UnavailableError, UsageError
 from mamf.logs import known
 from mamf.logs.compare import compare
 from mamf.logs.device_speeds import DeviceSpeed, device_speeds, with_device_speeds
+from mamf.logs.entries import entries
 from mamf.logs.header import header_of
 from mamf.logs.plan_records import plan_record
 from mamf.logs.records import ceiling_record
@@ -143,6 +144,16 @@ def test_what_a_device_that_fails_had_taken_is_done_by_the_others(shared, hangs)
     assert err == f"mamf: device 1 failed: {told}; the others do its part\n"
     assert log.summary["reason"] == f"device 1 failed: {told}"
     assert log.tier == "complete"
+
+
+def test_a_device_that_hangs_is_ended_while_the_others_go_on(monkeypatch):
+    pools = virtual_pool.install(monkeypatch, Card, {1: 3}, hangs=(1,))
+    plan = Plan(tuple(GRID_SHAPES), MatmulProblem(), precision=0.2)
+    with DevicePool("simulated", range(4)) as pool:
+        list(SharedSweep(replace(plan, reference=plan.common()), pool, "simulated.mm").results())
+        hanging = pools[0].processes[1].thread
+        hanging.join(5)
+        assert not hanging.is_alive()
 
 
 def test_a_device_that_cannot_be_opened_is_named_and_the_rest_share(run, monkeypatch):
@@ -352,6 +363,14 @@ def test_rows_of_two_devices_are_compared_after_the_correction_and_it_is_said(ru
     assert float(rows[0]["device_correction"]) == pytest.approx(compared.pairs[0].correction)
     one_and_the_same = compare(shared_log, shared_log)
     assert all(pair.is_of_one_device and pair.ratio == 1 for pair in one_and_the_same.pairs)
+
+
+def test_rows_are_compared_with_the_device_that_the_header_names(shared):
+    _, log = shared(*SWEEP, *GRID)
+    log.header["device"] = asdict(log.devices[2])
+    speeds = {entry.device: entry.device_speed for entry in entries(log)}
+    of_own = {f"card{device}": speed / SPEEDS[2] for device, speed in enumerate(SPEEDS) if device != 2}
+    assert speeds == pytest.approx({"": 1.0, **of_own}, rel=0.003)
 
 
 def test_what_was_never_compared_is_ranked_last_and_ambiguous(run, shared):

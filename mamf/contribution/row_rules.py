@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
@@ -86,11 +87,10 @@ def agree(written: Any, again: Any, tolerance: float, relative: float = 6e-6) ->
 
 
 def possible(evidence: Evidence) -> Iterator[Finding]:
-    """No sample is faster than the device's highest clock allows, and no figure than the clock that was read."""
-    info = evidence.log.device(None)
-    for dtype in sorted({row.problem.dtype for _, row in good_rows(evidence) if _limit(info, row) is None}):
-        told = f"no peak of {info.name} in {dtype} is known: nothing bounds its figures"
-        yield Finding("implausible", told, 1, is_warning=True)
+    """No sample is faster than the device's highest clock or its memory allows, and no figure than the clock that was
+    read.
+    """
+    yield from _unbounded(evidence)
     for line, row in good_rows(evidence):
         info = evidence.device_of(row)
         limit = _limit(info, row) if is_exact(evidence, row) else None
@@ -103,8 +103,18 @@ def possible(evidence: Evidence) -> Iterator[Finding]:
             yield Finding("implausible", told, line)
 
 
+def _unbounded(evidence: Evidence) -> Iterator[Finding]:
+    rows = [row for _, row in good_rows(evidence)]
+    unbounded = Counter(row.problem.dtype for row in rows if _limit(evidence.device_of(row), row) is None)
+    for dtype, count in sorted(unbounded.items()):
+        of = sum(row.problem.dtype == dtype for row in rows)
+        name = evidence.log.device(None).name
+        told = f"nothing bounds {count} of its {of} rows in {dtype}: no known peak of {name} does"
+        yield Finding("implausible", told, 1, is_warning=True)
+
+
 def _limit(info: DeviceInfo, row: Measurement) -> float | None:
-    return operation_called(row.operation).fastest_possible(info, row.problem)
+    return operation_called(row.operation).fastest_possible(info, row.problem, row.shape)
 
 
 def _within_clock(info: DeviceInfo, row: Measurement) -> bool:

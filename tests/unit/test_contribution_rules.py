@@ -84,8 +84,9 @@ def outrun_physics(records):
     for row in rows(records):
         row["samples_seconds"] = [sample / 20 for sample in row["samples_seconds"]]
         row["seconds"] = {name: value / 20 for name, value in row["seconds"].items()}
-        old = row["tflops"]
-        row["tflops"] = {name: [20 * v for v in old[name]] if name == "interval" else 20 * old[name] for name in old}
+        rates = "tflops" if "tflops" in row else "rate"
+        old = row[rates]
+        row[rates] = {name: [20 * v for v in old[name]] if name == "interval" else 20 * old[name] for name in old}
 
 
 def remove(*names):
@@ -414,6 +415,20 @@ def test_spoiling_attention_is_caught(spoil, rule, spoiled):
     records = [record for _, record in read_records(log)]
     assert spoiled(records, lambda same: None) == set()
     assert rule in spoiled(records, spoil)
+
+
+@pytest.mark.parametrize(("spoil", "rule"), [(outrun_physics, "implausible")])
+def test_spoiling_bandwidth_is_caught(spoil, rule, spoiled):
+    (log,) = RESULTS.rglob("bandwidth-float32-burst-20261122-000620.jsonl")
+    records = [record for _, record in read_records(log)]
+    assert spoiled(records, lambda same: None) == set()
+    assert rule in spoiled(records, spoil)
+
+
+def test_rows_that_no_peak_bounds_are_counted():
+    (log,) = RESULTS.rglob("bandwidth-roofline-float32-burst-sustained-20261122-000415.jsonl")
+    told = [finding.message for finding in review(log).findings if finding.rule == "implausible"]
+    assert told == ["nothing bounds 36 of its 64 rows in float32: no known peak of NVIDIA H200 does"]
 
 
 @pytest.mark.parametrize(("schema", "said"), [(2, True), (3, True), (4, False)])

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from bisect import bisect
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from mamf.ceilings.ceiling import FEWEST_ROUNDS, confirmed_of
 from mamf.contribution.evidence import Evidence, Finding
-from mamf.contribution.row_rules import RATE_ROUNDING, agree, is_exact
+from mamf.contribution.row_rules import agree, is_exact, same_number, same_rate
 from mamf.logs.records import ceiling_from_record, ceiling_record
 from mamf.logs.run_log import OwnCeilings, latest
 from mamf.measurement import Conditions, Measurement
@@ -55,7 +56,7 @@ def summary_recomputes(evidence: Evidence) -> Iterator[Finding]:
         yield Finding("unknown-field", f"mamf writes no field {name!r} of a summary: remove it", line)
     # Early logs counted no phases.
     for name in sorted((again.keys() & summary.keys() | {"best", "measured"}) - _NOT_FROM_ROWS):
-        if not agree(summary.get(name), again[name], RATE_ROUNDING):
+        if not agree(summary.get(name), again[name], same_rate):
             told = f"{name}: the rows give {again[name]}, the summary says {summary.get(name)}"
             yield Finding("best-mismatch", told, line)
     if evidence.tier == "complete" and summary["left"]:
@@ -134,7 +135,7 @@ def _wanted(evidence: Evidence, again: Iterable[Sought]) -> set[Sought]:
 
 
 def _same(written: object, again: object) -> bool:
-    return agree(written, again, 0.0, _CEILING_ROUNDING)
+    return agree(written, again, partial(same_number, relative=_CEILING_ROUNDING))
 
 
 def ceilings_fit_attention(evidence: Evidence) -> Iterator[Finding]:

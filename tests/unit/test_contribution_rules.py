@@ -417,7 +417,19 @@ def test_spoiling_attention_is_caught(spoil, rule, spoiled):
     assert rule in spoiled(records, spoil)
 
 
-@pytest.mark.parametrize(("spoil", "rule"), [(outrun_physics, "implausible")])
+def edit_rate(records):
+    """By a ten-thousandth."""
+    rows(records)[0]["rate"]["median"] *= 1.0001
+
+
+def edit_best_rate(records):
+    next(iter(records[-1]["best"].values()))["rate"] *= 1.0001
+
+
+@pytest.mark.parametrize(
+    ("spoil", "rule"),
+    [(outrun_physics, "implausible"), (edit_rate, "row-mismatch"), (edit_best_rate, "best-mismatch")],
+)
 def test_spoiling_bandwidth_is_caught(spoil, rule, spoiled):
     (log,) = RESULTS.rglob("bandwidth-float32-burst-20261122-000620.jsonl")
     records = [record for _, record in read_records(log)]

@@ -20,8 +20,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 CONFIDENCE = 0.95
-#: Figures that carry an interval; ``fastest`` has that of the median beside it.
-FIGURES = ("median", "mean", "fastest")
 _BATCHES = 5
 # A normal median scatters so much more than a mean of as many.
 _MEDIAN_TO_MEAN = math.sqrt(math.pi / 2)
@@ -81,11 +79,6 @@ class Summary:
     fastest: float
     slowest: float
     interval: Interval
-
-    @property
-    def relative_half_width(self) -> float:
-        """Half the width of the interval within the visit, as a share of the median."""
-        return self.interval.half_width / self.median
 
 
 def summarize(samples: Sequence[float], figure: str = "median") -> Summary:

@@ -170,14 +170,14 @@ def claims_are_firm(evidence: Evidence) -> Iterator[Finding]:
         if len(row.samples) < _FEWEST_SAMPLES:
             told = f"{name} has {len(row.samples)} samples, fewer than {_FEWEST_SAMPLES}: raise --time-limit"
             yield Finding("few-samples", told)
-        yield from _too_wide(evidence, name, _half_width(row))
+        yield from _too_wide(evidence, name, _half_width(row), "--time-limit")
         yield from _throttled(evidence, name, regime, row.conditions)
     for ceiling in (*evidence.log.all_ceilings.values(), *evidence.log.own_ceilings.values()):
         name = f"the ceiling of {problem_title(ceiling.regime, ceiling.problem)}"
         if ceiling.rounds < FEWEST_ROUNDS:
             yield Finding("few-samples", f"{name} was confirmed in {ceiling.rounds} rounds, not {FEWEST_ROUNDS}")
         half = (ceiling.interval.high - ceiling.interval.low) / 2 / ceiling.rate
-        yield from _too_wide(evidence, name, half)
+        yield from _too_wide(evidence, name, half, "--budget")
         yield from _throttled(evidence, name, ceiling.regime, ceiling.conditions)
 
 
@@ -202,10 +202,11 @@ def _widest(evidence: Evidence) -> float:
     return _WIDEST_OF_CPU if evidence.is_cpu else _WIDEST
 
 
-def _too_wide(evidence: Evidence, name: str, half_width: float) -> Iterator[Finding]:
+def _too_wide(evidence: Evidence, name: str, half_width: float, option: str) -> Iterator[Finding]:
+    """``option``: that gives it more time."""
     widest = _widest(evidence)
     if half_width > widest:
-        told = f"{name} is known to +-{half_width:.1%}, not {widest:.0%}: leave the machine alone, raise --time-limit"
+        told = f"{name} is known to +-{half_width:.1%}, not {widest:.0%}: leave the machine alone, raise {option}"
         yield Finding("wide-interval", told)
 
 

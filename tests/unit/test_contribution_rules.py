@@ -351,6 +351,22 @@ def test_spoiling_a_find_is_caught(spoil, rule, find_records, spoiled):
     assert rule in spoiled(find_records, spoil)
 
 
+def test_a_find_that_confirmed_no_ceiling_is_to_be_gone_on_with(find_records, tmp_path):
+    late = ("choose", "confirm")
+    begun = [each for each in find_records[:-1] if each["record"] != "ceiling" and each.get("phase") not in late]
+    errors = [each for each in review(write(tmp_path / "log.jsonl", begun)).findings if not each.is_warning]
+    assert [each.rule for each in errors] == ["missing-row"]
+    assert "go on with 'mamf find --resume LOG'" in errors[0].message
+
+
+def test_a_ceiling_that_is_known_too_roughly_needs_a_larger_budget(find_records, tmp_path):
+    records = copy.deepcopy(find_records)
+    ceiling = next(record for record in records if record["record"] == "ceiling")
+    ceiling["interval_tflops"] = [0.9 * ceiling["tflops"], 1.1 * ceiling["tflops"]]
+    (told,) = [each for each in review(write(tmp_path / "log.jsonl", records)).findings if each.rule == "wide-interval"]
+    assert told.message.endswith("raise --budget")
+
+
 def test_every_finding_names_a_rule_that_is_explained():
     named = set()
     for source in Path(contribution.__file__).parent.glob("*.py"):

@@ -15,7 +15,7 @@ from forked import Child, forked
 
 from mamf.cli import main
 from mamf.cli.progress import Phases
-from mamf.errors import RunLogWriteError
+from mamf.errors import RunLogWriteError, UsageError
 from mamf.logs import known
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
@@ -377,6 +377,13 @@ def test_launchers_tell_a_rank_its_place():
     assert launched({}) is None
     assert launched(by_torchrun | {"WORLD_SIZE": "1"}) is None
     assert launched(by_srun | {"SLURM_STEP_NUM_TASKS": "1"}) is None
+
+
+@pytest.mark.parametrize("name", ["SLURM_PROCID", "SLURM_JOB_ID", "MASTER_PORT"])
+def test_a_launcher_that_tells_no_number_is_quoted(name):
+    told = {"SLURM_PROCID": "9", "SLURM_STEP_NUM_TASKS": "16", "SLURM_STEP_NODELIST": "gpu07", name: "12x"}
+    with pytest.raises(UsageError, match=f"{name}='12x' in the environment"):
+        launched(told)
 
 
 @pytest.mark.parametrize(

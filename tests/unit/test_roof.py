@@ -7,7 +7,7 @@ import pytest
 
 from mamf.backend import DeviceInfo
 from mamf.ceilings.ceiling import Ceiling
-from mamf.ceilings.roof import CACHE, MEMORY, Roof, level_of, point_of, roofs_of
+from mamf.ceilings.roof import CACHE, MEMORY, level_of, point_of, roofs_of
 from mamf.charts.plotting import draw
 from mamf.charts.roofline import roofline_chart
 from mamf.charts.roofline_drawing import labelled
@@ -77,12 +77,6 @@ def test_what_is_near_its_limit_says_so():
     near = row(MatmulProblem(), MatmulShape(1, SIDE, SIDE), 0.85 * ROOFS.over(DECODE[0]).rate(DECODE[0].work))
     assert point_of(near, ROOFS, "").verdict == "85 % of the bandwidth roof: near its limit"
     assert point_of(DECODE[1], ROOFS, "").verdict == "75 % of the bandwidth roof"
-
-
-def test_the_balance_point_is_where_both_ceilings_meet():
-    roof = ROOFS.roof("bfloat16", "burst")
-    assert roof.balance == pytest.approx(862 / 4.39)
-    assert Roof(None, roof.bandwidth).balance is None
 
 
 def test_what_counts_bytes_runs_into_bandwidth_alone():

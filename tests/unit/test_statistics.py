@@ -68,7 +68,7 @@ def test_a_summary_orders_its_statistics(values):
     assert summary.fastest <= summary.median <= summary.slowest
     assert summary.fastest * (1 - 1e-9) <= summary.mean <= summary.slowest * (1 + 1e-9)
     assert summary.count == len(values)
-    assert summary.relative_half_width >= 0
+    assert summary.interval.half_width >= 0
 
 
 def test_no_samples_have_no_summary():

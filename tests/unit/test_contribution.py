@@ -207,14 +207,15 @@ def test_an_interrupted_run_is_labelled_where_it_is_shown(run, sweep_records, tm
     assert ["interrupted" in " ".join(chart.notes) for chart in charts] == [False, True]
 
 
-def test_a_backward_pass_that_is_counted_otherwise_is_ranked_with_none():
-    row = attention_row(problem=AttentionProblem(direction="bwd"))
-    other = attention_row(problem=AttentionProblem(direction="bwd", backward_count="model"))
+@pytest.mark.parametrize(("direction", "best"), [("bwd", 0), ("fwd", 1)])
+def test_a_backward_pass_that_is_counted_otherwise_is_ranked_with_none(direction, best):
+    row = attention_row(problem=AttentionProblem(direction=direction))
+    other = attention_row(problem=AttentionProblem(direction=direction, backward_count="model"))
     entries = [
         AttentionEntry({"device": {"name": "H100"}}, Path("log.jsonl"), "complete", each, share)
         for each, share in ((row, 0.5), (other, 0.6))
     ]
-    assert [entry.row for entry in best_attention(entries)] == [row]
+    assert [entry.row for entry in best_attention(entries)] == [(row, other)[best]]
 
 
 def test_legacy_figures_stand_apart_and_as_printed(sweep_records, tmp_path):

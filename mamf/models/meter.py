@@ -67,6 +67,7 @@ class Meter:
       dtype: ``{"float8_e4m3fn": 8e12, "bfloat16": 2e12}``, each of which counts against its own ceiling.
     - ``tokens_per_step``, ``flops_per_step``: of one forward and backward pass on this rank; an optimizer step has
       ``accumulation`` of them.
+    - ``dtype``: of the products where ``flops_per_step`` tells none; by default the device's own.
     - ``ceiling``: FLOP/s, a KnownPeak or a Ceiling, or these by dtype; by default what ``mamf.peak`` knows of
       ``regime``. A datasheet is none. Without one the shares are NaN, and one warning says so.
     - ``backend``: a device as ``mamf.peak`` takes it; by default the one that this process uses.
@@ -92,7 +93,7 @@ class Meter:
         flops_per_step: Flops | None = None,
         model: Any = None,
         sequence_length: int | None = None,
-        dtype: str = "bfloat16",
+        dtype: str | None = None,
         regime: str = "sustained",
         ceiling: AnyCeiling | Mapping[str, AnyCeiling] | None = None,
         world_size: int = 1,
@@ -102,7 +103,7 @@ class Meter:
         backend: int | str | Backend | None = None,
     ) -> None:
         self.backend = opened(backend)
-        self.dtype, self.regime = self._name(dtype), regime
+        self.dtype, self.regime = self._name(dtype or self.backend.default_dtype), regime
         self.world_size, self.accumulation, self.warmup_steps = world_size, accumulation, warmup_steps
         self.causal = causal
         self._given = ceiling

@@ -5,7 +5,7 @@ these options:
 
 - ``backend``: a name of ``mamf backends``, ``auto`` for the first accelerator, or an open one; ``device``: which of it.
 - ``precision``: half the width of the interval to reach within a visit, as a share of the figure.
-- ``budget_seconds``: for the whole call; what it leaves out is counted in the log.
+- ``budget_seconds``: for the whole call, which measures one row in any case; what is left out is counted in the log.
 - ``log``: a file that must not exist yet; it holds each row before the caller has it, and says how the run ended.
 """
 

@@ -56,7 +56,7 @@ class TorchOperandPool(OperandPool):
         if buffer is None or buffer.dtype != torch_dtype(dtype) or buffer.numel() < elements:
             buffer = None
             self._buffers.pop(name, None)
-            self._require_memory(elements * DTYPES[dtype].itemsize)
+            require_memory(self._backend, elements * DTYPES[dtype].itemsize)
             buffer = torch.empty(elements, dtype=torch_dtype(dtype), device=self._backend.device)
             if fill:
                 self._fill(buffer, name)
@@ -65,13 +65,6 @@ class TorchOperandPool(OperandPool):
 
     def release(self) -> None:
         self._buffers.clear()
-
-    def _require_memory(self, nbytes: int) -> None:
-        # Where the system overcommits memory, an allocation that cannot be met succeeds and the process is killed
-        # later.
-        free = self._backend.free_memory()
-        if free is not None and nbytes > free:
-            raise MemoryError(f"out of memory: {nbytes / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free")
 
     def _fill(self, buffer: torch.Tensor, name: str) -> None:
         generator = torch.Generator(device=buffer.device)
@@ -86,6 +79,13 @@ class TorchOperandPool(OperandPool):
             values = torch.empty(chunk.shape, dtype=torch.float32, device=buffer.device)
             draw(values, self._data, generator)
             chunk.copy_(as_int8_range(values, self._data) if buffer.dtype == torch.int8 else values)
+
+
+def require_memory(backend: Backend, nbytes: int) -> None:
+    """Raises MemoryError where so much is not free: a system that overcommits grants it and kills the process later."""
+    free = backend.free_memory()
+    if free is not None and nbytes > free:
+        raise MemoryError(f"out of memory: {nbytes / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free")
 
 
 def draw(values: torch.Tensor, data: str, generator: torch.Generator) -> None:

@@ -5,16 +5,17 @@ these options:
 
 - ``backend``: a name of ``mamf backends``, ``auto`` for the first accelerator, or an open one; ``device``: which of it.
 - ``precision``: half the width of the interval to reach within a visit, as a share of the figure.
-- ``budget_seconds``: for the whole call; what it leaves out is counted in the log.
+- ``budget_seconds``: for the whole call, which measures one row in any case; what is left out is counted in the log.
 - ``log``: a file that must not exist yet; it holds each row before the caller has it, and says how the run ended.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,7 @@ def find(
     >>> mamf.find("bfloat16")
     Ceiling(Simulated H100, bfloat16, burst: ... TFLOPS at ... by simulated.mm)
     """
+    _require_options("find", search, options)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(log or Path(folder, "find.jsonl"))
         running = search(dtype, log=path, **options)
@@ -229,6 +231,7 @@ def attention(shapes: Iterable[AttentionShape | str] | str | None = None, **opti
     ...     print(row, f"{row.seconds * 1e3:.1f} ms")
     Measurement(attention b1h16q4096k4096d128 by simulated-attention, burst: ... TFLOPS) 0.2 ms
     """
+    _require_options("attention", measure_kernels, options)
     return measure_kernels("attention", shapes, **options)
 
 
@@ -244,7 +247,15 @@ def bandwidth(sizes: Iterable[BandwidthShape | str] | str | None = None, **optio
     copy 1GiB 3.0 TB/s
     read 1GiB 3.0 TB/s
     """
+    _require_options("bandwidth", measure_kernels, options)
     return measure_kernels("bandwidth", sizes, **options)
+
+
+def _require_options(call: str, taker: Callable[..., object], options: Mapping[str, Any]) -> None:
+    """Raises TypeError that names the call which was made, not what takes its options."""
+    known = inspect.signature(taker).parameters
+    if unknown := next((name for name in options if name not in known), None):
+        raise TypeError(f"{call}() got an unexpected keyword argument {unknown!r}")
 
 
 def _shapes(given: object, parse: Callable[[str], Any]) -> tuple[Any, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mamf.ceilings.ceiling import Ceiling
 from mamf.measurement import Measurement
 
 
@@ -23,6 +24,12 @@ class KnownCeiling:
 
 #: By dtype and regime.
 KnownCeilings = Mapping[tuple[str, str], KnownCeiling]
+
+
+def given_ceiling(ceiling: Ceiling) -> KnownCeiling:
+    """That of a log which the command line names."""
+    told = f"{ceiling.shape} by {ceiling.kernel}, of --ceiling"
+    return KnownCeiling(ceiling.problem.dtype, ceiling.regime, ceiling.tflops, "given", told)
 
 
 def known_share(row: Measurement, known: KnownCeilings) -> float | None:

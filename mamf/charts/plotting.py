@@ -112,7 +112,7 @@ def _laid_out(figure: Figure) -> Iterator[None]:
 
 
 def exists(path: Path) -> UsageError:
-    return UsageError(f"{path} exists: name another --output, or --overwrite it")
+    return UsageError(f"{path} exists: name another, or replace it (--overwrite, overwrite=True)")
 
 
 def file_type(path: Path) -> str:

@@ -124,7 +124,9 @@ def _parser(given: Sequence[str]) -> Parser:
     """
     parser = Parser(prog="mamf", description=_DESCRIPTION)
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and stop")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
+    # Not required by argparse, which would name it missing before an option that is misspelt.
+    parser.set_defaults(run=lambda options: parser.error("name a COMMAND; --help lists them"))
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
     commands.type = str  # what follows a command is its own parser's to judge
     first = given[0] if given else ""
     for name, line in {first: COMMANDS[first]}.items() if first in COMMANDS else COMMANDS.items():

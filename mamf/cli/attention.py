@@ -28,11 +28,11 @@ from mamf.cli.attention_options import (
     shapes_from,
 )
 from mamf.cli.interruption import Interruption
-from mamf.cli.kernels_options import add_measuring_options
+from mamf.cli.kernels_options import add_measuring_options, say_plan
 from mamf.cli.options import add_device_options, add_output_options, terminal_width
 from mamf.cli.session import End, Resumed, Session, add_run_options, interruptible
-from mamf.cli.sharing import add_devices_options, say_devices
-from mamf.cli.terminal import say, warn
+from mamf.cli.sharing import add_devices_options
+from mamf.cli.terminal import warn
 from mamf.errors import LogMismatchError, UnknownNameError
 from mamf.kernel import AnyKernel
 from mamf.logs.records import ceiling_record
@@ -172,14 +172,7 @@ class _AttentionSession(Session[KernelsPlan]):
         return {ceiling.kernel: installed_kernel(ceiling.kernel) for ceiling in self.ceilings.values()}
 
     def dry_run(self) -> int:
-        steps = self.plan.steps(self.held)
-        say(f"device: {self.backend.info.name} ({self.backend.name}:{self.backend.index})")
-        say(f"kernels: {', '.join(self.plan.kernels)}")
-        say(f"shapes: {len(self.plan.shapes)}, {len(steps)} rows in {', '.join(self.plan.regimes)}")
-        say_devices(self.devices)
-        for search in self._missing_searches():
-            names = " and ".join(search.regimes)
-            say(f"ceilings: {search.problem.dtype} {names} are found first, in at most {search.budget_seconds:.0f} s")
+        say_plan(self.plan, self.plan.steps(self.held), self.backend, self.devices, self._missing_searches())
         return 0
 
     def kernel_name(self) -> str:

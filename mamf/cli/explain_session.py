@@ -47,10 +47,19 @@ def measured(options: argparse.Namespace, given: Sequence[Given]) -> int:
     """Measure, report, draw."""
 
     def work(interruption: Interruption, resumed: Resumed | None) -> int:
-        session = ExplainSession(options, given, interruption, resumed)
+        try:
+            session = ExplainSession(options, given, interruption, resumed)
+        except _ToBeFoundError:
+            say(f"product: of a find of {_SEARCH_SECONDS:.0f} s, which comes first; --ceiling LOG or --shape spares it")
+            say(f"time: then at most {options.budget or _SECONDS:.0f} s, the budget")
+            return 0
         return session.dry_run() if options.dry_run else session.run()
 
     return interruptible(options, work)
+
+
+class _ToBeFoundError(Exception):
+    """Of a dry run: only a find would tell the product."""
 
 
 class Product(NamedTuple):
@@ -132,6 +141,8 @@ def product_of(options: argparse.Namespace, backend: Backend) -> Product:
     if before is not None:
         warn(f"on the winner of a find of {before.started[:10]}: {before.ceiling.shape} by {before.ceiling.kernel}")
         return _winner(before.ceiling, asked)
+    if options.dry_run:
+        raise _ToBeFoundError
     return _found(backend, problem, asked)
 
 

@@ -12,11 +12,14 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from mamf.backend import Backend
 from mamf.cli.options import duration, share
 from mamf.cli.resuming import require_repeated
+from mamf.cli.sharing import say_devices
+from mamf.cli.terminal import say
+from mamf.engine.estimate import kernels_seconds
 from mamf.errors import UnknownNameError, UsageError
 from mamf.limits import require_steps
 from mamf.operation import Operation
 from mamf.operations.matmul.kernel import LAYOUTS
-from mamf.plans import KERNEL_REGIMES, KernelsPlan
+from mamf.plans import KERNEL_REGIMES, FindPlan, KernelsPlan, Row
 from mamf.plugins.discovery import kernel_of
 
 AnyOperation = Operation[Any, Any]
@@ -144,6 +147,25 @@ def plan_from(of: AnyOperation, options: argparse.Namespace, backend: Backend, k
         not options.no_flush,
         layers=tuple(named_shapes(of, options).values()),
     )
+
+
+def say_plan(
+    plan: KernelsPlan, steps: Sequence[Row], backend: Backend, devices: Sequence[int], searches: Sequence[FindPlan] = ()
+) -> None:
+    """Of a dry run. ``steps``, ``searches``: those that are left."""
+    say(f"device: {backend.info.name} ({backend.name}:{backend.index})")
+    say(f"kernels: {', '.join(plan.kernels)}")
+    say(f"shapes: {len(plan.shapes)}, {len(steps)} rows in {', '.join(plan.regimes)}")
+    say_devices(devices)
+    for search in searches:
+        names = " and ".join(search.regimes)
+        say(f"ceilings: {search.problem.dtype} {names} are found first, in at most {search.budget_seconds:.0f} s")
+    seconds = kernels_seconds(plan, steps, backend) / max(len(devices), 1)
+    seconds += sum(search.budget_seconds for search in searches)
+    if plan.budget_seconds is not None and (plan.confirms or seconds >= plan.budget_seconds):
+        say(f"time: at most {plan.budget_seconds:.0f} s, the budget")
+    else:
+        say(f"time: about {seconds:.0f} s; preparing and verifying the rows comes on top")
 
 
 def require_repeated_plan(of: AnyOperation, options: argparse.Namespace, before: KernelsPlan, backend: Backend) -> None:

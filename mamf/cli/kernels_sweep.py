@@ -15,12 +15,12 @@ from mamf.cli.kernels_options import (
     asked_for,
     plan_from,
     require_repeated_plan,
+    say_plan,
     shapes_from,
 )
 from mamf.cli.options import add_device_options, add_output_options, terminal_width
 from mamf.cli.session import End, Resumed, Session, add_run_options, interruptible
-from mamf.cli.sharing import add_devices_options, say_devices
-from mamf.cli.terminal import say
+from mamf.cli.sharing import add_devices_options
 from mamf.errors import UsageError
 from mamf.kernel import AnyKernel
 from mamf.logs.run_log import OwnCeilings
@@ -139,11 +139,7 @@ class KernelsSession(Session[KernelsPlan]):
         return row.regime, row.problem, row.shape, asked.get(row.kernel, row.kernel)
 
     def dry_run(self) -> int:
-        steps = self.plan.steps(self.held)
-        say(f"device: {self.backend.info.name} ({self.backend.name}:{self.backend.index})")
-        say(f"kernels: {', '.join(self.plan.kernels)}")
-        say(f"shapes: {len(self.plan.shapes)}, {len(steps)} rows in {', '.join(self.plan.regimes)}")
-        say_devices(self.devices)
+        say_plan(self.plan, self.plan.steps(self.held), self.backend, self.devices)
         return 0
 
     def kernel_name(self) -> str:

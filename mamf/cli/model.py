@@ -11,6 +11,7 @@ from typing import Any
 from mamf.cli import kernels_sweep
 from mamf.cli.model_ceilings import given, known_here, require_repeated
 from mamf.cli.options import size
+from mamf.cli.session import say_memory
 from mamf.errors import UsageError
 from mamf.logs.writer import RunLogWriter
 from mamf.operations.model.shapes import OPTIMIZERS, PHASES, SIZES, STYLES
@@ -88,6 +89,12 @@ class ModelSession(kernels_sweep.KernelsSession):
         """Ceilings by dtype and regime."""
         dtypes = dict.fromkeys(problem.dtype for problem in self.plan.problems)
         return [(dtype, regime) for dtype in dtypes for regime in self.plan.regimes]
+
+    def dry_run(self) -> int:
+        super().dry_run()
+        needed = max((problem.nbytes(shape) for _, problem, shape, _ in self.plan.steps(self.held)), default=0)
+        say_memory(needed, "the largest without its activations", self.backend)
+        return 0
 
     def before_measuring(self, writer: RunLogWriter) -> None:
         missing = [key for key in self._wanted() if key not in self.known_ceilings]

@@ -6,14 +6,12 @@ import argparse
 from collections.abc import Collection, Iterator
 
 from mamf.backend import Backend
-from mamf.ceilings.known import KnownCeiling, KnownCeilings
+from mamf.ceilings.known import KnownCeiling, KnownCeilings, given_ceiling
 from mamf.cli.attention_ceilings import given_ceilings
 from mamf.cli.resuming import contradiction
 from mamf.cli.terminal import warn
 from mamf.errors import MamfError
 from mamf.models.known_ceilings import measured_peak
-
-_GIVEN = "given"
 
 
 def given(
@@ -21,11 +19,7 @@ def given(
 ) -> dict[tuple[str, str], KnownCeiling]:
     """What the logs of ``--ceiling`` hold of what is needed. Raises as ``given_ceilings`` does."""
     found = given_ceilings(options, needed, backend)
-    return {
-        key: KnownCeiling(*key, each.tflops, _GIVEN, f"{each.shape} by {each.kernel}, of --ceiling")
-        for key, each in found.items()
-        if key in needed
-    }
+    return {key: given_ceiling(each) for key, each in found.items() if key in needed}
 
 
 def require_repeated(options: argparse.Namespace, held: KnownCeilings, asked: KnownCeilings) -> None:

@@ -32,6 +32,8 @@ class Parser(argparse.ArgumentParser):
         # What an option takes where it names no type, and where it names Path.
         self.register("type", None, filled)
         self.register("type", Path, path)
+        # A value below zero is a value with a unit too, which its option judges: no option begins with a digit.
+        self._negative_number_matcher = re.compile(r"-\.?\d")
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: object = None) -> argparse.Namespace:  # type: ignore[override]
         options, unknown = self.parse_known_args(args)

@@ -15,7 +15,7 @@ from mamf.regimes.names import CEILINGS
 from mamf.report.text import significant
 
 _EXAMPLES = """examples:
-  mamf peak                                     sustained bfloat16 of the first accelerator
+  mamf peak                                     sustained, of the first accelerator, in its own dtype
   mamf peak --dtype fp8 --regime burst
   mamf peak --format json                       FLOP/s, for a script
 """
@@ -23,7 +23,7 @@ _EXAMPLES = """examples:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
-    parser.add_argument("--dtype", default="bfloat16", help="(default: bfloat16)")
+    parser.add_argument("--dtype", help="(default: the device's)")
     parser.add_argument("--regime", choices=CEILINGS, default="sustained", help="(default: sustained)")
     parser.add_argument(
         "--anyway", action="store_true", help="take a contributed figure of another power limit or unit count"

@@ -11,22 +11,23 @@ from dataclasses import replace
 from pathlib import Path
 
 from mamf.api.reading import load_ceiling
+from mamf.ceilings.known import KnownCeiling, given_ceiling
 from mamf.cli.options import add_output_options, size, terminal_width
 from mamf.cli.terminal import say_lines, warn
 from mamf.errors import MamfError, UsageError
 from mamf.logs.writer import RunLogWriter
 from mamf.machine.environment import command_line
-from mamf.measurement import TERA
 from mamf.models.known_ceilings import measured_peak
 from mamf.plugins.discovery import open_backend
 from mamf.profiling.kernel_tables import read_kernel_table
 from mamf.profiling.log import create_profile_log, write_profile
 from mamf.profiling.memory import MemoryWatch
-from mamf.profiling.profile import PeakOf, Profile, profile_of
+from mamf.profiling.profile import CeilingOf, Profile, profile_of
 from mamf.profiling.ranges import ModuleRanges
 from mamf.profiling.report import render_profile
 from mamf.profiling.running import StepProfiler, is_reporting_rank, profile_script, run_script
 from mamf.profiling.traces import read_chrome_trace
+from mamf.regimes.names import SUSTAINED
 from mamf.report import FORMATS
 
 _EXAMPLES = """examples:
@@ -84,9 +85,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    peak_of = _ceilings(options.ceiling, is_of_this_device=options.source is None)
+    ceiling_of = _ceilings(options.ceiling, is_of_this_device=options.source is None)
     if options.source is not None:
-        return _read(options, peak_of)
+        return _read(options, ceiling_of)
     if not options.script:
         raise UsageError("nothing to profile: name a SCRIPT, or a trace by --from")
     # As they were typed: mamf's own options are rewritten, a script's are not.
@@ -98,10 +99,10 @@ def run(options: argparse.Namespace) -> int:
         return run_script(script, arguments)
     _require_place(options.trace, "--trace")
     _require_place(options.memory, "--memory")
-    return _profile(options, script, arguments, peak_of)
+    return _profile(options, script, arguments, ceiling_of)
 
 
-def _read(options: argparse.Namespace, peak_of: PeakOf) -> int:
+def _read(options: argparse.Namespace, ceiling_of: CeilingOf) -> int:
     for given, name in (
         (options.script, "a SCRIPT"),
         (options.calls, "--calls"),
@@ -112,13 +113,13 @@ def _read(options: argparse.Namespace, peak_of: PeakOf) -> int:
         if given:
             raise UsageError(f"--from reads a trace that is there already: leave {name} out")
     read = read_kernel_table if options.source.suffix == ".csv" else read_chrome_trace
-    profile = profile_of(read(options.source), peak_of)
+    profile = profile_of(read(options.source), ceiling_of)
     with _log(options, options.source) as log:
         _tell(options, options.source, profile, log)
     return 0
 
 
-def _profile(options: argparse.Namespace, script: Path, arguments: Sequence[str], peak_of: PeakOf) -> int:
+def _profile(options: argparse.Namespace, script: Path, arguments: Sequence[str], ceiling_of: CeilingOf) -> int:
     memory = None if options.memory is None else MemoryWatch(options.memory)
     ranges = ModuleRanges(lambda: open_backend("auto", None)) if options.nvtx else None
     profiler = StepProfiler(options.steps, options.warmup, memory, ranges)
@@ -126,7 +127,7 @@ def _profile(options: argparse.Namespace, script: Path, arguments: Sequence[str]
         code = profile_script(script, arguments, profiler, options.calls)
         trace = options.trace or Path(folder, "trace.json")
         profiler.write_trace(trace)
-        profile = profile_of(read_chrome_trace(trace), peak_of, profiler.unprofiled_step_seconds)
+        profile = profile_of(read_chrome_trace(trace), ceiling_of, profiler.unprofiled_step_seconds)
         if memory is not None:
             profile = replace(profile, memory=memory.rows)
         _tell(options, script, profile, log)
@@ -165,19 +166,18 @@ def _tell(options: argparse.Namespace, of: Path, profile: Profile, log: RunLogWr
     say_lines(render_profile(options.format, of.name, profile, options.top, terminal_width(options)))
 
 
-def _ceilings(logs: Sequence[Path], is_of_this_device: bool) -> PeakOf:
+def _ceilings(logs: Sequence[Path], is_of_this_device: bool) -> CeilingOf:
     """Of the sustained regime, because a step is not a burst: those given, else what is known of this device."""
-    found = [load_ceiling(path, "sustained") for path in logs]
-    peaks = {ceiling.problem.dtype: ceiling.tflops * TERA for ceiling in found}
-    return _known_here if is_of_this_device and not logs else peaks.get
+    found = [load_ceiling(path, SUSTAINED) for path in logs]
+    given = {ceiling.problem.dtype: given_ceiling(ceiling) for ceiling in found}
+    return _known_here if is_of_this_device and not logs else given.get
 
 
 @functools.cache
-def _known_here(dtype: str) -> float | None:
-    """What was measured here or contributed, and which is said; a datasheet's figure is no ceiling."""
+def _known_here(dtype: str) -> KnownCeiling | None:
+    """What was measured here or contributed; a datasheet's figure is no ceiling."""
     try:
         known = measured_peak(None, dtype)
     except MamfError:
         return None
-    warn(f"MAMFU: {known.told}")
-    return known.flops
+    return KnownCeiling(dtype, SUSTAINED, known.tflops, known.source, known.told)

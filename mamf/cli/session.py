@@ -53,6 +53,14 @@ def add_run_options(parser: argparse.ArgumentParser, budget: str) -> None:
     )
 
 
+def say_memory(needed: int, of: str, backend: Backend) -> None:
+    """Of a dry run. ``needed``: bytes."""
+    free = backend.free_memory()
+    say(f"memory: {needed / 1e9:.3g} GB for {of}" + (f", of {free / 1e9:.1f} GB free" if free else ""))
+    if free and needed > free:
+        say("        which will be out_of_memory; what is smaller is measured")
+
+
 class Resumed(NamedTuple):
     """A log that is gone on with, locked since before it was read."""
 

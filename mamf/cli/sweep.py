@@ -19,7 +19,7 @@ from mamf.cli.plan_options import (
 )
 from mamf.cli.resuming import require_repeated
 from mamf.cli.roofs import add_roof_option, given_roofs, require_of
-from mamf.cli.session import End, Resumed, Session, add_run_options, interruptible
+from mamf.cli.session import End, Resumed, Session, add_run_options, interruptible, say_memory
 from mamf.cli.sharing import add_devices_options, led, say_devices
 from mamf.cli.terminal import say
 from mamf.engine.estimate import estimate_seconds, probe_flops
@@ -107,14 +107,11 @@ class _SweepSession(Session[Plan]):
         plan, backend = self.plan, self.backend
         steps = plan.steps(self.held)
         needed = max(operand_bytes(plan, shape, backend.info.cache_bytes) for shape in plan.measured_shapes())
-        free = backend.free_memory()
         flops = probe_flops(self.kernel, plan.problem, backend)
         seconds = estimate_seconds(plan, steps, backend, flops)
         say(f"device: {backend.info.name} ({backend.name}:{backend.index}), {self.kernel.name} {plan.problem.dtype}")
         say(f"shapes: {len(plan.shapes)}, in {', '.join(plan.regimes)}: {len(steps)} to measure")
-        say(f"memory: {needed / 1e9:.3g} GB for the largest" + (f", of {free / 1e9:.1f} GB free" if free else ""))
-        if free and needed > free:
-            say("        which will be out_of_memory; smaller shapes are measured")
+        say_memory(needed, "the largest", backend)
         say_devices(self.devices)
         seconds /= max(len(self.devices), 1)
         say(f"time: about {seconds:.0f} s, judging by {flops / 1e12:.3g} TFLOPS of a square product")

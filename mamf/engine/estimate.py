@@ -13,7 +13,7 @@ from mamf.errors import DeviceError, MamfError, PluginError, PluginWarning, Unsu
 from mamf.kernel import Prepared
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.plans import Held, Plan
+from mamf.plans import Held, KernelsPlan, Plan, Row
 from mamf.plugins.selection import kernels_for
 from mamf.regimes import Burst, Classic, Sustained
 
@@ -106,6 +106,13 @@ def estimate_seconds(plan: Plan, steps: Sequence[Held], backend: Backend, flops:
         if launches:
             total += _regime_seconds(regime, launches, plan, backend)
     return total if plan.budget_seconds is None else min(total, plan.budget_seconds)
+
+
+def kernels_seconds(plan: KernelsPlan, steps: Sequence[Row], backend: Backend) -> float:
+    """Seconds of sampling these rows for as long as each may take; what prepares and verifies them comes on top."""
+    visit = backend.sustained_traits.settle_seconds + Sustained.shortest_seconds
+    a_row = {Burst.name: plan.seconds or Burst.default_seconds, Sustained.name: visit}
+    return sum(a_row[regime] for regime, *_ in steps)
 
 
 def _regime_seconds(regime: str, launches: Sequence[float], plan: Plan, backend: Backend) -> float:

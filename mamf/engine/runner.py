@@ -47,6 +47,7 @@ Steps = Generator[Step | Measurement, Measurement | None, None]
 class Runner:
     """One run on an opened backend.
 
+    ``budget_seconds``: what is in flight when they end is cut short, but for the first row that is no reference.
     ``held``: rows of an interrupted run in their order, which answer its steps in place of measuring. ``agree``: every
     decision to stop, to go on or how many launches to queue passes it, so that several ranks can come to one.
     """
@@ -63,6 +64,7 @@ class Runner:
         self.begun = self.now()
         self._left = deque(self.held)
         self._pools: dict[object, OperandPool] = {}
+        self._has_figure = False
 
     def results(self, steps: Steps) -> Iterator[Measurement]:
         """Yield what is measured. Breaking off loses the measurement in flight."""
@@ -189,11 +191,14 @@ class Runner:
         limit = None
         if kernel.is_exact:
             limit = operation_called(problem.operation).fastest_possible(self.backend.info, problem, step.shape)
-        rule = replace(step.rule, deadline=self.deadline, agree=self.agree)
+        # The first figure is waited for: a budget shorter than that would pay for it again with each resumption.
+        deadline = self.deadline if self._has_figure else None
+        rule = replace(step.rule, deadline=deadline, agree=self.agree)
         row = measure(kernel, problem, step.shape, step.regime, self.pool(problem), rule, limit)
-        if cut_short(row, self.deadline, self.now()):
+        if cut_short(row, deadline, self.now()):
             self.left_out += 1
             return None
+        self._has_figure = self._has_figure or (row.ok and not step.is_reference)
         return replace(row, phase=step.phase, round=step.round, is_reference=step.is_reference)
 
 

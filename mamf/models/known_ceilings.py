@@ -46,7 +46,7 @@ class KnownPeak:
 
 def peak(
     device: int | str | Backend | None = None,
-    dtype: str = "bfloat16",
+    dtype: str | None = None,
     regime: str = "sustained",
     *,
     anyway: bool = False,
@@ -56,6 +56,7 @@ def peak(
 
     - ``device``: by default the one that this process uses, of the first accelerator or else the CPU; an index, a name
       of ``mamf backends`` with or without an index (``cuda:1``), or an open backend. Opening another makes it current.
+    - ``dtype``: by default the device's own, as ``mamf.find`` takes it.
     - ``regime``: ``burst`` or ``sustained``.
     - ``anyway``: take a contributed figure of another power limit or unit count.
 
@@ -69,7 +70,7 @@ def peak(
     if regime not in CEILINGS:
         raise UnknownNameError("regime", regime, CEILINGS)
     backend = opened(device)
-    info, dtype = backend.info, backend.resolve_dtype(canonical_name(dtype))
+    info, dtype = backend.info, backend.resolve_dtype(canonical_name(dtype or backend.default_dtype))
     known = (
         _measured(backend, dtype, regime) or _contributed(info, dtype, regime, anyway) or datasheet_peak(info, dtype)
     )

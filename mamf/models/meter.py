@@ -17,6 +17,7 @@ from mamf.backend import Backend
 from mamf.ceilings.ceiling import Ceiling
 from mamf.dtypes import canonical_name
 from mamf.errors import MamfError, MamfWarning, UsageError
+from mamf.limits import shortened
 from mamf.measurement import TERA
 from mamf.models.known_ceilings import KnownPeak, datasheet_peak, measured_peak, opened
 from mamf.models.model_flops import ModelFlops, model_flops
@@ -67,6 +68,7 @@ class Meter:
       dtype: ``{"float8_e4m3fn": 8e12, "bfloat16": 2e12}``, each of which counts against its own ceiling.
     - ``tokens_per_step``, ``flops_per_step``: of one forward and backward pass on this rank; an optimizer step has
       ``accumulation`` of them.
+    - ``dtype``: of the products where ``flops_per_step`` tells none; by default the device's own.
     - ``ceiling``: FLOP/s, a KnownPeak or a Ceiling, or these by dtype; by default what ``mamf.peak`` knows of
       ``regime``. A datasheet is none. Without one the shares are NaN, and one warning says so.
     - ``backend``: a device as ``mamf.peak`` takes it; by default the one that this process uses.
@@ -74,7 +76,8 @@ class Meter:
       published MFU is the whole square.
     - ``warmup_steps``: left out.
 
-    Raises UsageError or UnsupportedError when the FLOP of a step cannot be known. Afterwards nothing is raised.
+    Raises UsageError or UnsupportedError when the FLOP of a step cannot be known, or are no number. Afterwards nothing
+    is raised.
 
     >>> meter = mamf.Meter(tokens_per_step=8192, flops_per_step=6e13, ceiling=700e12, warmup_steps=0)
     >>> meter.begin()
@@ -92,7 +95,7 @@ class Meter:
         flops_per_step: Flops | None = None,
         model: Any = None,
         sequence_length: int | None = None,
-        dtype: str = "bfloat16",
+        dtype: str | None = None,
         regime: str = "sustained",
         ceiling: AnyCeiling | Mapping[str, AnyCeiling] | None = None,
         world_size: int = 1,
@@ -101,8 +104,10 @@ class Meter:
         warmup_steps: int = 3,
         backend: int | str | Backend | None = None,
     ) -> None:
+        _require_counts("tokens_per_step", tokens_per_step)
+        _require_counts("flops_per_step", flops_per_step)
         self.backend = opened(backend)
-        self.dtype, self.regime = self._name(dtype), regime
+        self.dtype, self.regime = self._name(dtype or self.backend.default_dtype), regime
         self.world_size, self.accumulation, self.warmup_steps = world_size, accumulation, warmup_steps
         self.causal = causal
         self._given = ceiling
@@ -132,7 +137,8 @@ class Meter:
     def step(self, tokens: float | None = None, flops: Flops | None = None) -> StepFigures | None:
         """A step ends. Returns the figures of the step before; None while that was of the warm-up.
 
-        ``tokens``, ``flops``: of this whole step on this rank, where they are not as told at the beginning.
+        ``tokens``, ``flops``: of this whole step on this rank, where they are not as told at the beginning; below 0
+        they are not known, and what follows from them is NaN.
         """
         end, start = self._mark(), self._begun if self._end is None else self._end
         figures = self.finish()
@@ -197,7 +203,7 @@ class Meter:
 
     def _tokens_of(self, told: float | None) -> float:
         if told is not None:
-            return float(told)
+            return _known(told)
         return _NAN if self._tokens is None else float(self._tokens * self.accumulation)
 
     def _work(self, marks: tuple[Any, Any, Any], tokens: float, told: Flops | None) -> _Step:
@@ -213,8 +219,8 @@ class Meter:
         if told is None:
             told = tokens * self._per_token if self._per_token else _NAN
         if isinstance(told, Mapping):
-            return {self._name(name): flop * passes for name, flop in told.items()}
-        return {self.dtype: told * passes}
+            return {self._name(name): _known(flop) * passes for name, flop in told.items()}
+        return {self.dtype: _known(told) * passes}
 
     def _name(self, dtype: str) -> str:
         return self.backend.resolve_dtype(canonical_name(dtype))
@@ -259,3 +265,14 @@ class Meter:
         if not self._has_warned:
             self._has_warned = True
             warnings.warn(f"MAMFU is NaN: {reason}", MamfWarning, stacklevel=4)
+
+
+def _require_counts(what: str, told: Flops | None) -> None:
+    """Raises UsageError for anything but finite numbers of at least 0."""
+    for count in told.values() if isinstance(told, Mapping) else (told,):
+        if count is not None and not 0 <= count < math.inf:
+            raise UsageError(f"{what} {shortened(count)}: it must be a number of at least 0")
+
+
+def _known(count: float) -> float:
+    return float(count) if count >= 0 else _NAN

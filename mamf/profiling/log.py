@@ -1,4 +1,4 @@
-"""A profile as a run log of tier ``profile``: a record for each class, kernel, gap and part of memory, and a summary.
+"""A profile as a run log of tier ``profile``: a record for each class, kernel, gap, part of memory, ceiling; a summary.
 
 A profile has no samples, so it is no measurement, and no ranking, comparison or table of mamf's takes it for one.
 """
@@ -10,9 +10,11 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from mamf.ceilings.known import KnownCeiling
 from mamf.errors import RunLogError
 from mamf.logs.records import utc_now
 from mamf.logs.run_log import MALFORMED, SCHEMA, is_readable, parse_record, what, whole_lines
+from mamf.logs.schema import KNOWN_CEILING
 from mamf.logs.validator import ANY_NAME, Nullable, require
 from mamf.logs.writer import RunLogWriter
 from mamf.machine.environment import describe_environment, tool_version
@@ -47,6 +49,7 @@ _RECORDS: Mapping[str, tuple[str, Any, type]] = {
     "kernel": ("kernels", _KERNEL, KernelRow),
     "gap": ("gaps", _GAP, GapRow),
     "memory": ("memory", _MEMORY, MemoryRow),
+    "known_ceiling": ("ceilings", KNOWN_CEILING, KnownCeiling),
 }
 
 

@@ -6,6 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from mamf.ceilings.known import KnownCeiling
+from mamf.measurement import TERA
 from mamf.profiling.classes import class_of
 from mamf.profiling.events import Busy, Event, Trace
 from mamf.profiling.flops import dtype_of, flop_of
@@ -17,8 +19,8 @@ _UNKNOWN = "unknown: there are no events of the host"
 #: Share of a class's FLOP that may be of dtypes without a ceiling, and is left out: a rotary table of float32 beside
 #: all products of bfloat16.
 _MOST_UNKNOWN = 0.01
-#: The ceiling of a dtype (mamf's name) in FLOP/s, or None where none is known.
-PeakOf = Callable[[str], float | None]
+#: The ceiling of a dtype (mamf's name), or None where none is known.
+CeilingOf = Callable[[str], KnownCeiling | None]
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,8 @@ class Profile:
     notes: tuple[str, ...] = ()
     #: Where it was asked for.
     memory: tuple[MemoryRow, ...] = ()
+    #: What MAMFU is of.
+    ceilings: tuple[KnownCeiling, ...] = ()
 
     @property
     def step_seconds(self) -> float:
@@ -120,28 +124,31 @@ class Profile:
         return (self.unprofiled_step_seconds or self.step_seconds) * (self.steps or 1)
 
 
-def profile_of(trace: Trace, peak_of: PeakOf, unprofiled_step_seconds: float | None = None) -> Profile:
-    """``peak_of``: where MAMFU is from."""
+def profile_of(trace: Trace, ceiling_of: CeilingOf, unprofiled_step_seconds: float | None = None) -> Profile:
+    """``ceiling_of``: what MAMFU is of."""
     at_work = busy(trace)
     by_class: dict[str, list[Busy]] = defaultdict(list)
     for each in at_work:
         by_class[class_of(each.event)].append(each)
     covered = union((each.begun, each.ended) for each in at_work)
     idle = gaps(covered, trace.begun, trace.ended)
+    rows = list(_class_rows(by_class, trace.seconds, ceiling_of))
+    dtypes = dict.fromkeys(dtype for row in rows for dtype in row.flop)
     return Profile(
         seconds=trace.seconds,
         steps=trace.steps,
         device=trace.device,
         is_of_device=trace.is_of_device,
-        classes=(*_class_rows(by_class, trace.seconds, peak_of), _idle_row(idle, trace.seconds)),
+        classes=(*rows, _idle_row(idle, trace.seconds)),
         kernels=tuple(_kernel_rows(at_work)),
         gaps=tuple(_gap_rows(idle, trace)),
         unprofiled_step_seconds=unprofiled_step_seconds,
         notes=trace.notes,
+        ceilings=tuple(filter(None, map(ceiling_of, dtypes))),
     )
 
 
-def _class_rows(by_class: Mapping[str, Sequence[Busy]], seconds: float, peak_of: PeakOf) -> Iterable[ClassRow]:
+def _class_rows(by_class: Mapping[str, Sequence[Busy]], seconds: float, ceiling_of: CeilingOf) -> Iterable[ClassRow]:
     told = shares({name: _intervals(found) for name, found in by_class.items()})
     for name, share in told.items():
         flop, multiplying = _flop(name, by_class[name])
@@ -153,7 +160,7 @@ def _class_rows(by_class: Mapping[str, Sequence[Busy]], seconds: float, peak_of:
             calls=_calls(each for each in by_class[name] if not _is_within(name, each.event)),
             flop=flop,
             multiplying=multiplying,
-            mamfu=_mamfu(flop, multiplying, peak_of),
+            mamfu=_mamfu(flop, multiplying, ceiling_of),
         )
 
 
@@ -194,13 +201,13 @@ def _counted(event: Event) -> Event | None:
     return next((each for each in reversed(list(event.lineage())) if flop_of(each) is not None), None)
 
 
-def _mamfu(flop: Mapping[str, int], seconds: float, peak_of: PeakOf) -> float | None:
+def _mamfu(flop: Mapping[str, int], seconds: float, ceiling_of: CeilingOf) -> float | None:
     """The time that the ceilings of the dtypes would take, as a share of the time that was taken."""
-    peaks = {dtype: peak for dtype in flop if (peak := peak_of(dtype))}
-    unknown = sum(count for dtype, count in flop.items() if dtype not in peaks)
+    known = {dtype: ceiling.tflops * TERA for dtype in flop if (ceiling := ceiling_of(dtype))}
+    unknown = sum(count for dtype, count in flop.items() if dtype not in known)
     if not seconds or not flop or unknown > _MOST_UNKNOWN * sum(flop.values()):
         return None
-    return sum(flop[dtype] / peak for dtype, peak in peaks.items()) / seconds
+    return sum(flop[dtype] / rate for dtype, rate in known.items()) / seconds
 
 
 def _kernel_rows(at_work: Iterable[Busy]) -> list[KernelRow]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from mamf.profiling.classes import UNCLASSIFIED
 from mamf.profiling.profile import ClassRow, Profile
+from mamf.report.shares import known_ceiling_lines
 from mamf.report.text import DASH, csv_text, drawing, prose, significant
 
 _LEFT = {"class", "kernel", "operation", "while the host was in"}
@@ -24,7 +25,8 @@ def render_profile(form: str, script: str, profile: Profile, top: int | None = 1
         return json.dumps({"script": script, **_record(profile)}, indent=1) + "\n"
     draw = drawing(form, width)
     longest = _LONGEST_NAME if width is None else max(width - _BESIDE_NAME, _SHORTEST_NAME)
-    parts = [prose(_title(script, profile), form), draw(_CLASS_COLUMNS, _class_cells(profile), _LEFT)]
+    head = [*_title(script, profile), *known_ceiling_lines(profile.ceilings)]
+    parts = [prose(head, form), draw(_CLASS_COLUMNS, _class_cells(profile), _LEFT)]
     what = "kernel" if profile.is_of_device else "operation"
     kernels = [
         [row.name[:longest], row.class_name, _per_step(row.calls, profile), *_time(row.seconds, profile)]

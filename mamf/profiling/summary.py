@@ -16,6 +16,7 @@ from mamf.profiling.groups import groups_of
 from mamf.profiling.report import milliseconds
 from mamf.profiling.roofs import best_bandwidth, roofs
 from mamf.report.own_ceilings import share_of
+from mamf.report.shares import known_ceiling_lines
 from mamf.report.text import DASH, machine_line, markdown, prose, significant, whole
 from mamf.text import Markup, markdown_text
 
@@ -183,9 +184,11 @@ def _step(folder: Folder) -> str:
     ]
     took = profile.unprofiled_step_seconds or profile.step_seconds
     head = f"{milliseconds(took)} ms a step of GPT-2 small, forward, backward and AdamW; log: {_link('step')}."
+    lines = [Markup(head), *known_ceiling_lines(profile.ceilings)]
     return _section(
         "Where a model's step goes",
-        f"{head}\n\n" + markdown(("class", "share", "ms", "TFLOPS", "of the ceiling"), rows, ("class",)),
+        prose(lines, "markdown", "\n")
+        + markdown(("class", "share", "ms", "TFLOPS", "of the ceiling"), rows, ("class",)),
     )
 
 

@@ -226,7 +226,11 @@ def render_kernels(
     parts += [group_text(each, header, format, top, width, roofs, known) for each in grouped(rows).values()]
     parts = [part.rstrip("\n") + "\n" for part in parts]
     return "\n".join(
-        [prose([*head(rows, header), *known_ceiling_lines(known)], format), *parts, prose([end_line(summary)], format)]
+        [
+            prose([*head(rows, header), *known_ceiling_lines(known.values())], format),
+            *parts,
+            prose([end_line(summary)], format),
+        ]
     )
 
 

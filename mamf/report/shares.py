@@ -4,9 +4,10 @@ one was asked for.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from mamf.ceilings.known import KnownCeilings, known_share
+from mamf.ceilings.known import KnownCeiling, KnownCeilings, known_share
 from mamf.ceilings.roof import NEAR, RoofPoint, Roofs, point_of
 from mamf.logs.known import operation_called
 from mamf.measurement import Measurement
@@ -35,11 +36,11 @@ def peak_cells(row: Measurement, share_of_peak: float | None, known: KnownCeilin
     return {MFU: _percent(share_of_peak), MAMFU: _percent(known_share(row, known))}
 
 
-def known_ceiling_lines(known: KnownCeilings) -> list[str]:
+def known_ceiling_lines(known: Iterable[KnownCeiling]) -> list[str]:
     """What MAMFU is of."""
     return [
         f"MAMFU: of {significant(each.tflops)} TFLOPS, the {each.dtype} {each.regime} ceiling: {each.told}"
-        for each in known.values()
+        for each in known
     ]
 
 

@@ -106,6 +106,13 @@ def test_what_cannot_be_is_said_in_a_line(run, given, told):
     assert len(err.strip().splitlines()) == 1
 
 
+def test_a_dry_run_tells_the_memory_that_a_model_needs(run):
+    code, out, _ = run(*ON_CPU, "--layers", "99999999", "--context-lengths", "64", "--dtype", "fp32", "--dry-run")
+    assert code == 0
+    assert "memory: 2.84e+06 GB for the largest without its activations" in out
+    assert "which will be out_of_memory" in out
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_every_named_size_is_a_model(size):
     assert ModelProblem(**SIZES[size]).parameters(ModelShape(1, 1024)) > 1e8

@@ -58,6 +58,13 @@ class TestModelKernel(AnyKernelContract):
         return SHAPE
 
 
+def test_a_model_that_the_memory_cannot_hold_is_not_begun(monkeypatch):
+    """A system that overcommits would kill the process."""
+    monkeypatch.setattr(torch_model, "network_on", lambda *given: pytest.fail("it was begun"))
+    with pytest.raises(MemoryError, match=r"out of memory: \d+\.\d GB needed"):
+        checked(replace(GPT2, layers=99_999_999))
+
+
 @STYLES
 def test_parameters_are_counted_as_torch_has_them(problem):
     network = network_on(cpu().device, problem, SHAPE, None)

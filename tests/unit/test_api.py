@@ -194,6 +194,12 @@ def test_a_log_or_its_file_is_compared(machine):
         mamf.compare("sweep.jsonl", "attention.jsonl")
 
 
+@pytest.mark.parametrize("name", ["find", "attention", "bandwidth"])
+def test_an_option_that_is_none_is_an_error_of_the_call_that_was_made(name):
+    with pytest.raises(TypeError, match=rf"{name}\(\) got an unexpected keyword argument 'budget'"):
+        getattr(mamf, name)(budget="nan")
+
+
 def test_an_imported_run_is_kept_and_read(machine):
     (run,) = mamf.import_logs("finder.txt")
     mamf.write_imported(run, "finder.jsonl")

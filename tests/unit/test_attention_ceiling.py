@@ -148,6 +148,7 @@ def test_a_search_without_a_budget_has_its_usual_time(attention, tmp_path):
     code, out, err = attention("--dry-run")
     assert code == 0
     assert "ceilings: bfloat16 burst are found first, in at most 12 s" in out
+    assert f"time: about {12 + STEPS} s; preparing and verifying the rows comes on top" in out
     assert "leaves" not in err
     assert list(tmp_path.iterdir()) == []
 

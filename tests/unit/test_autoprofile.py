@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from test_counters_command import printed
 
+from mamf.ceilings.known import KnownCeiling
 from mamf.cli import main
 from mamf.counters import counting
 from mamf.counters.running import Output
@@ -37,6 +38,7 @@ PROFILE = Profile(
     kernels=(),
     gaps=(GapRow("aten::item", 4, 0.03),),
     unprofiled_step_seconds=0.04,
+    ceilings=(KnownCeiling("bfloat16", "sustained", 666.0, "contributed", "contributed for Simulated H100"),),
 )
 
 
@@ -121,6 +123,7 @@ def test_figures_are_those_of_the_logs(folder):
         assert f"| simulated-attention | {row.best_rate:.1f} TFLOPS | {share:.0%} | {row.seconds * 1e3:#.4g} |" in text
     assert f"| {ceiling.tflops:.1f} TFLOPS |" in text
     assert "40.00 ms a step" in text
+    assert "MAMFU: of 666.0 TFLOPS, the bfloat16 sustained ceiling: contributed for Simulated H100" in text
     assert "The card idles for 30% of a model's step, most of it while the host was in aten::item" in text
 
 

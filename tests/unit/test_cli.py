@@ -84,6 +84,8 @@ def test_mamf_finders_spelling_works(sweep):
         (["--precison", "1%"], "did you mean --precision?"),
         (["--precision", "3"], "share between 0 and 1"),
         (["--budget", "soon"], "is not a duration"),
+        (["--budget", "-5s"], "'-5s' is not a duration"),
+        (["--precision", "-.3%"], "'-.3%' is not a share"),
         (["--output", "nowhere/run.jsonl"], "cannot write nowhere"),
         (["--resume", "nothing.jsonl"], "cannot resume nothing.jsonl"),
         (["--device", "7"], "no device 7"),
@@ -96,6 +98,17 @@ def test_bad_input_is_one_line_and_exit_2(sweep, tmp_path, arguments, complaint)
     assert complaint in err
     assert len(err.strip().splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--versoin"], "unknown option '--versoin' (did you mean --version?)"),
+        ([], "name a COMMAND; --help lists them"),
+    ],
+)
+def test_what_is_wrong_before_any_command_is_named(run, arguments, complaint):
+    assert run(*arguments) == (2, "", f"mamf: {complaint}\n")
 
 
 def test_an_unknown_backend_suggests_the_nearest(run):

@@ -224,6 +224,8 @@ def test_a_given_log_comes_last(run, here):
 
 
 def test_the_winner_of_a_log_of_what_was_left_here_or_of_a_short_find_is_explained(run, here):
+    code, out, err = run("explain", "--dry-run")
+    assert (code, err) == (0, "") and "product: of a find of 12 s, which comes first" in out
     code, out, err = run("explain")
     assert code == 0 and "looking for a shape" in err
     shape = mamf.find("bfloat16", log="find.jsonl").shape

@@ -44,6 +44,19 @@ def test_a_budget_ends_it_and_the_rest_is_resumed(run, tmp_path):
     assert read_run_log(tmp_path / "run.jsonl").summary["left"] == 0
 
 
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (["--regime", "sustained"], "about 2 s; preparing"),
+        (["--time-limit", "20s"], "about 20 s; preparing"),
+        (["--time-limit", "20s", "--budget", "7s"], "at most 7 s, the budget"),
+    ],
+)
+def test_a_dry_run_says_how_long_the_rows_take(run, asked, told):
+    code, out, _ = run(*ATTENTION, *KERNEL, "--shapes", "b8h16q4096k4096d128", *asked, "--dry-run")
+    assert (code, f"time: {told}" in out) == (0, True), out
+
+
 def test_matmul_is_what_is_swept_where_nothing_is_named(run):
     small = ["--m", "256", "--n", "256", "--k", "256", *DEVICE, "--kernel", "mamf.testing:SimulatedMatmul", "--dry-run"]
     code, told, _ = run("sweep", *small)

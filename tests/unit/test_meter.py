@@ -169,6 +169,20 @@ def test_nothing_told_is_nan_and_goes_on(card):
     assert last.seconds == pytest.approx(STEP, rel=1e-3)
 
 
+@pytest.mark.parametrize("flops", [-1, math.nan, math.inf, {"bf16": -1.0}])
+def test_what_is_no_count_is_refused_at_the_beginning(card, flops):
+    with pytest.raises(UsageError, match=r"flops_per_step \S+: it must be a number of at least 0"):
+        meter_of(card, flops_per_step=flops)
+    with pytest.raises(UsageError, match="tokens_per_step -5"):
+        meter_of(card, tokens_per_step=-5)
+
+
+@pytest.mark.parametrize("flops", [-1, {"bf16": -1}])
+def test_what_is_no_count_of_a_step_is_nan_and_stops_nothing(card, flops):
+    *_, last = train(card, meter_of(card), tokens=-5, flops=flops)
+    assert math.isnan(last.tokens_per_second) and math.isnan(last.tflops) and math.isnan(last.mamfu_percent)
+
+
 def test_a_host_clock_is_read_without_synchronizing(card, monkeypatch):
     monkeypatch.setattr(SimulatedBackend, "timer", "host clock")
     meter = meter_of(card)

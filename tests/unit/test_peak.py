@@ -140,6 +140,13 @@ def test_an_unknown_device_is_told_the_command_and_gets_nobodys_number(name):
         mamf.peak(device(name=name), "fp16")
 
 
+def test_the_dtype_is_the_devices_own_where_none_is_asked_for():
+    of_float16 = device()
+    of_float16.default_dtype = "float16"
+    assert mamf.peak(of_float16).dtype == mamf.Meter(backend=of_float16).dtype == "float16"
+    assert mamf.peak(device()).dtype == "bfloat16"
+
+
 def test_an_unknown_regime_or_dtype_is_told():
     with pytest.raises(UnknownNameError, match="sustained"):
         mamf.peak(device(), regime="classic")

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mamf.ceilings.known import KnownCeiling
 from mamf.cli import main
 from mamf.errors import IncomparableError, RunLogError, UsageError
 from mamf.logs.run_log import read_run_log
@@ -259,12 +260,21 @@ def written(path, trace):
     return path
 
 
-def profile_from(tmp_path, trace, peak_of=lambda dtype: None):
-    return profile_of(read_chrome_trace(written(tmp_path / "trace.json", trace)), peak_of)
+def unknown(dtype):
+    return None
+
+
+def at(flops):
+    """A ceiling of so many FLOP/s, whatever the dtype."""
+    return lambda dtype: KnownCeiling(dtype, "sustained", flops / 1e12, "contributed", "contributed for a CPU")
+
+
+def profile_from(tmp_path, trace, ceiling_of=unknown):
+    return profile_of(read_chrome_trace(written(tmp_path / "trace.json", trace)), ceiling_of)
 
 
 def test_a_trace_of_a_device(tmp_path):
-    profile = profile_from(tmp_path, GPU_TRACE, {"float32": 1e9}.get)
+    profile = profile_from(tmp_path, GPU_TRACE, at(1e9))
     rows = {row.name: row for row in profile.classes}
     assert (profile.steps, profile.device) == (1, "NVIDIA H200")
     assert profile.seconds == pytest.approx(400e-6)
@@ -349,7 +359,7 @@ def test_the_cpu_counts_each_operation_without_those_it_calls():
     outer = Event("aten::scaled_dot_product_attention", "operation", 0, 10)
     copy = Event("aten::copy_", "operation", 12, 16)
     inner = Event("aten::bmm", "operation", 2, 5, parent=outer)
-    profile = profile_of(Trace((outer, inner, copy), 0, 20, 2), lambda dtype: None)
+    profile = profile_of(Trace((outer, inner, copy), 0, 20, 2), unknown)
     assert [(row.name, row.visible, row.calls) for row in profile.classes] == [
         ("attention", 10, 1),
         ("memory copies", 4, 1),
@@ -361,7 +371,8 @@ def test_the_cpu_counts_each_operation_without_those_it_calls():
 def test_a_hundredth_of_the_flop_may_be_of_a_dtype_without_a_ceiling(small, is_known):
     main = Event("aten::mm", "operation", 0, 8, dimensions=[[30, 5], [5, 7]], dtypes=["c10::BFloat16"])
     table = Event("aten::mm", "operation", 8, 10, dimensions=[[small, 1], [1, 5]], dtypes=["float"])
-    rows = {row.name: row for row in profile_of(Trace((main, table), 0, 10, 1), {"bfloat16": 700.0}.get).classes}
+    ceilings = {"bfloat16": at(700)("bfloat16")}
+    rows = {row.name: row for row in profile_of(Trace((main, table), 0, 10, 1), ceilings.get).classes}
     assert rows["matmul"].flop == {"bfloat16": 2100, "float32": 10 * small}
     assert rows["matmul"].mamfu == (pytest.approx(2100 / 700 / 10) if is_known else None)
 
@@ -370,7 +381,7 @@ def test_what_a_product_calls_computes_its_flop_once():
     linear = Event("aten::linear", "operation", 0, 10, dimensions=[[3, 5], [7, 5]], dtypes=["float"])
     copy = Event("aten::copy_", "operation", 1, 2, parent=linear)
     product = Event("aten::mm", "operation", 2, 9, parent=linear, dimensions=[[3, 5], [5, 7]], dtypes=["float"])
-    rows = {row.name: row for row in profile_of(Trace((linear, copy, product), 0, 10, 1), lambda dtype: 70.0).classes}
+    rows = {row.name: row for row in profile_of(Trace((linear, copy, product), 0, 10, 1), at(70)).classes}
     assert rows["matmul"].flop == {"float32": 210}
     assert rows["matmul"].mamfu == pytest.approx(210 / 70 / 9)
     assert rows["memory copies"].flop == {}
@@ -413,7 +424,7 @@ ROCPROF_TRACE = """"Kind","Agent_Id","Queue_Id","Kernel_Name","Correlation_Id","
 def test_tables_of_other_profilers_are_told_by_class(tmp_path, text, expected):
     path = tmp_path / "kernels.csv"
     path.write_text(text)
-    profile = profile_of(read_kernel_table(path), lambda dtype: None)
+    profile = profile_of(read_kernel_table(path), unknown)
     assert {row.name: round(row.share, 6) for row in profile.classes} == expected
     assert (profile.notes != ()) == (text in (NSYS_SUM, ROCPROF_STATS))
 
@@ -421,7 +432,7 @@ def test_tables_of_other_profilers_are_told_by_class(tmp_path, text, expected):
 def test_calls_that_were_summed_up_are_counted(tmp_path):
     path = tmp_path / "kernels.csv"
     path.write_text(NSYS_SUM)
-    assert profile_of(read_kernel_table(path), lambda dtype: None).classes[0].calls == 2
+    assert profile_of(read_kernel_table(path), unknown).classes[0].calls == 2
 
 
 @pytest.mark.parametrize("text", ["", "Name,Other\nx,1\n", NSYS_SUM.splitlines()[3] + "\n1,x,1,1,1,1,1,1,a\n"])
@@ -437,7 +448,7 @@ def test_what_is_no_such_table_is_refused_in_a_line(tmp_path, text):
 
 @pytest.fixture
 def profile(tmp_path):
-    found = profile_from(tmp_path, GPU_TRACE, {"float32": 1e9}.get)
+    found = profile_from(tmp_path, GPU_TRACE, at(1e9))
     return replace(found, unprofiled_step_seconds=found.step_seconds / 1.25)
 
 
@@ -470,9 +481,10 @@ def test_a_table_tells_shares_flop_and_the_profilers_cost(profile):
     # 2 x 3 x 5 x 7 FLOP in 320 us, of a ceiling of 1e9 a second.
     assert "a step multiplies 2.100e-10 TFLOP: 6.562e-07 TFLOPS, 0.1% MAMFU in the time without it" in text
     found = json.loads(render_profile("json", "train.py", profile))
+    assert "MAMFU: of 0.001000 TFLOPS, the float32 sustained ceiling: contributed for a CPU" in text
     assert (found["flop"], found["mamfu"]) == (210, pytest.approx(210 / 1e9 / 320e-6))
-    unknown = replace(profile, classes=tuple(replace(row, mamfu=None) for row in profile.classes))
-    assert "6.562e-07 TFLOPS in the time" in render_profile("table", "train.py", unknown)
+    shareless = replace(profile, classes=tuple(replace(row, mamfu=None) for row in profile.classes))
+    assert "6.562e-07 TFLOPS in the time" in render_profile("table", "train.py", shareless)
     assert ["matmul", "25.0%", "0.1000", "-", "1", "2.100e-10", "2.100e-06", "0.2%"] in map(
         str.split, text.splitlines()
     )

@@ -140,6 +140,20 @@ def test_the_budget_ends_the_sweep_and_leaves_the_rest(backend):
     assert backend.now() < 1.6
 
 
+@pytest.mark.parametrize("regime", ["burst", "sustained"])
+def test_a_row_that_outlasts_the_budget_is_kept_where_it_is_the_first(regime):
+    """Else each resumption would pay for it again."""
+    slow = SimulatedBackend(physics=dataclasses.replace(Physics(), efficiency=1e-4))
+    shapes = [MatmulShape(8192, 8192, 8192), MatmulShape(8192, 8192, 4096)]
+    plan = plan_of(shapes, regimes=(regime,), budget_seconds=1.5)
+    sweep = Sweep(plan, SimulatedMatmul(), slow)
+    (row,) = sweep.results()
+    assert row.ok and len(row.samples) >= 3
+    assert sweep.left_out == 1
+    (another,) = Sweep(plan, SimulatedMatmul(), slow, held={row.step}).results()
+    assert another.ok and another.shape != row.shape
+
+
 def test_a_shape_that_cannot_fit_in_what_is_left_is_not_begun(backend):
     slow = SimulatedBackend(physics=dataclasses.replace(Physics(), efficiency=1e-4))
     shapes = [MatmulShape(1024, 1024, 1024), MatmulShape(20480, 20480, 20480)]

@@ -18,7 +18,7 @@ import torch
 from mamf.backend import Backend, Unavailable
 from mamf.errors import first_line
 from mamf.machine.environment import package_version
-from mamf.operations.attention.kernels.torch_attention import TorchAttention
+from mamf.operations.attention.kernels.torch_attention import ON_ANY_DEVICE, TorchAttention
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 
 Capability = tuple[int, int]
@@ -32,8 +32,8 @@ class LibraryAttention(TorchAttention):
     """Derived kernels supply ``load`` and ``call``.
 
     ``library`` is its name in a sentence, ``module`` what is imported, ``distribution`` what pip calls it and
-    ``install`` the command that installs it. ``cards``: in words, what it runs on; ``instead``: the kernel to try
-    where it does not.
+    ``install`` the command that installs it. ``cards``: in words, which of NVIDIA's it runs on; ``instead``: the kernel
+    to try on the others.
     """
 
     library: ClassVar[str]
@@ -67,9 +67,7 @@ class LibraryAttention(TorchAttention):
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
         if backend.runtime not in self.runtimes:
-            return Unavailable(
-                f"{self.library} has no kernels for {backend.name}", f"mamf attention --kernel {self.instead}"
-            )
+            return Unavailable(f"{self.library} has no kernels for {backend.name}", ON_ANY_DEVICE)
         if backend.runtime == "cuda":
             major, minor = torch.cuda.get_device_capability(backend.index)
             if not self.runs_on((major, minor)):

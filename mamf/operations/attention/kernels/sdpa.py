@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from mamf.backend import Backend, Unavailable
-from mamf.operations.attention.kernels.torch_attention import TorchAttention
+from mamf.operations.attention.kernels.torch_attention import ON_ANY_DEVICE, TorchAttention
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 
 
@@ -50,9 +50,7 @@ class _Forced(Sdpa):
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
         if backend.runtime not in self.runtimes:
-            return Unavailable(
-                f"torch has no {self.name} on {backend.name}", f"it has one on {' and '.join(self.runtimes)}"
-            )
+            return Unavailable(f"torch has no {self.name} on {backend.name}", ON_ANY_DEVICE)
         return None
 
     def settings(self, backend: Backend, problem: AttentionProblem) -> AbstractContextManager[object]:

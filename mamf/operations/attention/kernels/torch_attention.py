@@ -19,6 +19,8 @@ from mamf.operations.attention.kernels.attention_reference import Reference
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.operations.outputs import Unchanged, poison_outputs, tensors_of, without_torch
 
+#: The command where a device is not one that a kernel is made for: torch's own choice runs on each.
+ON_ANY_DEVICE = "mamf attention --kernel sdpa"
 #: How torch's dispatchers say that nothing fits.
 _NOTHING_FITS = ("No available kernel", "No viable backend")
 _TOLERANCE = {"bfloat16": 1.5e-2, "float16": 4e-3, "float32": 2e-4, "float64": 1e-6}

@@ -79,7 +79,7 @@ class Step:
         trace = trace_of(self._launch_of(0))
         if self._device.type != "cpu" and not trace.is_of_device:
             raise UnavailableError("torch.profiler sees no kernels of this device, or may not")
-        return {row.name: row.share for row in profile_of(trace, peak_of=lambda dtype: None).classes}
+        return {row.name: row.share for row in profile_of(trace, ceiling_of=lambda dtype: None).classes}
 
     def _held_bytes(self) -> int:
         """Parameters, and what the optimizer keeps of each."""

@@ -19,7 +19,7 @@ from mamf.operations.model.kernels.step import Step
 from mamf.operations.model.shapes import ModelProblem, ModelShape
 from mamf.operations.outputs import without_torch
 from mamf.plugins.discovery import attention_kernel
-from mamf.torch_backend import TorchBackend, torch_dtype
+from mamf.torch_backend import TorchBackend, require_memory, torch_dtype
 
 #: Batches to rotate: launches of all share the parameters, so more of them would evict nothing.
 _MOST_BATCHES = 3
@@ -85,6 +85,7 @@ class TorchModel(ModelKernel):
     ) -> Prepared:
         assert isinstance(backend, TorchBackend)
         gc.collect()  # the model before this one may be part of a cycle, and its memory is needed
+        require_memory(backend, problem.nbytes(shape))
         network = network_on(backend.device, problem, shape, self.attend(backend, problem, shape))
         run = self.runnable(network)
         if problem.autocast:

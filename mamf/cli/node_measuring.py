@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -14,12 +15,12 @@ from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.node import existing, told
 from mamf.cli.progress import Phases
 from mamf.cli.terminal import say
-from mamf.errors import LogMismatchError, UnavailableError, UsageError
+from mamf.errors import LogMismatchError, MamfError, UnavailableError, UsageError
 from mamf.node.children import ADDRESS, FAILURE, PHASE, WAITS, Children, Watch, watched
 from mamf.node.device import DeviceRun
 from mamf.node.gathering import Run, devices_of, read_run
 from mamf.node.group import Meeting
-from mamf.node.places import Launched, Place, launched
+from mamf.node.places import Launched, Place, launched, place_of
 from mamf.node.ranks import COMPLETE, GO, Rank, gathered, heard, visible_index, word
 from mamf.node.verdict import EXIT_CODES, UNKNOWN
 from mamf.plans import QUICK_BUDGET_SECONDS
@@ -193,16 +194,12 @@ def _rank(options: argparse.Namespace, own: Launched) -> int:
 
 def _as_rank(options: argparse.Namespace, own: Launched) -> int:
     meeting = Meeting.of(own, _MEETING_SECONDS)
-    if own.leads:
-        meeting.tell("folder", str(options.resume or options.output_folder or _dated()))
-    name = options.resume or options.output_folder or meeting.hear("folder", _MEETING_SECONDS)
-    if name is None:
-        raise UnavailableError("nothing was heard of rank 0")
-    folder = _made(Path(name), is_shared=True)
-    if own.leads:
-        Run(own.ranks).write(folder)
+    folder = _led_folder(options, own, meeting) if own.leads else _heard_folder(options, own, meeting)
+    if folder is None:
+        return EXIT_CODES[UNKNOWN]
 
     def opens() -> DeviceRun:
+        _require_own_logs(folder, own.place, options.resume is not None)
         return _device_run(options, own, folder, visible_index(options.backend, own.place.index))
 
     rank = Rank(own, meeting, folder, options.patience, opens)
@@ -215,7 +212,47 @@ def _as_rank(options: argparse.Namespace, own: Launched) -> int:
     run, devices = gathered(meeting, own, options.patience, rank.missing)
     run.write(folder)
     code = told(options, run, devices, [folder])
-    meeting.tell("over", code)
-    # The meeting place ends with this process.
-    heard(meeting, "heard", sorted(set(range(1, own.ranks)) - rank.missing), _FAREWELL_SECONDS)
+    _dismiss(meeting, "over", code, set(range(1, own.ranks)) - rank.missing)
     return code
+
+
+def _led_folder(options: argparse.Namespace, own: Launched, meeting: Meeting) -> Path:
+    """The leader's folder, of which all others are told. Raises UsageError, and dismisses them, where it is no good."""
+    try:
+        folder = _made(options.resume or options.output_folder or _dated(), is_shared=True)
+        if options.resume is None and _has_logs(folder):
+            raise UsageError(f"{folder} holds the logs of another run: name another --output-folder, or --resume it")
+        Run(own.ranks).write(folder)
+    except MamfError:
+        _dismiss(meeting, "folder", "", range(1, own.ranks))
+        raise
+    meeting.tell("folder", str(folder))
+    return folder
+
+
+def _heard_folder(options: argparse.Namespace, own: Launched, meeting: Meeting) -> Path | None:
+    """This rank's folder, which may be its node's own; None where the leader's is no good, as the leader says."""
+    name = meeting.hear("folder", _MEETING_SECONDS)
+    if name is None:
+        raise UnavailableError("nothing was heard of rank 0")
+    if not name:
+        meeting.tell(f"heard/{own.place.rank}", True)
+        return None
+    return _made(options.resume or options.output_folder or Path(name), is_shared=True)
+
+
+def _dismiss(meeting: Meeting, key: str, value: object, ranks: Iterable[int]) -> None:
+    """Tell the others the last that they wait for. The meeting place ends with this process: they hear it first."""
+    meeting.tell(key, value)
+    heard(meeting, "heard", sorted(ranks), _FAREWELL_SECONDS)
+
+
+def _has_logs(folder: Path) -> bool:
+    return read_run(folder) is not None or any(map(place_of, folder.iterdir()))
+
+
+def _require_own_logs(folder: Path, own: Place, is_resumed: bool) -> None:
+    """Of a folder that is a node's own the leader knows nothing. Raises LogMismatchError for logs of another run."""
+    for log in sorted(folder.glob(f"rank{own.rank}-*.jsonl")):
+        if place_of(log) is not None and not is_resumed:
+            raise LogMismatchError(f"{log} is of another run: name another --output-folder, or --resume it")

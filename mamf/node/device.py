@@ -83,10 +83,12 @@ class DeviceRun:
     def alone(self) -> None:
         """What needs no other rank."""
         for part in ALONE:
-            log = self.place.log(self.folder, part)
-            is_readable = log.is_file() and has_begun(log)
-            if not is_readable or read_run_log(log).tier != "complete":
+            path = self.place.log(self.folder, part)
+            log = read_run_log(path) if path.is_file() and has_begun(path) else None
+            if log is None or log.tier != "complete":
                 self._part(part)
+            else:
+                self._require_own(log)
 
     def together(self) -> None:
         """What all ranks do at the same time: anew, where a log was begun, since what they hold may differ."""
@@ -114,10 +116,13 @@ class DeviceRun:
                 return
             log, writer = RunLogWriter.resume(path)
             with writer:
-                require_same_device(log, DeviceInfo(**log.header["device"]), self.backend.info)
+                self._require_own(log)
                 self._measured(part, path, (log, writer))
         except UnavailableError as error:  # no kernel of this part: it is missing in the verdict
             self.on_progress(f"{part}: {error}")
+
+    def _require_own(self, log: RunLog) -> None:
+        require_same_device(log, DeviceInfo(**log.header["device"]), self.backend.info)
 
     def _measured(self, part: str, path: Path, before: Before) -> None:
         with closing(self._rows_of(part, path, before)) as running:  # broken off, its log says so

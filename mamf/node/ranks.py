@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mamf.errors import RunLogWriteError, fault
+from mamf.errors import LogMismatchError, RunLogWriteError, fault
 from mamf.node.device import DeviceRun
 from mamf.node.figures import Device
 from mamf.node.gathering import UNWRITTEN, Run, device_of, is_complete, logs_of
@@ -61,7 +61,9 @@ class Rank:
         place = self.launched.place
         known = Run(self.launched.ranks, apart="" if apart in (GO, COMPLETE) else apart or "alone")
         known.failures = {} if failure is None else {place.rank: failure}
-        device = replace(device_of(place, logs_of(self.folder, place), known), address=address)
+        # Logs that were there before say nothing of a device that could not be opened.
+        logs = {} if run is None else logs_of(self.folder, place)
+        device = replace(device_of(place, logs, known), address=address)
         if self.meeting is not None:
             self.meeting.tell(f"done/{place.rank}", device.record())
         return device
@@ -100,8 +102,9 @@ class Rank:
 
 
 def _reason(error: Exception, when: str = "") -> str:
-    """Why a rank ended; a full disk is no fault of its device."""
-    return f"{UNWRITTEN}: {error}" if isinstance(error, RunLogWriteError) else f"{when}{fault(error)}"
+    """Why a rank ended; a full disk, or a log of another device, is no fault of its own."""
+    is_unwritten = isinstance(error, RunLogWriteError | LogMismatchError)
+    return f"{UNWRITTEN}: {error}" if is_unwritten else f"{when}{fault(error)}"
 
 
 def heard(meeting: Meeting, key: str, ranks: Iterable[int], patience: float) -> dict[int, Any]:
@@ -134,6 +137,7 @@ def gathered(
             devices.append(Device.from_record(record))
         device = devices[-1]
         run.places[rank] = Place(rank, device.node, device.index)
-        if device.failures:
-            run.failures[rank] = device.failures[0]
+        unwritten = [reason for reason in device.lacks if reason.startswith(UNWRITTEN)]
+        if ends := [*device.failures, *unwritten]:
+            run.failures[rank] = ends[0]
     return run, devices

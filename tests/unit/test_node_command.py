@@ -4,8 +4,9 @@ import csv
 import io
 import json
 import os
+import shutil
 import socket
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 
 import pytest
 import simulated_node
@@ -222,20 +223,23 @@ def test_what_is_no_line_of_ours_is_no_matter():
 # -- ranks of several nodes --------------------------------------------------------------------------------------------
 
 
+RUN = '{"schema": 1, "ranks": 2, "is_over": true, "apart": "", "failures": {}, "places": []}'
+
+
 def free_port():
     with socket.socket() as chosen:
         chosen.bind(("127.0.0.1", 0))
         return chosen.getsockname()[1]
 
 
-def as_rank(folder, *arguments):
-    """What a rank's command returns and says, in a process of its own."""
+def as_rank(folder, *arguments, node=NODE):
+    """What a rank's command returns and says, complaints and all, in a process of its own."""
 
     def of_rank(rank):
         os.chdir(folder)
         out = io.StringIO()
-        with redirect_stdout(out):
-            code = main([*NODE, *arguments])
+        with redirect_stdout(out), redirect_stderr(out):
+            code = main([*node, *arguments])
         return code, out.getvalue()
 
     return of_rank
@@ -293,6 +297,32 @@ def test_tasks_by_srun_that_die_or_come_late_are_named_and_hold_nobody(tmp_path,
     assert [bool(device["figures"]) for device in record["devices"]] == [True, False, False]
     assert dead is None, "it ended without an answer"
     assert late[0] in (0, 3), "who comes after the verdict ends by himself"
+
+
+def test_ranks_measure_into_no_folder_that_holds_the_logs_of_another_run(tmp_path, monkeypatch):
+    faulty(monkeypatch, 1)
+    for name in ("run.json", "rank7-node7-device0-find.jsonl"):
+        (tmp_path / "logs").mkdir()
+        (tmp_path / "logs" / name).write_text(RUN if name == "run.json" else "")
+        answers = forked(as_rank(tmp_path), tasks_of_srun(2, free_port()))
+        told = "mamf: logs holds the logs of another run: name another --output-folder, or --resume it\n"
+        assert answers == [[3, told], [3, ""]]
+        assert [path.name for path in (tmp_path / "logs").iterdir()] == [name]
+        shutil.rmtree(tmp_path / "logs")
+
+
+def test_a_rank_whose_own_folder_holds_other_logs_is_no_bad_device(tmp_path, monkeypatch):
+    faulty(monkeypatch, 1)
+    folders = [tmp_path / "node0", tmp_path / "node1"]
+    for folder in folders:
+        (folder / "logs").mkdir(parents=True)
+    (folders[1] / "logs" / "rank1-node1-device0-find.jsonl").touch()
+    tasks = tasks_of_srun(2, free_port())
+    (code, out), other = forked(lambda rank: as_rank(folders[rank], "--format", "json")(rank), tasks)
+    record = json.loads(out)
+    assert (code, record["level"], other) == (3, "UNKNOWN", [0, ""])
+    assert "find.jsonl is of another run: name another --output-folder, or --resume it" in record["reason"]
+    assert record["devices"][1]["figures"] == {}
 
 
 class Told(dict):

@@ -20,8 +20,8 @@ from mamf.node.children import ADDRESS, FAILURE, PHASE, WAITS, Children, Watch, 
 from mamf.node.device import DeviceRun
 from mamf.node.gathering import Run, devices_of, read_run
 from mamf.node.group import Meeting
-from mamf.node.places import Launched, Place, launched, place_of
-from mamf.node.ranks import COMPLETE, GO, Rank, gathered, heard, visible_index, word
+from mamf.node.places import Launched, Place, launched, nowhere, place_of
+from mamf.node.ranks import COMPLETE, GO, Rank, arrive, gathered, heard, visible_index, word
 from mamf.node.verdict import EXIT_CODES, UNKNOWN
 from mamf.plans import QUICK_BUDGET_SECONDS
 from mamf.plugins.discovery import backend_class, backend_statuses, open_backend
@@ -194,6 +194,7 @@ def _rank(options: argparse.Namespace, own: Launched) -> int:
 
 def _as_rank(options: argparse.Namespace, own: Launched) -> int:
     meeting = Meeting.of(own, _MEETING_SECONDS)
+    arrive(meeting, own.place)
     folder = _led_folder(options, own, meeting) if own.leads else _heard_folder(options, own, meeting)
     if folder is None:
         return EXIT_CODES[UNKNOWN]
@@ -222,7 +223,7 @@ def _led_folder(options: argparse.Namespace, own: Launched, meeting: Meeting) ->
         folder = _made(options.resume or options.output_folder or _dated(), is_shared=True)
         if options.resume is None and _has_logs(folder):
             raise UsageError(f"{folder} holds the logs of another run: name another --output-folder, or --resume it")
-        Run(own.ranks).write(folder)
+        Run(own.ranks, places={rank: nowhere(rank) for rank in range(own.ranks)}).write(folder)
     except MamfError:
         _dismiss(meeting, "folder", "", range(1, own.ranks))
         raise

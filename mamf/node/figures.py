@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mamf.measurement import Conditions
+from mamf.node.places import NOWHERE
 
 #: Figures of a device that are compared, by name: the unit that they are shown in, and what 1e12 a second are in it.
 BURST, SUSTAINED, COPY, READ = "burst", "sustained", "copy", "read"
@@ -24,7 +25,7 @@ UNITS = {
 
 @dataclass(frozen=True)
 class Device:
-    """One device of a node.
+    """One device of a node, or with the node NOWHERE a rank of which nothing was heard.
 
     ``figures``: 1e12 FLOP or bytes a second, by the names of UNITS. ``half_widths``: of their intervals, as a share.
     ``failures``: why it is no good at all, a line each. ``lacks``: what was not measured, and why. ``conditions``: of
@@ -50,6 +51,8 @@ class Device:
     @property
     def place(self) -> str:
         """How it is called among the devices of a run."""
+        if self.node == NOWHERE:
+            return f"rank {self.rank} (place unknown)"
         return f"device {self.index}" if self.node == 0 else f"node {self.node} device {self.index}"
 
     @property

@@ -13,7 +13,7 @@ from mamf.node.device import DeviceRun
 from mamf.node.figures import Device
 from mamf.node.gathering import UNWRITTEN, Run, device_of, is_complete, logs_of
 from mamf.node.group import Meeting, agreed, met
-from mamf.node.places import Launched, Place
+from mamf.node.places import Launched, Place, place_among
 from mamf.plugins.discovery import backend_class
 
 #: What the leader says when all measure together; everything else is why they do not.
@@ -113,6 +113,17 @@ def heard(meeting: Meeting, key: str, ranks: Iterable[int], patience: float) -> 
     return {rank: meeting.hear(f"{key}/{rank}", deadline - time.monotonic()) for rank in ranks}
 
 
+def arrive(meeting: Meeting, place: Place) -> None:
+    """Tell the leader where this rank is, should nothing more be heard of it."""
+    meeting.tell(f"place/{place.rank}", [place.node, place.index])
+
+
+def _places(meeting: Meeting, ranks: int) -> dict[int, Place]:
+    told = heard(meeting, "place", range(ranks), 0.0)
+    known = {rank: Place(rank, *each) for rank, each in told.items() if each is not None}
+    return {rank: known.get(rank) or place_among(rank, ranks, known.values()) for rank in range(ranks)}
+
+
 def word(told: Mapping[int, Any]) -> str:
     """Whether all measure together: GO, or why not. ``told``: what each rank said when it had measured alone."""
     bad = [rank for rank, each in told.items() if each is None or each["failure"]]
@@ -129,14 +140,14 @@ def gathered(
     run.apart = str(meeting.hear("together", 1.0) or "")
     run.apart = "" if run.apart in (GO, COMPLETE) else run.apart
     done = heard(meeting, "done", sorted(set(range(launched.ranks)) - missing), patience)
-    for rank in range(launched.ranks):
+    run.places = _places(meeting, launched.ranks)
+    for rank, place in run.places.items():
         if (record := done.get(rank)) is None:
             failure = f"nothing was heard of rank {rank} for {patience:.0f} s"
-            devices.append(Device(rank, 0, rank, failures=(failure,)))
+            devices.append(Device(rank, place.node, place.index, failures=(failure,)))
         else:
             devices.append(Device.from_record(record))
         device = devices[-1]
-        run.places[rank] = Place(rank, device.node, device.index)
         unwritten = [reason for reason in device.lacks if reason.startswith(UNWRITTEN)]
         if ends := [*device.failures, *unwritten]:
             run.failures[rank] = ends[0]

@@ -8,6 +8,7 @@ from typing import Any
 
 from mamf.node.figures import BURST, SUSTAINED, UNITS, Device, shown
 from mamf.node.gathering import Run
+from mamf.node.places import NOWHERE
 from mamf.node.prometheus import exposition
 from mamf.node.verdict import Verdict, distribution, lost, pace_figure, slowest_line
 from mamf.report.text import by_column, csv_text, drawing, prose, told_once, whole
@@ -68,7 +69,11 @@ def by_node(devices: Sequence[Device]) -> list[dict[str, str]]:
     for node in sorted({device.node for device in devices}):
         own = [device for device in devices if device.node == node]
         measured = [device for device in own if pace in device.figures]
-        row = {"node": str(node), "devices": str(len(own)), "failed": str(sum(bool(each.failures) for each in own))}
+        row = {
+            "node": "unknown" if node == NOWHERE else str(node),
+            "devices": str(len(own)),
+            "failed": str(sum(bool(each.failures) for each in own)),
+        }
         if measured:
             slowest = min(measured, key=lambda device: device.figures[pace])
             _, middle, _ = distribution([device.figures[pace] for device in measured])

@@ -21,8 +21,10 @@ from mamf.logs.writer import RunLogWriter
 from mamf.node.children import FAILURE, PHASE, WAITS, Event, Watch, parsed, watched
 from mamf.node.device import DeviceRun
 from mamf.node.figures import Device
-from mamf.node.places import Launched, Place, first_host, launched
-from mamf.node.ranks import COMPLETE, GO, Rank, gathered, word
+from mamf.node.gathering import devices_of
+from mamf.node.places import Launched, Place, first_host, launched, nowhere, place_among
+from mamf.node.ranks import COMPLETE, GO, Rank, arrive, gathered, word
+from mamf.node.report import by_node
 from mamf.node.verdict import judged
 
 NODE = ["node", "--backend", "simulated", "--budget", "60s", "--output-folder", "logs"]
@@ -293,7 +295,7 @@ def test_tasks_by_srun_that_die_or_come_late_are_named_and_hold_nobody(tmp_path,
     (code, out), dead, late = forked(as_rank(tmp_path, "--format", "json", "--patience", "0.5s"), tasks)
     record = json.loads(out)
     assert (code, record["level"], record["not_together"]) == (2, "CRITICAL", "rank 1, 2 did not come so far")
-    assert record["reason"] == "CRITICAL: device 1: nothing was heard of rank 1 for 0 s; and 1 more device"
+    assert record["reason"] == "CRITICAL: node 1 device 0: nothing was heard of rank 1 for 0 s; and 1 more device"
     assert [bool(device["figures"]) for device in record["devices"]] == [True, False, False]
     assert dead is None, "it ended without an answer"
     assert late[0] in (0, 3), "who comes after the verdict ends by himself"
@@ -323,6 +325,8 @@ def test_a_rank_whose_own_folder_holds_other_logs_is_no_bad_device(tmp_path, mon
     assert (code, record["level"], other) == (3, "UNKNOWN", [0, ""])
     assert "find.jsonl is of another run: name another --output-folder, or --resume it" in record["reason"]
     assert record["devices"][1]["figures"] == {}
+    again = devices_of([folder / "logs" for folder in folders])[1]
+    assert record["reason"].endswith(again[1].lacks[0])
 
 
 class Told(dict):
@@ -340,6 +344,8 @@ def test_a_rank_that_never_comes_is_named_and_holds_nobody(tmp_path):
     meeting = Told({"alone/1": {"failure": None, "complete": False}, "done/1": json.loads(json.dumps(came.record()))})
     run = DeviceRun(simulated_node.Node(0), own.place, tmp_path, 3, find_seconds=60.0)
     rank = Rank(own, meeting, tmp_path, 6.0, lambda: run)
+    arrive(meeting, own.place)
+    arrive(meeting, Place(1, 0, 1))
     rank.measure()
     found, devices = gathered(meeting, own, 6.0, rank.missing)
     assert found.apart == meeting["together"] == "rank 2 did not come so far"
@@ -347,6 +353,36 @@ def test_a_rank_that_never_comes_is_named_and_holds_nobody(tmp_path):
     assert devices[1] == came
     assert devices[0].figures["burst"] > 0
     assert judged(devices).reason == "CRITICAL: device 2: nothing was heard of rank 2 for 6 s"
+
+
+def places(*told):
+    return [Place(rank, *each) for rank, each in enumerate(told)]
+
+
+@pytest.mark.parametrize(
+    ("rank", "ranks", "others", "place"),
+    [
+        (3, 4, places((0, 0), (0, 1), (1, 0)), Place(3, 1, 1)),
+        (2, 3, places((0, 0), (1, 0)), Place(2, 2, 0)),
+        (2, 4, places((0, 0), (0, 1)), nowhere(2)),  # of two nodes, or of one
+        (3, 4, places((0, 0), (1, 0), (0, 1)), nowhere(3)),  # in turns
+        (3, 4, places((0, 0), (0, 1), (0, 2)), Place(3, 0, 3)),
+        (3, 4, places((0, 0), (1, 0), (1, 1)), nowhere(3)),
+    ],
+)
+def test_the_place_of_a_rank_that_told_none_follows_from_the_others_or_is_unknown(rank, ranks, others, place):
+    assert place_among(rank, ranks, others) == place
+
+
+def test_ranks_of_unknown_place_are_called_so_and_their_run_is_read_again(tmp_path):
+    own = Launched(Place(0, 0, 0), 4, "host", 1)
+    meeting = Told({"place/0": [0, 0], "place/1": [0, 1]})
+    run, devices = gathered(meeting, own, 6.0)
+    told = ["device 0", "device 1", "rank 2 (place unknown)", "rank 3 (place unknown)"]
+    run.write(tmp_path)
+    for each in (devices, devices_of([tmp_path])[1]):
+        assert [device.who for device in each] == told
+    assert [row["node"] for row in by_node(devices)] == ["unknown", "0"]
 
 
 def test_all_go_on_together_only_when_all_are_well():

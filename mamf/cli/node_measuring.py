@@ -75,11 +75,9 @@ def _driving(options: argparse.Namespace) -> int:
     if missing := [each for each in indices if each >= count]:
         raise UnavailableError(f"{options.backend} has no device {missing[0]}; it has {count}")
     if options.dry_run:
-        say(f"devices: {len(indices)} of {options.backend} ({', '.join(map(str, indices))}), a process each")
-        say(f"each: find ({options.budget or QUICK_BUDGET_SECONDS:.0f} s), bandwidth, copies, 5000 equal launches")
-        say("together: peer copies, collectives" if len(indices) > 1 else "together: nothing, it is the only one")
-        return 0
-    folder = existing(options.resume) if options.resume else _made(options.output_folder or _dated())
+        which = f"{len(indices)} of {options.backend} ({', '.join(map(str, indices))}), a process each"
+        return _dry_run(options, which, len(indices) > 1)
+    folder = options.resume or _made(options.output_folder or _dated())
     places = {rank: Place(rank, 0, each) for rank, each in enumerate(indices)}
     run = Run(len(places), places=places)
     run.write(folder)
@@ -102,10 +100,29 @@ def _driving(options: argparse.Namespace) -> int:
     return EXIT_CODE if is_interrupted else code
 
 
+def _dry_run(options: argparse.Namespace, devices: str, are_several: bool) -> int:
+    say(f"devices: {devices}")
+    say(f"each: find ({options.budget or QUICK_BUDGET_SECONDS:.0f} s), bandwidth, copies, 5000 equal launches")
+    say("together: peer copies, collectives" if are_several else "together: nothing, it is the only one")
+    return 0
+
+
 def _held_devices(folder: Path) -> list[int]:
-    """The devices that a run was begun by, in the order of their ranks."""
+    """The devices that a run was begun by, in the order of their ranks. Raises UsageError where none was begun here, or
+    on other nodes too.
+    """
+    run = _held_run(folder)
+    if any(place.node for place in run.places.values()):
+        raise LogMismatchError(f"{folder} was measured by {run.ranks} ranks: resume it by as many, as it was begun")
+    return [run.places[rank].index for rank in sorted(run.places)]
+
+
+def _held_run(folder: Path) -> Run:
+    """The run to go on with, empty where its leader wrote nothing here. Raises UsageError where there is none."""
     run = read_run(existing(folder))
-    return [] if run is None else [run.places[rank].index for rank in sorted(run.places)]
+    if run is None and not any(map(place_of, folder.iterdir())):
+        raise UsageError(f"no logs of 'mamf node' in {folder}")
+    return run or Run()
 
 
 def _measured_by_children(options: argparse.Namespace, folder: Path, run: Run, watch: Watch) -> None:
@@ -193,6 +210,10 @@ def _rank(options: argparse.Namespace, own: Launched) -> int:
 
 
 def _as_rank(options: argparse.Namespace, own: Launched) -> int:
+    if options.devices:
+        raise UsageError("a rank has the device that its launcher gave it: leave --devices out")
+    if options.dry_run:
+        return _dry_run(options, f"{own.ranks} of {options.backend}, a rank each", True) if own.leads else 0
     meeting = Meeting.of(own, _MEETING_SECONDS)
     arrive(meeting, own.place)
     folder = _led_folder(options, own, meeting) if own.leads else _heard_folder(options, own, meeting)
@@ -220,9 +241,7 @@ def _as_rank(options: argparse.Namespace, own: Launched) -> int:
 def _led_folder(options: argparse.Namespace, own: Launched, meeting: Meeting) -> Path:
     """The leader's folder, of which all others are told. Raises UsageError, and dismisses them, where it is no good."""
     try:
-        folder = _made(options.resume or options.output_folder or _dated(), is_shared=True)
-        if options.resume is None and _has_logs(folder):
-            raise UsageError(f"{folder} holds the logs of another run: name another --output-folder, or --resume it")
+        folder = _resumed(options.resume, own) if options.resume else _new(options.output_folder or _dated())
         Run(own.ranks, places={rank: nowhere(rank) for rank in range(own.ranks)}).write(folder)
     except MamfError:
         _dismiss(meeting, "folder", "", range(1, own.ranks))
@@ -248,12 +267,25 @@ def _dismiss(meeting: Meeting, key: str, value: object, ranks: Iterable[int]) ->
     heard(meeting, "heard", sorted(ranks), _FAREWELL_SECONDS)
 
 
-def _has_logs(folder: Path) -> bool:
-    return read_run(folder) is not None or any(map(place_of, folder.iterdir()))
+def _resumed(folder: Path, own: Launched) -> Path:
+    if (ranks := _held_run(folder).ranks) not in (0, own.ranks):
+        raise LogMismatchError(f"{folder} was measured by {ranks} ranks, not {own.ranks}: resume it by as many")
+    return folder
+
+
+def _new(folder: Path) -> Path:
+    _made(folder, is_shared=True)
+    if read_run(folder) is not None or any(map(place_of, folder.iterdir())):
+        raise UsageError(f"{folder} holds the logs of another run: name another --output-folder, or --resume it")
+    return folder
 
 
 def _require_own_logs(folder: Path, own: Place, is_resumed: bool) -> None:
-    """Of a folder that is a node's own the leader knows nothing. Raises LogMismatchError for logs of another run."""
+    """Raises LogMismatchError for logs that this rank cannot go on with: the leader sees no folder of a node's own."""
     for log in sorted(folder.glob(f"rank{own.rank}-*.jsonl")):
-        if place_of(log) is not None and not is_resumed:
+        found = place_of(log)
+        if found is not None and not is_resumed:
             raise LogMismatchError(f"{log} is of another run: name another --output-folder, or --resume it")
+        if found is not None and found[0] != own:
+            told = f"rank {own.rank} is device {own.index} of node {own.node} now: resume it as it was begun"
+            raise LogMismatchError(f"{log} is of another place, {told}")

@@ -329,6 +329,53 @@ def test_a_rank_whose_own_folder_holds_other_logs_is_no_bad_device(tmp_path, mon
     assert record["reason"].endswith(again[1].lacks[0])
 
 
+RESUMED = ["node", "--backend", "simulated", "--resume", "logs"]
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ([*NODE, "--devices", "7"], "leave --devices out"),
+        (RESUMED, "logs is no folder"),
+        (["node", "--backend", "simulated", "--resume", "."], "no logs of 'mamf node' in ."),
+        (["node", "--backend", "simulated", "--resume", "four"], "four was measured by 4 ranks, not 2"),
+    ],
+)
+def test_bad_options_of_ranks_are_3_and_measure_nothing(tmp_path, monkeypatch, command, told):
+    faulty(monkeypatch, 1)
+    (tmp_path / "four").mkdir()
+    (tmp_path / "four" / "run.json").write_text(RUN.replace('"ranks": 2', '"ranks": 4'))
+    (code, out), (other, _) = forked(as_rank(tmp_path, node=command), tasks_of_srun(2, free_port()))
+    assert (code, other) == (3, 3)
+    assert told in out
+    assert len(out.splitlines()) == 1
+    assert [path.name for path in tmp_path.rglob("*")] == ["four", "run.json"]
+
+
+def test_a_dry_run_of_ranks_is_said_once_and_measures_nothing(tmp_path, monkeypatch):
+    faulty(monkeypatch, 1)
+    (code, out), other = forked(as_rank(tmp_path, "--dry-run"), tasks_of_srun(2, free_port()))
+    assert (code, other) == (0, [0, ""])
+    assert "devices: 2 of simulated, a rank each" in out
+    assert not list(tmp_path.iterdir())
+
+
+def test_ranks_go_on_with_their_logs_at_their_own_places_only(tmp_path, monkeypatch):
+    faulty(monkeypatch, 2)
+    tasks = tasks_of_srun(2, free_port())
+    assert forked(as_rank(tmp_path), tasks)[0][0] == 0
+    before = {path.name: path.read_bytes() for path in (tmp_path / "logs").glob("*.jsonl")}
+    elsewhere = [tasks[0], tasks[1] | {"SLURM_NODEID": "0", "SLURM_LOCALID": "1"}]
+    code, out = forked(as_rank(tmp_path, "--format", "json", node=RESUMED), elsewhere)[0]
+    assert (code, json.loads(out)["level"]) == (3, "UNKNOWN")
+    assert "rank 1 is device 1 of node 0 now: resume it as it was begun" in json.loads(out)["reason"]
+    code, out = forked(as_rank(tmp_path, node=RESUMED), tasks)[0]
+    assert (code, out.startswith("OK: 2 devices on 2 nodes")) == (0, True)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "logs").glob("*.jsonl")} == before
+    code, out = forked(as_rank(tmp_path, node=RESUMED), [{}])[0]
+    assert (code, out) == (3, "mamf: logs was measured by 2 ranks: resume it by as many, as it was begun\n")
+
+
 class Told(dict):
     """A meeting of ranks that all came before, or never will."""
 
@@ -424,6 +471,7 @@ def test_the_first_host_of_a_list(nodes, first):
         (["--from", "nowhere"], "nowhere is no folder"),
         (["--from", "."], "no logs of 'mamf node' in ."),
         (["--resume", "nowhere"], "nowhere is no folder"),
+        (["--backend", "simulated", "--resume", "full"], "no logs of 'mamf node' in full"),
         (["--resume", "a", "--output-folder", "b"], "leave --output-folder out"),
         (["--baseline", "nothing.jsonl"], "cannot read nothing.jsonl"),
         (["--kernel", "torch.mn"], "unknown kernel 'torch.mn'"),

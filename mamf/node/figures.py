@@ -29,8 +29,9 @@ class Device:
 
     ``figures``: 1e12 FLOP or bytes a second, by the names of UNITS. ``half_widths``: of their intervals, as a share.
     ``failures``: why it is no good at all, a line each. ``lacks``: what was not measured, and why. ``conditions``: of
-    the sustained ceiling, else of burst; ``throttled``: the largest share of time by reason. ``address``: of the bus,
-    known only to who measured just now. ``collectives``: bus bandwidth in TB/s by ``collective size``.
+    the sustained ceiling, else of burst; ``throttled``: the largest share of time by reason. ``host``, ``address`` of
+    the bus: known only to who measured just now, the host only of ranks. ``collectives``: bus bandwidth in TB/s by
+    ``collective size``.
     """
 
     rank: int
@@ -38,6 +39,7 @@ class Device:
     index: int
     name: str = ""
     uuid_hash: str | None = None
+    host: str | None = None
     address: str | None = None
     figures: Mapping[str, float] = field(default_factory=dict)
     half_widths: Mapping[str, float] = field(default_factory=dict)
@@ -58,7 +60,8 @@ class Device:
     @property
     def who(self) -> str:
         """Its place, and what it is known by elsewhere."""
-        known = [*([self.address] if self.address else []), *([f"uuid {self.uuid_hash}"] if self.uuid_hash else [])]
+        uuid = self.uuid_hash and f"uuid {self.uuid_hash}"
+        known = [each for each in (self.host, self.address, uuid) if each]
         return f"{self.place} ({', '.join(known)})" if known else self.place
 
     def record(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -114,14 +115,14 @@ def heard(meeting: Meeting, key: str, ranks: Iterable[int], patience: float) -> 
 
 
 def arrive(meeting: Meeting, place: Place) -> None:
-    """Tell the leader where this rank is, should nothing more be heard of it."""
-    meeting.tell(f"place/{place.rank}", [place.node, place.index])
+    """Tell the leader where this rank is, should nothing more be heard of it, and its host, which no log names."""
+    meeting.tell(f"place/{place.rank}", {"place": [place.node, place.index], "host": socket.gethostname()})
 
 
-def _places(meeting: Meeting, ranks: int) -> dict[int, Place]:
-    told = heard(meeting, "place", range(ranks), 0.0)
-    known = {rank: Place(rank, *each) for rank, each in told.items() if each is not None}
-    return {rank: known.get(rank) or place_among(rank, ranks, known.values()) for rank in range(ranks)}
+def _places(came: Mapping[int, Any]) -> dict[int, Place]:
+    """``came``: what each rank told when it came."""
+    known = {rank: Place(rank, *told["place"]) for rank, told in came.items() if told is not None}
+    return {rank: known.get(rank) or place_among(rank, len(came), known.values()) for rank in came}
 
 
 def word(told: Mapping[int, Any]) -> str:
@@ -136,18 +137,18 @@ def gathered(
     meeting: Meeting, launched: Launched, patience: float, missing: frozenset[int] = frozenset()
 ) -> tuple[Run, list[Device]]:
     """The run and every rank's device, as the leader hears of them; one that is not heard of has failed."""
-    run, devices = Run(launched.ranks, is_over=True), list[Device]()
+    came = heard(meeting, "place", range(launched.ranks), 0.0)
+    run, devices = Run(launched.ranks, is_over=True, places=_places(came)), list[Device]()
     run.apart = str(meeting.hear("together", 1.0) or "")
     run.apart = "" if run.apart in (GO, COMPLETE) else run.apart
     done = heard(meeting, "done", sorted(set(range(launched.ranks)) - missing), patience)
-    run.places = _places(meeting, launched.ranks)
     for rank, place in run.places.items():
         if (record := done.get(rank)) is None:
             failure = f"nothing was heard of rank {rank} for {patience:.0f} s"
-            devices.append(Device(rank, place.node, place.index, failures=(failure,)))
+            device = Device(rank, place.node, place.index, failures=(failure,))
         else:
-            devices.append(Device.from_record(record))
-        device = devices[-1]
+            device = Device.from_record(record)
+        devices.append(replace(device, host=(came[rank] or {}).get("host")))
         unwritten = [reason for reason in device.lacks if reason.startswith(UNWRITTEN)]
         if ends := [*device.failures, *unwritten]:
             run.failures[rank] = ends[0]

@@ -14,7 +14,8 @@ from mamf.node.verdict import Verdict, distribution, lost, pace_figure, slowest_
 from mamf.report.text import by_column, csv_text, drawing, prose, told_once, whole
 
 FORMATS = ("table", "json", "markdown", "csv", "prometheus")
-_LEFT = ("device", "throttled", "node", "figure", "collective")
+_LEFT = ("device", "throttled", "node", "host", "figure", "collective")
+_KNOWN = ("rank", "node", "index", "name", "uuid_hash", "host", "address")
 _NCCL_TESTS = "collectives: bus bandwidth in GB/s by nccl-tests' formulas, by the size of a rank's larger buffer"
 
 
@@ -74,6 +75,8 @@ def by_node(devices: Sequence[Device]) -> list[dict[str, str]]:
             "devices": str(len(own)),
             "failed": str(sum(bool(each.failures) for each in own)),
         }
+        if hosts := sorted({device.host for device in own if device.host}):
+            row["host"] = ", ".join(hosts)
         if measured:
             slowest = min(measured, key=lambda device: device.figures[pace])
             _, middle, _ = distribution([device.figures[pace] for device in measured])
@@ -146,7 +149,7 @@ def flat_rows(devices: Sequence[Device]) -> list[dict[str, Any]]:
             "failures": "; ".join(device.failures),
             "lacks": "; ".join(device.lacks),
         }
-        known = {name: getattr(device, name) for name in ("rank", "node", "index", "name", "uuid_hash", "address")}
+        known = {name: getattr(device, name) for name in _KNOWN}
         rows.append({**known, **told})
     return rows
 

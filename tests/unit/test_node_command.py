@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
 
 import pytest
 import simulated_node
@@ -34,6 +35,7 @@ NODE = ["node", "--backend", "simulated", "--budget", "60s", "--output-folder", 
 def installed(monkeypatch):
     simulated_node.install(monkeypatch, launches=200)
     monkeypatch.setattr("mamf.node.children.started", Child)
+    monkeypatch.setattr(socket, "gethostname", lambda: HOST)
     known._installed.cache_clear()
     yield
     known._installed.cache_clear()
@@ -225,6 +227,7 @@ def test_what_is_no_line_of_ours_is_no_matter():
 # -- ranks of several nodes --------------------------------------------------------------------------------------------
 
 
+HOST = "host-of-ranks"
 RUN = '{"schema": 1, "ranks": 2, "is_over": true, "apart": "", "failures": {}, "places": []}'
 
 
@@ -263,7 +266,7 @@ def test_two_nodes_of_three_ranks_by_torchrun_are_one_verdict(tmp_path, monkeypa
     assert {finding["rank"] for finding in record["findings"]} == {2, 5}
     assert [device["node"] for device in record["devices"]] == [0] * 3 + [1] * 3
     assert all("all_reduce 1GiB" in device["collectives"] for device in record["devices"])
-    assert "node 1 device 2" in json.dumps(record["findings"])
+    assert f"node 1 device 2 ({HOST}, " in json.dumps(record["findings"])
 
 
 def tasks_of_srun(count, port):
@@ -285,6 +288,7 @@ def test_two_tasks_by_srun_meet_at_the_first_host_and_are_one_verdict(tmp_path, 
         "rank0-node0",
         "rank1-node1",
     }
+    assert not any(HOST in log.read_text() for log in (tmp_path / "logs").iterdir()), "a host is in no log"
 
 
 def test_tasks_by_srun_that_die_or_come_late_are_named_and_hold_nobody(tmp_path, monkeypatch):
@@ -295,7 +299,10 @@ def test_tasks_by_srun_that_die_or_come_late_are_named_and_hold_nobody(tmp_path,
     (code, out), dead, late = forked(as_rank(tmp_path, "--format", "json", "--patience", "0.5s"), tasks)
     record = json.loads(out)
     assert (code, record["level"], record["not_together"]) == (2, "CRITICAL", "rank 1, 2 did not come so far")
-    assert record["reason"] == "CRITICAL: node 1 device 0: nothing was heard of rank 1 for 0 s; and 1 more device"
+    assert (
+        record["reason"]
+        == f"CRITICAL: node 1 device 0 ({HOST}): nothing was heard of rank 1 for 0 s; and 1 more device"
+    )
     assert [bool(device["figures"]) for device in record["devices"]] == [True, False, False]
     assert dead is None, "it ended without an answer"
     assert late[0] in (0, 3), "who comes after the verdict ends by himself"
@@ -397,7 +404,7 @@ def test_a_rank_that_never_comes_is_named_and_holds_nobody(tmp_path):
     found, devices = gathered(meeting, own, 6.0, rank.missing)
     assert found.apart == meeting["together"] == "rank 2 did not come so far"
     assert devices[2].failures == ("nothing was heard of rank 2 for 6 s",)
-    assert devices[1] == came
+    assert devices[1] == replace(came, host=HOST)
     assert devices[0].figures["burst"] > 0
     assert judged(devices).reason == "CRITICAL: device 2: nothing was heard of rank 2 for 6 s"
 
@@ -423,13 +430,16 @@ def test_the_place_of_a_rank_that_told_none_follows_from_the_others_or_is_unknow
 
 def test_ranks_of_unknown_place_are_called_so_and_their_run_is_read_again(tmp_path):
     own = Launched(Place(0, 0, 0), 4, "host", 1)
-    meeting = Told({"place/0": [0, 0], "place/1": [0, 1]})
+    meeting = Told()
+    for index in (0, 1):
+        arrive(meeting, Place(index, 0, index))
     run, devices = gathered(meeting, own, 6.0)
+    assert [device.who for device in devices[:2]] == [f"device 0 ({HOST})", f"device 1 ({HOST})"]
     told = ["device 0", "device 1", "rank 2 (place unknown)", "rank 3 (place unknown)"]
     run.write(tmp_path)
     for each in (devices, devices_of([tmp_path])[1]):
-        assert [device.who for device in each] == told
-    assert [row["node"] for row in by_node(devices)] == ["unknown", "0"]
+        assert [device.place for device in each] == told
+    assert [(row["node"], row.get("host")) for row in by_node(devices)] == [("unknown", None), ("0", HOST)]
 
 
 def test_all_go_on_together_only_when_all_are_well():

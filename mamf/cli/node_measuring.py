@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -225,17 +226,24 @@ def _as_rank(options: argparse.Namespace, own: Launched) -> int:
         return _device_run(options, own, folder, visible_index(options.backend, own.place.index))
 
     rank = Rank(own, meeting, folder, options.patience, opens)
-    rank.measure()
     if not own.leads:
-        # The verdict is the leader's to tell.
-        is_over = meeting.hear("over", options.patience * 2) is not None
-        meeting.tell(f"heard/{own.place.rank}", is_over)
-        return 0 if is_over else EXIT_CODES[UNKNOWN]
+        return _followed(rank, meeting)
+    rank.measure()
     run, devices = gathered(meeting, own, options.patience, rank.missing)
     run.write(folder)
     code = told(options, run, devices, [folder])
     _dismiss(meeting, "over", code, set(range(1, own.ranks)) - rank.missing)
     return code
+
+
+def _followed(rank: Rank, meeting: Meeting) -> int:
+    """Measure, and wait for the verdict, which is the leader's to tell."""
+    with suppress(UnavailableError):  # the meeting place is gone
+        rank.measure()
+        if meeting.hear("over", rank.patience * 2) is not None:
+            meeting.tell(f"heard/{rank.launched.place.rank}", True)
+            return 0
+    raise UnavailableError(f"nothing was heard of rank 0: 'mamf node --from {rank.folder}' tells what was measured")
 
 
 def _led_folder(options: argparse.Namespace, own: Launched, meeting: Meeting) -> Path:

@@ -5,17 +5,22 @@ import io
 import json
 import os
 import shutil
+import signal
 import socket
+import threading
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import simulated_node
 from forked import Child, forked
 
 from mamf.cli import main
+from mamf.cli.node_measuring import _followed
 from mamf.cli.progress import Phases
-from mamf.errors import RunLogWriteError
+from mamf.errors import RunLogWriteError, UnavailableError
 from mamf.logs import known
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
@@ -23,6 +28,7 @@ from mamf.node.children import FAILURE, PHASE, WAITS, Event, Watch, parsed, watc
 from mamf.node.device import DeviceRun
 from mamf.node.figures import Device
 from mamf.node.gathering import devices_of
+from mamf.node.group import Meeting
 from mamf.node.places import Launched, Place, first_host, launched, nowhere, place_among
 from mamf.node.ranks import COMPLETE, GO, Rank, arrive, gathered, word
 from mamf.node.report import by_node
@@ -381,6 +387,49 @@ def test_ranks_go_on_with_their_logs_at_their_own_places_only(tmp_path, monkeypa
     assert {path.name: path.read_bytes() for path in (tmp_path / "logs").glob("*.jsonl")} == before
     code, out = forked(as_rank(tmp_path, node=RESUMED), [{}])[0]
     assert (code, out) == (3, "mamf: logs was measured by 2 ranks: resume it by as many, as it was begun\n")
+
+
+@pytest.mark.parametrize("measure", [lambda: None, Mock(side_effect=UnavailableError("the meeting place is gone"))])
+def test_where_rank_0_is_gone_the_others_say_how_to_go_on(measure):
+    rank = SimpleNamespace(measure=measure, folder="logs", patience=1.0)
+    with pytest.raises(UnavailableError, match="nothing was heard of rank 0: 'mamf node --from logs' tells"):
+        _followed(rank, Told())
+
+
+class Frozen:
+    """A store whose host hangs; ``on_wait``: called first. Deaf to Ctrl-C, as calls into torch are."""
+
+    def __init__(self, on_wait):
+        self.on_wait, self.thawed = on_wait, threading.Event()
+
+    def wait(self, *asked):
+        if threading.current_thread() is threading.main_thread():
+            raise RuntimeError("nobody hears Ctrl-C now")
+        self.on_wait()
+        self.thawed.wait()
+
+    set = wait
+
+
+@pytest.fixture
+def frozen():
+    meeting = Meeting("127.0.0.1", 0, True, 60.0)
+    meeting._told = Frozen(lambda: None)
+    yield meeting
+    meeting._told.thawed.set()
+
+
+def test_ctrl_c_is_heard_while_others_are_waited_for(frozen):
+    frozen._told.on_wait = lambda: os.kill(os.getpid(), signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        frozen.hear("word", 60.0)
+
+
+def test_nobody_waits_for_a_meeting_place_that_hangs(frozen, monkeypatch):
+    monkeypatch.setattr("mamf.node.group._ANSWER_SECONDS", 0.0)
+    assert frozen.hear("word", 0.0) is None
+    with pytest.raises(UnavailableError, match="the meeting place of the ranks is gone: no answer for 0 s"):
+        frozen.tell("word", 1)
 
 
 class Told(dict):

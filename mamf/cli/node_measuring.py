@@ -24,7 +24,7 @@ from mamf.node.group import Meeting
 from mamf.node.places import Launched, Place, launched, nowhere, place_of
 from mamf.node.ranks import COMPLETE, GO, Rank, arrive, gathered, heard, visible_index, word
 from mamf.node.verdict import EXIT_CODES, UNKNOWN
-from mamf.plans import QUICK_BUDGET_SECONDS
+from mamf.plans import NODE_BUDGET_SECONDS
 from mamf.plugins.discovery import backend_class, backend_statuses, open_backend
 
 # Until rank 0 is met: its import of torch, on a file system that all ranks read at once.
@@ -103,7 +103,7 @@ def _driving(options: argparse.Namespace) -> int:
 
 def _dry_run(options: argparse.Namespace, devices: str, are_several: bool) -> int:
     say(f"devices: {devices}")
-    say(f"each: find ({options.budget or QUICK_BUDGET_SECONDS:.0f} s), bandwidth, copies, 5000 equal launches")
+    say(f"each: find ({options.budget or NODE_BUDGET_SECONDS:.0f} s), bandwidth, copies, 5000 equal launches")
     say("together: peer copies, collectives" if are_several else "together: nothing, it is the only one")
     return 0
 

@@ -28,7 +28,7 @@ from mamf.operations.collective.shapes import COLLECTIVES
 from mamf.operations.copies.shapes import CopyShape
 from mamf.operations.matmul.kernel import MatmulKernel
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.plans import QUICK_BUDGET_SECONDS, FindPlan, KernelsPlan, Plan
+from mamf.plans import NODE_BUDGET_SECONDS, FindPlan, KernelsPlan, Plan
 from mamf.plugins.discovery import operation
 from mamf.plugins.selection import chosen_kernels, kernels_for
 from mamf.report import find_summary_record, summary_record
@@ -56,10 +56,6 @@ class Sizes(NamedTuple):
 _OF_ACCELERATORS = Sizes(MatmulShape(4096, 4096, 4096), BandwidthShape(1024 * MIB), CopyShape(256 * MIB))
 # A CPU takes as long for these.
 _OF_HOSTS = Sizes(MatmulShape(256, 256, 256), BandwidthShape(64 * MIB), CopyShape(16 * MIB))
-
-
-#: All devices at once share the host: a little more than one alone has.
-_FIND_SECONDS = QUICK_BUDGET_SECONDS + 4.0
 
 
 @dataclass
@@ -156,7 +152,7 @@ class DeviceRun:
             assert isinstance(plan, FindPlan)
             return plan, kernels_for(self.backend, plan.problem, plan.kernels)
         problem = problem_for(self.backend, self.dtype)
-        seconds = self.find_seconds or _FIND_SECONDS
+        seconds = self.find_seconds or NODE_BUDGET_SECONDS
         return plan_for(self.backend, problem, self.kernels, budget_seconds=seconds, is_quick=True)
 
     def _repeated(self, path: Path, before: Before) -> Iterator[Measurement]:

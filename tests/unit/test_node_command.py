@@ -532,6 +532,7 @@ def test_the_first_host_of_a_list(nodes, first):
         (["--resume", "nowhere"], "nowhere is no folder"),
         (["--backend", "simulated", "--resume", "full"], "no logs of 'mamf node' in full"),
         (["--resume", "a", "--output-folder", "b"], "leave --output-folder out"),
+        (["--dry-run", "--format", "json"], "leave --format out"),
         (["--baseline", "nothing.jsonl"], "cannot read nothing.jsonl"),
         (["--kernel", "torch.mn"], "unknown kernel 'torch.mn'"),
         (["--backend", "simulatd"], "did you mean 'simulated'"),
@@ -548,8 +549,10 @@ def test_bad_options_are_3_since_2_is_a_bad_device(run, arguments, told):
     assert len(err.splitlines()) == 1
 
 
-def test_a_dry_run_says_what_it_would_do(run):
-    code, out, _ = run(*NODE, "--dry-run", "--quick")
+def test_a_dry_run_says_what_it_would_do(run, tmp_path):
+    code, out, _ = run("node", "--backend", "simulated", "--output-folder", "logs", "--dry-run", "--quick")
     assert code == 0
     assert "devices: 4 of simulated (0, 1, 2, 3), a process each" in out
+    plan, _ = DeviceRun(simulated_node.Node(0), Place(0, 0, 0), tmp_path)._find_plan(None)
+    assert f"each: find ({plan.budget_seconds:.0f} s)" in out
     assert not (run.folder / "logs").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ class CpuSensors:
     """What the operating system shows without privileges; virtual machines often show nothing."""
 
     def read(self, energy: bool = False) -> Reading:
-        frequency = psutil.cpu_freq() if hasattr(psutil, "cpu_freq") else None
+        frequency = cpu_frequency()
         sensors: dict[str, Any] = getattr(psutil, "sensors_temperatures", dict)()
         temperatures = [sensor.current for group in sensors.values() for sensor in group if sensor.current]
         return Reading(
@@ -86,7 +87,7 @@ class CpuBackend(HostTimedBackend):
         return Unavailable("Inductor needs a C++ compiler", "sudo apt install g++")
 
     def describe(self) -> DeviceInfo:
-        frequency = psutil.cpu_freq()
+        frequency = cpu_frequency()
         return DeviceInfo(
             backend=self.name,
             index=0,
@@ -143,6 +144,13 @@ class CpuBackend(HostTimedBackend):
                 "top -o %CPU   # see what runs",
             )
         ]
+
+
+def cpu_frequency() -> Any:
+    """What psutil tells, in MHz; None where the system has no such file, nor psutil such a call."""
+    with suppress(NotImplementedError, OSError, AttributeError):
+        return psutil.cpu_freq()
+    return None
 
 
 def cpu_field(name: str) -> str | None:

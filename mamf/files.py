@@ -1,6 +1,6 @@
 """Files that are written whole or not at all: nobody reads a part, and a full disk costs nothing that was there.
 
-A log that grows while its run goes on is no such file: logs/run_log.py appends to it.
+A log that grows while its run goes on is no such file: logs/writer.py appends to it.
 """
 
 from __future__ import annotations

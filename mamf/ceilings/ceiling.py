@@ -33,7 +33,7 @@ class Ceiling(Tabular):
 
     ``rate``: TFLOPS (or TB/s, where the operation counts bytes) over ``rounds`` of fresh measurements, in burst their
     median, in sustained their work over their time. ``interval``: where a repeat's lies, as a rate. ``tied``:
-    candidates that these rounds cannot tell from the winner.
+    candidates that these rounds do not show to be slower than the winner.
     ``gain_over_default``: how much faster the winning kernel is than the library's default on this very shape, as a
     share; None where that was not measured, or is the winner itself. ``repeatability``: what the interval holds beside
     what the rounds show; None in logs from before schema 4, whose intervals are of their rounds alone.
@@ -235,7 +235,9 @@ def ratios(own: Mapping[int, Measurement], other: Mapping[int, Measurement]) -> 
 
 
 def ties(own: Mapping[int, Measurement], other: Mapping[int, Measurement]) -> bool:
-    """Whether the rounds cannot tell the two apart: the interval of their ratio holds 1."""
+    """Whether the rounds do not show the other to be slower: the interval of the ratio to it reaches 1. Which one won
+    was decided before these rounds; one that is faster in them belongs beside it all the more.
+    """
     compared = ratios(own, other)
     return bool(compared) and median_interval(compared).low <= 1.0
 

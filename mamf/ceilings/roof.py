@@ -31,11 +31,6 @@ class Roof:
     compute: Ceiling | None
     bandwidth: Ceiling
 
-    @property
-    def balance(self) -> float | None:
-        """FLOP per byte at which both ceilings are met: below it bandwidth is the roof, above it compute."""
-        return None if self.compute is None else self.compute.rate / self.bandwidth.rate
-
     def rate(self, work: Work) -> float:
         """The most that such work can reach, in its own unit: TFLOPS, or TB/s where its rate counts bytes."""
         return work.amount / max(self._computing(work), self._moving(work)) / TERA

@@ -27,7 +27,7 @@ from mamf.regimes import Burst, Regime, StoppingRule, Sustained
 
 
 class FindStrategy:
-    """A search for the ceilings of a plan; ``ceilings`` fills as it goes."""
+    """A search for the ceilings of a plan, which its rows confirm."""
 
     #: Of a visit of sustained that chooses.
     visit_seconds: ClassVar[float] = 1.0

@@ -10,8 +10,9 @@ from pathlib import Path
 from mamf.cli.options import Parser, add_width_option, duration, index, terminal_width
 from mamf.cli.terminal import say, say_lines, warn
 from mamf.errors import MamfError, UsageError
+from mamf.node.baselines import baseline_of, contributed_baselines, headers_of, unfit
 from mamf.node.figures import Device
-from mamf.node.gathering import Run, baseline_of, contributed_baselines, devices_of, headers_of
+from mamf.node.gathering import Run, devices_of
 from mamf.node.report import FORMATS, render_node
 from mamf.node.verdict import EXIT_CODES, UNKNOWN, judged
 from mamf.plans import NODE_BUDGET_SECONDS
@@ -91,10 +92,14 @@ def existing(folder: Path) -> Path:
 
 def told(options: argparse.Namespace, run: Run, devices: Sequence[Device], folders: Sequence[Path]) -> int:
     """Print the verdict; returns its exit code."""
-    baselines = (
-        baseline_of(options.baseline) if options.baseline else contributed_baselines(devices, headers_of(folders))
-    )
-    verdict = judged(devices, baselines)
+    headers, bad = headers_of(folders), dict[str, str]()
+    if options.baseline:
+        baselines = baseline_of(options.baseline)
+        bad = unfit(baselines, devices, headers)
+        baselines = {name: baseline for name, baseline in baselines.items() if name not in bad}
+    else:
+        baselines = contributed_baselines(devices, headers)
+    verdict = judged(devices, baselines, bad.values())
     say_lines(render_node(options.format, run, devices, verdict, terminal_width(options)))
     if options.format == "csv":
         say(verdict.reason, sys.stderr)

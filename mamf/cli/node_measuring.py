@@ -15,8 +15,8 @@ from pathlib import Path
 from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.node import existing, told
 from mamf.cli.progress import Phases
-from mamf.cli.terminal import say
-from mamf.errors import LogMismatchError, MamfError, UnavailableError, UsageError
+from mamf.cli.terminal import say, warn
+from mamf.errors import LogMismatchError, MamfError, RunLogWriteError, UnavailableError, UsageError
 from mamf.node.children import ADDRESS, FAILURE, PHASE, WAITS, Children, Watch, watched
 from mamf.node.device import DeviceRun
 from mamf.node.gathering import Run, devices_of, read_run
@@ -93,8 +93,11 @@ def _driving(options: argparse.Namespace) -> int:
     if watch.was_left:
         failed = ", ".join(names(run)[rank] for rank in watch.failures)
         run.apart = f"{failed} failed while all measured together"
-    run.write(folder)
-    _, devices = devices_of([folder])
+    try:
+        run.write(folder)
+    except (RunLogWriteError, UsageError) as error:  # what was measured is told all the same
+        warn(str(error))
+    _, devices = devices_of([folder], run)
     devices = [replace(device, address=watch.addresses.get(device.rank)) for device in devices]
     code = told(options, run, devices, [folder])
     say(f"logs: {folder}", sys.stderr)
@@ -161,7 +164,10 @@ def _led(options: argparse.Namespace) -> int:
     own = Launched(Place(rank, 0, device), ranks, "127.0.0.1", port, is_led=True)
 
     def record(kind: str, value: object) -> None:
-        say(json.dumps({kind: value}))
+        try:
+            say(json.dumps({kind: value}))
+        except BrokenPipeError:  # who drives this is gone: an interruption, and no fault of the device
+            raise KeyboardInterrupt from None
 
     def opens() -> DeviceRun:
         record(PHASE, "opening the device")
@@ -182,7 +188,7 @@ def _led(options: argparse.Namespace) -> int:
                 on_wait=lambda: record(PHASE, WAITS),
                 on_failure=lambda reason: record(FAILURE, reason),
             ).measure()
-        except (KeyboardInterrupt, BrokenPipeError):
+        except KeyboardInterrupt:
             return EXIT_CODE
     return 0
 

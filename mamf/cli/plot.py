@@ -16,8 +16,9 @@ from mamf.counters.chart import counters_chart
 from mamf.counters.log import counted_in
 from mamf.errors import UsageError
 from mamf.logs.run_log import RunLog
+from mamf.node.baselines import contributed_baselines, headers_of
 from mamf.node.chart import node_chart
-from mamf.node.gathering import contributed_baselines, devices_of, headers_of
+from mamf.node.gathering import devices_of
 from mamf.node.verdict import judged
 from mamf.operations.attention.rows import is_attention
 from mamf.operations.attention.shapes import DIRECTIONS

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from bisect import bisect
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from mamf.ceilings.ceiling import FEWEST_ROUNDS, confirmed_of
 from mamf.contribution.evidence import Evidence, Finding
-from mamf.contribution.row_rules import RATE_ROUNDING, agree, is_exact
+from mamf.contribution.row_rules import agree, is_exact, same_number, same_rate
 from mamf.logs.records import ceiling_from_record, ceiling_record
 from mamf.logs.run_log import OwnCeilings, latest
 from mamf.measurement import Conditions, Measurement
@@ -55,7 +56,7 @@ def summary_recomputes(evidence: Evidence) -> Iterator[Finding]:
         yield Finding("unknown-field", f"mamf writes no field {name!r} of a summary: remove it", line)
     # Early logs counted no phases.
     for name in sorted((again.keys() & summary.keys() | {"best", "measured"}) - _NOT_FROM_ROWS):
-        if not agree(summary.get(name), again[name], RATE_ROUNDING):
+        if not agree(summary.get(name), again[name], same_rate):
             told = f"{name}: the rows give {again[name]}, the summary says {summary.get(name)}"
             yield Finding("best-mismatch", told, line)
     if evidence.tier == "complete" and summary["left"]:
@@ -134,7 +135,7 @@ def _wanted(evidence: Evidence, again: Iterable[Sought]) -> set[Sought]:
 
 
 def _same(written: object, again: object) -> bool:
-    return agree(written, again, 0.0, _CEILING_ROUNDING)
+    return agree(written, again, partial(same_number, relative=_CEILING_ROUNDING))
 
 
 def ceilings_fit_attention(evidence: Evidence) -> Iterator[Finding]:
@@ -169,14 +170,14 @@ def claims_are_firm(evidence: Evidence) -> Iterator[Finding]:
         if len(row.samples) < _FEWEST_SAMPLES:
             told = f"{name} has {len(row.samples)} samples, fewer than {_FEWEST_SAMPLES}: raise --time-limit"
             yield Finding("few-samples", told)
-        yield from _too_wide(evidence, name, _half_width(row))
+        yield from _too_wide(evidence, name, _half_width(row), "--time-limit")
         yield from _throttled(evidence, name, regime, row.conditions)
     for ceiling in (*evidence.log.all_ceilings.values(), *evidence.log.own_ceilings.values()):
         name = f"the ceiling of {problem_title(ceiling.regime, ceiling.problem)}"
         if ceiling.rounds < FEWEST_ROUNDS:
             yield Finding("few-samples", f"{name} was confirmed in {ceiling.rounds} rounds, not {FEWEST_ROUNDS}")
         half = (ceiling.interval.high - ceiling.interval.low) / 2 / ceiling.rate
-        yield from _too_wide(evidence, name, half)
+        yield from _too_wide(evidence, name, half, "--budget")
         yield from _throttled(evidence, name, ceiling.regime, ceiling.conditions)
 
 
@@ -201,10 +202,11 @@ def _widest(evidence: Evidence) -> float:
     return _WIDEST_OF_CPU if evidence.is_cpu else _WIDEST
 
 
-def _too_wide(evidence: Evidence, name: str, half_width: float) -> Iterator[Finding]:
+def _too_wide(evidence: Evidence, name: str, half_width: float, option: str) -> Iterator[Finding]:
+    """``option``: that gives it more time."""
     widest = _widest(evidence)
     if half_width > widest:
-        told = f"{name} is known to +-{half_width:.1%}, not {widest:.0%}: leave the machine alone, raise --time-limit"
+        told = f"{name} is known to +-{half_width:.1%}, not {widest:.0%}: leave the machine alone, raise {option}"
         yield Finding("wide-interval", told)
 
 

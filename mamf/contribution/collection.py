@@ -210,7 +210,8 @@ def best_attention(entries: Iterable[AttentionEntry]) -> list[AttentionEntry]:
         row = entry.row
         mask = (row.shape.causal, row.shape.window or 0)
         key = (entry.device, row.problem.dtype, row.regime, row.problem.direction, row.shape.head_dim, *mask)
-        if row.problem.backward_count == "hardware" and (key not in found or entry.share > found[key].share):
+        is_counted_alike = not row.problem.has_backward or row.problem.backward_count == "hardware"
+        if is_counted_alike and (key not in found or entry.share > found[key].share):
             found[key] = entry
     order = {"fwd": 0, "bwd": 1}
     return [found[key] for key in sorted(found, key=lambda key: (*key[:3], order.get(key[3], 2), *key[4:]))]

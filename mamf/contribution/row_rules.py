@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from mamf.backend import DeviceInfo
@@ -19,10 +21,9 @@ from mamf.operations.attention.rows import has_memory_of_process, is_attention
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.regimes.names import BEST_BY, SUSTAINED
 
-# What follows from the samples. TFLOPS are written with three decimals, coverage with four, seconds with twelve.
-# Early logs round rates to three decimals.
-RATE_ROUNDING = 2e-3
-_ROUNDING = {"tflops": RATE_ROUNDING, "rate": RATE_ROUNDING, "seconds": 2e-12, "interval_coverage": 2e-4}
+# A step of the sixth digit, which rates are rounded to; half a step of what early logs round them to, three decimals,
+# and of the sixth digit of what is computed anew.
+_RATE_ROUNDING, _EARLY_RATE_ROUNDING = 1.1e-5, 5.5e-4
 # Products whose rounding shows: float64 may agree with the float64 reference to the last bit, integers must.
 _ROUNDED = ("bfloat16", "float16", "tf32", "float32", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
 # Verification decides by kernel; nothing that passed it is further off.
@@ -51,9 +52,8 @@ def rows_recompute(evidence: Evidence) -> Iterator[Finding]:
             yield Finding("unknown-field", f"mamf writes no field {name!r} of a row: remove it", line)
         for name in again.keys() - {"flop", "time"}:
             # Early logs lack fields of today; what belongs to samples they all have.
-            if (name in record or name in _ROUNDING) and not agree(
-                record.get(name), again[name], _ROUNDING.get(name, 0)
-            ):
+            is_due = name in record or name in _FROM_SAMPLES
+            if is_due and not agree(record.get(name), again[name], _FROM_SAMPLES.get(name, same_number)):
                 yield Finding(
                     "row-mismatch", f"{row.shape}: {name} does not follow from the row's samples and plan", line
                 )
@@ -67,30 +67,49 @@ def best_by(evidence: Evidence, regime: str) -> str:
     return "median" if is_early else BEST_BY[regime]
 
 
-def agree(written: Any, again: Any, tolerance: float, relative: float = 6e-6) -> bool:
-    """Whether two JSON values are the same up to rounding of their numbers: to six digits, or by ``tolerance``."""
+def same_number(written: float, again: float, tolerance: float = 0.0, relative: float = 6e-6) -> bool:
+    """Up to rounding to six digits, or to so many decimals as ``tolerance`` has."""
+    return math.isclose(written, again, rel_tol=relative, abs_tol=tolerance)
+
+
+def same_rate(written: float, again: float) -> bool:
+    """Up to rounding to six digits, or to three decimals."""
+    is_early = written == round(written, 3) and abs(written - again) <= _EARLY_RATE_ROUNDING
+    return is_early or same_number(written, again, relative=_RATE_ROUNDING)
+
+
+def agree(written: Any, again: Any, same: Callable[[float, float], bool] = same_number) -> bool:
+    """Whether two JSON values are the same but for their numbers, which need be so up to rounding."""
     if written is again:  # what was taken over as it was written: of a row nearly all
         return True
     if isinstance(again, float) and isinstance(written, (int, float)) and not isinstance(written, bool):
-        return math.isclose(written, again, rel_tol=relative, abs_tol=tolerance)
+        return same(written, again)
     if isinstance(again, dict):
-        same = isinstance(written, dict) and written.keys() == again.keys()
-        return same and all(agree(written[key], again[key], tolerance, relative) for key in again)
+        is_alike = isinstance(written, dict) and written.keys() == again.keys()
+        return is_alike and all(agree(written[key], again[key], same) for key in again)
     if isinstance(again, (list, tuple)):
         if not isinstance(written, list) or len(written) != len(again):
             return False
         if all(map(operator.is_, written, again)):
             return True
-        return all(agree(one, other, tolerance, relative) for one, other in zip(written, again, strict=True))
+        return all(agree(one, other, same) for one, other in zip(written, again, strict=True))
     return type(written) is type(again) and bool(written == again)
 
 
+# What follows from the samples. Coverage is written with four decimals, seconds with twelve.
+_FROM_SAMPLES: Mapping[str, Callable[[float, float], bool]] = {
+    "tflops": same_rate,
+    "rate": same_rate,
+    "seconds": partial(same_number, tolerance=2e-12),
+    "interval_coverage": partial(same_number, tolerance=2e-4),
+}
+
+
 def possible(evidence: Evidence) -> Iterator[Finding]:
-    """No sample is faster than the device's highest clock allows, and no figure than the clock that was read."""
-    info = evidence.log.device(None)
-    for dtype in sorted({row.problem.dtype for _, row in good_rows(evidence) if _limit(info, row) is None}):
-        told = f"no peak of {info.name} in {dtype} is known: nothing bounds its figures"
-        yield Finding("implausible", told, 1, is_warning=True)
+    """No sample is faster than the device's highest clock or its memory allows, and no figure than the clock that was
+    read.
+    """
+    yield from _unbounded(evidence)
     for line, row in good_rows(evidence):
         info = evidence.device_of(row)
         limit = _limit(info, row) if is_exact(evidence, row) else None
@@ -103,8 +122,18 @@ def possible(evidence: Evidence) -> Iterator[Finding]:
             yield Finding("implausible", told, line)
 
 
+def _unbounded(evidence: Evidence) -> Iterator[Finding]:
+    rows = [row for _, row in good_rows(evidence)]
+    unbounded = Counter(row.problem.dtype for row in rows if _limit(evidence.device_of(row), row) is None)
+    for dtype, count in sorted(unbounded.items()):
+        of = sum(row.problem.dtype == dtype for row in rows)
+        name = evidence.log.device(None).name
+        told = f"nothing bounds {count} of its {of} rows in {dtype}: no known peak of {name} does"
+        yield Finding("implausible", told, 1, is_warning=True)
+
+
 def _limit(info: DeviceInfo, row: Measurement) -> float | None:
-    return operation_called(row.operation).fastest_possible(info, row.problem)
+    return operation_called(row.operation).fastest_possible(info, row.problem, row.shape)
 
 
 def _within_clock(info: DeviceInfo, row: Measurement) -> bool:

@@ -69,7 +69,7 @@ RULES = {
     "unknown-operation": "what the rows are of is installed here, or nobody can tell whether they are right",
     "foreign-row": "rows are of the run's plan",
     "duplicate-row": "no step is measured twice",
-    "missing-row": "no row of a complete run is missing",
+    "missing-row": "no row of a complete run is missing, and a figure is there",
     "time-order": "records were written one after the other",
     "best-mismatch": "the summary follows from the rows",
     "ceiling-mismatch": "ceilings follow from the rounds that confirmed them",

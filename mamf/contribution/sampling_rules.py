@@ -50,6 +50,9 @@ def rows_of_plan(evidence: Evidence) -> Iterator[Finding]:
     """Rows are steps of the plan, by its kernels, of its problem; a step that was measured is not measured again."""
     if not any(evidence.counts(row) for _, row in good_rows(evidence)):
         yield Finding("missing-row", "nothing was measured")
+    elif evidence.is_search and not evidence.log.all_ceilings:
+        told = "no ceiling was confirmed, and a find is known by nothing else: go on with 'mamf find --resume LOG'"
+        yield Finding("missing-row", told)
     yield from _rows_of_searches(evidence)
     yield from _rows_of_devices(evidence)
     if not evidence.is_known:

@@ -17,6 +17,7 @@ from mamf.kernel import AnyKernel, Verdict
 from mamf.measurement import TERA, TIME, Conditions, Measurement, Status, is_share
 from mamf.regimes import Regime, Samples, StoppingRule, Sustained
 from mamf.statistics import summarize, two_levels
+from mamf.work import Work
 
 _LAUNCHES_OF_AN_ESTIMATE = 3
 
@@ -101,8 +102,7 @@ class _Run:
         # A nanosecond is far below any timer's step; what is logged is then exactly what was computed with.
         seconds = [round(sample, 9) for sample in taken.seconds]
         work = self.problem.work(self.shape)
-        amount, unit = work.amount, work.unit
-        possible, impossible = split_implausible(seconds, amount, self.fastest_possible)
+        possible, impossible = split_implausible(seconds, work.amount, self.fastest_possible)
         common: dict[str, Any] = {
             "error": verdict.error,
             "details": verdict.details,
@@ -115,9 +115,7 @@ class _Run:
             "conditions": conditions(taken.readings, taken.watts),
             "remarks": (*taken.remarks, *self.alternation(possible)),
         }
-        if len(impossible) > len(possible):
-            rate = amount / max(min(impossible), 1e-12) / TERA
-            reason = f"{len(impossible)} of {len(taken.seconds)} samples are impossibly fast ({rate:.0f} {unit})"
+        if reason := why_implausible(possible, impossible, work):
             return self.result("implausible", reason, **common)
         common["repeatability"] = self.regime.repeatability_of(possible)
         return self.result("ok", summary=summarize(possible, self.regime.best_by), **common)
@@ -199,6 +197,15 @@ def split_implausible(
     possible = [sample for sample in seconds if sample > 0 and sample >= floor]
     impossible = [sample for sample in seconds if not (sample > 0 and sample >= floor)]
     return possible, impossible
+
+
+def why_implausible(possible: Sequence[float], impossible: Sequence[float], work: Work) -> str | None:
+    """Why samples give no figure: most of them cannot be true; None where they give one."""
+    if len(impossible) <= len(possible):
+        return None
+    rate = work.amount / max(min(impossible), 1e-12) / TERA
+    count = len(possible) + len(impossible)
+    return f"{len(impossible)} of {count} samples are impossibly fast ({rate:.0f} {work.unit})"
 
 
 def conditions(readings: Sequence[Reading], watts: float | None) -> Conditions:

@@ -11,8 +11,8 @@ from typing import Any
 
 from mamf.backend import Backend, OperandPool, Reading
 from mamf.engine.checking import Checked, WrongResultError
-from mamf.engine.measure import conditions
-from mamf.errors import UnsupportedError, fault
+from mamf.engine.measure import conditions, split_implausible, told, why_implausible
+from mamf.errors import UnsupportedError
 from mamf.kernel import AnyKernel, Prepared
 from mamf.measurement import Measurement, Status
 from mamf.regimes import Regime, Sustained
@@ -41,24 +41,29 @@ class Repeating:
 
     def row(self, pool: OperandPool) -> Measurement:
         """A measurement: ``wrong_result`` where outputs differ, whatever else went wrong as any row's status."""
-        backend, regime = self.backend, Sustained(self.backend)
+        backend, kernel = self.backend, self.kernel
         try:
-            with self.kernel.settings(backend, self.problem):
-                prepared = self.kernel.prepare(backend, self.problem, self.shape, pool)
-                Checked(prepared).rehearse(backend)
-                self._repeat(prepared, regime)
-        except (UnsupportedError, WrongResultError) as error:
-            is_wrong = isinstance(error, WrongResultError)
-            return self._result("wrong_result" if is_wrong else "unsupported", str(error))
+            with kernel.settings(backend, self.problem):
+                self._repeat(self._prepared(pool), Sustained(backend))
+        except WrongResultError as error:
+            return self._result("wrong_result", str(error))
         except Exception as error:
-            is_full = backend.is_out_of_memory(error)
-            return self._result("out_of_memory" if is_full else "failed", fault(error))
+            return self._result(*told(error, kernel, backend))
         (_, usual), *others = Counter(self._sums).most_common()
         different = sum(count for _, count in others)
         if different:
-            told = f"{different} of {usual + different} equal launches left other bits than the rest"
-            return self._result("wrong_result", told)
+            reason = f"{different} of {usual + different} equal launches left other bits than the rest"
+            return self._result("wrong_result", reason)
         return self._result("ok")
+
+    def _prepared(self, pool: OperandPool) -> Prepared:
+        """Verified. Raises UnsupportedError for what the kernel cannot do."""
+        kernel, backend, problem, shape = self.kernel, self.backend, self.problem, self.shape
+        if reason := kernel.unsupported(backend, problem) or kernel.unsupported_shape(problem, shape):
+            raise UnsupportedError(reason)
+        prepared = kernel.prepare(backend, problem, shape, pool)
+        Checked(prepared).rehearse(backend)
+        return prepared
 
     def _repeat(self, prepared: Prepared, regime: Regime) -> None:
         backend, checksum = self.backend, prepared.checksum
@@ -79,7 +84,10 @@ class Repeating:
             self.on_progress(len(self._sums))
 
     def _result(self, status: Status, reason: str = "") -> Measurement:
-        best_by = Sustained.best_by
+        best_by, work = Sustained.best_by, self.problem.work(self.shape)
+        possible, impossible = split_implausible(self._seconds, work.amount, None)
+        if status == "ok" and (why := why_implausible(possible, impossible, work)):
+            status, reason = "implausible", why
         return Measurement(
             self.shape,
             self.kernel.name,
@@ -88,8 +96,9 @@ class Repeating:
             best_by,
             status,
             reason,
-            summary=summarize(self._seconds, best_by) if status == "ok" else None,
-            samples=tuple(self._seconds),
+            summary=summarize(possible, best_by) if status == "ok" else None,
+            samples=tuple(possible),
+            implausible_samples=tuple(impossible),
             launches=len(self._sums),
             conditions=conditions(self._readings, None),
             remarks=("a checksum after each launch",),

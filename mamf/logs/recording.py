@@ -48,13 +48,18 @@ class Recording:
         """The same rows; ``left``: what the budget left out. Raises UsageError when the log cannot be made."""
         if self.path is None:
             return rows
+        written = self._written(self._writer(Path(self.path)), rows, summary, after, left)
+        next(written)  # within its ``with``: the log is let go of when the rows are, also if none was asked for
+        return written
+
+    def _writer(self, path: Path) -> RunLogWriter:
         if self.before is not None:
             log, writer = self.before
             writer.go_on(log, {"tool": tool_version(), "command": "from Python", "started": utc_now(), "notes": ""})
-            return self._written(writer, rows, summary, after, left)
+            return writer
         findings = [as_line(finding).strip() for finding in diagnose(self.backend)]
         header = header_of(self.backend, "from Python", self.kernel, plan_record(self.plan), findings)
-        return self._written(RunLogWriter.create(Path(self.path), header), rows, summary, after, left)
+        return RunLogWriter.create(path, header)
 
     def _written(
         self,
@@ -63,10 +68,13 @@ class Recording:
         summary: Summary,
         after: Records,
         left: Callable[[], int],
-    ) -> Iterator[Measurement]:
+    ) -> Iterator[Any]:
+        """None, before anything is measured; then the rows."""
         taken: list[Measurement] = [] if self.before is None else list(self.before[0].lasting)
-        begun, status, reason = host_seconds(self.backend), "interrupted", "by the caller"
+        status, reason = "interrupted", "by the caller"
         with writer:
+            yield None
+            begun = host_seconds(self.backend)
             try:
                 for row in rows:
                     writer.write("measurement", measurement_record(row))

@@ -30,6 +30,8 @@ _WORD = r"(?:\\ |\.(?!\w)|[^\s/\\.'\"`<>|:;,()\[\]{}])+"
 _NO_NAME = r"(?![-~]|\.\.?[/\\]|(?:and|or|but|to|in|is|was|has|of|for|from|with|on|at|as|by|not)\b)"
 _PATH = re.compile(rf"(?<![\w/\\.~>-]){_ROOT}(?:(?:{_WORD} {_NO_NAME}){{0,3}}{_PART}[/\\]+)*{_PART}", re.I)
 _QUOTED_PATH = re.compile(rf"(?P<quote>['\"])(?P<option>[^'\"/\\=\s]*=)?{_ROOT}[^'\"]*[^'\"/\\](?P=quote)", re.I)
+# Of a device on the bus, and of a host that a connection leads to.
+_ADDRESS = re.compile(r"\b[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b|\b\d{1,3}(?:\.\d{1,3}){3}\]?:\d+\b", re.I)
 _SEPARATOR = re.compile(r"/|\\+(?! )")
 _OF_USERS = ("home", "users")
 _SHORTEST_NAME = 2
@@ -47,11 +49,12 @@ _ENVIRONMENT_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "KMP_AFFINITY", 
 
 
 def scrub(text: str) -> str:
-    """``text`` with paths out of the working directory cut to their last part and this host's and user's names
-    replaced.
+    """``text`` with paths out of the working directory cut to their last part and this host's and user's names, and
+    addresses of devices and hosts, replaced.
     """
     if "/" in text or "\\" in text:  # every path has one
         text = _PATH.sub(_last_part, _QUOTED_PATH.sub(_quoted_last_part, text))
+    text = _ADDRESS.sub("<address>", text)
     for pattern, substitute in _private_names():
         text = pattern.sub(substitute, text)
     return text

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import queue
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -18,6 +19,8 @@ PHASE, FAILURE, ADDRESS = "phase", "failure", "address"
 #: The phase of a child that waits for the others.
 WAITS, TOGETHER = "waits for the others", "together"
 _TICK_SECONDS = 0.5
+#: After the first failure of those that measure together: whose fault it is may be heard of later than who suffers.
+_AFTERMATH_SECONDS = 2.0
 _LONGEST_END_SECONDS = 15.0
 # Of a child whose run was interrupted, in order.
 _INTERRUPTED = 130
@@ -55,6 +58,8 @@ class Watch:
     def __post_init__(self) -> None:
         self.running = set(self.ranks)
         self._heard = dict.fromkeys(self.ranks, self.now())
+        #: Of those that failed, who ended or fell silent without a word of why.
+        self._without_a_word: set[int] = set()
 
     def take(self, event: Event) -> None:
         rank = event.rank
@@ -67,9 +72,10 @@ class Watch:
                 self.failures[rank] = str(event.said[FAILURE])
         elif rank in self.running:
             self.running.discard(rank)
-            if event.code not in (0, _INTERRUPTED):
+            if event.code not in (0, _INTERRUPTED) and rank not in self.failures:
                 told = event.words or told_by(event.code)
-                self.failures.setdefault(rank, f"it ended while it measured ({self.phases.get(rank, 'start')}): {told}")
+                self.failures[rank] = f"it ended while it measured ({self.phases.get(rank, 'start')}): {told}"
+                self._without_a_word.add(rank)
 
     def all_wait(self) -> bool:
         """Whether every child that runs waits for the others."""
@@ -84,10 +90,21 @@ class Watch:
         """Children that run, wait for nobody, and were not heard of for too long: each has failed from now on."""
         late = self.now() - self.patience
         found = [rank for rank in sorted(self.running) if self._heard[rank] < late and self.phases.get(rank) != WAITS]
+        or_waits = ", or waits for one that does" if len(found) > 1 and self.phases.get(found[0]) == TOGETHER else ""
         for rank in found:
-            told = f"it hangs: silent for {self.patience:.0f} s ({self.phases.get(rank, 'start')})"
+            told = f"it hangs{or_waits}: silent for {self.patience:.0f} s ({self.phases.get(rank, 'start')})"
             self.failures.setdefault(rank, told)
+            self._without_a_word.add(rank)
         return found
+
+    def acquit(self, before: Collection[int]) -> None:
+        """Of those that failed after ``before``, measuring together, who told only of what it suffered from another is
+        to blame for nothing: from one that ended without a word, else from the first that told.
+        """
+        failed = [rank for rank in self.failures if rank not in before]
+        to_blame = self._without_a_word.intersection(failed) or failed[:1]
+        for rank in set(failed).difference(to_blame):
+            del self.failures[rank]
 
 
 def told_by(code: int) -> str:
@@ -113,23 +130,26 @@ def watched(
     """Until all children have ended: kills those that hang, says ``together`` once when all wait, and ends the others
     where one fails after that, since they wait for it. ``events``: the next, or None after so many seconds.
     """
-    is_together, known = False, 0
-    while watch.running:
+    is_together, before, failed_at = False, frozenset[int](), math.inf
+    while watch.running and watch.now() < failed_at + _AFTERMATH_SECONDS:
         event = events(_TICK_SECONDS)
         if event is not None:
             watch.take(event)
             on_event()
-        for rank in watch.hanging():
+        for rank in watch.hanging() if failed_at == math.inf else ():
             processes[rank].kill()
+            watch.running.discard(rank)  # who is deep in a driver outlives that
         if watch.running and not is_together and watch.all_wait():
-            is_together, known = True, len(watch.failures)
+            is_together, before = True, frozenset(watch.failures)
             watch.go_on(watch.running)
             together()
-        elif is_together and len(watch.failures) > known:
-            watch.was_left = True
-            for rank in sorted(watch.running - watch.failures.keys()):
-                watch.running.discard(rank)
-                processes[rank].kill()
+        elif is_together and len(watch.failures) > len(before):
+            failed_at = min(failed_at, watch.now())
+    if failed_at < math.inf:
+        watch.was_left = True
+        watch.acquit(before)
+        for rank in sorted(watch.running):
+            processes[rank].kill()
 
 
 def started(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
@@ -162,7 +182,13 @@ class Children:
     def __init__(self, commands: Mapping[int, Sequence[str]], environment: Mapping[str, str]) -> None:
         self._events: queue.Queue[Event] = queue.Queue()
         environment = {**shared_cores(len(commands)), **environment}
-        self.processes = {rank: started(command, environment) for rank, command in commands.items()}
+        self.processes: dict[int, subprocess.Popen[str]] = {}
+        try:
+            for rank, command in commands.items():
+                self.processes[rank] = started(command, environment)
+        except BaseException:
+            self.end()
+            raise
         for rank, process in self.processes.items():
             threading.Thread(target=self._read, args=(rank, process), daemon=True).start()
 

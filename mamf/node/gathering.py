@@ -10,22 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from mamf.ceilings.ceiling import CONFIRM, Ceiling
-from mamf.contribution.contributed import contributed_ceilings
 from mamf.errors import RunLogError, UsageError, fault
 from mamf.files import write_whole
 from mamf.logs.run_log import RunLog, read_run_log
+from mamf.machine.environment import scrub
 from mamf.measurement import Measurement
 from mamf.node.figures import BURST, SUSTAINED, UNITS, Device
 from mamf.node.places import Place, place_of
-from mamf.node.verdict import Baseline
 
 #: What a device does, in order, a log each: alone, then together with all others.
 ALONE = ("find", "bandwidth", "copies", "repeated")
 TOGETHER = ("peers", "collective")
 _RUN = "run.json"
 _SCHEMA = 1
-#: How it begins why a rank ended early that ran out of disk: nothing is known of its device, and nothing bad.
-UNWRITTEN = "its log could not be written"
+#: How it begins why a rank ended early through no fault of its device: of that nothing is known, and nothing bad.
+UNWRITTEN, UNMEASURABLE = "its log could not be written", "what was asked for cannot be measured"
 # Why a run ended early that is no fault of a device.
 _NO_FAULTS = ("by the user", "the budget ended", "by the caller")
 
@@ -41,11 +40,13 @@ class Run:
     apart: str = ""
     failures: dict[int, str] = field(default_factory=dict)
     places: dict[int, Place] = field(default_factory=dict)
+    #: Whether it was killed as a whole, as its logs tell: none of them says how it ended.
+    is_cut: bool = False
 
     def write(self, folder: Path) -> None:
-        ends = {str(rank): reason for rank, reason in self.failures.items()}
+        ends = {str(rank): scrub(reason) for rank, reason in self.failures.items()}
         places = [[each.rank, each.node, each.index] for each in self.places.values()]
-        record = {"schema": _SCHEMA, "ranks": self.ranks, "is_over": self.is_over, "apart": self.apart}
+        record = {"schema": _SCHEMA, "ranks": self.ranks, "is_over": self.is_over, "apart": scrub(self.apart)}
         write_whole(folder / _RUN, json.dumps({**record, "failures": ends, "places": places}, indent=1) + "\n")
 
 
@@ -65,17 +66,19 @@ def read_run(folder: Path) -> Run | None:
         raise RunLogError(reason) from None
 
 
-def devices_of(folders: Sequence[Path]) -> tuple[Run, list[Device]]:
-    """The run and its devices, by rank, as the logs in these folders tell. Raises UsageError where there is none."""
-    run, logs = Run(), dict[Place, dict[str, RunLog | str]]()
+def devices_of(folders: Sequence[Path], known: Run | None = None) -> tuple[Run, list[Device]]:
+    """The run and its devices, by rank, as the logs in these folders tell. ``known``: what its leader knows, in place
+    of what is written there. Raises UsageError where there is none.
+    """
+    run, logs = known or Run(), dict[Place, dict[str, RunLog | str]]()
     for folder in folders:
         for path in sorted(folder.glob("*.jsonl")):
             if (found := place_of(path)) is not None:
                 place, part = found
                 of_place = logs.setdefault(place, {})
                 if has_begun(path):
-                    of_place[part] = _read(path)
-        if (told := read_run(folder)) is not None:
+                    of_place[part] = read(path)
+        if known is None and (told := read_run(folder)) is not None:
             run = _joined(run, told)
     if not logs and not run.places:
         raise UsageError(f"no logs of 'mamf node' in {', '.join(map(str, folders))}")
@@ -88,13 +91,17 @@ def devices_of(folders: Sequence[Path]) -> tuple[Run, list[Device]]:
     run.ranks = max(run.ranks, len(run.places))
     for rank in range(run.ranks):
         run.places.setdefault(rank, Place(rank, 0, rank))
+    open_ended = [
+        any(isinstance(log, RunLog) and log.summary is None for log in each.values()) for each in logs.values()
+    ]
+    run.is_cut = not run.is_over and bool(open_ended) and all(open_ended)
     places = [run.places[rank] for rank in sorted(run.places)]
     return run, [device_of(place, logs.get(place, {}), run) for place in places]
 
 
 def logs_of(folder: Path, place: Place) -> dict[str, RunLog | str]:
     """What a rank wrote, by part; why it cannot be read, of what cannot."""
-    return {part: _read(log) for part in (*ALONE, *TOGETHER) if has_begun(log := place.log(folder, part))}
+    return {part: read(log) for part in (*ALONE, *TOGETHER) if has_begun(log := place.log(folder, part))}
 
 
 def is_complete(folder: Path, place: Place) -> bool:
@@ -124,7 +131,7 @@ def has_begun(path: Path) -> bool:
         return True  # who reads it says why it cannot be read
 
 
-def _read(path: Path) -> RunLog | str:
+def read(path: Path) -> RunLog | str:
     """A log, or why it cannot be read. Nobody waits for a pipe that bears a log's name."""
     if not path.is_file():
         return f"cannot read {path}: it is no regular file"
@@ -138,26 +145,28 @@ def device_of(place: Place, logs: Mapping[str, RunLog | str], run: Run) -> Devic
     """One device, as its logs tell. ``logs``: by part."""
     device = Device(place.rank, place.node, place.index)
     reason = run.failures.get(place.rank, "")
-    is_unwritten = reason.startswith(UNWRITTEN)
+    is_no_fault = reason.startswith((UNWRITTEN, UNMEASURABLE))
     failures, lacks = list[str](), list[str]()
     if reason:
-        (lacks if is_unwritten else failures).append(reason)
+        (lacks if is_no_fault else failures).append(reason)
     for part in ALONE + (TOGETHER if run.ranks > 1 and not run.apart else ()):
         log = logs.get(part)
         if isinstance(log, str):
             failures.append(log)
         elif log is not None:
-            device = _with(device, part, log)
-            failures += [*_wrong(part, log), *(() if is_unwritten else _ended(part, log))]
+            device = with_figures(device, part, log)
+            failures += _wrong(part, log)
+            if not is_no_fault:
+                (lacks if run.is_cut and log.summary is None else failures).extend(_ended(part, log))
             lacks += _lacks(part, log)
         elif not reason:
             lacks.append(f"{part} was not measured")
     if reason:  # which is why it lacks what it lacks
-        failures, lacks = (failures, lacks[:1]) if is_unwritten else (failures[:1], [])
+        failures, lacks = (failures, lacks[:1]) if is_no_fault else (failures[:1], [])
     return replace(device, failures=tuple(dict.fromkeys(failures)), lacks=tuple(lacks))
 
 
-def _with(device: Device, part: str, log: RunLog) -> Device:
+def with_figures(device: Device, part: str, log: RunLog) -> Device:
     """A device and what a log tells of it."""
     info = log.header["device"]
     device = replace(device, name=str(info["name"]), uuid_hash=info["uuid_hash"])
@@ -218,16 +227,21 @@ def throttled(rows: Iterable[Measurement]) -> dict[str, float]:
 
 
 def _wrong(part: str, log: RunLog) -> Iterable[str]:
-    """What makes a device bad: wrong results of what every model calls, or nothing that ran."""
+    """What makes a device bad: wrong results of what every model calls, or what no kernel could run. A find has
+    candidates that fail on any device.
+    """
     default = log.header["kernel"].split()[0]
     for row in log.measurements:
         if row.status == "wrong_result" and row.kernel == default:
             yield f"wrong results in {part}: {row.reason}"
             return
-    if log.measurements and not any(row.ok for row in log.measurements):
-        row = log.measurements[0]
-        if row.status != "unsupported":
-            yield f"{part}: {row.status.replace('_', ' ')}, {row.reason}"
+    tried: dict[Any, list[Measurement]] = {}
+    for row in log.measurements:
+        tried.setdefault(None if part == "find" else (row.problem, row.shape), []).append(row)
+    for rows in tried.values():
+        if not any(row.ok for row in rows) and rows[0].status != "unsupported":
+            what = figure_name(rows[0]) or part
+            yield f"{what}: {rows[0].status.replace('_', ' ')}, {rows[0].reason}"
 
 
 def _ended(part: str, log: RunLog) -> Iterable[str]:
@@ -250,47 +264,3 @@ def _lacks(part: str, log: RunLog) -> Iterable[str]:
         yield f"no collectives: {log.measurements[0].reason if log.measurements else 'none was measured'}"
     elif str(summary.get("reason", "")).startswith("by "):
         yield f"{part} was interrupted {summary['reason']}"
-
-
-# -- baselines ---------------------------------------------------------------------------------------------------------
-
-
-def baseline_of(paths: Sequence[Path]) -> dict[str, Baseline]:
-    """What logs of find, bandwidth or copies say that a device of their kind gives, by its name."""
-    found: dict[str, Device] = {}
-    for path in paths:
-        log = read_run_log(path)
-        name = str(log.header["device"]["name"])
-        part = "find" if log.header["plan"].get("command") == "find" else "other"
-        found[name] = _with(found.get(name, Device(0, 0, 0)), part, log)
-        if not found[name].figures:
-            raise UsageError(f"{path} holds no figure that devices are compared by: give the log of a find")
-    told = ", ".join(path.name for path in paths)
-    return {name: Baseline(device.figures, f"the baseline {told}") for name, device in found.items()}
-
-
-def contributed_baselines(devices: Iterable[Device], headers: Mapping[str, Mapping[str, Any]]) -> dict[str, Baseline]:
-    """What was contributed for devices of these names, as they are built and set. ``headers``: the device of a log and
-    its dtype, by name.
-    """
-    found = {}
-    for name in dict.fromkeys(device.name for device in devices):
-        known = headers.get(name, {})
-        rows = [row for row in contributed_ceilings() if row.device == name and row.dtype == known.get("dtype")]
-        rows = [row for row in rows if (row.compute_units, row.power_limit_watts) == known.get("build")]
-        if rows:
-            figures = {row.regime: row.tflops for row in rows}
-            found[name] = Baseline(figures, f"what was contributed for {name}")
-    return found
-
-
-def headers_of(folders: Sequence[Path]) -> dict[str, Mapping[str, Any]]:
-    """Of each kind of device that a find was of: its dtype, unit count and power limit."""
-    found: dict[str, Mapping[str, Any]] = {}
-    for path in (path for folder in folders for path in folder.glob("*-find.jsonl")):
-        log = _read(path)
-        if isinstance(log, RunLog):
-            device, problem = log.header["device"], log.header["plan"]["problem"]
-            build = (device["compute_units"], device["power_limit_watts"])
-            found[str(device["name"])] = {"dtype": problem["dtype"], "build": build}
-    return found

@@ -99,7 +99,7 @@ def _port(environment: Mapping[str, str]) -> int:
     if told := environment.get("MASTER_PORT"):
         return _number("MASTER_PORT", told)
     # Jobs of one host must not meet.
-    return _DEFAULT_PORT + int(environment.get("SLURM_JOB_ID") or 0) % _PORTS
+    return _DEFAULT_PORT + _number("SLURM_JOB_ID", environment.get("SLURM_JOB_ID") or "0") % _PORTS
 
 
 def first_host(nodes: str) -> str:

@@ -55,7 +55,7 @@ class DevicePool:
         return Children(commands, {**os.environ, "PYTHONUNBUFFERED": "1"})
 
     def _open(self) -> None:
-        while self.able and len(self.infos) < len(self.able):
+        while any(device not in self.infos for device in self.able):
             device, record = self.next()
             if DEVICE in record:
                 self.infos[device] = DeviceInfo(**record[DEVICE])

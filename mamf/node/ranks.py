@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mamf.errors import LogMismatchError, RunLogWriteError, fault
+from mamf.errors import RunLogWriteError, UnsupportedError, UsageError, fault
 from mamf.node.device import DeviceRun
 from mamf.node.figures import Device
-from mamf.node.gathering import UNWRITTEN, Run, device_of, is_complete, logs_of
+from mamf.node.gathering import UNMEASURABLE, UNWRITTEN, Run, device_of, is_complete, logs_of
 from mamf.node.group import Meeting, agreed, met
 from mamf.node.places import Launched, Place, place_among
 from mamf.plugins.discovery import backend_class
@@ -103,9 +103,11 @@ class Rank:
 
 
 def _reason(error: Exception, when: str = "") -> str:
-    """Why a rank ended; a full disk, or a log of another device, is no fault of its own."""
-    is_unwritten = isinstance(error, RunLogWriteError | LogMismatchError)
-    return f"{UNWRITTEN}: {error}" if is_unwritten else f"{when}{fault(error)}"
+    """Why a rank ended; neither a full disk nor what cannot be asked for is a fault of its device."""
+    if isinstance(error, RunLogWriteError):
+        return f"{UNWRITTEN}: {error}"
+    is_asked_wrong = isinstance(error, (UsageError, UnsupportedError))
+    return f"{UNMEASURABLE}: {error}" if is_asked_wrong else f"{when}{fault(error)}"
 
 
 def heard(meeting: Meeting, key: str, ranks: Iterable[int], patience: float) -> dict[int, Any]:
@@ -149,7 +151,7 @@ def gathered(
         else:
             device = Device.from_record(record)
         devices.append(replace(device, host=(came[rank] or {}).get("host")))
-        unwritten = [reason for reason in device.lacks if reason.startswith(UNWRITTEN)]
-        if ends := [*device.failures, *unwritten]:
+        no_faults = [reason for reason in device.lacks if reason.startswith((UNWRITTEN, UNMEASURABLE))]
+        if ends := [*device.failures, *no_faults]:
             run.failures[rank] = ends[0]
     return run, devices

@@ -67,17 +67,25 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Baseline:
-    """Figures that a device of a kind should have, in the units of a Device; ``told``: where they are from."""
+    """Figures that a device of a kind should have, in the units of a Device; ``told``: where they are from. ``dtype``:
+    of the products, where there are some.
+    """
 
     figures: Mapping[str, float]
     told: str
+    dtype: str = ""
 
 
-def judged(devices: Sequence[Device], baselines: Mapping[str, Baseline] | None = None) -> Verdict:
-    """The verdict over all devices of a run. ``baselines``: by the name of the device."""
+def judged(
+    devices: Sequence[Device], baselines: Mapping[str, Baseline] | None = None, unfit: Iterable[str] = ()
+) -> Verdict:
+    """The verdict over all devices of a run. ``baselines``: by the name of the device. ``unfit``: why others that were
+    asked for tell nothing.
+    """
     compared = [*_against_peers(devices), *_against_baselines(devices, baselines or {})]
     findings = [finding for device in devices for finding in _of_its_own(device)]
     findings += [found for each in compared if (found := each.finding(len(compared))) is not None]
+    findings += [Finding(UNKNOWN, None, told) for told in unfit]
     if not compared:
         told = "there is neither a second device of its kind nor a baseline: nothing tells whether it is slow"
         findings.append(Finding(UNKNOWN, None, told if devices else "no device was measured"))

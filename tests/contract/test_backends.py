@@ -246,10 +246,22 @@ def test_the_cpus_clock_in_megahertz_becomes_hertz(monkeypatch):
     assert (reading.clock_hz, reading.celsius) == (pytest.approx(3.5e9), 61.0)
 
 
-def test_a_cpu_that_shows_no_sensors_says_so(monkeypatch):
-    monkeypatch.setattr(psutil, "cpu_freq", lambda: None)
+@pytest.mark.parametrize("error", [None, NotImplementedError("can't find current frequency file"), OSError()])
+def test_a_cpu_that_shows_no_sensors_says_so(monkeypatch, error):
+    def frequency():
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(psutil, "cpu_freq", frequency)
     monkeypatch.setattr(psutil, "sensors_temperatures", dict, raising=False)
-    assert isinstance(open_backend("cpu").telemetry, Unavailable)
+    backend = open_backend("cpu")
+    assert backend.info.max_clock_hz is None
+    assert isinstance(backend.telemetry, Unavailable)
+
+
+def test_a_psutil_that_asks_no_cpu_for_its_clock_is_enough(monkeypatch):
+    monkeypatch.delattr(psutil, "cpu_freq")
+    assert open_backend("cpu").info.max_clock_hz is None
 
 
 @pytest.mark.parametrize(("percent", "verdict"), [(3.0, "ok"), (85.0, "warning")])

@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from verdicts import verified
 
 from mamf.engine.measure import measure
+from mamf.kernel import Prepared, Verdict
 from mamf.operations.attention.kernels.sdpa import SdpaMath
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.operations.matmul.kernel import MatmulProblem
@@ -115,6 +117,12 @@ def test_no_cheat_passes(backend, trick, regimes):
     for regime in regimes:
         row = row_of(Cheat(trick), backend, regime)
         assert row.status == "wrong_result", (regime, row.status, row.reason)
+
+
+def test_the_worst_of_the_operand_sets_is_what_is_told():
+    errors = (0.001, 0.003, 0.002)
+    verdict = verified(Prepared([lambda: None] * 3, lambda index, result: Verdict(errors[index], 1.0, {"set": index})))
+    assert (verdict.error, verdict.details) == (0.003, {"set": 1})
 
 
 def test_a_changed_operand_is_named(backend):

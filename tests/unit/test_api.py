@@ -8,6 +8,7 @@ import pytest
 import mamf
 from mamf.contribution.rules import review
 from mamf.errors import DeviceError, IncomparableError, RunLogError, UnavailableError, UsageError
+from mamf.logs.writer import RunLogWriter
 from mamf.testing import SimulatedBackend
 
 KERNEL = "mamf.testing:SimulatedMatmul"
@@ -42,6 +43,16 @@ def test_a_call_that_is_broken_off_leaves_a_log_that_says_so(backend, tmp_path):
     rows.close()
     log = mamf.read_log(tmp_path / "run.jsonl")
     assert (len(log.measurements), log.tier, log.summary["reason"]) == (1, "interrupted", "by the caller")
+
+
+def test_a_call_whose_rows_nobody_asks_for_lets_go_of_its_log(backend, tmp_path):
+    rows = sweep_of(backend, log=tmp_path / "run.jsonl")
+    with pytest.raises(UsageError, match="is being written"):
+        RunLogWriter.resume(tmp_path / "run.jsonl")
+    rows.close()
+    log, writer = RunLogWriter.resume(tmp_path / "run.jsonl")
+    writer.close()
+    assert (log.measurements, log.tier) == ([], "interrupted")
 
 
 def test_a_budget_that_ends_is_said_in_the_log(backend, tmp_path):

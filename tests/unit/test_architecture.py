@@ -91,7 +91,7 @@ FLOORS = (
     ("node.figures",),
     ("node.verdict",),
     ("node.gathering", "node.prometheus"),
-    ("node.report", "node.chart"),
+    ("node.report", "node.chart", "node.baselines"),
     ("api", "api.reading"),
     ("profiling",),
     ("counters",),

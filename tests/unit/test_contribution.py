@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 from contribution_logs import SIMULATED, best, found, legacy_run, rows, write
+from test_compare import attention_row
 
-from mamf.contribution.collection import collect
+from mamf.contribution.collection import AttentionEntry, best_attention, collect
 from mamf.contribution.placing import folder_of, legacy_name_of, slug
 from mamf.contribution.privacy import private_part, without_private
 from mamf.contribution.tables import results_page
 from mamf.errors import RunLogWriteError
 from mamf.logs.legacy import Reported, write_legacy_log
+from mamf.operations.attention.shapes import AttentionProblem
 
 # -- privacy -----------------------------------------------------------------------------------------------------------
 
@@ -203,6 +205,17 @@ def test_an_interrupted_run_is_labelled_where_it_is_shown(run, sweep_records, tm
     for name in ("whole", "cut"):
         assert run("plot", f"{name}.jsonl")[0] == 0
     assert ["interrupted" in " ".join(chart.notes) for chart in charts] == [False, True]
+
+
+@pytest.mark.parametrize(("direction", "best"), [("bwd", 0), ("fwd", 1)])
+def test_a_backward_pass_that_is_counted_otherwise_is_ranked_with_none(direction, best):
+    row = attention_row(problem=AttentionProblem(direction=direction))
+    other = attention_row(problem=AttentionProblem(direction=direction, backward_count="model"))
+    entries = [
+        AttentionEntry({"device": {"name": "H100"}}, Path("log.jsonl"), "complete", each, share)
+        for each, share in ((row, 0.5), (other, 0.6))
+    ]
+    assert [entry.row for entry in best_attention(entries)] == [(row, other)[best]]
 
 
 def test_legacy_figures_stand_apart_and_as_printed(sweep_records, tmp_path):

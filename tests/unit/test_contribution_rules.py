@@ -84,8 +84,9 @@ def outrun_physics(records):
     for row in rows(records):
         row["samples_seconds"] = [sample / 20 for sample in row["samples_seconds"]]
         row["seconds"] = {name: value / 20 for name, value in row["seconds"].items()}
-        old = row["tflops"]
-        row["tflops"] = {name: [20 * v for v in old[name]] if name == "interval" else 20 * old[name] for name in old}
+        rates = "tflops" if "tflops" in row else "rate"
+        old = row[rates]
+        row[rates] = {name: [20 * v for v in old[name]] if name == "interval" else 20 * old[name] for name in old}
 
 
 def remove(*names):
@@ -148,6 +149,17 @@ def move_slow_samples_aside(records):
     row = best(records)
     ordered = sorted(row["samples_seconds"])
     row["samples_seconds"], row["implausible_samples_seconds"] = ordered[:-2], ordered[-2:]
+
+
+def call_most_samples_implausible(records):
+    row = best(records)
+    aside = [min(row["samples_seconds"]) / 4] * (len(row["samples_seconds"]) + 1)
+    row.update(implausible_samples_seconds=aside, launches=row["launches"] + len(aside))
+
+
+def shorten_visit(records):
+    """To a third of a second."""
+    next(row for row in rows(records) if row["regime"] == "sustained")["launches"] //= 6
 
 
 def copy_samples(records):
@@ -217,6 +229,8 @@ def add_note(text):
         (thin_out, "few-samples"),
         (drop_slow_samples, "lost-samples"),
         (move_slow_samples_aside, "lost-samples"),
+        (call_most_samples_implausible, "lost-samples"),
+        (shorten_visit, "lost-samples"),
         (copy_samples, "lost-samples"),
         (hide_failure, "lost-samples"),
         (call_it_sustained, "lost-samples"),
@@ -350,6 +364,22 @@ def test_spoiling_a_find_is_caught(spoil, rule, find_records, spoiled):
     assert rule in spoiled(find_records, spoil)
 
 
+def test_a_find_that_confirmed_no_ceiling_is_to_be_gone_on_with(find_records, tmp_path):
+    late = ("choose", "confirm")
+    begun = [each for each in find_records[:-1] if each["record"] != "ceiling" and each.get("phase") not in late]
+    errors = [each for each in review(write(tmp_path / "log.jsonl", begun)).findings if not each.is_warning]
+    assert [each.rule for each in errors] == ["missing-row"]
+    assert "go on with 'mamf find --resume LOG'" in errors[0].message
+
+
+def test_a_ceiling_that_is_known_too_roughly_needs_a_larger_budget(find_records, tmp_path):
+    records = copy.deepcopy(find_records)
+    ceiling = next(record for record in records if record["record"] == "ceiling")
+    ceiling["interval_tflops"] = [0.9 * ceiling["tflops"], 1.1 * ceiling["tflops"]]
+    (told,) = [each for each in review(write(tmp_path / "log.jsonl", records)).findings if each.rule == "wide-interval"]
+    assert told.message.endswith("raise --budget")
+
+
 def test_every_finding_names_a_rule_that_is_explained():
     named = set()
     for source in Path(contribution.__file__).parent.glob("*.py"):
@@ -400,7 +430,7 @@ def stretch_attention(records):
     ("spoil", "rule"),
     [
         (scale_ceiling(0.4), "ceiling-mismatch"),
-        (scale_ceiling(0.4, "interval"), "ceiling-mismatch"),
+        *((scale_ceiling(factor, "interval"), "ceiling-mismatch") for factor in (0.4, 0.9)),
         (change_attention(relative_error=3.0), "unverified"),
         (change_attention(flop=1), "flop-count"),
         (change_attention(kernel="magic"), "foreign-row"),
@@ -414,6 +444,32 @@ def test_spoiling_attention_is_caught(spoil, rule, spoiled):
     records = [record for _, record in read_records(log)]
     assert spoiled(records, lambda same: None) == set()
     assert rule in spoiled(records, spoil)
+
+
+def edit_rate(records):
+    """By a ten-thousandth."""
+    rows(records)[0]["rate"]["median"] *= 1.0001
+
+
+def edit_best_rate(records):
+    next(iter(records[-1]["best"].values()))["rate"] *= 1.0001
+
+
+@pytest.mark.parametrize(
+    ("spoil", "rule"),
+    [(outrun_physics, "implausible"), (edit_rate, "row-mismatch"), (edit_best_rate, "best-mismatch")],
+)
+def test_spoiling_bandwidth_is_caught(spoil, rule, spoiled):
+    (log,) = RESULTS.rglob("bandwidth-float32-burst-20261122-000620.jsonl")
+    records = [record for _, record in read_records(log)]
+    assert spoiled(records, lambda same: None) == set()
+    assert rule in spoiled(records, spoil)
+
+
+def test_rows_that_no_peak_bounds_are_counted():
+    (log,) = RESULTS.rglob("bandwidth-roofline-float32-burst-sustained-20261122-000415.jsonl")
+    told = [finding.message for finding in review(log).findings if finding.rule == "implausible"]
+    assert told == ["nothing bounds 36 of its 64 rows in float32: no known peak of NVIDIA H200 does"]
 
 
 @pytest.mark.parametrize(("schema", "said"), [(2, True), (3, True), (4, False)])

@@ -88,6 +88,12 @@ def test_ties_are_what_the_rounds_cannot_tell_apart():
     assert {ceiling.shape, *(shape for shape, _ in ceiling.tied)} == {A, B}
 
 
+def test_what_is_faster_than_the_winner_in_fresh_rounds_is_told_beside_it():
+    chosen = [*rows_of(A, [701] * 6, phase="choose"), *rows_of(B, [700] * 6, phase="choose")]
+    ceiling = confirmed([*chosen, *rows_of(A, [700] * 6), *rows_of(B, [702] * 6)], "card")
+    assert (ceiling.shape, ceiling.tied) == (A, ((B, KERNEL),))
+
+
 @given(st.lists(st.floats(0.9, 1.1), min_size=6, max_size=12))
 def test_drift_that_all_candidates_share_in_a_round_does_not_hide_who_is_faster(drift):
     faster, slower = ([share * figure for share in drift] for figure in (700, 699))

@@ -4,10 +4,12 @@ import csv
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import socket
 import threading
+from argparse import Namespace
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from types import SimpleNamespace
@@ -20,14 +22,14 @@ from forked import Child, forked
 from mamf.cli import main
 from mamf.cli.node_measuring import _followed
 from mamf.cli.progress import Phases
-from mamf.errors import RunLogWriteError, UnavailableError
+from mamf.errors import RunLogWriteError, UnavailableError, UsageError
 from mamf.logs import known
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
-from mamf.node.children import FAILURE, PHASE, WAITS, Event, Watch, parsed, watched
+from mamf.node.children import FAILURE, PHASE, WAITS, Children, Event, Watch, parsed, watched
 from mamf.node.device import DeviceRun
 from mamf.node.figures import Device
-from mamf.node.gathering import devices_of
+from mamf.node.gathering import Run, devices_of
 from mamf.node.group import Meeting
 from mamf.node.places import Launched, Place, first_host, launched, nowhere, place_among
 from mamf.node.ranks import COMPLETE, GO, Rank, arrive, gathered, word
@@ -88,6 +90,8 @@ def test_a_healthy_node_is_ok_and_its_logs_alone_say_so_again(run, healthy):
     told = run("node", "--from", "logs", "--format", "prometheus")[1]
     assert told.startswith("# OK: ")
     assert "\nmamf_node_verdict 0\n" in told
+    rates = {name: float(rate) for name, rate in re.findall(r'device="1",.*figure="(.*)"} (.*)', told)}
+    assert rates == pytest.approx({name: 1e12 * value for name, value in record["devices"][1]["figures"].items()})
     assert run("node", "--from", "logs", "--format", "markdown")[1].startswith("OK: ")
 
     before = {path.name: path.read_bytes() for path in (run.folder / "logs").glob("*.jsonl")}
@@ -218,6 +222,40 @@ def test_where_one_fails_together_the_others_are_ended_and_not_blamed():
     watch, killed, went_on = watch_of([*waiting, says(1, "NCCL error", FAILURE), ends(1, 1)])
     assert watch.failures == {1: "NCCL error"}
     assert (killed, went_on, watch.was_left) == ([0, 2], 1, True)
+
+
+def test_who_ended_without_a_word_is_blamed_and_not_who_told_of_it_before():
+    waiting = [says(rank, WAITS) for rank in range(3)]
+    reset = says(0, "together with the others: connection reset by peer", FAILURE, later=0.1)
+    watch, killed, _ = watch_of([*waiting, reset, ends(0, 1, later=0.1), ends(1, -9, later=0.1), (0.5, None)])
+    assert watch.failures == {1: "it ended while it measured (together): killed by signal 9"}
+    assert (killed, watch.was_left) == ([2], True)
+
+
+def test_of_those_that_fall_silent_together_nobody_knows_who_hangs():
+    watch, _, _ = watch_of([says(0, WAITS), says(1, WAITS), (61.0, None)], ranks=2)
+    told = "it hangs, or waits for one that does: silent for 60 s (together)"
+    assert watch.failures == {0: told, 1: told}
+
+
+def test_who_hangs_and_cannot_be_killed_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(Killed, "kill", lambda process: None)
+    watch, _, went_on = watch_of([says(0, WAITS), says(1, "find"), (61.0, None), ends(0)], ranks=2)
+    assert (list(watch.failures), went_on) == ([1], 1)
+
+
+def test_where_one_process_cannot_be_started_the_others_are_ended(monkeypatch):
+    ended = []
+
+    def started(command, environment):
+        if command == ["no such program"]:
+            raise FileNotFoundError(command[0])
+        return Namespace(terminate=lambda: ended.append(command), wait=lambda timeout: 0)
+
+    monkeypatch.setattr("mamf.node.children.started", started)
+    with pytest.raises(FileNotFoundError):
+        Children({0: ["first"], 1: ["no such program"]}, {})
+    assert ended == [["first"]]
 
 
 def test_what_is_no_line_of_ours_is_no_matter():
@@ -512,6 +550,13 @@ def test_launchers_tell_a_rank_its_place():
     assert launched(by_srun | {"SLURM_STEP_NUM_TASKS": "1"}) is None
 
 
+@pytest.mark.parametrize("name", ["SLURM_PROCID", "SLURM_JOB_ID", "MASTER_PORT"])
+def test_a_launcher_that_tells_no_number_is_quoted(name):
+    told = {"SLURM_PROCID": "9", "SLURM_STEP_NUM_TASKS": "16", "SLURM_STEP_NODELIST": "gpu07", name: "12x"}
+    with pytest.raises(UsageError, match=f"{name}='12x' in the environment"):
+        launched(told)
+
+
 @pytest.mark.parametrize(
     ("nodes", "first"),
     [("gpu01", "gpu01"), ("gpu[01-03,07],cpu1", "gpu01"), ("a,b", "a"), ("rack[2,5]-n1", "rack2-n1"), ("", "")],
@@ -547,6 +592,28 @@ def test_bad_options_are_3_since_2_is_a_bad_device(run, arguments, told):
     assert (code, out) == (3, "")
     assert told in err
     assert len(err.splitlines()) == 1
+
+
+def test_what_cannot_be_measured_is_no_fault_of_a_device(run, monkeypatch):
+    faulty(monkeypatch, 2)
+    code, out, _ = run(*NODE, "--dtype", "fp99")
+    assert code == 3
+    assert "what was asked for cannot be measured: unknown dtype 'fp99'" in out.splitlines()[0]
+
+
+def test_a_disk_that_is_full_in_the_end_costs_no_verdict(run, monkeypatch):
+    faulty(monkeypatch, 2)
+    write = Run.write
+
+    def written(run, folder):
+        if run.is_over:
+            raise RunLogWriteError(f"cannot write {folder}/run.json: No space left on device")
+        write(run, folder)
+
+    monkeypatch.setattr(Run, "write", written)
+    code, out, err = run(*NODE, "--format", "json")
+    assert (code, json.loads(out)["level"]) == (0, "OK")
+    assert "mamf: cannot write logs/run.json: No space left on device" in err
 
 
 def test_a_dry_run_says_what_it_would_do(run, tmp_path):

@@ -1,5 +1,6 @@
 """What each device of a node does, in virtual time, and what its logs alone tell of it."""
 
+import json
 import os
 import shutil
 from dataclasses import replace
@@ -14,14 +15,16 @@ from mamf.engine.measure import conditions
 from mamf.errors import LogMismatchError, RunLogError, UsageError
 from mamf.logs import known
 from mamf.logs.run_log import read_run_log
+from mamf.measurement import Conditions
 from mamf.node import children
 from mamf.node.chart import node_chart
 from mamf.node.children import Children
 from mamf.node.device import DeviceRun
 from mamf.node.figures import BURST, SUSTAINED
-from mamf.node.gathering import ALONE, TOGETHER, devices_of
+from mamf.node.gathering import ALONE, TOGETHER, Run, device_of, devices_of
 from mamf.node.places import Place
-from mamf.node.verdict import CRITICAL, OK, judged
+from mamf.node.verdict import CRITICAL, OK, UNKNOWN, judged
+from mamf.statistics import summarize
 from mamf.testing import Physics
 
 #: Healthy cards, a little apart; then the made faults, each on its own device.
@@ -69,8 +72,21 @@ def test_healthy_devices_are_ok_and_each_part_has_its_log(healthy):
     for device in devices:
         assert {BURST, SUSTAINED, "copy", "read", "to_device", "to_host", "to_peer"} <= set(device.figures)
         assert device.collectives["all_reduce 1GiB"] == pytest.approx(0.4, rel=0.05)
+        assert device.conditions.clock_hz == pytest.approx(Physics().capped_hz, rel=0.01), "of sustained, not of burst"
         logs = [Place(device.rank, 0, device.index).log(healthy, part) for part in (*ALONE, *TOGETHER)]
         assert all(read_run_log(log).tier == "complete" for log in logs)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_fastest_kernel_and_the_regime_that_is_throttled_most_count_whichever_came_last(healthy, order):
+    place = Place(0, 0, 0)
+    log = read_run_log(place.log(healthy, "bandwidth"))
+    fast = replace(log.measurements[0], conditions=Conditions(throttle_shares={"thermal": 0.1}))
+    slow = replace(fast, kernel="slow", regime="sustained", summary=summarize([2 * each for each in fast.samples]))
+    slow = replace(slow, conditions=Conditions(throttle_shares={"thermal": 0.6}))
+    found = device_of(place, {"bandwidth": replace(log, measurements=[fast, slow][::order])}, Run())
+    assert found.figures == {fast.problem.pattern: fast.best_rate}
+    assert found.throttled == {"thermal": 0.6}
 
 
 @pytest.mark.parametrize("fault", FAULTY)
@@ -91,7 +107,12 @@ def test_a_part_that_was_broken_off_is_gone_on_with(healthy, tmp_path):
         lines = whole[part].read_bytes().splitlines(keepends=True)
         (tmp_path / whole[part].name).write_bytes(b"".join(lines[: len(lines) // 2]))
     (before,) = devices_of([tmp_path])[1]
-    assert "it was gone or killed while find was measured" in before.failures
+    told = "it was gone or killed while find was measured"
+    assert (before.failures, told in before.lacks) == ((), True), "nobody says that it was the device"
+    Run(1, is_over=True).write(tmp_path)
+    (before,) = devices_of([tmp_path])[1]
+    assert told in before.failures
+    (tmp_path / "run.json").unlink()
     held = len(read_run_log(tmp_path / whole["find"].name).measurements)
     measured(tmp_path, 0, HEALTHY[0], together=False, ranks=1)
     (after,) = devices_of([tmp_path])[1]
@@ -99,6 +120,73 @@ def test_a_part_that_was_broken_off_is_gone_on_with(healthy, tmp_path):
     log = read_run_log(tmp_path / whole["find"].name)
     assert len(log.measurements) > held
     assert log.tier == "complete"
+
+
+def spoilt(log, folder, spoil):
+    """A copy of a log whose rows that ``spoil`` says are out of memory."""
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    for record in lines:
+        if record["record"] == "measurement" and spoil(record):
+            record |= {"status": "out_of_memory", "reason": "2 GiB are free", "samples_seconds": []}
+    (folder / log.name).write_text("".join(json.dumps(record) + "\n" for record in lines))
+
+
+@pytest.mark.parametrize(
+    ("part", "spoil", "told"),
+    [
+        ("bandwidth", lambda row: row["problem"]["pattern"] == "copy", "copy: out of memory, 2 GiB are free"),
+        ("collective", lambda row: row["problem"]["collective"] == "all_to_all", "all_to_all 1GiB: out of memory"),
+    ],
+)
+def test_what_a_device_has_no_memory_for_is_its_fault_though_all_else_was_measured(
+    healthy, tmp_path, part, spoil, told
+):
+    for log in healthy.glob("rank0-*"):
+        spoilt(log, tmp_path, spoil if log.name.endswith(f"{part}.jsonl") else lambda row: False)
+    Run(2).write(tmp_path)
+    device, _ = devices_of([tmp_path])[1]
+    assert device.failures[0].startswith(told)
+
+
+def test_a_run_that_was_killed_whole_blames_no_device_and_one_that_died_in_it_is_named(healthy, tmp_path):
+    for log in (path for rank in (0, 1) for path in healthy.glob(f"rank{rank}-*")):
+        (tmp_path / log.name).write_bytes(log.read_bytes())
+    for rank in (0, 1):
+        log = Place(rank, 0, rank).log(tmp_path, "collective")
+        log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:-1]))
+        Run(2).write(tmp_path)
+        devices = devices_of([tmp_path])[1]
+        died = "it was gone or killed while collective was measured"
+        assert [device.failures for device in devices] == [() if rank else (died,), ()]
+    assert [device.lacks for device in devices] == [(died,), (died,)]
+    assert judged(devices).level == UNKNOWN
+
+
+def test_what_stands_beside_the_logs_names_no_machine(tmp_path):
+    told = "connection to 10.0.0.7:29500 lost, /home/alice/run, card 0000:3b:00.0"
+    Run(2, apart=told, failures={0: told}).write(tmp_path)
+    text = (tmp_path / "run.json").read_text()
+    assert not [name for name in ("10.0.0.7", "alice", "3b:00") if name in text]
+
+
+@pytest.mark.parametrize(
+    ("its", "other", "told"),
+    [
+        ('"bfloat16"', '"float16"', "is of float16, and the devices were measured in bfloat16"),
+        ('"Simulated H100"', '"another card"', "is of another card, and no device here is one"),
+    ],
+)
+def test_a_baseline_that_tells_nothing_of_these_devices_is_named(healthy, tmp_path, capsys, its, other, told):
+    baseline = tmp_path / "good.jsonl"
+    baseline.write_text(Place(0, 0, 0).log(healthy, "find").read_text().replace(its, other))
+    assert main(["node", "--from", str(healthy), "--baseline", str(baseline)]) == 3
+    assert capsys.readouterr().out.startswith(f"UNKNOWN: the baseline good.jsonl {told}\n")
+
+
+def test_a_log_without_a_figure_of_a_device_is_no_baseline(healthy, capsys):
+    collective = str(Place(0, 0, 0).log(healthy, "collective"))
+    assert main(["node", "--from", str(healthy), "--baseline", collective]) == 3
+    assert "holds no figure that devices are compared by" in capsys.readouterr().err
 
 
 def test_devices_are_drawn_side_by_side_as_shares_of_the_median(healthy):
@@ -186,6 +274,12 @@ def test_time_is_shared_out_by_reason_whatever_is_read_with_it():
     seen = [("power cap", "thermal"), ("power cap",), (), ()]
     found = conditions([Reading(throttle_reasons=reasons) for reasons in seen], None)
     assert found.throttle_shares == {"power cap": 0.5, "thermal": 0.25}
+
+
+@pytest.mark.parametrize(("readings", "reasons"), [(10, ("thermal",)), (11, ())])
+def test_what_throttled_a_tenth_of_the_time_is_a_reason(readings, reasons):
+    seen = [Reading(throttle_reasons=("thermal",)), *[Reading()] * (readings - 1)]
+    assert conditions(seen, None).throttle_reasons == reasons
 
 
 def test_what_is_complete_is_not_measured_again(healthy, tmp_path):

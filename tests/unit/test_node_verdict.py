@@ -1,5 +1,6 @@
 """Whether a device is slow, wrong or gone: false alarms at the stated rate, made faults found."""
 
+import math
 import random
 from dataclasses import replace
 from statistics import median
@@ -8,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mamf.node.figures import BURST, COPY, READ, SUSTAINED, TO_DEVICE, TO_HOST, Device
-from mamf.node.verdict import CRITICAL, OK, UNKNOWN, WARN, Baseline, judged, limit, lost, others_medians
+from mamf.node.figures import BURST, COPY, READ, SUSTAINED, TO_DEVICE, TO_HOST, TO_PEER, Device, shown
+from mamf.node.verdict import CRITICAL, FALSE_WARNINGS, OK, UNKNOWN, WARN, Baseline, judged, limit, lost, others_medians
 
 #: Of a healthy H200.
 FIGURES = {BURST: 845.0, SUSTAINED: 698.0, COPY: 4.26, READ: 4.29, TO_DEVICE: 0.0555, TO_HOST: 0.0554}
@@ -64,14 +65,15 @@ def test_ten_percent_slow_only_when_sustained_is_found(seed):
     assert {finding.rank for finding in verdict.findings} == {2}
 
 
-def test_half_of_the_time_throttled_is_found_and_the_power_limit_is_none():
+@pytest.mark.parametrize("share", [0.1, 0.5])
+def test_a_tenth_of_the_time_throttled_is_found_and_the_power_limit_is_none(share):
     devices = healthy(random.Random(3))
-    devices[1] = replace(devices[1], throttled={"power cap": 1.0})
+    devices[1] = replace(devices[1], throttled={"power cap": 1.0, "hardware thermal slowdown": 0.09})
     assert judged(devices).level == OK
-    devices[6] = replace(devices[6], throttled={"power cap": 1.0, "hardware thermal slowdown": 0.5})
+    devices[6] = replace(devices[6], throttled={"power cap": 1.0, "hardware thermal slowdown": share})
     verdict = judged(devices)
     assert verdict.level == WARN
-    assert "throttled 50% of the time by hardware thermal slowdown" in verdict.reason
+    assert f"throttled {share:.0%} of the time by hardware thermal slowdown" in verdict.reason
 
 
 def test_a_failure_is_critical_whatever_the_figures():
@@ -173,6 +175,13 @@ def test_a_limit_is_what_the_rate_says():
     assert sum(chance.gauss(0, spread) > most for _ in range(20_000)) / 20_000 == pytest.approx(0.05, abs=0.005)
 
 
+def test_the_median_of_the_others_is_known_to_scatter_itself():
+    devices = [Device(rank, 0, rank, "H200", figures={BURST: 845.0}) for rank in range(4)]
+    most = limit(FALSE_WARNINGS, 4, math.hypot(0.017, 0.001) * math.sqrt(1 + math.pi / 2 / 3))
+    assert judged(spoilt(devices, 2, burst=1 - most + 0.001)).level == OK
+    assert judged(spoilt(devices, 2, burst=1 - most - 0.001)).level == WARN
+
+
 @settings(max_examples=30)
 @given(st.lists(st.floats(0.1, 1e3), min_size=2, max_size=9))
 def test_the_median_of_the_others_leaves_one_out(values):
@@ -183,3 +192,15 @@ def test_the_median_of_the_others_leaves_one_out(values):
 def test_a_device_survives_the_way_from_rank_to_rank():
     device = replace(healthy(random.Random(13))[0], failures=("a",), throttled={"power cap": 0.5})
     assert Device.from_record(device.record()) == device
+
+
+@pytest.mark.parametrize(
+    ("figure", "value", "told"),
+    [
+        *((BURST, 845.0, "845 TFLOPS"), (SUSTAINED, 698.0, "698 TFLOPS"), (COPY, 4.26, "4.26 TB/s")),
+        *((READ, 4.29, "4.29 TB/s"), (TO_DEVICE, 0.0555, "55.5 GB/s"), (TO_HOST, 0.0554, "55.4 GB/s")),
+        (TO_PEER, 0.3914, "391.4 GB/s"),
+    ],
+)
+def test_a_figure_is_shown_in_its_unit(figure, value, told):
+    assert shown(figure, value) == told

@@ -72,6 +72,7 @@ def test_sustained_gives_the_capped_figure_whatever_ran_before(before):
     assert row.tflops("median") == pytest.approx(rate(backend, FAT, backend.world.capped_hz), rel=0.003)
     assert row.conditions.throttle_reasons == ("power cap",)
     assert row.conditions.watts == pytest.approx(backend.world.cap_watts, rel=0.01)
+    assert row.launches * row.seconds >= Sustained.shortest_seconds, "what was queued before the visit is none of it"
 
 
 def test_bursts_of_mixed_shapes_do_not_disturb_one_another():
@@ -128,6 +129,16 @@ def test_a_device_that_is_always_held_back_is_measured_as_it_is():
     rests = [later - earlier for earlier, later in itertools.pairwise(sensors.read_at)]
     assert sum(rest >= backend.burst_traits.cold_after_seconds for rest in rests) == regime.most_held_back
     assert taken > 2 * regime.most_held_back
+
+
+@pytest.mark.parametrize(("shape", "trains"), [(SMALL, 10), (FAT, 2)])
+def test_a_short_kernel_is_known_by_ten_trains_and_a_long_one_by_six_launches(shape, trains):
+    backend = SimulatedBackend(physics=QUIET)
+    regime = started(Burst, backend)
+    take(regime, shape)
+    backend.telemetry = sensors = HeldBack(backend, 0)
+    take(regime, shape)
+    assert len(sensors.read_at) == trains
 
 
 def test_a_plain_loop_measures_a_mix():
@@ -212,6 +223,15 @@ def test_sustained_soaks_again_after_the_device_went_cold():
     assert backend.now() - begun > backend.sustained_traits.soak_seconds
 
 
+def test_a_visit_of_sustained_settles_no_longer_for_the_clock_that_a_pause_left():
+    regime = started(Sustained, SimulatedBackend(physics=QUIET))
+    traits = regime.backend.sustained_traits
+    take(regime)
+    regime.backend.sleep(0.9 * traits.cold_after_seconds)
+    row = take(regime)
+    assert regime.visit_took - row.launches * row.seconds < traits.soak_seconds / 2
+
+
 def test_sustained_says_when_it_never_settled(monkeypatch):
     backend = SimulatedBackend()
     monkeypatch.setattr(Sustained, "settled_slope", -1.0)
@@ -227,7 +247,7 @@ def test_classic_takes_as_many_launches_as_mamf_finder():
     assert backend.now() > 30
 
 
-@pytest.mark.parametrize("seconds", [0.005, 0.0085, 0.009, 0.0095, 0.012])
+@pytest.mark.parametrize("seconds", [0.001, 0.005, 0.0085, 0.009, 0.0095, 0.012])
 def test_classic_cut_short_keeps_at_least_three_launches_and_says_so(seconds):
     regime = started(Classic, SimulatedBackend(), warmup_seconds=0.0)
     row = take(regime, MatmulShape(1024, 1024, 1024), seconds=seconds)
@@ -246,9 +266,11 @@ def test_classic_warms_up_once():
 
 def test_a_slow_device_finishes_with_three_launches():
     backend = SimulatedBackend(physics=dataclasses.replace(Physics(), efficiency=1e-5, noise=0.05))
-    row = take(started(Burst, backend), MatmulShape(4096, 4096, 4096))
+    regime = started(Burst, backend)
+    row = take(regime, MatmulShape(4096, 4096, 4096))
     assert row.launches == 3
     assert row.summary.interval.coverage == 0.75
+    assert regime.visit_took < 9 * row.summary.slowest, "no rest lasts as long as a launch"
 
 
 @settings(max_examples=25)
@@ -262,7 +284,7 @@ def test_burst_stops_when_precise_or_out_of_time(precision, noise):
     late = backend.now() - begun >= regime.default_seconds
     # Samples are rounded to the nanosecond after the rule has seen them.
     rounding = 1e-9 / row.summary.median
-    assert late or exhausted or row.summary.relative_half_width <= precision + rounding
+    assert late or exhausted or row.summary.interval.half_width / row.summary.median <= precision + rounding
 
 
 def test_the_rule_stops_at_the_budgets_end_whatever_else():

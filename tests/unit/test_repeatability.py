@@ -63,6 +63,8 @@ def test_two_levels_are_told_from_scatter():
     assert (low, high) == (pytest.approx(683, abs=1), pytest.approx(703, abs=1))
     assert two_levels([chooser.gauss(700, 7) for _ in range(200)]) is None
     assert two_levels([chooser.uniform(690, 710) for _ in range(200)]) is None
+    assert two_levels([685.0, 695.0, 705.0, 715.0] * 5) is None, "evenly spread"
+    assert two_levels([700.0, 704.0] * 10) is None, "too near to be told apart"
     assert two_levels([700.0] * 19 + [720.0]) is None, "an outlier is no level"
     assert two_levels([700.0, 720.0] * 4) is None, "too few to tell"
 

@@ -13,13 +13,21 @@ from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
 SHAPE = MatmulShape(4096, 4096, 4096)
 
 
-def repeated(physics=None, fault=None, launches=5000, shape=SHAPE):
-    backend = SimulatedBackend(physics=physics)
+class Choosy(SimulatedMatmul):
+    """As a library is that asks for whole tiles, and tells what else it lacks when it is launched."""
+
+    def unsupported_shape(self, problem, shape):
+        return "it takes multiples of 8" if shape.m % 8 else None
+
+    def refuses(self, error):
+        return "NOT_SUPPORTED" in str(error)
+
+
+def repeated(physics=None, fault=None, launches=5000, shape=SHAPE, backend=None, dtype="bfloat16"):
+    backend = backend or SimulatedBackend(physics=physics)
     if fault is not None:
         backend.faults[shape] = fault
-    return Repeating(SimulatedMatmul(), MatmulProblem("bfloat16"), shape, backend, launches).row(
-        backend.operand_pool("normal", 0)
-    )
+    return Repeating(Choosy(), MatmulProblem(dtype), shape, backend, launches).row(backend.operand_pool("normal", 0))
 
 
 def test_equal_launches_are_equal():
@@ -38,6 +46,7 @@ def test_a_wrong_result_every_thousandth_launch_is_found():
     [
         (MemoryError("out of memory"), "failed"),
         (RuntimeError("device lost"), "failed"),
+        (RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED"), "unsupported"),
         ("wrong_result", "wrong_result"),
     ],
 )
@@ -49,6 +58,27 @@ def test_whatever_else_goes_wrong_is_a_status(fault, status):
 
 def test_a_device_without_room_is_out_of_memory():
     assert repeated(Physics(memory_bytes=1000)).status == "out_of_memory"
+
+
+@pytest.mark.parametrize("asked", [{"shape": MatmulShape(4095, 4096, 4096)}, {"dtype": "int8"}])
+def test_what_the_kernel_cannot_do_is_not_launched(asked):
+    backend = SimulatedBackend()
+    assert repeated(backend=backend, **asked).status == "unsupported"
+    assert backend.launches == 0
+
+
+def test_a_backend_that_fails_in_answering_is_a_status(monkeypatch):
+    monkeypatch.setattr(SimulatedBackend, "is_out_of_memory", lambda self, error: 1 / 0)
+    row = repeated(fault=RuntimeError("device lost"))
+    assert (row.status, row.reason) == ("failed", "ZeroDivisionError: division by zero")
+
+
+@pytest.mark.parametrize(("missed", "status"), [(1, "ok"), (6, "implausible"), (10, "implausible")])
+def test_blocks_that_the_timer_missed_are_set_aside(missed, status, monkeypatch):
+    readings = iter([0.0] * missed + [0.1] * (10 - missed))
+    monkeypatch.setattr(SimulatedBackend, "seconds_between", lambda self, start, end: next(readings))
+    row = repeated(launches=1000)
+    assert (row.status, len(row.samples), len(row.implausible_samples)) == (status, 10 - missed, missed)
 
 
 def test_torchs_products_on_a_cpu_are_equal_and_their_checksums_see_a_bit():

@@ -7,7 +7,7 @@ import pytest
 
 from mamf.backend import DeviceInfo
 from mamf.ceilings.ceiling import Ceiling
-from mamf.ceilings.roof import CACHE, MEMORY, Roof, level_of, point_of, roofs_of
+from mamf.ceilings.roof import CACHE, MEMORY, level_of, point_of, roofs_of
 from mamf.charts.plotting import draw
 from mamf.charts.roofline import roofline_chart
 from mamf.charts.roofline_drawing import labelled
@@ -79,12 +79,6 @@ def test_what_is_near_its_limit_says_so():
     assert point_of(DECODE[1], ROOFS, "").verdict == "75 % of the bandwidth roof"
 
 
-def test_the_balance_point_is_where_both_ceilings_meet():
-    roof = ROOFS.roof("bfloat16", "burst")
-    assert roof.balance == pytest.approx(862 / 4.39)
-    assert Roof(None, roof.bandwidth).balance is None
-
-
 def test_what_counts_bytes_runs_into_bandwidth_alone():
     copy = point_of(row(BandwidthProblem("copy"), BandwidthShape(GIB), 4.26), ROOFS, "")
     assert (copy.unit, copy.roof, copy.bound, copy.tflops) == ("TB/s", pytest.approx(4.39), "bandwidth", None)
@@ -105,14 +99,15 @@ def test_a_fill_is_no_roof_and_under_none():
 
 
 @pytest.mark.parametrize(
-    ("nbytes", "warm", "level"),
+    ("pattern", "nbytes", "warm", "level"),
     [
-        *((960 * MIB, 1, MEMORY), (960 * MIB, 8, MEMORY), (959 * MIB, 1, None)),
-        *((32 * MIB, 1, None), (32 * MIB, 8, CACHE), (64 * MIB, 8, None)),
+        *(("read", 960 * MIB, 1, MEMORY), ("read", 960 * MIB, 8, MEMORY), ("read", 959 * MIB, 1, None)),
+        *(("read", 32 * MIB, 1, None), ("read", 32 * MIB, 8, CACHE), ("read", 64 * MIB, 8, None)),
+        *(("copy", 30 * MIB, 8, CACHE), ("copy", 32 * MIB, 8, None)),
     ],
 )
-def test_levels_are_read_off_the_arrays(nbytes, warm, level):
-    assert level_of(BandwidthProblem("read", warm=warm), BandwidthShape(nbytes), L2) == level
+def test_levels_are_read_off_the_arrays(pattern, nbytes, warm, level):
+    assert level_of(BandwidthProblem(pattern, warm=warm), BandwidthShape(nbytes), L2) == level
 
 
 def test_where_the_cache_is_not_known_a_usual_one_is_left_behind():

@@ -86,6 +86,15 @@ def test_what_is_held_leaves_out_references_and_keeps_failures(log_path):
     assert read_run_log(log_path).held == {("burst", shape) for shape in PLAN.shapes}
 
 
+def test_rows_behind_a_summary_are_of_a_run_that_is_not_over(log_path, rows):
+    log, writer = RunLogWriter.resume(log_path)
+    assert log.tier == "complete"
+    with writer:
+        writer.go_on(log, {})
+        writer.write("measurement", measurement_record(rows[0]))
+    assert read_run_log(log_path).tier == "interrupted"
+
+
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 10**6))
 def test_a_log_cut_anywhere_reads_up_to_its_last_whole_line(log_path, cut):
@@ -353,15 +362,31 @@ def test_a_log_as_read_is_well_typed_or_names_its_line(log_path, data):
         assert render(form, log.measurements, log.header, log.summary)
 
 
-@pytest.mark.parametrize("seconds", [1e200, -1.0, 0.0, 1e-302])
-@pytest.mark.parametrize("field", ["samples_seconds", "implausible_samples_seconds"])
-def test_a_sample_that_no_launch_takes_is_refused(log_path, field, seconds):
+def with_sample(log_path, field, seconds):
+    """The log, with one more sample in its first row."""
     lines = log_path.read_text().splitlines()
     record = json.loads(lines[1])
     lines[1] = json.dumps(record | {field: [seconds, *record[field]]})
     log_path.write_text("\n".join(lines) + "\n")
-    with pytest.raises(RunLogError, match="line 2: a sample is not a positive number"):
-        read_run_log(log_path)
+    return log_path
+
+
+@pytest.mark.parametrize(
+    ("field", "seconds"),
+    [
+        *(("samples_seconds", seconds) for seconds in (1e200, -1.0, 0.0, 1e-302)),
+        *(("implausible_samples_seconds", seconds) for seconds in (1e200, -1e200)),
+    ],
+)
+def test_a_sample_that_no_launch_takes_is_refused(log_path, field, seconds):
+    with pytest.raises(RunLogError, match="line 2: a sample "):
+        read_run_log(with_sample(log_path, field, seconds))
+
+
+@pytest.mark.parametrize("seconds", [-1.0, 0.0, 1e-302])
+def test_what_was_set_aside_as_no_time_of_a_launch_is_read_back(log_path, seconds):
+    row = read_run_log(with_sample(log_path, "implausible_samples_seconds", seconds)).every_row[0]
+    assert row.implausible_samples == (seconds,)
 
 
 @pytest.mark.parametrize("name", ["attention", "text"])

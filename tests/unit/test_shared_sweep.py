@@ -5,7 +5,8 @@ import io
 import json
 import math
 import time
-from dataclasses import replace
+from argparse import Namespace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -20,19 +21,21 @@ from mamf.charts.of_log import chart_of
 from mamf.cli.interruption import EXIT_CODE
 from mamf.cli.progress import Progress
 from mamf.engine.measure import measure
-from mamf.errors import UnavailableError
+from mamf.errors import UnavailableError, UsageError
 from mamf.logs import known
 from mamf.logs.compare import compare
 from mamf.logs.device_speeds import DeviceSpeed, device_speeds, with_device_speeds
+from mamf.logs.entries import entries
 from mamf.logs.header import header_of
 from mamf.logs.plan_records import plan_record
 from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
+from mamf.node.children import PHASE, WAITS, Event
 from mamf.node.pool import DevicePool
 from mamf.node.shares import Shares
 from mamf.node.sharing import SharedSweep
-from mamf.node.worker import ASKS, assignment
+from mamf.node.worker import ASKS, DEVICE, assignment
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import Plan
@@ -143,6 +146,16 @@ def test_what_a_device_that_fails_had_taken_is_done_by_the_others(shared, hangs)
     assert log.tier == "complete"
 
 
+def test_a_device_that_hangs_is_ended_while_the_others_go_on(monkeypatch):
+    pools = virtual_pool.install(monkeypatch, Card, {1: 3}, hangs=(1,))
+    plan = Plan(tuple(GRID_SHAPES), MatmulProblem(), precision=0.2)
+    with DevicePool("simulated", range(4)) as pool:
+        list(SharedSweep(replace(plan, reference=plan.common()), pool, "simulated.mm").results())
+        hanging = pools[0].processes[1].thread
+        hanging.join(5)
+        assert not hanging.is_alive()
+
+
 def test_a_device_that_cannot_be_opened_is_named_and_the_rest_share(run, monkeypatch):
     monkeypatch.setattr("mamf.node.children.started", Child)
     monkeypatch.setenv(simulated_node.DEVICES, "2")
@@ -166,6 +179,20 @@ def test_no_others_are_told_of_where_the_last_device_fails(shared):
     (_, _, err), _ = shared(*SWEEP, *GRID, ends={0: 4, 1: 3, 2: 3, 3: 2})
     assert err.count("; the others do its part") == 3
     assert err.endswith("killed by signal 9\n")
+
+
+def test_every_device_that_can_be_is_opened_before_any_measures(monkeypatch):
+    cards = [Card(0).info, replace(Card(1).info, name="another model")]
+    opened = [Event(rank, {PHASE: WAITS, DEVICE: asdict(info)}) for rank, info in enumerate(cards)]
+    events = iter([opened[0], Event(0, None, -9), opened[1]])
+    children = Namespace(next=lambda seconds: next(events))
+    monkeypatch.setattr(DevicePool, "_started", lambda pool: children)
+    monkeypatch.setattr(DevicePool, "__exit__", lambda pool, *raised: None)
+    with (
+        pytest.raises(UsageError, match="0 is a Simulated H100, 1 is a another model"),
+        DevicePool("simulated", [0, 1]),
+    ):
+        pass
 
 
 class Missing(Card):
@@ -336,6 +363,14 @@ def test_rows_of_two_devices_are_compared_after_the_correction_and_it_is_said(ru
     assert float(rows[0]["device_correction"]) == pytest.approx(compared.pairs[0].correction)
     one_and_the_same = compare(shared_log, shared_log)
     assert all(pair.is_of_one_device and pair.ratio == 1 for pair in one_and_the_same.pairs)
+
+
+def test_rows_are_compared_with_the_device_that_the_header_names(shared):
+    _, log = shared(*SWEEP, *GRID)
+    log.header["device"] = asdict(log.devices[2])
+    speeds = {entry.device: entry.device_speed for entry in entries(log)}
+    of_own = {f"card{device}": speed / SPEEDS[2] for device, speed in enumerate(SPEEDS) if device != 2}
+    assert speeds == pytest.approx({"": 1.0, **of_own}, rel=0.003)
 
 
 def test_what_was_never_compared_is_ranked_last_and_ambiguous(run, shared):

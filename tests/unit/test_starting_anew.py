@@ -56,6 +56,7 @@ class Swinging(SimulatedBackend):
 def test_what_the_power_limit_slows_is_confirmed_by_visits_that_start_anew():
     loaded = Sustained(SimulatedBackend())
     assert loaded.confirming(HELD_BACK, 9.0).anew
+    assert loaded.confirming(Conditions(clock_hz=0.97 * 1.98e9), 9.0).anew  # by little, but held back
     assert loaded.confirming(Conditions(), 9.0).anew  # no sensor tells
     assert loaded.confirming(AT_BOOST, 9.0) is loaded
 

@@ -15,6 +15,7 @@ from mamf.statistics import (
     relative_slope,
     repeat_interval,
     standard_deviation,
+    standard_error,
     summarize,
     widened,
 )
@@ -67,7 +68,7 @@ def test_a_summary_orders_its_statistics(values):
     assert summary.fastest <= summary.median <= summary.slowest
     assert summary.fastest * (1 - 1e-9) <= summary.mean <= summary.slowest * (1 + 1e-9)
     assert summary.count == len(values)
-    assert summary.relative_half_width >= 0
+    assert summary.interval.half_width >= 0
 
 
 def test_no_samples_have_no_summary():
@@ -84,6 +85,12 @@ def test_the_slope_of_a_straight_line_is_its_rise(rise, count):
 def test_intervals_overlap_or_not():
     assert Interval(1, 2, 0.95).overlaps(Interval(2, 3, 0.95))
     assert not Interval(1, 2, 0.95).overlaps(Interval(2.1, 3, 0.95))
+
+
+def test_an_interval_of_any_coverage_stands_for_a_standard_error():
+    assert standard_error(Interval(98.0, 102.0, 0.95), 100.0) == pytest.approx(0.02 / 1.96, rel=1e-4)
+    assert standard_error(median_interval([1.0]), 1.0) == 0.0
+    assert 0 < standard_error(Interval(98.0, 102.0, 1.0), 100.0) < 0.02
 
 
 def test_widths_of_a_figure_and_of_what_corrects_it_add_in_quadrature():

@@ -99,8 +99,33 @@ def test_a_timer_that_always_misses_the_launch_is_implausible():
     assert {row.status for row in run(backend, plan_of())} <= {"implausible"}
 
 
+class Missing(SimulatedBackend):
+    """Of five launches its timer misses as many as ``missed``."""
+
+    missed = 0
+
+    def seconds_between(self, start, end):
+        self.intervals_read += 1
+        return 1e-9 if self.intervals_read % 5 < self.missed else end - start
+
+
+@pytest.mark.parametrize(("missed", "status"), [(2, "ok"), (3, "implausible")])
+def test_a_timer_that_misses_most_launches_is_implausible(missed, status):
+    backend = Missing()
+    backend.missed = missed
+    assert {row.status for row in run(backend, plan_of())} == {status}
+
+
+@pytest.mark.parametrize(("is_exact", "status"), [(True, "implausible"), (False, "ok")])
+def test_a_kernel_that_skips_work_may_be_faster_than_what_computes_it_all(monkeypatch, is_exact, status):
+    monkeypatch.setattr(SimulatedMatmul, "is_exact", is_exact)
+    backend = SimulatedBackend(physics=dataclasses.replace(Physics(), efficiency=2.0))
+    assert {row.status for row in run(backend, plan_of([MatmulShape(8192, 8192, 8192)]))} == {status}
+
+
 def test_implausible_is_told_by_physics_or_by_the_other_samples():
     assert split_implausible([1.0, 1.1, 0.2, 0.0, -1.0], 100, None) == ([1.0, 1.1], [0.2, 0.0, -1.0])
+    assert split_implausible([1.0, 1.1, 0.6, 0.4, 1.0], 100, None) == ([1.0, 1.1, 0.6, 1.0], [0.4])
     assert split_implausible([1.0, 1.1, 0.9], 100, 100.0) == ([1.0, 1.1], [0.9])
     assert split_implausible([float("nan"), 1.0], 100, None)[0] == [1.0]
 

@@ -16,6 +16,8 @@ from mamf.regimes.names import BURST, CEILINGS, CLASSIC, CLASSIC_WARMUP_SECONDS,
 ORDERS = ("shuffled", "given")
 DEFAULT_BUDGET_SECONDS = 57.0
 QUICK_BUDGET_SECONDS = 20.0
+#: Of all devices at once, which share the host: a little more than one alone has.
+NODE_BUDGET_SECONDS = QUICK_BUDGET_SECONDS + 4.0
 #: Regimes in which kernels of any operation are measured: those that a ceiling is of.
 KERNEL_REGIMES = (BURST, SUSTAINED)
 

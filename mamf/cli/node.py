@@ -15,7 +15,7 @@ from mamf.node.figures import Device
 from mamf.node.gathering import Run, devices_of
 from mamf.node.report import FORMATS, render_node
 from mamf.node.verdict import EXIT_CODES, UNKNOWN, judged
-from mamf.plans import QUICK_BUDGET_SECONDS
+from mamf.plans import NODE_BUDGET_SECONDS
 from mamf.plugins.discovery import kernel
 
 _EXAMPLES = """examples:
@@ -36,8 +36,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--devices", nargs="+", type=index, metavar="N", help="some of the node's (default: all)")
     group.add_argument("--dtype", help="of the products (default: the device's)")
     group.add_argument("--kernel", nargs="+", help="of the products; the first searches (default: as 'mamf find')")
-    group.add_argument("--budget", type=duration, help=f"of each device's find (default: {QUICK_BUDGET_SECONDS:.0f}s)")
-    group.add_argument("--quick", action="store_true", help="what it does anyway: ceilings in 20 s")
+    group.add_argument("--budget", type=duration, help=f"of each device's find (default: {NODE_BUDGET_SECONDS:.0f}s)")
+    group.add_argument("--quick", action="store_true", help="what it does anyway: ceilings by a short find")
     judging = parser.add_argument_group("verdict")
     judging.add_argument(
         "--baseline", nargs="+", type=Path, metavar="LOG", help="of a good device (default: what was contributed)"
@@ -72,6 +72,8 @@ def _run(options: argparse.Namespace) -> int:
         return told(options, run, devices, options.logs)
     if options.resume and options.output_folder:
         raise UsageError("--resume goes on with its own folder: leave --output-folder out")
+    if options.dry_run and options.format != "table":
+        raise UsageError("--dry-run says in words what would be measured: leave --format out")
     baseline_of(options.baseline or ())  # what is wrong with it is said before minutes pass
     for name in options.kernel or ():
         kernel(name)

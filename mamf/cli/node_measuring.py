@@ -6,6 +6,8 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -14,15 +16,15 @@ from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.node import existing, told
 from mamf.cli.progress import Phases
 from mamf.cli.terminal import say, warn
-from mamf.errors import LogMismatchError, RunLogWriteError, UnavailableError, UsageError
+from mamf.errors import LogMismatchError, MamfError, RunLogWriteError, UnavailableError, UsageError
 from mamf.node.children import ADDRESS, FAILURE, PHASE, WAITS, Children, Watch, watched
 from mamf.node.device import DeviceRun
 from mamf.node.gathering import Run, devices_of, read_run
 from mamf.node.group import Meeting
-from mamf.node.places import Launched, Place, launched
-from mamf.node.ranks import COMPLETE, GO, Rank, gathered, heard, visible_index, word
+from mamf.node.places import Launched, Place, launched, nowhere, place_of
+from mamf.node.ranks import COMPLETE, GO, Rank, arrive, gathered, heard, visible_index, word
 from mamf.node.verdict import EXIT_CODES, UNKNOWN
-from mamf.plans import QUICK_BUDGET_SECONDS
+from mamf.plans import NODE_BUDGET_SECONDS
 from mamf.plugins.discovery import backend_class, backend_statuses, open_backend
 
 # Until rank 0 is met: its import of torch, on a file system that all ranks read at once.
@@ -74,11 +76,9 @@ def _driving(options: argparse.Namespace) -> int:
     if missing := [each for each in indices if each >= count]:
         raise UnavailableError(f"{options.backend} has no device {missing[0]}; it has {count}")
     if options.dry_run:
-        say(f"devices: {len(indices)} of {options.backend} ({', '.join(map(str, indices))}), a process each")
-        say(f"each: find ({options.budget or QUICK_BUDGET_SECONDS:.0f} s), bandwidth, copies, 5000 equal launches")
-        say("together: peer copies, collectives" if len(indices) > 1 else "together: nothing, it is the only one")
-        return 0
-    folder = existing(options.resume) if options.resume else _made(options.output_folder or _dated())
+        which = f"{len(indices)} of {options.backend} ({', '.join(map(str, indices))}), a process each"
+        return _dry_run(options, which, len(indices) > 1)
+    folder = options.resume or _made(options.output_folder or _dated())
     places = {rank: Place(rank, 0, each) for rank, each in enumerate(indices)}
     run = Run(len(places), places=places)
     run.write(folder)
@@ -104,10 +104,29 @@ def _driving(options: argparse.Namespace) -> int:
     return EXIT_CODE if is_interrupted else code
 
 
+def _dry_run(options: argparse.Namespace, devices: str, are_several: bool) -> int:
+    say(f"devices: {devices}")
+    say(f"each: find ({options.budget or NODE_BUDGET_SECONDS:.0f} s), bandwidth, copies, 5000 equal launches")
+    say("together: peer copies, collectives" if are_several else "together: nothing, it is the only one")
+    return 0
+
+
 def _held_devices(folder: Path) -> list[int]:
-    """The devices that a run was begun by, in the order of their ranks."""
+    """The devices that a run was begun by, in the order of their ranks. Raises UsageError where none was begun here, or
+    on other nodes too.
+    """
+    run = _held_run(folder)
+    if any(place.node for place in run.places.values()):
+        raise LogMismatchError(f"{folder} was measured by {run.ranks} ranks: resume it by as many, as it was begun")
+    return [run.places[rank].index for rank in sorted(run.places)]
+
+
+def _held_run(folder: Path) -> Run:
+    """The run to go on with, empty where its leader wrote nothing here. Raises UsageError where there is none."""
     run = read_run(existing(folder))
-    return [] if run is None else [run.places[rank].index for rank in sorted(run.places)]
+    if run is None and not any(map(place_of, folder.iterdir())):
+        raise UsageError(f"no logs of 'mamf node' in {folder}")
+    return run or Run()
 
 
 def _measured_by_children(options: argparse.Namespace, folder: Path, run: Run, watch: Watch) -> None:
@@ -198,30 +217,89 @@ def _rank(options: argparse.Namespace, own: Launched) -> int:
 
 
 def _as_rank(options: argparse.Namespace, own: Launched) -> int:
+    if options.devices:
+        raise UsageError("a rank has the device that its launcher gave it: leave --devices out")
+    if options.dry_run:
+        return _dry_run(options, f"{own.ranks} of {options.backend}, a rank each", True) if own.leads else 0
     meeting = Meeting.of(own, _MEETING_SECONDS)
-    if own.leads:
-        meeting.tell("folder", str(options.resume or options.output_folder or _dated()))
-    name = options.resume or options.output_folder or meeting.hear("folder", _MEETING_SECONDS)
-    if name is None:
-        raise UnavailableError("nothing was heard of rank 0")
-    folder = _made(Path(name), is_shared=True)
-    if own.leads:
-        Run(own.ranks).write(folder)
+    arrive(meeting, own.place)
+    folder = _led_folder(options, own, meeting) if own.leads else _heard_folder(options, own, meeting)
+    if folder is None:
+        return EXIT_CODES[UNKNOWN]
 
     def opens() -> DeviceRun:
+        _require_own_logs(folder, own.place, options.resume is not None)
         return _device_run(options, own, folder, visible_index(options.backend, own.place.index))
 
     rank = Rank(own, meeting, folder, options.patience, opens)
-    rank.measure()
     if not own.leads:
-        # The verdict is the leader's to tell.
-        is_over = meeting.hear("over", options.patience * 2) is not None
-        meeting.tell(f"heard/{own.place.rank}", is_over)
-        return 0 if is_over else EXIT_CODES[UNKNOWN]
+        return _followed(rank, meeting)
+    rank.measure()
     run, devices = gathered(meeting, own, options.patience, rank.missing)
     run.write(folder)
     code = told(options, run, devices, [folder])
-    meeting.tell("over", code)
-    # The meeting place ends with this process.
-    heard(meeting, "heard", sorted(set(range(1, own.ranks)) - rank.missing), _FAREWELL_SECONDS)
+    _dismiss(meeting, "over", code, set(range(1, own.ranks)) - rank.missing)
     return code
+
+
+def _followed(rank: Rank, meeting: Meeting) -> int:
+    """Measure, and wait for the verdict, which is the leader's to tell."""
+    with suppress(UnavailableError):  # the meeting place is gone
+        rank.measure()
+        if meeting.hear("over", rank.patience * 2) is not None:
+            meeting.tell(f"heard/{rank.launched.place.rank}", True)
+            return 0
+    raise UnavailableError(f"nothing was heard of rank 0: 'mamf node --from {rank.folder}' tells what was measured")
+
+
+def _led_folder(options: argparse.Namespace, own: Launched, meeting: Meeting) -> Path:
+    """The leader's folder, of which all others are told. Raises UsageError, and dismisses them, where it is no good."""
+    try:
+        folder = _resumed(options.resume, own) if options.resume else _new(options.output_folder or _dated())
+        Run(own.ranks, places={rank: nowhere(rank) for rank in range(own.ranks)}).write(folder)
+    except MamfError:
+        _dismiss(meeting, "folder", "", range(1, own.ranks))
+        raise
+    meeting.tell("folder", str(folder))
+    return folder
+
+
+def _heard_folder(options: argparse.Namespace, own: Launched, meeting: Meeting) -> Path | None:
+    """This rank's folder, which may be its node's own; None where the leader's is no good, as the leader says."""
+    name = meeting.hear("folder", _MEETING_SECONDS)
+    if name is None:
+        raise UnavailableError("nothing was heard of rank 0")
+    if not name:
+        meeting.tell(f"heard/{own.place.rank}", True)
+        return None
+    return _made(options.resume or options.output_folder or Path(name), is_shared=True)
+
+
+def _dismiss(meeting: Meeting, key: str, value: object, ranks: Iterable[int]) -> None:
+    """Tell the others the last that they wait for. The meeting place ends with this process: they hear it first."""
+    meeting.tell(key, value)
+    heard(meeting, "heard", sorted(ranks), _FAREWELL_SECONDS)
+
+
+def _resumed(folder: Path, own: Launched) -> Path:
+    if (ranks := _held_run(folder).ranks) not in (0, own.ranks):
+        raise LogMismatchError(f"{folder} was measured by {ranks} ranks, not {own.ranks}: resume it by as many")
+    return folder
+
+
+def _new(folder: Path) -> Path:
+    _made(folder, is_shared=True)
+    if read_run(folder) is not None or any(map(place_of, folder.iterdir())):
+        raise UsageError(f"{folder} holds the logs of another run: name another --output-folder, or --resume it")
+    return folder
+
+
+def _require_own_logs(folder: Path, own: Place, is_resumed: bool) -> None:
+    """Raises LogMismatchError for logs that this rank cannot go on with: the leader sees no folder of a node's own."""
+    for log in sorted(folder.glob(f"rank{own.rank}-*.jsonl")):
+        found = place_of(log)
+        if found is not None and not is_resumed:
+            raise LogMismatchError(f"{log} is of another run: name another --output-folder, or --resume it")
+        if found is not None and found[0] != own:
+            told = f"rank {own.rank} is device {own.index} of node {own.node} now: resume it as it was begun"
+            raise LogMismatchError(f"{log} is of another place, {told}")

@@ -28,7 +28,7 @@ from mamf.operations.collective.shapes import COLLECTIVES
 from mamf.operations.copies.shapes import CopyShape
 from mamf.operations.matmul.kernel import MatmulKernel
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.plans import QUICK_BUDGET_SECONDS, FindPlan, KernelsPlan, Plan
+from mamf.plans import NODE_BUDGET_SECONDS, FindPlan, KernelsPlan, Plan
 from mamf.plugins.discovery import operation
 from mamf.plugins.selection import chosen_kernels, kernels_for
 from mamf.report import find_summary_record, summary_record
@@ -58,10 +58,6 @@ _OF_ACCELERATORS = Sizes(MatmulShape(4096, 4096, 4096), BandwidthShape(1024 * MI
 _OF_HOSTS = Sizes(MatmulShape(256, 256, 256), BandwidthShape(64 * MIB), CopyShape(16 * MIB))
 
 
-#: All devices at once share the host: a little more than one alone has.
-_FIND_SECONDS = QUICK_BUDGET_SECONDS + 4.0
-
-
 @dataclass
 class DeviceRun:
     """One rank's device. ``agree``: a decision of all ranks, for what they measure together. Raises MamfError where the
@@ -83,10 +79,12 @@ class DeviceRun:
     def alone(self) -> None:
         """What needs no other rank."""
         for part in ALONE:
-            log = self.place.log(self.folder, part)
-            is_readable = log.is_file() and has_begun(log)
-            if not is_readable or read_run_log(log).tier != "complete":
+            path = self.place.log(self.folder, part)
+            log = read_run_log(path) if path.is_file() and has_begun(path) else None
+            if log is None or log.tier != "complete":
                 self._part(part)
+            else:
+                self._require_own(log)
 
     def together(self) -> None:
         """What all ranks do at the same time: anew, where a log was begun, since what they hold may differ."""
@@ -114,10 +112,13 @@ class DeviceRun:
                 return
             log, writer = RunLogWriter.resume(path)
             with writer:
-                require_same_device(log, DeviceInfo(**log.header["device"]), self.backend.info)
+                self._require_own(log)
                 self._measured(part, path, (log, writer))
         except UnavailableError as error:  # no kernel of this part: it is missing in the verdict
             self.on_progress(f"{part}: {error}")
+
+    def _require_own(self, log: RunLog) -> None:
+        require_same_device(log, DeviceInfo(**log.header["device"]), self.backend.info)
 
     def _measured(self, part: str, path: Path, before: Before) -> None:
         with closing(self._rows_of(part, path, before)) as running:  # broken off, its log says so
@@ -151,7 +152,7 @@ class DeviceRun:
             assert isinstance(plan, FindPlan)
             return plan, kernels_for(self.backend, plan.problem, plan.kernels)
         problem = problem_for(self.backend, self.dtype)
-        seconds = self.find_seconds or _FIND_SECONDS
+        seconds = self.find_seconds or NODE_BUDGET_SECONDS
         return plan_for(self.backend, problem, self.kernels, budget_seconds=seconds, is_quick=True)
 
     def _repeated(self, path: Path, before: Before) -> Iterator[Measurement]:

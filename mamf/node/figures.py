@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mamf.measurement import Conditions
+from mamf.node.places import NOWHERE
 
 #: Figures of a device that are compared, by name: the unit that they are shown in, and what 1e12 a second are in it.
 BURST, SUSTAINED, COPY, READ = "burst", "sustained", "copy", "read"
@@ -24,12 +25,13 @@ UNITS = {
 
 @dataclass(frozen=True)
 class Device:
-    """One device of a node.
+    """One device of a node, or with the node NOWHERE a rank of which nothing was heard.
 
     ``figures``: 1e12 FLOP or bytes a second, by the names of UNITS. ``half_widths``: of their intervals, as a share.
     ``failures``: why it is no good at all, a line each. ``lacks``: what was not measured, and why. ``conditions``: of
-    the sustained ceiling, else of burst; ``throttled``: the largest share of time by reason. ``address``: of the bus,
-    known only to who measured just now. ``collectives``: bus bandwidth in TB/s by ``collective size``.
+    the sustained ceiling, else of burst; ``throttled``: the largest share of time by reason. ``host``, ``address`` of
+    the bus: known only to who measured just now, the host only of ranks. ``collectives``: bus bandwidth in TB/s by
+    ``collective size``.
     """
 
     rank: int
@@ -37,6 +39,7 @@ class Device:
     index: int
     name: str = ""
     uuid_hash: str | None = None
+    host: str | None = None
     address: str | None = None
     figures: Mapping[str, float] = field(default_factory=dict)
     half_widths: Mapping[str, float] = field(default_factory=dict)
@@ -50,12 +53,15 @@ class Device:
     @property
     def place(self) -> str:
         """How it is called among the devices of a run."""
+        if self.node == NOWHERE:
+            return f"rank {self.rank} (place unknown)"
         return f"device {self.index}" if self.node == 0 else f"node {self.node} device {self.index}"
 
     @property
     def who(self) -> str:
         """Its place, and what it is known by elsewhere."""
-        known = [*([self.address] if self.address else []), *([f"uuid {self.uuid_hash}"] if self.uuid_hash else [])]
+        uuid = self.uuid_hash and f"uuid {self.uuid_hash}"
+        known = [each for each in (self.host, self.address, uuid) if each]
         return f"{self.place} ({', '.join(known)})" if known else self.place
 
     def record(self) -> dict[str, Any]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import queue
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -16,6 +18,10 @@ from mamf.errors import UnavailableError, first_line
 from mamf.node.places import Launched
 
 _KEYS, _GROUP = "mamf/node", "mamf/group"
+# What has been told takes as long to come over a network.
+_LEAST_SECONDS = 0.05
+# For which a store that keeps its own limits never takes.
+_ANSWER_SECONDS = 10.0
 
 
 class Meeting:
@@ -28,8 +34,11 @@ class Meeting:
     def __init__(self, host: str, port: int, is_host: bool, seconds: float) -> None:
         """``port`` 0: any that is free. Raises UnavailableError where nobody is met within so many seconds."""
         try:
-            self._store = self._torch.TCPStore(
-                host, port, is_master=is_host, timeout=timedelta(seconds=seconds), wait_for_workers=False
+            self._store = _interruptible(
+                lambda: self._torch.TCPStore(
+                    host, port, is_master=is_host, timeout=timedelta(seconds=seconds), wait_for_workers=False
+                ),
+                seconds + _ANSWER_SECONDS,
             )
         except Exception as error:
             raise UnavailableError(f"rank 0 is not met at {host}:{port}: {first_line(error)}") from None
@@ -42,17 +51,21 @@ class Meeting:
         return cls(launched.host, launched.port, is_host, seconds)
 
     def tell(self, key: str, value: object) -> None:
-        """Raises UnavailableError where the one who keeps the meeting place is gone."""
+        """Raises UnavailableError where the one who keeps the meeting place is gone, or hangs."""
         try:
-            self._told.set(key, json.dumps(value))
+            _interruptible(lambda: self._told.set(key, json.dumps(value)), _ANSWER_SECONDS)
         except Exception as error:
             raise UnavailableError(f"the meeting place of the ranks is gone: {first_line(error)}") from None
 
     def hear(self, key: str, seconds: float) -> Any:
         """What was told, or None where nobody did within so many seconds."""
+
+        def told() -> Any:
+            self._told.wait([key], timedelta(seconds=max(seconds, _LEAST_SECONDS)))
+            return self._told.get(key)
+
         try:
-            self._told.wait([key], timedelta(seconds=max(seconds, 0.001)))
-            return json.loads(self._told.get(key))
+            return json.loads(_interruptible(told, seconds + _ANSWER_SECONDS))
         except Exception:  # late, or gone
             return None
 
@@ -70,6 +83,28 @@ class Meeting:
             yield
         finally:
             torch.distributed.destroy_process_group()
+
+
+def _interruptible(call: Callable[[], Any], seconds: float) -> Any:
+    """What a call into torch returns or raises, though Ctrl-C ends the wait for it, to which the call itself is deaf.
+    Raises TimeoutError after so many seconds: a store's own limits do not hold where its host hangs.
+    """
+    answers: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+
+    def answered() -> None:
+        try:
+            answers.put((call(), None))
+        except Exception as error:
+            answers.put((None, error))
+
+    threading.Thread(target=answered, daemon=True).start()
+    try:
+        answer, error = answers.get(timeout=seconds)
+    except queue.Empty:
+        raise TimeoutError(f"no answer for {seconds:.0f} s") from None
+    if error is not None:
+        raise error
+    return answer
 
 
 def libraries(device_type: str) -> str:

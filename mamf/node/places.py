@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,11 +15,13 @@ _SRUN = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID"
 _FIRST_HOST = re.compile(r"([^\[,]+)(?:\[(\d+)[^\]]*\]([^,]*))?")
 _LOG = re.compile(r"rank(\d+)-node(\d+)-device(\d+)-([a-z]+)\.jsonl")
 _DEFAULT_PORT, _PORTS = 29400, 1000
+#: The node of a rank whose place nobody knows.
+NOWHERE = -1
 
 
 @dataclass(frozen=True, order=True)
 class Place:
-    """``index``: of the device within its node, which is what it is called by."""
+    """``index``: of the device within its node, which is what it is called by; the rank where the node is NOWHERE."""
 
     rank: int
     node: int
@@ -33,6 +35,20 @@ def place_of(log: Path) -> tuple[Place, str] | None:
     """Where a log of a rank is from, and of which part; None of any other file."""
     found = _LOG.fullmatch(log.name)
     return found and (Place(*map(int, found.groups()[:3])), found[4])
+
+
+def nowhere(rank: int) -> Place:
+    return Place(rank, NOWHERE, rank)
+
+
+def place_among(rank: int, ranks: int, others: Collection[Place]) -> Place:
+    """Of a rank that told none: what follows where each node has as many and the others leave one answer."""
+    fitting = {
+        Place(rank, *divmod(rank, each))
+        for each in range(1, ranks + 1)
+        if ranks % each == 0 and all(divmod(other.rank, each) == (other.node, other.index) for other in others)
+    }
+    return fitting.pop() if len(fitting) == 1 else nowhere(rank)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from mamf.node.device import DeviceRun
 from mamf.node.figures import Device
 from mamf.node.gathering import UNMEASURABLE, UNWRITTEN, Run, device_of, is_complete, logs_of
 from mamf.node.group import Meeting, agreed, met
-from mamf.node.places import Launched, Place
+from mamf.node.places import Launched, Place, place_among
 from mamf.plugins.discovery import backend_class
 
 #: What the leader says when all measure together; everything else is why they do not.
@@ -61,7 +62,9 @@ class Rank:
         place = self.launched.place
         known = Run(self.launched.ranks, apart="" if apart in (GO, COMPLETE) else apart or "alone")
         known.failures = {} if failure is None else {place.rank: failure}
-        device = replace(device_of(place, logs_of(self.folder, place), known), address=address)
+        # Logs that were there before say nothing of a device that could not be opened.
+        logs = {} if run is None else logs_of(self.folder, place)
+        device = replace(device_of(place, logs, known), address=address)
         if self.meeting is not None:
             self.meeting.tell(f"done/{place.rank}", device.record())
         return device
@@ -113,6 +116,17 @@ def heard(meeting: Meeting, key: str, ranks: Iterable[int], patience: float) -> 
     return {rank: meeting.hear(f"{key}/{rank}", deadline - time.monotonic()) for rank in ranks}
 
 
+def arrive(meeting: Meeting, place: Place) -> None:
+    """Tell the leader where this rank is, should nothing more be heard of it, and its host, which no log names."""
+    meeting.tell(f"place/{place.rank}", {"place": [place.node, place.index], "host": socket.gethostname()})
+
+
+def _places(came: Mapping[int, Any]) -> dict[int, Place]:
+    """``came``: what each rank told when it came."""
+    known = {rank: Place(rank, *told["place"]) for rank, told in came.items() if told is not None}
+    return {rank: known.get(rank) or place_among(rank, len(came), known.values()) for rank in came}
+
+
 def word(told: Mapping[int, Any]) -> str:
     """Whether all measure together: GO, or why not. ``told``: what each rank said when it had measured alone."""
     bad = [rank for rank, each in told.items() if each is None or each["failure"]]
@@ -125,18 +139,19 @@ def gathered(
     meeting: Meeting, launched: Launched, patience: float, missing: frozenset[int] = frozenset()
 ) -> tuple[Run, list[Device]]:
     """The run and every rank's device, as the leader hears of them; one that is not heard of has failed."""
-    run, devices = Run(launched.ranks, is_over=True), list[Device]()
+    came = heard(meeting, "place", range(launched.ranks), 0.0)
+    run, devices = Run(launched.ranks, is_over=True, places=_places(came)), list[Device]()
     run.apart = str(meeting.hear("together", 1.0) or "")
     run.apart = "" if run.apart in (GO, COMPLETE) else run.apart
     done = heard(meeting, "done", sorted(set(range(launched.ranks)) - missing), patience)
-    for rank in range(launched.ranks):
+    for rank, place in run.places.items():
         if (record := done.get(rank)) is None:
             failure = f"nothing was heard of rank {rank} for {patience:.0f} s"
-            devices.append(Device(rank, 0, rank, failures=(failure,)))
+            device = Device(rank, place.node, place.index, failures=(failure,))
         else:
-            devices.append(Device.from_record(record))
-        device = devices[-1]
-        run.places[rank] = Place(rank, device.node, device.index)
-        if device.failures:
-            run.failures[rank] = device.failures[0]
+            device = Device.from_record(record)
+        devices.append(replace(device, host=(came[rank] or {}).get("host")))
+        no_faults = [reason for reason in device.lacks if reason.startswith((UNWRITTEN, UNMEASURABLE))]
+        if ends := [*device.failures, *no_faults]:
+            run.failures[rank] = ends[0]
     return run, devices

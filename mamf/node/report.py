@@ -8,12 +8,14 @@ from typing import Any
 
 from mamf.node.figures import BURST, SUSTAINED, UNITS, Device, shown
 from mamf.node.gathering import Run
+from mamf.node.places import NOWHERE
 from mamf.node.prometheus import exposition
 from mamf.node.verdict import Verdict, distribution, lost, pace_figure, slowest_line
 from mamf.report.text import by_column, csv_text, drawing, prose, told_once, whole
 
 FORMATS = ("table", "json", "markdown", "csv", "prometheus")
-_LEFT = ("device", "throttled", "node", "figure", "collective")
+_LEFT = ("device", "throttled", "node", "host", "figure", "collective")
+_KNOWN = ("rank", "node", "index", "name", "uuid_hash", "host", "address")
 _NCCL_TESTS = "collectives: bus bandwidth in GB/s by nccl-tests' formulas, by the size of a rank's larger buffer"
 
 
@@ -68,7 +70,13 @@ def by_node(devices: Sequence[Device]) -> list[dict[str, str]]:
     for node in sorted({device.node for device in devices}):
         own = [device for device in devices if device.node == node]
         measured = [device for device in own if pace in device.figures]
-        row = {"node": str(node), "devices": str(len(own)), "failed": str(sum(bool(each.failures) for each in own))}
+        row = {
+            "node": "unknown" if node == NOWHERE else str(node),
+            "devices": str(len(own)),
+            "failed": str(sum(bool(each.failures) for each in own)),
+        }
+        if hosts := sorted({device.host for device in own if device.host}):
+            row["host"] = ", ".join(hosts)
         if measured:
             slowest = min(measured, key=lambda device: device.figures[pace])
             _, middle, _ = distribution([device.figures[pace] for device in measured])
@@ -141,7 +149,7 @@ def flat_rows(devices: Sequence[Device]) -> list[dict[str, Any]]:
             "failures": "; ".join(device.failures),
             "lacks": "; ".join(device.lacks),
         }
-        known = {name: getattr(device, name) for name in ("rank", "node", "index", "name", "uuid_hash", "address")}
+        known = {name: getattr(device, name) for name in _KNOWN}
         rows.append({**known, **told})
     return rows
 

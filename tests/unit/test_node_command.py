@@ -5,26 +5,35 @@ import io
 import json
 import os
 import re
+import shutil
+import signal
 import socket
+import threading
 from argparse import Namespace
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import simulated_node
 from forked import Child, forked
 
 from mamf.cli import main
+from mamf.cli.node_measuring import _followed
 from mamf.cli.progress import Phases
-from mamf.errors import RunLogWriteError, UsageError
+from mamf.errors import RunLogWriteError, UnavailableError, UsageError
 from mamf.logs import known
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
 from mamf.node.children import FAILURE, PHASE, WAITS, Children, Event, Watch, parsed, watched
 from mamf.node.device import DeviceRun
 from mamf.node.figures import Device
-from mamf.node.gathering import Run
-from mamf.node.places import Launched, Place, first_host, launched
-from mamf.node.ranks import COMPLETE, GO, Rank, gathered, word
+from mamf.node.gathering import Run, devices_of
+from mamf.node.group import Meeting
+from mamf.node.places import Launched, Place, first_host, launched, nowhere, place_among
+from mamf.node.ranks import COMPLETE, GO, Rank, arrive, gathered, word
+from mamf.node.report import by_node
 from mamf.node.verdict import judged
 
 NODE = ["node", "--backend", "simulated", "--budget", "60s", "--output-folder", "logs"]
@@ -34,6 +43,7 @@ NODE = ["node", "--backend", "simulated", "--budget", "60s", "--output-folder", 
 def installed(monkeypatch):
     simulated_node.install(monkeypatch, launches=200)
     monkeypatch.setattr("mamf.node.children.started", Child)
+    monkeypatch.setattr(socket, "gethostname", lambda: HOST)
     known._installed.cache_clear()
     yield
     known._installed.cache_clear()
@@ -261,20 +271,24 @@ def test_what_is_no_line_of_ours_is_no_matter():
 # -- ranks of several nodes --------------------------------------------------------------------------------------------
 
 
+HOST = "host-of-ranks"
+RUN = '{"schema": 1, "ranks": 2, "is_over": true, "apart": "", "failures": {}, "places": []}'
+
+
 def free_port():
     with socket.socket() as chosen:
         chosen.bind(("127.0.0.1", 0))
         return chosen.getsockname()[1]
 
 
-def as_rank(folder, *arguments):
-    """What a rank's command returns and says, in a process of its own."""
+def as_rank(folder, *arguments, node=NODE):
+    """What a rank's command returns and says, complaints and all, in a process of its own."""
 
     def of_rank(rank):
         os.chdir(folder)
         out = io.StringIO()
-        with redirect_stdout(out):
-            code = main([*NODE, *arguments])
+        with redirect_stdout(out), redirect_stderr(out):
+            code = main([*node, *arguments])
         return code, out.getvalue()
 
     return of_rank
@@ -296,7 +310,7 @@ def test_two_nodes_of_three_ranks_by_torchrun_are_one_verdict(tmp_path, monkeypa
     assert {finding["rank"] for finding in record["findings"]} == {2, 5}
     assert [device["node"] for device in record["devices"]] == [0] * 3 + [1] * 3
     assert all("all_reduce 1GiB" in device["collectives"] for device in record["devices"])
-    assert "node 1 device 2" in json.dumps(record["findings"])
+    assert f"node 1 device 2 ({HOST}, " in json.dumps(record["findings"])
 
 
 def tasks_of_srun(count, port):
@@ -318,6 +332,7 @@ def test_two_tasks_by_srun_meet_at_the_first_host_and_are_one_verdict(tmp_path, 
         "rank0-node0",
         "rank1-node1",
     }
+    assert not any(HOST in log.read_text() for log in (tmp_path / "logs").iterdir()), "a host is in no log"
 
 
 def test_tasks_by_srun_that_die_or_come_late_are_named_and_hold_nobody(tmp_path, monkeypatch):
@@ -328,10 +343,131 @@ def test_tasks_by_srun_that_die_or_come_late_are_named_and_hold_nobody(tmp_path,
     (code, out), dead, late = forked(as_rank(tmp_path, "--format", "json", "--patience", "0.5s"), tasks)
     record = json.loads(out)
     assert (code, record["level"], record["not_together"]) == (2, "CRITICAL", "rank 1, 2 did not come so far")
-    assert record["reason"] == "CRITICAL: device 1: nothing was heard of rank 1 for 0 s; and 1 more device"
+    assert (
+        record["reason"]
+        == f"CRITICAL: node 1 device 0 ({HOST}): nothing was heard of rank 1 for 0 s; and 1 more device"
+    )
     assert [bool(device["figures"]) for device in record["devices"]] == [True, False, False]
     assert dead is None, "it ended without an answer"
     assert late[0] in (0, 3), "who comes after the verdict ends by himself"
+
+
+def test_ranks_measure_into_no_folder_that_holds_the_logs_of_another_run(tmp_path, monkeypatch):
+    faulty(monkeypatch, 1)
+    for name in ("run.json", "rank7-node7-device0-find.jsonl"):
+        (tmp_path / "logs").mkdir()
+        (tmp_path / "logs" / name).write_text(RUN if name == "run.json" else "")
+        answers = forked(as_rank(tmp_path), tasks_of_srun(2, free_port()))
+        told = "mamf: logs holds the logs of another run: name another --output-folder, or --resume it\n"
+        assert answers == [[3, told], [3, ""]]
+        assert [path.name for path in (tmp_path / "logs").iterdir()] == [name]
+        shutil.rmtree(tmp_path / "logs")
+
+
+def test_a_rank_whose_own_folder_holds_other_logs_is_no_bad_device(tmp_path, monkeypatch):
+    faulty(monkeypatch, 1)
+    folders = [tmp_path / "node0", tmp_path / "node1"]
+    for folder in folders:
+        (folder / "logs").mkdir(parents=True)
+    (folders[1] / "logs" / "rank1-node1-device0-find.jsonl").touch()
+    tasks = tasks_of_srun(2, free_port())
+    (code, out), other = forked(lambda rank: as_rank(folders[rank], "--format", "json")(rank), tasks)
+    record = json.loads(out)
+    assert (code, record["level"], other) == (3, "UNKNOWN", [0, ""])
+    assert "find.jsonl is of another run: name another --output-folder, or --resume it" in record["reason"]
+    assert record["devices"][1]["figures"] == {}
+    again = devices_of([folder / "logs" for folder in folders])[1]
+    assert record["reason"].endswith(again[1].lacks[0])
+
+
+RESUMED = ["node", "--backend", "simulated", "--resume", "logs"]
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ([*NODE, "--devices", "7"], "leave --devices out"),
+        (RESUMED, "logs is no folder"),
+        (["node", "--backend", "simulated", "--resume", "."], "no logs of 'mamf node' in ."),
+        (["node", "--backend", "simulated", "--resume", "four"], "four was measured by 4 ranks, not 2"),
+    ],
+)
+def test_bad_options_of_ranks_are_3_and_measure_nothing(tmp_path, monkeypatch, command, told):
+    faulty(monkeypatch, 1)
+    (tmp_path / "four").mkdir()
+    (tmp_path / "four" / "run.json").write_text(RUN.replace('"ranks": 2', '"ranks": 4'))
+    (code, out), (other, _) = forked(as_rank(tmp_path, node=command), tasks_of_srun(2, free_port()))
+    assert (code, other) == (3, 3)
+    assert told in out
+    assert len(out.splitlines()) == 1
+    assert [path.name for path in tmp_path.rglob("*")] == ["four", "run.json"]
+
+
+def test_a_dry_run_of_ranks_is_said_once_and_measures_nothing(tmp_path, monkeypatch):
+    faulty(monkeypatch, 1)
+    (code, out), other = forked(as_rank(tmp_path, "--dry-run"), tasks_of_srun(2, free_port()))
+    assert (code, other) == (0, [0, ""])
+    assert "devices: 2 of simulated, a rank each" in out
+    assert not list(tmp_path.iterdir())
+
+
+def test_ranks_go_on_with_their_logs_at_their_own_places_only(tmp_path, monkeypatch):
+    faulty(monkeypatch, 2)
+    tasks = tasks_of_srun(2, free_port())
+    assert forked(as_rank(tmp_path), tasks)[0][0] == 0
+    before = {path.name: path.read_bytes() for path in (tmp_path / "logs").glob("*.jsonl")}
+    elsewhere = [tasks[0], tasks[1] | {"SLURM_NODEID": "0", "SLURM_LOCALID": "1"}]
+    code, out = forked(as_rank(tmp_path, "--format", "json", node=RESUMED), elsewhere)[0]
+    assert (code, json.loads(out)["level"]) == (3, "UNKNOWN")
+    assert "rank 1 is device 1 of node 0 now: resume it as it was begun" in json.loads(out)["reason"]
+    code, out = forked(as_rank(tmp_path, node=RESUMED), tasks)[0]
+    assert (code, out.startswith("OK: 2 devices on 2 nodes")) == (0, True)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "logs").glob("*.jsonl")} == before
+    code, out = forked(as_rank(tmp_path, node=RESUMED), [{}])[0]
+    assert (code, out) == (3, "mamf: logs was measured by 2 ranks: resume it by as many, as it was begun\n")
+
+
+@pytest.mark.parametrize("measure", [lambda: None, Mock(side_effect=UnavailableError("the meeting place is gone"))])
+def test_where_rank_0_is_gone_the_others_say_how_to_go_on(measure):
+    rank = SimpleNamespace(measure=measure, folder="logs", patience=1.0)
+    with pytest.raises(UnavailableError, match="nothing was heard of rank 0: 'mamf node --from logs' tells"):
+        _followed(rank, Told())
+
+
+class Frozen:
+    """A store whose host hangs; ``on_wait``: called first. Deaf to Ctrl-C, as calls into torch are."""
+
+    def __init__(self, on_wait):
+        self.on_wait, self.thawed = on_wait, threading.Event()
+
+    def wait(self, *asked):
+        if threading.current_thread() is threading.main_thread():
+            raise RuntimeError("nobody hears Ctrl-C now")
+        self.on_wait()
+        self.thawed.wait()
+
+    set = wait
+
+
+@pytest.fixture
+def frozen():
+    meeting = Meeting("127.0.0.1", 0, True, 60.0)
+    meeting._told = Frozen(lambda: None)
+    yield meeting
+    meeting._told.thawed.set()
+
+
+def test_ctrl_c_is_heard_while_others_are_waited_for(frozen):
+    frozen._told.on_wait = lambda: os.kill(os.getpid(), signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        frozen.hear("word", 60.0)
+
+
+def test_nobody_waits_for_a_meeting_place_that_hangs(frozen, monkeypatch):
+    monkeypatch.setattr("mamf.node.group._ANSWER_SECONDS", 0.0)
+    assert frozen.hear("word", 0.0) is None
+    with pytest.raises(UnavailableError, match="the meeting place of the ranks is gone: no answer for 0 s"):
+        frozen.tell("word", 1)
 
 
 class Told(dict):
@@ -349,13 +485,48 @@ def test_a_rank_that_never_comes_is_named_and_holds_nobody(tmp_path):
     meeting = Told({"alone/1": {"failure": None, "complete": False}, "done/1": json.loads(json.dumps(came.record()))})
     run = DeviceRun(simulated_node.Node(0), own.place, tmp_path, 3, find_seconds=60.0)
     rank = Rank(own, meeting, tmp_path, 6.0, lambda: run)
+    arrive(meeting, own.place)
+    arrive(meeting, Place(1, 0, 1))
     rank.measure()
     found, devices = gathered(meeting, own, 6.0, rank.missing)
     assert found.apart == meeting["together"] == "rank 2 did not come so far"
     assert devices[2].failures == ("nothing was heard of rank 2 for 6 s",)
-    assert devices[1] == came
+    assert devices[1] == replace(came, host=HOST)
     assert devices[0].figures["burst"] > 0
     assert judged(devices).reason == "CRITICAL: device 2: nothing was heard of rank 2 for 6 s"
+
+
+def places(*told):
+    return [Place(rank, *each) for rank, each in enumerate(told)]
+
+
+@pytest.mark.parametrize(
+    ("rank", "ranks", "others", "place"),
+    [
+        (3, 4, places((0, 0), (0, 1), (1, 0)), Place(3, 1, 1)),
+        (2, 3, places((0, 0), (1, 0)), Place(2, 2, 0)),
+        (2, 4, places((0, 0), (0, 1)), nowhere(2)),  # of two nodes, or of one
+        (3, 4, places((0, 0), (1, 0), (0, 1)), nowhere(3)),  # in turns
+        (3, 4, places((0, 0), (0, 1), (0, 2)), Place(3, 0, 3)),
+        (3, 4, places((0, 0), (1, 0), (1, 1)), nowhere(3)),
+    ],
+)
+def test_the_place_of_a_rank_that_told_none_follows_from_the_others_or_is_unknown(rank, ranks, others, place):
+    assert place_among(rank, ranks, others) == place
+
+
+def test_ranks_of_unknown_place_are_called_so_and_their_run_is_read_again(tmp_path):
+    own = Launched(Place(0, 0, 0), 4, "host", 1)
+    meeting = Told()
+    for index in (0, 1):
+        arrive(meeting, Place(index, 0, index))
+    run, devices = gathered(meeting, own, 6.0)
+    assert [device.who for device in devices[:2]] == [f"device 0 ({HOST})", f"device 1 ({HOST})"]
+    told = ["device 0", "device 1", "rank 2 (place unknown)", "rank 3 (place unknown)"]
+    run.write(tmp_path)
+    for each in (devices, devices_of([tmp_path])[1]):
+        assert [device.place for device in each] == told
+    assert [(row["node"], row.get("host")) for row in by_node(devices)] == [("unknown", None), ("0", HOST)]
 
 
 def test_all_go_on_together_only_when_all_are_well():
@@ -404,7 +575,9 @@ def test_the_first_host_of_a_list(nodes, first):
         (["--from", "nowhere"], "nowhere is no folder"),
         (["--from", "."], "no logs of 'mamf node' in ."),
         (["--resume", "nowhere"], "nowhere is no folder"),
+        (["--backend", "simulated", "--resume", "full"], "no logs of 'mamf node' in full"),
         (["--resume", "a", "--output-folder", "b"], "leave --output-folder out"),
+        (["--dry-run", "--format", "json"], "leave --format out"),
         (["--baseline", "nothing.jsonl"], "cannot read nothing.jsonl"),
         (["--kernel", "torch.mn"], "unknown kernel 'torch.mn'"),
         (["--backend", "simulatd"], "did you mean 'simulated'"),
@@ -443,8 +616,10 @@ def test_a_disk_that_is_full_in_the_end_costs_no_verdict(run, monkeypatch):
     assert "mamf: cannot write logs/run.json: No space left on device" in err
 
 
-def test_a_dry_run_says_what_it_would_do(run):
-    code, out, _ = run(*NODE, "--dry-run", "--quick")
+def test_a_dry_run_says_what_it_would_do(run, tmp_path):
+    code, out, _ = run("node", "--backend", "simulated", "--output-folder", "logs", "--dry-run", "--quick")
     assert code == 0
     assert "devices: 4 of simulated (0, 1, 2, 3), a process each" in out
+    plan, _ = DeviceRun(simulated_node.Node(0), Place(0, 0, 0), tmp_path)._find_plan(None)
+    assert f"each: find ({plan.budget_seconds:.0f} s)" in out
     assert not (run.folder / "logs").exists()

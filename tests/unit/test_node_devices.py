@@ -12,7 +12,7 @@ from simulated_node import Node
 from mamf.backend import Reading
 from mamf.cli import main
 from mamf.engine.measure import conditions
-from mamf.errors import RunLogError, UsageError
+from mamf.errors import LogMismatchError, RunLogError, UsageError
 from mamf.logs import known
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import Conditions
@@ -287,6 +287,14 @@ def test_what_is_complete_is_not_measured_again(healthy, tmp_path):
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     measured(tmp_path, 0, HEALTHY[0], together=False, ranks=1)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_what_is_complete_is_gone_on_with_by_its_own_device_only(healthy, tmp_path):
+    shutil.copytree(healthy, tmp_path, dirs_exist_ok=True)
+    other = Node(0)
+    other.info = replace(other.info, name="Simulated B200")
+    with pytest.raises(LogMismatchError, match="was measured with device name Simulated H100, not Simulated B200"):
+        DeviceRun(other, Place(0, 0, 0), tmp_path).alone()
 
 
 @pytest.mark.parametrize(

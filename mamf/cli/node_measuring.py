@@ -93,15 +93,20 @@ def _driving(options: argparse.Namespace) -> int:
     if watch.was_left:
         failed = ", ".join(names(run)[rank] for rank in watch.failures)
         run.apart = f"{failed} failed while all measured together"
-    try:
-        run.write(folder)
-    except (RunLogWriteError, UsageError) as error:  # what was measured is told all the same
-        warn(str(error))
+    _keep(run, folder)
     _, devices = devices_of([folder], run)
     devices = [replace(device, address=watch.addresses.get(device.rank)) for device in devices]
     code = told(options, run, devices, [folder])
     say(f"logs: {folder}", sys.stderr)
     return EXIT_CODE if is_interrupted else code
+
+
+def _keep(run: Run, folder: Path) -> None:
+    """Where that cannot be written, what was measured is told all the same."""
+    try:
+        run.write(folder)
+    except (RunLogWriteError, UsageError) as error:
+        warn(str(error))
 
 
 def _dry_run(options: argparse.Namespace, devices: str, are_several: bool) -> int:
@@ -236,7 +241,7 @@ def _as_rank(options: argparse.Namespace, own: Launched) -> int:
         return _followed(rank, meeting)
     rank.measure()
     run, devices = gathered(meeting, own, options.patience, rank.missing)
-    run.write(folder)
+    _keep(run, folder)
     code = told(options, run, devices, [folder])
     _dismiss(meeting, "over", code, set(range(1, own.ranks)) - rank.missing)
     return code

@@ -16,7 +16,7 @@ from mamf.logs.run_log import RunLog, read_run_log
 from mamf.machine.environment import scrub
 from mamf.measurement import Measurement
 from mamf.node.figures import BURST, SUSTAINED, UNITS, Device
-from mamf.node.places import Place, place_of
+from mamf.node.places import Place, place_among, place_of
 
 #: What a device does, in order, a log each: alone, then together with all others.
 ALONE = ("find", "bandwidth", "copies", "repeated")
@@ -89,8 +89,9 @@ def devices_of(folders: Sequence[Path], known: Run | None = None) -> tuple[Run, 
     for place in logs:
         run.places[place.rank] = place
     run.ranks = max(run.ranks, len(run.places))
-    for rank in range(run.ranks):
-        run.places.setdefault(rank, Place(rank, 0, rank))
+    others = list(run.places.values())
+    for rank in set(range(run.ranks)).difference(run.places):
+        run.places[rank] = place_among(rank, run.ranks, others)
     open_ended = [
         any(isinstance(log, RunLog) and log.summary is None for log in each.values()) for each in logs.values()
     ]

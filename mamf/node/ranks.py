@@ -19,6 +19,8 @@ from mamf.plugins.discovery import backend_class
 
 #: What the leader says when all measure together; everything else is why they do not.
 GO, COMPLETE = "go", "what is measured together is complete"
+# How it begins what a rank tells that ended while all measured together: another may have ended first.
+_SUFFERED = "together with the others: "
 
 
 def visible_index(backend: str, index: int) -> int:
@@ -97,7 +99,7 @@ class Rank:
         return failure
 
     def _failed(self, error: Exception) -> str:
-        failure = _reason(error, "together with the others: ")
+        failure = _reason(error, _SUFFERED)
         self.on_failure(failure)
         return failure
 
@@ -144,12 +146,18 @@ def gathered(
     run.apart = str(meeting.hear("together", 1.0) or "")
     run.apart = "" if run.apart in (GO, COMPLETE) else run.apart
     done = heard(meeting, "done", sorted(set(range(launched.ranks)) - missing), patience)
+    silent = [rank for rank, told in done.items() if told is None]
+    if silent and not run.apart:
+        run.apart = f"rank {', '.join(map(str, silent))} ended while all measured together"
     for rank, place in run.places.items():
         if (record := done.get(rank)) is None:
             failure = f"nothing was heard of rank {rank} for {patience:.0f} s"
             device = Device(rank, place.node, place.index, failures=(failure,))
         else:
             device = Device.from_record(record)
+            if silent:  # who is heard of has only suffered from it
+                own = [failure for failure in device.failures if not failure.startswith(_SUFFERED)]
+                device = replace(device, failures=tuple(own))
         devices.append(replace(device, host=(came[rank] or {}).get("host")))
         no_faults = [reason for reason in device.lacks if reason.startswith((UNWRITTEN, UNMEASURABLE))]
         if ends := [*device.failures, *no_faults]:

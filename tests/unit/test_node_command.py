@@ -496,6 +496,20 @@ def test_a_rank_that_never_comes_is_named_and_holds_nobody(tmp_path):
     assert judged(devices).reason == "CRITICAL: device 2: nothing was heard of rank 2 for 6 s"
 
 
+def test_of_ranks_that_measure_together_the_one_that_ended_is_blamed_and_not_who_suffers_from_it():
+    meeting = Told({"together": GO})
+    for rank in range(3):
+        arrive(meeting, Place(rank, 0, rank))
+    reset = "together with the others: RuntimeError: connection reset by peer"
+    for rank, failures in ((0, (reset,)), (2, (reset, "wrong results in find"))):
+        meeting.tell(f"done/{rank}", Device(rank, 0, rank, failures=failures).record())
+    run, devices = gathered(meeting, Launched(Place(0, 0, 0), 3, "host", 1), 6.0)
+    assert run.apart == "rank 1 ended while all measured together"
+    told = [(), ("nothing was heard of rank 1 for 6 s",), ("wrong results in find",)]
+    assert [device.failures for device in devices] == told
+    assert list(run.failures) == [1, 2]
+
+
 def places(*told):
     return [Place(rank, *each) for rank, each in enumerate(told)]
 

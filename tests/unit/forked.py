@@ -28,7 +28,7 @@ def forked(of_rank, environments):
             os.write(writing, answer)
             return 0
 
-        process = _fork(work, environment, (writing,))
+        process = _fork(work, environment)
         os.close(writing)
         running.append((process, reading))
     found = []
@@ -40,22 +40,26 @@ def forked(of_rank, environments):
     return found
 
 
-def _fork(work, environment, kept=()):
-    """The process's id; ``kept``: descriptors that stay open in it."""
+def _fork(work, environment):
+    """The process's id."""
     sys.stdout.flush()
-    process = os.fork()
-    if process:
-        return process
-    code = 1
+    parent, code = os.getpid(), 1
     try:
-        signal.alarm(LONGEST_SECONDS)
-        os.environ.update(environment)
-        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):  # noqa: PTH123
-            code = work()
-    except BaseException:
-        traceback.print_exc(file=sys.__stderr__)
+        if process := os.fork():
+            return process
+        try:
+            signal.alarm(LONGEST_SECONDS)
+            os.environ.update(environment)
+            with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):  # noqa: PTH123
+                code = work()
+        except BaseException:
+            traceback.print_exc(file=sys.__stderr__)
+        finally:
+            os._exit(code)
     finally:
-        os._exit(code)
+        # An interrupt may come at any moment, and no copy may go on with the tests.
+        if os.getpid() != parent:
+            os._exit(code)
 
 
 class Child:

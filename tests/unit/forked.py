@@ -51,7 +51,7 @@ def _fork(work, environment):
             signal.alarm(LONGEST_SECONDS)
             os.environ.update(environment)
             with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):  # noqa: PTH123
-                code = work()
+                code = int(work())
         except BaseException:
             traceback.print_exc(file=sys.__stderr__)
         finally:

@@ -340,12 +340,12 @@ def test_tasks_by_srun_that_die_or_come_late_are_named_and_hold_nobody(tmp_path,
     tasks = tasks_of_srun(3, free_port())
     tasks[1][simulated_node.FAULTS] = json.dumps({"0": "gone"})
     tasks[2][simulated_node.FAULTS] = json.dumps({"0": "late"})
-    (code, out), dead, late = forked(as_rank(tmp_path, "--format", "json", "--patience", "0.5s"), tasks)
+    (code, out), dead, late = forked(as_rank(tmp_path, "--format", "json", "--patience", "2s"), tasks)
     record = json.loads(out)
     assert (code, record["level"], record["not_together"]) == (2, "CRITICAL", "rank 1, 2 did not come so far")
     assert (
         record["reason"]
-        == f"CRITICAL: node 1 device 0 ({HOST}): nothing was heard of rank 1 for 0 s; and 1 more device"
+        == f"CRITICAL: node 1 device 0 ({HOST}): nothing was heard of rank 1 for 2 s; and 1 more device"
     )
     assert [bool(device["figures"]) for device in record["devices"]] == [True, False, False]
     assert dead is None, "it ended without an answer"

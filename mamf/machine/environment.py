@@ -54,7 +54,8 @@ def scrub(text: str) -> str:
     """
     if "/" in text or "\\" in text:  # every path has one
         text = _PATH.sub(_last_part, _QUOTED_PATH.sub(_quoted_last_part, text))
-    text = _ADDRESS.sub("<address>", text)
+    if ":" in text:  # every address has one
+        text = _ADDRESS.sub("<address>", text)
     for pattern, substitute in _private_names():
         text = pattern.sub(substitute, text)
     return text

@@ -12,16 +12,19 @@ from typing import Any
 from mamf.ceilings.ceiling import CONFIRM, Ceiling
 from mamf.errors import RunLogError, UsageError, fault
 from mamf.files import write_whole
+from mamf.limits import whole_number
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.machine.environment import scrub
 from mamf.measurement import Measurement
 from mamf.node.figures import BURST, SUSTAINED, UNITS, Device
-from mamf.node.places import Place, place_among, place_of
+from mamf.node.places import Place, place_of, places_of_all
 
 #: What a device does, in order, a log each: alone, then together with all others.
 ALONE = ("find", "bandwidth", "copies", "repeated")
 TOGETHER = ("peers", "collective")
 _RUN = "run.json"
+# More than any cluster has: what claims them is not ours, and who reads it would list them all.
+_MOST_RANKS = 250_000
 _SCHEMA = 1
 #: How it begins why a rank ended early through no fault of its device: of that nothing is known, and nothing bad.
 UNWRITTEN, UNMEASURABLE = "its log could not be written", "what was asked for cannot be measured"
@@ -60,7 +63,8 @@ def read_run(folder: Path) -> Run | None:
         places = [Place(*map(int, each)) for each in record["places"]]
         failures = {int(rank): str(reason) for rank, reason in record["failures"].items()}
         by_rank = {place.rank: place for place in places}
-        return Run(int(record["ranks"]), bool(record["is_over"]), str(record["apart"]), failures, by_rank)
+        ranks = whole_number("ranks", record["ranks"], 0, _MOST_RANKS)
+        return Run(ranks, bool(record["is_over"]), str(record["apart"]), failures, by_rank)
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         reason = f"{path} is not what 'mamf node' writes ({fault(error)}): without it the logs alone are read"
         raise RunLogError(reason) from None
@@ -89,9 +93,7 @@ def devices_of(folders: Sequence[Path], known: Run | None = None) -> tuple[Run, 
     for place in logs:
         run.places[place.rank] = place
     run.ranks = max(run.ranks, len(run.places))
-    others = list(run.places.values())
-    for rank in set(range(run.ranks)).difference(run.places):
-        run.places[rank] = place_among(rank, run.ranks, others)
+    run.places = places_of_all(run.places, run.ranks) | run.places
     open_ended = [
         any(isinstance(log, RunLog) and log.summary is None for log in each.values()) for each in logs.values()
     ]
@@ -243,6 +245,7 @@ def _wrong(part: str, log: RunLog) -> Iterable[str]:
         if not any(row.ok for row in rows) and rows[0].status != "unsupported":
             what = figure_name(rows[0]) or part
             yield f"{what}: {rows[0].status.replace('_', ' ')}, {rows[0].reason}"
+            return
 
 
 def _ended(part: str, log: RunLog) -> Iterable[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,14 +41,19 @@ def nowhere(rank: int) -> Place:
     return Place(rank, NOWHERE, rank)
 
 
-def place_among(rank: int, ranks: int, others: Collection[Place]) -> Place:
-    """Of a rank that told none: what follows where each node has as many and the others leave one answer."""
-    fitting = {
-        Place(rank, *divmod(rank, each))
-        for each in range(1, ranks + 1)
-        if ranks % each == 0 and all(divmod(other.rank, each) == (other.node, other.index) for other in others)
-    }
-    return fitting.pop() if len(fitting) == 1 else nowhere(rank)
+def places_of_all(known: Mapping[int, Place], ranks: int) -> dict[int, Place]:
+    """By rank; of one that told none what follows where each node has as many and the others leave one answer."""
+    sizes = [
+        size
+        for size in range(1, ranks + 1)
+        if ranks % size == 0 and all(divmod(each.rank, size) == (each.node, each.index) for each in known.values())
+    ]
+
+    def place(rank: int) -> Place:
+        fitting = {Place(rank, *divmod(rank, size)) for size in sizes}
+        return fitting.pop() if len(fitting) == 1 else nowhere(rank)
+
+    return {rank: known.get(rank) or place(rank) for rank in range(ranks)}
 
 
 @dataclass(frozen=True)

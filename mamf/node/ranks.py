@@ -14,7 +14,7 @@ from mamf.node.device import DeviceRun
 from mamf.node.figures import Device
 from mamf.node.gathering import UNMEASURABLE, UNWRITTEN, Run, device_of, is_complete, logs_of
 from mamf.node.group import Meeting, agreed, met
-from mamf.node.places import Launched, Place, place_among
+from mamf.node.places import Launched, Place, places_of_all
 from mamf.plugins.discovery import backend_class
 
 #: What the leader says when all measure together; everything else is why they do not.
@@ -126,7 +126,7 @@ def arrive(meeting: Meeting, place: Place) -> None:
 def _places(came: Mapping[int, Any]) -> dict[int, Place]:
     """``came``: what each rank told when it came."""
     known = {rank: Place(rank, *told["place"]) for rank, told in came.items() if told is not None}
-    return {rank: known.get(rank) or place_among(rank, len(came), known.values()) for rank in came}
+    return places_of_all(known, len(came))
 
 
 def word(told: Mapping[int, Any]) -> str:

@@ -31,7 +31,7 @@ from mamf.node.device import DeviceRun
 from mamf.node.figures import Device
 from mamf.node.gathering import Run, devices_of
 from mamf.node.group import Meeting
-from mamf.node.places import Launched, Place, first_host, launched, nowhere, place_among
+from mamf.node.places import Launched, Place, first_host, launched, nowhere, places_of_all
 from mamf.node.ranks import COMPLETE, GO, Rank, arrive, gathered, word
 from mamf.node.report import by_node
 from mamf.node.verdict import judged
@@ -526,7 +526,7 @@ def places(*told):
     ],
 )
 def test_the_place_of_a_rank_that_told_none_follows_from_the_others_or_is_unknown(rank, ranks, others, place):
-    assert place_among(rank, ranks, others) == place
+    assert places_of_all({each.rank: each for each in others}, ranks)[rank] == place
 
 
 def test_ranks_of_unknown_place_are_called_so_and_their_run_is_read_again(tmp_path):

@@ -145,7 +145,7 @@ def test_what_a_device_has_no_memory_for_is_its_fault_though_all_else_was_measur
         spoilt(log, tmp_path, spoil if log.name.endswith(f"{part}.jsonl") else lambda row: False)
     Run(2).write(tmp_path)
     device, _ = devices_of([tmp_path])[1]
-    assert device.failures[0].startswith(told)
+    assert [failure.startswith(told) for failure in device.failures] == [True]
 
 
 def test_a_run_that_was_killed_whole_blames_no_device_and_one_that_died_in_it_is_named(healthy, tmp_path):
@@ -222,6 +222,12 @@ def test_folders_of_two_runs_hide_no_device_of_either(healthy, tmp_path):
     other.write_bytes(Place(0, 0, 0).log(healthy, "bandwidth").read_bytes())
     with pytest.raises(UsageError, match="rank 0 is device 0 and device 3: give the folders of one run"):
         devices_of([healthy, tmp_path])
+
+
+def test_more_ranks_than_any_cluster_has_are_not_listed(tmp_path):
+    Run(10**12).write(tmp_path)
+    with pytest.raises(RunLogError, match=r"\(ranks 1000000000000: it must be at most 250000\): without it"):
+        devices_of([tmp_path])
 
 
 @pytest.mark.parametrize("text", ["x", "{}", "[1]", '{"places": [[]]}'])

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 
 CONFIDENCE = 0.95
 _BATCHES = 5
+# Whose exponential is a number: a crafted log may claim any width.
+_WIDEST_LOGARITHM = 700.0
 # A normal median scatters so much more than a mean of as many.
 _MEDIAN_TO_MEAN = math.sqrt(math.pi / 2)
 _MOST_DEGREES = 10**5
@@ -197,7 +199,9 @@ def widened(interval: Interval, middle: float, half_width: float) -> Interval:
     """
     if interval.low <= 0 or not half_width:
         return interval
-    below, above = (math.hypot(math.log(end / middle), half_width) for end in (interval.low, interval.high))
+    below, above = (
+        min(math.hypot(math.log(end / middle), half_width), _WIDEST_LOGARITHM) for end in (interval.low, interval.high)
+    )
     return Interval(middle * math.exp(-below), middle * math.exp(above), interval.coverage)
 
 

@@ -28,7 +28,7 @@ class DeviceSpeed(NamedTuple):
         """Of what does less work than the reference: devices are as far apart there, or less. Four H200 that lie 2.5 %
         apart at 343 GFLOP do so by 1.8 % at 137, 1.3 % at 69, and by nothing below 34, at the same clock.
         """
-        return self.half_width + abs(1 - 1 / self.factor) * max(0.0, 1 - work / self.work)
+        return self.half_width + abs(math.log(self.factor)) * max(0.0, 1 - work / self.work)
 
 
 #: Regime and dtype, within which devices are compared.

@@ -99,6 +99,7 @@ def test_widths_of_a_figure_and_of_what_corrects_it_add_in_quadrature():
     assert widened(Interval(50.0, 400.0, 0.9), 100.0, 0.0) == Interval(50.0, 400.0, 0.9)
     wide = widened(Interval(20.0, 500.0, 0.9), 100.0, 5.0)
     assert 0 < wide.low < 20.0 < 500.0 < wide.high
+    assert widened(Interval(20.0, 500.0, 0.9), 100.0, 1e27).low > 0, "however wide a log claims it to be"
     assert widened(Interval(-1.0, 500.0, 0.9), 100.0, 0.1) == Interval(-1.0, 500.0, 0.9), "no interval of a time"
 
 

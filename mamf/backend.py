@@ -152,8 +152,8 @@ class Backend(ABC):
         """Device seconds from mark to mark, both reached."""
 
     def timer_overhead(self) -> float | None:
-        """Seconds that two marks add to a launch between them, beyond what the kernel runs; None where nobody can
-        tell.
+        """Estimate the seconds that two marks add to a launch between them, beyond the kernel's own time; None if this
+        backend cannot. An estimate that cannot be true is refused by its caller (mamf.machine.timers).
         """
         return None
 

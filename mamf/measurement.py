@@ -59,6 +59,8 @@ class Measurement(Tabular):
     ``device``: the index of the one that measured it, in a run that several share; ``device_speed``: how fast that is
     to the run's first device, as their common reference tells, and None where nothing does (mamf.logs.device_speeds);
     ``device_speed_half_width``: of its interval, as a share of it.
+
+    ``timer_accuracy``: seconds by which the timer may be wrong in all repeats alike (mamf.machine.timers); 0 if unknown.
     """
 
     shape: Any
@@ -86,6 +88,7 @@ class Measurement(Tabular):
     device: int | None = None
     device_speed: float | None = 1.0
     device_speed_half_width: float = 0.0
+    timer_accuracy: float = 0.0
 
     def __repr__(self) -> str:
         figure = f"{self.status}, {self.reason}" if self.summary is None else f"{self.best_rate:.4g} {self.work.unit}"
@@ -195,6 +198,13 @@ class Measurement(Tabular):
         """The same interval as a rate."""
         interval = self.interval
         return Interval(self.amount / interval.high / TERA, self.amount / interval.low / TERA, interval.coverage)
+
+    @property
+    def accuracy(self) -> float:
+        """How far the figure may be from the truth, as a share of it, for a reason that all repeats have in common: the
+        timer. No repeat interval contains it; a comparison with another instrument or a launch of another length must.
+        """
+        return self.timer_accuracy / self.seconds
 
     @property
     def relative_half_width(self) -> float:

@@ -50,7 +50,7 @@ def fall(rows: Sequence[Measurement], info: DeviceInfo, given: Iterable[FallStep
     steps = [
         _datasheet(info, first.problem.dtype),
         _units(info, first.problem.dtype, normal or zeros),
-        _measured("burst, zeros", zeros, "what the kernel issues where data cost nothing"),
+        _measured("burst, zeros", zeros, "what the kernel issues where data cost nothing" + _timer(zeros)),
         _measured("burst, normal data", normal, _cost_of_data(zeros, normal)),
         _measured("sustained, normal data", last, _cost_of_power(last, info)),
         *given,
@@ -113,6 +113,11 @@ def _measured(name: str, row: Measurement | None, cause: str) -> FallStep:
     if not row.ok:
         return FallStep(name, None, f"{row.status}: {row.reason}", row)
     return FallStep(name, row.best_rate, cause, row)
+
+
+def _timer(row: Measurement | None) -> str:
+    """How accurate a measured step is beside those that follow from the datasheet."""
+    return f"; accurate to {100 * row.accuracy:.1f} % (timer)" if row is not None and row.ok and row.accuracy else ""
 
 
 def _cost_of_data(zeros: Measurement | None, normal: Measurement | None) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from mamf.backend import Backend
 from mamf.ceilings.ceiling import Ceiling
 from mamf.errors import IncomparableError
-from mamf.measurement import Measurement
+from mamf.measurement import TERA, Measurement
 
 #: Ceilings by dtype and regime.
 Ceilings = Mapping[tuple[str, str], Ceiling]
@@ -23,6 +24,33 @@ def mamfu(row: Measurement, ceilings: Ceilings) -> float | None:
     if ceiling is None or row.summary is None:
         return None
     return ceiling.utilization(flop=row.flop, seconds=row.comparable_seconds, regime=row.regime)
+
+
+def share_accuracy(row: Measurement, ceilings: Ceilings) -> float:
+    """How far ``mamfu`` may be from the truth because of the timer, relative to the share: both accuracies in
+    quadrature. 0 if they are unknown or there is no ceiling.
+    """
+    ceiling = ceilings.get((row.problem.dtype, row.regime))
+    if ceiling is None or row.summary is None or not row.timer_accuracy:
+        return 0.0
+    seconds = ceiling.problem.work(ceiling.shape).amount / (ceiling.rate * TERA)
+    return math.hypot(row.accuracy, row.timer_accuracy / seconds)
+
+
+def is_beyond(share: float, row: Measurement, ceilings: Ceilings) -> bool:
+    """Whether a share exceeds 1 by more than the card's state and the timer explain."""
+    return share > 1 + STATE_TOLERANCE + share_accuracy(row, ceilings)
+
+
+def has_drifted(row: Measurement, ceilings: Ceilings) -> bool:
+    """Whether the reference product around a row differs from its ceiling by more than the state of a steady card and
+    the timer explain. Both are one product, so that the accuracy of the ceiling counts alone.
+    """
+    drift, ceiling = state(row, ceilings), ceilings.get((row.problem.dtype, row.regime))
+    if drift is None or ceiling is None:
+        return False
+    seconds = ceiling.problem.work(ceiling.shape).amount / (ceiling.rate * TERA)
+    return bool(abs(drift) > STATE_TOLERANCE + row.timer_accuracy / seconds)
 
 
 def state(row: Measurement, ceilings: Ceilings) -> float | None:

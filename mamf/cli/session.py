@@ -26,6 +26,7 @@ from mamf.logs.plan_records import plan_record
 from mamf.logs.recording import host_seconds
 from mamf.logs.records import measurement_record, utc_now
 from mamf.logs.run_log import RunLog
+from mamf.logs.timer_correction import describe_shift, overhead_after
 from mamf.logs.writer import RunLogWriter
 from mamf.machine.doctor import as_line, diagnose, warnings
 from mamf.machine.environment import command_line, tool_version
@@ -270,7 +271,9 @@ class Session(ABC, Generic[AnyPlan]):
         """Close the log with a summary and print the report; returns the exit code."""
         code = end.exit_code
         self.rows = with_device_speeds(self.rows)
-        summary = self.summary(end, elapsed)
+        summary = self.summary(end, elapsed) | ({} if self.pool else overhead_after(self.backend, self.rows))
+        if shift := describe_shift(summary, self.rows):
+            warn(shift)
         try:
             self.after_measuring(writer)
             writer.write("summary", {**summary, "time": utc_now()})

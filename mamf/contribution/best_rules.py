@@ -32,6 +32,7 @@ _ABOVE_CEILING, _ABOVE_CEILING_OF_CPU = 1.05, 1.25
 _CEILING_ROUNDING = 1e-5
 #: A problem in a regime.
 Sought = tuple[Any, str]
+_NOT_RECOMPUTED = {"record", "time", "timer_overhead_after_seconds"}
 _NOT_FROM_ROWS = {"elapsed_seconds", "left", "status", "reason"}
 
 
@@ -52,7 +53,7 @@ def summary_recomputes(evidence: Evidence) -> Iterator[Finding]:
         return
     line = max((number for number, _ in evidence.of_kind("summary")), default=None)
     again = _summary(evidence, summary)
-    for name in sorted(summary.keys() - again.keys() - {"record", "time"}):
+    for name in sorted(summary.keys() - again.keys() - _NOT_RECOMPUTED):
         yield Finding("unknown-field", f"mamf writes no field {name!r} of a summary: remove it", line)
     # Early logs counted no phases.
     for name in sorted((again.keys() & summary.keys() | {"best", "measured"}) - _NOT_FROM_ROWS):

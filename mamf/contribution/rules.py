@@ -40,6 +40,7 @@ from mamf.contribution.row_rules import (
     verified,
 )
 from mamf.contribution.sampling_rules import rows_of_plan, samples_whole
+from mamf.contribution.timer_rules import timer_is_credible, timer_stayed
 from mamf.errors import RunLogError
 from mamf.logs.legacy import TIER, Seen, is_legacy, legacy_run
 from mamf.logs.run_log import MALFORMED, is_readable, read_bytes, run_log_of, what
@@ -64,6 +65,7 @@ RULES = {
     "row-mismatch": "a row's figures follow from its samples and the plan",
     "implausible": "no sample is faster, no sensor higher than the device can be",
     "memory": "memory is of the kernel alone, not of all that the process held (warning: schema 4 tells)",
+    "timer": "what was subtracted from a window is what the timer of the device adds to it",
     "unverified": "every result was checked, with an error within its tolerance",
     "lost-samples": "a row has all of its samples, and its own",
     "unknown-operation": "what the rows are of is installed here, or nobody can tell whether they are right",
@@ -94,6 +96,8 @@ _RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
     verified,
     sensors_plausible,
     memory_of_launch,
+    timer_is_credible,
+    timer_stayed,
     samples_whole,
     rows_of_plan,
     times_in_order,
@@ -148,7 +152,7 @@ def _review(path: Path, seen: Seen | None) -> Review:
     for line, record in whole:
         findings += private_findings(line, record)
     try:
-        log = run_log_of(path, whole)
+        log = run_log_of(path, whole, as_written=True)
     except RunLogError as error:
         return Review(path, (*findings, _unreadable(path, error)))
     if log.counter_records:

@@ -14,6 +14,7 @@ from mamf.backend import Backend, OperandPool, Reading
 from mamf.engine.checking import Checked, WrongResultError
 from mamf.errors import UnsupportedError, fault
 from mamf.kernel import AnyKernel, Verdict
+from mamf.machine.timers import timer_accuracy
 from mamf.measurement import TERA, TIME, Conditions, Measurement, Status, is_share
 from mamf.regimes import Regime, Samples, StoppingRule, Sustained
 from mamf.statistics import summarize, two_levels
@@ -112,6 +113,7 @@ class _Run:
             "implausible_samples": tuple(impossible),
             "launches": taken.launches,
             "timer_overhead": taken.timer_overhead,
+            "timer_accuracy": timer_accuracy(self.regime.backend.name, taken.timer_overhead),
             "conditions": conditions(taken.readings, taken.watts),
             "remarks": (*taken.remarks, *self.alternation(possible)),
         }

@@ -13,6 +13,7 @@ from mamf.logs.header import header_of
 from mamf.logs.plan_records import plan_record
 from mamf.logs.records import measurement_record, utc_now
 from mamf.logs.run_log import RunLog
+from mamf.logs.timer_correction import overhead_after
 from mamf.logs.writer import RunLogWriter
 from mamf.machine.doctor import as_line, diagnose
 from mamf.machine.environment import tool_version
@@ -91,7 +92,8 @@ class Recording:
                 for kind, record in after():
                     writer.write(kind, record)
                 elapsed = max(0.0, host_seconds(self.backend) - begun)
-                writer.write("summary", {**summary(taken, status, reason, elapsed), "time": utc_now()})
+                last = summary(taken, status, reason, elapsed) | overhead_after(self.backend, taken)
+                writer.write("summary", {**last, "time": utc_now()})
 
 
 def host_seconds(backend: Backend) -> float:

@@ -11,6 +11,7 @@ from typing import Any
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.known import KnownCeiling
 from mamf.logs.known import operation_called, operation_of_record
+from mamf.machine.timers import timer_accuracy
 from mamf.measurement import STATUSES, Conditions, Measurement
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.statistics import Interval, Repeatability, Summary, standard_deviation, summarize
@@ -91,7 +92,7 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
     # What no launch takes is set aside for that: a timer that missed one reads 0 or less.
     if not all(abs(sample) < _LONGEST_SECONDS for sample in aside):
         raise ValueError("a sample that was set aside is no number of seconds that a timer reads")
-    error = record["relative_error"]
+    error, overhead = record["relative_error"], record.get("timer_overhead_seconds", 0.0)
     summary: Summary | None = None
     if record["status"] == "ok":
         summary = summarize(samples, record["best_by"])
@@ -107,8 +108,8 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
         samples=samples,
         implausible_samples=aside,
         launches=record["launches"],
-        # Schema 1 knew neither a timer's share nor phases.
-        timer_overhead=record.get("timer_overhead_seconds", 0.0),
+        timer_overhead=overhead,
+        timer_accuracy=timer_accuracy(header["device"]["backend"], overhead),
         error=None if error is None else float(error),
         conditions=conditions_from_record(record),
         remarks=tuple(record["remarks"]),

@@ -8,6 +8,7 @@ Schema history
         phase choose before confirm; peak_memory_bytes of the launch alone; searches of a plan of attention, and their
         rows, each with its problem; throttle_shares; of a run that several devices share: devices of the header, and
         the device of a row
+    5   timer_overhead_seconds repeats within 0.3 us, and stands in the summary once more, as it was after the run
 
 ``header`` names tool, command, device, software, settings and the plan, so a log resumes by itself. writer.py writes
 it; a last line without its newline is what a killed process lost, and is left out on reading. What is read is held to
@@ -37,14 +38,16 @@ from mamf.logs.records import (
     operation_of_plan,
 )
 from mamf.logs.schema import HEADER, KINDS, plan_schema, record_schema
+from mamf.logs.timer_correction import RELIABLE_SINCE, recompute_ceiling, recompute_rows
 from mamf.logs.validator import require
+from mamf.machine.timers import find_timer
 from mamf.measurement import Measurement
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.plans import FindPlan, Held, KernelsPlan, Plan
 from mamf.tabular import Tabular
 
-SCHEMA = 4
-READABLE = (1, 2, 3, 4)
+SCHEMA = 5
+READABLE = (1, 2, 3, 4, 5)
 MAY_PASS = ("failed", "out_of_memory")
 #: What reading values of the wrong kind, edited by hand, can raise.
 MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, MamfError)
@@ -152,8 +155,11 @@ def read_run_log(path: str | Path) -> RunLog:
     return log
 
 
-def run_log_of(path: Path, records: Iterable[tuple[int, dict[str, Any]]]) -> RunLog:
-    """The log of the records in a file, each with its line, and each left as it is. Raises RunLogError likewise."""
+def run_log_of(path: Path, records: Iterable[tuple[int, dict[str, Any]]], as_written: bool = False) -> RunLog:
+    """The log of the records in a file, each with its line, and each left as it is. Raises RunLogError likewise.
+
+    ``as_written``: early burst figures are not recomputed with the overhead that their timer is known to have.
+    """
     numbered = iter(records)
     _, header = next(numbered)
     log = RunLog(path, _header(path, header))
@@ -162,10 +168,25 @@ def run_log_of(path: Path, records: Iterable[tuple[int, dict[str, Any]]]) -> Run
             _add(log, record)
         except MALFORMED as error:
             raise RunLogError(f"{path}, line {number}: {what(error)}") from None
+    if not as_written:
+        _correct_timer(log)
     every_row = log.measurements
     log.every_row = with_device_speeds(every_row)
     log.measurements = with_device_speeds(latest(every_row))
     return log
+
+
+def _correct_timer(log: RunLog) -> None:
+    """Recompute burst figures that an early estimate of the timer's overhead is in."""
+    backend = log.header["device"]["backend"]
+    timer = find_timer(backend)
+    if timer is None or log.header["schema"] >= RELIABLE_SINCE:
+        return
+    written = log.measurements
+    for ceilings in (log.all_ceilings, log.own_ceilings):
+        for key, ceiling in ceilings.items():  # type: ignore[attr-defined]
+            ceilings[key] = recompute_ceiling(ceiling, written, timer)
+    log.measurements = recompute_rows(written, backend, timer)
 
 
 def read_bytes(path: Path) -> bytes:

@@ -152,6 +152,7 @@ SUMMARY = {
     "elapsed_seconds": float,
     "best": {ANY_NAME: {}},
     "phases?": {ANY_NAME: int},
+    "timer_overhead_after_seconds?": float,
     "time?": str,
 }
 #: Of a run of mamf-finder (legacy.py): what it printed, and nothing that has samples.

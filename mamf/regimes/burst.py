@@ -10,6 +10,7 @@ from typing import ClassVar
 from mamf.backend import Backend, Reading
 from mamf.engine.checking import Checked
 from mamf.machine.garbage import no_garbage_collection
+from mamf.machine.timers import Overhead, corrected_window, credible_overhead
 from mamf.regimes.base import Launch, Regime, Samples, StoppingRule
 from mamf.statistics import Repeatability, quartile_range
 
@@ -39,7 +40,7 @@ class Burst(Regime):
         self._rested_at = backend.now()
         self._is_cold = False
         self._held_back = 0
-        self._timer_overhead = 0.0
+        self._overhead = Overhead(0.0)
         # Seconds of one flush, and of queueing flush, marks and launch: on the device and on the host.
         self._flush_seconds = self._flush_host_seconds = 0.0
         self._host_seconds = 100e-6
@@ -66,11 +67,11 @@ class Burst(Regime):
         self._rested_at = self.backend.now() + self.backend.burst_traits.longest_rest_seconds
         self._is_cold = True
         self._time_flush()
-        # As logs keep samples: to the nanosecond.
-        self._timer_overhead = round(self.backend.timer_overhead() or 0.0, 9)
+        self._overhead = credible_overhead(self.backend.name, self.backend.timer_overhead())
 
     def sample(self, checked: Checked, rule: StoppingRule, estimate: float) -> Samples:
-        taken = Samples(timer_overhead=self._timer_overhead)
+        taken = Samples(timer_overhead=self._overhead.seconds)
+        taken.remarks += [self._overhead.remark] if self._overhead.remark else []
         size = self._shortest_train(self.agree(estimate))
         lead, trains = self.shortest_lead_seconds, 0
         self._rest()
@@ -183,8 +184,7 @@ class Burst(Regime):
         traits = backend.burst_traits
         self._rested_at = backend.now() + min(sum(seconds) * traits.rest_ratio, traits.longest_rest_seconds)
         checked.verify()  # within the rest
-        # A launch is never less than half of its window: what is shorter than the overhead cannot be timed by it.
-        return [max(window - self._timer_overhead, window / 2) for window in seconds], reading
+        return [corrected_window(window, self._overhead.seconds) for window in seconds], reading
 
     def _timed_launch(self, launch: Launch) -> tuple[object, object]:
         if self.flush:

@@ -12,6 +12,7 @@ from mamf.logs.known import operation_called
 from mamf.logs.records import significant_digits
 from mamf.logs.run_log import OwnCeilings
 from mamf.measurement import Measurement
+from mamf.report.accuracy import accuracy_remarks
 from mamf.report.devices import COMPARABLE, DEVICE, device_cells, device_lines, flat_device
 from mamf.report.layers import layer_column
 from mamf.report.own_ceilings import brief, ceilings_text, flat_ceiling, problem_title, share_of
@@ -158,7 +159,7 @@ def _text(value: object) -> str:
 
 def remarks(row: Measurement) -> str:
     """What a reader must know about a row beside its figures."""
-    parts = [*row.conditions.throttle_reasons, *row.remarks]
+    parts = [*row.conditions.throttle_reasons, *row.remarks, *accuracy_remarks(row)]
     if row.implausible_samples:
         parts.append(f"{len(row.implausible_samples)} implausible samples left out")
     return ", ".join(parts)

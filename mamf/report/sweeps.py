@@ -13,6 +13,7 @@ from mamf.logs.records import significant_digits
 from mamf.machine.peaks import find_peak
 from mamf.measurement import Measurement
 from mamf.operations.matmul.kernel import MatmulProblem
+from mamf.report.accuracy import accuracy_remarks
 from mamf.report.devices import device_cells, device_lines, device_remark, drift_lines, flat_device
 from mamf.report.layers import layer_column
 from mamf.report.shares import flat_share, share_cells
@@ -171,7 +172,7 @@ def columns_of(
 def remarks(row: Measurement) -> str:
     """What a reader must know about a row beside its figures."""
     parts = [] if row.ok else [f"{row.status}: {row.reason}"]
-    parts += [*row.conditions.throttle_reasons, *row.remarks]
+    parts += [*row.conditions.throttle_reasons, *row.remarks, *accuracy_remarks(row)]
     if row.is_reference:
         parts.append("reference")
     if "quantization_error" in row.details:

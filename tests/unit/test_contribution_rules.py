@@ -245,6 +245,7 @@ def add_note(text):
         (change_row(clock_mhz=300.0), "implausible"),
         (change_row(timer_overhead_seconds=-1e-6), "implausible"),
         (change_row(timer_overhead_seconds=1.0), "implausible"),
+        (change_row(timer_overhead_seconds=17.3e-6), "timer"),
         (change_row(details={"attention time": 1e308}), "implausible"),
         (change_row(details={"attention time": "most"}), "implausible"),
         (change_row(details={"attention time": 0.6, "matmul time": 0.6}), "implausible"),
@@ -267,7 +268,7 @@ def add_note(text):
         (add_note("file:///srv/jane"), "private"),
         (set_header("complete", "tier"), "unknown-field"),
         (set_header(True, "schema"), "schema"),
-        (set_header(5, "schema"), "schema"),
+        (set_header(6, "schema"), "schema"),
         (remove("command"), "missing-field"),
         (remove("findings"), "missing-field"),
         (remove("device", "power_limit_watts"), "missing-field"),
@@ -464,6 +465,14 @@ def test_spoiling_bandwidth_is_caught(spoil, rule, spoiled):
     records = [record for _, record in read_records(log)]
     assert spoiled(records, lambda same: None) == set()
     assert rule in spoiled(records, spoil)
+
+
+def test_a_timer_that_moved_during_the_run_is_a_warning(sweep_records, tmp_path):
+    records = copy.deepcopy(sweep_records)
+    records[-1]["timer_overhead_after_seconds"] = 9e-6
+    (found,) = [each for each in review(write(tmp_path / "log.jsonl", records)).findings if each.rule == "timer"]
+    assert found.is_warning
+    assert "to 9.0 us during the run" in found.message
 
 
 def test_rows_that_no_peak_bounds_are_counted():

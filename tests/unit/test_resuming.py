@@ -280,6 +280,6 @@ def test_a_log_without_a_ceiling_goes_on_without_one(run, found, tmp_path):
 def test_a_log_of_an_earlier_schema_is_not_gone_on_with(command, logs, tmp_path, capsys):
     """Its rounds are others, and its sustained figures of another statistic."""
     path = tmp_path / "old.jsonl"
-    path.write_bytes(logs[command].replace(b'"schema": 4', b'"schema": 3', 1))
+    path.write_bytes(logs[command].replace(b'"schema": 5', b'"schema": 3', 1))
     assert main([command, *BACKEND, "--resume", str(path)]) == 2
     assert "is of schema 3" in capsys.readouterr().err

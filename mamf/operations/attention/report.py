@@ -6,11 +6,12 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from mamf.ceilings.share import STATE_TOLERANCE, Ceilings, mamfu, state
+from mamf.ceilings.share import STATE_TOLERANCE, Ceilings, has_drifted, is_beyond, mamfu, share_accuracy, state
 from mamf.machine.peaks import find_peak
 from mamf.measurement import TERA, Measurement
 from mamf.operations.attention.rows import has_memory_of_process, is_attention
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.report.accuracy import accuracy_remarks, share_accuracy_line
 from mamf.report.devices import device_lines, device_remark, flat_device
 from mamf.report.kernels import best_first
 from mamf.report.text import DASH, csv_text, drawing, end_line, machine_line, prose, significant, whole
@@ -92,6 +93,7 @@ def flat_attention(
         "Effective TFLOP/s": row.best_rate * dense if row.ok else None,
         "TB/s": problem.traffic(shape) / row.seconds / TERA if summary else None,
         "MAMFU": mamfu(row, ceilings),
+        "MAMFU accuracy": share_accuracy(row, ceilings) or None,
         "Share of peak": share_of_peak(row, header["device"]),
         "Reference TFLOP/s": row.details.get("reference_tflops"),
         "Memory": None if row.peak_memory_bytes is None else row.peak_memory_bytes / 2**20,
@@ -165,13 +167,13 @@ def remarks(row: Measurement, ceilings: Ceilings) -> str:
         if other is not None and row.summary is not None:
             share = other.utilization(flop=row.flop, seconds=row.comparable_seconds, regime=row.regime)
             parts.append(f"{100 * share:.0f} % of the {name} ceiling")
-    drift = state(row, ceilings)
-    if drift is not None and abs(drift) > STATE_TOLERANCE:
-        parts.append("the card was not at its ceiling's state")
+    if has_drifted(row, ceilings):
+        parts.append(f"card speed drifted by more than {100 * STATE_TOLERANCE:.0f} % since its ceiling run")
     own = mamfu(row, ceilings)
-    if own is not None and own > 1 + STATE_TOLERANCE and "product_dtypes" not in row.details:
+    if own is not None and is_beyond(own, row, ceilings) and "product_dtypes" not in row.details:
         parts.append("above the ceiling: it was found on a busier device, find it anew")
     parts += [*row.conditions.throttle_reasons, *row.remarks] if row.regime == "burst" else row.remarks
+    parts += accuracy_remarks(row)
     if row.implausible_samples:
         parts.append(f"{len(row.implausible_samples)} implausible samples left out")
     return ", ".join(parts)
@@ -239,7 +241,13 @@ def render_attention(
     draw = drawing(format, width)
     parts = [
         prose(
-            [machine_line(header), *ceiling_lines(ceilings), *conventions(rows, header), *device_lines(rows, header)],
+            [
+                machine_line(header),
+                *ceiling_lines(ceilings),
+                *share_accuracy_line(rows, ceilings),
+                *conventions(rows, header),
+                *device_lines(rows, header),
+            ],
             format,
         )
     ]

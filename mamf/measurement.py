@@ -60,7 +60,7 @@ class Measurement(Tabular):
     to the run's first device, as their common reference tells, and None where nothing does (mamf.logs.device_speeds);
     ``device_speed_half_width``: of its interval, as a share of it.
 
-    ``timer_accuracy``: seconds by which the timer may be wrong in all repeats alike (mamf.machine.timers); 0 if unknown.
+    ``timer_accuracy``: seconds by which the timer may be wrong in all repeats alike (machine.timers); 0 if unknown.
     """
 
     shape: Any

@@ -23,10 +23,11 @@ from mamf.errors import UnavailableError
 # Elements drawn at once where the values must be made in float32 first (8-bit dtypes).
 _FILL_CHUNK = 2**26
 _FLUSH_BYTES_WHEN_CACHE_UNKNOWN = 256 * MIB
-# Kernels of known cycles that calibrate the timer: 10 us at 2 GHz, so that a clock that moves by 1 % between two trains
-# is 0.1 us. The median of so many rounds repeats within 0.1 us.
-_SPIN_CYCLES = 20_000
-_SPIN_ROUNDS = 24
+# Kernels of known cycles that calibrate the timer: 5 us at 2 GHz, and eight times that. A clock that moves by 1 %
+# between the two is 0.05 us, and the median of so many rounds repeats within 0.1 us.
+_SPIN_CYCLES = 10_000
+_SPIN_RATIO = 8
+_SPIN_ROUNDS = 32
 _SPINS_IN_TRAIN = 8
 _FLUSHES_AHEAD = 20
 
@@ -228,18 +229,17 @@ class AcceleratorBackend(TorchBackend):
         return float(start.elapsed_time(end)) * 1e-3
 
     def timer_overhead(self) -> float | None:
-        """From kernels of N and 2N cycles: 2 T(N) - T(2N) is what a window holds beside the cycles.
+        """From kernels of N and rN cycles: (r T(N) - T(rN)) / (r - 1) is what a window holds beside the cycles.
 
         A train holds kernels of one length, as a burst does. Windows differ by some 0.3 us between even and odd
-        positions of the queue, and in a train of both lengths each would keep to one of them: that error is tripled.
+        positions of the queue, and in a train of both lengths each would keep to one of them: r = 2 triples that error.
         """
         spin = getattr(self.vendor(), "_sleep", None)
         if spin is None:
             return None
-        rounds = range(_SPIN_ROUNDS)
-        return statistics.median(
-            2 * self._spin_seconds(spin, _SPIN_CYCLES) - self._spin_seconds(spin, 2 * _SPIN_CYCLES) for _ in rounds
-        )
+        ratio = _SPIN_RATIO
+        rounds = [[self._spin_seconds(spin, count * _SPIN_CYCLES) for count in (1, ratio)] for _ in range(_SPIN_ROUNDS)]
+        return statistics.median((ratio * short - long) / (ratio - 1) for short, long in rounds)
 
     def _spin_seconds(self, spin: Callable[[int], object], cycles: int) -> float:
         """The median window of a train of kernels, queued behind flushes so that the host is ahead."""

@@ -1,0 +1,172 @@
+"""Figures in README.md and docs/ are written from run logs. This tool writes them, and checks that none is stale.
+
+    python tools/figures.py                     # rewrite every generated table and figure
+    python tools/figures.py --check [PAGE...]   # exit code 1 and a line per stale or unexplained figure
+    python tools/figures.py --exceptions        # tables and console output that no log backs, each with its reason
+
+A **table** stands between two comments. The first names the table (``TABLES`` in tools/figure_tables.py) and its logs:
+
+    <!-- figures: repeats results/a.jsonl results/b.jsonl -->
+    ...
+    <!-- end of figures -->
+
+A **figure in running text** is a link by reference, whose definition names the log and, as its title, the figure:
+
+    The best of the sweep is [838.4][best] TFLOPS.
+
+    [best]: ../results/sweep.jsonl "burst best"
+
+Any other table or console output with measured figures carries a comment right above it, which says why:
+
+    <!-- not from a log: simulated, python tools/guard_rates.py -->
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import itertools
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from figure_tables import ROOT, TABLES, FigureError, single_figure
+
+PAGES = [
+    ROOT / "README.md",
+    *(page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "reference.md"),
+]
+_BLOCK = re.compile(
+    r"^(?P<start><!-- figures:\s(?P<what>.*?)-->)$.*?^(?P<end><!-- end of figures -->)$", re.DOTALL | re.MULTILINE
+)
+_OPENING, _CLOSING = re.compile(r"^<!-- figures:", re.MULTILINE), "<!-- end of figures -->"
+_DEFINITION = re.compile(r'^\[(?P<name>[^\]]+)\]: (?P<path>\S+\.jsonl) "(?P<what>[^"]+)"$', re.MULTILINE)
+_EXCEPTION = re.compile(r"^<!-- not from a log: (?P<reason>\S.*?\S) -->$", re.DOTALL)
+#: A figure with decimals, a share or a unit, as measurements have them; sizes and counts have none.
+_MEASURED = re.compile(r"(?<![\w.])[\d,]*\d\.\d+(?![\w.])|\d ?%|\d (?:TFLOPS|TB/s|GB/s|ms|us)\b")
+
+
+def rewritten(text: str, folder: Path) -> str:
+    """A page in ``folder`` with every generated table and figure as the logs give it. Raises FigureError."""
+    if len(_OPENING.findall(text)) != len(_BLOCK.findall(text)) or text.count(_CLOSING) != len(_BLOCK.findall(text)):
+        raise FigureError(f"a '<!-- figures: ... -->' and its '{_CLOSING}' do not come in pairs")
+    text = _BLOCK.sub(lambda found: f"{found['start']}\n\n{table(found['what'])}\n{found['end']}", text)
+    for definition in _DEFINITION.finditer(text):
+        text = _with_figure(text, definition, folder)
+    return text
+
+
+def table(what: str) -> str:
+    """The table that the words of a marker name."""
+    name, *words = what.split()
+    if name not in TABLES:
+        raise FigureError(f"no table is called {name!r}; there are {', '.join(TABLES)}")
+    try:
+        return TABLES[name](words)
+    except FigureError as error:
+        raise FigureError(f"table '{name}': {error}") from None
+
+
+def _with_figure(text: str, definition: re.Match[str], folder: Path) -> str:
+    name, what = definition["name"], definition["what"]
+    path = os.path.relpath(folder / definition["path"], ROOT)
+    try:
+        figure = single_figure(path, what)
+    except FigureError as error:
+        raise FigureError(f"figure [{name}]: {error}") from None
+    text, count = re.subn(rf"\[[^\[\]]+\]\[{re.escape(name)}\]", f"[{figure}][{name}]", text)
+    if not count:
+        raise FigureError(f"figure [{name}]: nothing on the page refers to it")
+    return text
+
+
+# -- what no log backs -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A table or a block of console output with measured figures that is not generated; ``line`` counts from 1."""
+
+    line: int
+    text: str
+    reason: str | None
+
+
+def unbacked(text: str) -> Iterator[Passage]:
+    """Each table, and each code block without a language, that shows measured figures outside of a generated block."""
+    blank = _BLOCK.sub(lambda found: "\n" * found[0].count("\n"), text)
+    lines = blank.splitlines()
+    above, number = "", 0
+    for kind, group in itertools.groupby(_kinds(lines), lambda pair: pair[0]):
+        passage = [line for _, line in group]
+        is_shown = kind in ("table", "console") and any(_MEASURED.search(line) for line in passage)
+        if is_shown:
+            found = _EXCEPTION.match(above)
+            yield Passage(number + 1, passage[0], " ".join(found["reason"].split()) if found else None)
+        if any(line.strip() for line in passage):
+            above = "\n".join(passage).strip()
+            above = above[above.rfind("<!--") :] if above.endswith("-->") else above
+        number += len(passage)
+
+
+def _kinds(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Each line with what it is part of: a table, console output, other code, or text."""
+    fence = ""
+    for line in lines:
+        if line.lstrip().startswith("```"):
+            kind = fence or ("code" if line.strip() != "```" else "console")
+            fence = "" if fence else kind
+            yield kind, line
+        else:
+            yield fence or ("table" if line.startswith("|") else "text"), line
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def problems(page: Path) -> Iterator[str]:
+    """What is stale or unexplained on a page, in lines."""
+    text = page.read_text(encoding="utf-8")
+    name = page.relative_to(ROOT).as_posix() if page.is_relative_to(ROOT) else page.name
+    try:
+        fresh = rewritten(text, page.parent)
+    except FigureError as error:
+        yield f"{name}: {error}"
+        return
+    stale = difflib.unified_diff(text.splitlines(), fresh.splitlines(), name, f"{name}, from the logs", "", "", 0, "")
+    yield from (line for line in stale if not line.startswith("@@"))
+    for passage in unbacked(text):
+        if passage.reason is None:
+            yield (
+                f"{name}:{passage.line}: figures that no log backs: {passage.text[:60]!r}; generate them, or say why "
+                "above them: <!-- not from a log: REASON -->"
+            )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pages", type=Path, nargs="*", metavar="PAGE", help="(default: README.md and docs/*.md)")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a figure is stale")
+    parser.add_argument("--exceptions", action="store_true", help="list the figures that no log backs, with the reason")
+    options = parser.parse_args(arguments)
+    pages = [page.resolve() for page in options.pages] or PAGES
+    if options.exceptions:
+        for page in pages:
+            for passage in unbacked(page.read_text(encoding="utf-8")):
+                print(f"{page.name}:{passage.line}: {passage.reason or 'NO REASON'}")
+        return 0
+    if not options.check:
+        for page in pages:
+            page.write_text(rewritten(page.read_text(encoding="utf-8"), page.parent), encoding="utf-8")
+    found = [line for page in pages for line in problems(page)]
+    print(*found, sep="\n", end="\n" if found else "", file=sys.stderr)
+    if found and options.check:
+        print("run 'python tools/figures.py' to write what is stale", file=sys.stderr)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -352,12 +352,13 @@ TABLES: Mapping[str, Callable[[Sequence[str]], str]] = {
 
 def single_figure(path: str, expression: str) -> str:
     """A figure of a log in words, as links name it: ``burst ceiling``, ``burst ceiling interval``, ``burst ceiling
-    share``, ``burst best``, ``burst mean``, ``seconds``, or one of ``CELLS`` of the one row that ``name=value`` select.
+    share``, ``burst best``, ``burst mean``, ``seconds``, ``rows``, or one of ``CELLS`` of the one row that ``name=value`` select.
     """
     words = expression.split()
     log = read(path)
-    if words == ["seconds"]:
-        return f"{(log.summary or {})['elapsed_seconds']:#.3g}".rstrip(".")
+    if words in (["seconds"], ["rows"]):
+        measured, seconds = ((log.summary or {}).get(name) for name in ("measured", "elapsed_seconds"))
+        return str(measured) if words == ["rows"] else f"{seconds:#.3g}".rstrip(".")
     if words[1:2] == ["ceiling"]:
         return _figure_of_ceiling(log, words[0], words[2:])
     if len(words) == 2 and words[1] in ("best", "mean"):

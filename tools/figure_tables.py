@@ -7,122 +7,37 @@ A table is a function of the words in its marker: paths of logs (from the root o
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
-import runpy
 import statistics
+import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
-import mamf
+from figure_logs import (
+    CELLS,
+    ROOT,
+    FigureError,
+    field,
+    percent,
+    read,
+    read_any,
+    rows_of,
+    split_words,
+)
+
 from mamf.ceilings.ceiling import CHOOSE, CONFIRM, Ceiling
-from mamf.ceilings.known import known_share
-from mamf.ceilings.share import mamfu
 from mamf.cli import main as mamf_command
-from mamf.errors import MamfError
+from mamf.counters import ncu
+from mamf.counters.bounds import bound_of_kernel, short_name
 from mamf.logs.legacy import FinderRun
 from mamf.logs.run_log import RunLog
-from mamf.measurement import TERA, Measurement
-from mamf.operations.model.shapes import SIZES
+from mamf.measurement import Measurement
 from mamf.report import bests
 from mamf.report.ceilings import share_of_peak
-from mamf.report.text import DASH, markdown, significant, whole
+from mamf.report.text import DASH, markdown, significant
 from mamf.text import Markup
 
-ROOT = Path(__file__).resolve().parents[1]
 FENCE = "```"
-
-
-class FigureError(Exception):
-    """A table or figure that cannot be computed: what is wrong, in a line."""
-
-
-@functools.cache
-def read_any(path: str) -> RunLog | FinderRun:
-    try:
-        return mamf.read_log(ROOT / path)
-    except MamfError as error:
-        raise FigureError(str(error)) from None
-
-
-def read(path: str) -> RunLog:
-    if isinstance(log := read_any(path), FinderRun):
-        raise FigureError(f"{path} is a log of mamf-finder, which holds no samples")
-    return log
-
-
-def split_words(words: Iterable[str]) -> tuple[list[str], dict[str, list[str]]]:
-    """Paths of logs, and the values of each ``name=value,value``."""
-    paths, options = [], {}
-    for word in words:
-        name, separator, values = word.partition("=")
-        if separator:
-            options[name] = values.split(",")
-        else:
-            paths.append(word)
-    if not paths:
-        raise FigureError("no log is named")
-    return paths, options
-
-
-# -- rows and what is shown of them ------------------------------------------------------------------------------------
-
-
-def field(row: Measurement, name: str) -> str:
-    """A field of a row, of its shape or of its problem, as a table shows it; ``size``: what a model is called."""
-    if name == "size":
-        fields = vars(row.problem)
-        return next(size for size, known in SIZES.items() if known.items() <= fields.items())
-    for holder in (row.shape, row.problem, row):
-        if (value := getattr(holder, name, None)) is not None:
-            break
-    else:
-        raise FigureError(f"a row of {row.operation} has no field {name!r}")
-    if name == "causal":
-        return "causal" if value else "full"
-    return str(value)
-
-
-def rows_of(log: RunLog, filters: Mapping[str, Sequence[str]]) -> Iterator[Measurement]:
-    """Measured rows whose fields have one of the values that ``filters`` names; those of a search only by phase."""
-    for row in log.measurements:
-        is_kept = row.ok and not row.is_reference and ("phase" in filters or not row.phase)
-        if is_kept and all(field(row, name) in values for name, values in filters.items()):
-            yield row
-
-
-def percent(share: float | None, digits: int = 1) -> str:
-    return DASH if share is None else f"{100 * share:.{digits}f} %"
-
-
-def interval_text(interval: Any) -> str:
-    return f"{significant(interval.low)} to {significant(interval.high)}"
-
-
-def share_of_ceiling(row: Measurement, log: RunLog) -> float | None:
-    """MAMFU by the ceiling in the log, else by the one that the log names."""
-    share = mamfu(row, log.all_ceilings)
-    return known_share(row, log.known_ceilings) if share is None else share
-
-
-#: What a row can show, by name.
-CELLS: Mapping[str, Callable[[Measurement, RunLog], str]] = {
-    "rate": lambda row, log: significant(row.best_rate),
-    "GB/s": lambda row, log: significant(1000 * row.best_rate),
-    "half-width": lambda row, log: f"+-{percent(row.relative_half_width)}",
-    "interval": lambda row, log: interval_text(row.rate_interval),
-    "share": lambda row, log: percent(share_of_ceiling(row, log)),
-    "ms": lambda row, log: f"{1e3 * row.seconds:#.4g}",
-    "MHz": lambda row, log: whole(row.conditions.clock_hz and row.conditions.clock_hz / 1e6),
-    "W": lambda row, log: whole(row.conditions.watts),
-    "attention": lambda row, log: percent(row.time_shares["attention"]),
-    "matmul": lambda row, log: percent(row.time_shares["matmul"]),
-    "idle": lambda row, log: percent(row.time_shares["idle"]),
-    "quantization": lambda row, log: percent(float(row.details["quantization_error"])),
-    "fastest": lambda row, log: significant(row.rate("fastest")),
-}
 _HEADS = {"causal": "mask", "head_dim": "d", "seqlen_q": "length", "context": "length"}
 _ORDER = {name: number for number, name in enumerate(("fwd", "bwd", "forward", "forward-backward", "step"))}
 
@@ -283,23 +198,34 @@ def kernels_table(words: Sequence[str]) -> str:
 
 
 def finder_table(words: Sequence[str]) -> str:
-    """A log of mamf-finder beside logs of sweeps over the same shapes."""
+    """Logs of mamf-finder beside those of sweeps over the same shapes: the best by each figure."""
     lines = []
     for path in split_words(words)[0]:
         log = read_any(path)
         if isinstance(log, FinderRun):
-            name = f"mamf-finder {log.version}"
-            lines += [[name, figure, significant(best.tflops[figure]), str(best.shape or DASH), str(log.tried or DASH)]
-                      for figure, best in log.best.items()]  # fmt: skip
-            continue
-        for regime, best in bests(log.measurements).items():
-            figures = ("median", "fastest") if regime == "burst" else ("fastest", "mean")
-            for figure in figures:
-                row = max(rows_of(log, {"regime": [regime]}), key=lambda row, figure=figure: row.rate(figure))
-                lines.append(
-                    [f"mamf, {regime}", figure, significant(row.rate(figure)), str(row.shape), str(best.shapes)]
-                )
+            for name, best in log.best.items():
+                where = [str(best.shape or DASH), str(log.tried or DASH)]
+                lines.append([f"mamf-finder {log.version}", name, significant(best.tflops[name]), *where])
+        else:
+            for regime, best_row in bests(log.measurements).items():
+                lines += [_best_by(log, regime, name, best_row.shapes) for name in ("mean", "median", "fastest")]
     return markdown(["", "figure", "best TFLOPS", "at", "shapes"], lines, {"", "figure", "at"})
+
+
+def _best_by(log: RunLog, regime: str, figure: str, shapes: int) -> list[str]:
+    rates = {row.shape: row.rate(figure) for row in rows_of(log, {"regime": [regime]})}
+    shape = max(rates, key=rates.__getitem__)
+    return [f"mamf, {regime}", figure, significant(rates[shape]), str(shape), str(shapes)]
+
+
+def counters_table(words: Sequence[str]) -> str:
+    """Kernels in what ncu printed, each with its cycles and what bounds it."""
+    lines = []
+    for path in split_words(words)[0]:
+        for kernel in ncu.kernels_in((ROOT / path).read_text(encoding="utf-8")):
+            found = bound_of_kernel(kernel)
+            lines.append([short_name(kernel.name), f"{kernel.cycles:,.0f}", found.by, found.why])
+    return markdown(["kernel", "cycles", "bound by", "why"], lines, {"kernel", "bound by", "why"})
 
 
 # -- tables that commands print ----------------------------------------------------------------------------------------
@@ -323,16 +249,11 @@ def show_table(words: Sequence[str]) -> str:
 
 
 def run_table(words: Sequence[str]) -> str:
-    """What a script of this folder prints: ``run tools/coverage.py results``."""
-    before, there = sys.argv, Path.cwd()
-    try:
-        sys.argv = list(words)
-        with contextlib.chdir(ROOT):
-            text = printed_by(lambda: runpy.run_path(str(ROOT / words[0]), run_name="__main__"))
-    finally:
-        sys.argv = before
-        assert Path.cwd() == there
-    return f"{FENCE}\n{text}{FENCE}\n"
+    """What a script of this repository prints: ``run tools/coverage.py results``."""
+    ended = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, encoding="utf-8")
+    if ended.returncode or not ended.stdout:
+        raise FigureError(f"'python {' '.join(words)}' prints nothing: {ended.stderr.strip()[-200:]}")
+    return f"{FENCE}\n{ended.stdout}{FENCE}\n"
 
 
 TABLES: Mapping[str, Callable[[Sequence[str]], str]] = {
@@ -342,43 +263,7 @@ TABLES: Mapping[str, Callable[[Sequence[str]], str]] = {
     "repeats": repeats_table,
     "kernels": kernels_table,
     "finder": finder_table,
+    "counters": counters_table,
     "show": show_table,
     "run": run_table,
 }
-
-
-# -- single figures ----------------------------------------------------------------------------------------------------
-
-
-def single_figure(path: str, expression: str) -> str:
-    """A figure of a log in words, as links name it: ``burst ceiling``, ``burst ceiling interval``, ``burst ceiling
-    share``, ``burst best``, ``burst mean``, ``seconds``, ``rows``, or one of ``CELLS`` of the one row that ``name=value`` select.
-    """
-    words = expression.split()
-    log = read(path)
-    if words in (["seconds"], ["rows"]):
-        measured, seconds = ((log.summary or {}).get(name) for name in ("measured", "elapsed_seconds"))
-        return str(measured) if words == ["rows"] else f"{seconds:#.3g}".rstrip(".")
-    if words[1:2] == ["ceiling"]:
-        return _figure_of_ceiling(log, words[0], words[2:])
-    if len(words) == 2 and words[1] in ("best", "mean"):
-        best = bests(log.measurements)[words[0]]
-        return significant(best.row.best_rate if words[1] == "best" else best.arithmetic_mean)
-    filters = {name: [value] for name, _, value in (word.partition("=") for word in words[1:])}
-    if words[0] not in CELLS:
-        raise FigureError(f"no figure is called {words[0]!r}; there are {', '.join(CELLS)}")
-    rows = list(rows_of(log, filters))
-    if len(rows) != 1 and "phase" not in filters:
-        raise FigureError(f"{path}: {len(rows)} rows are asked for by '{expression}', not one")
-    return CELLS[words[0]](max(rows, key=lambda row: row.best_rate), log)
-
-
-def _figure_of_ceiling(log: RunLog, regime: str, words: Sequence[str]) -> str:
-    ceiling = log.ceilings.get(regime)
-    if ceiling is None:
-        raise FigureError(f"{log.path} has no {regime} ceiling")
-    if list(words) == ["interval"]:
-        return interval_text(ceiling.interval)
-    if list(words) == ["share"]:
-        return percent(share_of_peak(ceiling, log.header))
-    return significant(ceiling.rate * TERA / TERA)

@@ -33,7 +33,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from figure_tables import ROOT, TABLES, FigureError, single_figure
+from figure_logs import ROOT, FigureError, single_figure
+from figure_tables import TABLES
 
 PAGES = [
     ROOT / "README.md",

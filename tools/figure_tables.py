@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import statistics
 import subprocess
 import sys
@@ -32,9 +33,9 @@ from mamf.counters.bounds import bound_of_kernel, short_name
 from mamf.logs.legacy import FinderRun
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
-from mamf.report import bests
+from mamf.report import bests, own_ceilings
 from mamf.report.ceilings import share_of_peak
-from mamf.report.text import DASH, markdown, significant
+from mamf.report.text import DASH, by_column, markdown, significant
 from mamf.text import Markup
 
 FENCE = "```"
@@ -198,24 +199,33 @@ def kernels_table(words: Sequence[str]) -> str:
 
 
 def finder_table(words: Sequence[str]) -> str:
-    """Logs of mamf-finder beside those of sweeps over the same shapes: the best by each figure."""
+    """A log of mamf-finder beside those of sweeps over the same shapes: the best by each figure, and the median ratio
+    to mamf-finder's figure over all shapes.
+    """
+    finder, *others = map(read_any, split_words(words)[0])
+    if not isinstance(finder, FinderRun):
+        raise FigureError("the first log is not of mamf-finder")
+    seen = {name: {row.shape: row.tflops[name] for row in finder.rows if name in row.tflops} for name in finder.best}
     lines = []
-    for path in split_words(words)[0]:
-        log = read_any(path)
-        if isinstance(log, FinderRun):
-            for name, best in log.best.items():
-                where = [str(best.shape or DASH), str(log.tried or DASH)]
-                lines.append([f"mamf-finder {log.version}", name, significant(best.tflops[name]), *where])
-        else:
-            for regime, best_row in bests(log.measurements).items():
-                lines += [_best_by(log, regime, name, best_row.shapes) for name in ("mean", "median", "fastest")]
-    return markdown(["", "figure", "best TFLOPS", "at", "shapes"], lines, {"", "figure", "at"})
+    for name, best in finder.best.items():
+        where = [str(best.shape or DASH), str(finder.tried or DASH)]
+        lines.append([f"mamf-finder {finder.version}", name, significant(best.tflops[name]), *where, DASH])
+    for log in others:
+        assert isinstance(log, RunLog)
+        for regime, name in itertools.product(bests(log.measurements), ("mean", "median", "fastest")):
+            rates = {row.shape: row.rate(name) for row in rows_of(log, {"regime": [regime]})}
+            shape = max(rates, key=rates.__getitem__)
+            ratios = [rates[each] / rate for each, rate in seen.get(name, {}).items() if each in rates]
+            ratio = f"{statistics.median(ratios):.3f}" if ratios else DASH
+            lines.append([f"mamf, {regime}", name, significant(rates[shape]), str(shape), str(len(rates)), ratio])
+    return markdown(["", "figure", "best TFLOPS", "at", "shapes", "median ratio"], lines, {"", "figure", "at"})
 
 
-def _best_by(log: RunLog, regime: str, figure: str, shapes: int) -> list[str]:
-    rates = {row.shape: row.rate(figure) for row in rows_of(log, {"regime": [regime]})}
-    shape = max(rates, key=rates.__getitem__)
-    return [f"mamf, {regime}", figure, significant(rates[shape]), str(shape), str(shapes)]
+def confirmed_table(words: Sequence[str]) -> str:
+    """The ceilings that a find of any operation confirmed."""
+    logs = map(read, split_words(words)[0])
+    rows = [own_ceilings.cells(ceiling, log.header) for log in logs for ceiling in log.own_ceilings.values()]
+    return markdown(*by_column(rows), own_ceilings.LEFT_ALIGNED)
 
 
 def counters_table(words: Sequence[str]) -> str:
@@ -263,6 +273,7 @@ TABLES: Mapping[str, Callable[[Sequence[str]], str]] = {
     "repeats": repeats_table,
     "kernels": kernels_table,
     "finder": finder_table,
+    "confirmed": confirmed_table,
     "counters": counters_table,
     "show": show_table,
     "run": run_table,

@@ -179,6 +179,27 @@ def repeats_table(words: Sequence[str]) -> str:
     return markdown(heads, lines, {"", "TFLOPS"})
 
 
+def pairs_table(words: Sequence[str]) -> str:
+    """Logs two by two, of the same card: how the rows that both hold repeat, by regime."""
+    paths, lines = split_words(words)[0], []
+    for one, other in zip(paths[::2], paths[1::2], strict=True):
+        first = {_key(row): row for row in rows_of(read(one), {})}
+        again = [(first[key], row) for row in rows_of(read(other), {}) if (key := _key(row)) in first]
+        for regime in dict.fromkeys(row.regime for row, _ in again):
+            pairs = [(row, repeat) for row, repeat in again if row.regime == regime]
+            ratios = [repeat.best_rate / row.best_rate for row, repeat in pairs]
+            holding = sum(row.interval.low <= repeat.seconds <= row.interval.high for row, repeat in pairs)
+            close = sum(abs(ratio - 1) <= 0.01 for ratio in ratios)
+            within = [f"{number} of {len(pairs)}" for number in (close, holding)]
+            lines.append([pairs[0][0].operation, regime, f"{statistics.geometric_mean(ratios):.4f}", *within])
+    heads = ["operation", "regime", "mean ratio", "repeats within 1 %", "within the interval"]
+    return markdown(heads, lines, {"operation", "regime"})
+
+
+def _key(row: Measurement) -> tuple[object, ...]:
+    return row.regime, row.kernel, row.shape, row.problem
+
+
 def kernels_table(words: Sequence[str]) -> str:
     """A find a group: the best that each kernel reached in it, and its share of the library's default."""
     paths, options = split_words(words)
@@ -241,21 +262,15 @@ def counters_table(words: Sequence[str]) -> str:
 # -- tables that commands print ----------------------------------------------------------------------------------------
 
 
-def printed_by(command: Callable[[], object]) -> str:
-    """What a command writes on stdout."""
+def mamf_table(words: Sequence[str]) -> str:
+    """What a command prints of logs (``mamf show LOG --top 5``): console output, or markdown as it is."""
     text = io.StringIO()
     with contextlib.redirect_stdout(text):
-        command()
-    return text.getvalue()
-
-
-def show_table(words: Sequence[str]) -> str:
-    """``mamf show LOG ...``, as the command prints it."""
-    path, *options = words
-    text = printed_by(lambda: mamf_command(["show", str(ROOT / path), *options]))
-    if not text:
-        raise FigureError(f"'mamf show {' '.join(words)}' prints nothing")
-    return text if "markdown" in options else f"{FENCE}\n{text}{FENCE}\n"
+        mamf_command([str(ROOT / word) if (ROOT / word).is_file() else word for word in words])
+    shown = text.getvalue().replace(f"{ROOT}/", "")
+    if not shown:
+        raise FigureError(f"'mamf {' '.join(words)}' prints nothing")
+    return shown if "markdown" in words else f"{FENCE}\n{shown}{FENCE}\n"
 
 
 def run_table(words: Sequence[str]) -> str:
@@ -271,10 +286,11 @@ TABLES: Mapping[str, Callable[[Sequence[str]], str]] = {
     "ceilings": ceilings_table,
     "cards": cards_table,
     "repeats": repeats_table,
+    "pairs": pairs_table,
     "kernels": kernels_table,
     "finder": finder_table,
     "confirmed": confirmed_table,
     "counters": counters_table,
-    "show": show_table,
+    "mamf": mamf_table,
     "run": run_table,
 }

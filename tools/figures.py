@@ -128,22 +128,18 @@ def _kinds(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
-def problems(page: Path) -> Iterator[str]:
-    """What is stale or unexplained on a page, in lines."""
-    text = page.read_text(encoding="utf-8")
-    name = page.relative_to(ROOT).as_posix() if page.is_relative_to(ROOT) else page.name
-    try:
-        fresh = rewritten(text, page.parent)
-    except FigureError as error:
-        yield f"{name}: {error}"
-        return
-    stale = difflib.unified_diff(text.splitlines(), fresh.splitlines(), name, f"{name}, from the logs", "", "", 0, "")
-    yield from (line for line in stale if not line.startswith("@@"))
+def stale(text: str, fresh: str, name: str) -> Iterator[str]:
+    """The lines that the logs say otherwise, as a diff."""
+    found = difflib.unified_diff(text.splitlines(), fresh.splitlines(), name, f"{name}, from the logs", "", "", 0, "")
+    return (line for line in found if not line.startswith("@@"))
+
+
+def unexplained(text: str, name: str) -> Iterator[str]:
     for passage in unbacked(text):
         if passage.reason is None:
             yield (
-                f"{name}:{passage.line}: figures that no log backs: {passage.text[:60]!r}; generate them, or say why "
-                "above them: <!-- not from a log: REASON -->"
+                f"{name}:{passage.line}: no log backs {passage.text[:60]!r}; generate it, or say why not above it: "
+                "<!-- not from a log: REASON -->"
             )
 
 
@@ -153,16 +149,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a figure is stale")
     parser.add_argument("--exceptions", action="store_true", help="list the figures that no log backs, with the reason")
     options = parser.parse_args(arguments)
-    pages = [page.resolve() for page in options.pages] or PAGES
-    if options.exceptions:
-        for page in pages:
-            for passage in unbacked(page.read_text(encoding="utf-8")):
+    found: list[str] = []
+    for page in [page.resolve() for page in options.pages] or PAGES:
+        text = page.read_text(encoding="utf-8")
+        if options.exceptions:
+            for passage in unbacked(text):
                 print(f"{page.name}:{passage.line}: {passage.reason or 'NO REASON'}")
-        return 0
-    if not options.check:
-        for page in pages:
-            page.write_text(rewritten(page.read_text(encoding="utf-8"), page.parent), encoding="utf-8")
-    found = [line for page in pages for line in problems(page)]
+            continue
+        found += unexplained(text, page.name)
+        try:
+            fresh = rewritten(text, page.parent)
+        except FigureError as error:
+            found.append(f"{page.name}: {error}")
+            continue
+        if options.check:
+            found += stale(text, fresh, page.name)
+        elif fresh != text:
+            page.write_text(fresh, encoding="utf-8")
     print(*found, sep="\n", end="\n" if found else "", file=sys.stderr)
     if found and options.check:
         print("run 'python tools/figures.py' to write what is stale", file=sys.stderr)

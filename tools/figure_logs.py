@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -31,9 +32,10 @@ class FigureError(Exception):
 def read_any(path: str) -> RunLog | FinderRun:
     """A log by its path from the root of the repository; read once."""
     try:
-        return mamf.read_log(ROOT / path)
+        log: RunLog | FinderRun = mamf.read_log(ROOT / path)
     except MamfError as error:
         raise FigureError(str(error)) from None
+    return log
 
 
 def read(path: str) -> RunLog:
@@ -73,6 +75,17 @@ def field(row: Measurement, name: str) -> str:
     if name == "causal":
         return "causal" if value else "full"
     return str(value)
+
+
+#: What follows what, where the alphabet says otherwise.
+_ORDER = {name: number for number, name in enumerate(("fwd", "bwd", "forward", "forward-backward", "step"))}
+
+
+def natural(text: str) -> tuple[int, float, str]:
+    """Numbers and sizes by value, directions and phases as they follow one another, all else by name."""
+    found = re.match(r"\d+(?:\.\d+)?", text)
+    scale = next((power for power, unit in enumerate(("KiB", "MiB", "GiB"), 1) if text.endswith(unit)), 0)
+    return _ORDER.get(text, -1), float(found[0]) * 1024.0**scale if found else 0.0, text
 
 
 def rows_of(log: RunLog, filters: Mapping[str, Sequence[str]]) -> Iterator[Measurement]:

@@ -19,6 +19,7 @@ from figure_logs import (
     ROOT,
     FigureError,
     field,
+    natural,
     percent,
     read,
     read_any,
@@ -40,15 +41,6 @@ from mamf.text import Markup
 
 FENCE = "```"
 _HEADS = {"causal": "mask", "head_dim": "d", "seqlen_q": "length", "context": "length"}
-_ORDER = {name: number for number, name in enumerate(("fwd", "bwd", "forward", "forward-backward", "step"))}
-
-
-def natural(text: str) -> tuple[int, float, str]:
-    """Numbers and sizes by value, directions and phases as they follow one another, all else by name."""
-    digits = "".join(letter for letter in text if letter.isdigit() or letter == ".")
-    scale = next((power for power, unit in enumerate(("KiB", "MiB", "GiB"), 1) if text.endswith(unit)), 0)
-    number = float(digits) * 1024.0**scale if digits and text[0].isdigit() and digits.count(".") < 2 else 0.0
-    return _ORDER.get(text, -1), number, text
 
 
 def matrix_table(words: Sequence[str]) -> str:
@@ -57,9 +49,10 @@ def matrix_table(words: Sequence[str]) -> str:
     span. Other words filter rows.
     """
     paths, options = split_words(words)
+    if not {"rows", "columns"} <= options.keys():
+        raise FigureError("it needs rows= and columns=")
     row_names, (column_name,) = options.pop("rows"), options.pop("columns")
     cell_names, best = options.pop("cell", ["rate"]), options.pop("best", [])
-    titles = dict(zip(options.get(column_name, ()), options.pop("titles", options.get(column_name, ())), strict=True))
     found: dict[tuple[str, ...], dict[str, list[tuple[Measurement, RunLog]]]] = {}
     for number, path in enumerate(paths, 1):
         log = read(path)
@@ -77,8 +70,8 @@ def matrix_table(words: Sequence[str]) -> str:
         fastest = max((row.best_rate for cell in found[key].values() for row, _ in cell), default=0.0)
         cells = [_cell(found[key].get(column, ()), cell_names, fastest if best else None) for column in columns]
         lines.append([*key, *cells])
-    heads = [*(_HEADS.get(name, name) for name in row_names), *(titles.get(column, column) for column in columns)]
-    return markdown(heads, lines, {_HEADS.get(name, name) for name in row_names})
+    heads = [_HEADS.get(name, name) for name in row_names]
+    return markdown([*heads, *columns], lines, heads)
 
 
 def _cell(held: Sequence[tuple[Measurement, RunLog]], names: Sequence[str], fastest: float | None) -> str:
@@ -294,3 +287,14 @@ TABLES: Mapping[str, Callable[[Sequence[str]], str]] = {
     "mamf": mamf_table,
     "run": run_table,
 }
+
+
+def table(what: str) -> str:
+    """The table that the words of a marker name."""
+    name, *words = what.split()
+    if name not in TABLES:
+        raise FigureError(f"no table is called {name!r}; there are {', '.join(TABLES)}")
+    try:
+        return TABLES[name](words)
+    except FigureError as error:
+        raise FigureError(f"table '{name}': {error}") from None

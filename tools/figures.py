@@ -16,7 +16,8 @@ A **figure in running text** is a link by reference, whose definition names the 
 
     [best]: ../results/sweep.jsonl "burst best"
 
-Any other table or console output with measured figures carries a comment right above it, which says why:
+Any other table or console output with measured figures, and any paragraph with a rate, carries a comment above it that
+says why:
 
     <!-- not from a log: simulated, python tools/guard_rates.py -->
 """
@@ -34,7 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from figure_logs import ROOT, FigureError, single_figure
-from figure_tables import TABLES
+from figure_tables import table
 
 PAGES = [
     ROOT / "README.md",
@@ -45,9 +46,15 @@ _BLOCK = re.compile(
 )
 _OPENING, _CLOSING = re.compile(r"^<!-- figures:", re.MULTILINE), "<!-- end of figures -->"
 _DEFINITION = re.compile(r'^\[(?P<name>[^\]]+)\]: (?P<path>\S+\.jsonl) "(?P<what>[^"]+)"$', re.MULTILINE)
-_EXCEPTION = re.compile(r"^<!-- not from a log: (?P<reason>\S.*?\S) -->$", re.DOTALL)
-#: A figure with decimals, a share or a unit, as measurements have them; sizes and counts have none.
-_MEASURED = re.compile(r"(?<![\w.])[\d,]*\d\.\d+(?![\w.])|\d ?%|\d (?:TFLOPS|TB/s|GB/s|ms|us)\b")
+_EXCEPTION = re.compile(r"<!-- not from a log: (?P<reason>\S.*?\S) -->$", re.DOTALL)
+_RATES = r"\d (?:TFLOPS|TB/s|GB/s)(?!\w)"
+#: Measured figures, by what shows them: decimals, shares and units in a table, which sizes and counts lack.
+_MEASURED = {
+    "table": (figures := re.compile(rf"(?<![\w.])[\d,]*\d\.\d+(?![\w.])|\d ?%|{_RATES}|\d (?:ms|us)\b")),
+    "console": figures,
+    "text": re.compile(_RATES),
+}
+_NEVER, _LINKED = re.compile(r"(?!)"), re.compile(r"\]\[")
 
 
 def rewritten(text: str, folder: Path) -> str:
@@ -58,17 +65,6 @@ def rewritten(text: str, folder: Path) -> str:
     for definition in _DEFINITION.finditer(text):
         text = _with_figure(text, definition, folder)
     return text
-
-
-def table(what: str) -> str:
-    """The table that the words of a marker name."""
-    name, *words = what.split()
-    if name not in TABLES:
-        raise FigureError(f"no table is called {name!r}; there are {', '.join(TABLES)}")
-    try:
-        return TABLES[name](words)
-    except FigureError as error:
-        raise FigureError(f"table '{name}': {error}") from None
 
 
 def _with_figure(text: str, definition: re.Match[str], folder: Path) -> str:
@@ -89,7 +85,7 @@ def _with_figure(text: str, definition: re.Match[str], folder: Path) -> str:
 
 @dataclass(frozen=True)
 class Passage:
-    """A table or a block of console output with measured figures that is not generated; ``line`` counts from 1."""
+    """A table, console output or paragraph with measured figures that is not generated; ``line`` counts from 1."""
 
     line: int
     text: str
@@ -97,32 +93,35 @@ class Passage:
 
 
 def unbacked(text: str) -> Iterator[Passage]:
-    """Each table, and each code block without a language, that shows measured figures outside of a generated block."""
-    blank = _BLOCK.sub(lambda found: "\n" * found[0].count("\n"), text)
-    lines = blank.splitlines()
+    """What shows measured figures outside of a generated block, but for paragraphs with links to logs."""
+    lines = _BLOCK.sub(lambda found: "\n" * found[0].count("\n"), text).splitlines()
     above, number = "", 0
     for kind, group in itertools.groupby(_kinds(lines), lambda pair: pair[0]):
         passage = [line for _, line in group]
-        is_shown = kind in ("table", "console") and any(_MEASURED.search(line) for line in passage)
-        if is_shown:
-            found = _EXCEPTION.match(above)
+        shown = "\n".join(passage)
+        if _MEASURED.get(kind, _NEVER).search(shown) and not (kind == "text" and _LINKED.search(shown)):
+            found = _EXCEPTION.search(above)
             yield Passage(number + 1, passage[0], " ".join(found["reason"].split()) if found else None)
-        if any(line.strip() for line in passage):
-            above = "\n".join(passage).strip()
-            above = above[above.rfind("<!--") :] if above.endswith("-->") else above
+        above = above if kind == "gap" else shown
         number += len(passage)
 
 
 def _kinds(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Each line with what it is part of: a table, console output, other code, or text."""
-    fence = ""
+    """Each line with what it is part of: a comment, a table, console output, other code, text, or the gap between."""
+    fence, is_comment = "", False
     for line in lines:
         if line.lstrip().startswith("```"):
             kind = fence or ("code" if line.strip() != "```" else "console")
             fence = "" if fence else kind
-            yield kind, line
+        elif fence:
+            kind = fence
+        elif is_comment or line.startswith("<!--"):
+            kind, is_comment = "comment", not line.rstrip().endswith("-->")
+        elif not line.strip() or line.startswith("#"):
+            kind = "gap"
         else:
-            yield fence or ("table" if line.startswith("|") else "text"), line
+            kind = "table" if line.startswith("|") else "text"
+        yield kind, line
 
 
 # -- the command -------------------------------------------------------------------------------------------------------

@@ -16,6 +16,8 @@ A **figure in running text** is a link by reference, whose definition names the 
 
     [best]: ../results/sweep.jsonl "burst best"
 
+The pages of docs/autoprofile-h200 are written whole, from the logs beside them.
+
 Any other table or console output with measured figures, and any paragraph with a rate, carries a comment above it that
 says why:
 
@@ -37,9 +39,19 @@ from pathlib import Path
 from figure_logs import ROOT, FigureError, single_figure
 from figure_tables import table
 
+from mamf.profiling.folder import read_folder
+from mamf.profiling.summary import summary
+
+_AUTOPROFILE = ROOT / "docs" / "autoprofile-h200"
+#: Pages that are written whole.
+WHOLE = {
+    _AUTOPROFILE / "SUMMARY.md": lambda: summary(read_folder(_AUTOPROFILE)),
+    _AUTOPROFILE / "kernels.md": lambda: table(f"mamf show {_AUTOPROFILE / 'kernels.jsonl'} --format markdown"),
+}
 PAGES = [
     ROOT / "README.md",
     *(page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "reference.md"),
+    *WHOLE,
 ]
 _BLOCK = re.compile(
     r"^(?P<start><!-- figures:\s(?P<what>.*?)-->)$.*?^(?P<end><!-- end of figures -->)$", re.DOTALL | re.MULTILINE
@@ -49,11 +61,8 @@ _DEFINITION = re.compile(r'^\[(?P<name>[^\]]+)\]: (?P<path>\S+\.jsonl) "(?P<what
 _EXCEPTION = re.compile(r"<!-- not from a log: (?P<reason>\S.*?\S) -->$", re.DOTALL)
 _RATES = r"\d (?:TFLOPS|TB/s|GB/s)(?!\w)"
 #: Measured figures, by what shows them: decimals, shares and units in a table, which sizes and counts lack.
-_MEASURED = {
-    "table": (figures := re.compile(rf"(?<![\w.])[\d,]*\d\.\d+(?![\w.])|\d ?%|{_RATES}|\d (?:ms|us)\b")),
-    "console": figures,
-    "text": re.compile(_RATES),
-}
+_SHOWN = re.compile(rf"(?<![\w.])[\d,]*\d\.\d+(?![\w.])|\d ?%|{_RATES}|\d (?:ms|us)\b")
+_MEASURED = {"table": _SHOWN, "console": _SHOWN, "text": re.compile(_RATES)}
 _NEVER, _LINKED = re.compile(r"(?!)"), re.compile(r"\]\[")
 
 
@@ -152,12 +161,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for page in [page.resolve() for page in options.pages] or PAGES:
         text = page.read_text(encoding="utf-8")
         if options.exceptions:
-            for passage in unbacked(text):
+            for passage in () if page in WHOLE else unbacked(text):
                 print(f"{page.name}:{passage.line}: {passage.reason or 'NO REASON'}")
             continue
-        found += unexplained(text, page.name)
+        found += [] if page in WHOLE else unexplained(text, page.name)
         try:
-            fresh = rewritten(text, page.parent)
+            fresh = WHOLE[page]() if page in WHOLE else rewritten(text, page.parent)
         except FigureError as error:
             found.append(f"{page.name}: {error}")
             continue

@@ -139,11 +139,13 @@ def single_figure(path: str, expression: str) -> str:
     - ``burst best``, ``burst mean``: of a sweep, over its rows;
     - one of ``CELLS`` and ``name=value`` for each field of the row: ``rate shape=8192x8192x8192 regime=burst``. Of rows
       of a search (``phase=choose``) the best;
-    - of a log of mamf-finder the name of its figure: ``fastest``.
+    - of a log of mamf-finder ``seconds``, or the name of its figure: ``fastest``.
     """
     log = read_any(path)
     words = expression.split()
     try:
+        if isinstance(log, FinderRun) and expression == "seconds":
+            return f"{log.elapsed_seconds:.3g}"
         if isinstance(log, FinderRun):
             return significant(log.best[expression].tflops[expression])
         if expression in ("rows", "seconds"):

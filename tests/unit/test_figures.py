@@ -1,0 +1,230 @@
+"""Figures in README.md and docs/ are what their logs say, and the tool that writes them."""
+
+import json
+import statistics
+
+import figure_logs
+import figures
+import pytest
+from figure_logs import ROOT, FigureError, single_figure
+from figure_tables import table
+
+import mamf
+
+H100, H200 = "results/nvidia-h100-80gb-hbm3", "results/nvidia-h200"
+#: Three processes, three products each, sustained: nothing is taken off their samples.
+REPEATS = [f"{H100}/sweep-torch-mm-bfloat16-sustained-20261121-{time}.jsonl" for time in ("031610", "031643", "031715")]
+FIND = f"{H200}/find-bfloat16-burst-sustained-20261122-094417.jsonl"
+MODEL = f"{H200}/model-bfloat16-sustained-20261122-022917.jsonl"
+FINDER = f"{H200}/mamf-finder-v2g-bfloat16-20261122-022832.jsonl"
+REASON = "<!-- not from a log: simulated by a tool -->"
+TABLE = "| shape | TFLOPS |\n|:--|--:|\n| 8192x8192x8192 | 679.2 |\n"
+
+
+@pytest.fixture
+def page(tmp_path):
+    """Writes a page beside nothing else, and gives its path."""
+
+    def written(text):
+        path = tmp_path / "page.md"
+        path.write_text(text)
+        return path
+
+    return written
+
+
+def seconds(path, shape):
+    """The median of a row's samples, past every reader of the library."""
+    records = [json.loads(line) for line in (ROOT / path).read_text().splitlines()]
+    (samples,) = [
+        record["samples_seconds"]
+        for record in records
+        if record["record"] == "measurement" and [record["shape"][name] for name in "mnk"] == shape
+    ]
+    return statistics.median(samples)
+
+
+def cells(shown, row):
+    """The cells of a markdown table's row, counted below its head."""
+    return [cell.strip() for cell in shown.splitlines()[2 + row].strip("|").split("|")]
+
+
+# -- the pages ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", figures.PAGES, ids=lambda path: path.stem)
+def test_no_figure_of_a_page_is_stale_and_each_has_a_source(path, capsys):
+    assert figures.main(["--check", str(path)]) == 0, capsys.readouterr().err
+
+
+def test_a_stale_table_is_reported_and_written_anew(page, capsys):
+    path = page(f"<!-- figures: matrix rows=shape columns=log\n{REPEATS[0]}\n-->\n{TABLE}<!-- end of figures -->\n")
+    before = path.read_text()
+    assert figures.main(["--check", str(path)]) == 1
+    error = capsys.readouterr().err
+    assert "-| 8192x8192x8192 | 679.2 |" not in error  # this line the log says too
+    assert "-| shape | TFLOPS |" in error and "+| shape | 1 |" in error
+    assert "run 'python tools/figures.py'" in error
+    assert path.read_text() == before
+    assert figures.main([str(path)]) == 0
+    assert "| 8192x8192x8192 | 679.2 |" in path.read_text()
+    assert figures.main(["--check", str(path)]) == 0
+
+
+def test_a_stale_figure_in_running_text_is_reported_and_written_anew(page, capsys):
+    path = page(f'The best is [1.0][best] TFLOPS.\n\n[best]: {ROOT / REPEATS[0]} "sustained best"\n')
+    assert figures.main(["--check", str(path)]) == 1
+    assert "+The best is [719.5][best] TFLOPS." in capsys.readouterr().err
+    assert figures.main([str(path)]) == 0
+    assert "The best is [719.5][best] TFLOPS." in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("<!-- figures: matrix a.jsonl -->\n", "do not come in pairs"),
+        ("<!-- end of figures -->\n", "do not come in pairs"),
+        ("<!-- figures: chart a.jsonl -->\n<!-- end of figures -->\n", "no table is called 'chart'; there are matrix"),
+        ("<!-- figures: cards -->\n<!-- end of figures -->\n", "table 'cards': no log is named"),
+        ("<!-- figures: cards none.jsonl -->\n<!-- end of figures -->\n", "none.jsonl"),
+        (f"<!-- figures: matrix {FIND} -->\n<!-- end of figures -->\n", "table 'matrix': it needs rows= and columns="),
+        ('[a]: none.jsonl "sustained best"\n[1][a]\n', "figure [a]: "),
+        (f'[a]: {ROOT / REPEATS[0]} "sustained best"\n', "figure [a]: nothing on the page refers to it"),
+        (f'[a]: {ROOT / REPEATS[0]} "speed"\n[1][a]\n', "has no 'speed'"),
+    ],
+)
+def test_what_cannot_be_computed_is_one_clear_line(page, text, line, capsys):
+    assert figures.main(["--check", str(page(text))]) == 1
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 2 and line in errors[0]
+
+
+# -- what no log backs -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        TABLE,
+        "```\nbest 679.2 TFLOPS\n```\n",
+        "It reaches 679.2 TFLOPS on an H100.\n",
+        f"{REASON}\n\nA paragraph between.\n\n{TABLE}",
+        "| loss |\n|--:|\n| 3 % |\n",
+    ],
+)
+def test_figures_without_a_source_are_refused(page, text, capsys):
+    assert figures.main(["--check", str(page(text))]) == 1
+    assert "no log backs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{REASON}\n{TABLE}",
+        f"{REASON}\n\n{TABLE}",
+        f"{REASON}\n```\nbest 679.2 TFLOPS\n```\n",
+        "```toml\ntolerance = 0.5\n```\n",
+        "| size | layers |\n|--:|--:|\n| 2.7b | 32 |\n",
+        "Torch 2.11.0 rests for 0.5 s.\n",
+    ],
+)
+def test_what_says_why_or_measures_nothing_passes(page, text):
+    assert figures.main(["--check", str(page(text))]) == 0
+
+
+def test_exceptions_are_listed_with_their_reasons(page, capsys):
+    assert figures.main(["--exceptions", str(page(f"Text.\n\n{REASON}\n{TABLE}"))]) == 0
+    assert capsys.readouterr().out == "page.md:4: simulated by a tool\n"
+
+
+# -- what the tables and figures say -----------------------------------------------------------------------------------
+
+
+def test_a_matrix_has_the_rates_of_the_raw_samples():
+    shown = table(f"matrix rows=shape columns=log {' '.join(REPEATS)}")
+    rates = [2 * 8192**3 / seconds(path, [8192] * 3) / 1e12 for path in REPEATS]
+    assert cells(shown, 1) == ["8192x8192x8192", *(f"{rate:.1f}" for rate in rates)]
+
+
+def test_a_matrix_takes_a_cell_from_the_first_log_that_has_it_and_filters_rows():
+    shown = table(f"matrix rows=shape columns=kernel shape=8192x8192x8192 {' '.join(REPEATS)}")
+    assert len(shown.splitlines()) == 3
+    assert cells(shown, 0)[1] == cells(table(f"matrix rows=shape columns=log {REPEATS[0]}"), 1)[1]
+
+
+def test_a_matrix_names_sizes_of_models_and_marks_the_best():
+    shown = table(f"matrix rows=size columns=kernel cell=ms,half-width,share best=row phase=step {MODEL}")
+    size, *steps = cells(shown, 0)
+    assert size == "1b"
+    (best,) = [step for step in steps if step.startswith("**")]
+    assert float(best.strip("*").split()[0]) == min(float(step.strip("*").split()[0]) for step in steps)
+
+
+def test_repeats_state_their_spread_and_the_intervals_that_hold_the_median():
+    log = f"{H200}/sweep-torch-mm-bfloat16-burst-sustained-20261121-143639.jsonl"
+    regime, rates, spread, deviation, widths, holding = cells(table(f"repeats {log} {log} {log}"), 0)
+    assert (regime, spread, deviation, holding) == ("burst", "0.00 %", "0.00 %", "3 of 3")
+    assert len(set(rates.split())) == 1
+    assert widths.split(" to ")[0] == widths.split(" to ")[1].removesuffix(" %")
+    with pytest.raises(FigureError, match="one and the same product"):
+        table(f"repeats {REPEATS[0]}")
+
+
+def test_a_log_repeats_itself():
+    assert cells(table(f"pairs {REPEATS[0]} {REPEATS[0]}"), 0)[2:] == ["1.0000", "3 of 3", "3 of 3"]
+
+
+def test_cards_say_how_far_the_finds_of_each_are_apart():
+    once, twice = table(f"cards {FIND}"), table(f"cards {FIND} {FIND}")
+    assert "apart" not in once
+    name, *_, rates, _, apart = cells(twice, 0)
+    assert name == "card afa066"
+    assert rates.split() == [single_figure(FIND, "sustained ceiling")] * 2 and apart == "0.00 %"
+
+
+def test_a_log_of_mamf_finder_stands_beside_a_sweep_of_the_same_shapes():
+    shown = table(f"finder {FINDER} {H200}/sweep-torch-mm-bfloat16-burst-20261122-022914.jsonl")
+    assert cells(shown, 2)[:3] == ["mamf-finder v2g", "fastest", single_figure(FINDER, "fastest")]
+    with pytest.raises(FigureError, match="not of mamf-finder"):
+        table(f"finder {REPEATS[0]}")
+
+
+def test_a_table_may_be_what_a_command_prints():
+    shown = table(f"mamf show {REPEATS[0]} --top 1")
+    assert shown.startswith("```\nNVIDIA H100") and "best sustained: 719.5 TFLOPS" in shown
+    assert str(ROOT) not in table(f"mamf compare {REPEATS[0]} {REPEATS[1]}")
+    assert table(f"mamf show {REPEATS[0]} --format markdown").count("```") == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "expression", "figure"),
+    [
+        (REPEATS[0], "rows", "3"),
+        (REPEATS[0], "seconds", "27.6"),
+        (REPEATS[0], "sustained best", "719.5"),
+        (REPEATS[0], "rate shape=8192x8192x8192", "679.2"),
+        (FINDER, "median", "764.9"),
+        (FINDER, "seconds", "37"),
+    ],
+)
+def test_a_figure_by_its_expression(path, expression, figure):
+    assert single_figure(path, expression) == figure
+
+
+def test_a_figure_may_be_of_a_ceiling():
+    ceiling = mamf.load_ceiling(ROOT / FIND, "sustained")
+    assert single_figure(FIND, "sustained ceiling") == f"{ceiling.tflops:.1f}"
+    assert single_figure(FIND, "sustained ceiling share") == f"{ceiling.tflops / 9.89:.1f} %"  # of 989 TFLOPS
+    interval = f"{ceiling.interval.low:.1f} to {ceiling.interval.high:.1f}"
+    assert single_figure(FIND, "sustained ceiling interval") == interval
+
+
+def test_a_figure_is_of_one_row():
+    with pytest.raises(FigureError, match="3 rows match 'rate regime=sustained', not one"):
+        single_figure(REPEATS[0], "rate regime=sustained")
+    with pytest.raises(FigureError, match="a row of matmul has no field 'pattern'"):
+        single_figure(REPEATS[0], "rate pattern=copy")
+
+
+def test_logs_are_read_once():
+    assert figure_logs.read_any(FIND) is figure_logs.read_any(FIND)

@@ -1,0 +1,184 @@
+"""Figures in README.md and docs/ are written from run logs. This tool writes them, and checks that none is stale.
+
+    python tools/figures.py                     # rewrite every generated table and figure
+    python tools/figures.py --check [PAGE...]   # exit code 1 and a line per stale or unexplained figure
+    python tools/figures.py --exceptions        # tables and console output that no log backs, each with its reason
+
+A **table** stands between two comments. The first names the table (``TABLES`` in tools/figure_tables.py) and its logs:
+
+    <!-- figures: repeats results/a.jsonl results/b.jsonl -->
+    ...
+    <!-- end of figures -->
+
+A **figure in running text** is a link by reference, whose definition names the log and, as its title, the figure:
+
+    The best of the sweep is [838.4][best] TFLOPS.
+
+    [best]: ../results/sweep.jsonl "burst best"
+
+The pages of docs/autoprofile-h200 are written whole, from the logs beside them.
+
+Any other table or console output with measured figures, and any paragraph with a rate, carries a comment above it that
+says why:
+
+    <!-- not from a log: simulated, python tools/guard_rates.py -->
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import itertools
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from figure_logs import ROOT, FigureError, single_figure
+from figure_tables import table
+
+from mamf.profiling.folder import read_folder
+from mamf.profiling.summary import summary
+
+_AUTOPROFILE = ROOT / "docs" / "autoprofile-h200"
+#: Pages that are written whole.
+WHOLE = {
+    _AUTOPROFILE / "SUMMARY.md": lambda: summary(read_folder(_AUTOPROFILE)),
+    _AUTOPROFILE / "kernels.md": lambda: table(f"mamf show {_AUTOPROFILE / 'kernels.jsonl'} --format markdown"),
+}
+PAGES = [
+    ROOT / "README.md",
+    *(page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "reference.md"),
+    *WHOLE,
+]
+_BLOCK = re.compile(
+    r"^(?P<start><!-- figures:\s(?P<what>.*?)-->)$.*?^(?P<end><!-- end of figures -->)$", re.DOTALL | re.MULTILINE
+)
+_OPENING, _CLOSING = re.compile(r"^<!-- figures:", re.MULTILINE), "<!-- end of figures -->"
+_DEFINITION = re.compile(r'^\[(?P<name>[^\]]+)\]: (?P<path>\S+\.jsonl) "(?P<what>[^"]+)"$', re.MULTILINE)
+_EXCEPTION = re.compile(r"<!-- not from a log: (?P<reason>\S.*?\S) -->$", re.DOTALL)
+_RATES = r"\d (?:TFLOPS|TB/s|GB/s)(?!\w)"
+#: Measured figures, by what shows them: decimals, shares and units in a table, which sizes and counts lack.
+_SHOWN = re.compile(rf"(?<![\w.])[\d,]*\d\.\d+(?![\w.])|\d ?%|{_RATES}|\d (?:ms|us)\b")
+_MEASURED = {"table": _SHOWN, "console": _SHOWN, "text": re.compile(_RATES)}
+_NEVER, _LINKED = re.compile(r"(?!)"), re.compile(r"\]\[")
+
+
+def rewritten(text: str, folder: Path) -> str:
+    """A page in ``folder`` with every generated table and figure as the logs give it. Raises FigureError."""
+    if len(_OPENING.findall(text)) != len(_BLOCK.findall(text)) or text.count(_CLOSING) != len(_BLOCK.findall(text)):
+        raise FigureError(f"a '<!-- figures: ... -->' and its '{_CLOSING}' do not come in pairs")
+    text = _BLOCK.sub(lambda found: f"{found['start']}\n\n{table(found['what'])}\n{found['end']}", text)
+    for definition in _DEFINITION.finditer(text):
+        text = _with_figure(text, definition, folder)
+    return text
+
+
+def _with_figure(text: str, definition: re.Match[str], folder: Path) -> str:
+    name, what = definition["name"], definition["what"]
+    path = os.path.relpath(folder / definition["path"], ROOT)
+    try:
+        figure = single_figure(path, what)
+    except FigureError as error:
+        raise FigureError(f"figure [{name}]: {error}") from None
+    text, count = re.subn(rf"\[[^\[\]]+\]\[{re.escape(name)}\]", f"[{figure}][{name}]", text)
+    if not count:
+        raise FigureError(f"figure [{name}]: nothing on the page refers to it")
+    return text
+
+
+# -- what no log backs -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A table, console output or paragraph with measured figures that is not generated; ``line`` counts from 1."""
+
+    line: int
+    text: str
+    reason: str | None
+
+
+def unbacked(text: str) -> Iterator[Passage]:
+    """What shows measured figures outside of a generated block, but for paragraphs with links to logs."""
+    lines = _BLOCK.sub(lambda found: "\n" * found[0].count("\n"), text).splitlines()
+    above, number = "", 0
+    for kind, group in itertools.groupby(_kinds(lines), lambda pair: pair[0]):
+        passage = [line for _, line in group]
+        shown = "\n".join(passage)
+        if _MEASURED.get(kind, _NEVER).search(shown) and not (kind == "text" and _LINKED.search(shown)):
+            found = _EXCEPTION.search(above)
+            yield Passage(number + 1, passage[0], " ".join(found["reason"].split()) if found else None)
+        above = above if kind == "gap" else shown
+        number += len(passage)
+
+
+def _kinds(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Each line with what it is part of: a comment, a table, console output, other code, text, or the gap between."""
+    fence, is_comment = "", False
+    for line in lines:
+        if line.lstrip().startswith("```"):
+            kind = fence or ("code" if line.strip() != "```" else "console")
+            fence = "" if fence else kind
+        elif fence:
+            kind = fence
+        elif is_comment or line.startswith("<!--"):
+            kind, is_comment = "comment", not line.rstrip().endswith("-->")
+        elif not line.strip() or line.startswith("#"):
+            kind = "gap"
+        else:
+            kind = "table" if line.startswith("|") else "text"
+        yield kind, line
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def stale(text: str, fresh: str, name: str) -> Iterator[str]:
+    """The lines that the logs say otherwise, as a diff."""
+    found = difflib.unified_diff(text.splitlines(), fresh.splitlines(), name, f"{name}, from the logs", "", "", 0, "")
+    return (line for line in found if not line.startswith("@@"))
+
+
+def unexplained(text: str, name: str) -> Iterator[str]:
+    for passage in unbacked(text):
+        if passage.reason is None:
+            yield (
+                f"{name}:{passage.line}: no log backs {passage.text[:60]!r}; generate it, or say why not above it: "
+                "<!-- not from a log: REASON -->"
+            )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pages", type=Path, nargs="*", metavar="PAGE", help="(default: README.md and docs/*.md)")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a figure is stale")
+    parser.add_argument("--exceptions", action="store_true", help="list the figures that no log backs, with the reason")
+    options = parser.parse_args(arguments)
+    found: list[str] = []
+    for page in [page.resolve() for page in options.pages] or PAGES:
+        text = page.read_text(encoding="utf-8")
+        if options.exceptions:
+            for passage in () if page in WHOLE else unbacked(text):
+                print(f"{page.name}:{passage.line}: {passage.reason or 'NO REASON'}")
+            continue
+        found += [] if page in WHOLE else unexplained(text, page.name)
+        try:
+            fresh = WHOLE[page]() if page in WHOLE else rewritten(text, page.parent)
+        except FigureError as error:
+            found.append(f"{page.name}: {error}")
+            continue
+        if options.check:
+            found += stale(text, fresh, page.name)
+        elif fresh != text:
+            page.write_text(fresh, encoding="utf-8")
+    print(*found, sep="\n", end="\n" if found else "", file=sys.stderr)
+    if found and options.check:
+        print("run 'python tools/figures.py' to write what is stale", file=sys.stderr)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -27,6 +27,8 @@ _WIDEST_LOGARITHM = 700.0
 # A normal median scatters so much more than a mean of as many.
 _MEDIAN_TO_MEAN = math.sqrt(math.pi / 2)
 _MOST_DEGREES = 10**5
+# Student's t of more is the normal distribution's but for 0.6 %.
+_MANY_DEGREES = 200
 # Two levels: so many samples, at most so much of the variance left within them, so far apart.
 _FEWEST_FOR_LEVELS, _UNEXPLAINED, _LEAST_GAP = 10, 0.15, 0.01
 # 1.5 / 0.5, of times and of rates alike.
@@ -80,8 +82,8 @@ class Repeatability:
         are_shares = 0 <= self.visit < 1 and 0 <= self.common <= self.run < 1
         if not (are_shares and 0 <= self.launch_seconds < 1 and 1 <= self.degrees <= _MOST_DEGREES):
             raise ValueError(
-                f"repeatability of {self.visit:g}, {self.run:g} ({self.common:g} in common) and {self.launch_seconds:g} "
-                f"s by {self.degrees} degrees of freedom: shares of 1, under a second, and 1 to {_MOST_DEGREES} degrees"
+                f"repeatability of {self.visit:g}, {self.run:g} ({self.common:g} in common), {self.launch_seconds:g} s "
+                f"by {self.degrees} degrees of freedom: shares of 1, under a second, and 1 to {_MOST_DEGREES} degrees"
             )
 
 
@@ -205,7 +207,8 @@ def figure_error(
 
     ``within``: the relative standard error of each visit. The variance between visits is that of the calibration,
     weighed by its degrees of freedom, with what these visits show (a scaled inverse chi-squared prior: Gelman et al.,
-    Bayesian Data Analysis, 2013, section 2.6). What differs between runs does not shrink with the number of visits.
+    Bayesian Data Analysis, 2013, section 2.6). What differs between runs does not shrink with the number of visits, and
+    counts as known; the degrees of freedom of the sum are those of Welch and Satterthwaite (Biometrics 2, 1946).
     """
     count = len(figures)
     expected = known.visit**2
@@ -217,8 +220,10 @@ def figure_error(
     if known.is_whole and count > 1:  # nothing else tells how noisy this device is
         between = max(between, seen / (count - 1))
     factor = _MEDIAN_TO_MEAN if of_median and count > 2 else 1.0
-    own = known.run**2 - known.common**2 + (known.launch_seconds / middle) ** 2 + factor**2 * between / count
-    return FigureError(known.common, math.sqrt(own), known.degrees + count - 1)
+    of_visits, of_runs = factor**2 * between / count, known.run**2 + (known.launch_seconds / middle) ** 2
+    degrees = (known.degrees + count - 1) * (1 + of_runs / of_visits) ** 2 if of_visits else _MANY_DEGREES
+    own = math.sqrt(of_runs - known.common**2 + of_visits)
+    return FigureError(known.common, own, int(min(degrees, _MANY_DEGREES)))
 
 
 def repeat_interval(

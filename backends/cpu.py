@@ -13,19 +13,12 @@ import torch
 
 from mamf.backend import MIB, Advice, DeviceInfo, Reading, Telemetry, Unavailable
 from mamf.regimes.traits import BurstTraits, SustainedTraits
-from mamf.statistics import Repeatability
 from mamf.torch_backend import HostTimedBackend
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _CPUINFO = Path("/proc/cpuinfo")
 _NATIVE_BFLOAT16 = ("avx512_bf16", "amx_bf16", "bf16")
 _BUSY_PERCENT = 20.0
-# Of 2 cores of a virtual AMD EPYC with nothing else on them (torch 2.13, float32, 512^3, 1024^3 and 2048^3, 4 processes
-# of up to 5 visits each). Burst: 7.5 % between visits (3.3, 4.3, 7.8 and 11 % by process), of which 2 to 3 % are within
-# them; medians of processes 2.1 to 2.6 % apart. Sustained (1024^3): 7.6 %, of which 5.5 % within; 1.4 % between
-# processes. 6 of 45 visits ran at two thirds of the speed, as a neighbour on the host makes it, and are left out.
-_BURST_REPEATABILITY = Repeatability(visit=0.07, run=0.02)
-_SUSTAINED_REPEATABILITY = Repeatability(visit=0.05, run=0.02)
 
 
 class CpuSensors:
@@ -57,9 +50,8 @@ class CpuBackend(HostTimedBackend):
         rest_ratio=0.0,
         longest_rest_seconds=0.0,
         warm_in_seconds=0.0,
-        repeatability=_BURST_REPEATABILITY,
     )
-    sustained_traits = SustainedTraits(soak_seconds=2.0, rest_seconds=0.0, repeatability=_SUSTAINED_REPEATABILITY)
+    sustained_traits = SustainedTraits(soak_seconds=2.0, rest_seconds=0.0)
     environment_variables = ("GOMP_CPU_AFFINITY", "OMP_PROC_BIND", "OMP_PLACES", "ONEDNN_MAX_CPU_ISA")
 
     @classmethod

@@ -8,10 +8,12 @@ from functools import cached_property
 from typing import Any, Literal, TypeGuard
 
 from mamf.statistics import (
+    FigureError,
     Interval,
     Repeatability,
     Summary,
     exact_standard_deviation,
+    figure_error,
     repeat_interval,
     standard_error,
     widened,
@@ -178,13 +180,22 @@ class Measurement(Tabular):
 
     @cached_property
     def interval(self) -> Interval:
-        """Where the seconds of a repeat lie; without a calibration, only what scattered within the visit."""
+        """The 95 % repeat interval in seconds (mamf.statistics.repeat_interval). Without a calibration, as in logs
+        before schema 4: the interval of the figure within the visit.
+        """
         if self.summary is None:
             raise ValueError(f"{self.shape} was not measured: {self.status}")
         within = self.summary.interval
         if self.repeatability is None:
             return within
         return repeat_interval([self.seconds], self.seconds, [self.standard_error], self.repeatability)
+
+    @property
+    def figure_error(self) -> FigureError | None:
+        """How far the figure lies from the mean of all runs, as standard deviations; None without a calibration."""
+        if self.repeatability is None:
+            return None
+        return figure_error([self.seconds], self.seconds, [self.standard_error], self.repeatability)
 
     @property
     def standard_error(self) -> float:

@@ -6,9 +6,10 @@ from order statistics: the number of samples below the true median is Binomial(n
 equal work, which follow one another and are not independent, so its interval is of batch means (Law, Simulation
 Modeling and Analysis, 2015, section 9.5.3).
 
-Both say what happened within a visit. A repeat differs by more: ``repeat_interval`` adds what lies between visits and
-between runs, as ``Repeatability`` was calibrated for a backend and corrected by the visits at hand. A maximum over
-noisy samples is biased upwards, and the more so the more samples there are: it is reported, and never a ceiling.
+Both describe a single visit. A repeat differs by more. ``repeat_interval`` is the interval that mamf prints: a 95 %
+prediction interval for one more run. It adds what differs between visits and between runs, from ``Repeatability``,
+which is calibrated on pairs of runs (tools/coverage.py) and corrected by the visits at hand. A maximum over noisy
+samples is biased upwards, the more so the more samples there are: it is reported, and never a ceiling.
 """
 
 from __future__ import annotations
@@ -26,9 +27,12 @@ _WIDEST_LOGARITHM = 700.0
 # A normal median scatters so much more than a mean of as many.
 _MEDIAN_TO_MEAN = math.sqrt(math.pi / 2)
 _MOST_DEGREES = 10**5
+# Student's t of more is the normal distribution's but for 0.6 %.
+_MANY_DEGREES = 200
 # Two levels: so many samples, at most so much of the variance left within them, so far apart.
 _FEWEST_FOR_LEVELS, _UNEXPLAINED, _LEAST_GAP = 10, 0.15, 0.01
-_FEWEST_FOR_QUARTILES = 6
+# 1.5 / 0.5, of times and of rates alike.
+_WIDEST_RATIO = 3.0
 
 
 @dataclass(frozen=True)
@@ -45,30 +49,57 @@ class Interval:
     def half_width(self) -> float:
         return (self.high - self.low) / 2
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the interval says anything: its ends are at most +-50 % from the middle, which is a factor of 3."""
+        return self.high <= _WIDEST_RATIO * self.low
+
     def overlaps(self, other: Interval) -> bool:
         return self.low <= other.high and other.low <= self.high
 
 
 @dataclass(frozen=True)
 class Repeatability:
-    """Relative standard deviations of a figure: from ``visit`` to visit of one run, and from ``run`` to run.
+    """Standard deviations of a figure, relative to it: from ``visit`` to visit of one run, and from ``run`` to run.
 
-    ``degrees``: of freedom that the calibration of ``visit`` is worth. Measured for cuda and cpu alone; other backends
-    borrow cuda's, which may be too narrow or too wide for them. ``is_whole``: ``visit`` holds what scatters within one
-    too, where that is not to be told from within: what a power controller does after a rest is no noise.
+    ``launch_seconds``: a part between runs that does not grow with the launch, in seconds. ``common``: the part of
+    ``run`` that all rows of one run share. ``degrees``: of freedom that the calibration of ``visit`` is worth.
+    ``is_whole``: ``visit`` contains the scatter within a visit too, because that does not tell how far visits differ.
+    A power controller swings regularly, and draws one of its states for a whole visit.
+
+    Measured for NVIDIA GPUs and a CPU (repeatability.csv). Other devices borrow the former, which may be too narrow or
+    too wide for them. Raises ValueError for values outside their range.
     """
 
     visit: float
     run: float
     degrees: int = 16
     is_whole: bool = False
+    launch_seconds: float = 0.0
+    common: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (0 <= self.visit < 1 and 0 <= self.run < 1 and 1 <= self.degrees <= _MOST_DEGREES):
+        are_shares = 0 <= self.visit < 1 and 0 <= self.common <= self.run < 1
+        if not (are_shares and 0 <= self.launch_seconds < 1 and 1 <= self.degrees <= _MOST_DEGREES):
             raise ValueError(
-                f"repeatability of {self.visit:g} and {self.run:g} by {self.degrees} degrees of freedom: shares of 1, "
-                f"and 1 to {_MOST_DEGREES} degrees"
+                f"repeatability of {self.visit:g}, {self.run:g} ({self.common:g} in common), {self.launch_seconds:g} s "
+                f"by {self.degrees} degrees of freedom: shares of 1, under a second, and 1 to {_MOST_DEGREES} degrees"
             )
+
+
+@dataclass(frozen=True)
+class FigureError:
+    """Relative standard deviations of the figure of one run: what all rows of the run have in ``common``, and its
+    ``own``. ``degrees``: of freedom, for Student's t.
+    """
+
+    common: float
+    own: float
+    degrees: int
+
+    @property
+    def total(self) -> float:
+        return math.hypot(self.common, self.own)
 
 
 @dataclass(frozen=True)
@@ -168,14 +199,16 @@ def standard_error(interval: Interval, figure: float) -> float:
     return interval.half_width / _stdlib.NormalDist().inv_cdf((1 + coverage) / 2) / figure
 
 
-def repeat_interval(
+def figure_error(
     figures: Sequence[float], middle: float, within: Sequence[float], known: Repeatability, of_median: bool = False
-) -> Interval:
-    """Where the figure of a repeat lies with 95 %: around ``middle``, which is of the ``figures`` of visits of one run.
+) -> FigureError:
+    """How far ``middle`` seconds, which follow from the ``figures`` of the visits of one run, lie from the mean of all
+    runs.
 
     ``within``: the relative standard error of each visit. The variance between visits is that of the calibration,
     weighed by its degrees of freedom, with what these visits show (a scaled inverse chi-squared prior: Gelman et al.,
-    Bayesian Data Analysis, 2013, section 2.6); what lies between runs does not shrink with the number of visits.
+    Bayesian Data Analysis, 2013, section 2.6). What differs between runs does not shrink with the number of visits, and
+    counts as known; the degrees of freedom of the sum are those of Welch and Satterthwaite (Biometrics 2, 1946).
     """
     count = len(figures)
     expected = known.visit**2
@@ -187,8 +220,24 @@ def repeat_interval(
     if known.is_whole and count > 1:  # nothing else tells how noisy this device is
         between = max(between, seen / (count - 1))
     factor = _MEDIAN_TO_MEAN if of_median and count > 2 else 1.0
-    error = math.sqrt(known.run**2 + factor**2 * between / count)
-    half = student_t(known.degrees + count - 1) * error
+    of_visits, of_runs = factor**2 * between / count, known.run**2 + (known.launch_seconds / middle) ** 2
+    degrees = (known.degrees + count - 1) * (1 + of_runs / of_visits) ** 2 if of_visits else _MANY_DEGREES
+    own = math.sqrt(of_runs - known.common**2 + of_visits)
+    return FigureError(known.common, own, int(min(degrees, _MANY_DEGREES)))
+
+
+def repeat_interval(
+    figures: Sequence[float], middle: float, within: Sequence[float], known: Repeatability, of_median: bool = False
+) -> Interval:
+    """The 95 % repeat interval: it contains the figure of one more run of the same measurement, in a new process, on
+    the same card with the same software, with a probability of 95 %.
+
+    Parameters as in ``figure_error``. This is a prediction interval (Hahn & Meeker, Statistical Intervals, 2017,
+    section 4.8): the repeat has an error as large as that of the figure itself, so the variance counts twice. It holds
+    nothing that both runs share, such as the bias of the timer (that is the accuracy).
+    """
+    error = figure_error(figures, middle, within, known, of_median)
+    half = student_t(error.degrees) * math.sqrt(2) * error.total
     # Below, symmetric as long as times scatter little; a time is never negative, however widely they do.
     return Interval(middle * max(1 - half, (1 + half) ** -2), middle * (1 + half), CONFIDENCE)
 
@@ -254,14 +303,6 @@ def two_levels(samples: Sequence[float]) -> tuple[float, float] | None:
     rest = sum((x - low) ** 2 for x in below) + sum((x - high) ** 2 for x in above)
     is_parted = rest <= _UNEXPLAINED * _squares(samples) and high - low >= _LEAST_GAP * low
     return (low, high) if is_parted else None
-
-
-def quartile_range(samples: Sequence[float]) -> float:
-    """How far the quartiles lie apart, relative to the median; 0 of so few samples that they tell none."""
-    if len(samples) < _FEWEST_FOR_QUARTILES:
-        return 0.0
-    low, middle, high = _stdlib.quantiles(samples, n=4)
-    return (high - low) / middle
 
 
 def geometric_mean(values: Sequence[float]) -> float:

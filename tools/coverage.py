@@ -1,129 +1,320 @@
-"""Do intervals hold what they say? Today's estimator on the stored samples of logs of mamf find.
+"""Does the 95 % repeat interval contain a repeat? Pairs of separate runs, from the logs below a folder.
 
-    python tools/coverage.py results                    # every find below this folder, or single logs
+    python tools/coverage.py results                    # the table of docs/verification.md
+    python tools/coverage.py results --fit              # calibration constants for mamf/regimes/repeatability.csv
+    python tools/coverage.py results --as-logged        # without the new timer correction of logs with a wrong one
 
-Each row of the last rounds is held against the median of its candidate's other rounds, which it had no part in. Beside
-it the interval of the visit alone, which is what logs before schema 4 print; and the winner's curse: how much higher
-the best of one half of the rounds reads there than in the other half. The last line is the coverage of all rows.
+A pair is the same figure from two runs (separate processes) on the same card, with the same driver, kernel libraries,
+torch, kernel, problem (but for its seed), shape and regime: the first row of a run for each, or the ceilings of two
+finds, whichever shapes they found. Each pair counts twice, because each run predicts the other. Intervals are those of
+today's code with today's calibration, whatever the log holds.
+
+A card weighs as much as it has repeats: its runs less one. The bootstrap resamples cards, and runs within a card. "left
+out" is the coverage with constants that were fitted without the card that is tested.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
+import itertools
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from mamf.ceilings.ceiling import CHOOSE, CONFIRM
+import numpy as np
+
+from mamf.ceilings.ceiling import CONFIRM, combined, error_of
 from mamf.logs.legacy import read_legacy_or_none
+from mamf.logs.records import operation_of_plan
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import Measurement
 from mamf.plans import FindPlan
-from mamf.plugins.discovery import backend_class
-from mamf.regimes import Burst, Sustained
-from mamf.statistics import Repeatability
+from mamf.regimes.calibration import ANEW, calibrated
+from mamf.regimes.names import BURST, SUSTAINED
+from mamf.statistics import CONFIDENCE, Repeatability, student_t, summarize
 
-_FEWEST_ROUNDS = 3
+# Logs that began before this subtract a timer overhead whose estimate has two modes. What two events add on an NVIDIA
+# GPU replaces it (docs/verification.md).
+_NEW_TIMER_SINCE, _TYPICAL_OVERHEAD = "2026-11-22T15", 2.9e-6
+_OLD_SUSTAINED = 4  # schemas before this one measured sustained in another way
+_FEWEST_PAIRS, _RESAMPLES, _FEWEST_IN_COMMON = 50, 1000, 8
+_LENGTHS = ((25e-6, "< 25 us"), (100e-6, "25 to 100 us"), (300e-6, "0.1 to 0.3 ms"), (600e-6, "0.3 to 0.6 ms"))
+_LONGEST = "> 0.6 ms"
+_RUNS, _LAUNCHES = np.geomspace(3e-4, 0.02, 85), np.arange(0, 3.01e-6, 5e-8)
 
 
 @dataclass(frozen=True)
-class Held:
-    """A row of a round against the other rounds of its candidate."""
+class Figure:
+    """What one run says of something: ``rounds`` are its rows, one of a row. ``key``: what makes two figures the same."""
 
-    regime: str
-    dtype: str
-    is_covered: bool
-    is_covered_by_visit: bool
-    half_width: float
+    card: str
+    run: str
+    key: tuple[Any, ...]
+    state: tuple[str, str]
+    group: str
+    rounds: tuple[Measurement, ...]
+    is_ceiling: bool = False
+
+    def recalibrated(self, known: Repeatability) -> Figure:
+        return replace(self, rounds=tuple(replace(row, repeatability=known) for row in self.rounds))
+
+
+@dataclass(frozen=True)
+class Pair:
+    a: Figure
+    b: Figure
 
 
 def logs_below(paths: Iterable[Path]) -> Iterator[RunLog]:
-    """The logs of finds among these files and below these folders."""
+    """The logs of mamf's own among these files and below these folders."""
     for path in paths:
         for file in sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]:
-            if read_legacy_or_none(file) is None and isinstance((log := read_run_log(file)).plan, FindPlan):
-                yield log
+            if read_legacy_or_none(file) is None:
+                yield read_run_log(file)
 
 
-def candidates(log: RunLog) -> list[list[Measurement]]:
-    """The rounds of each candidate that was measured in enough of them, by today's figure and calibration."""
-    found: dict[object, list[Measurement]] = {}
-    for row in log.measurements:
-        if row.ok and row.phase in (CHOOSE, CONFIRM):
-            found.setdefault((row.regime, row.shape, row.kernel), []).append(as_today(row, log))
-    return [rows for rows in found.values() if len(rows) >= _FEWEST_ROUNDS]
+def as_today(row: Measurement, log: RunLog, as_logged: bool) -> Measurement:
+    """A row as today's mamf would write it: its samples by the new timer correction, figure and calibration."""
+    samples, overhead = row.samples, row.timer_overhead
+    is_old = log.header["started"] < _NEW_TIMER_SINCE and log.header["device"]["is_accelerator"]
+    if row.regime == BURST and is_old and not as_logged:
+        windows = [each + overhead if each >= overhead else 2 * each for each in samples]
+        samples = tuple(max(window - _TYPICAL_OVERHEAD, window / 2) for window in windows)
+    known = calibrated(log.header["device"]["backend"], _state(log, row)[0], row.operation)
+    by = "mean" if row.regime == SUSTAINED else "median"
+    row = replace(row, samples=samples, best_by=by, summary=summarize(samples, by))
+    return replace(row, repeatability=known)
 
 
-def as_today(row: Measurement, log: RunLog) -> Measurement:
-    """A row as today's mamf would have written it: its figure, and the calibration of its backend."""
-    if row.repeatability is not None:
-        return row
-    from mamf.statistics import summarize
-
-    by = "mean" if row.regime == Sustained.name else row.best_by
-    known = calibration(log.header["device"]["backend"], row.regime)
-    return replace(row, best_by=by, summary=summarize(row.samples, by), repeatability=known)
-
-
-def calibration(backend: str, regime: str) -> Repeatability:
-    kind = backend_class(backend)
-    return (kind.burst_traits if regime == Burst.name else kind.sustained_traits).repeatability
-
-
-def held(rows: Sequence[Measurement]) -> Iterator[Held]:
+def figures(log: RunLog, as_logged: bool) -> Iterator[Figure]:
+    """The first row of each kernel on each shape, and the ceilings of a find. No reference visits, and no rows of a
+    search before another operation: they are not what a repeat of the run would print.
+    """
+    oldest = {BURST: 1, SUSTAINED: _OLD_SUSTAINED}
+    of = operation_of_plan(log.header["plan"])
+    rows = [
+        as_today(row, log, as_logged)
+        for row in log.measurements
+        if row.ok
+        and row.operation == of
+        and not row.is_reference
+        and log.header["schema"] >= oldest.get(row.regime, 99)
+    ]
+    first: dict[tuple[Any, ...], Figure] = {}
     for row in rows:
-        others = statistics.median(other.seconds for other in rows if other is not row)
-        within = row.summary.interval if row.summary else row.interval
-        yield Held(
-            row.regime,
-            row.problem.dtype,
-            row.interval.low <= others <= row.interval.high,
-            within.low <= others <= within.high,
-            row.relative_half_width,
+        key, state = (*_key(log, row), str(row.shape), row.kernel), _state(log, row)
+        if key not in first and key[0]:
+            group = f"{_kind(row)}, {state[0]}, {_length(row.seconds)}"
+            first[key] = Figure(key[0], str(log.path), key, state, group, (row,))
+    yield from first.values()
+    for ceiling in log.ceilings.values() if isinstance(log.plan, FindPlan) else ():
+        what = (CONFIRM, ceiling.problem, ceiling.regime, ceiling.shape, ceiling.kernel)
+        own = [row for row in rows if (row.phase, row.problem, row.regime, row.shape, row.kernel) == what]
+        if own and (key := _key(log, own[0]))[0]:
+            group = f"ceilings, {ceiling.regime}"
+            yield Figure(key[0], str(log.path), (*key, "ceiling"), _state(log, own[0]), group, tuple(own), True)
+
+
+def _key(log: RunLog, row: Measurement) -> tuple[Any, ...]:
+    """The card, and all that must be equal in two runs but shape and kernel."""
+    device, problem, packages = log.device(row.device), row.problem, log.header["environment"]["packages"]
+    problem = replace(problem, seed=0) if hasattr(problem, "seed") else problem
+    software = (device.driver, *sorted((device.versions or {}).items()), packages.get("torch"))
+    return (device.uuid_hash, software, problem, _state(log, row), getattr(log.plan, "flush", True))
+
+
+def _state(log: RunLog, row: Measurement) -> tuple[str, str]:
+    """The calibration that a row has: the state of the device and the operation."""
+    anew = calibrated(log.header["device"]["backend"], ANEW, row.operation)
+    return ANEW if row.repeatability == anew else row.regime, row.operation
+
+
+def _kind(row: Measurement) -> str:
+    if row.operation != "matmul":
+        return row.operation
+    return "library products" if "mm" in row.kernel or "cublas" in row.kernel else "other products"
+
+
+def _length(seconds: float) -> str:
+    return next((name for limit, name in _LENGTHS if seconds < limit), _LONGEST)
+
+
+def pairs_of(found: Iterable[Figure]) -> list[Pair]:
+    """Both ways round."""
+    by_key: dict[Any, list[Figure]] = collections.defaultdict(list)
+    for figure in found:
+        by_key[figure.key].append(figure)
+    return [Pair(a, b) for same in by_key.values() for a, b in itertools.permutations(same, 2) if a.run != b.run]
+
+
+def holds(pair: Pair, known: Repeatability | None = None) -> bool:
+    a = pair.a if known is None else pair.a.recalibrated(known)
+    interval, rate = combined(a.rounds)[1], combined(pair.b.rounds)[0]
+    return interval.low <= rate <= interval.high
+
+
+def difference(pair: Pair) -> float:
+    return abs(float(np.log(combined(pair.b.rounds)[0] / combined(pair.a.rounds)[0])))
+
+
+def half_width(figure: Figure) -> float:
+    rate, interval = combined(figure.rounds)
+    return interval.half_width / rate
+
+
+def weights(pairs: Sequence[Pair]) -> np.ndarray:
+    """Sums to 1, over each card to its share of the repeats: a card with three runs gives two repeats."""
+    count, runs = collections.Counter(pair.a.card for pair in pairs), _runs(pairs)
+    repeats = {card: len(found) - 1 for card, found in runs.items()}
+    return np.array([repeats[pair.a.card] / count[pair.a.card] / sum(repeats.values()) for pair in pairs])
+
+
+def _runs(pairs: Iterable[Pair]) -> dict[str, list[str]]:
+    """The runs of each card, in order."""
+    found: dict[str, set[str]] = collections.defaultdict(set)
+    for pair in pairs:
+        found[pair.a.card].add(pair.a.run)
+    return {card: sorted(runs) for card, runs in sorted(found.items())}
+
+
+def bootstrap(pairs: Sequence[Pair], held: Sequence[bool]) -> tuple[float, float]:
+    """The 95 % interval of the coverage over resampled cards and, within each, resampled runs."""
+    chooser, tables = np.random.default_rng(0), []
+    for card, runs in _runs(pairs).items():
+        table = np.zeros((2, len(runs), len(runs)))
+        for pair, is_held in zip(pairs, held, strict=True):
+            if pair.a.card == card:
+                table[:, runs.index(pair.a.run), runs.index(pair.b.run)] += (is_held, 1)
+        tables.append(table)
+    drawn = []
+    for _ in range(_RESAMPLES):
+        shares, repeats = [], []
+        for number in chooser.integers(len(tables), size=len(tables)):
+            size = tables[number].shape[1]
+            times = np.bincount(chooser.integers(size, size=size), minlength=size)
+            hits, count = (tables[number] * np.outer(times, times)).sum(axis=(1, 2))
+            if count:
+                shares.append(hits / count)
+                repeats.append(size - 1)
+        drawn += [np.average(shares, weights=repeats)] if shares else []
+    return float(np.quantile(drawn, 0.025)), float(np.quantile(drawn, 0.975))
+
+
+def quantile(values: np.ndarray, weight: np.ndarray, level: float) -> float:
+    order = np.argsort(values)
+    return float(values[order][np.searchsorted(np.cumsum(weight[order]), level)])
+
+
+def fit(pairs: Sequence[Pair], known: Repeatability) -> Repeatability:
+    """``run`` and ``launch_seconds`` of the intervals that are as narrow as they can be and contain 95 % of the repeats:
+    quantile regression, with everything else as it is known (Koenker & Bassett, Econometrica 46, 1978).
+    """
+    errors = {id(each): _apart_from_runs(each, known) for pair in pairs for each in (pair.a, pair.b)}
+    between = np.array([errors[id(pair.a)] ** 2 + errors[id(pair.b)] ** 2 for pair in pairs])
+    seconds = np.array([pair.a.rounds[0].seconds for pair in pairs])
+    apart, weight = np.array([difference(pair) for pair in pairs]), weights(pairs)
+    launches = _LAUNCHES if known.launch_seconds else _LAUNCHES[:1]
+
+    def loss(run: float, launch: float) -> float:
+        beyond = apart - student_t(known.degrees) * np.sqrt(2 * (run**2 + (launch / seconds) ** 2) + between)
+        return float(weight @ np.maximum(CONFIDENCE * beyond, (CONFIDENCE - 1) * beyond))
+
+    run, launch = min(itertools.product(_RUNS, launches), key=lambda each: loss(*each))
+    return replace(known, run=float(run), launch_seconds=float(launch), common=min(known.common, float(run)))
+
+
+def _apart_from_runs(figure: Figure, known: Repeatability) -> float:
+    error = error_of(figure.recalibrated(replace(known, run=0.0, common=0.0, launch_seconds=0.0)).rounds)
+    assert error is not None, "figures are calibrated"
+    return error.own
+
+
+def calibration_of(state: tuple[str, str]) -> Repeatability:
+    """Of accelerators; the logs of a single CPU make no pairs."""
+    return calibrated("", *state)
+
+
+def common_of(pairs: Sequence[Pair]) -> float | None:
+    """The standard deviation of what all rows of a run share, by the mean difference of runs with many rows."""
+    by_runs: dict[Any, list[float]] = collections.defaultdict(list)
+    for pair in pairs:
+        if pair.a.run < pair.b.run:
+            a, b = (combined(each.rounds)[0] for each in (pair.a, pair.b))
+            by_runs[pair.a.card, pair.a.run, pair.b.run].append(float(np.log(b / a)))
+    by_card: dict[str, list[float]] = collections.defaultdict(list)
+    for (card, _, _), found in by_runs.items():
+        if len(found) >= _FEWEST_IN_COMMON:
+            by_card[card].append(statistics.median(found) ** 2 - np.pi / 2 * statistics.variance(found) / len(found))
+    return float(np.sqrt(max(0.0, np.mean([np.mean(each) for each in by_card.values()])) / 2)) if by_card else None
+
+
+def fitting_pairs(pairs: Sequence[Pair], state: tuple[str, str]) -> list[Pair]:
+    """Rows in burst; ceilings for visits that start anew, for these are only made for ceilings."""
+    return [pair for pair in pairs if pair.a.state == state and pair.a.is_ceiling == (state[0] == ANEW)]
+
+
+def print_fit(pairs: Sequence[Pair]) -> None:
+    print("state,operation,visit,run,common,launch_seconds,degrees: pairs, cards")
+    for state in sorted({pair.a.state for pair in pairs}):
+        own = fitting_pairs(pairs, state)
+        if not own:
+            continue
+        fitted, common = fit(own, calibration_of(state)), common_of(own)
+        told = "-" if common is None else f"{min(common, fitted.run):.5f}"
+        values = f"{fitted.visit:g},{fitted.run:.5f},{told},{fitted.launch_seconds:.2g},{fitted.degrees}"
+        print(f"{state[0]},{state[1]},{values}: {len(own)}, {len({pair.a.card for pair in own})}")
+
+
+def left_out(pairs: Sequence[Pair], group: Sequence[Pair]) -> dict[str, float]:
+    """By card, the coverage with constants fitted on all other cards."""
+    state, found = group[0].a.state, {}
+    training = fitting_pairs(pairs, state) or fitting_pairs(pairs, (SUSTAINED, state[1]))
+    for card in sorted({pair.a.card for pair in group}):
+        if others := [pair for pair in training if pair.a.card != card]:
+            known = _FITTED.setdefault((state, card), fit(others, calibration_of(state)))
+            found[card] = statistics.fmean(holds(pair, known) for pair in group if pair.a.card == card)
+    return found
+
+
+_FITTED: dict[Any, Repeatability] = {}
+
+
+def print_table(pairs: Sequence[Pair]) -> None:
+    print(
+        "| figures | pairs | cards | contain the repeat (bootstrap) | left out: mean (worst card) | mean half-width | of the empirical |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    for name in sorted({pair.a.group for pair in pairs}):
+        own = [pair for pair in pairs if pair.a.group == name]
+        held, weight = [holds(pair) for pair in own], weights(own)
+        covered, width = 100 * float(weight @ held), float(weight @ [half_width(pair.a) for pair in own])
+        ends, out = bootstrap(own, held), left_out(pairs, own)
+        low, high = (100 * end for end in ends)
+        needed = quantile(np.array([difference(pair) for pair in own]), weight, 0.95)
+        without = (
+            f"{100 * statistics.fmean(out.values()):.1f} % ({100 * min(out.values()):.0f} %)" if out else "one card"
         )
-
-
-def curse(log: RunLog, regime: str) -> list[float]:
-    """How much higher the best of one half of the rounds reads there than in the other half, both ways round."""
-    rows = [rounds for rounds in candidates(log) if rounds[0].regime == regime and len(rounds) >= 2 * _FEWEST_ROUNDS]
-    if len(rows) < 2:
-        return []
-
-    def figure(rounds: Sequence[Measurement], part: int) -> float:
-        return statistics.median(row.best_rate for row in rounds[part::2])
-
-    best = [max(rows, key=lambda rounds, part=part: figure(rounds, part)) for part in (0, 1)]  # type: ignore[misc]
-    return [figure(best[part], part) / figure(best[part], 1 - part) - 1 for part in (0, 1)]
-
-
-def share(flags: Iterable[bool]) -> str:
-    counted = list(flags)
-    return f"{100 * sum(counted) / len(counted):.1f} %"
+        mark = "" if len(own) >= _FEWEST_PAIRS else " (too few)"
+        print(
+            f"| {name} | {len(own)}{mark} | {len(out) or 1} | {covered:.1f} % ({low:.1f} to {high:.1f}) | {without} "
+            f"| +-{100 * width:.2f} % | {width / needed:.2f} |"
+        )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("paths", type=Path, nargs="+", metavar="LOG or FOLDER")
-    logs = list(logs_below(parser.parse_args().paths))
-    every = [one for log in logs for rows in candidates(log) for one in held(rows)]
-    if not every:
-        raise SystemExit(f"no find among these logs has {_FEWEST_ROUNDS} rounds of a candidate")
-    head = ("regime", "dtype", "rows", "covered", "by visit", "half-width: median", "95th")
-    print("{:<10} {:<14} {:>5} {:>8} {:>8} {:>19} {:>7}".format(*head))
-    for regime, dtype in dict.fromkeys((one.regime, one.dtype) for one in every):
-        own = [one for one in every if (one.regime, one.dtype) == (regime, dtype)]
-        widths = sorted(one.half_width for one in own)
-        print(
-            f"{regime:<10} {dtype:<14} {len(own):>5} {share(one.is_covered for one in own):>8} "
-            f"{share(one.is_covered_by_visit for one in own):>8} {100 * statistics.median(widths):>17.2f} % "
-            f"{100 * widths[int(0.95 * len(widths))]:>5.2f} %"
-        )
-    for regime in (Burst.name, Sustained.name):
-        biases = [bias for log in logs for bias in curse(log, regime)]
-        if biases:
-            print(f"the winner's curse in {regime}: {100 * statistics.fmean(biases):+.3f} % over {len(biases)} halves")
-    print(f"coverage: {share(one.is_covered for one in every)}")
+    parser.add_argument("--fit", action="store_true", help="print calibration constants instead of the table")
+    parser.add_argument("--as-logged", action="store_true", help="keep the timer correction that old logs made")
+    options = parser.parse_args()
+    found = [figure for log in logs_below(options.paths) for figure in figures(log, options.as_logged)]
+    pairs = pairs_of(found)
+    if not pairs:
+        raise SystemExit("no two of these runs measured the same on one card: name logs of repeated runs")
+    (print_fit if options.fit else print_table)(pairs)
 
 
 if __name__ == "__main__":

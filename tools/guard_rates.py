@@ -31,8 +31,8 @@ from mamf.measurement import Measurement
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.plans import KernelsPlan
 from mamf.regimes import Regime
+from mamf.regimes.calibration import calibrated
 from mamf.regimes.names import BEST_BY, BURST, SUSTAINED
-from mamf.regimes.traits import BurstTraits, SustainedTraits
 from mamf.statistics import Interval, Summary
 from mamf.strategies.guard import GuardSweep
 from mamf.testing import SimulatedAttention, SimulatedBackend
@@ -59,7 +59,7 @@ CARDS = {
     "sustained": Card(SUSTAINED, states=0.011),
     "stuck": Card(SUSTAINED, states=0.011, is_stuck=True),
 }
-_REPEATABILITY = {BURST: BurstTraits().repeatability, SUSTAINED: SustainedTraits().repeatability}
+_REPEATABILITY = {regime: calibrated("", regime, "matmul") for regime in (BURST, SUSTAINED)}
 
 
 class Seen(NamedTuple):

@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 import statistics as stdlib_statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from mamf.errors import IncomparableError, UsageError
 from mamf.kernel import Problem
 from mamf.limits import is_number, require_seconds
 from mamf.measurement import TERA, Conditions, Measurement
-from mamf.statistics import Interval, Repeatability, median_interval, repeat_interval
+from mamf.statistics import FigureError, Interval, Repeatability, figure_error, median_interval, repeat_interval
 from mamf.tabular import Tabular
 
 #: What is measured: a shape by a kernel.
@@ -32,7 +32,7 @@ class Ceiling(Tabular):
     """The highest figure of a device for a problem in a regime.
 
     ``rate``: TFLOPS (or TB/s, where the operation counts bytes) over ``rounds`` of fresh measurements, in burst their
-    median, in sustained their work over their time. ``interval``: where a repeat's lies, as a rate. ``tied``:
+    median, in sustained their work over their time. ``interval``: the 95 % repeat interval, as a rate. ``tied``:
     candidates that these rounds do not show to be slower than the winner.
     ``gain_over_default``: how much faster the winning kernel is than the library's default on this very shape, as a
     share; None where that was not measured, or is the winner itself. ``repeatability``: what the interval holds beside
@@ -186,32 +186,63 @@ def ranked(rows: Iterable[Measurement]) -> list[Candidate]:
 
 
 def combined(rounds: Sequence[Measurement]) -> tuple[float, Interval]:
-    """The rate of a candidate over rounds, and its interval.
+    """The rate of a candidate over rounds, and its repeat interval.
 
-    The median of medians, or where rounds are work over time, all work over all time. Rounds of a log without
-    calibration (before schema 4) have an interval by order statistics, of these rounds alone.
+    The median of medians, or for work over time, all work over all time. Rounds of a log without calibration (before
+    schema 4) have an interval by order statistics, of these rounds alone.
     """
     known = repeatability_of(rounds)
     if known is None:
         rates = [row.best_rate for row in rounds]
         return stdlib_statistics.median(rates), median_interval(rates)
-    seconds = [row.seconds for row in rounds]
-    is_mean = rounds[0].figure == "mean"
-    if is_mean:
-        middle = sum(row.seconds * row.launches for row in rounds) / sum(row.launches for row in rounds)
-    else:
-        middle = stdlib_statistics.median(seconds)
-    errors = [row.standard_error for row in rounds]
-    interval = repeat_interval(seconds, middle, errors, known, of_median=not is_mean)
-    scale = rounds[0].amount / TERA
-    return scale / middle, Interval(scale / interval.high, scale / interval.low, interval.coverage)
+    visits = _Visits.of(rounds)
+    interval, scale = repeat_interval(*visits[:3], known, visits.of_median), rounds[0].amount / TERA
+    return scale / visits.middle, Interval(scale / interval.high, scale / interval.low, interval.coverage)
+
+
+def error_of(rounds: Sequence[Measurement]) -> FigureError | None:
+    """How far the figure of ``combined`` lies from the mean of all runs; None without a calibration."""
+    known, visits = repeatability_of(rounds), _Visits.of(rounds)
+    return None if known is None else figure_error(*visits[:3], known, visits.of_median)
+
+
+class _Visits(NamedTuple):
+    """What ``figure_error`` asks of rounds: seconds of each, of all together, and the relative standard errors."""
+
+    seconds: list[float]
+    middle: float
+    errors: list[float]
+    of_median: bool
+
+    @classmethod
+    def of(cls, rounds: Sequence[Measurement]) -> _Visits:
+        seconds, of_median = [row.seconds for row in rounds], rounds[0].figure != "mean"
+        if of_median:
+            middle = stdlib_statistics.median(seconds)
+        else:
+            middle = sum(row.seconds * row.launches for row in rounds) / sum(row.launches for row in rounds)
+        return cls(seconds, middle, [row.standard_error for row in rounds], of_median)
+
+
+def recomputed(ceiling: Ceiling, rows: Iterable[Measurement]) -> Ceiling:
+    """The ceiling with the figure and the interval that the rounds of its shape and kernel give; without them, as it
+    is.
+    """
+    own = figures(
+        row
+        for row in rows
+        if (row.phase, row.problem, row.regime, row.shape, row.kernel)
+        == (CONFIRM, ceiling.problem, ceiling.regime, ceiling.shape, ceiling.kernel)
+    )
+    if not own:
+        return ceiling
+    rounds = list(own[ceiling.shape, ceiling.kernel].values())
+    rate, interval = combined(rounds)
+    return replace(ceiling, rate=rate, interval=interval, repeatability=repeatability_of(rounds))
 
 
 def repeatability_of(rounds: Iterable[Measurement]) -> Repeatability | None:
-    """What most rounds promise: a kernel that scatters does so in most, and one hiccup is none of its own.
-
-    None in a log from before there was one.
-    """
+    """The calibration of most rounds: a kernel that scatters does so in most of them. None in a log without one."""
     known = sorted((row.repeatability for row in rounds if row.repeatability), key=lambda each: each.run)
     return known[len(known) // 2] if known else None
 

@@ -14,7 +14,7 @@ from mamf.backend import DeviceInfo
 from mamf.contribution.evidence import Evidence, Finding
 from mamf.dtypes import DTYPES
 from mamf.logs.known import operation_called
-from mamf.logs.records import measurement_record
+from mamf.logs.records import is_of_old_calibration, measurement_record
 from mamf.machine.peaks import find_peak
 from mamf.measurement import TERA, TIME, Measurement
 from mamf.operations.attention.rows import has_memory_of_process, is_attention
@@ -35,14 +35,27 @@ _MOST_WATTS = 1.2
 _MOST_OF_TIMER = 20e-6
 _SUSTAINED_BY_MEAN = 4
 _MOST_CLOCK = 1.02
+_OF_INTERVAL = {"interval", "interval_tflops", "interval_coverage", "repeatability"}
 # Shares of a launch's time add up to 1, each rounded.
 _MOST_OF_TIME = 1.01
+
+
+def without_interval(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A row or a ceiling without the interval and the calibration behind it, which readers replace in old logs."""
+    kept = {name: value for name, value in record.items() if name not in _OF_INTERVAL}
+    rates = {name: value for name, value in kept.items() if isinstance(value, Mapping) and "interval" in value}
+    return kept | {
+        name: {statistic: rate for statistic, rate in value.items() if statistic != "interval"}
+        for name, value in rates.items()
+    }
 
 
 def rows_recompute(evidence: Evidence) -> Iterator[Finding]:
     """A row holds what mamf writes for its shape, problem and samples, and nothing else."""
     for line, record, row in evidence.rows:
         again = measurement_record(row)
+        if is_of_old_calibration(record):
+            record, again = without_interval(record), without_interval(again)
         if record["flop"] != again["flop"]:
             formula = "the unmasked pairs" if is_attention(row) else row.work.convention.partition(";")[0]
             yield Finding(

@@ -119,7 +119,7 @@ class _Run:
         }
         if reason := why_implausible(possible, impossible, work):
             return self.result("implausible", reason, **common)
-        common["repeatability"] = self.regime.repeatability_of(possible)
+        common["repeatability"] = self.regime.repeatability_of(self.problem.operation)
         return self.result("ok", summary=summarize(possible, self.regime.best_by), **common)
 
     def alternation(self, samples: Sequence[float]) -> Sequence[str]:

@@ -14,6 +14,7 @@ from mamf.logs.known import operation_called, operation_of_record
 from mamf.machine.timers import timer_accuracy
 from mamf.measurement import STATUSES, Conditions, Measurement
 from mamf.operations.matmul.kernel import MatmulProblem
+from mamf.regimes.calibration import ANEW, calibrated
 from mamf.statistics import Interval, Repeatability, Summary, standard_deviation, summarize
 
 # An attosecond and thirty years: beyond them rates, or squares of samples, leave what a float holds.
@@ -117,7 +118,7 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
         details=record.get("details", {}),
         peak_memory_bytes=record.get("peak_memory_bytes"),
         peak_reserved_bytes=record.get("peak_reserved_bytes"),
-        repeatability=repeatability_from_record(record),
+        repeatability=_repeatability_of_row(record, header, of.name),
         phase=record.get("phase", ""),
         round=record.get("round", 0),
         device=record.get("device"),
@@ -208,9 +209,26 @@ def repeatability_record(known: Repeatability | None) -> dict[str, Any] | None:
 
 
 def repeatability_from_record(record: Mapping[str, Any]) -> Repeatability | None:
-    """None before schema 4, whose intervals tell of what was seen alone."""
+    """None before schema 4, whose intervals are of the visit or the rounds alone."""
     known = record.get("repeatability")
     return None if known is None else Repeatability(**known)
+
+
+def is_of_old_calibration(record: Mapping[str, Any]) -> bool:
+    """Whether a row or a ceiling was written before intervals were prediction intervals: its interval and its
+    calibration are too narrow.
+    """
+    known = record.get("repeatability")
+    return known is not None and "launch_seconds" not in known
+
+
+def _repeatability_of_row(record: Mapping[str, Any], header: Mapping[str, Any], operation: str) -> Repeatability | None:
+    """As the row holds it; instead of an old calibration, today's."""
+    stored = repeatability_from_record(record)
+    if stored is None or not is_of_old_calibration(record):
+        return stored
+    state = ANEW if stored.is_whole else record["regime"]
+    return calibrated(header["device"]["backend"], state, operation)
 
 
 def conditions_record(conditions: Conditions) -> dict[str, Any]:

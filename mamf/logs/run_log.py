@@ -25,13 +25,14 @@ from pathlib import Path
 from typing import Any
 
 from mamf.backend import DeviceInfo
-from mamf.ceilings.ceiling import Ceiling
+from mamf.ceilings.ceiling import Ceiling, recomputed
 from mamf.ceilings.known import KnownCeiling
 from mamf.errors import MamfError, RunLogError
 from mamf.logs.device_speeds import with_device_speeds
 from mamf.logs.plan_records import plan_from_record
 from mamf.logs.records import (
     ceiling_from_record,
+    is_of_old_calibration,
     known_ceiling_from_record,
     measurement_from_record,
     measurement_record,
@@ -289,6 +290,8 @@ def _add(log: RunLog, record: dict[str, Any]) -> None:
         log.summary = None
     elif kind == "ceiling":
         ceiling = ceiling_from_record(record, log.header)
+        if is_of_old_calibration(record):
+            ceiling = recomputed(ceiling, log.measurements)
         if "operation" in record:
             log.own_ceilings[ceiling.problem, ceiling.regime] = ceiling
         else:

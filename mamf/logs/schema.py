@@ -11,7 +11,9 @@ from mamf.logs.validator import ANY_NAME, PLAIN, Nullable
 
 _NUMBER, _TEXTS = Nullable(float), [str]
 _CONDITIONS = {"clock_mhz": _NUMBER, "watts": _NUMBER, "celsius": _NUMBER, "throttle_reasons": _TEXTS}
-_REPEATABILITY = Nullable({"visit": float, "run": float, "degrees": int, "is_whole?": bool})
+_REPEATABILITY = Nullable(
+    {"visit": float, "run": float, "degrees": int, "is_whole?": bool, "launch_seconds?": float, "common?": float}
+)
 _TOOL = {"name": str, "version": Nullable(str), "commit?": Nullable(str)}
 _DEVICE = {
     "backend": str,

@@ -144,7 +144,7 @@ def traits(kind: type, *above: str) -> Check:
         for name in (each.name for each in fields(value)):
             may_be: Check = above_zero if name in above else at_least_zero
             if name.endswith("repeatability"):
-                may_be = instance(Repeatability, "a Repeatability")
+                may_be = optional(instance(Repeatability, "a Repeatability or None"))
             try:
                 may_be(getattr(value, name))
             except ValueError as error:

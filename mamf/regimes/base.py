@@ -110,14 +110,9 @@ class Regime(ABC):
     def start(self) -> None:
         """Called once before the first shape."""
 
-    @property
-    def repeatability(self) -> Repeatability | None:
-        """How far visits and runs of this regime lie apart on this device; None where nobody has measured it."""
+    def repeatability_of(self, operation: str) -> Repeatability | None:
+        """How far visits and runs of an operation lie apart on this device; None: unknown."""
         return None
-
-    def repeatability_of(self, samples: Sequence[float]) -> Repeatability | None:
-        """The same for a row of these samples, in seconds, which may tell more of it."""
-        return self.repeatability
 
     @property
     def visit_takes(self) -> float:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import statistics as stdlib_statistics
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import ClassVar
 
 from mamf.backend import Backend, Reading
@@ -12,7 +10,8 @@ from mamf.engine.checking import Checked
 from mamf.machine.garbage import no_garbage_collection
 from mamf.machine.timers import Overhead, corrected_window, credible_overhead
 from mamf.regimes.base import Launch, Regime, Samples, StoppingRule
-from mamf.statistics import Repeatability, quartile_range
+from mamf.regimes.calibration import calibrated
+from mamf.statistics import Repeatability
 
 
 class Burst(Regime):
@@ -45,16 +44,8 @@ class Burst(Regime):
         self._flush_seconds = self._flush_host_seconds = 0.0
         self._host_seconds = 100e-6
 
-    @property
-    def repeatability(self) -> Repeatability:
-        return self.backend.burst_traits.repeatability
-
-    def repeatability_of(self, samples: Sequence[float]) -> Repeatability:
-        """What scatters within a visit lies apart between runs too: other memory, another placement on the chip."""
-        traits = self.backend.burst_traits
-        if quartile_range(samples) <= traits.scattered:
-            return self.repeatability
-        return replace(self.repeatability, run=max(self.repeatability.run, traits.scattered_run))
+    def repeatability_of(self, operation: str) -> Repeatability:
+        return self.backend.burst_traits.repeatability or calibrated(self.backend.name, self.name, operation)
 
     def outlasted_by(self, seconds: float) -> str | None:
         longest = self.backend.burst_traits.train_seconds

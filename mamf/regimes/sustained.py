@@ -13,6 +13,7 @@ from mamf.engine.checking import Checked
 from mamf.machine.garbage import no_garbage_collection
 from mamf.measurement import Conditions
 from mamf.regimes.base import Launch, Regime, Samples, StoppingRule
+from mamf.regimes.calibration import ANEW, calibrated
 from mamf.statistics import Repeatability, relative_slope
 
 #: A clock of at least this share of the highest: nothing holds the device back.
@@ -69,10 +70,10 @@ class Sustained(Regime):
         self._loaded_seconds = 0.0
         self._loaded_until = float("-inf")
 
-    @property
-    def repeatability(self) -> Repeatability:
+    def repeatability_of(self, operation: str) -> Repeatability:
         traits = self.backend.sustained_traits
-        return traits.anew_repeatability if self.anew else traits.repeatability
+        known = traits.anew_repeatability if self.anew else traits.repeatability
+        return known or calibrated(self.backend.name, ANEW if self.anew else self.name, operation)
 
     @classmethod
     def shortest_anew(cls, backend: Backend) -> float:

@@ -6,12 +6,6 @@ from dataclasses import dataclass
 
 from mamf.statistics import Repeatability
 
-# Of an H100 and an H200, by tools/coverage.py and the visits in docs/verification.md.
-_BURST_REPEATABILITY = Repeatability(visit=0.0008, run=0.0008)
-_SUSTAINED_REPEATABILITY = Repeatability(visit=0.0025, run=0.0040)
-# Of visits that start anew: two states 1.3 % apart, drawn each time.
-_ANEW_REPEATABILITY = Repeatability(visit=0.0060, run=0.0015, is_whole=True)
-
 
 @dataclass(frozen=True)
 class BurstTraits:
@@ -22,8 +16,7 @@ class BurstTraits:
     ``longest_rest_seconds``: idle time that is enough whatever ran before.
     ``warm_in_seconds``: bursts after which a device that was idle for more than ``cold_after_seconds`` runs as it will
     go on to run; until then an H100 is up to 1 % faster.
-    ``scattered``: samples whose quartiles lie further apart than this share of the median are of a kernel that differs
-    from run to run by ``scattered_run``, as a standard deviation.
+    ``repeatability``: how far repeats lie apart; None: as calibrated for the backend (mamf.regimes.calibration).
     """
 
     train_seconds: float = 0.010
@@ -31,9 +24,7 @@ class BurstTraits:
     longest_rest_seconds: float = 1.0
     warm_in_seconds: float = 0.4
     cold_after_seconds: float = 0.15
-    repeatability: Repeatability = _BURST_REPEATABILITY
-    scattered: float = 0.02
-    scattered_run: float = 0.019
+    repeatability: Repeatability | None = None
 
 
 @dataclass(frozen=True)
@@ -45,7 +36,8 @@ class SustainedTraits:
     ``cold_after_seconds``: an idle time after which the soak is owed again. ``bridge_seconds``: load queued while the
     host prepares the next kernel, because even a short idle time sets the power controller swinging for seconds.
     ``rest_seconds``: an idle time after which the power controller starts anew, 0 where nothing does; and
-    ``restart_seconds``: load after which it has settled then. ``anew_repeatability``: of visits after such a rest.
+    ``restart_seconds``: load after which it has settled then. ``repeatability``, and ``anew_repeatability`` of
+    visits after such a rest: None as in BurstTraits.
     ``swing_seconds``: the period of the damped swing of clock and power that a start sets off (0.9 to 1.1 s on an H100
     and an H200, 13 % from top to bottom at first): the mean over whole ones is the settled device's.
     """
@@ -57,5 +49,5 @@ class SustainedTraits:
     rest_seconds: float = 0.5
     restart_seconds: float = 2.0
     swing_seconds: float = 1.0
-    repeatability: Repeatability = _SUSTAINED_REPEATABILITY
-    anew_repeatability: Repeatability = _ANEW_REPEATABILITY
+    repeatability: Repeatability | None = None
+    anew_repeatability: Repeatability | None = None

@@ -466,7 +466,7 @@ def test_the_library_warns_of_it(broken):
         ("sustained_traits", {"swing_seconds": 0.0}, "swing_seconds is a number above 0"),
         ("sustained_traits", {"swing_seconds": math.nan}, "swing_seconds is a finite number"),
         ("sustained_traits", {"rest_seconds": -1.0}, "rest_seconds is a number of at least 0"),
-        ("sustained_traits", {"anew_repeatability": 0.01}, "anew_repeatability is a Repeatability"),
+        ("sustained_traits", {"anew_repeatability": 0.01}, "anew_repeatability is a Repeatability or None"),
         ("burst_traits", {"train_seconds": "0.01"}, "train_seconds is a finite number"),
     ],
 )

@@ -39,7 +39,7 @@ PURE = ("operations/matmul/shapes.py", "statistics.py", "dtypes.py", "errors.py"
 FLOORS = (
     ("errors", "statistics", "tabular", "work", "text"),
     ("limits", "plugins", "plugins.holding"),
-    ("dtypes", "files", "regimes.names", "regimes.traits", "operations.matmul.shapes"),
+    ("dtypes", "files", "regimes.names", "regimes.calibration", "regimes.traits", "operations.matmul.shapes"),
     ("backend",),
     ("kernel", "machine"),
     ("operations.matmul.kernel", "operations.attention.shapes", "operations.bandwidth.shapes"),

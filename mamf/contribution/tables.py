@@ -165,7 +165,7 @@ def _share_of_peak(entry: CeilingEntry, notes: Footnotes) -> str:
     peak = find_peak(device["name"], dtype, device["compute_units"])
     if peak is None:
         return DASH
-    note = notes.mark(f"{peak.device}, {peak.dtype}, dense {peak.flops / TERA:g} TFLOPS: {peak.source}")
+    note = notes.mark(f"{peak.origin}, {peak.dtype}, dense {peak.flops / TERA:g} TFLOPS: {peak.source}")
     return Markup(f"{100 * entry.tflops * TERA / peak.flops:.1f} % of {peak.flops / TERA:g}{note}")
 
 

@@ -122,7 +122,7 @@ def notes(ceiling: Ceiling, rows: Iterable[Measurement], header: Mapping[str, An
     lines += _default_note(ceiling, rows)
     peak = find_peak(header["device"]["name"], ceiling.problem.dtype, header["device"]["compute_units"])
     if peak is not None:
-        lines.append(f"    peak: {peak.flops / TERA:g}, dense {peak.dtype} of {peak.device}")
+        lines.append(f"    peak: {peak.flops / TERA:g}, dense {peak.dtype} of {peak.origin}")
     if ceiling.conditions.throttle_reasons:
         lines.append(f"    throttled by {', '.join(ceiling.conditions.throttle_reasons)}")
     phases = Counter(row.phase for row in rows if row.regime == ceiling.regime)

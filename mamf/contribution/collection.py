@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mamf.backend import DeviceInfo
 from mamf.ceilings.ceiling import CONFIRM, Ceiling
 from mamf.ceilings.share import mamfu
+from mamf.contribution.confirming import Claim, is_bounded
+from mamf.logs.known import operation_called
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
 from mamf.logs.run_log import RunLog, read_run_log
+from mamf.machine.peaks import find_peak
 from mamf.measurement import Conditions, Measurement
 from mamf.operations.attention.rows import is_attention
 from mamf.plans import FindPlan, KernelsPlan
@@ -45,6 +49,23 @@ class CeilingEntry:
         return str(self.header["device"]["name"])
 
     @property
+    def claim(self) -> Claim:
+        device, dtype = self.header["device"], self.dtype.partition(",")[0]
+        peak = find_peak(device["name"], dtype, device["compute_units"])
+        of_find, of_sweep = ((kind, self.device, self.dtype, self.regime) for kind in ("find", "sweep"))
+        return Claim(
+            # The shapes of a sweep need not hold the best: it confirms no find.
+            key=of_find if self.is_confirmed else of_sweep,
+            other_keys=(of_sweep,) if self.is_confirmed else (),
+            card=device["uuid_hash"],
+            place=self.place,
+            figure=self.tflops,
+            high=self.tflops if self.high is None else self.high,
+            is_bounded=is_bounded(self.tflops, device, dtype, None if peak is None else peak.flops),
+            label=f"{self.dtype}, {self.regime}",
+        )
+
+    @property
     def joules_per_tflop(self) -> float | None:
         watts = self.conditions.watts
         return watts / self.tflops if self.regime == "sustained" and watts else None
@@ -61,6 +82,10 @@ class AttentionEntry:
     @property
     def device(self) -> str:
         return str(self.header["device"]["name"])
+
+    @property
+    def claim(self) -> Claim:
+        return _claim_of_row(self.header, self.place, self.row, self.row.best_rate, self.row.rate_interval)
 
 
 @dataclass(frozen=True)
@@ -87,6 +112,27 @@ class KernelEntry:
     def device(self) -> str:
         return str(self.header["device"]["name"])
 
+    @property
+    def claim(self) -> Claim:
+        return _claim_of_row(self.header, self.place, self.row, self.rate, self.interval, self.ceiling is not None)
+
+
+def _claim_of_row(
+    header: Mapping[str, Any], place: Path, row: Measurement, rate: float, interval: Interval, is_ceiling: bool = False
+) -> Claim:
+    """A row is compared with the same row on other cards; a ceiling of kernels with that of the same problem."""
+    device, step = header["device"], () if is_ceiling else (row.shape, row.kernel)
+    peak = operation_called(row.operation).peak(DeviceInfo(**device), row.problem)
+    return Claim(
+        key=(row.operation, title(row), device["name"], *step),
+        card=device["uuid_hash"],
+        place=place,
+        figure=rate,
+        high=interval.high,
+        is_bounded=is_bounded(rate, device, row.problem.dtype, peak),
+        label=f"{row.operation} {row.shape} by {row.kernel}, {row.regime}",
+    )
+
 
 @dataclass(frozen=True)
 class LegacyEntry:
@@ -104,26 +150,28 @@ class Collection:
 
 def collect(root: Path, paths: Iterable[Path]) -> Collection:
     """Entries of all logs. Raises RunLogError for one that cannot be read."""
-    ceilings: list[CeilingEntry] = []
-    attention: list[AttentionEntry] = []
-    kernels: list[KernelEntry] = []
+    entries: list[CeilingEntry | AttentionEntry | KernelEntry] = []
     legacy: list[LegacyEntry] = []
     for path in paths:
         place = path.relative_to(root)
         if (run := read_legacy_or_none(path)) is not None:
             legacy.append(LegacyEntry(run, place))
-            continue
-        log = read_run_log(path)
-        plan = log.plan
-        if isinstance(plan, KernelsPlan) and plan.operation == "attention":
-            attention += _attention_entries(log, place)
-        elif isinstance(plan, KernelsPlan):
-            kernels += _kernel_entries(log, place)
-        elif isinstance(plan, FindPlan):
-            ceilings += [_of_ceiling(log, place, ceiling) for ceiling in log.all_ceilings.values()]
         else:
-            ceilings += [_of_row(log, place, best.row) for best in bests(log.measurements).values()]
+            entries += entries_of(read_run_log(path), place)
+    ceilings = (entry for entry in entries if isinstance(entry, CeilingEntry))
+    attention = (entry for entry in entries if isinstance(entry, AttentionEntry))
+    kernels = (entry for entry in entries if isinstance(entry, KernelEntry))
     return Collection(tuple(ceilings), tuple(attention), tuple(kernels), tuple(legacy))
+
+
+def entries_of(log: RunLog, place: Path) -> Sequence[CeilingEntry | AttentionEntry | KernelEntry]:
+    """What a log is known by."""
+    plan = log.plan
+    if isinstance(plan, KernelsPlan):
+        return (_attention_entries if plan.operation == "attention" else _kernel_entries)(log, place)
+    if isinstance(plan, FindPlan):
+        return [_of_ceiling(log, place, ceiling) for ceiling in log.all_ceilings.values()]
+    return [_of_row(log, place, best.row) for best in bests(log.measurements).values()]
 
 
 def named_dtype(problem: Any) -> str:

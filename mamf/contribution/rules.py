@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,9 @@ from mamf.contribution.best_rules import (
     summary_recomputes,
     tier_is_told,
 )
+from mamf.contribution.collection import entries_of
+from mamf.contribution.confirming import Entry, part_confirmed, shortened
+from mamf.contribution.contributed import why_above_contributed
 from mamf.contribution.evidence import Evidence, Finding, records_of
 from mamf.contribution.header_rules import (
     circumstances,
@@ -110,7 +113,8 @@ _RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
 @dataclass(frozen=True)
 class Review:
     """What the rules say of a log. ``tier``: complete, interrupted or legacy; None when it cannot be read. ``place``:
-    where it belongs within results/. ``digest``: of its samples, the same for copies of one run.
+    where it belongs within results/. ``digest``: of its samples, the same for copies of one run. ``entries``: what an
+    accepted log is known by. ``unconfirmed``: which of it no second submitter confirms, a line or none.
     """
 
     path: Path
@@ -118,6 +122,8 @@ class Review:
     tier: str | None = None
     place: Path | None = None
     digest: str = ""
+    entries: tuple[Entry, ...] = ()
+    unconfirmed: tuple[str, ...] = ()
 
     def is_rejected(self, strict: bool = False) -> bool:
         return any(strict or not finding.is_warning for finding in self.findings)
@@ -128,7 +134,8 @@ def review(path: Path, seen: Seen | None = None) -> Review:
     told how many bytes are read.
     """
     try:
-        return _review(path, seen)
+        found = _review(path, seen)
+        return replace(found, unconfirmed=why_above_contributed(found.entries))
     except RunLogError as error:
         return Review(path, (_unreadable(path, error),))
     except (*MALFORMED, RecursionError) as error:
@@ -157,7 +164,8 @@ def _review(path: Path, seen: Seen | None) -> Review:
     for rule in _RULES:
         findings += _findings_of(rule, evidence)
     samples = (str(record.get("samples_seconds")) for _, record in evidence.of_kind("measurement"))
-    return Review(path, tuple(findings), evidence.tier, place_of(header), _digest(samples))
+    found = Review(path, tuple(findings), evidence.tier, place_of(header), _digest(samples))
+    return found if found.is_rejected() else replace(found, entries=tuple(entries_of(log, path)))
 
 
 def _legacy_review(path: Path, records: Iterator[tuple[int, dict[str, Any]]], findings: list[Finding]) -> Review:
@@ -218,4 +226,13 @@ def review_results(root: Path, paths: Iterable[Path], seen: Seen | None = None) 
         if found.digest and holders.setdefault(found.digest, place) != place:
             more.append(Finding("duplicate", f"holds the samples of {holders[found.digest]}"))
         reviews.append(replace(found, findings=(*found.findings, *more)))
-    return reviews
+    return _with_unconfirmed(reviews)
+
+
+def _with_unconfirmed(reviews: Sequence[Review]) -> list[Review]:
+    """Each log beside the others of its folder."""
+    reasons: dict[Path, list[str]] = {}
+    for entry, reason in part_confirmed(entry for found in reviews for entry in found.entries)[1]:
+        reasons.setdefault(entry.claim.place, []).append(reason)
+    lines = {path: (shortened(found),) for path, found in reasons.items()}
+    return [replace(found, unconfirmed=lines.get(found.path, ())) for found in reviews]

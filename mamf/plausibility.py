@@ -19,7 +19,6 @@ MOST_IMPOSSIBLE = 0.1
 # On a device that nothing bounds, samples this many times shorter than the median are suspect: a timer that misses its
 # launch reads microseconds.
 _SUSPECT = 10
-_FLOP_UNIT = "TFLOPS"
 
 
 def split_impossible(seconds: Sequence[float], amount: float, limit: float | None) -> tuple[list[float], list[float]]:
@@ -52,13 +51,15 @@ def _why_beyond_clock(row: Measurement, info: DeviceInfo) -> str | None:
     whatever it is when it is read.
     """
     clock, dtype = row.conditions.clock_hz, row.problem.dtype
-    if row.work.unit != _FLOP_UNIT or row.regime == CLASSIC or not clock or dtype not in DTYPES or not row.summary:
+    if row.work.unit != "TFLOPS" or row.regime == CLASSIC or not clock or dtype not in DTYPES or not row.summary:
         return None
     bound = fastest_at_clock(info, dtype, clock)
     if bound is None or row.best_rate * TERA <= bound:
         return None
-    rate = f"{row.best_rate:.4g} {row.work.unit}"
-    return f"{rate} are more than the {bound / TERA:.4g} that its clock of {clock / 1e6:.0f} MHz allows"
+    return (
+        f"{row.best_rate:.4g} {row.work.unit} are more than the {bound / TERA:.4g} that its clock of "
+        f"{clock / 1e6:.0f} MHz allows"
+    )
 
 
 def _why_suspect(row: Measurement, info: DeviceInfo, possible: Sequence[float]) -> str | None:
@@ -71,5 +72,7 @@ def _why_suspect(row: Measurement, info: DeviceInfo, possible: Sequence[float]) 
     suspect = sum(sample * _SUSPECT < usual for sample in possible)
     if not info.is_accelerator or suspect <= (0 if row.best_by == "fastest" else MOST_IMPOSSIBLE * len(possible)):
         return None
-    told = f"{suspect} of {len(possible)} samples are more than {_SUSPECT} times shorter than the median"
-    return f"{told}, and no known peak of {info.name} says which are true"
+    return (
+        f"{suspect} of {len(possible)} samples are more than {_SUSPECT} times shorter than the median, and no known "
+        f"peak of {info.name} says which are true"
+    )

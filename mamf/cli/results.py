@@ -55,7 +55,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def _rules() -> str:
     width = max(map(len, RULES))
-    return "rules:\n" + "".join(f"  {name.ljust(width)}  {text}\n" for name, text in RULES.items())
+    listed = "".join(f"  {name.ljust(width)}  {text}\n" for name, text in RULES.items())
+    return (
+        f"rules:\n{listed}\nunconfirmed figures are accepted, and ranked with none until another card confirms them\n"
+    )
 
 
 def run_check(options: argparse.Namespace) -> int:
@@ -132,8 +135,8 @@ def _print_findings(found: Review, strict: bool, with_warnings: bool = True) -> 
     for finding in found.findings:
         if with_warnings or not finding.is_warning:
             say(_line(found.path, finding, strict))
-    for reason in found.unconfirmed:
-        say(f"{found.path}: unconfirmed: {reason}")
+    if found.unconfirmed:
+        say(f"{found.path}: unconfirmed: {found.unconfirmed}")
 
 
 def _line(path: Path, finding: Finding, strict: bool) -> str:
@@ -147,7 +150,7 @@ def _as_json(found: Review, strict: bool) -> dict[str, object]:
         "tier": found.tier,
         "place": None if found.place is None else found.place.as_posix(),
         "accepted": not found.is_rejected(strict),
-        "unconfirmed": list(found.unconfirmed),
+        "unconfirmed": found.unconfirmed or None,
         "findings": [
             {
                 "rule": finding.rule,

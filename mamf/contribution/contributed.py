@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mamf.contribution.collection import CeilingEntry
-from mamf.contribution.confirming import Claim, Entry, Key, part_confirmed, shortened, why_unconfirmed
+from mamf.contribution.confirming import Claim, Entry, by_key, part_confirmed, shortened, why_unconfirmed
 from mamf.regimes.names import CEILINGS
 
 FILE = "contributed.csv"
@@ -90,16 +90,13 @@ def contributed_ceilings() -> tuple[ContributedCeiling, ...]:
     )
 
 
-def why_above_contributed(entries: Iterable[Entry]) -> tuple[str, ...]:
-    """Why a log's figures are unconfirmed beside the ceilings that came with this package, a line or none: for a log
-    that does not lie in results/.
+def why_above_contributed(entries: Iterable[Entry]) -> str:
+    """Why a log's figures are unconfirmed beside the ceilings that came with this package, or nothing: for a log that
+    does not lie in results/.
     """
-    known: dict[Key, list[Claim]] = {}
-    for row in contributed_ceilings():
-        for kind in ("find", "sweep"):
-            key = (kind, row.device, row.dtype, row.regime)
-            claim = Claim(key, "", Path(row.log), row.tflops, row.high, is_bounded=True, label="")
-            known.setdefault(key, []).append(claim)
-    reasons = [why_unconfirmed(claim, known.get(claim.key, ())) for claim in (entry.claim for entry in entries)]
-    found = [reason for reason in reasons if reason]
-    return (shortened(found),) if found else ()
+    kinds = ((row, (row.device, row.dtype, row.regime)) for row in contributed_ceilings())
+    known = by_key(
+        Claim(("find", *kind), "", Path(row.log), row.tflops, row.high, True, "", (("sweep", *kind),))
+        for row, kind in kinds
+    )
+    return shortened([reason for entry in entries if (reason := why_unconfirmed(entry.claim, known))])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,7 @@ RULES = {
     "data": "operands were normal random data",
     "flop-count": "FLOP are 2*M*N*K, of attention without the masked pairs, else as the operation counts",
     "row-mismatch": "a row's figures follow from its samples and the plan",
-    "implausible": "no sample is faster, no sensor higher than the device can be",
+    "implausible": "no sample is faster, no figure higher than its clock allows, no sensor higher than the device can be",
     "memory": "memory is of the kernel alone, not of all that the process held (warning: schema 4 tells)",
     "unverified": "every result was checked, with an error within its tolerance",
     "lost-samples": "a row has all of its samples, and its own",
@@ -114,7 +114,7 @@ _RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
 class Review:
     """What the rules say of a log. ``tier``: complete, interrupted or legacy; None when it cannot be read. ``place``:
     where it belongs within results/. ``digest``: of its samples, the same for copies of one run. ``entries``: what an
-    accepted log is known by. ``unconfirmed``: which of it no second submitter confirms, a line or none.
+    accepted log is known by. ``unconfirmed``: which of it no second submitter confirms, if any.
     """
 
     path: Path
@@ -123,7 +123,7 @@ class Review:
     place: Path | None = None
     digest: str = ""
     entries: tuple[Entry, ...] = ()
-    unconfirmed: tuple[str, ...] = ()
+    unconfirmed: str = ""
 
     def is_rejected(self, strict: bool = False) -> bool:
         return any(strict or not finding.is_warning for finding in self.findings)
@@ -215,7 +215,7 @@ def _digest(texts: Iterable[str]) -> str:
 
 
 def review_results(root: Path, paths: Iterable[Path], seen: Seen | None = None) -> list[Review]:
-    """Reviews of logs that lie in a results folder: each at its place, each once."""
+    """Reviews of logs that lie in a results folder: each at its place, each once, each beside the others."""
     reviews: list[Review] = []
     holders: dict[str, Path] = {}
     for path in paths:
@@ -226,13 +226,7 @@ def review_results(root: Path, paths: Iterable[Path], seen: Seen | None = None) 
         if found.digest and holders.setdefault(found.digest, place) != place:
             more.append(Finding("duplicate", f"holds the samples of {holders[found.digest]}"))
         reviews.append(replace(found, findings=(*found.findings, *more)))
-    return _with_unconfirmed(reviews)
-
-
-def _with_unconfirmed(reviews: Sequence[Review]) -> list[Review]:
-    """Each log beside the others of its folder."""
     reasons: dict[Path, list[str]] = {}
     for entry, reason in part_confirmed(entry for found in reviews for entry in found.entries)[1]:
-        reasons.setdefault(entry.claim.place, []).append(reason)
-    lines = {path: (shortened(found),) for path, found in reasons.items()}
-    return [replace(found, unconfirmed=lines.get(found.path, ())) for found in reviews]
+        reasons.setdefault(entry.place, []).append(reason)
+    return [replace(found, unconfirmed=shortened(reasons.get(found.path, []))) for found in reviews]

@@ -18,7 +18,7 @@ from mamf.contribution.collection import (
     best_kernels,
     leaders,
 )
-from mamf.contribution.confirming import part_confirmed, shortened
+from mamf.contribution.confirming import Entry, part_confirmed, shortened
 from mamf.machine.peaks import find_peak
 from mamf.measurement import TERA
 from mamf.report.kernels import title as problem_title
@@ -73,6 +73,7 @@ _ATTENTION_COLUMNS = (
 )
 _KERNEL_COLUMNS = ("accelerator", "problem", "rate", "interval", "of the peak", "shape", "kernel", "date", "log")
 _LEGACY_COLUMNS = ("accelerator", "dtype", "version", "figure", "TFLOPS", "MxNxK", "shapes", "run", "date", "log")
+_UNCONFIRMED = "## Unconfirmed: ranked with none until a second submitter confirms it"
 _UNCONFIRMED_COLUMNS = ("accelerator", "why it is unconfirmed", "date", "log")
 _LEFT = {
     "why it is unconfirmed",
@@ -233,7 +234,7 @@ def _kernel_cells(entry: KernelEntry) -> list[str]:
     ]
 
 
-def _unconfirmed(entries: Iterable[tuple[CeilingEntry | AttentionEntry | KernelEntry, str]]) -> str:
+def _unconfirmed(entries: Iterable[tuple[Entry, str]]) -> str:
     """A line for each log with figures that are ranked with none."""
     reasons: dict[Path, tuple[dict[str, Any], list[str]]] = {}
     for entry, reason in entries:
@@ -242,10 +243,7 @@ def _unconfirmed(entries: Iterable[tuple[CeilingEntry | AttentionEntry | KernelE
         [header["device"]["name"], shortened(found), header["started"][:10], link(place)]
         for place, (header, found) in sorted(reasons.items())
     ]
-    if not rows:
-        return ""
-    title = "## Unconfirmed: ranked with none until a second submitter confirms it"
-    return f"{title}\n\n{markdown(_UNCONFIRMED_COLUMNS, rows, _LEFT)}"
+    return f"{_UNCONFIRMED}\n\n{markdown(_UNCONFIRMED_COLUMNS, rows, _LEFT)}" if rows else ""
 
 
 def _legacy(entries: Iterable[LegacyEntry]) -> str:

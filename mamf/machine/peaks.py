@@ -11,7 +11,7 @@ import csv
 import functools
 import importlib.resources
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from mamf.backend import DeviceInfo
 from mamf.dtypes import DTYPES
@@ -134,11 +134,9 @@ def fastest_possible_flops(info: DeviceInfo, dtype: str) -> float | None:
     """FLOP/s that no launch on the device exceeds, at its maximum clock; None if no verified peak is listed. For a CPU,
     what no core of today exceeds.
     """
-    if not info.is_accelerator:
-        return _fastest_possible_cpu_flops(info, dtype)
     peak = _bounding_peak(info, dtype)
-    if peak is None:
-        return None
+    if peak is None or not info.is_accelerator:
+        return None if info.is_accelerator else _fastest_possible_cpu_flops(info, dtype)
     if peak.clock_hz and info.max_clock_hz:
         # No board is set above its model's clock by a quarter.
         ratio = min(info.max_clock_hz / peak.clock_hz, _HEADROOM_UNKNOWN_CLOCK)
@@ -168,10 +166,9 @@ def _bounding_peak(info: DeviceInfo, dtype: str) -> Peak | None:
     """
     own = DTYPES[dtype].peak_name
     for name in (own, _BOUNDED_BY.get(own, own)):
-        peak = _find(info.name, name, info.compute_units)
-        if peak is not None and peak.is_verified:
-            narrow = _find(info.name, f"{name}_acc16", info.compute_units)
-            return replace(peak, flops=max(peak.flops, narrow.flops if narrow else 0.0))
+        listed = (_find(info.name, each, info.compute_units) for each in (name, f"{name}_acc16"))
+        if verified := [peak for peak in listed if peak is not None and peak.is_verified]:
+            return max(verified, key=lambda peak: peak.flops)
     return None
 
 

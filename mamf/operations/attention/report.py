@@ -7,12 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mamf.ceilings.share import STATE_TOLERANCE, Ceilings, mamfu, state
-from mamf.machine.peaks import find_peak
 from mamf.measurement import TERA, Measurement
 from mamf.operations.attention.rows import has_memory_of_process, is_attention
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.report.devices import device_lines, device_remark, flat_device
-from mamf.report.kernels import best_first
+from mamf.report.kernels import best_first, share_of_peak
 from mamf.report.text import DASH, csv_text, drawing, end_line, machine_line, prose, significant, whole
 from mamf.text import Markup
 
@@ -52,11 +51,6 @@ def speed_up(row: Measurement, baseline: Measurement | None) -> float | None:
     return baseline.comparable_seconds / row.comparable_seconds
 
 
-def share_of_peak(row: Measurement, device: Mapping[str, Any]) -> float | None:
-    peak = find_peak(device["name"], row.problem.dtype, device["compute_units"])
-    return None if peak is None or not row.ok else row.best_rate * TERA / peak.flops
-
-
 def flat_attention(
     row: Measurement, baseline: Measurement | None, header: Mapping[str, Any], ceilings: Ceilings
 ) -> dict[str, Any]:
@@ -92,7 +86,7 @@ def flat_attention(
         "Effective TFLOP/s": row.best_rate * dense if row.ok else None,
         "TB/s": problem.traffic(shape) / row.seconds / TERA if summary else None,
         "MAMFU": mamfu(row, ceilings),
-        "Share of peak": share_of_peak(row, header["device"]),
+        "Share of peak": share_of_peak(row, header),
         "Reference TFLOP/s": row.details.get("reference_tflops"),
         "Memory": None if row.peak_memory_bytes is None else row.peak_memory_bytes / 2**20,
         _SAVED: saved_mib(row),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ RULES = {
     "data": "operands were normal random data",
     "flop-count": "FLOP are 2*M*N*K, of attention without the masked pairs, else as the operation counts",
     "row-mismatch": "a row's figures follow from its samples and the plan",
-    "implausible": "no sample is faster, no figure higher than its clock allows, no sensor higher than the device can be",
+    "implausible": "no sample is faster, no sensor higher than the device can be, no figure than its clock allows",
     "memory": "memory is of the kernel alone, not of all that the process held (warning: schema 4 tells)",
     "unverified": "every result was checked, with an error within its tolerance",
     "lost-samples": "a row has all of its samples, and its own",
@@ -122,7 +122,7 @@ class Review:
     tier: str | None = None
     place: Path | None = None
     digest: str = ""
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[Entry, ...] = field(default=(), repr=False)
     unconfirmed: str = ""
 
     def is_rejected(self, strict: bool = False) -> bool:

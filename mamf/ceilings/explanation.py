@@ -88,7 +88,7 @@ def _datasheet(info: DeviceInfo, dtype: str) -> FallStep:
     if peak is None:
         return FallStep("datasheet", None, f"no datasheet of {info.name} is listed for {dtype}")
     clock = f", at {peak.clock_hz / 1e6:.0f} MHz" if peak.clock_hz else ""
-    return FallStep("datasheet", peak.flops / TERA, f"dense {peak.dtype} of {peak.device}{clock}")
+    return FallStep("datasheet", peak.flops / TERA, f"dense {peak.dtype} of {peak.origin}{clock}")
 
 
 def _units(info: DeviceInfo, dtype: str, row: Measurement | None) -> FallStep:

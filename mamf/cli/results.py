@@ -55,7 +55,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def _rules() -> str:
     width = max(map(len, RULES))
-    return "rules:\n" + "".join(f"  {name.ljust(width)}  {text}\n" for name, text in RULES.items())
+    listed = "".join(f"  {name.ljust(width)}  {text}\n" for name, text in RULES.items())
+    return (
+        f"rules:\n{listed}\nunconfirmed figures are accepted, and ranked with none until another card confirms them\n"
+    )
 
 
 def run_check(options: argparse.Namespace) -> int:
@@ -132,6 +135,8 @@ def _print_findings(found: Review, strict: bool, with_warnings: bool = True) -> 
     for finding in found.findings:
         if with_warnings or not finding.is_warning:
             say(_line(found.path, finding, strict))
+    if found.unconfirmed:
+        say(f"{found.path}: unconfirmed: {found.unconfirmed}")
 
 
 def _line(path: Path, finding: Finding, strict: bool) -> str:
@@ -145,6 +150,7 @@ def _as_json(found: Review, strict: bool) -> dict[str, object]:
         "tier": found.tier,
         "place": None if found.place is None else found.place.as_posix(),
         "accepted": not found.is_rejected(strict),
+        "unconfirmed": found.unconfirmed or None,
         "findings": [
             {
                 "rule": finding.rule,
@@ -161,8 +167,10 @@ def _count_line(reviews: Sequence[Review], strict: bool) -> str:
     tiers = Counter(found.tier or "unreadable" for found in reviews)
     held = ", ".join(f"{tiers[tier]} {tier}" for tier in (*TIERS, "unreadable") if tiers[tier])
     rejected = sum(found.is_rejected(strict) for found in reviews)
+    unconfirmed = sum(bool(found.unconfirmed) for found in reviews)
     warnings = sum(finding.is_warning for found in reviews for finding in found.findings)
     verdict = f"{rejected} rejected" if rejected else "all accepted"
+    verdict += f", {unconfirmed} with unconfirmed figures" if unconfirmed else ""
     return f"{len(reviews)} checked ({held}): {verdict}" + (
         f", {warnings} warning{'s' if warnings > 1 else ''}" if warnings else ""
     )

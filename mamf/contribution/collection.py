@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from mamf.backend import DeviceInfo
 from mamf.ceilings.ceiling import CONFIRM, Ceiling
 from mamf.ceilings.share import mamfu
+from mamf.contribution.confirming import Claim, Entry
+from mamf.logs.known import operation_called
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
 from mamf.logs.run_log import RunLog, read_run_log
+from mamf.machine.peaks import fastest_possible_flops
 from mamf.measurement import Conditions, Measurement
 from mamf.operations.attention.rows import is_attention
 from mamf.plans import FindPlan, KernelsPlan
@@ -21,15 +26,12 @@ from mamf.statistics import Interval
 
 
 @dataclass(frozen=True)
-class CeilingEntry:
+class CeilingEntry(Entry):
     """A device's best for a dtype and regime: confirmed by a find, or the best row of a sweep.
 
     ``tflops`` and ``low`` to ``high`` by the statistic of the regime (classic: the fastest launch, without interval).
     """
 
-    header: dict[str, Any]
-    place: Path
-    tier: str
     dtype: str
     regime: str
     shape: str
@@ -40,9 +42,21 @@ class CeilingEntry:
     conditions: Conditions
     is_confirmed: bool
 
-    @property
-    def device(self) -> str:
-        return str(self.header["device"]["name"])
+    @cached_property
+    def claim(self) -> Claim:
+        info = DeviceInfo(**self.header["device"])
+        of_find, of_sweep = ((kind, self.device, self.dtype, self.regime) for kind in ("find", "sweep"))
+        return Claim(
+            # The shapes of a sweep need not hold the best: it confirms no find.
+            key=of_find if self.is_confirmed else of_sweep,
+            other_keys=(of_sweep,) if self.is_confirmed else (),
+            card=info.uuid_hash,
+            place=self.place,
+            figure=self.tflops,
+            high=self.tflops if self.high is None else self.high,
+            is_bounded=info.is_accelerator and bool(fastest_possible_flops(info, self.dtype.partition(",")[0])),
+            label=f"{self.dtype}, {self.regime}",
+        )
 
     @property
     def joules_per_tflop(self) -> float | None:
@@ -51,27 +65,21 @@ class CeilingEntry:
 
 
 @dataclass(frozen=True)
-class AttentionEntry:
-    header: dict[str, Any]
-    place: Path
-    tier: str
+class AttentionEntry(Entry):
     row: Measurement
     share: float
 
-    @property
-    def device(self) -> str:
-        return str(self.header["device"]["name"])
+    @cached_property
+    def claim(self) -> Claim:
+        return _claim_of_row(self.header, self.place, self.row, self.row.best_rate, self.row.rate_interval)
 
 
 @dataclass(frozen=True)
-class KernelEntry:
+class KernelEntry(Entry):
     """A row of an operation that has no table of its own; ``ceiling``: what a find confirmed of that shape and kernel
     in fresh rounds, which then counts in the row's place.
     """
 
-    header: dict[str, Any]
-    place: Path
-    tier: str
     row: Measurement
     ceiling: Ceiling | None = None
 
@@ -83,9 +91,26 @@ class KernelEntry:
     def interval(self) -> Interval:
         return self.row.rate_interval if self.ceiling is None else self.ceiling.interval
 
-    @property
-    def device(self) -> str:
-        return str(self.header["device"]["name"])
+    @cached_property
+    def claim(self) -> Claim:
+        return _claim_of_row(self.header, self.place, self.row, self.rate, self.interval, self.ceiling is not None)
+
+
+def _claim_of_row(
+    header: Mapping[str, Any], place: Path, row: Measurement, rate: float, interval: Interval, is_ceiling: bool = False
+) -> Claim:
+    """A row is compared with the same row on other cards; a ceiling of kernels with that of the same problem."""
+    info, step = DeviceInfo(**header["device"]), () if is_ceiling else (row.shape, row.kernel)
+    limit = operation_called(row.operation).fastest_possible(info, row.problem, row.shape)
+    return Claim(
+        key=(row.operation, title(row), info.name, *step),
+        card=info.uuid_hash,
+        place=place,
+        figure=rate,
+        high=interval.high,
+        is_bounded=info.is_accelerator and limit is not None,
+        label=f"{row.operation} {row.shape} by {row.kernel}, {row.regime}",
+    )
 
 
 @dataclass(frozen=True)
@@ -104,26 +129,28 @@ class Collection:
 
 def collect(root: Path, paths: Iterable[Path]) -> Collection:
     """Entries of all logs. Raises RunLogError for one that cannot be read."""
-    ceilings: list[CeilingEntry] = []
-    attention: list[AttentionEntry] = []
-    kernels: list[KernelEntry] = []
+    entries: list[Entry] = []
     legacy: list[LegacyEntry] = []
     for path in paths:
         place = path.relative_to(root)
         if (run := read_legacy_or_none(path)) is not None:
             legacy.append(LegacyEntry(run, place))
-            continue
-        log = read_run_log(path)
-        plan = log.plan
-        if isinstance(plan, KernelsPlan) and plan.operation == "attention":
-            attention += _attention_entries(log, place)
-        elif isinstance(plan, KernelsPlan):
-            kernels += _kernel_entries(log, place)
-        elif isinstance(plan, FindPlan):
-            ceilings += [_of_ceiling(log, place, ceiling) for ceiling in log.all_ceilings.values()]
         else:
-            ceilings += [_of_row(log, place, best.row) for best in bests(log.measurements).values()]
+            entries += entries_of(read_run_log(path), place)
+    ceilings = (entry for entry in entries if isinstance(entry, CeilingEntry))
+    attention = (entry for entry in entries if isinstance(entry, AttentionEntry))
+    kernels = (entry for entry in entries if isinstance(entry, KernelEntry))
     return Collection(tuple(ceilings), tuple(attention), tuple(kernels), tuple(legacy))
+
+
+def entries_of(log: RunLog, place: Path) -> Sequence[Entry]:
+    """What a log is known by."""
+    plan = log.plan
+    if isinstance(plan, KernelsPlan):
+        return (_attention_entries if plan.operation == "attention" else _kernel_entries)(log, place)
+    if isinstance(plan, FindPlan):
+        return [_of_ceiling(log, place, ceiling) for ceiling in log.all_ceilings.values()]
+    return [_of_row(log, place, best.row) for best in bests(log.measurements).values()]
 
 
 def named_dtype(problem: Any) -> str:

@@ -8,9 +8,11 @@ import importlib.resources
 import io
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from mamf.contribution.collection import CeilingEntry
+from mamf.contribution.confirming import Claim, Entry, by_key, part_confirmed, shortened, why_unconfirmed
 from mamf.regimes.names import CEILINGS
 
 FILE = "contributed.csv"
@@ -38,9 +40,11 @@ class ContributedCeiling:
 
 
 def contributed_csv(entries: Iterable[CeilingEntry]) -> str:
-    """The highest ceiling of each kind of device, dtype and regime that a complete find with normal data confirmed."""
+    """The highest ceiling of each kind of device, dtype and regime that a complete find with normal data confirmed, and
+    that is not unconfirmed by a second submitter.
+    """
     groups: dict[tuple[str, str, str, str, str], list[CeilingEntry]] = {}
-    for entry in entries:
+    for entry in part_confirmed(entries)[0]:
         if _counts(entry):
             groups.setdefault((entry.device, *_build(entry), entry.dtype, entry.regime), []).append(entry)
     buffer = io.StringIO()
@@ -84,3 +88,15 @@ def contributed_ceilings() -> tuple[ContributedCeiling, ...]:
         )
         for row in csv.DictReader(text.splitlines())
     )
+
+
+def why_above_contributed(entries: Iterable[Entry]) -> str:
+    """Why a log's figures are unconfirmed beside the ceilings that came with this package, or nothing: for a log that
+    does not lie in results/.
+    """
+    kinds = ((row, (row.device, row.dtype, row.regime)) for row in contributed_ceilings())
+    known = by_key(
+        Claim(("find", *kind), "", Path(row.log), row.tflops, row.high, True, "", (("sweep", *kind),))
+        for row, kind in kinds
+    )
+    return shortened([reason for entry in entries if (reason := why_unconfirmed(entry.claim, known))])

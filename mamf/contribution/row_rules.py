@@ -15,10 +15,10 @@ from mamf.contribution.evidence import Evidence, Finding
 from mamf.dtypes import DTYPES
 from mamf.logs.known import operation_called
 from mamf.logs.records import is_of_old_calibration, measurement_record
-from mamf.machine.peaks import find_peak
 from mamf.measurement import TERA, TIME, Measurement
 from mamf.operations.attention.rows import has_memory_of_process, is_attention
 from mamf.operations.matmul.kernel import MatmulProblem
+from mamf.plausibility import why_implausible
 from mamf.regimes.names import BEST_BY, SUSTAINED
 
 # A step of the sixth digit, which rates are rounded to; half a step of what early logs round them to, three decimals,
@@ -28,8 +28,6 @@ _RATE_ROUNDING, _EARLY_RATE_ROUNDING = 1.1e-5, 5.5e-4
 _ROUNDED = ("bfloat16", "float16", "tf32", "float32", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
 # Verification decides by kernel; nothing that passed it is further off.
 _WORST = {True: 0.05, False: 0.5}
-# The clock is read while it moves: above what it allows by more than this is not the clock's doing.
-_HEADROOM_OF_READ_CLOCK = 1.05
 _MOST_WATTS = 1.2
 # Seconds that two marks may hold beside a launch: of launches as short as that the share is larger than what is left.
 _MOST_OF_TIMER = 20e-6
@@ -130,9 +128,8 @@ def possible(evidence: Evidence) -> Iterator[Finding]:
         if limit is not None and fastest > limit:
             told = f"{row.shape}: {fastest / TERA:.4g} {unit}, more than the {limit / TERA:.4g} that {info.name} can do"
             yield Finding("implausible", told, line)
-        elif limit is not None and not _within_clock(info, row):
-            told = f"{row.shape}: {row.best_rate:.4g} TFLOPS are more than its clock allows"
-            yield Finding("implausible", told, line)
+        elif reason := why_implausible(row, info, limit):
+            yield Finding("implausible", f"{row.shape}: {reason}", line)
 
 
 def _unbounded(evidence: Evidence) -> Iterator[Finding]:
@@ -147,16 +144,6 @@ def _unbounded(evidence: Evidence) -> Iterator[Finding]:
 
 def _limit(info: DeviceInfo, row: Measurement) -> float | None:
     return operation_called(row.operation).fastest_possible(info, row.problem, row.shape)
-
-
-def _within_clock(info: DeviceInfo, row: Measurement) -> bool:
-    if row.work.unit != "TFLOPS":
-        return True
-    peak, clock = find_peak(info.name, row.problem.dtype, info.compute_units), row.conditions.clock_hz
-    # The clock of mamf-finder's loop is whatever it is when it is read.
-    if peak is None or not peak.clock_hz or not clock or row.regime == "classic":
-        return True
-    return row.best_rate * TERA <= peak.flops * clock / peak.clock_hz * _HEADROOM_OF_READ_CLOCK
 
 
 def is_exact(evidence: Evidence, row: Measurement) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,9 @@ from mamf.contribution.best_rules import (
     summary_recomputes,
     tier_is_told,
 )
+from mamf.contribution.collection import entries_of
+from mamf.contribution.confirming import Entry, part_confirmed, shortened
+from mamf.contribution.contributed import why_above_contributed
 from mamf.contribution.evidence import Evidence, Finding, records_of
 from mamf.contribution.header_rules import (
     circumstances,
@@ -63,7 +66,7 @@ RULES = {
     "data": "operands were normal random data",
     "flop-count": "FLOP are 2*M*N*K, of attention without the masked pairs, else as the operation counts",
     "row-mismatch": "a row's figures follow from its samples and the plan",
-    "implausible": "no sample is faster, no sensor higher than the device can be",
+    "implausible": "no sample is faster, no sensor higher than the device can be, no figure than its clock allows",
     "memory": "memory is of the kernel alone, not of all that the process held (warning: schema 4 tells)",
     "timer": "what was subtracted from a window is what the timer of the device adds to it",
     "unverified": "every result was checked, with an error within its tolerance",
@@ -114,7 +117,8 @@ _RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
 @dataclass(frozen=True)
 class Review:
     """What the rules say of a log. ``tier``: complete, interrupted or legacy; None when it cannot be read. ``place``:
-    where it belongs within results/. ``digest``: of its samples, the same for copies of one run.
+    where it belongs within results/. ``digest``: of its samples, the same for copies of one run. ``entries``: what an
+    accepted log is known by. ``unconfirmed``: which of it no second submitter confirms, if any.
     """
 
     path: Path
@@ -122,6 +126,8 @@ class Review:
     tier: str | None = None
     place: Path | None = None
     digest: str = ""
+    entries: tuple[Entry, ...] = field(default=(), repr=False)
+    unconfirmed: str = ""
 
     def is_rejected(self, strict: bool = False) -> bool:
         return any(strict or not finding.is_warning for finding in self.findings)
@@ -132,7 +138,8 @@ def review(path: Path, seen: Seen | None = None) -> Review:
     told how many bytes are read.
     """
     try:
-        return _review(path, seen)
+        found = _review(path, seen)
+        return replace(found, unconfirmed=why_above_contributed(found.entries))
     except RunLogError as error:
         return Review(path, (_unreadable(path, error),))
     except (*MALFORMED, RecursionError) as error:
@@ -161,7 +168,8 @@ def _review(path: Path, seen: Seen | None) -> Review:
     for rule in _RULES:
         findings += _findings_of(rule, evidence)
     samples = (str(record.get("samples_seconds")) for _, record in evidence.of_kind("measurement"))
-    return Review(path, tuple(findings), evidence.tier, place_of(header), _digest(samples))
+    found = Review(path, tuple(findings), evidence.tier, place_of(header), _digest(samples))
+    return found if found.is_rejected() else replace(found, entries=tuple(entries_of(log, path)))
 
 
 def _legacy_review(path: Path, records: Iterator[tuple[int, dict[str, Any]]], findings: list[Finding]) -> Review:
@@ -211,7 +219,7 @@ def _digest(texts: Iterable[str]) -> str:
 
 
 def review_results(root: Path, paths: Iterable[Path], seen: Seen | None = None) -> list[Review]:
-    """Reviews of logs that lie in a results folder: each at its place, each once."""
+    """Reviews of logs that lie in a results folder: each at its place, each once, each beside the others."""
     reviews: list[Review] = []
     holders: dict[str, Path] = {}
     for path in paths:
@@ -222,4 +230,7 @@ def review_results(root: Path, paths: Iterable[Path], seen: Seen | None = None) 
         if found.digest and holders.setdefault(found.digest, place) != place:
             more.append(Finding("duplicate", f"holds the samples of {holders[found.digest]}"))
         reviews.append(replace(found, findings=(*found.findings, *more)))
-    return reviews
+    reasons: dict[Path, list[str]] = {}
+    for entry, reason in part_confirmed(entry for found in reviews for entry in found.entries)[1]:
+        reasons.setdefault(entry.place, []).append(reason)
+    return [replace(found, unconfirmed=shortened(reasons.get(found.path, []))) for found in reviews]

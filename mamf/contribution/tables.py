@@ -18,6 +18,7 @@ from mamf.contribution.collection import (
     best_kernels,
     leaders,
 )
+from mamf.contribution.confirming import Entry, part_confirmed, shortened
 from mamf.machine.peaks import find_peak
 from mamf.measurement import TERA
 from mamf.report.kernels import title as problem_title
@@ -34,8 +35,10 @@ A figure is in TFLOPS (1e12 FLOP/s) and belongs to its regime: **burst** at the 
 **sustained** at the power limit (MSMF), **classic** by mamf-finder's loop ([measuring](../docs/measuring.md)). `by`
 says what stands behind it: `find` confirmed it by fresh samples; the best row of a `sweep` was chosen by the samples
 that it is shown with, and counts only where no find is there. `all` is the range over the logs of that accelerator:
-cards of one model differ. Logs are of three tiers that are never ranked together: complete (what is not labelled),
-interrupted, and legacy (mamf-finder's own, which hold no samples and no checks).
+cards of one model differ. A figure above what every other card of its model reaches is **unconfirmed**, and so is the
+first of a model that no verified datasheet bounds: it stands apart until another card confirms it. Logs are of three
+tiers that are never ranked together: complete (what is not labelled), interrupted, and legacy (mamf-finder's own, which
+hold no samples and no checks).
 """
 _CEILING_COLUMNS = (
     "regime",
@@ -70,7 +73,10 @@ _ATTENTION_COLUMNS = (
 )
 _KERNEL_COLUMNS = ("accelerator", "problem", "rate", "interval", "of the peak", "shape", "kernel", "date", "log")
 _LEGACY_COLUMNS = ("accelerator", "dtype", "version", "figure", "TFLOPS", "MxNxK", "shapes", "run", "date", "log")
+_UNCONFIRMED = "## Unconfirmed: ranked with none until a second submitter confirms it"
+_UNCONFIRMED_COLUMNS = ("accelerator", "why it is unconfirmed", "date", "log")
 _LEFT = {
+    "why it is unconfirmed",
     "regime",
     "accelerator",
     "kernel",
@@ -103,23 +109,27 @@ def results_page(collection: Collection) -> str:
     """The whole of results/README.md."""
     notes = Footnotes()
     parts = [_INTRODUCTION]
-    complete = [entry for entry in collection.ceilings if entry.tier == "complete"]
+    ceilings, doubted_ceilings = part_confirmed(collection.ceilings)
+    attention, doubted_attention = part_confirmed(collection.attention)
+    kernels, doubted_kernels = part_confirmed(collection.kernels)
+    complete = [entry for entry in ceilings if entry.tier == "complete"]
     for dtype in sorted({entry.dtype for entry in complete}):
         parts.append(
             _ceilings(f"## {markdown_text(dtype)}", [entry for entry in complete if entry.dtype == dtype], notes)
         )
-    finished = [entry for entry in collection.attention if entry.tier == "complete"]
+    finished = [entry for entry in attention if entry.tier == "complete"]
     parts.append(_attention("## Attention: the best kernel by share of the measured ceiling (MAMFU)", finished))
-    unfinished = [entry for entry in collection.attention if entry.tier == "interrupted"]
+    unfinished = [entry for entry in attention if entry.tier == "interrupted"]
     parts.append(_attention("## Attention, tier interrupted", unfinished))
     for tier, more in (("complete", ""), ("interrupted", ", tier interrupted")):
-        kept = best_kernels(entry for entry in collection.kernels if entry.tier == tier)
+        kept = best_kernels(entry for entry in kernels if entry.tier == tier)
         for name in dict.fromkeys(entry.row.operation for entry in kept):
             parts.append(
                 _kernels(f"## {markdown_text(name)}{more}", [each for each in kept if each.row.operation == name])
             )
-    cut = [entry for entry in collection.ceilings if entry.tier == "interrupted"]
+    cut = [entry for entry in ceilings if entry.tier == "interrupted"]
     parts.append(_ceilings("## Tier interrupted: what is best may never have been tried", cut, notes, with_dtype=True))
+    parts.append(_unconfirmed([*doubted_ceilings, *doubted_attention, *doubted_kernels]))
     parts.append(_legacy(collection.legacy))
     return "\n".join(filter(None, [*parts, notes.lines()]))
 
@@ -165,7 +175,7 @@ def _share_of_peak(entry: CeilingEntry, notes: Footnotes) -> str:
     peak = find_peak(device["name"], dtype, device["compute_units"])
     if peak is None:
         return DASH
-    note = notes.mark(f"{peak.device}, {peak.dtype}, dense {peak.flops / TERA:g} TFLOPS: {peak.source}")
+    note = notes.mark(f"{peak.origin}, {peak.dtype}, dense {peak.flops / TERA:g} TFLOPS: {peak.source}")
     return Markup(f"{100 * entry.tflops * TERA / peak.flops:.1f} % of {peak.flops / TERA:g}{note}")
 
 
@@ -222,6 +232,18 @@ def _kernel_cells(entry: KernelEntry) -> list[str]:
         entry.header["started"][:10],
         link(entry.place),
     ]
+
+
+def _unconfirmed(entries: Iterable[tuple[Entry, str]]) -> str:
+    """A line for each log with figures that are ranked with none."""
+    reasons: dict[Path, tuple[dict[str, Any], list[str]]] = {}
+    for entry, reason in entries:
+        reasons.setdefault(entry.place, (entry.header, []))[1].append(reason)
+    rows = [
+        [header["device"]["name"], shortened(found), header["started"][:10], link(place)]
+        for place, (header, found) in sorted(reasons.items())
+    ]
+    return f"{_UNCONFIRMED}\n\n{markdown(_UNCONFIRMED_COLUMNS, rows, _LEFT)}" if rows else ""
 
 
 def _legacy(entries: Iterable[LegacyEntry]) -> str:

@@ -10,15 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mamf.backend import Backend, OperandPool, Reading
+from mamf.backend import Backend, DeviceInfo, OperandPool, Reading
 from mamf.engine.checking import Checked, WrongResultError
 from mamf.errors import UnsupportedError, fault
 from mamf.kernel import AnyKernel, Verdict
+from mamf.logs.known import operation_called
 from mamf.machine.timers import timer_accuracy
 from mamf.measurement import TERA, TIME, Conditions, Measurement, Status, is_share
+from mamf.plausibility import split_impossible, why_implausible
 from mamf.regimes import Regime, Samples, StoppingRule, Sustained
 from mamf.statistics import summarize, two_levels
-from mamf.work import Work
 
 _LAUNCHES_OF_AN_ESTIMATE = 3
 
@@ -103,24 +104,26 @@ class _Run:
         # A nanosecond is far below any timer's step; what is logged is then exactly what was computed with.
         seconds = [round(sample, 9) for sample in taken.seconds]
         work = self.problem.work(self.shape)
-        possible, impossible = split_implausible(seconds, work.amount, self.fastest_possible)
-        common: dict[str, Any] = {
-            "error": verdict.error,
-            "details": verdict.details,
-            "peak_memory_bytes": peak,
-            "peak_reserved_bytes": reserved,
-            "samples": tuple(possible),
-            "implausible_samples": tuple(impossible),
-            "launches": taken.launches,
-            "timer_overhead": taken.timer_overhead,
-            "timer_accuracy": timer_accuracy(self.regime.backend.name, taken.timer_overhead),
-            "conditions": conditions(taken.readings, taken.watts),
-            "remarks": (*taken.remarks, *self.alternation(possible)),
-        }
-        if reason := why_implausible(possible, impossible, work):
-            return self.result("implausible", reason, **common)
-        common["repeatability"] = self.regime.repeatability_of(self.problem.operation)
-        return self.result("ok", summary=summarize(possible, self.regime.best_by), **common)
+        accuracy = timer_accuracy(self.regime.backend.name, taken.timer_overhead)
+        possible, impossible = split_impossible(seconds, work.amount, self.fastest_possible, accuracy)
+        row = self.result(
+            "ok",
+            summary=summarize(possible, self.regime.best_by) if possible else None,
+            error=verdict.error,
+            details=verdict.details,
+            peak_memory_bytes=peak,
+            peak_reserved_bytes=reserved,
+            samples=tuple(possible),
+            implausible_samples=tuple(impossible),
+            launches=taken.launches,
+            timer_overhead=taken.timer_overhead,
+            timer_accuracy=accuracy,
+            conditions=conditions(taken.readings, taken.watts),
+            remarks=(*taken.remarks, *self.alternation(possible)),
+        )
+        if reason := why_implausible(row, self.regime.backend.info, self.fastest_possible):
+            return replace(row, status="implausible", reason=reason, summary=None)
+        return replace(row, repeatability=self.regime.repeatability_of(self.problem.operation))
 
     def alternation(self, samples: Sequence[float]) -> Sequence[str]:
         """That a power controller hunts between two levels: the mean over time stands for both."""
@@ -142,6 +145,13 @@ class _Run:
             reason,
             **fields,
         )
+
+
+def limit_of(kernel: AnyKernel, info: DeviceInfo, problem: Any, shape: Any) -> float | None:
+    """What of the work the device cannot exceed in a second. None if nothing bounds it, or if the kernel skips or
+    approximates work, which is counted as if it were done.
+    """
+    return operation_called(problem.operation).fastest_possible(info, problem, shape) if kernel.is_exact else None
 
 
 def cut_short(result: Measurement, deadline: float | None, now: float) -> bool:
@@ -181,33 +191,6 @@ def time_shares(checked: Checked, remarks: list[str]) -> Mapping[str, float]:
         remarks.append(f"what its time goes to could not be told: {fault(error)}")
         return {}
     return shares
-
-
-def split_implausible(
-    seconds: Sequence[float], amount: float, fastest_possible: float | None
-) -> tuple[list[float], list[float]]:
-    """Samples that can be true, and those that cannot.
-
-    Impossible is what is not positive, what is faster than the device's physics and, since that is not always known,
-    what is under half the median of all: launches scatter upwards, while a timer that misses its launch reads far too
-    low.
-    """
-    floor = amount / fastest_possible if fastest_possible else 0.0
-    positive = [sample for sample in seconds if sample > 0]
-    if positive:
-        floor = max(floor, stdlib_statistics.median(positive) / 2)
-    possible = [sample for sample in seconds if sample > 0 and sample >= floor]
-    impossible = [sample for sample in seconds if not (sample > 0 and sample >= floor)]
-    return possible, impossible
-
-
-def why_implausible(possible: Sequence[float], impossible: Sequence[float], work: Work) -> str | None:
-    """Why samples give no figure: most of them cannot be true; None where they give one."""
-    if len(impossible) <= len(possible):
-        return None
-    rate = work.amount / max(min(impossible), 1e-12) / TERA
-    count = len(possible) + len(impossible)
-    return f"{len(impossible)} of {count} samples are impossibly fast ({rate:.0f} {work.unit})"
 
 
 def conditions(readings: Sequence[Reading], watts: float | None) -> Conditions:

@@ -6,15 +6,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mamf.backend import Backend, OperandPool, Reading
 from mamf.engine.checking import Checked, WrongResultError
-from mamf.engine.measure import conditions, split_implausible, told, why_implausible
+from mamf.engine.measure import conditions, limit_of, told
 from mamf.errors import UnsupportedError
 from mamf.kernel import AnyKernel, Prepared
 from mamf.measurement import Measurement, Status
+from mamf.plausibility import split_impossible, why_implausible
 from mamf.regimes import Regime, Sustained
 from mamf.statistics import summarize
 
@@ -84,11 +85,10 @@ class Repeating:
             self.on_progress(len(self._sums))
 
     def _result(self, status: Status, reason: str = "") -> Measurement:
-        best_by, work = Sustained.best_by, self.problem.work(self.shape)
-        possible, impossible = split_implausible(self._seconds, work.amount, None)
-        if status == "ok" and (why := why_implausible(possible, impossible, work)):
-            status, reason = "implausible", why
-        return Measurement(
+        best_by, info = Sustained.best_by, self.backend.info
+        limit = limit_of(self.kernel, info, self.problem, self.shape)
+        possible, impossible = split_impossible(self._seconds, self.problem.work(self.shape).amount, limit)
+        row = Measurement(
             self.shape,
             self.kernel.name,
             self.problem,
@@ -96,10 +96,13 @@ class Repeating:
             best_by,
             status,
             reason,
-            summary=summarize(possible, best_by) if status == "ok" else None,
+            summary=summarize(possible, best_by) if status == "ok" and possible else None,
             samples=tuple(possible),
             implausible_samples=tuple(impossible),
             launches=len(self._sums),
             conditions=conditions(self._readings, None),
             remarks=("a checksum after each launch",),
         )
+        if row.ok and (why := why_implausible(row, info, limit)):
+            return replace(row, status="implausible", reason=why, summary=None)
+        return row

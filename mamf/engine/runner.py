@@ -13,10 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from mamf.backend import Backend, OperandPool
-from mamf.engine.measure import cut_short, measure
+from mamf.engine.measure import cut_short, limit_of, measure
 from mamf.errors import DeviceError, PluginError, fault
 from mamf.kernel import AnyKernel, Buffer, Problem
-from mamf.logs.known import operation_called
 from mamf.measurement import Measurement
 from mamf.plugins.holding import blamed
 from mamf.regimes import Regime, StoppingRule
@@ -187,10 +186,7 @@ class Runner:
             return None
         kernel, problem = step.kernel, step.problem
         require_work(problem, step.shape)
-        # A kernel that skips or approximates work has its work counted as if it were done.
-        limit = None
-        if kernel.is_exact:
-            limit = operation_called(problem.operation).fastest_possible(self.backend.info, problem, step.shape)
+        limit = limit_of(kernel, self.backend.info, problem, step.shape)
         # The first figure is waited for: a budget shorter than that would pay for it again with each resumption.
         deadline = self.deadline if self._has_figure else None
         rule = replace(step.rule, deadline=deadline, agree=self.agree)

@@ -1,6 +1,8 @@
 """Theoretical peaks by device name and dtype, and of memory: data in peaks.csv, dense figures with their sources.
 
-The first matching row wins; a device that no row names has no peak, never another device's.
+The first row that matches a name decides which device it is; a device that no row names has no peak, never another
+device's. The column ``verified`` says how far a row may be believed: ``yes``, ``flops`` (its bandwidth is from memory)
+or ``no`` (all of it is). An unverified figure is shown as such and bounds nothing.
 """
 
 from __future__ import annotations
@@ -19,6 +21,10 @@ from mamf.dtypes import DTYPES
 _HEADROOM_UNKNOWN_CLOCK = 1.25
 # Clocks are read and set in steps of 15 MHz and more.
 _HEADROOM_KNOWN_CLOCK = 1.02
+# How far a row may lie above the peak at the clock that was read during it: see fastest_at_clock.
+HEADROOM_OF_READ_CLOCK = 1.10
+# No device multiplies in float64 faster than in float32.
+_BOUNDED_BY = {"fp64": "fp32"}
 # What FLOP per cycle and unit are multiples of, and how far a datasheet's rounding puts them off.
 _FLOP_STEP, _ROUNDED_PEAK = 16, 0.005
 # No core of a CPU does more FLOP in a cycle, nor cycles faster: two 512-bit FMA units do 32 in float64 and 64 in
@@ -30,13 +36,21 @@ _CORE_HZ = 7e9
 
 @dataclass(frozen=True)
 class Peak:
-    """A theoretical peak without sparsity: ``flops`` in FLOP/s at ``clock_hz``, if the source names the clock."""
+    """A theoretical peak without sparsity: ``flops`` in FLOP/s at ``clock_hz``, if the source names the clock.
+    ``is_verified``: whether its source was read, and not remembered.
+    """
 
     device: str
     dtype: str
     flops: float
     clock_hz: float | None
     source: str
+    is_verified: bool = True
+
+    @property
+    def origin(self) -> str:
+        """The device, and whether the figure is unverified: what is shown beside a share of it."""
+        return self.device if self.is_verified else f"{self.device} (unverified)"
 
 
 @dataclass(frozen=True)
@@ -48,6 +62,7 @@ class _Row:
     bandwidth_tb: float | None
     clock_mhz: float | None
     compute_units: frozenset[int]
+    verified: str
     source: str
 
 
@@ -63,6 +78,7 @@ def _rows() -> tuple[_Row, ...]:
             bandwidth_tb=float(row["bandwidth_tb_s"]) if row["bandwidth_tb_s"] else None,
             clock_mhz=float(row["clock_mhz"]) if row["clock_mhz"] else None,
             compute_units=frozenset(map(int, row["compute_units"].split())),
+            verified=row["verified"],
             source=row["source"],
         )
         for row in csv.DictReader(text.splitlines())
@@ -92,40 +108,68 @@ def _find(device_name: str, peak_name: str, compute_units: int | None) -> Peak |
     for row in _rows_of(device_name, compute_units):
         if row.dtype == peak_name and row.tflops:
             clock_hz = row.clock_mhz * 1e6 if row.clock_mhz else None
-            return Peak(row.device, peak_name, row.tflops * 1e12, clock_hz, row.source)
+            return Peak(row.device, peak_name, row.tflops * 1e12, clock_hz, row.source, row.verified != "no")
     return None
 
 
-def find_bandwidth(device_name: str, compute_units: int | None = None) -> float | None:
+def find_bandwidth(
+    device_name: str, compute_units: int | None = None, *, is_verified_only: bool = False
+) -> float | None:
     """The theoretical bandwidth of a device's memory in bytes/s, read and written together, or None."""
     for row in _rows_of(device_name, compute_units):
-        if row.bandwidth_tb:
+        if row.bandwidth_tb and (row.verified == "yes" or not is_verified_only):
             return row.bandwidth_tb * 1e12
     return None
 
 
 @functools.lru_cache(64)  # the rows of a log are all of one device
 def _rows_of(device_name: str, compute_units: int | None) -> tuple[_Row, ...]:
+    """The rows of one device: the first that its name and units match."""
     of_units = (row for row in _rows() if not row.compute_units or compute_units in row.compute_units)
-    return tuple(row for row in of_units if row.pattern.search(device_name))
+    matching = [row for row in of_units if row.pattern.search(device_name)]
+    return tuple(row for row in matching if row.device == matching[0].device)
 
 
 def fastest_possible_flops(info: DeviceInfo, dtype: str) -> float | None:
-    """FLOP/s that the device cannot exceed at its maximum clock, or None where no peak is known. Of a CPU, whose peak
-    nobody lists, what no core of today exceeds.
-
-    Consumer boards double fp16 and fp8 with 16-bit accumulation, a mode that is a global flag: the larger peak bounds.
+    """FLOP/s that no launch on the device exceeds, at its maximum clock; None if no verified peak is listed. For a CPU,
+    what no core of today exceeds.
     """
-    peak = find_peak(info.name, dtype, info.compute_units)
-    if peak is None:
+    peak = _bounding_peak(info, dtype)
+    if peak is None or not info.is_accelerator:
         return None if info.is_accelerator else _fastest_possible_cpu_flops(info, dtype)
-    narrow = _find(info.name, f"{peak.dtype}_acc16", info.compute_units)
-    flops = max(peak.flops, narrow.flops if narrow else 0.0)
     if peak.clock_hz and info.max_clock_hz:
         # No board is set above its model's clock by a quarter.
         ratio = min(info.max_clock_hz / peak.clock_hz, _HEADROOM_UNKNOWN_CLOCK)
-        return flops * max(1.0, ratio) * _HEADROOM_KNOWN_CLOCK
-    return flops * _HEADROOM_UNKNOWN_CLOCK
+        return peak.flops * max(1.0, ratio) * _HEADROOM_KNOWN_CLOCK
+    return peak.flops * _HEADROOM_UNKNOWN_CLOCK
+
+
+def fastest_at_clock(info: DeviceInfo, dtype: str, clock_hz: float) -> float | None:
+    """FLOP/s that no row on the device exceeds, by the median of the clocks that were read during it; None if no
+    verified peak with its clock is listed.
+
+    The headroom is chosen from the 22,796 rows of ``results/`` to which it applies (``tools/clock_headroom.py``): their
+    rate is at most 105.1 % of peak x clock / datasheet's clock, two lie above 100 %, 99.9 % of them below 99 %. The
+    headroom is twice the largest excess. The two are float64 bursts on an H100, which reach 98.5 % at a steady clock:
+    if the clock falls during a burst, its median reads lower than what most launches ran at.
+    """
+    peak = _bounding_peak(info, dtype) if info.is_accelerator else None
+    if peak is None or not peak.clock_hz:
+        return None
+    return peak.flops * clock_hz / peak.clock_hz * HEADROOM_OF_READ_CLOCK
+
+
+def _bounding_peak(info: DeviceInfo, dtype: str) -> Peak | None:
+    """The verified peak that bounds a dtype: its own, else that of a dtype that is never slower.
+
+    Consumer boards double fp16 and fp8 with 16-bit accumulation, a mode that is a global flag: the larger peak bounds.
+    """
+    own = DTYPES[dtype].peak_name
+    for name in (own, _BOUNDED_BY.get(own, own)):
+        listed = (_find(info.name, each, info.compute_units) for each in (name, f"{name}_acc16"))
+        if verified := [peak for peak in listed if peak is not None and peak.is_verified]:
+            return max(verified, key=lambda peak: peak.flops)
+    return None
 
 
 def _fastest_possible_cpu_flops(info: DeviceInfo, dtype: str) -> float | None:

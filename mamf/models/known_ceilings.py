@@ -163,7 +163,7 @@ def datasheet_peak(info: DeviceInfo, dtype: str) -> KnownPeak | None:
     listed = find_peak(info.name, dtype, info.compute_units)
     if listed is None:
         return None
-    told = f"datasheet of {listed.device}, dense {listed.dtype}; no kernel reaches it: {_command(dtype)}"
+    told = f"datasheet of {listed.origin}, dense {listed.dtype}; no kernel reaches it: {_command(dtype)}"
     return KnownPeak(listed.flops, None, None, "datasheet", told, dtype, info.name)
 
 

@@ -11,6 +11,7 @@ from mamf.ceilings.ceiling import CHOOSE, Ceiling, figures, median_rate, why_hop
 from mamf.logs.records import significant_digits
 from mamf.machine.peaks import find_peak
 from mamf.measurement import TERA, Measurement
+from mamf.report.own_ceilings import share_of
 from mamf.report.sweeps import flat_row, title_lines
 from mamf.report.text import DASH, csv_text, drawing, prose, significant, whole
 
@@ -56,15 +57,9 @@ def flop_per_cycle_per_unit(ceiling: Ceiling, header: Mapping[str, Any]) -> floa
     return ceiling.tflops * TERA / clock / units if units and clock else None
 
 
-def share_of_peak(ceiling: Ceiling, header: Mapping[str, Any]) -> float | None:
-    device = header["device"]
-    peak = find_peak(device["name"], ceiling.problem.dtype, device["compute_units"])
-    return None if peak is None else ceiling.tflops * TERA / peak.flops
-
-
 def flat_ceiling(ceiling: Ceiling, header: Mapping[str, Any]) -> dict[str, Any]:
     """A ceiling as named columns."""
-    share = share_of_peak(ceiling, header)
+    share = share_of(ceiling.tflops, ceiling.problem, header)
     return {
         "regime": ceiling.regime,
         "dtype": ceiling.problem.dtype,
@@ -89,7 +84,7 @@ def flat_ceiling(ceiling: Ceiling, header: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def cells(ceiling: Ceiling, header: Mapping[str, Any]) -> list[str]:
-    share, per_cycle = share_of_peak(ceiling, header), flop_per_cycle_per_unit(ceiling, header)
+    share, per_cycle = share_of(ceiling.tflops, ceiling.problem, header), flop_per_cycle_per_unit(ceiling, header)
     joules = ceiling.joules_per_tflop
     clock = ceiling.conditions.clock_hz
     return [
@@ -122,7 +117,7 @@ def notes(ceiling: Ceiling, rows: Iterable[Measurement], header: Mapping[str, An
     lines += _default_note(ceiling, rows)
     peak = find_peak(header["device"]["name"], ceiling.problem.dtype, header["device"]["compute_units"])
     if peak is not None:
-        lines.append(f"    peak: {peak.flops / TERA:g}, dense {peak.dtype} of {peak.device}")
+        lines.append(f"    peak: {peak.flops / TERA:g}, dense {peak.dtype} of {peak.origin}")
     if ceiling.conditions.throttle_reasons:
         lines.append(f"    throttled by {', '.join(ceiling.conditions.throttle_reasons)}")
     phases = Counter(row.phase for row in rows if row.regime == ceiling.regime)

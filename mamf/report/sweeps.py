@@ -220,7 +220,7 @@ def _best_lines(regime: str, best: Best, header: Mapping[str, Any]) -> list[str]
     shares = []
     if peak is not None:
         share = 100 * row.best_rate * 1e12 / peak.flops
-        shares.append(f"{share:.1f} % of {peak.flops / 1e12:g}, the dense {peak.dtype} peak of {peak.device}")
+        shares.append(f"{share:.1f} % of {peak.flops / 1e12:g}, the dense {peak.dtype} peak of {peak.origin}")
     conditions = row.conditions
     shares += [f"{whole(conditions.clock_hz / 1e6)} MHz"] if conditions.clock_hz else []
     shares += [f"{whole(conditions.watts)} W"] if conditions.watts else []

@@ -63,7 +63,7 @@ FLOORS = (
         "operations.model.kernel",
         "measurement",
     ),
-    ("operation",),
+    ("operation", "plausibility"),
     (
         "operations.unknown",
         "operations.matmul.operation",

@@ -3,7 +3,6 @@ import dataclasses
 import pytest
 
 from mamf.engine.estimate import estimate_seconds, probe_flops
-from mamf.engine.measure import split_implausible
 from mamf.errors import UnknownNameError, UnsupportedError
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
@@ -86,7 +85,7 @@ def test_operands_are_reserved_for_the_largest_shape_that_fits():
 
 
 def test_impossible_samples_are_left_out_and_counted():
-    backend = SimulatedBackend(physics=dataclasses.replace(Physics(), glitch_every=5))
+    backend = SimulatedBackend(physics=dataclasses.replace(Physics(), glitch_every=12))
     rows = run(backend, plan_of())
     assert sum(len(row.implausible_samples) for row in rows) >= len(rows)
     for row in rows:
@@ -100,17 +99,17 @@ def test_a_timer_that_always_misses_the_launch_is_implausible():
 
 
 class Missing(SimulatedBackend):
-    """Of five launches its timer misses as many as ``missed``."""
+    """Of thirty launches its timer misses as many as ``missed``."""
 
     missed = 0
 
     def seconds_between(self, start, end):
         self.intervals_read += 1
-        return 1e-9 if self.intervals_read % 5 < self.missed else end - start
+        return 1e-9 if self.intervals_read % 30 < self.missed else end - start
 
 
-@pytest.mark.parametrize(("missed", "status"), [(2, "ok"), (3, "implausible")])
-def test_a_timer_that_misses_most_launches_is_implausible(missed, status):
+@pytest.mark.parametrize(("missed", "status"), [(2, "ok"), (5, "implausible")])
+def test_a_timer_that_misses_more_than_a_tenth_of_its_launches_is_implausible(missed, status):
     backend = Missing()
     backend.missed = missed
     assert {row.status for row in run(backend, plan_of())} == {status}
@@ -121,13 +120,6 @@ def test_a_kernel_that_skips_work_may_be_faster_than_what_computes_it_all(monkey
     monkeypatch.setattr(SimulatedMatmul, "is_exact", is_exact)
     backend = SimulatedBackend(physics=dataclasses.replace(Physics(), efficiency=2.0))
     assert {row.status for row in run(backend, plan_of([MatmulShape(8192, 8192, 8192)]))} == {status}
-
-
-def test_implausible_is_told_by_physics_or_by_the_other_samples():
-    assert split_implausible([1.0, 1.1, 0.2, 0.0, -1.0], 100, None) == ([1.0, 1.1], [0.2, 0.0, -1.0])
-    assert split_implausible([1.0, 1.1, 0.6, 0.4, 1.0], 100, None) == ([1.0, 1.1, 0.6, 1.0], [0.4])
-    assert split_implausible([1.0, 1.1, 0.9], 100, 100.0) == ([1.0, 1.1], [0.9])
-    assert split_implausible([float("nan"), 1.0], 100, None)[0] == [1.0]
 
 
 def test_the_budget_ends_the_sweep_and_leaves_the_rest(backend):

@@ -7,13 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mamf.ceilings.share import STATE_TOLERANCE, Ceilings, has_drifted, is_beyond, mamfu, share_accuracy, state
-from mamf.machine.peaks import find_peak
 from mamf.measurement import TERA, Measurement
 from mamf.operations.attention.rows import has_memory_of_process, is_attention
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.report.accuracy import accuracy_remarks, share_accuracy_line
 from mamf.report.devices import device_lines, device_remark, flat_device
-from mamf.report.kernels import best_first
+from mamf.report.kernels import best_first, share_of_peak
 from mamf.report.text import DASH, csv_text, drawing, end_line, machine_line, prose, significant, whole
 from mamf.text import Markup
 
@@ -53,11 +52,6 @@ def speed_up(row: Measurement, baseline: Measurement | None) -> float | None:
     return baseline.comparable_seconds / row.comparable_seconds
 
 
-def share_of_peak(row: Measurement, device: Mapping[str, Any]) -> float | None:
-    peak = find_peak(device["name"], row.problem.dtype, device["compute_units"])
-    return None if peak is None or not row.ok else row.best_rate * TERA / peak.flops
-
-
 def flat_attention(
     row: Measurement, baseline: Measurement | None, header: Mapping[str, Any], ceilings: Ceilings
 ) -> dict[str, Any]:
@@ -94,7 +88,7 @@ def flat_attention(
         "TB/s": problem.traffic(shape) / row.seconds / TERA if summary else None,
         "MAMFU": mamfu(row, ceilings),
         "MAMFU accuracy": share_accuracy(row, ceilings) or None,
-        "Share of peak": share_of_peak(row, header["device"]),
+        "Share of peak": share_of_peak(row, header),
         "Reference TFLOP/s": row.details.get("reference_tflops"),
         "Memory": None if row.peak_memory_bytes is None else row.peak_memory_bytes / 2**20,
         _SAVED: saved_mib(row),

@@ -49,7 +49,7 @@ class Bandwidth(Operation[BandwidthProblem, BandwidthShape]):
         What the cache holds of a launch's last writes when it ends, or of its operands when it begins, need not be
         moved within it.
         """
-        peak = self.peak(info, problem)
+        peak = find_bandwidth(info.name, info.compute_units, is_verified_only=True)
         if peak is None or shape is None or problem.warm > 1 or not info.cache_bytes:
             return None
         nbytes = problem.work(shape).nbytes

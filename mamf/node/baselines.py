@@ -10,9 +10,9 @@ from typing import Any
 from mamf.contribution.contributed import contributed_ceilings
 from mamf.errors import UsageError
 from mamf.logs.run_log import RunLog, read_run_log
+from mamf.node.comparing import Baseline
 from mamf.node.figures import UNITS, Device
 from mamf.node.gathering import read, with_figures
-from mamf.node.verdict import Baseline
 
 
 def baseline_of(paths: Sequence[Path]) -> dict[str, Baseline]:

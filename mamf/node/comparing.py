@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import NormalDist, median
 
 from mamf.node.figures import BURST, SUSTAINED, Device
-from mamf.node.spreads import EXPECTED, REPEATS, SPEED, WIDEST, Spread, own_spread, spread_of
+from mamf.node.spreads import (
+    EXPECTED,
+    POWER,
+    REPEATS,
+    SPEED,
+    WIDEST,
+    Spread,
+    own_spread,
+    spread_of,
+)
 from mamf.statistics import CONFIDENCE
 
 _OF_MEDIAN = math.pi / 2
@@ -22,14 +31,14 @@ _FASTEST, _OF_FASTEST = 1.87, 0.28
 
 @dataclass(frozen=True)
 class Baseline:
-    """Figures that a device should have, in the units of a Device. ``told``: their source. ``dtype``: of the products.
+    """Figures that a device should have, in the units of a Device. ``source``: of them, as printed. ``dtype``: of the products.
 
     ``figures``: from cards that are not named. ``is_fastest``: they are the highest of several cards. ``cards``: by
     hashed uuid where that is known; a device among them is compared with itself, any other with their median.
     """
 
     figures: Mapping[str, float]
-    told: str
+    source: str
     dtype: str = ""
     is_fastest: bool = False
     cards: Sequence[Device] = ()
@@ -39,33 +48,34 @@ class Baseline:
 class Compared:
     """A figure against what it should be.
 
-    ``error``: standard deviation of ``shortfall`` between healthy cards, known from ``degrees`` degrees of freedom (0:
-    exactly). ``widest``: the same if cards lay as far apart as they are known to. ``margin``: the shortfall of a
-    typical card.
+    ``spread``: between healthy cards. ``times``: how often the variance between cards counts in it.
+    ``noise``: the standard deviation that intervals add. ``margin``: the shortfall of a typical card.
     """
 
     device: Device
     figure: str
     shortfall: float
-    error: float
-    widest: float
+    spread: Spread
+    times: float
+    noise: float
     against: str
-    degrees: int = 0
     margin: float = 0.0
 
     @property
     def weight(self) -> float:
         return _WEIGHTS.get(self.figure, 1.0)
 
-    def limit(self, rate: float) -> float:
-        """The shortfall that a healthy card exceeds at this rate."""
-        widest = self.widest_limit(rate)
-        own = self.margin + Spread(self.error, self.degrees).quantile(rate) * self.error
-        return min(own, widest) if self.degrees else own
+    def error(self, at_least: float = 0.0) -> float:
+        """Standard deviation of ``shortfall`` between healthy cards, as far apart as they are or ``at_least``."""
+        return math.hypot(max(self.spread.value, at_least) * math.sqrt(self.times), self.noise)
 
-    def widest_limit(self, rate: float) -> float:
-        """The same for cards as far apart as they are known to lie."""
-        return self.margin + Spread(self.widest).quantile(rate) * self.widest
+    def limit(self, rate: float, at_least: float = 0.0) -> float:
+        """The shortfall that a healthy card exceeds at this rate."""
+        limit = self.spread.quantile(rate) * self.error(at_least)
+        if self.spread.degrees:
+            known = Spread(max(WIDEST, EXPECTED[self.figure]))
+            limit = min(limit, known.quantile(rate) * math.hypot(known.value * math.sqrt(self.times), self.noise))
+        return self.margin + limit
 
 
 @dataclass(frozen=True)
@@ -92,28 +102,30 @@ def _with_spreads(peers: Sequence[Device]) -> Peers:
     values = {figure: [value for each in peers if (value := value_of(each, figure)) is not None] for figure in EXPECTED}
     for figure, expected in EXPECTED.items():
         noise = math.sqrt(median(_variance(each, figure) for each in peers))
-        spreads[figure], own = spread_of(figure, values[figure], noise)
-        if own is not None:
-            contradicted[figure] = (own, expected)
+        spreads[figure], contradicting = spread_of(figure, values[figure], noise)
+        if contradicting is not None:
+            contradicted[figure] = (contradicting, expected)
     if contradicted:
         for figure, expected in EXPECTED.items():
             own = own_spread(values[figure]) or Spread(WIDEST)
-            spreads[figure] = Spread(max(expected, own.value), own.degrees)
+            spreads[figure] = own if figure == POWER else Spread(max(expected, own.value), own.degrees)
     return Peers(peers, spreads, contradicted)
 
 
 def value_of(device: Device, figure: str) -> float | None:
     """A figure of a device, or None if it lacks it."""
-    if figure != SPEED:
+    if figure not in (SPEED, POWER):
         return device.figures.get(figure)
     burst, sustained = device.figures.get(BURST), device.figures.get(SUSTAINED)
-    return math.sqrt(burst * sustained) if burst and sustained else None
+    if not burst or not sustained:
+        return None
+    return sustained / burst if figure == POWER else math.sqrt(burst * sustained)
 
 
 def _variance(device: Device, figure: str) -> float:
     """Of a repeat of a figure, relative to it, by its interval."""
-    if figure == SPEED:
-        return (_variance(device, BURST) + _variance(device, SUSTAINED)) / 4
+    if figure in (SPEED, POWER):
+        return (_variance(device, BURST) + _variance(device, SUSTAINED)) / (4 if figure == SPEED else 1)
     return (device.half_widths.get(figure, 0.0) / _WIDTH) ** 2
 
 
@@ -129,44 +141,32 @@ def against_peers(peers: Peers) -> Iterable[Compared]:
         told = f"the median of {others} other{'s' if others > 1 else ''}"
         for (device, value), middle in zip(having, others_medians([each for _, each in having]), strict=True):
             noise = math.sqrt(_variance(device, figure) + typical)
-            yield _compared(device, figure, 1 - value / middle, (spread, 1 + of_others, noise), told)
+            yield Compared(device, figure, 1 - value / middle, spread, 1 + of_others, noise, against)
 
 
 def against_baseline(peers: Peers, baseline: Baseline) -> Iterable[Compared]:
     """Each figure of each device against its own in the baseline if that holds the same card, else against the other
     cards there.
     """
-    named = {card.uuid_hash: card for card in baseline.cards if card.uuid_hash}
+    named = {card.uuid_hash: card for card in baseline.cards}
     cards = baseline.cards or [Device(0, 0, 0, figures=baseline.figures)]
     for device in peers.devices:
-        itself = named.get(device.uuid_hash)
+        itself = named.get(device.uuid_hash) if device.uuid_hash else None
         for figure, spread in peers.spreads.items():
             value = value_of(device, figure)
-            if value is None:
+            if value is None or figure == POWER:
                 continue
             known = value_of(itself, figure) if itself else None
             values = [expected for card in cards if (expected := value_of(card, figure)) is not None]
             if itself and known and figure in REPEATS:
                 noise = math.sqrt(_variance(device, figure) + _variance(itself, figure))
-                told = f"{baseline.told}, which is of the same card"
-                yield _compared(device, figure, 1 - value / known, (Spread(REPEATS[figure]), 2.0, noise), told)
+                against = f"the same card in {baseline.source}"
+                yield Compared(device, figure, 1 - value / known, Spread(REPEATS[figure]), 2.0, noise, against)
             elif values:
                 of_others = _OF_FASTEST if baseline.is_fastest else (_OF_MEDIAN if len(values) > 2 else 1) / len(values)
-                noise = math.sqrt(_variance(device, figure))
-                found = _compared(
-                    device, figure, 1 - value / median(values), (spread, 1 + of_others, noise), baseline.told
-                )
-                yield replace(found, margin=_FASTEST * spread.value if baseline.is_fastest else 0.0)
-
-
-def _compared(
-    device: Device, figure: str, shortfall: float, scatter: tuple[Spread, float, float], against: str
-) -> Compared:
-    """``scatter``: the spread between cards, how many times its variance counts, and what intervals add."""
-    spread, times, noise = scatter
-    most = max(WIDEST, EXPECTED[figure])
-    error, widest = (math.hypot(each * math.sqrt(times), noise) for each in (spread.value, most))
-    return Compared(device, figure, shortfall, error, widest, against, spread.degrees)
+                noise, margin = math.sqrt(_variance(device, figure)), _FASTEST * spread.value * baseline.is_fastest
+                off = 1 - value / median(values)
+                yield Compared(device, figure, off, spread, 1 + of_others, noise, baseline.source, margin)
 
 
 def others_medians(values: Sequence[float]) -> list[float]:

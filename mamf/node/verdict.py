@@ -15,7 +15,7 @@ from statistics import NormalDist, fmean, median
 
 from mamf.node.comparing import Baseline, Compared, Peers, against_baseline, against_peers, peers_of
 from mamf.node.figures import BURST, SUSTAINED, Device, shown
-from mamf.node.spreads import SHARED, SPEED
+from mamf.node.spreads import CRITICAL_AT_LEAST, SHARED, SPEED
 
 OK, WARN, CRITICAL, UNKNOWN = "OK", "WARN", "CRITICAL", "UNKNOWN"
 EXIT_CODES = {OK: 0, WARN: 1, CRITICAL: 2, UNKNOWN: 3}
@@ -139,30 +139,28 @@ def _finding(compared: Compared, share: float) -> Finding | None:
     limit = compared.limit(FALSE_WARNINGS * share)
     if compared.shortfall <= limit:
         return None
-    level = CRITICAL if compared.shortfall > compared.widest_limit(FALSE_CRITICALS * share) else WARN
+    level = CRITICAL if compared.shortfall > compared.limit(FALSE_CRITICALS * share, CRITICAL_AT_LEAST) else WARN
     device, figure = compared.device, compared.figure
     value = device.figures.get(figure)
     what = f"{figure} {shown(figure, value)}" if value is not None else figure
-    told = f"{what}, {compared.shortfall:.1%} below {compared.against} (healthy cards: at most {limit:.1%})"
-    return Finding(level, device.rank, f"{device.who}: {told}")
+    text = f"{what}, {compared.shortfall:.1%} below {compared.against} (healthy cards: at most {limit:.1%})"
+    return Finding(level, device.rank, f"{device.who}: {text}")
 
 
 def _wide(peers: Peers, total: float) -> str:
-    """That the cards lie farther apart than expected, and which slowdown they could hide. ``total``: of weights."""
+    """That cards lie farther apart than expected, and the slowdown that they could hide. ``total``: of all weights."""
     apart = ", ".join(
-        f"{own:.1%} apart in {figure} (expected {expected:.1%})"
-        for figure, (own, expected) in peers.contradicted.items()
+        f"{figure} {own:.1%} (expected {expected:.1%})" for figure, (own, expected) in peers.contradicted.items()
     )
-    figure = next(
-        name for name in (SPEED, *peers.contradicted) if any(each.figure == name for each in against_peers(peers))
-    )
+    compared = list(against_peers(peers))
+    figure = next(name for name in (SPEED, *peers.contradicted) if any(each.figure == name for each in compared))
     hidden = max(
-        each.limit(FALSE_WARNINGS * each.weight / total) + NormalDist().inv_cdf(_FOUND) * each.error
-        for each in against_peers(peers)
+        each.limit(FALSE_WARNINGS * each.weight / total) + NormalDist().inv_cdf(_FOUND) * each.error()
+        for each in compared
         if each.figure == figure
     )
-    name = peers.devices[0].name
-    return f"{name}: the cards lie {apart}: a card up to {hidden:.0%} slow in {figure} could go unnoticed"
+    wide = f"the cards lie farther apart than expected (standard deviation): {apart}"
+    return f"{peers.devices[0].name}: {wide}; a card up to {hidden:.0%} slow in {figure} could go unnoticed"
 
 
 def distribution(values: Sequence[float]) -> tuple[float, float, float]:

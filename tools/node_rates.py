@@ -1,4 +1,4 @@
-"""How often does mamf node warn of healthy cards, and how often does it find a slow one? The real verdict on drawn nodes.
+"""How often does mamf node warn of healthy cards, and find a slow one? The real verdict on drawn nodes.
 
     python tools/node_rates.py                          # 1,000 nodes for each number: about 3 minutes
     python tools/node_rates.py --nodes 200 --cards 8
@@ -81,7 +81,7 @@ def slowed(devices: Sequence[Device], figures: Sequence[str], share: float) -> l
     return [replace(devices[0], figures=first), *devices[1:]]
 
 
-def again(chance: random.Random, devices: Sequence[Device]) -> list[Device]:
+def measured_again(chance: random.Random, devices: Sequence[Device]) -> list[Device]:
     """Another run of the same cards."""
     return [
         replace(
@@ -103,12 +103,12 @@ def against_themselves(cards: int, nodes: int, slower: float) -> list[Verdict]:
     chance, draw, found = random.Random(cards), products_apart(*_MEASURED), []
     for _ in range(nodes):
         devices = draw(chance, cards)
-        baseline = Baseline({}, "a log", cards=again(chance, devices))
-        found.append(judged(slowed(again(chance, devices), (BURST, SUSTAINED), slower), {_NAME: baseline}))
+        baseline = Baseline({}, "a log", cards=measured_again(chance, devices))
+        found.append(judged(slowed(measured_again(chance, devices), (BURST, SUSTAINED), slower), {_NAME: baseline}))
     return found
 
 
-def alarms(found: Sequence[Verdict]) -> str:
+def format_alarms(found: Sequence[Verdict]) -> str:
     """In percent; in brackets how many said that the cards lie farther apart than expected."""
     critical = sum(each.level == CRITICAL for each in found)
     wide = sum(bool(each.notes) for each in found)
@@ -116,7 +116,7 @@ def alarms(found: Sequence[Verdict]) -> str:
     return f"{shares[0]} ({shares[1]})" + (f", {critical} critical" if critical else "")
 
 
-def finds(found: Sequence[Verdict]) -> str:
+def format_finds(found: Sequence[Verdict]) -> str:
     """In percent: the slow card was named."""
     return _percent(sum(any(each.rank == 0 for each in verdict.findings) for verdict in found), found)
 
@@ -125,7 +125,7 @@ def _percent(count: int, found: Sequence[Verdict]) -> str:
     return f"{100 * count / len(found):.3g}"
 
 
-def table(title: str, columns: Sequence[float], rows: Mapping[int, Sequence[str]]) -> None:
+def print_table(title: str, columns: Sequence[float], rows: Mapping[int, Sequence[str]]) -> None:
     """Print it as markdown."""
     print(
         f"\n{title}\n\n| cards | " + " | ".join(f"{each:.3g} %" for each in (100 * share for share in columns)) + " |"
@@ -142,27 +142,34 @@ def main() -> None:
     options = parser.parse_args()
     nodes, every, usual = options.nodes, options.cards, products_apart(*_MEASURED)
     both, memory = (BURST, SUSTAINED), (COPY, READ)
-    healthy = {cards: alarms(verdicts(usual, cards, nodes)) for cards in every}
+    healthy = {cards: format_alarms(verdicts(usual, cards, nodes)) for cards in every}
     print("Warned of, cards as far apart as measured, in %:", healthy)
-    table(
+    print_table(
         "Warned of in % of nodes (said to be wide), by the spread of burst and sustained",
         SPREADS,
-        {cards: [alarms(verdicts(products_apart(each, each), cards, nodes)) for each in SPREADS] for cards in every},
+        {
+            cards: [format_alarms(verdicts(products_apart(each, each), cards, nodes)) for each in SPREADS]
+            for cards in every
+        },
     )
-    table(
+    print_table(
         "The same, by the spread of all figures alike",
         SPREADS,
-        {cards: [alarms(verdicts(all_apart(each), cards, nodes)) for each in SPREADS] for cards in every},
+        {cards: [format_alarms(verdicts(all_apart(each), cards, nodes)) for each in SPREADS] for cards in every},
     )
     for title, draw, figures, shares in (
         ("Found in %, by how much slower in burst and sustained", usual, both, PRODUCTS_SLOWER),
         (f"The same on nodes {WIDE:.0%} apart", products_apart(WIDE, WIDE), both, PRODUCTS_SLOWER),
         ("Found in %, by how much slower in memory", usual, memory, MEMORY_SLOWER),
     ):
-        rows = {cards: [finds(verdicts(draw, cards, nodes, figures, each)) for each in shares] for cards in every}
-        table(title, shares, rows)
-    rows = {cards: [finds(against_themselves(cards, nodes, each)) for each in SAME_SLOWER] for cards in (1, *every)}
-    table("Found in %, by how much slower than in a baseline of the same cards", SAME_SLOWER, rows)
+        rows = {
+            cards: [format_finds(verdicts(draw, cards, nodes, figures, each)) for each in shares] for cards in every
+        }
+        print_table(title, shares, rows)
+    rows = {
+        cards: [format_finds(against_themselves(cards, nodes, each)) for each in SAME_SLOWER] for cards in (1, *every)
+    }
+    print_table("Found in %, by how much slower than in a baseline of the same cards", SAME_SLOWER, rows)
 
 
 if __name__ == "__main__":

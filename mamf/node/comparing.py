@@ -31,7 +31,7 @@ _FASTEST, _OF_FASTEST = 1.87, 0.28
 
 @dataclass(frozen=True)
 class Baseline:
-    """Figures that a device should have, in the units of a Device. ``source``: of them, as printed. ``dtype``: of the products.
+    """Figures that a device should have, in the units of a Device. ``source``: as printed. ``dtype``: of the products.
 
     ``figures``: from cards that are not named. ``is_fastest``: they are the highest of several cards. ``cards``: by
     hashed uuid where that is known; a device among them is compared with itself, any other with their median.
@@ -138,7 +138,7 @@ def against_peers(peers: Peers) -> Iterable[Compared]:
         others = len(having) - 1
         of_others = (_OF_MEDIAN if others > 2 else 1.0) / others
         typical = median(_variance(device, figure) for device, _ in having) * of_others
-        told = f"the median of {others} other{'s' if others > 1 else ''}"
+        against = f"the median of {others} other{'s' if others > 1 else ''}"
         for (device, value), middle in zip(having, others_medians([each for _, each in having]), strict=True):
             noise = math.sqrt(_variance(device, figure) + typical)
             yield Compared(device, figure, 1 - value / middle, spread, 1 + of_others, noise, against)

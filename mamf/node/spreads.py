@@ -21,7 +21,7 @@ from mamf.statistics import student_t
 SPEED, POWER = "burst and sustained", "sustained / burst"
 #: Relative standard deviation between healthy cards. Products: the finds of 18 H200 in results/, where burst and
 #: sustained correlate by 0.83; the ratio is taken as if they did not, since four H100 hardly do. Memory and copies to
-#: the next card: four H200 of one host, 0.1 to 0.5 %. Copies to and from the host depend on a card's place on the board.
+#: the next card: four H200 of one host, 0.1 to 0.5 %. The host's links depend on a card's place on the board.
 EXPECTED = {SPEED: 0.0106, BURST: 0.012, SUSTAINED: 0.010, POWER: 0.0156}
 EXPECTED |= {COPY: 0.005, READ: 0.005, TO_PEER: 0.005, TO_DEVICE: 0.05, TO_HOST: 0.05}
 #: The same from run to run of one card, where it is known.

@@ -22,8 +22,9 @@ from mamf.statistics import CONFIDENCE
 
 _OF_MEDIAN = math.pi / 2
 _WIDTH = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
-#: Shares of the false alarms. A card that is slow in burst and sustained is the fault that is looked for most.
-_WEIGHTS = {SPEED: 8.0, BURST: 2.0, SUSTAINED: 2.0}
+#: Shares of the false alarms. The likeliest fault is slow in burst and sustained, and a card's own earlier
+#: run shows it best.
+_WEIGHTS, _OF_SAME_CARD = {SPEED: 8.0, BURST: 2.0, SUSTAINED: 2.0}, 4.0
 #: The fastest of 20 cards is so many standard deviations above their mean, and scatters by so much less than one card
 #: (David & Nagaraja, Order Statistics, 2003, table of the normal).
 _FASTEST, _OF_FASTEST = 1.87, 0.28
@@ -49,7 +50,8 @@ class Compared:
     """A figure against what it should be.
 
     ``spread``: between healthy cards. ``times``: how often the variance between cards counts in it.
-    ``noise``: the standard deviation that intervals add. ``margin``: the shortfall of a typical card.
+    ``noise``: the standard deviation that intervals add. ``margin``: the shortfall of a typical card. ``priority``: how
+    much more of the false alarms it may raise than others.
     """
 
     device: Device
@@ -60,10 +62,11 @@ class Compared:
     noise: float
     against: str
     margin: float = 0.0
+    priority: float = 1.0
 
     @property
     def weight(self) -> float:
-        return _WEIGHTS.get(self.figure, 1.0)
+        return _WEIGHTS.get(self.figure, 1.0) * self.priority
 
     def error(self, at_least: float = 0.0) -> float:
         """Standard deviation of ``shortfall`` between healthy cards, as far apart as they are or ``at_least``."""
@@ -161,7 +164,9 @@ def against_baseline(peers: Peers, baseline: Baseline) -> Iterable[Compared]:
             if itself and known and figure in REPEATS:
                 noise = math.sqrt(_variance(device, figure) + _variance(itself, figure))
                 against = f"the same card in {baseline.source}"
-                yield Compared(device, figure, 1 - value / known, Spread(REPEATS[figure]), 2.0, noise, against)
+                yield Compared(
+                    device, figure, 1 - value / known, Spread(REPEATS[figure]), 2.0, noise, against, 0.0, _OF_SAME_CARD
+                )
             elif values:
                 of_others = _OF_FASTEST if baseline.is_fastest else (_OF_MEDIAN if len(values) > 2 else 1) / len(values)
                 noise, margin = math.sqrt(_variance(device, figure)), _FASTEST * spread.value * baseline.is_fastest

@@ -35,6 +35,8 @@ SHARED = (TO_DEVICE, TO_HOST)
 _FEWEST = 3
 #: Shares of the cards, the slowest, that a run's own spread leaves out: one of so many.
 _FEW, _MANY = 8, 4
+#: Times the expected spread, if only a quarter of the cards contradicts it.
+_FOR_SOME_SLOW = 2.0
 #: An own spread contradicts the expected one beyond 1 + this / sqrt(cards used) times that: 0.4 % of healthy nodes of
 #: eight do in burst or sustained, 3 % in another figure, whose slow cards are farther from the healthy ones.
 _CONTRADICTION = {SPEED: 2.7, BURST: 2.7, SUSTAINED: 2.7, COPY: 1.6, READ: 1.6, TO_PEER: 1.6}
@@ -59,15 +61,16 @@ class Spread:
 def spread_of(figure: str, values: Sequence[float], noise: float = 0.0) -> tuple[Spread, float | None]:
     """The spread that holds for a figure of these cards, and their own if it contradicts the expected one.
 
-    Without the slowest eighth of the cards, or if that still contradicts it without the slowest quarter: one or two
-    slow cards of eight do not widen the limits that they are held to. ``noise``: what a figure's interval adds.
+    Without the slowest eighth of the cards. If the rest contradicts it, but not without the slowest quarter, some cards
+    are slow or all lie a little farther apart, and limits are wider: two slow cards of eight do not hide one another.
+    ``noise``: what a figure's interval adds.
     """
     expected, most = EXPECTED[figure], math.hypot(EXPECTED[figure], noise)
     without_few, without_many = own_spread(values), own_spread(values, _MANY)
     if not without_few or not without_many or not _contradicts(without_few, figure, most, len(values), _FEW):
         return Spread(expected), None
     if not _contradicts(without_many, figure, most, len(values), _MANY):
-        return Spread(max(expected, without_many.value), without_many.degrees), None
+        return Spread(_FOR_SOME_SLOW * expected), None
     return without_few, without_few.value
 
 
@@ -82,8 +85,7 @@ def own_spread(values: Sequence[float], share: int = _FEW) -> Spread | None:
     slowest = max(1, count // share)
     slope = linear_regression(_scores(count)[slowest:], [math.log(value) for value in sorted(values)[slowest:]]).slope
     used = count - slowest
-    more = slowest - max(1, count // _FEW)
-    return Spread(slope, max(1, used - more - (used < _FEWEST_FOR_ALL_DEGREES)))
+    return Spread(slope, used - (used < _FEWEST_FOR_ALL_DEGREES))
 
 
 @functools.cache  # the same for every figure

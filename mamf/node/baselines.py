@@ -10,27 +10,34 @@ from typing import Any
 from mamf.contribution.contributed import contributed_ceilings
 from mamf.errors import UsageError
 from mamf.logs.run_log import RunLog, read_run_log
+from mamf.node.comparing import Baseline
 from mamf.node.figures import UNITS, Device
 from mamf.node.gathering import read, with_figures
-from mamf.node.verdict import Baseline
 
 
 def baseline_of(paths: Sequence[Path]) -> dict[str, Baseline]:
-    """What logs of find, bandwidth or copies say that a device of their kind gives, by its name."""
-    found: dict[str, Baseline] = {}
-    told = f"the baseline {', '.join(path.name for path in paths)}"
+    """What logs of find, bandwidth or copies say that devices of their kind give, by name: a card for each uuid, or for
+    each log that has none. A later log of a card replaces the figures of an earlier one.
+    """
+    cards, dtypes = dict[tuple[str, str], Device](), dict[str, str]()
     for path in paths:
         log = read_run_log(path)
-        plan, name = log.header["plan"], str(log.header["device"]["name"])
+        plan, info = log.header["plan"], log.header["device"]
+        name, key = str(info["name"]), str(info["uuid_hash"] or path)
         is_find = plan.get("command") == "find"
-        figures = with_figures(Device(0, 0, 0), "find" if is_find else "other", log).figures
-        own = {figure: rate for figure, rate in figures.items() if figure in UNITS}
-        if not own:
+        own = with_figures(Device(0, 0, 0), "find" if is_find else "other", log)
+        if not any(figure in UNITS for figure in own.figures):
             raise UsageError(f"{path} holds no figure that devices are compared by: give the log of a find")
-        before = found.get(name, Baseline({}, told))
-        dtype = plan["problem"]["dtype"] if is_find else before.dtype
-        found[name] = replace(before, figures={**before.figures, **own}, dtype=dtype)
-    return found
+        before = cards.get((name, key), Device(0, 0, 0))
+        figures, half_widths = {**before.figures, **own.figures}, {**before.half_widths, **own.half_widths}
+        cards[name, key] = replace(own, figures=figures, half_widths=half_widths)
+        if is_find:
+            dtypes[name] = plan["problem"]["dtype"]
+    source = f"the baseline {', '.join(path.name for path in paths)}"
+    return {
+        name: Baseline({}, source, dtypes.get(name, ""), cards=[card for its, card in cards.items() if its[0] == name])
+        for name in dict.fromkeys(name for name, _ in cards)
+    }
 
 
 def unfit(baselines: Mapping[str, Baseline], devices: Iterable[Device], headers: Mapping[str, Any]) -> dict[str, str]:
@@ -40,9 +47,9 @@ def unfit(baselines: Mapping[str, Baseline], devices: Iterable[Device], headers:
     for name, baseline in baselines.items():
         measured_in = headers.get(name, {}).get("dtype")
         if name not in names:
-            found[name] = f"{baseline.told} is of {name}, and no device here is one"
+            found[name] = f"{baseline.source} is of {name}, and no device here is one"
         elif baseline.dtype and measured_in and baseline.dtype != measured_in:
-            found[name] = f"{baseline.told} is of {baseline.dtype}, and the devices were measured in {measured_in}"
+            found[name] = f"{baseline.source} is of {baseline.dtype}, and the devices were measured in {measured_in}"
     return found
 
 
@@ -57,7 +64,7 @@ def contributed_baselines(devices: Iterable[Device], headers: Mapping[str, Mappi
         rows = [row for row in rows if (row.compute_units, row.power_limit_watts) == known.get("build")]
         if rows:
             figures = {row.regime: row.tflops for row in rows}
-            found[name] = Baseline(figures, f"what was contributed for {name}")
+            found[name] = Baseline(figures, f"what was contributed for {name}", is_fastest=True)
     return found
 
 

@@ -37,7 +37,7 @@ def render_node(format: str, run: Run, devices: Sequence[Device], verdict: Verdi
         if rows:
             columns, cells = by_column(rows)
             parts.append(draw(columns, cells, _LEFT))
-    notes = [slowest_line(devices)] if verdict.findings else []
+    notes = [*verdict.notes, *([slowest_line(devices)] if verdict.findings else [])]
     notes += [f"not measured together: {run.apart}"] if run.apart else []
     notes += [_NCCL_TESTS] if collectives(devices) else []
     return "\n".join([*parts, prose(notes, format, gap)])
@@ -124,6 +124,7 @@ def node_record(run: Run, devices: Sequence[Device], verdict: Verdict) -> dict[s
         "exit_code": verdict.exit_code,
         "reason": verdict.reason,
         "findings": [{"level": each.level, "rank": each.rank, "text": each.text} for each in verdict.findings],
+        "notes": list(verdict.notes),
         "ranks": run.ranks,
         "not_together": run.apart,
         "slowest": slowest_line(devices),

@@ -1,38 +1,29 @@
 """Is a device slow, wrong or gone? Two tests of every figure: against its peers and against a baseline. Pure.
 
-Thresholds follow from a stated rate of false alarms, given how far healthy cards lie apart. For a figure with relative
-standard deviation s between healthy cards, a card's deviation from the median of n others has the standard deviation
-s * sqrt(1 + c/n), where c is pi/2 for a median of many (van der Vaart, Asymptotic Statistics, 1998, section 5.3) and 1
-for one or two; the chance of a false alarm is shared out over all comparisons (Bonferroni). What a figure's own
-interval says is added. Only slowness counts.
+Thresholds follow from a stated rate of false alarms, given how far healthy cards lie apart (``node.spreads``). For a
+figure with relative standard deviation s between healthy cards, a card's deviation from the median of n others has the
+standard deviation s * sqrt(1 + c/n), where c is pi/2 for a median of many (van der Vaart, Asymptotic Statistics, 1998,
+section 5.3) and 1 for one or two; the chance of a false alarm is divided among all comparisons by weight (Bonferroni).
+Each figure's own interval is added. Only slowness counts.
 """
 
 from __future__ import annotations
 
-import functools
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean, median
 
-from mamf.node.figures import BURST, SUSTAINED, TO_DEVICE, TO_HOST, Device, shown
-from mamf.statistics import CONFIDENCE
+from mamf.node.comparing import Baseline, Compared, Peers, against_baseline, against_peers, peers_of
+from mamf.node.figures import BURST, SUSTAINED, Device, shown
+from mamf.node.spreads import CRITICAL_AT_LEAST, SHARED, SPEED
 
 OK, WARN, CRITICAL, UNKNOWN = "OK", "WARN", "CRITICAL", "UNKNOWN"
 EXIT_CODES = {OK: 0, WARN: 1, CRITICAL: 2, UNKNOWN: 3}
 _SEVERITY = (OK, UNKNOWN, WARN, CRITICAL)
 #: The chance that anything is said of a run whose devices are all healthy, and that one of them is called bad.
 FALSE_WARNINGS, FALSE_CRITICALS = 0.005, 1e-6
-#: Relative standard deviation between healthy cards (8 % is the published range, arXiv 2208.11035) with what lies
-#: between visits: 0.1 % in burst, 0.5 % in sustained. Copies to and from the host depend on where on the board a card
-#: sits.
-_CARDS, _VISITS = 0.017, 0.005
-_SPREADS = {BURST: math.hypot(_CARDS, 0.001), TO_DEVICE: 0.05, TO_HOST: 0.05}
-_USUAL_SPREAD = math.hypot(_CARDS, _VISITS)
-#: Sustained as a share of burst: what is good or bad silicon in both falls out. Four H200 lie 0.4 % apart.
-_POWER, _POWER_SPREAD = "sustained / burst", 0.01
-_OF_MEDIAN = math.pi / 2
-_WIDTH = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+#: A slowdown that "could go unnoticed" is found at least this often.
+_FOUND = 0.95
 #: What every device at its power limit says, and for how much of the time another reason is none to speak of.
 _EXPECTED_REASONS = ("power cap",)
 _LITTLE_TIME = 0.1
@@ -40,7 +31,6 @@ _LITTLE_TIME = 0.1
 #: same time: of four H200 that copy at once each one's link to the host was known to +-20 % on one machine and +-9 % on
 #: another, and alone to +-4 %.
 _UNSTEADY = 0.1
-_SHARED = (TO_DEVICE, TO_HOST)
 
 
 @dataclass(frozen=True)
@@ -54,26 +44,16 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verdict:
-    """``reason``: a line for a pager. ``findings``: the worst first."""
+    """``reason``: a line for a pager. ``findings``: the worst first. ``notes``: what could not be seen, and why."""
 
     level: str
     reason: str
     findings: tuple[Finding, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> int:
         return EXIT_CODES[self.level]
-
-
-@dataclass(frozen=True)
-class Baseline:
-    """Figures that a device of a kind should have, in the units of a Device; ``told``: where they are from. ``dtype``:
-    of the products, where there are some.
-    """
-
-    figures: Mapping[str, float]
-    told: str
-    dtype: str = ""
 
 
 def judged(
@@ -82,16 +62,22 @@ def judged(
     """The verdict over all devices of a run. ``baselines``: by the name of the device. ``unfit``: why others that were
     asked for tell nothing.
     """
-    compared = [*_against_peers(devices), *_against_baselines(devices, baselines or {})]
+    peers = peers_of(devices)
+    compared = [each for group in peers.values() for each in against_peers(group)]
+    compared += [
+        each for name, its in (baselines or {}).items() if name in peers for each in against_baseline(peers[name], its)
+    ]
+    total = sum(each.weight for each in compared)
     findings = [finding for device in devices for finding in _of_its_own(device)]
-    findings += [found for each in compared if (found := each.finding(len(compared))) is not None]
+    findings += [found for each in compared if (found := _finding(each, each.weight / total)) is not None]
     findings += [Finding(UNKNOWN, None, told) for told in unfit]
     if not compared:
         told = "there is neither a second device of its kind nor a baseline: nothing tells whether it is slow"
         findings.append(Finding(UNKNOWN, None, told if devices else "no device was measured"))
     findings.sort(key=lambda finding: -_SEVERITY.index(finding.level))
     level = findings[0].level if findings else OK
-    return Verdict(level, f"{level}: {_reason(devices, findings)}", tuple(findings))
+    notes = tuple(_wide(group, total) for group in peers.values() if group.contradicted)
+    return Verdict(level, f"{level}: {_reason(devices, findings)}", tuple(findings), notes)
 
 
 def _reason(devices: Sequence[Device], findings: Sequence[Finding]) -> str:
@@ -138,7 +124,7 @@ def _of_its_own(device: Device) -> Iterable[Finding]:
     for lacking in device.lacks:
         yield Finding(UNKNOWN, device.rank, f"{device.who}: {lacking}")
     for figure, half_width in device.half_widths.items():
-        if figure in device.figures and figure not in _SHARED and half_width > _UNSTEADY:
+        if figure in device.figures and figure not in SHARED and half_width > _UNSTEADY:
             told = f"{figure} {shown(figure, device.figures[figure])} is known to +-{half_width:.0%} only"
             yield Finding(
                 WARN, device.rank, f"{device.who}: {told}: something else runs on it, or holds it back in turns"
@@ -148,103 +134,33 @@ def _of_its_own(device: Device) -> Iterable[Finding]:
             yield Finding(WARN, device.rank, f"{device.who}: throttled {share:.0%} of the time by {reason}")
 
 
-@dataclass(frozen=True)
-class _Compared:
-    """A figure against what it should be. ``spread``: standard deviation of a healthy card's ``shortfall``."""
-
-    device: Device
-    figure: str
-    shortfall: float
-    spread: float
-    against: str
-
-    def finding(self, comparisons: int) -> Finding | None:
-        limits = {level: limit(rate, comparisons, self.spread) for level, rate in _RATES.items()}
-        if self.shortfall <= limits[WARN]:
-            return None
-        level = CRITICAL if self.shortfall > limits[CRITICAL] else WARN
-        value = self.device.figures.get(self.figure)
-        what = f"{self.figure} {shown(self.figure, value)}" if value is not None else self.figure
-        told = f"{what}, {self.shortfall:.1%} below {self.against} (healthy cards: at most {limits[WARN]:.1%})"
-        return Finding(level, self.device.rank, f"{self.device.who}: {told}")
+def _finding(compared: Compared, share: float) -> Finding | None:
+    """``share``: of the chance of a false alarm."""
+    limit = compared.limit(FALSE_WARNINGS * share)
+    if compared.shortfall <= limit:
+        return None
+    level = CRITICAL if compared.shortfall > compared.limit(FALSE_CRITICALS * share, CRITICAL_AT_LEAST) else WARN
+    device, figure = compared.device, compared.figure
+    value = device.figures.get(figure)
+    what = f"{figure} {shown(figure, value)}" if value is not None else figure
+    text = f"{what}, {compared.shortfall:.1%} below {compared.against} (healthy cards: at most {limit:.1%})"
+    return Finding(level, device.rank, f"{device.who}: {text}")
 
 
-_RATES = {CRITICAL: FALSE_CRITICALS, WARN: FALSE_WARNINGS}
-
-
-def limit(rate: float, comparisons: int, spread: float) -> float:
-    """The shortfall that one of so many comparisons of healthy cards exceeds by chance, at this rate."""
-    return _standard_deviations(rate, comparisons) * spread
-
-
-@functools.cache  # one for all comparisons of a run
-def _standard_deviations(rate: float, comparisons: int) -> float:
-    return NormalDist().inv_cdf(1 - rate / comparisons)
-
-
-def _against_peers(devices: Sequence[Device]) -> list[_Compared]:
-    found = []
-    for name in dict.fromkeys(device.name for device in devices):
-        peers = [device for device in devices if device.name == name and not device.failures]
-        for figure, spread in _compared_figures(peers):
-            having = [(device, value) for device in peers if (value := _value(device, figure)) is not None]
-            others = len(having) - 1
-            of_others = (_OF_MEDIAN if others > 2 else 1.0) / others
-            typical = fmean(_variance(device, figure) for device, _ in having)
-            for (device, value), middle in zip(having, others_medians([each for _, each in having]), strict=True):
-                error = math.sqrt(spread**2 * (1 + of_others) + _variance(device, figure) + typical * of_others)
-                told = f"the median of {others} other{'s' if others > 1 else ''}"
-                found.append(_Compared(device, figure, 1 - value / middle, error, told))
-    return found
-
-
-def _compared_figures(peers: Sequence[Device]) -> Iterable[tuple[str, float]]:
-    """Figures that at least two have, each with the spread of healthy cards."""
-    for figure in dict.fromkeys(figure for device in peers for figure in [*device.figures, _POWER]):
-        if sum(_value(device, figure) is not None for device in peers) > 1:
-            yield figure, _POWER_SPREAD if figure == _POWER else _SPREADS.get(figure, _USUAL_SPREAD)
-
-
-def _value(device: Device, figure: str) -> float | None:
-    if figure != _POWER:
-        return device.figures.get(figure)
-    burst, sustained = device.figures.get(BURST), device.figures.get(SUSTAINED)
-    return sustained / burst if burst and sustained else None
-
-
-def others_medians(values: Sequence[float]) -> list[float]:
-    """Of each value, the median of all others; at least two values."""
-    order = sorted(range(len(values)), key=values.__getitem__)
-    ranked, places = [values[each] for each in order], {each: place for place, each in enumerate(order)}
-    middle = (len(values) - 1) // 2
-    is_even = (len(values) - 1) % 2 == 0
-
-    def without(place: int, rank: int) -> float:
-        return ranked[rank if rank < place else rank + 1]
-
-    return [
-        (without(place, middle - 1) + without(place, middle)) / 2 if is_even else without(place, middle)
-        for place in (places[each] for each in range(len(values)))
-    ]
-
-
-def _variance(device: Device, figure: str) -> float:
-    """Of a repeat of a figure, relative to it, as its interval of 95 % tells."""
-    names = (BURST, SUSTAINED) if figure == _POWER else (figure,)
-    return sum((device.half_widths.get(name, 0.0) / _WIDTH) ** 2 for name in names)
-
-
-def _against_baselines(devices: Sequence[Device], baselines: Mapping[str, Baseline]) -> list[_Compared]:
-    """A baseline is of another card, which is as far off as any."""
-    found = []
-    for device in devices:
-        baseline = baselines.get(device.name)
-        for figure, expected in baseline.figures.items() if baseline and not device.failures else ():
-            value = device.figures.get(figure)
-            if value is not None and baseline is not None:
-                error = math.sqrt(2 * _SPREADS.get(figure, _USUAL_SPREAD) ** 2 + _variance(device, figure))
-                found.append(_Compared(device, figure, 1 - value / expected, error, baseline.told))
-    return found
+def _wide(peers: Peers, total: float) -> str:
+    """That cards lie farther apart than expected, and the slowdown that they could hide. ``total``: of all weights."""
+    apart = ", ".join(
+        f"{figure} {own:.1%} (expected {expected:.1%})" for figure, (own, expected) in peers.contradicted.items()
+    )
+    compared = list(against_peers(peers))
+    figure = next(name for name in (SPEED, *peers.contradicted) if any(each.figure == name for each in compared))
+    hidden = max(
+        each.limit(FALSE_WARNINGS * each.weight / total) + NormalDist().inv_cdf(_FOUND) * each.error()
+        for each in compared
+        if each.figure == figure
+    )
+    wide = f"the cards lie farther apart than expected (standard deviation): {apart}"
+    return f"{peers.devices[0].name}: {wide}; a card up to {hidden:.0%} slow in {figure} could go unnoticed"
 
 
 def distribution(values: Sequence[float]) -> tuple[float, float, float]:

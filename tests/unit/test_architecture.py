@@ -89,6 +89,8 @@ FLOORS = (
     ("models",),
     ("node", "node.places"),
     ("node.figures",),
+    ("node.spreads",),
+    ("node.comparing",),
     ("node.verdict",),
     ("node.gathering", "node.prometheus"),
     ("node.report", "node.chart", "node.baselines"),

@@ -34,9 +34,11 @@ def render_profiles(
     if form == "json":
         return json.dumps({"a": a[0], "b": b[0], "rows": rows}, indent=1) + "\n"
     titles = [f"{name}: {script} on {device}" for name, (script, _), device in zip("AB", (a, b), devices, strict=True)]
-    end = "a profile has no samples: what differs by chance is not told apart"
+    end = ["a profile has no samples: what differs by chance is not told apart"]
+    if untimed := [name for name, (_, each) in zip("AB", (a, b), strict=True) if each.unprofiled_step_seconds is None]:
+        end.append(f"{' and '.join(untimed)}: no step without the profiler was timed, so idle is an upper bound")
     drawn = drawing(form, width)(_COLUMNS, [_cells(row) for row in rows], {"class"})
-    return f"{prose(titles, form)}\n{drawn}\n{prose([end], form)}"
+    return f"{prose(titles, form)}\n{drawn}\n{prose(end, form)}"
 
 
 def _device(profile: Profile) -> str:
@@ -59,7 +61,7 @@ def _ratio(b: float, a: float) -> float | None:
 
 def _whole(side: str, profile: Profile) -> dict[str, Any]:
     calls = sum(row.calls for row in profile.classes if row.name != IDLE)
-    return _figures(side, profile.step_seconds, 1.0, calls / (profile.steps or 1))
+    return _figures(side, profile.whole_seconds / (profile.steps or 1), 1.0, calls / (profile.steps or 1))
 
 
 def _one(side: str, profile: Profile, row: ClassRow | None) -> dict[str, Any]:
@@ -73,7 +75,7 @@ def _additions(side: str, profile: Profile) -> dict[str, Any]:
     """What comparisons of attention kernels name beside the copies: residuals and gradients that are summed."""
     rows = [row for row in profile.kernels if row.class_name == "elementwise" and re.search(ADDITIONS, row.name)]
     seconds, steps = sum(row.seconds for row in rows), profile.steps or 1
-    return _figures(side, seconds / steps, seconds / profile.seconds, sum(row.calls for row in rows) / steps)
+    return _figures(side, seconds / steps, seconds / profile.whole_seconds, sum(row.calls for row in rows) / steps)
 
 
 def _figures(side: str, seconds: float, share: float, calls: float) -> dict[str, Any]:

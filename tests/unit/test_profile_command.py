@@ -70,7 +70,7 @@ def test_the_step_of_a_transformer_is_told_by_class(script, tmp_path, capsys):
     assert rows["matmul"]["flop"] == 2 * 3 * 2 * tokens * (4 * width * width + 2 * width * hidden + width * words)
     # Two products in forward, four in backward: with dropout torch has no fused kernel here.
     assert rows["attention"]["flop"] == 2 * 6 * 2 * 4 * 32 * 32 * width
-    products = seconds_of_products(trace) / found["seconds"]
+    products = seconds_of_products(trace) / found["whole_seconds"]
     assert rows["matmul"]["share"] == pytest.approx(products, abs=0.005)
 
     for form in ("table", "csv", "json", "markdown"):
@@ -81,7 +81,9 @@ def test_the_step_of_a_transformer_is_told_by_class(script, tmp_path, capsys):
     assert "results/ does not collect it" in told
     assert "private" not in told
     assert main(["profile", "--from", str(trace), "--format", "json"]) == 0
-    assert json.loads(capsys.readouterr().out)["classes"] == found["classes"]
+    read = {row["class"]: row for row in json.loads(capsys.readouterr().out)["classes"]}
+    assert all(read[name]["visible_seconds"] == row["visible_seconds"] for name, row in rows.items() if name != IDLE)
+    assert read[IDLE]["visible_seconds"] == found["gap_seconds"], "a trace has no time without the profiler"
 
 
 def seconds_of_products(trace):
@@ -215,8 +217,8 @@ def test_without_a_log_the_ceiling_is_what_is_known_of_the_device(monkeypatch, s
     monkeypatch.setattr(known_ceilings, "peak", lambda device, dtype, regime: known)
     profile._known_here.cache_clear()
     taken = KnownCeiling("float32", "sustained", 2.0, source, "from somewhere")
-    assert profile._ceilings([], is_of_this_device=True)("float32") == (taken if is_one else None)
-    assert profile._ceilings([], is_of_this_device=False)("float32") is None
+    assert profile._ceilings([], "sustained", is_of_this_device=True)("float32") == (taken if is_one else None)
+    assert profile._ceilings([], "sustained", is_of_this_device=False)("float32") is None
     profile._known_here.cache_clear()
 
 
@@ -226,5 +228,5 @@ def test_an_unknown_device_has_no_share(monkeypatch):
 
     monkeypatch.setattr(known_ceilings, "peak", unknown)
     profile._known_here.cache_clear()
-    assert profile._ceilings([], is_of_this_device=True)("float32") is None
+    assert profile._ceilings([], "sustained", is_of_this_device=True)("float32") is None
     profile._known_here.cache_clear()

@@ -127,24 +127,27 @@ def test_rows_without_a_figure_are_told():
         model_chart([gone], KNOWN, HEADER)
 
 
-def profile(seconds=0.1, steps=2, device="GPU", **shares):
+def profile(seconds=0.1, took=0.04, steps=2, device="GPU", **shares):
     rows = tuple(ClassRow(name, share, share * seconds, 0.0, 1, {}, 0.0) for name, share in shares.items())
-    return Profile(seconds, steps, device, True, rows, (), (), 0.04)
+    return Profile(seconds, steps, device, True, rows, (), (), took)
 
 
 def test_a_profile_is_a_bar_as_high_as_its_step():
     runs = [
         ("eager", profile(attention=0.5, idle=0.5)),
         ("flash", profile(0.06, attention=0.2, idle=0.7999, other=0.0001)),
+        ("trace", profile(0.06, None, attention=0.2, idle=0.8)),
     ]
     chart = profile_chart(runs)
     (panel,) = chart.panels
     assert [(bar.label, dict(bar.parts)) for bar in panel.bars] == [
-        ("eager", pytest.approx({"attention": 25, "idle": 25})),
-        ("flash", pytest.approx({"attention": 6, "idle": 23.997})),
+        ("eager", pytest.approx({"attention": 25, "idle": 15})),
+        ("flash", pytest.approx({"attention": 6, "idle": 33.997})),
+        ("trace", pytest.approx({"attention": 6, "idle": 24})),
     ]
     assert chart.names == ["attention", "idle"]
-    assert "eager: 40.00 ms a step without the profiler" in chart.notes
+    assert "eager: without the profiler, which makes it 50.00 ms" in chart.notes
+    assert "trace: with the profiler, which adds to its idle time" in chart.notes
     assert profile_chart([("a", profile(idle=1)), ("b", profile(device="", idle=1))]).panels[0].bars[1].label == (
         "b, an unknown device"
     )

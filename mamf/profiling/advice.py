@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from mamf.ceilings.share import STATE_TOLERANCE, mamfu
+from mamf.measurement import IDLE
 from mamf.profiling.folder import Folder
 from mamf.profiling.groups import Group
-from mamf.profiling.profile import IDLE
 
 _GAIN, _FAR_BELOW, _IDLE = 1.05, 0.5, 0.1
 _DEFAULT = "sdpa"

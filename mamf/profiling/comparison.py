@@ -7,8 +7,9 @@ import re
 from typing import Any
 
 from mamf.errors import IncomparableError
+from mamf.measurement import IDLE
 from mamf.profiling.classes import ADDITIONS, CLASSES
-from mamf.profiling.profile import IDLE, ClassRow, Profile
+from mamf.profiling.profile import ClassRow, Profile
 from mamf.profiling.report import milliseconds
 from mamf.report.text import DASH, csv_text, drawing, prose
 

@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mamf.ceilings.known import KnownCeiling
-from mamf.measurement import TERA
+from mamf.measurement import IDLE, TERA
 from mamf.profiling.classes import class_of
 from mamf.profiling.events import Busy, Event, Trace
 from mamf.profiling.flops import dtype_of, flop_of
 from mamf.profiling.shares import Union, busy, gaps, length, shares, union
 from mamf.regimes.names import BURST
 
-IDLE = "idle"
 _OUTSIDE = "Python, outside of any operation"
 _UNKNOWN = "unknown: there are no events of the host"
 #: Share of a class's FLOP that may be of dtypes without a ceiling, and is left out: a rotary table of float32 beside

@@ -7,10 +7,10 @@ import pytest
 from mamf.ceilings.known import KnownCeiling
 from mamf.cli import main, profile
 from mamf.errors import UnavailableError
+from mamf.measurement import IDLE
 from mamf.models import known_ceilings
 from mamf.models.known_ceilings import KnownPeak
 from mamf.profiling.classes import UNCLASSIFIED
-from mamf.profiling.profile import IDLE
 from mamf.profiling.shares import length, union
 
 TRAINING = """

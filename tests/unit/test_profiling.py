@@ -14,13 +14,14 @@ from mamf.ceilings.known import KnownCeiling
 from mamf.cli import main
 from mamf.errors import IncomparableError, RunLogError, UsageError
 from mamf.logs.run_log import read_run_log
+from mamf.measurement import IDLE
 from mamf.profiling.classes import CLASSES, COMMUNICATION, UNCLASSIFIED, class_of
 from mamf.profiling.comparison import render_profiles
 from mamf.profiling.events import Event, Trace
 from mamf.profiling.flops import dtype_of, flop_of
 from mamf.profiling.kernel_tables import read_kernel_table
 from mamf.profiling.log import create_profile_log, read_profile_or_none, write_profile
-from mamf.profiling.profile import IDLE, KernelRow, profile_of
+from mamf.profiling.profile import KernelRow, profile_of
 from mamf.profiling.report import render_profile
 from mamf.profiling.running import trace_of
 from mamf.profiling.shares import gaps, length, shares, union

@@ -105,10 +105,28 @@ def test_bars_of_one_phase_are_what_its_time_goes_to():
     assert [dict(found) for found in parts([step])] == [
         pytest.approx({"attention": 8.5, "matmul": 17.0, "idle": 34 * 0.2495})
     ]
+    assert step.idle_is_bound, "a log of before the profiler's time was taken off"
     chart = model_chart([step], KNOWN, HEADER)
-    assert "by what it does" in chart.title and any("profiler" in note for note in chart.notes)
+    assert "by what it does" in chart.title and any("it is at most what is drawn" in note for note in chart.notes)
+    timed = replace(step, details={**told, "busy_seconds": 0.02})
+    assert any("of the time measured without" in note for note in model_chart([timed], KNOWN, HEADER).notes)
     for silent in ([step, row("step", kernel="silent")], [step, row("forward")]):
         assert "attention" not in model_chart(silent, KNOWN, HEADER).names
+
+
+@pytest.mark.parametrize(
+    ("details", "expected"),
+    [
+        ({"busy_seconds": 0.02}, ("30.0%", "40.0%")),
+        ({}, ("30.0% to 40.0%", "40.0% to 53.3%")),
+        ({"idle time": 0.0}, ("30.0%", "40.0%")),
+        ({"idle time": 1.0}, ("30.0% to 100.0%", "40.0% to 100.0%")),
+    ],
+)
+def test_shares_of_a_launch_with_the_profiler_are_bounds(details, expected):
+    told = {"attention time": 0.3, "matmul time": 0.4, "idle time": 0.25, **details}
+    columns = Model().columns(replace(row("step"), details=told))
+    assert (columns["attention time"], columns["matmul time"]) == expected
 
 
 @pytest.mark.parametrize("share", [1e308, -0.1, 10**400, float("nan"), "most"])

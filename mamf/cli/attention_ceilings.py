@@ -14,7 +14,7 @@ from mamf.ceilings.grid import plan_for
 from mamf.ceilings.share import Ceilings, require_same_card
 from mamf.cli.resuming import contradiction, require_repeated
 from mamf.engine.estimate import working_kernels
-from mamf.errors import DeviceError, UsageError
+from mamf.errors import UsageError
 from mamf.logs.records import ceiling_from_record, ceiling_record
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.plans import FindPlan, KernelsPlan
@@ -95,14 +95,18 @@ def warning(search: FindPlan) -> str | None:
 
 
 def found_ceilings(find: Find, regimes: Sequence[str]) -> dict[tuple[str, str], Ceiling]:
-    """What a search confirmed, as the log will hold it. Raises DeviceError when that is not all that is needed."""
+    """What a search confirmed of these regimes, as the log will hold it."""
     dtype, found = find.plan.problem.dtype, {}
     for regime in regimes:
-        if regime not in find.ceilings:
-            raise DeviceError(
-                f"no {regime} ceiling of {dtype} was confirmed in {find.plan.budget_seconds:.3g} s: --resume goes on "
-                "with it (a longer --budget leaves it more), or start anew with --ceiling LOG"
-            )
-        record = ceiling_record(find.ceilings[regime])
-        found[dtype, regime] = ceiling_from_record(record, {"device": asdict(find.backend.info)})
+        if regime in find.ceilings:
+            record = ceiling_record(find.ceilings[regime])
+            found[dtype, regime] = ceiling_from_record(record, {"device": asdict(find.backend.info)})
     return found
+
+
+def missing_shares(dtype: str, regime: str, plan: FindPlan) -> str:
+    """What a reader must know of rows whose ceiling a search did not confirm."""
+    return (
+        f"no {regime} ceiling of {dtype} was confirmed in {plan.budget_seconds:.3g} s, so its rows have no shares "
+        "(MAMFU): --resume continues the search (a longer --budget leaves it more), or start anew with --ceiling LOG"
+    )

@@ -167,10 +167,10 @@ class _AttentionSession(Session[KernelsPlan]):
         yield from find.results()
         self.ceilings |= (found := found_ceilings(find, self.plan.regimes))
         self._write_ceilings(found)
-        for dtype, regime in self._needed():
-            if dtype == problem.dtype:
-                self.failures.append(missing_shares(dtype, regime, plan))
-                warn(self.failures[-1])
+        missing = [regime for regime in self.plan.regimes if (problem.dtype, regime) not in found]
+        for told in (missing_shares(problem.dtype, regime, plan) for regime in missing):
+            self.failures.append(told)
+            warn(told)
 
     def _references(self) -> dict[str, MatmulKernel]:
         """The kernels that the ceilings were measured with."""

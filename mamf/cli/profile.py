@@ -20,7 +20,6 @@ from mamf.logs.writer import RunLogWriter
 from mamf.machine.environment import command_line
 from mamf.models.known_ceilings import measured_peak
 from mamf.plugins.discovery import open_backend
-from mamf.profiling.events import Trace
 from mamf.profiling.kernel_tables import read_kernel_table
 from mamf.profiling.log import create_profile_log, write_profile
 from mamf.profiling.memory import MemoryWatch
@@ -87,10 +86,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    for log in options.ceiling:
-        load_ceiling(log, SUSTAINED)  # a burst ceiling alone is no ceiling of a step
+    # MAMFU is of sustained ceilings, because a step is not a burst.
+    ceilings = _ceilings(options, SUSTAINED), _ceilings(options, BURST)
     if options.source is not None:
-        return _read(options)
+        return _read(options, ceilings)
     if not options.script:
         raise UsageError("nothing to profile: name a SCRIPT, or a trace by --from")
     # As they were typed: mamf's own options are rewritten, a script's are not.
@@ -102,10 +101,10 @@ def run(options: argparse.Namespace) -> int:
         return run_script(script, arguments)
     _require_place(options.trace, "--trace")
     _require_place(options.memory, "--memory")
-    return _profile(options, script, arguments)
+    return _profile(options, script, arguments, ceilings)
 
 
-def _read(options: argparse.Namespace) -> int:
+def _read(options: argparse.Namespace, ceilings: tuple[CeilingOf, CeilingOf]) -> int:
     for given, name in (
         (options.script, "a SCRIPT"),
         (options.calls, "--calls"),
@@ -116,13 +115,15 @@ def _read(options: argparse.Namespace) -> int:
         if given:
             raise UsageError(f"--from reads a trace that is there already: leave {name} out")
     read = read_kernel_table if options.source.suffix == ".csv" else read_chrome_trace
-    profile = _profile_of(options, read(options.source), None)
+    profile = profile_of(read(options.source), *ceilings)
     with _log(options, options.source) as log:
         _tell(options, options.source, profile, log)
     return 0
 
 
-def _profile(options: argparse.Namespace, script: Path, arguments: Sequence[str]) -> int:
+def _profile(
+    options: argparse.Namespace, script: Path, arguments: Sequence[str], ceilings: tuple[CeilingOf, CeilingOf]
+) -> int:
     memory = None if options.memory is None else MemoryWatch(options.memory)
     ranges = ModuleRanges(lambda: open_backend("auto", None)) if options.nvtx else None
     profiler = StepProfiler(options.steps, options.warmup, memory, ranges)
@@ -130,7 +131,7 @@ def _profile(options: argparse.Namespace, script: Path, arguments: Sequence[str]
         code = profile_script(script, arguments, profiler, options.calls)
         trace = options.trace or Path(folder, "trace.json")
         profiler.write_trace(trace)
-        profile = _profile_of(options, read_chrome_trace(trace), profiler.unprofiled_step_seconds)
+        profile = profile_of(read_chrome_trace(trace), *ceilings, profiler.unprofiled_step_seconds)
         if memory is not None:
             profile = replace(profile, memory=memory.rows)
         _tell(options, script, profile, log)
@@ -169,17 +170,15 @@ def _tell(options: argparse.Namespace, of: Path, profile: Profile, log: RunLogWr
     say_lines(render_profile(options.format, of.name, profile, options.top, terminal_width(options)))
 
 
-def _profile_of(options: argparse.Namespace, trace: Trace, unprofiled_step_seconds: float | None) -> Profile:
-    """MAMFU is of sustained ceilings, because a step is not a burst."""
-    sustained, burst = (_ceilings(options.ceiling, regime, options.source is None) for regime in (SUSTAINED, BURST))
-    return profile_of(trace, sustained, unprofiled_step_seconds, burst)
-
-
-def _ceilings(logs: Sequence[Path], regime: str, is_of_this_device: bool) -> CeilingOf:
-    """Those given, else what is known of this device."""
-    if is_of_this_device and not logs:
+def _ceilings(options: argparse.Namespace, regime: str) -> CeilingOf:
+    """Those given, else what is known of this device, on which a script runs."""
+    if options.source is None and not options.ceiling:
         return functools.partial(_known_here, regime)
-    found = [ceiling for path in logs if (ceiling := read_run_log(path).ceilings.get(regime))]
+    found = [
+        load_ceiling(path, regime)
+        for path in options.ceiling
+        if regime == SUSTAINED or regime in read_run_log(path).ceilings
+    ]
     return {ceiling.problem.dtype: given_ceiling(ceiling) for ceiling in found}.get
 
 

@@ -14,8 +14,10 @@ from mamf.contribution.collection import CeilingEntry
 from mamf.regimes.names import CEILINGS
 
 FILE = "contributed.csv"
-_BUILD = ("compute_units", "power_limit_watts", "clock_mhz")
-_COLUMNS = ("device", *_BUILD, "dtype", "regime", "tflops", "low", "high", "log", "shapes")
+_COLUMNS = (
+    *("device", "compute_units", "power_limit_watts", "clock_mhz", "dtype", "regime"),
+    *("tflops", "low", "high", "log", "shapes"),
+)
 _MOST_SHAPES = 6
 
 
@@ -63,8 +65,8 @@ def _counts(entry: CeilingEntry) -> bool:
 def _build(entry: CeilingEntry) -> tuple[str, ...]:
     """Unit count and power limit, and a CPU's clock: devices of one name are built and set in several ways."""
     device: dict[str, Any] = entry.header["device"]
-    clock = None if device.get("is_accelerator", True) else device["max_clock_hz"]
-    figures = (device["compute_units"], device["power_limit_watts"], clock and clock / 1e6)
+    clock_mhz = None if device.get("is_accelerator", True) else (device["max_clock_hz"] or 0) / 1e6 or None
+    figures = (device["compute_units"], device["power_limit_watts"], clock_mhz)
     return tuple("" if each is None else f"{each:g}" for each in figures)
 
 

@@ -153,12 +153,15 @@ def _differences(row: ContributedCeiling, info: DeviceInfo) -> str:
     """How the device that was measured is not built or set as this one. What is unknown counts for a CPU alone: virtual
     machines give many CPUs one name, and its clock tells them apart.
     """
-    units = ("{} compute units, here {}", row.compute_units, info.compute_units)
-    watts = ("{} W, here {} W", row.power_limit_watts, info.power_limit_watts)
-    clock = ("a clock of {} MHz, here {} MHz", row.clock_mhz, info.max_clock_hz and info.max_clock_hz / 1e6)
+    compared = (
+        ("{} compute units, here {}", row.compute_units, info.compute_units),
+        ("{} W, here {} W", row.power_limit_watts, info.power_limit_watts)
+        if info.is_accelerator
+        else ("a clock of {} MHz, here {} MHz", row.clock_mhz, (info.max_clock_hz or 0) / 1e6),
+    )
     return ", ".join(
         text.format(*(f"{each:g}" if each else "unknown" for each in (of, own)))
-        for text, of, own in (units, watts if info.is_accelerator else clock)
+        for text, of, own in compared
         if (of != own if of and own else not info.is_accelerator)
     )
 

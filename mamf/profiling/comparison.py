@@ -35,10 +35,12 @@ def render_profiles(
     if form == "json":
         return json.dumps({"a": a[0], "b": b[0], "rows": rows}, indent=1) + "\n"
     titles = [f"{name}: {script} on {device}" for name, (script, _), device in zip("AB", (a, b), devices, strict=True)]
-    end = ["a profile has no samples: what differs by chance is not told apart"]
-    if untimed := [name for name, (_, each) in zip("AB", (a, b), strict=True) if each.unprofiled_step_seconds is None]:
-        end.append(f"{' and '.join(untimed)}: no step without the profiler was timed, so idle is an upper bound")
     drawn = drawing(form, width)(_COLUMNS, [_cells(row) for row in rows], {"class"})
+    end = ["a profile has no samples: what differs by chance is not told apart"] + [
+        f"{name}: no step without the profiler was timed, so idle is an upper bound"
+        for name, (_, profile) in zip("AB", (a, b), strict=True)
+        if profile.unprofiled_step_seconds is None
+    ]
     return f"{prose(titles, form)}\n{drawn}\n{prose(end, form)}"
 
 

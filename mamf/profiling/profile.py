@@ -14,7 +14,7 @@ from mamf.ceilings.known import KnownCeiling
 from mamf.measurement import IDLE, TERA
 from mamf.profiling.classes import class_of
 from mamf.profiling.events import Busy, Event, Trace
-from mamf.profiling.flops import dtype_of, flop_of
+from mamf.profiling.flops import dtype_of, flop_of, unaligned_product
 from mamf.profiling.shares import Union, busy, gaps, length, shares, union
 from mamf.regimes.names import BURST
 
@@ -55,12 +55,15 @@ class ClassRow:
 
 @dataclass(frozen=True)
 class KernelRow:
-    """A kernel, or an operation of a CPU: ``seconds`` in all profiled steps, by the union of its intervals."""
+    """A kernel, or an operation of a CPU: ``seconds`` in all profiled steps, by the union of its intervals.
+    ``unaligned``: products (MxNxK) that a kernel computed whose rows do not begin at multiples of 16 bytes.
+    """
 
     name: str
     class_name: str
     calls: int
     seconds: float
+    unaligned: str = ""
 
 
 @dataclass(frozen=True)
@@ -105,9 +108,8 @@ class Profile:
 
     def __post_init__(self) -> None:
         whole, idle = self.whole_seconds, max(0.0, self.whole_seconds - self.busy_seconds)
-        rows = (replace(row, visible=idle) if row.name == IDLE else row for row in self.classes)
-        shared = tuple(replace(row, share=row.visible / whole) for row in rows)
-        object.__setattr__(self, "classes", shared)
+        rows = [replace(row, visible=idle) if row.name == IDLE else row for row in self.classes]
+        object.__setattr__(self, "classes", tuple(replace(row, share=row.visible / whole) for row in rows))
 
     @property
     def busy_seconds(self) -> float:
@@ -119,7 +121,7 @@ class Profile:
         """What shares are of: the steps without the profiler, or ``busy_seconds`` if that is longer, because the
         profiler slows what works. The steps with the profiler if nothing else was timed: then idle is an upper bound.
         """
-        return self.seconds if self.unprofiled_step_seconds is None else max(self._usual_seconds, self.busy_seconds)
+        return max(self._usual_seconds, self.busy_seconds)
 
     @property
     def gap_seconds(self) -> float:
@@ -150,18 +152,8 @@ class Profile:
 
     def burst_mamfu(self, row: ClassRow) -> float | None:
         """A class as a share of the burst ceilings of its dtypes; None where they are not known."""
-        known = {each.dtype: each for each in self.ceilings if each.regime == BURST}
-        return share_of_ceilings(row.flop, row.multiplying, known.get)
-
-    @property
-    def above_sustained(self) -> tuple[ClassRow, ...]:
-        """Classes that multiply faster than their ceiling, whose regime is sustained."""
-        return tuple(row for row in self.classes if row.mamfu is not None and row.mamfu > 1)
-
-    @property
-    def shown_ceilings(self) -> tuple[KnownCeiling, ...]:
-        """Those of the burst regime only beside a class that is above the sustained ones."""
-        return tuple(each for each in self.ceilings if each.regime != BURST or self.above_sustained)
+        burst = {each.dtype: each for each in self.ceilings if each.regime == BURST}.get
+        return share_of_ceilings(row.flop, row.multiplying, burst)
 
     @property
     def _usual_seconds(self) -> float:
@@ -172,8 +164,8 @@ class Profile:
 def profile_of(
     trace: Trace,
     ceiling_of: CeilingOf,
-    unprofiled_step_seconds: float | None = None,
     burst_ceiling_of: CeilingOf = lambda dtype: None,
+    unprofiled_step_seconds: float | None = None,
 ) -> Profile:
     """``ceiling_of``: what MAMFU is of; ``burst_ceiling_of``: what stands beside it above the sustained ceiling."""
     at_work = busy(trace)
@@ -184,6 +176,7 @@ def profile_of(
     idle = gaps(covered, trace.begun, trace.ended)
     rows = list(_class_rows(by_class, ceiling_of))
     dtypes = dict.fromkeys(dtype for row in rows for dtype in row.flop)
+    known = (ceiling_of, burst_ceiling_of) if any((row.mamfu or 0) > 1 for row in rows) else (ceiling_of,)
     return Profile(
         seconds=trace.seconds,
         steps=trace.steps,
@@ -194,7 +187,7 @@ def profile_of(
         gaps=tuple(_gap_rows(idle, trace)),
         unprofiled_step_seconds=unprofiled_step_seconds,
         notes=trace.notes,
-        ceilings=tuple(filter(None, (known(dtype) for known in (ceiling_of, burst_ceiling_of) for dtype in dtypes))),
+        ceilings=tuple(filter(None, (ceiling_of(dtype) for ceiling_of in known for dtype in dtypes))),
     )
 
 
@@ -262,8 +255,9 @@ def _kernel_rows(at_work: Iterable[Busy]) -> list[KernelRow]:
     for each in at_work:
         by_name[each.event.name, class_of(each.event)].append(each)
     rows = [
-        KernelRow(name, class_name, _calls(found), length(union(_intervals(found))))
+        KernelRow(name, class_name, _calls(found), length(union(_intervals(found))), " ".join(sorted(shapes)))
         for (name, class_name), found in by_name.items()
+        for shapes in [set(filter(None, (unaligned_product(each.event) for each in found)))]
     ]
     return sorted(rows, key=lambda row: (-row.seconds, row.name))
 

@@ -25,7 +25,7 @@ def render_profile(form: str, script: str, profile: Profile, top: int | None = 1
         return json.dumps({"script": script, **_record(profile)}, indent=1) + "\n"
     draw = drawing(form, width)
     longest = _LONGEST_NAME if width is None else max(width - _BESIDE_NAME, _SHORTEST_NAME)
-    head = [*_title(script, profile), *known_ceiling_lines(profile.shown_ceilings)]
+    head = [*_title(script, profile), *known_ceiling_lines(profile.ceilings)]
     parts = [prose(head, form), draw(_CLASS_COLUMNS, _class_cells(profile), _LEFT)]
     what, whole = "kernel" if profile.is_of_device else "operation", profile.whole_seconds
     kernels = [
@@ -59,9 +59,10 @@ def _title(script: str, profile: Profile) -> Iterator[str]:
         return
     yield f"{script} on {where}: {profile.steps} steps of {milliseconds(profile.step_seconds)} ms with the profiler"
     if profile.unprofiled_step_seconds is not None:
-        cost = profile.step_seconds / profile.unprofiled_step_seconds - 1
-        without = milliseconds(profile.unprofiled_step_seconds)
-        yield f"{without} ms without it, in the steps right before, which shares are of: the profiler makes {cost:+.0%}"
+        yield (
+            f"{milliseconds(profile.unprofiled_step_seconds)} ms without it, in the steps right before, which shares "
+            f"are of: the profiler makes {profile.step_seconds / profile.unprofiled_step_seconds - 1:+.0%}"
+        )
     if profile.tflops is not None:
         share = "" if profile.mamfu is None else f", {profile.mamfu:.1%} MAMFU"
         time = "" if profile.unprofiled_step_seconds is None else " in the time without it"
@@ -87,35 +88,30 @@ def _class_cells(profile: Profile) -> list[list[str]]:
 
 def mamfu_cell(row: ClassRow, profile: Profile) -> str:
     """The share of the sustained ceiling, and above it that of the burst ceiling too, where it is known."""
-    if row.mamfu is None:
-        return DASH
-    burst = profile.burst_mamfu(row) if row.mamfu > 1 else None
-    return f"{row.mamfu:.1%}" if burst is None else f"{row.mamfu:.1%} ({burst:.1%} of burst)"
+    burst = profile.burst_mamfu(row) if row.mamfu is not None and row.mamfu > 1 else None
+    return DASH if row.mamfu is None else f"{row.mamfu:.1%}" + (f" ({burst:.1%} of burst)" if burst else "")
 
 
 def time_lines(profile: Profile) -> Iterator[str]:
     """How sure idle is, and which classes are above the sustained ceiling."""
-    steps, took = profile.steps or 1, profile.unprofiled_step_seconds
-    busy, gap_time = profile.busy_seconds / steps, milliseconds(profile.gap_seconds / steps)
+    took, busy = profile.unprofiled_step_seconds, profile.busy_seconds / (profile.steps or 1)
+    work = f"{milliseconds(busy)} ms of work in the trace"
+    seen = (
+        f"gaps in the trace: {milliseconds(profile.gap_seconds / (profile.steps or 1))} ms, with what the profiler adds"
+    )
     if took is None and profile.gap_seconds:
         yield "a step without the profiler was not timed: idle is an upper bound, all other shares are lower bounds"
     elif took is not None and busy > took:
-        yield (
-            f"the work takes {milliseconds(busy)} ms with the profiler, more than a step without it: shares are of the "
-            f"former and idle is unknown (gaps in the trace: {gap_time} ms, with what the profiler adds)"
-        )
+        yield f"{work}, slowed by the profiler, exceed the step without it: shares are of it; idle is unknown ({seen})"
     elif took is not None:
-        yield (
-            f"idle: {milliseconds(took)} ms without the profiler less {milliseconds(busy)} ms of work in the trace "
-            f"(gaps in the trace: {gap_time} ms, with what the profiler adds)"
-        )
+        yield f"idle: {milliseconds(took)} ms without the profiler less {work} ({seen})"
         yield f"if the profiler slows the work by 1 %, idle is {milliseconds(busy / 100)} ms more than this"
-    for row in profile.above_sustained:
-        known = "" if profile.burst_mamfu(row) else " (unknown here: mamf find measures it)"
-        yield (
-            f"{row.name} is above its sustained ceiling, which is of products back to back: beside other work the "
-            f"clock recovers, so the burst ceiling{known} is the limit"
-        )
+    for row in profile.classes:
+        if row.mamfu is not None and row.mamfu > 1:
+            yield (
+                f"{row.name} is above its sustained ceiling, which is of products back to back: beside other work the "
+                f"clock recovers, so the burst ceiling (mamf find) is the limit"
+            )
 
 
 def _memory_cells(profile: Profile) -> list[list[str]]:
@@ -156,9 +152,12 @@ def _end(profile: Profile) -> Iterator[str]:
 
 
 def _record(profile: Profile) -> dict[str, Any]:
-    names = ("flop", "tflops", "mamfu", "whole_seconds", "busy_seconds", "gap_seconds")
-    whole = {name: getattr(profile, name) for name in names}
-    return {**asdict(profile), **whole, "classes": [_class_record(row, profile) for row in profile.classes]}
+    derived = ("flop", "tflops", "mamfu", "whole_seconds", "busy_seconds", "gap_seconds")
+    return {
+        **asdict(profile),
+        **{name: getattr(profile, name) for name in derived},
+        "classes": [_class_record(row, profile) for row in profile.classes],
+    }
 
 
 def _class_record(row: ClassRow, profile: Profile) -> Mapping[str, Any]:

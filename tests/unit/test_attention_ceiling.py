@@ -155,6 +155,16 @@ def test_without_a_confirmed_ceiling_kernels_are_measured_and_shares_missing(att
     assert found(tmp_path / "run.jsonl") <= {"simulated", "missing-field"}
 
 
+def test_without_a_product_that_works_kernels_are_measured_and_shares_missing(attention, monkeypatch, tmp_path):
+    monkeypatch.setattr(SimulatedMatmul, "prepare", lambda *arguments: 1 / 0)
+    code, _, err = attention()
+    assert code == 0
+    assert "no ceiling of bfloat16 can be measured, so its rows have no shares (MAMFU): " in err
+    log = read(tmp_path)
+    assert (log.tier, log.all_ceilings, len(steps(log))) == ("complete", {}, STEPS)
+    assert found(tmp_path / "run.jsonl") <= {"simulated", "missing-field"}
+
+
 def test_a_search_without_a_budget_has_its_usual_time(attention, tmp_path):
     code, out, err = attention("--dry-run")
     assert code == 0

@@ -1,6 +1,7 @@
 """``mamf profile``: a script runs as without mamf, and its steps are told."""
 
 import json
+from argparse import Namespace
 
 import pytest
 
@@ -216,9 +217,10 @@ def test_without_a_log_the_ceiling_is_what_is_known_of_the_device(monkeypatch, s
     known = KnownPeak(2e12, None, None, source, "from somewhere", "float32", "x")
     monkeypatch.setattr(known_ceilings, "peak", lambda device, dtype, regime: known)
     profile._known_here.cache_clear()
-    taken = KnownCeiling("float32", "sustained", 2.0, source, "from somewhere")
-    assert profile._ceilings([], "sustained", is_of_this_device=True)("float32") == (taken if is_one else None)
-    assert profile._ceilings([], "sustained", is_of_this_device=False)("float32") is None
+    for regime in ("sustained", "burst"):
+        taken = KnownCeiling("float32", regime, 2.0, source, "from somewhere") if is_one else None
+        assert profile._ceilings(Namespace(source=None, ceiling=[]), regime)("float32") == taken
+        assert profile._ceilings(Namespace(source="trace.json", ceiling=[]), regime)("float32") is None
     profile._known_here.cache_clear()
 
 
@@ -228,5 +230,5 @@ def test_an_unknown_device_has_no_share(monkeypatch):
 
     monkeypatch.setattr(known_ceilings, "peak", unknown)
     profile._known_here.cache_clear()
-    assert profile._ceilings([], "sustained", is_of_this_device=True)("float32") is None
+    assert profile._ceilings(Namespace(source=None, ceiling=[]), "sustained")("float32") is None
     profile._known_here.cache_clear()

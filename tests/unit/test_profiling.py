@@ -18,7 +18,7 @@ from mamf.measurement import IDLE
 from mamf.profiling.classes import CLASSES, COMMUNICATION, UNCLASSIFIED, class_of
 from mamf.profiling.comparison import render_profiles
 from mamf.profiling.events import Event, Trace
-from mamf.profiling.flops import dtype_of, flop_of
+from mamf.profiling.flops import dtype_of, flop_of, unaligned_product
 from mamf.profiling.kernel_tables import read_kernel_table
 from mamf.profiling.log import create_profile_log, read_profile_or_none, write_profile
 from mamf.profiling.profile import KernelRow, profile_of
@@ -221,6 +221,53 @@ ATTENTION = ([2, 4, 128, 64], [2, 2, 128, 64], [2, 2, 128, 64])
 )
 def test_flop_follow_from_the_recorded_shapes(event, expected):
     assert flop_of(event) == expected
+
+
+def launched_by(name, *dimensions, strides=(), dtype="c10::BFloat16", kind="kernel"):
+    operation = Event(
+        name, "operation", 0, 1, dimensions=dimensions, strides=strides, dtypes=[dtype] * 3, values=[""] * 5
+    )
+    launch = Event("cudaLaunchKernel", "runtime", 0, 1, parent=operation)
+    return Event("a kernel", kind, 1, 2, parent=launch)
+
+
+@pytest.mark.parametrize(
+    ("event", "expected"),
+    [
+        (launched_by("aten::mm", [8192, 768], [768, 50257]), "8192x50257x768"),
+        (launched_by("aten::mm", [8192, 768], [768, 50304]), None),
+        (launched_by("aten::mm", [8192, 50257], [50257, 768]), "8192x768x50257"),
+        # The gradient of a weight: its first operand is stored the other way round, which strides alone say.
+        (launched_by("aten::mm", [50257, 8192], [8192, 768], strides=[[1, 50257], [768, 1]]), "50257x768x8192"),
+        (launched_by("aten::mm", [50304, 8192], [8192, 768], strides=[[1, 50304], [768, 1]]), None),
+        (launched_by("aten::mm", [8191, 768], [768, 3072], strides=[[768, 1], [1, 768]]), None),
+        (launched_by("aten::mm", [1, 768], [768, 3072], strides=[[768, 1], [1, 768]]), None),
+        (launched_by("aten::addmm", [50257], [8192, 768], [768, 50257]), "8192x50257x768"),
+        (launched_by("aten::bmm", [4, 64, 33], [4, 33, 64]), "64x64x33"),
+        (launched_by("aten::mm", [64, 64], [64, 50257], dtype="float"), None),
+        (launched_by("aten::mm", [64, 64], [64, 24], dtype="c10::Float8_e4m3fn"), "64x24x64"),
+        (launched_by("aten::mm", [64, 64], [64, 33], kind="operation"), None),
+        (launched_by("aten::add", [64, 33], [64, 33]), None),
+        (launched_by("aten::mm"), None),
+        (launched_by("aten::mm", [64, 64], [64, 33], dtype="of somebody"), None),
+    ],
+)
+def test_a_product_whose_rows_begin_off_multiples_of_16_bytes_is_known(event, expected):
+    assert unaligned_product(event) == expected
+
+
+def test_unaligned_products_stand_beside_their_kernel(tmp_path):
+    trace = json.loads(json.dumps(GPU_TRACE))
+    addmm = next(each for each in trace["traceEvents"] if each["name"] == "aten::addmm")
+    addmm["args"]["Input type"] = ["c10::BFloat16"] * 3
+    profile = profile_from(tmp_path, trace)
+    assert {row.name: row.unaligned for row in profile.kernels if row.unaligned} == {"nvjet_sm90": "3x7x5"}
+    with create_profile_log(tmp_path / "step.jsonl", "mamf profile train.py", "train.py") as log:
+        write_profile(log, profile)
+    assert read_profile_or_none(tmp_path / "step.jsonl") == ("train.py", profile)
+    addmm["args"]["Input Strides"] = [[1], [8, 1], [1, 8]]
+    addmm["args"]["Input Dims"] = [[7], [3, 5], [5, 8]]
+    assert not any(row.unaligned for row in profile_from(tmp_path, trace).kernels)
 
 
 def test_the_dtype_is_of_what_is_multiplied():
@@ -515,7 +562,7 @@ def test_what_the_profiler_adds_is_no_idle_time(profile):
 
 def test_work_that_the_profiler_slows_beyond_the_step_leaves_idle_unknown(profile):
     text = render_profile("table", "x", replace(profile, unprofiled_step_seconds=2e-4))
-    assert "the work takes 0.2300 ms with the profiler, more than a step without it: shares are of the former" in text
+    assert "0.2300 ms of work in the trace, slowed by the profiler, exceed the step without it: shares are of" in text
     assert "idle is unknown (gaps in the trace: 0.1700 ms" in text
 
 
@@ -543,17 +590,16 @@ def test_a_log_of_before_idle_was_corrected_is_read_as_one_of_today(tmp_path, pr
 def test_a_class_above_its_sustained_ceiling_is_shown_against_both(tmp_path):
     burst = replace(at(3e6)("float32"), regime="burst")
     trace = read_chrome_trace(written(tmp_path / "trace.json", GPU_TRACE))
-    fast = profile_of(trace, at(2e6), None, lambda dtype: burst)
+    fast = profile_of(trace, at(2e6), lambda dtype: burst)
     text = render_profile("table", "x", fast)
     assert "105.0% (70.0% of burst)" in text
     assert "of 3.000e-06 TFLOPS, the float32 burst ceiling" in text
     assert text.count("matmul is above its sustained ceiling, which is of products back to back: beside other") == 1
-    (row,) = fast.above_sustained
     found = json.loads(render_profile("json", "x", fast))["classes"]
-    assert [each["burst_mamfu"] for each in found if each["class"] == row.name] == [pytest.approx(0.7)]
+    assert [each["burst_mamfu"] for each in found if each["class"] == "matmul"] == [pytest.approx(0.7)]
     unknown_burst = render_profile("table", "x", profile_of(trace, at(2e6)))
-    assert "105.0%" in unknown_burst and "so the burst ceiling (unknown here: mamf find measures it)" in unknown_burst
-    slow = render_profile("table", "x", profile_of(trace, at(2.2e6), None, lambda dtype: burst))
+    assert "105.0%" in unknown_burst and "so the burst ceiling (mamf find)" in unknown_burst
+    slow = render_profile("table", "x", profile_of(trace, at(2.2e6), lambda dtype: burst))
     assert "burst" not in slow
 
 

@@ -74,11 +74,9 @@ class Model(Operation[ModelProblem, ModelShape]):
 
 def _time_share(row: Measurement, name: str) -> str | None:
     """From the share of a launch with the profiler to that of its work alone, where a log has no time without it."""
-    share, idle = row.time_shares.get(name), row.time_shares.get(IDLE, 0.0)
-    if share is None or not row.idle_is_bound:
-        return _percent(share)
-    low, high = _percent(share), _percent(share / max(1 - idle, share, 1e-9))
-    return low if low == high else f"{low} to {high}"
+    share, added = row.time_shares.get(name), row.time_shares.get(IDLE, 0.0) if row.idle_is_bound else 0.0
+    bounds = () if share is None else (f"{share:.1%}", f"{share / max(1 - added, share, 1e-9):.1%}")
+    return " to ".join(dict.fromkeys(bounds)) or None
 
 
 def _percent(share: float | None) -> str | None:

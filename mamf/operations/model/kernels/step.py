@@ -80,8 +80,7 @@ class Step:
         trace = trace_of(self._launch_of(0))
         if self._device.type != "cpu" and not trace.is_of_device:
             raise UnavailableError("torch.profiler sees no kernels of this device, or may not")
-        rows = profile_of(trace, ceiling_of=lambda dtype: None).classes
-        return {row.name: row.visible for row in rows if row.name != IDLE}
+        return {row.name: row.visible for row in profile_of(trace, lambda dtype: None).classes if row.name != IDLE}
 
     def _held_bytes(self) -> int:
         """Parameters, and what the optimizer keeps of each."""

@@ -104,8 +104,9 @@ class Prepared:
     ``held_bytes``: device memory that a set holds beside its operands, such as a saved forward pass.
     ``checksum``: queue one of the output of a set, given what its last launch returned; what it returns gives the
     number, once the device has run it. Equal outputs have equal ones. None: the kernel has none.
-    ``time_shares``: launch once more, watched, and tell the shares of its time by what was at work (attention, say);
-    asked for after the timing. None: a launch has no parts to tell apart.
+    ``class_seconds``: launch once more under a profiler; returns the seconds in which each class of work (attention,
+    say) was running, each instant in one class, idle time left out. Called after the timing, so that what the profiler
+    adds is in no share. None: a launch has no parts to tell apart.
     """
 
     launches: Sequence[Callable[[], object]]
@@ -115,7 +116,7 @@ class Prepared:
     rewrite_output: Callable[[], object] | None = None
     held_bytes: int = 0
     checksum: Callable[[int, object], Callable[[], int]] | None = None
-    time_shares: Callable[[], Mapping[str, float]] | None = None
+    class_seconds: Callable[[], Mapping[str, float]] | None = None
 
 
 class Kernel(ABC, Generic[ProblemT, ShapeT]):

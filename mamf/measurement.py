@@ -26,6 +26,11 @@ STATUSES: tuple[Status, ...] = ("ok", "out_of_memory", "unsupported", "wrong_res
 TERA = 1e12
 #: How details end that say which share of a launch's time something takes.
 TIME = " time"
+#: The time of a launch in which nothing runs.
+IDLE = "idle"
+#: The detail that says how long a launch worked under a profiler. Without it, in logs of before it was recorded, idle
+#: holds what the profiler added.
+BUSY_SECONDS = "busy_seconds"
 
 
 def is_share(value: object) -> TypeGuard[float]:
@@ -229,6 +234,11 @@ class Measurement(Tabular):
         """
         told = {name.removesuffix(TIME): share for name, share in self.details.items() if name.endswith(TIME)}
         return {name: share for name, share in told.items() if is_share(share)}
+
+    @property
+    def idle_is_bound(self) -> bool:
+        """Whether ``time_shares`` are of a launch under a profiler: idle is an upper bound, others are lower bounds."""
+        return bool(self.time_shares) and BUSY_SECONDS not in self.details
 
     def _measured(self, statistic: str) -> float:
         if self.summary is None:

@@ -13,6 +13,7 @@ from mamf.ceilings.share import Ceilings
 from mamf.cli.attention_ceilings import (
     found_ceilings,
     given_ceilings,
+    missing_shares,
     require_repeated_ceilings,
     warning,
     with_searches,
@@ -166,6 +167,10 @@ class _AttentionSession(Session[KernelsPlan]):
         yield from find.results()
         self.ceilings |= (found := found_ceilings(find, self.plan.regimes))
         self._write_ceilings(found)
+        missing = [regime for regime in self.plan.regimes if (problem.dtype, regime) not in found]
+        for told in (missing_shares(problem.dtype, regime, plan) for regime in missing):
+            self.failures.append(told)
+            warn(told)
 
     def _references(self) -> dict[str, MatmulKernel]:
         """The kernels that the ceilings were measured with."""
@@ -185,7 +190,7 @@ class _AttentionSession(Session[KernelsPlan]):
         return is_attention(row)
 
     def has_all(self) -> bool:
-        return not self.plan.steps(self.held)
+        return not self.plan.steps(self.held) and not self._missing_searches()
 
     def total(self) -> int:
         return len(self.plan.steps(self.held))

@@ -13,8 +13,9 @@ from mamf.ceilings.finding import Find
 from mamf.ceilings.grid import plan_for
 from mamf.ceilings.share import Ceilings, require_same_card
 from mamf.cli.resuming import contradiction, require_repeated
+from mamf.cli.terminal import warn
 from mamf.engine.estimate import working_kernels
-from mamf.errors import DeviceError, UsageError
+from mamf.errors import DeviceError, PluginError, UsageError
 from mamf.logs.records import ceiling_from_record, ceiling_record
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.plans import FindPlan, KernelsPlan
@@ -56,11 +57,8 @@ def require_repeated_ceilings(options: argparse.Namespace, log: RunLog, before: 
         raise contradiction(options, "ceiling", own)
     for key in given.keys() & held.keys():
         if ceiling_record(given[key]) != ceiling_record(held[key]):
-            raise contradiction(options, "ceiling", told(held[key]))
-
-
-def told(ceiling: Ceiling) -> str:
-    return f"a {ceiling.problem.dtype} {ceiling.regime} ceiling of {ceiling.tflops:.6g} TFLOPS at {ceiling.shape}"
+            own = f"a {' '.join(key)} ceiling of {held[key].tflops:.6g} TFLOPS at {held[key].shape}"
+            raise contradiction(options, "ceiling", own)
 
 
 def with_searches(plan: KernelsPlan, backend: Backend) -> KernelsPlan:
@@ -69,8 +67,12 @@ def with_searches(plan: KernelsPlan, backend: Backend) -> KernelsPlan:
     searches = []
     for dtype in dict.fromkeys(problem.dtype for problem in plan.problems):
         problem = problem_for(backend, dtype)
-        default, seconds = working_kernels(backend, problem)[0].name, _SECONDS[len(regimes)]
-        search, _ = plan_for(backend, problem, [default], regimes=regimes, budget_seconds=seconds)
+        try:
+            default = working_kernels(backend, problem)[0].name
+        except (DeviceError, PluginError) as error:
+            warn(f"no ceiling of {dtype} can be measured, so its rows have no shares (MAMFU): {error}")
+            continue
+        search, _ = plan_for(backend, problem, [default], regimes=regimes, budget_seconds=_SECONDS[len(regimes)])
         searches.append(search)
     return replace(plan, searches=tuple(searches))
 
@@ -95,14 +97,15 @@ def warning(search: FindPlan) -> str | None:
 
 
 def found_ceilings(find: Find, regimes: Sequence[str]) -> dict[tuple[str, str], Ceiling]:
-    """What a search confirmed, as the log will hold it. Raises DeviceError when that is not all that is needed."""
-    dtype, found = find.plan.problem.dtype, {}
-    for regime in regimes:
-        if regime not in find.ceilings:
-            raise DeviceError(
-                f"no {regime} ceiling of {dtype} was confirmed in {find.plan.budget_seconds:.3g} s: --resume goes on "
-                "with it (a longer --budget leaves it more), or start anew with --ceiling LOG"
-            )
-        record = ceiling_record(find.ceilings[regime])
-        found[dtype, regime] = ceiling_from_record(record, {"device": asdict(find.backend.info)})
-    return found
+    """What a search confirmed of these regimes, as the log will hold it."""
+    device = {"device": asdict(find.backend.info)}
+    kept = {regime: ceiling_record(each) for regime, each in find.ceilings.items() if regime in regimes}
+    return {(find.plan.problem.dtype, regime): ceiling_from_record(each, device) for regime, each in kept.items()}
+
+
+def missing_shares(dtype: str, regime: str, plan: FindPlan) -> str:
+    """What a reader must know of rows whose ceiling a search did not confirm."""
+    return (
+        f"no {regime} ceiling of {dtype} was confirmed in {plan.budget_seconds:.3g} s, so its rows have no shares "
+        "(MAMFU): --resume continues the search (a longer --budget leaves it more), or start anew with --ceiling LOG"
+    )

@@ -15,6 +15,7 @@ from mamf.ceilings.known import KnownCeiling, given_ceiling
 from mamf.cli.options import add_output_options, size, terminal_width
 from mamf.cli.terminal import say_lines, warn
 from mamf.errors import MamfError, UsageError
+from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
 from mamf.machine.environment import command_line
 from mamf.models.known_ceilings import measured_peak
@@ -27,7 +28,7 @@ from mamf.profiling.ranges import ModuleRanges
 from mamf.profiling.report import render_profile
 from mamf.profiling.running import StepProfiler, is_reporting_rank, profile_script, run_script
 from mamf.profiling.traces import read_chrome_trace
-from mamf.regimes.names import SUSTAINED
+from mamf.regimes.names import BURST, SUSTAINED
 from mamf.report import FORMATS
 
 _EXAMPLES = """examples:
@@ -85,9 +86,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    ceiling_of = _ceilings(options.ceiling, is_of_this_device=options.source is None)
+    # MAMFU is of sustained ceilings, because a step is not a burst.
+    ceilings = _ceilings(options, SUSTAINED), _ceilings(options, BURST)
     if options.source is not None:
-        return _read(options, ceiling_of)
+        return _read(options, ceilings)
     if not options.script:
         raise UsageError("nothing to profile: name a SCRIPT, or a trace by --from")
     # As they were typed: mamf's own options are rewritten, a script's are not.
@@ -99,10 +101,10 @@ def run(options: argparse.Namespace) -> int:
         return run_script(script, arguments)
     _require_place(options.trace, "--trace")
     _require_place(options.memory, "--memory")
-    return _profile(options, script, arguments, ceiling_of)
+    return _profile(options, script, arguments, ceilings)
 
 
-def _read(options: argparse.Namespace, ceiling_of: CeilingOf) -> int:
+def _read(options: argparse.Namespace, ceilings: tuple[CeilingOf, CeilingOf]) -> int:
     for given, name in (
         (options.script, "a SCRIPT"),
         (options.calls, "--calls"),
@@ -113,13 +115,15 @@ def _read(options: argparse.Namespace, ceiling_of: CeilingOf) -> int:
         if given:
             raise UsageError(f"--from reads a trace that is there already: leave {name} out")
     read = read_kernel_table if options.source.suffix == ".csv" else read_chrome_trace
-    profile = profile_of(read(options.source), ceiling_of)
+    profile = profile_of(read(options.source), *ceilings)
     with _log(options, options.source) as log:
         _tell(options, options.source, profile, log)
     return 0
 
 
-def _profile(options: argparse.Namespace, script: Path, arguments: Sequence[str], ceiling_of: CeilingOf) -> int:
+def _profile(
+    options: argparse.Namespace, script: Path, arguments: Sequence[str], ceilings: tuple[CeilingOf, CeilingOf]
+) -> int:
     memory = None if options.memory is None else MemoryWatch(options.memory)
     ranges = ModuleRanges(lambda: open_backend("auto", None)) if options.nvtx else None
     profiler = StepProfiler(options.steps, options.warmup, memory, ranges)
@@ -127,7 +131,7 @@ def _profile(options: argparse.Namespace, script: Path, arguments: Sequence[str]
         code = profile_script(script, arguments, profiler, options.calls)
         trace = options.trace or Path(folder, "trace.json")
         profiler.write_trace(trace)
-        profile = profile_of(read_chrome_trace(trace), ceiling_of, profiler.unprofiled_step_seconds)
+        profile = profile_of(read_chrome_trace(trace), *ceilings, profiler.unprofiled_step_seconds)
         if memory is not None:
             profile = replace(profile, memory=memory.rows)
         _tell(options, script, profile, log)
@@ -166,18 +170,23 @@ def _tell(options: argparse.Namespace, of: Path, profile: Profile, log: RunLogWr
     say_lines(render_profile(options.format, of.name, profile, options.top, terminal_width(options)))
 
 
-def _ceilings(logs: Sequence[Path], is_of_this_device: bool) -> CeilingOf:
-    """Of the sustained regime, because a step is not a burst: those given, else what is known of this device."""
-    found = [load_ceiling(path, SUSTAINED) for path in logs]
-    given = {ceiling.problem.dtype: given_ceiling(ceiling) for ceiling in found}
-    return _known_here if is_of_this_device and not logs else given.get
+def _ceilings(options: argparse.Namespace, regime: str) -> CeilingOf:
+    """Those given, else what is known of this device, on which a script runs."""
+    if options.source is None and not options.ceiling:
+        return functools.partial(_known_here, regime)
+    found = [
+        load_ceiling(path, regime)
+        for path in options.ceiling
+        if regime == SUSTAINED or regime in read_run_log(path).ceilings
+    ]
+    return {ceiling.problem.dtype: given_ceiling(ceiling) for ceiling in found}.get
 
 
 @functools.cache
-def _known_here(dtype: str) -> KnownCeiling | None:
+def _known_here(regime: str, dtype: str) -> KnownCeiling | None:
     """What was measured here or contributed; a datasheet's figure is no ceiling."""
     try:
-        known = measured_peak(None, dtype)
+        known = measured_peak(None, dtype, regime)
     except MamfError:
         return None
-    return KnownCeiling(dtype, SUSTAINED, known.tflops, known.source, known.told)
+    return KnownCeiling(dtype, regime, known.tflops, known.source, known.told)

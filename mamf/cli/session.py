@@ -121,7 +121,7 @@ class Session(ABC, Generic[AnyPlan]):
         self.before = plan_of(self.log, self.plan_kind, self.resumes(), self.purpose) if self.log else None
         self.findings: list[Advice] = []
         self.rows: list[Measurement] = []
-        #: What became of devices that shared the run and failed.
+        #: What the run lacks though it went on: devices that shared it and failed, ceilings that were not confirmed.
         self.failures: list[str] = []
         asked = asked_devices(options, self.log)
         self.backend = first_opened(self._opened, asked) if asked else self._opened(ALL)
@@ -264,7 +264,7 @@ class Session(ABC, Generic[AnyPlan]):
             return End("interrupted", str(error), error.exit_code)
         code = 0 if any(row.ok and self.counts(row) for row in self.rows) else _NOTHING_MEASURED
         if self.left_out():
-            return End("interrupted", "the budget ended", code)
+            return End("interrupted", "; ".join(("the budget ended", *self.failures)), code)
         return End("complete", "; ".join(self.failures), code)
 
     def _finish(self, header: dict[str, Any], writer: RunLogWriter, end: End, elapsed: float) -> int:

@@ -14,7 +14,6 @@ from mamf.contribution.row_rules import agree, is_exact, same_number, same_rate,
 from mamf.logs.records import ceiling_from_record, ceiling_record, is_of_old_calibration
 from mamf.logs.run_log import OwnCeilings, latest
 from mamf.measurement import Conditions, Measurement
-from mamf.operations.attention.rows import is_attention
 from mamf.report import find_summary_record, summary_record
 from mamf.report.of_run import kernels_run_summary
 from mamf.report.own_ceilings import problem_title
@@ -127,14 +126,15 @@ def _key(evidence: Evidence, record: Mapping[str, Any]) -> Sought:
 
 
 def _wanted(evidence: Evidence, again: Iterable[Sought]) -> set[Sought]:
-    """Ceilings that must be there: before they are, no attention is measured."""
+    """Ceilings that must be there. Attention is measured without one too, so there it is those that rounds confirm."""
     if evidence.confirms_own:
         measured = {row.problem for row in evidence.log.measurements if row.ok}
         is_whole = evidence.tier == "complete"
         return {(each, regime) for each, regime, _ in evidence.sought if each in measured} if is_whole else set(again)
-    if evidence.tier != "complete" and not any(map(is_attention, evidence.log.measurements)):
-        return set(again) if evidence.is_search else set()
-    return {(search.problem, regime) for search in evidence.searches for regime in evidence.plan.regimes}
+    wanted = {(search.problem, regime) for search in evidence.searches for regime in evidence.plan.regimes}
+    if evidence.is_search:
+        return wanted if evidence.tier == "complete" else set(again)
+    return wanted & set(again) if evidence.tier == "complete" else set()
 
 
 def _same(written: object, again: object) -> bool:

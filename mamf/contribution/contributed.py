@@ -16,15 +16,18 @@ from mamf.contribution.confirming import Claim, Entry, by_key, part_confirmed, s
 from mamf.regimes.names import CEILINGS
 
 FILE = "contributed.csv"
-_COLUMNS = ("device", "compute_units", "power_limit_watts", "dtype", "regime", "tflops", "low", "high", "log", "shapes")
+_COLUMNS = (
+    *("device", "compute_units", "power_limit_watts", "clock_mhz", "dtype", "regime"),
+    *("tflops", "low", "high", "log", "shapes"),
+)
 _MOST_SHAPES = 6
 
 
 @dataclass(frozen=True)
 class ContributedCeiling:
     """A ceiling that somebody measured: ``tflops``, and ``low`` to ``high`` where a repeat on that card lies. ``log``:
-    its place in results/. Units and limit are None where the vendor's libraries did not tell. ``shapes``: that won in
-    the finds of such devices, the fastest first.
+    its place in results/. Units, limit and clock are None where the vendor's libraries did not tell; ``clock_mhz`` is a
+    CPU's highest. ``shapes``: that won in the finds of such devices, the fastest first.
     """
 
     device: str
@@ -37,13 +40,14 @@ class ContributedCeiling:
     high: float
     log: str
     shapes: tuple[str, ...] = ()
+    clock_mhz: float | None = None
 
 
 def contributed_csv(entries: Iterable[CeilingEntry]) -> str:
     """The highest ceiling of each kind of device, dtype and regime that a complete find with normal data confirmed, and
     that is not unconfirmed by a second submitter.
     """
-    groups: dict[tuple[str, str, str, str, str], list[CeilingEntry]] = {}
+    groups: dict[tuple[str, ...], list[CeilingEntry]] = {}
     for entry in part_confirmed(entries)[0]:
         if _counts(entry):
             groups.setdefault((entry.device, *_build(entry), entry.dtype, entry.regime), []).append(entry)
@@ -62,11 +66,12 @@ def _counts(entry: CeilingEntry) -> bool:
     return entry.is_confirmed and entry.tier == "complete" and entry.regime in CEILINGS and data == "normal"
 
 
-def _build(entry: CeilingEntry) -> tuple[str, str]:
-    """Unit count and power limit: cards of one name are built and set in several ways."""
+def _build(entry: CeilingEntry) -> tuple[str, ...]:
+    """Unit count and power limit, and a CPU's clock: devices of one name are built and set in several ways."""
     device: dict[str, Any] = entry.header["device"]
-    units, watts = device["compute_units"], device["power_limit_watts"]
-    return "" if units is None else str(units), "" if watts is None else f"{watts:g}"
+    clock_mhz = None if device.get("is_accelerator", True) else (device["max_clock_hz"] or 0) / 1e6 or None
+    figures = (device["compute_units"], device["power_limit_watts"], clock_mhz)
+    return tuple("" if each is None else f"{each:g}" for each in figures)
 
 
 @functools.cache
@@ -85,6 +90,7 @@ def contributed_ceilings() -> tuple[ContributedCeiling, ...]:
             high=float(row["high"]),
             log=row["log"],
             shapes=tuple(row["shapes"].split()),
+            clock_mhz=float(row["clock_mhz"]) if row["clock_mhz"] else None,
         )
         for row in csv.DictReader(text.splitlines())
     )

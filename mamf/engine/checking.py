@@ -54,10 +54,10 @@ class Checked:
     def held_bytes(self) -> int:
         return self._prepared.held_bytes
 
-    def time_shares(self) -> Mapping[str, float]:
-        """Of one more launch, by what was at work; none where the kernel does not tell."""
-        tell = self._prepared.time_shares
-        return {} if tell is None else tell()
+    def class_seconds(self) -> Mapping[str, float]:
+        """Of one more launch, by what was running; empty where the kernel does not measure it."""
+        measure = self._prepared.class_seconds
+        return {} if measure is None else measure()
 
     def _remembering(self, index: int) -> Callable[[], object]:
         launch, returned, launched = self._prepared.launches[index], self._returned, self._launched

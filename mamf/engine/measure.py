@@ -16,7 +16,7 @@ from mamf.errors import UnsupportedError, fault
 from mamf.kernel import AnyKernel, Verdict
 from mamf.logs.known import operation_called
 from mamf.machine.timers import timer_accuracy
-from mamf.measurement import TERA, TIME, Conditions, Measurement, Status, is_share
+from mamf.measurement import BUSY_SECONDS, IDLE, TERA, TIME, Conditions, Measurement, Status, is_share
 from mamf.plausibility import split_impossible, why_implausible
 from mamf.regimes import Regime, Samples, StoppingRule, Sustained
 from mamf.statistics import summarize, two_levels
@@ -94,7 +94,7 @@ class _Run:
             reserved = backend.peak_reserved_memory() if kernel.tells_reserved and peak is not None else None
             samples = self.regime.visit(checked, self.rule, estimate)
             checked.require_unchanged_operands()
-            shares = time_shares(checked, samples.remarks)
+            shares = time_shares(checked, stdlib_statistics.median(samples.seconds), samples.remarks)
             self.regime.bridge(checked.launches, samples.seconds[-1])
         details = {} if peak is None else {"held_bytes": checked.held_bytes}
         verdict = replace(checked.verdict, details={**checked.verdict.details, **details, **shares})
@@ -181,16 +181,21 @@ def needed_memory(backend: Backend, checked: Checked, problem: Any, shape: Any) 
     return int(operands + checked.held_bytes + peak - before)
 
 
-def time_shares(checked: Checked, remarks: list[str]) -> Mapping[str, float]:
-    """Details that say what a launch spends its time on. What goes wrong here is a remark: the row is measured."""
+def time_shares(checked: Checked, seconds: float, remarks: list[str]) -> Mapping[str, float]:
+    """Details that say what a launch spends its ``seconds`` on, measured without a profiler: idle is what the work
+    leaves of them. If a profiler slows the work beyond them, shares are of the work. What goes wrong is a remark.
+    """
     try:
-        shares = {f"{name}{TIME}": round(float(share), 4) for name, share in checked.time_shares().items()}
+        found = checked.class_seconds()
+        busy = sum(found.values())
+        times = {**found, IDLE: max(0.0, seconds - busy)} if found else {}
+        shares = {f"{name}{TIME}": round(float(each) / max(seconds, busy), 4) for name, each in times.items()}
         if not all(map(is_share, shares.values())):
-            raise ValueError(f"{shares} are no shares")
+            raise ValueError(f"{found} are no seconds")
     except Exception as error:
         remarks.append(f"what its time goes to could not be told: {fault(error)}")
         return {}
-    return shares
+    return {**shares, BUSY_SECONDS: round(busy, 9)} if shares else {}
 
 
 def conditions(readings: Sequence[Reading], watts: float | None) -> Conditions:

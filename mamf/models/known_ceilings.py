@@ -1,7 +1,7 @@
 """``mamf.peak``: how fast a device multiplies, from the best source there is, which is always told.
 
-Measured on this device, else contributed for devices of its name, build and power limit, else its datasheet's dense
-figure; never another device's.
+Measured on this device, else contributed for devices of its name, build and power limit (a CPU: name, core count and
+clock), else its datasheet's dense figure; never another device's.
 """
 
 from __future__ import annotations
@@ -150,12 +150,20 @@ def _contributed(info: DeviceInfo, dtype: str, regime: str, anyway: bool) -> Kno
 
 
 def _differences(row: ContributedCeiling, info: DeviceInfo) -> str:
-    """How the device that was measured is not built or set as this one; what is unknown does not count."""
+    """How the device that was measured is not built or set as this one. What is unknown counts for a CPU alone: virtual
+    machines give many CPUs one name, and its clock tells them apart.
+    """
     compared = (
-        ("{:g} compute units, here {:g}", row.compute_units, info.compute_units),
-        ("{:g} W, here {:g} W", row.power_limit_watts, info.power_limit_watts),
+        ("{} compute units, here {}", row.compute_units, info.compute_units),
+        ("{} W, here {} W", row.power_limit_watts, info.power_limit_watts)
+        if info.is_accelerator
+        else ("a clock of {} MHz, here {} MHz", row.clock_mhz, (info.max_clock_hz or 0) / 1e6),
     )
-    return ", ".join(text.format(of, own) for text, of, own in compared if of and own and of != own)
+    return ", ".join(
+        text.format(*(f"{each:g}" if each else "unknown" for each in (of, own)))
+        for text, of, own in compared
+        if (of != own if of and own else not info.is_accelerator)
+    )
 
 
 def datasheet_peak(info: DeviceInfo, dtype: str) -> KnownPeak | None:

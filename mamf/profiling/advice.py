@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from mamf.ceilings.share import STATE_TOLERANCE, mamfu
+from mamf.measurement import IDLE
+from mamf.operations.model.shapes import SIZES
 from mamf.profiling.folder import Folder
 from mamf.profiling.groups import Group
-from mamf.profiling.profile import IDLE
+from mamf.profiling.products import slow_products
+from mamf.profiling.profile import Profile
+from mamf.profiling.report import milliseconds
 
-_GAIN, _FAR_BELOW, _IDLE = 1.05, 0.5, 0.1
+_GAIN, _FAR_BELOW, _IDLE, _NOTABLE = 1.05, 0.5, 0.1, 0.05
 _DEFAULT = "sdpa"
 
 
 def advice(folder: Folder, groups: Sequence[Group]) -> list[str]:
     """A line each; one that says so where nothing stands out."""
     of_kernels = [*_far_below(folder, groups), *_faster_kernels(groups), *_left_out(groups)]
-    found = [*_machine(folder), *of_kernels, *_step(folder)]
+    found = [*_step(folder), *_machine(folder), *of_kernels]
     return found or [_nothing(_shares(folder, groups))]
 
 
@@ -36,7 +40,7 @@ def _shares(folder: Folder, groups: Sequence[Group]) -> list[tuple[float, Group]
 def _machine(folder: Folder) -> Iterator[str]:
     for line in folder.headers[0].get("findings", ()) if folder.headers else ():
         if line.startswith("WARN"):
-            yield f"Mend the machine first: {line.removeprefix('WARN').strip()}"
+            yield f"Fix the machine: {line.removeprefix('WARN').strip()}"
 
 
 def _faster_kernels(groups: Sequence[Group]) -> Iterator[str]:
@@ -77,14 +81,28 @@ def _left_out(groups: Sequence[Group]) -> Iterator[str]:
 
 
 def _step(folder: Folder) -> Iterator[str]:
+    """What takes most of a model's step first."""
     if folder.step is None:
         return
     _, profile = folder.step
-    idle = next((row for row in profile.classes if row.name == IDLE), None)
-    if idle and idle.share >= _IDLE:
-        during = f", most of it while the host was in {profile.gaps[0].during}" if profile.gaps else ""
-        yield f"The card idles for {idle.share:.0%} of a model's step{during}: larger batches, or mamf model --compile"
-    slow = [row for row in profile.classes if row.mamfu is not None and row.mamfu < _FAR_BELOW]
-    if slow:
-        worst = max(slow, key=lambda row: row.share)
-        yield f"{worst.name} takes {worst.share:.0%} of a model's step at {worst.mamfu or 0:.0%} of the ceiling"
+    architecture = folder.headers[0]["device"].get("architecture") if folder.headers else None
+    products = [
+        (seconds, text)
+        for seconds, text in slow_products(profile, architecture, [SIZES["small"]["vocabulary"]])
+        if seconds >= _NOTABLE * profile.whole_seconds
+    ]
+    for seconds, text in sorted([*products, *_classes(profile, bool(products))], reverse=True):
+        yield (
+            f"{milliseconds(seconds / (profile.steps or 1))} ms of a model's step "
+            f"({seconds / profile.whole_seconds:.0%}): {text}"
+        )
+
+
+def _classes(profile: Profile, is_explained: bool) -> Iterator[tuple[float, str]]:
+    """Idle time, and classes far below the ceiling; products unless a line explains them."""
+    for row in profile.classes:
+        if row.name == IDLE and row.share >= _IDLE:
+            during = f", most gaps in the trace while the host was in {profile.gaps[0].during}" if profile.gaps else ""
+            yield row.visible, f"the device is idle{during}: larger batches, or mamf model --compile"
+        elif row.mamfu is not None and row.mamfu < _FAR_BELOW and not (is_explained and row.name == "matmul"):
+            yield row.visible, f"{row.name} at {row.mamfu:.0%} of the ceiling"

@@ -7,8 +7,9 @@ import re
 from typing import Any
 
 from mamf.errors import IncomparableError
+from mamf.measurement import IDLE
 from mamf.profiling.classes import ADDITIONS, CLASSES
-from mamf.profiling.profile import IDLE, ClassRow, Profile
+from mamf.profiling.profile import ClassRow, Profile
 from mamf.profiling.report import milliseconds
 from mamf.report.text import DASH, csv_text, drawing, prose
 
@@ -34,9 +35,13 @@ def render_profiles(
     if form == "json":
         return json.dumps({"a": a[0], "b": b[0], "rows": rows}, indent=1) + "\n"
     titles = [f"{name}: {script} on {device}" for name, (script, _), device in zip("AB", (a, b), devices, strict=True)]
-    end = "a profile has no samples: what differs by chance is not told apart"
     drawn = drawing(form, width)(_COLUMNS, [_cells(row) for row in rows], {"class"})
-    return f"{prose(titles, form)}\n{drawn}\n{prose([end], form)}"
+    end = ["a profile has no samples: what differs by chance is not told apart"] + [
+        f"{name}: no step without the profiler was timed, so idle is an upper bound"
+        for name, (_, profile) in zip("AB", (a, b), strict=True)
+        if profile.unprofiled_step_seconds is None
+    ]
+    return f"{prose(titles, form)}\n{drawn}\n{prose(end, form)}"
 
 
 def _device(profile: Profile) -> str:
@@ -59,7 +64,7 @@ def _ratio(b: float, a: float) -> float | None:
 
 def _whole(side: str, profile: Profile) -> dict[str, Any]:
     calls = sum(row.calls for row in profile.classes if row.name != IDLE)
-    return _figures(side, profile.step_seconds, 1.0, calls / (profile.steps or 1))
+    return _figures(side, profile.whole_seconds / (profile.steps or 1), 1.0, calls / (profile.steps or 1))
 
 
 def _one(side: str, profile: Profile, row: ClassRow | None) -> dict[str, Any]:
@@ -73,7 +78,7 @@ def _additions(side: str, profile: Profile) -> dict[str, Any]:
     """What comparisons of attention kernels name beside the copies: residuals and gradients that are summed."""
     rows = [row for row in profile.kernels if row.class_name == "elementwise" and re.search(ADDITIONS, row.name)]
     seconds, steps = sum(row.seconds for row in rows), profile.steps or 1
-    return _figures(side, seconds / steps, seconds / profile.seconds, sum(row.calls for row in rows) / steps)
+    return _figures(side, seconds / steps, seconds / profile.whole_seconds, sum(row.calls for row in rows) / steps)
 
 
 def _figures(side: str, seconds: float, share: float, calls: float) -> dict[str, Any]:

@@ -16,7 +16,7 @@ class Event:
     """``begun``, ``ended``: seconds from the beginning of the trace. ``lane``: the stream or the thread.
 
     ``parent``: what called it, or launched it; None: nobody, or it is not known. ``forward``: the operation that a node
-    of autograd is the backward of. ``dimensions``, ``dtypes`` and
+    of autograd is the backward of. ``dimensions``, ``strides``, ``dtypes`` and
     ``values``: of the arguments of an operation, in their order, empty where they were not recorded; ``dtypes`` as
     torch prints them, ``values`` of what is no tensor. ``calls``: more than one for a sum over a kernel's launches.
     """
@@ -32,6 +32,7 @@ class Event:
     dtypes: Sequence[str] = ()
     values: Sequence[str] = ()
     calls: int = 1
+    strides: Sequence[Sequence[int]] = ()
 
     @property
     def seconds(self) -> float:

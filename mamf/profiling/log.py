@@ -32,7 +32,7 @@ _CLASS = {
     "multiplying": float,
     "mamfu": Nullable(float),
 }
-_KERNEL = {"name": str, "class_name": str, "calls": int, "seconds": float}
+_KERNEL = {"name": str, "class_name": str, "calls": int, "seconds": float, "unaligned?": str}
 _GAP = {"during": str, "count": int, "seconds": float}
 _MEMORY = {"name": str, "nbytes": Nullable(int)}
 _SUMMARY = {
@@ -108,7 +108,7 @@ def _add(rows: dict[str, list[Any]], record: dict[str, Any]) -> None:
         raise ValueError(f"a record {record['record']!r} in a profile")
     field, schema, kind = _RECORDS[record["record"]]
     require(record, schema)
-    rows[field].append(kind(**{each.name: record[each.name] for each in fields(kind)}))
+    rows[field].append(kind(**{each.name: record[each.name] for each in fields(kind) if each.name in record}))
 
 
 def _profile(rows: Mapping[str, list[Any]], summary: dict[str, Any]) -> Profile:

@@ -1,19 +1,23 @@
-"""A profile: what of a step each class takes, what it computes there, the top kernels and the gaps. Pure."""
+"""A profile: what of a step each class takes, what it computes there, the top kernels and the gaps. Pure.
+
+Shares and idle are of a step without the profiler, if that was timed. Idle is that time less the time in which the
+device worked in the trace, so what the profiler adds between two kernels is not idle time.
+"""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mamf.ceilings.known import KnownCeiling
-from mamf.measurement import TERA
+from mamf.measurement import IDLE, TERA
 from mamf.profiling.classes import class_of
 from mamf.profiling.events import Busy, Event, Trace
-from mamf.profiling.flops import dtype_of, flop_of
+from mamf.profiling.flops import dtype_of, flop_of, unaligned_product
 from mamf.profiling.shares import Union, busy, gaps, length, shares, union
+from mamf.regimes.names import BURST
 
-IDLE = "idle"
 _OUTSIDE = "Python, outside of any operation"
 _UNKNOWN = "unknown: there are no events of the host"
 #: Share of a class's FLOP that may be of dtypes without a ceiling, and is left out: a rotary table of float32 beside
@@ -25,9 +29,10 @@ CeilingOf = Callable[[str], KnownCeiling | None]
 
 @dataclass(frozen=True)
 class ClassRow:
-    """A class in all profiled steps. ``visible`` and ``hidden``: seconds (mamf.profiling.shares.Share); ``share`` of
-    the steps, the visible ones. ``flop`` by dtype, and ``multiplying``, the seconds in which they were computed.
-    ``mamfu``: the share of the ceilings of these dtypes, None where none is known of more than a hundredth of the FLOP.
+    """A class in all profiled steps. ``visible`` and ``hidden``: seconds (mamf.profiling.shares.Share); ``share``: the
+    visible ones of Profile.whole_seconds. Calls of idle are the gaps in the trace. ``flop`` by dtype, and
+    ``multiplying``, the seconds in which they were computed. ``mamfu``: the share of the ceilings of these dtypes, None
+    where none is known of more than a hundredth of the FLOP.
     """
 
     name: str
@@ -50,12 +55,15 @@ class ClassRow:
 
 @dataclass(frozen=True)
 class KernelRow:
-    """A kernel, or an operation of a CPU: ``seconds`` in all profiled steps, by the union of its intervals."""
+    """A kernel, or an operation of a CPU: ``seconds`` in all profiled steps, by the union of its intervals.
+    ``unaligned``: products (MxNxK) that a kernel computed whose rows do not begin at multiples of 16 bytes.
+    """
 
     name: str
     class_name: str
     calls: int
     seconds: float
+    unaligned: str = ""
 
 
 @dataclass(frozen=True)
@@ -77,10 +85,11 @@ class MemoryRow:
 
 @dataclass(frozen=True)
 class Profile:
-    """``steps``: None where the trace does not tell them; ``seconds``: of all of them. ``unprofiled_step_seconds``:
-    what a step takes without the profiler, where that was measured. ``device``: empty where it is not known;
-    ``is_of_device``: whether it worked at all, else these are a CPU's operations. Rows are in the order of CLASSES,
-    idle last; kernels and gaps in the order of their seconds.
+    """``steps``: None where the trace does not tell them; ``seconds``: of all of them, with the profiler.
+    ``unprofiled_step_seconds``: what a step takes without it, where that was measured. ``device``: empty where it is
+    not known; ``is_of_device``: whether it worked at all, else these are a CPU's operations. Rows are in the order of
+    CLASSES, idle last, and their shares and idle follow from ``whole_seconds``; kernels and gaps are in the order of
+    their seconds, gaps as they are in the trace.
     """
 
     seconds: float
@@ -96,6 +105,28 @@ class Profile:
     memory: tuple[MemoryRow, ...] = ()
     #: What MAMFU is of.
     ceilings: tuple[KnownCeiling, ...] = ()
+
+    def __post_init__(self) -> None:
+        whole, idle = self.whole_seconds, max(0.0, self.whole_seconds - self.busy_seconds)
+        rows = [replace(row, visible=idle) if row.name == IDLE else row for row in self.classes]
+        object.__setattr__(self, "classes", tuple(replace(row, share=row.visible / whole) for row in rows))
+
+    @property
+    def busy_seconds(self) -> float:
+        """In which something worked, in all profiled steps: the union of all intervals in the trace."""
+        return sum(row.visible for row in self.classes if row.name != IDLE)
+
+    @property
+    def whole_seconds(self) -> float:
+        """What shares are of: the steps without the profiler, or ``busy_seconds`` if that is longer, because the
+        profiler slows what works. The steps with the profiler if nothing else was timed: then idle is an upper bound.
+        """
+        return max(self._usual_seconds, self.busy_seconds)
+
+    @property
+    def gap_seconds(self) -> float:
+        """Of the trace, in which nothing worked: idle time, and what the profiler adds to it."""
+        return max(0.0, self.seconds - self.busy_seconds)
 
     @property
     def step_seconds(self) -> float:
@@ -119,53 +150,62 @@ class Profile:
             return None
         return sum(filter(None, at_ceilings)) / self._usual_seconds
 
+    def burst_mamfu(self, row: ClassRow) -> float | None:
+        """A class as a share of the burst ceilings of its dtypes; None where they are not known."""
+        burst = {each.dtype: each for each in self.ceilings if each.regime == BURST}.get
+        return share_of_ceilings(row.flop, row.multiplying, burst)
+
     @property
     def _usual_seconds(self) -> float:
+        """Of as many steps as were profiled, without the profiler where that was timed."""
         return (self.unprofiled_step_seconds or self.step_seconds) * (self.steps or 1)
 
 
-def profile_of(trace: Trace, ceiling_of: CeilingOf, unprofiled_step_seconds: float | None = None) -> Profile:
-    """``ceiling_of``: what MAMFU is of."""
+def profile_of(
+    trace: Trace,
+    ceiling_of: CeilingOf,
+    burst_ceiling_of: CeilingOf = lambda dtype: None,
+    unprofiled_step_seconds: float | None = None,
+) -> Profile:
+    """``ceiling_of``: what MAMFU is of; ``burst_ceiling_of``: what stands beside it above the sustained ceiling."""
     at_work = busy(trace)
     by_class: dict[str, list[Busy]] = defaultdict(list)
     for each in at_work:
         by_class[class_of(each.event)].append(each)
     covered = union((each.begun, each.ended) for each in at_work)
     idle = gaps(covered, trace.begun, trace.ended)
-    rows = list(_class_rows(by_class, trace.seconds, ceiling_of))
+    rows = list(_class_rows(by_class, ceiling_of))
     dtypes = dict.fromkeys(dtype for row in rows for dtype in row.flop)
+    known = (ceiling_of, burst_ceiling_of) if any((row.mamfu or 0) > 1 for row in rows) else (ceiling_of,)
     return Profile(
         seconds=trace.seconds,
         steps=trace.steps,
         device=trace.device,
         is_of_device=trace.is_of_device,
-        classes=(*rows, _idle_row(idle, trace.seconds)),
+        classes=(*rows, ClassRow(IDLE, 0.0, length(idle), 0.0, len(idle), {}, 0.0)),
         kernels=tuple(_kernel_rows(at_work)),
         gaps=tuple(_gap_rows(idle, trace)),
         unprofiled_step_seconds=unprofiled_step_seconds,
         notes=trace.notes,
-        ceilings=tuple(filter(None, map(ceiling_of, dtypes))),
+        ceilings=tuple(filter(None, (ceiling_of(dtype) for ceiling_of in known for dtype in dtypes))),
     )
 
 
-def _class_rows(by_class: Mapping[str, Sequence[Busy]], seconds: float, ceiling_of: CeilingOf) -> Iterable[ClassRow]:
+def _class_rows(by_class: Mapping[str, Sequence[Busy]], ceiling_of: CeilingOf) -> Iterable[ClassRow]:
+    """Their shares follow from the step (Profile)."""
     told = shares({name: _intervals(found) for name, found in by_class.items()})
     for name, share in told.items():
         flop, multiplying = _flop(name, by_class[name])
         yield ClassRow(
             name=name,
-            share=share.visible / seconds,
+            share=0.0,
             visible=share.visible,
             hidden=share.hidden,
             calls=_calls(each for each in by_class[name] if not _is_within(name, each.event)),
             flop=flop,
             multiplying=multiplying,
-            mamfu=_mamfu(flop, multiplying, ceiling_of),
+            mamfu=share_of_ceilings(flop, multiplying, ceiling_of),
         )
-
-
-def _idle_row(idle: Union, seconds: float) -> ClassRow:
-    return ClassRow(IDLE, length(idle) / seconds, length(idle), 0.0, len(idle), {}, 0.0)
 
 
 def _intervals(found: Iterable[Busy]) -> list[tuple[float, float]]:
@@ -201,7 +241,7 @@ def _counted(event: Event) -> Event | None:
     return next((each for each in reversed(list(event.lineage())) if flop_of(each) is not None), None)
 
 
-def _mamfu(flop: Mapping[str, int], seconds: float, ceiling_of: CeilingOf) -> float | None:
+def share_of_ceilings(flop: Mapping[str, int], seconds: float, ceiling_of: CeilingOf) -> float | None:
     """The time that the ceilings of the dtypes would take, as a share of the time that was taken."""
     known = {dtype: ceiling.tflops * TERA for dtype in flop if (ceiling := ceiling_of(dtype))}
     unknown = sum(count for dtype, count in flop.items() if dtype not in known)
@@ -215,8 +255,9 @@ def _kernel_rows(at_work: Iterable[Busy]) -> list[KernelRow]:
     for each in at_work:
         by_name[each.event.name, class_of(each.event)].append(each)
     rows = [
-        KernelRow(name, class_name, _calls(found), length(union(_intervals(found))))
+        KernelRow(name, class_name, _calls(found), length(union(_intervals(found))), " ".join(sorted(shapes)))
         for (name, class_name), found in by_name.items()
+        for shapes in [set(filter(None, (unaligned_product(each.event) for each in found)))]
     ]
     return sorted(rows, key=lambda row: (-row.seconds, row.name))
 

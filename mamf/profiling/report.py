@@ -27,19 +27,19 @@ def render_profile(form: str, script: str, profile: Profile, top: int | None = 1
     longest = _LONGEST_NAME if width is None else max(width - _BESIDE_NAME, _SHORTEST_NAME)
     head = [*_title(script, profile), *known_ceiling_lines(profile.ceilings)]
     parts = [prose(head, form), draw(_CLASS_COLUMNS, _class_cells(profile), _LEFT)]
-    what = "kernel" if profile.is_of_device else "operation"
+    what, whole = "kernel" if profile.is_of_device else "operation", profile.whole_seconds
     kernels = [
-        [row.name[:longest], row.class_name, _per_step(row.calls, profile), *_time(row.seconds, profile)]
+        [row.name[:longest], row.class_name, _per_step(row.calls, profile), *_time(row.seconds, profile, whole)]
         for row in profile.kernels[:top]
     ]
     gaps = [
-        [row.during[:longest], _per_step(row.count, profile), *_time(row.seconds, profile)]
+        [row.during[:longest], _per_step(row.count, profile), *_time(row.seconds, profile, profile.gap_seconds)]
         for row in profile.gaps[:top]
     ]
     if kernels:
         parts.append(draw([what, "class", "calls", "ms", "share"], kernels, _LEFT))
     if gaps:
-        parts.append(draw(["while the host was in", "gaps", "ms", "share"], gaps, _LEFT))
+        parts.append(draw(["while the host was in", "gaps in the trace", "ms", "of all gaps"], gaps, _LEFT))
     if profile.memory:
         parts.append(draw(["memory", "MB", "of the peak"], _memory_cells(profile), {"memory"}))
     return "\n".join([*parts, prose(_end(profile), form)])
@@ -59,9 +59,10 @@ def _title(script: str, profile: Profile) -> Iterator[str]:
         return
     yield f"{script} on {where}: {profile.steps} steps of {milliseconds(profile.step_seconds)} ms with the profiler"
     if profile.unprofiled_step_seconds is not None:
-        cost = profile.step_seconds / profile.unprofiled_step_seconds - 1
-        without = milliseconds(profile.unprofiled_step_seconds)
-        yield f"{without} ms without it, in the steps right before: the profiler makes {cost:+.0%}"
+        yield (
+            f"{milliseconds(profile.unprofiled_step_seconds)} ms without it, in the steps right before, which shares "
+            f"are of: the profiler makes {profile.step_seconds / profile.unprofiled_step_seconds - 1:+.0%}"
+        )
     if profile.tflops is not None:
         share = "" if profile.mamfu is None else f", {profile.mamfu:.1%} MAMFU"
         time = "" if profile.unprofiled_step_seconds is None else " in the time without it"
@@ -79,10 +80,38 @@ def _class_cells(profile: Profile) -> list[list[str]]:
             _per_step(row.calls, profile),
             significant(sum(row.flop.values()) / (profile.steps or 1) / 1e12) if row.flop else DASH,
             DASH if row.tflops is None else significant(row.tflops),
-            DASH if row.mamfu is None else f"{row.mamfu:.1%}",
+            mamfu_cell(row, profile),
         ]
         for row in profile.classes
     ]
+
+
+def mamfu_cell(row: ClassRow, profile: Profile) -> str:
+    """The share of the sustained ceiling, and above it that of the burst ceiling too, where it is known."""
+    burst = profile.burst_mamfu(row) if row.mamfu is not None and row.mamfu > 1 else None
+    return DASH if row.mamfu is None else f"{row.mamfu:.1%}" + (f" ({burst:.1%} of burst)" if burst else "")
+
+
+def time_lines(profile: Profile) -> Iterator[str]:
+    """How sure idle is, and which classes are above the sustained ceiling."""
+    took, busy = profile.unprofiled_step_seconds, profile.busy_seconds / (profile.steps or 1)
+    work = f"{milliseconds(busy)} ms of work in the trace"
+    seen = (
+        f"gaps in the trace: {milliseconds(profile.gap_seconds / (profile.steps or 1))} ms, with what the profiler adds"
+    )
+    if took is None and profile.gap_seconds:
+        yield "a step without the profiler was not timed: idle is an upper bound, all other shares are lower bounds"
+    elif took is not None and busy > took:
+        yield f"{work}, slowed by the profiler, exceed the step without it: shares are of it; idle is unknown ({seen})"
+    elif took is not None:
+        yield f"idle: {milliseconds(took)} ms without the profiler less {work} ({seen})"
+        yield f"if the profiler slows the work by 1 %, idle is {milliseconds(busy / 100)} ms more than this"
+    for row in profile.classes:
+        if row.mamfu is not None and row.mamfu > 1:
+            yield (
+                f"{row.name} is above its sustained ceiling, which is of products back to back: beside other work the "
+                f"clock recovers, so the burst ceiling (mamf find) is the limit"
+            )
 
 
 def _memory_cells(profile: Profile) -> list[list[str]]:
@@ -112,6 +141,7 @@ def _end(profile: Profile) -> Iterator[str]:
     yield f"{per}each instant is told in one class: hidden ran beside another"
     if not profile.is_of_device:
         yield "no device worked: these are operations of the CPU, each without those that it calls"
+    yield from time_lines(profile)
     for row in profile.classes:
         if row.flop and row.multiplying < (1 - _TOLD) * row.total:
             known = row.multiplying / row.total
@@ -122,8 +152,12 @@ def _end(profile: Profile) -> Iterator[str]:
 
 
 def _record(profile: Profile) -> dict[str, Any]:
-    whole = {"flop": profile.flop, "tflops": profile.tflops, "mamfu": profile.mamfu}
-    return {**asdict(profile), **whole, "classes": [_class_record(row, profile) for row in profile.classes]}
+    derived = ("flop", "tflops", "mamfu", "whole_seconds", "busy_seconds", "gap_seconds")
+    return {
+        **asdict(profile),
+        **{name: getattr(profile, name) for name in derived},
+        "classes": [_class_record(row, profile) for row in profile.classes],
+    }
 
 
 def _class_record(row: ClassRow, profile: Profile) -> Mapping[str, Any]:
@@ -139,11 +173,12 @@ def _class_record(row: ClassRow, profile: Profile) -> Mapping[str, Any]:
         "multiplying_seconds": row.multiplying,
         "tflops": row.tflops,
         "mamfu": row.mamfu,
+        "burst_mamfu": profile.burst_mamfu(row),
     }
 
 
-def _time(seconds: float, profile: Profile) -> tuple[str, str]:
-    return milliseconds(seconds / (profile.steps or 1)), f"{seconds / profile.seconds:.1%}"
+def _time(seconds: float, profile: Profile, whole: float) -> tuple[str, str]:
+    return milliseconds(seconds / (profile.steps or 1)), f"{seconds / whole:.1%}"
 
 
 def _per_step(count: int, profile: Profile) -> str:

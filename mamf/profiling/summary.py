@@ -13,7 +13,7 @@ from mamf.operations.attention.report import baseline_of, speed_up
 from mamf.profiling.advice import advice
 from mamf.profiling.folder import LOGS, SUMMARY, TABLE, Folder
 from mamf.profiling.groups import groups_of
-from mamf.profiling.report import milliseconds
+from mamf.profiling.report import mamfu_cell, milliseconds, time_lines
 from mamf.profiling.roofs import best_bandwidth, roofs
 from mamf.report.own_ceilings import share_of
 from mamf.report.shares import known_ceiling_lines
@@ -177,18 +177,20 @@ def _step(folder: Folder) -> str:
             f"{row.share:.1%}",
             milliseconds(row.visible / (profile.steps or 1)),
             DASH if row.tflops is None else significant(row.tflops),
-            DASH if row.mamfu is None else f"{row.mamfu:.0%}",
+            mamfu_cell(row, profile),
         ]
         for row in classes
         if row.share
     ]
-    took = profile.unprofiled_step_seconds or profile.step_seconds
-    head = f"{milliseconds(took)} ms a step of GPT-2 small, forward, backward and AdamW; log: {_link('step')}."
+    took = milliseconds(profile.unprofiled_step_seconds or profile.step_seconds)
+    head = f"{took} ms a step of GPT-2 small, forward, backward and AdamW; log: {_link('step')}."
     lines = [Markup(head), *known_ceiling_lines(profile.ceilings)]
     return _section(
         "Where a model's step goes",
         prose(lines, "markdown", "\n")
-        + markdown(("class", "share", "ms", "TFLOPS", "of the ceiling"), rows, ("class",)),
+        + markdown(("class", "share", "ms", "TFLOPS", "of the ceiling"), rows, ("class",))
+        + "\n"
+        + prose(time_lines(profile), "markdown", "\n"),
     )
 
 

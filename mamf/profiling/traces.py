@@ -104,6 +104,7 @@ def _of_host(raw: Iterable[_Raw], origin: float) -> _Host:
             parent=stack[-1] if stack else None,
             forward=forward.get(sequence) if is_backward else None,
             dimensions=arguments.get("Input Dims", ()),
+            strides=arguments.get("Input Strides", ()),
             dtypes=arguments.get("Input type", ()),
             values=arguments.get("Concrete Inputs", ()),
         )

@@ -3,12 +3,13 @@
 import gc
 import weakref
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from verdicts import verified
 
-from mamf.engine.measure import measure
+from mamf.engine.measure import measure, time_shares
 from mamf.kernel import Prepared, Verdict
 from mamf.operations.attention.kernels.sdpa import SdpaMath
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
@@ -225,22 +226,38 @@ class Telling(TorchMm):
         self.tell = tell
 
     def prepare(self, *arguments, **options):
-        return replace(super().prepare(*arguments, **options), time_shares=self.tell)
+        return replace(super().prepare(*arguments, **options), class_seconds=self.tell)
 
 
 @pytest.mark.parametrize(
     ("tell", "details", "remark"),
     [
-        (lambda: {"matmul": 0.75, "idle": 0.25}, {"matmul time": 0.75, "idle time": 0.25}, ()),
+        (
+            lambda: {"matmul": 9.0, "x": 3.0},
+            {"matmul time": 0.75, "x time": 0.25, "idle time": 0, "busy_seconds": 12},
+            (),
+        ),
+        (dict, {}, ()),
         (lambda: 1 / 0, {}, ("what its time goes to could not be told: ZeroDivisionError: division by zero",)),
-        (lambda: {"matmul": 5.0}, {}, ("what its time goes to could not be told: ValueError: ",)),
+        (lambda: {"matmul": -5e-6}, {}, ("what its time goes to could not be told: ValueError: ",)),
         (lambda: {"matmul": float("nan")}, {}, ("what its time goes to could not be told: ValueError: ",)),
-        (lambda: {"matmul": "most"}, {}, ("what its time goes to could not be told: ValueError: ",)),
+        (lambda: {"matmul": "most"}, {}, ("what its time goes to could not be told: TypeError: ",)),
     ],
 )
 def test_what_cannot_tell_its_time_is_measured_all_the_same(backend, tell, details, remark):
     row = row_of(Telling(tell), backend, "burst")
     assert row.ok
-    assert {name: share for name, share in row.details.items() if name.endswith("time")} == details
+    told = {name: value for name, value in row.details.items() if name.endswith(("time", "busy_seconds"))}
+    assert told == pytest.approx(details)
     assert len(row.remarks) == len(remark)
     assert all(map(str.startswith, row.remarks, remark))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "matmul", "other", "idle"), [(100e-6, 0.6, 0.2, 0.2), (80e-6, 0.75, 0.25, 0), (40e-6, 0.75, 0.25, 0)]
+)
+def test_idle_is_what_the_work_leaves_of_a_launch_without_the_profiler(seconds, matmul, other, idle):
+    """Work that the profiler slows beyond a launch's time leaves none."""
+    details = time_shares(SimpleNamespace(class_seconds=lambda: {"matmul": 60e-6, "other": 20e-6}), seconds, [])
+    shares = {"matmul time": matmul, "other time": other, "idle time": idle}
+    assert details == pytest.approx({**shares, "busy_seconds": 80e-6})

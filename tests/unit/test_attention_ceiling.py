@@ -131,17 +131,38 @@ def test_the_search_counts_toward_the_budget(attention, tmp_path, monkeypatch, b
     assert log.summary["measured"] + log.summary["left"] == 2 * 32
 
 
-def test_a_budget_too_short_to_confirm_a_ceiling_says_what_to_do(attention, resume, tmp_path):
-    code, out, _ = attention("--budget", "2s")
-    assert code == 1
-    assert "interrupted: no burst ceiling of bfloat16 was confirmed in 1 s: --resume goes on with it (a longer" in out
-    assert "--budget leaves it more), or start anew with --ceiling LOG" in out
+def test_without_a_confirmed_ceiling_kernels_are_measured_and_shares_missing(attention, resume, tmp_path):
+    code, out, err = attention("--budget", "2s")
+    assert code == 0
+    said = "no burst ceiling of bfloat16 was confirmed in 1 s, so its rows have no shares (MAMFU): --resume continues"
+    assert f"mamf: {said}" in err
+    assert f"interrupted: the budget ended; {said}" in out
     log = read(tmp_path)
-    assert log.summary["measured"] == 0
-    assert log.summary["left"] == STEPS
-    code, out, _ = resume("--budget", "20s")
+    before = steps(log)
+    assert before and all(row.ok for row in before)
+    assert log.all_ceilings == {}
+    assert {best["mamfu"] for best in log.summary["best"].values()} == {None}
+    assert found(tmp_path / "run.jsonl") <= {"simulated", "missing-field"}
+    code, out, err = resume("--budget", "20s")
     assert code == 0
     assert "complete; 4 measured" in out
+    assert "no shares" not in err
+    after = read(tmp_path)
+    assert set(after.all_ceilings) == {("bfloat16", "burst")}
+    assert steps(after)[: len(before)] == before, "they are not measured again"
+    assert len(steps(after)) == STEPS
+    assert all(0.1 < best["mamfu"] < 1 for best in after.summary["best"].values())
+    assert found(tmp_path / "run.jsonl") <= {"simulated", "missing-field"}
+
+
+def test_without_a_product_that_works_kernels_are_measured_and_shares_missing(attention, monkeypatch, tmp_path):
+    monkeypatch.setattr(SimulatedMatmul, "prepare", lambda *arguments: 1 / 0)
+    code, _, err = attention()
+    assert code == 0
+    assert "no ceiling of bfloat16 can be measured, so its rows have no shares (MAMFU): " in err
+    log = read(tmp_path)
+    assert (log.tier, log.all_ceilings, len(steps(log))) == ("complete", {}, STEPS)
+    assert found(tmp_path / "run.jsonl") <= {"simulated", "missing-field"}
 
 
 def test_a_search_without_a_budget_has_its_usual_time(attention, tmp_path):
@@ -284,6 +305,16 @@ def forget_the_search(records):
 def test_spoiling_the_search_is_caught(spoil, rule, records, tmp_path):
     records = copy.deepcopy(records)
     assert rule in found(write(tmp_path / "spoiled.jsonl", spoil(records) or records))
+
+
+def test_an_honest_log_without_a_confirmed_ceiling_is_accepted(attention, monkeypatch, tmp_path):
+    monkeypatch.setattr("mamf.cli.attention_ceilings._SECONDS", {1: 1.0})
+    code, out, _ = attention()
+    assert code == 0
+    assert "complete: no burst ceiling of bfloat16 was confirmed in 1 s, so its rows have no shares" in out
+    log = read(tmp_path)
+    assert (log.tier, log.all_ceilings, len(steps(log))) == ("complete", {}, STEPS)
+    assert found(tmp_path / "run.jsonl") <= {"simulated", "missing-field"}
 
 
 def test_rows_of_the_search_are_no_entries_of_the_collection(whole, tmp_path):

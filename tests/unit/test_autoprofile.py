@@ -18,7 +18,8 @@ from mamf.profiling.advice import advice
 from mamf.profiling.folder import read_folder
 from mamf.profiling.groups import Group, groups_of
 from mamf.profiling.log import create_profile_log, write_profile
-from mamf.profiling.profile import ClassRow, GapRow, Profile
+from mamf.profiling.products import is_older
+from mamf.profiling.profile import ClassRow, GapRow, KernelRow, Profile
 from mamf.profiling.roofs import Roofs, roofs
 from mamf.profiling.summary import summary
 from mamf.statistics import summarize
@@ -124,7 +125,105 @@ def test_figures_are_those_of_the_logs(folder):
     assert f"| {ceiling.tflops:.1f} TFLOPS |" in text
     assert "40.00 ms a step" in text
     assert "MAMFU: of 666.0 TFLOPS, the bfloat16 sustained ceiling: contributed for Simulated H100" in text
-    assert "The card idles for 30% of a model's step, most of it while the host was in aten::item" in text
+    # 50 of 80 ms without the profiler were work: the log's 30 ms of idle time hold what the profiler added.
+    assert "| idle | 37.5% | 15.00 |" in text
+    assert "idle: 40.00 ms without the profiler less 25.00 ms of work in the trace" in text
+    idle = (
+        "15.00 ms of a model's step (38%): the device is idle, most gaps in the trace while the host was in aten::item"
+    )
+    first = "1. 25.00 ms of a model's step (62%): matmul at 30% of the ceiling."
+    assert text.index("## What to try next") < text.index(first) < text.index(f"2. {idle}")
+
+
+TURING = "void cutlass::Kernel2<cutlass_75_tensorop_bf16_s1688gemm_bf16_128x128_tn_align1>(Params)"
+AMPERE = "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_tn"
+
+
+def advised(folder, *kernels, architecture="sm_90", took=0.04):
+    """The lines about a step whose products take 50 ms, in that many kernels."""
+    held = read_folder(folder)
+    for header in held.headers:
+        header["device"]["architecture"] = architecture
+    rows = tuple(KernelRow(name, "matmul", 2, seconds, *more) for name, seconds, *more in kernels)
+    step = replace(PROFILE, kernels=rows, unprofiled_step_seconds=took)
+    return advice(replace(held, step=("model_step.py", step)), groups_of(held.kernels))
+
+
+def test_products_that_a_dimension_slows_come_first(folder):
+    lines = advised(folder, (TURING, 0.036), ("nvjet_sm90_tst", 0.014))
+    assert lines[0] == (
+        "18.00 ms of a model's step (45%): products on kernels of an older generation than the device because a "
+        "dimension is not a multiple of 8: pad it to a multiple of 64 (50257 to 50304), such as the vocabulary; 72% of "
+        "the time of all products"
+    )
+    assert "the device is idle" in lines[1], "what costs less comes later"
+    assert not any("matmul at" in line for line in lines), "it is the same loss"
+
+
+def test_what_costs_most_of_a_step_comes_before_all_else(folder):
+    lines = advised(folder, (TURING, 0.01), (AMPERE, 0.02), took=0.05)
+    assert [line.partition(":")[0] for line in lines[:3]] == [
+        "25.00 ms of a model's step (50%)",
+        "10.00 ms of a model's step (20%)",
+        "5.000 ms of a model's step (10%)",
+    ]
+    assert "the device is idle" in lines[0]
+    assert "products on kernels of an older generation than the device: compare libraries" in lines[1]
+
+
+def test_shapes_of_a_profile_name_the_dimension(folder):
+    (line, *_) = advised(folder, ("nvjet_sm90_tst", 0.05, "8192x30001x768 8192x1000x30001"), architecture=None)
+    assert (
+        "products because a dimension is not a multiple of 8: pad it to a multiple of 64 (30001 to 30016), such" in line
+    )
+    assert "older" not in line, "the device's architecture is not known"
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    ["nvjet_sm90_tst_128x256", "cutlass_80_simt_sgemm_128x64_nn", "Cijk_Ailk_Bljk_BBS_BH_MT256x256x32_MI32"],
+)
+def test_products_on_kernels_of_the_device_are_no_loss(folder, kernel):
+    assert not any("products" in line for line in advised(folder, (kernel, 0.05)))
+
+
+def test_products_of_little_time_are_not_named(folder):
+    assert not any("products" in line for line in advised(folder, (TURING, 0.003)))
+    assert any("matmul at 30% of the ceiling" in line for line in advised(folder, (TURING, 0.003)))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "architecture", "older"),
+    [
+        (TURING, "sm_90", True),
+        (TURING, "sm_80", True),
+        (TURING, "sm_75", False),
+        (TURING, None, False),
+        (TURING, "gfx942", False),
+        (AMPERE, "sm_90", True),
+        (AMPERE, "sm_89", False),
+        (AMPERE, "sm_120", False),
+        ("sm80_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", "sm_100", True),
+        ("sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize64x64x8", "sm_90", False),
+        ("turing_fp16_s1688gemm_fp16_128x128_ldg8_f2f_nn", "sm_90", True),
+        ("ampere_sgemm_128x64_nn", "sm_90", False),
+        ("void cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<cutlass::arch::Sm90>>", "sm_100", True),
+        ("cutlass3x_sm100_tensorop_s256x256x16gemm_bf16", "sm_103", False),
+        ("nvjet_sm90_tst_80x64_64x9", "sm_90", False),
+    ],
+)
+def test_the_generation_of_a_kernel_is_in_its_name(kernel, architecture, older):
+    assert is_older(kernel, architecture) is older
+
+
+def test_the_published_step_says_what_costs_most():
+    """15.4 of 21.6 ms of products are for the sake of a vocabulary of 50257; the profiler's 9 ms are no idle time."""
+    text = (Path(__file__).parents[2] / "docs" / "autoprofile-h200" / "SUMMARY.md").read_text()
+    held = read_folder(Path(__file__).parents[2] / "docs" / "autoprofile-h200")
+    (first, *_) = advice(held, groups_of(held.kernels))
+    assert f"\n1. {first}.\n" in text
+    assert first.startswith("15.38 ms of a model's step (40%): products on kernels of an older generation")
+    assert "| idle | 6.5% | 2.529 | - | - |" in text
 
 
 def test_the_summary_follows_from_the_folder_alone(folder):

@@ -1,16 +1,17 @@
 """``mamf profile``: a script runs as without mamf, and its steps are told."""
 
 import json
+from argparse import Namespace
 
 import pytest
 
 from mamf.ceilings.known import KnownCeiling
 from mamf.cli import main, profile
 from mamf.errors import UnavailableError
+from mamf.measurement import IDLE
 from mamf.models import known_ceilings
 from mamf.models.known_ceilings import KnownPeak
 from mamf.profiling.classes import UNCLASSIFIED
-from mamf.profiling.profile import IDLE
 from mamf.profiling.shares import length, union
 
 TRAINING = """
@@ -70,7 +71,7 @@ def test_the_step_of_a_transformer_is_told_by_class(script, tmp_path, capsys):
     assert rows["matmul"]["flop"] == 2 * 3 * 2 * tokens * (4 * width * width + 2 * width * hidden + width * words)
     # Two products in forward, four in backward: with dropout torch has no fused kernel here.
     assert rows["attention"]["flop"] == 2 * 6 * 2 * 4 * 32 * 32 * width
-    products = seconds_of_products(trace) / found["seconds"]
+    products = seconds_of_products(trace) / found["whole_seconds"]
     assert rows["matmul"]["share"] == pytest.approx(products, abs=0.005)
 
     for form in ("table", "csv", "json", "markdown"):
@@ -81,7 +82,9 @@ def test_the_step_of_a_transformer_is_told_by_class(script, tmp_path, capsys):
     assert "results/ does not collect it" in told
     assert "private" not in told
     assert main(["profile", "--from", str(trace), "--format", "json"]) == 0
-    assert json.loads(capsys.readouterr().out)["classes"] == found["classes"]
+    read = {row["class"]: row for row in json.loads(capsys.readouterr().out)["classes"]}
+    assert all(read[name]["visible_seconds"] == row["visible_seconds"] for name, row in rows.items() if name != IDLE)
+    assert read[IDLE]["visible_seconds"] == found["gap_seconds"], "a trace has no time without the profiler"
 
 
 def seconds_of_products(trace):
@@ -214,9 +217,10 @@ def test_without_a_log_the_ceiling_is_what_is_known_of_the_device(monkeypatch, s
     known = KnownPeak(2e12, None, None, source, "from somewhere", "float32", "x")
     monkeypatch.setattr(known_ceilings, "peak", lambda device, dtype, regime: known)
     profile._known_here.cache_clear()
-    taken = KnownCeiling("float32", "sustained", 2.0, source, "from somewhere")
-    assert profile._ceilings([], is_of_this_device=True)("float32") == (taken if is_one else None)
-    assert profile._ceilings([], is_of_this_device=False)("float32") is None
+    for regime in ("sustained", "burst"):
+        taken = KnownCeiling("float32", regime, 2.0, source, "from somewhere") if is_one else None
+        assert profile._ceilings(Namespace(source=None, ceiling=[]), regime)("float32") == taken
+        assert profile._ceilings(Namespace(source="trace.json", ceiling=[]), regime)("float32") is None
     profile._known_here.cache_clear()
 
 
@@ -226,5 +230,5 @@ def test_an_unknown_device_has_no_share(monkeypatch):
 
     monkeypatch.setattr(known_ceilings, "peak", unknown)
     profile._known_here.cache_clear()
-    assert profile._ceilings([], is_of_this_device=True)("float32") is None
+    assert profile._ceilings(Namespace(source=None, ceiling=[]), "sustained")("float32") is None
     profile._known_here.cache_clear()

@@ -14,13 +14,14 @@ from mamf.ceilings.known import KnownCeiling
 from mamf.cli import main
 from mamf.errors import IncomparableError, RunLogError, UsageError
 from mamf.logs.run_log import read_run_log
+from mamf.measurement import IDLE
 from mamf.profiling.classes import CLASSES, COMMUNICATION, UNCLASSIFIED, class_of
 from mamf.profiling.comparison import render_profiles
 from mamf.profiling.events import Event, Trace
-from mamf.profiling.flops import dtype_of, flop_of
+from mamf.profiling.flops import dtype_of, flop_of, unaligned_product
 from mamf.profiling.kernel_tables import read_kernel_table
 from mamf.profiling.log import create_profile_log, read_profile_or_none, write_profile
-from mamf.profiling.profile import IDLE, KernelRow, profile_of
+from mamf.profiling.profile import KernelRow, profile_of
 from mamf.profiling.report import render_profile
 from mamf.profiling.running import trace_of
 from mamf.profiling.shares import gaps, length, shares, union
@@ -220,6 +221,53 @@ ATTENTION = ([2, 4, 128, 64], [2, 2, 128, 64], [2, 2, 128, 64])
 )
 def test_flop_follow_from_the_recorded_shapes(event, expected):
     assert flop_of(event) == expected
+
+
+def launched_by(name, *dimensions, strides=(), dtype="c10::BFloat16", kind="kernel"):
+    operation = Event(
+        name, "operation", 0, 1, dimensions=dimensions, strides=strides, dtypes=[dtype] * 3, values=[""] * 5
+    )
+    launch = Event("cudaLaunchKernel", "runtime", 0, 1, parent=operation)
+    return Event("a kernel", kind, 1, 2, parent=launch)
+
+
+@pytest.mark.parametrize(
+    ("event", "expected"),
+    [
+        (launched_by("aten::mm", [8192, 768], [768, 50257]), "8192x50257x768"),
+        (launched_by("aten::mm", [8192, 768], [768, 50304]), None),
+        (launched_by("aten::mm", [8192, 50257], [50257, 768]), "8192x768x50257"),
+        # The gradient of a weight: its first operand is stored the other way round, which strides alone say.
+        (launched_by("aten::mm", [50257, 8192], [8192, 768], strides=[[1, 50257], [768, 1]]), "50257x768x8192"),
+        (launched_by("aten::mm", [50304, 8192], [8192, 768], strides=[[1, 50304], [768, 1]]), None),
+        (launched_by("aten::mm", [8191, 768], [768, 3072], strides=[[768, 1], [1, 768]]), None),
+        (launched_by("aten::mm", [1, 768], [768, 3072], strides=[[768, 1], [1, 768]]), None),
+        (launched_by("aten::addmm", [50257], [8192, 768], [768, 50257]), "8192x50257x768"),
+        (launched_by("aten::bmm", [4, 64, 33], [4, 33, 64]), "64x64x33"),
+        (launched_by("aten::mm", [64, 64], [64, 50257], dtype="float"), None),
+        (launched_by("aten::mm", [64, 64], [64, 24], dtype="c10::Float8_e4m3fn"), "64x24x64"),
+        (launched_by("aten::mm", [64, 64], [64, 33], kind="operation"), None),
+        (launched_by("aten::add", [64, 33], [64, 33]), None),
+        (launched_by("aten::mm"), None),
+        (launched_by("aten::mm", [64, 64], [64, 33], dtype="of somebody"), None),
+    ],
+)
+def test_a_product_whose_rows_begin_off_multiples_of_16_bytes_is_known(event, expected):
+    assert unaligned_product(event) == expected
+
+
+def test_unaligned_products_stand_beside_their_kernel(tmp_path):
+    trace = json.loads(json.dumps(GPU_TRACE))
+    addmm = next(each for each in trace["traceEvents"] if each["name"] == "aten::addmm")
+    addmm["args"]["Input type"] = ["c10::BFloat16"] * 3
+    profile = profile_from(tmp_path, trace)
+    assert {row.name: row.unaligned for row in profile.kernels if row.unaligned} == {"nvjet_sm90": "3x7x5"}
+    with create_profile_log(tmp_path / "step.jsonl", "mamf profile train.py", "train.py") as log:
+        write_profile(log, profile)
+    assert read_profile_or_none(tmp_path / "step.jsonl") == ("train.py", profile)
+    addmm["args"]["Input Strides"] = [[1], [8, 1], [1, 8]]
+    addmm["args"]["Input Dims"] = [[7], [3, 5], [5, 8]]
+    assert not any(row.unaligned for row in profile_from(tmp_path, trace).kernels)
 
 
 def test_the_dtype_is_of_what_is_multiplied():
@@ -477,7 +525,7 @@ def test_a_log_that_is_damaged_names_the_line(tmp_path, profile):
 def test_a_table_tells_shares_flop_and_the_profilers_cost(profile):
     text = render_profile("table", "train.py", profile)
     assert "train.py on NVIDIA H200: 1 steps of 0.4000 ms with the profiler" in text
-    assert "the profiler makes +25%" in text
+    assert "0.3200 ms without it, in the steps right before, which shares are of: the profiler makes +25%" in text
     # 2 x 3 x 5 x 7 FLOP in 320 us, of a ceiling of 1e9 a second.
     assert "a step multiplies 2.100e-10 TFLOP: 6.562e-07 TFLOPS, 0.1% MAMFU in the time without it" in text
     found = json.loads(render_profile("json", "train.py", profile))
@@ -485,10 +533,74 @@ def test_a_table_tells_shares_flop_and_the_profilers_cost(profile):
     assert (found["flop"], found["mamfu"]) == (210, pytest.approx(210 / 1e9 / 320e-6))
     shareless = replace(profile, classes=tuple(replace(row, mamfu=None) for row in profile.classes))
     assert "6.562e-07 TFLOPS in the time" in render_profile("table", "train.py", shareless)
-    assert ["matmul", "25.0%", "0.1000", "-", "1", "2.100e-10", "2.100e-06", "0.2%"] in map(
-        str.split, text.splitlines()
-    )
+    lines = list(map(str.split, text.splitlines()))
+    # 100 of 320 us; 170 us of gaps in the trace less the 80 that the profiler adds.
+    assert ["matmul", "31.2%", "0.1000", "-", "1", "2.100e-10", "2.100e-06", "0.2%"] in lines
+    assert [IDLE, "28.1%", "0.09000", "-", "3", "-", "-", "-"] in lines
+    assert ["nvjet_sm90", "matmul", "1", "0.1000", "31.2%"] in lines
+    assert ["cudaDeviceSynchronize", "1", "0.02000", "11.8%"] in lines, "a gap is a share of the gaps in the trace"
+    assert "idle: 0.3200 ms without the profiler less 0.2300 ms of work in the trace (gaps in the trace: 0.1700" in text
+    assert "if the profiler slows the work by 1 %, idle is 0.002300 ms more than this" in text
     assert "replayed from graphs" in text
+
+
+def idle_of(profile):
+    return next(row for row in profile.classes if row.name == IDLE)
+
+
+def test_what_the_profiler_adds_is_no_idle_time(profile):
+    """For any time without it, shares add up, and idle is at most what the work leaves of that time."""
+    busy = profile.busy_seconds
+    assert profile.gap_seconds == pytest.approx(170e-6)
+    for took in (0.9 * busy, busy, 1.1 * busy, profile.seconds, 2 * profile.seconds):
+        timed = replace(profile, unprofiled_step_seconds=took)
+        assert idle_of(timed).visible == pytest.approx(max(0.0, took - busy), abs=1e-18)
+        assert sum(row.share for row in timed.classes) == pytest.approx(1)
+        assert min(row.share for row in timed.classes) >= 0
+        assert replace(timed, notes=("again",)).classes == timed.classes
+
+
+def test_work_that_the_profiler_slows_beyond_the_step_leaves_idle_unknown(profile):
+    text = render_profile("table", "x", replace(profile, unprofiled_step_seconds=2e-4))
+    assert "0.2300 ms of work in the trace, slowed by the profiler, exceed the step without it: shares are of" in text
+    assert "idle is unknown (gaps in the trace: 0.1700 ms" in text
+
+
+def test_without_a_timed_step_idle_is_an_upper_bound(profile):
+    text = render_profile("table", "x", replace(profile, unprofiled_step_seconds=None))
+    assert [IDLE, "42.5%", "0.1700", "-", "3", "-", "-", "-"] in map(str.split, text.splitlines())
+    assert "a step without the profiler was not timed: idle is an upper bound" in text
+
+
+def test_a_log_of_before_idle_was_corrected_is_read_as_one_of_today(tmp_path, profile):
+    path = tmp_path / "step.jsonl"
+    with create_profile_log(path, "mamf profile train.py", "train.py") as log:
+        write_profile(log, profile)
+    # It held idle and shares of the step with the profiler.
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    for record in records:
+        if record["record"] == "profile":
+            idle = record["name"] == IDLE
+            record["visible"] = profile.gap_seconds if idle else record["visible"]
+            record["share"] = record["visible"] / profile.seconds
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert read_profile_or_none(path) == ("train.py", profile)
+
+
+def test_a_class_above_its_sustained_ceiling_is_shown_against_both(tmp_path):
+    burst = replace(at(3e6)("float32"), regime="burst")
+    trace = read_chrome_trace(written(tmp_path / "trace.json", GPU_TRACE))
+    fast = profile_of(trace, at(2e6), lambda dtype: burst)
+    text = render_profile("table", "x", fast)
+    assert "105.0% (70.0% of burst)" in text
+    assert "of 3.000e-06 TFLOPS, the float32 burst ceiling" in text
+    assert text.count("matmul is above its sustained ceiling, which is of products back to back: beside other") == 1
+    found = json.loads(render_profile("json", "x", fast))["classes"]
+    assert [each["burst_mamfu"] for each in found if each["class"] == "matmul"] == [pytest.approx(0.7)]
+    unknown_burst = render_profile("table", "x", profile_of(trace, at(2e6)))
+    assert "105.0%" in unknown_burst and "so the burst ceiling (mamf find)" in unknown_burst
+    slow = render_profile("table", "x", profile_of(trace, at(2.2e6), lambda dtype: burst))
+    assert "burst" not in slow
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -503,7 +615,8 @@ def test_every_format_holds_the_classes(profile, form):
 @pytest.fixture
 def logs(tmp_path, profile):
     """A profile as a log, and one of another step that takes twice as long."""
-    slower = replace(profile, seconds=2 * profile.seconds, classes=(*profile.classes[:1], *profile.classes[2:]))
+    twice = {"seconds": 2 * profile.seconds, "unprofiled_step_seconds": 2 * profile.unprofiled_step_seconds}
+    slower = replace(profile, **twice, classes=(*profile.classes[:1], *profile.classes[2:]))
     for name, each in (("a", profile), ("b", slower)):
         with create_profile_log(tmp_path / f"{name}.jsonl", "mamf profile train.py", f"{name}.py") as log:
             write_profile(log, each)
@@ -513,8 +626,15 @@ def logs(tmp_path, profile):
 def test_two_profiles_are_compared_class_by_class(logs, capsys):
     assert main(["compare", *logs]) == 0
     lines = list(map(str.split, capsys.readouterr().out.splitlines()))
-    assert ["step", "0.4000", "0.8000", "2.000", "100.0%", "100.0%", "3", "2"] in lines
-    assert ["matmul", "0.1000", "0", "0.000", "25.0%", "0.0%", "1", "0"] in lines
+    assert ["step", "0.3200", "0.6400", "2.000", "100.0%", "100.0%", "3", "2"] in lines
+    assert ["matmul", "0.1000", "0", "0.000", "31.2%", "0.0%", "1", "0"] in lines
+
+
+def test_a_comparison_says_whose_idle_time_is_a_bound(profile):
+    untimed = replace(profile, unprofiled_step_seconds=None)
+    said = "B: no step without the profiler was timed, so idle is an upper bound"
+    assert said in render_profiles("table", ("a", profile), ("b", untimed))
+    assert "upper bound" not in render_profiles("table", ("a", profile), ("b", profile))
 
 
 def test_additions_stand_by_themselves(profile):
@@ -522,7 +642,7 @@ def test_additions_stand_by_themselves(profile):
     kernels = (KernelRow(added, "elementwise", 3, 4e-5), KernelRow("aten::add_", "elementwise", 1, 4e-5))
     others = (KernelRow("aten::add_", "optimizer", 9, 1.0), KernelRow("aten::addcmul", "elementwise", 9, 1.0))
     text = render_profiles("table", ("a", profile), ("b", replace(profile, kernels=(*kernels, *others))))
-    told = ["additions,", "of", "elementwise", "0", "0.08000", "-", "0.0%", "20.0%", "0", "4"]
+    told = ["additions,", "of", "elementwise", "0", "0.08000", "-", "0.0%", "25.0%", "0", "4"]
     assert told in map(str.split, text.splitlines())
 
 

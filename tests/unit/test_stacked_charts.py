@@ -105,10 +105,28 @@ def test_bars_of_one_phase_are_what_its_time_goes_to():
     assert [dict(found) for found in parts([step])] == [
         pytest.approx({"attention": 8.5, "matmul": 17.0, "idle": 34 * 0.2495})
     ]
+    assert step.idle_is_bound, "a log of before the profiler's time was taken off"
     chart = model_chart([step], KNOWN, HEADER)
-    assert "by what it does" in chart.title and any("profiler" in note for note in chart.notes)
+    assert "by what it does" in chart.title and any("it is at most what is drawn" in note for note in chart.notes)
+    timed = replace(step, details={**told, "busy_seconds": 0.02})
+    assert any("of the time measured without" in note for note in model_chart([timed], KNOWN, HEADER).notes)
     for silent in ([step, row("step", kernel="silent")], [step, row("forward")]):
         assert "attention" not in model_chart(silent, KNOWN, HEADER).names
+
+
+@pytest.mark.parametrize(
+    ("details", "expected"),
+    [
+        ({"busy_seconds": 0.02}, ("30.0%", "40.0%")),
+        ({}, ("30.0% to 40.0%", "40.0% to 53.3%")),
+        ({"idle time": 0.0}, ("30.0%", "40.0%")),
+        ({"idle time": 1.0}, ("30.0% to 100.0%", "40.0% to 100.0%")),
+    ],
+)
+def test_shares_of_a_launch_with_the_profiler_are_bounds(details, expected):
+    told = {"attention time": 0.3, "matmul time": 0.4, "idle time": 0.25, **details}
+    columns = Model().columns(replace(row("step"), details=told))
+    assert (columns["attention time"], columns["matmul time"]) == expected
 
 
 @pytest.mark.parametrize("share", [1e308, -0.1, 10**400, float("nan"), "most"])
@@ -127,24 +145,27 @@ def test_rows_without_a_figure_are_told():
         model_chart([gone], KNOWN, HEADER)
 
 
-def profile(seconds=0.1, steps=2, device="GPU", **shares):
+def profile(seconds=0.1, took=0.04, steps=2, device="GPU", **shares):
     rows = tuple(ClassRow(name, share, share * seconds, 0.0, 1, {}, 0.0) for name, share in shares.items())
-    return Profile(seconds, steps, device, True, rows, (), (), 0.04)
+    return Profile(seconds, steps, device, True, rows, (), (), took)
 
 
 def test_a_profile_is_a_bar_as_high_as_its_step():
     runs = [
         ("eager", profile(attention=0.5, idle=0.5)),
         ("flash", profile(0.06, attention=0.2, idle=0.7999, other=0.0001)),
+        ("trace", profile(0.06, None, attention=0.2, idle=0.8)),
     ]
     chart = profile_chart(runs)
     (panel,) = chart.panels
     assert [(bar.label, dict(bar.parts)) for bar in panel.bars] == [
-        ("eager", pytest.approx({"attention": 25, "idle": 25})),
-        ("flash", pytest.approx({"attention": 6, "idle": 23.997})),
+        ("eager", pytest.approx({"attention": 25, "idle": 15})),
+        ("flash", pytest.approx({"attention": 6, "idle": 33.997})),
+        ("trace", pytest.approx({"attention": 6, "idle": 24})),
     ]
     assert chart.names == ["attention", "idle"]
-    assert "eager: 40.00 ms a step without the profiler" in chart.notes
+    assert "eager: without the profiler, which makes it 50.00 ms" in chart.notes
+    assert "trace: with the profiler, which adds to its idle time" in chart.notes
     assert profile_chart([("a", profile(idle=1)), ("b", profile(device="", idle=1))]).panels[0].bars[1].label == (
         "b, an unknown device"
     )

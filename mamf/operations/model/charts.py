@@ -25,7 +25,11 @@ _Phases = Mapping[str, Measurement]
 _Steps = Mapping[_Key, Mapping[int, _Phases]]
 #: Of a bar, in milliseconds.
 _Parts = tuple[tuple[str, float], ...]
-_SHARES = "shares of one more launch, under torch's profiler, of the time measured without"
+#: By whether idle holds what the profiler adds.
+_SHARES = {
+    False: "shares of one more launch, under torch's profiler, of the time measured without",
+    True: "shares of one more launch under torch's profiler, which adds to idle: it is at most what is drawn",
+}
 _DIFFERENCES = "parts above the lowest are differences: of a phase and the one that it holds, each measured by itself"
 
 
@@ -54,7 +58,7 @@ def model_chart(
     )
     if len(contexts) == 1:
         panels = (StackedPanel("", tuple(_bars(steps, titles, lines, parts_of))),)
-    note = _SHARES if parts_of is by_work else _DIFFERENCES
+    note = _SHARES[any(row.idle_is_bound for row in rows)] if parts_of is by_work else _DIFFERENCES
     notes = [note] if any(len(bar.parts) > 1 for panel in panels for bar in panel.bars) else []
     if faster := [told for key, found in steps.items() for told in _faster(titles[key], found)]:
         notes.append(f"a phase took no longer than the one that it holds: {'; '.join(faster)}")

@@ -7,7 +7,7 @@ from dataclasses import fields
 
 from mamf.backend import Backend, DeviceInfo
 from mamf.machine.peaks import fastest_possible_flops, find_peak
-from mamf.measurement import Measurement
+from mamf.measurement import IDLE, Measurement
 from mamf.operation import Operation
 from mamf.operations.model.kernel import ModelKernel
 from mamf.operations.model.shapes import ModelProblem, ModelShape
@@ -48,8 +48,8 @@ class Model(Operation[ModelProblem, ModelShape]):
         forward = problem.attention_flop(shape) + problem.matmul_flop(shape)
         return {
             "tokens/s": round(shape.tokens / row.seconds) if row.ok else None,
-            "attention time": _percent(row.time_shares.get("attention")),
-            "matmul time": _percent(row.time_shares.get("matmul")),
+            "attention time": _time_share(row, "attention"),
+            "matmul time": _time_share(row, "matmul"),
             "parameters": problem.parameters(shape),
             "GB": None if row.peak_memory_bytes is None else row.peak_memory_bytes / 1e9,
             "GB reserved": None if row.peak_reserved_bytes is None else row.peak_reserved_bytes / 1e9,
@@ -70,6 +70,13 @@ class Model(Operation[ModelProblem, ModelShape]):
     def axis(self, shape: ModelShape) -> float:
         """Tokens of a sequence."""
         return float(shape.context)
+
+
+def _time_share(row: Measurement, name: str) -> str | None:
+    """From the share of a launch with the profiler to that of its work alone, where a log has no time without it."""
+    share, added = row.time_shares.get(name), row.time_shares.get(IDLE, 0.0) if row.idle_is_bound else 0.0
+    bounds = () if share is None else (f"{share:.1%}", f"{share / max(1 - added, share, 1e-9):.1%}")
+    return " to ".join(dict.fromkeys(bounds)) or None
 
 
 def _percent(share: float | None) -> str | None:

@@ -17,6 +17,7 @@ from torch import nn
 
 from mamf.errors import UnavailableError
 from mamf.kernel import Prepared, Verdict
+from mamf.measurement import IDLE
 from mamf.operations.model.kernels.network import Network
 from mamf.operations.model.kernels.reference import Reference
 from mamf.operations.model.shapes import ModelProblem, ModelShape, Phase
@@ -69,17 +70,17 @@ class Step:
             poison=self.poison,
             changed_operands=self.changed_operands,
             held_bytes=self._held_bytes(),
-            time_shares=self.time_shares,
+            class_seconds=self.class_seconds,
         )
 
-    def time_shares(self) -> dict[str, float]:
-        """By class of what ran, idle among them; they add up to 1. Raises UnavailableError where only the host's
-        operations were seen, and a device did the work.
+    def class_seconds(self) -> dict[str, float]:
+        """By class of what ran in one launch. Raises UnavailableError where only the host's operations were seen, and a
+        device did the work.
         """
         trace = trace_of(self._launch_of(0))
         if self._device.type != "cpu" and not trace.is_of_device:
             raise UnavailableError("torch.profiler sees no kernels of this device, or may not")
-        return {row.name: row.share for row in profile_of(trace, ceiling_of=lambda dtype: None).classes}
+        return {row.name: row.visible for row in profile_of(trace, lambda dtype: None).classes if row.name != IDLE}
 
     def _held_bytes(self) -> int:
         """Parameters, and what the optimizer keeps of each."""

@@ -31,7 +31,7 @@ from typing import NamedTuple
 from mamf.errors import IncomparableError
 from mamf.logs.comparability import noted_differences
 from mamf.logs.compare import Comparison, compare, judged, paired
-from mamf.logs.decision import SEPARATE, Design
+from mamf.logs.decision import SEPARATE, Design, run_error
 from mamf.logs.entries import Entry, entries, fields_of, mean_entries
 from mamf.logs.legacy import read_legacy_or_none
 from mamf.logs.plan_records import plan_record
@@ -165,8 +165,7 @@ class Card:
         fields = {"regime": self.regime, "shape": number}
         if self.regime == BURST or of.error is None:
             return replace(of, fields=fields)
-        # Of torch.mm on an H200 in results/: the visit and the run of its calibration.
-        return replace(of, fields=fields, error=of.error._replace(common=0.0012, own=0.0045, degrees=16))
+        return replace(of, fields=fields, error=run_error(SUSTAINED, True, of.seconds, [0.0], None))
 
     def _run(
         self, chooser: random.Random, rows: Sequence[Entry], odds: Sequence[float], apart: float, loss: float

@@ -34,6 +34,8 @@ _TIMER_SECONDS = 2.8e-7
 _BEFORE = {True: Repeatability(visit=0.0008, run=0.0008), False: Repeatability(visit=0.0025, run=0.0040)}
 # What of a run's deviation all its rows share, and the degrees of freedom of Student's t with tails as heavy as theirs.
 _SHARED, _DEGREES = {True: 1.25, False: 0.3}, {True: 8, False: 16}
+# In sustained a visit falls into one of two states of the power controller, 1.1 % apart: at most half of that.
+_STATES = 0.0055
 # Kernels other than products, between runs (an H100, 100 rows of attention).
 _OWN_OF_OTHERS = 0.0021
 
@@ -58,6 +60,7 @@ def run_error(
     between = math.sqrt(max(0.0, known.run**2 - common**2))
     visits = math.hypot(known.visit, math.hypot(*within) / math.sqrt(len(within))) / math.sqrt(len(within))
     own = math.hypot(between, visits, 0.0 if is_product else _OWN_OF_OTHERS, is_burst * _TIMER_SECONDS / seconds)
+    own = max(own, 0.0 if is_burst else _STATES / math.sqrt(len(within)))
     # Whatever a crafted log claims, the weight of a row is a number.
     return RunError(common, min(max(own, 1e-6), 1e3), _DEGREES[is_burst])
 

@@ -87,17 +87,22 @@ def guarded(baseline: RunLog, log: RunLog, tolerance: float) -> Guarded:
 
 
 def outcome_of(pair: Pair, tolerance: float) -> Outcome:
-    """Fresh visits that settled it, or a first one that nothing followed."""
-    if pair.is_regression(tolerance):
-        return "regression" if pair.b.rounds >= FEWEST_ROUNDS else "undecided"
-    return "undecided" if is_too_wide(pair, tolerance) else "ok"
+    """Fresh visits that settled it, or a first one that nothing followed.
+
+    A regression is slower with 95 %, and by more than the tolerance: fresh visits of rows in doubt leave few to judge.
+    """
+    if is_too_wide(pair, tolerance):
+        return "undecided"
+    if pair.interval.high >= 1 or pair.ratio >= 1 - tolerance:
+        return "ok"
+    return "regression" if pair.b.rounds >= FEWEST_ROUNDS else "undecided"
 
 
 def is_too_wide(pair: Pair, tolerance: float) -> bool:
     """Whether a row may be slower by more than the tolerance only because its interval is wider than that."""
     interval = pair.interval
-    is_wide = interval.low < 1 - tolerance and pair.ratio - interval.low > tolerance * pair.ratio
-    return is_wide or interval.coverage < LEAST_COVERAGE
+    is_open = interval.low < 1 - tolerance <= interval.high
+    return (is_open and pair.ratio - interval.low > tolerance * pair.ratio) or interval.coverage < LEAST_COVERAGE
 
 
 def too_wide_for_a_baseline(log: RunLog, tolerance: float) -> list[tuple[float, Entry]]:

@@ -306,9 +306,10 @@ def test_a_row_that_scatters_more_than_the_tolerance_is_undecided(own, outcome, 
     assert is_too_wide(pair, 0.02) == (outcome == "undecided")
 
 
-def test_a_row_that_scatters_and_is_surely_as_fast_is_decided():
-    faster = replace(BASELINE, tflops=2 * BASELINE.tflops, error=RunError(0.001, 0.05, 8))
-    assert outcome_of(Pair({}, BASELINE, faster), 0.02) == "ok"
+@pytest.mark.parametrize(("ratio", "outcome"), [(2.0, "ok"), (0.5, "regression"), (0.95, "undecided")])
+def test_a_row_that_scatters_is_decided_by_a_large_change(ratio, outcome):
+    now = replace(BASELINE, tflops=ratio * BASELINE.tflops, error=RunError(0.001, 0.05, 8))
+    assert outcome_of(Pair({}, BASELINE, now), 0.02) == outcome
 
 
 def test_a_row_of_two_samples_is_undecided():

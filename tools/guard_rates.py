@@ -63,9 +63,10 @@ _REPEATABILITY = {regime: calibrated("", regime, "matmul") for regime in (BURST,
 
 
 class Seen(NamedTuple):
-    """What a guard of drawn visits made of its rows: by shape what failed, and how many visits it took."""
+    """What a guard of drawn visits made of its rows: what failed, how many are undecided, how many visits it took."""
 
     regressions: set[AttentionShape]
+    undecided: int
     visits: int
 
 
@@ -96,8 +97,9 @@ class Guards:
         visits = list(self._visits(chooser, odds, before, {self.shapes[0]: slower}))
         now = self._entries(iter(visits))
         pairs = [Pair(entry.fields, before[key], entry) for key, entry in now.items()]
-        failing = {pair.b.shape for pair in pairs if outcome_of(pair, self.tolerance) == "regression"}
-        return Seen({shape for shape in self.shapes if str(shape) in failing}, len(visits))
+        outcomes = {pair.b.shape: outcome_of(pair, self.tolerance) for pair in pairs}
+        failing = {shape for shape in self.shapes if outcomes[str(shape)] == "regression"}
+        return Seen(failing, list(outcomes.values()).count("undecided"), len(visits))
 
     def _entries(self, rows: Iterator[Measurement]) -> dict[object, Entry]:
         found = (visited_entry(visits) for visits in by_step(rows).values())
@@ -149,11 +151,12 @@ def _visit(asked: Step, regime: str, seconds: float) -> Measurement:
     )
 
 
-def false_alarms(name: str, count: int) -> tuple[int, float]:
-    """Guards of unchanged kernels that fail, of so many; and visits a row."""
+def false_alarms(name: str, count: int) -> tuple[int, int, float]:
+    """Guards of unchanged kernels that fail, and that are undecided, of so many; and visits per row."""
     guards = Guards(CARDS[name])
     seen = [guards.guard(seed) for seed in range(count)]
-    return sum(bool(each.regressions) for each in seen), sum(each.visits for each in seen) / (count * ROWS)
+    failed, undecided = sum(bool(each.regressions) for each in seen), sum(bool(each.undecided) for each in seen)
+    return failed, undecided, sum(each.visits for each in seen) / (count * ROWS)
 
 
 def caught(name: str, count: int) -> int:
@@ -169,10 +172,11 @@ def main() -> None:
     options = parser.parse_args()
     count = options.guards
     for name in options.cards:
-        alarms, visits = false_alarms(name, count)
+        alarms, undecided, visits = false_alarms(name, count)
         share = 100 * caught(name, count) / count
         print(
-            f"{name}: {alarms} of {count} guards of {ROWS} unchanged rows failed ({visits:.2f} visits a row); "
+            f"{name}: {alarms} of {count} guards of {ROWS} unchanged rows failed, {undecided} were undecided "
+            f"({visits:.2f} visits per row); "
             f"a row slower by {100 * SLOWER:g} % was caught in {share:.2f} %",
             flush=True,
         )

@@ -59,8 +59,10 @@ def load_ceiling(path: str | Path, regime: str = "burst") -> Ceiling:
     return log.ceilings[regime]
 
 
-def compare(a: AnyLog, b: AnyLog, *, anyway: bool = False) -> Comparison:
+def compare(a: AnyLog | Sequence[AnyLog], b: AnyLog | Sequence[AnyLog], *, anyway: bool = False) -> Comparison:
     """Two logs, row by row: what got faster or slower from ``a`` to ``b``, and what their samples cannot tell.
+
+    A side may be several equal runs.
 
     Of two finds the ceilings are compared. Raises RunLogError for a file that is no log; IncomparableError when the
     logs are of other devices, dtypes or regimes, unless ``anyway``, and always when they have no row in common.
@@ -72,8 +74,12 @@ def compare(a: AnyLog, b: AnyLog, *, anyway: bool = False) -> Comparison:
     ['SAME', 'SAME']
     >>> comparison.rows()[0]["verdict"]
     'SAME'
+    >>> comparison.is_slower()  # a row, or all rows together; by chance in at most 1 % of comparisons
+    False
     """
-    return compared(_opened(a), _opened(b), anyway)
+    sides = ([side] if isinstance(side, AnyLog) else side for side in (a, b))
+    runs_a, runs_b = ([_opened(log) for log in side] for side in sides)
+    return compared(runs_a, runs_b, anyway)
 
 
 def plot(

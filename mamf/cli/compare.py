@@ -1,8 +1,9 @@
-"""``mamf compare A B``: what got faster or slower between two run logs, and what their samples cannot tell."""
+"""``mamf compare A B``: what got faster or slower between two runs, or two sets of equal runs."""
 
 from __future__ import annotations
 
 import argparse
+from contextlib import ExitStack
 from pathlib import Path
 
 from mamf.cli.options import add_width_option, share, terminal_width
@@ -20,6 +21,7 @@ _REGRESSION = 3
 _EXAMPLES = """examples:
   mamf compare before.jsonl after.jsonl                 exit code 3 if anything is slower by more than 1 %
   mamf compare A B --tolerance 0.5% --format markdown
+  mamf compare A1 A2 A3 --against B1 B2 B3              equal runs, measured in turns: finds a uniform loss of 0.5 %
   mamf compare flash.jsonl eager.jsonl                  two profiles: the step by class, side by side
   mamf compare mm-before.jsonl mm-after.jsonl           two logs of counters: their cycles
   mamf compare h100.jsonl h200.jsonl --anyway           two devices: the title says so
@@ -28,13 +30,20 @@ _EXAMPLES = """examples:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
-    parser.add_argument("a", type=Path, metavar="A", help="a run log of any kind")
-    parser.add_argument("b", type=Path, metavar="B", help="another, whose speed is told as a ratio to A's")
+    parser.add_argument("logs", type=Path, nargs="+", metavar="A B", help="two run logs of any kind; B/A is printed")
+    parser.add_argument(
+        "--against",
+        type=Path,
+        nargs="+",
+        metavar="B",
+        help="runs of side B; then all before it are equal runs of side A",
+    )
     parser.add_argument(
         "--tolerance",
         type=share,
         default=DEFAULT_TOLERANCE,
-        help="within it rows are the same; beyond it a slower one is a regression, exit code 3 (default: 1%%)",
+        help="exit code 3 for a row slower by more than it, and for all rows together slower by more than a quarter "
+        "(default: 1%%)",
     )
     parser.add_argument(
         "--anyway", action="store_true", help="compare other devices, dtypes or regimes too; the title says which"
@@ -45,19 +54,29 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    with as_file(options.a) as a, as_file(options.b) as b:
-        profile_a, profile_b = read_profile_or_none(a), read_profile_or_none(b)
-        if profile_a and profile_b:
-            width = terminal_width(options)
-            say_lines(render_profiles(options.format, profile_a, profile_b, options.anyway, width))
+    if options.against is None and len(options.logs) != 2:
+        raise UsageError(
+            f"two logs are compared, not {len(options.logs)}; of several runs per side: A1 A2 --against B1 B2"
+        )
+    sides = (options.logs[:1], options.logs[1:]) if options.against is None else (options.logs, options.against)
+    with ExitStack() as opened:
+        files = [[opened.enter_context(as_file(path)) for path in side] for side in sides]
+        found = [read_profile_or_none(path) for side in files for path in side]
+        profiles = [each for each in found if each]
+        if len(profiles) == len(found) == 2:
+            say_lines(
+                render_profiles(options.format, profiles[0], profiles[1], options.anyway, terminal_width(options))
+            )
             return 0
-        if profile_a or profile_b:
+        if profiles:
             raise UsageError("one of the logs is a profile: compare it with another profile")
-        log_a, log_b = read_log(a), read_log(b)
-    if log_a.counter_records and log_b.counter_records:
-        compared = compare_counters(log_a, log_b, options.anyway)
+        logs_a, logs_b = ([read_log(path) for path in side] for side in files)
+    if logs_a[0].counter_records and logs_b[0].counter_records:
+        if options.against:
+            raise UsageError("logs of counters are compared two at a time: leave --against out")
+        compared = compare_counters(logs_a[0], logs_b[0], options.anyway)
         say_lines(render_counter_pairs(options.format, compared, options.tolerance, terminal_width(options)))
         return _REGRESSION if compared.regressions(options.tolerance) else 0
-    comparison = compare(log_a, log_b, options.anyway)
+    comparison = compare(logs_a, logs_b, options.anyway)
     say_lines(render_comparison(options.format, comparison, options.tolerance, terminal_width(options)))
-    return _REGRESSION if comparison.regressions(options.tolerance) else 0
+    return _REGRESSION if comparison.is_slower(options.tolerance) else 0

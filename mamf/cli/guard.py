@@ -21,17 +21,19 @@ from mamf.errors import IncomparableError, UsageError
 from mamf.files import write_whole
 from mamf.logs.comparability import differences_of
 from mamf.logs.entries import entries, fields_of
-from mamf.logs.guarding import Guarded, guarded
+from mamf.logs.guarding import Guarded, guarded, too_wide_for_a_baseline
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.plans import GUARD, KernelsPlan
 from mamf.report import FORMATS
-from mamf.report.guard import junit, render_guard
+from mamf.report.comparison import percent
+from mamf.report.guard import junit, render_guard, verdict_line
 from mamf.strategies.guard import GuardSweep
 
 _REGRESSION, _UNFINISHED = 3, 1
 _EXAMPLES = """examples:
   mamf guard kernels.toml --update                      measure a baseline, where the file says
   mamf guard kernels.toml                               exit code 3 if a kernel got slower, 0 if none did
+  mamf guard kernels.toml --strict                      exit code 3, not 1, if a row is undecided
   mamf guard kernels.toml --junit guard.xml --markdown guard.md
 docs/guard.md has the file, and a workflow.
 """
@@ -42,6 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, metavar="FILE", help="what is guarded, against what: docs/guard.md")
     parser.add_argument("--baseline", type=Path, metavar="LOG", help="in place of the file's: each card has its own")
     parser.add_argument("--update", action="store_true", help="measure a new baseline, which takes the old one's place")
+    parser.add_argument("--strict", action="store_true", help="exit code 3 instead of 1 if a row is undecided")
     parser.add_argument("--junit", type=Path, metavar="FILE", help="write junit XML, a test a row")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write markdown, for a comment")
     add_device_options(parser)
@@ -62,7 +65,11 @@ def run(options: argparse.Namespace) -> int:
             raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
     # Read before a device is opened: what is wrong with it is said first.
     options.before = None if options.update else _baseline(options.baseline)
-    return kernels_sweep.run(options)
+    try:
+        return kernels_sweep.run(options)
+    except SystemExit as ended:  # of a kernel: its code is no verdict
+        warn(f"a kernel ended the guard: SystemExit({ended.code!r}); nothing was decided")
+        return _UNFINISHED
 
 
 def _baseline(path: Path) -> RunLog:
@@ -82,6 +89,7 @@ class _GuardSession(KernelsSession):
         self.guarded: GuardFile = options.guarded
         self.baseline: RunLog | None = options.before
         self.found: Guarded | None = None
+        self.refused = 0
         super().__init__(of, options, interruption, resumed)
         if self.baseline:
             self._require_comparable(self.baseline)
@@ -115,9 +123,12 @@ class _GuardSession(KernelsSession):
 
     def run(self) -> int:
         code = super().run()
-        if self.found is None or code not in (0, _UNFINISHED):
-            return code
-        return _REGRESSION if self.found.is_failed else 0 if self.found.is_finished else _UNFINISHED
+        if self.options.update or code not in (0, _UNFINISHED):
+            return code or self.refused
+        if self.found is None:
+            return _UNFINISHED
+        is_failed = self.found.is_failed or (self.options.strict and self.found.counts()["undecided"])
+        return _REGRESSION if is_failed else 0 if self.found.is_finished else _UNFINISHED
 
     def rendered(self, header: dict[str, Any], summary: dict[str, Any] | None) -> str:
         if self.found is None:
@@ -130,6 +141,8 @@ class _GuardSession(KernelsSession):
             self.found = guarded(self.baseline, read_run_log(path), self.guarded.tolerance)
             self._write_files(self.found, summary)
         code = super()._report(header, summary, path)
+        if self.found and self.options.format not in ("table", "markdown"):
+            say(verdict_line(self.found), sys.stderr)
         if self.options.update:
             self._keep_as_baseline(path, summary)
         return code
@@ -145,6 +158,13 @@ class _GuardSession(KernelsSession):
         baseline = self.options.baseline
         if summary is None or summary["status"] != "complete":
             warn(f"not complete, so it is no baseline: go on with --update --resume {path}")
+        elif wide := too_wide_for_a_baseline(read_run_log(path), self.guarded.tolerance):
+            self.refused, (half_width, row) = _UNFINISHED, wide[0]
+            warn(
+                f"no baseline was written: {len(wide)} of {len(self.plan.steps())} rows scatter by more than the "
+                f"tolerance of {percent(self.guarded.tolerance)}, most {row.kernel} {row.shape} "
+                f"(+-{percent(round(half_width, 4))}); measure on a quiet machine, or raise tolerance"
+            )
         else:
             write_whole(baseline, path.read_bytes())
             say(f"baseline: {baseline}", sys.stdout if self.options.format in ("table", "markdown") else sys.stderr)

@@ -6,11 +6,10 @@ of several tied shapes it names is chance. Beside anything but another find, the
 a find scouted is never compared: the best of many scouts is biased upwards (the winner's curse), while confirming
 rounds are fresh samples. So it is with a guard: where its first visit raised a doubt, the fresh visits count alone.
 
-How sure a row is. A candidate's figure is the median over its rounds, with the rounds, not the launches in them, as
-samples: launches of one round share the state of the card, so pooling them would claim more than was seen. The
-interval of a ratio spans the extremes of both medians' intervals; by Bonferroni it covers at least ``a + b - 1`` where
-those cover ``a`` and ``b`` (0.90 for two of 0.95), and in truth more. What differs between two processes (placement in
-memory, temperature) is in neither log's samples: the tolerance is for that.
+How sure a row is. B/A of two runs scatters by the error of each run: a shift that all rows of a run share, and a part
+of the row's own (mamf.logs.decision). The interval of a row holds with 95 %. SLOWER, FASTER and a regression take more:
+by Bonferroni, the chance that any row of a comparison without a change is called slower is at most 0.5 %, and so is the
+chance for all rows together. Both make 1 %.
 """
 
 from __future__ import annotations
@@ -22,28 +21,37 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from mamf.errors import IncomparableError
-from mamf.logs.comparability import Difference, described, differences_of, noted_differences
-from mamf.logs.entries import Entry, Fields, entries, is_find
+from mamf.logs.comparability import Difference, differences_of, noted_differences
+from mamf.logs.decision import FALSE_ALARMS, SEPARATE, Change, Design, Together, all_together, design_of
+from mamf.logs.entries import Entry, Fields, entries, is_find, mean_entries
+from mamf.logs.pairing import alone, by_fields, droppable, field_differences, is_paired
 from mamf.logs.run_log import RunLog
-from mamf.statistics import Interval, geometric_mean, widened
+from mamf.statistics import CONFIDENCE, Interval, geometric_mean, student_t, widened
 from mamf.tabular import Tabular
 
 Verdict = Literal["SAME", "FASTER", "SLOWER", "AMBIGUOUS"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 DEFAULT_TOLERANCE = 0.01
 # Three samples on each side. An interval of fewer is no interval: that of a single sample has no width at all.
-_LEAST_COVERAGE = 0.5
-# What may differ without a word: kernels are paired by name where they can be.
-_ALWAYS_DROPPED = "kernel"
+LEAST_COVERAGE = 0.5
+# What two intervals of 95 % cover together, but for rounding; and the deviations that one of them is wide.
+_USUAL, _NORMAL = 0.9 - 1e-9, 1.96
+# Whose exponential is a number: a crafted log may claim any error.
+_WIDEST_LOGARITHM = 700.0
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A row that both logs measured. Everything is a speed: above 1, B is the faster."""
+    """A row that both sides measured. Everything is a speed: above 1, B is the faster.
+
+    ``design``: how the runs of both sides were measured; ``rows``: that are judged together with this one.
+    """
 
     fields: Fields
     a: Entry
     b: Entry
+    design: Design = SEPARATE
+    rows: int = 1
 
     @property
     def is_of_one_device(self) -> bool:
@@ -72,24 +80,46 @@ class Pair:
         return self.b.tflops / self.a.tflops * self.correction
 
     @property
+    def change(self) -> Change:
+        """The row as one of those that are judged together."""
+        errors = [entry.error for entry in (self.a, self.b) if entry.error]
+        own = math.hypot(*(error.own for error in errors), self.correction_half_width / _NORMAL)
+        common, degrees = max(error.common for error in errors), min(error.degrees for error in errors)
+        return Change(math.log(self.ratio), common, own, degrees, self.a.seconds, (self.a.rates, self.b.rates))
+
+    @property
     def interval(self) -> Interval:
-        """The ratio's interval, from the extremes of both medians' intervals, wider by that of the correction."""
+        """Where the ratio lies with 95 %."""
+        return self._around(CONFIDENCE)
+
+    @property
+    def sure_interval(self) -> Interval:
+        """Where it lies with so much that the intervals of all rows hold together."""
+        return self._around(1 - FALSE_ALARMS / self.rows)
+
+    def _around(self, confidence: float) -> Interval:
+        """By the errors of both runs; of what has none (counters) the extremes of both intervals."""
         a, b = self.a.interval, self.b.interval
         assert a is not None and b is not None, "only measured rows are paired"
-        low, high = b.low / a.high * self.correction, b.high / a.low * self.correction
-        interval = Interval(low, high, max(0.0, a.coverage + b.coverage - 1))
-        return widened(interval, self.ratio, self.correction_half_width)
+        coverage = max(0.0, a.coverage + b.coverage - 1)
+        if self.a.error is None or self.b.error is None:
+            interval = Interval(b.low / a.high * self.correction, b.high / a.low * self.correction, coverage)
+            return widened(interval, self.ratio, self.correction_half_width)
+        change = self.change
+        deviation = math.hypot(self.design.factor * change.common, change.own)
+        factor = math.exp(min(student_t(change.degrees, confidence) * deviation, _WIDEST_LOGARITHM))
+        return Interval(self.ratio / factor, self.ratio * factor, confidence if coverage >= _USUAL else coverage)
 
     def verdict(self, tolerance: float = DEFAULT_TOLERANCE) -> Verdict:
-        """SAME: surely within the tolerance. FASTER, SLOWER: surely so, by however much. Else AMBIGUOUS."""
-        interval = self.interval
-        if interval.coverage < _LEAST_COVERAGE or not self.is_comparable:
+        """SAME: within the tolerance with 95 %. FASTER, SLOWER: surely so, by however much. Else AMBIGUOUS."""
+        interval, sure = self.interval, self.sure_interval
+        if interval.coverage < LEAST_COVERAGE or not self.is_comparable:
             return "AMBIGUOUS"
         if 1 - tolerance <= interval.low and interval.high <= 1 + tolerance:
             return "SAME"
-        if interval.low > 1:
+        if sure.low > 1:
             return "FASTER"
-        return "SLOWER" if interval.high < 1 else "AMBIGUOUS"
+        return "SLOWER" if sure.high < 1 else "AMBIGUOUS"
 
     def is_regression(self, tolerance: float = DEFAULT_TOLERANCE) -> bool:
         """Surely slower, and the median by more than the tolerance."""
@@ -97,7 +127,7 @@ class Pair:
 
     def flat(self, tolerance: float = DEFAULT_TOLERANCE) -> dict[str, Any]:
         """The pair as named columns; rates in TFLOPS, or in the unit that a column names."""
-        a, b, interval = self.a, self.b, self.interval
+        a, b, interval, sure = self.a, self.b, self.interval, self.sure_interval
         assert a.interval is not None and b.interval is not None, "only measured rows are paired"
         rate = "tflops" if a.unit == "TFLOPS" else "rate"
         return {
@@ -117,6 +147,8 @@ class Pair:
             "ratio_interval_low": interval.low,
             "ratio_interval_high": interval.high,
             "coverage_at_least": interval.coverage,
+            "sure_interval_low": sure.low,
+            "sure_interval_high": sure.high,
             "verdict": self.verdict(tolerance),
             "is_regression": self.is_regression(tolerance),
         }
@@ -133,9 +165,11 @@ class Side:
 
 @dataclass(frozen=True)
 class Comparison(Tabular):
-    """Two runs, row by row. ``pairs``: slowest first. ``only_a`` (``only_b``): rows with a figure in A (B) alone, each
-    with what the other has in its place, if anything. ``dropped``: fields in which the logs differ and that rows were
-    not paired by. ``noted``: what else differs between the runs. ``forced``: what made them incomparable.
+    """Two sides, row by row. ``pairs``: slowest first. ``together``: all rows of a regime as one figure.
+
+    ``only_a`` (``only_b``): rows with a figure in A (B) alone, each with what the other has in its place, if anything.
+    ``dropped``: fields in which the logs differ and that rows were not paired by. ``noted``: what else differs between
+    the runs. ``forced``: what made them incomparable.
     """
 
     a: Side
@@ -146,6 +180,8 @@ class Comparison(Tabular):
     dropped: tuple[Difference, ...] = ()
     noted: tuple[Difference, ...] = ()
     forced: tuple[Difference, ...] = ()
+    design: Design = SEPARATE
+    together: tuple[Together, ...] = ()
 
     def __repr__(self) -> str:
         told = ", ".join(f"{count} {verdict}" for verdict, count in self.counts().items() if count)
@@ -171,23 +207,51 @@ class Comparison(Tabular):
         """Pairs that are surely slower in B, and by more than the tolerance; slowest first."""
         return [pair for pair in self.pairs if pair.is_regression(tolerance)]
 
+    def is_slower(self, tolerance: float = DEFAULT_TOLERANCE) -> bool:
+        """Whether a row is a regression, or all rows of a regime together are."""
+        return bool(self.regressions(tolerance)) or any(each.is_regression(tolerance) for each in self.together)
 
-def compare(a: RunLog, b: RunLog, anyway: bool = False) -> Comparison:
-    """Pair the rows of two logs.
+
+def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: bool = False) -> Comparison:
+    """Pair the rows of two logs, or of several equal runs per side.
 
     Raises IncomparableError when they are of other devices, dtypes, regimes or anything else that a ratio would hide,
-    unless ``anyway``; and always when no row is in both.
+    or the runs of a side of other software, unless ``anyway``; and always when no row is in both.
     """
-    both_finds = is_find(a) and is_find(b)
-    rows_a, rows_b = entries(a, both_finds), entries(b, both_finds)
-    forced = [*differences_of(a.header, b.header), *field_differences(rows_a, rows_b)]
+    side_a, side_b = ([each] if isinstance(each, RunLog) else list(each) for each in (a, b))
+    first, other = side_a[0], side_b[0]
+    both_finds = all(map(is_find, (*side_a, *side_b)))
+    rows_a, rows_b = (mean_entries([entries(log, both_finds) for log in side]) for side in (side_a, side_b))
+    forced = [each for log in (*side_a[1:], *side_b) for each in differences_of(first.header, log.header)]
+    forced += field_differences(rows_a, rows_b)
+    forced += [
+        each for side in (side_a, side_b) for log in side[1:] for each in noted_differences(side[0].header, log.header)
+    ]
     if forced and not anyway:
-        told = ", ".join(map(str, forced))
-        raise IncomparableError(f"{a.path} and {b.path} are not comparable: {told}; --anyway compares them still")
-    comparison = paired(a, b, rows_a, rows_b, forced)
+        told = ", ".join(map(str, dict.fromkeys(forced)))
+        raise IncomparableError(
+            f"{first.path} and {other.path} are not comparable: {told}; --anyway compares them still"
+        )
+    comparison = paired(first, other, rows_a, rows_b, dict.fromkeys(forced))
     if not comparison.pairs:
-        raise IncomparableError(f"no measured row is in both: {_told(a, rows_a)}; {_told(b, rows_b)}")
-    return comparison
+        raise IncomparableError(f"no measured row is in both: {_told(first, rows_a)}; {_told(other, rows_b)}")
+    names = [", ".join(str(log.path) for log in side) for side in (side_a, side_b)]
+    return judged(comparison, names, design_of(side_a, side_b))
+
+
+def judged(comparison: Comparison, names: Sequence[str], design: Design) -> Comparison:
+    """The comparison by the design of its runs, and its rows together."""
+    pairs = tuple(replace(pair, design=design, rows=len(comparison.pairs)) for pair in comparison.pairs)
+    regimes: dict[object, list[Pair]] = {}
+    for pair in pairs:
+        regimes.setdefault(pair.fields.get("regime", ""), []).append(pair)
+    # Of fewer than two rows of one device it would say no more than they do.
+    of_one = {regime: [pair for pair in rows if pair.is_of_one_device] for regime, rows in regimes.items()}
+    found = {regime: [pair.change for pair in rows] for regime, rows in of_one.items() if len(rows) > 1}
+    chance = FALSE_ALARMS / 2 / max(1, len(found))
+    together = tuple(all_together(str(regime), rows, design, chance) for regime, rows in found.items())
+    a, b = (replace(side, name=name) for side, name in zip((comparison.a, comparison.b), names, strict=True))
+    return replace(comparison, a=a, b=b, pairs=pairs, design=design, together=together)
 
 
 def paired(
@@ -197,60 +261,17 @@ def paired(
     dropped = droppable(rows_a, rows_b)
     names = {difference.what for difference in dropped}
     by_a, by_b = by_fields(rows_a, names), by_fields(rows_b, names)
-    pairs = [Pair(each.fields, each, by_b[key]) for key, each in by_a.items() if _is_paired(each, by_b.get(key))]
+    pairs = [Pair(each.fields, each, by_b[key]) for key, each in by_a.items() if is_paired(each, by_b.get(key))]
     return Comparison(
         Side(str(a.path), a.header, a.tier),
         Side(str(b.path), b.header, b.tier),
         tuple(sorted(pairs, key=lambda pair: pair.ratio)),
-        tuple(_alone(by_a, by_b)),
-        tuple(_alone(by_b, by_a)),
+        tuple(alone(by_a, by_b)),
+        tuple(alone(by_b, by_a)),
         tuple(dropped),
         tuple(noted_differences(a.header, b.header)),
         tuple(forced),
     )
-
-
-def values(rows: Iterable[Entry], name: str) -> list[object]:
-    """The values of a field, once each, in the order of the log."""
-    return list({row.fields[name]: None for row in rows if name in row.fields})
-
-
-def field_differences(a: Sequence[Entry], b: Sequence[Entry]) -> list[Difference]:
-    """Fields of the regime and the problem in which no row of A is like any row of B."""
-    if not a or not b:
-        return []
-    names = [name for name in a[0].fields if name in b[0].fields and name not in ("shape", "kernel")]
-    found = ((name, values(a, name), values(b, name)) for name in names)
-    return [described(name, of_a, of_b) for name, of_a, of_b in found if not set(of_a) & set(of_b)]
-
-
-def droppable(a: Sequence[Entry], b: Sequence[Entry]) -> list[Difference]:
-    """Fields that rows can be paired without: one value throughout A, another throughout B."""
-    apart = [each for each in field_differences(a, b) if len(values(a, each.what)) == len(values(b, each.what)) == 1]
-    kernels = values(a, _ALWAYS_DROPPED), values(b, _ALWAYS_DROPPED)
-    if len(kernels[0]) == len(kernels[1]) == 1 and kernels[0] != kernels[1]:
-        apart.append(described(_ALWAYS_DROPPED, *kernels))
-    return apart
-
-
-def by_fields(rows: Iterable[Entry], left_out: Iterable[str]) -> dict[object, Entry]:
-    """Rows by what they are paired by; their fields are what is left of them."""
-    found: dict[object, Entry] = {}
-    for row in rows:
-        fields = {name: value for name, value in row.fields.items() if name not in set(left_out)}
-        found[frozenset(fields.items())] = replace(row, fields=fields)
-    return found
-
-
-def _is_paired(a: Entry, b: Entry | None) -> bool:
-    return a.tflops is not None and b is not None and b.tflops is not None
-
-
-def _alone(own: Mapping[object, Entry], other: Mapping[object, Entry]) -> Iterable[tuple[Entry, Entry | None]]:
-    """Rows with a figure here and none there, and what is there instead."""
-    for key, entry in own.items():
-        if entry.tflops is not None and not _is_paired(entry, other.get(key)):
-            yield entry, other.get(key)
 
 
 def _told(log: RunLog, rows: Sequence[Entry]) -> str:

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mamf.ceilings.ceiling import CHOOSE, CONFIRM, FEWEST_ROUNDS, Ceiling, combined, confirmed, figures
+from mamf.ceilings.ceiling import (
+    CHOOSE,
+    CONFIRM,
+    FEWEST_ROUNDS,
+    Ceiling,
+    combined,
+    confirmed,
+    figures,
+    repeatability_of,
+)
+from mamf.logs.decision import RunError, run_error
 from mamf.logs.device_speeds import context_of, device_speeds
 from mamf.logs.known import operation_called
 from mamf.logs.run_log import RunLog
-from mamf.measurement import Measurement
+from mamf.measurement import TERA, Measurement
 from mamf.operations.attention.shapes import AttentionProblem
+from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.plans import FindPlan, KernelsPlan, Row
-from mamf.statistics import Interval
+from mamf.statistics import Interval, geometric_mean, standard_deviation
 
 #: What rows are paired by: regime, problem, shape, kernel, by name.
 Fields = dict[str, object]
@@ -24,9 +37,10 @@ Fields = dict[str, object]
 class Entry:
     """A row of one log: what it is paired by, and its rate; None where it has no figure, ``status`` says why.
 
-    ``rounds``: of a guard's row, the fresh visits that its figure is of. ``device``: another than the run's own, by its
-    uuid, or its number where that is not known; ``device_speed``: to the run's own, None where nothing tells, with half
-    the width of its interval as a share.
+    ``rounds``: of a guard's row, the fresh visits that its figure is of. ``error``: how far a figure of another run is
+    off, if known. ``seconds``: of a launch. ``rates``: of several runs, by run. ``device``: another than the
+    run's own, by its uuid, or its number where that is not known; ``device_speed``: to the run's own, None where
+    nothing tells, with half the width of its interval as a share.
     """
 
     fields: Fields
@@ -41,6 +55,9 @@ class Entry:
     device: str = ""
     device_speed: float | None = 1.0
     device_speed_half_width: float = 0.0
+    error: RunError | None = None
+    seconds: float = math.inf
+    rates: tuple[float, ...] = ()
 
     @property
     def key(self) -> object:
@@ -90,7 +107,17 @@ def _row_entry(row: Measurement) -> Entry:
     fields = fields_of((row.regime, row.problem, row.shape, row.kernel))
     if row.summary is None:
         return Entry(fields, str(row.shape), row.kernel, status=row.status, reason=row.reason)
-    return Entry(fields, str(row.shape), row.kernel, row.rate(row.figure), row.rate_interval, unit=row.work.unit)
+    entry = Entry(fields, str(row.shape), row.kernel, row.rate(row.figure), row.rate_interval, unit=row.work.unit)
+    return replace(entry, error=_error([row]), seconds=row.seconds)
+
+
+def _error(visits: Sequence[Measurement]) -> RunError:
+    """The error of the figure of one run that these visits give together."""
+    first, seconds = visits[0], [row.seconds for row in visits]
+    spread = standard_deviation(seconds) / first.seconds
+    within = [max(row.standard_error, spread) for row in visits]
+    is_product = first.operation == MatmulProblem.operation
+    return run_error(first.regime, is_product, first.seconds, within, repeatability_of(visits))
 
 
 def _of_devices(log: RunLog, rows: Sequence[Measurement]) -> list[Entry]:
@@ -134,19 +161,47 @@ def visited_entry(visits: Sequence[Measurement]) -> Entry:
     if not fresh:
         return entry
     rate, interval = combined(measured)
-    return replace(entry, tflops=rate, interval=interval, rounds=len(measured))
+    return replace(entry, tflops=rate, interval=interval, rounds=len(measured), error=_error(measured))
 
 
 def _candidates(rows: Sequence[Measurement]) -> Iterable[Entry]:
     """Confirmed candidates of one regime, a round a sample."""
     fresh = (row for row in rows if row.phase == CONFIRM)
-    for (shape, kernel), rounds in figures(fresh).items():
+    for rounds in figures(fresh).values():
         if len(rounds) >= FEWEST_ROUNDS:
-            tflops, interval = combined(list(rounds.values()))
-            fields = _row_entry(next(iter(rounds.values()))).fields
-            yield Entry(fields, str(shape), kernel, tflops, interval)
+            rate, interval = combined(list(rounds.values()))
+            entry = _row_entry(next(iter(rounds.values())))
+            yield replace(entry, tflops=rate, interval=interval, error=_error(list(rounds.values())))
 
 
 def _ceiling_entry(ceiling: Ceiling) -> Entry:
     fields = {"regime": ceiling.regime, **problem_fields(ceiling.problem)}
-    return Entry(fields, str(ceiling.shape), ceiling.kernel, ceiling.rate, ceiling.interval, unit=ceiling.unit)
+    entry = Entry(fields, str(ceiling.shape), ceiling.kernel, ceiling.rate, ceiling.interval, unit=ceiling.unit)
+    seconds = ceiling.problem.work(ceiling.shape).amount / TERA / ceiling.rate
+    is_product = ceiling.problem.operation == MatmulProblem.operation
+    error = run_error(ceiling.regime, is_product, seconds, [0.0] * ceiling.rounds, ceiling.repeatability)
+    return replace(entry, error=error, seconds=seconds)
+
+
+def mean_entries(runs: Sequence[Sequence[Entry]]) -> list[Entry]:
+    """The rows of several equal runs: each by the geometric mean of its figures."""
+    if len(runs) == 1:
+        return list(runs[0])
+    found: dict[object, list[Entry]] = {}
+    for row in itertools.chain(*runs):
+        found.setdefault(row.key, []).append(row)
+    return [_mean_entry(rows, len(runs)) for rows in found.values()]
+
+
+def _mean_entry(rows: Sequence[Entry], count: int) -> Entry:
+    """A row that some of the runs lack has no figure: the runs of a side are compared as a whole."""
+    rates = tuple(row.tflops for row in rows if row.tflops is not None)
+    if len(rates) < count:
+        statuses = [row.status for row in rows if row.tflops is None]
+        return replace(rows[0], tflops=None, interval=None, status=(statuses or ["missing in a run"])[0])
+    intervals, errors = [row.interval for row in rows if row.interval], [row.error for row in rows if row.error]
+    low, high = geometric_mean([each.low for each in intervals]), geometric_mean([each.high for each in intervals])
+    interval = Interval(low, high, min(each.coverage for each in intervals))
+    own = math.hypot(*(error.own for error in errors)) / count
+    error = errors[0]._replace(own=own)
+    return replace(rows[0], tflops=geometric_mean(rates), interval=interval, error=error, rates=rates)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from mamf.ceilings.ceiling import CONFIRM, FEWEST_ROUNDS
-from mamf.logs.compare import Comparison, Pair, paired
+from mamf.logs.compare import LEAST_COVERAGE, Comparison, Pair, paired
 from mamf.logs.entries import Entry, entries, visited_entry
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
@@ -24,9 +24,9 @@ _DOUBT = 0.5
 # A failure may have been the moment's: it is tried once more.
 _FAILURES = 2
 
-#: failed (it has no figure any more) and regression fail a guard, with unconfirmed it is not finished, new has no
-#: baseline; the worst first.
-Outcome = Literal["failed", "regression", "unconfirmed", "new", "ok"]
+#: failed (it has no figure any more) and regression fail a guard. undecided: the row scatters too much for the
+#: tolerance, or no fresh visits confirmed a suspicion. new has no baseline. The worst first.
+Outcome = Literal["failed", "regression", "undecided", "new", "ok"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 
@@ -38,7 +38,7 @@ def is_in_doubt(baseline: Entry, visits: Sequence[Measurement], tolerance: float
         return sum(not row.ok for row in visits) < _FAILURES
     seen = Pair(baseline.fields, baseline, visited_entry(visits))
     if not any(row.phase == CONFIRM for row in visits):
-        return seen.ratio < 1 - _DOUBT * tolerance
+        return seen.ratio < 1 - _DOUBT * tolerance or is_too_wide(seen, tolerance)
     return seen.b.rounds < FEWEST_ROUNDS or seen.interval.low <= 1 - tolerance <= seen.interval.high
 
 
@@ -66,19 +66,13 @@ class Guarded:
         return {outcome: found.count(outcome) for outcome in OUTCOMES}
 
     @property
-    def untold(self) -> int:
-        """Rows of which their samples cannot tell whether they are as fast as before."""
-        passed = [row.pair for row in self.rows if row.outcome == "ok" and row.pair]
-        return sum(pair.verdict(self.tolerance) == "AMBIGUOUS" for pair in passed)
-
-    @property
     def is_failed(self) -> bool:
         found = self.counts()
         return bool(found["regression"] + found["failed"])
 
     @property
     def is_finished(self) -> bool:
-        return not self.unfinished and not self.counts()["unconfirmed"]
+        return not self.unfinished and not self.counts()["undecided"] and any(row.pair for row in self.rows)
 
 
 def guarded(baseline: RunLog, log: RunLog, tolerance: float) -> Guarded:
@@ -93,7 +87,25 @@ def guarded(baseline: RunLog, log: RunLog, tolerance: float) -> Guarded:
 
 
 def outcome_of(pair: Pair, tolerance: float) -> Outcome:
-    """Fresh visits that settled it, or a first one that nothing followed."""
-    if not pair.is_regression(tolerance):
+    """Fresh visits that settled it, or a first one that nothing followed.
+
+    A regression is slower with 95 %, and by more than the tolerance: fresh visits of rows in doubt leave few to judge.
+    """
+    if is_too_wide(pair, tolerance):
+        return "undecided"
+    if pair.interval.high >= 1 or pair.ratio >= 1 - tolerance:
         return "ok"
-    return "regression" if pair.b.rounds >= FEWEST_ROUNDS else "unconfirmed"
+    return "regression" if pair.b.rounds >= FEWEST_ROUNDS else "undecided"
+
+
+def is_too_wide(pair: Pair, tolerance: float) -> bool:
+    """Whether a row may be slower by more than the tolerance only because its interval is wider than that."""
+    interval = pair.interval
+    is_open = interval.low < 1 - tolerance <= interval.high
+    return (is_open and pair.ratio - interval.low > tolerance * pair.ratio) or interval.coverage < LEAST_COVERAGE
+
+
+def too_wide_for_a_baseline(log: RunLog, tolerance: float) -> list[tuple[float, Entry]]:
+    """Rows whose own interval is wider than the tolerance, by its half width as a share; the widest first."""
+    known = [(each.interval.half_width / each.tflops, each) for each in entries(log) if each.tflops and each.interval]
+    return sorted((each for each in known if each[0] > tolerance), key=lambda each: -each[0])

@@ -10,11 +10,13 @@ from typing import Any
 
 from mamf.logs.comparability import Difference
 from mamf.logs.compare import Comparison, Pair
+from mamf.logs.decision import FALSE_ALARMS, TOGETHER, Together
 from mamf.logs.entries import Entry
 from mamf.report.text import Draw, csv_text, drawing, prose, significant
 
 # What two intervals of 95 % cover together; below, a reader should know.
 _USUAL_COVERAGE = 0.9
+_HOST_CLOCK = "host clock"
 _FIGURES = ("A", "B", "B/A", "interval", "verdict", "remarks")
 _RIGHT_ALIGNED = ("A", "B", "B/A")
 
@@ -75,7 +77,7 @@ def title(comparison: Comparison, tolerance: float) -> list[str]:
     return [
         *lines,
         f"all rows: {', '.join(shared)}",
-        f"medians in {first.a.unit}; B/A above 1: B is faster; SAME: the interval is within 1 +- {percent(tolerance)}",
+        f"medians in {first.a.unit}; B/A above 1: B is faster; SAME: 95 % interval within 1 +- {percent(tolerance)}",
     ]
 
 
@@ -104,7 +106,30 @@ def summary_lines(comparison: Comparison, tolerance: float) -> list[str]:
             f"slower by more than {percent(tolerance)}: {len(regressions)}, the most {worst.b.shape} "
             f"by {worst.b.kernel} ({percent(round(worst.ratio - 1, 4))})"
         )
+    lines += [_told_together(each, comparison, tolerance) for each in comparison.together]
+    if not comparison.forced:
+        is_calibrated = comparison.a.header.get("timer") != _HOST_CLOCK
+        chance = f"at most {percent(FALSE_ALARMS)}" if is_calibrated else "unknown with a host clock"
+        lines.append(f"chance of a false alarm (exit code 3) for the whole comparison: {chance}")
     return lines
+
+
+def _told_together(each: Together, comparison: Comparison, tolerance: float) -> str:
+    """What all rows of a regime say together, and the smallest loss of all that would have been found."""
+    interval, counted = each.interval, f"more than {percent(TOGETHER * tolerance)}"
+    figures = (
+        f"{each.ratio:.4f}, {percent(round(interval.coverage, 4))} interval {interval.low:.4f} to {interval.high:.4f}"
+    )
+    if each.is_regression(tolerance):
+        found = f"slower by {counted}"
+    elif interval.high < 1:
+        found = f"slower, and not by {counted}"
+    elif interval.low > 1:
+        found = "faster"
+    else:
+        smallest = percent(round(each.smallest_loss(tolerance), 4))
+        found = f"no common change; a uniform loss below {smallest} could not have been found"
+    return f"{each.regime}, {each.rows} rows together ({comparison.design.label}): B/A {figures}: {found}"
 
 
 def _what_became(rows: Sequence[tuple[Entry, Entry | None]], other: str) -> str:
@@ -123,6 +148,9 @@ def comparison_record(comparison: Comparison, tolerance: float) -> dict[str, Any
         "compared_anyway": [asdict(each) for each in comparison.forced],
         "paired_without": [asdict(each) for each in comparison.dropped],
         "differences": [asdict(each) for each in comparison.noted],
+        "design": comparison.design.label,
+        "chance_of_false_alarm": None if comparison.forced else FALSE_ALARMS,
+        "together": [_flat_together(each, tolerance) for each in comparison.together],
         "rows": comparison.rows(tolerance),
         "only_in_a": [flat_alone(*each) for each in comparison.only_a],
         "only_in_b": [flat_alone(*each) for each in comparison.only_b],
@@ -132,6 +160,12 @@ def comparison_record(comparison: Comparison, tolerance: float) -> dict[str, Any
             "geometric_mean_ratio": comparison.geometric_mean_ratio,
         },
     }
+
+
+def _flat_together(each: Together, tolerance: float) -> dict[str, Any]:
+    interval = {f"ratio_interval_{end}": getattr(each.interval, end) for end in ("low", "high")}
+    verdict = {"is_regression": each.is_regression(tolerance), "smallest_loss": each.smallest_loss(tolerance)}
+    return {**each._asdict(), **interval, **verdict}
 
 
 def drawn(comparison: Comparison, tolerance: float, draw: Draw) -> str:

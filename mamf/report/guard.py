@@ -9,7 +9,7 @@ from mamf.report.comparison import percent, render_comparison
 from mamf.report.text import prose, significant
 from mamf.text import visible
 
-_JUNIT = {"regression": "failure", "failed": "error", "new": "skipped", "unconfirmed": "skipped"}
+_JUNIT = {"regression": "failure", "failed": "error", "new": "skipped", "undecided": "skipped"}
 
 
 def verdict_line(found: Guarded) -> str:
@@ -20,15 +20,17 @@ def verdict_line(found: Guarded) -> str:
         told.append(f"{counts['regression']} of {rows} rows {slower}, confirmed by fresh visits")
     if counts["failed"]:
         told.append(f"{counts['failed']} of {rows} rows have no figure any more")
-    if counts["unconfirmed"]:
-        told.append(f"{counts['unconfirmed']} suspected and not confirmed")
+    if counts["undecided"]:
+        told.append(
+            f"{counts['undecided']} of {rows} rows undecided: they scatter too much, or too few visits were made"
+        )
     if found.unfinished:
         told.append(f"not finished: {found.unfinished}")
     if not told:
-        told.append(f"none of {rows} rows is {slower}")
-    if found.untold:
-        told.append(f"{found.untold} of {rows} rows scatter too much to tell that little (AMBIGUOUS)")
-    verdict = "FAILED" if found.is_failed else "PASSED" if found.is_finished else "UNFINISHED"
+        told.append(
+            f"none of {rows} rows is {slower}" if found.is_finished else "no row was compared with the baseline"
+        )
+    verdict = "FAILED" if found.is_failed else "PASSED" if found.is_finished else "UNDECIDED"
     return f"guard {verdict}: {', '.join(told)}"
 
 
@@ -74,7 +76,7 @@ def junit(found: Guarded, suite: str, seconds: float) -> str:
         tests=str(len(found.rows)),
         failures=str(counts["regression"]),
         errors=str(counts["failed"]),
-        skipped=str(counts["new"] + counts["unconfirmed"]),
+        skipped=str(counts["new"] + counts["undecided"]),
         time=f"{seconds:.3f}",
     )
     for row in found.rows:

@@ -15,13 +15,15 @@ from mamf.cli import main
 from mamf.cli.guard_file import read_guard_file
 from mamf.errors import UsageError
 from mamf.logs.compare import Comparison, Pair, Side
+from mamf.logs.decision import RunError
 from mamf.logs.entries import Entry, visited_entry
-from mamf.logs.guarding import Guarded, Judged, is_in_doubt, outcome_of
+from mamf.logs.guarding import Guarded, Judged, is_in_doubt, is_too_wide, outcome_of
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import Measurement
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.regimes.traits import BurstTraits
 from mamf.report.guard import verdict_line
-from mamf.statistics import Interval, Repeatability, summarize
+from mamf.statistics import Repeatability, summarize
 from mamf.testing import Physics, SimulatedAttention, SimulatedBackend
 
 DEVICE = ["--backend", "mamf.testing:SimulatedBackend"]
@@ -291,16 +293,92 @@ def test_what_raised_the_doubt_does_not_confirm_it():
     now = visited_entry([visit(1.3), *fresh(1.0, 1.0, 1.0)])
     assert (now.rounds, now.tflops) == (3, pytest.approx(BASELINE.tflops))
     assert outcome_of(Pair({}, BASELINE, now), 0.02) == "ok"
-    assert outcome_of(Pair({}, BASELINE, visited_entry([visit(1.3)])), 0.02) == "unconfirmed"
+    assert outcome_of(Pair({}, BASELINE, visited_entry([visit(1.3)])), 0.02) == "undecided"
     assert outcome_of(Pair({}, BASELINE, visited_entry([visit(1.3), *fresh(1.3, 1.3, 1.3)])), 0.02) == "regression"
 
 
-def test_a_pass_says_of_how_many_rows_nothing_can_be_told():
-    noisy = replace(BASELINE, interval=Interval(0.9 * BASELINE.tflops, 1.1 * BASELINE.tflops, 0.95))
-    rows = tuple(Judged(now, "ok", Pair({}, BASELINE, now)) for now in (BASELINE, noisy))
+@pytest.mark.parametrize(("own", "outcome"), [(0.002, "ok"), (0.02, "undecided"), (5.0, "undecided")])
+@pytest.mark.parametrize("ratio", [1.0, 1.001])
+def test_a_row_that_scatters_more_than_the_tolerance_is_undecided(own, outcome, ratio):
+    scattered = replace(BASELINE, tflops=ratio * BASELINE.tflops, error=RunError(0.001, own, 8))
+    pair = Pair({}, BASELINE, scattered)
+    assert outcome_of(pair, 0.02) == outcome
+    assert is_too_wide(pair, 0.02) == (outcome == "undecided")
+
+
+@pytest.mark.parametrize(("ratio", "outcome"), [(2.0, "ok"), (0.5, "regression"), (0.95, "undecided")])
+def test_a_row_that_scatters_is_decided_by_a_large_change(ratio, outcome):
+    now = replace(BASELINE, tflops=ratio * BASELINE.tflops, error=RunError(0.001, 0.05, 8))
+    assert outcome_of(Pair({}, BASELINE, now), 0.02) == outcome
+
+
+def test_a_row_of_two_samples_is_undecided():
+    few = replace(BASELINE, interval=replace(BASELINE.interval, coverage=0.5))
+    assert outcome_of(Pair({}, BASELINE, few), 0.02) == "undecided"
+
+
+def guarded_rows(*outcomes):
     comparison = Comparison(*[Side("a.jsonl", {}, "complete")] * 2, (), (), ())
-    told = "none of 2 rows is slower by more than 2 %, 1 of 2 rows scatter too much to tell that little (AMBIGUOUS)"
-    assert verdict_line(Guarded(comparison, rows, 0.02, "")) == f"guard PASSED: {told}"
+    pair = Pair({}, BASELINE, BASELINE)
+    rows = (Judged(BASELINE, outcome, None if outcome == "new" else pair) for outcome in outcomes)
+    return Guarded(comparison, tuple(rows), 0.02, "")
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "verdict"),
+    [
+        (["ok", "ok"], "guard PASSED: none of 2 rows is slower by more than 2 %"),
+        (
+            ["ok", "undecided"],
+            "guard UNDECIDED: 1 of 2 rows undecided: they scatter too much, or too few visits were made",
+        ),
+        (["new"], "guard UNDECIDED: no row was compared with the baseline"),
+        ([], "guard UNDECIDED: no row was compared with the baseline"),
+    ],
+)
+def test_a_guard_passes_only_what_it_compared(outcomes, verdict):
+    found = guarded_rows(*outcomes)
+    assert verdict_line(found) == verdict
+    assert found.is_finished == verdict.startswith("guard PASSED")
+
+
+NOISY = replace(BurstTraits(), repeatability=Repeatability(0.07, 0.02))
+
+
+def test_what_scatters_too_much_is_undecided_and_skipped(guard, monkeypatch):
+    monkeypatch.setattr(SimulatedBackend, "burst_traits", NOISY)
+    code, out, _ = guard("--junit", "guard.xml")
+    assert (code, out.partition(":")[0]) == (1, "guard UNDECIDED")
+    suite = ElementTree.parse(guard.folder / "guard.xml").getroot()
+    assert (suite.get("skipped"), suite.get("failures"), len(suite.findall("testcase/skipped"))) == ("4", "0", 4)
+    assert guard("--strict")[0] == 3
+
+
+def test_a_baseline_that_scatters_more_than_the_tolerance_is_refused(guard, monkeypatch):
+    before = (guard.folder / "baseline.jsonl").read_bytes()
+    monkeypatch.setattr(SimulatedBackend, "burst_traits", NOISY)
+    code, _, err = guard("--update")
+    assert code == 1
+    (line,) = [line for line in err.splitlines() if "no baseline was written" in line]
+    assert "4 of 4 rows scatter by more than the tolerance of 2 %, most simulated-attention" in line
+    assert (guard.folder / "baseline.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("ended", [0, None, 7])
+def test_a_kernel_that_exits_ends_no_guard_with_a_pass(guard, on_launch, ended):
+    def leave(launches):
+        raise SystemExit(ended)
+
+    on_launch(leave)
+    code, out, err = guard()
+    assert (code, "PASSED" in out) == (1, False)
+    assert f"a kernel ended the guard: SystemExit({ended!r}); nothing was decided" in err
+
+
+@pytest.mark.parametrize("form", ["csv", "json"])
+def test_a_verdict_is_printed_in_every_format(guard, form):
+    code, _, err = guard("--format", form)
+    assert (code, "guard PASSED: none of 4 rows is slower by more than 2 %" in err) == (0, True)
 
 
 def test_what_is_new_has_nothing_to_be_slower_than():

@@ -1,0 +1,161 @@
+"""Do two sets of runs differ by more than equal runs do? Errors of figures, and the test of all rows together. Pure.
+
+Two runs of the same kernels differ by a shift that all rows of a run share and by a part of each row's own. Both are
+estimated from pairs of equal runs in results/: tools/decision_rates.py prints them. The shift does not shrink with the
+number of rows, only with the number of runs that were measured in turns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import datetime, timedelta, timezone
+from itertools import pairwise
+from typing import NamedTuple
+
+from mamf.logs.run_log import RunLog
+from mamf.regimes.names import BURST
+from mamf.statistics import Interval, Repeatability, geometric_mean, student_t
+
+#: The chance that anything is called slower although nothing is, for a whole comparison: one half each for single rows
+#: and for all rows together.
+FALSE_ALARMS = 0.01
+#: A loss that all rows share counts from this share of the tolerance on.
+TOGETHER = 0.25
+_LONG_AGO = datetime.min.replace(tzinfo=timezone.utc)
+# Runs of different visits lie so much further apart than runs of one, in which so little time is between runs.
+_APART, _VISIT_GAP = 1.5, timedelta(minutes=10)
+# Of the shift of a run: 26 degrees of freedom in results/, fewer for its tails. Runs of a side that lie twice as far
+# apart as calibrated are judged by what they show alone.
+_COMMON_DEGREES, _CONTRADICTION = 20, 2.0
+# How far the correction of the timer differs between runs, in seconds, in logs with device events.
+_TIMER_SECONDS = 2.8e-7
+# In logs from before schema 4, which name none.
+_BEFORE = {True: Repeatability(visit=0.0008, run=0.0008), False: Repeatability(visit=0.0025, run=0.0040)}
+# What of a run's deviation all its rows share, and the degrees of freedom of Student's t with tails as heavy as theirs.
+_SHARED, _DEGREES = {True: 1.25, False: 0.3}, {True: 8, False: 16}
+# In sustained a visit falls into one of two states of the power controller, 1.1 % apart: at most half of that.
+_STATES = 0.0055
+# Kernels other than products, between runs (an H100, 100 rows of attention).
+_OWN_OF_OTHERS = 0.0021
+
+
+class RunError(NamedTuple):
+    """Relative standard deviations of a figure of one run: of a shift ``common`` to all rows of the run, and of the
+    row's ``own`` part. ``degrees``: of freedom, for Student's t.
+    """
+
+    common: float
+    own: float
+    degrees: int
+
+
+def run_error(
+    regime: str, is_product: bool, seconds: float, within: Sequence[float], known: Repeatability | None
+) -> RunError:
+    """The error of a figure over as many visits as ``within`` has relative standard errors; ``seconds``: a launch's."""
+    is_burst = regime == BURST
+    known = known or _BEFORE[is_burst]
+    common = known.run * _SHARED[is_burst]
+    between = math.sqrt(max(0.0, known.run**2 - common**2))
+    visits = math.hypot(known.visit, math.hypot(*within) / math.sqrt(len(within))) / math.sqrt(len(within))
+    own = math.hypot(between, visits, 0.0 if is_product else _OWN_OF_OTHERS, is_burst * _TIMER_SECONDS / seconds)
+    own = max(own, 0.0 if is_burst else _STATES / math.sqrt(len(within)))
+    # Whatever a crafted log claims, the weight of a row is a number.
+    return RunError(common, min(max(own, 1e-6), 1e3), _DEGREES[is_burst])
+
+
+class Design(NamedTuple):
+    """How the runs of both sides were measured. ``factor``: times the shift of a run, is that between the sides;
+    ``spare``: runs that repeat another of their side.
+    """
+
+    label: str
+    factor: float
+    spare: int
+
+
+#: Two runs of which nothing else is known.
+SEPARATE = Design("separate visits", math.sqrt(2) * _APART, 0)
+
+
+def design_of(a: Sequence[RunLog], b: Sequence[RunLog]) -> Design:
+    """By when the logs say that runs began and how long they took. Only runs in turns average a drift."""
+    runs = sorted((_span(log), side) for side, logs in enumerate((a, b)) for log in logs)
+    if any(after[0] - before[1] > _VISIT_GAP for (before, _), (after, _) in pairwise(runs)):
+        return SEPARATE._replace(spare=len(runs) - 2)
+    sides = [side for _, side in runs]
+    if len(a) == len(b) and all(one != two for one, two in zip(sides[::2], sides[1::2], strict=True)):
+        return Design(f"{len(a)} + {len(b)} runs in turns", math.sqrt(2 / len(a)), len(runs) - 2)
+    return Design(f"{len(a)} + {len(b)} runs in one visit", math.sqrt(2), len(runs) - 2)
+
+
+def _span(log: RunLog) -> tuple[datetime, datetime]:
+    """When a run began and ended; a log that does not say is of long ago."""
+    try:
+        begun = datetime.fromisoformat(log.header["started"]).astimezone(timezone.utc)
+        return begun, begun + timedelta(seconds=float((log.summary or {})["elapsed_seconds"]))
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return _LONG_AGO, _LONG_AGO
+
+
+class Together(NamedTuple):
+    """What all rows of a regime say together: the weighted geometric mean of B/A. ``chance``: of a false alarm."""
+
+    regime: str
+    rows: int
+    ratio: float
+    deviation: float
+    degrees: int
+    chance: float
+
+    @property
+    def interval(self) -> Interval:
+        """Where B/A lies; each end is beyond the truth with ``chance``."""
+        factor = math.exp(student_t(self.degrees, 1 - 2 * self.chance) * self.deviation)
+        return Interval(self.ratio / factor, self.ratio * factor, 1 - 2 * self.chance)
+
+    def is_regression(self, tolerance: float) -> bool:
+        """Surely slower, and by more than a quarter of the tolerance."""
+        return self.interval.high < 1 and self.ratio < 1 - TOGETHER * tolerance
+
+    def smallest_loss(self, tolerance: float) -> float:
+        """The smallest loss common to all rows that is found with 95 %, as a share."""
+        needed = min(1 - TOGETHER * tolerance, self.ratio / self.interval.high)
+        return 1 - needed * math.exp(-student_t(self.degrees, 0.9) * self.deviation)
+
+
+class Change(NamedTuple):
+    """A row's B/A: its logarithm, the shift of a run, the error of the row's own with its degrees of freedom, the
+    seconds of a launch, and the rates of each side's runs.
+    """
+
+    logarithm: float
+    common: float
+    own: float
+    degrees: int
+    seconds: float
+    rates: tuple[Sequence[float], Sequence[float]]
+
+
+def all_together(regime: str, changes: Sequence[Change], design: Design, chance: float) -> Together:
+    """The rows of a regime as one figure, weighted by what is known of each.
+
+    How far the runs of a side lie apart corrects the calibration, by its degrees of freedom, or takes its place if they
+    contradict it.
+    """
+    total = math.fsum(each.own**-2 for each in changes)
+    weights = [each.own**-2 / total for each in changes]
+    mean = math.fsum(weight * each.logarithm for weight, each in zip(weights, changes, strict=True))
+    timer = math.fsum(weight * _TIMER_SECONDS / each.seconds for weight, each in zip(weights, changes, strict=True))
+    common, seen = max(timer, *(each.common for each in changes)), 0.0
+    for side in (0, 1):
+        rows = [[math.log(rate / geometric_mean(each.rates[side])) for rate in each.rates[side]] for each in changes]
+        seen += math.fsum(
+            math.fsum(weight * each for weight, each in zip(weights, run, strict=True)) ** 2
+            for run in zip(*rows, strict=True)
+        )
+    prior = 0 if seen > design.spare * (_CONTRADICTION * common) ** 2 else _COMMON_DEGREES
+    shift = design.factor * math.sqrt((prior * common**2 + seen) / (prior + design.spare))
+    deviation = math.hypot(shift, total**-0.5)
+    return Together(regime, len(changes), math.exp(mean), deviation, prior + design.spare, chance)

@@ -1,0 +1,302 @@
+"""Whether runs differ by more than equal runs do: errors of runs, rows together, several runs per side, error rates."""
+
+import json
+import math
+import random
+from pathlib import Path
+
+import decision_rates
+import pytest
+from test_compare import SHAPES, failed, log, row
+
+from mamf.cli import main
+from mamf.errors import IncomparableError
+from mamf.logs.compare import Pair, compare
+from mamf.logs.decision import SEPARATE, Change, Design, RunError, all_together, design_of, run_error
+from mamf.logs.entries import Entry, mean_entries
+from mamf.logs.records import measurement_record
+from mamf.logs.run_log import read_run_log
+from mamf.logs.writer import RunLogWriter
+from mamf.operations.matmul.shapes import MatmulShape
+from mamf.report.comparison import render_comparison
+from mamf.statistics import Interval, Repeatability
+
+RESULTS = Path(__file__).resolve().parents[2] / "results" / "nvidia-h200"
+KNOWN = Repeatability(visit=0.0008, run=0.0008)
+ONE_VISIT = Design("1 + 1 runs in turns", math.sqrt(2), 0)
+SUMMARY = {"status": "complete", "reason": "", "measured": 20, "elapsed_seconds": 30.0, "best": {}}
+MANY = tuple(MatmulShape(1024 * number, 1024, 1024) for number in range(1, 21))
+
+
+def timed(*rows, minute=0, seconds=30.0, **named):
+    """A log that began at a minute and took so long."""
+    made = log(*rows, **named)
+    made.header["started"] = f"2026-11-22T10:{minute:02d}:00+00:00"
+    made.summary = SUMMARY | {"elapsed_seconds": seconds}
+    return made
+
+
+def run(factor=1.0, minute=0, shapes=MANY, **fields):
+    """A run of many rows, each by the same factor slower than a second."""
+    rows = (row(factor, shape, spread=0.0002, repeatability=KNOWN, **fields) for shape in shapes)
+    return timed(*rows, minute=minute, name=f"{minute}.jsonl")
+
+
+# -- how runs were measured --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "label", "factor"),
+    [
+        ([0], [1], "1 + 1 runs in turns", math.sqrt(2)),
+        ([0, 2], [1, 3], "2 + 2 runs in turns", 1.0),
+        ([0, 3], [1, 2], "2 + 2 runs in turns", 1.0),
+        ([0, 1], [2, 3], "2 + 2 runs in one visit", math.sqrt(2)),  # a drift would be taken for a change
+        ([0], [1, 2], "1 + 2 runs in one visit", math.sqrt(2)),
+        ([0], [30], "separate visits", 1.5 * math.sqrt(2)),
+        ([0, 31], [1, 30], "separate visits", 1.5 * math.sqrt(2)),
+    ],
+)
+def test_the_times_of_the_logs_say_how_runs_were_measured(a, b, label, factor):
+    design = design_of(*([timed(minute=minute) for minute in side] for side in (a, b)))
+    assert (design.label, design.spare) == (label, len(a) + len(b) - 2)
+    assert design.factor == pytest.approx(factor)
+
+
+@pytest.mark.parametrize("started", [None, "yesterday", 7])
+def test_a_log_that_does_not_say_when_it_began_is_of_a_separate_visit(started):
+    unknown = timed()
+    unknown.header["started"] = started
+    assert design_of([unknown], [timed()]).label == SEPARATE.label
+
+
+def test_the_time_between_runs_counts_from_the_end_of_the_first():
+    assert design_of([timed(seconds=29 * 60)], [timed(minute=30)]).label == "1 + 1 runs in turns"
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_error_of_a_row_grows_for_short_launches_and_other_kernels_and_shrinks_with_visits():
+    usual = run_error("burst", True, 1e-3, [0.001], KNOWN)
+    assert usual.own > run_error("burst", True, 1e-3, [0.001] * 9, KNOWN).own
+    assert usual.own < run_error("burst", False, 1e-3, [0.001], KNOWN).own
+    assert run_error("burst", True, 1e-5, [0.001], KNOWN).own == pytest.approx(0.028, rel=0.01)
+    assert usual.common == run_error("burst", True, 1e-5, [0.001] * 9, KNOWN).common == pytest.approx(0.001)
+
+
+def pair_of(ratio, **fields):
+    interval = Interval(0.999, 1.001, 0.95)
+    a, b = (Entry({}, "", "", speed, interval, error=RunError(0.001, 0.001, 8)) for speed in (1.0, ratio))
+    return Pair({}, a, b, **fields)
+
+
+def test_more_is_asked_of_a_row_among_many():
+    alone, among_many = (pair_of(0.985, design=ONE_VISIT, rows=rows) for rows in (1, 1279))
+    assert (alone.verdict(), alone.is_regression()) == ("SLOWER", True)
+    assert (among_many.verdict(), among_many.is_regression()) == ("AMBIGUOUS", False)
+    assert pair_of(0.9, design=ONE_VISIT, rows=1279).is_regression()
+
+
+def test_runs_of_separate_visits_lie_further_apart():
+    near, far = pair_of(1.0, design=ONE_VISIT).interval, pair_of(1.0).interval
+    assert far.high > near.high
+    assert near.high == pytest.approx(
+        math.exp(2.306 * math.hypot(math.sqrt(2) * 0.001, math.sqrt(2) * 0.001)), rel=1e-4
+    )
+
+
+# -- rows together -----------------------------------------------------------------------------------------------------
+
+
+def together(changes, design=ONE_VISIT):
+    return all_together("burst", changes, design, 0.005)
+
+
+def changed(logarithm, own=0.001, seconds=1e-3, rates=((), ())):
+    return Change(logarithm, 0.001, own, 8, seconds, rates)
+
+
+def test_many_rows_do_not_tell_what_the_run_adds_to_all():
+    few, many = (together([changed(-0.003)] * count) for count in (2, 1000))
+    assert few.deviation > many.deviation > math.sqrt(2) * 0.001
+    assert not many.is_regression(0.01)
+    assert together([changed(-0.005)] * 1000).is_regression(0.01)
+
+
+def test_what_is_known_better_weighs_more():
+    assert together([changed(-0.01, own=0.001), changed(0.01, own=0.01)]).ratio == pytest.approx(0.99, abs=0.0003)
+
+
+def test_the_timer_shifts_all_short_rows():
+    assert together([changed(0.0, seconds=1e-5)] * 50).deviation > 0.03
+
+
+def test_runs_of_a_side_that_lie_far_apart_are_believed():
+    def of_runs(apart):
+        rates = (1 + apart, 1 - apart), (1 - apart, 1 + apart)
+        return together([changed(-0.01, rates=rates)] * 50, Design("", 1.0, 2))
+
+    assert of_runs(0.0005).is_regression(0.01)
+    assert not of_runs(0.02).is_regression(0.01)
+    assert of_runs(0.02).degrees == 2
+
+
+def test_the_smallest_loss_is_found_with_95_percent():
+    drawn, known = random.Random(1), together([changed(0.0)] * 50)
+    loss = known.smallest_loss(0.01)
+    shifts = (drawn.gauss(math.log(1 - loss), known.deviation) for _ in range(4000))
+    found = sum(together([changed(shift)] * 50).is_regression(0.01) for shift in shifts) / 4000
+    assert 0.94 < found < 0.99
+
+
+def test_a_loss_within_a_quarter_of_the_tolerance_is_none_and_a_smaller_one_is_not_promised():
+    slower = together([changed(-0.006)] * 50, Design("", 0.1, 0))
+    assert (slower.is_regression(0.01), slower.is_regression(0.03)) == (True, False)
+    assert slower.smallest_loss(0.01) > 0.0025
+    assert slower.smallest_loss(0.03) > 0.0075
+
+
+# -- several runs per side ---------------------------------------------------------------------------------------------
+
+
+def test_a_row_of_several_runs_has_their_mean_and_a_smaller_error():
+    runs = [
+        [Entry({"shape": 1}, "", "", rate, Interval(rate, rate, 0.9), error=RunError(0.001, 0.002, 8))]
+        for rate in (1, 4)
+    ]
+    (mean,) = mean_entries(runs)
+    assert (mean.tflops, mean.rates) == (pytest.approx(2.0), (1, 4))
+    assert mean.error.own == pytest.approx(0.002 / math.sqrt(2))
+    assert mean.error.common == 0.001
+
+
+def test_a_row_that_a_run_lacks_is_not_compared():
+    whole, less = log(row(), row(shape=SHAPES[1])), log(row(), failed(shape=SHAPES[1]))
+    for other in (less, log(row())):
+        comparison = compare([whole, other], [whole, whole])
+        assert [pair.a.shape for pair in comparison.pairs] == ["1024x1024x1024"]
+        assert [(entry.shape, there.status) for entry, there in comparison.only_b] in (
+            [("2048x1024x1024", "out_of_memory")],
+            [("2048x1024x1024", "missing in a run")],
+        )
+
+
+def test_runs_of_a_side_are_of_one_software():
+    newer = log(row())
+    newer.header["environment"]["packages"]["torch"] = "2.12"
+    with pytest.raises(IncomparableError, match=r"not comparable: torch 2\.11 against 2\.12"):
+        compare([log(row()), newer], [log(row()), log(row())])
+    assert compare(log(row()), newer).pairs
+
+
+def test_a_uniform_loss_of_half_a_percent_is_found_by_runs_in_turns():
+    slow = 1.005
+    once = compare(run(minute=0), run(slow, 1))
+    turns = compare([run(minute=0), run(minute=2)], [run(slow, 1), run(slow, 3)])
+    assert not once.regressions()
+    assert (once.is_slower(), turns.is_slower()) == (False, True) or once.is_slower()
+    apart = compare(run(minute=0), run(slow, 50))
+    assert (apart.is_slower(), turns.is_slower()) == (False, True)
+    assert apart.together[0].smallest_loss(0.01) > turns.together[0].smallest_loss(0.01)
+    assert turns.together[0].smallest_loss(0.01) < 0.005
+
+
+# -- what is printed ---------------------------------------------------------------------------------------------------
+
+
+def lines_of(comparison):
+    return render_comparison("table", comparison, 0.01).splitlines()
+
+
+def test_the_chance_of_a_false_alarm_is_printed():
+    alarm = "chance of a false alarm (exit code 3) for the whole comparison: "
+    assert lines_of(compare(run(), run(minute=1)))[-1] == f"{alarm}at most 1 %"
+    host = run()
+    host.header["timer"] = "host clock"
+    assert lines_of(compare(host, host))[-1] == f"{alarm}unknown with a host clock"
+    other = log(row(), device_name="H200", uuid_hash="bb")
+    assert alarm not in render_comparison("table", compare(log(row()), other, anyway=True), 0.01)
+
+
+@pytest.mark.parametrize(
+    ("slow", "told"),
+    [
+        (1.0, "no common change; a uniform loss below 0.9"),
+        (1.02, "slower by more than 0.25 %"),
+        (0.98, "faster"),
+    ],
+)
+def test_what_all_rows_say_together_is_printed(slow, told):
+    comparison = compare(run(), run(slow, 50))
+    (line,) = [line for line in lines_of(comparison) if "together" in line]
+    assert line.startswith("burst, 20 rows together (separate visits): B/A ")
+    assert told in line
+    found = json.loads(render_comparison("json", comparison, 0.01))
+    assert found["chance_of_false_alarm"] == 0.01
+    assert found["together"][0]["is_regression"] == (slow > 1)
+
+
+def test_the_command_takes_several_runs_per_side(tmp_path, capsys):
+    def write(made):
+        path = tmp_path / made.path.name
+        with RunLogWriter.create(path, made.header) as writer:
+            for each in made.measurements:
+                writer.write("measurement", measurement_record(each))
+            writer.write("summary", SUMMARY)
+        return str(path)
+
+    a = [write(run(minute=minute)) for minute in (0, 2, 4)]
+    b = [write(run(1.005, minute)) for minute in (1, 3, 5)]
+    assert main(["compare", *a, "--against", *b]) == 3
+    out = capsys.readouterr().out
+    assert "3 + 3 runs in turns" in out
+    assert "slower by more than 0.25 %" in out
+    assert main(["compare", *a, "--against", *a]) == 0
+
+
+# -- how often it is wrong: tools/decision_rates.py draws thousands, docs/comparing.md has the figures -----------------
+
+
+@pytest.fixture(scope="module")
+def finds():
+    """Five equal finds of one card in a row, and two of another."""
+    same = sorted(RESULTS.glob("find-bfloat16-burst-sustained-20261121-213*.jsonl"))
+    other = [RESULTS / f"find-bfloat16-burst-sustained-20261122-1011{end}.jsonl" for end in ("53", "53-2")]
+    other += [RESULTS / f"find-bfloat16-burst-sustained-20261122-1012{end}.jsonl" for end in ("16", "16-2")]
+    logs = [read_run_log(path) for path in (*same, *other)]
+    cards = {log.header["device"]["uuid_hash"]: [] for log in logs}
+    for each in logs:
+        cards[each.header["device"]["uuid_hash"]].append(decision_rates.all_rows(each))
+    return list(cards.values())
+
+
+def test_no_equal_runs_are_called_slower_and_a_loss_is_found(finds):
+    pairs = list(decision_rates.equal_pairs(finds))
+    assert len(pairs) == 5 * 4 + 2 * 2
+    assert not any(each.is_slower() for each in pairs)
+    turns = list(decision_rates.interleaved(finds))
+    assert len(turns) == 4
+    assert not any(each.is_slower() for each in turns)
+    assert all(decision_rates.with_loss(each, 0.005).is_slower() for each in turns)
+
+
+@pytest.mark.parametrize("regime", ["burst", "sustained"])
+def test_drawn_runs_are_rarely_called_slower_and_a_loss_is_found(finds, regime):
+    scatter = decision_rates.scatter_of(decision_rates.equal_pairs(finds))
+    (card,) = (each for each in decision_rates.cards(RESULTS.parent, scatter) if each.regime == regime)
+    three = decision_rates.in_turns(3)
+    assert card.exits(1, three, 100) == card.exits(79, three, 5) == card.exits(1279, SEPARATE, 1) == 0
+    assert card.exits(79, decision_rates.in_turns(4), 5, loss=0.006) >= 0.8
+
+
+def test_a_run_whose_rows_all_scatter_alike_is_no_proof(finds):
+    """Without the shift that all rows share, real equal runs would be called slower."""
+    shares = [each.together[0] for each in decision_rates.equal_pairs(finds) if each.together]
+    without = [replace_deviation(each) for each in shares]
+    assert any(each.is_regression(0.0) for each in without)
+    assert not any(each.is_regression(0.0) for each in shares)
+
+
+def replace_deviation(each):
+    return each._replace(deviation=0.0009 * math.sqrt(2 / each.rows))

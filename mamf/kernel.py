@@ -69,7 +69,7 @@ ShapeT = TypeVar("ShapeT")
 class Verdict:
     """How far a result is from the reference: ||C - reference|| / ||reference|| over the sampled entries.
 
-    ``reference``: what that was computed in.
+    ``reference``: what that was computed in. ``reason``: why a result is wrong although its error is small, in a line.
     ``details``: what else a reader should know, by name; numbers or words. What has no number, as of an output with NaN
     in it, is left out.
     """
@@ -78,6 +78,7 @@ class Verdict:
     tolerance: float
     details: Mapping[str, float | str] = field(default_factory=dict)
     reference: str = "float64"
+    reason: str = ""
 
     def __post_init__(self) -> None:
         for name, value in self.details.items():
@@ -88,7 +89,7 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        return math.isfinite(self.error) and self.error <= self.tolerance
+        return not self.reason and math.isfinite(self.error) and self.error <= self.tolerance
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,10 @@ class Prepared:
     ``held_bytes``: device memory that a set holds beside its operands, such as a saved forward pass.
     ``checksum``: queue one of the output of a set, given what its last launch returned; what it returns gives the
     number, once the device has run it. Equal outputs have equal ones. None: the kernel has none.
+    ``verify_whole``: the same as ``verify`` of every entry of the output; asked for after the first launch of each set
+    and after the last timed one. None: ``verify`` is all that there is. ``change_operands``: queue what changes the
+    operands of all sets at random, so that no earlier answer is right any more, and ``verify`` expects that;
+    ``changed_operands`` undoes it. None: operands stay.
     ``time_shares``: launch once more, watched, and tell the shares of its time by what was at work (attention, say);
     asked for after the timing. None: a launch has no parts to tell apart.
     """
@@ -116,6 +121,8 @@ class Prepared:
     held_bytes: int = 0
     checksum: Callable[[int, object], Callable[[], int]] | None = None
     time_shares: Callable[[], Mapping[str, float]] | None = None
+    verify_whole: Callable[[int, object], Verdict] | None = None
+    change_operands: Callable[[], object] | None = None
 
 
 class Kernel(ABC, Generic[ProblemT, ShapeT]):

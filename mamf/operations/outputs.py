@@ -46,6 +46,24 @@ def poison_outputs(written: Iterable[torch.Tensor], returned: object) -> None:
             poison(each)
 
 
+def wrong_type(result: object, expected: torch.Tensor) -> str:
+    """Why what a launch returned is no output like ``expected``, in a line; empty if it is one, or no tensor at all.
+
+    A subclass, or a tensor that is negated when it is read, may put work off until after the launch.
+    """
+    if not isinstance(result, torch.Tensor):
+        return ""
+    kind, layout = type(result), str(result.layout).removeprefix("torch.")
+    if kind is not torch.Tensor or layout != "strided" or result.is_neg():
+        name = kind.__name__ if kind is not torch.Tensor else f"{layout} tensor that is not written out"
+        return f"the launch returned a {name}: return a plain strided torch.Tensor whose values it computed"
+    found, wanted = ((each.dtype, tuple(each.shape), each.device) for each in (result, expected))
+    if found != wanted:
+        told = (f"{dtype} {shape} on {device}".removeprefix("torch.") for dtype, shape, device in (found, wanted))
+        return "the launch returned a tensor of {}, not of {}".format(*told)
+    return ""
+
+
 def tensors_of(returned: object) -> list[torch.Tensor]:
     """The tensors of a result: itself, or those of a tuple."""
     if isinstance(returned, torch.Tensor):

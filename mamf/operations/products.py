@@ -7,6 +7,7 @@ The reference is computed on the CPU in float64, so a device never judges itself
 from __future__ import annotations
 
 import random
+import secrets
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -17,19 +18,24 @@ import torch
 from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.kernel import Kernel, Prepared, Verdict, aligned
 from mamf.operations.matmul.kernel import ProductProblem, ProductProblemT, ProductShape, ProductShapeT
-from mamf.operations.outputs import Unchanged, poison_outputs, queued_checksum, without_torch
+from mamf.operations.outputs import Unchanged, poison_outputs, queued_checksum, without_torch, wrong_type
+from mamf.operations.variation import Signs
 
 # Rows times columns entries of C are compared: few enough that the check hides in the rest between two bursts.
 _SAMPLED_ROWS = _SAMPLED_COLUMNS = 16
 
 
 class OperandSet(Protocol):
-    """One set of operands: its launch, the output ``c`` that it writes, and the check of either."""
+    """One set of operands: its launch, the output ``c`` that it writes, the ``signs`` of the operand that changes
+    between launches, and the checks of an output: of fresh random entries, and of all.
+    """
 
     launch: Callable[[], object]
     c: torch.Tensor
+    signs: Signs
 
-    def verify(self, result: object) -> Verdict: ...
+    def verify(self, output: torch.Tensor) -> Verdict: ...
+    def verify_whole(self, output: torch.Tensor) -> Verdict: ...
 
 
 class TorchProducts(Kernel[ProductProblemT, ProductShapeT]):
@@ -125,22 +131,43 @@ def prepared_sets(
         c = sets[0].c
         return c if rewrite is None else c.copy_(rewrite.view(c.shape))
 
+    unchanged = Unchanged(operands)
+
+    def change_operands() -> None:
+        for each in sets:
+            each.signs.change()
+
+    def changed_operands() -> Sequence[str]:
+        for each in sets:
+            each.signs.restore()
+        return unchanged()
+
+    def checked(index: int, result: object, whole: bool) -> Verdict:
+        each = sets[index]
+        if reason := wrong_type(result, each.c):
+            return Verdict(float("inf"), 0.0, reason=reason)
+        return (each.verify_whole if whole else each.verify)(output_of(result, each.c))
+
     return Prepared(
         launches=[each.launch for each in sets],
-        verify=lambda index, result: sets[index].verify(result),
+        verify=lambda index, result: checked(index, result, whole=False),
+        verify_whole=lambda index, result: checked(index, result, whole=True),
+        change_operands=change_operands,
         poison=poison,
-        changed_operands=Unchanged(operands),
+        changed_operands=changed_operands,
         rewrite_output=None if rewrite is None else rewrite_output,
         checksum=lambda index, result: queued_checksum(output_of(result, sets[index].c)),
     )
 
 
 class Sample:
-    """Rows and columns of a product of ``m`` by ``n`` entries that are compared, its edges among them."""
+    """Rows and columns of a product ``c`` that are compared, its edges among them. Drawn from fresh entropy, after the
+    launch.
+    """
 
-    def __init__(self, m: int, n: int, chooser: random.Random, device: torch.device) -> None:
-        self.rows = sampled_indices(m, _SAMPLED_ROWS, chooser).to(device)
-        self.columns = sampled_indices(n, _SAMPLED_COLUMNS, chooser).to(device)
+    def __init__(self, c: torch.Tensor) -> None:
+        self.rows = sampled_indices(c.shape[0], _SAMPLED_ROWS).to(c.device)
+        self.columns = sampled_indices(c.shape[1], _SAMPLED_COLUMNS).to(c.device)
 
     def product(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         """What A @ B must be there."""
@@ -153,7 +180,12 @@ class Sample:
 
 def output_of(result: object, c: torch.Tensor) -> torch.Tensor:
     """A kernel may return its output in place of writing C."""
-    return result if isinstance(result, torch.Tensor) and result.shape == c.shape else c
+    return result if isinstance(result, torch.Tensor) else c
+
+
+def smaller(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The operand that takes less time to change."""
+    return a if a.numel() <= b.numel() else b
 
 
 def multiplied(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -184,9 +216,11 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def sampled_indices(size: int, count: int, chooser: random.Random) -> torch.Tensor:
-    """First, last and random others: a kernel that mishandles an edge does so there."""
-    others = chooser.sample(range(size), min(count - 2, size))
+def sampled_indices(size: int, count: int) -> torch.Tensor:
+    """First, last and random others: a kernel that mishandles an edge does so there, and one that computes nothing else
+    cannot foresee them.
+    """
+    others = random.Random(secrets.randbits(64)).sample(range(size), min(count - 2, size))
     return torch.tensor(sorted({0, size - 1, *others}))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 
@@ -16,10 +15,12 @@ from mamf.operations.products import (
     Sample,
     TorchProducts,
     laid_out,
-    output_of,
     relative_error,
     sampled_indices,
+    smaller,
 )
+from mamf.operations.variation import Signs
+from mamf.operations.whole_products import Part, whole_verdict
 
 # Products of the batch that are compared, the first and the last among them.
 _SAMPLED_PRODUCTS = 4
@@ -56,7 +57,7 @@ class BatchedMatmul(TorchBatched):
 
 
 class PreparedBatch:
-    """One operand set: its launch, and sampled entries of some of its products, computed before the first launch."""
+    """One operand set: its launch, and what its C must be."""
 
     def __init__(
         self, kernel: TorchBatched, problem: BatchedProblem, shape: BatchedShape, flat: Mapping[str, torch.Tensor]
@@ -65,14 +66,15 @@ class PreparedBatch:
         b = laid_out(flat["b"], shape.k, shape.n, problem.layout[1], shape.batch)
         self.c = flat["c"].view(shape.batch, shape.m, shape.n)
         self.launch = kernel.bind(a, b, self.c)
-        self._tolerance = problem.tolerance
-        chooser = random.Random(problem.seed)
-        chosen = sampled_indices(shape.batch, _SAMPLED_PRODUCTS, chooser).tolist()
-        self._samples = {index: Sample(shape.m, shape.n, chooser, a.device) for index in chosen}
-        self._expected = torch.cat([each.product(a[i], b[i]).flatten() for i, each in self._samples.items()])
+        self._a, self._b, self._problem = a, b, problem
+        self.signs = Signs(smaller(a, b.mT))
 
-    def verify(self, result: object) -> Verdict:
+    def verify(self, output: torch.Tensor) -> Verdict:
         """||C - A @ B|| / ||A @ B|| in float64 over sampled entries of sampled products."""
-        output = output_of(result, self.c)
-        found = torch.cat([each.of(output[index]).flatten() for index, each in self._samples.items()])
-        return Verdict(relative_error(found, self._expected), self._tolerance)
+        samples = {i: Sample(output[i]) for i in sampled_indices(len(output), _SAMPLED_PRODUCTS).tolist()}
+        found = torch.cat([each.of(output[i]).flatten() for i, each in samples.items()])
+        expected = torch.cat([each.product(self._a[i], self._b[i]).flatten() for i, each in samples.items()])
+        return Verdict(relative_error(found, expected), self._problem.tolerance)
+
+    def verify_whole(self, output: torch.Tensor) -> Verdict:
+        return whole_verdict(self._problem, [Part(self._a, self._b.mT, output)])

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable, Mapping
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -14,9 +13,11 @@ from mamf.kernel import Verdict
 from mamf.operations.grouped.kernel import GroupedKernel
 from mamf.operations.grouped.kernels.torch_grouped import ends_of, sampled_experts
 from mamf.operations.grouped.shapes import GroupedProblem, GroupedShape
-from mamf.operations.products import OperandSet, multiplied, on_host, output_of, relative_error, select
+from mamf.operations.products import OperandSet, multiplied, on_host, relative_error, select, smaller
 from mamf.operations.quantization import Quantized
 from mamf.operations.scaled_products import ScaledProducts, quantized_operand, rows_of
+from mamf.operations.variation import Signs
+from mamf.operations.whole_products import Part, whole_verdict
 
 
 class FunctionalScaledGroupedMm(ScaledProducts[GroupedProblem, GroupedShape], GroupedKernel):
@@ -54,7 +55,7 @@ class FunctionalScaledGroupedMm(ScaledProducts[GroupedProblem, GroupedShape], Gr
 
 
 class PreparedScaledGroups:
-    """One operand set: quantized, its launch, and sampled entries of some experts' products of the dequantized."""
+    """One operand set: quantized, its launch, and what its C must be: the product of the dequantized."""
 
     def __init__(
         self,
@@ -64,29 +65,40 @@ class PreparedScaledGroups:
         shape: GroupedShape,
         flat: Mapping[str, torch.Tensor],
     ) -> None:
-        a, b = (quantized_operand(backend, problem, shape, name, flat) for name in ("a", "b"))
+        self._a, self._b = a, b = tuple(quantized_operand(backend, problem, shape, name, flat) for name in ("a", "b"))
         self.c = flat["c"].view(shape.tokens, shape.n)
-        tokens = problem.tokens_of_experts(shape)
-        self.launch = kernel.bind(problem, shape, a, b, ends_of(tokens, self.c.device))
-        self._tolerance = problem.tolerance
-        begins = [0, *accumulate(tokens)]
-        samples = sampled_experts(tokens, shape.n, random.Random(problem.seed), self.c.device)
-        #: Rows of C, its columns and the rows of B that they are of, by expert.
-        self._places = [
-            (begins[e] + each.rows, each.columns, e * shape.n + each.columns) for e, each in samples.items()
-        ]
-        self._expected = joined(multiplied(a.on_host(rows), b.on_host(of).t()) for rows, _, of in self._places)
-        values, weights = rows_of(shape, "a", flat), rows_of(shape, "b", flat)
-        unquantized = joined(
-            multiplied(on_host(values, 0, rows), on_host(weights, 0, of).t()) for rows, _, of in self._places
-        )
-        self._details = {"quantization_error": relative_error(self._expected, unquantized)}
+        self._problem, self._tokens, self._n = problem, problem.tokens_of_experts(shape), shape.n
+        self._begins = [0, *accumulate(self._tokens)]
+        self.launch = kernel.bind(problem, shape, a, b, ends_of(self._tokens, self.c.device))
+        self.signs = Signs(smaller(a.elements, b.elements))
+        places, (values, weights) = self._places(), (rows_of(shape, name, flat) for name in ("a", "b"))
+        exact = (multiplied(on_host(values, 0, rows), on_host(weights, 0, of).t()) for rows, _, of in places)
+        self._details = {"quantization_error": relative_error(self._expected(places), joined(exact))}
 
-    def verify(self, result: object) -> Verdict:
+    def _places(self) -> list[_Place]:
+        """Rows of C, its columns and the rows of B that they are of, of some experts."""
+        samples = sampled_experts(self._tokens, self.c).items()
+        return [(self._begins[e] + each.rows, each.columns, e * self._n + each.columns) for e, each in samples]
+
+    def _expected(self, places: Iterable[_Place]) -> torch.Tensor:
+        return joined(multiplied(self._a.on_host(rows), self._b.on_host(of).t()) for rows, _, of in places)
+
+    def verify(self, output: torch.Tensor) -> Verdict:
         """||C - A @ B|| / ||A @ B|| in float64, A and B dequantized; the error of quantizing them stands apart."""
-        output = output_of(result, self.c)
-        found = joined(on_host(select(output, 0, rows), 1, columns) for rows, columns, _ in self._places)
-        return Verdict(relative_error(found, self._expected), self._tolerance, self._details)
+        places = self._places()
+        found = joined(on_host(select(output, 0, rows), 1, columns) for rows, columns, _ in places)
+        return Verdict(relative_error(found, self._expected(places)), self._problem.tolerance, self._details)
+
+    def verify_whole(self, output: torch.Tensor) -> Verdict:
+        parts, n = [], self._n
+        for expert, (start, stop) in enumerate(pairwise(self._begins)):
+            if start < stop:
+                weights = self._b.part(expert * n, (expert + 1) * n)
+                parts.append(Part(self._a.part(start, stop), weights, output[None, start:stop]))
+        return whole_verdict(self._problem, parts)
+
+
+_Place = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def joined(parts: Iterable[torch.Tensor]) -> torch.Tensor:

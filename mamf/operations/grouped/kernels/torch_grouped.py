@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,10 +17,12 @@ from mamf.operations.products import (
     Sample,
     TorchProducts,
     laid_out,
-    output_of,
     relative_error,
     sampled_indices,
+    smaller,
 )
+from mamf.operations.variation import Signs
+from mamf.operations.whole_products import Part, whole_verdict
 
 # Experts whose products are compared, the first and the last with tokens among them.
 _SAMPLED_EXPERTS = 4
@@ -101,7 +102,7 @@ class Loop(TorchGrouped):
 
 
 class PreparedGroups:
-    """One operand set: its launch, and sampled entries of some experts' products, computed before the first launch."""
+    """One operand set: its launch, and what its C must be."""
 
     def __init__(
         self, kernel: TorchGrouped, problem: GroupedProblem, shape: GroupedShape, flat: Mapping[str, torch.Tensor]
@@ -111,20 +112,24 @@ class PreparedGroups:
         b = laid_out(flat["b"], shape.k, shape.n, problem.layout[1], shape.experts)
         self.c = flat["c"].view(shape.tokens, shape.n)
         self.launch = kernel.bind(a, b, self.c, self._tokens)
-        self._tolerance = problem.tolerance
-        rows, chooser = a.split(list(self._tokens)), random.Random(problem.seed)
-        self._samples = sampled_experts(self._tokens, shape.n, chooser, a.device)
-        self._expected = torch.cat([each.product(rows[e], b[e]).flatten() for e, each in self._samples.items()])
+        self._rows, self._b, self._problem = a.split(list(self._tokens)), b, problem
+        self.signs = Signs(smaller(a, b.mT))
 
-    def verify(self, result: object) -> Verdict:
+    def verify(self, output: torch.Tensor) -> Verdict:
         """||C - A @ B|| / ||A @ B|| in float64 over sampled entries of sampled experts."""
-        rows = output_of(result, self.c).split(list(self._tokens))
-        found = torch.cat([each.of(rows[expert]).flatten() for expert, each in self._samples.items()])
-        return Verdict(relative_error(found, self._expected), self._tolerance)
+        rows, samples = output.split(list(self._tokens)), sampled_experts(self._tokens, output)
+        found = torch.cat([each.of(rows[e]).flatten() for e, each in samples.items()])
+        expected = torch.cat([each.product(self._rows[e], self._b[e]).flatten() for e, each in samples.items()])
+        return Verdict(relative_error(found, expected), self._problem.tolerance)
+
+    def verify_whole(self, output: torch.Tensor) -> Verdict:
+        groups = zip(self._rows, self._b.mT, output.split(list(self._tokens)), strict=True)
+        return whole_verdict(self._problem, [Part(a[None], b[None], c[None]) for a, b, c in groups if len(a)])
 
 
-def sampled_experts(tokens: Sequence[int], n: int, chooser: random.Random, device: torch.device) -> dict[int, Sample]:
+def sampled_experts(tokens: Sequence[int], output: torch.Tensor) -> dict[int, Sample]:
     """Which entries of which experts' products are compared."""
+    rows = output.split(list(tokens))
     busy = [expert for expert, count in enumerate(tokens) if count]
-    chosen = [busy[index] for index in sampled_indices(len(busy), _SAMPLED_EXPERTS, chooser).tolist()]
-    return {expert: Sample(tokens[expert], n, chooser, device) for expert in chosen}
+    chosen = [busy[index] for index in sampled_indices(len(busy), _SAMPLED_EXPERTS).tolist()]
+    return {expert: Sample(rows[expert]) for expert in chosen}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -14,9 +13,11 @@ from mamf.backend import Backend, Unavailable
 from mamf.kernel import Verdict
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.operations.products import OperandSet, Sample, float32_precision, multiplied, output_of, relative_error
+from mamf.operations.products import OperandSet, Sample, float32_precision, multiplied, relative_error, smaller
 from mamf.operations.quantization import Quantized, swizzled
 from mamf.operations.scaled_products import ScaledProducts, quantized_operand, rows_of
+from mamf.operations.variation import Signs
+from mamf.operations.whole_products import Part, whole_verdict
 
 #: torch's name of how an operand is scaled, by the size of its blocks.
 _RECIPES = {
@@ -46,7 +47,7 @@ class FormatMatmul(ScaledProducts[MatmulProblem, MatmulShape], MatmulKernel):
 
 
 class PreparedFormat:
-    """One operand set: quantized, its launch, and the sampled entries that C must have, of the dequantized operands."""
+    """One operand set: quantized, its launch, and what its C must be: the product of the dequantized."""
 
     def __init__(
         self,
@@ -56,19 +57,25 @@ class PreparedFormat:
         shape: MatmulShape,
         flat: Mapping[str, torch.Tensor],
     ) -> None:
-        a, b = (quantized_operand(backend, problem, shape, name, flat) for name in ("a", "b"))
+        self._a, self._b = a, b = tuple(quantized_operand(backend, problem, shape, name, flat) for name in ("a", "b"))
         self.c = flat["c"].view(shape.m, shape.n)
         self.launch = kernel.bind(backend, problem, a, b, self.c)
-        self._tolerance = problem.tolerance
-        sample = self._sample = Sample(shape.m, shape.n, random.Random(problem.seed), self.c.device)
-        self._expected = multiplied(a.on_host(sample.rows), b.on_host(sample.columns).t())
+        self._problem, self.signs = problem, Signs(smaller(a.elements, b.elements))
+        sample = Sample(self.c)
         unquantized = sample.product(rows_of(shape, "a", flat), rows_of(shape, "b", flat).t())
-        self._details = {"quantization_error": relative_error(self._expected, unquantized)}
+        self._details = {"quantization_error": relative_error(self._expected(sample), unquantized)}
 
-    def verify(self, result: object) -> Verdict:
+    def _expected(self, sample: Sample) -> torch.Tensor:
+        return multiplied(self._a.on_host(sample.rows), self._b.on_host(sample.columns).t())
+
+    def verify(self, output: torch.Tensor) -> Verdict:
         """||C - A @ B|| / ||A @ B|| in float64, A and B dequantized; the error of quantizing them stands apart."""
-        found = self._sample.of(output_of(result, self.c))
-        return Verdict(relative_error(found, self._expected), self._tolerance, self._details)
+        sample = Sample(output)
+        error = relative_error(sample.of(output), self._expected(sample))
+        return Verdict(error, self._problem.tolerance, self._details)
+
+    def verify_whole(self, output: torch.Tensor) -> Verdict:
+        return whole_verdict(self._problem, [Part(self._a, self._b, output[None])])
 
 
 class FunctionalScaledMm(FormatMatmul):

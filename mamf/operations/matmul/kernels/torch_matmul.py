@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import ClassVar
@@ -13,7 +12,9 @@ from mamf.backend import Backend, Unavailable
 from mamf.kernel import Verdict
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.operations.products import OperandSet, Sample, TorchProducts, laid_out, output_of, relative_error
+from mamf.operations.products import OperandSet, Sample, TorchProducts, laid_out, relative_error, smaller
+from mamf.operations.variation import Signs
+from mamf.operations.whole_products import Part, whole_verdict
 
 
 class TorchMatmul(TorchProducts[MatmulProblem, MatmulShape], MatmulKernel):
@@ -42,7 +43,7 @@ class TorchMatmul(TorchProducts[MatmulProblem, MatmulShape], MatmulKernel):
 
 
 class PreparedProduct:
-    """One operand set: its launch, and the sampled entries that its C must have, computed before the first launch."""
+    """One operand set: its launch, and what its C must be."""
 
     def __init__(
         self, kernel: TorchMatmul, problem: MatmulProblem, shape: MatmulShape, flat: Mapping[str, torch.Tensor]
@@ -50,12 +51,15 @@ class PreparedProduct:
         a = laid_out(flat["a"], shape.m, shape.k, problem.layout[0])
         b = laid_out(flat["b"], shape.k, shape.n, problem.layout[1])
         self.c = flat["c"].view(shape.m, shape.n)
-        self.launch, scale = kernel.bind(problem, a, b, self.c)
-        self._tolerance, self._details = problem.tolerance, kernel.details(problem)
-        self._sample = Sample(shape.m, shape.n, random.Random(problem.seed), a.device)
-        self._expected = scale * self._sample.product(a, b)
+        self.launch, self._scale = kernel.bind(problem, a, b, self.c)
+        self._a, self._b, self._problem, self._details = a, b, problem, kernel.details(problem)
+        self.signs = Signs(smaller(a, b.mT))
 
-    def verify(self, result: object) -> Verdict:
+    def verify(self, output: torch.Tensor) -> Verdict:
         """||C - scale * A @ B|| / ||scale * A @ B|| in float64 over sampled rows and columns, the edges among them."""
-        found = self._sample.of(output_of(result, self.c))
-        return Verdict(relative_error(found, self._expected), self._tolerance, self._details)
+        sample = Sample(output)
+        expected = self._scale * sample.product(self._a, self._b)
+        return Verdict(relative_error(sample.of(output), expected), self._problem.tolerance, self._details)
+
+    def verify_whole(self, output: torch.Tensor) -> Verdict:
+        return whole_verdict(self._problem, [Part(self._a[None], self._b.mT[None], output[None])], self._scale)

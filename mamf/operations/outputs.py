@@ -4,7 +4,8 @@ that cannot be left over, operands that stay.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -44,6 +45,26 @@ def poison_outputs(written: Iterable[torch.Tensor], returned: object) -> None:
         spares = [torch.empty_like(tensor) for _ in range(_SPARE_BLOCKS)]
         for each in (tensor, *spares):
             poison(each)
+
+
+def select(tensor: torch.Tensor, dim: int, indices: torch.Tensor) -> torch.Tensor:
+    """index_select that also takes 8-bit floats, which torch can only move as bytes."""
+    if tensor.dtype.itemsize > 1 or tensor.dtype in (torch.int8, torch.uint8):
+        return tensor.index_select(dim, indices)
+    return tensor.view(torch.uint8).index_select(dim, indices).view(tensor.dtype)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """For sums this small, waking torch's threads takes longer than the sums: with 64 of them 20 times as long, and 60
+    times where four processes do so at once.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def wrong_type(result: object, expected: torch.Tensor) -> str:

@@ -23,7 +23,7 @@ import torch
 from mamf.dtypes import slope_tolerance
 from mamf.kernel import Verdict
 from mamf.operations.matmul.kernel import ProductProblem
-from mamf.operations.products import one_thread
+from mamf.operations.outputs import one_thread
 from mamf.operations.quantization import Quantized
 from mamf.operations.variation import fresh_signs
 
@@ -83,7 +83,7 @@ def _verdict(problem: ProductProblem, parts: Sequence[Part], scale: float, eleme
         reason = f"a part of the output is wrong: {worst:.2g} in the sums of a row, at most {most:.2g} is rounding"
     elif abs(slope) > steepest:
         reason = f"the output is {1 + slope:.6g} times what it should be; rounding changes {steepest:.1g} at most"
-    freedom = VECTORS * sum(part.c.shape[0] * min(part.c.shape[1], _k_of(part.left)) for part in oriented)
+    freedom = VECTORS * sum(part.c.shape[0] * min(part.c.shape[1], part.left.shape[-1]) for part in oriented)
     return Verdict(error, tolerance * _spread(freedom), reference=_REFERENCE, reason=reason)
 
 
@@ -131,10 +131,6 @@ def _wide_dtype(dtype: str, device: torch.device) -> torch.dtype:
     return wide
 
 
-def _k_of(operand: Operand) -> int:
-    return operand.k if isinstance(operand, Quantized) else operand.shape[-1]
-
-
 def _times(operand: Operand, vectors: torch.Tensor, wide: torch.dtype, elements: int) -> torch.Tensor:
     """Rows (batch, rows, K) times vectors (batch, K, count)."""
     if isinstance(operand, Quantized):
@@ -159,7 +155,7 @@ def _times_transposed(operand: Operand, vectors: torch.Tensor, wide: torch.dtype
     """The transposed rows (batch, K, rows) times vectors (batch, rows, count)."""
     if not isinstance(operand, Quantized):
         return _times(operand.mT, vectors, wide, elements)
-    found, start = torch.zeros(1, operand.k, vectors.shape[-1], dtype=wide, device=vectors.device), 0
+    found, start = torch.zeros(1, operand.shape[1], vectors.shape[-1], dtype=wide, device=vectors.device), 0
     for part in operand.parts(elements):
         values = part.values()
         found += _times(values.mT[None], vectors[:, start : start + len(values)], wide, elements)

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 
 from mamf.backend import Backend, Unavailable
-from mamf.kernel import Verdict
 from mamf.operations.grouped.kernel import GroupedKernel
-from mamf.operations.grouped.kernels.torch_grouped import ends_of, sampled_experts
+from mamf.operations.grouped.kernels.torch_grouped import ends_of
 from mamf.operations.grouped.shapes import GroupedProblem, GroupedShape
-from mamf.operations.products import OperandSet, multiplied, on_host, relative_error, select, smaller
+from mamf.operations.products import ProductSet, smaller
 from mamf.operations.quantization import Quantized
 from mamf.operations.scaled_products import ScaledProducts, quantized_operand, rows_of
-from mamf.operations.variation import Signs
-from mamf.operations.whole_products import Part, whole_verdict
+from mamf.operations.whole_products import Part
 
 
 class FunctionalScaledGroupedMm(ScaledProducts[GroupedProblem, GroupedShape], GroupedKernel):
@@ -50,56 +48,18 @@ class FunctionalScaledGroupedMm(ScaledProducts[GroupedProblem, GroupedShape], Gr
 
     def operand_set(
         self, backend: Backend, problem: GroupedProblem, shape: GroupedShape, flat: Mapping[str, torch.Tensor]
-    ) -> OperandSet:
-        return PreparedScaledGroups(self, backend, problem, shape, flat)
+    ) -> ProductSet:
+        a, b = (quantized_operand(backend, problem, shape, name, flat) for name in ("a", "b"))
+        values, weights = (rows_of(shape, name, flat) for name in ("a", "b"))
+        c, tokens, n = flat["c"].view(shape.tokens, shape.n), problem.tokens_of_experts(shape), shape.n
+        ranges = [(expert, *each) for expert, each in enumerate(pairwise([0, *accumulate(tokens)]))]
+        busy = [(start, stop, expert * n, (expert + 1) * n) for expert, start, stop in ranges if start < stop]
 
+        def parts(output: torch.Tensor) -> list[Part]:
+            return [Part(a.part(m, to), b.part(of, until), output[None, m:to]) for m, to, of, until in busy]
 
-class PreparedScaledGroups:
-    """One operand set: quantized, its launch, and what its C must be: the product of the dequantized."""
+        def exact(output: torch.Tensor) -> list[Part]:
+            return [Part(values[None, m:to], weights[None, of:until], output[None, m:to]) for m, to, of, until in busy]
 
-    def __init__(
-        self,
-        kernel: FunctionalScaledGroupedMm,
-        backend: Backend,
-        problem: GroupedProblem,
-        shape: GroupedShape,
-        flat: Mapping[str, torch.Tensor],
-    ) -> None:
-        self._a, self._b = a, b = tuple(quantized_operand(backend, problem, shape, name, flat) for name in ("a", "b"))
-        self.c = flat["c"].view(shape.tokens, shape.n)
-        self._problem, self._tokens, self._n = problem, problem.tokens_of_experts(shape), shape.n
-        self._begins = [0, *accumulate(self._tokens)]
-        self.launch = kernel.bind(problem, shape, a, b, ends_of(self._tokens, self.c.device))
-        self.signs = Signs(smaller(a.elements, b.elements))
-        places, (values, weights) = self._places(), (rows_of(shape, name, flat) for name in ("a", "b"))
-        exact = (multiplied(on_host(values, 0, rows), on_host(weights, 0, of).t()) for rows, _, of in places)
-        self._details = {"quantization_error": relative_error(self._expected(places), joined(exact))}
-
-    def _places(self) -> list[_Place]:
-        """Rows of C, its columns and the rows of B that they are of, of some experts."""
-        samples = sampled_experts(self._tokens, self.c).items()
-        return [(self._begins[e] + each.rows, each.columns, e * self._n + each.columns) for e, each in samples]
-
-    def _expected(self, places: Iterable[_Place]) -> torch.Tensor:
-        return joined(multiplied(self._a.on_host(rows), self._b.on_host(of).t()) for rows, _, of in places)
-
-    def verify(self, output: torch.Tensor) -> Verdict:
-        """||C - A @ B|| / ||A @ B|| in float64, A and B dequantized; the error of quantizing them stands apart."""
-        places = self._places()
-        found = joined(on_host(select(output, 0, rows), 1, columns) for rows, columns, _ in places)
-        return Verdict(relative_error(found, self._expected(places)), self._problem.tolerance, self._details)
-
-    def verify_whole(self, output: torch.Tensor) -> Verdict:
-        parts, n = [], self._n
-        for expert, (start, stop) in enumerate(pairwise(self._begins)):
-            if start < stop:
-                weights = self._b.part(expert * n, (expert + 1) * n)
-                parts.append(Part(self._a.part(start, stop), weights, output[None, start:stop]))
-        return whole_verdict(self._problem, parts)
-
-
-_Place = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-
-
-def joined(parts: Iterable[torch.Tensor]) -> torch.Tensor:
-    return torch.cat([part.flatten() for part in parts])
+        launch = self.bind(problem, shape, a, b, ends_of(tokens, c.device))
+        return ProductSet(problem, launch, c, parts, smaller(a.elements, b.elements), exact=exact)

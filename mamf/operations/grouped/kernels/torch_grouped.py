@@ -9,23 +9,16 @@ from typing import Any
 import torch
 
 from mamf.backend import Backend, Unavailable
-from mamf.kernel import Verdict
 from mamf.operations.grouped.kernel import GroupedKernel
 from mamf.operations.grouped.shapes import GroupedProblem, GroupedShape
 from mamf.operations.products import (
-    OperandSet,
-    Sample,
+    ProductSet,
     TorchProducts,
     laid_out,
-    relative_error,
-    sampled_indices,
     smaller,
 )
-from mamf.operations.variation import Signs
-from mamf.operations.whole_products import Part, whole_verdict
+from mamf.operations.whole_products import Part
 
-# Experts whose products are compared, the first and the last with tokens among them.
-_SAMPLED_EXPERTS = 4
 #: What torch's checks of grouped_mm say.
 _REFUSALS = ("Expected mat_", "expected mat", "strides should be multiple of", "is only supported on")
 
@@ -37,8 +30,16 @@ class TorchGrouped(TorchProducts[GroupedProblem, GroupedShape], GroupedKernel):
     def bind(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, tokens: Sequence[int]) -> Callable[[], object]:
         """The launch over A (T,K), B (E,K,N) and C (T,N); ``tokens`` of each expert."""
 
-    def operand_set(self, problem: GroupedProblem, shape: GroupedShape, flat: Mapping[str, torch.Tensor]) -> OperandSet:
-        return PreparedGroups(self, problem, shape, flat)
+    def operand_set(self, problem: GroupedProblem, shape: GroupedShape, flat: Mapping[str, torch.Tensor]) -> ProductSet:
+        a = laid_out(flat["a"], shape.tokens, shape.k, problem.layout[0])
+        b = laid_out(flat["b"], shape.k, shape.n, problem.layout[1], shape.experts)
+        c, tokens = flat["c"].view(shape.tokens, shape.n), problem.tokens_of_experts(shape)
+
+        def parts(output: torch.Tensor) -> list[Part]:
+            groups = zip(a.split(list(tokens)), b.mT, output.split(list(tokens)), strict=True)
+            return [Part(rows[None], weights[None], of[None]) for rows, weights, of in groups if len(rows)]
+
+        return ProductSet(problem, self.bind(a, b, c, tokens), c, parts, smaller(a, b.mT))
 
 
 class GroupedMm(TorchGrouped):
@@ -99,37 +100,3 @@ class Loop(TorchGrouped):
                 torch.mm(rows, weights, out=output)
 
         return launch
-
-
-class PreparedGroups:
-    """One operand set: its launch, and what its C must be."""
-
-    def __init__(
-        self, kernel: TorchGrouped, problem: GroupedProblem, shape: GroupedShape, flat: Mapping[str, torch.Tensor]
-    ) -> None:
-        self._tokens = problem.tokens_of_experts(shape)
-        a = laid_out(flat["a"], shape.tokens, shape.k, problem.layout[0])
-        b = laid_out(flat["b"], shape.k, shape.n, problem.layout[1], shape.experts)
-        self.c = flat["c"].view(shape.tokens, shape.n)
-        self.launch = kernel.bind(a, b, self.c, self._tokens)
-        self._rows, self._b, self._problem = a.split(list(self._tokens)), b, problem
-        self.signs = Signs(smaller(a, b.mT))
-
-    def verify(self, output: torch.Tensor) -> Verdict:
-        """||C - A @ B|| / ||A @ B|| in float64 over sampled entries of sampled experts."""
-        rows, samples = output.split(list(self._tokens)), sampled_experts(self._tokens, output)
-        found = torch.cat([each.of(rows[e]).flatten() for e, each in samples.items()])
-        expected = torch.cat([each.product(self._rows[e], self._b[e]).flatten() for e, each in samples.items()])
-        return Verdict(relative_error(found, expected), self._problem.tolerance)
-
-    def verify_whole(self, output: torch.Tensor) -> Verdict:
-        groups = zip(self._rows, self._b.mT, output.split(list(self._tokens)), strict=True)
-        return whole_verdict(self._problem, [Part(a[None], b[None], c[None]) for a, b, c in groups if len(a)])
-
-
-def sampled_experts(tokens: Sequence[int], output: torch.Tensor) -> dict[int, Sample]:
-    """Which entries of which experts' products are compared."""
-    rows = output.split(list(tokens))
-    busy = [expert for expert, count in enumerate(tokens) if count]
-    chosen = [busy[index] for index in sampled_indices(len(busy), _SAMPLED_EXPERTS).tolist()]
-    return {expert: Sample(rows[expert]) for expert in chosen}

@@ -10,14 +10,12 @@ from typing import Any
 import torch
 
 from mamf.backend import Backend, Unavailable
-from mamf.kernel import Verdict
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.operations.products import OperandSet, Sample, float32_precision, multiplied, relative_error, smaller
+from mamf.operations.products import ProductSet, float32_precision, smaller
 from mamf.operations.quantization import Quantized, swizzled
 from mamf.operations.scaled_products import ScaledProducts, quantized_operand, rows_of
-from mamf.operations.variation import Signs
-from mamf.operations.whole_products import Part, whole_verdict
+from mamf.operations.whole_products import Part
 
 #: torch's name of how an operand is scaled, by the size of its blocks.
 _RECIPES = {
@@ -42,40 +40,18 @@ class FormatMatmul(ScaledProducts[MatmulProblem, MatmulShape], MatmulKernel):
 
     def operand_set(
         self, backend: Backend, problem: MatmulProblem, shape: MatmulShape, flat: Mapping[str, torch.Tensor]
-    ) -> OperandSet:
-        return PreparedFormat(self, backend, problem, shape, flat)
-
-
-class PreparedFormat:
-    """One operand set: quantized, its launch, and what its C must be: the product of the dequantized."""
-
-    def __init__(
-        self,
-        kernel: FormatMatmul,
-        backend: Backend,
-        problem: MatmulProblem,
-        shape: MatmulShape,
-        flat: Mapping[str, torch.Tensor],
-    ) -> None:
-        self._a, self._b = a, b = tuple(quantized_operand(backend, problem, shape, name, flat) for name in ("a", "b"))
-        self.c = flat["c"].view(shape.m, shape.n)
-        self.launch = kernel.bind(backend, problem, a, b, self.c)
-        self._problem, self.signs = problem, Signs(smaller(a.elements, b.elements))
-        sample = Sample(self.c)
-        unquantized = sample.product(rows_of(shape, "a", flat), rows_of(shape, "b", flat).t())
-        self._details = {"quantization_error": relative_error(self._expected(sample), unquantized)}
-
-    def _expected(self, sample: Sample) -> torch.Tensor:
-        return multiplied(self._a.on_host(sample.rows), self._b.on_host(sample.columns).t())
-
-    def verify(self, output: torch.Tensor) -> Verdict:
-        """||C - A @ B|| / ||A @ B|| in float64, A and B dequantized; the error of quantizing them stands apart."""
-        sample = Sample(output)
-        error = relative_error(sample.of(output), self._expected(sample))
-        return Verdict(error, self._problem.tolerance, self._details)
-
-    def verify_whole(self, output: torch.Tensor) -> Verdict:
-        return whole_verdict(self._problem, [Part(self._a, self._b, output[None])])
+    ) -> ProductSet:
+        a, b = (quantized_operand(backend, problem, shape, name, flat) for name in ("a", "b"))
+        values, weights = (rows_of(shape, name, flat)[None] for name in ("a", "b"))
+        c = flat["c"].view(shape.m, shape.n)
+        return ProductSet(
+            problem,
+            self.bind(backend, problem, a, b, c),
+            c,
+            lambda output: [Part(a, b, output[None])],
+            smaller(a.elements, b.elements),
+            exact=lambda output: [Part(values, weights, output[None])],
+        )
 
 
 class FunctionalScaledMm(FormatMatmul):

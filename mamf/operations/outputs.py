@@ -55,6 +55,16 @@ def select(tensor: torch.Tensor, dim: int, indices: torch.Tensor) -> torch.Tenso
 
 
 @contextmanager
+def float32_precision(precision: str) -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
 def one_thread() -> Iterator[None]:
     """For sums this small, waking torch's threads takes longer than the sums: with 64 of them 20 times as long, and 60
     times where four processes do so at once.

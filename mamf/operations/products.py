@@ -10,8 +10,8 @@ import math
 import random
 import secrets
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import ClassVar
 
 import torch
@@ -21,6 +21,7 @@ from mamf.kernel import Kernel, Prepared, Verdict, aligned
 from mamf.operations.matmul.kernel import ProductProblem, ProductProblemT, ProductShape, ProductShapeT
 from mamf.operations.outputs import (
     Unchanged,
+    float32_precision,
     one_thread,
     poison_outputs,
     queued_checksum,
@@ -130,16 +131,6 @@ class TorchProducts(Kernel[ProductProblemT, ProductShapeT]):
         whole = taken(pool, problem, shape, sets, rewrite)
         ready = [self.operand_set(problem, shape, slices(whole, shape.elements, index)) for index in range(sets)]
         return prepared_sets(ready, {name: whole[name] for name in ("a", "b")}, whole.get("c_rewrite"))
-
-
-@contextmanager
-def float32_precision(precision: str) -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def taken(

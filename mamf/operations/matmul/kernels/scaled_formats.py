@@ -12,7 +12,8 @@ import torch
 from mamf.backend import Backend, Unavailable
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.operations.products import ProductSet, float32_precision, smaller
+from mamf.operations.outputs import float32_precision
+from mamf.operations.products import ProductSet, smaller
 from mamf.operations.quantization import Quantized, swizzled
 from mamf.operations.scaled_products import ScaledProducts, quantized_operand, rows_of
 from mamf.operations.whole_products import Part

@@ -69,7 +69,7 @@ ShapeT = TypeVar("ShapeT")
 class Verdict:
     """How far a result is from the reference: ||C - reference|| / ||reference|| over the sampled entries.
 
-    ``reference``: what that was computed in.
+    ``reference``: what that was computed in. ``reason``: why a result is wrong although its error is small, in a line.
     ``details``: what else a reader should know, by name; numbers or words. What has no number, as of an output with NaN
     in it, is left out.
     """
@@ -78,6 +78,7 @@ class Verdict:
     tolerance: float
     details: Mapping[str, float | str] = field(default_factory=dict)
     reference: str = "float64"
+    reason: str = ""
 
     def __post_init__(self) -> None:
         for name, value in self.details.items():
@@ -88,7 +89,7 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        return math.isfinite(self.error) and self.error <= self.tolerance
+        return not self.reason and math.isfinite(self.error) and self.error <= self.tolerance
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,10 @@ class Prepared:
     ``class_seconds``: launch once more under a profiler; returns the seconds in which each class of work (attention,
     say) was running, each instant in one class, idle time left out. Called after the timing, so that what the profiler
     adds is in no share. None: a launch has no parts to tell apart.
+    ``verify_whole``: the same as ``verify`` of every entry of the output; asked for after the first launch of each set
+    and after the last timed one. None: ``verify`` is all that there is. ``change_operands``: queue what changes the
+    operands of all sets at random, so that no earlier answer is right any more, and ``verify`` expects that;
+    ``changed_operands`` undoes it. None: operands stay.
     """
 
     launches: Sequence[Callable[[], object]]
@@ -117,6 +122,8 @@ class Prepared:
     held_bytes: int = 0
     checksum: Callable[[int, object], Callable[[], int]] | None = None
     class_seconds: Callable[[], Mapping[str, float]] | None = None
+    verify_whole: Callable[[int, object], Verdict] | None = None
+    change_operands: Callable[[], object] | None = None
 
 
 class Kernel(ABC, Generic[ProblemT, ShapeT]):

@@ -1,9 +1,9 @@
 """Launches held to their results: what was timed is verified.
 
 A kernel that is right once may do nothing afterwards, write where it should read, or serve one operand set of many. So
-every set is launched and verified before any time is taken (which also compiles what is compiled late), outputs are
-poisoned before each train or soak and verified after it without another launch, and operands must be unchanged in the
-end.
+all output of every set is verified before any time is taken (which also compiles what is compiled late). Before
+launches that are verified, operands change at random and outputs are poisoned. Afterwards they are verified without
+another launch: samples after each train, all output after the last timed one. In the end operands must be as they were.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ def refusal(verdict: Verdict) -> str:
     """Why a result is wrong, in a line."""
     if "changed operands" in verdict.details:
         return f"a launch changed its operands: {verdict.details['changed operands']}"
+    if verdict.reason:
+        return verdict.reason
     return f"relative error {verdict.error:.2g} against {verdict.reference}, at most {verdict.tolerance:.2g} is right"
 
 
@@ -75,9 +77,9 @@ class Checked:
 
         Raises WrongResultError, or what a launch raises.
         """
-        self.poison()
+        self.prepare_check()
         seconds = [self.seconds_of(index, backend) for index in range(len(self.launches))]
-        self.verify()
+        self.verify(whole=True)
         self.require_unchanged_operands()
         return seconds[-1]
 
@@ -89,21 +91,36 @@ class Checked:
         backend.synchronize()
         return backend.now() - begun
 
+    def prepare_check(self) -> None:
+        """Queue other operands, if the kernel can change them, and poison: only a launch from now on can be right."""
+        if self._prepared.change_operands is not None:
+            self._prepared.change_operands()
+        self.poison()
+
     def poison(self) -> None:
         """Make every output unlike the answer; nothing launched before counts as verified any more."""
         self._prepared.poison(tuple(self._returned))
         self._returned[:] = [None] * len(self._returned)
         self._launched.clear()
 
-    def verify(self) -> None:
-        """Hold the last launch of every set that was launched to its result. Raises WrongResultError."""
+    def verify(self, whole: bool = False) -> None:
+        """Compare what the last launch of every set left with its reference: sampled entries, or the ``whole`` too.
+
+        Raises WrongResultError.
+        """
+        checks = [self._prepared.verify]
+        if whole and self._prepared.verify_whole is not None:
+            checks.append(self._prepared.verify_whole)
         for index in sorted(self._launched):
-            verdict = self._prepared.verify(index, self._returned[index])
-            if not verdict.ok:
-                self.require_unchanged_operands()  # the more telling reason
-                raise WrongResultError(verdict)
-            if verdict.error >= self.verdict.error:
-                self.verdict = Verdict(verdict.error, verdict.tolerance, {**self.verdict.details, **verdict.details})
+            for check in checks:
+                self._take(check(index, self._returned[index]))
+
+    def _take(self, verdict: Verdict) -> None:
+        if not verdict.ok:
+            self.require_unchanged_operands()  # the more telling reason
+            raise WrongResultError(verdict)
+        if verdict.error >= self.verdict.error:
+            self.verdict = Verdict(verdict.error, verdict.tolerance, {**self.verdict.details, **verdict.details})
 
     def require_unchanged_operands(self) -> None:
         """Raises WrongResultError naming the operands that launches changed."""

@@ -4,7 +4,8 @@ that cannot be left over, operands that stay.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -44,6 +45,54 @@ def poison_outputs(written: Iterable[torch.Tensor], returned: object) -> None:
         spares = [torch.empty_like(tensor) for _ in range(_SPARE_BLOCKS)]
         for each in (tensor, *spares):
             poison(each)
+
+
+def select(tensor: torch.Tensor, dim: int, indices: torch.Tensor) -> torch.Tensor:
+    """index_select that also takes 8-bit floats, which torch can only move as bytes."""
+    if tensor.dtype.itemsize > 1 or tensor.dtype in (torch.int8, torch.uint8):
+        return tensor.index_select(dim, indices)
+    return tensor.view(torch.uint8).index_select(dim, indices).view(tensor.dtype)
+
+
+@contextmanager
+def float32_precision(precision: str) -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """For sums this small, waking torch's threads takes longer than the sums: with 64 of them 20 times as long, and 60
+    times where four processes do so at once.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def wrong_type(result: object, expected: torch.Tensor) -> str:
+    """Why what a launch returned is no output like ``expected``, in a line; empty if it is one, or no tensor at all.
+
+    A subclass, or a tensor that is negated when it is read, may put work off until after the launch.
+    """
+    if not isinstance(result, torch.Tensor):
+        return ""
+    kind, layout = type(result), str(result.layout).removeprefix("torch.")
+    if kind is not torch.Tensor or layout != "strided" or result.is_neg():
+        name = kind.__name__ if kind is not torch.Tensor else f"{layout} tensor that is not written out"
+        return f"the launch returned a {name}: return a plain strided torch.Tensor whose values it computed"
+    found, wanted = ((each.dtype, tuple(each.shape), each.device) for each in (result, expected))
+    if found != wanted:
+        told = (f"{dtype} {shape} on {device}".removeprefix("torch.") for dtype, shape, device in (found, wanted))
+        return "the launch returned a tensor of {}, not of {}".format(*told)
+    return ""
 
 
 def tensors_of(returned: object) -> list[torch.Tensor]:

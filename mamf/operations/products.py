@@ -6,30 +6,81 @@ The reference is computed on the CPU in float64, so a device never judges itself
 
 from __future__ import annotations
 
+import math
 import random
+import secrets
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import ClassVar, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import ClassVar
 
 import torch
 
 from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.kernel import Kernel, Prepared, Verdict, aligned
 from mamf.operations.matmul.kernel import ProductProblem, ProductProblemT, ProductShape, ProductShapeT
-from mamf.operations.outputs import Unchanged, poison_outputs, queued_checksum, without_torch
+from mamf.operations.outputs import (
+    Unchanged,
+    float32_precision,
+    one_thread,
+    poison_outputs,
+    queued_checksum,
+    select,
+    without_torch,
+    wrong_type,
+)
+from mamf.operations.quantization import Quantized
+from mamf.operations.variation import Signs
+from mamf.operations.whole_products import Operand, Part, whole_verdict
 
-# Rows times columns entries of C are compared: few enough that the check hides in the rest between two bursts.
-_SAMPLED_ROWS = _SAMPLED_COLUMNS = 16
+# Rows and columns of C, and products of a batch or of groups, that are compared after a train: few enough that this
+# hides in the rest between two bursts.
+_SAMPLED, _SAMPLED_PRODUCTS = 16, 4
+PartsOf = Callable[[torch.Tensor], Sequence[Part]]
+#: The part, the product in it, rows and columns.
+_Place = tuple[int, int, torch.Tensor, torch.Tensor]
 
 
-class OperandSet(Protocol):
-    """One set of operands: its launch, the output ``c`` that it writes, and the check of either."""
+class ProductSet:
+    """One set of operands: its launch, the output ``c`` that this writes, and what C must be.
 
-    launch: Callable[[], object]
-    c: torch.Tensor
+    ``parts``: the products that an output like C holds. ``changing``: the operand whose signs along K, its last
+    dimension, change between launches. ``scale``: the factor by which C differs from A @ B. ``exact``: the parts before
+    they were quantized; the error of that stands in the details.
+    """
 
-    def verify(self, result: object) -> Verdict: ...
+    def __init__(
+        self,
+        problem: ProductProblem,
+        launch: Callable[[], object],
+        c: torch.Tensor,
+        parts: PartsOf,
+        changing: torch.Tensor,
+        scale: float = 1.0,
+        details: Mapping[str, float | str] | None = None,
+        exact: PartsOf | None = None,
+    ) -> None:
+        self.launch, self.c, self.signs = launch, c, Signs(changing)
+        self._problem, self._parts, self._scale, self._details = problem, parts, scale, dict(details or {})
+        if exact is not None:
+            places = sampled_places(parts(c))
+            error = relative_error(sampled_products(parts(c), places), sampled_products(exact(c), places))
+            self._details["quantization_error"] = error
+
+    def verify(self, result: object, whole: bool) -> Verdict:
+        """||C - scale * A @ B|| / ||scale * A @ B|| in float64 over sampled rows and columns, the edges among them; or
+        of all entries. Scaled operands are dequantized.
+        """
+        if reason := wrong_type(result, self.c):
+            return Verdict(math.inf, 0.0, reason=reason)
+        # A kernel may return its output in place of writing C.
+        parts = self._parts(result if isinstance(result, torch.Tensor) else self.c)
+        if whole:
+            return whole_verdict(self._problem, parts, self._scale)
+        places = sampled_places(parts)
+        found = torch.cat([on_host(select(parts[p].c[i], 0, m), 1, n).flatten() for p, i, m, n in places])
+        error = relative_error(found, self._scale * sampled_products(parts, places))
+        return Verdict(error, self._problem.tolerance, self._details)
 
 
 class TorchProducts(Kernel[ProductProblemT, ProductShapeT]):
@@ -65,7 +116,7 @@ class TorchProducts(Kernel[ProductProblemT, ProductShapeT]):
     @abstractmethod
     def operand_set(
         self, problem: ProductProblemT, shape: ProductShapeT, flat: Mapping[str, torch.Tensor]
-    ) -> OperandSet:
+    ) -> ProductSet:
         """One set over the flat memory of its ``a``, ``b`` and ``c``."""
 
     def prepare(
@@ -80,16 +131,6 @@ class TorchProducts(Kernel[ProductProblemT, ProductShapeT]):
         whole = taken(pool, problem, shape, sets, rewrite)
         ready = [self.operand_set(problem, shape, slices(whole, shape.elements, index)) for index in range(sets)]
         return prepared_sets(ready, {name: whole[name] for name in ("a", "b")}, whole.get("c_rewrite"))
-
-
-@contextmanager
-def float32_precision(precision: str) -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def taken(
@@ -111,7 +152,7 @@ def laid_out(flat: torch.Tensor, rows: int, columns: int, layout: str, *leading:
 
 
 def prepared_sets(
-    sets: Sequence[OperandSet], operands: Mapping[str, torch.Tensor], rewrite: torch.Tensor | None = None
+    sets: Sequence[ProductSet], operands: Mapping[str, torch.Tensor], rewrite: torch.Tensor | None = None
 ) -> Prepared:
     """Operand sets ready to run. ``operands``: what launches must leave as it is; ``rewrite``: what C of the first set
     is overwritten from, if that is asked for.
@@ -125,35 +166,52 @@ def prepared_sets(
         c = sets[0].c
         return c if rewrite is None else c.copy_(rewrite.view(c.shape))
 
+    unchanged = Unchanged(operands)
+
+    def change_operands() -> None:
+        for each in sets:
+            each.signs.change()
+
+    def changed_operands() -> Sequence[str]:
+        for each in sets:
+            each.signs.restore()
+        return unchanged()
+
     return Prepared(
         launches=[each.launch for each in sets],
-        verify=lambda index, result: sets[index].verify(result),
+        verify=lambda index, result: sets[index].verify(result, whole=False),
+        verify_whole=lambda index, result: sets[index].verify(result, whole=True),
+        change_operands=change_operands,
         poison=poison,
-        changed_operands=Unchanged(operands),
+        changed_operands=changed_operands,
         rewrite_output=None if rewrite is None else rewrite_output,
-        checksum=lambda index, result: queued_checksum(output_of(result, sets[index].c)),
+        checksum=lambda index, result: queued_checksum(result if isinstance(result, torch.Tensor) else sets[index].c),
     )
 
 
-class Sample:
-    """Rows and columns of a product of ``m`` by ``n`` entries that are compared, its edges among them."""
-
-    def __init__(self, m: int, n: int, chooser: random.Random, device: torch.device) -> None:
-        self.rows = sampled_indices(m, _SAMPLED_ROWS, chooser).to(device)
-        self.columns = sampled_indices(n, _SAMPLED_COLUMNS, chooser).to(device)
-
-    def product(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        """What A @ B must be there."""
-        return multiplied(on_host(a, 0, self.rows), on_host(b, 1, self.columns))
-
-    def of(self, c: torch.Tensor) -> torch.Tensor:
-        """What C is there."""
-        return on_host(select(c, 0, self.rows), 1, self.columns)
+def sampled_places(parts: Sequence[Part]) -> list[_Place]:
+    """Some products, and rows and columns of each, their edges among them. Drawn from fresh entropy, after the
+    launch: a kernel that computes nothing else cannot foresee them.
+    """
+    every = [(p, i) for p, part in enumerate(parts) for i in range(len(part.c))]
+    chosen = [every[index] for index in sampled_indices(len(every), _SAMPLED_PRODUCTS).tolist()]
+    device = parts[0].c.device
+    return [(p, i, *(sampled_indices(n, _SAMPLED).to(device) for n in parts[p].c.shape[1:])) for p, i in chosen]
 
 
-def output_of(result: object, c: torch.Tensor) -> torch.Tensor:
-    """A kernel may return its output in place of writing C."""
-    return result if isinstance(result, torch.Tensor) and result.shape == c.shape else c
+def sampled_products(parts: Sequence[Part], places: Sequence[_Place]) -> torch.Tensor:
+    """What A @ B is there."""
+    operands = ((rows_on_host(parts[p].left, i, m), rows_on_host(parts[p].right, i, n)) for p, i, m, n in places)
+    return torch.cat([multiplied(left, right.t()).flatten() for left, right in operands])
+
+
+def smaller(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The operand that takes less time to change."""
+    return a if a.numel() <= b.numel() else b
+
+
+def rows_on_host(operand: Operand, product: int, rows: torch.Tensor) -> torch.Tensor:
+    return operand.on_host(rows) if isinstance(operand, Quantized) else on_host(operand[product], 0, rows)
 
 
 def multiplied(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -171,30 +229,10 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float(difference / magnitude)
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """For sums this small, waking torch's threads takes longer than the sums: with 64 of them 20 times as long, and 60
-    times where four processes do so at once.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-def sampled_indices(size: int, count: int, chooser: random.Random) -> torch.Tensor:
+def sampled_indices(size: int, count: int) -> torch.Tensor:
     """First, last and random others: a kernel that mishandles an edge does so there."""
-    others = chooser.sample(range(size), min(count - 2, size))
+    others = random.Random(secrets.randbits(64)).sample(range(size), min(count - 2, size))
     return torch.tensor(sorted({0, size - 1, *others}))
-
-
-def select(tensor: torch.Tensor, dim: int, indices: torch.Tensor) -> torch.Tensor:
-    """index_select that also takes 8-bit floats, which torch can only move as bytes."""
-    if tensor.dtype.itemsize > 1 or tensor.dtype in (torch.int8, torch.uint8):
-        return tensor.index_select(dim, indices)
-    return tensor.view(torch.uint8).index_select(dim, indices).view(tensor.dtype)
 
 
 def on_host(tensor: torch.Tensor, dim: int, indices: torch.Tensor) -> torch.Tensor:

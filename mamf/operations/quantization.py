@@ -7,12 +7,13 @@ above that value saturates. NVFP4: scales are e4m3, largest / 6 rounded. Values 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
 from mamf.dtypes import DTYPES, Format, Scaling
-from mamf.operations.products import select
+from mamf.operations.outputs import select
 
 #: The magnitudes of e2m1 by their codes; bit 3 is the sign.
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -39,6 +40,23 @@ class Quantized:
     def packed(self) -> torch.Tensor:
         """The elements as torch's own dtype: float4_e2m1fn_x2 for two in a byte."""
         return self.elements.view(torch.float4_e2m1fn_x2) if self.elements.dtype == torch.uint8 else self.elements
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and K."""
+        rows, k = self.elements.shape
+        return rows, k * (2 if self.elements.dtype == torch.uint8 else 1)
+
+    def part(self, start: int, stop: int) -> Quantized:
+        """Its rows from ``start``, the first of a block, to ``stop``."""
+        blocks = slice(start // self.scaling.rows, -(-stop // self.scaling.rows))
+        return Quantized(self.elements[start:stop], self.scales[blocks], self.scaling)
+
+    def parts(self, elements: int) -> Iterator[Quantized]:
+        """Whole blocks of about so many elements at a time."""
+        rows, k = self.shape
+        step = max(_CHUNK_ROWS, elements // k // _CHUNK_ROWS * _CHUNK_ROWS)
+        return (self.part(start, min(start + step, rows)) for start in range(0, rows, step))
 
     def values(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """What the elements stand for, scales applied: (rows, K)."""

@@ -13,7 +13,7 @@ from mamf.dtypes import DTYPES, FORMATS
 from mamf.kernel import Kernel, Prepared
 from mamf.operations.matmul.kernel import ProductProblem, ProductProblemT, ProductShape, ProductShapeT
 from mamf.operations.outputs import without_torch
-from mamf.operations.products import OperandSet, prepared_sets, slices, taken
+from mamf.operations.products import ProductSet, prepared_sets, slices, taken
 from mamf.operations.quantization import Quantized, quantized
 from mamf.torch_backend import torch_dtype
 
@@ -56,7 +56,7 @@ class ScaledProducts(Kernel[ProductProblemT, ProductShapeT]):
     @abstractmethod
     def operand_set(
         self, backend: Backend, problem: ProductProblemT, shape: ProductShapeT, flat: Mapping[str, torch.Tensor]
-    ) -> OperandSet:
+    ) -> ProductSet:
         """One set over the flat memory of its values ``a`` and ``b``, what they are quantized into, and ``c``."""
 
     def prepare(

@@ -136,9 +136,10 @@ class Regime(ABC):
         return self
 
     def visit(self, checked: Checked, rule: StoppingRule, estimate: float) -> Samples:
-        """``sample``, and how long it took."""
+        """``sample``, the whole output of what it launched last verified, and how long that took."""
         begun = self.backend.now()
         taken = self.sample(checked, rule, estimate)
+        checked.verify(whole=True)
         self.visit_took = self.backend.now() - begun
         return taken
 

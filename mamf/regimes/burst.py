@@ -165,7 +165,7 @@ class Burst(Regime):
                 launch()  # the lead has evicted what a warm cache holds
             begun = backend.now()
             marks = [self._timed_launch(launch) for _ in range(size - 1)]
-            checked.poison()  # what the last launch leaves is verified, and nothing else may have left it
+            checked.prepare_check()  # what the last launch leaves is verified, and nothing else may have left it
             marks.append(self._timed_launch(launch))
             self._host_seconds = (backend.now() - begun) / size
             reading = self.read_sensors()

@@ -207,7 +207,7 @@ class _Blocks:
         for blocks in itertools.count():
             self._regime.require_clock_goes_on(blocks)
             if self._must_poison:
-                self._checked.poison()
+                self._checked.prepare_check()
                 self._must_poison, reached = False, backend.mark()
             for launch in itertools.islice(rotation, self._size):
                 launch()

@@ -28,6 +28,8 @@ SHARED_BY_ADAPTERS = (
     "operations/products.py",
     "operations/quantization.py",
     "operations/scaled_products.py",
+    "operations/variation.py",
+    "operations/whole_products.py",
 )
 #: Runs a script's steps under torch's profiler.
 PROFILER = ("profiling/running.py", "profiling/memory.py", "profiling/ranges.py")
@@ -124,6 +126,8 @@ BESIDE = (
     "operations.products",
     "operations.quantization",
     "operations.scaled_products",
+    "operations.variation",
+    "operations.whole_products",
     "testing",
     "__init__",
     "__main__",

@@ -1,63 +1,163 @@
 """Attention by other means: plain products and exponentials in float64 (float32 where a device has none), in blocks of
 rows.
 
-For sampled heads the whole output and the whole gradients are computed, so no row or tile of them goes unseen. It runs
-on the device (a head of 16384 tokens is 10**12 FLOP), by none of the code that is judged.
+For two heads, the first and the last, the whole output and the whole gradients are computed, so no row or tile of them
+goes unseen. Of all heads every 64th row of the output and of dQ is computed, at random places, which a zeroed tile of
+128 rows cannot miss; and sums of dK and dV along the keys, which are known without any product. All run on the device
+(a head of 16384 tokens is 10**12 FLOP), by none of the code that is judged, and a few rows on the host too.
 """
 
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from mamf.operations.attention.shapes import AttentionShape
+from mamf.operations.outputs import float32_precision, one_thread
+from mamf.operations.variation import fresh_generator
 
 _ROWS = 1024
+#: One row of so many is compared in every head.
+_EVERY = 64
+# Elements of the scores, or of an operand, that are computed at once for the rows of all heads.
+_CHUNK = 2**24
+# Elements of the keys of a head that are copied to the host, at most, and rows that are compared there.
+_MOST_ON_HOST, _ROWS_ON_HOST = 2**22, 4
+
+
+#: By result: batch, kv heads, 1, 1, width or 1.
+Signs = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Distance:
-    """How far results are from the reference over the sampled heads: ||x - reference|| / ||reference|| of ``o``,
-    ``dq``, ``dk``, ``dv``; of the output also the same for its worst row, the cosine similarity and the L1 distance
-    relative to its L1 norm.
+    """How far results are from the reference: ||x - reference|| / ||reference|| of ``o``, ``dq``, ``dk``, ``dv``, and
+    by how much the slope of x against the reference differs from 1. Of the output also the error of its worst row, the
+    cosine similarity and the L1 distance relative to its L1 norm. ``entries``: that were compared, of the least.
     """
 
     errors: dict[str, float]
+    slopes: dict[str, float]
     worst_row: float
     cosine: float
     relative_l1: float
+    entries: int
+
+
+class _Tally:
+    """Sums over pairs of a result and what it must be."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, list[float]] = {}
+        self._worst_row = 0.0
+
+    def add(self, name: str, result: torch.Tensor, expected: torch.Tensor) -> None:
+        result = result.to(expected.dtype)
+        difference = result - expected
+        squares, lengths = (difference.square(), expected.square()), (difference.abs(), expected.abs())
+        of_both = (difference * expected, result.square())
+        sums = torch.stack([each.sum() for each in (*squares, *lengths, *of_both)]).tolist()
+        before = self._sums.setdefault(name, [0.0] * 7)
+        self._sums[name] = [a + b for a, b in zip(before, (*sums, expected.numel()), strict=True)]
+        if name == "o":
+            self._worst_row = max(self._worst_row, worst_relative_row(result, expected))
+
+    def distance(self) -> Distance:
+        errors = {name: relative(of[0], of[1]) for name, of in self._sums.items()}
+        slopes = {name: of[4] / of[1] if of[1] else 0.0 for name, of in self._sums.items()}
+        _, size, l1, reference_l1, along, norm, _ = self._sums["o"]
+        cosine = (size + along) / math.sqrt(norm * size) if norm * size > 0 else float(norm == size)
+        entries = int(min(of[6] for of in self._sums.values()))
+        return Distance(errors, slopes, self._worst_row, cosine, l1 / reference_l1 if reference_l1 else l1, entries)
 
 
 class Reference:
-    """Output and gradients of the sampled heads, given q, k, v (and do) as batch, heads, sequence, width."""
+    """Output and gradients of the first and the last head, given q, k, v (and do) as batch, heads, sequence, width.
 
-    def __init__(self, shape: AttentionShape, operands: Mapping[str, torch.Tensor], has_backward: bool) -> None:
+    ``signs``: those that results have now because operands changed theirs.
+    """
+
+    def __init__(
+        self, shape: AttentionShape, operands: Mapping[str, torch.Tensor], has_backward: bool, signs: Signs
+    ) -> None:
         self._shape = shape
-        self._heads = {head: reference_of(shape, operands, *head, has_backward) for head in sampled_heads(shape)}
+        self._heads: list[tuple[int, slice, dict[str, torch.Tensor]]] = []
+        for batch, head in dict.fromkeys([(0, 0), (shape.batch - 1, shape.kv_heads - 1)]):
+            kv = slice(head, head + 1)
+            found = reference_of(shape, operands, batch, kv, has_backward)
+            self._heads.append((batch, kv, {name: each * signs[name][batch, kv] for name, each in found.items()}))
 
-    def distance(self, results: Mapping[str, torch.Tensor]) -> Distance:
+    def distance(self, results: Mapping[str, torch.Tensor], signs: Signs) -> Distance:
         """How far ``o`` (and ``dq``, ``dk``, ``dv``), all batch, heads, sequence, width, are from it."""
-        squares: dict[str, list[float]] = {}
-        dot = norm = reference_norm = l1 = reference_l1 = worst_row = 0.0
-        for (batch, kv_head), reference in self._heads.items():
+        tally = _Tally()
+        for batch, kv, reference in self._heads:
             for name, expected in reference.items():
-                result = pick(results[name], self._shape, batch, kv_head, name).to(expected.dtype)
-                seen = squares.setdefault(name, [0.0, 0.0])
-                seen[0] += (result - expected).square().sum().item()
-                seen[1] += expected.square().sum().item()
-                if name == "o":
-                    worst_row = max(worst_row, worst_relative_row(result, expected))
-                    dot += (result * expected).sum().item()
-                    norm += result.square().sum().item()
-                    reference_norm += expected.square().sum().item()
-                    l1 += (result - expected).abs().sum().item()
-                    reference_l1 += expected.abs().sum().item()
-        errors = {name: relative(difference, size) for name, (difference, size) in squares.items()}
-        cosine = dot / math.sqrt(norm * reference_norm) if norm * reference_norm > 0 else float(norm == reference_norm)
-        return Distance(errors, worst_row, cosine, l1 / reference_l1 if reference_l1 else l1)
+                tally.add(name, pick(results[name], self._shape, batch, kv), expected * signs[name][batch, kv])
+        return tally.distance()
+
+
+def distance_of_rows(
+    shape: AttentionShape, operands: Mapping[str, torch.Tensor], results: Mapping[str, torch.Tensor], has_backward: bool
+) -> Distance:
+    """The same of random rows of ``o`` and ``dq`` of all heads, one of each _EVERY. In float32 for operands of 16 bits:
+    cards are not slowed whose float64 is slow.
+    """
+    tally, names, device = _Tally(), ("o", "dq") if has_backward else ("o",), operands["q"].device
+    starts = torch.arange(0, shape.seqlen_q, _EVERY, device=device)
+    offsets = torch.randint(0, _EVERY, starts.shape, generator=fresh_generator(device), device=device)
+    rows = (starts + offsets).clamp_max(shape.seqlen_q - 1)
+    widest = max(shape.head_dim, shape.head_dim_v, shape.heads // shape.kv_heads * min(len(rows), _ROWS))
+    step = max(1, _CHUNK // (shape.seqlen_k * widest))
+    with float32_precision("highest"):
+        for batch in range(shape.batch):
+            for start in range(0, shape.kv_heads, step):
+                kv = slice(start, start + step)
+                expected = reference_of(shape, operands, batch, kv, has_backward, rows)
+                for name in names:
+                    tally.add(name, pick(results[name], shape, batch, kv)[:, :, rows], expected[name])
+    return tally.distance()
+
+
+def distance_on_host(
+    shape: AttentionShape, operands: Mapping[str, torch.Tensor], results: Mapping[str, torch.Tensor]
+) -> Distance | None:
+    """The same of a few rows of a random head's output, computed by the host in float64; None of heads too long."""
+    if shape.seqlen_k * max(shape.head_dim, shape.head_dim_v) > _MOST_ON_HOST:
+        return None
+    tally, batch, head = _Tally(), secrets.randbelow(shape.batch), secrets.randbelow(shape.kv_heads)
+    rows = torch.tensor([secrets.randbelow(shape.seqlen_q) for _ in range(_ROWS_ON_HOST)])
+    own = [pick(each, shape, batch, slice(head, head + 1)) for each in (*operands.values(), results["o"])]
+    *heads, found = (each[0].cpu()[None].double() for each in own)
+    one = replace(shape, batch=1, heads=shape.heads // shape.kv_heads, kv_heads=1)
+    with one_thread():
+        expected = reference_of(one, dict(zip(operands, heads, strict=True)), 0, slice(0, 1), False, rows)
+        tally.add("o", found[:, :, rows], expected["o"])
+    return tally.distance()
+
+
+def error_of_key_sums(
+    shape: AttentionShape, operands: Mapping[str, torch.Tensor], results: Mapping[str, torch.Tensor]
+) -> float:
+    """The largest error of the sums of ``dk`` and ``dv`` along the keys, in units of the norm of what is summed.
+
+    Rows of P add up to 1 and those of dS to 0, so dV = P^T dO adds up to the sum of dO over the queries that see a key,
+    and dK = dS^T Q / sqrt(d) to 0.
+    """
+    unseen = shape.seqlen_q - shape.seqlen_k - (0 if shape.causal else shape.window or shape.seqlen_q)
+    worst = 0.0
+    for batch in range(shape.batch):
+        seen = precise(operands["do"][batch, :, max(0, unseen) :])
+        of_queries = seen.sum(1).unflatten(0, (shape.kv_heads, -1)).sum(1)
+        for name, expected in (("dk", 0.0), ("dv", of_queries)):
+            summed = precise(results[name][batch])
+            norms = torch.linalg.vector_norm(summed, dim=1)
+            error = (summed.sum(1) - expected).abs() / torch.maximum(norms, norms.mean())
+            worst = max(worst, error.nan_to_num(nan=0.0 if not norms.any() else math.inf).max().item())
+    return worst
 
 
 def worst_relative_row(result: torch.Tensor, expected: torch.Tensor) -> float:
@@ -74,67 +174,68 @@ def relative(difference: float, size: float) -> float:
     return math.sqrt(difference / size) if size else (0.0 if difference == 0 else math.inf)
 
 
-def sampled_heads(shape: AttentionShape) -> list[tuple[int, int]]:
-    """Batch and kv head: the first of all and the last of all."""
-    return list(dict.fromkeys([(0, 0), (shape.batch - 1, shape.kv_heads - 1)]))
-
-
-def pick(tensor: torch.Tensor, shape: AttentionShape, batch: int, kv_head: int, name: str) -> torch.Tensor:
-    """The heads of one kv head: (group, length, width) of what queries have, (length, width) of what keys have."""
-    if name in ("k", "v", "dk", "dv"):
-        return tensor[batch, kv_head]
-    group = shape.heads // shape.kv_heads
-    return tensor[batch, kv_head * group : (kv_head + 1) * group]
+def pick(tensor: torch.Tensor, shape: AttentionShape, batch: int, kv: slice) -> torch.Tensor:
+    """Some kv heads, and the heads that share each: kv heads, heads (1 of what keys have), length, width."""
+    found: torch.Tensor = tensor[batch].unflatten(0, (shape.kv_heads, -1))[kv]
+    return found
 
 
 def reference_of(
-    shape: AttentionShape, tensors: Mapping[str, torch.Tensor], batch: int, kv_head: int, has_backward: bool
+    shape: AttentionShape,
+    tensors: Mapping[str, torch.Tensor],
+    batch: int,
+    kv: slice,
+    has_backward: bool,
+    rows: torch.Tensor | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Output and gradients of one kv head and the heads that share it.
+    """Output and gradients of some kv heads and the heads that share them; of some ``rows``, the output and dQ.
 
     dV = P^T dO, dS = P * (dO V^T - rowsum(dO * O)), dQ = dS K / sqrt(d), dK = dS^T Q / sqrt(d) (Dao, FlashAttention-2,
     2023, section 2.2).
     """
     names = ("q", "k", "v", "do") if has_backward else ("q", "k", "v")
-    q, k, v, *rest = (precise(pick(tensors[name], shape, batch, kv_head, name)) for name in names)
+    q, k, v, *rest = (precise(pick(tensors[name], shape, batch, kv), rows is not None) for name in names)
     scale = 1 / math.sqrt(shape.head_dim)
     results: dict[str, list[torch.Tensor]] = {"o": [], "dq": []}
     dk, dv = torch.zeros_like(k), torch.zeros_like(v)
-    for rows, masked in row_blocks(shape, q.device):
-        scores = (q[:, rows] @ k.t()) * scale
+    for block, masked in row_blocks(shape, q.device, rows):
+        scores = (q[:, :, block] @ k.mT) * scale
         probabilities = torch.softmax(scores.masked_fill_(masked, -math.inf), dim=-1).nan_to_num_(0.0)
         output = probabilities @ v
         results["o"].append(output)
         if rest:
-            gradient = rest[0][:, rows]
-            dv += (probabilities.transpose(1, 2) @ gradient).sum(0)
-            through = gradient @ v.t() - (gradient * output).sum(-1, keepdim=True)
+            gradient = rest[0][:, :, block]
+            through = gradient @ v.mT - (gradient * output).sum(-1, keepdim=True)
             through *= probabilities
             results["dq"].append(through @ k * scale)
-            dk += (through.transpose(1, 2) @ q[:, rows]).sum(0) * scale
-    found = {name: torch.cat(blocks, dim=1) for name, blocks in results.items() if blocks}
-    return {**found, "dk": dk, "dv": dv} if rest else found
+            if rows is None:
+                dv += (probabilities.mT @ gradient).sum(1, keepdim=True)
+                dk += (through.mT @ q[:, :, block]).sum(1, keepdim=True) * scale
+    found = {name: torch.cat(blocks, dim=2) for name, blocks in results.items() if blocks}
+    return {**found, "dk": dk, "dv": dv} if rest and rows is None else found
 
 
-def precise(tensor: torch.Tensor) -> torch.Tensor:
-    """In float64, or float32 where torch has none for the device."""
+def precise(tensor: torch.Tensor, may_be_float32: bool = False) -> torch.Tensor:
+    """In float64; in float32 where torch has no other for the device, or where that is enough for its 16 bits."""
+    wide = torch.float32 if may_be_float32 and tensor.dtype.itemsize < 4 else torch.float64
     try:
-        return tensor.detach().to(torch.float64)
+        return tensor.detach().to(wide)
     except TypeError:
         return tensor.detach().to(torch.float32)
 
 
-def row_blocks(shape: AttentionShape, device: torch.device) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Blocks of query rows, and which keys are masked for them."""
+def row_blocks(
+    shape: AttentionShape, device: torch.device, rows: torch.Tensor | None = None
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Blocks of query rows, all or these, and which keys are masked for them."""
     offset = shape.seqlen_k - shape.seqlen_q
     keys = torch.arange(shape.seqlen_k, device=device)
-    for start in range(0, shape.seqlen_q, _ROWS):
-        stop = min(start + _ROWS, shape.seqlen_q)
-        aligned = torch.arange(start, stop, device=device)[:, None] + offset
-        masked = torch.zeros(stop - start, shape.seqlen_k, dtype=torch.bool, device=device)
+    for block in (torch.arange(shape.seqlen_q, device=device) if rows is None else rows).split(_ROWS):
+        aligned = block[:, None] + offset
+        masked = torch.zeros(len(block), shape.seqlen_k, dtype=torch.bool, device=device)
         if shape.causal:
             masked |= keys > aligned
         if shape.window is not None:
             masked |= keys < aligned - shape.window
             masked |= keys > aligned + shape.window
-        yield slice(start, stop), masked
+        yield block, masked

@@ -6,8 +6,10 @@ A kernel of a library says which layout it takes and how it is called; see sdpa.
 from __future__ import annotations
 
 import math
+import secrets
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -15,16 +17,30 @@ import torch
 from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.kernel import Prepared, Verdict
 from mamf.operations.attention.kernel import AttentionKernel
-from mamf.operations.attention.kernels.attention_reference import Reference
+from mamf.operations.attention.kernels.attention_reference import (
+    Distance,
+    Reference,
+    distance_of_rows,
+    distance_on_host,
+    error_of_key_sums,
+)
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
-from mamf.operations.outputs import Unchanged, poison_outputs, tensors_of, without_torch
+from mamf.operations.outputs import Unchanged, poison_outputs, tensors_of, without_torch, wrong_type
+from mamf.operations.variation import fresh_signs
 
 #: The command where a device is not one that a kernel is made for: torch's own choice runs on each.
 ON_ANY_DEVICE = "mamf attention --kernel sdpa"
 #: How torch's dispatchers say that nothing fits.
 _NOTHING_FITS = ("No available kernel", "No viable backend")
-_TOLERANCE = {"bfloat16": 1.5e-2, "float16": 4e-3, "float32": 2e-4, "float64": 1e-6}
+# ||O - reference|| / ||reference||: P and O are rounded, to 8 bits by sqrt(2) 1.65e-3 = 2.3e-3, which is what exact
+# kernels reach in results/, to 11 bits by an eighth. Twice that and more. Float32 and float64 round sums and exponents.
+_TOLERANCE = {"bfloat16": 5e-3, "float16": 1.2e-3, "float32": 2e-5, "float64": 1e-12}
+# Gradients go through more roundings: 3.3e-3 at most in results/.
 _GRADIENT_FACTOR = 2.0
+# How far the slope of a result against the reference may be from 1; deviations beyond so many standard ones are rare.
+_SLOPE, _RARE = 1e-3, 8.0
+# Operands whose signs change, by direction: a saved forward pass keeps its V.
+_SIGNED = {"fwd": ("v",), "bwd": ("do",), "fwd+bwd": ("v", "do")}
 # How far a single row of the output may be off: far above rounding, far below a row that was not written.
 _ROW_TOLERANCE, _ROW_TOLERANCE_APPROXIMATE = 0.25, 0.6
 # Structured inputs: tokens a block, directions to tell blocks apart by, and how strongly: at 2.2 keys of one
@@ -100,9 +116,15 @@ class TorchAttention(AttentionKernel):
             for result in returned:
                 poison_outputs((), result)
 
+        def change_operands() -> None:
+            for each in attentions:
+                each.change_signs()
+
         return Prepared(
             launches=launches,
             verify=lambda index, result: attentions[index].verify(result),
+            verify_whole=lambda index, result: attentions[index].verify_whole(result),
+            change_operands=change_operands,
             poison=poison,
             changed_operands=lambda: tuple(dict.fromkeys(name for each in attentions for name in each.changed())),
             held_bytes=0 if before is None or after is None else (after - before) // sets,
@@ -151,7 +173,10 @@ class PreparedAttention:
         self._forward: torch.Tensor | None = None
         self._reference: Reference | None = None
         self._details: dict[str, Any] = {}
-        self.changed = Unchanged(operands)
+        self._unchanged = Unchanged(operands)
+        # Signs of V and of dO against what they were.
+        self._heads = (shape.batch, shape.kv_heads, 1, 1)
+        self._of_v = self._of_do = torch.ones((*self._heads, 1), dtype=torch.int8, device=operands["v"].device)
 
     def forward(self, call: Callable[..., torch.Tensor]) -> torch.Tensor:
         with torch.no_grad():
@@ -180,15 +205,56 @@ class PreparedAttention:
         """Let go of a saved forward pass."""
         self._forward = None
 
+    def change_signs(self) -> None:
+        """Flip columns of V in each head, and dO alike and by head: then results change their signs, and nothing else.
+
+        O = P V, dV = P^T dO, and dQ and dK are linear in dO V^T.
+        """
+        device, width = self._of_v.device, self._shape.head_dim_v
+        of_v, of_do = fresh_signs((*self._heads, width), device), fresh_signs((*self._heads, 1), device)
+        # At least one; a head of one sign would have two answers only.
+        of_do[secrets.randbelow(self._shape.batch), secrets.randbelow(self._shape.kv_heads)] = -1
+        self._flip(torch.ones_like(of_do) if self._problem.direction == "bwd" else of_v, of_do)
+
+    def _flip(self, of_v: torch.Tensor, of_do: torch.Tensor) -> None:
+        with torch.no_grad():
+            for name in _SIGNED[self._problem.direction]:
+                whole = self._kernel.canonical(self._operands[name])
+                whole.unflatten(1, (self._shape.kv_heads, -1)).mul_(of_v if name == "v" else of_v * of_do)
+        self._of_v, self._of_do = self._of_v * of_v, self._of_do * of_do
+
+    def changed(self) -> Sequence[str]:
+        """The operands that launches changed."""
+        self._flip(self._of_v, self._of_do)
+        return self._unchanged()
+
     def verify(self, result: object) -> Verdict:
-        """The output and gradients of sampled heads, whole."""
-        kernel, problem = self._kernel, self._problem
+        """All of the output and gradients of two heads."""
+        if reason := self._wrong_type(result):
+            return Verdict(math.inf, 0.0, reason=reason)
+        shape, of_do = self._shape, self._of_do
+        signs = {"o": self._of_v, "dq": of_do, "dk": of_do, "dv": self._of_v * of_do}
         if self._reference is None:
-            operands = {name: kernel.canonical(tensor) for name, tensor in self._operands.items()}
-            self._reference = Reference(self._shape, operands, problem.has_backward)
-            self._details = kernel.details(problem, self._shape, [self._operands[name] for name in "qkv"])
-        results = {name: kernel.canonical(tensor) for name, tensor in self._named(result).items()}
-        found = self._reference.distance(results)
+            self._reference = Reference(shape, self._canonical(self._operands), self._problem.has_backward, signs)
+            operands = [self._operands[name] for name in "qkv"]
+            self._details = self._kernel.details(self._problem, shape, operands)
+        return self._verdict(self._reference.distance(self._canonical(self._named(result)), signs))
+
+    def verify_whole(self, result: object) -> Verdict:
+        """Rows of the output and of dQ in all heads, sums of all dK and dV, and some rows of a head by the host."""
+        shape, has_backward = self._shape, self._problem.has_backward
+        operands, results = self._canonical(self._operands), self._canonical(self._named(result))
+        found = [distance_of_rows(shape, operands, results, has_backward), distance_on_host(shape, operands, results)]
+        worst = max((self._verdict(each) for each in found if each), key=lambda each: (not each.ok, each.error))
+        reason = worst.reason
+        if has_backward and worst.ok:
+            sums = error_of_key_sums(shape, operands, results)
+            most = _RARE * self._kernel.bound(self._problem)
+            reason = f"sums of dK or dV are off by {sums:.2g}, at most {most:.2g} is rounding" if sums > most else ""
+        return replace(worst, details={}, reason=reason)
+
+    def _verdict(self, found: Distance) -> Verdict:
+        kernel, problem = self._kernel, self._problem
         gradients = _worst(error for name, error in found.errors.items() if name != "o")
         details = dict(self._details)
         if problem.has_backward:
@@ -199,7 +265,22 @@ class PreparedAttention:
         # A lost row vanishes in the norm of a long output, so the worst row counts too, in units of its own bound.
         row = found.worst_row / (_ROW_TOLERANCE if kernel.is_exact else _ROW_TOLERANCE_APPROXIMATE) * bound
         worst = _worst((found.errors["o"], gradients / _GRADIENT_FACTOR, row if row > bound else 0.0))
-        return Verdict(worst, bound, details)
+        reason = ""
+        for name, slope in found.slopes.items() if kernel.is_exact and worst <= bound else ():
+            most = min(_SLOPE, bound) + _RARE * found.errors[name] / math.sqrt(found.entries)
+            if abs(slope) > most:
+                reason = f"{name} is {1 + slope:.6g} times what it should be; rounding changes {most:.1g} at most"
+        return Verdict(worst, bound, details, reason=reason)
+
+    def _canonical(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: self._kernel.canonical(tensor) for name, tensor in tensors.items()}
+
+    def _wrong_type(self, result: object) -> str:
+        q, k, v = (self._operands[name] for name in "qkv")
+        alike = [q[..., :1].expand(*q.shape[:-1], v.shape[-1]), q, k, v]
+        returned = result if isinstance(result, tuple) else (result,)
+        pairs = zip(returned, alike if self._forward is None else alike[1:], strict=False)
+        return next(filter(None, (wrong_type(each, expected) for each, expected in pairs)), "")
 
     def _named(self, result: object) -> dict[str, torch.Tensor]:
         """The output ``o`` and, for a backward pass, ``dq``, ``dk`` and ``dv`` of what a launch returned."""

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterable, Mapping
-from itertools import accumulate
+from collections.abc import Callable, Mapping
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 
 from mamf.backend import Backend, Unavailable
-from mamf.kernel import Verdict
 from mamf.operations.grouped.kernel import GroupedKernel
-from mamf.operations.grouped.kernels.torch_grouped import ends_of, sampled_experts
+from mamf.operations.grouped.kernels.torch_grouped import ends_of
 from mamf.operations.grouped.shapes import GroupedProblem, GroupedShape
-from mamf.operations.products import OperandSet, multiplied, on_host, output_of, relative_error, select
+from mamf.operations.products import ProductSet, smaller
 from mamf.operations.quantization import Quantized
 from mamf.operations.scaled_products import ScaledProducts, quantized_operand, rows_of
+from mamf.operations.whole_products import Part
 
 
 class FunctionalScaledGroupedMm(ScaledProducts[GroupedProblem, GroupedShape], GroupedKernel):
@@ -49,45 +48,18 @@ class FunctionalScaledGroupedMm(ScaledProducts[GroupedProblem, GroupedShape], Gr
 
     def operand_set(
         self, backend: Backend, problem: GroupedProblem, shape: GroupedShape, flat: Mapping[str, torch.Tensor]
-    ) -> OperandSet:
-        return PreparedScaledGroups(self, backend, problem, shape, flat)
-
-
-class PreparedScaledGroups:
-    """One operand set: quantized, its launch, and sampled entries of some experts' products of the dequantized."""
-
-    def __init__(
-        self,
-        kernel: FunctionalScaledGroupedMm,
-        backend: Backend,
-        problem: GroupedProblem,
-        shape: GroupedShape,
-        flat: Mapping[str, torch.Tensor],
-    ) -> None:
+    ) -> ProductSet:
         a, b = (quantized_operand(backend, problem, shape, name, flat) for name in ("a", "b"))
-        self.c = flat["c"].view(shape.tokens, shape.n)
-        tokens = problem.tokens_of_experts(shape)
-        self.launch = kernel.bind(problem, shape, a, b, ends_of(tokens, self.c.device))
-        self._tolerance = problem.tolerance
-        begins = [0, *accumulate(tokens)]
-        samples = sampled_experts(tokens, shape.n, random.Random(problem.seed), self.c.device)
-        #: Rows of C, its columns and the rows of B that they are of, by expert.
-        self._places = [
-            (begins[e] + each.rows, each.columns, e * shape.n + each.columns) for e, each in samples.items()
-        ]
-        self._expected = joined(multiplied(a.on_host(rows), b.on_host(of).t()) for rows, _, of in self._places)
-        values, weights = rows_of(shape, "a", flat), rows_of(shape, "b", flat)
-        unquantized = joined(
-            multiplied(on_host(values, 0, rows), on_host(weights, 0, of).t()) for rows, _, of in self._places
-        )
-        self._details = {"quantization_error": relative_error(self._expected, unquantized)}
+        values, weights = (rows_of(shape, name, flat) for name in ("a", "b"))
+        c, tokens, n = flat["c"].view(shape.tokens, shape.n), problem.tokens_of_experts(shape), shape.n
+        ranges = [(expert, *each) for expert, each in enumerate(pairwise([0, *accumulate(tokens)]))]
+        busy = [(start, stop, expert * n, (expert + 1) * n) for expert, start, stop in ranges if start < stop]
 
-    def verify(self, result: object) -> Verdict:
-        """||C - A @ B|| / ||A @ B|| in float64, A and B dequantized; the error of quantizing them stands apart."""
-        output = output_of(result, self.c)
-        found = joined(on_host(select(output, 0, rows), 1, columns) for rows, columns, _ in self._places)
-        return Verdict(relative_error(found, self._expected), self._tolerance, self._details)
+        def parts(output: torch.Tensor) -> list[Part]:
+            return [Part(a.part(m, to), b.part(of, until), output[None, m:to]) for m, to, of, until in busy]
 
+        def exact(output: torch.Tensor) -> list[Part]:
+            return [Part(values[None, m:to], weights[None, of:until], output[None, m:to]) for m, to, of, until in busy]
 
-def joined(parts: Iterable[torch.Tensor]) -> torch.Tensor:
-    return torch.cat([part.flatten() for part in parts])
+        launch = self.bind(problem, shape, a, b, ends_of(tokens, c.device))
+        return ProductSet(problem, launch, c, parts, smaller(a.elements, b.elements), exact=exact)

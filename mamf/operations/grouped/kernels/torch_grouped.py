@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,21 +9,16 @@ from typing import Any
 import torch
 
 from mamf.backend import Backend, Unavailable
-from mamf.kernel import Verdict
 from mamf.operations.grouped.kernel import GroupedKernel
 from mamf.operations.grouped.shapes import GroupedProblem, GroupedShape
 from mamf.operations.products import (
-    OperandSet,
-    Sample,
+    ProductSet,
     TorchProducts,
     laid_out,
-    output_of,
-    relative_error,
-    sampled_indices,
+    smaller,
 )
+from mamf.operations.whole_products import Part
 
-# Experts whose products are compared, the first and the last with tokens among them.
-_SAMPLED_EXPERTS = 4
 #: What torch's checks of grouped_mm say.
 _REFUSALS = ("Expected mat_", "expected mat", "strides should be multiple of", "is only supported on")
 
@@ -36,8 +30,16 @@ class TorchGrouped(TorchProducts[GroupedProblem, GroupedShape], GroupedKernel):
     def bind(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, tokens: Sequence[int]) -> Callable[[], object]:
         """The launch over A (T,K), B (E,K,N) and C (T,N); ``tokens`` of each expert."""
 
-    def operand_set(self, problem: GroupedProblem, shape: GroupedShape, flat: Mapping[str, torch.Tensor]) -> OperandSet:
-        return PreparedGroups(self, problem, shape, flat)
+    def operand_set(self, problem: GroupedProblem, shape: GroupedShape, flat: Mapping[str, torch.Tensor]) -> ProductSet:
+        a = laid_out(flat["a"], shape.tokens, shape.k, problem.layout[0])
+        b = laid_out(flat["b"], shape.k, shape.n, problem.layout[1], shape.experts)
+        c, tokens = flat["c"].view(shape.tokens, shape.n), problem.tokens_of_experts(shape)
+
+        def parts(output: torch.Tensor) -> list[Part]:
+            groups = zip(a.split(list(tokens)), b.mT, output.split(list(tokens)), strict=True)
+            return [Part(rows[None], weights[None], of[None]) for rows, weights, of in groups if len(rows)]
+
+        return ProductSet(problem, self.bind(a, b, c, tokens), c, parts, smaller(a, b.mT))
 
 
 class GroupedMm(TorchGrouped):
@@ -98,33 +100,3 @@ class Loop(TorchGrouped):
                 torch.mm(rows, weights, out=output)
 
         return launch
-
-
-class PreparedGroups:
-    """One operand set: its launch, and sampled entries of some experts' products, computed before the first launch."""
-
-    def __init__(
-        self, kernel: TorchGrouped, problem: GroupedProblem, shape: GroupedShape, flat: Mapping[str, torch.Tensor]
-    ) -> None:
-        self._tokens = problem.tokens_of_experts(shape)
-        a = laid_out(flat["a"], shape.tokens, shape.k, problem.layout[0])
-        b = laid_out(flat["b"], shape.k, shape.n, problem.layout[1], shape.experts)
-        self.c = flat["c"].view(shape.tokens, shape.n)
-        self.launch = kernel.bind(a, b, self.c, self._tokens)
-        self._tolerance = problem.tolerance
-        rows, chooser = a.split(list(self._tokens)), random.Random(problem.seed)
-        self._samples = sampled_experts(self._tokens, shape.n, chooser, a.device)
-        self._expected = torch.cat([each.product(rows[e], b[e]).flatten() for e, each in self._samples.items()])
-
-    def verify(self, result: object) -> Verdict:
-        """||C - A @ B|| / ||A @ B|| in float64 over sampled entries of sampled experts."""
-        rows = output_of(result, self.c).split(list(self._tokens))
-        found = torch.cat([each.of(rows[expert]).flatten() for expert, each in self._samples.items()])
-        return Verdict(relative_error(found, self._expected), self._tolerance)
-
-
-def sampled_experts(tokens: Sequence[int], n: int, chooser: random.Random, device: torch.device) -> dict[int, Sample]:
-    """Which entries of which experts' products are compared."""
-    busy = [expert for expert, count in enumerate(tokens) if count]
-    chosen = [busy[index] for index in sampled_indices(len(busy), _SAMPLED_EXPERTS, chooser).tolist()]
-    return {expert: Sample(tokens[expert], n, chooser, device) for expert in chosen}

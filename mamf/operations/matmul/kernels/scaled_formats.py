@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -11,12 +10,13 @@ from typing import Any
 import torch
 
 from mamf.backend import Backend, Unavailable
-from mamf.kernel import Verdict
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.operations.products import OperandSet, Sample, float32_precision, multiplied, output_of, relative_error
+from mamf.operations.outputs import float32_precision
+from mamf.operations.products import ProductSet, smaller
 from mamf.operations.quantization import Quantized, swizzled
 from mamf.operations.scaled_products import ScaledProducts, quantized_operand, rows_of
+from mamf.operations.whole_products import Part
 
 #: torch's name of how an operand is scaled, by the size of its blocks.
 _RECIPES = {
@@ -41,34 +41,18 @@ class FormatMatmul(ScaledProducts[MatmulProblem, MatmulShape], MatmulKernel):
 
     def operand_set(
         self, backend: Backend, problem: MatmulProblem, shape: MatmulShape, flat: Mapping[str, torch.Tensor]
-    ) -> OperandSet:
-        return PreparedFormat(self, backend, problem, shape, flat)
-
-
-class PreparedFormat:
-    """One operand set: quantized, its launch, and the sampled entries that C must have, of the dequantized operands."""
-
-    def __init__(
-        self,
-        kernel: FormatMatmul,
-        backend: Backend,
-        problem: MatmulProblem,
-        shape: MatmulShape,
-        flat: Mapping[str, torch.Tensor],
-    ) -> None:
+    ) -> ProductSet:
         a, b = (quantized_operand(backend, problem, shape, name, flat) for name in ("a", "b"))
-        self.c = flat["c"].view(shape.m, shape.n)
-        self.launch = kernel.bind(backend, problem, a, b, self.c)
-        self._tolerance = problem.tolerance
-        sample = self._sample = Sample(shape.m, shape.n, random.Random(problem.seed), self.c.device)
-        self._expected = multiplied(a.on_host(sample.rows), b.on_host(sample.columns).t())
-        unquantized = sample.product(rows_of(shape, "a", flat), rows_of(shape, "b", flat).t())
-        self._details = {"quantization_error": relative_error(self._expected, unquantized)}
-
-    def verify(self, result: object) -> Verdict:
-        """||C - A @ B|| / ||A @ B|| in float64, A and B dequantized; the error of quantizing them stands apart."""
-        found = self._sample.of(output_of(result, self.c))
-        return Verdict(relative_error(found, self._expected), self._tolerance, self._details)
+        values, weights = (rows_of(shape, name, flat)[None] for name in ("a", "b"))
+        c = flat["c"].view(shape.m, shape.n)
+        return ProductSet(
+            problem,
+            self.bind(backend, problem, a, b, c),
+            c,
+            lambda output: [Part(a, b, output[None])],
+            smaller(a.elements, b.elements),
+            exact=lambda output: [Part(values, weights, output[None])],
+        )
 
 
 class FunctionalScaledMm(FormatMatmul):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import ClassVar
@@ -10,10 +9,10 @@ from typing import ClassVar
 import torch
 
 from mamf.backend import Backend, Unavailable
-from mamf.kernel import Verdict
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.operations.products import OperandSet, Sample, TorchProducts, laid_out, output_of, relative_error
+from mamf.operations.products import ProductSet, TorchProducts, laid_out, smaller
+from mamf.operations.whole_products import Part
 
 
 class TorchMatmul(TorchProducts[MatmulProblem, MatmulShape], MatmulKernel):
@@ -37,25 +36,13 @@ class TorchMatmul(TorchProducts[MatmulProblem, MatmulShape], MatmulKernel):
         """What a reader of its rows should know of how it computes."""
         return {}
 
-    def operand_set(self, problem: MatmulProblem, shape: MatmulShape, flat: Mapping[str, torch.Tensor]) -> OperandSet:
-        return PreparedProduct(self, problem, shape, flat)
-
-
-class PreparedProduct:
-    """One operand set: its launch, and the sampled entries that its C must have, computed before the first launch."""
-
-    def __init__(
-        self, kernel: TorchMatmul, problem: MatmulProblem, shape: MatmulShape, flat: Mapping[str, torch.Tensor]
-    ) -> None:
+    def operand_set(self, problem: MatmulProblem, shape: MatmulShape, flat: Mapping[str, torch.Tensor]) -> ProductSet:
         a = laid_out(flat["a"], shape.m, shape.k, problem.layout[0])
         b = laid_out(flat["b"], shape.k, shape.n, problem.layout[1])
-        self.c = flat["c"].view(shape.m, shape.n)
-        self.launch, scale = kernel.bind(problem, a, b, self.c)
-        self._tolerance, self._details = problem.tolerance, kernel.details(problem)
-        self._sample = Sample(shape.m, shape.n, random.Random(problem.seed), a.device)
-        self._expected = scale * self._sample.product(a, b)
+        c = flat["c"].view(shape.m, shape.n)
+        launch, scale = self.bind(problem, a, b, c)
 
-    def verify(self, result: object) -> Verdict:
-        """||C - scale * A @ B|| / ||scale * A @ B|| in float64 over sampled rows and columns, the edges among them."""
-        found = self._sample.of(output_of(result, self.c))
-        return Verdict(relative_error(found, self._expected), self._tolerance, self._details)
+        def parts(output: torch.Tensor) -> list[Part]:
+            return [Part(a[None], b.mT[None], output[None])]
+
+        return ProductSet(problem, launch, c, parts, smaller(a, b.mT), scale, self.details(problem))

@@ -1,0 +1,168 @@
+"""Freivalds' test (1977): all of C = scale * A @ B is checked with random vectors x of 1 and -1, without computing it.
+
+If C = scale * A @ B + E, then r = C x - scale * A (B x) = E x, and r tells three things about E:
+
+- The mean of r^2 over all rows and vectors is the square of ||E||: the relative error of all of C.
+- In row i, |r| exceeds t ||E_i|| with a probability of at most 2 exp(-t^2 / 2) (Hoeffding). More than that is not
+  rounding: the row holds an error that is too small to show in the norm of C.
+- The slope of C x against A (B x) is that of C against A @ B.
+
+x comes from fresh entropy after the launch. The arithmetic is our own, elementwise products and torch's sums, without
+any library of products: O(MK + KN + MN), bound by memory. It is exact for int8 (modulo 2^32, as int32 is), in float32
+for operands of 8 and 16 bits and tf32 (its error is 1e-6, their bounds 1e-3), else in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from mamf.dtypes import slope_tolerance
+from mamf.kernel import Verdict
+from mamf.operations.matmul.kernel import ProductProblem
+from mamf.operations.outputs import one_thread
+from mamf.operations.quantization import Quantized
+from mamf.operations.variation import fresh_signs
+
+#: Vectors of a test.
+VECTORS = 4
+# Elements that are multiplied at once: 32 MiB in float32, and less where that much is not free. A host's fit its cache.
+_CHUNKS = (2**23, 2**16)
+_HOST_CHUNK = 2**18
+# Chance of a false alarm in a figure of a test, as -ln: e^-20 = 2e-9.
+_RARITY = 20.0
+_WIDE = {"int8": torch.int32, "float32": torch.float64, "float64": torch.float64}
+
+#: (batch, rows, K), or quantized rows of K.
+Operand = torch.Tensor | Quantized
+
+
+@dataclass(frozen=True)
+class Part:
+    """Products of one shape: ``c`` (batch, M, N) is ``left`` (its M rows) times ``right`` (its N rows) along K."""
+
+    left: Operand
+    right: Operand
+    c: torch.Tensor
+
+    def oriented(self) -> Part:
+        """C or its transpose, whichever has the shorter rows: fewer errors of rounding add up in a sum."""
+        return Part(self.right, self.left, self.c.mT) if self.c.shape[2] > self.c.shape[1] else self
+
+
+def whole_verdict(problem: ProductProblem, parts: Sequence[Part], scale: float = 1.0) -> Verdict:
+    """The verdict on every entry of all parts; its error is that of all of C. Launches nothing of the kernel's."""
+    if parts[0].c.is_cpu:
+        with one_thread():
+            return _verdict(problem, parts, scale, _HOST_CHUNK)
+    try:
+        return _verdict(problem, parts, scale, _CHUNKS[0])
+    except torch.OutOfMemoryError:
+        pass  # outside of the handler, whose traceback holds memory
+    return _verdict(problem, parts, scale, _CHUNKS[1])
+
+
+def _verdict(problem: ProductProblem, parts: Sequence[Part], scale: float, elements: int) -> Verdict:
+    wide = _wide_dtype(problem.dtype, parts[0].c.device)
+    oriented = [part.oriented() for part in parts]
+    figures = torch.stack([_figures(part, scale, wide, elements) for part in oriented]).tolist()
+    squares, of_c, of_worst, along, of_expected = (list(each) for each in zip(*figures, strict=True))
+    error = _ratio(math.sqrt(sum(squares)), math.sqrt(sum(of_c)))
+    tolerance = problem.tolerance
+    if not tolerance or not math.isfinite(error):
+        return Verdict(error, tolerance, reference=_REFERENCE)
+    sums = sum(part.c.shape[0] * part.c.shape[1] for part in oriented) * VECTORS
+    worst, most = max(of_worst), math.sqrt(2 * (math.log(2 * sums) + _RARITY)) * max(tolerance / 2, error)
+    slope, steepest = _ratio(sum(along), sum(of_expected)), slope_tolerance(problem.dtype, problem.fast_accumulation)
+    steepest += math.sqrt(2 * _RARITY / sums) * error
+    reason = ""
+    if worst > most:
+        reason = f"a part of the output is wrong: {worst:.2g} in the sums of a row, at most {most:.2g} is rounding"
+    elif abs(slope) > steepest:
+        reason = f"the output is {1 + slope:.6g} times what it should be; rounding changes {steepest:.1g} at most"
+    freedom = VECTORS * sum(part.c.shape[0] * min(part.c.shape[1], part.left.shape[-1]) for part in oriented)
+    return Verdict(error, tolerance * _spread(freedom), reference=_REFERENCE, reason=reason)
+
+
+_REFERENCE = "A (B x) for random x"
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else (math.inf if part else 0.0)
+
+
+def _spread(freedom: int) -> float:
+    """How far the root of a mean of so many squares may lie above what it estimates (Laurent and Massart, 2000)."""
+    share = _RARITY / freedom
+    return math.sqrt(1 + 2 * math.sqrt(share) + 2 * share)
+
+
+def _figures(part: Part, scale: float, wide: torch.dtype, elements: int) -> torch.Tensor:
+    """Mean square of r over vectors, square of C; the largest |r| in units of its row's norm; <r, A (B x)> and
+    <A (B x), A (B x)>. On the device.
+    """
+    c = part.c
+    x = fresh_signs((c.shape[0], c.shape[2], VECTORS), c.device)
+    expected = _times(part.left, _times_transposed(part.right, x, wide, elements), wide, elements)
+    expected = expected if scale == 1 else expected * scale
+    found = _times(c, x, wide, elements)
+    if wide == torch.int32:
+        wrong = (found != expected).sum().float()
+        return torch.stack([wrong, wrong * 0, wrong, wrong, wrong])
+    squares = torch.cat([chunk.to(wide).square().sum(-1) for chunk in _chunks(c, elements)], dim=1)
+    r = found - expected
+    # A row is held to the mean of all rows if it is smaller by chance: its rounding may be theirs.
+    norms = torch.maximum(squares, squares.mean()).sqrt()[..., None]
+    worst = torch.where(r == 0, r, r.abs() / norms).max()
+    along, of_expected = (r * expected).sum(), expected.square().sum()
+    return torch.stack([r.square().sum() / VECTORS, squares.sum(), worst, along, of_expected])
+
+
+def _wide_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    """What sums are computed in: float32 where a device has no float64."""
+    wide = _WIDE.get(dtype, torch.float32)
+    try:
+        torch.empty(0, dtype=wide, device=device)
+    except TypeError:
+        return torch.float32
+    return wide
+
+
+def _times(operand: Operand, vectors: torch.Tensor, wide: torch.dtype, elements: int) -> torch.Tensor:
+    """Rows (batch, rows, K) times vectors (batch, K, count)."""
+    if isinstance(operand, Quantized):
+        values = (part.values()[None] for part in operand.parts(elements))
+        return torch.cat([_times(each, vectors, wide, elements) for each in values], dim=1)
+    batch, _, k = operand.shape
+    if batch > 1 and batch * k * VECTORS > elements:
+        pairs = zip(operand.split(1), vectors.split(1), strict=True)
+        return torch.cat([_times(*pair, wide, elements) for pair in pairs])
+    is_float8 = operand.dtype.itemsize == 1 and operand.dtype != torch.int8
+    own = wide if is_float8 else operand.dtype
+    # Signs times numbers are exact in the numbers' own dtype.
+    along = (vectors.to(own) if vectors.dtype == torch.int8 else vectors).mT[:, None]
+    found = []
+    for chunk in _chunks(operand, elements // VECTORS):
+        rows = chunk.to(wide) if is_float8 else chunk
+        found.append((rows[:, :, None] * along).sum(-1, dtype=wide))
+    return torch.cat(found, dim=1)
+
+
+def _times_transposed(operand: Operand, vectors: torch.Tensor, wide: torch.dtype, elements: int) -> torch.Tensor:
+    """The transposed rows (batch, K, rows) times vectors (batch, rows, count)."""
+    if not isinstance(operand, Quantized):
+        return _times(operand.mT, vectors, wide, elements)
+    found, start = torch.zeros(1, operand.shape[1], vectors.shape[-1], dtype=wide, device=vectors.device), 0
+    for part in operand.parts(elements):
+        values = part.values()
+        found += _times(values.mT[None], vectors[:, start : start + len(values)], wide, elements)
+        start += len(values)
+    return found
+
+
+def _chunks(tensor: torch.Tensor, elements: int) -> Iterator[torch.Tensor]:
+    """Some rows at a time."""
+    yield from tensor.split(max(1, elements // (tensor.shape[0] * tensor.shape[2])), dim=1)

@@ -17,7 +17,7 @@ from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.operations.model.shapes import SIZES
 from mamf.report import bests
-from mamf.report.ceilings import share_of_peak
+from mamf.report.own_ceilings import share_of
 from mamf.report.text import DASH, significant, whole
 from mamf.statistics import Interval
 
@@ -170,5 +170,5 @@ def _of_ceiling(ceiling: Ceiling, log: RunLog) -> Mapping[str, str]:
     return {
         "": significant(ceiling.rate),
         "interval": interval_text(ceiling.interval),
-        "share": percent(share_of_peak(ceiling, log.header)),
+        "share": percent(share_of(ceiling.rate, ceiling.problem, log.header)),
     }

@@ -35,7 +35,7 @@ from mamf.logs.legacy import FinderRun
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.report import bests, own_ceilings
-from mamf.report.ceilings import share_of_peak
+from mamf.report.own_ceilings import share_of
 from mamf.report.text import DASH, by_column, markdown, significant
 from mamf.text import Markup
 
@@ -99,7 +99,7 @@ def ceiling_cells(ceiling: Ceiling | None, log: RunLog) -> list[str]:
     if ceiling is None:
         return [DASH, DASH, DASH]
     figure = f"{significant(ceiling.rate)} +-{percent(ceiling.interval.half_width / ceiling.rate)}"
-    return [figure, f"{ceiling.shape}", percent(share_of_peak(ceiling, log.header))]
+    return [figure, f"{ceiling.shape}", percent(share_of(ceiling.rate, ceiling.problem, log.header))]
 
 
 def ceilings_table(words: Sequence[str]) -> str:

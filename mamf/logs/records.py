@@ -57,6 +57,7 @@ def measurement_record(row: Measurement) -> dict[str, Any]:
     record |= {
         "launches": row.launches,
         "timer_overhead_seconds": row.timer_overhead,
+        "timer_accuracy_seconds": row.timer_accuracy,
         "samples_seconds": list(row.samples),
         "implausible_samples_seconds": list(row.implausible_samples),
         # An output with NaN in it has no error to speak of; the reason says so.
@@ -94,6 +95,9 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
     if not all(abs(sample) < _LONGEST_SECONDS for sample in aside):
         raise ValueError("a sample that was set aside is no number of seconds that a timer reads")
     error, overhead = record["relative_error"], record.get("timer_overhead_seconds", 0.0)
+    accuracy = record.get("timer_accuracy_seconds")
+    if accuracy is None:  # before schema 5
+        accuracy = timer_accuracy(header["device"]["backend"], overhead)
     summary: Summary | None = None
     if record["status"] == "ok":
         summary = summarize(samples, record["best_by"])
@@ -110,7 +114,7 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
         implausible_samples=aside,
         launches=record["launches"],
         timer_overhead=overhead,
-        timer_accuracy=timer_accuracy(header["device"]["backend"], overhead),
+        timer_accuracy=accuracy,
         error=None if error is None else float(error),
         conditions=conditions_from_record(record),
         remarks=tuple(record["remarks"]),

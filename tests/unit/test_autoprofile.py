@@ -149,6 +149,16 @@ def advised(folder, *kernels, architecture="sm_90", took=0.04):
     return advice(replace(held, step=("model_step.py", step)), groups_of(held.kernels))
 
 
+def test_a_class_above_its_sustained_ceiling_stands_against_both(folder):
+    burst = KnownCeiling("bfloat16", "burst", 800.0, "contributed", "contributed for Simulated H100")
+    rows = (replace(PROFILE.classes[0], mamfu=1.05, flop={"bfloat16": int(0.05 * 700e12)}), PROFILE.classes[1])
+    step = replace(PROFILE, classes=rows, ceilings=(*PROFILE.ceilings, burst))
+    text = summary(replace(read_folder(folder), step=("model_step.py", step)))
+    assert "| 105.0% (87.5% of burst) |" in text
+    assert "matmul is above its sustained ceiling" in text
+    assert "of 800.0 TFLOPS, the bfloat16 burst ceiling" in text
+
+
 def test_products_that_a_dimension_slows_come_first(folder):
     lines = advised(folder, (TURING, 0.036), ("nvjet_sm90_tst", 0.014))
     assert lines[0] == (

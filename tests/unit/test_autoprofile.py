@@ -127,7 +127,7 @@ def test_figures_are_those_of_the_logs(folder):
     assert "MAMFU: of 666.0 TFLOPS, the bfloat16 sustained ceiling: contributed for Simulated H100" in text
     # 50 of 80 ms without the profiler were work: the log's 30 ms of idle time hold what the profiler added.
     assert "| idle | 37.5% | 15.00 |" in text
-    assert "idle: 40.00 ms without the profiler less 25.00 ms of work in the trace" in text
+    assert "shares are of 40.00 ms without the profiler; idle: what 25.00 ms of work in the trace leave of it" in text
     idle = (
         "15.00 ms of a model's step (38%): the device is idle, most gaps in the trace while the host was in aten::item"
     )

@@ -520,6 +520,11 @@ def test_a_log_that_is_damaged_names_the_line(tmp_path, profile):
     path.write_text("\n".join([*lines[:-1], ""]))
     with pytest.raises(RunLogError, match="no summary"):
         read_profile_or_none(path)
+    summary = json.loads(lines[-1])
+    for wrong in ({"seconds": 0.0}, {"steps": 0}, {"unprofiled_step_seconds": 0.0}, {"unprofiled_step_seconds": -1.0}):
+        path.write_text("\n".join([*lines[:-1], json.dumps({**summary, **wrong}), ""]))
+        with pytest.raises(RunLogError, match="a profile of no step"):
+            read_profile_or_none(path)
 
 
 def test_a_table_tells_shares_flop_and_the_profilers_cost(profile):

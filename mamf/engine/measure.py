@@ -94,7 +94,13 @@ class _Run:
             reserved = backend.peak_reserved_memory() if kernel.tells_reserved and peak is not None else None
             samples = self.regime.visit(checked, self.rule, estimate)
             checked.require_unchanged_operands()
-            shares = time_shares(checked, stdlib_statistics.median(samples.seconds), samples.remarks)
+            shares = time_shares(
+                checked,
+                (stdlib_statistics.fmean if self.regime.best_by == "mean" else stdlib_statistics.median)(
+                    samples.seconds
+                ),
+                samples.remarks,
+            )
             self.regime.bridge(checked.launches, samples.seconds[-1])
         details = {} if peak is None else {"held_bytes": checked.held_bytes}
         verdict = replace(checked.verdict, details={**checked.verdict.details, **details, **shares})

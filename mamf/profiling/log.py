@@ -115,7 +115,7 @@ def _profile(rows: Mapping[str, list[Any]], summary: dict[str, Any]) -> Profile:
     if summary["record"] != "summary":
         raise ValueError("the log has no summary: mamf was killed while it wrote it")
     require(summary, _SUMMARY)
-    if not summary["seconds"] > 0 or (summary["steps"] is not None and summary["steps"] < 1):
+    if not all(summary[name] is None or summary[name] > 0 for name in ("seconds", "steps", "unprofiled_step_seconds")):
         raise ValueError("a profile of no step")
     known: dict[str, Any] = {name: summary[name] for name in _SUMMARY} | {"notes": tuple(summary["notes"])}
     return Profile(**known | {field: tuple(found) for field, found in rows.items()})

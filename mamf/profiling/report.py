@@ -60,8 +60,8 @@ def _title(script: str, profile: Profile) -> Iterator[str]:
     yield f"{script} on {where}: {profile.steps} steps of {milliseconds(profile.step_seconds)} ms with the profiler"
     if profile.unprofiled_step_seconds is not None:
         yield (
-            f"{milliseconds(profile.unprofiled_step_seconds)} ms without it, in the steps right before, which shares "
-            f"are of: the profiler makes {profile.step_seconds / profile.unprofiled_step_seconds - 1:+.0%}"
+            f"{milliseconds(profile.unprofiled_step_seconds)} ms without it, in the steps right before: "
+            f"the profiler makes {profile.step_seconds / profile.unprofiled_step_seconds - 1:+.0%}"
         )
     if profile.tflops is not None:
         share = "" if profile.mamfu is None else f", {profile.mamfu:.1%} MAMFU"
@@ -104,7 +104,7 @@ def time_lines(profile: Profile) -> Iterator[str]:
     elif took is not None and busy > took:
         yield f"{work}, slowed by the profiler, exceed the step without it: shares are of it; idle is unknown ({seen})"
     elif took is not None:
-        yield f"idle: {milliseconds(took)} ms without the profiler less {work} ({seen})"
+        yield f"shares are of {milliseconds(took)} ms without the profiler; idle: what {work} leave of it ({seen})"
         yield f"if the profiler slows the work by 1 %, idle is {milliseconds(busy / 100)} ms more than this"
     for row in profile.classes:
         if row.mamfu is not None and row.mamfu > 1:

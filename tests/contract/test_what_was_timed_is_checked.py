@@ -18,6 +18,7 @@ from mamf.operations.matmul.kernels.torch_mm import TorchMm
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plugins.discovery import open_backend
 from mamf.regimes import Burst, Classic, StoppingRule, Sustained
+from mamf.regimes.base import Samples
 
 SHAPE = MatmulShape(96, 80, 64)
 ATTENTION = AttentionShape.parse("b1h2q64k64d32c")
@@ -251,6 +252,18 @@ def test_what_cannot_tell_its_time_is_measured_all_the_same(backend, tell, detai
     assert told == pytest.approx(details)
     assert len(row.remarks) == len(remark)
     assert all(map(str.startswith, row.remarks, remark))
+
+
+@pytest.mark.parametrize(("regime", "share"), [(Burst, 0.5), (Sustained, 0.25)])
+def test_shares_are_of_the_figure_of_the_row(backend, monkeypatch, regime, share):
+    def visit(self, checked, rule, estimate):
+        checked.launches[0]()
+        return Samples([1e-3, 1e-3, 4e-3], 3)
+
+    monkeypatch.setattr(regime, "visit", visit)
+    row = row_of(Telling(lambda: {"matmul": 5e-4}), backend, regime.name)
+    assert row.time_shares == {"matmul": share, "idle": 1 - share}
+    assert share * row.seconds == pytest.approx(5e-4)
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ def test_figures_are_those_of_the_logs(folder):
     assert "MAMFU: of 666.0 TFLOPS, the bfloat16 sustained ceiling: contributed for Simulated H100" in text
     # 50 of 80 ms without the profiler were work: the log's 30 ms of idle time hold what the profiler added.
     assert "| idle | 37.5% | 15.00 |" in text
-    assert "idle: 40.00 ms without the profiler less 25.00 ms of work in the trace" in text
+    assert "shares are of 40.00 ms without the profiler; idle: what 25.00 ms of work in the trace leave of it" in text
     idle = (
         "15.00 ms of a model's step (38%): the device is idle, most gaps in the trace while the host was in aten::item"
     )
@@ -147,6 +147,16 @@ def advised(folder, *kernels, architecture="sm_90", took=0.04):
     rows = tuple(KernelRow(name, "matmul", 2, seconds, *more) for name, seconds, *more in kernels)
     step = replace(PROFILE, kernels=rows, unprofiled_step_seconds=took)
     return advice(replace(held, step=("model_step.py", step)), groups_of(held.kernels))
+
+
+def test_a_class_above_its_sustained_ceiling_stands_against_both(folder):
+    burst = KnownCeiling("bfloat16", "burst", 800.0, "contributed", "contributed for Simulated H100")
+    rows = (replace(PROFILE.classes[0], mamfu=1.05, flop={"bfloat16": int(0.05 * 700e12)}), PROFILE.classes[1])
+    step = replace(PROFILE, classes=rows, ceilings=(*PROFILE.ceilings, burst))
+    text = summary(replace(read_folder(folder), step=("model_step.py", step)))
+    assert "| 105.0% (87.5% of burst) |" in text
+    assert "matmul is above its sustained ceiling" in text
+    assert "of 800.0 TFLOPS, the bfloat16 burst ceiling" in text
 
 
 def test_products_that_a_dimension_slows_come_first(folder):

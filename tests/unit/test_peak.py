@@ -8,6 +8,7 @@ import pytest
 
 import mamf
 from mamf.contribution import contributed
+from mamf.contribution.collection import collect
 from mamf.contribution.contributed import ContributedCeiling
 from mamf.errors import IncomparableError, UnavailableError, UnknownNameError
 from mamf.models import found, known_ceilings
@@ -147,6 +148,24 @@ def test_a_cpu_inherits_nothing_from_another_of_its_name(monkeypatch, known_cloc
     with pytest.raises(IncomparableError, match=told):
         mamf.peak(cpu(**change), regime="burst")
     assert told in mamf.peak(cpu(**change), regime="burst", anyway=True).told
+
+
+@pytest.mark.parametrize(("is_accelerator", "clock"), [(False, 3100.0), (True, None)])
+def test_the_clock_of_a_cpu_travels(monkeypatch, tmp_path, is_accelerator, clock):
+    """That of an accelerator is no part of how it is built, and parts no cards."""
+    root = RESULTS / "amd-epyc"
+    held = collect(RESULTS, [root / "find-float32-burst-sustained-20261122-010619.jsonl"])
+    for entry in held.ceilings:
+        entry.header["device"] |= {"max_clock_hz": 3.1e9, "is_accelerator": is_accelerator}
+    (tmp_path / "contributed.csv").write_text(contributed.contributed_csv(held.ceilings))
+    monkeypatch.setattr(contributed, "FILE", str(tmp_path / "contributed.csv"))
+    contributed.contributed_ceilings.cache_clear()
+    read = contributed.contributed_ceilings()
+    contributed.contributed_ceilings.cache_clear()
+    assert [(row.regime, row.compute_units, row.clock_mhz) for row in read] == [
+        ("burst", 2, clock),
+        ("sustained", 2, clock),
+    ]
 
 
 def test_no_virtual_cpu_inherits_the_figure_that_travels():

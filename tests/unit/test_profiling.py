@@ -520,12 +520,17 @@ def test_a_log_that_is_damaged_names_the_line(tmp_path, profile):
     path.write_text("\n".join([*lines[:-1], ""]))
     with pytest.raises(RunLogError, match="no summary"):
         read_profile_or_none(path)
+    summary = json.loads(lines[-1])
+    for wrong in ({"seconds": 0.0}, {"steps": 0}, {"unprofiled_step_seconds": 0.0}, {"unprofiled_step_seconds": -1.0}):
+        path.write_text("\n".join([*lines[:-1], json.dumps({**summary, **wrong}), ""]))
+        with pytest.raises(RunLogError, match="a profile of no step"):
+            read_profile_or_none(path)
 
 
 def test_a_table_tells_shares_flop_and_the_profilers_cost(profile):
     text = render_profile("table", "train.py", profile)
     assert "train.py on NVIDIA H200: 1 steps of 0.4000 ms with the profiler" in text
-    assert "0.3200 ms without it, in the steps right before, which shares are of: the profiler makes +25%" in text
+    assert "0.3200 ms without it, in the steps right before: the profiler makes +25%" in text
     # 2 x 3 x 5 x 7 FLOP in 320 us, of a ceiling of 1e9 a second.
     assert "a step multiplies 2.100e-10 TFLOP: 6.562e-07 TFLOPS, 0.1% MAMFU in the time without it" in text
     found = json.loads(render_profile("json", "train.py", profile))
@@ -539,7 +544,10 @@ def test_a_table_tells_shares_flop_and_the_profilers_cost(profile):
     assert [IDLE, "28.1%", "0.09000", "-", "3", "-", "-", "-"] in lines
     assert ["nvjet_sm90", "matmul", "1", "0.1000", "31.2%"] in lines
     assert ["cudaDeviceSynchronize", "1", "0.02000", "11.8%"] in lines, "a gap is a share of the gaps in the trace"
-    assert "idle: 0.3200 ms without the profiler less 0.2300 ms of work in the trace (gaps in the trace: 0.1700" in text
+    assert (
+        "shares are of 0.3200 ms without the profiler; idle: what 0.2300 ms of work in the trace leave of it (" in text
+    )
+    assert "(gaps in the trace: 0.1700 ms, with what the profiler adds)" in text
     assert "if the profiler slows the work by 1 %, idle is 0.002300 ms more than this" in text
     assert "replayed from graphs" in text
 

@@ -19,6 +19,8 @@ from mamf.kernel import Kernel, Prepared, Verdict, aligned
 from mamf.operations.matmul.kernel import ProductProblem, ProductProblemT, ProductShape, ProductShapeT
 from mamf.operations.outputs import Unchanged, poison_outputs, queued_checksum, without_torch
 
+#: cuBLAS and hipBLAS of a shape or layout that no algorithm takes, and oneDNN of a dtype that it lacks.
+_REFUSALS = ("STATUS_NOT_SUPPORTED", "itensor_view_from_dense expects")
 # Rows times columns entries of C are compared: few enough that the check hides in the rest between two bursts.
 _SAMPLED_ROWS = _SAMPLED_COLUMNS = 16
 
@@ -59,8 +61,10 @@ class TorchProducts(Kernel[ProductProblemT, ProductShapeT]):
         return float32_precision("high" if problem.dtype == "tf32" else "highest")
 
     def refuses(self, error: Exception) -> bool:
-        # cuBLAS and hipBLAS, of a shape or layout that no algorithm takes
-        return isinstance(error, RuntimeError) and "STATUS_NOT_SUPPORTED" in str(error)
+        # torch raises NotImplementedError for an operation that this device lacks.
+        if isinstance(error, NotImplementedError):
+            return True
+        return isinstance(error, RuntimeError) and any(text in str(error) for text in _REFUSALS)
 
     @abstractmethod
     def operand_set(

@@ -22,8 +22,7 @@ def advice_of(backend):
 
 
 def test_the_timers_share_is_told_by_kernels_of_known_cycles(cuda, calls, monkeypatch):
-    monkeypatch.setattr(cuda.module, "_sleep", cuda.module._sleep)
-    monkeypatch.setattr(torch.cuda, "_sleep", cuda.module._sleep, raising=False)
+    cuda.torch.cuda._sleep = cuda.module._sleep
     monkeypatch.setattr(simulated_vendors, "MILLISECONDS_BETWEEN_EVENTS", 4e-3)
     monkeypatch.setattr(torch_backend, "_SPIN_ROUNDS", 1)
     assert cuda.kind(0).timer_overhead() == pytest.approx(4e-6)
@@ -34,23 +33,23 @@ def test_the_timers_share_is_told_by_kernels_of_known_cycles(cuda, calls, monkey
 
 def test_a_share_that_no_timer_has_is_not_taken_off(cuda, monkeypatch):
     monkeypatch.setattr(torch_backend, "_SPIN_ROUNDS", 1)
-    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None, raising=False)
+    cuda.torch.cuda._sleep = lambda cycles: None
     assert cuda.kind(0).timer_overhead() is None
 
 
 # -- availability ----------------------------------------------------------------------------------------------------
 
 
-def test_a_torch_without_cuda_is_named_with_its_version(cuda, monkeypatch):
-    build_of_torch(monkeypatch)
+def test_a_torch_without_cuda_is_named_with_its_version(cuda):
+    cuda.torch.version = build_of_torch()
     reason = cuda.kind.unavailable()
     assert torch.__version__ in reason.reason
     assert "built without CUDA" in reason.reason
     assert "pip install" in reason.remedy
 
 
-def test_a_torch_for_rocm_points_to_that_backend(cuda, monkeypatch):
-    build_of_torch(monkeypatch, hip="6.4")
+def test_a_torch_for_rocm_points_to_that_backend(cuda):
+    cuda.torch.version = build_of_torch(hip="6.4")
     reason = cuda.kind.unavailable()
     assert "built for ROCm" in reason.reason
     assert "--backend rocm" in reason.remedy

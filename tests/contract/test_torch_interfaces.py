@@ -137,8 +137,8 @@ def simulated_functions(simulated, path="torch"):
 @pytest.mark.parametrize("vendor", ["cuda", "rocm", "xpu", "mps"])
 def test_a_simulated_torch_takes_only_what_torch_takes(vendor):
     found = dict(simulated_functions(simulated_torch(vendor)))
+    assert len(found) >= 8
     fakes = {path: fake for path, fake in found.items() if IS_NEWEST_TORCH or has_attribute(path)}
-    assert len(fakes) >= 8
     for path, fake in fakes.items():
         assert only_what_is_taken(fake, attribute(path)), path
 

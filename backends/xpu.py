@@ -93,7 +93,7 @@ class XpuBackend(AcceleratorBackend):
     def free_memory(self) -> int | None:
         try:
             return super().free_memory()
-        except RuntimeError:  # integrated GPUs and some Arc cards do not tell
+        except (RuntimeError, AttributeError):  # integrated GPUs and some Arc cards do not tell, nor torch before 2.6
             return None
 
     def unsupported_dtype(self, dtype: str) -> str | None:

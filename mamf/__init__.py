@@ -89,6 +89,10 @@ __all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("mamf")
     if name not in _HOMES:
         raise AttributeError(f"module 'mamf' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

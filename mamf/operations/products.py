@@ -33,6 +33,8 @@ from mamf.operations.quantization import Quantized
 from mamf.operations.variation import Signs
 from mamf.operations.whole_products import Operand, Part, whole_verdict
 
+#: cuBLAS and hipBLAS of a shape or layout that no algorithm takes, and oneDNN of a dtype that it lacks.
+_REFUSALS = ("STATUS_NOT_SUPPORTED", "itensor_view_from_dense expects")
 # Rows and columns of C, and products of a batch or of groups, that are compared after a train: few enough that this
 # hides in the rest between two bursts.
 _SAMPLED, _SAMPLED_PRODUCTS = 16, 4
@@ -110,8 +112,10 @@ class TorchProducts(Kernel[ProductProblemT, ProductShapeT]):
         return float32_precision("high" if problem.dtype == "tf32" else "highest")
 
     def refuses(self, error: Exception) -> bool:
-        # cuBLAS and hipBLAS, of a shape or layout that no algorithm takes
-        return isinstance(error, RuntimeError) and "STATUS_NOT_SUPPORTED" in str(error)
+        # torch raises NotImplementedError for an operation that this device lacks.
+        if isinstance(error, NotImplementedError):
+            return True
+        return isinstance(error, RuntimeError) and any(text in str(error) for text in _REFUSALS)
 
     @abstractmethod
     def operand_set(

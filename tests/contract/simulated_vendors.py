@@ -1,6 +1,8 @@
 """Vendors' torch modules and libraries as mamf sees them: they record every call and answer in the vendors' own units.
 
-What torch computes still runs on the CPU; only what a vendor's library would answer is made up here.
+What torch computes still runs on the CPU; only what a vendor's library would answer is made up here. A vendor's adapter
+gets a ``SimulatedTorch`` in place of torch. Torch itself is not changed: code inside it that looks for an accelerator,
+as optimizers do, finds what this machine really has and never calls a driver because of a simulated device.
 """
 
 import sys
@@ -54,13 +56,31 @@ class SimulatedEvent:
         return end_event.moment - self.moment
 
 
+class SimulatedTorch:
+    """torch as one adapter sees it: simulated modules under their names, everything else from the real torch."""
+
+    def __init__(self, **modules):
+        vars(self).update(modules)
+
+    def __getattr__(self, name):
+        return getattr(torch, name)
+
+    def install(self, monkeypatch, vendor):
+        """Give this torch to a vendor's adapter and to nothing else. Returns the backend class."""
+        kind = backend_class(vendor)
+        monkeypatch.setattr(sys.modules[kind.__module__], "torch", self)
+        # Let it allocate where this machine has memory.
+        monkeypatch.setattr(kind, "open_device", lambda self: torch.device("cpu"))
+        return kind
+
+
 class SimulatedTorchModule:
     """What torch.cuda, torch.xpu and torch.hpu have in common, for a list of devices' properties."""
 
     functions = (
         *("Event", "device_count", "empty_cache", "get_device_name", "get_device_properties", "is_available"),
-        *("max_memory_allocated", "mem_get_info", "memory_allocated", "memory_reserved", "reset_peak_memory_stats"),
-        *("set_device", "synchronize"),
+        *("max_memory_allocated", "mem_get_info", "memory_allocated", "memory_reserved", "memory_stats"),
+        *("reset_peak_memory_stats", "set_device", "synchronize"),
     )
 
     def __init__(self, calls, devices):
@@ -69,9 +89,9 @@ class SimulatedTorchModule:
         self.clock = self.reached = 0.0
         self.allocated, self.reserved, self.peak = 3 * GB, 5 * GB, 4 * GB
 
-    def install(self, monkeypatch, namespace):
-        for name in self.functions:
-            monkeypatch.setattr(namespace, name, getattr(self, name))
+    def namespace(self, **others):
+        """The module that an adapter finds in torch. A call of anything that is not simulated is an AttributeError."""
+        return SimpleNamespace(**{name: getattr(self, name) for name in self.functions} | others)
 
     def is_available(self):
         return bool(self.devices)
@@ -115,8 +135,8 @@ class SimulatedTorchModule:
         return self.peak
 
     def memory_stats(self, device):
-        """As torch.hpu's; torch.cuda and torch.xpu have other keys, see test_memory_of_a_launch.py."""
-        return {"Limit": 96 * GB, "InUse": self.allocated, "MaxInUse": self.peak}
+        """Empty, as that of torch.cuda is before the first allocation; test_memory_of_a_launch.py fills it."""
+        return {}
 
     def reset_peak_memory_stats(self, device):
         self.calls.append(("reset_peak_memory_stats", device))
@@ -125,15 +145,9 @@ class SimulatedTorchModule:
         self.calls.append(("empty_cache",))
 
 
-def on_cpu(monkeypatch, kind):
-    """Let a backend allocate where this machine has memory."""
-    monkeypatch.setattr(kind, "open_device", lambda self: torch.device("cpu"))
-
-
-def build_of_torch(monkeypatch, **versions):
-    """Make torch look built for these vendors only."""
-    for name in ("cuda", "hip", "xpu"):
-        monkeypatch.setattr(torch.version, name, versions.get(name), raising=False)
+def build_of_torch(**versions):
+    """torch.version of a build for these vendors only."""
+    return SimpleNamespace(**dict.fromkeys(("cuda", "hip", "xpu")) | versions)
 
 
 def h100(number=0, **changed):
@@ -157,18 +171,16 @@ def simulate_cuda(monkeypatch, calls):
     """Two H100, with NVML."""
     for name in ("CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "NVIDIA_TF32_OVERRIDE"):
         monkeypatch.delenv(name, raising=False)
-    build_of_torch(monkeypatch, cuda="12.8")
     module = SimulatedTorchModule(calls, [h100(0), h100(1)])
-    module.install(monkeypatch, torch.cuda)
-    monkeypatch.setattr(torch.cuda.profiler, "start", lambda: calls.append(("start",)))
-    monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: calls.append(("stop",)))
-    monkeypatch.setattr(torch.cuda.nvtx, "range_push", lambda msg: calls.append(("range_push", msg)))
-    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: calls.append(("range_pop",)))
+    profiler = SimpleNamespace(start=lambda: calls.append(("start",)), stop=lambda: calls.append(("stop",)))
+    nvtx = SimpleNamespace(
+        range_push=lambda msg: calls.append(("range_push", msg)), range_pop=lambda: calls.append(("range_pop",))
+    )
+    simulated = SimulatedTorch(version=build_of_torch(cuda="12.8"), cuda=module.namespace(profiler=profiler, nvtx=nvtx))
+    kind = simulated.install(monkeypatch, "cuda")
     nvml = SimulatedNvml(calls, [h100(0), h100(1)])
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    kind = backend_class("cuda")
-    on_cpu(monkeypatch, kind)
-    return SimpleNamespace(kind=kind, module=module, nvml=nvml)
+    return SimpleNamespace(kind=kind, torch=simulated, module=module, nvml=nvml)
 
 
 def mi300x(**changed):
@@ -191,15 +203,13 @@ def mi300x(**changed):
 def simulate_rocm(monkeypatch, calls):
     """One MI300X, with amdsmi."""
     monkeypatch.delenv("PYTORCH_TUNABLEOP_ENABLED", raising=False)
-    build_of_torch(monkeypatch, hip="6.4.43482")
     module = SimulatedTorchModule(calls, [mi300x()])
-    module.install(monkeypatch, torch.cuda)
-    monkeypatch.setattr(torch.cuda.tunable, "is_enabled", lambda: False)
+    tunable = SimpleNamespace(is_enabled=lambda: False)
+    simulated = SimulatedTorch(version=build_of_torch(hip="6.4.43482"), cuda=module.namespace(tunable=tunable))
+    kind = simulated.install(monkeypatch, "rocm")
     smi = SimulatedAmdSmi(calls)
     monkeypatch.setitem(sys.modules, "amdsmi", smi)
-    kind = backend_class("rocm")
-    on_cpu(monkeypatch, kind)
-    return SimpleNamespace(kind=kind, module=module, smi=smi)
+    return SimpleNamespace(kind=kind, torch=simulated, module=module, smi=smi)
 
 
 def max_1550(**changed):
@@ -214,22 +224,23 @@ def max_1550(**changed):
 
 def simulate_xpu(monkeypatch, calls):
     """One stack of a Data Center GPU Max, as an older torch shows it: no sensors, no cache size."""
-    build_of_torch(monkeypatch, xpu="20250101")
     module = SimulatedTorchModule(calls, [max_1550()])
-    module.install(monkeypatch, torch.xpu)
-    for name in ("clock_rate", "temperature"):
-        monkeypatch.delattr(torch.xpu, name, raising=False)
+    simulated = SimulatedTorch(version=build_of_torch(xpu="20250101"), xpu=module.namespace())
+    kind = simulated.install(monkeypatch, "xpu")
     monkeypatch.setitem(sys.modules, "intel_extension_for_pytorch", None)
-    kind = backend_class("xpu")
-    on_cpu(monkeypatch, kind)
-    return SimpleNamespace(kind=kind, module=module)
+    return SimpleNamespace(kind=kind, torch=simulated, module=module)
 
 
 def simulate_hpu(monkeypatch, calls):
     """One Gaudi 3 behind habana_frameworks, with pyhlml."""
     monkeypatch.delenv("PT_HPU_LAZY_MODE", raising=False)
     module = SimulatedTorchModule(calls, [SimpleNamespace(name="GAUDI3")])
-    monkeypatch.setattr(torch, "hpu", module, raising=False)
+
+    def memory_stats(device):
+        return {"Limit": 96 * GB, "InUse": module.allocated, "MaxInUse": module.peak}
+
+    simulated = SimulatedTorch(hpu=module.namespace(memory_stats=memory_stats))
+    kind = simulated.install(monkeypatch, "hpu")
     core = SimpleNamespace(mark_step=lambda: calls.append(("mark_step",)))
     package = types.ModuleType("habana_frameworks")
     package.__spec__ = ModuleSpec("habana_frameworks", None)
@@ -237,36 +248,23 @@ def simulate_hpu(monkeypatch, calls):
         monkeypatch.setitem(sys.modules, f"habana_frameworks{name}", part)
     hlml = SimulatedHlml(calls)
     monkeypatch.setitem(sys.modules, "pyhlml", hlml)
-    kind = backend_class("hpu")
-    on_cpu(monkeypatch, kind)
-    return SimpleNamespace(kind=kind, module=module, hlml=hlml)
+    return SimpleNamespace(kind=kind, torch=simulated, module=module, hlml=hlml)
 
 
 def simulate_mps(monkeypatch, calls):
     """An Apple GPU."""
-    for namespace, answers in (
-        (
-            torch.mps,
-            {
-                "device_count": lambda: 1,
-                "synchronize": lambda: calls.append(("synchronize", None)),
-                "empty_cache": lambda: calls.append(("empty_cache",)),
-                "recommended_max_memory": lambda: 48 * GB,
-                "current_allocated_memory": lambda: 3 * GB,
-            },
-        ),
-        (
-            torch.backends.mps,
-            {
-                "is_built": lambda: True,
-                "is_available": lambda: True,
-                "get_name": lambda: "Apple M3 Max",
-                "get_core_count": lambda: 40,
-            },
-        ),
-    ):
-        for name, answer in answers.items():
-            monkeypatch.setattr(namespace, name, answer, raising=False)
-    kind = backend_class("mps")
-    on_cpu(monkeypatch, kind)
-    return SimpleNamespace(kind=kind)
+    module = SimpleNamespace(
+        device_count=lambda: 1,
+        synchronize=lambda: calls.append(("synchronize", None)),
+        empty_cache=lambda: calls.append(("empty_cache",)),
+        recommended_max_memory=lambda: 48 * GB,
+        current_allocated_memory=lambda: 3 * GB,
+    )
+    build = SimpleNamespace(
+        is_built=lambda: True,
+        is_available=lambda: True,
+        get_name=lambda: "Apple M3 Max",
+        get_core_count=lambda: 40,
+    )
+    simulated = SimulatedTorch(mps=module, backends=SimpleNamespace(mps=build))
+    return SimpleNamespace(kind=simulated.install(monkeypatch, "mps"), torch=simulated)

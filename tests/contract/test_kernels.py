@@ -8,13 +8,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from verdicts import verified
 
 from mamf.dtypes import DTYPES, FORMATS, OPERAND_DTYPES
+from mamf.engine.measure import measure
 from mamf.operations.matmul.kernel import LAYOUTS, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plugins.discovery import KERNELS, kernel, open_backend, registered
+from mamf.regimes import Burst, StoppingRule
 from mamf.testing import KernelContract, SimulatedBackend, SimulatedMatmul
 
 SHAPE = MatmulShape(96, 80, 64)
-CASES = [
+EVERY_CASE = [
     ("torch.mm", "bfloat16", "bfloat16"),
     ("torch.mm", "float16", "float16"),
     ("torch.mm", "float32", "float32"),
@@ -26,6 +28,24 @@ CASES = [
     ("scaled_mm", "float8_e5m2", "bfloat16"),
     ("int_mm", "int8", "int32"),
 ]
+
+
+def prepared(backend, name, problem, shape=SHAPE, **options):
+    pool = backend.operand_pool(problem.data, problem.seed)
+    return kernel(name).prepare(backend, problem, shape, pool, **options)
+
+
+def is_refused(name, dtype, out_dtype):
+    """Whether torch cannot do it on this CPU: before 2.8 no 8-bit float, with AMX no float8_e4m3fnuz."""
+    try:
+        prepared(open_backend("cpu"), name, MatmulProblem(dtype, out_dtype)).launches[0]()
+    except Exception as error:
+        return kernel(name).refuses(error)
+    return False
+
+
+REFUSED = [case for case in EVERY_CASE if "float8" in case[1] and is_refused(*case)]
+CASES = [case for case in EVERY_CASE if case not in REFUSED]
 # Compiling takes a while: two dtypes stand for the four of torch.mm, which it derives from.
 COMPILED = [("compiled", "bfloat16", "bfloat16"), ("compiled", "float32", "float32")]
 if kernel("compiled").unavailable(open_backend("cpu")):
@@ -84,13 +104,48 @@ def test_every_kernel_is_held_to_the_contract_with_every_dtype_it_takes_here(bac
         if dtype not in FORMATS  # test_scaled_formats.py
         if kernel(name).unsupported(backend, MatmulProblem(dtype, DTYPES[dtype].default_output)) is None
     }
-    assert {case for case in taken if case[0] != "compiled"} == {(name, dtype) for name, dtype, _ in CASES}
-    assert {name for name, _ in taken} == {name for name, *_ in (*CASES, *COMPILED)}
+    assert {case for case in taken if case[0] != "compiled"} == {(name, dtype) for name, dtype, _ in EVERY_CASE}
+    assert {name for name, _ in taken} == {name for name, *_ in (*EVERY_CASE, *COMPILED)}
 
 
-def prepared(backend, name, problem, shape=SHAPE, **options):
+@pytest.mark.parametrize("case", EVERY_CASE, ids=" ".join)
+def test_what_torch_cannot_do_on_this_cpu_is_unsupported(backend, case):
+    problem = MatmulProblem(*case[1:])
     pool = backend.operand_pool(problem.data, problem.seed)
-    return kernel(name).prepare(backend, problem, shape, pool, **options)
+    row = measure(kernel(case[0]), problem, SHAPE, Burst(backend), pool, StoppingRule(seconds=0.0))
+    assert row.status == ("unsupported" if case in REFUSED else "ok"), row.reason
+    assert row.reason.strip() if case in REFUSED else not row.reason
+
+
+def test_a_current_torch_refuses_at_most_one_kind_of_8_bit_floats():
+    if "float8_e4m3fn" in {dtype for _, dtype, _ in REFUSED}:
+        assert torch.__version__.startswith(("2.5.", "2.6.", "2.7."))
+    else:
+        assert {dtype for _, dtype, _ in REFUSED} <= {"float8_e4m3fnuz"}
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (
+            NotImplementedError("Could not run 'aten::_int_mm.out' with arguments from the 'CPU' backend."),
+            "unsupported",
+        ),
+        (RuntimeError("itensor_view_from_dense expects float/bfloat16/half/int8/fp8 tensor input"), "unsupported"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling cublasLtMatmul"), "unsupported"),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), "failed"),
+    ],
+)
+def test_a_launch_that_torch_refuses_is_told_from_one_that_breaks(backend, monkeypatch, error, status):
+    def refuse(*operands, **options):
+        raise error
+
+    monkeypatch.setattr(torch, "_int_mm", refuse)
+    pool = backend.operand_pool("normal", 0)
+    row = measure(
+        kernel("int_mm"), MatmulProblem("int8", "int32"), SHAPE, Burst(backend), pool, StoppingRule(seconds=0.0)
+    )
+    assert (row.status, str(error) in row.reason) == (status, True)
 
 
 # -- what a launch is ------------------------------------------------------------------------------------------------
@@ -197,6 +252,7 @@ def test_an_int8_result_off_by_one_is_wrong(backend, monkeypatch):
 
 @pytest.mark.parametrize("k", [16, 4096])
 @pytest.mark.parametrize("out_dtype", ["float8_e4m3fn", "bfloat16"])
+@pytest.mark.skipif(("scaled_mm", "float8_e4m3fn", "bfloat16") in REFUSED, reason="this torch has none on a CPU")
 def test_8_bit_outputs_do_not_saturate_whatever_k_is(backend, k, out_dtype):
     problem = MatmulProblem("float8_e4m3fn", out_dtype)
     assert verified(prepared(backend, "scaled_mm", problem, MatmulShape(64, 64, k))).ok

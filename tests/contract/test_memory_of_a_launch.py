@@ -48,11 +48,11 @@ class Allocator(TorchDispatchMode):
         requested = sum(nbytes for _, nbytes, _ in self.living.values())
         return {"requested": requested, "allocated": requested + sum(spare for _, _, spare in self.living.values())}
 
-    def install(self, monkeypatch):
-        monkeypatch.setattr(torch.cuda, "memory_stats", self.memory_stats)
-        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: self.now()["allocated"])
-        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: self.peak["allocated"])
-        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", self.reset_peak)
+    def install(self, module):
+        module.memory_stats = self.memory_stats
+        module.memory_allocated = lambda device: self.now()["allocated"]
+        module.max_memory_allocated = lambda device: self.peak["allocated"]
+        module.reset_peak_memory_stats = self.reset_peak
 
     def memory_stats(self, device):
         now = self.now()
@@ -79,9 +79,9 @@ class WithWorkspace(SdpaMath):
 
 
 @pytest.fixture
-def allocator(monkeypatch, cuda):
+def allocator(cuda):
     with Allocator() as counting:
-        counting.install(monkeypatch)
+        counting.install(cuda.torch.cuda)
         yield counting
 
 
@@ -153,8 +153,8 @@ def test_a_models_step_holds_parameters_gradients_and_moments(cuda, allocator):
 
 
 @pytest.mark.parametrize("told", [None, 7 * MIB])
-def test_what_the_process_took_of_the_device_is_known_where_it_is_told(cuda, allocator, monkeypatch, told):
+def test_what_the_process_took_of_the_device_is_known_where_it_is_told(cuda, allocator, told):
     backend = cuda.kind(0)
     stats = {} if told is None else {"reserved_bytes.all.peak": told}
-    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: allocator.memory_stats(device) | stats)
+    cuda.torch.cuda.memory_stats = lambda device: allocator.memory_stats(device) | stats
     assert backend.peak_reserved_memory() == told

@@ -18,8 +18,8 @@ def opened(rocm, architecture):
     return rocm.kind(0)
 
 
-def test_a_torch_without_rocm_is_named_with_its_version(rocm, monkeypatch):
-    build_of_torch(monkeypatch, cuda="12.8")
+def test_a_torch_without_rocm_is_named_with_its_version(rocm):
+    rocm.torch.version = build_of_torch(cuda="12.8")
     reason = rocm.kind.unavailable()
     assert torch.__version__ in reason.reason
     assert "built without ROCm" in reason.reason

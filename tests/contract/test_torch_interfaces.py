@@ -4,17 +4,21 @@ torch.hpu comes with habana_frameworks, which is on no package index: where it i
 """
 
 import inspect
+import sys
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 
 import pytest
 import torch
 from adapter_uses import all_uses
 from check_fakes import takes
 from fake_interfaces import installations, parameters
-from simulated_vendors import SimulatedEvent, SimulatedTorchModule, h100, max_1550, mi300x
+from simulated_vendors import SimulatedEvent, SimulatedTorch, SimulatedTorchModule, h100, max_1550, mi300x
 
+from mamf.plugins.discovery import backend_class
+
+VENDORS = ("cuda", "rocm", "xpu", "hpu", "mps")
 USES = [use for use in all_uses() if use.path.startswith("torch.")]
 IS_NEWEST_TORCH = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
 needs_newest_torch = pytest.mark.skipif(not IS_NEWEST_TORCH, reason="older than torch 2.13, which has all of it")
@@ -32,6 +36,19 @@ def attribute(path):
     found = torch
     for name in path.split(".")[1:]:
         found = getattr(found, name)
+    return found
+
+
+def has_attribute(path):
+    try:
+        attribute(path)
+    except AttributeError:
+        return False
+    return True
+
+
+def simulated_torch(vendor):
+    (found,) = (each for each in installations(vendor).attributes.values() if isinstance(each, SimulatedTorch))
     return found
 
 
@@ -108,16 +125,52 @@ def only_what_is_taken(fake, real):
     )
 
 
+def simulated_functions(simulated, path="torch"):
+    """The functions of a simulated torch by dotted path."""
+    for name, found in vars(simulated).items():
+        if isinstance(found, SimpleNamespace):
+            yield from simulated_functions(found, f"{path}.{name}")
+        elif callable(found):
+            yield f"{path}.{name}", found
+
+
 @pytest.mark.parametrize("vendor", ["cuda", "rocm", "xpu", "mps"])
 def test_a_simulated_torch_takes_only_what_torch_takes(vendor):
-    fakes = {
-        (owner, name): fake
-        for (owner, name), fake in installations(vendor).attributes.items()
-        if isinstance(owner, ModuleType) and callable(fake)
-    }
-    assert len(fakes) >= 8
-    for (owner, name), fake in fakes.items():
-        assert only_what_is_taken(fake, getattr(owner, name)), f"{owner.__name__}.{name}"
+    found = dict(simulated_functions(simulated_torch(vendor)))
+    assert len(found) >= 8
+    fakes = {path: fake for path, fake in found.items() if IS_NEWEST_TORCH or has_attribute(path)}
+    for path, fake in fakes.items():
+        assert only_what_is_taken(fake, attribute(path)), path
+
+
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_a_simulated_device_changes_its_adapter_and_nothing_of_torch(vendor):
+    adapter = backend_class(vendor)
+    changed = [(owner, name) for owner, name in installations(vendor).attributes]
+    assert changed == [(sys.modules[adapter.__module__], "torch"), (adapter, "open_device")]
+
+
+def devices_of_torch():
+    """What torch says of the accelerators that this machine really has."""
+    modules = {name: getattr(torch, name) for name in ("cuda", "xpu", "mps", "hpu") if hasattr(torch, name)}
+    counts = {name: module.device_count() for name, module in modules.items()}
+    generic = getattr(torch, "accelerator", None)  # torch 2.6 and newer
+    return counts, torch.backends.mps.is_available(), generic and generic.is_available()
+
+
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_torch_itself_sees_no_simulated_device(vendor, request):
+    before = devices_of_torch()
+    simulated = request.getfixturevalue(vendor)
+    assert simulated.kind.device_count() > 0
+    assert devices_of_torch() == before
+
+
+@pytest.mark.parametrize("vendor", ["cuda", "rocm", "xpu", "hpu"])
+def test_a_call_that_is_not_simulated_reaches_no_device(vendor, request):
+    module = request.getfixturevalue(vendor).kind.vendor()
+    with pytest.raises(AttributeError):
+        module.current_stream()
 
 
 def test_the_simulated_kernel_of_known_cycles_takes_what_torchs_takes():

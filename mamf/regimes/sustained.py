@@ -84,8 +84,8 @@ class Sustained(Regime):
 
     @classmethod
     def _anew_takes(cls, backend: Backend, loaded: float) -> float:
-        """Seconds of a visit that starts anew: settling ends with a block and the one behind it, measuring with one, and
-        launches on changed operands take about as long as one.
+        """Seconds of a visit that starts anew: settling ends with a block and the one behind it, measuring with one.
+        Launches on changed operands take about as long as one more.
         """
         return backend.sustained_traits.rest_seconds + loaded + 4 * cls.block_seconds
 

@@ -9,11 +9,17 @@ another launch: samples after each train, all output after the last timed one. I
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 from mamf.backend import Backend
 from mamf.errors import MamfError
 from mamf.kernel import Prepared, Verdict
+
+#: A launch that is checked takes as long as others; one that took so many times as long found other work to do.
+_EQUAL_WORK = 2.0
+#: Checked launches that are not all slow by chance.
+_FEWEST_CHECKED = 4
 
 
 class WrongResultError(MamfError):
@@ -33,6 +39,16 @@ def refusal(verdict: Verdict) -> str:
     if verdict.reason:
         return verdict.reason
     return f"relative error {verdict.error:.2g} against {verdict.reference}, at most {verdict.tolerance:.2g} is right"
+
+
+def skipped_work(checked: Sequence[float], others: Sequence[float]) -> float:
+    """How many times as long as the other launches all those took whose results were checked, given seconds of each, if
+    that shows that the others skip the work; else 0.
+    """
+    if len(checked) < _FEWEST_CHECKED or not others:
+        return 0.0
+    times = min(checked) / max(statistics.median(others), 1e-9)
+    return times if times > _EQUAL_WORK else 0.0
 
 
 class Checked:
@@ -121,6 +137,12 @@ class Checked:
             raise WrongResultError(verdict)
         if verdict.error >= self.verdict.error:
             self.verdict = Verdict(verdict.error, verdict.tolerance, {**self.verdict.details, **verdict.details})
+
+    def refuse_skipped_work(self, times: float) -> None:
+        """Raises WrongResultError unless ``times``, as skipped_work gives it, is 0."""
+        if times:
+            told = f"launches take {times:.3g} times as long when operands have changed: the others skip the work"
+            raise WrongResultError(Verdict(math.inf, 0.0, reason=told))
 
     def require_unchanged_operands(self) -> None:
         """Raises WrongResultError naming the operands that launches changed."""

@@ -155,7 +155,12 @@ def _kernel(group: str, what: str, name: str, contract: type[Any]) -> Any:
                 made = kind(int(taken))
         except TypeError:
             raise UsageError(f"kernel {base} has no algorithms to choose from: leave [{taken}] out") from None
-    return held(made, KERNEL, label)
+    made = held(made, KERNEL, label)
+    points = {point.name: point.value for point in entry_points(group)}
+    own = made.name.partition("[")[0]
+    if is_path(base) and points.get(own, base) != base:
+        raise UsageError(f"{label} calls itself {own}, as a registered kernel does: give its class another name")
+    return made
 
 
 def kernel(name: str) -> MatmulKernel:

@@ -6,7 +6,7 @@ import statistics as stdlib_statistics
 from typing import ClassVar
 
 from mamf.backend import Backend, Reading
-from mamf.engine.checking import Checked
+from mamf.engine.checking import Checked, skipped_work
 from mamf.machine.garbage import no_garbage_collection
 from mamf.machine.timers import Overhead, corrected_window, credible_overhead
 from mamf.regimes.base import Launch, Regime, Samples, StoppingRule
@@ -65,6 +65,8 @@ class Burst(Regime):
         taken.remarks += [self._overhead.remark] if self._overhead.remark else []
         size = self._shortest_train(self.agree(estimate))
         lead, trains = self.shortest_lead_seconds, 0
+        verified: list[float] = []
+        others: list[float] = []
         self._rest()
         self._warm_in(checked, size, rule)
         begun = self.backend.now()
@@ -76,12 +78,15 @@ class Burst(Regime):
                 self._rest()
                 continue
             taken.seconds += seconds
+            verified.append(seconds[-1])
+            others += seconds[:-1]
             taken.add_reading(reading)
             trains += 1
             median = stdlib_statistics.median(taken.seconds)
             is_representative = trains >= self.fewest_short_trains or median >= self.short_launch_seconds
             if rule.enough(taken.seconds, now - begun, now, is_representative):
                 taken.launches = len(taken.seconds)
+                checked.refuse_skipped_work(self.agree(skipped_work(verified, others)))
                 return taken
             period = median + self._flush_seconds
             size = int(self.agree(self._train_size(period, len(taken.seconds))))

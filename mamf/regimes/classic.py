@@ -49,8 +49,11 @@ class Classic(Regime):
         backend, begun = self.backend, self.backend.now()
         marks: list[tuple[object, object]] = []
         taken = Samples()
-        checked.poison()
-        for count in range(1, self.warmup_launches + self.timed_launches + 1):
+        checked.prepare_check()
+        most = self.warmup_launches + self.timed_launches
+        for count in range(1, most + 1):
+            if count == most:
+                checked.prepare_check()
             marks.append(self._timed_launch(checked))
             if count > self.queue_depth:
                 backend.wait(marks[count - self.queue_depth][1])

@@ -91,7 +91,9 @@ class Exchange:
     def __init__(self, problem: CollectiveProblem, part: int, sent: torch.Tensor, received: torch.Tensor) -> None:
         self._collective, self._ranks = problem.collective, problem.ranks
         self._sent, self._received, self._part = sent, received, part
-        self._tolerance = DTYPES[problem.dtype].tolerance if "reduce" in problem.collective else 0.0
+        # A ring rounds the sum of i ranks of n, for each i: sqrt(n / 2) times one rounding.
+        rounding = DTYPES[problem.dtype].tolerance * math.sqrt(problem.ranks)
+        self._tolerance = rounding if "reduce" in problem.collective else 0.0
         chooser = random.Random(problem.seed)
         places = sorted({0, part - 1, *(chooser.randrange(part) for _ in range(_SAMPLED))})
         self._places = torch.tensor(places, device=sent.device)

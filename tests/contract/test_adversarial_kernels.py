@@ -1,0 +1,396 @@
+"""Broken and clever kernels on the CPU: none passes. Honest ones of all dtypes do, on random shapes."""
+
+import random
+
+import pytest
+import torch
+
+from mamf.engine.checking import Checked, WrongResultError, skipped_work
+from mamf.engine.measure import measure
+from mamf.errors import UsageError
+from mamf.operations.attention.kernels.sdpa import SdpaMath
+from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.batched.kernels.torch_batched import Bmm
+from mamf.operations.batched.shapes import BatchedProblem, BatchedShape
+from mamf.operations.grouped.kernels.torch_grouped import Loop
+from mamf.operations.grouped.shapes import GroupedProblem, GroupedShape
+from mamf.operations.matmul.kernel import MatmulProblem
+from mamf.operations.matmul.kernels.int_mm import IntMm
+from mamf.operations.matmul.kernels.scaled_formats import Dequantized
+from mamf.operations.matmul.kernels.torch_mm import TorchMm
+from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.variation import Signs
+from mamf.plugins.discovery import kernel as kernel_named
+from mamf.plugins.discovery import open_backend
+from mamf.regimes import Burst, StoppingRule, Sustained
+
+SHAPE = MatmulShape(512, 384, 256)
+OUTPUTS = {"tf32": "float32", "int8": "int32", "mxfp8": "bfloat16", "fp8_rowwise": "bfloat16", "nvfp4": "bfloat16"}
+CHANCE = random.Random(0)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def cpu():
+    return open_backend("cpu")
+
+
+def product(dtype):
+    return MatmulProblem(dtype, OUTPUTS.get(dtype, dtype))
+
+
+def rehearsed(kernel, backend, problem, shape, sets=1):
+    pool = backend.operand_pool(problem.data, problem.seed)
+    with kernel.settings(backend, problem):
+        checked = Checked(kernel.prepare(backend, problem, shape, pool, sets))
+        checked.rehearse(backend)
+    return checked
+
+
+class Adversary(TorchMm):
+    """A product by ``multiply(a, b, c)``."""
+
+    name = "adversary"
+
+    def __init__(self, multiply):
+        self.multiply = multiply
+
+    def bind(self, problem, a, b, c):
+        return lambda: self.multiply(a, b, c), 1.0
+
+
+def after(spoil):
+    """An honest product, then ``spoil(c)``."""
+    return lambda a, b, c: spoil(torch.mm(a, b, out=c))
+
+
+def zero_a_tile(c):
+    row, column = (CHANCE.randrange(0, size, 128) for size in c.shape)
+    c[row : row + 128, column : column + 128] = 0
+
+
+def zero_sixteen_of_a_row(c):
+    row, column = CHANCE.randrange(c.shape[0]), CHANCE.randrange(c.shape[1] - 16)
+    c[row, column : column + 16] = 0
+
+
+def zero_sixteen_anywhere(c):
+    c.view(-1)[torch.tensor(CHANCE.sample(range(c.numel()), 16))] = 0
+
+
+def scale(a, b, c):
+    c.copy_(a.to(torch.float64) @ b.to(torch.float64) * 1.002)
+
+
+def drop_the_last_of_k(a, b, c):
+    torch.mm(a[:, :-1], b[:-1], out=c)
+
+
+def round_operands(dtype):
+    return lambda a, b, c: c.copy_(a.to(dtype).to(torch.float64) @ b.to(dtype).to(torch.float64))
+
+
+def compute_a_sample(a, b, c):
+    """The rows and columns that the run's seed would choose."""
+    chooser = random.Random(0)
+    rows, columns = (sorted({0, size - 1, *chooser.sample(range(size), 14)}) for size in c.shape)
+    c.zero_()
+    c[torch.tensor(rows)[:, None], torch.tensor(columns)] = (a[rows] @ b[:, columns]).to(c.dtype)
+
+
+class Lazy(torch.Tensor):
+    """Puts its product off until it is read."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        plain = [each.product() if isinstance(each, Lazy) else each for each in args]
+        return function(*plain, **(kwargs or {}))
+
+
+def put_off(a, b, c):
+    lazy = torch.empty_like(c).as_subclass(Lazy)
+    lazy.product = lambda: torch.mm(a, b)
+    return lazy
+
+
+FAULTS = {
+    "a zeroed tile": (after(zero_a_tile), ("bfloat16", "float16", "tf32", "float32", "float64")),
+    "16 zeros in a row": (after(zero_sixteen_of_a_row), ("bfloat16", "float16", "float32", "float64")),
+    "16 zeros anywhere": (after(zero_sixteen_anywhere), ("bfloat16", "float16", "float32", "float64")),
+    "times 1.002": (scale, ("bfloat16", "float16", "tf32", "float32", "float64")),
+    "the last k dropped": (drop_the_last_of_k, ("bfloat16", "float16", "tf32", "float32", "float64")),
+    "operands in bfloat16": (round_operands(torch.bfloat16), ("float16", "tf32", "float32", "float64")),
+    "operands in float32": (round_operands(torch.float32), ("float64",)),
+    "the old sample alone": (compute_a_sample, ("bfloat16", "float32")),
+    "a lazy tensor": (put_off, ("bfloat16", "float32")),
+}
+
+
+@pytest.mark.parametrize(("fault", "dtype"), [(name, dtype) for name, (_, of) in FAULTS.items() for dtype in of])
+def test_a_fault_is_found_in_the_first_verification(cpu, fault, dtype):
+    with pytest.raises(WrongResultError):
+        rehearsed(Adversary(FAULTS[fault][0]), cpu, product(dtype), SHAPE)
+
+
+def test_a_lazy_tensor_is_refused_in_a_clear_line(cpu):
+    with pytest.raises(WrongResultError, match=r"the launch returned a Lazy: return a plain strided torch.Tensor"):
+        rehearsed(Adversary(put_off), cpu, product("bfloat16"), SHAPE)
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        (lambda c: c.to(torch.float64), "float64 (512, 384) on cpu, not of float32"),
+        (lambda c: c.mT, "float32 (384, 512) on cpu, not of float32 (512, 384)"),
+        (lambda c: torch._neg_view(-c), "strided tensor that is not written out"),
+        (lambda c: c.to_sparse(), "sparse_coo tensor"),
+    ],
+)
+def test_a_result_of_another_kind_is_refused(cpu, result, said):
+    with pytest.raises(WrongResultError) as refused:
+        rehearsed(Adversary(lambda a, b, c: result(torch.mm(a, b))), cpu, product("float32"), SHAPE)
+    assert said in str(refused.value)
+
+
+def test_what_is_returned_in_memory_of_its_own_passes(cpu):
+    assert rehearsed(Adversary(lambda a, b, c: torch.mm(a, b)), cpu, product("float32"), SHAPE).verdict.ok
+
+
+class Remembering:
+    """Gives back one of its first ``answers``, in turn, where it finds its output poisoned."""
+
+    def __init__(self, answers):
+        self.answers, self.known, self.given = answers, [], 0
+
+    def __call__(self, a, b, c):
+        if len(self.known) < self.answers:
+            self.known.append(torch.mm(a, b, out=c).clone())
+        elif c.isnan().any():
+            c.copy_(self.known[self.given % self.answers])
+            self.given += 1
+
+
+class Idling:
+    """Multiplies only where it finds its output poisoned: right, and faster than anything between checks."""
+
+    def __call__(self, a, b, c):
+        if c[0, 0].isnan():
+            torch.mm(a, b, out=c)
+
+
+REGIMES = {"burst": Burst, "sustained": lambda backend: Sustained(backend, visit_seconds=0.02)}
+
+
+@pytest.mark.parametrize("regime", REGIMES)
+@pytest.mark.parametrize(
+    ("cheat", "said"),
+    [
+        (lambda: Remembering(1), "relative error"),
+        (lambda: Remembering(2), "relative error"),
+        (Idling, "the others skip the work"),
+    ],
+    ids=["remembers an answer", "remembers two", "idles"],
+)
+def test_a_kernel_that_saves_itself_work_is_refused(cpu, monkeypatch, regime, cheat, said):
+    brief = cpu.sustained_traits.__class__(soak_seconds=0.02, settle_seconds=0.02)
+    monkeypatch.setattr(type(cpu), "sustained_traits", brief)
+    monkeypatch.setattr(Sustained, "longest_settling_seconds", 0.02)
+    started, problem = REGIMES[regime](cpu), product("float32")
+    started.start()
+    # One launch an operand set: what rotates would need a memory for each.
+    monkeypatch.setattr(started, "sets", lambda *arguments: 1)
+    pool = cpu.operand_pool("normal", 0)
+    row = measure(Adversary(cheat()), problem, MatmulShape(512, 512, 512), started, pool, StoppingRule(seconds=0.2))
+    assert (row.status, said in row.reason) == ("wrong_result", True), row.reason
+
+
+@pytest.mark.parametrize(
+    ("checked", "others", "times"),
+    [
+        ([1.0] * 4, [0.1] * 20, 10.0),
+        ([1.0] * 4, [0.6] * 20, 0.0),
+        ([1.0, 1.0, 1.0, 0.1], [0.1] * 20, 0.0),  # a busy host slows some
+        ([1.0] * 3, [0.1] * 20, 0.0),
+        ([1.0] * 9, [], 0.0),
+    ],
+)
+def test_skipped_work_shows_in_every_checked_launch(checked, others, times):
+    assert skipped_work(checked, others) == pytest.approx(times)
+
+
+class TakesAName(TorchMm):
+    """Another product by the name of torch's."""
+
+
+def test_a_class_by_path_cannot_take_a_registered_name():
+    with pytest.raises(UsageError, match=r"calls itself torch.mm, as a registered kernel does: give its class another"):
+        kernel_named(f"{__name__}:TakesAName")
+    assert kernel_named("mamf.operations.matmul.kernels.torch_mm:TorchMm").name == "torch.mm"
+
+
+# -- products of other kinds -------------------------------------------------------------------------------------------
+
+
+def spoiled(kind, spoil):
+    """A kernel of a class whose launch is followed by ``spoil(c)``."""
+
+    class Spoiled(kind):
+        name = "spoiled"
+
+        def bind(self, *arguments):
+            launch = super().bind(*arguments)
+            c = [each for each in arguments if isinstance(each, torch.Tensor)][-1]
+            return lambda: (launch(), spoil(c))[0]
+
+    return Spoiled()
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem", "shape"),
+    [
+        (Bmm, BatchedProblem("bfloat16", "bfloat16"), BatchedShape(6, 128, 160, 64)),
+        (Loop, GroupedProblem("bfloat16", "bfloat16"), GroupedShape(7, 700, 128, 64)),
+        *((Dequantized, product(dtype), MatmulShape(256, 256, 128)) for dtype in ("mxfp8", "fp8_rowwise", "nvfp4")),
+    ],
+    ids=["batched", "grouped", "mxfp8", "fp8_rowwise", "nvfp4"],
+)
+def test_zeros_in_one_of_many_products_are_found(cpu, kind, problem, shape):
+    def zero_some(c):
+        rows = c.view(-1, c.shape[-1])
+        start = CHANCE.randrange(len(rows) - 64)
+        rows[start : start + 64, 32:96] = 0
+
+    assert rehearsed(spoiled(kind, lambda c: None), cpu, problem, shape).verdict.ok
+    with pytest.raises(WrongResultError):
+        rehearsed(spoiled(kind, zero_some), cpu, problem, shape)
+
+
+def test_one_wrong_unit_of_an_int8_product_is_found(cpu):
+    def off_by_one(c):
+        c[CHANCE.randrange(c.shape[0]), CHANCE.randrange(c.shape[1])] += 1
+
+    class OffByOne(IntMm):
+        def bind(self, problem, a, b, c):
+            return lambda: off_by_one(torch._int_mm(a, b, out=c)), 1.0
+
+    assert rehearsed(IntMm(), cpu, product("int8"), SHAPE).verdict.error == 0
+    with pytest.raises(WrongResultError):
+        rehearsed(OffByOne(), cpu, product("int8"), SHAPE)
+
+
+# -- honest kernels ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "tf32", "float32", "float64", "int8", "mxfp8"])
+def test_honest_kernels_pass_on_random_shapes(cpu, dtype):
+    """Small and thin ones above all, where few entries are compared and rounding is least like a normal law."""
+    chance = random.Random(dtype)
+    kernel = {"int8": IntMm(), "mxfp8": Dequantized()}.get(dtype, TorchMm())
+    for count in range(30):
+        m, n, k = (int(2 ** chance.uniform(0, 8.5)) for _ in range(3))
+        if dtype in ("int8", "mxfp8"):
+            m, n, k = m + 16, (n + 31) // 32 * 32, (k + 31) // 32 * 32
+        data = ("normal", "uniform", "integers", "zeros")[count % 4] if dtype != "mxfp8" else "normal"
+        layout = "nt" if dtype == "mxfp8" else chance.choice(["nt", "nn", "tn", "tt"])
+        problem = MatmulProblem(dtype, OUTPUTS.get(dtype, dtype), layout, data)
+        rehearsed(kernel, cpu, problem, MatmulShape(m, n, k))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "uint8"])
+def test_signs_change_and_come_back_to_the_bit(dtype):
+    kind = getattr(torch, dtype)
+    values = torch.randn(8, 64).to(kind) if kind.is_floating_point else torch.randint(-127, 128, (8, 64)).to(kind)
+    before, signs = values.view(torch.uint8).clone(), Signs(values)
+    for _ in range(3):
+        signs.change()
+        assert not torch.equal(before, values.view(torch.uint8))
+        if kind.is_floating_point:
+            assert torch.equal(before.view(kind).float().abs(), values.float().abs())
+    signs.restore()
+    assert torch.equal(before, values.view(torch.uint8))
+
+
+# -- attention ---------------------------------------------------------------------------------------------------------
+
+ATTENTION = AttentionShape.parse("b2h4kv2q256k256d32c")
+
+
+class Spoiling(SdpaMath):
+    """Attention whose results are ``spoil``ed: by name, batch, heads, sequence, width."""
+
+    name = "spoiling"
+
+    def __init__(self, spoil):
+        self.spoil = spoil
+
+    def prepare(self, *arguments, **options):
+        ready = super().prepare(*arguments, **options)
+
+        def launch(real):
+            result = real()
+            every = result if isinstance(result, tuple) else (result,)
+            names = {1: ("o",), 3: ("dq", "dk", "dv"), 4: ("o", "dq", "dk", "dv")}[len(every)]
+            spoiled = tuple(self.spoil(name, each) for name, each in zip(names, every, strict=True))
+            return spoiled if isinstance(result, tuple) else spoiled[0]
+
+        launches = [lambda real=each: launch(real) for each in ready.launches]
+        return type(ready)(**{**ready.__dict__, "launches": launches})
+
+
+def zeroed_in_the_middle(name):
+    """128 rows of one head that is neither the first nor the last."""
+
+    def spoil(found, tensor):
+        if found == name:
+            tensor = tensor.clone()
+            start = CHANCE.randrange(128)
+            tensor[1, 1 if name in ("o", "dq") else 0, start : start + 128] = 0
+        return tensor
+
+    return spoil
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", ["o", "dq", "dk", "dv"])
+@pytest.mark.parametrize("direction", ["bwd", "fwd+bwd"])
+def test_a_tile_that_is_lost_in_any_head_is_found(cpu, name, direction, dtype):
+    problem = AttentionProblem(dtype, direction)
+    assert rehearsed(Spoiling(lambda name, tensor: tensor), cpu, problem, ATTENTION).verdict.ok
+    if (name, direction) == ("o", "bwd"):
+        return  # the saved forward pass is no launch
+    with pytest.raises(WrongResultError):
+        rehearsed(Spoiling(zeroed_in_the_middle(name)), cpu, problem, ATTENTION)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_a_scaled_attention_is_found(cpu, dtype):
+    problem = AttentionProblem(dtype)
+    with pytest.raises(WrongResultError):
+        rehearsed(Spoiling(lambda name, tensor: tensor * 1.002), cpu, problem, ATTENTION)
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd", "fwd+bwd"])
+def test_an_attention_that_remembers_its_answers_is_refused(cpu, direction):
+    known = {}
+    remembering = Spoiling(lambda name, tensor: known.setdefault(name, tensor.clone()).clone())
+    checked = rehearsed(remembering, cpu, AttentionProblem("float32", direction), ATTENTION)
+    checked.prepare_check()
+    checked.launches[0]()
+    with pytest.raises(WrongResultError):
+        checked.verify()
+
+
+def test_an_attention_of_bfloat16_inside_is_no_float16(cpu):
+    class Rounding(SdpaMath):
+        def attend(self, shape, q, k, v):
+            return super().attend(shape, *(each.bfloat16() for each in (q, k, v))).to(q.dtype)
+
+    with pytest.raises(WrongResultError):
+        rehearsed(Rounding(), cpu, AttentionProblem("float16"), ATTENTION)

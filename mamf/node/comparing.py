@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from statistics import NormalDist, median
 
 from mamf.node.figures import BURST, SUSTAINED, Device
@@ -76,8 +76,8 @@ class Compared:
         """The shortfall that a healthy card exceeds at this rate."""
         limit = self.spread.quantile(rate) * self.error(at_least)
         if self.spread.degrees:
-            known = Spread(max(WIDEST, EXPECTED[self.figure]))
-            limit = min(limit, known.quantile(rate) * math.hypot(known.value * math.sqrt(self.times), self.noise))
+            widest = replace(self, spread=Spread(max(WIDEST, EXPECTED[self.figure])), margin=0.0)
+            limit = min(limit, widest.limit(rate))
         return self.margin + limit
 
 
@@ -86,8 +86,8 @@ class Peers:
     """Devices of one name. ``spreads``: by figure. ``contradicted``: own and expected spread, where they differ."""
 
     devices: Sequence[Device]
-    spreads: Mapping[str, Spread] = field(default_factory=dict)
-    contradicted: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    spreads: Mapping[str, Spread]
+    contradicted: Mapping[str, tuple[float, float]]
 
 
 def peers_of(devices: Sequence[Device]) -> dict[str, Peers]:
@@ -163,15 +163,13 @@ def against_baseline(peers: Peers, baseline: Baseline) -> Iterable[Compared]:
             values = [expected for card in cards if (expected := value_of(card, figure)) is not None]
             if itself and known and figure in REPEATS:
                 noise = math.sqrt(_variance(device, figure) + _variance(itself, figure))
-                against = f"the same card in {baseline.source}"
-                yield Compared(
-                    device, figure, 1 - value / known, Spread(REPEATS[figure]), 2.0, noise, against, 0.0, _OF_SAME_CARD
-                )
+                scatter = Spread(REPEATS[figure]), 2.0, noise, f"the same card in {baseline.source}"
+                yield Compared(device, figure, 1 - value / known, *scatter, priority=_OF_SAME_CARD)
             elif values:
-                of_others = _OF_FASTEST if baseline.is_fastest else (_OF_MEDIAN if len(values) > 2 else 1) / len(values)
-                noise, margin = math.sqrt(_variance(device, figure)), _FASTEST * spread.value * baseline.is_fastest
-                off = 1 - value / median(values)
-                yield Compared(device, figure, off, spread, 1 + of_others, noise, baseline.source, margin)
+                of_cards = (_OF_MEDIAN if len(values) > 2 else 1.0) / len(values)
+                of_others, lead = (_OF_FASTEST, _FASTEST) if baseline.is_fastest else (of_cards, 0.0)
+                scatter = spread, 1 + of_others, math.sqrt(_variance(device, figure)), baseline.source
+                yield Compared(device, figure, 1 - value / median(values), *scatter, margin=lead * spread.value)
 
 
 def others_medians(values: Sequence[float]) -> list[float]:

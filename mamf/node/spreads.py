@@ -22,17 +22,25 @@ SPEED, POWER = "burst and sustained", "sustained / burst"
 #: Relative standard deviation between healthy cards. Products: the finds of 18 H200 in results/, where burst and
 #: sustained correlate by 0.83; the ratio is taken as if they did not, since four H100 hardly do. Memory and copies to
 #: the next card: four H200 of one host, 0.1 to 0.5 %. The host's links depend on a card's place on the board.
-EXPECTED = {SPEED: 0.0106, BURST: 0.012, SUSTAINED: 0.010, POWER: 0.0156}
-EXPECTED |= {COPY: 0.005, READ: 0.005, TO_PEER: 0.005, TO_DEVICE: 0.05, TO_HOST: 0.05}
+EXPECTED = {
+    SPEED: 0.0106,
+    BURST: 0.012,
+    SUSTAINED: 0.010,
+    POWER: 0.0156,
+    COPY: 0.005,
+    READ: 0.005,
+    TO_PEER: 0.005,
+    TO_DEVICE: 0.05,
+    TO_HOST: 0.05,
+}
 #: The same from run to run of one card, where it is known.
 REPEATS = {SPEED: 0.003, BURST: 0.003, SUSTAINED: 0.0035, COPY: 0.003, READ: 0.003, TO_PEER: 0.003}
 #: A run's own spread counts as no more. (A range of 8 % between cards is published: arXiv 2208.11035.)
 WIDEST = 0.04
-#: Nothing is called CRITICAL that would not be with healthy cards this far apart.
+#: Nothing is called CRITICAL that would not be with healthy cards this far apart, or WIDEST of too few cards to tell.
 CRITICAL_AT_LEAST = 0.014
 #: What all devices use at the same time scatters with the others' traffic.
 SHARED = (TO_DEVICE, TO_HOST)
-_FEWEST = 3
 #: Shares of the cards, the slowest, that a run's own spread leaves out: one of so many.
 _FEW, _MANY = 8, 4
 #: Times the expected spread, if only a quarter of the cards contradicts it.
@@ -47,11 +55,12 @@ _NORMAL = NormalDist()
 @dataclass(frozen=True)
 class Spread:
     """Standard deviation between healthy cards, relative. ``degrees``: of freedom that it is estimated with, 0 if it
-    is known.
+    is known. ``is_doubtful``: too few cards to contradict it.
     """
 
     value: float
     degrees: int = 0
+    is_doubtful: bool = False
 
     def quantile(self, rate: float) -> float:
         """The number of standard deviations that a healthy card exceeds at this rate."""
@@ -67,7 +76,9 @@ def spread_of(figure: str, values: Sequence[float], noise: float = 0.0) -> tuple
     """
     expected, most = EXPECTED[figure], math.hypot(EXPECTED[figure], noise)
     without_few, without_many = own_spread(values), own_spread(values, _MANY)
-    if not without_few or not without_many or not _contradicts(without_few, figure, most, len(values), _FEW):
+    if not without_few or not without_many:
+        return Spread(expected, is_doubtful=True), None
+    if not _contradicts(without_few, figure, most, len(values), _FEW):
         return Spread(expected), None
     if not _contradicts(without_many, figure, most, len(values), _MANY):
         return Spread(_FOR_SOME_SLOW * expected), None
@@ -80,12 +91,11 @@ def own_spread(values: Sequence[float], share: int = _FEW) -> Spread | None:
     The degrees of freedom are those of the t distribution that drawn nodes of 3 to 32 cards follow.
     """
     count = len(values)
-    if count < _FEWEST:
-        return None
     slowest = max(1, count // share)
-    slope = linear_regression(_scores(count)[slowest:], [math.log(value) for value in sorted(values)[slowest:]]).slope
-    used = count - slowest
-    return Spread(slope, used - (used < _FEWEST_FOR_ALL_DEGREES))
+    if count - slowest < 2:
+        return None
+    line = linear_regression(_scores(count)[slowest:], [math.log(value) for value in sorted(values)[slowest:]])
+    return Spread(line.slope, count - slowest - (count - slowest < _FEWEST_FOR_ALL_DEGREES))
 
 
 @functools.cache  # the same for every figure

@@ -15,7 +15,7 @@ from statistics import NormalDist, fmean, median
 
 from mamf.node.comparing import Baseline, Compared, Peers, against_baseline, against_peers, peers_of
 from mamf.node.figures import BURST, SUSTAINED, Device, shown
-from mamf.node.spreads import CRITICAL_AT_LEAST, SHARED, SPEED
+from mamf.node.spreads import CRITICAL_AT_LEAST, SHARED, SPEED, WIDEST
 
 OK, WARN, CRITICAL, UNKNOWN = "OK", "WARN", "CRITICAL", "UNKNOWN"
 EXIT_CODES = {OK: 0, WARN: 1, CRITICAL: 2, UNKNOWN: 3}
@@ -139,12 +139,12 @@ def _finding(compared: Compared, share: float) -> Finding | None:
     limit = compared.limit(FALSE_WARNINGS * share)
     if compared.shortfall <= limit:
         return None
-    level = CRITICAL if compared.shortfall > compared.limit(FALSE_CRITICALS * share, CRITICAL_AT_LEAST) else WARN
-    device, figure = compared.device, compared.figure
-    value = device.figures.get(figure)
-    what = f"{figure} {shown(figure, value)}" if value is not None else figure
+    at_least = WIDEST if compared.spread.is_doubtful else CRITICAL_AT_LEAST
+    level = CRITICAL if compared.shortfall > compared.limit(FALSE_CRITICALS * share, at_least) else WARN
+    value = compared.device.figures.get(compared.figure)
+    what = f"{compared.figure} {shown(compared.figure, value)}" if value is not None else compared.figure
     text = f"{what}, {compared.shortfall:.1%} below {compared.against} (healthy cards: at most {limit:.1%})"
-    return Finding(level, device.rank, f"{device.who}: {text}")
+    return Finding(level, compared.device.rank, f"{compared.device.who}: {text}")
 
 
 def _wide(peers: Peers, total: float) -> str:
@@ -159,8 +159,10 @@ def _wide(peers: Peers, total: float) -> str:
         for each in compared
         if each.figure == figure
     )
-    wide = f"the cards lie farther apart than expected (standard deviation): {apart}"
-    return f"{peers.devices[0].name}: {wide}; a card up to {hidden:.0%} slow in {figure} could go unnoticed"
+    return (
+        f"{peers.devices[0].name}: the cards lie farther apart than expected (standard deviation): {apart}; "
+        f"a card up to {hidden:.0%} slow in {figure} could go unnoticed"
+    )
 
 
 def distribution(values: Sequence[float]) -> tuple[float, float, float]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from dataclasses import replace
 
@@ -17,10 +18,11 @@ from mamf.logs import known
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import Conditions
 from mamf.node import children
+from mamf.node.baselines import baseline_of, contributed_baselines
 from mamf.node.chart import node_chart
 from mamf.node.children import Children
 from mamf.node.device import DeviceRun
-from mamf.node.figures import BURST, SUSTAINED
+from mamf.node.figures import BURST, SUSTAINED, Device
 from mamf.node.gathering import ALONE, TOGETHER, Run, device_of, devices_of
 from mamf.node.places import Place
 from mamf.node.verdict import CRITICAL, OK, UNKNOWN, judged
@@ -181,6 +183,28 @@ def test_a_baseline_that_tells_nothing_of_these_devices_is_named(healthy, tmp_pa
     baseline.write_text(Place(0, 0, 0).log(healthy, "find").read_text().replace(its, other))
     assert main(["node", "--from", str(healthy), "--baseline", str(baseline)]) == 3
     assert capsys.readouterr().out.startswith(f"UNKNOWN: the baseline good.jsonl {told}\n")
+
+
+def test_a_baseline_holds_each_card_of_its_logs_with_all_its_figures(healthy, tmp_path):
+    for rank in (0, 1):
+        for part in ("find", "bandwidth"):
+            log = Place(rank, 0, rank).log(healthy, part)
+            text = re.sub(r'"uuid_hash": ?(null|"\w*")', f'"uuid_hash":"card{rank}"', log.read_text())
+            (tmp_path / log.name).write_text(text)
+    (baseline,) = baseline_of(sorted(tmp_path.iterdir())).values()
+    devices = devices_of([tmp_path])[1]
+    assert [card.uuid_hash for card in baseline.cards] == [device.uuid_hash for device in devices]
+    for card, device in zip(baseline.cards, devices, strict=True):
+        assert {**card.figures, **device.figures} == device.figures
+        assert {BURST, SUSTAINED, "copy", "read"} <= set(card.figures) & set(card.half_widths)
+    slow = replace(devices[1], figures={name: 0.93 * rate for name, rate in devices[1].figures.items()})
+    assert "below the same card in the baseline" in judged([slow], {slow.name: baseline}).reason
+
+
+def test_contributed_ceilings_are_those_of_the_fastest_card():
+    device = Device(0, 0, 0, "NVIDIA H200", figures={BURST: 800.0})
+    headers = {device.name: {"dtype": "bfloat16", "build": (132, 700.0)}}
+    assert contributed_baselines([device], headers)[device.name].is_fastest
 
 
 def test_a_log_without_a_figure_of_a_device_is_no_baseline(healthy, capsys):

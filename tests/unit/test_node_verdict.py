@@ -1,5 +1,6 @@
 """Whether a device is slow, wrong or gone: false alarms at the stated rate, made faults found."""
 
+import json
 import math
 import random
 import re
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 from mamf.logs.run_log import read_run_log
 from mamf.node.comparing import Baseline, others_medians
 from mamf.node.figures import BURST, COPY, READ, SUSTAINED, TO_DEVICE, TO_HOST, TO_PEER, Device, shown
-from mamf.node.gathering import with_figures
+from mamf.node.gathering import Run, with_figures
+from mamf.node.report import render_node
 from mamf.node.spreads import EXPECTED, Spread, own_spread
 from mamf.node.verdict import CRITICAL, FALSE_WARNINGS, OK, UNKNOWN, WARN, judged, lost
 
@@ -336,6 +338,29 @@ def test_the_median_of_the_others_is_known_to_scatter_itself():
     most = Spread(1.0).quantile(FALSE_WARNINGS / 4) * EXPECTED[BURST] * math.sqrt(1 + math.pi / 2 / 3)
     assert judged(spoilt(devices, 2, burst=1 - most + 0.001)).level == OK
     assert judged(spoilt(devices, 2, burst=1 - most - 0.001)).level == WARN
+
+
+def test_what_is_slow_in_burst_and_sustained_is_found_though_neither_would_be():
+    devices = [Device(rank, 0, rank, "H200", figures=FIGURES) for rank in range(8)]
+    for slow in ({BURST: 0.958}, {SUSTAINED: 0.958}):
+        assert judged(spoilt(devices, 3, **slow)).level == OK
+    (finding,) = judged(spoilt(devices, 3, burst=0.958, sustained=0.958)).findings
+    assert finding.text.startswith("device 3: burst and sustained, 4.2% below the median of 7 others")
+
+
+def test_what_too_few_cards_to_tell_their_spread_say_is_critical_only_if_it_is_far_slower():
+    for count, level in ((2, WARN), (4, CRITICAL)):
+        devices = [Device(rank, 0, rank, "H200", figures=FIGURES) for rank in range(count)]
+        assert judged(spoilt(devices, 1, burst=0.85, sustained=0.85)).level == level
+        assert judged(spoilt(devices, 1, burst=0.6, sustained=0.6)).level == CRITICAL
+
+
+def test_cards_far_apart_are_mentioned_in_what_is_printed():
+    devices = wide(0.04, random.Random(3))
+    verdict = judged(devices)
+    (note,) = verdict.notes
+    assert note in render_node("table", Run(8), devices, verdict)
+    assert json.loads(render_node("json", Run(8), devices, verdict))["notes"] == [note]
 
 
 def test_a_card_that_is_slow_under_load_alone_is_found_among_cards_far_apart():

@@ -211,7 +211,7 @@ def print_drawn(card: Card, count: int) -> None:
         f"\n| {card.regime}, 79 rows, all slower by | {losses} | found with 95 % |\n|:--|{'--:|' * (len(LOSSES) + 1)}"
     )
     for design in DESIGNS:
-        shares = [card.exits(79, design, count // 4, loss) for loss in LOSSES]
+        shares = [card.exits(79, design, count // 10, loss) for loss in LOSSES]
         (together,) = card.comparison(random.Random(1), 79, design, 0.0).together
         found = f"{100 * together.smallest_loss(TOLERANCE):.2f} %"
         print(f"| {design.label} | {' | '.join(f'{100 * share:.1f} %' for share in shares)} | {found} |", flush=True)

@@ -202,7 +202,7 @@ def print_real(what: str, found: Sequence[Comparison]) -> None:
 
 
 def print_drawn(card: Card, count: int) -> None:
-    print(f"\n| {card.regime}, no change | 1 row | 79 rows | 1279 rows |\n|:--|--:|--:|--:|")
+    print(f"\n| {card.regime}, no change: exit code 3 | 1 row | 79 rows | 1279 rows |\n|:--|--:|--:|--:|")
     for design in (in_turns(1), in_turns(3), SEPARATE):
         shares = [card.exits(rows, design, count if rows < 1000 else count // 10) for rows in (1, 79, 1279)]
         print(f"| {design.label} | {' | '.join(f'{100 * share:.2f} %' for share in shares)} |", flush=True)

@@ -21,10 +21,18 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from mamf.errors import IncomparableError
-from mamf.logs.comparability import Difference, differences_of, noted_differences
-from mamf.logs.decision import FALSE_ALARMS, SEPARATE, Change, Design, Together, all_together, design_of
+from mamf.logs.comparability import (
+    Difference,
+    alone,
+    by_fields,
+    differences_of,
+    droppable,
+    field_differences,
+    is_paired,
+    noted_differences,
+)
+from mamf.logs.decision import FALSE_ALARMS, SEPARATE, WIDEST, Change, Design, Together, all_together, design_of
 from mamf.logs.entries import Entry, Fields, entries, is_find, mean_entries
-from mamf.logs.pairing import alone, by_fields, droppable, field_differences, is_paired
 from mamf.logs.run_log import RunLog
 from mamf.statistics import CONFIDENCE, Interval, geometric_mean, student_t, widened
 from mamf.tabular import Tabular
@@ -36,8 +44,6 @@ DEFAULT_TOLERANCE = 0.01
 LEAST_COVERAGE = 0.5
 # What two intervals of 95 % cover together, but for rounding; and the deviations that one of them is wide.
 _USUAL, _NORMAL = 0.9 - 1e-9, 1.96
-# Whose exponential is a number: a crafted log may claim any error.
-_WIDEST_LOGARITHM = 700.0
 
 
 @dataclass(frozen=True)
@@ -85,7 +91,8 @@ class Pair:
         errors = [entry.error for entry in (self.a, self.b) if entry.error]
         own = math.hypot(*(error.own for error in errors), self.correction_half_width / _NORMAL)
         common, degrees = max(error.common for error in errors), min(error.degrees for error in errors)
-        return Change(math.log(self.ratio), common, own, degrees, self.a.seconds, (self.a.rates, self.b.rates))
+        ratio = min(max(self.ratio, 1e-300), 1e300)  # of crafted logs, too
+        return Change(math.log(ratio), common, own, degrees, self.a.seconds, (self.a.rates, self.b.rates))
 
     @property
     def interval(self) -> Interval:
@@ -107,7 +114,7 @@ class Pair:
             return widened(interval, self.ratio, self.correction_half_width)
         change = self.change
         deviation = math.hypot(self.design.factor * change.common, change.own)
-        factor = math.exp(min(student_t(change.degrees, confidence) * deviation, _WIDEST_LOGARITHM))
+        factor = math.exp(min(student_t(change.degrees, confidence) * deviation, WIDEST))
         return Interval(self.ratio / factor, self.ratio * factor, confidence if coverage >= _USUAL else coverage)
 
     def verdict(self, tolerance: float = DEFAULT_TOLERANCE) -> Verdict:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mamf.logs.run_log import RunLog
 from mamf.regimes.names import BURST
@@ -22,6 +22,8 @@ from mamf.statistics import Interval, Repeatability, geometric_mean, student_t
 FALSE_ALARMS = 0.01
 #: A loss that all rows share counts from this share of the tolerance on.
 TOGETHER = 0.25
+#: Whose exponential is a number: a crafted log may claim any error.
+WIDEST = 700.0
 _LONG_AGO = datetime.min.replace(tzinfo=timezone.utc)
 # Runs of different visits lie so much further apart than runs of one, in which so little time is between runs.
 _APART, _VISIT_GAP = 1.5, timedelta(minutes=10)
@@ -61,8 +63,7 @@ def run_error(
     visits = math.hypot(known.visit, math.hypot(*within) / math.sqrt(len(within))) / math.sqrt(len(within))
     own = math.hypot(between, visits, 0.0 if is_product else _OWN_OF_OTHERS, is_burst * _TIMER_SECONDS / seconds)
     own = max(own, 0.0 if is_burst else _STATES / math.sqrt(len(within)))
-    # Whatever a crafted log claims, the weight of a row is a number.
-    return RunError(common, min(max(own, 1e-6), 1e3), _DEGREES[is_burst])
+    return RunError(common, min(max(own, 1e-6), 10.0), _DEGREES[is_burst])  # whatever a crafted log claims
 
 
 class Design(NamedTuple):
@@ -112,7 +113,7 @@ class Together(NamedTuple):
     @property
     def interval(self) -> Interval:
         """Where B/A lies; each end is beyond the truth with ``chance``."""
-        factor = math.exp(student_t(self.degrees, 1 - 2 * self.chance) * self.deviation)
+        factor = math.exp(min(student_t(self.degrees, 1 - 2 * self.chance) * self.deviation, WIDEST))
         return Interval(self.ratio / factor, self.ratio * factor, 1 - 2 * self.chance)
 
     def is_regression(self, tolerance: float) -> bool:
@@ -123,6 +124,12 @@ class Together(NamedTuple):
         """The smallest loss common to all rows that is found with 95 %, as a share."""
         needed = min(1 - TOGETHER * tolerance, self.ratio / self.interval.high)
         return 1 - needed * math.exp(-student_t(self.degrees, 0.9) * self.deviation)
+
+    def flat(self, tolerance: float) -> dict[str, Any]:
+        """As named columns."""
+        interval = {f"ratio_interval_{end}": getattr(self.interval, end) for end in ("low", "high")}
+        found = {"is_regression": self.is_regression(tolerance), "smallest_loss": self.smallest_loss(tolerance)}
+        return self._asdict() | interval | found
 
 
 class Change(NamedTuple):

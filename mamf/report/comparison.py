@@ -150,7 +150,7 @@ def comparison_record(comparison: Comparison, tolerance: float) -> dict[str, Any
         "differences": [asdict(each) for each in comparison.noted],
         "design": comparison.design.label,
         "chance_of_false_alarm": None if comparison.forced else FALSE_ALARMS,
-        "together": [_flat_together(each, tolerance) for each in comparison.together],
+        "together": [each.flat(tolerance) for each in comparison.together],
         "rows": comparison.rows(tolerance),
         "only_in_a": [flat_alone(*each) for each in comparison.only_a],
         "only_in_b": [flat_alone(*each) for each in comparison.only_b],
@@ -160,12 +160,6 @@ def comparison_record(comparison: Comparison, tolerance: float) -> dict[str, Any
             "geometric_mean_ratio": comparison.geometric_mean_ratio,
         },
     }
-
-
-def _flat_together(each: Together, tolerance: float) -> dict[str, Any]:
-    interval = {f"ratio_interval_{end}": getattr(each.interval, end) for end in ("low", "high")}
-    verdict = {"is_regression": each.is_regression(tolerance), "smallest_loss": each.smallest_loss(tolerance)}
-    return {**each._asdict(), **interval, **verdict}
 
 
 def drawn(comparison: Comparison, tolerance: float, draw: Draw) -> str:

@@ -13,7 +13,7 @@ from mamf.cli import main
 from mamf.errors import IncomparableError
 from mamf.logs.compare import Pair, compare
 from mamf.logs.decision import SEPARATE, Change, Design, RunError, all_together, design_of, run_error
-from mamf.logs.entries import Entry, mean_entries
+from mamf.logs.entries import Entry, mean_entries, visited_entry
 from mamf.logs.records import measurement_record
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
@@ -300,3 +300,13 @@ def test_a_run_whose_rows_all_scatter_alike_is_no_proof(finds):
 
 def replace_deviation(each):
     return each._replace(deviation=0.0009 * math.sqrt(2 / each.rows))
+
+
+def test_visits_of_a_run_that_lie_apart_make_its_row_less_sure():
+    steady, restless = (
+        visited_entry(
+            [row(1 + apart * number, repeatability=KNOWN, phase="confirm", round=number) for number in (0, 1, 2)]
+        )
+        for apart in (0.0, 0.01)
+    )
+    assert restless.error.own > 3 * steady.error.own

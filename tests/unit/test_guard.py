@@ -276,6 +276,7 @@ BASELINE = visited_entry(fresh(1.0, 1.0, 1.0))
         ([visit(1.0)], False),
         ([visit(1.012)], True),  # half of the tolerance is enough to look again
         ([visit(0.8)], False),
+        ([replace(visit(1.0), repeatability=Repeatability(0.07, 0.02))], True),  # more visits may make it narrow enough
         ([visit(1.05), *fresh(1.0)], True),  # too few to tell
         ([visit(1.05), *fresh(1.0, 1.0, 1.0)], False),
         ([visit(1.05), *fresh(1.05, 1.05, 1.05)], False),

@@ -201,6 +201,7 @@ def test_names_that_cannot_be_told_apart_match_nothing(name, units):
         ("NVIDIA GeForce RTX 5090 D", "bfloat16", 209.5),
         ("NVIDIA H100 80GB HBM3", "float64", 67),
         ("AMD Instinct MI355X", "bfloat16", 2516.6),
+        ("AMD Instinct MI350X", "mxfp4", 9227.5),
         ("AMD Instinct MI325X", "float64", 163.4),
         ("Apple M4 Max", "float32", 18.4),
     ],

@@ -19,6 +19,8 @@ MOST_IMPOSSIBLE = 0.1
 # On a device that nothing bounds, samples this many times shorter than the median are suspect: a timer that misses its
 # launch reads microseconds.
 _SUSPECT = 10
+# The throttle reason of a device at its power limit, as backends name it.
+_POWER = "power cap"
 
 
 def split_impossible(
@@ -42,19 +44,22 @@ def why_implausible(row: Measurement, info: DeviceInfo, limit: float | None) -> 
     every = (*row.samples, *row.implausible_samples)
     possible, impossible = split_impossible(every, row.amount, limit, row.timer_accuracy)
     if len(impossible) > MOST_IMPOSSIBLE * len(every):
-        rate = row.amount / max(min(impossible), 1e-12) / TERA
-        return f"{len(impossible)} of {len(every)} samples are impossibly fast ({rate:.0f} {row.work.unit})"
+        rate = f"{row.amount / max(min(impossible), 1e-12) / TERA:.0f} {row.work.unit}"
+        return f"{len(impossible)} of {len(every)} samples are impossibly fast ({rate})"
     if not possible:
         return "it has no samples"
     return _why_beyond_clock(row, info) if limit else _why_suspect(row, info, possible)
 
 
 def _why_beyond_clock(row: Measurement, info: DeviceInfo) -> str | None:
-    """That a row's figure is more than its clock allows. The clock of mamf-finder's loop is not held to it: there it is
-    whatever it is when it is read.
+    """That a row's figure is more than its clock allows; None for rows whose clock was not read while they ran.
+
+    The clock of mamf-finder's loop is whatever it is when it is read. A device that slows down for another reason than
+    its power switches between clocks faster than sensors are read, and all readings may be of the lower one.
     """
     clock, dtype = row.conditions.clock_hz, row.problem.dtype
-    if row.work.unit != "TFLOPS" or row.regime == CLASSIC or not clock or dtype not in DTYPES or not row.summary:
+    is_steady = row.regime != CLASSIC and set(row.conditions.throttle_reasons) <= {_POWER}
+    if row.work.unit != "TFLOPS" or not is_steady or not clock or dtype not in DTYPES or not row.summary:
         return None
     bound = fastest_at_clock(info, dtype, clock)
     if bound is None or row.best_rate * TERA <= bound * (1 + row.accuracy):

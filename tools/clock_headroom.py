@@ -3,7 +3,8 @@
     python tools/clock_headroom.py [RESULTS]      the distribution over all run logs of a results folder, as markdown
 
 The ratio is rate / (peak * clock / datasheet's clock), by the statistic that a best is chosen by, for every good row
-whose device has a verified peak with its clock, whose clock was read, and whose FLOP were all done.
+whose device has a verified peak with its clock, whose clock was read and not slowed by another reason than the power
+cap, and whose FLOP were all done.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def clock_ratios(path: Path) -> Iterator[tuple[Group, float, int]]:
     evidence = Evidence(records, run_log_of(path, records))
     for line, row in good_rows(evidence):
         info, clock = evidence.device_of(row), row.conditions.clock_hz
-        if row.work.unit != "TFLOPS" or row.regime == CLASSIC or not clock or not is_exact(evidence, row):
+        is_steady = row.regime != CLASSIC and set(row.conditions.throttle_reasons) <= {"power cap"}
+        if row.work.unit != "TFLOPS" or not is_steady or not clock or not is_exact(evidence, row):
             continue
         bound = fastest_at_clock(info, row.problem.dtype, clock)
         if bound is not None:

@@ -169,11 +169,12 @@ def _count_line(reviews: Sequence[Review], strict: bool) -> str:
     rejected = sum(found.is_rejected(strict) for found in reviews)
     unconfirmed = sum(bool(found.unconfirmed) for found in reviews)
     warnings = sum(finding.is_warning for found in reviews for finding in found.findings)
-    verdict = f"{rejected} rejected" if rejected else "all accepted"
-    verdict += f", {unconfirmed} with unconfirmed figures" if unconfirmed else ""
-    return f"{len(reviews)} checked ({held}): {verdict}" + (
-        f", {warnings} warning{'s' if warnings > 1 else ''}" if warnings else ""
+    counts = (
+        f"{len(reviews)} checked ({held}): " + (f"{rejected} rejected" if rejected else "all accepted"),
+        f"{unconfirmed} with unconfirmed figures" if unconfirmed else "",
+        f"{warnings} warning{'s' if warnings > 1 else ''}" if warnings else "",
     )
+    return ", ".join(filter(None, counts))
 
 
 def run_submit(options: argparse.Namespace) -> int:

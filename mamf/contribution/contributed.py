@@ -100,9 +100,9 @@ def why_above_contributed(entries: Iterable[Entry]) -> str:
     """Why a log's figures are unconfirmed beside the ceilings that came with this package, or nothing: for a log that
     does not lie in results/.
     """
-    kinds = ((row, (row.device, row.dtype, row.regime)) for row in contributed_ceilings())
     known = by_key(
-        Claim(("find", *kind), "", Path(row.log), row.tflops, row.high, True, "", (("sweep", *kind),))
-        for row, kind in kinds
+        Claim((kind, row.device, row.dtype, row.regime), "", Path(row.log), row.tflops, row.high, True, "")
+        for row in contributed_ceilings()
+        for kind in ("find", "sweep")
     )
     return shortened([reason for entry in entries if (reason := why_unconfirmed(entry.claim, known))])

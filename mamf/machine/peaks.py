@@ -148,7 +148,7 @@ def fastest_at_clock(info: DeviceInfo, dtype: str, clock_hz: float) -> float | N
     """FLOP/s that no row on the device exceeds, by the median of the clocks that were read during it; None if no
     verified peak with its clock is listed.
 
-    The headroom is chosen from the 22,796 rows of ``results/`` to which it applies (``tools/clock_headroom.py``): their
+    The headroom is chosen from the 22,790 rows of ``results/`` to which it applies (``tools/clock_headroom.py``): their
     rate is at most 105.1 % of peak x clock / datasheet's clock, two lie above 100 %, 99.9 % of them below 99 %. The
     headroom is twice the largest excess. The two are float64 bursts on an H100, which reach 98.5 % at a steady clock:
     if the clock falls during a burst, its median reads lower than what most launches ran at.

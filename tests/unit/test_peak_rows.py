@@ -11,6 +11,8 @@ from mamf.dtypes import DTYPES
 from mamf.machine import peaks
 from mamf.machine.peaks import fastest_possible_flops, find_bandwidth, find_peak
 from mamf.models.known_ceilings import datasheet_peak
+from mamf.operations.bandwidth.shapes import BandwidthProblem, BandwidthShape
+from mamf.plugins.discovery import operation
 
 ROWS = list(csv.DictReader(importlib.resources.files("mamf.machine").joinpath("peaks.csv").open(encoding="utf-8")))
 #: Names as torch, or the vendor's library, reports them, with the compute units where those decide. Each line starts
@@ -199,6 +201,7 @@ def test_names_that_cannot_be_told_apart_match_nothing(name, units):
         ("NVIDIA GeForce RTX 5090 D", "bfloat16", 209.5),
         ("NVIDIA H100 80GB HBM3", "float64", 67),
         ("AMD Instinct MI355X", "bfloat16", 2516.6),
+        ("AMD Instinct MI350X", "mxfp4", 9227.5),
         ("AMD Instinct MI325X", "float64", 163.4),
         ("Apple M4 Max", "float32", 18.4),
     ],
@@ -248,3 +251,7 @@ def test_a_bandwidth_from_memory_bounds_nothing():
     assert find_bandwidth("TPU v6 lite") == pytest.approx(1.64e12)
     assert find_bandwidth("TPU v6 lite", is_verified_only=True) is None
     assert find_bandwidth("NVIDIA H200", is_verified_only=True) == pytest.approx(4.8e12)
+    tpu = DeviceInfo("x", 0, "TPU v6 lite", "x", cache_bytes=2**20)
+    shape = BandwidthShape(2**30)
+    assert operation("bandwidth").fastest_possible(tpu, BandwidthProblem(), shape) is None
+    assert operation("bandwidth").fastest_possible(replace(tpu, name="NVIDIA H200"), BandwidthProblem(), shape)

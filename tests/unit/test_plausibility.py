@@ -24,7 +24,7 @@ CPU = DeviceInfo("cpu", 0, "Some CPU", "x", compute_units=2, is_accelerator=Fals
 SHAPE = MatmulShape(4096, 4096, 4096)
 
 
-def row_of(samples, aside=(), regime="burst", best_by="median", dtype="bfloat16", clock_hz=None):
+def row_of(samples, aside=(), regime="burst", best_by="median", dtype="bfloat16", clock_hz=None, reasons=()):
     problem = MatmulProblem(dtype, dtype)
     return Measurement(
         SHAPE,
@@ -36,7 +36,7 @@ def row_of(samples, aside=(), regime="burst", best_by="median", dtype="bfloat16"
         summary=summarize(list(samples), best_by),
         samples=tuple(samples),
         implausible_samples=tuple(aside),
-        conditions=Conditions(clock_hz=clock_hz),
+        conditions=Conditions(clock_hz=clock_hz, throttle_reasons=tuple(reasons)),
     )
 
 
@@ -100,6 +100,14 @@ def test_no_figure_is_more_than_its_clock_allows(above, is_ok):
     reason = why_implausible(row, H100, fastest_possible_flops(H100, "bfloat16"))
     assert (reason is None) is is_ok
     assert is_ok or "that its clock of 1320 MHz allows" in reason
+
+
+@pytest.mark.parametrize(
+    ("reasons", "is_ok"), [((), False), (("power cap",), False), (("hardware thermal slowdown", "power cap"), True)]
+)
+def test_a_device_that_switches_between_clocks_is_not_bounded_by_one_of_them(reasons, is_ok):
+    row = row_of([seconds_at(989 * 990 / 1830 * 1.2)] * 20, clock_hz=990e6, reasons=reasons)
+    assert (why_implausible(row, H100, fastest_possible_flops(H100, "bfloat16")) is None) is is_ok
 
 
 def test_the_clock_of_a_classic_loop_bounds_nothing():

@@ -9,6 +9,7 @@ from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
 from mamf.plans import Plan
 from mamf.strategies.shapes import Sweep, largest_buffers
 from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
+from mamf.testing.simulated import SimulatedSensors
 
 GRID = tuple(matmul_grid([1024, 2048, 4096], [2048], [1024, 4096]))
 
@@ -113,6 +114,26 @@ def test_a_timer_that_misses_more_than_a_tenth_of_its_launches_is_implausible(mi
     backend = Missing()
     backend.missed = missed
     assert {row.status for row in run(backend, plan_of())} == {status}
+
+
+class Underread(SimulatedSensors):
+    """Sensors that read a share of the clock, as if the timer were too fast by as much."""
+
+    share = 1.0
+
+    def read(self, energy=False):
+        reading = super().read(energy)
+        return dataclasses.replace(reading, clock_hz=reading.clock_hz * self.share)
+
+
+@pytest.mark.parametrize(("share", "status"), [(1.0, "ok"), (0.8, "ok"), (0.6, "implausible")])
+def test_a_row_is_bounded_by_the_clock_that_was_read_during_it(share, status):
+    backend = SimulatedBackend()
+    backend.telemetry = Underread(backend)
+    backend.telemetry.share = share
+    rows = run(backend, plan_of([MatmulShape(8192, 8192, 8192)]))
+    assert {row.status for row in rows} == {status}
+    assert status == "ok" or "that its clock of" in rows[0].reason
 
 
 @pytest.mark.parametrize(("is_exact", "status"), [(True, "implausible"), (False, "ok")])

@@ -34,7 +34,7 @@ from mamf.measurement import Measurement
 from mamf.plans import FindPlan
 from mamf.regimes.calibration import ANEW, calibrated
 from mamf.regimes.names import BURST, SUSTAINED
-from mamf.statistics import CONFIDENCE, Repeatability, student_t, summarize
+from mamf.statistics import CONFIDENCE, Repeatability, summarize
 
 # Logs that began before this subtract a timer overhead whose estimate has two modes. What two events add on an NVIDIA
 # GPU replaces it (docs/verification.md).
@@ -43,6 +43,7 @@ _OLD_SUSTAINED = 4  # schemas before this one measured sustained in another way
 _FEWEST_PAIRS, _RESAMPLES, _FEWEST_IN_COMMON = 50, 1000, 8
 _LENGTHS = ((25e-6, "< 25 us"), (100e-6, "25 to 100 us"), (300e-6, "0.1 to 0.3 ms"), (600e-6, "0.3 to 0.6 ms"))
 _LONGEST = "> 0.6 ms"
+_NORMAL = statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 _RUNS, _LAUNCHES = np.geomspace(3e-4, 0.02, 85), np.arange(0, 3.01e-6, 5e-8)
 
 
@@ -219,7 +220,10 @@ def fit(pairs: Sequence[Pair], known: Repeatability) -> Repeatability:
     launches = _LAUNCHES if known.launch_seconds else _LAUNCHES[:1]
 
     def loss(run: float, launch: float) -> float:
-        beyond = apart - student_t(known.degrees) * np.sqrt(2 * (run**2 + (launch / seconds) ** 2) + between)
+        of_runs = run**2 + (launch / seconds) ** 2
+        degrees = known.degrees * (1 + 2 * of_runs / between) ** 2  # as in figure_error
+        t = _NORMAL + (_NORMAL**3 + _NORMAL) / 4 / degrees  # Abramowitz & Stegun, 26.7.5
+        beyond = apart - t * np.sqrt(2 * of_runs + between)
         return float(weight @ np.maximum(CONFIDENCE * beyond, (CONFIDENCE - 1) * beyond))
 
     run, launch = min(itertools.product(_RUNS, launches), key=lambda each: loss(*each))

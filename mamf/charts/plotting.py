@@ -186,7 +186,7 @@ def _scale_y(axes: Axes, panel: Panel, alike: Sequence[Panel], has_bars: bool) -
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     points = [point for each in alike for line in each.lines for point in line.points]
-    lowest, highest = min(point.low for point in points), max(point.high for point in points)
+    lowest, highest = min(point.y for point in points), max(point.y for point in points)
     if panel.quantity == "ms":
         axes.set_yscale("log")
         axes.set_ylim(lowest / 1.3, highest * 1.3)

@@ -88,7 +88,7 @@ def _draw_lines(axes: Axes, panel: LinesPanel) -> Named:
         axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xticks([tick for tick, _ in panel.axis.ticks], labels=[text for _, text in panel.axis.ticks])
     axes.set_xlim(*limits([point.x for line in panel.lines for point in line.points], panel.axis.is_log))
-    axes.set_ylim(0, _HEADROOM * max(point.high for line in panel.lines for point in line.points))
+    axes.set_ylim(0, _HEADROOM * max(point.y for line in panel.lines for point in line.points))
     axes.set_xlabel(panel.axis.label, fontsize=TEXT)
     axes.set_ylabel(panel.unit, fontsize=TEXT)
     return named

@@ -12,7 +12,7 @@ from mamf.measurement import TERA
 from mamf.models.known_ceilings import KnownPeak, peak
 from mamf.plugins.discovery import open_backend
 from mamf.regimes.names import CEILINGS
-from mamf.report.text import significant
+from mamf.report.text import WHY_UNKNOWN, significant
 
 _EXAMPLES = """examples:
   mamf peak                                     sustained, of the first accelerator, in its own dtype
@@ -49,4 +49,4 @@ def _line(known: KnownPeak) -> str:
     if known.interval is None:
         return what
     low, high = (significant(value / TERA) for value in (known.interval.low, known.interval.high))
-    return f"{what}, a repeat lies within {low} to {high}"
+    return f"{what}, 95 % repeat interval: {low} to {high}" if known.interval.is_known else f"{what}, {WHY_UNKNOWN}"

@@ -13,6 +13,7 @@ from typing import Any
 
 from mamf.contribution.collection import CeilingEntry
 from mamf.contribution.confirming import Claim, Entry, by_key, part_confirmed, shortened, why_unconfirmed
+from mamf.logs.records import significant_digits
 from mamf.regimes.names import CEILINGS
 
 FILE = "contributed.csv"
@@ -57,7 +58,8 @@ def contributed_csv(entries: Iterable[CeilingEntry]) -> str:
     for key, found in sorted(groups.items()):
         fastest = sorted(found, key=lambda entry: entry.tflops, reverse=True)
         best, shapes = fastest[0], list(dict.fromkeys(entry.shape for entry in fastest))[:_MOST_SHAPES]
-        writer.writerow([*key, best.tflops, best.low, best.high, best.place.as_posix(), " ".join(shapes)])
+        figures = map(significant_digits, (best.tflops, best.low, best.high))
+        writer.writerow([*key, *figures, best.place.as_posix(), " ".join(shapes)])
     return buffer.getvalue()
 
 

@@ -23,7 +23,8 @@ from mamf.machine.peaks import find_peak
 from mamf.measurement import TERA
 from mamf.report.kernels import title as problem_title
 from mamf.report.own_ceilings import share_of
-from mamf.report.text import DASH, markdown, significant, whole
+from mamf.report.text import DASH, interval_cell, markdown, significant, whole
+from mamf.statistics import CONFIDENCE, Interval
 from mamf.text import Markup, markdown_line, markdown_text
 
 _INTRODUCTION = """# Results
@@ -147,9 +148,8 @@ def _ceiling_cells(entry: CeilingEntry, kind: Sequence[CeilingEntry], notes: Foo
     clock, joules = entry.conditions.clock_hz, entry.joules_per_tflop
     figures = sorted(each.tflops for each in kind)
     span = f"{len(kind)}: {significant(figures[0])} to {significant(figures[-1])}" if len(kind) > 1 else "1"
-    interval = (
-        DASH if entry.low is None or entry.high is None else f"{significant(entry.low)} to {significant(entry.high)}"
-    )
+    has_none = entry.low is None or entry.high is None
+    interval = DASH if has_none else interval_cell(Interval(entry.low or 0.0, entry.high or 0.0, CONFIDENCE))
     return [
         entry.regime,
         entry.device,
@@ -225,7 +225,7 @@ def _kernel_cells(entry: KernelEntry) -> list[str]:
         entry.device,
         problem_title(row),
         Markup(f"**{significant(entry.rate)}** {markdown_text(unit)}"),
-        f"{significant(interval.low)} to {significant(interval.high)}",
+        interval_cell(interval),
         DASH if share is None else f"{100 * share:.1f} %",
         str(row.shape),
         row.kernel,

@@ -17,7 +17,7 @@ from mamf.profiling.report import mamfu_cell, milliseconds, time_lines
 from mamf.profiling.roofs import best_bandwidth, roofs
 from mamf.report.own_ceilings import share_of
 from mamf.report.shares import known_ceiling_lines
-from mamf.report.text import DASH, machine_line, markdown, prose, significant, whole
+from mamf.report.text import DASH, interval_cell, machine_line, markdown, prose, significant, whole
 from mamf.text import Markup, markdown_text
 
 _TOP_CLASSES = 6
@@ -65,19 +65,18 @@ def _card(folder: Folder) -> str:
     rows = [_ceiling_cells(each, header) for each in _ceilings(folder).values()]
     best = best_bandwidth(folder.bandwidth)
     if best is not None:
-        low, high = best.rate_interval.low, best.rate_interval.high
         share = share_of(best.best_rate, best.problem, folder.headers[0])
         rows.append(
             [
                 f"memory ({best.problem.pattern} of {best.shape})",
                 f"{significant(best.best_rate)} TB/s",
-                f"{significant(low)} to {significant(high)}",
+                interval_cell(best.rate_interval),
                 DASH if share is None else f"{share:.0%}",
                 best.kernel,
                 Markup(_link("bandwidth")),
             ]
         )
-    columns = ("what", "at most", "a repeat lies in", "of the datasheet", "by", "log")
+    columns = ("what", "at most", "95 % repeat interval", "of the datasheet", "by", "log")
     findings = [line for line in header.get("findings", ()) if not line.startswith("ok")]
     body = prose([machine_line(header)], "markdown", "\n")
     body += (markdown(columns, rows, columns) + "\n") if rows else ""
@@ -96,7 +95,7 @@ def _ceiling_cells(ceiling: Ceiling, header: Mapping[str, Any]) -> list[str]:
     return [
         f"{ceiling.problem.dtype} products, {ceiling.regime}",
         f"{significant(ceiling.rate)} {ceiling.unit}",
-        f"{significant(ceiling.interval.low)} to {significant(ceiling.interval.high)}",
+        interval_cell(ceiling.interval),
         DASH if share is None else f"{share:.0%}",
         f"{ceiling.kernel} at {ceiling.shape}",
         Markup(_link("ceilings")),

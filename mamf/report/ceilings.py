@@ -13,7 +13,7 @@ from mamf.machine.peaks import find_peak
 from mamf.measurement import TERA, Measurement
 from mamf.report.own_ceilings import share_of
 from mamf.report.sweeps import flat_row, title_lines
-from mamf.report.text import DASH, csv_text, drawing, prose, significant, whole
+from mamf.report.text import DASH, WHY_UNKNOWN, csv_text, drawing, interval_cell, prose, significant, whole
 
 _NAMES = {"burst": "MAMF", "sustained": "MSMF"}
 COLUMNS = (
@@ -90,7 +90,7 @@ def cells(ceiling: Ceiling, header: Mapping[str, Any]) -> list[str]:
     return [
         f"{ceiling.regime} ({name})" if (name := _NAMES.get(ceiling.regime)) else ceiling.regime,
         significant(ceiling.tflops),
-        f"{significant(ceiling.interval.low)} to {significant(ceiling.interval.high)}",
+        interval_cell(ceiling.interval),
         str(ceiling.shape),
         ceiling.kernel,
         str(len(ceiling.tied)),
@@ -142,10 +142,9 @@ def _interval_note(ceiling: Ceiling) -> str:
     coverage, known = f"{100 * ceiling.interval.coverage:.0f} %", ceiling.repeatability
     if known is None:
         return f"the interval covers the median of {ceiling.rounds} rounds with {coverage}"
-    return (
-        f"a repeat lies in the interval with {coverage}: {ceiling.rounds} fresh rounds, and {100 * known.run:.2g} % "
-        "between runs as calibrated"
-    )
+    if not ceiling.interval.is_known:
+        return WHY_UNKNOWN
+    return f"{coverage} repeat interval, from {ceiling.rounds} fresh rounds and {100 * known.run:.2g} % between runs"
 
 
 _PHASES = {

@@ -9,7 +9,7 @@ from typing import Any
 from mamf.ceilings.explanation import NORMAL, FallStep, by_data, row_of
 from mamf.measurement import Measurement
 from mamf.regimes.names import BURST
-from mamf.report.text import DASH, by_column, csv_text, drawing, prose, significant, whole
+from mamf.report.text import DASH, by_column, csv_text, drawing, interval_cell, prose, significant, whole
 
 _LEFT = ("step", "interval", "cause", "data")
 
@@ -39,7 +39,7 @@ def step_cells(step: FallStep, first: float | None) -> dict[str, str]:
         "TFLOPS": DASH if step.tflops is None else significant(step.tflops),
         "change": _percent(step.change),
         "of datasheet": DASH if share is None else f"{100 * share:.1f} %",
-        "interval": DASH if interval is None else f"{significant(interval.low)} to {significant(interval.high)}",
+        "interval": DASH if interval is None else interval_cell(interval),
         "MHz": whole(clock),
         "W": whole(flat["watts"]),
         "cause": step.cause,

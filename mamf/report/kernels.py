@@ -32,11 +32,13 @@ from mamf.report.text import (
     csv_text,
     drawing,
     end_line,
+    half_width_cell,
     machine_line,
     prose,
     significant,
     told_once,
     whole,
+    why_unknown,
 )
 
 #: Rows that are ranked together: of a regime and a problem.
@@ -140,7 +142,7 @@ def cells(
         "shape": str(row.shape),
         **layer_column(row, header),
         row.work.unit: significant(row.best_rate),
-        "+-%": f"{100 * row.relative_half_width:.2f}",
+        "+-%": half_width_cell(row.interval, row.seconds),
         **device_cells(row),
         **peak_cells(row, share_of_peak(row, header), known),
         **share_cells(row, roofs),
@@ -159,7 +161,7 @@ def _text(value: object) -> str:
 
 def remarks(row: Measurement) -> str:
     """What a reader must know about a row beside its figures."""
-    parts = [*row.conditions.throttle_reasons, *row.remarks, *accuracy_remarks(row)]
+    parts = [*row.conditions.throttle_reasons, *row.remarks, *accuracy_remarks(row), *why_unknown(row)]
     if row.implausible_samples:
         parts.append(f"{len(row.implausible_samples)} implausible samples left out")
     return ", ".join(parts)

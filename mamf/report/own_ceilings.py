@@ -10,7 +10,7 @@ from mamf.ceilings.ceiling import Ceiling
 from mamf.logs.known import operation_called
 from mamf.logs.records import significant_digits
 from mamf.measurement import TERA
-from mamf.report.text import DASH, by_column, drawing, significant, whole
+from mamf.report.text import DASH, by_column, drawing, interval_cell, significant, whole
 
 LEFT_ALIGNED = ("ceiling", "interval", "shape", "kernel")
 
@@ -54,11 +54,11 @@ def flat_ceiling(ceiling: Ceiling, header: Mapping[str, Any]) -> dict[str, Any]:
 
 def cells(ceiling: Ceiling, header: Mapping[str, Any]) -> dict[str, str]:
     """A ceiling by column, in the columns' order of importance."""
-    share, interval = share_of(ceiling.rate, ceiling.problem, header), ceiling.interval
+    share = share_of(ceiling.rate, ceiling.problem, header)
     return {
         "ceiling": problem_title(ceiling.regime, ceiling.problem),
         ceiling.unit: significant(ceiling.rate),
-        "interval": f"{significant(interval.low)} to {significant(interval.high)}",
+        "interval": interval_cell(ceiling.interval),
         "shape": str(ceiling.shape),
         "kernel": ceiling.kernel,
         "% of peak": DASH if share is None else f"{100 * share:.1f}",

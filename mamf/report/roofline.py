@@ -12,7 +12,8 @@ from mamf.ceilings.roof import LEVELS, RoofPoint, Roofs, point_of
 from mamf.logs.known import operation_called
 from mamf.measurement import Measurement
 from mamf.operations.bandwidth.shapes import CACHES_OF_MEMORY
-from mamf.report.text import DASH, by_column, csv_text, drawing, prose, significant
+from mamf.report.text import DASH, by_column, csv_text, drawing, interval_cell, prose, significant
+from mamf.statistics import CONFIDENCE, Interval
 
 _LEFT_ROOFS = ("roof", "regime", "unit", "interval", "at", "kernel")
 _LEFT_POINTS = ("row", "kernel", "regime", "dtype", "unit", "what bounds it")
@@ -64,7 +65,7 @@ def roof_cells(roofs: Roofs) -> list[dict[str, str]]:
             "rate": significant(flat["rate"]),
             "unit": flat["unit"],
             **{f"FLOP/byte of {level}": _figure(flat[f"balance_{level}"]) for level in known},
-            "interval": f"{significant(flat['interval_low'])} to {significant(flat['interval_high'])}",
+            "interval": interval_cell(Interval(flat["interval_low"], flat["interval_high"], CONFIDENCE)),
             "at": flat["at"],
             "kernel": flat["kernel"],
         }

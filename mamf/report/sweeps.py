@@ -17,7 +17,20 @@ from mamf.report.accuracy import accuracy_remarks
 from mamf.report.devices import device_cells, device_lines, device_remark, drift_lines, flat_device
 from mamf.report.layers import layer_column
 from mamf.report.shares import flat_share, share_cells
-from mamf.report.text import DASH, by_column, csv_text, drawing, end_line, prose, significant, whole
+from mamf.report.text import (
+    DASH,
+    WHY_UNKNOWN,
+    by_column,
+    csv_text,
+    drawing,
+    end_line,
+    half_width_cell,
+    interval_cell,
+    prose,
+    significant,
+    whole,
+    why_unknown,
+)
 from mamf.statistics import arithmetic_mean, geometric_mean
 
 
@@ -139,7 +152,7 @@ def cells(row: Measurement) -> list[str]:
     median, half_width, mean, fastest = [DASH] * 4
     if row.summary is not None:
         median, mean, fastest = (significant(row.tflops(name)) for name in ("median", "mean", "fastest"))
-        half_width = f"{100 * row.relative_half_width:.2f}"
+        half_width = half_width_cell(row.interval, row.seconds)
     return [
         row.regime,
         str(row.shape),
@@ -172,7 +185,7 @@ def columns_of(
 def remarks(row: Measurement) -> str:
     """What a reader must know about a row beside its figures."""
     parts = [] if row.ok else [f"{row.status}: {row.reason}"]
-    parts += [*row.conditions.throttle_reasons, *row.remarks, *accuracy_remarks(row)]
+    parts += [*row.conditions.throttle_reasons, *row.remarks, *accuracy_remarks(row), *why_unknown(row)]
     if row.is_reference:
         parts.append("reference")
     if "quantization_error" in row.details:
@@ -232,10 +245,10 @@ def _best_lines(regime: str, best: Best, header: Mapping[str, Any]) -> list[str]
 def interval_text(row: Measurement) -> str:
     """The interval, and what it is of."""
     interval = row.rate_interval
-    bounds = f"{significant(interval.low)} to {significant(interval.high)}"
+    bounds, coverage = interval_cell(interval), f"{100 * interval.coverage:.0f} %"
     if row.repeatability is None:
-        return f"{100 * interval.coverage:.0f} % interval of the {row.figure} {bounds}, within this visit"
-    return f"a repeat lies within {bounds} ({100 * interval.coverage:.0f} %)"
+        return f"{coverage} interval of the {row.figure} {bounds}, within this visit"
+    return f"{coverage} repeat interval: {bounds}" if interval.is_known else WHY_UNKNOWN
 
 
 def _mean_line(regime: str, best: Best) -> str:

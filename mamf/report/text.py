@@ -9,9 +9,14 @@ import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from mamf.measurement import Measurement
+from mamf.statistics import Interval
 from mamf.text import csv_cell, markdown_line, markdown_text, visible
 
 DASH = "-"
+#: In place of an interval that is wider than +-50 %.
+UNKNOWN = "unknown"
+WHY_UNKNOWN = "interval unknown: the samples scatter so much that a repeat may be more than 50 % off"
 #: The column of what a reader must know beside the figures: as long as it takes.
 REMARKS = "remarks"
 _GAP = "  "
@@ -23,6 +28,21 @@ Draw = Callable[[Sequence[str], Sequence[Sequence[str]], Collection[str]], str]
 def significant(value: float) -> str:
     """Four significant digits: what repeats, from a CPU's 0.1336 to an accelerator's 841.3 TFLOPS."""
     return f"{value:#.4g}".rstrip(".")
+
+
+def interval_cell(interval: Interval) -> str:
+    """From low to high; an interval that reaches further than 50 % from its middle says nothing."""
+    return f"{significant(interval.low)} to {significant(interval.high)}" if interval.is_known else UNKNOWN
+
+
+def half_width_cell(interval: Interval, middle: float) -> str:
+    """Half the width in percent of the middle, or the same."""
+    return f"{100 * interval.half_width / middle:.2f}" if interval.is_known else UNKNOWN
+
+
+def why_unknown(row: Measurement) -> list[str]:
+    """The remark on a row whose interval says nothing; empty for any other."""
+    return [WHY_UNKNOWN] if row.ok and not row.interval.is_known else []
 
 
 def whole(value: float | None) -> str:

@@ -32,7 +32,6 @@ def test_the_timer_overhead_follows_from_kernels_of_known_cycles(cuda, calls, mo
     assert names[first - 1 : first + 2] == ["record", "_sleep", "record"]
 
 
-<<<<<<< HEAD
 @pytest.mark.parametrize("launched_before", [0, 1])
 def test_the_timer_overhead_is_the_same_wherever_in_the_queue_it_is_estimated(cuda, monkeypatch, launched_before):
     """Windows at even and odd positions of the queue differ by 0.28 us, as on an H200."""
@@ -48,12 +47,6 @@ def test_the_timer_overhead_is_the_same_wherever_in_the_queue_it_is_estimated(cu
 
     monkeypatch.setattr(backend, "seconds_between", seconds_between)
     assert backend.timer_overhead() == pytest.approx(overhead, abs=0.1e-6)
-=======
-def test_a_share_that_no_timer_has_is_not_taken_off(cuda, monkeypatch):
-    monkeypatch.setattr(torch_backend, "_SPIN_ROUNDS", 1)
-    cuda.torch.cuda._sleep = lambda cycles: None
-    assert cuda.kind(0).timer_overhead() is None
->>>>>>> wt-a
 
 
 # -- availability ----------------------------------------------------------------------------------------------------

@@ -86,7 +86,7 @@ def run_of(chooser, visits, of_median, known, seconds):
 @pytest.mark.parametrize("seconds", [1e-3, 20e-6])
 def test_an_interval_contains_one_more_run(visits, of_median, seconds):
     chooser = random.Random(visits)
-    known = replace(KNOWN, launch_seconds=0.1e-6)
+    known = replace(KNOWN, launch_seconds=0.1e-6, degrees=10**4)  # all of it is exactly true here
     runs = [run_of(chooser, visits, of_median, known, seconds) for _ in range(4000)]
     held = sum(interval.low <= repeat <= interval.high for (_, interval), (repeat, _) in itertools.pairwise(runs))
     assert 0.94 <= held / (len(runs) - 1) <= 0.96
@@ -150,11 +150,13 @@ def coverage(rows):
 
 
 def test_burst_intervals_contain_the_next_of_2000_runs():
-    """Launches that hardly scatter: of few samples the error within a visit is known roughly, and taken as too large."""
+    """Launches that hardly scatter: of few samples the error within a visit is taken as too large. The calibration of
+    visits counts as 16 degrees of freedom, though it is exactly true here: a little more than 95 %.
+    """
     seconds = SHAPE.flop / rate(Physics().boost_hz) / 1e12
     of_runs = replace(BOOST, run=math.hypot(BOOST.run, BOOST.launch_seconds / seconds))
     rows = list(rows_of_runs(Burst, 2001, replace(RESTLESS, at_boost=of_runs, noise=0.0001)))
-    assert 0.94 <= coverage(rows) <= 0.96
+    assert 0.94 <= coverage(rows) <= 0.965
     assert statistics.median(row.relative_half_width for row in rows) <= 0.006
 
 

@@ -13,7 +13,18 @@ from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.report.accuracy import accuracy_remarks, share_accuracy_line
 from mamf.report.devices import device_lines, device_remark, flat_device
 from mamf.report.kernels import best_first, share_of_peak
-from mamf.report.text import DASH, csv_text, drawing, end_line, machine_line, prose, significant, whole
+from mamf.report.text import (
+    DASH,
+    csv_text,
+    drawing,
+    end_line,
+    half_width_cell,
+    machine_line,
+    prose,
+    significant,
+    whole,
+    why_unknown,
+)
 from mamf.text import Markup
 
 #: Rows that are compared with one another.
@@ -127,7 +138,7 @@ def cells(
     return [
         row.kernel + marks[0],
         significant(row.best_rate) if row.ok else DASH,
-        f"{100 * row.relative_half_width:.2f}" if row.ok else DASH,
+        half_width_cell(row.interval, row.seconds) if row.ok else DASH,
         number("MAMFU", ".1f", 100),
         number("Share of peak", ".1f", 100),
         number("TB/s"),
@@ -166,6 +177,7 @@ def remarks(row: Measurement, ceilings: Ceilings) -> str:
     own = mamfu(row, ceilings)
     if own is not None and is_beyond(own, row, ceilings) and "product_dtypes" not in row.details:
         parts.append("above the ceiling: it was found on a busier device, find it anew")
+    parts += why_unknown(row)
     parts += [*row.conditions.throttle_reasons, *row.remarks] if row.regime == "burst" else row.remarks
     parts += accuracy_remarks(row)
     if row.implausible_samples:

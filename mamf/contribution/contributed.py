@@ -58,7 +58,7 @@ def contributed_csv(entries: Iterable[CeilingEntry]) -> str:
     for key, found in sorted(groups.items()):
         fastest = sorted(found, key=lambda entry: entry.tflops, reverse=True)
         best, shapes = fastest[0], list(dict.fromkeys(entry.shape for entry in fastest))[:_MOST_SHAPES]
-        figures = map(significant_digits, (best.tflops, best.low, best.high))
+        figures = [value and significant_digits(value) for value in (best.tflops, best.low, best.high)]
         writer.writerow([*key, *figures, best.place.as_posix(), " ".join(shapes)])
     return buffer.getvalue()
 

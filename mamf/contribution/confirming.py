@@ -69,10 +69,10 @@ def by_key(claims: Iterable[Claim]) -> Known:
 
 def why_unconfirmed(claim: Claim, known: Known) -> str | None:
     """Why a figure is unconfirmed, or None. Another card of its model confirms it if its interval reaches the figure.
-    As long as one card of a model is known, a verified datasheet and the other logs of that card bound it.
+    As long as no other card is known by its hash, a verified datasheet and the other logs bound it.
     """
     others = [other for other in known.get(claim.key, ()) if other.place != claim.place]
-    cards = [other for other in others if other.card != claim.card]
+    cards = [other for other in others if other.card != claim.card and None not in (other.card, claim.card)]
     if not cards and not claim.is_bounded:
         return f"{claim.label}: no other card of its model is known, and no verified datasheet bounds it"
     highest = max(cards or others, key=lambda other: other.high, default=None)

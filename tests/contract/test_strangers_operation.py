@@ -191,10 +191,11 @@ def test_its_best_rows_stand_in_the_table_of_results_once_another_card_confirms_
     page = results_page(collect(tmp_path, [log[0]]))
     assert "## layer_norm" not in page
     assert "layer_norm" in page.partition("## Unconfirmed")[2]
-    records[0]["device"]["uuid_hash"] = "0123456789ab"
-    other = tmp_path / "other.jsonl"
-    other.write_text("".join(json.dumps(record) + "\n" for record in records))
-    page = results_page(collect(tmp_path, [log[0], other]))
+    paths = [log[0], tmp_path / "other.jsonl"]
+    for path, card in zip(paths, ("0123456789ab", "ba9876543210"), strict=True):
+        records[0]["device"]["uuid_hash"] = card
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    page = results_page(collect(tmp_path, paths))
     assert "## layer_norm\n\nTB/s: X read, Y written, once each.\n" in page
     assert page.count("[log](run.jsonl)") == 2  # of each eps the best
     assert "burst, float32, eps 0.001" in page

@@ -59,6 +59,7 @@ def test_a_card_does_not_confirm_itself():
     assert reason_for(claim_of(870), again, slow)
     assert "no verified datasheet" in reason_for(claim_of(870, is_bounded=False), again)
     unknown = claim_of(870, card=None, place="again.jsonl")
+    assert reason_for(claim_of(870), unknown, slow), "a card without a hash may be the same card"
     assert reason_for(claim_of(870, card=None, is_bounded=False), unknown)
 
 

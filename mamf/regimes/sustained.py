@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar, NamedTuple
 
 from mamf.backend import Backend, Reading
-from mamf.engine.checking import Checked, skipped_work
+from mamf.engine.checking import Checked, refuse_skipped_work, skipped_work
 from mamf.machine.garbage import no_garbage_collection
 from mamf.measurement import Conditions
 from mamf.regimes.base import Launch, Regime, Samples, StoppingRule
@@ -160,7 +160,7 @@ class Sustained(Regime):
             if not (times := self.agree(skipped_work([min(seconds)] * _MOST_CHANGED, usual))):
                 break
         checked.verify()
-        checked.refuse_skipped_work(times)
+        refuse_skipped_work(times)
 
     def _is_cold(self) -> bool:
         return self.backend.now() - self._loaded_until > self.backend.sustained_traits.cold_after_seconds

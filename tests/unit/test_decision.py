@@ -310,3 +310,9 @@ def test_visits_of_a_run_that_lie_apart_make_its_row_less_sure():
         for apart in (0.0, 0.01)
     )
     assert restless.error.own > 3 * steady.error.own
+
+
+def test_rows_paired_without_their_regime_are_named():
+    sustained = run(2.0, 1, regime="sustained")
+    (found,) = compare(run(), sustained, anyway=True).together
+    assert (found.regime, found.rows) == ("all regimes", 20)

@@ -225,20 +225,16 @@ class _Visits(NamedTuple):
 
 
 def recomputed(ceiling: Ceiling, rows: Iterable[Measurement]) -> Ceiling:
-    """The ceiling with the figure and the interval that the rounds of its shape and kernel give; without them, as it
-    is.
+    """The ceiling that the rounds among ``rows`` give now: of an early log, whose samples and intervals are read with
+    today's calibration. As it is if they are in another log.
     """
-    own = figures(
+    own = [
         row
         for row in rows
-        if (row.phase, row.problem, row.regime, row.shape, row.kernel)
-        == (CONFIRM, ceiling.problem, ceiling.regime, ceiling.shape, ceiling.kernel)
-    )
-    if not own:
-        return ceiling
-    rounds = list(own[ceiling.shape, ceiling.kernel].values())
-    rate, interval = combined(rounds)
-    return replace(ceiling, rate=rate, interval=interval, repeatability=repeatability_of(rounds))
+        if row.phase in (CHOOSE, CONFIRM) and (row.problem, row.regime) == (ceiling.problem, ceiling.regime)
+    ]
+    again = confirmed(own, ceiling.device, ceiling.uuid_hash)
+    return ceiling if again is None else replace(again, gain_over_default=ceiling.gain_over_default)
 
 
 def repeatability_of(rounds: Iterable[Measurement]) -> Repeatability | None:

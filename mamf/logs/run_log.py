@@ -32,14 +32,13 @@ from mamf.logs.device_speeds import with_device_speeds
 from mamf.logs.plan_records import plan_from_record
 from mamf.logs.records import (
     ceiling_from_record,
-    is_of_old_calibration,
     known_ceiling_from_record,
     measurement_from_record,
     measurement_record,
     operation_of_plan,
 )
 from mamf.logs.schema import HEADER, KINDS, plan_schema, record_schema
-from mamf.logs.timer_correction import RELIABLE_SINCE, recompute_ceiling, recompute_rows
+from mamf.logs.timer_correction import RELIABLE_SINCE, recompute_rows
 from mamf.logs.validator import require
 from mamf.machine.timers import find_timer
 from mamf.measurement import Measurement
@@ -169,25 +168,22 @@ def run_log_of(path: Path, records: Iterable[tuple[int, dict[str, Any]]], as_wri
             _add(log, record)
         except MALFORMED as error:
             raise RunLogError(f"{path}, line {number}: {what(error)}") from None
-    if not as_written:
-        _correct_timer(log)
+    if not as_written and log.header["schema"] < RELIABLE_SINCE:
+        _recompute(log)
     every_row = log.measurements
     log.every_row = with_device_speeds(every_row)
     log.measurements = with_device_speeds(latest(every_row))
     return log
 
 
-def _correct_timer(log: RunLog) -> None:
-    """Recompute burst figures that an early estimate of the timer's overhead is in."""
+def _recompute(log: RunLog) -> None:
+    """Read an early log's burst figures with its timer's known overhead, and its ceilings with today's calibration."""
     backend = log.header["device"]["backend"]
-    timer = find_timer(backend)
-    if timer is None or log.header["schema"] >= RELIABLE_SINCE:
-        return
-    written = log.measurements
-    for ceilings in (log.all_ceilings, log.own_ceilings):
-        for key, ceiling in ceilings.items():  # type: ignore[attr-defined]
-            ceilings[key] = recompute_ceiling(ceiling, written, timer)
-    log.measurements = recompute_rows(written, backend, timer)
+    if timer := find_timer(backend):
+        log.measurements = recompute_rows(log.measurements, backend, timer)
+    rows = latest(log.measurements)
+    log.all_ceilings = {key: recomputed(ceiling, rows) for key, ceiling in log.all_ceilings.items()}
+    log.own_ceilings = {key: recomputed(ceiling, rows) for key, ceiling in log.own_ceilings.items()}
 
 
 def read_bytes(path: Path) -> bytes:
@@ -290,8 +286,6 @@ def _add(log: RunLog, record: dict[str, Any]) -> None:
         log.summary = None
     elif kind == "ceiling":
         ceiling = ceiling_from_record(record, log.header)
-        if is_of_old_calibration(record):
-            ceiling = recomputed(ceiling, log.measurements)
         if "operation" in record:
             log.own_ceilings[ceiling.problem, ceiling.regime] = ceiling
         else:

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 from mamf.backend import Backend
-from mamf.ceilings.ceiling import CONFIRM, Ceiling
 from mamf.machine.timers import LARGEST_SHIFT_SECONDS, Timer, corrected_window, is_credible, raw_window
-from mamf.measurement import TERA, Measurement
+from mamf.measurement import Measurement
 from mamf.regimes.names import BURST
-from mamf.statistics import Interval, summarize
+from mamf.statistics import summarize
 
 #: From this schema on the logged overhead is believed.
 RELIABLE_SINCE = 5
@@ -60,27 +59,6 @@ def _recompute_reference(row: Measurement, ratios: Sequence[float]) -> Measureme
 def recorrected(sample: float, overhead: float, timer: Timer) -> float:
     """A sample in seconds with the typical overhead in place of ``overhead``, to the nanosecond."""
     return round(corrected_window(raw_window(sample, overhead), timer.typical), 9)
-
-
-def recompute_ceiling(ceiling: Ceiling, rows: Iterable[Measurement], timer: Timer) -> Ceiling:
-    """A burst ceiling with the typical overhead. ``rows``: as written, those that confirmed it among them.
-
-    A median of samples moves by as much as each of them.
-    """
-    used = [
-        row.timer_overhead
-        for row in rows
-        if row.phase == CONFIRM and (row.regime, row.problem) == (BURST, ceiling.problem) and row.timer_overhead
-    ]
-    if ceiling.regime != BURST or not used:
-        return ceiling
-    overhead, amount = median(used), ceiling.problem.work(ceiling.shape).amount / TERA
-
-    def new_rate(rate: float) -> float:
-        return float(amount / corrected_window(raw_window(amount / rate, overhead), timer.typical))
-
-    low, high = new_rate(ceiling.interval.low), new_rate(ceiling.interval.high)
-    return replace(ceiling, rate=new_rate(ceiling.rate), interval=Interval(low, high, ceiling.interval.coverage))
 
 
 # -- after a run -----------------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ def same_torch(monkeypatch):
 def test_what_a_find_left_comes_first(cache, same_torch):
     found.leave(H200, pytest.fail)
     known = mamf.peak(device(), "bf16")
-    assert (known.source, known.regime, known.tflops) == ("measured", "sustained", 711.981)
+    assert (known.source, known.regime, known.tflops) == ("measured", "sustained", pytest.approx(711.981))
     assert known.interval.low == pytest.approx(704.942e12)
     assert known.told.startswith("measured on this very device, 2026-11-21: bfloat16 at")
     assert mamf.peak(device(), regime="burst").tflops == 861.356
@@ -105,7 +105,7 @@ def test_the_contributed_figure_is_that_of_the_table():
 
 def test_fast_accumulation_counts_where_nothing_else_is_known_and_is_told():
     alone = mamf.peak(device(name="NVIDIA H100 80GB HBM3"), "float8_e4m3fn")
-    assert alone.tflops == 1390.389
+    assert alone.tflops == pytest.approx(1390.39)
     assert "fast accumulation" in alone.told
     assert "fast accumulation" not in mamf.peak(device(), "float8_e4m3fn").told
 
@@ -157,6 +157,8 @@ def test_the_clock_of_a_cpu_travels(monkeypatch, tmp_path, is_accelerator, clock
     held = collect(RESULTS, [root / "find-float32-burst-sustained-20261122-010619.jsonl"])
     for entry in held.ceilings:
         entry.header["device"] |= {"max_clock_hz": 3.1e9, "is_accelerator": is_accelerator}
+    # Nothing bounds a CPU's figures, so that they stand apart; here they travel.
+    monkeypatch.setattr(contributed, "part_confirmed", lambda entries: (list(entries), []))
     (tmp_path / "contributed.csv").write_text(contributed.contributed_csv(held.ceilings))
     monkeypatch.setattr(contributed, "FILE", str(tmp_path / "contributed.csv"))
     contributed.contributed_ceilings.cache_clear()
@@ -168,9 +170,9 @@ def test_the_clock_of_a_cpu_travels(monkeypatch, tmp_path, is_accelerator, clock
     ]
 
 
-def test_no_virtual_cpu_inherits_the_figure_that_travels():
-    """Its log has no clock."""
-    with pytest.raises(IncomparableError, match="a clock of unknown MHz"):
+def test_no_virtual_cpu_inherits_the_figure_of_another():
+    """Of CPUs no figure travels: nothing bounds them."""
+    with pytest.raises(UnavailableError, match="nothing is known of float32 on AMD EPYC"):
         mamf.peak(cpu(), regime="burst")
 
 

@@ -50,7 +50,7 @@ _RUNS, _LAUNCHES = np.geomspace(3e-4, 0.02, 85), np.arange(0, 3.01e-6, 5e-8)
 
 @dataclass(frozen=True)
 class Figure:
-    """What one run says of something: ``rounds`` are its rows, one of a row. ``key``: what makes two figures the same."""
+    """What one run says of something. ``rounds``: its rows, one of a row. ``key``: what makes two figures the same."""
 
     card: str
     run: str
@@ -211,7 +211,7 @@ def quantile(values: np.ndarray, weight: np.ndarray, level: float) -> float:
 
 
 def fit(pairs: Sequence[Pair], known: Repeatability) -> Repeatability:
-    """``run`` and ``launch_seconds`` of the intervals that are as narrow as they can be and contain 95 % of the repeats:
+    """``run`` and ``launch_seconds`` of the intervals that are as narrow as possible and contain 95 % of the repeats:
     quantile regression, with everything else as it is known (Koenker & Bassett, Econometrica 46, 1978).
     """
     errors = {id(each): _apart_from_runs(each, known) for pair in pairs for each in (pair.a, pair.b)}
@@ -288,9 +288,8 @@ _FITTED: dict[Any, Repeatability] = {}
 
 
 def print_table(pairs: Sequence[Pair]) -> None:
-    print(
-        "| figures | pairs | cards | contain the repeat (bootstrap) | left out: mean (worst card) | mean half-width | of the empirical |"
-    )
+    head = ("figures", "pairs", "cards", "contain the repeat (bootstrap)", "left out: mean (worst card)")
+    print(f"| {' | '.join(head)} | mean half-width | of the empirical |")
     print("|---|---|---|---|---|---|---|")
     for name in sorted({pair.a.group for pair in pairs}):
         own = [pair for pair in pairs if pair.a.group == name]
@@ -332,7 +331,8 @@ def main() -> None:
     if not pairs:
         raise SystemExit("no two of these runs measured the same on one card: name logs of repeated runs")
     if options.fit:
-        return print_fit(pairs)
+        print_fit(pairs)
+        return
     print_table(pairs)
     if biases := [bias for log in logs if isinstance(log.plan, FindPlan) for bias in curse(log)]:
         print(f"\nthe winner's curse in burst: {100 * statistics.fmean(biases):+.3f} % over {len(biases)} halves")

@@ -40,7 +40,7 @@ def same_torch(monkeypatch):
 def test_what_a_find_left_comes_first(cache, same_torch):
     found.leave(H200, pytest.fail)
     known = mamf.peak(device(), "bf16")
-    assert (known.source, known.regime, known.tflops) == ("measured", "sustained", 711.981)
+    assert (known.source, known.regime, known.tflops) == ("measured", "sustained", pytest.approx(711.981, abs=1e-3))
     assert known.interval.low == pytest.approx(704.942e12)
     assert known.told.startswith("measured on this very device, 2026-11-21: bfloat16 at")
     assert mamf.peak(device(), regime="burst").tflops == 861.356

@@ -7,7 +7,8 @@
 A pair is the same figure from two runs (separate processes) on the same card, with the same driver, kernel libraries,
 torch, kernel, problem (but for its seed), shape and regime: the first row of a run for each, or the ceilings of two
 finds, whichever shapes they found. Each pair counts twice, because each run predicts the other. Intervals are those of
-today's code with today's calibration, whatever the log holds.
+today's code with today's calibration, whatever the log holds. The last line is the winner's curse: how much higher the
+best of one half of the rounds of a find reads there than in the other half.
 
 A card weighs as much as it has repeats: its runs less one. The bootstrap resamples cards, and runs within a card. "left
 out" is the coverage with constants that were fitted without the card that is tested.
@@ -26,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from mamf.ceilings.ceiling import CONFIRM, combined, error_of
+from mamf.ceilings.ceiling import CHOOSE, CONFIRM, combined, error_of
 from mamf.logs.legacy import read_legacy_or_none
 from mamf.logs.records import operation_of_plan
 from mamf.logs.run_log import RunLog, read_run_log
@@ -40,7 +41,7 @@ from mamf.statistics import CONFIDENCE, Repeatability, summarize
 # GPU replaces it (docs/verification.md).
 _NEW_TIMER_SINCE, _TYPICAL_OVERHEAD = "2026-11-22T15", 2.9e-6
 _OLD_SUSTAINED = 4  # schemas before this one measured sustained in another way
-_FEWEST_PAIRS, _RESAMPLES, _FEWEST_IN_COMMON = 50, 1000, 8
+_FEWEST_PAIRS, _RESAMPLES, _FEWEST_IN_COMMON, _FEWEST_FOR_HALVES = 50, 1000, 8, 6
 _LENGTHS = ((25e-6, "< 25 us"), (100e-6, "25 to 100 us"), (300e-6, "0.1 to 0.3 ms"), (600e-6, "0.3 to 0.6 ms"))
 _LONGEST = "> 0.6 ms"
 _NORMAL = statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
@@ -49,7 +50,7 @@ _RUNS, _LAUNCHES = np.geomspace(3e-4, 0.02, 85), np.arange(0, 3.01e-6, 5e-8)
 
 @dataclass(frozen=True)
 class Figure:
-    """What one run says of something: ``rounds`` are its rows, one of a row. ``key``: what makes two figures the same."""
+    """What one run says of something. ``rounds``: its rows, one of a row. ``key``: what makes two figures the same."""
 
     card: str
     run: str
@@ -210,7 +211,7 @@ def quantile(values: np.ndarray, weight: np.ndarray, level: float) -> float:
 
 
 def fit(pairs: Sequence[Pair], known: Repeatability) -> Repeatability:
-    """``run`` and ``launch_seconds`` of the intervals that are as narrow as they can be and contain 95 % of the repeats:
+    """``run`` and ``launch_seconds`` of the intervals that are as narrow as possible and contain 95 % of the repeats:
     quantile regression, with everything else as it is known (Koenker & Bassett, Econometrica 46, 1978).
     """
     errors = {id(each): _apart_from_runs(each, known) for pair in pairs for each in (pair.a, pair.b)}
@@ -287,9 +288,8 @@ _FITTED: dict[Any, Repeatability] = {}
 
 
 def print_table(pairs: Sequence[Pair]) -> None:
-    print(
-        "| figures | pairs | cards | contain the repeat (bootstrap) | left out: mean (worst card) | mean half-width | of the empirical |"
-    )
+    head = ("figures", "pairs", "cards", "contain the repeat (bootstrap)", "left out: mean (worst card)")
+    print(f"| {' | '.join(head)} | mean half-width | of the empirical |")
     print("|---|---|---|---|---|---|---|")
     for name in sorted({pair.a.group for pair in pairs}):
         own = [pair for pair in pairs if pair.a.group == name]
@@ -308,17 +308,34 @@ def print_table(pairs: Sequence[Pair]) -> None:
         )
 
 
+def curse(log: RunLog) -> Iterator[float]:
+    """How much higher the best of one half of a find's burst rounds reads there than in the other half, both ways."""
+    found: dict[Any, list[float]] = collections.defaultdict(list)
+    for row in log.measurements:
+        if row.ok and row.regime == BURST and row.phase in (CHOOSE, CONFIRM):
+            found[row.shape, row.kernel].append(row.best_rate)
+    rounds = [each for each in found.values() if len(each) >= _FEWEST_FOR_HALVES]
+    for chosen, other in ((0, 1), (1, 0)) if len(rounds) > 1 else ():
+        best = max(rounds, key=lambda each, half=chosen: statistics.median(each[half::2]))  # type: ignore[misc]
+        yield statistics.median(best[chosen::2]) / statistics.median(best[other::2]) - 1
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("paths", type=Path, nargs="+", metavar="LOG or FOLDER")
     parser.add_argument("--fit", action="store_true", help="print calibration constants instead of the table")
     parser.add_argument("--as-logged", action="store_true", help="keep the timer correction that old logs made")
     options = parser.parse_args()
-    found = [figure for log in logs_below(options.paths) for figure in figures(log, options.as_logged)]
-    pairs = pairs_of(found)
+    logs = list(logs_below(options.paths))
+    pairs = pairs_of(figure for log in logs for figure in figures(log, options.as_logged))
     if not pairs:
         raise SystemExit("no two of these runs measured the same on one card: name logs of repeated runs")
-    (print_fit if options.fit else print_table)(pairs)
+    if options.fit:
+        print_fit(pairs)
+        return
+    print_table(pairs)
+    if biases := [bias for log in logs if isinstance(log.plan, FindPlan) for bias in curse(log)]:
+        print(f"\nthe winner's curse in burst: {100 * statistics.fmean(biases):+.3f} % over {len(biases)} halves")
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ class FallStep:
 
     @property
     def interval(self) -> Interval | None:
-        """Where a repeat lies, in TFLOPS."""
+        """The 95 % repeat interval in TFLOPS."""
         return None if self.row is None or not self.row.ok else self.row.rate_interval
 
 

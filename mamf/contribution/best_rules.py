@@ -21,8 +21,8 @@ from mamf.report.own_ceilings import problem_title
 # A median of fewer samples has no interval to speak of.
 _FEWEST_SAMPLES = 5
 # Half the width of an interval, as a share: what an accelerator stays within, and what a CPU's host clock does.
-# Of a CPU its calibration alone takes 22 % for a single visit.
-_WIDEST, _WIDEST_OF_CPU = 0.02, 0.28
+# Of a CPU its calibration alone takes 31 % for a single visit.
+_WIDEST, _WIDEST_OF_CPU = 0.03, 0.4
 # Burst is measured at the boost clock; sensors also flag a cap that costs nothing, so the clock decides.
 _LOWEST_BURST_CLOCK = 0.97
 # How far above a ceiling its own product may be seen again; a CPU's moves with its load.

@@ -40,7 +40,7 @@ def node_chart(devices: Sequence[Device], verdict: Verdict) -> Chart:
         ", ".join(dict.fromkeys(device.name for device in devices if device.name)),
         Axis("figure, and its median over all devices", ticks=ticks),
         ((Panel("", "tflops", drawn, unit="% of the median"),),),
-        (*notes, "bars: where a repeat lies with 95 %"),
+        (*notes, "bars: 95 % repeat intervals"),
         is_connected=False,
         has_intervals=True,
     )

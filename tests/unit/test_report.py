@@ -79,7 +79,7 @@ def test_json_carries_header_rows_and_summary(rows):
 def test_the_text_names_regime_interval_peak_and_how_it_ended(rows):
     text = render("table", rows, HEADER, summary_record(rows, "interrupted", "by the user", 2.0, 5), top=1)
     assert "best burst:" in text
-    assert "a repeat lies within" in text
+    assert "95 % repeat interval: " in text
     assert "of 989, the dense bf16 peak of H100 SXM" in text
     assert "wrong_result: 1 shape, 1024x2048x1024: relative error" in text
     assert "interrupted: by the user; 2 measured, 5 left to resume in 2.0 s" in text

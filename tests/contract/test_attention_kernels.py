@@ -13,7 +13,8 @@ from verdicts import verified
 from mamf.backend import Unavailable
 from mamf.dtypes import DTYPES
 from mamf.errors import UnsupportedError
-from mamf.operations.attention.kernels.torch_attention import PreparedAttention, relevant_share
+from mamf.operations.attention.kernels.structured_inputs import relevant_share
+from mamf.operations.attention.kernels.torch_attention import PreparedAttention
 from mamf.operations.attention.shapes import DIRECTIONS, AttentionProblem, AttentionShape
 from mamf.plugins.discovery import ATTENTION_KERNELS, attention_kernel, backend_class, open_backend, registered
 

@@ -107,8 +107,9 @@ def distance_of_rows(
     cards are not slowed whose float64 is slow.
     """
     tally, names, device = _Tally(), ("o", "dq") if has_backward else ("o",), operands["q"].device
-    starts = torch.arange(0, shape.seqlen_q, _EVERY, device=device)
+    starts = torch.arange(0, shape.seqlen_q + _EVERY, _EVERY, device=device)
     offsets = torch.randint(0, _EVERY, starts.shape, generator=fresh_generator(device), device=device)
+    # The last too: under a causal mask the first has a dQ of 0, which nothing can be compared with alone.
     rows = (starts + offsets).clamp_max(shape.seqlen_q - 1)
     widest = max(shape.head_dim, shape.head_dim_v, shape.heads // shape.kv_heads * min(len(rows), _ROWS))
     step = max(1, _CHUNK // (shape.seqlen_k * widest))

@@ -24,6 +24,7 @@ from mamf.operations.attention.kernels.attention_reference import (
     distance_on_host,
     error_of_key_sums,
 )
+from mamf.operations.attention.kernels.structured_inputs import block_structured
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.operations.outputs import Unchanged, poison_outputs, tensors_of, without_torch, wrong_type
 from mamf.operations.variation import fresh_signs
@@ -43,11 +44,6 @@ _SLOPE, _RARE = 1e-3, 8.0
 _SIGNED = {"fwd": ("v",), "bwd": ("do",), "fwd+bwd": ("v", "do")}
 # How far a single row of the output may be off: far above rounding, far below a row that was not written.
 _ROW_TOLERANCE, _ROW_TOLERANCE_APPROXIMATE = 0.25, 0.6
-# Structured inputs: tokens a block, directions to tell blocks apart by, and how strongly: at 2.2 keys of one
-# block are alike enough for kernels that skip only blocks whose keys are.
-_STRUCTURE_BLOCK = 128
-_GROUPS = 10
-_STRUCTURE = 2.2
 
 
 class TorchAttention(AttentionKernel):
@@ -307,41 +303,6 @@ def dimensions(shape: AttentionShape) -> dict[str, tuple[int, int, int]]:
         "v": (shape.kv_heads, shape.seqlen_k, shape.head_dim_v),
         "do": (shape.heads, shape.seqlen_q, shape.head_dim_v),
     }
-
-
-def block_structured(q: torch.Tensor, k: torch.Tensor, sparsity: float, sequence: int) -> dict[str, torch.Tensor]:
-    """q and k for which each block of queries matters to a share of 1 - ``sparsity`` of the blocks of keys alone.
-
-    Random data has no such structure: every key matters a little. Here blocks of keys point along one of _GROUPS axes,
-    in turn, and queries along those that they attend to, so that other scores vanish in the softmax.
-    """
-    width = q.shape[-1]
-    attended = _attended(sparsity)
-    strength = math.sqrt(_STRUCTURE * width)
-    axes = torch.eye(_GROUPS, width, device=q.device) * strength
-    spread = torch.stack([axes.roll(-group, 0)[:attended].sum(0) for group in range(_GROUPS)])
-
-    def along(tensor: torch.Tensor, directions: torch.Tensor) -> torch.Tensor:
-        group = torch.arange(tensor.shape[sequence], device=tensor.device) // _STRUCTURE_BLOCK % _GROUPS
-        pattern = directions[group]
-        return tensor + (pattern if sequence == 2 else pattern[:, None]).to(tensor.dtype)
-
-    return {"q": along(q, spread), "k": along(k, axes)}
-
-
-def _attended(sparsity: float) -> int:
-    """How many of the _GROUPS of blocks of keys a query attends to."""
-    return max(1, round((1 - sparsity) * _GROUPS))
-
-
-def relevant_share(sparsity: float, length: int) -> float:
-    """The largest share of the blocks of ``length`` keys that matters to a query, in inputs of this ``sparsity``."""
-    if not sparsity:
-        return 1.0
-    blocks = -(-length // _STRUCTURE_BLOCK)
-    sizes = [len(range(group, blocks, _GROUPS)) for group in range(_GROUPS)]
-    attended = range(_attended(sparsity))
-    return max(sum(sizes[(group + step) % _GROUPS] for step in attended) for group in range(_GROUPS)) / blocks
 
 
 def _in_words(sizes: range | tuple[int, ...]) -> str:

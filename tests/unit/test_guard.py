@@ -84,14 +84,14 @@ def test_an_unchanged_kernel_passes(guard):
 
 
 def test_a_slower_kernel_fails_once_fresh_visits_confirm_it(guard, monkeypatch):
-    slower(monkeypatch)
+    slower(monkeypatch, share=0.05)
     code, out, _ = guard("--junit", "guard.xml", "--markdown", "guard.md", "--output", "slower.jsonl")
     assert code == 3
     assert "guard FAILED: 4 of 4 rows slower by more than 2 %, confirmed by fresh visits" in out
     suite = ElementTree.parse(guard.folder / "guard.xml").getroot()
     failures = suite.findall("testcase/failure")
     assert (suite.get("tests"), suite.get("failures"), len(failures)) == ("4", "4", 4)
-    assert all("-3." in failure.get("message") for failure in failures)
+    assert all("-5." in failure.get("message") for failure in failures)
     assert (guard.folder / "guard.md").read_text().startswith("guard FAILED: 4 of 4 rows")
     fresh = [row for row in read_run_log(guard.folder / "slower.jsonl").measurements if row.phase == CONFIRM]
     assert len(fresh) >= 3 * 4

@@ -14,8 +14,8 @@ from mamf.measurement import Measurement
 
 @dataclass(frozen=True)
 class Bar:
-    """``lost``: TFLOPS to the bar before, where that is higher. ``told``: beside the figure. ``interval``: where a
-    repeat lies.
+    """``lost``: TFLOPS to the bar before, where that is higher. ``told``: beside the figure. ``interval``: the
+    95 % repeat interval.
     """
 
     label: str

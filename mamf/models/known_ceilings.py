@@ -26,8 +26,8 @@ Source = Literal["measured", "contributed", "datasheet"]
 
 @dataclass(frozen=True)
 class KnownPeak:
-    """``flops``: FLOP/s of a device for a dtype, and ``interval`` (FLOP/s) where a repeat lies. Of a datasheet's figure
-    regime and interval are None. ``told``: what it is and where it is from, a line.
+    """``flops``: FLOP/s of a device for a dtype, and ``interval`` (FLOP/s), the 95 % repeat interval. Of a datasheet's
+    figure regime and interval are None. ``told``: what it is and where it is from, a line.
     """
 
     flops: float

@@ -480,3 +480,17 @@ def test_bad_input_is_one_line_and_exit_2(plot, tmp_path, arguments, complaint):
     assert complaint in err
     assert len(err.strip().splitlines()) == 1
     assert not list(tmp_path.glob("*.png"))
+
+
+def test_an_axis_scales_to_the_values_and_not_to_their_intervals():
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
+    from mamf.charts.chart import Line, Panel, Point
+    from mamf.charts.plotting import _scale_y
+
+    panel = Panel("", "tflops", (Line("k", (Point(0, 100.0, 1.0, 900.0), Point(1, 110.0, 1.0, 900.0))),))
+    axes = Figure().subplots()
+    _scale_y(axes, panel, [panel], False)
+    low, high = axes.get_ylim()
+    assert 90 < low < 100 < 110 < high < 120

@@ -256,7 +256,7 @@ def test_visits_that_scatter_more_than_calibrated_are_not_held_to_the_calibratio
 
 
 def log_of_a_find():
-    return next(RESULTS.rglob("find-bfloat16-burst-sustained-20261121-143436.jsonl"))
+    return next(RESULTS.rglob("find-bfloat16-burst-sustained-20261121-213216.jsonl"))
 
 
 def test_rows_of_an_old_log_get_the_calibration_of_today():

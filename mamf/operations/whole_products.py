@@ -79,7 +79,7 @@ def _verdict(problem: ProductProblem, parts: Sequence[Part], scale: float, eleme
     slope, steepest = _ratio(sum(along), sum(of_expected)), slope_tolerance(problem.dtype, problem.fast_accumulation)
     # With a short K, errors of rows go together: they follow from few numbers.
     freedom = VECTORS * sum(part.c.shape[0] * min(part.c.shape[1], part.left.shape[-1]) for part in oriented)
-    steepest += math.sqrt(2 * _RARITY / freedom) * error
+    steepest += math.sqrt(2 * _RARITY / freedom) * max(tolerance / 2, error)
     reason = ""
     if worst > most:
         reason = f"a part of the output is wrong: {worst:.2g} in the sums of a row, at most {most:.2g} is rounding"

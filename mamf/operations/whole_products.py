@@ -77,13 +77,14 @@ def _verdict(problem: ProductProblem, parts: Sequence[Part], scale: float, eleme
     sums = sum(part.c.shape[0] * part.c.shape[1] for part in oriented) * VECTORS
     worst, most = max(of_worst), math.sqrt(2 * (math.log(2 * sums) + _RARITY)) * max(tolerance / 2, error)
     slope, steepest = _ratio(sum(along), sum(of_expected)), slope_tolerance(problem.dtype, problem.fast_accumulation)
-    steepest += math.sqrt(2 * _RARITY / sums) * error
+    # With a short K, errors of rows go together: they follow from few numbers.
+    freedom = VECTORS * sum(part.c.shape[0] * min(part.c.shape[1], part.left.shape[-1]) for part in oriented)
+    steepest += math.sqrt(2 * _RARITY / freedom) * max(tolerance / 2, error)
     reason = ""
     if worst > most:
         reason = f"a part of the output is wrong: {worst:.2g} in the sums of a row, at most {most:.2g} is rounding"
     elif abs(slope) > steepest:
         reason = f"the output is {1 + slope:.6g} times what it should be; rounding changes {steepest:.1g} at most"
-    freedom = VECTORS * sum(part.c.shape[0] * min(part.c.shape[1], part.left.shape[-1]) for part in oriented)
     return Verdict(error / _spread(freedom), tolerance, reference=_REFERENCE, reason=reason)
 
 

@@ -399,7 +399,7 @@ def test_an_attention_of_bfloat16_inside_is_no_float16(cpu):
 
 
 def test_an_honest_gradient_passes_whichever_rows_are_compared(cpu):
-    """Under a causal mask the first row of dQ is 0 but for rounding: of few rows it must not be all that is compared."""
+    """Under a causal mask the first row of dQ is 0 but for rounding: it cannot be all that is compared."""
     shape, problem = AttentionShape.parse("b1h2q64k64d32c"), AttentionProblem("float32", "bwd")
     ready = SdpaMath().prepare(cpu, problem, shape, cpu.operand_pool("normal", 0))
     for _ in range(200):

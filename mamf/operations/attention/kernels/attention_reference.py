@@ -37,7 +37,7 @@ Signs = Mapping[str, torch.Tensor]
 class Distance:
     """How far results are from the reference: ||x - reference|| / ||reference|| of ``o``, ``dq``, ``dk``, ``dv``, and
     by how much the slope of x against the reference differs from 1. Of the output also the error of its worst row, the
-    cosine similarity and the L1 distance relative to its L1 norm. ``entries``: that were compared, of the least.
+    cosine similarity and the L1 distance relative to its L1 norm. ``rows``: that were compared, of the least.
     """
 
     errors: dict[str, float]
@@ -45,7 +45,7 @@ class Distance:
     worst_row: float
     cosine: float
     relative_l1: float
-    entries: int
+    rows: int
 
 
 class _Tally:
@@ -62,7 +62,7 @@ class _Tally:
         of_both = (difference * expected, result.square())
         sums = torch.stack([each.sum() for each in (*squares, *lengths, *of_both)]).tolist()
         before = self._sums.setdefault(name, [0.0] * 7)
-        self._sums[name] = [a + b for a, b in zip(before, (*sums, expected.numel()), strict=True)]
+        self._sums[name] = [a + b for a, b in zip(before, (*sums, expected.shape[:-1].numel()), strict=True)]
         if name == "o":
             self._worst_row = max(self._worst_row, worst_relative_row(result, expected))
 
@@ -71,8 +71,8 @@ class _Tally:
         slopes = {name: of[4] / of[1] if of[1] else 0.0 for name, of in self._sums.items()}
         _, size, l1, reference_l1, along, norm, _ = self._sums["o"]
         cosine = (size + along) / math.sqrt(norm * size) if norm * size > 0 else float(norm == size)
-        entries = int(min(of[6] for of in self._sums.values()))
-        return Distance(errors, slopes, self._worst_row, cosine, l1 / reference_l1 if reference_l1 else l1, entries)
+        rows = int(min(of[6] for of in self._sums.values()))
+        return Distance(errors, slopes, self._worst_row, cosine, l1 / reference_l1 if reference_l1 else l1, rows)
 
 
 class Reference:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 
 _SIGN_BIT, _SIGN_BIT_OF_LOWER = 0x80, 0x08
+_PATTERNS = 16
 
 
 def fresh_generator(device: torch.device) -> torch.Generator:
@@ -30,35 +31,50 @@ def fresh_signs(size: Sequence[int], device: torch.device) -> torch.Tensor:
 
 
 class Signs:
-    """The signs of an operand whose last dimension is K: of 8-bit floats, of two e2m1 a byte (uint8), or of numbers."""
+    """The signs of an operand whose last dimension is K: of 8-bit floats, of two e2m1 a byte (uint8), or of numbers.
+
+    Patterns are drawn once, so that a change is a single pass over the operand.
+    """
 
     def __init__(self, operand: torch.Tensor) -> None:
         self._operand = operand
-        self._count = operand.shape[-1] * (2 if operand.dtype == torch.uint8 else 1)
-        self._negative: torch.Tensor | None = None
+        self._patterns: torch.Tensor | None = None
+        #: Patterns that are in the operand an odd number of times.
+        self._present: set[int] = set()
 
     def change(self) -> None:
-        """Queue random flips, at least one."""
-        flips = fresh_choices((self._count,), self._operand.device)
-        flips[secrets.randbelow(self._count)] = True
-        self._flip(flips)
-        self._negative = flips if self._negative is None else self._negative ^ flips
+        """Queue a pattern of flips, other than the last."""
+        if self._patterns is None:
+            self._patterns = self._drawn()
+        index = secrets.choice([index for index in range(_PATTERNS) if index not in self._present] or [0])
+        self._present ^= {index}
+        self._apply(self._patterns[index])
 
     def restore(self) -> None:
         """Queue what makes the operand as it was in the beginning."""
-        if self._negative is not None:
-            self._flip(self._negative)
-        self._negative = None
+        for index in self._present:
+            assert self._patterns is not None
+            self._apply(self._patterns[index])
+        self._present = set()
+
+    def _drawn(self) -> torch.Tensor:
+        """Patterns as factors of numbers, or as bits to flip, each with a flip at least."""
+        operand, count = self._operand, self._operand.shape[-1] * (2 if self._operand.dtype == torch.uint8 else 1)
+        flips = fresh_choices((_PATTERNS, count), operand.device)
+        flips[:, secrets.randbelow(count)] = True
+        if operand.dtype.itemsize > 1 or operand.dtype == torch.int8:
+            return torch.where(flips, -1, 1).to(operand.dtype)
+        bits = flips.to(torch.uint8) * _SIGN_BIT
+        if operand.dtype == torch.uint8:
+            bits = bits[:, 1::2] + flips[:, ::2].to(torch.uint8) * _SIGN_BIT_OF_LOWER
+        return bits
 
     @torch.no_grad()
-    def _flip(self, negative: torch.Tensor) -> None:
+    def _apply(self, pattern: torch.Tensor) -> None:
         operand = self._operand
         if operand.dtype.itemsize > 1 or operand.dtype == torch.int8:
-            operand.mul_(torch.where(negative, -1, 1).to(operand.dtype))
+            operand.mul_(pattern)
             return
         bits = operand.view(torch.uint8)
-        mask = negative.to(torch.uint8) * _SIGN_BIT
-        if operand.dtype == torch.uint8:
-            mask = mask[1::2] + negative[::2].to(torch.uint8) * _SIGN_BIT_OF_LOWER
         # The kinds of float8 without a negative zero have NaN in its place.
-        bits.bitwise_xor_(mask * (bits != 0) if "fnuz" in str(operand.dtype) else mask)
+        bits.bitwise_xor_(pattern * (bits != 0) if "fnuz" in str(operand.dtype) else pattern)

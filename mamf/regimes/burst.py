@@ -170,9 +170,12 @@ class Burst(Regime):
                 launch()  # the lead has evicted what a warm cache holds
             begun = backend.now()
             marks = [self._timed_launch(launch) for _ in range(size - 1)]
+            paused = backend.now()
             checked.prepare_check()  # what the last launch leaves is verified, and nothing else may have left it
+            self._queue_lead(self.agree(backend.now() - paused))
+            resumed = backend.now()
             marks.append(self._timed_launch(launch))
-            self._host_seconds = (backend.now() - begun) / size
+            self._host_seconds = (backend.now() - begun - (resumed - paused)) / size
             reading = self.read_sensors()
             backend.synchronize()
         seconds = [backend.seconds_between(start, end) for start, end in marks]

@@ -9,15 +9,13 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar, NamedTuple
 
 from mamf.backend import Backend, Reading
-from mamf.engine.checking import Checked, refuse_skipped_work, skipped_work
+from mamf.engine.checking import Checked
 from mamf.machine.garbage import no_garbage_collection
 from mamf.measurement import Conditions
 from mamf.regimes.base import Launch, Regime, Samples, StoppingRule
 from mamf.regimes.calibration import ANEW, calibrated
 from mamf.statistics import Repeatability, relative_slope
 
-#: Rounds of launches on changed operands, where those are slow, and what a window of them may hold besides.
-_MOST_CHANGED, _WINDOW_SECONDS = 4, 50e-6
 #: A clock of at least this share of the highest: nothing holds the device back.
 _AT_BOOST = 0.98
 #: Of a visit that starts anew, at least: one to settle, one to measure.
@@ -85,10 +83,8 @@ class Sustained(Regime):
 
     @classmethod
     def _anew_takes(cls, backend: Backend, loaded: float) -> float:
-        """Seconds of a visit that starts anew: settling ends with a block and the one behind it, measuring with one.
-        Launches on changed operands take about as long as one more.
-        """
-        return backend.sustained_traits.rest_seconds + loaded + 4 * cls.block_seconds
+        """Seconds of a visit that starts anew: settling ends with a block and the one behind it, measuring with one."""
+        return backend.sustained_traits.rest_seconds + loaded + 3 * cls.block_seconds
 
     @property
     def visit_takes(self) -> float:
@@ -141,26 +137,9 @@ class Sustained(Regime):
             self._measure(blocks, rule, taken)
             self.backend.synchronize()
         checked.verify()
-        self._launch_changed(checked, taken.seconds)
         self._loaded_until = self.backend.now()
         self._loaded_seconds += self._loaded_until - begun
         return taken
-
-    def _launch_changed(self, checked: Checked, usual: Sequence[float]) -> None:
-        """Once more on operands that the launches of the visit did not have: as fast, and verified by ``visit``."""
-        seconds: list[float] = []
-        for _ in range(_MOST_CHANGED):
-            checked.prepare_check()
-            start = self.backend.mark()
-            for launch in checked.launches:
-                launch()
-                self.backend.submit()
-            end = self.backend.mark()
-            self.backend.wait(end)
-            seconds.append(self.backend.seconds_between(start, end) / len(checked.launches) - _WINDOW_SECONDS)
-            if not (times := self.agree(skipped_work([min(seconds)] * _MOST_CHANGED, usual))):
-                break
-        refuse_skipped_work(times)
 
     def _is_cold(self) -> bool:
         return self.backend.now() - self._loaded_until > self.backend.sustained_traits.cold_after_seconds

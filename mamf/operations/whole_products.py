@@ -28,9 +28,9 @@ from mamf.operations.quantization import Quantized
 from mamf.operations.variation import fresh_signs
 
 #: Vectors of a test.
-VECTORS = 4
-# Elements that are multiplied at once: 32 MiB in float32, and less where that much is not free. A host's fit its cache.
-_CHUNKS = (2**23, 2**16)
+VECTORS = 2
+# Elements that are multiplied at once: 64 MiB in float32, and less where that much is not free. A host's fit its cache.
+_CHUNKS = (2**24, 2**16)
 _HOST_CHUNK = 2**17
 # Chance of a false alarm in a figure of a test, as -ln: e^-20 = 2e-9.
 _RARITY = 20.0

@@ -93,6 +93,16 @@ def interruptible(options: argparse.Namespace, work: Callable[[Interruption, Res
             return EXIT_CODE
 
 
+def measure(options: argparse.Namespace, opened: Callable[[Interruption, Resumed | None], Session[AnyPlan]]) -> int:
+    """Run a session, or with ``--dry-run`` say what it would measure."""
+
+    def work(interruption: Interruption, resumed: Resumed | None) -> int:
+        session = opened(interruption, resumed)
+        return session.dry_run() if options.dry_run else session.run()
+
+    return interruptible(options, work)
+
+
 class End(NamedTuple):
     """How a run ended: the summary's status, why if early, and the exit code."""
 
@@ -139,6 +149,10 @@ class Session(ABC, Generic[AnyPlan]):
     def resumes(self) -> str | None:
         """The operation of the logs that it resumes, where their kind of plan does not tell."""
         return None
+
+    @abstractmethod
+    def dry_run(self) -> int:
+        """Say what would be measured and how long; returns the exit code."""
 
     @abstractmethod
     def kernel_name(self) -> str:

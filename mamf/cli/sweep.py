@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from mamf.cli.interruption import Interruption
@@ -19,7 +20,7 @@ from mamf.cli.plan_options import (
 )
 from mamf.cli.resuming import require_repeated
 from mamf.cli.roofs import add_roof_option, given_roofs, require_of
-from mamf.cli.session import End, Resumed, Session, add_run_options, interruptible, say_memory
+from mamf.cli.session import End, Resumed, Session, add_run_options, measure, say_memory
 from mamf.cli.sharing import add_devices_options, led, say_devices
 from mamf.cli.terminal import say
 from mamf.engine.estimate import estimate_seconds, probe_flops
@@ -63,12 +64,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     if options.led:
         return led(*options.led)
-
-    def work(interruption: Interruption, resumed: Resumed | None) -> int:
-        session = _SweepSession(options, interruption, resumed)
-        return session.dry_run() if options.dry_run else session.run()
-
-    return interruptible(options, work)
+    return measure(options, partial(_SweepSession, options))
 
 
 class _SweepSession(Session[Plan]):

@@ -48,7 +48,7 @@ def has_drifted(row: Measurement, ceilings: Ceilings) -> bool:
     drift, ceiling = state(row, ceilings), ceilings.get((row.problem.dtype, row.regime))
     if drift is None or ceiling is None:
         return False
-    return bool(abs(drift) > STATE_TOLERANCE + row.timer_accuracy / ceiling.seconds)
+    return abs(drift) > STATE_TOLERANCE + row.timer_accuracy / ceiling.seconds
 
 
 def state(row: Measurement, ceilings: Ceilings) -> float | None:

@@ -123,12 +123,8 @@ class _AttentionSession(KernelsSession):
         dtypes = dict.fromkeys(problem.dtype for problem in self.plan.problems)
         return [(dtype, regime) for dtype in dtypes for regime in self.plan.regimes]
 
-    def _needed(self) -> list[tuple[str, str]]:
-        """Ceilings that are still missing."""
-        return [key for key in self._wanted() if key not in self.ceilings]
-
     def _missing_searches(self) -> list[FindPlan]:
-        dtypes = {dtype for dtype, _ in self._needed()}
+        dtypes = {key[0] for key in self._wanted() if key not in self.ceilings}
         searches = [search for search in self.plan.searches if search.problem.dtype in dtypes]
         return within(self.plan.budget_seconds, searches)
 
@@ -141,10 +137,10 @@ class _AttentionSession(KernelsSession):
         yield from find.results()
         self.ceilings |= (found := found_ceilings(find, self.plan.regimes))
         self._write_ceilings(found)
-        missing = [regime for regime in self.plan.regimes if (problem.dtype, regime) not in found]
-        for told in (missing_shares(problem.dtype, regime, plan) for regime in missing):
-            self.failures.append(told)
-            warn(told)
+        for regime in self.plan.regimes:
+            if (problem.dtype, regime) not in found:
+                self.failures.append(missing_shares(problem.dtype, regime, plan))
+                warn(self.failures[-1])
 
     def _references(self) -> dict[str, MatmulKernel]:
         """The kernels that the ceilings were measured with."""

@@ -227,6 +227,5 @@ class CountersSession(KernelsSession):
 
     def rendered(self, header: dict[str, Any], summary: dict[str, Any] | None) -> str:
         counted = Counted(tuple(self.counted.values()), self.roofs)
-        width = terminal_width(self.options)
-        columns = self.options.columns
-        return render_counters(self.options.format, self.rows, counted, header, summary, width, columns)
+        options, width = self.options, terminal_width(self.options)
+        return render_counters(options.format, self.rows, counted, header, summary, width, options.columns)

@@ -119,8 +119,8 @@ class ExplainSession(KernelsSession):
     def _report(self, header: dict[str, Any], summary: dict[str, Any] | None, path: Path) -> int:
         code = super()._report(header, summary, path)
         if self.options.picture and self.rows:
-            figure = draw(waterfall_chart(self._fall(), self.rows, header))
-            save(figure, self.options.picture, self.options.overwrite)
+            chart = waterfall_chart(self._fall(), self.rows, header)
+            save(draw(chart), self.options.picture, self.options.overwrite)
             say(f"figure: {self.options.picture}", beside(self.options))
         return code
 

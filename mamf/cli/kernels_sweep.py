@@ -150,10 +150,7 @@ class KernelsSession(Session[KernelsPlan]):
         dtypes = dict.fromkeys(problem.dtype for problem in self.plan.problems)
         return "-".join([*([] if self.command == self.of.name else [self.of.name]), *dtypes, *self.plan.regimes])
 
-    def has_all(self) -> bool:
-        return not self.plan.steps(self.held)
-
-    def total(self) -> int | None:
+    def count_due(self) -> int | None:
         return len(self.plan.steps(self.held))
 
     def measurements(self, on_phase: Callable[[str], None]) -> Iterator[Measurement]:

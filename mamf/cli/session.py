@@ -168,11 +168,11 @@ class Session(ABC, Generic[AnyPlan]):
 
     def has_all(self) -> bool:
         """Whether a resumed log that is complete lacks nothing: what failed is tried again, where that can be."""
-        return True
+        return not self.count_due()
 
-    @abstractmethod
-    def total(self) -> int | None:
-        """Measurements to come, if known."""
+    def count_due(self) -> int | None:
+        """Measurements to come; None where that is not known before."""
+        return None
 
     @abstractmethod
     def measurements(self, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
@@ -264,7 +264,7 @@ class Session(ABC, Generic[AnyPlan]):
     def _collect(self, writer: RunLogWriter) -> End:
         """Measure and log until done, or until something ends it early."""
         try:
-            with Progress(self.total()) as progress:
+            with Progress(self.count_due()) as progress:
                 for row in self.measurements(progress.phase):
                     with self.interruption.shielded():
                         writer.write("measurement", measurement_record(row))

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from mamf.ceilings.roof import require_same_device
 from mamf.cli.interruption import Interruption
 from mamf.cli.options import add_device_options, add_output_options, terminal_width
 from mamf.cli.plan_options import (
@@ -19,7 +20,7 @@ from mamf.cli.plan_options import (
     shapes_from,
 )
 from mamf.cli.resuming import require_repeated
-from mamf.cli.roofs import add_roof_option, given_roofs, require_of
+from mamf.cli.roofs import add_roof_option, given_roofs
 from mamf.cli.session import End, Resumed, Session, add_run_options, measure, say_memory
 from mamf.cli.sharing import add_devices_options, led, say_devices
 from mamf.cli.terminal import say
@@ -79,7 +80,8 @@ class _SweepSession(Session[Plan]):
         if self.devices:
             self.plan = replace(self.plan, reference=self.plan.common())
         if self.roofs is not None:
-            require_of(self.backend.info, self.roofs)
+            info = self.backend.info
+            require_same_device((self.roofs.device, self.roofs.uuid_hash), (info.name, info.uuid_hash))
         self.kernel = self._kernel()
         self.held = self.log.held if self.log else set()
         self.rows = self.log.kept if self.log else []
@@ -119,10 +121,7 @@ class _SweepSession(Session[Plan]):
     def label(self) -> str:
         return f"{self.plan.problem.dtype}-{'-'.join(self.plan.regimes)}"
 
-    def has_all(self) -> bool:
-        return not self.plan.steps(self.held)
-
-    def total(self) -> int:
+    def count_due(self) -> int:
         return len(self.plan.steps(self.held))
 
     def measurements(self, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
@@ -134,11 +133,9 @@ class _SweepSession(Session[Plan]):
         return bool(self.sweep.left_out)
 
     def summary(self, end: End, elapsed_seconds: float) -> dict[str, Any]:
-        done = {row.step for row in self.rows if not row.is_reference}
-        left = len(self.plan.steps(done))
+        left = len(self.plan.steps({row.step for row in self.rows if not row.is_reference}))
         return summary_record(self.rows, end.status, end.reason, elapsed_seconds, left)
 
     def rendered(self, header: dict[str, Any], summary: dict[str, Any] | None) -> str:
         options = self.options
-        width = terminal_width(options)
-        return render(options.format, self.rows, header, summary, options.top, width, self.roofs)
+        return render(options.format, self.rows, header, summary, options.top, terminal_width(options), self.roofs)

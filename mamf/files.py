@@ -21,6 +21,14 @@ _OF_THE_DISK = {errno.ENOSPC, errno.EFBIG, errno.EIO, getattr(errno, "EDQUOT", e
 Content = str | bytes | Iterable[str]
 
 
+def make_folder(folder: Path, advice: str = "") -> None:
+    """Make a folder unless it is there. Raises UsageError with the advice where it cannot be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write {folder}: {error.strerror}{advice}") from None
+
+
 def write_whole(path: Path, content: Content) -> None:
     """Write a file, or leave the one that is there. ``content``: text (UTF-8) or bytes, whole or piece by piece.
 

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections.abc import Collection
+from dataclasses import fields
+from typing import ClassVar, TypeVar
 
-from mamf.errors import UsageError
+from mamf.errors import UnknownNameError, UsageError
 
 #: What a 64-bit index reaches; no memory does.
 LARGEST_SIZE = 2**63 - 1
@@ -40,6 +43,13 @@ def number_of(digits: str) -> int:
     if len(digits) > _MOST_DIGITS and len(digits.lstrip("0")) > _MOST_DIGITS:
         raise UsageError(f"{shortened(digits)} is too large a number")
     return int(digits)
+
+
+def require_known(*named: tuple[str, str, Collection[str]]) -> None:
+    """What each is, its value and the values that are known. Raises UnknownNameError for the first that is not."""
+    for what, value, known in named:
+        if value not in known:
+            raise UnknownNameError(what, value, known)
 
 
 def require_share(what: str, value: object) -> None:
@@ -91,3 +101,29 @@ def shortened(value: object) -> str:
     except ValueError:  # an int of more digits than Python writes
         return "of thousands of digits"
     return text if len(text) <= 2 * _MOST_SHOWN else f"{text[:_MOST_SHOWN]}... ({len(text)} characters)"
+
+
+class Sizes:
+    """A base of shapes: frozen dataclasses of whole numbers, which ``str`` writes and ``parse`` reads.
+
+    ``pattern``: of the text, a group a field. ``written``: what it is and how it is written, for who writes another.
+    """
+
+    __slots__ = ()
+    pattern: ClassVar[re.Pattern[str]]
+    written: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        for field in fields(self):  # type: ignore[arg-type]  # derived classes are dataclasses
+            object.__setattr__(self, field.name, whole_number(field.name, getattr(self, field.name)))
+
+    @classmethod
+    def parse(cls: type[SizesT], text: str) -> SizesT:
+        """Raises UsageError for anything but what ``str`` gives."""
+        match = cls.pattern.fullmatch(text.strip())
+        if match is None:
+            raise UsageError(f"{text!r} is not {cls.written}")
+        return cls(*map(number_of, match.groups()))
+
+
+SizesT = TypeVar("SizesT", bound=Sizes)

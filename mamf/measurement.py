@@ -8,12 +8,10 @@ from functools import cached_property
 from typing import Any, Literal, TypeGuard
 
 from mamf.statistics import (
-    FigureError,
     Interval,
     Repeatability,
     Summary,
     exact_standard_deviation,
-    figure_error,
     repeat_interval,
     standard_error,
     widened,
@@ -194,13 +192,6 @@ class Measurement(Tabular):
         if self.repeatability is None:
             return within
         return repeat_interval([self.seconds], self.seconds, [self.standard_error], self.repeatability)
-
-    @property
-    def figure_error(self) -> FigureError | None:
-        """How far the figure lies from the mean of all runs, as standard deviations; None without a calibration."""
-        if self.repeatability is None:
-            return None
-        return figure_error([self.seconds], self.seconds, [self.standard_error], self.repeatability)
 
     @property
     def standard_error(self) -> float:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Generic
 from mamf.backend import Backend, DeviceInfo
 from mamf.dtypes import canonical_name
 from mamf.kernel import AnyKernel, ProblemT, ShapeT
+from mamf.machine.peaks import fastest_possible_flops, find_peak
 from mamf.measurement import Measurement
 
 
@@ -99,6 +100,18 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
 
     def problem_from_record(self, record: Mapping[str, Any]) -> ProblemT:
         return self.problem_type(**record)  # type: ignore[no-any-return]
+
+
+class FlopOperation(Operation[ProblemT, ShapeT]):
+    """An operation whose rate counts FLOP, which the device's peak for the dtype bounds."""
+
+    def fastest_possible(self, info: DeviceInfo, problem: ProblemT, shape: ShapeT | None = None) -> float | None:
+        return fastest_possible_flops(info, problem.dtype)
+
+    def peak(self, info: DeviceInfo, problem: ProblemT) -> float | None:
+        """The datasheet's FLOP a second; a share of it is MFU."""
+        found = find_peak(info.name, problem.dtype, info.compute_units)
+        return None if found is None else found.flops
 
 
 def plain_fields(of: Any) -> dict[str, Any]:

@@ -28,10 +28,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from mamf.ceilings.ceiling import usual_repeatability
 from mamf.errors import IncomparableError
 from mamf.logs.comparability import noted_differences
 from mamf.logs.compare import Comparison, compare, judged, paired
-from mamf.logs.decision import SEPARATE, Design, run_error
+from mamf.logs.decision import SEPARATE, Design, careful_error
 from mamf.logs.entries import Entry, entries, fields_of, mean_entries
 from mamf.logs.legacy import read_legacy_or_none
 from mamf.logs.plan_records import plan_record
@@ -40,6 +41,7 @@ from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import Plan
 from mamf.regimes.names import BURST, SUSTAINED
+from mamf.statistics import figure_error
 
 TEMPLATE = "nvidia-h200/sweep-torch-mm-bfloat16-burst-20261121-143232.jsonl"
 TOLERANCE = 0.01
@@ -165,7 +167,9 @@ class Card:
         fields = {"regime": self.regime, "shape": number}
         if self.regime == BURST or of.error is None:
             return replace(of, fields=fields)
-        return replace(of, fields=fields, error=run_error(SUSTAINED, True, of.seconds, [0.0], None))
+        known = usual_repeatability(SUSTAINED, MatmulProblem.operation)
+        error = figure_error([of.seconds], of.seconds, [0.0], known)
+        return replace(of, fields=fields, error=careful_error(error, SUSTAINED, 1))
 
     def _run(
         self, chooser: random.Random, rows: Sequence[Entry], odds: Sequence[float], apart: float, loss: float

@@ -17,6 +17,8 @@ from mamf.errors import IncomparableError, UsageError
 from mamf.kernel import Problem
 from mamf.limits import is_number, require_seconds
 from mamf.measurement import TERA, Conditions, Measurement
+from mamf.regimes.calibration import calibrated
+from mamf.regimes.names import BURST, SUSTAINED
 from mamf.statistics import FigureError, Interval, Repeatability, figure_error, median_interval, repeat_interval
 from mamf.tabular import Tabular
 
@@ -66,6 +68,11 @@ class Ceiling(Tabular):
     def unit(self) -> str:
         """Of its rate."""
         return str(self.problem.work(self.shape).unit)
+
+    @property
+    def seconds(self) -> float:
+        """Of a launch at its rate."""
+        return float(self.problem.work(self.shape).amount) / (self.rate * TERA)
 
     @property
     def joules_per_tflop(self) -> float | None:
@@ -200,10 +207,16 @@ def combined(rounds: Sequence[Measurement]) -> tuple[float, Interval]:
     return scale / visits.middle, Interval(scale / interval.high, scale / interval.low, interval.coverage)
 
 
-def error_of(rounds: Sequence[Measurement]) -> FigureError | None:
-    """How far the figure of ``combined`` lies from the mean of all runs; None without a calibration."""
-    known, visits = repeatability_of(rounds), _Visits.of(rounds)
-    return None if known is None else figure_error(*visits[:3], known, visits.of_median)
+def error_of(rounds: Sequence[Measurement]) -> FigureError:
+    """How far the figure of ``combined`` lies from the mean of all runs."""
+    first, visits = rounds[0], _Visits.of(rounds)
+    known = repeatability_of(rounds) or usual_repeatability(first.regime, first.operation)
+    return figure_error(*visits[:3], known, visits.of_median)
+
+
+def usual_repeatability(regime: str, operation: str) -> Repeatability:
+    """For logs before schema 4, which name none. mamf-finder's loop scatters like sustained."""
+    return calibrated("", BURST if regime == BURST else SUSTAINED, operation)
 
 
 class _Visits(NamedTuple):

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from mamf.backend import Backend
 from mamf.ceilings.ceiling import Ceiling
 from mamf.errors import IncomparableError
-from mamf.measurement import TERA, Measurement
+from mamf.measurement import Measurement
 
 #: Ceilings by dtype and regime.
 Ceilings = Mapping[tuple[str, str], Ceiling]
@@ -33,8 +33,7 @@ def share_accuracy(row: Measurement, ceilings: Ceilings) -> float:
     ceiling = ceilings.get((row.problem.dtype, row.regime))
     if ceiling is None or row.summary is None or not row.timer_accuracy:
         return 0.0
-    seconds = ceiling.problem.work(ceiling.shape).amount / (ceiling.rate * TERA)
-    return math.hypot(row.accuracy, row.timer_accuracy / seconds)
+    return math.hypot(row.accuracy, row.timer_accuracy / ceiling.seconds)
 
 
 def is_beyond(share: float, row: Measurement, ceilings: Ceilings) -> bool:
@@ -49,8 +48,7 @@ def has_drifted(row: Measurement, ceilings: Ceilings) -> bool:
     drift, ceiling = state(row, ceilings), ceilings.get((row.problem.dtype, row.regime))
     if drift is None or ceiling is None:
         return False
-    seconds = ceiling.problem.work(ceiling.shape).amount / (ceiling.rate * TERA)
-    return bool(abs(drift) > STATE_TOLERANCE + row.timer_accuracy / seconds)
+    return abs(drift) > STATE_TOLERANCE + row.timer_accuracy / ceiling.seconds
 
 
 def state(row: Measurement, ceilings: Ceilings) -> float | None:

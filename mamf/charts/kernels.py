@@ -57,11 +57,9 @@ def _panel(rows: Sequence[Measurement], title: str, position: Position, quantity
     def points(best: Mapping[float, Measurement]) -> tuple[Point, ...]:
         return tuple(point(best[x], x, quantity) for x in sorted(best))
 
-    return Panel(title, quantity, tuple(Line(name, points(best)) for name, best in lines.items()), unit=_unit(rows))
-
-
-def _unit(rows: Sequence[Measurement]) -> str:
-    return rows[0].work.unit
+    return Panel(
+        title, quantity, tuple(Line(name, points(best)) for name, best in lines.items()), unit=rows[0].work.unit
+    )
 
 
 def _axis(rows: Sequence[Measurement]) -> tuple[Axis, Position]:

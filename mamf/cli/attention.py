@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from mamf.ceilings.ceiling import Ceiling
@@ -29,24 +30,23 @@ from mamf.cli.attention_options import (
     shapes_from,
 )
 from mamf.cli.interruption import Interruption
-from mamf.cli.kernels_options import add_measuring_options, say_plan
+from mamf.cli.kernels_options import AnyOperation, add_measuring_options, say_plan
+from mamf.cli.kernels_sweep import KernelsSession
 from mamf.cli.options import add_device_options, add_output_options, terminal_width
-from mamf.cli.session import End, Resumed, Session, add_run_options, interruptible
+from mamf.cli.session import End, Resumed, add_run_options, measure
 from mamf.cli.sharing import add_devices_options
 from mamf.cli.terminal import warn
 from mamf.errors import LogMismatchError, UnknownNameError
-from mamf.kernel import AnyKernel
 from mamf.logs.records import ceiling_record
 from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement
-from mamf.node.sharing import SharedSweep
 from mamf.operations.attention.operation import Attention
 from mamf.operations.attention.report import attention_summary_record, render_attention
-from mamf.operations.attention.rows import is_attention, step_of
+from mamf.operations.attention.rows import is_attention
 from mamf.operations.matmul.kernel import MatmulKernel
-from mamf.plans import FindPlan, KernelsPlan, Row
+from mamf.plans import FindPlan, KernelsPlan
 from mamf.plugins.discovery import operation
-from mamf.plugins.selection import chosen_kernels, installed_kernel, kernels_for
+from mamf.plugins.selection import installed_kernel, kernels_for
 from mamf.report import FORMATS
 from mamf.strategies.kernels import KernelsSweep
 
@@ -69,36 +69,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_devices_options(parser)
     add_run_options(parser, budget="stop after so long, for example 5m; the rest can be resumed")
     add_output_options(parser, FORMATS)
-    parser.set_defaults(run=run, parser=parser)
+    parser.set_defaults(run=run, parser=parser, command="attention")
 
 
 def run(options: argparse.Namespace) -> int:
     if not options.resume:
         shapes_from(options)  # what is wrong with it is said before a device is opened
-
-    def work(interruption: Interruption, resumed: Resumed | None) -> int:
-        session = _AttentionSession(options, interruption, resumed)
-        return session.dry_run() if options.dry_run else session.run()
-
-    return interruptible(options, work)
+    return measure(options, partial(_AttentionSession, operation(Attention.name), options))
 
 
-class _AttentionSession(Session[KernelsPlan]):
-    command = "attention"
-    plan_kind = KernelsPlan
+class _AttentionSession(KernelsSession):
+    """Kernels of attention, and before them the ceilings that their rows are shares of."""
 
-    def __init__(self, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None) -> None:
-        super().__init__(options, interruption, resumed)
-        if self.before:
-            require_repeated_plan(options, self.before, self.backend)
-        self.kernels = self._kernels()
-        self.plan = self._plan()
-        self.held: set[Row] = set()
-        self.ceilings: dict[tuple[str, str], Ceiling] = {}
-        if self.log:
-            kept = self.log.lasting
-            self.rows, self.ceilings = list(kept), dict(self.log.all_ceilings)
-            self.held = {self._step(row) for row in kept if is_attention(row)}
+    def __init__(
+        self, of: AnyOperation, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None
+    ) -> None:
+        super().__init__(of, options, interruption, resumed)
+        self.ceilings: dict[tuple[str, str], Ceiling] = dict(self.log.all_ceilings) if self.log else {}
         given = given_ceilings(options, self._wanted(), self.backend)
         if self.log and self.before:
             require_repeated_ceilings(options, self.log, self.before, given)
@@ -106,22 +93,15 @@ class _AttentionSession(Session[KernelsPlan]):
         self._require_first()
         self._references()  # one that cannot be loaded is said before anything is measured
         self._require_baseline()
-        self.sweep: KernelsSweep | SharedSweep | None = None
-        interruption.check()
 
-    def resumes(self) -> str:
-        return Attention.name
+    def require_repeated(self, before: KernelsPlan) -> None:
+        require_repeated_plan(self.options, before, self.backend)
 
-    def _kernels(self) -> list[tuple[str, AnyKernel]]:
-        """The kernels by the names that they are asked for."""
-        names = self.before.kernels if self.before else kernels_from(self.options, self.backend)
-        return chosen_kernels(operation(Attention.name), self.backend, names)
+    def asked_kernels(self) -> Sequence[str] | None:
+        return kernels_from(self.options, self.backend)
 
-    def _plan(self) -> KernelsPlan:
-        names = tuple(name for name, _ in self.kernels)
-        if self.before:
-            return replace(self.before, kernels=names, budget_seconds=self.options.budget)
-        plan = plan_from(self.options, self.backend, names)
+    def new_plan(self) -> KernelsPlan:
+        plan = plan_from(self.options, self.backend, [name for name, _ in self.kernels])
         return plan if self.options.no_ceiling or self.options.ceiling else with_searches(plan, self.backend)
 
     def _require_first(self) -> None:
@@ -138,23 +118,13 @@ class _AttentionSession(Session[KernelsPlan]):
         if self.options.baseline is not None and self.options.baseline not in names:
             raise UnknownNameError("baseline", self.options.baseline, names)
 
-    def _step(self, row: Measurement) -> Row:
-        """The step of the plan that a row is of: the plan names kernels as they were asked for."""
-        asked = {each.name: name for name, each in self.kernels}
-        regime, problem, shape, name = step_of(row)
-        return regime, problem, shape, asked.get(name, name)
-
     def _wanted(self) -> list[tuple[str, str]]:
         """Ceilings, by dtype and regime, that the rows are shares of."""
         dtypes = dict.fromkeys(problem.dtype for problem in self.plan.problems)
         return [(dtype, regime) for dtype in dtypes for regime in self.plan.regimes]
 
-    def _needed(self) -> list[tuple[str, str]]:
-        """Ceilings that are still missing."""
-        return [key for key in self._wanted() if key not in self.ceilings]
-
     def _missing_searches(self) -> list[FindPlan]:
-        dtypes = {dtype for dtype, _ in self._needed()}
+        dtypes = {key[0] for key in self._wanted() if key not in self.ceilings}
         searches = [search for search in self.plan.searches if search.problem.dtype in dtypes]
         return within(self.plan.budget_seconds, searches)
 
@@ -167,10 +137,10 @@ class _AttentionSession(Session[KernelsPlan]):
         yield from find.results()
         self.ceilings |= (found := found_ceilings(find, self.plan.regimes))
         self._write_ceilings(found)
-        missing = [regime for regime in self.plan.regimes if (problem.dtype, regime) not in found]
-        for told in (missing_shares(problem.dtype, regime, plan) for regime in missing):
-            self.failures.append(told)
-            warn(told)
+        for regime in self.plan.regimes:
+            if (problem.dtype, regime) not in found:
+                self.failures.append(missing_shares(problem.dtype, regime, plan))
+                warn(self.failures[-1])
 
     def _references(self) -> dict[str, MatmulKernel]:
         """The kernels that the ceilings were measured with."""
@@ -180,20 +150,17 @@ class _AttentionSession(Session[KernelsPlan]):
         say_plan(self.plan, self.plan.steps(self.held), self.backend, self.devices, self._missing_searches())
         return 0
 
-    def kernel_name(self) -> str:
-        return " ".join(self.plan.kernels)
-
     def label(self) -> str:
         return "-".join(dict.fromkeys(problem.dtype for problem in self.plan.problems))
 
     def counts(self, row: Measurement) -> bool:
         return is_attention(row)
 
-    def has_all(self) -> bool:
-        return not self.plan.steps(self.held) and not self._missing_searches()
+    def _is_of_step(self, row: Measurement) -> bool:
+        return self.counts(row)
 
-    def total(self) -> int:
-        return len(self.plan.steps(self.held))
+    def has_all(self) -> bool:
+        return super().has_all() and not self._missing_searches()
 
     def measurements(self, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
         begun, plan = self.backend.now(), self.plan
@@ -204,9 +171,8 @@ class _AttentionSession(Session[KernelsPlan]):
             left = plan.budget_seconds - (self.backend.now() - begun)
             plan = replace(plan, budget_seconds=max(left, _A_MOMENT))
         kernels = [each for _, each in self.kernels]
-        sweep = KernelsSweep(plan, kernels, self.backend, self.ceilings, self._references(), self.held, on_phase)
-        self.sweep = self.shared(sweep)
-        yield from self.sweep.results()
+        self.sweep = KernelsSweep(plan, kernels, self.backend, self.ceilings, self._references(), self.held)
+        yield from super().measurements(on_phase)
 
     def before_measuring(self, writer: RunLogWriter) -> None:
         self._writer = writer
@@ -220,13 +186,10 @@ class _AttentionSession(Session[KernelsPlan]):
                 if key not in known:
                     self._writer.write("ceiling", ceiling_record(ceiling))
 
-    def left_out(self) -> bool:
-        return self.sweep is not None and bool(self.sweep.left_out)
-
     def summary(self, end: End, elapsed_seconds: float) -> dict[str, Any]:
-        done = {self._step(row) for row in self.rows if is_attention(row)}
-        left = len(self.plan.steps(done))
-        return attention_summary_record(self.rows, self.ceilings, end.status, end.reason, elapsed_seconds, left)
+        return attention_summary_record(
+            self.rows, self.ceilings, end.status, end.reason, elapsed_seconds, self.count_left()
+        )
 
     def rendered(self, header: dict[str, Any], summary: dict[str, Any] | None) -> str:
         options = self.options

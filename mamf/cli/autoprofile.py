@@ -15,7 +15,7 @@ from mamf.cli.interruption import EXIT_CODE
 from mamf.cli.options import add_device_options, duration, size
 from mamf.cli.terminal import say, warn
 from mamf.errors import MamfError, UsageError
-from mamf.files import create_whole, write_whole
+from mamf.files import create_whole, make_folder, write_whole
 from mamf.logs.run_log import read_run_log
 from mamf.plugins.discovery import open_backend, operation
 from mamf.plugins.selection import chosen_kernels
@@ -76,17 +76,10 @@ def run(options: argparse.Namespace) -> int:
     if options.ceiling and not read_run_log(options.ceiling).all_ceilings:
         raise UsageError(f"{options.ceiling} holds no ceiling: give a log of 'mamf find'")
     budget = options.budget or (_BUDGET if backend.is_accelerator else _BUDGET_OF_CPU)
-    _made(folder)
+    make_folder(folder, "; name another --output-folder")
     if options.ceiling:
         _copied(options.ceiling, folder / LOGS["ceilings"])
     return _Run(folder, remarks, budget, no_counters(backend)).run(steps_of(options, folder, backend))
-
-
-def _made(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot make {folder}: {error.strerror}; name another --output-folder") from None
 
 
 def _copied(ceiling: Path, own: Path) -> None:

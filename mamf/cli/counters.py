@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from mamf.cli.kernels_options import AnyOperation, asked_for, shapes_from
 from mamf.cli.kernels_sweep import KernelsSession
 from mamf.cli.launch_options import add_what_options, operation_asked_for, with_shapes_of_sizes
 from mamf.cli.options import add_device_options, add_width_option, duration, size, terminal_width
-from mamf.cli.session import Resumed, add_run_options, interruptible
+from mamf.cli.session import Resumed, add_run_options, measure
 from mamf.cli.terminal import say, warn
 from mamf.counters.counting import SECTION_SETS, Counter
 from mamf.counters.known_roofs import (
@@ -86,12 +87,7 @@ def run(options: argparse.Namespace) -> int:
     # What is wrong with it is said before a device is opened.
     asked_for(of, options)
     shapes_from(of, options)
-
-    def work(interruption: Interruption, resumed: Resumed | None) -> int:
-        session = CountersSession(of, options, interruption, resumed)
-        return session.dry_run() if options.dry_run else session.run()
-
-    return interruptible(options, work)
+    return measure(options, partial(CountersSession, of, options))
 
 
 def _sections(given: list[str]) -> tuple[str | None, list[str] | None]:
@@ -231,6 +227,5 @@ class CountersSession(KernelsSession):
 
     def rendered(self, header: dict[str, Any], summary: dict[str, Any] | None) -> str:
         counted = Counted(tuple(self.counted.values()), self.roofs)
-        width = terminal_width(self.options)
-        columns = self.options.columns
-        return render_counters(self.options.format, self.rows, counted, header, summary, width, columns)
+        options, width = self.options, terminal_width(self.options)
+        return render_counters(options.format, self.rows, counted, header, summary, width, options.columns)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ from mamf.cli.options import terminal_width
 from mamf.cli.plan_options import read_names
 from mamf.cli.resuming import require_repeated
 from mamf.cli.roofline import Given, beside
-from mamf.cli.session import Resumed, interruptible
+from mamf.cli.session import Resumed, measure
 from mamf.cli.terminal import say, warn
 from mamf.contribution.collection import named_dtype
 from mamf.errors import DeviceError, UsageError
@@ -45,17 +46,12 @@ _SECONDS, _SEARCH_SECONDS = 30.0, 12.0
 
 def measured(options: argparse.Namespace, given: Sequence[Given]) -> int:
     """Measure, report, draw."""
-
-    def work(interruption: Interruption, resumed: Resumed | None) -> int:
-        try:
-            session = ExplainSession(options, given, interruption, resumed)
-        except _ToBeFoundError:
-            say(f"product: of a find of {_SEARCH_SECONDS:.0f} s, which comes first; --ceiling LOG or --shape spares it")
-            say(f"time: then at most {options.budget or _SECONDS:.0f} s, the budget")
-            return 0
-        return session.dry_run() if options.dry_run else session.run()
-
-    return interruptible(options, work)
+    try:
+        return measure(options, partial(ExplainSession, options, given))
+    except _ToBeFoundError:
+        say(f"product: of a find of {_SEARCH_SECONDS:.0f} s, which comes first; --ceiling LOG or --shape spares it")
+        say(f"time: then at most {options.budget or _SECONDS:.0f} s, the budget")
+        return 0
 
 
 class _ToBeFoundError(Exception):
@@ -123,8 +119,8 @@ class ExplainSession(KernelsSession):
     def _report(self, header: dict[str, Any], summary: dict[str, Any] | None, path: Path) -> int:
         code = super()._report(header, summary, path)
         if self.options.picture and self.rows:
-            figure = draw(waterfall_chart(self._fall(), self.rows, header))
-            save(figure, self.options.picture, self.options.overwrite)
+            chart = waterfall_chart(self._fall(), self.rows, header)
+            save(draw(chart), self.options.picture, self.options.overwrite)
             say(f"figure: {self.options.picture}", beside(self.options))
         return code
 

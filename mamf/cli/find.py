@@ -159,9 +159,6 @@ class _FindSession(Session[FindPlan]):
     def label(self) -> str:
         return self.plan.problem.dtype
 
-    def total(self) -> None:
-        return None
-
     def measurements(self, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
         self.find.on_phase = on_phase
         return self.find.results()
@@ -189,5 +186,4 @@ class _FindSession(Session[FindPlan]):
 
     def rendered(self, header: dict[str, Any], summary: dict[str, Any] | None) -> str:
         ceilings = self._ceilings() or (self.log.ceilings if self.log else {})
-        width = terminal_width(self.options)
-        return render_find(self.options.format, self.rows, ceilings, header, summary, width)
+        return render_find(self.options.format, self.rows, ceilings, header, summary, terminal_width(self.options))

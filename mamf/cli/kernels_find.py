@@ -8,10 +8,9 @@ from typing import Any
 
 from mamf.ceilings.kernels import KernelsFind
 from mamf.cli import kernels_sweep
-from mamf.cli.interruption import Interruption
-from mamf.cli.kernels_options import AnyOperation, add_what_options
+from mamf.cli.kernels_options import add_what_options
 from mamf.cli.kernels_sweep import KernelsSession
-from mamf.cli.session import End, Resumed
+from mamf.cli.session import End
 from mamf.errors import UsageError
 from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import OwnCeilings
@@ -41,12 +40,7 @@ class KernelsFindSession(KernelsSession):
     """Kernels of one operation, and the ceilings that they reach."""
 
     purpose = CEILINGS_OF_ITS_OWN
-
-    def __init__(
-        self, of: AnyOperation, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None
-    ) -> None:
-        self.find: KernelsFind
-        super().__init__(of, options, interruption, resumed)
+    find: KernelsFind
 
     def new_plan(self) -> KernelsPlan:
         plan = super().new_plan()
@@ -77,10 +71,7 @@ class KernelsFindSession(KernelsSession):
         self.find = KernelsFind(self.plan, kernels, self.backend, held=self.held, rows=list(self.rows))
         return self.find
 
-    def has_all(self) -> bool:
-        return True
-
-    def total(self) -> None:
+    def count_due(self) -> None:
         return None
 
     def after_measuring(self, writer: RunLogWriter) -> None:

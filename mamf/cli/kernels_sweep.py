@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from mamf.cli.interruption import Interruption
@@ -19,7 +20,7 @@ from mamf.cli.kernels_options import (
     shapes_from,
 )
 from mamf.cli.options import add_device_options, add_output_options, terminal_width
-from mamf.cli.session import End, Resumed, Session, add_run_options, interruptible
+from mamf.cli.session import End, Resumed, Session, add_run_options, measure
 from mamf.cli.sharing import add_devices_options
 from mamf.errors import UsageError
 from mamf.kernel import AnyKernel
@@ -65,11 +66,7 @@ def run(options: argparse.Namespace) -> int:
     asked_for(of, options)
     shapes_from(of, options)
 
-    def work(interruption: Interruption, resumed: Resumed | None) -> int:
-        session: KernelsSession = options.session(of, options, interruption, resumed)
-        return session.dry_run() if options.dry_run else session.run()
-
-    return interruptible(options, work)
+    return measure(options, partial(options.session, of, options))
 
 
 class KernelsSession(Session[KernelsPlan]):
@@ -111,7 +108,11 @@ class KernelsSession(Session[KernelsPlan]):
 
     def _kernels(self) -> list[tuple[str, AnyKernel]]:
         """The kernels by the names that they are asked for."""
-        return chosen_kernels(self.of, self.backend, self.before.kernels if self.before else self.options.kernel)
+        return chosen_kernels(self.of, self.backend, self.before.kernels if self.before else self.asked_kernels())
+
+    def asked_kernels(self) -> Sequence[str] | None:
+        """The names that are asked for; None for all kernels."""
+        return self.options.kernel  # type: ignore[no-any-return]
 
     def _plan(self) -> KernelsPlan:
         if self.before is None:
@@ -149,10 +150,7 @@ class KernelsSession(Session[KernelsPlan]):
         dtypes = dict.fromkeys(problem.dtype for problem in self.plan.problems)
         return "-".join([*([] if self.command == self.of.name else [self.of.name]), *dtypes, *self.plan.regimes])
 
-    def has_all(self) -> bool:
-        return not self.plan.steps(self.held)
-
-    def total(self) -> int | None:
+    def count_due(self) -> int | None:
         return len(self.plan.steps(self.held))
 
     def measurements(self, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
@@ -165,9 +163,12 @@ class KernelsSession(Session[KernelsPlan]):
         return bool(self.sweep.left_out)
 
     def summary(self, end: End, elapsed_seconds: float) -> dict[str, Any]:
-        left = len(self.plan.steps({self._step(row) for row in self.rows if self._is_of_step(row)}))
-        ceilings = self.own_ceilings()
+        left, ceilings = self.count_left(), self.own_ceilings()
         return kernels_run_summary(self.of.name, self.rows, {}, end.status, end.reason, elapsed_seconds, left, ceilings)
+
+    def count_left(self) -> int:
+        """Steps of the plan that no row is of yet."""
+        return len(self.plan.steps({self._step(row) for row in self.rows if self._is_of_step(row)}))
 
     def rendered(self, header: dict[str, Any], summary: dict[str, Any] | None) -> str:
         return render_kernels_run(

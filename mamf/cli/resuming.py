@@ -43,7 +43,9 @@ def plan_of(log: RunLog, kind: type[AnyPlan], operation: str | None = None, purp
             f"{log.path} is of schema {schema}, whose figures are taken otherwise than today's: start a new log, or go "
             f"on with the mamf that began it"
         )
-    if isinstance(plan, kind) and (not isinstance(plan, KernelsPlan) or is_same(plan, operation, purpose)):
+    if isinstance(plan, kind) and (
+        not isinstance(plan, KernelsPlan) or (plan.operation, plan.purpose) == (operation, purpose)
+    ):
         return plan
     told = log.header["plan"].get("command", "sweep")
     command = told if told in _A_RUN else "sweep"
@@ -56,10 +58,6 @@ def plan_of(log: RunLog, kind: type[AnyPlan], operation: str | None = None, purp
         command = "counters"
     resumption = f"mamf {command} --resume {shlex.quote(str(log.path))}"
     raise LogMismatchError(f"{log.path} is of {of}: resume it with '{resumption}'")
-
-
-def is_same(plan: KernelsPlan, operation: str | None, purpose: str) -> bool:
-    return plan.operation == operation and plan.purpose == purpose
 
 
 def require_repeated(

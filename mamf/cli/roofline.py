@@ -138,8 +138,7 @@ def rendered(
     head: Sequence[str],
     foot: Sequence[str] = (),
 ) -> str:
-    width = terminal_width(options)
-    return render_roofline(options.format, roofs, points, head, foot, options.top, width)
+    return render_roofline(options.format, roofs, points, head, foot, options.top, terminal_width(options))
 
 
 def require_files(options: argparse.Namespace) -> None:

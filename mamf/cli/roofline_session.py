@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from mamf.cli.kernels_find import KernelsFindSession
 from mamf.cli.plan_options import read_names
 from mamf.cli.resuming import require_repeated
 from mamf.cli.roofline import Given, finish, placed, rendered
-from mamf.cli.session import Resumed, interruptible
+from mamf.cli.session import Resumed, measure
 from mamf.cli.terminal import say
 from mamf.errors import UsageError
 from mamf.kernel import Problem
@@ -52,12 +53,7 @@ def measured(options: argparse.Namespace, given: Sequence[Given]) -> int:
     if options.resume and options.output:
         raise UsageError("--resume continues its own file: leave --log out")
     options.command, options.kernel = ROOFLINE, None
-
-    def work(interruption: Interruption, resumed: Resumed | None) -> int:
-        session = RooflineSession(options, given, interruption, resumed)
-        return session.dry_run() if options.dry_run else session.run()
-
-    return interruptible(options, work)
+    return measure(options, partial(RooflineSession, options, given))
 
 
 def sizes_of(backend: Backend) -> tuple[BandwidthShape, ...]:

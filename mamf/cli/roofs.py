@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mamf.backend import DeviceInfo
-from mamf.ceilings.roof import Roofs, require_same_device
+from mamf.ceilings.roof import Roofs
 from mamf.cli.reading import read_log
 from mamf.logs.roofs import roofs_of_logs
 
@@ -24,8 +23,3 @@ def add_roof_option(parser: argparse.ArgumentParser) -> None:
 def given_roofs(options: argparse.Namespace) -> Roofs | None:
     """What the logs of ``--ceiling`` give, None without any. Raises UsageError or IncomparableError."""
     return roofs_of_logs(map(read_log, options.ceiling)) if options.ceiling else None
-
-
-def require_of(info: DeviceInfo, roofs: Roofs) -> None:
-    """Raises IncomparableError for roofs of another card than the one that is measured."""
-    require_same_device((roofs.device, roofs.uuid_hash), (info.name, info.uuid_hash))

@@ -93,6 +93,16 @@ def interruptible(options: argparse.Namespace, work: Callable[[Interruption, Res
             return EXIT_CODE
 
 
+def measure(options: argparse.Namespace, opened: Callable[[Interruption, Resumed | None], Session[AnyPlan]]) -> int:
+    """Run a session, or with ``--dry-run`` say what it would measure."""
+
+    def work(interruption: Interruption, resumed: Resumed | None) -> int:
+        session = opened(interruption, resumed)
+        return session.dry_run() if options.dry_run else session.run()
+
+    return interruptible(options, work)
+
+
 class End(NamedTuple):
     """How a run ended: the summary's status, why if early, and the exit code."""
 
@@ -141,6 +151,10 @@ class Session(ABC, Generic[AnyPlan]):
         return None
 
     @abstractmethod
+    def dry_run(self) -> int:
+        """Say what would be measured and how long; returns the exit code."""
+
+    @abstractmethod
     def kernel_name(self) -> str:
         """What the header names as kernel."""
 
@@ -154,11 +168,11 @@ class Session(ABC, Generic[AnyPlan]):
 
     def has_all(self) -> bool:
         """Whether a resumed log that is complete lacks nothing: what failed is tried again, where that can be."""
-        return True
+        return not self.count_due()
 
-    @abstractmethod
-    def total(self) -> int | None:
-        """Measurements to come, if known."""
+    def count_due(self) -> int | None:
+        """Measurements to come; None where that is not known before."""
+        return None
 
     @abstractmethod
     def measurements(self, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
@@ -250,7 +264,7 @@ class Session(ABC, Generic[AnyPlan]):
     def _collect(self, writer: RunLogWriter) -> End:
         """Measure and log until done, or until something ends it early."""
         try:
-            with Progress(self.total()) as progress:
+            with Progress(self.count_due()) as progress:
                 for row in self.measurements(progress.phase):
                     with self.interruption.shielded():
                         writer.write("measurement", measurement_record(row))

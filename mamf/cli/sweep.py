@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from mamf.ceilings.roof import require_same_device
 from mamf.cli.interruption import Interruption
 from mamf.cli.options import add_device_options, add_output_options, terminal_width
 from mamf.cli.plan_options import (
@@ -18,8 +20,8 @@ from mamf.cli.plan_options import (
     shapes_from,
 )
 from mamf.cli.resuming import require_repeated
-from mamf.cli.roofs import add_roof_option, given_roofs, require_of
-from mamf.cli.session import End, Resumed, Session, add_run_options, interruptible, say_memory
+from mamf.cli.roofs import add_roof_option, given_roofs
+from mamf.cli.session import End, Resumed, Session, add_run_options, measure, say_memory
 from mamf.cli.sharing import add_devices_options, led, say_devices
 from mamf.cli.terminal import say
 from mamf.engine.estimate import estimate_seconds, probe_flops
@@ -63,12 +65,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     if options.led:
         return led(*options.led)
-
-    def work(interruption: Interruption, resumed: Resumed | None) -> int:
-        session = _SweepSession(options, interruption, resumed)
-        return session.dry_run() if options.dry_run else session.run()
-
-    return interruptible(options, work)
+    return measure(options, partial(_SweepSession, options))
 
 
 class _SweepSession(Session[Plan]):
@@ -83,7 +80,8 @@ class _SweepSession(Session[Plan]):
         if self.devices:
             self.plan = replace(self.plan, reference=self.plan.common())
         if self.roofs is not None:
-            require_of(self.backend.info, self.roofs)
+            info = self.backend.info
+            require_same_device((self.roofs.device, self.roofs.uuid_hash), (info.name, info.uuid_hash))
         self.kernel = self._kernel()
         self.held = self.log.held if self.log else set()
         self.rows = self.log.kept if self.log else []
@@ -123,10 +121,7 @@ class _SweepSession(Session[Plan]):
     def label(self) -> str:
         return f"{self.plan.problem.dtype}-{'-'.join(self.plan.regimes)}"
 
-    def has_all(self) -> bool:
-        return not self.plan.steps(self.held)
-
-    def total(self) -> int:
+    def count_due(self) -> int:
         return len(self.plan.steps(self.held))
 
     def measurements(self, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
@@ -138,11 +133,9 @@ class _SweepSession(Session[Plan]):
         return bool(self.sweep.left_out)
 
     def summary(self, end: End, elapsed_seconds: float) -> dict[str, Any]:
-        done = {row.step for row in self.rows if not row.is_reference}
-        left = len(self.plan.steps(done))
+        left = len(self.plan.steps({row.step for row in self.rows if not row.is_reference}))
         return summary_record(self.rows, end.status, end.reason, elapsed_seconds, left)
 
     def rendered(self, header: dict[str, Any], summary: dict[str, Any] | None) -> str:
         options = self.options
-        width = terminal_width(options)
-        return render(options.format, self.rows, header, summary, options.top, width, self.roofs)
+        return render(options.format, self.rows, header, summary, options.top, terminal_width(options), self.roofs)

@@ -51,10 +51,6 @@ def place_of(header: Mapping[str, Any]) -> Path:
     return Path(folder_of(header["device"]["name"]), name_of(header))
 
 
-def legacy_place_of(run: FinderRun) -> Path:
-    return Path(folder_of(run.device or ""), legacy_name_of(run))
-
-
 def numbered(place: Path) -> Iterator[Path]:
     """A place, then those of other runs that began in the same second: two devices of a node, say."""
     yield place

@@ -32,7 +32,7 @@ from mamf.contribution.header_rules import (
     structured_data,
 )
 from mamf.contribution.legacy_rules import legacy_findings
-from mamf.contribution.placing import legacy_place_of, lies_at, place_of
+from mamf.contribution.placing import folder_of, legacy_name_of, lies_at, place_of
 from mamf.contribution.privacy import private_findings
 from mamf.contribution.row_rules import (
     memory_of_launch,
@@ -183,9 +183,8 @@ def _legacy_review(path: Path, records: Iterator[tuple[int, dict[str, Any]]], fi
     run = legacy_run(path, judged())
     findings += legacy_findings(run)
     figures = (f"{row.shape} {row.tflops}" for row in run.rows)
-    return Review(
-        path, tuple(findings), TIER, legacy_place_of(run), _digest(itertools.chain([str(run.started)], figures))
-    )
+    place = Path(folder_of(run.device or ""), legacy_name_of(run))
+    return Review(path, tuple(findings), TIER, place, _digest(itertools.chain([str(run.started)], figures)))
 
 
 def _unreadable(path: Path, error: RunLogError) -> Finding:

@@ -14,7 +14,7 @@ from mamf.contribution.placing import numbered
 from mamf.contribution.privacy import fields, without_private
 from mamf.contribution.rules import Review, review
 from mamf.errors import UsageError
-from mamf.files import create_whole
+from mamf.files import create_whole, make_folder
 from mamf.logs.run_log import read_bytes
 
 
@@ -75,8 +75,5 @@ def free_place(submission: Submission, root: Path) -> Path:
 
 def write(submission: Submission, target: Path) -> None:
     """Raises UsageError when it cannot be written, RunLogWriteError when the disk is full; then nothing is."""
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot write {target}: {error.strerror}") from None
+    make_folder(target.parent)
     create_whole(target, submission.text)

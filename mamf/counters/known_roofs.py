@@ -38,17 +38,14 @@ def given_bandwidth_roof(path: Path, backend: Backend) -> Roof:
     that cannot be read, IncomparableError for another card's.
     """
     ceilings = read_run_log(path).own_ceilings
-    confirmed = [each for (problem, regime), each in ceilings.items() if _is_bandwidth(problem) and regime == BURST]
+    in_burst = [each for (_, regime), each in ceilings.items() if regime == BURST]
+    confirmed = [each for each in in_burst if isinstance(each.problem, BandwidthProblem)]
     if not confirmed:
         raise UsageError(f"{path} holds no bandwidth in burst: give a log of 'mamf find --operation bandwidth'")
     highest = max(confirmed, key=lambda each: each.rate)
     require_same_card(highest, backend)
     told = f"measured: {highest.problem.pattern} of {highest.shape} by {highest.kernel}"
     return Roof(BANDWIDTH, highest.rate * TERA, "measured", told)
-
-
-def _is_bandwidth(problem: object) -> bool:
-    return isinstance(problem, BandwidthProblem)
 
 
 def known_bandwidth_roof(backend: Backend) -> Roof | None:

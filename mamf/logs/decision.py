@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from mamf.logs.run_log import RunLog
 from mamf.regimes.names import BURST
-from mamf.statistics import Interval, Repeatability, geometric_mean, student_t
+from mamf.statistics import FigureError, Interval, geometric_mean, student_t
 
 #: The chance that anything is called slower although nothing is, for a whole comparison: one half each for single rows
 #: and for all rows together.
@@ -32,38 +33,20 @@ _APART, _VISIT_GAP = 1.5, timedelta(minutes=10)
 _COMMON_DEGREES, _CONTRADICTION = 20, 2.0
 # How far the correction of the timer differs between runs, in seconds, in logs with device events.
 _TIMER_SECONDS = 2.8e-7
-# In logs from before schema 4, which name none.
-_BEFORE = {True: Repeatability(visit=0.0008, run=0.0008), False: Repeatability(visit=0.0025, run=0.0040)}
-# What of a run's deviation all its rows share, and the degrees of freedom of Student's t with tails as heavy as theirs.
-_SHARED, _DEGREES = {True: 1.25, False: 0.3}, {True: 8, False: 16}
+# The degrees of freedom of Student's t with tails as heavy as those of rows in burst, and in sustained.
+_DEGREES = {True: 8, False: 16}
 # In sustained a visit falls into one of two states of the power controller, 1.1 % apart: at most half of that.
 _STATES = 0.0055
-# Kernels other than products, between runs (an H100, 100 rows of attention).
-_OWN_OF_OTHERS = 0.0021
 
 
-class RunError(NamedTuple):
-    """Relative standard deviations of a figure of one run: of a shift ``common`` to all rows of the run, and of the
-    row's ``own`` part. ``degrees``: of freedom, for Student's t.
+def careful_error(known: FigureError, regime: str, visits: int, spread: float = 0.0) -> FigureError:
+    """The error of a figure over so many visits, as decisions take it: its tails are as heavy as those of real pairs of
+    runs. ``spread``: relative standard deviation of these visits, which a kernel may have that the calibration lacks.
     """
-
-    common: float
-    own: float
-    degrees: int
-
-
-def run_error(
-    regime: str, is_product: bool, seconds: float, within: Sequence[float], known: Repeatability | None
-) -> RunError:
-    """The error of a figure over as many visits as ``within`` has relative standard errors; ``seconds``: a launch's."""
     is_burst = regime == BURST
-    known = known or _BEFORE[is_burst]
-    common = known.run * _SHARED[is_burst]
-    between = math.sqrt(max(0.0, known.run**2 - common**2))
-    visits = math.hypot(known.visit, math.hypot(*within) / math.sqrt(len(within))) / math.sqrt(len(within))
-    own = math.hypot(between, visits, 0.0 if is_product else _OWN_OF_OTHERS, is_burst * _TIMER_SECONDS / seconds)
-    own = max(own, 0.0 if is_burst else _STATES / math.sqrt(len(within)))
-    return RunError(common, min(max(own, 1e-6), 10.0), _DEGREES[is_burst])  # whatever a crafted log claims
+    own = max(known.own, max(spread, 0.0 if is_burst else _STATES) / math.sqrt(visits))
+    own = min(max(own, 1e-6), 10.0)  # whatever a crafted log claims
+    return replace(known, own=own, degrees=min(known.degrees, _DEGREES[is_burst]))
 
 
 class Design(NamedTuple):

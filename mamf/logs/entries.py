@@ -16,18 +16,19 @@ from mamf.ceilings.ceiling import (
     Ceiling,
     combined,
     confirmed,
+    error_of,
     figures,
-    repeatability_of,
+    usual_repeatability,
 )
-from mamf.logs.decision import RunError, run_error
+from mamf.logs.decision import careful_error
 from mamf.logs.device_speeds import context_of, device_speeds
 from mamf.logs.known import operation_called
 from mamf.logs.run_log import RunLog
-from mamf.measurement import TERA, Measurement
+from mamf.measurement import Measurement
 from mamf.operations.attention.shapes import AttentionProblem
-from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.plans import FindPlan, KernelsPlan, Row
-from mamf.statistics import Interval, geometric_mean, standard_deviation
+from mamf.regimes.names import BURST
+from mamf.statistics import FigureError, Interval, figure_error, geometric_mean, standard_deviation
 
 #: What rows are paired by: regime, problem, shape, kernel, by name.
 Fields = dict[str, object]
@@ -55,7 +56,7 @@ class Entry:
     device: str = ""
     device_speed: float | None = 1.0
     device_speed_half_width: float = 0.0
-    error: RunError | None = None
+    error: FigureError | None = None
     seconds: float = math.inf
     rates: tuple[float, ...] = ()
 
@@ -111,13 +112,11 @@ def _row_entry(row: Measurement) -> Entry:
     return replace(entry, error=_error([row]), seconds=row.seconds)
 
 
-def _error(visits: Sequence[Measurement]) -> RunError:
+def _error(visits: Sequence[Measurement]) -> FigureError:
     """The error of the figure of one run that these visits give together."""
-    first, seconds = visits[0], [row.seconds for row in visits]
-    spread = standard_deviation(seconds) / first.seconds
-    within = [max(row.standard_error, spread) for row in visits]
-    is_product = first.operation == MatmulProblem.operation
-    return run_error(first.regime, is_product, first.seconds, within, repeatability_of(visits))
+    first = visits[0]
+    spread = standard_deviation([row.seconds for row in visits]) / first.seconds
+    return careful_error(error_of(visits), first.regime, len(visits), spread)
 
 
 def _of_devices(log: RunLog, rows: Sequence[Measurement]) -> list[Entry]:
@@ -177,10 +176,10 @@ def _candidates(rows: Sequence[Measurement]) -> Iterable[Entry]:
 def _ceiling_entry(ceiling: Ceiling) -> Entry:
     fields = {"regime": ceiling.regime, **problem_fields(ceiling.problem)}
     entry = Entry(fields, str(ceiling.shape), ceiling.kernel, ceiling.rate, ceiling.interval, unit=ceiling.unit)
-    seconds = ceiling.problem.work(ceiling.shape).amount / TERA / ceiling.rate
-    is_product = ceiling.problem.operation == MatmulProblem.operation
-    error = run_error(ceiling.regime, is_product, seconds, [0.0] * ceiling.rounds, ceiling.repeatability)
-    return replace(entry, error=error, seconds=seconds)
+    known = ceiling.repeatability or usual_repeatability(ceiling.regime, ceiling.problem.operation)
+    rounds, seconds = ceiling.rounds, ceiling.seconds
+    error = figure_error([seconds] * rounds, seconds, [0.0] * rounds, known, of_median=ceiling.regime == BURST)
+    return replace(entry, error=careful_error(error, ceiling.regime, rounds), seconds=seconds)
 
 
 def mean_entries(runs: Sequence[Sequence[Entry]]) -> list[Entry]:
@@ -203,5 +202,5 @@ def _mean_entry(rows: Sequence[Entry], count: int) -> Entry:
     low, high = geometric_mean([each.low for each in intervals]), geometric_mean([each.high for each in intervals])
     interval = Interval(low, high, min(each.coverage for each in intervals))
     own = math.hypot(*(error.own for error in errors)) / count
-    error = errors[0]._replace(own=own)
+    error = replace(errors[0], own=own)
     return replace(rows[0], tflops=geometric_mean(rates), interval=interval, error=error, rates=rates)

@@ -19,8 +19,8 @@ from mamf.backend import DeviceInfo
 from mamf.ceilings.ceiling import Ceiling
 from mamf.contribution.collection import named_dtype
 from mamf.contribution.header_rules import SIMULATED
-from mamf.errors import MamfError, UsageError, first_line
-from mamf.files import write_whole
+from mamf.errors import MamfError, first_line
+from mamf.files import make_folder, write_whole
 from mamf.logs.run_log import read_run_log
 from mamf.machine.environment import version_in_use
 from mamf.plans import FindPlan
@@ -71,19 +71,12 @@ def _leave(path: Path) -> None:
     if log.tier != "complete" or plan.problem.data != "normal":
         return
     torch = log.header["environment"]["packages"].get("torch")
-    _make(folder())
+    make_folder(folder(), f"; name another folder by {VARIABLE}")
     content = path.read_bytes()
     for regime, ceiling in log.ceilings.items():
         path = _file(info, torch, named_dtype(ceiling.problem), regime)
         if not plan.is_quick or not path.exists():  # a thorough find is not replaced by a quick one
             write_whole(path, content)
-
-
-def _make(place: Path) -> None:
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot write {place}: {error.strerror}; name another folder by {VARIABLE}") from None
 
 
 def found(info: DeviceInfo, dtype: str, regime: str) -> FoundCeiling | None:

@@ -73,8 +73,10 @@ class Watch:
         elif rank in self.running:
             self.running.discard(rank)
             if event.code not in (0, _INTERRUPTED) and rank not in self.failures:
-                told = event.words or told_by(event.code)
-                self.failures[rank] = f"it ended while it measured ({self.phases.get(rank, 'start')}): {told}"
+                told = f"killed by signal {-event.code}" if event.code < 0 else f"exit code {event.code}"
+                self.failures[rank] = (
+                    f"it ended while it measured ({self.phases.get(rank, 'start')}): {event.words or told}"
+                )
                 self._without_a_word.add(rank)
 
     def all_wait(self) -> bool:
@@ -105,10 +107,6 @@ class Watch:
         to_blame = self._without_a_word.intersection(failed) or failed[:1]
         for rank in set(failed).difference(to_blame):
             del self.failures[rank]
-
-
-def told_by(code: int) -> str:
-    return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
 
 
 def parsed(line: str) -> dict[str, Any]:

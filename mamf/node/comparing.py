@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist, median
@@ -174,15 +175,8 @@ def against_baseline(peers: Peers, baseline: Baseline) -> Iterable[Compared]:
 
 def others_medians(values: Sequence[float]) -> list[float]:
     """Of each value, the median of all others; at least two values."""
-    order = sorted(range(len(values)), key=values.__getitem__)
-    ranked, places = [values[each] for each in order], {each: place for place, each in enumerate(order)}
-    middle = (len(values) - 1) // 2
-    is_even = (len(values) - 1) % 2 == 0
-
-    def without(place: int, rank: int) -> float:
-        return ranked[rank if rank < place else rank + 1]
-
-    return [
-        (without(place, middle - 1) + without(place, middle)) / 2 if is_even else without(place, middle)
-        for place in (places[each] for each in range(len(values)))
-    ]
+    ranked = sorted(values)
+    # Among the others, those in the middle have these ranks; from the place of the one left out on, they are one more.
+    low, high = (len(ranked) - 2) // 2, (len(ranked) - 1) // 2
+    places = [bisect_left(ranked, value) for value in values]
+    return [(ranked[low + (low >= place)] + ranked[high + (high >= place)]) / 2 for place in places]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from mamf.node.figures import BURST, SUSTAINED, UNITS, Device, shown
@@ -140,8 +140,11 @@ def flat_rows(devices: Sequence[Device]) -> list[dict[str, Any]]:
     """A row a device of equal columns."""
     rows = []
     for device in devices:
-        told: Mapping[str, Any] = {
-            **{f"{name}_{UNITS[name][0]}": _in_unit(device, name) for name in UNITS},
+        told: dict[str, Any] = {
+            **{
+                f"{name}_{unit}": device.figures[name] * factor if name in device.figures else None
+                for name, (unit, factor) in UNITS.items()
+            },
             **{f"{name}_half_width": device.half_widths.get(name) for name in UNITS},
             "clock_mhz": device.conditions.clock_hz and device.conditions.clock_hz / 1e6,
             "watts": device.conditions.watts,
@@ -150,11 +153,5 @@ def flat_rows(devices: Sequence[Device]) -> list[dict[str, Any]]:
             "failures": "; ".join(device.failures),
             "lacks": "; ".join(device.lacks),
         }
-        known = {name: getattr(device, name) for name in _KNOWN}
-        rows.append({**known, **told})
+        rows.append({name: getattr(device, name) for name in _KNOWN} | told)
     return rows
-
-
-def _in_unit(device: Device, name: str) -> float | None:
-    value = device.figures.get(name)
-    return None if value is None else value * UNITS[name][1]

@@ -74,15 +74,11 @@ def write_profile(writer: RunLogWriter, profile: Profile) -> None:
     writer.write("summary", {name: getattr(profile, name) for name in _SUMMARY})
 
 
-def is_profile(header: Mapping[str, Any]) -> bool:
-    return header.get("tier") == TIER
-
-
 def read_profile_or_none(path: Path) -> tuple[str, Profile] | None:
     """The script and its profile, or None for a log of another kind. Raises RunLogError when it cannot be read."""
     lines = whole_lines(path)
     try:
-        if not is_profile(parse_record(lines[0])):
+        if parse_record(lines[0]).get("tier") != TIER:
             return None
     except ValueError:
         return None

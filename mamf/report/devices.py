@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from mamf.logs.device_speeds import DeviceSpeed, device_speeds
+from mamf.logs.device_speeds import device_speeds
 from mamf.logs.records import significant_digits
 from mamf.measurement import Measurement
 from mamf.report.text import DASH, significant
@@ -46,7 +46,11 @@ def device_lines(rows: Sequence[Measurement], header: Mapping[str, Any]) -> list
     lines = [_device_line(device) for device in devices]
     for (regime, dtype), speeds in device_speeds(rows).items():
         first = min(speeds)
-        others = [_speed_text(each, speeds[each]) for each in sorted(speeds) if each != first]
+        others = [
+            f"device {each} {100 * (speed.factor - 1):+.2f} +-{100 * speed.factor * speed.half_width:.2f} %"
+            for each, speed in sorted(speeds.items())
+            if each != first
+        ]
         visit = next(
             row for row in rows if row.is_reference and row.ok and (row.regime, row.problem.dtype) == (regime, dtype)
         )
@@ -60,10 +64,6 @@ def device_lines(rows: Sequence[Measurement], header: Mapping[str, Any]) -> list
     if devices:
         lines.append(f"ranked and averaged is the rate as of the first device ({COMPARABLE}); all else is as measured")
     return lines
-
-
-def _speed_text(device: int, speed: DeviceSpeed) -> str:
-    return f"device {device} {100 * (speed.factor - 1):+.2f} +-{100 * speed.factor * speed.half_width:.2f} %"
 
 
 def _device_line(device: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import heapq
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mamf.logs.legacy import STATISTICS, TIER, FinderRun, Reported
@@ -18,7 +18,7 @@ def render_legacy(form: str, run: FinderRun, top: int | None = 10) -> str:
     """``form``: of FORMATS. ``top``: rows of a table, best first; None for all, and csv and json hold all."""
     # Every row is shown by csv and json; of a table only the best are put into order.
     most = None if form in ("csv", "json") else top
-    ordered = _best_first(run.rows) if most is None else heapq.nlargest(most, run.rows, key=_highest)
+    ordered = heapq.nlargest(len(run.rows) if most is None else most, run.rows, key=_highest)
     if form == "csv":
         return csv_text([_flat(row) for row in ordered])
     if form == "json":
@@ -29,8 +29,7 @@ def render_legacy(form: str, run: FinderRun, top: int | None = 10) -> str:
     names = {name for row in run.rows for name in row.tflops}
     statistics = [name for name in STATISTICS if name in names]
     columns = ["MxNxK", "stage", "label", *statistics, "W", "MHz", "remarks"]
-    draw = markdown if form == "markdown" else table
-    shown = draw(columns, [_cells(row, statistics) for row in ordered], _LEFT)
+    shown = (markdown if form == "markdown" else table)(columns, [_cells(row, statistics) for row in ordered], _LEFT)
     left = len(run.rows) - len(ordered)
     more = f"... and {left} more in the log (--top all shows them)\n" if left else ""
     return f"{prose(_title(run), form)}\n{shown}{more}\n{prose(_end(run), form)}"
@@ -38,10 +37,6 @@ def render_legacy(form: str, run: FinderRun, top: int | None = 10) -> str:
 
 def _highest(row: Reported) -> float:
     return max(row.tflops.values(), default=0.0)
-
-
-def _best_first(rows: Iterable[Reported]) -> list[Reported]:
-    return sorted(rows, key=_highest, reverse=True)
 
 
 def _title(run: FinderRun) -> Iterator[str]:
@@ -57,17 +52,14 @@ def _end(run: FinderRun) -> Iterator[str]:
     if run.means:
         yield f"mean of all: {', '.join(f'{name} {value:g}' for name, value in run.means.items())} TFLOPS"
     if run.tried is not None:
-        elapsed = "" if run.elapsed_seconds is None else f" in {_duration(run.elapsed_seconds)}"
+        # As mamf-finder prints it: 2 days, 14:42:00.
+        seconds = run.elapsed_seconds
+        elapsed = "" if seconds is None else f" in {datetime.timedelta(seconds=round(seconds))}"
         yield f"tried {run.tried} shapes{elapsed}"
     if not run.is_complete:
         are_scouts = any(best.stage == "scout" for best in run.best.values())
         yield "interrupted: these are scouts, and no ceilings" if are_scouts else "interrupted: no ceilings"
     yield from (f"remark: {remark}" for remark in run.remarks)
-
-
-def _duration(seconds: float) -> str:
-    """As mamf-finder prints it: ``2 days, 14:42:00``."""
-    return str(datetime.timedelta(seconds=round(seconds)))
 
 
 def _cells(row: Reported, statistics: list[str]) -> list[str]:

@@ -132,16 +132,6 @@ def flat_rows(
     return [{name: row.get(name) for name in names} for row in found]
 
 
-def as_json(
-    rows: Sequence[Measurement],
-    header: Mapping[str, Any],
-    summary: Mapping[str, Any] | None,
-    roofs: Roofs | None = None,
-) -> str:
-    content = {"header": header, "measurements": flat_rows(rows, header, roofs), "summary": summary}
-    return json.dumps(content, indent=2) + "\n"
-
-
 COLUMNS = ("regime", "MxNxK", "median", "+-%", "mean", "fastest", "launches", "MHz", "W", "C", "error", "remarks")
 LEFT_ALIGNED = ("regime", "MxNxK", "remarks")
 
@@ -219,7 +209,8 @@ def summary_lines(
     """The best by regime with what it was taken under, means over shapes, drift, and how the run ended."""
     lines: list[str] = []
     for regime, best in bests(rows).items():
-        lines += [*_best_lines(regime, best, header), _mean_line(regime, best)]
+        means = f"arithmetic {significant(best.arithmetic_mean)}, geometric {significant(best.geometric_mean)} TFLOPS"
+        lines += [*_best_lines(regime, best, header), f"mean {regime} over {best.shapes} shapes: {means}"]
         lines += drift_lines([row for row in rows if row.regime == regime and row.is_reference])
     if not lines:
         lines.append("nothing was measured")
@@ -251,13 +242,6 @@ def interval_text(row: Measurement) -> str:
     return f"{coverage} repeat interval: {bounds}" if interval.is_known else WHY_UNKNOWN
 
 
-def _mean_line(regime: str, best: Best) -> str:
-    return (
-        f"mean {regime} over {best.shapes} shapes: arithmetic {significant(best.arithmetic_mean)}, "
-        f"geometric {significant(best.geometric_mean)} TFLOPS"
-    )
-
-
 def _failure_lines(rows: Sequence[Measurement]) -> list[str]:
     """How many shapes have no figure, by status, with the first's reason."""
     first = {row.status: row for row in reversed(rows) if not row.ok}
@@ -283,7 +267,8 @@ def render(
     if format == "csv":
         return csv_text(flat_rows(rows, header, roofs))
     if format == "json":
-        return as_json(rows, header, summary, roofs)
+        content = {"header": header, "measurements": flat_rows(rows, header, roofs), "summary": summary}
+        return json.dumps(content, indent=2) + "\n"
     shown = list(rows) if top is None else chosen(rows, top)
     names, lines = columns_of(shown, header, roofs)
     table = drawing(format, width)(names, lines, (*LEFT_ALIGNED, "bound by", "layer")) if shown else ""

@@ -24,15 +24,19 @@ from mamf.operations.model.shapes import ModelProblem, ModelShape
 from mamf.testing.simulated import SimulatedBackend
 
 
-class SimulatedAttention(AttentionKernel):
+class Simulated:
+    """What runs on a simulated device alone."""
+
+    def unavailable(self, backend: Backend) -> Unavailable | None:
+        return None if isinstance(backend, SimulatedBackend) else Unavailable("it is simulated", "use SimulatedBackend")
+
+
+class SimulatedAttention(Simulated, AttentionKernel):
     """Attention at ``share`` of the peak of a simulated device's units; faults by shape, as for the product."""
 
     name = "simulated-attention"
     dtypes = ("bfloat16", "float16")
     share: ClassVar[float] = 0.7
-
-    def unavailable(self, backend: Backend) -> Unavailable | None:
-        return unsimulated(backend)
 
     def prepare(
         self,
@@ -54,13 +58,10 @@ class SimulatedAttention(AttentionKernel):
         )
 
 
-class SimulatedBandwidth(BandwidthKernel):
+class SimulatedBandwidth(Simulated, BandwidthKernel):
     """Every pattern at the bandwidth of a simulated device's memory, whatever its cache; faults by shape too."""
 
     name = "simulated-bandwidth"
-
-    def unavailable(self, backend: Backend) -> Unavailable | None:
-        return unsimulated(backend)
 
     def prepare(
         self,
@@ -83,14 +84,11 @@ class SimulatedBandwidth(BandwidthKernel):
         return replace(ready, rewrite_output=(lambda: None) if rewrite else None)
 
 
-class SimulatedCopies(CopyKernel):
+class SimulatedCopies(Simulated, CopyKernel):
     """Copies over a simulated device's link, to wherever."""
 
     name = "simulated-copies"
     is_default = True
-
-    def unavailable(self, backend: Backend) -> Unavailable | None:
-        return unsimulated(backend)
 
     def prepare(
         self,
@@ -104,14 +102,11 @@ class SimulatedCopies(CopyKernel):
         return over_link(backend, problem, shape, sets)
 
 
-class SimulatedCollective(CollectiveKernel):
+class SimulatedCollective(Simulated, CollectiveKernel):
     """Collectives at the bus bandwidth of a simulated device's link, whatever the other ranks do."""
 
     name = "simulated-collective"
     is_default = True
-
-    def unavailable(self, backend: Backend) -> Unavailable | None:
-        return unsimulated(backend)
 
     def prepare(
         self,
@@ -131,14 +126,11 @@ def over_link(backend: Backend, problem: Problem, shape: object, sets: int) -> P
     return prepared(device, shape, sets, 1e-2, lambda index: partial(device.send, nbytes, (problem, shape, index)))
 
 
-class SimulatedModel(ModelKernel):
+class SimulatedModel(Simulated, ModelKernel):
     """A step at ``share`` of the peak of a simulated device's units; faults by shape too."""
 
     name = "simulated-model"
     share: ClassVar[float] = 0.5
-
-    def unavailable(self, backend: Backend) -> Unavailable | None:
-        return unsimulated(backend)
 
     def prepare(
         self,
@@ -158,13 +150,10 @@ class SimulatedModel(ModelKernel):
         )
 
 
-class SimulatedMatmul(MatmulKernel):
+class SimulatedMatmul(Simulated, MatmulKernel):
     """The product of a simulated device."""
 
     name = "simulated.mm"
-
-    def unavailable(self, backend: Backend) -> Unavailable | None:
-        return unsimulated(backend)
 
     def unsupported(self, backend: Backend, problem: MatmulProblem) -> str | None:
         if problem.dtype == "int8" or problem.out_dtype == "int32":
@@ -190,11 +179,6 @@ class SimulatedMatmul(MatmulKernel):
             device, shape, sets, problem.tolerance, lambda index: partial(device.compute, cycles, (shape, index))
         )
         return replace(ready, rewrite_output=(lambda: None) if rewrite else None)
-
-
-def unsimulated(backend: Backend) -> Unavailable | None:
-    """Why a simulated kernel cannot run on a backend, or None."""
-    return None if isinstance(backend, SimulatedBackend) else Unavailable("it is simulated", "use SimulatedBackend")
 
 
 def prepared(

@@ -3,26 +3,28 @@
 import json
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import decision_rates
 import pytest
 from test_compare import SHAPES, failed, log, row
 
+from mamf.ceilings.ceiling import usual_repeatability
 from mamf.cli import main
 from mamf.errors import IncomparableError
 from mamf.logs.compare import Pair, compare
-from mamf.logs.decision import SEPARATE, Change, Design, RunError, all_together, design_of, run_error
+from mamf.logs.decision import SEPARATE, Change, Design, all_together, careful_error, design_of
 from mamf.logs.entries import Entry, mean_entries, visited_entry
 from mamf.logs.records import measurement_record
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.report.comparison import render_comparison
-from mamf.statistics import Interval, Repeatability
+from mamf.statistics import FigureError, Interval, Repeatability
 
 RESULTS = Path(__file__).resolve().parents[2] / "results" / "nvidia-h200"
-KNOWN = Repeatability(visit=0.0008, run=0.0008)
+KNOWN = Repeatability(visit=0.0008, run=0.0012, common=0.0011)
 ONE_VISIT = Design("1 + 1 runs in turns", math.sqrt(2), 0)
 SUMMARY = {"status": "complete", "reason": "", "measured": 20, "elapsed_seconds": 30.0, "best": {}}
 MANY = tuple(MatmulShape(1024 * number, 1024, 1024) for number in range(1, 21))
@@ -77,17 +79,36 @@ def test_the_time_between_runs_counts_from_the_end_of_the_first():
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_error_of_a_row_grows_for_short_launches_and_other_kernels_and_shrinks_with_visits():
-    usual = run_error("burst", True, 1e-3, [0.001], KNOWN)
-    assert usual.own > run_error("burst", True, 1e-3, [0.001] * 9, KNOWN).own
-    assert usual.own < run_error("burst", False, 1e-3, [0.001], KNOWN).own
-    assert run_error("burst", True, 1e-5, [0.001], KNOWN).own == pytest.approx(0.028, rel=0.01)
-    assert usual.common == run_error("burst", True, 1e-5, [0.001] * 9, KNOWN).common == pytest.approx(0.001)
+def test_an_error_has_heavy_tails():
+    known = FigureError(0.001, 0.002, 200)
+    assert careful_error(known, "burst", 1) == replace(known, degrees=8)
+    assert careful_error(known, "sustained", 9) == replace(known, degrees=16)
+    assert careful_error(replace(known, degrees=3), "burst", 1).degrees == 3
+
+
+def test_the_error_of_sustained_holds_the_states_of_the_controller_and_shrinks_with_visits():
+    known = FigureError(0.001, 0.001, 200)
+    assert careful_error(known, "sustained", 1).own == pytest.approx(0.0055)
+    assert careful_error(known, "sustained", 9).own == pytest.approx(0.0055 / 3)
+    assert careful_error(known, "sustained", 100).own == pytest.approx(0.001)
+
+
+def test_the_error_holds_what_the_visits_show_and_stays_a_number():
+    known = FigureError(0.001, 0.001, 200)
+    assert careful_error(known, "burst", 4, spread=0.01).own == pytest.approx(0.005)
+    assert careful_error(replace(known, own=0.0), "burst", 1).own > 0
+    assert careful_error(replace(known, own=math.inf), "burst", 1).own == 10
+
+
+def test_a_log_that_names_no_calibration_is_judged_by_the_usual_one():
+    (pair,) = compare(log(row()), log(row())).pairs
+    assert pair.a.error.common == usual_repeatability("burst", "matmul").common > 0
+    assert usual_repeatability("classic", "matmul") == usual_repeatability("sustained", "matmul")
 
 
 def pair_of(ratio, **fields):
     interval = Interval(0.999, 1.001, 0.95)
-    a, b = (Entry({}, "", "", speed, interval, error=RunError(0.001, 0.001, 8)) for speed in (1.0, ratio))
+    a, b = (Entry({}, "", "", speed, interval, error=FigureError(0.001, 0.001, 8)) for speed in (1.0, ratio))
     return Pair({}, a, b, **fields)
 
 
@@ -162,7 +183,7 @@ def test_a_loss_within_a_quarter_of_the_tolerance_is_none_and_a_smaller_one_is_n
 
 def test_a_row_of_several_runs_has_their_mean_and_a_smaller_error():
     runs = [
-        [Entry({"shape": 1}, "", "", rate, Interval(rate, rate, 0.9), error=RunError(0.001, 0.002, 8))]
+        [Entry({"shape": 1}, "", "", rate, Interval(rate, rate, 0.9), error=FigureError(0.001, 0.002, 8))]
         for rate in (1, 4)
     ]
     (mean,) = mean_entries(runs)
@@ -222,7 +243,7 @@ def test_the_chance_of_a_false_alarm_is_printed():
 @pytest.mark.parametrize(
     ("slow", "told"),
     [
-        (1.0, "no common change; a uniform loss below 0.9"),
+        (1.0, "no common change; a uniform loss below 1.0"),
         (1.02, "slower by more than 0.25 %"),
         (0.98, "faster"),
     ],

@@ -15,7 +15,6 @@ from mamf.cli import main
 from mamf.cli.guard_file import read_guard_file
 from mamf.errors import UsageError
 from mamf.logs.compare import Comparison, Pair, Side
-from mamf.logs.decision import RunError
 from mamf.logs.entries import Entry, visited_entry
 from mamf.logs.guarding import Guarded, Judged, is_in_doubt, is_too_wide, outcome_of
 from mamf.logs.run_log import read_run_log
@@ -23,7 +22,7 @@ from mamf.measurement import Measurement
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.regimes.traits import BurstTraits
 from mamf.report.guard import verdict_line
-from mamf.statistics import Repeatability, summarize
+from mamf.statistics import FigureError, Repeatability, summarize
 from mamf.testing import Physics, SimulatedAttention, SimulatedBackend
 
 DEVICE = ["--backend", "mamf.testing:SimulatedBackend"]
@@ -301,7 +300,7 @@ def test_what_raised_the_doubt_does_not_confirm_it():
 @pytest.mark.parametrize(("own", "outcome"), [(0.002, "ok"), (0.02, "undecided"), (5.0, "undecided")])
 @pytest.mark.parametrize("ratio", [1.0, 1.001])
 def test_a_row_that_scatters_more_than_the_tolerance_is_undecided(own, outcome, ratio):
-    scattered = replace(BASELINE, tflops=ratio * BASELINE.tflops, error=RunError(0.001, own, 8))
+    scattered = replace(BASELINE, tflops=ratio * BASELINE.tflops, error=FigureError(0.001, own, 8))
     pair = Pair({}, BASELINE, scattered)
     assert outcome_of(pair, 0.02) == outcome
     assert is_too_wide(pair, 0.02) == (outcome == "undecided")
@@ -309,7 +308,7 @@ def test_a_row_that_scatters_more_than_the_tolerance_is_undecided(own, outcome, 
 
 @pytest.mark.parametrize(("ratio", "outcome"), [(2.0, "ok"), (0.5, "regression"), (0.95, "undecided")])
 def test_a_row_that_scatters_is_decided_by_a_large_change(ratio, outcome):
-    now = replace(BASELINE, tflops=ratio * BASELINE.tflops, error=RunError(0.001, 0.05, 8))
+    now = replace(BASELINE, tflops=ratio * BASELINE.tflops, error=FigureError(0.001, 0.05, 8))
     assert outcome_of(Pair({}, BASELINE, now), 0.02) == outcome
 
 

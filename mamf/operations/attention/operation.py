@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mamf.backend import Backend, DeviceInfo
-from mamf.machine.peaks import fastest_possible_flops, find_peak
-from mamf.operation import Operation
+from mamf.backend import Backend
+from mamf.operation import FlopOperation
 from mamf.operations.attention.kernel import AttentionKernel
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 
@@ -14,7 +13,7 @@ _LENGTHS = (1024, 4096, 16384)
 _TOKENS = 16384
 
 
-class Attention(Operation[AttentionProblem, AttentionShape]):
+class Attention(FlopOperation[AttentionProblem, AttentionShape]):
     name = "attention"
     kernel_group = "mamf.attention_kernels"
     kernel_type = AttentionKernel
@@ -24,15 +23,6 @@ class Attention(Operation[AttentionProblem, AttentionShape]):
 
     def default_shapes(self, backend: Backend) -> Sequence[AttentionShape]:
         return [AttentionShape(_TOKENS // length, 16, 16, length, length, 128, 128) for length in _LENGTHS]
-
-    def fastest_possible(
-        self, info: DeviceInfo, problem: AttentionProblem, shape: AttentionShape | None = None
-    ) -> float | None:
-        return fastest_possible_flops(info, problem.dtype)
-
-    def peak(self, info: DeviceInfo, problem: AttentionProblem) -> float | None:
-        found = find_peak(info.name, problem.dtype, info.compute_units)
-        return None if found is None else found.flops
 
     def axis(self, shape: AttentionShape) -> float:
         return float(shape.seqlen_k)

@@ -37,16 +37,12 @@ _SAVED = "Saved memory"
 LEFT_ALIGNED = ("kernel", "remarks")
 
 
-def group_of(row: Measurement) -> Group:
-    return row.regime, row.problem, row.shape
-
-
 def grouped(rows: Iterable[Measurement]) -> dict[Group, list[Measurement]]:
     """Rows by what they can be compared within, each group best first and what has no figure last."""
     found: dict[Group, list[Measurement]] = {}
     for row in rows:
         if is_attention(row):
-            found.setdefault(group_of(row), []).append(row)
+            found.setdefault((row.regime, row.problem, row.shape), []).append(row)
     return {group: best_first(each) for group, each in found.items()}
 
 
@@ -167,7 +163,7 @@ def remarks(row: Measurement, ceilings: Ceilings) -> str:
             parts.append(f"{text} {float(row.details[name]):.3g}")
     if (saved := saved_mib(row)) is not None:
         parts.append(f"{whole(saved)} MB saved by the forward pass")
-    for name in _product_dtypes(row):
+    for name in str(row.details.get("product_dtypes", "")).split():
         other = ceilings.get((name, row.regime))
         if other is not None and row.summary is not None:
             share = other.utilization(flop=row.flop, seconds=row.comparable_seconds, regime=row.regime)
@@ -183,10 +179,6 @@ def remarks(row: Measurement, ceilings: Ceilings) -> str:
     if row.implausible_samples:
         parts.append(f"{len(row.implausible_samples)} implausible samples left out")
     return ", ".join(parts)
-
-
-def _product_dtypes(row: Measurement) -> list[str]:
-    return str(row.details.get("product_dtypes", "")).split()
 
 
 def title(group: Group) -> str:

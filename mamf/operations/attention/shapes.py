@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 from mamf.dtypes import DTYPES
-from mamf.errors import UnknownNameError, UsageError
+from mamf.errors import UsageError
 from mamf.kernel import DATA, Buffer, aligned
-from mamf.limits import LARGEST_SEED, number_of, require_share, whole_number
+from mamf.limits import LARGEST_SEED, number_of, require_known, require_share, whole_number
 from mamf.work import Work
 
 Direction = Literal["fwd", "bwd", "fwd+bwd"]
@@ -129,14 +129,12 @@ class AttentionProblem:
     sparsity: float = 0.0
 
     def __post_init__(self) -> None:
-        for what, value, known in (
+        require_known(
             ("dtype", self.dtype, DTYPES),
             ("direction", self.direction, DIRECTIONS),
             ("data", self.data, DATA),
             ("backward count", self.backward_count, BACKWARD_COUNTS),
-        ):
-            if value not in known:
-                raise UnknownNameError(what, value, known)
+        )
         whole_number("seed", self.seed, 0, LARGEST_SEED)
         if self.sparsity != 0:
             require_share("sparsity", self.sparsity)

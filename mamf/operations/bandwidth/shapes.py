@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 from mamf.dtypes import DTYPES
-from mamf.errors import UnknownNameError, UsageError
+from mamf.errors import UsageError
 from mamf.kernel import DATA, Buffer, aligned
-from mamf.limits import LARGEST_SEED, number_of, whole_number
+from mamf.limits import LARGEST_SEED, number_of, require_known, whole_number
 from mamf.work import Work
 
 Pattern = Literal["copy", "read", "write", "triad"]
@@ -90,13 +90,11 @@ class BandwidthProblem:
     warm: int = 1
 
     def __post_init__(self) -> None:
-        for what, value, known in (
+        require_known(
             ("pattern", self.pattern, PATTERNS),
             ("dtype", self.dtype, DTYPES),
             ("data", self.data, DATA),
-        ):
-            if value not in known:
-                raise UnknownNameError(what, value, known)
+        )
         whole_number("seed", self.seed, 0, LARGEST_SEED)
         whole_number("warm", self.warm)
 

@@ -6,36 +6,24 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from mamf.errors import UsageError
-from mamf.limits import number_of, whole_number
+from mamf.limits import Sizes
 from mamf.operations.matmul.kernel import ProductProblem
-
-_PATTERN = re.compile(r"(\d+)x(\d+)x(\d+)x(\d+)", re.ASCII)
 
 
 @dataclass(frozen=True, order=True)
-class BatchedShape:
+class BatchedShape(Sizes):
     """C[B,M,N] = A[B,M,K] @ B[B,K,N], each product of the batch with operands of its own. Written ``BxMxNxK``."""
+
+    pattern: ClassVar[re.Pattern[str]] = re.compile(r"(\d+)x(\d+)x(\d+)x(\d+)", re.ASCII)
+    written: ClassVar[str] = "the shape of a batch; write BxMxNxK, for example 64x1024x1024x128"
 
     batch: int
     m: int
     n: int
     k: int
 
-    def __post_init__(self) -> None:
-        for name in ("batch", "m", "n", "k"):
-            object.__setattr__(self, name, whole_number(name, getattr(self, name)))
-
     def __str__(self) -> str:
         return f"{self.batch}x{self.m}x{self.n}x{self.k}"
-
-    @classmethod
-    def parse(cls, text: str) -> BatchedShape:
-        """Raises UsageError for anything but what ``str`` gives."""
-        match = _PATTERN.fullmatch(text.strip())
-        if match is None:
-            raise UsageError(f"{text!r} is not the shape of a batch; write BxMxNxK, for example 64x1024x1024x128")
-        return cls(*map(number_of, match.groups()))
 
     @property
     def flop(self) -> int:

@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 from mamf.dtypes import DTYPES
-from mamf.errors import UnknownNameError
 from mamf.kernel import DATA, Buffer
-from mamf.limits import LARGEST_SEED, whole_number
+from mamf.limits import LARGEST_SEED, require_known, whole_number
 from mamf.operations.bandwidth.shapes import BandwidthShape
 from mamf.work import Work
 
@@ -44,13 +43,11 @@ class CollectiveProblem:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for what, value, known in (
+        require_known(
             ("collective", self.collective, COLLECTIVES),
             ("dtype", self.dtype, DTYPES),
             ("data", self.data, DATA),
-        ):
-            if value not in known:
-                raise UnknownNameError(what, value, known)
+        )
         whole_number("ranks", self.ranks, 2)
         whole_number("seed", self.seed, 0, LARGEST_SEED)
 

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, get_args
 
 from mamf.errors import UnknownNameError
 from mamf.kernel import DATA, Buffer
-from mamf.limits import LARGEST_SEED, whole_number
+from mamf.limits import LARGEST_SEED, require_known, whole_number
 from mamf.operations.bandwidth.shapes import BandwidthShape
 from mamf.work import Work
 
@@ -35,9 +35,7 @@ class CopyProblem:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for what, value, known in (("direction", self.direction, DIRECTIONS), ("data", self.data, DATA)):
-            if value not in known:
-                raise UnknownNameError(what, value, known)
+        require_known(("direction", self.direction, DIRECTIONS), ("data", self.data, DATA))
         if self.dtype != "int8":
             raise UnknownNameError("dtype of copies", self.dtype, ("int8",))
         whole_number("seed", self.seed, 0, LARGEST_SEED)

@@ -10,42 +10,32 @@ import re
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, get_args
 
-from mamf.errors import UnknownNameError, UsageError
-from mamf.limits import number_of, whole_number
+from mamf.errors import UnknownNameError
+from mamf.limits import Sizes
 from mamf.operations.matmul.kernel import ProductProblem
 from mamf.work import Work
 
 Routing = Literal["balanced", "skewed"]
 ROUTINGS: tuple[str, ...] = get_args(Routing)
-_PATTERN = re.compile(r"e(\d+)t(\d+)n(\d+)k(\d+)", re.ASCII)
 
 
 @dataclass(frozen=True, order=True)
-class GroupedShape:
+class GroupedShape(Sizes):
     """C[T,N]: rows of A[T,K] that fall to expert e times its weights B[e,K,N]. Written ``e8t16384n14336k4096``.
 
     ``tokens``: rows that experts get, all experts together; a token that goes to two experts counts twice.
     """
+
+    pattern: ClassVar[re.Pattern[str]] = re.compile(r"e(\d+)t(\d+)n(\d+)k(\d+)", re.ASCII)
+    written: ClassVar[str] = "the shape of groups; write eEtTnNkK, for example e8t16384n14336k4096"
 
     experts: int
     tokens: int
     n: int
     k: int
 
-    def __post_init__(self) -> None:
-        for name in ("experts", "tokens", "n", "k"):
-            object.__setattr__(self, name, whole_number(name, getattr(self, name)))
-
     def __str__(self) -> str:
         return f"e{self.experts}t{self.tokens}n{self.n}k{self.k}"
-
-    @classmethod
-    def parse(cls, text: str) -> GroupedShape:
-        """Raises UsageError for anything but what ``str`` gives."""
-        match = _PATTERN.fullmatch(text.strip())
-        if match is None:
-            raise UsageError(f"{text!r} is not the shape of groups; write eEtTnNkK, for example e8t16384n14336k4096")
-        return cls(*map(number_of, match.groups()))
 
     @property
     def flop(self) -> int:

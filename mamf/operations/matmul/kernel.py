@@ -8,9 +8,8 @@ from typing import ClassVar, Protocol, TypeVar
 
 from mamf.backend import Backend
 from mamf.dtypes import DTYPES, tolerance
-from mamf.errors import UnknownNameError
 from mamf.kernel import DATA, Buffer, Kernel, aligned
-from mamf.limits import LARGEST_SEED, whole_number
+from mamf.limits import LARGEST_SEED, require_known, whole_number
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.work import Work
 
@@ -52,14 +51,12 @@ class ProductProblem:
     fast_accumulation: bool = False
 
     def __post_init__(self) -> None:
-        for what, value, known in (
+        require_known(
             ("dtype", self.dtype, DTYPES),
             ("output dtype", self.out_dtype, DTYPES),
             ("layout", self.layout, LAYOUTS),
             ("data", self.data, DATA),
-        ):
-            if value not in known:
-                raise UnknownNameError(what, value, known)
+        )
         whole_number("seed", self.seed, 0, LARGEST_SEED)
 
     @property

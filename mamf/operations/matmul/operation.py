@@ -8,14 +8,13 @@ from typing import Any
 
 from mamf.backend import Backend, DeviceInfo
 from mamf.dtypes import DTYPES, canonical_name
-from mamf.machine.peaks import fastest_possible_flops, find_peak
 from mamf.measurement import Measurement
-from mamf.operation import Operation
+from mamf.operation import FlopOperation
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem, ProductProblemT, ProductShapeT
 from mamf.operations.matmul.shapes import MatmulShape
 
 
-class ProductOperation(Operation[ProductProblemT, ProductShapeT]):
+class ProductOperation(FlopOperation[ProductProblemT, ProductShapeT]):
     """What matrix products have in common: of one, of a batch and of groups."""
 
     def problem_for(self, backend: Backend, asked: Mapping[str, Any]) -> ProductProblemT:
@@ -25,15 +24,6 @@ class ProductOperation(Operation[ProductProblemT, ProductShapeT]):
         if output not in DTYPES:
             output = backend.resolve_dtype(canonical_name(output))
         return super().problem_for(backend, {**asked, "dtype": operand, "out_dtype": output})
-
-    def fastest_possible(
-        self, info: DeviceInfo, problem: ProductProblemT, shape: ProductShapeT | None = None
-    ) -> float | None:
-        return fastest_possible_flops(info, problem.dtype)
-
-    def peak(self, info: DeviceInfo, problem: ProductProblemT) -> float | None:
-        found = find_peak(info.name, problem.dtype, info.compute_units)
-        return None if found is None else found.flops
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
         """FLOP a byte that a launch moves at least; how far a scaled format is from what it was quantized from."""

@@ -7,16 +7,18 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from mamf.errors import UsageError
-from mamf.limits import LARGEST_SIZE, count_of, number_of, require_steps, whole_number
-
-_SHAPE_PATTERN = re.compile(r"(\d+)x(\d+)x(\d+)", re.ASCII)
+from mamf.limits import LARGEST_SIZE, Sizes, count_of, require_steps, whole_number
 
 
 @dataclass(frozen=True, order=True, slots=True)
-class MatmulShape:
+class MatmulShape(Sizes):
     """C[M,N] = A[M,K] @ B[K,N]; K is the reduction. Printed and parsed as ``MxNxK``."""
+
+    pattern: ClassVar[re.Pattern[str]] = re.compile(r"(\d+)x(\d+)x(\d+)", re.ASCII)
+    written: ClassVar[str] = "a shape; write MxNxK, for example 4096x4096x4096"
 
     m: int
     n: int
@@ -31,14 +33,6 @@ class MatmulShape:
 
     def __str__(self) -> str:
         return f"{self.m}x{self.n}x{self.k}"
-
-    @classmethod
-    def parse(cls, text: str) -> MatmulShape:
-        """Read ``MxNxK``. Raises UsageError for anything else."""
-        match = _SHAPE_PATTERN.fullmatch(text.strip())
-        if match is None:
-            raise UsageError(f"{text!r} is not a shape; write MxNxK, for example 4096x4096x4096")
-        return cls(*map(number_of, match.groups()))
 
     @property
     def flop(self) -> int:

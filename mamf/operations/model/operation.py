@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 
 from mamf.backend import Backend, DeviceInfo
-from mamf.machine.peaks import fastest_possible_flops, find_peak
 from mamf.measurement import IDLE, Measurement
-from mamf.operation import Operation
+from mamf.operation import FlopOperation
 from mamf.operations.model.kernel import ModelKernel
 from mamf.operations.model.shapes import ModelProblem, ModelShape
 
@@ -17,7 +16,7 @@ _BATCH, _CONTEXTS = 8, (256, 512, 1024)
 _TOLD = ("style", "d_model", "d_ff", "layers", "heads", "kv_heads", "experts", "active_experts", "phase", "dtype")
 
 
-class Model(Operation[ModelProblem, ModelShape]):
+class Model(FlopOperation[ModelProblem, ModelShape]):
     name = "model"
     kernel_group = "mamf.model_kernels"
     kernel_type = ModelKernel
@@ -29,16 +28,6 @@ class Model(Operation[ModelProblem, ModelShape]):
 
     def default_shapes(self, backend: Backend) -> Sequence[ModelShape]:
         return [ModelShape(_BATCH, context) for context in _CONTEXTS]
-
-    def fastest_possible(
-        self, info: DeviceInfo, problem: ModelProblem, shape: ModelShape | None = None
-    ) -> float | None:
-        return fastest_possible_flops(info, problem.dtype)
-
-    def peak(self, info: DeviceInfo, problem: ModelProblem) -> float | None:
-        """The datasheet's FLOP a second; a share of it is MFU."""
-        found = find_peak(info.name, problem.dtype, info.compute_units)
-        return None if found is None else found.flops
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
         """Tokens a second; the shares of attention and of products in a step's time; parameters; GB of memory that a

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
 from mamf.dtypes import DTYPES
-from mamf.errors import UnknownNameError, UsageError
+from mamf.errors import UsageError
 from mamf.kernel import Buffer
-from mamf.limits import LARGEST_SEED, number_of, whole_number
+from mamf.limits import LARGEST_SEED, Sizes, require_known, whole_number
 from mamf.operations.attention.shapes import AttentionShape
 from mamf.work import Work
 
@@ -32,30 +32,20 @@ _COPIES: Mapping[str, tuple[int, str]] = {
     "forward-backward": (2, "parameters and gradients once"),
     "step": (4, "parameters, gradients and optimizer state once"),
 }
-_SHAPE = re.compile(r"b(\d+)s(\d+)", re.ASCII)
 
 
 @dataclass(frozen=True, order=True)
-class ModelShape:
+class ModelShape(Sizes):
     """``batch`` sequences of ``context`` tokens each, written ``b8s1024``."""
+
+    pattern: ClassVar[re.Pattern[str]] = re.compile(r"b(\d+)s(\d+)", re.ASCII)
+    written: ClassVar[str] = "the shape of a step; write bBATCHsCONTEXT, for example b8s1024"
 
     batch: int
     context: int
 
-    def __post_init__(self) -> None:
-        for name in ("batch", "context"):
-            object.__setattr__(self, name, whole_number(name, getattr(self, name)))
-
     def __str__(self) -> str:
         return f"b{self.batch}s{self.context}"
-
-    @classmethod
-    def parse(cls, text: str) -> ModelShape:
-        """Raises UsageError for anything but what ``str`` gives."""
-        match = _SHAPE.fullmatch(text.strip())
-        if match is None:
-            raise UsageError(f"{text!r} is not the shape of a step; write bBATCHsCONTEXT, for example b8s1024")
-        return cls(number_of(match[1]), number_of(match[2]))
 
     @property
     def tokens(self) -> int:
@@ -94,15 +84,13 @@ class ModelProblem:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for what, value, known in (
+        require_known(
             ("style", self.style, STYLES),
             ("phase", self.phase, PHASES),
             ("optimizer", self.optimizer, OPTIMIZERS),
             ("dtype", self.dtype, DTYPES),
             ("data of a model", self.data, ("normal",)),
-        ):
-            if value not in known:
-                raise UnknownNameError(what, value, known)
+        )
         for name in ("d_model", "d_ff", "layers", "heads", "kv_heads", "experts", "active_experts", "vocabulary"):
             whole_number(name, getattr(self, name))
         whole_number("seed", self.seed, 0, LARGEST_SEED)

@@ -45,6 +45,7 @@ def _recompute_row(row: Measurement, backend: str, timer: Timer) -> Measurement:
         samples=samples,
         summary=row.summary and summarize(samples, row.best_by),
         timer_overhead=timer.typical,
+        timer_accuracy=timer.early_accuracy,
         remarks=(*row.remarks, *(remark if refused else ())),
     )
 

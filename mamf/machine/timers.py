@@ -21,12 +21,15 @@ SHORT_LAUNCH_SECONDS = 100e-6
 
 
 class Timer(NamedTuple):
-    """In seconds: the overhead, from ``lowest`` to ``highest``, and how accurate a corrected figure is."""
+    """In seconds: the overhead, from ``lowest`` to ``highest``, and how accurate a corrected figure is; of a log before
+    schema 5, which is read with the ``typical`` overhead, ``early_accuracy``: hosts differ by a microsecond.
+    """
 
     lowest: float
     typical: float
     highest: float
     accuracy: float
+    early_accuracy: float
 
 
 class Overhead(NamedTuple):

@@ -106,6 +106,7 @@ def test_only_burst_rows_of_a_known_timer_are_recomputed():
     assert recompute_rows([sustained, without], "cuda", CUDA) == [sustained, without]
     (again,) = recompute_rows([row], "cuda", CUDA)
     assert again.samples == pytest.approx([sample + row.timer_overhead - CUDA.typical for sample in row.samples])
+    assert again.timer_accuracy == CUDA.early_accuracy > CUDA.accuracy
 
 
 def test_a_ceiling_whose_rounds_are_elsewhere_stays_as_written():

@@ -2,7 +2,7 @@
 
     python tools/coverage.py results                    # the table of docs/verification.md
     python tools/coverage.py results --fit              # calibration constants for mamf/regimes/repeatability.csv
-    python tools/coverage.py results --as-logged        # without the new timer correction of logs with a wrong one
+    python tools/coverage.py results --as-logged        # with the timer overhead that early logs hold
 
 A pair is the same figure from two runs (separate processes) on the same card, with the same driver, kernel libraries,
 torch, kernel, problem (but for its seed), shape and regime: the first row of a run for each, or the ceilings of two
@@ -30,16 +30,13 @@ import numpy as np
 from mamf.ceilings.ceiling import CHOOSE, CONFIRM, combined, error_of
 from mamf.logs.legacy import read_legacy_or_none
 from mamf.logs.records import operation_of_plan
-from mamf.logs.run_log import RunLog, read_run_log
+from mamf.logs.run_log import RunLog, parsed, run_log_of, whole_lines
 from mamf.measurement import Measurement
 from mamf.plans import FindPlan
 from mamf.regimes.calibration import ANEW, calibrated
 from mamf.regimes.names import BURST, SUSTAINED
 from mamf.statistics import CONFIDENCE, Repeatability, summarize
 
-# Logs that began before this subtract a timer overhead whose estimate has two modes. What two events add on an NVIDIA
-# GPU replaces it (docs/verification.md).
-_NEW_TIMER_SINCE, _TYPICAL_OVERHEAD = "2026-11-22T15", 2.9e-6
 _OLD_SUSTAINED = 4  # schemas before this one measured sustained in another way
 _FEWEST_PAIRS, _RESAMPLES, _FEWEST_IN_COMMON, _FEWEST_FOR_HALVES = 50, 1000, 8, 6
 _LENGTHS = ((25e-6, "< 25 us"), (100e-6, "25 to 100 us"), (300e-6, "0.1 to 0.3 ms"), (600e-6, "0.3 to 0.6 ms"))
@@ -70,35 +67,29 @@ class Pair:
     b: Figure
 
 
-def logs_below(paths: Iterable[Path]) -> Iterator[RunLog]:
+def logs_below(paths: Iterable[Path], as_logged: bool = False) -> Iterator[RunLog]:
     """The logs of mamf's own among these files and below these folders."""
     for path in paths:
         for file in sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]:
             if read_legacy_or_none(file) is None:
-                yield read_run_log(file)
+                yield run_log_of(file, parsed(file, whole_lines(file)), as_written=as_logged)
 
 
-def as_today(row: Measurement, log: RunLog, as_logged: bool) -> Measurement:
-    """A row as today's mamf would write it: its samples by the new timer correction, figure and calibration."""
-    samples, overhead = row.samples, row.timer_overhead
-    is_old = log.header["started"] < _NEW_TIMER_SINCE and log.header["device"]["is_accelerator"]
-    if row.regime == BURST and is_old and not as_logged:
-        windows = [each + overhead if each >= overhead else 2 * each for each in samples]
-        samples = tuple(max(window - _TYPICAL_OVERHEAD, window / 2) for window in windows)
+def as_today(row: Measurement, log: RunLog) -> Measurement:
+    """A row with today's figure and calibration."""
     known = calibrated(log.header["device"]["backend"], _state(log, row)[0], row.operation)
     by = "mean" if row.regime == SUSTAINED else "median"
-    row = replace(row, samples=samples, best_by=by, summary=summarize(samples, by))
-    return replace(row, repeatability=known)
+    return replace(row, best_by=by, summary=summarize(row.samples, by), repeatability=known)
 
 
-def figures(log: RunLog, as_logged: bool) -> Iterator[Figure]:
+def figures(log: RunLog) -> Iterator[Figure]:
     """The first row of each kernel on each shape, and the ceilings of a find. No reference visits, and no rows of a
     search before another operation: they are not what a repeat of the run would print.
     """
     oldest = {BURST: 1, SUSTAINED: _OLD_SUSTAINED}
     of = operation_of_plan(log.header["plan"])
     rows = [
-        as_today(row, log, as_logged)
+        as_today(row, log)
         for row in log.measurements
         if row.ok
         and row.operation == of
@@ -326,8 +317,8 @@ def main() -> None:
     parser.add_argument("--fit", action="store_true", help="print calibration constants instead of the table")
     parser.add_argument("--as-logged", action="store_true", help="keep the timer correction that old logs made")
     options = parser.parse_args()
-    logs = list(logs_below(options.paths))
-    pairs = pairs_of(figure for log in logs for figure in figures(log, options.as_logged))
+    logs = list(logs_below(options.paths, options.as_logged))
+    pairs = pairs_of(figure for log in logs for figure in figures(log))
     if not pairs:
         raise SystemExit("no two of these runs measured the same on one card: name logs of repeated runs")
     if options.fit:

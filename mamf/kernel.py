@@ -149,6 +149,8 @@ class Kernel(ABC, Generic[ProblemT, ShapeT]):
     must_fit_a_train: ClassVar[bool] = False
     #: What stands in brackets after its name, such as ``an attention kernel``; its class takes that. Empty: nothing.
     takes: ClassVar[str] = ""
+    #: Of operands that it takes, where it takes not all.
+    dtypes: ClassVar[tuple[str, ...]] = ()
     product_dtypes: ClassVar[tuple[str, ...]] = ()
     is_exact: ClassVar[bool] = True
 
@@ -158,6 +160,12 @@ class Kernel(ABC, Generic[ProblemT, ShapeT]):
         Importing the library may fail in any way: an installed one that does not load is a reason, not an error.
         """
         return None
+
+    def _lacks_dtype(self, problem: ProblemT) -> str | None:
+        """Why it cannot do the dtype of this problem, or None."""
+        if problem.dtype in self.dtypes:
+            return None
+        return f"kernel {self.name} has no dtype {problem.dtype}; it takes {', '.join(self.dtypes)}"
 
     @abstractmethod
     def unsupported(self, backend: Backend, problem: ProblemT) -> str | None:

@@ -7,8 +7,16 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from mamf.errors import UnknownNameError, UsageError
-from mamf.limits import LARGEST_SEED, require_seconds, require_share, require_some, require_steps, whole_number
+from mamf.errors import UsageError
+from mamf.limits import (
+    LARGEST_SEED,
+    require_known,
+    require_seconds,
+    require_share,
+    require_some,
+    require_steps,
+    whole_number,
+)
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
 from mamf.regimes.names import BURST, CEILINGS, CLASSIC, CLASSIC_WARMUP_SECONDS, SUSTAINED, require_regime
@@ -59,8 +67,7 @@ class Plan:
         require_measuring(self)
         require_layers(self)
         require_steps(len(self.shapes), len(self.regimes))
-        if self.order not in ORDERS:
-            raise UnknownNameError("order", self.order, ORDERS)
+        require_known(("order", self.order, ORDERS))
         for name in self.regimes:
             require_regime(name)
         if self.reference is not None and not isinstance(self.reference, MatmulShape):
@@ -121,8 +128,7 @@ class FindPlan:
         whole_number("scouts", self.scouts)
         whole_number("refinements", self.refinements, 0)
         for name in self.regimes:
-            if name not in CEILINGS:
-                raise UnknownNameError("regime of a ceiling", name, CEILINGS)
+            require_known(("regime of a ceiling", name, CEILINGS))
 
 
 @dataclass(frozen=True)

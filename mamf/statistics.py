@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import math
 import statistics as _stdlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 CONFIDENCE = 0.95
@@ -303,6 +303,12 @@ def two_levels(samples: Sequence[float]) -> tuple[float, float] | None:
     rest = sum((x - low) ** 2 for x in below) + sum((x - high) ** 2 for x in above)
     is_parted = rest <= _UNEXPLAINED * _squares(samples) and high - low >= _LEAST_GAP * low
     return (low, high) if is_parted else None
+
+
+def known_median(values: Iterable[float | None]) -> float | None:
+    """The median of those that are known, None where none is."""
+    known = [value for value in values if value is not None]
+    return _stdlib.median(known) if known else None
 
 
 def geometric_mean(values: Sequence[float]) -> float:

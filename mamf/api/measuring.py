@@ -216,7 +216,9 @@ def measure_kernels(
     running = KernelsSweep(plan, [each for _, each in chosen], opened, known, references)
     return Recording(log, opened, " ".join(names), plan).of(
         running.results(),
-        functools.partial(_summary_of_kernels, running),
+        lambda taken, status, reason, seconds: kernels_run_summary(
+            of, taken, known, status, reason, seconds, running.left_out
+        ),
         left=lambda: running.left_out,
     )
 
@@ -268,11 +270,3 @@ def _shapes(given: object, parse: Callable[[str], Any]) -> tuple[Any, ...]:
 
 def opened_backend(backend: str | Backend, device: int) -> Backend:
     return open_backend(backend, device) if isinstance(backend, str) else backend
-
-
-def _summary_of_kernels(
-    running: KernelsSweep, taken: list[Measurement], status: str, reason: str, seconds: float
-) -> dict[str, Any]:
-    """The last record of the log."""
-    of, left = running.plan.operation, running.left_out
-    return kernels_run_summary(of, taken, running.ceilings, status, reason, seconds, left)

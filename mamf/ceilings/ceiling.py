@@ -11,7 +11,7 @@ import math
 import statistics as stdlib_statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from mamf.errors import IncomparableError, UsageError
 from mamf.kernel import Problem
@@ -19,7 +19,15 @@ from mamf.limits import is_number, require_seconds
 from mamf.measurement import TERA, Conditions, Measurement
 from mamf.regimes.calibration import calibrated
 from mamf.regimes.names import BURST, SUSTAINED
-from mamf.statistics import FigureError, Interval, Repeatability, figure_error, median_interval, repeat_interval
+from mamf.statistics import (
+    FigureError,
+    Interval,
+    Repeatability,
+    figure_error,
+    known_median,
+    median_interval,
+    repeat_interval,
+)
 from mamf.tabular import Tabular
 
 #: What is measured: a shape by a kernel.
@@ -105,13 +113,13 @@ def confirmed_of(
 ) -> dict[tuple[Problem, str], Ceiling]:
     """By problem and regime, what the rows of a run confirm. ``sought``: problem, regime and the default kernel."""
     rounds = [row for row in rows if row.phase in (CHOOSE, CONFIRM)]
-    found = {}
-    for problem, regime, default in sought:
-        own = [row for row in rounds if (row.problem, row.regime) == (problem, regime)]
-        ceiling = confirmed(own, device, uuid_hash, default)
-        if ceiling is not None:
-            found[problem, regime] = ceiling
-    return found
+    found = {
+        (problem, regime): confirmed(
+            [row for row in rounds if (row.problem, row.regime) == (problem, regime)], device, uuid_hash, default
+        )
+        for problem, regime, default in sought
+    }
+    return {key: ceiling for key, ceiling in found.items() if ceiling is not None}
 
 
 def why_hopeless(rows: Sequence[Measurement]) -> str | None:
@@ -202,16 +210,16 @@ def combined(rounds: Sequence[Measurement]) -> tuple[float, Interval]:
     if known is None:
         rates = [row.best_rate for row in rounds]
         return stdlib_statistics.median(rates), median_interval(rates)
-    visits = _Visits.of(rounds)
-    interval, scale = repeat_interval(*visits[:3], known, visits.of_median), rounds[0].amount / TERA
-    return scale / visits.middle, Interval(scale / interval.high, scale / interval.low, interval.coverage)
+    seconds, middle, errors, of_median = _visits(rounds)
+    interval, scale = repeat_interval(seconds, middle, errors, known, of_median), rounds[0].amount / TERA
+    return scale / middle, Interval(scale / interval.high, scale / interval.low, interval.coverage)
 
 
 def error_of(rounds: Sequence[Measurement]) -> FigureError:
     """How far the figure of ``combined`` lies from the mean of all runs."""
-    first, visits = rounds[0], _Visits.of(rounds)
-    known = repeatability_of(rounds) or usual_repeatability(first.regime, first.operation)
-    return figure_error(*visits[:3], known, visits.of_median)
+    known = repeatability_of(rounds) or usual_repeatability(rounds[0].regime, rounds[0].operation)
+    seconds, middle, errors, of_median = _visits(rounds)
+    return figure_error(seconds, middle, errors, known, of_median)
 
 
 def usual_repeatability(regime: str, operation: str) -> Repeatability:
@@ -219,22 +227,13 @@ def usual_repeatability(regime: str, operation: str) -> Repeatability:
     return calibrated("", BURST if regime == BURST else SUSTAINED, operation)
 
 
-class _Visits(NamedTuple):
-    """What ``figure_error`` asks of rounds: seconds of each, of all together, and the relative standard errors."""
-
-    seconds: list[float]
-    middle: float
-    errors: list[float]
-    of_median: bool
-
-    @classmethod
-    def of(cls, rounds: Sequence[Measurement]) -> _Visits:
-        seconds, of_median = [row.seconds for row in rounds], rounds[0].figure != "mean"
-        if of_median:
-            middle = stdlib_statistics.median(seconds)
-        else:
-            middle = sum(row.seconds * row.launches for row in rounds) / sum(row.launches for row in rounds)
-        return cls(seconds, middle, [row.standard_error for row in rounds], of_median)
+def _visits(rounds: Sequence[Measurement]) -> tuple[list[float], float, list[float], bool]:
+    """Seconds of each round, of all together, the relative standard errors, and whether the figure is a median."""
+    seconds, errors = [row.seconds for row in rounds], [row.standard_error for row in rounds]
+    if rounds[0].figure != "mean":
+        return seconds, stdlib_statistics.median(seconds), errors, True
+    launches = sum(row.launches for row in rounds)
+    return seconds, sum(row.seconds * row.launches for row in rounds) / launches, errors, False
 
 
 def recomputed(ceiling: Ceiling, rows: Iterable[Measurement]) -> Ceiling:
@@ -285,16 +284,11 @@ def ties(own: Mapping[int, Measurement], other: Mapping[int, Measurement]) -> bo
 def typical(rows: Iterable[Measurement]) -> Conditions:
     """Medians of what the sensors said over rounds; the reasons for throttling seen in at least half of them."""
     seen = [row.conditions for row in rows]
-
-    def median(values: Iterable[float | None]) -> float | None:
-        known = [value for value in values if value is not None]
-        return stdlib_statistics.median(known) if known else None
-
     reasons = sorted({reason for each in seen for reason in each.throttle_reasons})
     return Conditions(
-        clock_hz=median(each.clock_hz for each in seen),
-        watts=median(each.watts for each in seen),
-        celsius=median(each.celsius for each in seen),
+        clock_hz=known_median(each.clock_hz for each in seen),
+        watts=known_median(each.watts for each in seen),
+        celsius=known_median(each.celsius for each in seen),
         throttle_reasons=tuple(
             reason for reason in reasons if 2 * sum(reason in each.throttle_reasons for each in seen) >= len(seen)
         ),

@@ -75,8 +75,7 @@ def compared(steps: Iterable[FallStep]) -> list[FallStep]:
 
 def by_data(rows: Iterable[Measurement]) -> list[Measurement]:
     """What a burst gives on each kind of data, the fastest first."""
-    found = [row for row in rows if row.regime == BURST and row.ok]
-    return sorted(found, key=lambda row: -row.best_rate)
+    return sorted((row for row in rows if row.regime == BURST and row.ok), key=lambda row: -row.best_rate)
 
 
 def row_of(rows: Iterable[Measurement], data: str, regime: str) -> Measurement | None:

@@ -91,6 +91,10 @@ QUICK = Pace(
 )
 
 
+def pace_of(plan: FindPlan) -> Pace:
+    return QUICK if plan.is_quick else THOROUGH
+
+
 def plan_for(
     backend: Backend,
     problem: MatmulProblem,

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from mamf.ceilings.candidates import best_by_shape, best_of_their_kind, frugal_and_fast, of_the_default
 from mamf.ceilings.ceiling import CHOOSE, FEWEST_ROUNDS, Candidate, ranked
-from mamf.ceilings.grid import QUICK, THOROUGH, along_k, anywhere, around, refinement_steps
+from mamf.ceilings.grid import along_k, anywhere, around, pace_of, refinement_steps
 from mamf.ceilings.rounds import Answering, Confirmation, Rounds
 from mamf.ceilings.search import FIRST_SHAPES, Search
 from mamf.engine.runner import Runner, Step, Steps
@@ -46,7 +46,7 @@ class FindStrategy:
 
     def __init__(self, plan: FindPlan, kernels: Sequence[MatmulKernel], run: Runner) -> None:
         self.plan, self.kernels, self.run, self.backend = plan, kernels, run, run.backend
-        self.pace = QUICK if plan.is_quick else THOROUGH
+        self.pace = pace_of(plan)
         self._chooser = random.Random(plan.problem.seed)
         self._by_name = {kernel.name: kernel for kernel in kernels}
         self._deadline = run.begun + plan.budget_seconds
@@ -143,8 +143,7 @@ class FindStrategy:
             for kernel in self.kernels[1:]:
                 begun = len(self._algorithms)
                 yield from self._try_algorithms(regime, [shape], rule, [kernel])
-                tried = [row for row in self._algorithms[begun:] if row.ok]
-                if tried:
+                if tried := [row for row in self._algorithms[begun:] if row.ok]:
                     chosen = max(tried, key=lambda row: row.best_rate)
                     if chosen.best_rate < (1 + self.clearly) * tried[0].best_rate:
                         chosen = tried[0]
@@ -250,5 +249,4 @@ class FindStrategy:
         self, regime: Regime, candidates: Sequence[Candidate], most: Rounds, chosen_by: float, confirmed_by: float
     ) -> Answering:
         """``chosen_by`` and ``confirmed_by``: shares of the budget."""
-        until = self._until(chosen_by), self._until(confirmed_by)
-        return self._confirmation.rounds(regime, candidates, most, *until)
+        return self._confirmation.rounds(regime, candidates, most, self._until(chosen_by), self._until(confirmed_by))

@@ -216,8 +216,7 @@ def sweep_chart(
         return Line(label, tuple(sorted(points, key=lambda each: each.x)))
 
     grid = tuple((Panel("", quantity, tuple(line(name, quantity) for name in regimes)),) for quantity in quantities)
-    problem = measured[0].problem
-    title = f"{shape}, {measured[0].kernel}, {problem.dtype}"
+    title = f"{shape}, {measured[0].kernel}, {measured[0].problem.dtype}"
     return Chart(title, machine(header), axis, grid, tuple(failures(rows, [measured[0].kernel])))
 
 
@@ -256,8 +255,7 @@ def find_chart(
         lines = tuple(Line(phase, tuple(points)) for phase, points in phases.items())
         ceiling = ceilings.get(name)
         panels.append(Panel(name, "tflops", lines, None if ceiling is None else ceiling.tflops))
-    problem = rows[0].problem
-    title = f"Finding the ceiling of {problem.dtype}"
+    title = f"Finding the ceiling of {rows[0].problem.dtype}"
     notes = tuple(
         f"{name} ceiling: {ceiling.tflops:.4g} TFLOPS at {ceiling.shape} by {ceiling.kernel}"
         for name, ceiling in ceilings.items()

@@ -81,5 +81,4 @@ def _differing(problem: Any, problems: Sequence[Any]) -> str:
     of = operation_called(problem.operation)
     records = [of.problem_record(each) for each in problems]
     own = of.problem_record(problem)
-    told = [f"{name} {own[name]}" for name in own if any(each.get(name) != own[name] for each in records)]
-    return ", ".join(told)
+    return ", ".join(f"{name} {own[name]}" for name in own if any(each.get(name) != own[name] for each in records))

@@ -12,7 +12,8 @@ from mamf.charts.kernels import kernels_chart
 from mamf.charts.plotting import Picture
 from mamf.charts.roofline import roofline_chart
 from mamf.charts.waterfall import waterfall_chart
-from mamf.errors import UnknownNameError, UsageError
+from mamf.errors import UsageError
+from mamf.limits import require_known
 from mamf.logs.roofs import roofs_of_logs
 from mamf.logs.run_log import RunLog
 from mamf.operations.attention.charts import attention_chart
@@ -34,8 +35,7 @@ def chart_of(
     """
     for what, asked, known in (("direction", directions, DIRECTIONS), ("quantity", quantities, QUANTITIES)):
         for name in asked or ():
-            if name not in known:
-                raise UnknownNameError(what, name, known)
+            require_known((what, name, known))
     chart = _chart_of(log, regime, directions, quantities)
     if log.tier == "interrupted":
         return replace(chart, notes=(*chart.notes, "the run was interrupted: what is best may never have been tried"))

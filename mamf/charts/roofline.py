@@ -111,8 +111,7 @@ def _notes(points: Sequence[RoofPoint], marks: Sequence[Mark]) -> Iterable[str]:
         "solid: burst; dashed: sustained. Bytes: each operand read and each result written once. Of what was measured "
         "on one shape the highest has its label."
     )
-    without = [point for point in points if point.tflops is None]
-    if without:
+    if without := [point for point in points if point.tflops is None]:
         best = max(without, key=lambda point: point.rate)
         yield (
             f"not drawn, for lack of FLOP: {len(without)} of the rows, the highest {best.rate:.4g} {best.unit} "

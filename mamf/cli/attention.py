@@ -118,11 +118,6 @@ class _AttentionSession(KernelsSession):
         if self.options.baseline is not None and self.options.baseline not in names:
             raise UnknownNameError("baseline", self.options.baseline, names)
 
-    def _wanted(self) -> list[tuple[str, str]]:
-        """Ceilings, by dtype and regime, that the rows are shares of."""
-        dtypes = dict.fromkeys(problem.dtype for problem in self.plan.problems)
-        return [(dtype, regime) for dtype in dtypes for regime in self.plan.regimes]
-
     def _missing_searches(self) -> list[FindPlan]:
         dtypes = {key[0] for key in self._wanted() if key not in self.ceilings}
         searches = [search for search in self.plan.searches if search.problem.dtype in dtypes]

@@ -112,8 +112,7 @@ class _GuardSession(KernelsSession):
 
     def _require_comparable(self, baseline: RunLog) -> None:
         """Raises IncomparableError for a baseline of another card, or one that has none of these rows."""
-        found = differences_of(baseline.header, self.log.header if self.log else self._header())
-        if found:
+        if found := differences_of(baseline.header, self.log.header if self.log else self._header()):
             told = ", ".join(map(str, found))
             raise IncomparableError(f"{baseline.path} is no baseline for this: {told}; make one with --update")
         names = {name: each.name for name, each in self.kernels}

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from mamf.cli.options import duration, share
-from mamf.errors import UnknownNameError, UsageError
-from mamf.limits import whole_number
+from mamf.errors import UsageError
+from mamf.limits import require_known, whole_number
 from mamf.logs.guarding import DEFAULT_ROUNDS, DEFAULT_TOLERANCE
 from mamf.plans import KERNEL_REGIMES, MOST_ROUNDS
 
@@ -66,8 +66,7 @@ def read_guard_file(path: Path) -> GuardFile:
         raise UsageError(f"{path} is no TOML: {error}") from None
     try:
         found = {name: _read(name, value) for name, value in given.items()}
-        missing = [name for name in _REQUIRED if name not in found]
-        if missing:
+        if missing := [name for name in _REQUIRED if name not in found]:
             raise UsageError(f"{' and '.join(missing)} missing: name what is guarded, and its baseline")
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
@@ -75,8 +74,7 @@ def read_guard_file(path: Path) -> GuardFile:
 
 
 def _read(name: str, value: Any) -> Any:
-    if name not in _READERS:
-        raise UnknownNameError("key", name, _READERS)
+    require_known(("key", name, _READERS))
     try:
         return _READERS[name](value)
     except (UsageError, argparse.ArgumentTypeError) as error:
@@ -98,8 +96,7 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 def _regimes(value: Any) -> tuple[str, ...]:
     for regime in _texts(value):
-        if regime not in KERNEL_REGIMES:
-            raise UnknownNameError("regime", regime, KERNEL_REGIMES)
+        require_known(("regime", regime, KERNEL_REGIMES))
     return _texts(value)
 
 

@@ -15,8 +15,8 @@ from mamf.cli.resuming import require_repeated
 from mamf.cli.sharing import say_devices
 from mamf.cli.terminal import say
 from mamf.engine.estimate import kernels_seconds
-from mamf.errors import UnknownNameError, UsageError
-from mamf.limits import require_steps
+from mamf.errors import UsageError
+from mamf.limits import require_known, require_steps
 from mamf.operation import Operation
 from mamf.operations.matmul.kernel import LAYOUTS
 from mamf.plans import KERNEL_REGIMES, FindPlan, KernelsPlan, Row
@@ -68,8 +68,7 @@ def asked_for(of: AnyOperation, options: argparse.Namespace) -> dict[str, list[A
     found: dict[str, list[Any]] = {"dtype": list(options.dtype)} if options.dtype else {}
     for text in set_fields(options):
         name, equals, values = text.partition("=")
-        if name not in known:
-            raise UnknownNameError(f"field of {of.name}", name, known)
+        require_known((f"field of {of.name}", name, known))
         if not equals or name in found:
             raise UsageError(f"--set {text}: " + ("it is given twice" if equals else f"write {name}=VALUE"))
         found[name] = [_typed(f"{of.name}'s {name}", known[name], value) for value in values.split(",")]
@@ -90,8 +89,7 @@ def _typed(what: str, kind: Any, text: str) -> Any:
         kind = next(each for each in get_args(kind) if each is not type(None))
     if get_origin(kind) is Literal:
         by_text = {str(value): value for value in get_args(kind)}
-        if text not in by_text:
-            raise UnknownNameError(what, text, by_text)
+        require_known((what, text, by_text))
         return by_text[text]
     if kind is bool:
         if text.lower() not in _WORDS:
@@ -122,8 +120,7 @@ def named_shapes(of: AnyOperation, options: argparse.Namespace) -> Mapping[Any, 
     if options.shapes:
         raise UsageError("--preset names whole shapes: leave --shapes out")
     presets = of.presets()
-    if name not in presets:
-        raise UnknownNameError(f"preset of {of.name}", name, presets)
+    require_known((f"preset of {of.name}", name, presets))
     return presets[name]
 
 

@@ -131,6 +131,11 @@ class KernelsSession(Session[KernelsPlan]):
         """What was confirmed of the operation itself; None where nothing is to be."""
         return None
 
+    def _wanted(self) -> list[tuple[str, str]]:
+        """Ceilings, by dtype and regime, that the rows are shares of."""
+        dtypes = dict.fromkeys(problem.dtype for problem in self.plan.problems)
+        return [(dtype, regime) for dtype in dtypes for regime in self.plan.regimes]
+
     def _is_of_step(self, row: Measurement) -> bool:
         return not row.phase and not row.is_reference
 

@@ -85,11 +85,6 @@ class ModelSession(kernels_sweep.KernelsSession):
         require_repeated(self.options, self.known_ceilings, self.given)
         self.known_ceilings |= self.given
 
-    def _wanted(self) -> list[tuple[str, str]]:
-        """Ceilings by dtype and regime."""
-        dtypes = dict.fromkeys(problem.dtype for problem in self.plan.problems)
-        return [(dtype, regime) for dtype in dtypes for regime in self.plan.regimes]
-
     def dry_run(self) -> int:
         super().dry_run()
         needed = max((problem.nbytes(shape) for _, problem, shape, _ in self.plan.steps(self.held)), default=0)

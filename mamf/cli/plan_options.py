@@ -11,9 +11,9 @@ from mamf.api.measuring import problem_for
 from mamf.backend import Backend
 from mamf.cli.options import bound, duration, index, shape, share, size
 from mamf.cli.resuming import Sizes, require_repeated, require_repeated_sizes
-from mamf.errors import UnknownNameError, UsageError
+from mamf.errors import UsageError
 from mamf.kernel import DATA
-from mamf.limits import count_of, require_steps
+from mamf.limits import count_of, require_known, require_steps
 from mamf.operations.matmul.kernel import LAYOUTS, MatmulProblem
 from mamf.operations.matmul.presets import LAYOUT_OF, PRESETS
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid, parse_range
@@ -119,8 +119,7 @@ def named_shapes(options: argparse.Namespace) -> dict[MatmulShape, str]:
     sizes = dict(sizes_from(options).values())
     if options.shapes or sizes.keys() - {"m"}:
         raise UsageError("--preset names whole layers: only --m, their tokens, can be given with it")
-    if options.preset not in PRESETS:
-        raise UnknownNameError("preset of matmul (moe is one of --operation grouped)", options.preset, PRESETS)
+    require_known(("preset of matmul (moe is one of --operation grouped)", options.preset, PRESETS))
     return PRESETS[options.preset].shapes(options.product or "forward", sizes.get("m"))
 
 

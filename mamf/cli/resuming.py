@@ -154,8 +154,7 @@ def require_named(log: RunLog, options: argparse.Namespace) -> None:
     for option, names in (("backend", (log.header["device"]["backend"],)), ("kernel", kernels)):
         given = getattr(options, option)
         trusted = [given] if isinstance(given, str) else given or ()
-        foreign = [name for name in names if is_path(name) and name not in trusted]
-        if foreign:
+        if foreign := [name for name in names if is_path(name) and name not in trusted]:
             raise LogMismatchError(
                 f"{log.path} names {option} {' '.join(foreign)}, which is not installed: "
                 f"add {flag(option)} {' '.join(names)} if you trust it"

@@ -104,12 +104,10 @@ class RooflineSession(KernelsFindSession):
         parts = len(names) + _PARTS_OF_BANDWIDTH
         budget = options.budget or parts * DEFAULT_BUDGET_SECONDS
         part = budget / parts
-        searches = []
-        for name in names:
-            problem = problem_for(backend, name)
-            quick = part < _LEAST_THOROUGH_SECONDS
-            search, _ = plan_for(backend, problem, regimes=regimes, budget_seconds=part, is_quick=quick)
-            searches.append(search)
+        quick, products = part < _LEAST_THOROUGH_SECONDS, [problem_for(backend, name) for name in names]
+        searches = [
+            plan_for(backend, each, regimes=regimes, budget_seconds=part, is_quick=quick)[0] for each in products
+        ]
         passes = _PASSES if backend.is_accelerator else _PASSES_OF_CPU
         problems = [BandwidthProblem("read", warm=each) for each in ((1, passes) if backend.info.cache_bytes else (1,))]
         return KernelsPlan(

@@ -96,8 +96,7 @@ class _SweepSession(Session[Plan]):
             require_repeated(self.options, held, {"kernel": lambda name: kernel_name(backend, problem, name)})
             name = name or held["kernel"]
         kernel = kernel_for(backend, problem, name or "auto")
-        reason = kernel.unsupported(backend, problem)
-        if reason:
+        if reason := kernel.unsupported(backend, problem):
             raise UnsupportedError(reason)
         return kernel
 

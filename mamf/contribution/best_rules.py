@@ -189,8 +189,7 @@ def kernels_are_firm(evidence: Evidence) -> Iterator[Finding]:
     if not evidence.is_of_kernels:
         return
     rows = [row for _, _, row in evidence.rows if row.ok and evidence.counts(row)]
-    rough = [row for row in rows if _half_width(row) > _widest(evidence)]
-    if rough:
+    if rough := [row for row in rows if _half_width(row) > _widest(evidence)]:
         worst = max(rough, key=_half_width)
         told = f"{len(rough)} of {len(rows)} rows are known to worse than {_widest(evidence):.0%}"
         told += f", {worst.shape} by {worst.kernel} to +-{_half_width(worst):.0%}"

@@ -196,8 +196,8 @@ def _findings_of(rule: Callable[[Evidence], Iterator[Finding]], evidence: Eviden
     try:
         return list(rule(evidence))
     except MALFORMED as error:
-        told = f"whether {rule.__name__.replace('_', ' ')} cannot be judged: {what(error)}"
-        return [Finding("unreadable", told)]
+        judged = rule.__name__.replace("_", " ")
+        return [Finding("unreadable", f"whether {judged} cannot be judged: {what(error)}")]
 
 
 def _as_bytes(path: Path) -> list[Finding]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 
 from mamf.contribution.evidence import Evidence, Finding
@@ -15,24 +14,21 @@ def timer_is_credible(evidence: Evidence) -> Iterator[Finding]:
     recomputed when they are read.
     """
     backend, is_early = evidence.header["device"]["backend"], evidence.header["schema"] < RELIABLE_SINCE
-    refused = Counter[float]()
-    first: dict[float, int] = {}
+    timer, refused = find_timer(backend), dict[float, list[int]]()
     for line, _, row in evidence.rows:
-        overhead = row.timer_overhead
-        if overhead and not is_credible(backend, overhead):
-            refused[overhead] += 1
-            first.setdefault(overhead, line)
-    for overhead, count in sorted(refused.items()):
-        timer = find_timer(backend)
+        if row.timer_overhead and not is_credible(backend, row.timer_overhead):
+            refused.setdefault(row.timer_overhead, []).append(line)
+    for overhead, lines in sorted(refused.items()):
         bounds = f"{timer.lowest * 1e6:.1f} to {timer.highest * 1e6:.1f}" if timer else "0 to 20"
-        message = f"{overhead * 1e6:.1f} us subtracted from {count} rows, but the timer of {backend} adds {bounds} us"
+        message = (
+            f"{overhead * 1e6:.1f} us subtracted from {len(lines)} rows, but the timer of {backend} adds {bounds} us"
+        )
         used = f"; read with {timer.typical * 1e6:.1f} us" if timer and is_early else ""
-        yield Finding("timer", message + used, first[overhead], is_warning=is_early)
+        yield Finding("timer", message + used, lines[0], is_warning=is_early)
 
 
 def timer_stayed(evidence: Evidence) -> Iterator[Finding]:
     """The overhead after the run is the one subtracted in it (warning)."""
     summary = evidence.log.summary
-    shift = describe_shift(summary, evidence.log.every_row) if summary else ""
-    if shift:
+    if summary and (shift := describe_shift(summary, evidence.log.every_row)):
         yield Finding("timer", shift, is_warning=True)

@@ -19,7 +19,7 @@ from mamf.machine.timers import timer_accuracy
 from mamf.measurement import BUSY_SECONDS, IDLE, TERA, TIME, Conditions, Measurement, Status, is_share
 from mamf.plausibility import split_impossible, why_implausible
 from mamf.regimes import Regime, Samples, StoppingRule, Sustained
-from mamf.statistics import summarize, two_levels
+from mamf.statistics import known_median, summarize, two_levels
 
 _LAUNCHES_OF_AN_ESTIMATE = 3
 
@@ -208,8 +208,8 @@ def conditions(readings: Sequence[Reading], watts: float | None) -> Conditions:
     """Readings in short: median clock, hottest temperature, every throttle reason seen in at least a tenth of them."""
     reasons = Counter(reason for reading in readings for reason in reading.throttle_reasons)
     return Conditions(
-        clock_hz=_whole(_median([reading.clock_hz for reading in readings])),
-        watts=_tenth(watts if watts is not None else _median([reading.watts for reading in readings])),
+        clock_hz=_whole(known_median([reading.clock_hz for reading in readings])),
+        watts=_tenth(watts if watts is not None else known_median([reading.watts for reading in readings])),
         celsius=_tenth(max((reading.celsius for reading in readings if reading.celsius is not None), default=None)),
         throttle_reasons=tuple(sorted(reason for reason, count in reasons.items() if count * 10 >= len(readings))),
         throttle_shares={reason: round(reasons[reason] / len(readings), 4) for reason in sorted(reasons)},
@@ -222,8 +222,3 @@ def _tenth(value: float | None) -> float | None:
 
 def _whole(value: float | None) -> float | None:
     return None if value is None else float(round(value))
-
-
-def _median(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return stdlib_statistics.median(known) if known else None

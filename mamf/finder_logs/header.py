@@ -131,8 +131,7 @@ class HeaderReader:
 
     def _note(self, text: str) -> None:
         version = _VERSION.search(text)
-        mode = _MODE.search(text)
-        if mode:
+        if mode := _MODE.search(text):
             self.header.mode = mode[1]
         if version:
             self.header.printed_version = version[1]

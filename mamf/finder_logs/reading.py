@@ -86,8 +86,7 @@ class Reading:
 
     def _mark(self, line: str) -> None:
         self._marks |= dict.fromkeys(evidence for pattern, evidence in _MARKS if pattern.search(line))
-        warning = _WARNING.search(line)
-        if warning:
+        if warning := _WARNING.search(line):
             self._warnings.append(self._scrub(warning[1]))
 
     def run(self) -> FinderRun:

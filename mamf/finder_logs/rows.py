@@ -106,8 +106,7 @@ class RowReader:
         found = self._last.pattern.search(line)
         if found:
             return self._row(self._last, found)
-        announced = LOCK_IN.search(line)
-        if announced:
+        if announced := LOCK_IN.search(line):
             self._locked = sizes_of(announced["shape"])
             return None
         for form in FORMS:

@@ -78,8 +78,7 @@ class Summary:
 
     def _opening(self, line: str) -> bool:
         for kind, pattern in _OPENINGS.items():
-            found = pattern.search(line)
-            if found:
+            if found := pattern.search(line):
                 groups = found.groupdict()
                 self.kind = kind
                 self.tried = int(groups["tried"]) if groups.get("tried") else None

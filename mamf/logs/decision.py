@@ -110,9 +110,13 @@ class Together(NamedTuple):
 
     def flat(self, tolerance: float) -> dict[str, Any]:
         """As named columns."""
-        interval = {f"ratio_interval_{end}": getattr(self.interval, end) for end in ("low", "high")}
-        found = {"is_regression": self.is_regression(tolerance), "smallest_loss": self.smallest_loss(tolerance)}
-        return self._asdict() | interval | found
+        return {
+            **self._asdict(),
+            "ratio_interval_low": self.interval.low,
+            "ratio_interval_high": self.interval.high,
+            "is_regression": self.is_regression(tolerance),
+            "smallest_loss": self.smallest_loss(tolerance),
+        }
 
 
 class Change(NamedTuple):

@@ -201,6 +201,5 @@ def _mean_entry(rows: Sequence[Entry], count: int) -> Entry:
     intervals, errors = [row.interval for row in rows if row.interval], [row.error for row in rows if row.error]
     low, high = geometric_mean([each.low for each in intervals]), geometric_mean([each.high for each in intervals])
     interval = Interval(low, high, min(each.coverage for each in intervals))
-    own = math.hypot(*(error.own for error in errors)) / count
-    error = replace(errors[0], own=own)
+    error = replace(errors[0], own=math.hypot(*(error.own for error in errors)) / count)
     return replace(rows[0], tflops=geometric_mean(rates), interval=interval, error=error, rates=rates)

@@ -15,7 +15,7 @@ from mamf.machine.timers import timer_accuracy
 from mamf.measurement import STATUSES, Conditions, Measurement
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.regimes.calibration import ANEW, calibrated
-from mamf.statistics import Interval, Repeatability, Summary, standard_deviation, summarize
+from mamf.statistics import Interval, Repeatability, standard_deviation, summarize
 
 # An attosecond and thirty years: beyond them rates, or squares of samples, leave what a float holds.
 _SHORTEST_SECONDS, _LONGEST_SECONDS = 1e-18, 1e9
@@ -48,7 +48,7 @@ def measurement_record(row: Measurement) -> dict[str, Any]:
         interval = row.rate_interval
         rates: dict[str, Any] = {name: significant_digits(row.rate(name)) for name in _STATISTICS}
         low, high = significant_digits(interval.low), significant_digits(interval.high)
-        record[rate_field(work.unit)] = {**rates, "interval": [low, high]}
+        record["tflops" if work.unit == "TFLOPS" else "rate"] = {**rates, "interval": [low, high]}
         record["interval_coverage"] = round(interval.coverage, 4)
         seconds = {name: getattr(row.summary, name) for name in _STATISTICS} | {
             "stdev": standard_deviation(row.samples)
@@ -98,9 +98,6 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
     accuracy = record.get("timer_accuracy_seconds")
     if accuracy is None:  # before schema 5
         accuracy = timer_accuracy(header["device"]["backend"], overhead)
-    summary: Summary | None = None
-    if record["status"] == "ok":
-        summary = summarize(samples, record["best_by"])
     return Measurement(
         shape=shape,
         kernel=record["kernel"],
@@ -109,7 +106,7 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
         best_by=record["best_by"],
         status=record["status"],
         reason=record["reason"],
-        summary=summary,
+        summary=summarize(samples, record["best_by"]) if record["status"] == "ok" else None,
         samples=samples,
         implausible_samples=aside,
         launches=record["launches"],
@@ -134,15 +131,9 @@ def operation_of_plan(plan: Mapping[str, Any]) -> str:
     return str(plan.get("operation") or ("attention" if plan.get("command") == "attention" else "matmul"))
 
 
-def rate_field(unit: str) -> str:
-    """What a row calls its rates."""
-    return "tflops" if unit == "TFLOPS" else "rate"
-
-
 def matmul_problem(header: Mapping[str, Any]) -> MatmulProblem:
     """The product that a sweep or find is of; rows of an attention's log name their own."""
-    plan = header["plan"]
-    return MatmulProblem(**plan["problem"])
+    return MatmulProblem(**header["plan"]["problem"])
 
 
 def significant_digits(value: float) -> float:

@@ -82,8 +82,7 @@ def describe_shift(summary: dict[str, Any], rows: Sequence[Measurement]) -> str:
     before = next((row.timer_overhead for row in reversed(rows) if row.timer_overhead), None)
     if after is None or before is None or abs(after - before) <= LARGEST_SHIFT_SECONDS:
         return ""
-    shortest = min(row.seconds for row in rows if row.ok and row.timer_overhead)
-    share = abs(after - before) / shortest
+    share = abs(after - before) / min(row.seconds for row in rows if row.ok and row.timer_overhead)
     return (
         f"the timer's overhead moved from {before * 1e6:.1f} to {after * 1e6:.1f} us during the run: "
         f"the shortest launches may be off by {share:.1%}; measure them again"

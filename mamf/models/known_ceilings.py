@@ -13,7 +13,8 @@ from typing import Literal
 from mamf.backend import Backend, DeviceInfo
 from mamf.contribution.contributed import ContributedCeiling, contributed_ceilings
 from mamf.dtypes import canonical_name
-from mamf.errors import IncomparableError, MamfWarning, RunLogError, UnavailableError, UnknownNameError
+from mamf.errors import IncomparableError, MamfWarning, RunLogError, UnavailableError
+from mamf.limits import require_known
 from mamf.machine.peaks import find_peak
 from mamf.measurement import TERA
 from mamf.models.found import found
@@ -67,8 +68,7 @@ def peak(
     >>> peak.source, f"{peak.tflops:.1f} TFLOPS"
     ('datasheet', '989.0 TFLOPS')
     """
-    if regime not in CEILINGS:
-        raise UnknownNameError("regime", regime, CEILINGS)
+    require_known(("regime", regime, CEILINGS))
     backend = opened(device)
     info, dtype = backend.info, backend.resolve_dtype(canonical_name(dtype or backend.default_dtype))
     known = (

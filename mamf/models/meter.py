@@ -144,8 +144,7 @@ class Meter:
         figures = self.finish()
         self._number += 1
         if start is not None and self._number > self.warmup_steps:
-            marks = (start, self._begun, end)
-            self._unread = self._work(marks, self._tokens_of(tokens), flops)
+            self._unread = self._work((start, self._begun, end), self._tokens_of(tokens), flops)
         self._end, self._begun = end, None
         return figures
 

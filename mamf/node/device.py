@@ -167,10 +167,10 @@ class DeviceRun:
             yield heard.row(pool)
             pool.release()
 
-        def summary(taken: list[Measurement], status: str, reason: str, seconds: float) -> dict[str, Any]:
-            return summary_record(taken, status, reason, seconds, 0)
-
-        return Recording(path, self.backend, kernel.name, plan, before).of(rows(), summary)
+        recording = Recording(path, self.backend, kernel.name, plan, before)
+        return recording.of(
+            rows(), lambda taken, status, reason, seconds: summary_record(taken, status, reason, seconds, 0)
+        )
 
     def _kernels(self, of: str, part: str, path: Path, before: Before) -> Iterator[Measurement]:
         kernels, plan = self._kernels_plan(of, part)
@@ -178,12 +178,14 @@ class DeviceRun:
         held = {(row.regime, row.problem, row.shape, row.kernel) for row in kept}
         agree = self.agree if part == "collective" else lambda own: own
         sweep = KernelsSweep(plan, kernels, self.backend, held=held, on_phase=self._phase, agree=agree)
-
-        def summary(rows: list[Measurement], status: str, reason: str, seconds: float) -> dict[str, Any]:
-            return kernels_run_summary(of, rows, {}, status, reason, seconds, sweep.left_out)
-
         recording = Recording(path, self.backend, " ".join(plan.kernels), plan, before)
-        return recording.of(sweep.results(), summary, left=lambda: sweep.left_out)
+        return recording.of(
+            sweep.results(),
+            lambda rows, status, reason, seconds: kernels_run_summary(
+                of, rows, {}, status, reason, seconds, sweep.left_out
+            ),
+            left=lambda: sweep.left_out,
+        )
 
     def _kernels_plan(self, of: str, part: str) -> tuple[list[AnyKernel], KernelsPlan]:
         found = operation(of)

@@ -131,8 +131,7 @@ def _places(came: Mapping[int, Any]) -> dict[int, Place]:
 
 def word(told: Mapping[int, Any]) -> str:
     """Whether all measure together: GO, or why not. ``told``: what each rank said when it had measured alone."""
-    bad = [rank for rank, each in told.items() if each is None or each["failure"]]
-    if bad:
+    if bad := [rank for rank, each in told.items() if each is None or each["failure"]]:
         return f"rank {', '.join(map(str, bad))} did not come so far"
     return COMPLETE if all(each["complete"] for each in told.values()) else GO
 

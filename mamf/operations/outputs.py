@@ -4,6 +4,7 @@ that cannot be left over, operands that stay.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -52,6 +53,12 @@ def select(tensor: torch.Tensor, dim: int, indices: torch.Tensor) -> torch.Tenso
     if tensor.dtype.itemsize > 1 or tensor.dtype in (torch.int8, torch.uint8):
         return tensor.index_select(dim, indices)
     return tensor.view(torch.uint8).index_select(dim, indices).view(tensor.dtype)
+
+
+def sampled_indices(size: int, count: int, chooser: random.Random) -> torch.Tensor:
+    """First, last and random others: a kernel that mishandles an edge does so there."""
+    others = chooser.sample(range(size), min(count - 2, size))
+    return torch.tensor(sorted({0, size - 1, *others}))
 
 
 @contextmanager

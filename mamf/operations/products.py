@@ -12,11 +12,11 @@ import secrets
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import ClassVar
 
 import torch
 
 from mamf.backend import Backend, OperandPool, Unavailable
+from mamf.dtypes import DTYPES
 from mamf.kernel import Kernel, Prepared, Verdict, aligned
 from mamf.operations.matmul.kernel import ProductProblem, ProductProblemT, ProductShape, ProductShapeT
 from mamf.operations.outputs import (
@@ -25,6 +25,7 @@ from mamf.operations.outputs import (
     one_thread,
     poison_outputs,
     queued_checksum,
+    sampled_indices,
     select,
     without_torch,
     wrong_type,
@@ -88,19 +89,16 @@ class ProductSet:
 class TorchProducts(Kernel[ProductProblemT, ProductShapeT]):
     """Products by one torch function. Derived kernels say which dtypes they take and how they launch."""
 
-    dtypes: ClassVar[tuple[str, ...]]
-
     def unavailable(self, backend: Backend) -> Unavailable | None:
         return without_torch(backend)
 
     def unsupported(self, backend: Backend, problem: ProductProblemT) -> str | None:
-        if problem.dtype not in self.dtypes:
-            return f"kernel {self.name} has no dtype {problem.dtype}; it takes {', '.join(self.dtypes)}"
-        return backend.unsupported_dtype(problem.dtype) or self.unsupported_problem(backend, problem)
+        unsupported = self._lacks_dtype(problem) or backend.unsupported_dtype(problem.dtype)
+        return unsupported or self.unsupported_problem(backend, problem)
 
     def unsupported_problem(self, backend: Backend, problem: ProductProblemT) -> str | None:
         """Why this combination of a dtype it has with output, layout and accumulation cannot be done, or None."""
-        own = "float32" if problem.dtype == "tf32" else problem.dtype
+        own = DTYPES[problem.dtype].default_output
         if problem.out_dtype != own:
             return f"kernel {self.name} writes {own} for {problem.dtype}, not {problem.out_dtype}"
         if problem.fast_accumulation:
@@ -197,10 +195,13 @@ def sampled_places(parts: Sequence[Part]) -> list[_Place]:
     """Some products, and rows and columns of each, their edges among them. Drawn from fresh entropy, after the
     launch: a kernel that computes nothing else cannot foresee them.
     """
+    chooser = random.Random(secrets.randbits(64))
     every = [(p, i) for p, part in enumerate(parts) for i in range(len(part.c))]
-    chosen = [every[index] for index in sampled_indices(len(every), _SAMPLED_PRODUCTS).tolist()]
+    chosen = [every[index] for index in sampled_indices(len(every), _SAMPLED_PRODUCTS, chooser).tolist()]
     device = parts[0].c.device
-    return [(p, i, *(sampled_indices(n, _SAMPLED).to(device) for n in parts[p].c.shape[1:])) for p, i in chosen]
+    return [
+        (p, i, *(sampled_indices(n, _SAMPLED, chooser).to(device) for n in parts[p].c.shape[1:])) for p, i in chosen
+    ]
 
 
 def sampled_products(parts: Sequence[Part], places: Sequence[_Place]) -> torch.Tensor:
@@ -231,12 +232,6 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     if magnitude == 0:
         return 0.0 if difference == 0 else float("inf")
     return float(difference / magnitude)
-
-
-def sampled_indices(size: int, count: int) -> torch.Tensor:
-    """First, last and random others: a kernel that mishandles an edge does so there."""
-    others = random.Random(secrets.randbits(64)).sample(range(size), min(count - 2, size))
-    return torch.tensor(sorted({0, size - 1, *others}))
 
 
 def on_host(tensor: torch.Tensor, dim: int, indices: torch.Tensor) -> torch.Tensor:

@@ -24,12 +24,17 @@ class ScaledProducts(Kernel[ProductProblemT, ProductShapeT]):
     dtypes: ClassVar[tuple[str, ...]] = FORMATS
     out_dtypes: ClassVar[tuple[str, ...]] = ("bfloat16", "float16", "float32")
 
+    #: The function of torch.nn.functional that it calls, where a release may lack it.
+    function: ClassVar[str] = ""
+
     def unavailable(self, backend: Backend) -> Unavailable | None:
+        if self.function and not hasattr(torch.nn.functional, self.function):
+            return Unavailable(f"torch {torch.__version__} has no {self.function}", "pip install 'torch>=2.10'")
         return without_torch(backend)
 
     def unsupported(self, backend: Backend, problem: ProductProblemT) -> str | None:
-        if problem.dtype not in self.dtypes:
-            return f"kernel {self.name} has no dtype {problem.dtype}; it takes {', '.join(self.dtypes)}"
+        if reason := self._lacks_dtype(problem):
+            return reason
         if problem.layout != "nt":
             return f"scales go along K, which both operands store last: --layout nt, not {problem.layout}"
         if problem.out_dtype not in self.out_dtypes:

@@ -21,8 +21,9 @@ from importlib.metadata import EntryPoint
 from typing import Any, TypeVar
 
 from mamf.backend import Backend, Unavailable
-from mamf.errors import MamfError, PluginError, PluginWarning, UnavailableError, UnknownNameError, UsageError, fault
+from mamf.errors import MamfError, PluginError, PluginWarning, UnavailableError, UsageError, fault
 from mamf.kernel import AnyKernel, Kernel
+from mamf.limits import require_known
 from mamf.operation import Operation
 from mamf.operations.attention.kernel import AttentionKernel
 from mamf.operations.matmul.kernel import MatmulKernel
@@ -122,8 +123,7 @@ def _by_name(group: str, what: str, name: str, contract: type[Contract]) -> type
     if is_path(name):
         return _import(what, name, contract)
     points = registered(group)
-    if name not in points:
-        raise UnknownNameError(what, name, points)
+    require_known((what, name, points))
     return _load(what, points[name], contract)
 
 
@@ -174,8 +174,7 @@ def kernel(name: str) -> MatmulKernel:
 def operation(name: str) -> Operation[Any, Any]:
     """A registered operation. Raises UnknownNameError, or PluginError when it is broken."""
     points = registered(OPERATIONS)
-    if name not in points:
-        raise UnknownNameError("operation", name, points)
+    require_known(("operation", name, points))
     kind: Any = _load("operation", points[name], Operation)  # type: ignore[type-abstract]
     label = f"operation {name}"
     with blamed(label, "making it"):

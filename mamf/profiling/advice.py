@@ -20,8 +20,7 @@ _DEFAULT = "sdpa"
 def advice(folder: Folder, groups: Sequence[Group]) -> list[str]:
     """A line each; one that says so where nothing stands out."""
     of_kernels = [*_far_below(folder, groups), *_faster_kernels(groups), *_left_out(groups)]
-    found = [*_step(folder), *_machine(folder), *of_kernels]
-    return found or [_nothing(_shares(folder, groups))]
+    return [*_step(folder), *_machine(folder), *of_kernels] or [_nothing(_shares(folder, groups))]
 
 
 def _nothing(shares: Sequence[tuple[float, Group]]) -> str:
@@ -64,8 +63,7 @@ def _far_below(folder: Folder, groups: Sequence[Group]) -> Iterator[str]:
     if any(share > 1 + STATE_TOLERANCE for share, _ in shares):
         yield "Find the ceiling anew, on a quiet card: kernels reach more than it, so no share here means anything"
         return
-    low = [each for each in shares if each[0] < _FAR_BELOW]
-    if low:
+    if low := [each for each in shares if each[0] < _FAR_BELOW]:
         share, group = min(low, key=lambda each: each[0])
         yield (
             f"{len(low)} of {len(shares)} shapes stay below {_FAR_BELOW:.0%} of the ceiling with their best kernel, "

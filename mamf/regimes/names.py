@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mamf.errors import UnknownNameError
+from mamf.limits import require_known
 
 BURST, SUSTAINED, CLASSIC = "burst", "sustained", "classic"
 #: mamf-finder's own.
@@ -16,5 +16,4 @@ CEILINGS = (BURST, SUSTAINED)
 
 def require_regime(name: str) -> None:
     """Raises UnknownNameError."""
-    if name not in NAMES:
-        raise UnknownNameError("regime", name, NAMES)
+    require_known(("regime", name, NAMES))

@@ -23,8 +23,7 @@ _RIGHT_ALIGNED = ("A", "B", "B/A")
 
 def flat_alone(entry: Entry, other: Entry | None) -> dict[str, Any]:
     """A row that one log alone has a figure of; ``status``: what became of it in the other."""
-    status = "missing" if other is None else other.status
-    return {**entry.fields, "tflops": entry.tflops, "status_in_other": status}
+    return {**entry.fields, "tflops": entry.tflops, "status_in_other": other.status if other else "missing"}
 
 
 def varying(pairs: Sequence[Pair]) -> list[str]:
@@ -42,8 +41,7 @@ def cells(pair: Pair, names: Iterable[str], tolerance: float) -> list[str]:
     if not pair.is_of_one_device:
         width = 100 * pair.correction * pair.correction_half_width
         corrected = f"corrected by {100 * (pair.correction - 1):+.2f} +-{width:.2f} %"
-        told = corrected if pair.is_comparable else "never compared"
-        remarks.append(f"two devices, {told}")
+        remarks.append(f"two devices, {corrected if pair.is_comparable else 'never compared'}")
     return [
         *(str(pair.fields[name]) for name in names),
         a.shape if a.shape == b.shape else f"{a.shape} / {b.shape}",
@@ -99,8 +97,7 @@ def summary_lines(comparison: Comparison, tolerance: float) -> list[str]:
     lines = [
         f"{len(comparison.pairs)} {rows}: {counts}; geometric mean B/A {comparison.geometric_mean_ratio:.4f}; {alone}"
     ]
-    regressions = comparison.regressions(tolerance)
-    if regressions:
+    if regressions := comparison.regressions(tolerance):
         worst = regressions[0]
         lines.append(
             f"slower by more than {percent(tolerance)}: {len(regressions)}, the most {worst.b.shape} "

@@ -46,16 +46,14 @@ class Best:
 
 def ranked(rows: Iterable[Measurement]) -> list[Measurement]:
     """Rows that count, best first: measured, and no reference visits."""
-    countable = [row for row in rows if row.ok and not row.is_reference]
-    return sorted(countable, key=lambda row: row.rank, reverse=True)
+    return sorted((row for row in rows if row.ok and not row.is_reference), key=lambda row: row.rank, reverse=True)
 
 
 def bests(rows: Sequence[Measurement]) -> dict[str, Best]:
     """The best of each regime, in the order the regimes were measured."""
     found: dict[str, Best] = {}
     for regime in dict.fromkeys(row.regime for row in rows):
-        best_first = ranked(row for row in rows if row.regime == regime)
-        if best_first:
+        if best_first := ranked(row for row in rows if row.regime == regime):
             figures = [row.comparable_rate for row in best_first]
             found[regime] = Best(best_first[0], arithmetic_mean(figures), geometric_mean(figures), len(figures))
     return found

@@ -87,8 +87,7 @@ class KernelsSweep:
         rule = self._rule(regime)
         brief = replace(rule, seconds=rule.seconds and rule.seconds * _REFERENCE_SHARE)
         kernel = self.references[ceiling.kernel]
-        step = Step(kernel, ceiling.problem, ceiling.shape, regime, brief, is_reference=True, is_reported=False)
-        row = yield step
+        row = yield Step(kernel, ceiling.problem, ceiling.shape, regime, brief, is_reference=True, is_reported=False)
         if row is None or not row.ok:
             return None
         yield row

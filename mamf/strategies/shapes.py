@@ -65,8 +65,7 @@ class Sweep:
 
         Raises UnsupportedError before anything is allocated when the kernel cannot do this dtype and layout here.
         """
-        reason = self.kernel.unsupported(self.backend, self.plan.problem)
-        if reason:
+        if reason := self.kernel.unsupported(self.backend, self.plan.problem):
             raise UnsupportedError(reason)
         self._run = Runner(self.backend, self.plan.budget_seconds, on_phase=self.on_phase)
         yield from self._run.results(self._steps(self._run))

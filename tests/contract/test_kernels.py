@@ -364,7 +364,7 @@ def test_more_memory_than_there_is_is_refused_before_it_is_allocated(backend):
         ("scaled_mm", MatmulProblem("bfloat16", "bfloat16"), "no dtype bfloat16"),
         ("scaled_mm", MatmulProblem("float8_e4m3fn", "int32"), "not int32"),
         ("scaled_mm", MatmulProblem("float8_e5m2", "float8_e5m2"), "not float8_e5m2"),
-        ("int_mm", MatmulProblem("int8", "bfloat16"), "writes int32, not bfloat16"),
+        ("int_mm", MatmulProblem("int8", "bfloat16"), "writes int32 for int8, not bfloat16"),
         ("int_mm", MatmulProblem("bfloat16", "bfloat16"), "no dtype bfloat16"),
     ],
 )  # fmt: skip

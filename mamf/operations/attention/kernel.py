@@ -22,8 +22,6 @@ class AttentionKernel(Kernel[AttentionProblem, AttentionShape]):
     def unavailable(self, backend: Backend) -> Unavailable | None: ...
 
     def unsupported(self, backend: Backend, problem: AttentionProblem) -> str | None:
-        if problem.dtype not in self.dtypes:
-            return f"{self.name} has no dtype {problem.dtype}; it takes {', '.join(self.dtypes)}"
         if problem.direction not in self.directions:
             return f"{self.name} has no {problem.direction}; it has {', '.join(self.directions)}"
-        return None
+        return self._lacks_dtype(problem)

@@ -17,11 +17,9 @@ class BandwidthKernel(Kernel[BandwidthProblem, BandwidthShape]):
     patterns: ClassVar[tuple[str, ...]] = PATTERNS
 
     def unsupported(self, backend: Backend, problem: BandwidthProblem) -> str | None:
-        if problem.dtype not in self.dtypes:
-            return f"{self.name} has no dtype {problem.dtype}; it takes {', '.join(self.dtypes)}"
         if problem.pattern not in self.patterns:
             return f"{self.name} has no {problem.pattern}; it has {', '.join(self.patterns)}"
-        return backend.unsupported_dtype(problem.dtype)
+        return self._lacks_dtype(problem) or backend.unsupported_dtype(problem.dtype)
 
     def unsupported_shape(self, problem: BandwidthProblem, shape: BandwidthShape) -> str | None:
         return problem.unsupported_shape(shape)

@@ -18,9 +18,7 @@ class CollectiveKernel(Kernel[CollectiveProblem, CollectiveShape]):
     dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16")
 
     def unsupported(self, backend: Backend, problem: CollectiveProblem) -> str | None:
-        if problem.dtype not in self.dtypes:
-            return f"{self.name} has no dtype {problem.dtype}; it takes {', '.join(self.dtypes)}"
-        return backend.unsupported_dtype(problem.dtype)
+        return self._lacks_dtype(problem) or backend.unsupported_dtype(problem.dtype)
 
     def unsupported_shape(self, problem: CollectiveProblem, shape: CollectiveShape) -> str | None:
         return problem.unsupported_shape(shape)

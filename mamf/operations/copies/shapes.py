@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
-from mamf.errors import UnknownNameError
 from mamf.kernel import DATA, Buffer
 from mamf.limits import LARGEST_SEED, require_known, whole_number
 from mamf.operations.bandwidth.shapes import BandwidthShape
@@ -35,9 +34,11 @@ class CopyProblem:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        require_known(("direction", self.direction, DIRECTIONS), ("data", self.data, DATA))
-        if self.dtype != "int8":
-            raise UnknownNameError("dtype of copies", self.dtype, ("int8",))
+        require_known(
+            ("direction", self.direction, DIRECTIONS),
+            ("data", self.data, DATA),
+            ("dtype of copies", self.dtype, ("int8",)),
+        )
         whole_number("seed", self.seed, 0, LARGEST_SEED)
 
     def work(self, shape: CopyShape) -> Work:

@@ -10,8 +10,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, get_args
 
-from mamf.errors import UnknownNameError
-from mamf.limits import Sizes
+from mamf.limits import Sizes, require_known
 from mamf.operations.matmul.kernel import ProductProblem
 from mamf.work import Work
 
@@ -68,8 +67,7 @@ class GroupedProblem(ProductProblem):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.routing not in ROUTINGS:
-            raise UnknownNameError("routing", self.routing, ROUTINGS)
+        require_known(("routing", self.routing, ROUTINGS))
 
     def tokens_of_experts(self, shape: GroupedShape) -> tuple[int, ...]:
         """Tokens of each expert, ``shape.tokens`` in all."""

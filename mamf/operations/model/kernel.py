@@ -19,11 +19,9 @@ class ModelKernel(Kernel[ModelProblem, ModelShape]):
     dtypes: ClassVar[tuple[str, ...]] = ("bfloat16", "float32")
 
     def unsupported(self, backend: Backend, problem: ModelProblem) -> str | None:
-        if problem.dtype not in self.dtypes:
-            return f"{self.name} has no dtype {problem.dtype}; it takes {', '.join(self.dtypes)}"
         if problem.autocast and problem.dtype == problem.parameter_dtype:
             return f"autocast to {problem.dtype} is what parameters are anyway: leave autocast out"
-        return backend.unsupported_dtype(problem.dtype)
+        return self._lacks_dtype(problem) or backend.unsupported_dtype(problem.dtype)
 
     def unsupported_shape(self, problem: ModelProblem, shape: ModelShape) -> str | None:
         return problem.unsupported_shape(shape)

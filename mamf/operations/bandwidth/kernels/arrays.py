@@ -19,7 +19,7 @@ from mamf.errors import UnsupportedError
 from mamf.kernel import Prepared, Verdict, aligned
 from mamf.operations.bandwidth.kernel import BandwidthKernel
 from mamf.operations.bandwidth.shapes import READS, BandwidthProblem, BandwidthShape
-from mamf.operations.outputs import Unchanged, as_words, poison_outputs, without_torch
+from mamf.operations.outputs import Unchanged, as_words, poison_outputs, sampled_indices, without_torch
 
 #: What is written, and what a triad multiplies by: exact in every dtype, so a triad rounds twice at most.
 SCALAR = 3.0
@@ -106,7 +106,7 @@ class PreparedPass:
         else:
             # Each element is held to it, and is rounded twice.
             self._tolerance = 2 * DTYPES[problem.dtype].tolerance if self._pattern == "triad" else 0.0
-            self._sampled = sampled(count, random.Random(problem.seed)).to(self.output.device)
+            self._sampled = sampled_indices(count, _SAMPLED, random.Random(problem.seed)).to(self.output.device)
             self._sampled_operands = [on_host(operand, self._sampled) for operand in self._operands]
 
     def verify(self) -> Verdict:
@@ -152,12 +152,6 @@ def require_range(norm: float, dtype: torch.dtype) -> None:
     """Raises UnsupportedError where a sum of elements of this norm may be more than its dtype holds."""
     if _SURELY * norm > torch.finfo(dtype).max:
         raise UnsupportedError(f"the sum of an array this long may be more than {dtype} holds".replace("torch.", ""))
-
-
-def sampled(size: int, chooser: random.Random) -> torch.Tensor:
-    """First, last and random others."""
-    others = chooser.sample(range(size), min(_SAMPLED - 2, size))
-    return torch.tensor(sorted({0, size - 1, *others}))
 
 
 def on_host(tensor: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:

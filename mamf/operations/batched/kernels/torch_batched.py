@@ -31,8 +31,7 @@ class TorchBatched(TorchProducts[BatchedProblem, BatchedShape], BatchedKernel):
         a = laid_out(flat["a"], shape.m, shape.k, problem.layout[0], shape.batch)
         b = laid_out(flat["b"], shape.k, shape.n, problem.layout[1], shape.batch)
         c = flat["c"].view(shape.batch, shape.m, shape.n)
-        launch = self.bind(a, b, c)
-        return ProductSet(problem, launch, c, lambda output: [Part(a, b.mT, output)], smaller(a, b.mT))
+        return ProductSet(problem, self.bind(a, b, c), c, lambda output: [Part(a, b.mT, output)], smaller(a, b.mT))
 
 
 class Bmm(TorchBatched):

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mamf.backend import Backend, Unavailable
+from mamf.backend import Backend
 from mamf.operations.grouped.kernel import GroupedKernel
 from mamf.operations.grouped.kernels.torch_grouped import ends_of
 from mamf.operations.grouped.shapes import GroupedProblem, GroupedShape
@@ -22,13 +22,9 @@ class FunctionalScaledGroupedMm(ScaledProducts[GroupedProblem, GroupedShape], Gr
     """One launch for all experts, of tokens by rows and weights as a linear layer stores them."""
 
     name = "F.scaled_grouped_mm"
+    function = "scaled_grouped_mm"
     dtypes = ("fp8_rowwise",)
     out_dtypes = ("bfloat16",)
-
-    def unavailable(self, backend: Backend) -> Unavailable | None:
-        if not hasattr(torch.nn.functional, "scaled_grouped_mm"):
-            return Unavailable(f"torch {torch.__version__} has no scaled_grouped_mm", "pip install 'torch>=2.10'")
-        return super().unavailable(backend)
 
     def bind(
         self, problem: GroupedProblem, shape: GroupedShape, a: Quantized, b: Quantized, ends: torch.Tensor
@@ -38,13 +34,9 @@ class FunctionalScaledGroupedMm(ScaledProducts[GroupedProblem, GroupedShape], Gr
         weights = b.elements.view(shape.experts, shape.n, shape.k).transpose(-2, -1)
         scale_a, scale_b = a.scales.view(-1), b.scales.view(shape.experts, shape.n)
         recipe, fast = functional.ScalingType.RowWise, problem.fast_accumulation
-
-        def launch() -> object:
-            return functional.scaled_grouped_mm(
-                a.elements, weights, scale_a, recipe, scale_b, recipe, offs=ends, use_fast_accum=fast
-            )
-
-        return launch
+        return lambda: functional.scaled_grouped_mm(
+            a.elements, weights, scale_a, recipe, scale_b, recipe, offs=ends, use_fast_accum=fast
+        )
 
     def operand_set(
         self, backend: Backend, problem: GroupedProblem, shape: GroupedShape, flat: Mapping[str, torch.Tensor]

@@ -39,14 +39,6 @@ class CublasLt(TorchMatmul):
             return Unavailable("nvmath-python is not installed", "pip install 'mamf[cublaslt]'")
         return None
 
-    def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:
-        own = "float32" if problem.dtype == "tf32" else problem.dtype
-        if problem.out_dtype != own:
-            return f"kernel {self.name} writes {own} for {problem.dtype}, not {problem.out_dtype}"
-        if problem.fast_accumulation:
-            return f"kernel {self.name} has no fast accumulation; it is a mode of 8-bit floats"
-        return None
-
     def variants(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Sequence[CublasLt]:
         return [CublasLt(rank) for rank in range(_ALGORITHMS)]
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import torch
 
-from mamf.backend import Backend
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.kernels.torch_matmul import TorchMatmul
 from mamf.operations.matmul.shapes import MatmulShape
@@ -19,13 +18,6 @@ class IntMm(TorchMatmul):
     is_default = True
     function = "_int_mm"
     dtypes = ("int8",)
-
-    def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:
-        if problem.out_dtype != "int32":
-            return f"kernel {self.name} writes int32, not {problem.out_dtype}"
-        if problem.fast_accumulation:
-            return f"kernel {self.name} has no fast accumulation; it is a mode of 8-bit floats"
-        return None
 
     def unsupported_shape(self, problem: MatmulProblem, shape: MatmulShape) -> str | None:
         if shape.m <= _CUDA_ROWS_ABOVE or shape.n % 8 or shape.k % 8:

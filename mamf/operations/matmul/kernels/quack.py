@@ -62,13 +62,6 @@ class Quack(TorchMatmul):
             return Unavailable("quack-kernels is not installed", "pip install 'mamf[quack]'")
         return None
 
-    def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:
-        if problem.out_dtype != problem.dtype:
-            return f"kernel {self.name} writes {problem.dtype} for {problem.dtype}, not {problem.out_dtype}"
-        if problem.fast_accumulation:
-            return f"kernel {self.name} has no fast accumulation; it is a mode of 8-bit floats"
-        return None
-
     def unsupported_shape(self, problem: MatmulProblem, shape: MatmulShape) -> str | None:
         rows = {
             shape.m if problem.layout[0] == "t" else shape.k,

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from mamf.backend import Backend, Unavailable
+from mamf.backend import Backend
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.operations.outputs import float32_precision
@@ -59,12 +59,8 @@ class FunctionalScaledMm(FormatMatmul):
     """torch.nn.functional.scaled_mm: what the vendor's library has of these formats."""
 
     name = "F.scaled_mm"
+    function = "scaled_mm"
     is_default = True
-
-    def unavailable(self, backend: Backend) -> Unavailable | None:
-        if not hasattr(torch.nn.functional, "scaled_mm"):
-            return Unavailable(f"torch {torch.__version__} has no scaled_mm", "pip install 'torch>=2.10'")
-        return super().unavailable(backend)
 
     def bind(
         self, backend: Backend, problem: MatmulProblem, a: Quantized, b: Quantized, c: torch.Tensor

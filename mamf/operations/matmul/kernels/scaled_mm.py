@@ -42,8 +42,7 @@ class ScaledMm(TorchMatmul):
         scale_b = torch.full((), scale, dtype=torch.float32, device=a.device)
         out_dtype = torch_dtype(problem.out_dtype)
         fast = problem.fast_accumulation
-
-        def launch() -> object:
-            return torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=out_dtype, use_fast_accum=fast, out=c)
-
-        return launch, scale
+        return (
+            lambda: torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=out_dtype, use_fast_accum=fast, out=c),
+            scale,
+        )

@@ -41,8 +41,12 @@ class TorchMatmul(TorchProducts[MatmulProblem, MatmulShape], MatmulKernel):
         b = laid_out(flat["b"], shape.k, shape.n, problem.layout[1])
         c = flat["c"].view(shape.m, shape.n)
         launch, scale = self.bind(problem, a, b, c)
-
-        def parts(output: torch.Tensor) -> list[Part]:
-            return [Part(a[None], b.mT[None], output[None])]
-
-        return ProductSet(problem, launch, c, parts, smaller(a, b.mT), scale, self.details(problem))
+        return ProductSet(
+            problem,
+            launch,
+            c,
+            lambda output: [Part(a[None], b.mT[None], output[None])],
+            smaller(a, b.mT),
+            scale,
+            self.details(problem),
+        )

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from mamf.errors import RunLogWriteError, UsageError
-from mamf.files import create_whole, write_whole
+from mamf.files import create_whole, make_folder, write_whole
 
 BOTH = pytest.mark.parametrize("write", [write_whole, create_whole])
 
@@ -104,3 +104,12 @@ def test_a_folder_is_no_file(tmp_path):
     with pytest.raises(UsageError, match="cannot write"):
         write_whole(tmp_path / "a", "text")
     assert names(tmp_path) == ["a"]
+
+
+def test_a_folder_is_made_once(tmp_path):
+    for _ in range(2):
+        make_folder(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+    (tmp_path / "file").write_text("text")
+    with pytest.raises(UsageError, match=r"cannot write .*file: File exists; name another$"):
+        make_folder(tmp_path / "file", "; name another")

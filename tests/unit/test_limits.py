@@ -3,8 +3,10 @@
 import io
 import math
 import os
+import re
 import sys
 from contextlib import redirect_stderr
+from dataclasses import fields
 
 import pytest
 
@@ -13,14 +15,17 @@ from mamf.backend import Advice
 from mamf.ceilings.ceiling import Ceiling
 from mamf.cli import main
 from mamf.cli.session import datetime
-from mamf.errors import MamfError
-from mamf.limits import MOST_STEPS, count_of, require_steps, shortened, whole_number
+from mamf.errors import MamfError, UnknownNameError, UsageError
+from mamf.limits import MOST_STEPS, count_of, require_known, require_steps, shortened, whole_number
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.operations.bandwidth.shapes import BandwidthProblem, BandwidthShape
+from mamf.operations.batched.shapes import BatchedShape
+from mamf.operations.grouped.shapes import GroupedShape
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid, parse_range
+from mamf.operations.model.shapes import ModelShape
 from mamf.plans import FindPlan, KernelsPlan, Plan
 from mamf.statistics import Interval
 from mamf.testing import SimulatedBackend
@@ -245,3 +250,19 @@ def test_a_text_is_a_shape_or_several():
 @pytest.mark.parametrize("command", [["show"], ["import"], ["compare", "a"], ["plot"], ["sweep", "--resume"]])
 def test_a_null_byte_is_told_in_a_line(run, command):
     assert run(*command, "a\0b") == (2, "", "mamf: a\\x00b holds a null byte, which no name of a file can\n")
+
+
+def test_the_first_name_that_is_not_known_is_named():
+    require_known(("pattern", "copy", ("copy", "read")), ("dtype", "float32", ("float32",)))
+    with pytest.raises(UnknownNameError, match=r"pattern 'reed'.*read"):
+        require_known(("pattern", "reed", ("copy", "read")), ("dtype", "none", ("float32",)))
+
+
+@pytest.mark.parametrize("shape", [BatchedShape, GroupedShape, ModelShape, MatmulShape])
+def test_shapes_of_whole_sizes_are_read_as_they_are_written(shape):
+    made = shape(*range(1, len(fields(shape)) + 1))
+    assert shape.parse(f" {made} ") == made
+    with pytest.raises(UsageError, match=f"'1x' is not {re.escape(shape.written)}"):
+        shape.parse("1x")
+    with pytest.raises(UsageError, match="must be at least 1"):
+        shape(*([0] * len(fields(shape))))

@@ -11,6 +11,7 @@ from mamf.statistics import (
     Repeatability,
     exact_standard_deviation,
     geometric_mean,
+    known_median,
     median_interval,
     relative_slope,
     repeat_interval,
@@ -119,3 +120,8 @@ def test_where_a_repeat_lies_is_a_time(figures, visit, run, degrees):
 def test_a_repeatability_that_nothing_has_is_refused(wrong):
     with pytest.raises(ValueError, match="repeatability"):
         Repeatability(*wrong)
+
+
+def test_a_median_is_of_what_is_known():
+    assert known_median([3.0, None, 1.0]) == 2.0
+    assert known_median([None]) is None

@@ -67,8 +67,8 @@ def field(row: Measurement, name: str) -> str:
     if name == "size":
         fields = vars(row.problem)
         return next(size for size, known in SIZES.items() if known.items() <= fields.items())
-    for holder in (vars(row.shape), vars(row.problem), {name: getattr(row, name, None)}):
-        if (value := holder.get(name)) is not None:
+    for holder in (row.shape, row.problem, row):
+        if isinstance(value := getattr(holder, name, None), (str, int, float)):
             break
     else:
         raise FigureError(f"a row of {row.operation} has no field {name!r}")

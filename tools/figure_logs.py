@@ -68,7 +68,8 @@ def field(row: Measurement, name: str) -> str:
         fields = vars(row.problem)
         return next(size for size, known in SIZES.items() if known.items() <= fields.items())
     for holder in (row.shape, row.problem, row):
-        if isinstance(value := getattr(holder, name, None), (str, int, float)):
+        value = getattr(holder, name, None)
+        if value is not None and not isinstance(value, re.Pattern):  # how a kind of shape is written
             break
     else:
         raise FigureError(f"a row of {row.operation} has no field {name!r}")

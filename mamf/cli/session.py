@@ -285,7 +285,9 @@ class Session(ABC, Generic[AnyPlan]):
         """Close the log with a summary and print the report; returns the exit code."""
         code = end.exit_code
         self.rows = with_device_speeds(self.rows)
-        summary = self.summary(end, elapsed) | ({} if self.pool else overhead_after(self.backend, self.rows))
+        # Not of devices that other processes used, nor of one that failed or was interrupted: it may never answer.
+        is_idle = not self.pool and end.exit_code in (0, _NOTHING_MEASURED)
+        summary = self.summary(end, elapsed) | (overhead_after(self.backend, self.rows) if is_idle else {})
         if shift := describe_shift(summary, self.rows):
             warn(shift)
         try:

@@ -72,7 +72,7 @@ class Recording:
     ) -> Iterator[Any]:
         """None, before anything is measured; then the rows."""
         taken: list[Measurement] = [] if self.before is None else list(self.before[0].lasting)
-        status, reason = "interrupted", "by the caller"
+        status, reason, timer = "interrupted", "by the caller", dict[str, Any]()
         with writer:
             yield None
             begun = host_seconds(self.backend)
@@ -82,6 +82,7 @@ class Recording:
                     taken.append(row)
                     yield row
                 status, reason = ("interrupted", "the budget ended") if left() else ("complete", "")
+                timer = overhead_after(self.backend, taken)
             except KeyboardInterrupt:
                 reason = "by the user"
                 raise
@@ -92,8 +93,7 @@ class Recording:
                 for kind, record in after():
                     writer.write(kind, record)
                 elapsed = max(0.0, host_seconds(self.backend) - begun)
-                last = summary(taken, status, reason, elapsed) | overhead_after(self.backend, taken)
-                writer.write("summary", {**last, "time": utc_now()})
+                writer.write("summary", {**summary(taken, status, reason, elapsed), **timer, "time": utc_now()})
 
 
 def host_seconds(backend: Backend) -> float:

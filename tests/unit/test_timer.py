@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from mamf.ceilings.ceiling import recomputed
+from mamf.cli.session import End, Session
 from mamf.engine.measure import measure
 from mamf.logs.run_log import read_run_log
 from mamf.logs.timer_correction import recompute_rows
@@ -141,3 +142,18 @@ def test_a_run_in_which_the_overhead_stayed_says_nothing(run, tmp_path):
     code, _, said = run(*SWEEP, "--output", str(tmp_path / "log.jsonl"))
     assert code == 0
     assert "overhead" not in said
+
+
+def test_a_device_is_not_asked_again_after_an_interruption(run, tmp_path, monkeypatch):
+    asked, collect = [], Session._collect
+
+    def interrupted(self, writer):
+        collect(self, writer)
+        return End("interrupted", "by the user", 130)
+
+    monkeypatch.setattr(SimulatedBackend, "timer_overhead", lambda self: asked.append(1) or 3e-6)
+    monkeypatch.setattr(Session, "_collect", interrupted)
+    log = tmp_path / "log.jsonl"
+    assert run(*SWEEP, "--output", str(log))[0] == 130
+    assert len(asked) == 1  # before the first row
+    assert "timer_overhead_after_seconds" not in json.loads(log.read_text().splitlines()[-1])

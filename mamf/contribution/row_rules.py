@@ -18,7 +18,7 @@ from mamf.logs.records import is_of_old_calibration, measurement_record
 from mamf.measurement import TERA, TIME, Measurement
 from mamf.operations.attention.rows import has_memory_of_process, is_attention
 from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.plausibility import why_implausible
+from mamf.plausibility import split_impossible, why_implausible
 from mamf.regimes.names import BEST_BY, SUSTAINED
 
 # A step of the sixth digit, which rates are rounded to; half a step of what early logs round them to, three decimals,
@@ -125,7 +125,7 @@ def possible(evidence: Evidence) -> Iterator[Finding]:
         info = evidence.device_of(row)
         limit = _limit(info, row) if is_exact(evidence, row) else None
         fastest, unit = row.amount / min(row.samples), row.work.unit
-        if limit is not None and fastest > limit:
+        if limit is not None and split_impossible(row.samples, row.amount, limit, row.timer_accuracy)[1]:
             told = f"{row.shape}: {fastest / TERA:.4g} {unit}, more than the {limit / TERA:.4g} that {info.name} can do"
             yield Finding("implausible", told, line)
         elif reason := why_implausible(row, info, limit):

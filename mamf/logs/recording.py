@@ -81,8 +81,8 @@ class Recording:
                     writer.write("measurement", measurement_record(row))
                     taken.append(row)
                     yield row
-                status, reason = ("interrupted", "the budget ended") if left() else ("complete", "")
                 timer = overhead_after(self.backend, taken)
+                status, reason = ("interrupted", "the budget ended") if left() else ("complete", "")
             except KeyboardInterrupt:
                 reason = "by the user"
                 raise

@@ -11,7 +11,7 @@ from typing import Any
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.known import KnownCeiling
 from mamf.logs.known import operation_called, operation_of_record
-from mamf.machine.timers import timer_accuracy
+from mamf.machine.timers import MOST_OVERHEAD_SECONDS, timer_accuracy
 from mamf.measurement import STATUSES, Conditions, Measurement
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.regimes.calibration import ANEW, calibrated
@@ -98,6 +98,8 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
     accuracy = record.get("timer_accuracy_seconds")
     if accuracy is None:  # before schema 5
         accuracy = timer_accuracy(header["device"]["backend"], overhead)
+    if not (0 <= overhead < _LONGEST_SECONDS and 0 <= accuracy <= MOST_OVERHEAD_SECONDS):
+        raise ValueError(f"a timer that adds {overhead:g} s, accurate to {accuracy:g} s")
     return Measurement(
         shape=shape,
         kernel=record["kernel"],

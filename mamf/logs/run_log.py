@@ -169,7 +169,10 @@ def run_log_of(path: Path, records: Iterable[tuple[int, dict[str, Any]]], as_wri
         except MALFORMED as error:
             raise RunLogError(f"{path}, line {number}: {what(error)}") from None
     if not as_written and log.header["schema"] < RELIABLE_SINCE:
-        _recompute(log)
+        try:
+            _recompute(log)
+        except MALFORMED as error:
+            raise RunLogError(f"{path}: {what(error)}") from None
     every_row = log.measurements
     log.every_row = with_device_speeds(every_row)
     log.measurements = with_device_speeds(latest(every_row))

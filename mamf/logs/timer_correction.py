@@ -59,7 +59,7 @@ def _recompute_reference(row: Measurement, ratios: Sequence[float]) -> Measureme
 
 def recorrected(sample: float, overhead: float, timer: Timer) -> float:
     """A sample in seconds with the typical overhead in place of ``overhead``, to the nanosecond."""
-    return round(corrected_window(raw_window(sample, overhead), timer.typical), 9)
+    return max(round(corrected_window(raw_window(sample, overhead), timer.typical), 9), 1e-9)
 
 
 # -- after a run -----------------------------------------------------------------------------------------------------
@@ -78,11 +78,12 @@ def overhead_after(backend: Backend, rows: Iterable[Measurement]) -> dict[str, A
 
 def describe_shift(summary: dict[str, Any], rows: Sequence[Measurement]) -> str:
     """A warning if the overhead after the run is not the one subtracted in it, else an empty text."""
+    timed = [row for row in rows if row.ok and row.timer_overhead]
     after = summary.get("timer_overhead_after_seconds")
-    before = next((row.timer_overhead for row in reversed(rows) if row.timer_overhead), None)
-    if after is None or before is None or abs(after - before) <= LARGEST_SHIFT_SECONDS:
+    if after is None or not timed or abs(after - timed[-1].timer_overhead) <= LARGEST_SHIFT_SECONDS:
         return ""
-    share = abs(after - before) / min(row.seconds for row in rows if row.ok and row.timer_overhead)
+    before = timed[-1].timer_overhead
+    share = abs(after - before) / min(row.seconds for row in timed)
     return (
         f"the timer's overhead moved from {before * 1e6:.1f} to {after * 1e6:.1f} us during the run: "
         f"the shortest launches may be off by {share:.1%}; measure them again"

@@ -41,12 +41,13 @@ class Signs:
         self._patterns: torch.Tensor | None = None
         #: Patterns that are in the operand an odd number of times.
         self._present: set[int] = set()
+        self._last: int | None = None
 
     def change(self) -> None:
         """Queue a pattern of flips, other than the last."""
         if self._patterns is None:
             self._patterns = self._drawn()
-        index = secrets.choice([index for index in range(_PATTERNS) if index not in self._present] or [0])
+        index = self._last = secrets.choice([index for index in range(_PATTERNS) if index != self._last])
         self._present ^= {index}
         self._apply(self._patterns[index])
 

@@ -173,6 +173,9 @@ class Burst(Regime):
             paused = backend.now()
             checked.prepare_check()  # what the last launch leaves is verified, and nothing else may have left it
             self._queue_lead(self.agree(backend.now() - paused))
+            if not self.flush:
+                launch()
+                checked.poison()
             resumed = backend.now()
             marks.append(self._timed_launch(launch))
             self._host_seconds = (backend.now() - begun - (resumed - paused)) / size

@@ -321,6 +321,15 @@ def test_signs_change_and_come_back_to_the_bit(dtype):
     assert torch.equal(before, values.view(torch.uint8))
 
 
+def test_signs_are_not_two_in_turn():
+    values = torch.randn(4, 64)
+    signs, seen = Signs(values), set()
+    for _ in range(100):
+        signs.change()
+        seen.add(tuple((values < 0).flatten().tolist()))
+    assert len(seen) > 50
+
+
 # -- attention ---------------------------------------------------------------------------------------------------------
 
 ATTENTION = AttentionShape.parse("b2h4kv2q256k256d32c")

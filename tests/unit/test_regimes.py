@@ -347,3 +347,10 @@ def test_the_device_is_loaded_while_the_host_prepares_the_next_kernel():
     take(regime)
     queued = backend.device_time - backend.now()
     assert queued == pytest.approx(backend.sustained_traits.bridge_seconds, rel=0.2)
+
+
+def test_a_warm_cache_is_warm_in_every_launch_of_a_train():
+    """What operands change between launches flushes the cache, and the last launch of a train is not to pay for it."""
+    backend = SimulatedBackend(physics=dataclasses.replace(QUIET, cache_gain=0.6))
+    row = take(started(Burst, backend, flush=False), SMALL)
+    assert row.tflops("slowest") == pytest.approx(row.tflops("fastest"), rel=0.01)

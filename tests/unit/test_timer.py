@@ -9,8 +9,9 @@ import pytest
 from mamf.ceilings.ceiling import recomputed
 from mamf.cli.session import End, Session
 from mamf.engine.measure import measure
+from mamf.errors import RunLogError
 from mamf.logs.run_log import read_run_log
-from mamf.logs.timer_correction import recompute_rows
+from mamf.logs.timer_correction import describe_shift, recompute_rows
 from mamf.machine.timers import corrected_window, credible_overhead, find_timer, raw_window
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
@@ -42,6 +43,7 @@ def test_a_window_can_be_had_back_from_its_sample(window, overhead):
         ("cuda", None, 0.0, False),
         ("xpu", 9e-6, 9e-6, False),
         ("xpu", 25e-6, 0.0, True),
+        ("xpu", -0.1e-6, 0.0, False),
     ],
 )
 def test_an_overhead_that_no_timer_has_is_refused(backend, estimate, seconds, refused):
@@ -157,3 +159,23 @@ def test_a_device_is_not_asked_again_after_an_interruption(run, tmp_path, monkey
     assert run(*SWEEP, "--output", str(log))[0] == 130
     assert len(asked) == 1  # before the first row
     assert "timer_overhead_after_seconds" not in json.loads(log.read_text().splitlines()[-1])
+
+
+def test_a_run_without_a_figure_has_no_shortest_launch():
+    row = dataclasses.replace(measured(SimulatedBackend()), status="implausible", summary=None)
+    assert describe_shift({"timer_overhead_after_seconds": 9e-6}, [row]) == ""
+
+
+@pytest.mark.parametrize(
+    "change", [{"timer_overhead_seconds": -1.0}, {"details": {"reference_tflops": "fast"}}], ids=["negative", "text"]
+)
+def test_an_early_log_that_was_edited_is_refused_in_a_line(change, tmp_path):
+    (path,) = RESULTS.rglob("attention-bfloat16-fwd-burst-20261122-023859.jsonl")
+    records = [json.loads(line) for line in path.open()]
+    for record in records:
+        if record["record"] == "measurement" and not record["is_reference"]:
+            record.update(change)
+    edited = tmp_path / "edited.jsonl"
+    edited.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    with pytest.raises(RunLogError, match=r"edited\.jsonl"):
+        read_run_log(edited)

@@ -141,7 +141,8 @@ def test_the_error_of_quantizing_is_told_apart(backend, blackwell, dtype):
     row = measured(FunctionalScaledMm(), backend, MatmulProblem(dtype))
     assert row.ok, row.reason
     assert row.error < 4e-3
-    low, high = (0.02, 0.05) if dtype.endswith("8") or dtype.startswith("fp8") else (0.08, 0.2)
+    # Of 16 x 16 entries that are drawn anew each time.
+    low, high = (0.01, 0.08) if dtype.endswith("8") or dtype.startswith("fp8") else (0.05, 0.3)
     assert low < row.details["quantization_error"] < high
     assert "quantization error" in remarks(row)
     assert flat_row(row)["quantization_error"] == row.details["quantization_error"]

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from mamf.backend import Backend
 from mamf.errors import LogMismatchError
-from mamf.logs.run_log import SCHEMA, RunLog
+from mamf.logs.run_log import RunLog
 from mamf.logs.same_device import require_same_device
 from mamf.plans import ROWS, FindPlan, KernelsPlan, Plan
 from mamf.plugins.discovery import backend_class, is_path, open_backend
@@ -34,15 +34,9 @@ _MOST_TOLD = 5
 
 def plan_of(log: RunLog, kind: type[AnyPlan], operation: str | None = None, purpose: str = ROWS) -> AnyPlan:
     """The plan of a log that a command resumes, of kernels of an operation where one is named. Raises LogMismatchError
-    for another command's log, with the one to use, and for an earlier schema's: its rounds and figures would be mixed
-    with others.
+    for another command's log, with the one to use.
     """
-    plan, schema = log.plan, log.header["schema"]
-    if schema != SCHEMA:
-        raise LogMismatchError(
-            f"{log.path} is of schema {schema}, whose figures are taken otherwise than today's: start a new log, or go "
-            f"on with the mamf that began it"
-        )
+    plan = log.plan
     if isinstance(plan, kind) and (
         not isinstance(plan, KernelsPlan) or (plan.operation, plan.purpose) == (operation, purpose)
     ):

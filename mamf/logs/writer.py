@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from mamf.errors import RunLogWriteError, UsageError
+from mamf.errors import LogMismatchError, RunLogWriteError, UsageError
 from mamf.files import create_whole
 from mamf.logs.run_log import SCHEMA, RunLog, read_run_log
 from mamf.machine.environment import scrub_record
@@ -52,7 +52,8 @@ class RunLogWriter:
         """Lock a log, then read it: what was read before another process ended would be out of date, and what that one
         wrote meanwhile cut off. Nothing is changed before the first record.
 
-        Raises UsageError when it cannot be written or another process holds it, RunLogError when it cannot be read.
+        Raises UsageError when it cannot be written or another process holds it, RunLogError when it cannot be read, and
+        LogMismatchError for a log of an earlier schema: its rounds and figures would be mixed with others.
         """
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_APPEND | getattr(os, "O_NONBLOCK", 0))
@@ -63,7 +64,13 @@ class RunLogWriter:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise UsageError(f"cannot resume {path}: it is no regular file")
             lock(descriptor, path)
-            return read_run_log(path), writer
+            log = read_run_log(path)
+            if (schema := log.header["schema"]) != SCHEMA:
+                raise LogMismatchError(
+                    f"{path} is of schema {schema}, whose figures are taken otherwise than today's: start a new log, "
+                    f"or go on with the mamf that began it"
+                )
+            return log, writer
         except BaseException:
             writer.close()
             raise

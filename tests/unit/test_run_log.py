@@ -6,10 +6,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from mamf.errors import RunLogError, RunLogWriteError, UsageError
+from mamf.errors import LogMismatchError, RunLogError, RunLogWriteError, UsageError
 from mamf.logs.plan_records import plan_record
 from mamf.logs.records import measurement_record
-from mamf.logs.run_log import read_run_log
+from mamf.logs.run_log import SCHEMA, read_run_log
 from mamf.logs.writer import RunLogWriter
 from mamf.machine.environment import _private_names, command_line, scrub
 from mamf.operations.matmul.kernel import MatmulProblem
@@ -396,3 +396,12 @@ def test_a_row_of_another_operation_is_refused(log_path, name):
     log_path.write_text("\n".join(lines) + "\n")
     with pytest.raises(RunLogError, match=f"line 2: a row of {name} in a log of matmul"):
         read_run_log(log_path)
+
+
+def test_a_log_of_an_earlier_schema_is_never_appended_to(log_path):
+    """Whoever resumes it: rows of today in it would be read as if the timer of an early release had taken them."""
+    before = log_path.read_bytes().replace(f'"schema": {SCHEMA}'.encode(), b'"schema": 4', 1)
+    log_path.write_bytes(before)
+    with pytest.raises(LogMismatchError, match="is of schema 4"):
+        RunLogWriter.resume(log_path)
+    assert log_path.read_bytes() == before

@@ -154,6 +154,12 @@ class Burst(Regime):
             return 0.0
         return 1 - self._flush_host_seconds / self._flush_seconds
 
+    def _get_ahead(self, launch: Launch, seconds: float) -> None:
+        """Queue flushes that put the host ahead, and if caches are to be warm, the launch that fills them again."""
+        self._queue_lead(seconds)
+        if not self.flush:
+            launch()
+
     def _queue_lead(self, seconds: float) -> None:
         """Put the host ahead: launching costs it more than a small kernel takes, and must stay outside the window."""
         gain = self._lead_gain()
@@ -165,17 +171,14 @@ class Burst(Regime):
         """Seconds of each launch, and what the sensors said while they ran."""
         backend, launch = self.backend, checked.launches[0]
         with no_garbage_collection():
-            self._queue_lead(lead)
-            if not self.flush:
-                launch()  # the lead has evicted what a warm cache holds
+            self._get_ahead(launch, lead)
             begun = backend.now()
             marks = [self._timed_launch(launch) for _ in range(size - 1)]
             paused = backend.now()
             checked.prepare_check()  # what the last launch leaves is verified, and nothing else may have left it
-            self._queue_lead(self.agree(backend.now() - paused))
+            self._get_ahead(launch, self.agree(backend.now() - paused))
             if not self.flush:
-                launch()
-                checked.poison()
+                checked.poison()  # once more, since a launch filled the cache
             resumed = backend.now()
             marks.append(self._timed_launch(launch))
             self._host_seconds = (backend.now() - begun - (resumed - paused)) / size

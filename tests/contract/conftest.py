@@ -22,6 +22,15 @@ def flush_cache():
 
 
 @pytest.fixture
+def one_thread():
+    """Threads cost more than they save on shapes as small as those of tests."""
+    from mamf.operations.outputs import one_thread as limited
+
+    with limited():
+        yield
+
+
+@pytest.fixture
 def calls():
     """What the simulated vendor was asked, in order: tuples of a name and arguments."""
     return []

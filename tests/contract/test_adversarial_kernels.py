@@ -24,17 +24,10 @@ from mamf.plugins.discovery import kernel as kernel_named
 from mamf.plugins.discovery import open_backend
 from mamf.regimes import Burst, StoppingRule, Sustained
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 SHAPE = MatmulShape(512, 384, 256)
 OUTPUTS = {"tf32": "float32", "int8": "int32", "mxfp8": "bfloat16", "fp8_rowwise": "bfloat16", "nvfp4": "bfloat16"}
 CHANCE = random.Random(0)
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,10 @@ from mamf.operations.attention.kernels.torch_attention import PreparedAttention
 from mamf.operations.attention.shapes import DIRECTIONS, AttentionProblem, AttentionShape
 from mamf.plugins.discovery import ATTENTION_KERNELS, attention_kernel, backend_class, open_backend, registered
 
-pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
+    pytest.mark.usefixtures("one_thread"),
+]
 FULL = "b2h4q40k40d64"
 CAUSAL = "b1h4q40k40d64c"
 GQA = "b1h4kv2q40k40d64c"
@@ -66,15 +69,6 @@ def verdict_of(kernel, backend, shape, problem=None):
     problem = problem or AttentionProblem()
     with kernel.settings(backend, problem):
         return verified(prepared(kernel, backend, shape, problem))
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Threads cost more than they save on shapes as small as these."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

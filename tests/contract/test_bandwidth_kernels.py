@@ -18,6 +18,7 @@ from mamf.operations.bandwidth.shapes import PATTERNS, BandwidthProblem, Bandwid
 from mamf.plugins.discovery import kernel_of, open_backend, operation
 from mamf.regimes import Burst, StoppingRule, Sustained
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 SHAPE = BandwidthShape(2**18)
 #: No whole number of blocks, of words or of alignments.
 ODD = BandwidthShape(2**18 + 8)
@@ -27,15 +28,6 @@ DTYPES = ("float32", "float16", "bfloat16")
 @pytest.fixture
 def cpu():
     return open_backend("cpu")
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Threads cost more than they save on arrays as small as these."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def prepared(kernel, backend, problem, shape=SHAPE, **options):

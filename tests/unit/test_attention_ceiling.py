@@ -62,6 +62,13 @@ def read(tmp_path):
     return read_run_log(tmp_path / "run.jsonl")
 
 
+def complete_without_ceilings(tmp_path):
+    """The log of a run that measured every kernel and confirmed no ceiling."""
+    log = read(tmp_path)
+    assert (log.tier, log.all_ceilings, len(steps(log))) == ("complete", {}, STEPS)
+    return log
+
+
 def searched(log):
     return [row for row in log.measurements if row.phase]
 
@@ -158,8 +165,7 @@ def test_without_a_confirmed_ceiling_kernels_are_measured_and_shares_missing(att
 def test_a_complete_log_without_its_ceiling_goes_on_with_the_search(attention, resume, monkeypatch, tmp_path):
     monkeypatch.setattr("mamf.cli.attention_ceilings._SHARE_OF_BUDGET", 0.01)
     assert attention("--budget", "100s")[0] == 0
-    log = read(tmp_path)
-    assert (log.tier, log.all_ceilings, len(steps(log))) == ("complete", {}, STEPS)
+    log = complete_without_ceilings(tmp_path)
     code, out, err = resume()
     assert code == 0
     assert "complete; 4 measured" in out
@@ -173,8 +179,7 @@ def test_without_a_product_that_works_kernels_are_measured_and_shares_missing(at
     code, _, err = attention()
     assert code == 0
     assert "no ceiling of bfloat16 can be measured, so its rows have no shares (MAMFU): " in err
-    log = read(tmp_path)
-    assert (log.tier, log.all_ceilings, len(steps(log))) == ("complete", {}, STEPS)
+    complete_without_ceilings(tmp_path)
     assert found(tmp_path / "run.jsonl") <= {"simulated", "missing-field"}
 
 
@@ -328,8 +333,7 @@ def test_an_honest_log_without_a_confirmed_ceiling_is_accepted(attention, monkey
     code, out, _ = attention()
     assert code == 0
     assert "complete: no burst ceiling of bfloat16 was confirmed in 1 s, so its rows have no shares" in out
-    log = read(tmp_path)
-    assert (log.tier, log.all_ceilings, len(steps(log))) == ("complete", {}, STEPS)
+    complete_without_ceilings(tmp_path)
     assert found(tmp_path / "run.jsonl") <= {"simulated", "missing-field"}
 
 

@@ -70,9 +70,8 @@ _HOMES = {
     "MatmulKernel": "mamf.operations.matmul.kernel",
     "Operation": "mamf.operation",
     # plans, as logs hold them
-    "FindPlan": "mamf.plans",
-    "KernelsPlan": "mamf.plans",
     "Plan": "mamf.plans",
+    "SearchPlan": "mamf.ceilings.search_plan",
     # errors
     "DeviceError": "mamf.errors",
     "IncomparableError": "mamf.errors",

@@ -121,9 +121,9 @@ class Measurement(Tabular):
         return self.work.amount
 
     @property
-    def step(self) -> tuple[str, Any]:
-        """The step of a sweep that this row is of."""
-        return self.regime, self.shape
+    def step(self) -> tuple[str, Any, Any, str]:
+        """The step that this row measured, by the kernel's own name."""
+        return self.regime, self.problem, self.shape, self.kernel
 
     @property
     def ok(self) -> bool:

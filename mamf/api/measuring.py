@@ -27,6 +27,8 @@ from mamf.ceilings.grid import plan_for
 from mamf.ceilings.share import Ceilings
 from mamf.ceilings.stream import CeilingSearch
 from mamf.errors import MamfWarning
+from mamf.kinds.find import summary_of_search
+from mamf.kinds.registry import kind_of
 from mamf.logs.recording import Recording
 from mamf.logs.records import ceiling_record
 from mamf.measurement import Measurement
@@ -36,11 +38,9 @@ from mamf.operations.bandwidth.shapes import BandwidthShape
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.operation import Matmul
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.plans import KernelsPlan, Plan
+from mamf.plans import MATMUL, SHUFFLED, SWEEP, Plan, SweepOptions
 from mamf.plugins.discovery import open_backend, operation
 from mamf.plugins.selection import chosen_kernels, installed_kernel, kernel_for
-from mamf.report import find_summary_record, summary_record
-from mamf.report.of_run import kernels_run_summary
 from mamf.strategies.kernels import KernelsSweep
 from mamf.strategies.shapes import Sweep
 
@@ -127,9 +127,9 @@ def search(
         opened, problem, kernels, regimes=regimes, budget_seconds=budget_seconds, precision=precision, is_quick=quick
     )
     running = CeilingSearch(Find(plan, chosen, opened), regime)
-    running.rows = Recording(log, opened, chosen[0].name, plan).of(
+    running.rows = Recording(log, opened, chosen[0].name, plan.as_plan()).of(
         running.rows,
-        lambda taken, *end: find_summary_record(taken, running.ceilings, *end),
+        lambda taken, end: summary_of_search(taken, running.ceilings, end),
         lambda: [("ceiling", ceiling_record(ceiling)) for ceiling in running.ceilings.values()],
         left=lambda: len(set(regimes) - running.ceilings.keys()),
     )
@@ -167,12 +167,22 @@ def sweep(
     opened = opened_backend(backend, device)
     problem = problem or problem_for(opened, dtype)
     wanted = _shapes(shapes, MatmulShape.parse)
-    plan = Plan(wanted, problem, (regime,), precision=precision, budget_seconds=budget_seconds)
     chosen = kernel_for(opened, problem, kernel)
+    plan = Plan(
+        SWEEP,
+        MATMUL,
+        (problem,),
+        (chosen.name,),
+        wanted,
+        (regime,),
+        precision,
+        budget_seconds=budget_seconds,
+        options=SweepOptions(SHUFFLED),
+    )
     running = Sweep(plan, chosen, opened)
     return Recording(log, opened, chosen.name, plan).of(
         running.results(),
-        lambda taken, status, reason, seconds: summary_record(taken, status, reason, seconds, running.left_out),
+        lambda taken, end: kind_of(plan).summary(plan, taken, {}, end),
         left=lambda: running.left_out,
     )
 
@@ -210,15 +220,13 @@ def measure_kernels(
     asked = tuple(problems or (found.problem_for(opened, {}),))
     chosen = chosen_kernels(found, opened, kernels)
     names = tuple(name for name, _ in chosen)
-    plan = KernelsPlan(of, wanted, asked, names, tuple(regimes), precision, budget_seconds=budget_seconds)
+    plan = Plan(SWEEP, of, asked, names, wanted, tuple(regimes), precision, budget_seconds=budget_seconds)
     known = dict(ceilings or {})
     references = {ceiling.kernel: installed_kernel(ceiling.kernel) for ceiling in known.values()}
     running = KernelsSweep(plan, [each for _, each in chosen], opened, known, references)
     return Recording(log, opened, " ".join(names), plan).of(
         running.results(),
-        lambda taken, status, reason, seconds: kernels_run_summary(
-            of, taken, known, status, reason, seconds, running.left_out
-        ),
+        lambda taken, end: kind_of(plan).summary(plan, taken, known, end),
         left=lambda: running.left_out,
     )
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from mamf.ceilings.ceiling import Ceiling
 from mamf.charts.chart import Quantity
-from mamf.charts.of_log import chart_of
 from mamf.charts.plotting import draw, save
 from mamf.contribution.rules import Review, review
 from mamf.errors import RunLogError
 from mamf.finder_logs import read_finder_logs
+from mamf.kinds.registry import chart_of
 from mamf.logs.compare import Comparison
 from mamf.logs.compare import compare as compared
 from mamf.logs.legacy import FinderRun, read_legacy_or_none, write_legacy_log

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from mamf.backend import Backend
 from mamf.ceilings.ceiling import Ceiling, confirmed_of
+from mamf.ceilings.search_plan import SearchPlan
 from mamf.ceilings.strategy import FindStrategy
 from mamf.engine.runner import Runner
 from mamf.measurement import Measurement
 from mamf.operations.matmul.kernel import MatmulKernel
-from mamf.plans import FindPlan
 
 
 @dataclass
@@ -23,7 +23,7 @@ class Find:
     ``kernels`` are those of the plan.
     """
 
-    plan: FindPlan
+    plan: SearchPlan
     kernels: Sequence[MatmulKernel]
     backend: Backend
     held: Collection[Measurement] = ()

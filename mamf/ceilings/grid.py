@@ -9,13 +9,14 @@ from dataclasses import dataclass
 
 from mamf.backend import Backend
 from mamf.ceilings.rounds import Rounds
+from mamf.ceilings.search_plan import SearchPlan
 from mamf.engine.estimate import SMALLEST_PROBE, probe_flops, working_kernels
 from mamf.errors import UnsupportedError, UsageError
 from mamf.limits import require_seconds
 from mamf.models.priors import priors
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
-from mamf.plans import DEFAULT_BUDGET_SECONDS, QUICK_BUDGET_SECONDS, FindPlan
+from mamf.plans import DEFAULT_BUDGET_SECONDS, QUICK_BUDGET_SECONDS
 from mamf.regimes.names import CEILINGS
 
 _STEPS = 20
@@ -91,7 +92,7 @@ QUICK = Pace(
 )
 
 
-def pace_of(plan: FindPlan) -> Pace:
+def pace_of(plan: SearchPlan) -> Pace:
     return QUICK if plan.is_quick else THOROUGH
 
 
@@ -105,7 +106,7 @@ def plan_for(
     precision: float = 0.003,
     scouts: int | None = None,
     is_quick: bool = False,
-) -> tuple[FindPlan, list[MatmulKernel]]:
+) -> tuple[SearchPlan, list[MatmulKernel]]:
     """A plan with a grid for this device, whose speed a few launches tell, and its kernels: the named ones, or those
     that are tried unasked. It begins with shapes that won on such devices before. ``is_quick``: for both ceilings in
     20 s. Where the first kernel refuses the problem altogether, one product is all.
@@ -115,9 +116,9 @@ def plan_for(
     kernels = working_kernels(backend, problem, names, is_quick)
     if budget_seconds is None:
         budget_seconds = QUICK_BUDGET_SECONDS if is_quick else DEFAULT_BUDGET_SECONDS
-    scouts = scouts or (_QUICK_SCOUTS if is_quick else FindPlan.scouts)
+    scouts = scouts or (_QUICK_SCOUTS if is_quick else SearchPlan.scouts)
     require_seconds("budget_seconds", budget_seconds)
-    refinements = _QUICK_REFINEMENTS if is_quick else FindPlan.refinements
+    refinements = _QUICK_REFINEMENTS if is_quick else SearchPlan.refinements
     try:
         flops = probe_flops(kernels[0], problem, backend)
         grid = grid_for(backend, problem, flops, budget_seconds, scouts)
@@ -125,7 +126,7 @@ def plan_for(
         grid, scouts, refinements = MatmulGrid(*((SMALLEST_PROBE,),) * 3), 1, 0
     if not grid.accepts(MatmulShape(grid.m[0], grid.n[0], grid.k[0])):
         raise UsageError(f"{budget_seconds:g} s are too few for a search on this device: give it more")
-    plan = FindPlan(
+    plan = SearchPlan(
         problem,
         tuple(dict.fromkeys(names or (kernel.name for kernel in kernels))),
         grid,

@@ -18,11 +18,11 @@ from mamf.ceilings.ceiling import CHOOSE, FEWEST_ROUNDS, Candidate, ranked
 from mamf.ceilings.grid import along_k, anywhere, around, pace_of, refinement_steps
 from mamf.ceilings.rounds import Answering, Confirmation, Rounds
 from mamf.ceilings.search import FIRST_SHAPES, Search
+from mamf.ceilings.search_plan import SearchPlan
 from mamf.engine.runner import Runner, Step, Steps
 from mamf.measurement import Measurement
 from mamf.operations.matmul.kernel import MatmulKernel
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.plans import FindPlan
 from mamf.regimes import Burst, Regime, StoppingRule, Sustained
 
 
@@ -44,7 +44,7 @@ class FindStrategy:
     #: Algorithms of a kernel, the likeliest first, that a quick search has the time to compile.
     quick_algorithms: ClassVar[int] = 2
 
-    def __init__(self, plan: FindPlan, kernels: Sequence[MatmulKernel], run: Runner) -> None:
+    def __init__(self, plan: SearchPlan, kernels: Sequence[MatmulKernel], run: Runner) -> None:
         self.plan, self.kernels, self.run, self.backend = plan, kernels, run, run.backend
         self.pace = pace_of(plan)
         self._chooser = random.Random(plan.problem.seed)

@@ -90,7 +90,7 @@ def call(typed: Sequence[str]) -> int:
         raise UsageError(f"{shortened(wrong)} holds a null byte, which no name of a file can")
     given = with_dashes(typed)
     options = _parser(given).parse_args(given)
-    options.typed = typed
+    options.typed, options.given = typed, getattr(options, "parser", Parser()).given(options)
     return int(options.run(options))
 
 

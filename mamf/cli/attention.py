@@ -6,10 +6,10 @@ import argparse
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.finding import Find
+from mamf.ceilings.search_plan import SearchPlan
 from mamf.ceilings.share import Ceilings
 from mamf.cli.attention_ceilings import (
     found_ceilings,
@@ -26,25 +26,25 @@ from mamf.cli.attention_options import (
     add_shape_options,
     kernels_from,
     plan_from,
-    require_repeated_plan,
     shapes_from,
 )
 from mamf.cli.interruption import Interruption
 from mamf.cli.kernels_options import AnyOperation, add_measuring_options, say_plan
 from mamf.cli.kernels_sweep import KernelsSession
-from mamf.cli.options import add_device_options, add_output_options, terminal_width
-from mamf.cli.session import End, Resumed, add_run_options, measure
+from mamf.cli.options import add_device_options, add_output_options
+from mamf.cli.session import Resumed, add_run_options, measure
 from mamf.cli.sharing import add_devices_options
 from mamf.cli.terminal import warn
 from mamf.errors import LogMismatchError, UnknownNameError
 from mamf.logs.records import ceiling_record
+from mamf.logs.run_log import RunLog
 from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement
 from mamf.operations.attention.operation import Attention
-from mamf.operations.attention.report import attention_summary_record, render_attention
+from mamf.operations.attention.report import render_attention
 from mamf.operations.attention.rows import is_attention
 from mamf.operations.matmul.kernel import MatmulKernel
-from mamf.plans import FindPlan, KernelsPlan
+from mamf.plans import Plan
 from mamf.plugins.discovery import operation
 from mamf.plugins.selection import installed_kernel, kernels_for
 from mamf.report import FORMATS
@@ -86,7 +86,7 @@ class _AttentionSession(KernelsSession):
     ) -> None:
         super().__init__(of, options, interruption, resumed)
         self.ceilings: dict[tuple[str, str], Ceiling] = dict(self.log.all_ceilings) if self.log else {}
-        given = given_ceilings(options, self._wanted(), self.backend)
+        given = given_ceilings(options, self.wanted_ceilings(), self.backend)
         if self.log and self.before:
             require_repeated_ceilings(options, self.log, self.before, given)
         self.ceilings |= given
@@ -94,15 +94,15 @@ class _AttentionSession(KernelsSession):
         self._references()  # one that cannot be loaded is said before anything is measured
         self._require_baseline()
 
-    def require_repeated(self, before: KernelsPlan) -> None:
-        require_repeated_plan(self.options, before, self.backend)
-
     def asked_kernels(self) -> Sequence[str] | None:
         return kernels_from(self.options, self.backend)
 
-    def new_plan(self) -> KernelsPlan:
-        plan = plan_from(self.options, self.backend, [name for name, _ in self.kernels])
+    def new_plan(self) -> Plan:
+        plan = self.plan_to_compare()
         return plan if self.options.no_ceiling or self.options.ceiling else with_searches(plan, self.backend)
+
+    def plan_to_compare(self, before: Plan | None = None) -> Plan:
+        return plan_from(self.options, self.backend, [name for name, _ in self.kernels])
 
     def _require_first(self) -> None:
         """A ceiling is of one device, that which began the log. Raises LogMismatchError on another."""
@@ -118,12 +118,12 @@ class _AttentionSession(KernelsSession):
         if self.options.baseline is not None and self.options.baseline not in names:
             raise UnknownNameError("baseline", self.options.baseline, names)
 
-    def _missing_searches(self) -> list[FindPlan]:
-        dtypes = {key[0] for key in self._wanted() if key not in self.ceilings}
+    def _missing_searches(self) -> list[SearchPlan]:
+        dtypes = {key[0] for key in self.wanted_ceilings() if key not in self.ceilings}
         searches = [search for search in self.plan.searches if search.problem.dtype in dtypes]
         return within(self.plan.budget_seconds, searches)
 
-    def _search(self, plan: FindPlan, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
+    def _search(self, plan: SearchPlan, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
         """Search for the ceilings of a dtype, with what a resumed log holds of the search in place of measuring."""
         problem = plan.problem
         held = [row for row in self.rows if row.phase and row.problem == problem]
@@ -151,7 +151,7 @@ class _AttentionSession(KernelsSession):
     def counts(self, row: Measurement) -> bool:
         return is_attention(row)
 
-    def _is_of_step(self, row: Measurement) -> bool:
+    def is_of_step(self, row: Measurement) -> bool:
         return self.counts(row)
 
     def has_all(self) -> bool:
@@ -181,14 +181,12 @@ class _AttentionSession(KernelsSession):
                 if key not in known:
                     self._writer.write("ceiling", ceiling_record(ceiling))
 
-    def summary(self, end: End, elapsed_seconds: float) -> dict[str, Any]:
-        return attention_summary_record(
-            self.rows, self.ceilings, end.status, end.reason, elapsed_seconds, self.count_left()
-        )
+    def ceilings_found(self) -> Ceilings:
+        return self.ceilings
 
-    def rendered(self, header: dict[str, Any], summary: dict[str, Any] | None) -> str:
-        options = self.options
-        if not any(row.ok and self.counts(row) for row in self.rows):
+    def rendered(self, log: RunLog) -> str:
+        if not any(row.ok and self.counts(row) for row in log.measurements):
             warn("nothing was measured")
-        width = terminal_width(options)
-        return render_attention(options.format, self.rows, self.ceilings, header, summary, options.baseline, width)
+        view, ceilings = self.view(), log.all_ceilings or self.ceilings
+        baseline = self.options.baseline
+        return render_attention(view.format, log.measurements, ceilings, log.header, log.summary, baseline, view.width)

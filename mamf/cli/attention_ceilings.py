@@ -11,14 +11,15 @@ from mamf.backend import Backend
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.finding import Find
 from mamf.ceilings.grid import plan_for
+from mamf.ceilings.search_plan import SearchPlan
 from mamf.ceilings.share import Ceilings, require_same_card
-from mamf.cli.resuming import contradiction, require_repeated
+from mamf.cli.resuming import contradiction
 from mamf.cli.terminal import warn
 from mamf.engine.estimate import working_kernels
 from mamf.errors import DeviceError, PluginError, UsageError
 from mamf.logs.records import ceiling_from_record, ceiling_record
 from mamf.logs.run_log import RunLog, read_run_log
-from mamf.plans import FindPlan, KernelsPlan
+from mamf.plans import Plan
 from mamf.regimes import Burst, Sustained
 from mamf.regimes.names import CEILINGS
 
@@ -48,20 +49,21 @@ def given_ceilings(
     return found
 
 
-def require_repeated_ceilings(options: argparse.Namespace, log: RunLog, before: KernelsPlan, given: Ceilings) -> None:
+def require_repeated_ceilings(options: argparse.Namespace, log: RunLog, before: Plan, given: Ceilings) -> None:
     """Raises LogMismatchError for ceilings that are not those of the log."""
     held, none = log.all_ceilings, "no ceiling"
     own = "a search for its own ceiling" if before.searches else "a given ceiling" if held else none
-    require_repeated(options, {"no_ceiling": own}, {"no_ceiling": lambda given: none})
+    if options.no_ceiling and own != none:
+        raise contradiction(options, "no_ceiling", own, True)
     if given and not held:
-        raise contradiction(options, "ceiling", own)
+        raise contradiction(options, "ceiling", own, options.ceiling)
     for key in given.keys() & held.keys():
         if ceiling_record(given[key]) != ceiling_record(held[key]):
             own = f"a {' '.join(key)} ceiling of {held[key].tflops:.6g} TFLOPS at {held[key].shape}"
-            raise contradiction(options, "ceiling", own)
+            raise contradiction(options, "ceiling", own, options.ceiling)
 
 
-def with_searches(plan: KernelsPlan, backend: Backend) -> KernelsPlan:
+def with_searches(plan: Plan, backend: Backend) -> Plan:
     """The plan with a search for the ceilings of each of its dtypes."""
     regimes = CEILINGS if Sustained.name in plan.regimes else (Burst.name,)
     searches = []
@@ -77,7 +79,7 @@ def with_searches(plan: KernelsPlan, backend: Backend) -> KernelsPlan:
     return replace(plan, searches=tuple(searches))
 
 
-def within(budget: float | None, searches: Sequence[FindPlan]) -> list[FindPlan]:
+def within(budget: float | None, searches: Sequence[SearchPlan]) -> list[SearchPlan]:
     """Searches in the time that a run has for them."""
     if budget is None:
         return list(searches)
@@ -85,7 +87,7 @@ def within(budget: float | None, searches: Sequence[FindPlan]) -> list[FindPlan]
     return [replace(search, budget_seconds=min(part, search.budget_seconds)) for search in searches]
 
 
-def warning(search: FindPlan) -> str | None:
+def warning(search: SearchPlan) -> str | None:
     """What a reader of the shares must know of a search that a budget cut short."""
     usual = _SECONDS[len(search.regimes)]
     if search.budget_seconds >= usual:
@@ -103,7 +105,7 @@ def found_ceilings(find: Find, regimes: Sequence[str]) -> dict[tuple[str, str], 
     return {(find.plan.problem.dtype, regime): ceiling_from_record(each, device) for regime, each in kept.items()}
 
 
-def missing_shares(dtype: str, regime: str, plan: FindPlan) -> str:
+def missing_shares(dtype: str, regime: str, plan: SearchPlan) -> str:
     """What a reader must know of rows whose ceiling a search did not confirm."""
     return (
         f"no {regime} ceiling of {dtype} was confirmed in {plan.budget_seconds:.3g} s, so its rows have no shares "

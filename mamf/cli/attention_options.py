@@ -12,8 +12,6 @@ from mamf.api.measuring import problem_for
 from mamf.backend import Backend
 from mamf.cli.kernels_options import add_common_options
 from mamf.cli.options import index, share, size
-from mamf.cli.plan_options import read_names
-from mamf.cli.resuming import Sizes, require_repeated, require_repeated_sizes
 from mamf.cli.terminal import warn
 from mamf.limits import require_steps
 from mamf.operations.attention.shapes import (
@@ -24,7 +22,7 @@ from mamf.operations.attention.shapes import (
     AttentionShape,
     Preset,
 )
-from mamf.plans import KERNEL_REGIMES, KernelsPlan
+from mamf.plans import KERNEL_REGIMES, SWEEP, Plan
 from mamf.plugins.discovery import attention_kernel
 
 _TOKENS = 16384
@@ -32,17 +30,6 @@ _TOKENS = 16384
 _TOKENS_OF_CPU = 1024
 _DEFAULT = Preset((128,), (1024, 4096, 16384), causal=(False,))
 _MASKS = {"yes": (True,), "no": (False,), "both": (False, True)}
-# What a shape calls the sizes of an option.
-_AXES = {
-    "head_dims": "head_dim",
-    "heads": "heads",
-    "kv_heads": "kv_heads",
-    "causal": "causal",
-    "window": "window",
-    "seq_lens": "seqlen_k",
-    "query_lens": "seqlen_q",
-    "batch": "batch",
-}
 
 
 def sparsity(text: str) -> float:
@@ -132,12 +119,6 @@ def kernels_from(options: argparse.Namespace, backend: Backend) -> Sequence[str]
     return able or of_preset
 
 
-def sizes_from(options: argparse.Namespace) -> Sizes:
-    """The sizes asked for, but for those of a preset."""
-    given = {name: (axis, getattr(options, name)) for name, axis in _AXES.items() if getattr(options, name)}
-    return given | {"causal": ("causal", _MASKS[options.causal])} if options.causal else given
-
-
 def problems_from(options: argparse.Namespace, backend: Backend) -> tuple[AttentionProblem, ...]:
     dtypes = [problem_for(backend, name).dtype for name in options.dtype or [None]]
     return tuple(
@@ -148,14 +129,15 @@ def problems_from(options: argparse.Namespace, backend: Backend) -> tuple[Attent
     )
 
 
-def plan_from(options: argparse.Namespace, backend: Backend, kernels: Sequence[str]) -> KernelsPlan:
-    return KernelsPlan(
+def plan_from(options: argparse.Namespace, backend: Backend, kernels: Sequence[str]) -> Plan:
+    return Plan(
+        SWEEP,
         "attention",
-        shapes_from(options, tokens_of(backend)),
         problems_from(options, backend),
         tuple(kernels),
+        shapes_from(options, tokens_of(backend)),
         tuple(name for name in KERNEL_REGIMES if name in (options.regime or KERNEL_REGIMES[:1])),
-        options.precision or KernelsPlan.precision,
+        options.precision or Plan.precision,
         options.time_limit,
         options.budget,
         not options.no_flush,
@@ -164,29 +146,3 @@ def plan_from(options: argparse.Namespace, backend: Backend, kernels: Sequence[s
 
 def tokens_of(backend: Backend) -> int:
     return _TOKENS if backend.is_accelerator else _TOKENS_OF_CPU
-
-
-def require_repeated_plan(options: argparse.Namespace, before: KernelsPlan, backend: Backend) -> None:
-    """Raises LogMismatchError when something asked for is not what the log was measured with."""
-
-    def names(kernels: Sequence[str]) -> frozenset[str]:
-        return frozenset(attention_kernel(name).name for name in kernels)
-
-    problems, caches = before.problems, {True: "flushed caches", False: "warm caches"}
-    held = {
-        "dtype": frozenset(problem.dtype for problem in problems),
-        "direction": frozenset(problem.direction for problem in problems),
-        "sparsity": frozenset(problem.sparsity for problem in problems),
-        "backward_count": problems[0].backward_count,
-        "seed": problems[0].seed,
-        "kernel": names(before.kernels),
-        "regime": frozenset(before.regimes),
-        "precision": before.precision,
-        "time_limit": before.seconds,
-        "no_flush": caches[before.flush],
-    }
-    read = {**read_names(backend), "kernel": names, "no_flush": lambda given: caches[not given]}
-    require_repeated(options, held, read)
-    require_repeated_sizes(options, before.shapes, sizes_from(options))
-    shapes = {"preset": frozenset(before.shapes)}
-    require_repeated(options, shapes, {"preset": lambda name: frozenset(shapes_from(options, tokens_of(backend)))})

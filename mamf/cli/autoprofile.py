@@ -16,12 +16,13 @@ from mamf.cli.options import add_device_options, duration, size
 from mamf.cli.terminal import say, warn
 from mamf.errors import MamfError, UsageError
 from mamf.files import create_whole, make_folder, write_whole
+from mamf.kinds.kind import View
+from mamf.kinds.registry import kind_of
 from mamf.logs.run_log import read_run_log
 from mamf.plugins.discovery import open_backend, operation
 from mamf.plugins.selection import chosen_kernels
 from mamf.profiling.folder import LOGS, SUMMARY, TABLE, StepEnd, read_folder, require_own, write_ends
 from mamf.profiling.summary import summary
-from mamf.report.of_run import render_kernels_run
 
 #: Sizes as people have them in the environment of their scripts.
 VARIABLES = {"seq_lens": "SEQLEN", "batch": "BATCH", "heads": "NHEADS", "head_dims": "HEADDIM"}
@@ -170,9 +171,7 @@ def _write_summary(path: Path) -> None:
     folder = read_folder(path)
     if folder.kernels:
         log = folder.kernels
-        operation = log.header["plan"]["operation"]
-        table = render_kernels_run("markdown", operation, log.measurements, log.all_ceilings, log.header, log.summary)
-        write_whole(path / TABLE, table)
+        write_whole(path / TABLE, kind_of(log.plan).render(log, View("markdown")))
     for name in ("ceilings", "kernels"):
         _draw(path, name)
     write_whole(path / SUMMARY, summary(read_folder(path)))

@@ -29,10 +29,9 @@ from mamf.counters.roofs import Roof
 from mamf.counters.running import found_ncu
 from mamf.errors import UnavailableError, UsageError
 from mamf.kernel import AnyKernel
-from mamf.logs.run_log import read_run_log
+from mamf.logs.run_log import RunLog, read_run_log
 from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement
-from mamf.plans import KernelsPlan
 from mamf.plugins.discovery import kernel_of
 from mamf.regimes.names import BURST
 from mamf.report import FORMATS
@@ -100,7 +99,7 @@ def _operation(options: argparse.Namespace) -> AnyOperation:
     options.kernel = options.kernel or None
     if options.resume is not None and options.operation is None:
         plan = read_run_log(options.resume).plan
-        if not isinstance(plan, KernelsPlan):
+        if plan.is_search:
             raise UsageError(f"{options.resume} is not of 'mamf counters', nor of kernels that it could count")
         options.operation = plan.operation
     elif options.kernel is None:
@@ -135,8 +134,8 @@ class CountersSession(KernelsSession):
     def read_options(self) -> None:
         with_shapes_of_sizes(self.of, self.options, self.backend)
 
-    def _kernels(self) -> list[tuple[str, AnyKernel]]:
-        chosen = super()._kernels()
+    def opened_kernels(self) -> list[tuple[str, AnyKernel]]:
+        chosen = super().opened_kernels()
         return self._variants(chosen) if self.options.variants and not self.before else chosen
 
     def _variants(self, chosen: list[tuple[str, AnyKernel]]) -> list[tuple[str, AnyKernel]]:
@@ -204,7 +203,7 @@ class CountersSession(KernelsSession):
 
     def _count(self, row: Measurement, on_phase: Callable[[str], None]) -> None:
         on_phase(f"counting {row.shape} {row.kernel}")
-        counts = self.counter.count(self._step(row)[-1], row, self._report_of(self._step(row)))
+        counts = self.counter.count(self.step_of(row)[-1], row, self._report_of(self.step_of(row)))
         with self.interruption.shielded():
             self._writer.write("counters", counts_record(counts))
             self.counted[step_of(counts)] = counts
@@ -225,7 +224,9 @@ class CountersSession(KernelsSession):
             if report is not None and Path(report).exists():
                 raise UsageError(f"{report} exists and is not overwritten: name another --report")
 
-    def rendered(self, header: dict[str, Any], summary: dict[str, Any] | None) -> str:
+    def rendered(self, log: RunLog) -> str:
         counted = Counted(tuple(self.counted.values()), self.roofs)
         options, width = self.options, terminal_width(self.options)
-        return render_counters(options.format, self.rows, counted, header, summary, width, options.columns)
+        return render_counters(
+            options.format, log.measurements, counted, log.header, log.summary, width, options.columns
+        )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mamf.api.measuring import problem_for
 from mamf.backend import Backend
@@ -21,20 +21,18 @@ from mamf.charts.waterfall import waterfall_chart
 from mamf.cli.explain import given_steps
 from mamf.cli.interruption import Interruption
 from mamf.cli.kernels_sweep import KernelsSession
-from mamf.cli.options import terminal_width
-from mamf.cli.plan_options import read_names
-from mamf.cli.resuming import require_repeated
 from mamf.cli.roofline import Given, beside
 from mamf.cli.session import Resumed, measure
 from mamf.cli.terminal import say, warn
 from mamf.contribution.collection import named_dtype
 from mamf.errors import DeviceError, UsageError
 from mamf.kernel import DATA, AnyKernel
-from mamf.logs.run_log import read_run_log
+from mamf.logs.run_log import RunLog, read_run_log
+from mamf.measurement import Measurement
 from mamf.models.found import found
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.plans import EXPLAIN, KernelsPlan
+from mamf.plans import EXPLAIN, Plan
 from mamf.plugins.discovery import operation
 from mamf.plugins.selection import chosen_kernels, installed_kernel, kernel_for
 from mamf.regimes.names import BURST, CEILINGS
@@ -69,7 +67,7 @@ class Product(NamedTuple):
 class ExplainSession(KernelsSession):
     """Few rows of one product, and what they say of where its FLOPS went."""
 
-    purpose = EXPLAIN
+    kind = EXPLAIN
 
     def __init__(
         self, options: argparse.Namespace, given: Sequence[Given], interruption: Interruption, resumed: Resumed | None
@@ -78,25 +76,20 @@ class ExplainSession(KernelsSession):
         super().__init__(operation(MatmulProblem.operation), options, interruption, resumed)
         self._given_steps()  # what is wrong with them is said before anything is measured
 
-    def require_repeated(self, before: KernelsPlan) -> None:
-        problem = before.problems[0]
-        held = {
-            "dtype": frozenset({problem.dtype}),
-            "shape": before.shapes[0],
-            "kernel": frozenset(before.kernels),
-        }
-        require_repeated(self.options, held, read_names(self.backend))
+    def opened_kernels(self) -> list[tuple[str, AnyKernel]]:
+        before, options = self.before, self.options
+        if before is None:
+            self.product = product_of(options, self.backend)
+            return chosen_kernels(self.of, self.backend, [self.product.kernel])
+        problem = problem_for(self.backend, options.dtype) if options.dtype else before.problem
+        self.product = Product(problem, options.shape or before.shapes[0], before.kernels[0])
+        return super().opened_kernels()
 
-    def _kernels(self) -> list[tuple[str, AnyKernel]]:
-        if self.before is None:
-            self.product = product_of(self.options, self.backend)
-        return chosen_kernels(self.of, self.backend, self.before.kernels if self.before else [self.product.kernel])
-
-    def new_plan(self) -> KernelsPlan:
+    def new_plan(self) -> Plan:
         problem, shape, kernel = self.product
         problems = tuple(replace(problem, data=data) for data in DATA)
         budget = self.options.budget or _SECONDS
-        return KernelsPlan(self.of.name, (shape,), problems, (kernel,), CEILINGS, budget_seconds=budget, explains=True)
+        return Plan(EXPLAIN, self.of.name, problems, (kernel,), (shape,), CEILINGS, budget_seconds=budget)
 
     def label(self) -> str:
         return f"{self.plan.problems[0].dtype}-{self.plan.shapes[0]}"
@@ -105,21 +98,20 @@ class ExplainSession(KernelsSession):
         info = self.backend.info
         return list(given_steps(self.given, (info.name, info.uuid_hash), self.options.anyway))
 
-    def _fall(self) -> list[FallStep]:
-        return fall(self.rows, self.backend.info, self._given_steps())
+    def _fall(self, rows: Sequence[Measurement]) -> list[FallStep]:
+        return fall(rows, self.backend.info, self._given_steps())
 
-    def rendered(self, header: dict[str, Any], summary: dict[str, Any] | None) -> str:
-        head = [machine_line(header)]
-        if not self.rows:
-            return "\n".join([*head, "nothing was measured", end_line(summary)]) + "\n"
-        head.append(title(self.rows[0]))
-        width = terminal_width(self.options)
-        return render_explanation(self.options.format, self._fall(), self.rows, head, [end_line(summary)], width)
+    def rendered(self, log: RunLog) -> str:
+        head, foot, rows = [machine_line(log.header)], [end_line(log.summary)], log.measurements
+        if not rows:
+            return "\n".join([*head, "nothing was measured", *foot]) + "\n"
+        view, head = self.view(), [*head, title(rows[0])]
+        return render_explanation(view.format, self._fall(rows), rows, head, foot, view.width)
 
-    def _report(self, header: dict[str, Any], summary: dict[str, Any] | None, path: Path) -> int:
-        code = super()._report(header, summary, path)
-        if self.options.picture and self.rows:
-            chart = waterfall_chart(self._fall(), self.rows, header)
+    def _report(self, log: RunLog) -> int:
+        code = super()._report(log)
+        if self.options.picture and log.measurements:
+            chart = waterfall_chart(self._fall(log.measurements), log.measurements, log.header)
             save(draw(chart), self.options.picture, self.options.overwrite)
             say(f"figure: {self.options.picture}", beside(self.options))
         return code

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,23 +12,25 @@ from mamf.api.measuring import problem_for
 from mamf.ceilings.ceiling import Ceiling, why_hopeless
 from mamf.ceilings.finding import Find
 from mamf.ceilings.grid import plan_for
+from mamf.ceilings.search_plan import SearchPlan
 from mamf.cli.interruption import EXIT_CODE, Interruption
-from mamf.cli.options import add_device_options, add_output_options, index, share, terminal_width
-from mamf.cli.plan_options import held_problem, kernel_name, problem_from, read_names
-from mamf.cli.resuming import require_repeated
-from mamf.cli.session import End, Resumed, Session, add_run_options, interruptible
+from mamf.cli.options import add_device_options, add_output_options, index, share
+from mamf.cli.plan_options import problem_from
+from mamf.cli.resuming import contradiction, require_same_kernels
+from mamf.cli.session import Resumed, Session, add_run_options, interruptible
 from mamf.cli.terminal import say, warn
 from mamf.kernel import DATA
 from mamf.logs.records import ceiling_record
+from mamf.logs.run_log import RunLog
 from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement
 from mamf.models.found import leave
 from mamf.operations.matmul.kernel import LAYOUTS, MatmulKernel
-from mamf.plans import DEFAULT_BUDGET_SECONDS, QUICK_BUDGET_SECONDS, FindPlan
+from mamf.plans import DEFAULT_BUDGET_SECONDS, FIND, MATMUL, QUICK_BUDGET_SECONDS, Plan
 from mamf.plugins.discovery import open_backend
-from mamf.plugins.selection import kernels_for
+from mamf.plugins.selection import kernel_for, kernels_for
 from mamf.regimes.names import CEILINGS
-from mamf.report import FORMATS, find_summary_record, render_find
+from mamf.report import FORMATS
 
 _EXAMPLES = """examples:
   mamf find                                     burst and sustained ceilings of the first accelerator
@@ -101,89 +103,94 @@ def run(options: argparse.Namespace) -> int:
     return interruptible(options, work)
 
 
-class _FindSession(Session[FindPlan]):
-    command = "find"
-    plan_kind = FindPlan
+class _FindSession(Session):
+    command = kind = FIND
+    operation = MATMUL
 
     def __init__(self, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None) -> None:
         super().__init__(options, interruption, resumed)
-        self.plan, self.kernels = self._new() if self.before is None else self._resumed(self.before)
+        if self.before is None:
+            self.search, self.kernels = self._new_search()
+        else:
+            self.search = self._search_of(self.before)
+            self.kernels = kernels_for(self.backend, self.search.problem, self.search.kernels)
+        self.plan = self.planned()
         held = self.log.lasting if self.log else []
         self.rows = list(held)
-        self.find = Find(self.plan, self.kernels, self.backend, held)
+        self.find = Find(self.search, self.kernels, self.backend, held)
         interruption.check()
 
-    def _new(self) -> tuple[FindPlan, list[MatmulKernel]]:
+    def _new_search(self) -> tuple[SearchPlan, list[MatmulKernel]]:
         options, backend = self.options, self.backend
-        problem = problem_from(options, backend)
         return plan_for(
             backend,
-            problem,
+            problem_from(options, backend),
             options.kernel,
-            regimes=tuple(name for name in CEILINGS if name in (options.regime or CEILINGS)),
+            regimes=self._regimes(),
             budget_seconds=options.budget,
-            precision=options.precision or FindPlan.precision,
+            precision=options.precision or SearchPlan.precision,
             is_quick=bool(options.quick),
         )
 
-    def _resumed(self, before: FindPlan) -> tuple[FindPlan, list[MatmulKernel]]:
-        """The log's own plan: only the budget may be given anew."""
-        options, backend = self.options, self.backend
+    def _search_of(self, before: Plan) -> SearchPlan:
+        """The log's own search, for the budget of this run. Raises LogMismatchError for other kernels."""
+        search: SearchPlan = before.searches[0]
+        if self.options.kernel:
+            then, now = (
+                [kernel_for(self.backend, search.problem, name).name for name in names]
+                for names in (search.kernels, self.options.kernel)
+            )
+            require_same_kernels(self.options, then, now)
+        return replace(search, budget_seconds=self.options.budget or search.budget_seconds)
 
-        def names(kernels: Sequence[str]) -> tuple[str, ...]:
-            return tuple(dict.fromkeys(kernel_name(backend, before.problem, name) for name in kernels))
+    def _regimes(self) -> tuple[str, ...]:
+        return tuple(name for name in CEILINGS if name in (self.options.regime or CEILINGS))
 
-        held = {
-            **held_problem(before.problem),
-            "regime": frozenset(before.regimes),
-            "precision": before.precision,
-            "quick": before.is_quick,
-            "kernel": names(before.kernels),
-        }
-        require_repeated(options, held, {**read_names(backend), "kernel": names})
-        plan = replace(before, budget_seconds=options.budget or before.budget_seconds)
-        return plan, kernels_for(backend, plan.problem, plan.kernels)
+    def new_plan(self) -> Plan:
+        return self.search.as_plan()
+
+    def plan_to_compare(self, before: Plan) -> Plan:
+        """The grid is the log's: it follows from how fast the device was."""
+        options = self.options
+        if bool(options.quick) != self.search.is_quick:
+            raise contradiction(options, "quick", self.search.is_quick, bool(options.quick))
+        problem, precision = problem_from(options, self.backend), options.precision or SearchPlan.precision
+        return replace(self.search, problem=problem, regimes=self._regimes(), precision=precision).as_plan()
 
     def dry_run(self) -> int:
-        grid, names = self.plan.grid, ", ".join(self.plan.kernels)
+        grid, names = self.search.grid, ", ".join(self.plan.kernels)
         say(f"device: {self.backend.info.name} ({self.backend.name}:{self.backend.index}), {self.plan.problem.dtype}")
         say(f"kernels: {names}")
-        largest = f", up to {grid.most_flop / 1e12:.3g} TFLOP each" if self.plan.grid.most_flop else ""
+        largest = f", up to {grid.most_flop / 1e12:.3g} TFLOP each" if grid.most_flop else ""
         say(f"grid: {len(grid.shapes())} shapes, {grid.m[0]} to {grid.m[-1]} by {grid.m[0]}{largest}")
-        say(f"ceilings: {', '.join(self.plan.regimes)}; time: at most {self.plan.budget_seconds:.0f} s")
+        say(f"ceilings: {', '.join(self.plan.regimes)}; time: at most {self.search.budget_seconds:.0f} s")
         return 0
 
     def kernel_name(self) -> str:
         return self.kernels[0].name
 
     def label(self) -> str:
-        return self.plan.problem.dtype
+        return str(self.plan.problem.dtype)
 
     def measurements(self, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
         self.find.on_phase = on_phase
         return self.find.results()
 
     def after_measuring(self, writer: RunLogWriter) -> None:
-        for ceiling in self._ceilings().values():
+        for ceiling in self.ceilings_found().values():
             writer.write("ceiling", ceiling_record(ceiling))
 
     def left_out(self) -> bool:
         if why_hopeless(self.rows):
             return bool(self.find.left_out)
-        return any(regime not in self._ceilings() for regime in self.plan.regimes)
+        found = {regime for _, regime in self.ceilings_found()}
+        return any(regime not in found for regime in self.plan.regimes)
 
-    def _ceilings(self) -> dict[str, Ceiling]:
-        """Of the rows that the log holds: a signal may fall between a row and what the search makes of it."""
-        return self.find.confirmed_by(self.rows)
+    def ceilings_found(self) -> dict[tuple[Any, str], Ceiling]:
+        """Those of the rows that the log holds: a signal may fall between a row and what the search makes of it."""
+        return {(self.plan.problem, regime): each for regime, each in self.find.confirmed_by(self.rows).items()}
 
-    def summary(self, end: End, elapsed_seconds: float) -> dict[str, Any]:
-        return find_summary_record(self.rows, self._ceilings(), end.status, end.reason, elapsed_seconds)
-
-    def _report(self, header: dict[str, Any], summary: dict[str, Any] | None, path: Path) -> int:
-        code = super()._report(header, summary, path)
-        leave(path, warn)
+    def _report(self, log: RunLog) -> int:
+        code = super()._report(log)
+        leave(log.path, warn)
         return code
-
-    def rendered(self, header: dict[str, Any], summary: dict[str, Any] | None) -> str:
-        ceilings = self._ceilings() or (self.log.ceilings if self.log else {})
-        return render_find(self.options.format, self.rows, ceilings, header, summary, terminal_width(self.options))

@@ -22,8 +22,8 @@ from mamf.files import write_whole
 from mamf.logs.comparability import differences_of
 from mamf.logs.entries import entries, fields_of
 from mamf.logs.guarding import Guarded, guarded, too_wide_for_a_baseline
-from mamf.logs.run_log import RunLog, read_run_log
-from mamf.plans import GUARD, KernelsPlan
+from mamf.logs.run_log import RunLog
+from mamf.plans import GUARD, GuardOptions, Plan
 from mamf.report import FORMATS
 from mamf.report.comparison import percent
 from mamf.report.guard import junit, render_guard, verdict_line
@@ -57,6 +57,7 @@ def run(options: argparse.Namespace) -> int:
     options.command = "guard"
     options.guarded = file = read_guard_file(options.file)
     vars(options).update(file.as_options())
+    options.given.add("problem")  # the file names a whole plan
     options.baseline = options.baseline or file.baseline
     if options.update and (options.junit or options.markdown):
         raise UsageError("--update makes a baseline and judges nothing: leave --junit and --markdown out")
@@ -81,7 +82,7 @@ def _baseline(path: Path) -> RunLog:
 class _GuardSession(KernelsSession):
     """Kernels of one operation, held against a baseline; or the visits that make one."""
 
-    purpose = GUARD
+    kind = GUARD
 
     def __init__(
         self, of: AnyOperation, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None
@@ -94,8 +95,8 @@ class _GuardSession(KernelsSession):
         if self.baseline:
             self._require_comparable(self.baseline)
 
-    def new_plan(self) -> KernelsPlan:
-        return replace(super().new_plan(), rounds=self.guarded.rounds)
+    def new_plan(self) -> Plan:
+        return replace(super().new_plan(), kind=GUARD, options=GuardOptions(self.guarded.rounds))
 
     def strategy(self) -> GuardSweep:
         kernels = [each for _, each in self.kernels]
@@ -129,21 +130,20 @@ class _GuardSession(KernelsSession):
         is_failed = self.found.is_failed or (self.options.strict and self.found.counts()["undecided"])
         return _REGRESSION if is_failed else 0 if self.found.is_finished else _UNFINISHED
 
-    def rendered(self, header: dict[str, Any], summary: dict[str, Any] | None) -> str:
+    def rendered(self, log: RunLog) -> str:
         if self.found is None:
-            return super().rendered(header, summary)
+            return super().rendered(log)
         return render_guard(self.options.format, self.found, terminal_width(self.options))
 
-    def _report(self, header: dict[str, Any], summary: dict[str, Any] | None, path: Path) -> int:
-        """What is judged is what the log holds."""
+    def _report(self, log: RunLog) -> int:
         if self.baseline:
-            self.found = guarded(self.baseline, read_run_log(path), self.guarded.tolerance)
-            self._write_files(self.found, summary)
-        code = super()._report(header, summary, path)
+            self.found = guarded(self.baseline, log, self.guarded.tolerance)
+            self._write_files(self.found, log.summary)
+        code = super()._report(log)
         if self.found and self.options.format not in ("table", "markdown"):
             say(verdict_line(self.found), sys.stderr)
         if self.options.update:
-            self._keep_as_baseline(path, summary)
+            self._keep_as_baseline(log)
         return code
 
     def _write_files(self, found: Guarded, summary: dict[str, Any] | None) -> None:
@@ -153,11 +153,11 @@ class _GuardSession(KernelsSession):
         if self.options.markdown:
             write_whole(self.options.markdown, render_guard("markdown", found))
 
-    def _keep_as_baseline(self, path: Path, summary: dict[str, Any] | None) -> None:
+    def _keep_as_baseline(self, log: RunLog) -> None:
         baseline = self.options.baseline
-        if summary is None or summary["status"] != "complete":
-            warn(f"not complete, so it is no baseline: go on with --update --resume {path}")
-        elif wide := too_wide_for_a_baseline(read_run_log(path), self.guarded.tolerance):
+        if log.tier != "complete":
+            warn(f"not complete, so it is no baseline: continue with --update --resume {log.path}")
+        elif wide := too_wide_for_a_baseline(log, self.guarded.tolerance):
             self.refused, (half_width, row) = _UNFINISHED, wide[0]
             warn(
                 f"no baseline was written: {len(wide)} of {len(self.plan.steps())} rows scatter by more than the "
@@ -165,5 +165,5 @@ class _GuardSession(KernelsSession):
                 f"(+-{percent(round(half_width, 4))}); measure on a quiet machine, or raise tolerance"
             )
         else:
-            write_whole(baseline, path.read_bytes())
+            write_whole(baseline, log.path.read_bytes())
             say(f"baseline: {baseline}", sys.stdout if self.options.format in ("table", "markdown") else sys.stderr)

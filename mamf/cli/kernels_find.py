@@ -10,14 +10,12 @@ from mamf.ceilings.kernels import KernelsFind
 from mamf.cli import kernels_sweep
 from mamf.cli.kernels_options import add_what_options
 from mamf.cli.kernels_sweep import KernelsSession
-from mamf.cli.session import End
 from mamf.errors import UsageError
 from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import OwnCeilings
 from mamf.logs.writer import RunLogWriter
-from mamf.plans import CEILINGS_OF_ITS_OWN, DEFAULT_BUDGET_SECONDS, KernelsPlan
+from mamf.plans import DEFAULT_BUDGET_SECONDS, FIND, Plan
 from mamf.regimes.names import CEILINGS
-from mamf.strategies.kernels import KernelsSweep
 
 _EXAMPLES = """examples:
   mamf find --operation bandwidth --set pattern=copy,read,write,triad
@@ -39,16 +37,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
 class KernelsFindSession(KernelsSession):
     """Kernels of one operation, and the ceilings that they reach."""
 
-    purpose = CEILINGS_OF_ITS_OWN
+    kind = FIND
     find: KernelsFind
 
-    def new_plan(self) -> KernelsPlan:
+    def new_plan(self) -> Plan:
         plan = super().new_plan()
         regimes = tuple(name for name in CEILINGS if name in (self.options.regime or CEILINGS))
         budget = self.options.budget or DEFAULT_BUDGET_SECONDS * (1 + len(plan.problems)) / 2
-        return replace(plan, shapes=self._shapes(plan), confirms=True, regimes=regimes, budget_seconds=budget)
+        return replace(plan, kind=FIND, options=None, shapes=self._shapes(plan), regimes=regimes, budget_seconds=budget)
 
-    def _shapes(self, plan: KernelsPlan) -> tuple[Any, ...]:
+    def _shapes(self, plan: Plan) -> tuple[Any, ...]:
         """What is asked for, or those of the operation's that may be a ceiling. Raises UsageError where none may."""
         able = [shape for shape in plan.shapes if self._may_be_ceiling(plan, shape)]
         if not able and not self.options.shapes:
@@ -62,11 +60,11 @@ class KernelsFindSession(KernelsSession):
             raise UsageError(f"--shapes: none of these may be a ceiling, a cache answers for them; add others{of_own}")
         return plan.shapes if self.options.shapes else tuple(able)
 
-    def _may_be_ceiling(self, plan: KernelsPlan, shape: Any) -> bool:
+    def _may_be_ceiling(self, plan: Plan, shape: Any) -> bool:
         info = self.backend.info
         return any(self.of.may_be_ceiling(info, problem, shape) for problem in plan.problems)
 
-    def strategy(self) -> KernelsSweep:
+    def strategy(self) -> KernelsFind:
         kernels = [each for _, each in self.kernels]
         self.find = KernelsFind(self.plan, kernels, self.backend, held=self.held, rows=list(self.rows))
         return self.find
@@ -75,30 +73,27 @@ class KernelsFindSession(KernelsSession):
         return None
 
     def after_measuring(self, writer: RunLogWriter) -> None:
-        for ceiling in self._ceilings().values():
+        for ceiling in self.ceilings_found().values():
             writer.write("ceiling", ceiling_record(ceiling))
 
     def left_out(self) -> bool:
-        return bool(self._lacking())
+        return bool(self.count_left())
 
-    def summary(self, end: End, elapsed_seconds: float) -> dict[str, Any]:
-        return {**super().summary(end, elapsed_seconds), "left": len(self._lacking())}
+    def count_left(self) -> int:
+        return len(self.missing_ceilings())
 
-    def own_ceilings(self) -> OwnCeilings:
-        return self._ceilings() or (self.log.own_ceilings if self.log else {})
-
-    def _lacking(self) -> list[tuple[Any, str]]:
+    def missing_ceilings(self) -> list[tuple[Any, str]]:
         """Ceilings that were not confirmed, of problems that some kernel can do."""
-        tried = {self._step(row): row.ok for row in self.rows if not row.phase}
+        tried = {self.step_of(row): row.ok for row in self.rows if not row.phase}
         hopeless = {
             problem
             for problem in self.plan.problems
             if not any(tried.get(step, True) for step in self.plan.steps() if step[1] == problem)
         }
         wanted = [(problem, regime) for problem in self.plan.problems for regime in self.plan.regimes]
-        found = self._ceilings()
+        found = self.ceilings_found()
         return [each for each in wanted if each[0] not in hopeless and each not in found]
 
-    def _ceilings(self) -> OwnCeilings:
-        """Of the rows that the log holds: a signal may fall between a row and what the search makes of it."""
+    def ceilings_found(self) -> OwnCeilings:
+        """Those of the rows that the log holds: a signal may fall between a row and what the search makes of it."""
         return self.find.confirmed_by(self.rows)

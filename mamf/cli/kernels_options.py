@@ -6,12 +6,12 @@ import argparse
 import dataclasses
 import itertools
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from mamf.backend import Backend
+from mamf.ceilings.search_plan import SearchPlan
 from mamf.cli.options import duration, share
-from mamf.cli.resuming import require_repeated
 from mamf.cli.sharing import say_devices
 from mamf.cli.terminal import say
 from mamf.engine.estimate import kernels_seconds
@@ -19,8 +19,7 @@ from mamf.errors import UsageError
 from mamf.limits import require_known, require_steps
 from mamf.operation import Operation
 from mamf.operations.matmul.kernel import LAYOUTS
-from mamf.plans import KERNEL_REGIMES, FindPlan, KernelsPlan, Row
-from mamf.plugins.discovery import kernel_of
+from mamf.plans import KERNEL_REGIMES, SWEEP, Plan, StepKey
 
 AnyOperation = Operation[Any, Any]
 #: Fields of a problem with the values asked for.
@@ -131,14 +130,15 @@ def shapes_from(of: AnyOperation, options: argparse.Namespace) -> tuple[Any, ...
     return tuple(dict.fromkeys(map(of.parse_shape, options.shapes or ())))
 
 
-def plan_from(of: AnyOperation, options: argparse.Namespace, backend: Backend, kernels: Sequence[str]) -> KernelsPlan:
-    return KernelsPlan(
+def plan_from(of: AnyOperation, options: argparse.Namespace, backend: Backend, kernels: Sequence[str]) -> Plan:
+    return Plan(
+        SWEEP,
         of.name,
-        shapes_from(of, options) or tuple(of.default_shapes(backend)),
         problems_from(of, options, backend),
         tuple(kernels),
+        shapes_from(of, options) or tuple(of.default_shapes(backend)),
         tuple(name for name in KERNEL_REGIMES if name in (options.regime or KERNEL_REGIMES[:1])),
-        options.precision or KernelsPlan.precision,
+        options.precision or Plan.precision,
         options.time_limit,
         options.budget,
         not options.no_flush,
@@ -147,7 +147,7 @@ def plan_from(of: AnyOperation, options: argparse.Namespace, backend: Backend, k
 
 
 def say_plan(
-    plan: KernelsPlan, steps: Sequence[Row], backend: Backend, devices: Sequence[int], searches: Sequence[FindPlan] = ()
+    plan: Plan, steps: Sequence[StepKey], backend: Backend, devices: Sequence[int], searches: Sequence[SearchPlan] = ()
 ) -> None:
     """Of a dry run. ``steps``, ``searches``: those that are left."""
     say(f"device: {backend.info.name} ({backend.name}:{backend.index})")
@@ -163,46 +163,3 @@ def say_plan(
         say(f"time: at most {plan.budget_seconds:.0f} s, the budget")
     else:
         say(f"time: about {seconds:.0f} s; preparing and verifying the rows comes on top")
-
-
-def require_repeated_plan(of: AnyOperation, options: argparse.Namespace, before: KernelsPlan, backend: Backend) -> None:
-    """Raises LogMismatchError when something asked for is not what the log was measured with."""
-
-    def names(kernels: Sequence[str]) -> frozenset[str]:
-        return frozenset(kernel_of(of, name).name for name in kernels)
-
-    caches = {True: "flushed caches", False: "warm caches"}
-    problems = frozenset(before.problems)
-    held = {
-        "shapes": frozenset(before.shapes),
-        "dtype": frozenset(problem.dtype for problem in problems),
-        "set": _values(of, problems, options),
-        "kernel": names(before.kernels),
-        "regime": frozenset(before.regimes),
-        "precision": before.precision,
-        "time_limit": before.seconds,
-        "no_flush": caches[before.flush],
-    }
-    if getattr(options, "layout", None):
-        held["layout"] = frozenset(getattr(problem, "layout", None) for problem in problems)
-
-    def dtypes(asked: Sequence[str]) -> frozenset[str]:
-        return frozenset(of.problem_for(backend, {"dtype": name}).dtype for name in asked)
-
-    read = {
-        "shapes": lambda asked: frozenset(shapes_from(of, options)),
-        "dtype": dtypes,
-        "set": lambda asked: _values(of, problems_from(of, options, backend), options),
-        "kernel": names,
-        "no_flush": lambda given: caches[not given],
-    }
-    require_repeated(options, held, read)
-    if named := named_shapes(of, options):
-        require_repeated(options, {"preset": held["shapes"]}, {"preset": lambda name: frozenset(named)})
-
-
-def _values(of: AnyOperation, problems: Iterable[Any], options: argparse.Namespace) -> frozenset[str]:
-    """The values that problems have in the fields that are asked for."""
-    records = [of.problem_record(problem) for problem in problems]
-    named = [text.partition("=")[0] for text in set_fields(options)]
-    return frozenset(f"{name}={record[name]}" for record in records for name in named)

@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from mamf.cli.interruption import Interruption
 from mamf.cli.kernels_options import (
@@ -15,24 +14,23 @@ from mamf.cli.kernels_options import (
     add_what_options,
     asked_for,
     plan_from,
-    require_repeated_plan,
     say_plan,
     shapes_from,
 )
-from mamf.cli.options import add_device_options, add_output_options, terminal_width
-from mamf.cli.session import End, Resumed, Session, add_run_options, measure
+from mamf.cli.options import add_device_options, add_output_options
+from mamf.cli.resuming import require_same_kernels
+from mamf.cli.session import Resumed, Session, add_run_options, measure
 from mamf.cli.sharing import add_devices_options
 from mamf.errors import UsageError
 from mamf.kernel import AnyKernel
-from mamf.logs.run_log import OwnCeilings
 from mamf.measurement import Measurement
 from mamf.node.sharing import SharedSweep
-from mamf.plans import KernelsPlan, Row
-from mamf.plugins.discovery import operation
+from mamf.plans import SWEEP, Plan, StepKey
+from mamf.plugins.discovery import kernel_of, operation
 from mamf.plugins.selection import chosen_kernels
 from mamf.report import FORMATS
-from mamf.report.of_run import kernels_run_summary, render_kernels_run
 from mamf.strategies.kernels import KernelsSweep
+from mamf.strategies.shapes import Sweep
 
 _BUDGET = "stop after so long, for example 5m; the rest can be resumed"
 _EXAMPLES = """examples:
@@ -69,77 +67,70 @@ def run(options: argparse.Namespace) -> int:
     return measure(options, partial(options.session, of, options))
 
 
-class KernelsSession(Session[KernelsPlan]):
+class KernelsSession(Session):
     """Kernels of one operation, nothing measured beside them."""
 
-    plan_kind = KernelsPlan
+    kind = SWEEP
 
     def __init__(
         self, of: AnyOperation, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None
     ) -> None:
         self.command = options.command
-        self.of = of
+        self.of, self.operation = of, of.name
         super().__init__(options, interruption, resumed)
         if self.devices and of.is_of_links:
-            told = f"{of.name} are of links that the devices share, which would hold each other back"
-            raise UsageError(f"{told}: leave --devices out, or let 'mamf node' measure them in turns")
+            raise UsageError(
+                f"{of.name} are of links that the devices share, which would hold each other back: leave --devices "
+                "out, or let 'mamf node' measure them in turns"
+            )
         self.read_options()
-        if self.before:
-            self.require_repeated(self.before)
-        self.kernels = self._kernels()
-        self.plan = self._plan()
-        kept = self.log.lasting if self.log else []
-        self.rows = list(kept)
+        self.kernels = self.opened_kernels()
+        self.plan = self.planned()
+        self.rows = list(self.log.lasting) if self.log else []
         self.known_ceilings = dict(self.log.known_ceilings) if self.log else {}
-        self.held = {self._step(row) for row in kept if self._is_of_step(row)}
-        self.sweep: KernelsSweep | SharedSweep = self.strategy()
+        self.held = {self.step_of(row) for row in self.rows if self.is_of_step(row)}
+        self.sweep: Sweep | KernelsSweep | SharedSweep = self.strategy()
         # A library may have swallowed the exception while it was imported.
         interruption.check()
 
     def read_options(self) -> None:
-        """What of the options the device decides."""
+        """Options that depend on the device."""
 
-    def resumes(self) -> str:
-        return self.of.name
-
-    def require_repeated(self, before: KernelsPlan) -> None:
-        """Raises LogMismatchError when something asked for is not what the log was measured with."""
-        require_repeated_plan(self.of, self.options, before, self.backend)
-
-    def _kernels(self) -> list[tuple[str, AnyKernel]]:
+    def opened_kernels(self) -> list[tuple[str, AnyKernel]]:
         """The kernels by the names that they are asked for."""
-        return chosen_kernels(self.of, self.backend, self.before.kernels if self.before else self.asked_kernels())
+        if self.before is None:
+            return chosen_kernels(self.of, self.backend, self.asked_kernels())
+        if self.options.kernel:
+            asked = (kernel_of(self.of, name).name for name in self.options.kernel)
+            require_same_kernels(self.options, [kernel_of(self.of, name).name for name in self.before.kernels], asked)
+        return chosen_kernels(self.of, self.backend, self.before.kernels)
 
     def asked_kernels(self) -> Sequence[str] | None:
         """The names that are asked for; None for all kernels."""
         return self.options.kernel  # type: ignore[no-any-return]
 
-    def _plan(self) -> KernelsPlan:
+    def planned(self) -> Plan:
+        plan = super().planned()
         if self.before is None:
-            return self.new_plan()
-        budget = self.options.budget or (self.before.budget_seconds if self.before.confirms else None)
-        return replace(self.before, kernels=tuple(name for name, _ in self.kernels), budget_seconds=budget)
+            return plan
+        budget = self.options.budget or (plan.budget_seconds if plan.confirms else None)
+        return replace(plan, kernels=tuple(name for name, _ in self.kernels), budget_seconds=budget)
 
-    def new_plan(self) -> KernelsPlan:
-        """Of what is asked for."""
+    def new_plan(self) -> Plan:
         return plan_from(self.of, self.options, self.backend, [name for name, _ in self.kernels])
 
-    def strategy(self) -> KernelsSweep:
+    def strategy(self) -> Sweep | KernelsSweep:
         return KernelsSweep(self.plan, [each for _, each in self.kernels], self.backend, held=self.held)
 
-    def own_ceilings(self) -> OwnCeilings | None:
-        """What was confirmed of the operation itself; None where nothing is to be."""
-        return None
-
-    def _wanted(self) -> list[tuple[str, str]]:
+    def wanted_ceilings(self) -> list[tuple[str, str]]:
         """Ceilings, by dtype and regime, that the rows are shares of."""
         dtypes = dict.fromkeys(problem.dtype for problem in self.plan.problems)
         return [(dtype, regime) for dtype in dtypes for regime in self.plan.regimes]
 
-    def _is_of_step(self, row: Measurement) -> bool:
+    def is_of_step(self, row: Measurement) -> bool:
         return not row.phase and not row.is_reference
 
-    def _step(self, row: Measurement) -> Row:
+    def step_of(self, row: Measurement) -> StepKey:
         """The step of the plan that a row is of: the plan names kernels as they were asked for."""
         asked = {each.name: name for name, each in self.kernels}
         return row.regime, row.problem, row.shape, asked.get(row.kernel, row.kernel)
@@ -159,32 +150,13 @@ class KernelsSession(Session[KernelsPlan]):
         return len(self.plan.steps(self.held))
 
     def measurements(self, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
+        assert not isinstance(self.sweep, SharedSweep)
         self.sweep.on_phase = on_phase
-        if isinstance(self.sweep, KernelsSweep):
-            self.sweep = self.shared(self.sweep)
+        self.sweep = self.shared(self.sweep)
         return self.sweep.results()
 
     def left_out(self) -> bool:
         return bool(self.sweep.left_out)
 
-    def summary(self, end: End, elapsed_seconds: float) -> dict[str, Any]:
-        left, ceilings = self.count_left(), self.own_ceilings()
-        return kernels_run_summary(self.of.name, self.rows, {}, end.status, end.reason, elapsed_seconds, left, ceilings)
-
     def count_left(self) -> int:
-        """Steps of the plan that no row is of yet."""
-        return len(self.plan.steps({self._step(row) for row in self.rows if self._is_of_step(row)}))
-
-    def rendered(self, header: dict[str, Any], summary: dict[str, Any] | None) -> str:
-        return render_kernels_run(
-            self.options.format,
-            self.of.name,
-            self.rows,
-            {},
-            header,
-            summary,
-            own_ceilings=self.own_ceilings(),
-            known_ceilings=self.known_ceilings,
-            top=self.options.top,
-            width=terminal_width(self.options),
-        )
+        return len(self.plan.steps({self.step_of(row) for row in self.rows if self.is_of_step(row)}))

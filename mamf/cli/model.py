@@ -11,6 +11,7 @@ from typing import Any
 from mamf.cli import kernels_sweep
 from mamf.cli.model_ceilings import given, known_here, require_repeated
 from mamf.cli.options import size
+from mamf.cli.resuming import asks_for_plan
 from mamf.cli.session import say_memory
 from mamf.errors import UsageError
 from mamf.logs.writer import RunLogWriter
@@ -81,7 +82,7 @@ class ModelSession(kernels_sweep.KernelsSession):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.given = given(self.options, self._wanted(), self.backend)
+        self.given = given(self.options, self.wanted_ceilings(), self.backend)
         require_repeated(self.options, self.known_ceilings, self.given)
         self.known_ceilings |= self.given
 
@@ -92,7 +93,7 @@ class ModelSession(kernels_sweep.KernelsSession):
         return 0
 
     def before_measuring(self, writer: RunLogWriter) -> None:
-        missing = [key for key in self._wanted() if key not in self.known_ceilings]
+        missing = [key for key in self.wanted_ceilings() if key not in self.known_ceilings]
         self.known_ceilings |= {(each.dtype, each.regime): each for each in known_here(self.backend, missing)}
         held = self.log.known_ceilings if self.log else {}
         with self.interruption.shielded():
@@ -103,7 +104,7 @@ class ModelSession(kernels_sweep.KernelsSession):
 
 def shapes(options: argparse.Namespace) -> list[str] | None:
     """None where a resumed log says."""
-    if options.resume and not (options.batch or options.context_lengths):
+    if options.resume and not asks_for_plan(options):
         return None
     contexts = options.context_lengths or _CONTEXTS
     return [f"b{batch}s{context}" for batch in options.batch or (_BATCH,) for context in contexts]
@@ -130,7 +131,7 @@ def varied(options: argparse.Namespace) -> Mapping[str, str]:
 
 def kernels(options: argparse.Namespace) -> list[str] | None:
     """Each attention in the model as it is and, where asked for, compiled too; None where a resumed log says."""
-    if options.resume and options.attention is None and options.compile is None:
+    if options.resume and not asks_for_plan(options):
         return None
     attentions = options.attention or ["sdpa"]
     compiled = attentions if options.compile == [] else options.compile or ()

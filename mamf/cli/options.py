@@ -42,6 +42,10 @@ class Parser(argparse.ArgumentParser):
             parser.error(f"unknown option {unknown[0]!r}{parser.nearest(unknown[0])}")
         return options
 
+    def given(self, options: argparse.Namespace) -> set[str]:
+        """The options that are given: whose values are not their defaults."""
+        return {name for name, value in vars(options).items() if value != self.get_default(name)}
+
     def nearest(self, option: str) -> str:
         """A suggestion for a misspelt option, or nothing."""
         name = option.partition("=")[0]

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import fields, replace
 
 from mamf.api.measuring import problem_for
 from mamf.backend import Backend
 from mamf.cli.options import bound, duration, index, shape, share, size
-from mamf.cli.resuming import Sizes, require_repeated, require_repeated_sizes
 from mamf.errors import UsageError
 from mamf.kernel import DATA
 from mamf.limits import count_of, require_known, require_steps
 from mamf.operations.matmul.kernel import LAYOUTS, MatmulProblem
 from mamf.operations.matmul.presets import LAYOUT_OF, PRESETS
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid, parse_range
-from mamf.plans import ORDERS, Plan
-from mamf.plugins.discovery import kernel
-from mamf.plugins.selection import kernel_for
+from mamf.plans import MATMUL, ORDERS, SHUFFLED, SWEEP, Plan, SweepOptions
 from mamf.regimes.names import NAMES
 
 _DEFAULT_SIZE = 4096
@@ -96,17 +92,19 @@ def add_measuring_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--num-iterations", type=size, metavar="COUNT", help="classic: timed launches (default: 100)")
 
 
-def sizes_from(options: argparse.Namespace) -> Sizes:
-    """The sizes asked for. Raises UsageError for an empty or backward range, and for more steps than a run may have."""
-    found: dict[str, tuple[str, Sequence[int]]] = {}
+def _sizes_from(options: argparse.Namespace) -> dict[str, Sequence[int]]:
+    """The sizes asked for by dimension. Raises UsageError for an empty or backward range, and for more steps than a run
+    may have.
+    """
+    found: dict[str, Sequence[int]] = {}
     for name in "mnk":
         if bounds := getattr(options, f"{name}_range"):
-            found[f"{name}_range"] = name, parse_range(*bounds)
+            found[name] = parse_range(*bounds)
         elif sizes := getattr(options, name):
-            found[name] = name, sizes
+            found[name] = sizes
     if options.shapes and found:
         raise UsageError("--shapes names whole shapes: leave the sizes of M, N and K out")
-    require_steps(*(count_of(sizes) for _, sizes in found.values()), len(options.regime or "1"))
+    require_steps(*map(count_of, found.values()), len(options.regime or "1"))
     return found
 
 
@@ -116,7 +114,7 @@ def named_shapes(options: argparse.Namespace) -> dict[MatmulShape, str]:
         if options.product is not None:
             raise UsageError("--product is of the layers of a --preset")
         return {}
-    sizes = dict(sizes_from(options).values())
+    sizes = _sizes_from(options)
     if options.shapes or sizes.keys() - {"m"}:
         raise UsageError("--preset names whole layers: only --m, their tokens, can be given with it")
     require_known(("preset of matmul (moe is one of --operation grouped)", options.preset, PRESETS))
@@ -127,7 +125,7 @@ def shapes_from(options: argparse.Namespace) -> tuple[MatmulShape, ...]:
     """The shapes asked for. Raises UsageError for an empty or backward range."""
     if named := named_shapes(options):
         return tuple(named)
-    sizes = dict(sizes_from(options).values())
+    sizes = _sizes_from(options)
     return tuple(dict.fromkeys(options.shapes or matmul_grid(*(sizes.get(name, [_DEFAULT_SIZE]) for name in "mnk"))))
 
 
@@ -139,67 +137,25 @@ def problem_from(options: argparse.Namespace, backend: Backend) -> MatmulProblem
     return problem_for(backend, **{"layout": usual, **given})
 
 
-def held_problem(problem: MatmulProblem) -> dict[str, object]:
-    """What the log's product means for options, several dtypes or one."""
-    return {**asdict(problem), "dtype": frozenset({problem.dtype})}
-
-
-def read_names(backend: Backend) -> dict[str, Callable[[Any], object]]:
-    """What names of dtypes mean on a device: ``fp8`` is the kind that it has."""
-
-    def dtypes(names: str | list[str]) -> frozenset[str]:
-        return frozenset(problem_for(backend, name).dtype for name in ([names] if isinstance(names, str) else names))
-
-    return {"dtype": dtypes, "out_dtype": lambda name: problem_for(backend, out_dtype=name).out_dtype}
-
-
-def kernel_name(backend: Backend, problem: MatmulProblem, name: str) -> str:
-    """What rows call a kernel that is asked for as ``auto`` or ``package.module:Class``."""
-    return (kernel_for(backend, problem) if name == "auto" else kernel(name)).name
-
-
-def plan_from(
-    options: argparse.Namespace, shapes: tuple[MatmulShape, ...], backend: Backend, before: Plan | None
-) -> Plan:
-    """The plan asked for, or that of the log that is resumed.
-
-    Raises LogMismatchError when something asked for is not what the log was measured with.
-    """
-    if before is not None:
-        require_repeated_plan(options, before, backend)
-        return replace(before, budget_seconds=options.budget)
-    asked: dict[str, Any] = {
-        "regimes": options.regime and tuple(dict.fromkeys(options.regime)),
+def plan_from(options: argparse.Namespace, backend: Backend, kernel: str) -> Plan:
+    """The plan asked for."""
+    swept = {
         "order": options.order,
-        "precision": options.precision,
-        "seconds": options.time_limit,
-        "budget_seconds": options.budget,
         "warmup_launches": options.num_warmup_iterations,
         "timed_launches": options.num_iterations,
         "reference": options.reference,
         "reference_every": options.reference_every,
-        "layers": tuple(named_shapes(options).values()) or None,
     }
-    given = {name: value for name, value in asked.items() if value is not None}
-    return Plan(shapes, problem_from(options, backend), **given)
-
-
-def require_repeated_plan(options: argparse.Namespace, before: Plan, backend: Backend) -> None:
-    held = {
-        **held_problem(before.problem),
-        "shapes": frozenset(before.shapes),
-        "regime": frozenset(before.regimes),
-        "order": before.order,
-        "precision": before.precision,
-        "time_limit": before.seconds,
-        "num_warmup_iterations": before.warmup_launches,
-        "num_iterations": before.timed_launches,
-        "reference": before.reference,
-        "reference_every": before.reference_every,
-    }
-    require_repeated(options, held, read_names(backend))
-    if named := named_shapes(options):
-        then = {"preset": frozenset(before.shapes)} | ({} if options.layout else {"product": before.problem.layout})
-        require_repeated(options, then, {"preset": lambda name: frozenset(named), "product": LAYOUT_OF.get})
-    else:
-        require_repeated_sizes(options, before.shapes, sizes_from(options))
+    return Plan(
+        SWEEP,
+        MATMUL,
+        (problem_from(options, backend),),
+        (kernel,),
+        shapes_from(options),
+        tuple(dict.fromkeys(options.regime or Plan.regimes)),
+        options.precision or Plan.precision,
+        options.time_limit,
+        options.budget,
+        layers=tuple(named_shapes(options).values()),
+        options=replace(SweepOptions(SHUFFLED), **{name: each for name, each in swept.items() if each is not None}),
+    )

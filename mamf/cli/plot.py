@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mamf.charts.chart import QUANTITIES, Chart
-from mamf.charts.of_log import chart_of
 from mamf.charts.plotting import Picture, draw, exists, file_type, save
 from mamf.charts.stacked import StackedChart
 from mamf.cli.reading import read_log
@@ -15,6 +14,7 @@ from mamf.cli.terminal import say, warn
 from mamf.counters.chart import counters_chart
 from mamf.counters.log import counted_in
 from mamf.errors import UsageError
+from mamf.kinds.registry import chart_of
 from mamf.logs.run_log import RunLog
 from mamf.node.baselines import contributed_baselines, headers_of
 from mamf.node.chart import node_chart

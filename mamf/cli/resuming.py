@@ -1,101 +1,98 @@
-"""What a resumed run may be asked for: what its log was measured with, once more. Anything else begins a new log.
+"""What a resumed run may be asked for: the plan of its log, once more. Anything else begins a new log.
 
-Free are the budget, the notes and how a run is shown: nothing in these decides a figure.
+Without options of a plan, ``--resume LOG`` takes the plan of the log. With any, the plan that they make is compared
+with it. Free are the budget, the notes, the devices and how a run is shown: these decide no figure.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from mamf.backend import Backend
 from mamf.errors import LogMismatchError
+from mamf.kinds.registry import kind_of
+from mamf.logs.known import operation_called
 from mamf.logs.run_log import RunLog
 from mamf.logs.same_device import require_same_device
-from mamf.plans import ROWS, FindPlan, KernelsPlan, Plan
+from mamf.plans import Plan
 from mamf.plugins.discovery import backend_class, is_path, open_backend
 
-AnyPlan = TypeVar("AnyPlan", bound=Plan | FindPlan | KernelsPlan)
-#: An option to the sizes that are asked for by it, and what a shape calls them.
-Sizes = Mapping[str, tuple[str, Sequence[Any]]]
-_A_RUN = {
-    "sweep": "a sweep",
-    "find": "a find",
-    "attention": "attention",
-    "roofline": "a roofline",
-    "explain": "an explanation",
-    "guard": "a guard",
+#: Options that decide no step of a plan, or are compared with the log where they are used.
+_FREE = {
+    *("anyway", "backend", "baseline", "budget", "ceiling", "columns", "command", "device", "devices", "dry_run"),
+    *("export", "export_file", "file", "format", "junit", "kernel", "led", "log", "markdown", "ncu", "no_ceiling"),
+    *("notes", "operation", "output", "overwrite", "parser", "patience", "picture", "report", "resume", "rows", "run"),
+    *("session", "strict", "top", "update", "wide"),
 }
-_MOST_TOLD = 5
+#: Options by the field of a plan that they are named unlike.
+_OPTIONS = {"regimes": "regime", "seconds": "time-limit", "flush": "no-flush"}
+#: Fields that are free, that follow from others, or that are compared in a way of their own.
+_NOT_COMPARED = {"kind", "operation", "problems", "kernels", "budget_seconds", "searches", "layers", "options"}
+_MOST_VALUES = 5
+_COUNTERS = "counters"
 
 
-def plan_of(log: RunLog, kind: type[AnyPlan], operation: str | None = None, purpose: str = ROWS) -> AnyPlan:
-    """The plan of a log that a command resumes, of kernels of an operation where one is named. Raises LogMismatchError
-    for another command's log, with the one to use.
-    """
-    plan = log.plan
-    if isinstance(plan, kind) and (
-        not isinstance(plan, KernelsPlan) or (plan.operation, plan.purpose) == (operation, purpose)
-    ):
+def require_kind(log: RunLog, kind: str, operation: str, command: str) -> Plan:
+    """The plan of a log that a command resumes. Raises LogMismatchError for another's log, naming that command."""
+    plan, is_counted = log.plan, bool(log.counter_records)
+    if (plan.kind, plan.operation) == (kind, operation) and (command == _COUNTERS or not is_counted):
         return plan
-    told = log.header["plan"].get("command", "sweep")
-    command = told if told in _A_RUN else "sweep"
-    of = _A_RUN[command]
-    if command in ("sweep", "find") and isinstance(plan, KernelsPlan):
-        of, command = plan.operation, f"{command} --operation {shlex.quote(plan.operation)}"
-    elif command == "guard":
-        command = "guard FILE.toml"
+    resumption = f"mamf {command_of(log)} --resume {shlex.quote(str(log.path))}"
+    run = f"{kind_of(plan).noun} of {plan.operation}"
+    raise LogMismatchError(f"{log.path} is the log of {run}: resume it with '{resumption}'")
+
+
+def command_of(log: RunLog) -> str:
+    """The command that resumes a log."""
     if log.counter_records:
-        command = "counters"
-    resumption = f"mamf {command} --resume {shlex.quote(str(log.path))}"
-    raise LogMismatchError(f"{log.path} is of {of}: resume it with '{resumption}'")
+        return _COUNTERS
+    return " ".join(map(shlex.quote, kind_of(log.plan).command(log.plan).split()))
 
 
-def require_repeated(
-    options: argparse.Namespace, held: Mapping[str, object], read: Mapping[str, Callable[[Any], object]] | None = None
-) -> None:
-    """Raises LogMismatchError for the first option given that is not what the log was measured with.
-
-    ``held``: the log's values by option, sets where order decides nothing. ``read``: what an option's value means,
-    where that is not the value itself (or the set of a list).
-    """
-    for option, then in held.items():
-        given = getattr(options, option)
-        if given is not None and (read or {}).get(option, as_set)(given) != then:
-            raise contradiction(options, option, then)
+def asks_for_plan(options: argparse.Namespace) -> bool:
+    """Whether the command line gives any option of a plan."""
+    return bool(options.given - _FREE)
 
 
-def require_repeated_sizes(options: argparse.Namespace, shapes: Iterable[Any], asked: Sizes) -> None:
-    """The same for sizes: each is the log's, and so are the combinations of those that are given."""
-    shapes = list(shapes)
-    for option, (axis, sizes) in asked.items():
-        then = frozenset(getattr(shape, axis) for shape in shapes)
-        if frozenset(sizes) != then:
-            raise contradiction(options, option, then)
-    axes = [axis for axis, _ in asked.values()]
-    combined = set(itertools.product(*(sizes for _, sizes in asked.values())))
-    if combined != {tuple(getattr(shape, axis) for axis in axes) for shape in shapes}:
-        names = " ".join(map(flag, asked))
-        raise LogMismatchError(
-            f"{names}: {options.resume} holds other combinations of these sizes; leave them out, or start a new log"
-        )
+def require_same_plan(options: argparse.Namespace, before: Plan, asked: Plan) -> None:
+    """Raises LogMismatchError for the first field in which the plan asked for is not that of the log."""
+    for name, then, now in differences(before, asked):
+        raise contradiction(options, name, then, now)
 
 
-def as_set(value: object) -> object:
-    return frozenset(value) if isinstance(value, list) else value
+def differences(before: Plan, asked: Plan) -> Iterator[tuple[str, object, object]]:
+    """Each difference as an option, the log's value and the one asked for; lists in any order are equal."""
+    of = operation_called(before.operation)
+    for name in sorted(vars(before).keys() - _NOT_COMPARED):
+        then, now = _comparable(getattr(before, name)), _comparable(getattr(asked, name))
+        if then != now:
+            yield _OPTIONS.get(name, name), then, now
+    records = [[of.problem_record(problem) for problem in plan.problems] for plan in (before, asked)]
+    for name in records[0][0]:
+        then, now = (frozenset(_hashable(each[name]) for each in record) for record in records)
+        if then != now:
+            yield name, then, now
+    for name, value in vars(before.options or object()).items() if before.options else ():
+        if value != getattr(asked.options, name):
+            yield name, value, getattr(asked.options, name)
 
 
-def contradiction(options: argparse.Namespace, option: str, then: object) -> LogMismatchError:
+def _comparable(value: Any) -> object:
+    return frozenset(value) if isinstance(value, tuple) else value
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def contradiction(options: argparse.Namespace, name: str, then: object, now: object) -> LogMismatchError:
     """The error for an option that is not what the log was measured with."""
-    given = getattr(options, option)
-    name = flag(f"no_{option}" if given is False else option)
-    asked = name if isinstance(given, bool) else f"{name} {told(given)}"
     return LogMismatchError(
-        f"{asked} contradicts {options.resume}, which was measured with {told(then)}: leave {name} out, "
-        "or start a new log"
+        f"{flag(name)} {format_value(now)} contradicts {options.resume}, which was measured with {format_value(then)}: "
+        "repeat the options of that run, leave all of them out, or start a new log"
     )
 
 
@@ -103,20 +100,27 @@ def flag(option: str) -> str:
     return f"--{option.replace('_', '-')}"
 
 
-def told(value: object) -> str:
-    """A value as one would give it, shortened where it is a long list."""
+def format_value(value: object) -> str:
+    """A value as one would give it, shortened if it is a long list."""
     if value is None:
         return "the default"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, frozenset):
-        return told(sorted(value, key=lambda each: (len(told(each)), told(each))))
+        return format_value(sorted(value, key=lambda each: (len(format_value(each)), format_value(each))))
     if not isinstance(value, (list, tuple)):
         return f"{value:g}" if isinstance(value, float) else str(value)
-    texts = [told(each) for each in value]
-    if len(texts) > _MOST_TOLD:
-        texts[_MOST_TOLD - 2 : -1] = ["..."]
+    texts = [format_value(each) for each in value]
+    if len(texts) > _MOST_VALUES:
+        texts[_MOST_VALUES - 2 : -1] = ["..."]
     return " ".join(texts)
+
+
+def require_same_kernels(options: argparse.Namespace, before: Sequence[str], asked: Iterable[str]) -> None:
+    """Kernels by their own names. Raises LogMismatchError unless they are those of the log."""
+    then, now = frozenset(before), frozenset(asked)
+    if then != now:
+        raise contradiction(options, "kernel", then, now)
 
 
 def reopened(log: RunLog, options: argparse.Namespace, index: int | None = None) -> Backend:
@@ -125,15 +129,15 @@ def reopened(log: RunLog, options: argparse.Namespace, index: int | None = None)
     """
     require_named(log, options)
     then = log.device(index)
-
-    def named(name: str) -> str:
-        # What auto stands for is known, and compared, when it is open.
-        return then.backend if name == "auto" else backend_class(name).name
-
-    require_repeated(options, {"backend": then.backend}, {"backend": named})
+    if options.backend not in (None, "auto") and backend_class(options.backend).name != then.backend:
+        raise contradiction(options, "backend", then.backend, options.backend)
     backend = open_backend(options.backend or then.backend, then.index if options.device is None else options.device)
-    if then.uuid_hash is None or backend.info.uuid_hash != then.uuid_hash:  # a card may have got another number
-        require_repeated(options, {"device": then.index})
+    # A card may have got another number.
+    is_same_card = then.uuid_hash is not None and backend.info.uuid_hash == then.uuid_hash
+    if backend.info.backend != then.backend:
+        raise contradiction(options, "backend", then.backend, backend.info.backend)
+    if not is_same_card and options.device not in (None, then.index):
+        raise contradiction(options, "device", then.index, options.device)
     require_same_device(log, then, backend.info)
     return backend
 
@@ -141,11 +145,11 @@ def reopened(log: RunLog, options: argparse.Namespace, index: int | None = None)
 def require_named(log: RunLog, options: argparse.Namespace) -> None:
     """Raises LogMismatchError for what a log names by ``package.module:Class`` and the command does not name again.
 
-    A log is somebody else's: nothing is imported because it says so.
+    A log is a third party's: nothing is imported because it says so.
     """
     plan = log.plan
-    kernels = (log.header["kernel"],) if isinstance(plan, Plan) else plan.kernels
-    for option, names in (("backend", (log.header["device"]["backend"],)), ("kernel", kernels)):
+    named: Mapping[str, Sequence[str]] = {"backend": (log.header["device"]["backend"],), "kernel": plan.kernels}
+    for option, names in named.items():
         given = getattr(options, option)
         trusted = [given] if isinstance(given, str) else given or ()
         if foreign := [name for name in names if is_path(name) and name not in trusted]:
@@ -153,7 +157,7 @@ def require_named(log: RunLog, options: argparse.Namespace) -> None:
                 f"{log.path} names {option} {' '.join(foreign)}, which is not installed: "
                 f"add {flag(option)} {' '.join(names)} if you trust it"
             )
-    for search in plan.searches if isinstance(plan, KernelsPlan) else ():
+    for search in plan.searches if not plan.is_search else ():
         for name in filter(is_path, search.kernels):
             raise LogMismatchError(
                 f"{log.path} names kernel {name} of a search, which is not installed: install what provides it, or "

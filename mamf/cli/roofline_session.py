@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from mamf.api.measuring import problem_for
@@ -16,20 +15,20 @@ from mamf.ceilings.finding import Find
 from mamf.ceilings.grid import plan_for
 from mamf.ceilings.kernels import KernelsFind
 from mamf.ceilings.roof import CACHE, MEMORY, Roofs, level_of, roofs_of
+from mamf.ceilings.search_plan import SearchPlan
 from mamf.cli.interruption import Interruption
 from mamf.cli.kernels_find import KernelsFindSession
-from mamf.cli.plan_options import read_names
-from mamf.cli.resuming import require_repeated
+from mamf.cli.resuming import contradiction
 from mamf.cli.roofline import Given, finish, placed, rendered
 from mamf.cli.session import Resumed, measure
 from mamf.cli.terminal import say
 from mamf.errors import UsageError
 from mamf.kernel import Problem
-from mamf.logs.run_log import OwnCeilings
+from mamf.logs.run_log import OwnCeilings, RunLog
 from mamf.measurement import Measurement
 from mamf.operations.bandwidth.operation import Bandwidth, power_of_two
 from mamf.operations.bandwidth.shapes import UNTOLD_CACHE_BYTES, BandwidthProblem, BandwidthShape
-from mamf.plans import DEFAULT_BUDGET_SECONDS, ROOFLINE, FindPlan, KernelsPlan
+from mamf.plans import DEFAULT_BUDGET_SECONDS, ROOFLINE, Plan
 from mamf.plugins.discovery import operation
 from mamf.plugins.selection import kernels_for
 from mamf.regimes.names import CEILINGS
@@ -78,7 +77,7 @@ class LevelsFind(KernelsFind):
 class RooflineSession(KernelsFindSession):
     """A find of bandwidth, level by level, after a find of products, dtype by dtype: one log of both."""
 
-    purpose = ROOFLINE
+    kind = ROOFLINE
 
     def __init__(
         self,
@@ -92,12 +91,15 @@ class RooflineSession(KernelsFindSession):
 
     # -- what is measured --------------------------------------------------------------------------------------------
 
-    def require_repeated(self, before: KernelsPlan) -> None:
-        dtypes = frozenset(search.problem.dtype for search in before.searches)
-        held = {"dtype": dtypes, "regime": frozenset(before.regimes)}
-        require_repeated(self.options, held, read_names(self.backend))
+    def plan_to_compare(self, before: Plan) -> Plan:
+        """Its dtypes and regimes: the rest follows from the device."""
+        then = frozenset(search.problem.dtype for search in before.searches)
+        now = frozenset(problem_for(self.backend, name).dtype for name in self.options.dtype or [None])
+        if then != now:
+            raise contradiction(self.options, "dtype", then, now)
+        return replace(before, regimes=tuple(self.options.regime or CEILINGS))
 
-    def new_plan(self) -> KernelsPlan:
+    def new_plan(self) -> Plan:
         options, backend = self.options, self.backend
         regimes = tuple(name for name in CEILINGS if name in (options.regime or CEILINGS))
         names = list(dict.fromkeys(options.dtype or [None]))
@@ -110,15 +112,15 @@ class RooflineSession(KernelsFindSession):
         ]
         passes = _PASSES if backend.is_accelerator else _PASSES_OF_CPU
         problems = [BandwidthProblem("read", warm=each) for each in ((1, passes) if backend.info.cache_bytes else (1,))]
-        return KernelsPlan(
+        return Plan(
+            ROOFLINE,
             Bandwidth.name,
-            sizes_of(backend),
             tuple(problems),
             tuple(name for name, _ in self.kernels),
+            sizes_of(backend),
             regimes,
             budget_seconds=budget,
             searches=tuple(searches),
-            confirms=True,
         )
 
     def strategy(self) -> KernelsFind:
@@ -134,13 +136,13 @@ class RooflineSession(KernelsFindSession):
         return (self.plan.budget_seconds or parts * DEFAULT_BUDGET_SECONDS) / parts
 
     def measurements(self, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
-        found = self._ceilings()
+        found = self.ceilings_found()
         for search in self.plan.searches:
             if any((search.problem, regime) not in found for regime in search.regimes):
                 yield from self._search(search, on_phase)
         yield from super().measurements(on_phase)
 
-    def _search(self, search: FindPlan, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
+    def _search(self, search: SearchPlan, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
         """The ceilings of a dtype, with what a resumed log holds of the search in place of measuring."""
         problem, held = search.problem, self._rows_of(search.problem)
         plan = replace(search, budget_seconds=self._part)
@@ -150,17 +152,17 @@ class RooflineSession(KernelsFindSession):
 
     # -- what it gives -----------------------------------------------------------------------------------------------
 
-    def _ceilings(self) -> OwnCeilings:
+    def ceilings_found(self) -> OwnCeilings:
         """Of computing and of bandwidth."""
         info = self.backend.info
         sought = [(each.problem, regime, each.kernels[0]) for each in self.plan.searches for regime in each.regimes]
-        return {**confirmed_of(self.rows, sought, info.name, info.uuid_hash), **super()._ceilings()}
+        return {**confirmed_of(self.rows, sought, info.name, info.uuid_hash), **super().ceilings_found()}
 
-    def _lacking(self) -> list[tuple[Any, str]]:
-        found = self._ceilings()
+    def missing_ceilings(self) -> list[tuple[Any, str]]:
+        found = self.ceilings_found()
         wanted = [(each.problem, regime) for each in self.plan.searches for regime in each.regimes]
         lacking = [each for each in wanted if each not in found and not why_hopeless(self._rows_of(each[0]))]
-        return [*lacking, *super()._lacking()]
+        return [*lacking, *super().missing_ceilings()]
 
     def _rows_of(self, problem: Problem) -> list[Measurement]:
         return [row for row in self.rows if row.problem == problem]
@@ -180,20 +182,20 @@ class RooflineSession(KernelsFindSession):
 
     def roofs(self) -> Roofs:
         """Raises UsageError where nothing was confirmed."""
-        return roofs_of(self._ceilings().values(), self.backend.info.cache_bytes)
+        return roofs_of(self.ceilings_found().values(), self.backend.info.cache_bytes)
 
-    def rendered(self, header: dict[str, Any], summary: dict[str, Any] | None) -> str:
+    def rendered(self, log: RunLog) -> str:
+        head, foot = machine_line(log.header), end_line(log.summary)
         try:
             roofs = self.roofs()
         except UsageError:
-            told = "no ceiling was confirmed: --resume goes on, a longer --budget leaves it more time"
-            return "\n".join([machine_line(header), told, end_line(summary)]) + "\n"
-        points = placed(self.given, roofs, self.options.anyway)
-        return rendered(self.options, roofs, points, [machine_line(header)], [end_line(summary)])
+            advice = "no ceiling was confirmed: --resume continues, a longer --budget leaves it more time"
+            return "\n".join([head, advice, foot]) + "\n"
+        return rendered(self.options, roofs, placed(self.given, roofs, self.options.anyway), [head], [foot])
 
-    def _report(self, header: dict[str, Any], summary: dict[str, Any] | None, path: Path) -> int:
-        code = super()._report(header, summary, path)
-        if self._ceilings():
+    def _report(self, log: RunLog) -> int:
+        code = super()._report(log)
+        if self.ceilings_found():
             roofs = self.roofs()
-            finish(self.options, roofs, placed(self.given, roofs, self.options.anyway), header)
+            finish(self.options, roofs, placed(self.given, roofs, self.options.anyway), log.header)
         return code

@@ -10,22 +10,24 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from mamf.backend import Advice, Backend
 from mamf.cli.interruption import EXIT_CODE, Interruption
-from mamf.cli.options import duration
+from mamf.cli.options import duration, terminal_width
 from mamf.cli.progress import Progress
-from mamf.cli.resuming import AnyPlan, plan_of, reopened
+from mamf.cli.resuming import asks_for_plan, reopened, require_kind, require_same_plan
 from mamf.cli.sharing import ALL, asked_devices, first_opened, found_devices, opened_pool, require_same_devices
 from mamf.cli.terminal import say, say_lines, warn
-from mamf.errors import MamfError, PluginError, RunLogWriteError, UsageError
+from mamf.errors import MamfError, PluginError, RunLogError, RunLogWriteError, UsageError
+from mamf.kinds.kind import AnyCeilings, View
+from mamf.kinds.registry import kind_of
 from mamf.logs.device_speeds import with_device_speeds
 from mamf.logs.header import header_of
 from mamf.logs.plan_records import plan_record
-from mamf.logs.recording import host_seconds
+from mamf.logs.recording import End, host_seconds
 from mamf.logs.records import measurement_record, utc_now
-from mamf.logs.run_log import RunLog
+from mamf.logs.run_log import RunLog, read_run_log
 from mamf.logs.timer_correction import describe_shift, overhead_after
 from mamf.logs.writer import RunLogWriter
 from mamf.machine.doctor import as_line, diagnose, warnings
@@ -33,12 +35,12 @@ from mamf.machine.environment import command_line, tool_version
 from mamf.measurement import Measurement
 from mamf.node.pool import DevicePool
 from mamf.node.sharing import SharedSweep
-from mamf.plans import ROWS
+from mamf.plans import Plan
 from mamf.plugins.discovery import open_backend
 from mamf.strategies.kernels import KernelsSweep
 from mamf.strategies.shapes import Sweep
 
-Shareable = TypeVar("Shareable", Sweep, KernelsSweep)
+Shareable = TypeVar("Shareable", bound=Sweep | KernelsSweep)
 _NOTHING_MEASURED = 1
 
 
@@ -71,12 +73,17 @@ class Resumed(NamedTuple):
 
 @contextmanager
 def resumed(options: argparse.Namespace) -> Iterator[Resumed | None]:
-    """The log of ``--resume``, locked as long as the run takes. Raises UsageError where another process writes it."""
+    """The log of ``--resume``, locked as long as the run takes; a log that is missing is begun, so that one command
+    line can be queued again and again. Raises UsageError where another process writes it.
+    """
+    if options.resume and options.output:
+        raise UsageError("--resume continues its own file: leave --output out")
+    if options.resume and not options.resume.exists():
+        say(f"{options.resume} does not exist yet: a new run begins", sys.stderr)
+        options.output, options.resume = options.resume, None
     if options.resume is None:
         yield None
         return
-    if options.output:
-        raise UsageError("--resume continues its own file: leave --output out")
     log, writer = RunLogWriter.resume(options.resume)
     with writer:
         yield Resumed(log, writer)
@@ -93,7 +100,7 @@ def interruptible(options: argparse.Namespace, work: Callable[[Interruption, Res
             return EXIT_CODE
 
 
-def measure(options: argparse.Namespace, opened: Callable[[Interruption, Resumed | None], Session[AnyPlan]]) -> int:
+def measure(options: argparse.Namespace, opened: Callable[[Interruption, Resumed | None], Session]) -> int:
     """Run a session, or with ``--dry-run`` say what it would measure."""
 
     def work(interruption: Interruption, resumed: Resumed | None) -> int:
@@ -103,7 +110,7 @@ def measure(options: argparse.Namespace, opened: Callable[[Interruption, Resumed
     return interruptible(options, work)
 
 
-class End(NamedTuple):
+class RunEnd(NamedTuple):
     """How a run ended: the summary's status, why if early, and the exit code."""
 
     status: str
@@ -111,16 +118,16 @@ class End(NamedTuple):
     exit_code: int
 
 
-class Session(ABC, Generic[AnyPlan]):
+class Session(ABC):
     """A run with everything around it. Derived commands say what is measured and how it is reported."""
 
     #: The command's name, for the log's default name.
     command: str
-    #: Of the logs that it resumes, and what their rows of kernels are for.
-    plan_kind: type[AnyPlan]
-    purpose = ROWS
+    #: The kind of its runs, and their operation.
+    kind: str
+    operation: str
     #: What is measured: that asked for, or the resumed log's.
-    plan: AnyPlan
+    plan: Plan
 
     def __init__(self, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None) -> None:
         self.options = options
@@ -128,7 +135,7 @@ class Session(ABC, Generic[AnyPlan]):
         self.resumed = resumed
         self.log: RunLog | None = resumed and resumed.log
         #: The plan of the log that is resumed.
-        self.before = plan_of(self.log, self.plan_kind, self.resumes(), self.purpose) if self.log else None
+        self.before = require_kind(self.log, self.kind, self.operation, self.command) if self.log else None
         self.findings: list[Advice] = []
         self.rows: list[Measurement] = []
         #: What the run lacks though it went on: devices that shared it and failed, ceilings that were not confirmed.
@@ -146,9 +153,21 @@ class Session(ABC, Generic[AnyPlan]):
             return reopened(self.log, options, None if index == ALL else index)
         return open_backend(options.backend or "auto", (options.device or 0) if index == ALL else index)
 
-    def resumes(self) -> str | None:
-        """The operation of the logs that it resumes, where their kind of plan does not tell."""
-        return None
+    def planned(self) -> Plan:
+        """The plan asked for, or the log's with the budget of this run. Raises LogMismatchError where they differ."""
+        if self.before is None:
+            return self.new_plan()
+        if asks_for_plan(self.options):
+            require_same_plan(self.options, self.before, self.plan_to_compare(self.before))
+        return self.before
+
+    @abstractmethod
+    def new_plan(self) -> Plan:
+        """The plan that the options ask for."""
+
+    def plan_to_compare(self, before: Plan) -> Plan:
+        """The plan asked for, to be compared with the log's; what the device had to be measured for is the log's."""
+        return self.new_plan()
 
     @abstractmethod
     def dry_run(self) -> int:
@@ -182,13 +201,24 @@ class Session(ABC, Generic[AnyPlan]):
     def left_out(self) -> bool:
         """Whether the budget ended before everything was measured."""
 
-    @abstractmethod
-    def summary(self, end: End, elapsed_seconds: float) -> dict[str, Any]:
+    def summary(self, end: End) -> dict[str, Any]:
         """The last record of the log."""
+        return kind_of(self.plan).summary(self.plan, self.rows, self.ceilings_found(), end)
 
-    @abstractmethod
-    def rendered(self, header: dict[str, Any], summary: dict[str, Any] | None) -> str:
-        """The report in the format asked for."""
+    def ceilings_found(self) -> AnyCeilings:
+        """What the rows confirm by problem and regime, or are shares of by dtype and regime."""
+        return {}
+
+    def count_left(self) -> int:
+        """Steps of the plan that no row answers yet."""
+        return 0
+
+    def rendered(self, log: RunLog) -> str:
+        """The report of the log in the format asked for."""
+        return kind_of(log.plan).render(log, self.view())
+
+    def view(self) -> View:
+        return View(self.options.format, self.options.top, terminal_width(self.options))
 
     def before_measuring(self, writer: RunLogWriter) -> None:
         """Told where records go, before the first measurement."""
@@ -199,7 +229,7 @@ class Session(ABC, Generic[AnyPlan]):
     def run(self) -> int:
         # A log without its summary, of a run that was killed after its last row, is resumed to write it.
         if self.log and self.log.tier == "complete" and self.has_all():
-            return self._report(self.log.header, self.log.summary, self.log.path)
+            return self._report(self.log)
         self.findings = diagnose(self.backend)
         with ExitStack() as opened:
             self.pool = opened.enter_context(opened_pool(self.options, self.backend, self.devices, self._failed))
@@ -239,8 +269,8 @@ class Session(ABC, Generic[AnyPlan]):
         if self.resumed is None:
             return self._new_log(header)
         log, writer = self.resumed
-        told = {"tool": tool_version(), "command": command_line(), "started": utc_now(), "notes": self.options.notes}
-        writer.go_on(log, told)
+        resumption = {"tool": tool_version(), "command": command_line(), "started": utc_now()}
+        writer.go_on(log, {**resumption, "notes": self.options.notes})
         return writer
 
     def _new_log(self, header: dict[str, Any]) -> RunLogWriter:
@@ -261,7 +291,7 @@ class Session(ABC, Generic[AnyPlan]):
         moment = datetime.now().strftime("%Y%m%d-%H%M%S")
         return Path(f"mamf-{self.command}-{slug}-{self.label()}-{moment}{number}.jsonl")
 
-    def _collect(self, writer: RunLogWriter) -> End:
+    def _collect(self, writer: RunLogWriter) -> RunEnd:
         """Measure and log until done, or until something ends it early."""
         try:
             with Progress(self.count_due()) as progress:
@@ -273,38 +303,42 @@ class Session(ABC, Generic[AnyPlan]):
                         progress.add(row)
                     self.interruption.check()
         except KeyboardInterrupt:
-            return End("interrupted", "by the user", EXIT_CODE)
+            return RunEnd("interrupted", "by the user", EXIT_CODE)
         except MamfError as error:
-            return End("interrupted", str(error), error.exit_code)
+            return RunEnd("interrupted", str(error), error.exit_code)
         code = 0 if any(row.ok and self.counts(row) for row in self.rows) else _NOTHING_MEASURED
         if self.left_out():
-            return End("interrupted", "; ".join(("the budget ended", *self.failures)), code)
-        return End("complete", "; ".join(self.failures), code)
+            return RunEnd("interrupted", "; ".join(("the budget ended", *self.failures)), code)
+        return RunEnd("complete", "; ".join(self.failures), code)
 
-    def _finish(self, header: dict[str, Any], writer: RunLogWriter, end: End, elapsed: float) -> int:
+    def _finish(self, header: dict[str, Any], writer: RunLogWriter, end: RunEnd, elapsed: float) -> int:
         """Close the log with a summary and print the report; returns the exit code."""
         code = end.exit_code
         self.rows = with_device_speeds(self.rows)
         # Not of devices that other processes used, nor of one that failed or was interrupted: it may never answer.
         is_idle = not self.pool and end.exit_code in (0, _NOTHING_MEASURED)
-        summary = self.summary(end, elapsed) | (overhead_after(self.backend, self.rows) if is_idle else {})
+        summary = self.summary(End(end.status, end.reason, elapsed, self.count_left()))
+        summary |= overhead_after(self.backend, self.rows) if is_idle else {}
         if shift := describe_shift(summary, self.rows):
             warn(shift)
         try:
             self.after_measuring(writer)
             writer.write("summary", {**summary, "time": utc_now()})
-        except RunLogWriteError as error:
+            log = read_run_log(writer.path)
+        except (RunLogError, RunLogWriteError) as error:
             warn(str(error))
             code = error.exit_code
-        told = self._report(header, summary, writer.path)
-        return code or told
+            log = RunLog(writer.path, header, self.rows, summary=summary)
+        reported = self._report(log)
+        return code or reported
 
-    def _report(self, header: dict[str, Any], summary: dict[str, Any] | None, path: Path) -> int:
+    def _report(self, log: RunLog) -> int:
+        """Print what the log holds, so that 'mamf show' prints the same."""
         code = 0
         try:
-            say_lines(self.rendered(header, summary))
+            say_lines(self.rendered(log))
         except PluginError as error:  # of an operation's own columns: what was measured stands in the log
             warn(str(error))
             code = error.exit_code
-        say(f"log: {path}", sys.stdout if self.options.format in ("table", "markdown") else sys.stderr)
+        say(f"log: {log.path}", sys.stdout if self.options.format in ("table", "markdown") else sys.stderr)
         return code

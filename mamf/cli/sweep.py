@@ -6,33 +6,34 @@ import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from mamf.ceilings.roof import require_same_device
 from mamf.cli.interruption import Interruption
-from mamf.cli.options import add_device_options, add_output_options, terminal_width
+from mamf.cli.kernels_sweep import KernelsSession
+from mamf.cli.options import add_device_options, add_output_options
 from mamf.cli.plan_options import (
     add_measuring_options,
     add_problem_options,
     add_shape_options,
-    kernel_name,
     plan_from,
+    problem_from,
     shapes_from,
 )
-from mamf.cli.resuming import require_repeated
+from mamf.cli.resuming import require_same_kernels
 from mamf.cli.roofs import add_roof_option, given_roofs
-from mamf.cli.session import End, Resumed, Session, add_run_options, measure, say_memory
+from mamf.cli.session import Resumed, add_run_options, measure, say_memory
 from mamf.cli.sharing import add_devices_options, led, say_devices
 from mamf.cli.terminal import say
 from mamf.engine.estimate import estimate_seconds, probe_flops
 from mamf.errors import UnsupportedError
+from mamf.kernel import AnyKernel
+from mamf.kinds.kind import View
 from mamf.measurement import Measurement
-from mamf.node.sharing import SharedSweep
-from mamf.operations.matmul.kernel import MatmulKernel
-from mamf.plans import Plan
+from mamf.plans import MATMUL, Plan
+from mamf.plugins.discovery import operation
 from mamf.plugins.selection import kernel_for
-from mamf.report import FORMATS, render, summary_record
-from mamf.strategies.shapes import Sweep, operand_bytes
+from mamf.report import FORMATS
+from mamf.strategies.shapes import Sweep, measured_shapes, operand_bytes
 
 _EXAMPLES = """examples:
   mamf sweep --m-range 0 20480 256                    79 shapes Mx4096x4096 in burst
@@ -59,82 +60,69 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_run_options(parser, budget="stop after so long, for example 5m; the rest can be resumed")
     add_roof_option(parser)
     add_output_options(parser, FORMATS)
-    parser.set_defaults(run=run, parser=parser)
+    parser.set_defaults(run=run, parser=parser, command="sweep")
 
 
 def run(options: argparse.Namespace) -> int:
     if options.led:
         return led(*options.led)
+    shapes_from(options)  # what is wrong with them is said before a device is opened
     return measure(options, partial(_SweepSession, options))
 
 
-class _SweepSession(Session[Plan]):
-    command = "sweep"
-    plan_kind = Plan
+class _SweepSession(KernelsSession):
+    """Products over a list of shapes, by one kernel."""
 
     def __init__(self, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None) -> None:
-        requested = shapes_from(options)
         self.roofs = given_roofs(options)
-        super().__init__(options, interruption, resumed)
-        self.plan = plan_from(options, requested, self.backend, self.before)
-        if self.devices:
-            self.plan = replace(self.plan, reference=self.plan.common())
+        super().__init__(operation(MATMUL), options, interruption, resumed)
         if self.roofs is not None:
             info = self.backend.info
             require_same_device((self.roofs.device, self.roofs.uuid_hash), (info.name, info.uuid_hash))
-        self.kernel = self._kernel()
-        self.held = self.log.held if self.log else set()
-        self.rows = self.log.kept if self.log else []
-        self.sweep: Sweep | SharedSweep = Sweep(self.plan, self.kernel, self.backend, self.held)
-        # A library may have swallowed the exception while it was imported.
-        interruption.check()
 
-    def _kernel(self) -> MatmulKernel:
-        backend, problem, name = self.backend, self.plan.problem, self.options.kernel
-        if self.log:
-            held = {"kernel": self.log.header["kernel"]}
-            require_repeated(self.options, held, {"kernel": lambda name: kernel_name(backend, problem, name)})
-            name = name or held["kernel"]
-        kernel = kernel_for(backend, problem, name or "auto")
+    def opened_kernels(self) -> list[tuple[str, AnyKernel]]:
+        before, backend = self.before, self.backend
+        problem = before.problem if before else problem_from(self.options, backend)
+        name = self.options.kernel or (before.kernels[0] if before else "auto")
+        kernel = kernel_for(backend, problem, name)
+        if before:
+            require_same_kernels(self.options, before.kernels, [kernel.name])
         if reason := kernel.unsupported(backend, problem):
             raise UnsupportedError(reason)
-        return kernel
+        return [(kernel.name, kernel)]
+
+    def new_plan(self) -> Plan:
+        plan = plan_from(self.options, self.backend, self.kernels[0][0])
+        if not self.devices:
+            return plan
+        _, common = plan.common(plan.problem.dtype)
+        return replace(plan, options=replace(plan.options, reference=plan.options.reference or common))
+
+    def strategy(self) -> Sweep:
+        (_, kernel), *_ = self.kernels
+        return Sweep(self.plan, kernel, self.backend, self.held)  # type: ignore[arg-type]
 
     def dry_run(self) -> int:
-        plan, backend = self.plan, self.backend
+        plan, backend, ((_, kernel),) = self.plan, self.backend, self.kernels
         steps = plan.steps(self.held)
-        needed = max(operand_bytes(plan, shape, backend.info.cache_bytes) for shape in plan.measured_shapes())
-        flops = probe_flops(self.kernel, plan.problem, backend)
-        seconds = estimate_seconds(plan, steps, backend, flops)
-        say(f"device: {backend.info.name} ({backend.name}:{backend.index}), {self.kernel.name} {plan.problem.dtype}")
+        needed = max(operand_bytes(plan, shape, backend.info.cache_bytes) for shape in measured_shapes(plan))
+        flops = probe_flops(kernel, plan.problem, backend)  # type: ignore[arg-type]
+        seconds = estimate_seconds(plan, steps, backend, flops) / max(len(self.devices), 1)
+        say(f"device: {backend.info.name} ({backend.name}:{backend.index}), {kernel.name} {plan.problem.dtype}")
         say(f"shapes: {len(plan.shapes)}, in {', '.join(plan.regimes)}: {len(steps)} to measure")
         say_memory(needed, "the largest", backend)
         say_devices(self.devices)
-        seconds /= max(len(self.devices), 1)
         say(f"time: about {seconds:.0f} s, judging by {flops / 1e12:.3g} TFLOPS of a square product")
         return 0
-
-    def kernel_name(self) -> str:
-        return self.kernel.name
 
     def label(self) -> str:
         return f"{self.plan.problem.dtype}-{'-'.join(self.plan.regimes)}"
 
-    def count_due(self) -> int:
-        return len(self.plan.steps(self.held))
-
     def measurements(self, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
-        sweep = Sweep(self.plan, self.kernel, self.backend, self.held, on_phase)
-        self.sweep = self.shared(sweep, self.options.kernel or self.kernel.name)
+        assert isinstance(self.sweep, Sweep)
+        self.sweep.on_phase = on_phase
+        self.sweep = self.shared(self.sweep, self.options.kernel or self.kernels[0][0])
         return self.sweep.results()
 
-    def left_out(self) -> bool:
-        return bool(self.sweep.left_out)
-
-    def summary(self, end: End, elapsed_seconds: float) -> dict[str, Any]:
-        left = len(self.plan.steps({row.step for row in self.rows if not row.is_reference}))
-        return summary_record(self.rows, end.status, end.reason, elapsed_seconds, left)
-
-    def rendered(self, header: dict[str, Any], summary: dict[str, Any] | None) -> str:
-        options = self.options
-        return render(options.format, self.rows, header, summary, options.top, terminal_width(options), self.roofs)
+    def view(self) -> View:
+        return replace(super().view(), roofs=self.roofs)

@@ -11,11 +11,12 @@ from typing import Any
 from mamf.ceilings.ceiling import FEWEST_ROUNDS, confirmed_of
 from mamf.contribution.evidence import Evidence, Finding
 from mamf.contribution.row_rules import agree, is_exact, same_number, same_rate, without_interval
+from mamf.kinds.registry import kind_of
+from mamf.logs.recording import End
 from mamf.logs.records import ceiling_from_record, ceiling_record, is_of_old_calibration
 from mamf.logs.run_log import OwnCeilings, latest
 from mamf.measurement import Conditions, Measurement
-from mamf.report import find_summary_record, summary_record
-from mamf.report.of_run import kernels_run_summary
+from mamf.plans import FIND, ROOFLINE
 from mamf.report.own_ceilings import problem_title
 
 # A median of fewer samples has no interval to speak of.
@@ -65,13 +66,9 @@ def summary_recomputes(evidence: Evidence) -> Iterator[Finding]:
 
 def _summary(evidence: Evidence, summary: dict[str, object]) -> dict[str, object]:
     rows, status, reason = evidence.log.measurements, str(summary["status"]), str(summary["reason"])
-    if evidence.is_search:
-        ceilings = {regime: ceiling for (_, regime), ceiling in recomputed_ceilings(evidence).items()}
-        return find_summary_record(rows, ceilings, status, reason, 0.0)
-    if evidence.is_of_kernels:
-        of, own = evidence.plan.operation, recomputed_ceilings(evidence) if evidence.confirms_own else None
-        return kernels_run_summary(of, rows, evidence.log.all_ceilings, status, reason, 0.0, 0, own)
-    return summary_record(rows, status, reason, 0.0, 0)
+    plan = evidence.plan
+    ceilings = recomputed_ceilings(evidence) if plan.kind in (FIND, ROOFLINE) else evidence.log.all_ceilings
+    return kind_of(plan).summary(plan, rows, ceilings, End(status, reason))
 
 
 def recomputed_ceilings(evidence: Evidence, before_line: float = math.inf) -> OwnCeilings:

@@ -18,7 +18,7 @@ from mamf.logs.run_log import RunLog, read_run_log
 from mamf.machine.peaks import fastest_possible_flops
 from mamf.measurement import Conditions, Measurement
 from mamf.operations.attention.rows import is_attention
-from mamf.plans import FindPlan, KernelsPlan
+from mamf.plans import MATMUL, SWEEP
 from mamf.regimes.names import NAMES
 from mamf.report import bests
 from mamf.report.kernels import title
@@ -146,11 +146,11 @@ def collect(root: Path, paths: Iterable[Path]) -> Collection:
 def entries_of(log: RunLog, place: Path) -> Sequence[Entry]:
     """What a log is known by."""
     plan = log.plan
-    if isinstance(plan, KernelsPlan):
-        return (_attention_entries if plan.operation == "attention" else _kernel_entries)(log, place)
-    if isinstance(plan, FindPlan):
+    if plan.is_search:
         return [_of_ceiling(log, place, ceiling) for ceiling in log.all_ceilings.values()]
-    return [_of_row(log, place, best.row) for best in bests(log.measurements).values()]
+    if (plan.kind, plan.operation) == (SWEEP, MATMUL):
+        return [_of_row(log, place, best.row) for best in bests(log.measurements).values()]
+    return (_attention_entries if plan.operation == "attention" else _kernel_entries)(log, place)
 
 
 def named_dtype(problem: Any) -> str:

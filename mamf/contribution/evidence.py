@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from mamf.backend import DeviceInfo
+from mamf.ceilings.search_plan import SearchPlan
 from mamf.logs.known import operation_called
 from mamf.logs.legacy import Seen, lines_of
 from mamf.logs.run_log import RunLog, parsed
 from mamf.measurement import Measurement
 from mamf.operations.unknown import Unknown
-from mamf.plans import FindPlan, KernelsPlan
+from mamf.plans import EXPLAIN, FIND, GUARD, MATMUL, SWEEP, Plan
 from mamf.report import bests
 
 TIERS = ("complete", "interrupted", "legacy")
@@ -43,49 +44,49 @@ class Evidence:
         return self.records[0][1]
 
     @cached_property
-    def plan(self) -> Any:
+    def plan(self) -> Plan:
         return self.log.plan
 
     @property
     def is_search(self) -> bool:
-        return isinstance(self.plan, FindPlan)
+        return self.plan.is_search
 
     @property
     def is_of_kernels(self) -> bool:
         """Whether kernels of one operation were measured, each row a figure of its own."""
-        return isinstance(self.plan, KernelsPlan)
+        return self.plan.operation != MATMUL or self.plan.kind not in (SWEEP, FIND)
 
     @property
     def is_attention(self) -> bool:
-        return self.is_of_kernels and self.plan.operation == "attention"
+        return self.plan.operation == "attention"
 
     @property
     def is_known(self) -> bool:
         """Whether what the rows are of is installed here."""
-        return not (self.is_of_kernels and isinstance(operation_called(self.plan.operation), Unknown))
+        return not isinstance(operation_called(self.plan.operation), Unknown)
 
     def counts(self, row: Measurement) -> bool:
         """Whether a row is what the run is for, and not measured beside it."""
-        return not self.is_of_kernels or row.operation == self.plan.operation
+        return row.operation == self.plan.operation
 
-    @cached_property
-    def searches(self) -> tuple[FindPlan, ...]:
+    @property
+    def searches(self) -> tuple[SearchPlan, ...]:
         """The searches for ceilings whose rows the log holds: the run itself, or what went before attention."""
-        return (self.plan,) if self.is_search else self.plan.searches if self.is_of_kernels else ()
+        return self.plan.searches
 
     @property
     def confirms_own(self) -> bool:
         """Whether ceilings of the operation itself were sought."""
-        return self.is_of_kernels and bool(self.plan.confirms)
+        return self.plan.confirms
 
     @property
     def explains(self) -> bool:
         """Whether what operands hold was varied on purpose: no figure of it is a claim."""
-        return self.is_of_kernels and bool(self.plan.explains)
+        return self.plan.kind == EXPLAIN
 
     @property
     def is_guard(self) -> bool:
-        return self.is_of_kernels and bool(self.plan.rounds)
+        return self.plan.kind == GUARD
 
     @cached_property
     def sought(self) -> tuple[tuple[Any, str, str | None], ...]:

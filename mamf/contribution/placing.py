@@ -11,6 +11,7 @@ from typing import Any
 
 from mamf.contribution.evidence import problems_of
 from mamf.logs.legacy import FinderRun
+from mamf.plans import EXPLAIN, FIND, ROOFLINE
 
 # Names of devices on Windows, where no folder may be called so.
 _RESERVED = re.compile(r"con|prn|aux|nul|(?:com|lpt)\d")
@@ -30,7 +31,7 @@ def name_of(header: Mapping[str, Any]) -> str:
     command, problems = plan.get("command", "sweep"), problems_of(plan)
     parts = [
         plan.get("operation", command),
-        *([command] if plan.get("confirms") or plan.get("explains") else []),
+        *([command] if "operation" in plan and command in (FIND, ROOFLINE, EXPLAIN) else []),
         *([header["kernel"]] if "problem" in plan and command == "sweep" else []),
         *(problem["dtype"] + ("-fast" if problem.get("fast_accumulation") else "") for problem in problems),
         *(problem["direction"] for problem in problems if "direction" in problem),

@@ -7,10 +7,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from mamf.ceilings.ceiling import CHOOSE, CONFIRM
+from mamf.ceilings.search_plan import SearchPlan
 from mamf.contribution.evidence import Evidence, Finding
 from mamf.contribution.row_rules import good_rows
 from mamf.measurement import Measurement
-from mamf.plans import FindPlan
+from mamf.plans import SWEEP, StepKey
 from mamf.regimes.names import BURST, SUSTAINED
 
 # A visit of sustained takes 2 s and more, in a quick search half a second and more.
@@ -58,15 +59,12 @@ def rows_of_plan(evidence: Evidence) -> Iterator[Finding]:
     if not evidence.is_known:
         told = f"{evidence.plan.operation} is not installed here: whether rows are of the plan is not known"
         yield Finding("unknown-operation", told, 1)
-    elif evidence.is_of_kernels:
-        yield from _rows_of_steps(evidence, list(evidence.plan.steps()))
     elif not evidence.is_search:
-        steps = [(regime, shape) for regime in evidence.plan.regimes for shape in evidence.plan.shapes]
-        yield from _rows_of_steps(evidence, steps)
+        yield from _rows_of_steps(evidence, evidence.plan.steps())
 
 
-def _rows_of_steps(evidence: Evidence, steps: list[tuple[Any, ...]]) -> Iterator[Finding]:
-    planned, measured = set(steps), Counter[tuple[Any, ...]]()
+def _rows_of_steps(evidence: Evidence, steps: list[StepKey]) -> Iterator[Finding]:
+    planned, measured = set(steps), Counter[StepKey]()
     for line, _, row in evidence.rows:
         if row.phase:
             continue
@@ -82,7 +80,7 @@ def _rows_of_steps(evidence: Evidence, steps: list[tuple[Any, ...]]) -> Iterator
     if evidence.tier == "complete" and lost:
         told = " ".join(map(str, lost[0][-2:]))
         yield Finding("missing-row", f"a complete run lacks {len(lost)} of its {len(steps)} steps, the first {told}")
-    reference = None if evidence.is_of_kernels else evidence.plan.reference
+    reference = _reference(evidence)
     if reference is not None and not any(row.is_reference for row in evidence.log.measurements):
         yield Finding("missing-row", f"no visit of the reference {reference} is there")
 
@@ -96,10 +94,13 @@ def _rows_of_devices(evidence: Evidence) -> Iterator[Finding]:
             yield Finding("foreign-row", f"{row.shape} is of {told}, of which the header says nothing", line)
 
 
-def _step(evidence: Evidence, row: Measurement) -> tuple[Any, ...]:
-    if evidence.is_of_kernels:
-        return row.regime, row.problem, row.shape, _planned_kernel(evidence.plan.kernels, row.kernel)
-    return row.regime, row.shape
+def _reference(evidence: Evidence) -> Any:
+    """The shape that a sweep measures again and again, or None."""
+    return evidence.plan.options.reference if evidence.plan.kind == SWEEP else None
+
+
+def _step(evidence: Evidence, row: Measurement) -> StepKey:
+    return row.regime, row.problem, row.shape, _planned_kernel(evidence.plan.kernels, row.kernel)
 
 
 def _planned_kernel(planned: Collection[str], name: str) -> str:
@@ -112,14 +113,14 @@ def _planned_kernel(planned: Collection[str], name: str) -> str:
 
 
 def _is_own(evidence: Evidence, row: Measurement) -> bool:
-    """Whether a row is by a kernel and of a problem of the run; a reference is the ceiling's product."""
-    if evidence.is_of_kernels:
-        known = evidence.log.all_ceilings.values()
-        of_ceiling = any((row.shape, row.kernel) == (each.shape, each.kernel) for each in known)
-        return not row.is_reference or of_ceiling or _is_common(evidence, row)
-    if row.is_reference and row.shape != evidence.plan.reference:
-        return False
-    return bool(row.kernel == evidence.header["kernel"] and row.problem == evidence.plan.problem)
+    """Whether a row is a step, or a visit of the sweep's reference, of the ceiling's product, or of the common row."""
+    known = evidence.log.all_ceilings.values()
+    return (
+        not row.is_reference
+        or (row.problem, row.shape) == (evidence.plan.problem, _reference(evidence))
+        or any((row.shape, row.kernel) == (each.shape, each.kernel) for each in known)
+        or _is_common(evidence, row)
+    )
 
 
 def _is_common(evidence: Evidence, row: Measurement) -> bool:
@@ -171,7 +172,7 @@ def _missing_rounds(regime: str, numbers: Collection[int]) -> Iterator[Finding]:
         yield Finding("missing-row", f"rounds of {regime} are missing: {sorted(numbers)} are there")
 
 
-def _rows_of_search(plan: FindPlan, found: Iterable[tuple[int, dict[str, Any], Measurement]]) -> Iterator[Finding]:
+def _rows_of_search(plan: SearchPlan, found: Iterable[tuple[int, dict[str, Any], Measurement]]) -> Iterator[Finding]:
     on_grid = {axis: set(getattr(plan.grid, axis)) for axis in "mnk"}
     tried: set[tuple[int, int, int]] = set()
     rounds: dict[tuple[str, str], set[int]] = {}

@@ -13,7 +13,7 @@ from mamf.errors import DeviceError, MamfError, PluginError, PluginWarning, Unsu
 from mamf.kernel import Prepared
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.plans import Held, KernelsPlan, Plan, Row
+from mamf.plans import Plan, StepKey, SweepOptions
 from mamf.plugins.selection import kernels_for
 from mamf.regimes import Burst, Classic, Sustained
 
@@ -98,17 +98,17 @@ def _launch_seconds(prepared: Prepared, backend: Backend) -> float:
     return stdlib_statistics.median(seconds)
 
 
-def estimate_seconds(plan: Plan, steps: Sequence[Held], backend: Backend, flops: float) -> float:
+def estimate_seconds(plan: Plan, steps: Sequence[StepKey], backend: Backend, flops: float) -> float:
     """Seconds for these steps at ``flops``, capped by the plan's budget."""
     total = 0.0
     for regime in plan.regimes:
-        launches = [shape.flop / flops for name, shape in steps if name == regime]
+        launches = [shape.flop / flops for name, _, shape, _ in steps if name == regime]
         if launches:
             total += _regime_seconds(regime, launches, plan, backend)
     return total if plan.budget_seconds is None else min(total, plan.budget_seconds)
 
 
-def kernels_seconds(plan: KernelsPlan, steps: Sequence[Row], backend: Backend) -> float:
+def kernels_seconds(plan: Plan, steps: Sequence[StepKey], backend: Backend) -> float:
     """Seconds of sampling these rows for as long as each may take; what prepares and verifies them comes on top."""
     visit = backend.sustained_traits.settle_seconds + Sustained.shortest_seconds
     a_row = {Burst.name: plan.seconds or Burst.default_seconds, Sustained.name: visit}
@@ -123,7 +123,8 @@ def _regime_seconds(regime: str, launches: Sequence[float], plan: Plan, backend:
         longest = [max(visit, 4 * launch) for launch in launches]
         return overhead + backend.sustained_traits.soak_seconds + sum(longest)
     if regime == Classic.name:
-        return overhead + Classic.warmup_seconds + once * (plan.warmup_launches + plan.timed_launches)
+        options: SweepOptions = plan.options
+        return overhead + Classic.warmup_seconds + once * (options.warmup_launches + options.timed_launches)
     most = plan.seconds or Burst.default_seconds
     per_shape = [min(_BURST_LAUNCHES * launch, max(3 * launch, most)) for launch in launches]
     traits = backend.burst_traits

@@ -10,7 +10,6 @@ from mamf.errors import IncomparableError
 from mamf.logs.entries import Entry
 from mamf.logs.plan_records import plan_from_record
 from mamf.logs.records import operation_of_plan
-from mamf.plans import KernelsPlan
 
 _UNKNOWN = "unknown"
 #: Since this schema an interval is where a repeat lies, and a sustained figure is work over time.
@@ -54,8 +53,7 @@ def differences_of(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Differenc
 
 def cache_state(header: Mapping[str, Any]) -> str:
     """Whether burst evicts operands between launches: two figures of one kernel, up to a factor apart."""
-    plan = plan_from_record(header["plan"])
-    return "warm" if isinstance(plan, KernelsPlan) and not plan.flush else "flushed"
+    return "flushed" if plan_from_record(header["plan"]).flush else "warm"
 
 
 def noted_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:

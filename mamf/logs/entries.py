@@ -26,7 +26,7 @@ from mamf.logs.known import operation_called
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.operations.attention.shapes import AttentionProblem
-from mamf.plans import FindPlan, KernelsPlan, Row
+from mamf.plans import FIND, GUARD, ROOFLINE, StepKey
 from mamf.regimes.names import BURST
 from mamf.statistics import FigureError, Interval, figure_error, geometric_mean, standard_deviation
 
@@ -67,18 +67,18 @@ class Entry:
 
 
 def is_find(log: RunLog) -> bool:
-    plan = log.plan
-    return isinstance(plan, FindPlan) or (isinstance(plan, KernelsPlan) and plan.confirms)
+    return log.plan.kind in (FIND, ROOFLINE)
 
 
 def entries(log: RunLog, as_ceilings: bool = False) -> list[Entry]:
     """What of a log is compared. ``as_ceilings``: of a find, see the head of compare.py."""
     rows = [row for row in log.measurements if not row.is_reference]
-    if isinstance(log.plan, KernelsPlan) and log.plan.rounds:
+    plan = log.plan
+    if plan.kind == GUARD:
         return [visited_entry(visits) for visits in by_step(rows).values()]
-    if not is_find(log) or (isinstance(log.plan, KernelsPlan) and not as_ceilings):
+    if not is_find(log) or (plan.confirms and not as_ceilings):
         return _of_devices(log, [row for row in rows if not row.phase])
-    if isinstance(log.plan, KernelsPlan):
+    if plan.confirms:
         return [_ceiling_entry(ceiling) for ceiling in log.own_ceilings.values()]
     fresh = [row for row in rows if row.phase in (CHOOSE, CONFIRM)]
     by_regime = {name: [row for row in fresh if row.regime == name] for name in {row.regime: None for row in fresh}}
@@ -98,7 +98,7 @@ def problem_fields(problem: Any) -> Fields:
     return {name: value for name, value in fields.items() if name != "seed"}
 
 
-def fields_of(step: Row) -> Fields:
+def fields_of(step: StepKey) -> Fields:
     """What a row of this step is paired by; the kernel by its own name."""
     regime, problem, shape, kernel = step
     return {"regime": regime, **problem_fields(problem), "shape": str(shape), "kernel": kernel}
@@ -138,9 +138,9 @@ def _of_devices(log: RunLog, rows: Sequence[Measurement]) -> list[Entry]:
     return found
 
 
-def by_step(rows: Iterable[Measurement]) -> dict[Row, list[Measurement]]:
+def by_step(rows: Iterable[Measurement]) -> dict[StepKey, list[Measurement]]:
     """The visits of each row of a guard."""
-    found: dict[Row, list[Measurement]] = {}
+    found: dict[StepKey, list[Measurement]] = {}
     for row in rows:
         found.setdefault((row.regime, row.problem, row.shape, row.kernel), []).append(row)
     return found

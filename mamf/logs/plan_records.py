@@ -1,106 +1,73 @@
-"""What a run log holds of plans: objects <-> JSON values."""
+"""What a run log holds of a plan: objects <-> JSON values.
+
+A sweep of products names its one ``problem`` and leaves the kernel to the header; a find of products is a search. All
+others name their ``operation``, ``problems`` and ``kernels``.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict
+from dataclasses import fields as dataclass_fields
 from typing import Any
 
+from mamf.ceilings.search_plan import search_from_record, search_record
 from mamf.logs.known import operation_called
-from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
+from mamf.logs.records import operation_of_plan
 from mamf.operations.unknown import Unknown
-from mamf.plans import CEILINGS_OF_ITS_OWN, EXPLAIN, GUARD, ROOFLINE, AnyPlan, FindPlan, KernelsPlan, Plan
+from mamf.plans import FIND, GUARD, MATMUL, SWEEP, GuardOptions, Plan, SweepOptions
 
-#: Commands by what a plan of kernels is for; rows of an operation without a command of its own are measured by sweep.
-_BY_PURPOSE = {CEILINGS_OF_ITS_OWN: "find", ROOFLINE: "roofline", EXPLAIN: "explain", GUARD: "guard"}
-_BY_OPERATION = {"attention": "attention"}
-
-
-def plan_record(plan: AnyPlan) -> dict[str, Any]:
-    """A plan as JSON values; shapes as MxNxK."""
-    if isinstance(plan, FindPlan):
-        return {"command": "find", **_find_record(plan)}
-    if isinstance(plan, KernelsPlan):
-        of = operation_called(plan.operation)
-        command = _BY_PURPOSE.get(plan.purpose) or _BY_OPERATION.get(plan.operation, "sweep")
-        return {"command": command, **asdict(plan)} | {
-            "shapes": [str(shape) for shape in plan.shapes],
-            "problems": [of.problem_record(problem) for problem in plan.problems],
-            "searches": [_find_record(search) for search in plan.searches],
-            "layers": list(plan.layers),
-        }
-    return (
-        {"command": "sweep"}
-        | asdict(plan)
-        | {
-            "shapes": [str(shape) for shape in plan.shapes],
-            "regimes": list(plan.regimes),
-            "reference": plan.reference and str(plan.reference),
-            "layers": list(plan.layers),
-        }
-    )
+#: The command of that name measures sweeps of this operation.
+_ATTENTION = "attention"
+_LISTS = ("kernels", "regimes", "layers")
+#: Fields of the plan of a sweep of products beside its options.
+_OF_PRODUCTS = ("shapes", "regimes", "precision", "seconds", "budget_seconds", "layers")
+#: What earlier logs say of their kind beside its name.
+_REDUNDANT = ("confirms", "explains", "rounds")
 
 
-def _find_record(plan: FindPlan) -> dict[str, Any]:
-    most_flop = plan.grid.most_flop
-    return asdict(plan) | {
-        "grid": {**asdict(plan.grid), "most_flop": most_flop if math.isfinite(most_flop) else None},
-        "priors": [str(shape) for shape in plan.priors],
+def plan_record(plan: Plan) -> dict[str, Any]:
+    """A plan as JSON values; shapes as their operation writes them."""
+    if plan.is_search:
+        return {"command": FIND, **search_record(plan.searches[0])}
+    of = operation_called(plan.operation)
+    fields = {name: value for name, value in vars(plan).items() if name not in ("kind", "options")}
+    fields |= {name: list(fields[name]) for name in _LISTS}
+    fields |= {
+        "shapes": list(map(str, plan.shapes)),
+        "problems": list(map(of.problem_record, plan.problems)),
+        "searches": list(map(search_record, plan.searches)),
     }
+    if plan.kind == SWEEP and plan.operation == MATMUL:
+        reference = plan.options.reference
+        options = {**asdict(plan.options), "reference": reference and str(reference)}
+        own = {name: fields[name] for name in _OF_PRODUCTS}
+        return {"command": SWEEP, "problem": fields["problems"][0], **own, **options}
+    command = _ATTENTION if plan.kind == SWEEP and plan.operation == _ATTENTION else plan.kind
+    return {"command": command, **fields, **(asdict(plan.options) if plan.kind == GUARD else {})}
 
 
-def plan_from_record(record: Mapping[str, Any]) -> AnyPlan:
+def plan_from_record(record: Mapping[str, Any], kernel: str = "auto") -> Plan:
+    """``kernel``: that of a sweep of products, which the header names."""
     fields = dict(record)
-    command = fields.pop("command", "sweep")
-    if command == "attention" or "operation" in fields:
-        return _kernels_plan(fields)
-    if command == "find":
-        return _find_plan(fields)
-    reference = fields["reference"]
-    return Plan(
-        **fields
-        | {
-            "shapes": tuple(MatmulShape.parse(text) for text in fields["shapes"]),
-            "problem": MatmulProblem(**fields["problem"]),
-            "regimes": tuple(fields["regimes"]),
-            "reference": MatmulShape.parse(reference) if reference else None,
-            "layers": tuple(fields.get("layers", ())),
-        }
-    )
-
-
-def _find_plan(fields: Mapping[str, Any]) -> FindPlan:
-    grid = fields["grid"]
-    most_flop = math.inf if grid["most_flop"] is None else grid["most_flop"]
-    return FindPlan(
-        **{**fields}
-        | {
-            "problem": MatmulProblem(**fields["problem"]),
-            "kernels": tuple(fields["kernels"]),
-            "regimes": tuple(fields["regimes"]),
-            "priors": tuple(map(MatmulShape.parse, fields.get("priors", ()))),
-            "grid": MatmulGrid(tuple(grid["m"]), tuple(grid["n"]), tuple(grid["k"]), most_flop),
-        }
-    )
-
-
-def _kernels_plan(fields: Mapping[str, Any]) -> KernelsPlan:
-    # Before schema 4 attention was the only one.
-    name = fields.get("operation", "attention")
-    of = operation_called(name)
-    shapes = fields["shapes"] if isinstance(of, Unknown) else map(of.parse_shape, fields["shapes"])
-    return KernelsPlan(
-        **{**fields}
-        | {
-            "operation": name,
-            "shapes": tuple(shapes),
-            "problems": tuple(map(of.problem_from_record, fields["problems"])),
-            "kernels": tuple(fields["kernels"]),
-            "regimes": tuple(fields["regimes"]),
-            "layers": tuple(fields.get("layers", ())),
-            # Early logs kept no search.
-            "searches": tuple(map(_find_plan, fields.get("searches", ()))),
-        }
-    )
+    kind = fields.pop("command", SWEEP)
+    if kind == FIND and "grid" in fields:
+        return search_from_record(fields).as_plan()
+    kind = SWEEP if kind == _ATTENTION else kind
+    of = operation_called(fields.setdefault("operation", operation_of_plan(record)))
+    parse = str if isinstance(of, Unknown) else of.parse_shape
+    if "problem" in fields:
+        fields |= {"problems": [fields.pop("problem")], "kernels": [kernel]}
+    early = {name: fields.pop(name) for name in _REDUNDANT if name in fields}
+    options: GuardOptions | SweepOptions | None = GuardOptions(early["rounds"]) if kind == GUARD else None
+    if kind == SWEEP:
+        given = {each.name: fields.pop(each.name) for each in dataclass_fields(SweepOptions) if each.name in fields}
+        reference = given.get("reference")
+        options = SweepOptions(**{**given, "reference": of.parse_shape(reference) if reference else None})
+    fields |= {
+        "shapes": tuple(map(parse, fields["shapes"])),
+        "problems": tuple(map(of.problem_from_record, fields["problems"])),
+        "searches": tuple(map(search_from_record, fields.get("searches", ()))),
+        **{name: tuple(fields.get(name, ())) for name in _LISTS},
+    }
+    return Plan(kind, **fields, options=options)

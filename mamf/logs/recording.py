@@ -18,10 +18,21 @@ from mamf.logs.writer import RunLogWriter
 from mamf.machine.doctor import as_line, diagnose
 from mamf.machine.environment import tool_version
 from mamf.measurement import Measurement
-from mamf.plans import AnyPlan
+from mamf.plans import Plan
 
-#: Makes the last record of a log from its rows, a status, a reason and seconds.
-Summary = Callable[[list[Measurement], str, str, float], dict[str, Any]]
+
+@dataclass(frozen=True)
+class End:
+    """How a run ended: its status, why it ended early, after how many seconds, and how many steps are left."""
+
+    status: str
+    reason: str = ""
+    elapsed_seconds: float = 0.0
+    left: int = 0
+
+
+#: Makes the last record of a log from its rows.
+Summary = Callable[[list[Measurement], End], dict[str, Any]]
 #: Records between the last row and the summary, each with its kind.
 Records = Callable[[], Iterable[tuple[str, dict[str, Any]]]]
 
@@ -36,7 +47,7 @@ class Recording:
     path: str | Path | None
     backend: Backend
     kernel: str
-    plan: AnyPlan
+    plan: Plan
     before: tuple[RunLog, RunLogWriter] | None = None
 
     def of(
@@ -93,7 +104,8 @@ class Recording:
                 for kind, record in after():
                     writer.write(kind, record)
                 elapsed = max(0.0, host_seconds(self.backend) - begun)
-                writer.write("summary", {**summary(taken, status, reason, elapsed), **timer, "time": utc_now()})
+                end = End(status, reason, elapsed, left())
+                writer.write("summary", {**summary(taken, end), **timer, "time": utc_now()})
 
 
 def host_seconds(backend: Backend) -> float:

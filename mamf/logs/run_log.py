@@ -43,7 +43,7 @@ from mamf.logs.validator import require
 from mamf.machine.timers import find_timer
 from mamf.measurement import Measurement
 from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.plans import FindPlan, Held, KernelsPlan, Plan
+from mamf.plans import Plan
 from mamf.tabular import Tabular
 
 SCHEMA = 5
@@ -90,8 +90,8 @@ class RunLog(Tabular):
         return f"RunLog({self.path}: {len(self.measurements)} rows, {self.tier})"
 
     @property
-    def plan(self) -> Plan | FindPlan | KernelsPlan:
-        return plan_from_record(self.header["plan"])
+    def plan(self) -> Plan:
+        return plan_from_record(self.header["plan"], self.header["kernel"])
 
     @property
     def devices(self) -> list[DeviceInfo]:
@@ -121,17 +121,6 @@ class RunLog(Tabular):
     def lasting(self) -> list[Measurement]:
         """The rows that need not be measured again: a failure or exhausted memory may have been the moment's."""
         return [row for row in self.measurements if row.status not in MAY_PASS]
-
-    @property
-    def held(self) -> set[Held]:
-        """The steps of a sweep of products that need not be measured again."""
-        return {row.step for row in self.lasting if not row.is_reference}
-
-    @property
-    def kept(self) -> list[Measurement]:
-        """The rows that stay when the log is resumed."""
-        held = self.held
-        return [row for row in self.measurements if row.is_reference or row.step in held]
 
 
 def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -270,7 +259,7 @@ def _header(path: Path, record: dict[str, Any]) -> dict[str, Any]:
         header["device"] = asdict(DeviceInfo(**told))
         if "devices" in header:
             header["devices"] = [asdict(DeviceInfo(**device)) for device in header["devices"]]
-        plan_from_record(header["plan"])
+        plan_from_record(header["plan"], header["kernel"])
     except MALFORMED as error:
         raise RunLogError(f"{path}, line 1: {what(error)}") from None
     return header
@@ -306,7 +295,7 @@ def latest(rows: Iterable[Measurement]) -> list[Measurement]:
     """Every visit of the reference, and of each step the last row: a failure may have been measured again."""
     kept: dict[object, Measurement] = {}
     for number, row in enumerate(rows):
-        key = number if row.is_reference else (row.step, row.problem, row.phase, row.round, row.kernel)
+        key = number if row.is_reference else (row.step, row.phase, row.round)
         kept.pop(key, None)
         kept[key] = row
     return list(kept.values())

@@ -23,7 +23,6 @@ from mamf.errors import MamfError, first_line
 from mamf.files import make_folder, write_whole
 from mamf.logs.run_log import read_run_log
 from mamf.machine.environment import version_in_use
-from mamf.plans import FindPlan
 
 VARIABLE = "MAMF_CACHE"
 
@@ -66,7 +65,7 @@ def _leave(path: Path) -> None:
     log = read_run_log(path)
     info = DeviceInfo(**log.header["device"])
     plan = log.plan
-    if not isinstance(plan, FindPlan) or info.backend == SIMULATED:
+    if not plan.is_search or info.backend == SIMULATED:
         return
     if log.tier != "complete" or plan.problem.data != "normal":
         return
@@ -75,7 +74,7 @@ def _leave(path: Path) -> None:
     content = path.read_bytes()
     for regime, ceiling in log.ceilings.items():
         path = _file(info, torch, named_dtype(ceiling.problem), regime)
-        if not plan.is_quick or not path.exists():  # a thorough find is not replaced by a quick one
+        if not plan.searches[0].is_quick or not path.exists():  # a thorough find is not replaced by a quick one
             write_whole(path, content)
 
 

@@ -12,9 +12,12 @@ from mamf.api.measuring import problem_for
 from mamf.backend import MIB, Backend, DeviceInfo
 from mamf.ceilings.finding import Find
 from mamf.ceilings.grid import plan_for
+from mamf.ceilings.search_plan import SearchPlan
 from mamf.engine.repeating import Repeating
 from mamf.errors import UnavailableError
 from mamf.kernel import AnyKernel
+from mamf.kinds.find import summary_of_search
+from mamf.kinds.registry import kind_of
 from mamf.logs.recording import Recording
 from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import RunLog, read_run_log
@@ -28,11 +31,9 @@ from mamf.operations.collective.shapes import COLLECTIVES
 from mamf.operations.copies.shapes import CopyShape
 from mamf.operations.matmul.kernel import MatmulKernel
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.plans import NODE_BUDGET_SECONDS, FindPlan, KernelsPlan, Plan
+from mamf.plans import MATMUL, NODE_BUDGET_SECONDS, SWEEP, Plan
 from mamf.plugins.discovery import operation
 from mamf.plugins.selection import chosen_kernels, kernels_for
-from mamf.report import find_summary_record, summary_record
-from mamf.report.of_run import kernels_run_summary
 from mamf.strategies.kernels import KernelsSweep
 
 # Of a row that is measured beside many others.
@@ -138,19 +139,18 @@ class DeviceRun:
     def _find(self, path: Path, before: Before) -> Iterator[Measurement]:
         plan, kernels = self._find_plan(before and before[0])
         find = Find(plan, kernels, self.backend, before[0].lasting if before else (), self._phase)
-        recording = Recording(path, self.backend, kernels[0].name, plan, before)
+        recording = Recording(path, self.backend, kernels[0].name, plan.as_plan(), before)
         return recording.of(
             find.results(),
-            lambda rows, *end: find_summary_record(rows, find.confirmed_by(rows), *end),
+            lambda rows, end: summary_of_search(rows, find.confirmed_by(rows), end),
             lambda: [("ceiling", ceiling_record(each)) for each in find.ceilings.values()],
             left=lambda: len(set(plan.regimes) - find.ceilings.keys()),
         )
 
-    def _find_plan(self, log: RunLog | None) -> tuple[FindPlan, list[MatmulKernel]]:
+    def _find_plan(self, log: RunLog | None) -> tuple[SearchPlan, list[MatmulKernel]]:
         if log is not None:
-            plan = log.plan
-            assert isinstance(plan, FindPlan)
-            return plan, kernels_for(self.backend, plan.problem, plan.kernels)
+            search = log.plan.searches[0]
+            return search, kernels_for(self.backend, search.problem, search.kernels)
         problem = problem_for(self.backend, self.dtype)
         seconds = self.find_seconds or NODE_BUDGET_SECONDS
         return plan_for(self.backend, problem, self.kernels, budget_seconds=seconds, is_quick=True)
@@ -159,7 +159,7 @@ class DeviceRun:
         problem = problem_for(self.backend, self.dtype)
         kernel = kernels_for(self.backend, problem, self.kernels)[0]
         shape = self._sizes.repeated
-        plan = Plan((shape,), problem, ("sustained",))
+        plan = Plan(SWEEP, MATMUL, (problem,), (kernel.name,), (shape,), ("sustained",))
 
         def rows() -> Iterator[Measurement]:
             pool = self.backend.operand_pool(problem.data, problem.seed)
@@ -168,9 +168,7 @@ class DeviceRun:
             pool.release()
 
         recording = Recording(path, self.backend, kernel.name, plan, before)
-        return recording.of(
-            rows(), lambda taken, status, reason, seconds: summary_record(taken, status, reason, seconds, 0)
-        )
+        return recording.of(rows(), lambda taken, end: kind_of(plan).summary(plan, taken, {}, end))
 
     def _kernels(self, of: str, part: str, path: Path, before: Before) -> Iterator[Measurement]:
         kernels, plan = self._kernels_plan(of, part)
@@ -181,13 +179,11 @@ class DeviceRun:
         recording = Recording(path, self.backend, " ".join(plan.kernels), plan, before)
         return recording.of(
             sweep.results(),
-            lambda rows, status, reason, seconds: kernels_run_summary(
-                of, rows, {}, status, reason, seconds, sweep.left_out
-            ),
+            lambda rows, end: kind_of(plan).summary(plan, rows, {}, end),
             left=lambda: sweep.left_out,
         )
 
-    def _kernels_plan(self, of: str, part: str) -> tuple[list[AnyKernel], KernelsPlan]:
+    def _kernels_plan(self, of: str, part: str) -> tuple[list[AnyKernel], Plan]:
         found = operation(of)
         available = chosen_kernels(found, self.backend)
         chosen = [(name, kernel) for name, kernel in available if kernel.is_default] or available
@@ -200,8 +196,8 @@ class DeviceRun:
         names, kernels = zip(*chosen, strict=True)
         # Ranks begin together, and NCCL's own tests flush no cache.
         flush = part == "bandwidth"
-        return list(kernels), KernelsPlan(
-            of, tuple(shapes), tuple(problems), tuple(names), seconds=_ROW_SECONDS, flush=flush
+        return list(kernels), Plan(
+            SWEEP, of, tuple(problems), tuple(names), tuple(shapes), seconds=_ROW_SECONDS, flush=flush
         )
 
     @property

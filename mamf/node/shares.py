@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 from collections import Counter, deque
 from collections.abc import Collection
-from typing import Any
 
-from mamf.plans import KernelsPlan, Plan
+from mamf.plans import Plan, StepKey
 
 #: Devices that may end on a step before it is left: it would take all of them.
 _MOST_ENDS = 2
@@ -58,12 +57,11 @@ class Shares:
             self.waiting.appendleft(part)
 
 
-def numbered_parts(plan: Plan | KernelsPlan, held: Collection[Any]) -> list[list[int]]:
+def numbered_parts(plan: Plan, held: Collection[StepKey]) -> list[list[int]]:
     """The steps that are not held, by their number among all: one by one, and kernels of one shape together, since they
     are compared with one another.
     """
-    wanted = set(plan.steps(held))  # type: ignore[arg-type]
-    steps: list[Any] = [(number, step) for number, step in enumerate(plan.steps()) if step in wanted]
-    length = 3 if isinstance(plan, KernelsPlan) else 2
-    grouped = itertools.groupby(steps, key=lambda each: each[1][:length])
+    wanted = set(plan.steps(held))
+    steps = [(number, step) for number, step in enumerate(plan.steps()) if step in wanted]
+    grouped = itertools.groupby(steps, key=lambda each: each[1][:3])
     return [[number for number, _ in part] for _, part in grouped]

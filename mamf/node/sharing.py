@@ -17,7 +17,7 @@ from mamf.measurement import Measurement
 from mamf.node.pool import DevicePool
 from mamf.node.shares import Shares, numbered_parts
 from mamf.node.worker import ASKS, ROW, STEP, assignment
-from mamf.plans import KernelsPlan, Plan
+from mamf.plans import Plan
 
 
 @dataclass
@@ -29,7 +29,7 @@ class SharedSweep:
     than one ended on the same step.
     """
 
-    plan: Plan | KernelsPlan
+    plan: Plan
     pool: DevicePool
     kernel: str = ""
     ceilings: Ceilings = field(default_factory=dict)

@@ -12,7 +12,7 @@ from mamf.ceilings.share import Ceilings
 from mamf.logs.plan_records import plan_from_record, plan_record
 from mamf.logs.records import ceiling_from_record, ceiling_record, measurement_record
 from mamf.node.children import PHASE, WAITS
-from mamf.plans import KernelsPlan, Plan
+from mamf.plans import MATMUL, Plan
 from mamf.plugins.discovery import operation
 from mamf.plugins.selection import chosen_kernels, installed_kernel, kernel_for
 from mamf.strategies.kernels import KernelsSweep
@@ -23,7 +23,7 @@ from mamf.strategies.shapes import Sweep
 DEVICE, ROW, STEP, ASKS = "device", "row", "step", "asks"
 
 
-def assignment(plan: Plan | KernelsPlan, kernel: str, ceilings: Ceilings) -> dict[str, Any]:
+def assignment(plan: Plan, kernel: str, ceilings: Ceilings) -> dict[str, Any]:
     """What all workers of a run are told first, as JSON values. ``kernel``: of products, as it is asked for."""
     ceiling_records = [ceiling_record(ceiling) for ceiling in ceilings.values()]
     return {"plan": plan_record(plan), "kernel": kernel, "ceilings": ceiling_records}
@@ -48,11 +48,10 @@ class Worker:
 
     def _strategy(self, told: Mapping[str, Any]) -> Sweep | KernelsSweep:
         plan, backend = plan_from_record(told["plan"]), self.backend
-        if isinstance(plan, Plan):
+        if plan.operation == MATMUL:
             return Sweep(
                 plan, kernel_for(backend, plan.problem, told["kernel"]), backend, queue=self._steps(plan.steps())
             )
-        assert isinstance(plan, KernelsPlan), "searches are of one device"
         kernels = [kernel for _, kernel in chosen_kernels(operation(plan.operation), backend, plan.kernels)]
         header = {DEVICE: asdict(backend.info)}
         found = [ceiling_from_record(record, header) for record in told["ceilings"]]

@@ -17,7 +17,7 @@ from mamf.measurement import Measurement
 from mamf.operations.attention import report as attention
 from mamf.operations.attention.operation import Attention
 from mamf.operations.matmul.operation import Matmul
-from mamf.plans import FindPlan, KernelsPlan
+from mamf.plans import SWEEP
 from mamf.report import ceilings, comparison, kernels, own_ceilings, sweeps
 from mamf.report.text import by_column, end_line
 from mamf.text import visible
@@ -83,9 +83,9 @@ def _(log: RunLog) -> str:
 def _tables(log: RunLog) -> Iterator[str]:
     """The ceilings of a find, the best rows of each regime of a sweep, else the rows that are ranked together."""
     plan, rows = log.plan, log.measurements
-    if isinstance(plan, FindPlan):
+    if plan.is_search:
         yield _of_ceilings(log.ceilings.values(), log.header)
-    elif not isinstance(plan, KernelsPlan):
+    elif (plan.kind, plan.operation) == (SWEEP, Matmul.name):
         yield _of_products(sweeps.chosen(rows, _MOST_ROWS))
     elif plan.operation == Attention.name:
         yield html_lines(attention.ceiling_lines(log.all_ceilings))

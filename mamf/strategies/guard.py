@@ -12,7 +12,7 @@ from mamf.engine.runner import Runner, Step, Steps
 from mamf.logs.entries import Entry, by_step, visited_entry
 from mamf.logs.guarding import DEFAULT_TOLERANCE, is_in_doubt
 from mamf.measurement import Measurement
-from mamf.plans import Row
+from mamf.plans import StepKey
 from mamf.regimes import Regime
 from mamf.strategies.kernels import KernelsSweep
 
@@ -45,7 +45,7 @@ class GuardSweep(KernelsSweep):
             steps = [step for step in self.plan.steps() if step[0] == name]
             yield from self._visited(regime, [step for step in steps if step not in self.held], "", 1)
             confirming = regime.confirming(typical(self._measured(name)), math.inf)
-            for number in range(1, self.plan.rounds + 1):
+            for number in range(1, self.plan.options.rounds + 1):
                 doubtful = [step for step in steps if self._is_in_doubt(step)]
                 if not doubtful:
                     break
@@ -53,10 +53,10 @@ class GuardSweep(KernelsSweep):
                 random.Random(f"{name} {number}").shuffle(due)
                 yield from self._visited(confirming, due, CONFIRM, number)
 
-    def _visited(self, regime: Regime, steps: Sequence[Row], phase: str, number: int) -> Steps:
+    def _visited(self, regime: Regime, steps: Sequence[StepKey], phase: str, number: int) -> Steps:
         for step in steps:
             name, problem, shape, kernel = step
-            told = f"round {number} of at most {self.plan.rounds}" if phase else ""
+            told = f"round {number} of at most {self.plan.options.rounds}" if phase else ""
             self.on_phase(f"{name} {shape} {kernel} {told}".rstrip())
             row = yield Step(self._names[kernel], problem, shape, regime, self._rule(regime), phase, number)
             if row is not None:
@@ -65,7 +65,7 @@ class GuardSweep(KernelsSweep):
     def _measured(self, regime: str) -> list[Measurement]:
         return [row for visits in self._visits.values() for row in visits if row.ok and row.regime == regime]
 
-    def _is_in_doubt(self, step: Row) -> bool:
+    def _is_in_doubt(self, step: StepKey) -> bool:
         visits = self._visits.get(self._key(step))
         if not visits:
             return False
@@ -74,13 +74,13 @@ class GuardSweep(KernelsSweep):
         before = self.baseline.get(visited_entry(visits).key)
         return before is not None and is_in_doubt(before, visits, self.tolerance)
 
-    def _key(self, step: Row) -> Row:
+    def _key(self, step: StepKey) -> StepKey:
         """The step by the kernel's own name, as rows have it."""
         regime, problem, shape, kernel = step
         return regime, problem, shape, self._names[kernel].name
 
 
-def with_company(due: Sequence[Row], steps: Sequence[Row]) -> list[Row]:
+def with_company(due: Sequence[StepKey], steps: Sequence[StepKey]) -> list[StepKey]:
     """What is due, and where that is one row alone another beside it: a visit is a fresh one after something else."""
     others = [step for step in steps if step not in due]
     return [*due, *(others[-1:] if len(due) == 1 else ())]

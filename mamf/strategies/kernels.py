@@ -12,7 +12,7 @@ from mamf.engine.runner import Runner, Step, Steps
 from mamf.kernel import AnyKernel, Problem
 from mamf.measurement import Measurement
 from mamf.operations.matmul.kernel import MatmulKernel
-from mamf.plans import KernelsPlan, Row
+from mamf.plans import Plan, StepKey
 from mamf.regimes import Burst, Regime, StoppingRule, Sustained, regime_class
 
 #: Time for a visit of the reference product to the time for a row: it only has to tell whether the card strayed.
@@ -29,15 +29,15 @@ class KernelsSweep:
     compared by the reference, or where no ceiling has one by the plan's ``common`` row, which is visited first.
     """
 
-    plan: KernelsPlan
+    plan: Plan
     kernels: Sequence[AnyKernel]
     backend: Backend
     ceilings: Ceilings = field(default_factory=dict)
     references: Mapping[str, MatmulKernel] = field(default_factory=dict)
-    held: Collection[Row] = ()
+    held: Collection[StepKey] = ()
     on_phase: Callable[[str], None] = lambda text: None
     agree: Callable[[float], float] = lambda own: own
-    queue: Iterable[Row] | None = None
+    queue: Iterable[StepKey] | None = None
 
     def results(self) -> Iterator[Measurement]:
         """Measure every step that is not held, or of the queue."""
@@ -54,7 +54,7 @@ class KernelsSweep:
         for name, own in itertools.groupby(steps, key=lambda step: step[0]):  # as they come
             yield from self._rows(run, run.started(self._regime(name)), own)
 
-    def _rows(self, run: Runner, regime: Regime, steps: Iterable[Row]) -> Steps:
+    def _rows(self, run: Runner, regime: Regime, steps: Iterable[StepKey]) -> Steps:
         """Steps of one regime."""
         by_name = dict(zip(self.plan.kernels, self.kernels, strict=True))
         context: str | None = None

@@ -14,7 +14,7 @@ from mamf.kernel import Buffer
 from mamf.measurement import Measurement
 from mamf.operations.matmul.kernel import MatmulKernel
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.plans import Held, Plan
+from mamf.plans import Plan, StepKey
 from mamf.regimes import Classic, Regime, StoppingRule, regime_class
 
 # What operands may take of the free memory: the flush buffer and the libraries' workspaces need the rest.
@@ -28,15 +28,22 @@ def operand_bytes(plan: Plan, shape: MatmulShape, cache_bytes: int | None) -> in
     return max(sum(b.nbytes for b in _buffers(plan, shape, regime, cache_bytes).values()) for regime in plan.regimes)
 
 
+def measured_shapes(plan: Plan) -> tuple[MatmulShape, ...]:
+    """Those of the plan, and its reference."""
+    reference = plan.options.reference
+    return plan.shapes if reference is None else (*plan.shapes, reference)
+
+
 def _buffers(plan: Plan, shape: MatmulShape, regime: str, cache_bytes: int | None) -> dict[str, Buffer]:
-    kind = regime_class(regime)
-    return plan.problem.buffers(shape, kind.sets(plan.problem, shape, cache_bytes), kind.needs_rewrite)
+    kind, problem = regime_class(regime), plan.problem
+    found: dict[str, Buffer] = problem.buffers(shape, kind.sets(problem, shape, cache_bytes), kind.needs_rewrite)
+    return found
 
 
 def largest_buffers(plan: Plan, cache_bytes: int | None, free_memory: int | None) -> dict[str, Buffer]:
     """Buffers that serve every shape; shapes too large for the memory are left to fail on their own."""
     largest: dict[str, Buffer] = {}
-    for shape in sorted(plan.measured_shapes(), key=plan.problem.nbytes):
+    for shape in sorted(measured_shapes(plan), key=plan.problem.nbytes):
         for regime in plan.regimes:
             wanted = {**largest}
             for name, buffer in _buffers(plan, shape, regime, cache_bytes).items():
@@ -56,9 +63,9 @@ class Sweep:
     plan: Plan
     kernel: MatmulKernel
     backend: Backend
-    held: Collection[Held] = ()
+    held: Collection[StepKey] = ()
     on_phase: Callable[[str], None] = lambda text: None
-    queue: Iterable[Held] | None = None
+    queue: Iterable[StepKey] | None = None
 
     def results(self) -> Iterator[Measurement]:
         """Measure every step of the plan that is not held, or of the queue.
@@ -76,12 +83,12 @@ class Sweep:
         return self._run.left_out
 
     def _steps(self, run: Runner) -> Steps:
-        plan = self.plan
+        plan, options = self.plan, self.plan.options
         steps = plan.steps(self.held) if self.queue is None else self.queue
         regime: Regime | None = None
         speeds: deque[float] = deque(maxlen=_RECENT_SHAPES)
         done = 0
-        for name, shape in steps:
+        for name, _, shape, _ in steps:
             if regime is None:
                 largest = largest_buffers(plan, self.backend.info.cache_bytes, self.backend.free_memory())
                 run.reserve(plan.problem, [largest])
@@ -91,8 +98,8 @@ class Sweep:
             if self._would_overrun(run, shape, speeds):
                 run.left_out += 1
                 continue
-            if plan.reference is not None and done % plan.reference_every == 0:
-                yield self._step(plan.reference, regime)._replace(is_reference=True)
+            if options.reference is not None and done % options.reference_every == 0:
+                yield self._step(options.reference, regime)._replace(is_reference=True)
             row = yield self._step(shape, regime)
             if row is not None:
                 done += 1
@@ -105,7 +112,7 @@ class Sweep:
     def _regime(self, name: str) -> Regime:
         kind = regime_class(name)
         if kind is Classic:
-            return Classic(self.backend, self.plan.warmup_launches, self.plan.timed_launches)
+            return Classic(self.backend, self.plan.options.warmup_launches, self.plan.options.timed_launches)
         return kind(self.backend)
 
     def _would_overrun(self, run: Runner, shape: MatmulShape, speeds: Collection[float]) -> bool:

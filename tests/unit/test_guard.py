@@ -10,10 +10,10 @@ import pytest
 from contribution_logs import found
 
 from mamf.ceilings.ceiling import CONFIRM
-from mamf.charts.of_log import chart_of
 from mamf.cli import main
 from mamf.cli.guard_file import read_guard_file
 from mamf.errors import UsageError
+from mamf.kinds.registry import chart_of
 from mamf.logs.compare import Comparison, Pair, Side
 from mamf.logs.entries import Entry, visited_entry
 from mamf.logs.guarding import Guarded, Judged, is_in_doubt, is_too_wide, outcome_of

@@ -17,11 +17,11 @@ from forked import LONGEST_SECONDS, Child
 
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.share import mamfu, state
-from mamf.charts.of_log import chart_of
 from mamf.cli.interruption import EXIT_CODE
 from mamf.cli.progress import Progress
 from mamf.engine.measure import measure
 from mamf.errors import UnavailableError, UsageError
+from mamf.kinds.registry import chart_of
 from mamf.logs import known
 from mamf.logs.compare import compare
 from mamf.logs.device_speeds import DeviceSpeed, device_speeds, with_device_speeds

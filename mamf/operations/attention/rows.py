@@ -7,7 +7,7 @@ from typing import Any
 
 from mamf.measurement import Measurement
 from mamf.operations.attention.shapes import AttentionShape
-from mamf.plans import Row
+from mamf.plans import StepKey
 
 #: The schema of the run log from which on peak memory is of the kernel alone.
 _MEMORY_OF_LAUNCH = 4
@@ -27,5 +27,5 @@ def has_memory_of_process(header: Mapping[str, Any], rows: Iterable[Measurement]
     return is_early and any(row.peak_memory_bytes is not None for row in rows)
 
 
-def step_of(row: Measurement) -> Row:
+def step_of(row: Measurement) -> StepKey:
     return row.regime, row.problem, row.shape, row.kernel

@@ -1,0 +1,32 @@
+"""One product on every kind of data: where the datasheet's FLOPS went."""
+
+from __future__ import annotations
+
+from mamf.backend import DeviceInfo
+from mamf.ceilings.explanation import fall
+from mamf.charts.plotting import Picture
+from mamf.charts.waterfall import waterfall_chart
+from mamf.kinds.kind import Drawing, View
+from mamf.kinds.rows import KernelRows
+from mamf.logs.run_log import RunLog
+from mamf.plans import EXPLAIN
+from mamf.report.explanation import render_explanation, title
+from mamf.report.text import end_line, machine_line
+
+
+class Explain(KernelRows):
+    name = EXPLAIN
+    noun = "an explanation"
+
+    def render(self, log: RunLog, view: View) -> str:
+        rows = log.measurements
+        if not rows:
+            return super().render(log, view)
+        head, foot = [machine_line(log.header), title(rows[0])], [end_line(log.summary)]
+        steps = fall(rows, DeviceInfo(**log.header["device"]))
+        return render_explanation(view.format, steps, rows, head, foot, view.width)
+
+    def chart(self, log: RunLog, drawing: Drawing) -> Picture:
+        drawing.require_no_direction(log)
+        steps = fall(log.measurements, DeviceInfo(**log.header["device"]))
+        return waterfall_chart(steps, log.measurements, log.header)

@@ -1,0 +1,51 @@
+"""Confirmed ceilings: of products, sought on a grid; of any operation, among given shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mamf.ceilings.ceiling import Ceiling
+from mamf.charts.chart import find_chart
+from mamf.charts.plotting import Picture
+from mamf.errors import UsageError
+from mamf.kinds.kind import AnyCeilings, Drawing, View
+from mamf.kinds.rows import KernelRows
+from mamf.logs.recording import End
+from mamf.logs.run_log import RunLog
+from mamf.measurement import Measurement
+from mamf.plans import FIND, Plan
+from mamf.report import find_summary_record, render_find
+
+
+def summary_of_search(rows: Sequence[Measurement], ceilings: Mapping[str, Ceiling], end: End) -> dict[str, Any]:
+    """The last record of a find of products. ``ceilings``: by regime."""
+    return find_summary_record(rows, ceilings, end.status, end.reason, end.elapsed_seconds)
+
+
+class Find(KernelRows):
+    name = FIND
+    has_ceilings = True
+    noun = "a find"
+
+    def command(self, plan: Plan) -> str:
+        return FIND if plan.is_search else f"{FIND} --operation {plan.operation}"
+
+    def render(self, log: RunLog, view: View) -> str:
+        if log.plan.is_search:
+            return render_find(view.format, log.measurements, log.ceilings, log.header, log.summary, view.width)
+        return super().render(log, view)
+
+    def chart(self, log: RunLog, drawing: Drawing) -> Picture:
+        if not log.plan.is_search:
+            return super().chart(log, drawing)
+        drawing.require_no_direction(log)
+        if drawing.quantities and drawing.drawn != ("tflops",):
+            raise UsageError(f"{log.path} is of a find, whose shapes take incomparable times: draw tflops alone")
+        return find_chart(log.measurements, log.ceilings, log.header, drawing.regime)
+
+    def summary(self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: End) -> dict[str, Any]:
+        """``ceilings``: by problem and regime."""
+        if plan.is_search:
+            return summary_of_search(rows, {regime: ceiling for (_, regime), ceiling in ceilings.items()}, end)
+        return super().summary(plan, rows, ceilings, end)

@@ -1,0 +1,79 @@
+"""What every kind of run can do with a log."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from mamf.ceilings.ceiling import Ceiling
+from mamf.ceilings.roof import Roofs
+from mamf.charts.chart import QUANTITIES, Quantity
+from mamf.charts.plotting import Picture
+from mamf.errors import UsageError
+from mamf.logs.recording import End
+from mamf.logs.run_log import RunLog
+from mamf.measurement import Measurement
+from mamf.plans import Plan
+
+#: Ceilings by whatever tells them apart.
+AnyCeilings = Mapping[Any, Ceiling]
+
+
+@dataclass(frozen=True)
+class View:
+    """How a report is shown. ``top``: rows of a table, None for all; ``width``: columns of text that fit, None for any;
+    ``roofs``: that rows are shares of.
+    """
+
+    format: str = "table"
+    top: int | None = None
+    width: int | None = None
+    roofs: Roofs | None = None
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """What is drawn of a log; None is the default of its kind."""
+
+    regime: str | None = None
+    directions: Sequence[str] | None = None
+    quantities: Sequence[Quantity] | None = None
+
+    @property
+    def drawn(self) -> tuple[Quantity, ...]:
+        """The quantities asked for, or all, in their usual order."""
+        return tuple(name for name in QUANTITIES if name in (self.quantities or QUANTITIES))
+
+    @property
+    def rates_first(self) -> tuple[Quantity, ...]:
+        """The quantities asked for, by default the rate alone."""
+        return self.drawn if self.quantities else ("tflops",)
+
+    def require_no_direction(self, log: RunLog) -> None:
+        if self.directions:
+            raise UsageError(f"{log.path} holds {log.plan.operation}, which has no direction: leave it out")
+
+
+class Kind(ABC):
+    """``noun``: what a run of this kind is called."""
+
+    name: ClassVar[str]
+    noun: ClassVar[str]
+
+    def command(self, plan: Plan) -> str:
+        """The command that measures such a run."""
+        return self.name
+
+    @abstractmethod
+    def render(self, log: RunLog, view: View) -> str:
+        """A log as text in one of the formats of mamf.report."""
+
+    @abstractmethod
+    def chart(self, log: RunLog, drawing: Drawing) -> Picture:
+        """Raises UsageError for what the log does not have."""
+
+    @abstractmethod
+    def summary(self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: End) -> dict[str, Any]:
+        """The last record of a log; it follows from the rows. ``ceilings``: that rows confirm, or are shares of."""

@@ -1,0 +1,47 @@
+"""The kind of a run, by its plan; and what is done with any log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from mamf.charts.chart import QUANTITIES, Quantity
+from mamf.charts.plotting import Picture
+from mamf.errors import UsageError
+from mamf.kinds.explain import Explain
+from mamf.kinds.find import Find
+from mamf.kinds.guard import Guard
+from mamf.kinds.kind import Drawing, Kind
+from mamf.kinds.roofline import Roofline
+from mamf.kinds.sweep import Sweep
+from mamf.limits import require_known
+from mamf.logs.run_log import RunLog
+from mamf.operations.attention.shapes import DIRECTIONS
+from mamf.plans import Plan
+
+KINDS: dict[str, Kind] = {kind.name: kind for kind in (Sweep(), Find(), Roofline(), Explain(), Guard())}
+
+
+def kind_of(plan: Plan) -> Kind:
+    """Raises UsageError for a kind that a later mamf wrote."""
+    if plan.kind not in KINDS:
+        raise UsageError(f"this mamf knows no run of kind {plan.kind!r}: upgrade it")
+    return KINDS[plan.kind]
+
+
+def chart_of(
+    log: RunLog,
+    regime: str | None = None,
+    directions: Sequence[str] | None = None,
+    quantities: Sequence[Quantity] | None = None,
+) -> Picture:
+    """A log as a chart. None: the first regime of attention, else all; all directions; both quantities of attention,
+    else tflops. Raises UsageError for what a log of its kind does not have.
+    """
+    for what, asked, known in (("direction", directions, DIRECTIONS), ("quantity", quantities, QUANTITIES)):
+        for name in asked or ():
+            require_known((what, name, known))
+    chart = kind_of(log.plan).chart(log, Drawing(regime, directions, quantities))
+    if log.tier == "interrupted":
+        return replace(chart, notes=(*chart.notes, "the run was interrupted: what is best may never have been tried"))
+    return chart

@@ -22,7 +22,7 @@ _HOMES = {
     "find": "mamf.api.measuring",
     "measure_kernels": "mamf.api.measuring",
     "open_backend": "mamf.plugins.discovery",
-    "problem_for": "mamf.api.measuring",
+    "problem_for": "mamf.operations.matmul.operation",
     "search": "mamf.api.measuring",
     "sweep": "mamf.api.measuring",
     # problems and shapes

@@ -32,7 +32,6 @@ from mamf.logs.legacy import read_legacy_or_none
 from mamf.logs.records import operation_of_plan
 from mamf.logs.run_log import RunLog, parsed, run_log_of, whole_lines
 from mamf.measurement import Measurement
-from mamf.plans import FindPlan
 from mamf.regimes.calibration import ANEW, calibrated
 from mamf.regimes.names import BURST, SUSTAINED
 from mamf.statistics import CONFIDENCE, Repeatability, summarize
@@ -103,7 +102,7 @@ def figures(log: RunLog) -> Iterator[Figure]:
             group = f"{_kind(row)}, {state[0]}, {_length(row.seconds)}"
             first[key] = Figure(key[0], str(log.path), key, state, group, (row,))
     yield from first.values()
-    for ceiling in log.ceilings.values() if isinstance(log.plan, FindPlan) else ():
+    for ceiling in log.ceilings.values() if log.plan.is_search else ():
         what = (CONFIRM, ceiling.problem, ceiling.regime, ceiling.shape, ceiling.kernel)
         own = [row for row in rows if (row.phase, row.problem, row.regime, row.shape, row.kernel) == what]
         if own and (key := _key(log, own[0]))[0]:
@@ -325,7 +324,7 @@ def main() -> None:
         print_fit(pairs)
         return
     print_table(pairs)
-    if biases := [bias for log in logs if isinstance(log.plan, FindPlan) for bias in curse(log)]:
+    if biases := [bias for log in logs if log.plan.is_search for bias in curse(log)]:
         print(f"\nthe winner's curse in burst: {100 * statistics.fmean(biases):+.3f} % over {len(biases)} halves")
 
 

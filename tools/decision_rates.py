@@ -39,7 +39,7 @@ from mamf.logs.plan_records import plan_record
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.plans import Plan
+from mamf.plans import MATMUL, SWEEP, Plan
 from mamf.regimes.names import BURST, SUSTAINED
 from mamf.statistics import figure_error
 
@@ -82,7 +82,7 @@ def all_rows(log: RunLog) -> RunLog:
             key = frozenset(fields_of((row.regime, row.problem, row.shape, row.kernel)).items())
             first.setdefault(key, replace(row, phase="", round=0))
     rows = list(first.values())
-    sweep = plan_record(Plan((MatmulShape(1024, 1024, 1024),), MatmulProblem()))
+    sweep = plan_record(Plan(SWEEP, MATMUL, (MatmulProblem(),), ("torch.mm",), (MatmulShape(1024, 1024, 1024),)))
     return replace(log, measurements=rows, header={**log.header, "plan": sweep})
 
 

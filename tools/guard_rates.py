@@ -29,7 +29,7 @@ from mamf.logs.entries import Entry, by_step, visited_entry
 from mamf.logs.guarding import DEFAULT_ROUNDS, DEFAULT_TOLERANCE, outcome_of
 from mamf.measurement import Measurement
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
-from mamf.plans import KernelsPlan
+from mamf.plans import GUARD, GuardOptions, Plan
 from mamf.regimes import Regime
 from mamf.regimes.calibration import calibrated
 from mamf.regimes.names import BEST_BY, BURST, SUSTAINED
@@ -83,9 +83,9 @@ class Guards:
     def __init__(self, card: Card, rounds: int = DEFAULT_ROUNDS, tolerance: float = DEFAULT_TOLERANCE) -> None:
         self.card, self.tolerance = card, tolerance
         self.shapes = tuple(AttentionShape(1, 16, 16, n, n, 128, 128) for n in range(512, 512 * (ROWS + 1), 512))
-        self.plan = KernelsPlan(
-            "attention", self.shapes, (AttentionProblem(),), ("drawn",), (card.regime,), rounds=rounds
-        )
+        options = GuardOptions(rounds)
+        problems, regimes = (AttentionProblem(),), (card.regime,)
+        self.plan = Plan(GUARD, "attention", problems, ("drawn",), self.shapes, regimes, options=options)
         self.backend = SimulatedBackend()
 
     def guard(self, seed: int, slower: float = 0.0) -> Seen:

@@ -61,7 +61,7 @@ GROUPS = (
         "Logs",
         (
             *("read_log", "load_ceiling", "compare", "check", "import_logs", "write_imported"),
-            *("RunLog", "Comparison", "Review", "FinderRun", "Plan", "FindPlan", "KernelsPlan"),
+            *("RunLog", "Comparison", "Review", "FinderRun", "Plan", "SearchPlan"),
         ),
         "mamf.api.reading",
     ),

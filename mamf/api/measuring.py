@@ -29,14 +29,16 @@ from mamf.ceilings.stream import CeilingSearch
 from mamf.errors import MamfWarning
 from mamf.kinds.find import summary_of_search
 from mamf.kinds.registry import kind_of
+from mamf.limits import require_some
 from mamf.logs.recording import Recording
 from mamf.logs.records import ceiling_record
 from mamf.measurement import Measurement
 from mamf.models.found import leave
+from mamf.operation import Operation
 from mamf.operations.attention.shapes import AttentionShape
 from mamf.operations.bandwidth.shapes import BandwidthShape
 from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.operation import Matmul
+from mamf.operations.matmul.operation import Matmul, problem_for
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import MATMUL, SHUFFLED, SWEEP, Plan, SweepOptions
 from mamf.plugins.discovery import open_backend, operation
@@ -46,27 +48,6 @@ from mamf.strategies.shapes import Sweep
 
 #: Called with each measurement as it is made.
 OnRow = Callable[[Measurement], object]
-
-
-def problem_for(
-    backend: Backend,
-    dtype: str | None = None,
-    out_dtype: str | None = None,
-    layout: str = "nt",
-    data: str = "normal",
-    seed: int = 0,
-    fast_accumulation: bool = False,
-) -> MatmulProblem:
-    """A product's problem with the defaults of an open backend filled in; ``fp8`` is the kind that the device has.
-
-    ``layout``: how A and B lie in memory, ``nt`` as a linear layer has them. ``data``: normal, uniform, zeros or
-    integers. Raises UnknownNameError for names that mean nothing.
-
-    >>> mamf.problem_for(mamf.open_backend(), "bfloat16", layout="nn").out_dtype
-    'bfloat16'
-    """
-    asked = {"dtype": dtype, "out_dtype": out_dtype, "layout": layout, "data": data, "seed": seed}
-    return Matmul().problem_for(backend, {**asked, "fast_accumulation": fast_accumulation})
 
 
 def find(
@@ -166,7 +147,7 @@ def sweep(
     """
     opened = opened_backend(backend, device)
     problem = problem or problem_for(opened, dtype)
-    wanted = _shapes(shapes, MatmulShape.parse)
+    wanted = _shapes(shapes, Matmul())
     chosen = kernel_for(opened, problem, kernel)
     plan = Plan(
         SWEEP,
@@ -216,7 +197,7 @@ def measure_kernels(
     [('64MiB', '3.0 TB/s'), ('1GiB', '3.0 TB/s')]
     """
     opened, found = opened_backend(backend, device), operation(of)
-    wanted = _shapes(shapes, found.parse_shape) or tuple(found.default_shapes(opened))
+    wanted = _shapes(shapes, found) or tuple(found.default_shapes(opened))
     asked = tuple(problems or (found.problem_for(opened, {}),))
     chosen = chosen_kernels(found, opened, kernels)
     names = tuple(name for name, _ in chosen)
@@ -268,12 +249,15 @@ def _require_options(call: str, taker: Callable[..., object], options: Mapping[s
         raise TypeError(f"{call}() got an unexpected keyword argument {unknown!r}")
 
 
-def _shapes(given: object, parse: Callable[[str], Any]) -> tuple[Any, ...]:
-    """Shapes, of each of which text may be given; a text alone is of one or several."""
+def _shapes(given: object, of: Operation[Any, Any]) -> tuple[Any, ...]:
+    """Shapes of an operation, each given as one or as text; a text alone holds one or several. Raises UsageError."""
     texts_or_shapes = given.split() if isinstance(given, str) else given or ()
     if not isinstance(texts_or_shapes, Iterable):
         texts_or_shapes = (texts_or_shapes,)
-    return tuple(parse(each) if isinstance(each, str) else each for each in texts_or_shapes)
+    shapes = tuple(of.parse_shape(each) if isinstance(each, str) else each for each in texts_or_shapes)
+    if shapes:
+        require_some("shapes", shapes, of.shape_type)
+    return shapes
 
 
 def opened_backend(backend: str | Backend, device: int) -> Backend:

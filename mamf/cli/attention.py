@@ -166,7 +166,7 @@ class _AttentionSession(KernelsSession):
             left = plan.budget_seconds - (self.backend.now() - begun)
             plan = replace(plan, budget_seconds=max(left, _A_MOMENT))
         kernels = [each for _, each in self.kernels]
-        self.sweep = KernelsSweep(plan, kernels, self.backend, self.ceilings, self._references(), self.held)
+        self.alone = KernelsSweep(plan, kernels, self.backend, self.ceilings, self._references(), self.held)
         yield from super().measurements(on_phase)
 
     def before_measuring(self, writer: RunLogWriter) -> None:

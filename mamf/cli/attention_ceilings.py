@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
 
-from mamf.api.measuring import problem_for
 from mamf.backend import Backend
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.finding import Find
@@ -19,6 +18,7 @@ from mamf.engine.estimate import working_kernels
 from mamf.errors import DeviceError, PluginError, UsageError
 from mamf.logs.records import ceiling_from_record, ceiling_record
 from mamf.logs.run_log import RunLog, read_run_log
+from mamf.operations.matmul.operation import problem_for
 from mamf.plans import Plan
 from mamf.regimes import Burst, Sustained
 from mamf.regimes.names import CEILINGS

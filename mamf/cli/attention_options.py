@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mamf.api.measuring import problem_for
 from mamf.backend import Backend
 from mamf.cli.kernels_options import add_common_options
 from mamf.cli.options import index, share, size
@@ -22,6 +21,7 @@ from mamf.operations.attention.shapes import (
     AttentionShape,
     Preset,
 )
+from mamf.operations.matmul.operation import problem_for
 from mamf.plans import KERNEL_REGIMES, SWEEP, Plan
 from mamf.plugins.discovery import attention_kernel
 

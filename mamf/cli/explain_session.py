@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from mamf.api.measuring import problem_for
 from mamf.backend import Backend
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.explanation import FallStep, fall
@@ -31,6 +30,7 @@ from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import Measurement
 from mamf.models.found import found
 from mamf.operations.matmul.kernel import MatmulProblem
+from mamf.operations.matmul.operation import problem_for
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import EXPLAIN, Plan
 from mamf.plugins.discovery import operation

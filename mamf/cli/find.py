@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mamf.api.measuring import problem_for
 from mamf.ceilings.ceiling import Ceiling, why_hopeless
 from mamf.ceilings.finding import Find
 from mamf.ceilings.grid import plan_for
@@ -26,6 +25,7 @@ from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement
 from mamf.models.found import leave
 from mamf.operations.matmul.kernel import LAYOUTS, MatmulKernel
+from mamf.operations.matmul.operation import problem_for
 from mamf.plans import DEFAULT_BUDGET_SECONDS, FIND, MATMUL, QUICK_BUDGET_SECONDS, Plan
 from mamf.plugins.discovery import open_backend
 from mamf.plugins.selection import kernel_for, kernels_for
@@ -154,8 +154,11 @@ class _FindSession(Session):
         options = self.options
         if bool(options.quick) != self.search.is_quick:
             raise contradiction(options, "quick", self.search.is_quick, bool(options.quick))
-        problem, precision = problem_from(options, self.backend), options.precision or SearchPlan.precision
-        return replace(self.search, problem=problem, regimes=self._regimes(), precision=precision).as_plan()
+        of_dtypes = (argparse.Namespace(**{**vars(options), "dtype": name}) for name in options.dtype or [None])
+        problems = tuple(problem_from(each, self.backend) for each in of_dtypes)
+        precision = options.precision or SearchPlan.precision
+        plan = replace(self.search, regimes=self._regimes(), precision=precision).as_plan()
+        return replace(plan, problems=problems)
 
     def dry_run(self) -> int:
         grid, names = self.search.grid, ", ".join(self.plan.kernels)

@@ -89,7 +89,9 @@ class KernelsSession(Session):
         self.rows = list(self.log.lasting) if self.log else []
         self.known_ceilings = dict(self.log.known_ceilings) if self.log else {}
         self.held = {self.step_of(row) for row in self.rows if self.is_of_step(row)}
-        self.sweep: Sweep | KernelsSweep | SharedSweep = self.strategy()
+        #: What measures on one device, and what measures: that, or the same on several.
+        self.alone = self.strategy()
+        self.sweep: Sweep | KernelsSweep | SharedSweep = self.alone
         # A library may have swallowed the exception while it was imported.
         interruption.check()
 
@@ -122,6 +124,10 @@ class KernelsSession(Session):
     def strategy(self) -> Sweep | KernelsSweep:
         return KernelsSweep(self.plan, [each for _, each in self.kernels], self.backend, held=self.held)
 
+    def shared_kernel(self) -> str:
+        """The kernel that devices which share the run open, where the plan does not name it as it was asked for."""
+        return ""
+
     def wanted_ceilings(self) -> list[tuple[str, str]]:
         """Ceilings, by dtype and regime, that the rows are shares of."""
         dtypes = dict.fromkeys(problem.dtype for problem in self.plan.problems)
@@ -150,9 +156,8 @@ class KernelsSession(Session):
         return len(self.plan.steps(self.held))
 
     def measurements(self, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
-        assert not isinstance(self.sweep, SharedSweep)
-        self.sweep.on_phase = on_phase
-        self.sweep = self.shared(self.sweep)
+        self.alone.on_phase = on_phase
+        self.sweep = self.shared(self.alone, self.shared_kernel())
         return self.sweep.results()
 
     def left_out(self) -> bool:

@@ -6,13 +6,13 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import fields, replace
 
-from mamf.api.measuring import problem_for
 from mamf.backend import Backend
 from mamf.cli.options import bound, duration, index, shape, share, size
 from mamf.errors import UsageError
 from mamf.kernel import DATA
 from mamf.limits import count_of, require_known, require_steps
 from mamf.operations.matmul.kernel import LAYOUTS, MatmulProblem
+from mamf.operations.matmul.operation import problem_for
 from mamf.operations.matmul.presets import LAYOUT_OF, PRESETS
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid, parse_range
 from mamf.plans import MATMUL, ORDERS, SHUFFLED, SWEEP, Plan, SweepOptions

@@ -69,12 +69,13 @@ def differences(before: Plan, asked: Plan) -> Iterator[tuple[str, object, object
     for name in sorted(vars(before).keys() - _NOT_COMPARED):
         then, now = _comparable(getattr(before, name)), _comparable(getattr(asked, name))
         if then != now:
-            yield _OPTIONS.get(name, name), then, now
+            option = _OPTIONS.get(name, name)
+            yield (option, not then, not now) if option.startswith("no-") else (option, then, now)
     records = [[of.problem_record(problem) for problem in plan.problems] for plan in (before, asked)]
     for name in records[0][0]:
         then, now = (frozenset(_hashable(each[name]) for each in record) for record in records)
         if then != now:
-            yield name, then, now
+            yield name, _unwrapped(then), _unwrapped(now)
     for name, value in vars(before.options or object()).items() if before.options else ():
         if value != getattr(asked.options, name):
             yield name, value, getattr(asked.options, name)
@@ -84,14 +85,20 @@ def _comparable(value: Any) -> object:
     return frozenset(value) if isinstance(value, tuple) else value
 
 
+def _unwrapped(values: frozenset[Any]) -> object:
+    """The value itself where there is one alone."""
+    return next(iter(values)) if len(values) == 1 else values
+
+
 def _hashable(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
 def contradiction(options: argparse.Namespace, name: str, then: object, now: object) -> LogMismatchError:
     """The error for an option that is not what the log was measured with."""
+    asked = flag(name) if now is True else f"{flag(name)} {format_value(now)}"
     return LogMismatchError(
-        f"{flag(name)} {format_value(now)} contradicts {options.resume}, which was measured with {format_value(then)}: "
+        f"{asked} contradicts {options.resume}, which was measured with {format_value(then)}: "
         "repeat the options of that run, leave all of them out, or start a new log"
     )
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from mamf.api.measuring import problem_for
 from mamf.backend import MIB, Backend
 from mamf.ceilings.ceiling import Candidate, confirmed_of, why_hopeless
 from mamf.ceilings.finding import Find
@@ -28,6 +27,7 @@ from mamf.logs.run_log import OwnCeilings, RunLog
 from mamf.measurement import Measurement
 from mamf.operations.bandwidth.operation import Bandwidth, power_of_two
 from mamf.operations.bandwidth.shapes import UNTOLD_CACHE_BYTES, BandwidthProblem, BandwidthShape
+from mamf.operations.matmul.operation import problem_for
 from mamf.plans import DEFAULT_BUDGET_SECONDS, ROOFLINE, Plan
 from mamf.plugins.discovery import operation
 from mamf.plugins.selection import kernels_for

@@ -79,8 +79,7 @@ def resumed(options: argparse.Namespace) -> Iterator[Resumed | None]:
     if options.resume and options.output:
         raise UsageError("--resume continues its own file: leave --output out")
     if options.resume and not options.resume.exists():
-        say(f"{options.resume} does not exist yet: a new run begins", sys.stderr)
-        options.output, options.resume = options.resume, None
+        options.output, options.resume, options.begins = options.resume, None, True
     if options.resume is None:
         yield None
         return
@@ -275,7 +274,10 @@ class Session(ABC):
 
     def _new_log(self, header: dict[str, Any]) -> RunLogWriter:
         if self.options.output:
-            return RunLogWriter.create(self.options.output, header)
+            writer = RunLogWriter.create(self.options.output, header)
+            if getattr(self.options, "begins", False):
+                say(f"{self.options.output} did not exist: a new run begins there", sys.stderr)
+            return writer
         path, number = self._default_path(), 1
         while True:
             try:

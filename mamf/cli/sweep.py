@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -28,7 +27,6 @@ from mamf.engine.estimate import estimate_seconds, probe_flops
 from mamf.errors import UnsupportedError
 from mamf.kernel import AnyKernel
 from mamf.kinds.kind import View
-from mamf.measurement import Measurement
 from mamf.plans import MATMUL, Plan
 from mamf.plugins.discovery import operation
 from mamf.plugins.selection import kernel_for
@@ -118,11 +116,8 @@ class _SweepSession(KernelsSession):
     def label(self) -> str:
         return f"{self.plan.problem.dtype}-{'-'.join(self.plan.regimes)}"
 
-    def measurements(self, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
-        assert isinstance(self.sweep, Sweep)
-        self.sweep.on_phase = on_phase
-        self.sweep = self.shared(self.sweep, self.options.kernel or self.kernels[0][0])
-        return self.sweep.results()
+    def shared_kernel(self) -> str:
+        return self.options.kernel or self.kernels[0][0]
 
     def view(self) -> View:
         return replace(super().view(), roofs=self.roofs)

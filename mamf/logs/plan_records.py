@@ -1,6 +1,6 @@
 """What a run log holds of a plan: objects <-> JSON values.
 
-A sweep of products names its one ``problem`` and leaves the kernel to the header; a find of products is a search. All
+A sweep of products by one kernel names its ``problem`` and leaves the kernel to the header; a find of products is a search. All
 others name their ``operation``, ``problems`` and ``kernels``.
 """
 
@@ -38,7 +38,7 @@ def plan_record(plan: Plan) -> dict[str, Any]:
         "problems": list(map(of.problem_record, plan.problems)),
         "searches": list(map(search_record, plan.searches)),
     }
-    if plan.kind == SWEEP and plan.operation == MATMUL:
+    if plan.kind == SWEEP and plan.operation == MATMUL and len(plan.problems) == len(plan.kernels) == 1:
         reference = plan.options.reference
         options = {**asdict(plan.options), "reference": reference and str(reference)}
         own = {name: fields[name] for name in _OF_PRODUCTS}

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mamf.api.measuring import problem_for
 from mamf.backend import MIB, Backend, DeviceInfo
 from mamf.ceilings.finding import Find
 from mamf.ceilings.grid import plan_for
@@ -30,6 +29,7 @@ from mamf.operations.bandwidth.shapes import BandwidthShape
 from mamf.operations.collective.shapes import COLLECTIVES
 from mamf.operations.copies.shapes import CopyShape
 from mamf.operations.matmul.kernel import MatmulKernel
+from mamf.operations.matmul.operation import problem_for
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import MATMUL, NODE_BUDGET_SECONDS, SWEEP, Plan
 from mamf.plugins.discovery import operation

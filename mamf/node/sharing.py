@@ -56,7 +56,7 @@ class SharedSweep:
                 self._idle.append(device)
             self._hand_out()
         if shares.deadly:
-            count, first = len(shares.deadly), " ".join(map(str, self._steps[shares.deadly[0]]))
+            count, first = len(shares.deadly), " ".join(str(part) for part in self._steps[shares.deadly[0]][::2])
             reason = f"{count} step{'s are' if count > 1 else ' is'} left that more than one device ended on"
             raise DeviceError(f"{reason}, the first {first}")
 

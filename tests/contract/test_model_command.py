@@ -29,7 +29,7 @@ def test_a_run_is_kept_resumed_shown_compared_and_drawn(run, tmp_path):
     (tmp_path / "cut.jsonl").write_text("".join(lines[:3]))
     assert run(*ON_CPU, "--resume", "cut.jsonl")[0] == 0
     assert len(read_run_log(tmp_path / "cut.jsonl").measurements) == 4
-    assert run(*ON_CPU, "--resume", "run.jsonl", *TINY, "--phase", "forward-backward", "forward", *attention)[0] == 0
+    assert run(*ON_CPU, "--resume", "run.jsonl", *TINY, *QUICK, *WHAT, *attention)[0] == 0
     shown = json.loads(run("show", "run.jsonl", "--format", "json")[1])["measurements"]
     assert {row["parameters"] for row in shown} == {row.problem.parameters(row.shape) for row in rows}
     assert "4 rows: " in run("compare", "run.jsonl", "cut.jsonl")[1]
@@ -57,7 +57,7 @@ def test_what_does_not_compile_is_a_row_with_its_reason(run, monkeypatch):
     assert compiled["status"] == "failed"
     assert "no C++ compiler" in compiled["reason"]
     assert "autocast True" in out
-    assert run(*ON_CPU, "--resume", "run.jsonl", "--autocast")[0] == 0
+    assert run(*ON_CPU, "--resume", "run.jsonl")[0] == 0
 
 
 def planned(run, *given):

@@ -240,15 +240,15 @@ def test_what_it_has_not_is_said_in_a_line(installed, run, given, told):
     ("given", "told"),
     [
         (["--shapes", "16x64"], "--shapes 16x64 contradicts run.jsonl"),
-        (["--set", "eps=1e-3"], "--set eps=1e-3 contradicts run.jsonl, which was measured with eps=0.001 eps=1e-05"),
-        (["--dtype", "bf16"], "--dtype bf16 contradicts run.jsonl, which was measured with float32"),
+        (["--set", "eps=1e-3"], "--eps 0.001 contradicts run.jsonl, which was measured with 0.001 1e-05"),
+        (["--dtype", "bf16"], "--dtype bfloat16 contradicts run.jsonl, which was measured with float32"),
         (["--regime", "sustained"], "--regime sustained contradicts run.jsonl"),
     ],
 )
 def test_a_resumed_run_is_asked_for_what_it_was(log, run, given, told):
     same = ["--shapes", "32x256", "16x64", "--set", "eps=0.001,0.00001", "--dtype", "float32", "--kernel", "torch"]
-    assert run(*SWEEP[:5], "--resume", "run.jsonl", *same)[0] == 0
-    code, _, err = run(*SWEEP[:5], "--resume", "run.jsonl", *given)
+    assert run(*SWEEP, "--resume", "run.jsonl", *same)[0] == 0
+    code, _, err = run(*SWEEP, "--resume", "run.jsonl", *same, *given)
     assert code == 2
     assert told in err
 
@@ -257,7 +257,9 @@ def test_its_log_is_resumed_by_the_command_that_began_it(log, run):
     for command in (["sweep"], ["attention"], ["find"]):
         code, _, err = run(*command, "--resume", "run.jsonl", "--backend", "cpu")
         assert code == 2
-        told = "is of layer_norm: resume it with 'mamf sweep --operation layer_norm --resume run.jsonl'"
+        told = (
+            "is the log of a sweep of layer_norm: resume it with 'mamf sweep --operation layer_norm --resume run.jsonl'"
+        )
         assert told in err
 
 

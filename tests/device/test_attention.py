@@ -6,7 +6,7 @@ from mamf.api.measuring import find
 from mamf.ceilings.share import mamfu
 from mamf.errors import MamfError
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
-from mamf.plans import KernelsPlan
+from mamf.plans import SWEEP, Plan
 from mamf.plugins.discovery import ATTENTION_KERNELS, attention_kernel, kernel, open_backend, registered
 from mamf.strategies.kernels import KernelsSweep
 
@@ -25,7 +25,7 @@ SHAPE = AttentionShape(2, 8, 8, 1024, 1024, 64, 64)
 
 def rows_of(name, shape=SHAPE, **fields):
     problem = AttentionProblem(ACCELERATOR.default_dtype, **fields)
-    plan = KernelsPlan("attention", (shape,), (problem,), (name,), seconds=0.2)
+    plan = Plan(SWEEP, "attention", (problem,), (name,), (shape,), seconds=0.2)
     return list(KernelsSweep(plan, [attention_kernel(name)], ACCELERATOR).results())
 
 
@@ -58,7 +58,7 @@ def test_a_ceiling_is_found_and_no_kernel_is_above_it():
     ceiling = find(backend=ACCELERATOR, budget_seconds=20.0)
     ceilings = {(ceiling.problem.dtype, "burst"): ceiling}
     problem = AttentionProblem(ceiling.problem.dtype)
-    plan = KernelsPlan("attention", (AttentionShape(4, 16, 16, 4096, 4096, 128, 128),), (problem,), ("sdpa",))
+    plan = Plan(SWEEP, "attention", (problem,), ("sdpa",), (AttentionShape(4, 16, 16, 4096, 4096, 128, 128),))
     references = {ceiling.kernel: kernel(ceiling.kernel)}
     rows = list(KernelsSweep(plan, [attention_kernel("sdpa")], ACCELERATOR, ceilings, references).results())
     (row,) = (row for row in rows if not row.is_reference)

@@ -5,13 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from mamf.ceilings.grid import THOROUGH
+from mamf.ceilings.search_plan import SearchPlan
 from mamf.ceilings.strategy import FindStrategy
 from mamf.cli import main
 from mamf.contribution.evidence import read_records
 from mamf.contribution.rules import review
 from mamf.logs.legacy import FinderRun, Reported
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.plans import FindPlan
 
 SIMULATED = ["--backend", "mamf.testing:SimulatedBackend", "--kernel", "mamf.testing:SimulatedMatmul"]
 RESULTS = Path(__file__).resolve().parents[2] / "results"
@@ -37,8 +37,8 @@ def search_little(patch):
     """A coarse grid, few shapes, few candidates and their next neighbours, for logs of a search; how well it searches
     is tested in test_search.py.
     """
-    patch.setattr(FindPlan, "scouts", 24)
-    patch.setattr(FindPlan, "refinements", 36)
+    patch.setattr(SearchPlan, "scouts", 24)
+    patch.setattr(SearchPlan, "refinements", 36)
     patch.setattr(FindStrategy, "fine_shapes", 100)
     patch.setattr(FindStrategy, "reach", 1)
     patch.setattr("mamf.ceilings.grid.THOROUGH", replace(THOROUGH, candidates=4))

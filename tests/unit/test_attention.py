@@ -10,6 +10,7 @@ import pytest
 from contribution_logs import RESULTS
 from hypothesis import given
 from hypothesis import strategies as st
+from made_plans import kernels_plan
 
 from mamf.backend import Unavailable
 from mamf.ceilings.ceiling import Ceiling
@@ -21,7 +22,6 @@ from mamf.operations.attention.rows import step_of
 from mamf.operations.attention.shapes import PRESETS, AttentionProblem, AttentionShape
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.plans import KernelsPlan
 from mamf.plugins.discovery import backend_class
 from mamf.statistics import Interval
 from mamf.strategies.kernels import KernelsSweep
@@ -109,7 +109,7 @@ def swept(backend, plan, ceilings=None, held=()):
 
 def plan_of(**fields):
     names = (SimulatedAttention.name, SlowAttention.name)
-    return KernelsPlan(
+    return kernels_plan(
         "attention", **{"shapes": (LONG, SHORT), "problems": (AttentionProblem(),), "kernels": names} | fields
     )
 

@@ -10,6 +10,7 @@ import pytest
 from contribution_logs import DEVICE, found, rows, write
 
 from mamf.ceilings.ceiling import confirmed
+from mamf.ceilings.search_plan import SearchPlan
 from mamf.ceilings.strategy import FindStrategy
 from mamf.contribution.collection import collect
 from mamf.contribution.rules import review
@@ -19,7 +20,6 @@ from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import read_run_log
 from mamf.operations.attention.charts import attention_chart
 from mamf.operations.attention.rows import is_attention
-from mamf.plans import FindPlan
 from mamf.testing import SimulatedAttention, SimulatedMatmul
 
 SIMULATED = ["--backend", "mamf.testing:SimulatedBackend"]
@@ -126,8 +126,8 @@ def test_a_log_that_searches_its_ceiling_is_not_resumed_otherwise(whole, run, re
 @pytest.mark.parametrize("budget", [6.0, 9.0])
 def test_the_search_counts_toward_the_budget(attention, tmp_path, monkeypatch, budget):
     # The more there are, the less each takes of a short budget.
-    monkeypatch.setattr(FindPlan, "scouts", 96)
-    monkeypatch.setattr(FindPlan, "refinements", 132)
+    monkeypatch.setattr(SearchPlan, "scouts", 96)
+    monkeypatch.setattr(SearchPlan, "refinements", 132)
     monkeypatch.setattr(FindStrategy, "reach", 4)
     code, _, err = attention("--budget", f"{budget}s", "--seq-lens", *map(str, range(512, 16385, 512)))
     assert code == 0

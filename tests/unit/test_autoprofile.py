@@ -254,8 +254,8 @@ def test_the_same_command_measures_nothing_twice(folder, on_launch):
 
 def test_other_sizes_in_the_same_folder_are_refused_and_told(folder, capsys):
     assert main([*ASKED, "--head-dims", "64"]) == 1
-    assert "--head-dims 64 contradicts" in capsys.readouterr().err
-    assert "kernels failed: --head-dims 64 contradicts" in told(folder)
+    assert "--shapes b4h16q2048k2048d64 b4h16q4096k4096d64 contradicts" in capsys.readouterr().err
+    assert "kernels failed: --shapes b4h16q2048k2048d64 b4h16q4096k4096d64 contradicts" in told(folder)
 
 
 def test_ctrl_c_leaves_what_is_done_and_the_rest_goes_on(profiled, undrawn, on_launch):

@@ -87,7 +87,6 @@ def test_mamf_finders_spelling_works(sweep):
         (["--budget", "-5s"], "'-5s' is not a duration"),
         (["--precision", "-.3%"], "'-.3%' is not a share"),
         (["--output", "nowhere/run.jsonl"], "cannot write nowhere"),
-        (["--resume", "nothing.jsonl"], "cannot resume nothing.jsonl"),
         (["--device", "7"], "no device 7"),
     ],
 )

@@ -8,7 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from made_plans import kernels_plan, sweep_plan
 
+from mamf.ceilings.search_plan import SearchPlan
 from mamf.cli import main
 from mamf.errors import IncomparableError
 from mamf.logs.compare import Pair, compare
@@ -21,16 +23,15 @@ from mamf.measurement import Measurement
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
-from mamf.plans import FindPlan, KernelsPlan, Plan
 from mamf.report.comparison import render_comparison
 from mamf.statistics import Interval, summarize
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 SHAPES = (MatmulShape(1024, 1024, 1024), MatmulShape(2048, 1024, 1024))
 ATTENTION = AttentionShape(1, 8, 8, 512, 512, 64, 64)
-PLAN = Plan(SHAPES, MatmulProblem())
-FIND_PLAN = FindPlan(MatmulProblem(), ("torch.mm",), MatmulGrid((1024,), (1024,), (1024,)), ("burst",))
-ATTENTION_PLAN = KernelsPlan("attention", (ATTENTION,), (AttentionProblem(),), ("eager",))
+PLAN = sweep_plan(SHAPES, MatmulProblem())
+FIND_PLAN = SearchPlan(MatmulProblem(), ("torch.mm",), MatmulGrid((1024,), (1024,), (1024,)), ("burst",)).as_plan()
+ATTENTION_PLAN = kernels_plan("attention", (ATTENTION,), (AttentionProblem(),), ("eager",))
 
 
 def header(plan=PLAN, device_name="H100", uuid_hash="aa"):

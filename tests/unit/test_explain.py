@@ -240,7 +240,7 @@ def test_the_winner_of_a_log_of_what_was_left_here_or_of_a_short_find_is_explain
     [
         (["--ceiling", "explain.jsonl"], "explain.jsonl holds no burst ceiling: give a log of 'mamf find'"),
         (["--ceiling", "explain.jsonl", "--shape", "8x8x8"], "--ceiling names the shape: leave --shape out"),
-        (["--resume", "explain.jsonl", "--shape", "8x8x8"], "--shape 8x8x8 contradicts"),
+        (["--resume", "explain.jsonl", "--shape", "8x8x8"], "--shapes 8x8x8 contradicts"),
         (["--resume", "explain.jsonl", "--log", "x"], "leave --log out"),
         (["--shape", "8x8"], "not a shape"),
         (["--shape", "8x8x8", "--output", "fall.png"], "fall.png exists"),

@@ -20,13 +20,13 @@ from mamf.ceilings.candidates import best_of_their_kind
 from mamf.ceilings.ceiling import FEWEST_ROUNDS, Ceiling, confirmed
 from mamf.ceilings.finding import Find
 from mamf.ceilings.grid import THOROUGH, plan_for
+from mamf.ceilings.search_plan import SearchPlan
 from mamf.errors import DeviceError, IncomparableError, RunLogError, UnknownNameError, UnsupportedError
 from mamf.logs.records import ceiling_from_record, ceiling_record
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import Conditions, Measurement
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
-from mamf.plans import FindPlan
 from mamf.plugins import discovery
 from mamf.regimes import Sustained
 from mamf.report.ceilings import notes
@@ -175,7 +175,7 @@ def find_of(backend=None, kernels=None, held=(), seed=0, **fields):
     kernels = kernels or [SimulatedMatmul()]
     names = tuple(kernel.name for kernel in kernels)
     defaults = {"regimes": ("burst",), "budget_seconds": 600.0, "scouts": 24, "refinements": 36}
-    plan = FindPlan(MatmulProblem(seed=seed), names, GRID, **defaults | fields)
+    plan = SearchPlan(MatmulProblem(seed=seed), names, GRID, **defaults | fields)
     return Find(plan, kernels, backend or SimulatedBackend(seed=seed), held)
 
 
@@ -601,7 +601,7 @@ def test_the_grid_suits_memory_and_speed(changed):
 
 def test_a_plan_of_an_unknown_regime_is_refused():
     with pytest.raises(UnknownNameError, match="burst, sustained"):
-        FindPlan(MatmulProblem(), (KERNEL,), GRID, ("classic",))
+        SearchPlan(MatmulProblem(), (KERNEL,), GRID, ("classic",))
 
 
 # -- the command line ------------------------------------------------------------------------------------------------
@@ -712,7 +712,6 @@ def test_a_dry_run_says_what_would_be_done_and_writes_nothing(find, tmp_path):
         (["--m", "4096"], "unknown option '--m'"),
         (["--bugdet", "20s"], "did you mean --budget?"),
         (["--precision", "3"], "share between 0 and 1"),
-        (["--resume", "nothing.jsonl"], "cannot resume nothing.jsonl"),
         (["--device", "7"], "no device 7"),
     ],
 )

@@ -9,10 +9,12 @@ from contextlib import redirect_stderr
 from dataclasses import fields
 
 import pytest
+from made_plans import kernels_plan, sweep_plan
 
 import mamf
 from mamf.backend import Advice
 from mamf.ceilings.ceiling import Ceiling
+from mamf.ceilings.search_plan import SearchPlan
 from mamf.cli import main
 from mamf.cli.session import datetime
 from mamf.errors import MamfError, UnknownNameError, UsageError
@@ -26,7 +28,6 @@ from mamf.operations.grouped.shapes import GroupedShape
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid, parse_range
 from mamf.operations.model.shapes import ModelShape
-from mamf.plans import FindPlan, KernelsPlan, Plan
 from mamf.statistics import Interval
 from mamf.testing import SimulatedBackend
 
@@ -218,12 +219,12 @@ def of_attention(**options):
         (lambda: AttentionProblem(seed=2**63), "seed 9223372036854775808: it must be at most"),
         (lambda: AttentionProblem(sparsity=math.nan), "sparsity nan"),
         (lambda: BandwidthProblem(warm=0), "warm 0: it must be at least 1"),
-        (lambda: Plan((SHAPE,), PROBLEM, seconds=math.inf), "seconds inf"),
-        (lambda: Plan((SHAPE,), PROBLEM, reference_every=0), "reference_every 0"),
-        (lambda: Plan((SHAPE,), PROBLEM, ()), "no regimes"),
-        (lambda: FindPlan(PROBLEM, (), GRID), "no kernels"),
-        (lambda: FindPlan(PROBLEM, ("torch.mm",), GRID, budget_seconds=-1), "budget_seconds -1"),
-        (lambda: KernelsPlan("attention", (1,), (AttentionProblem(),), ("",)), "kernels : each must be a str"),
+        (lambda: sweep_plan((SHAPE,), PROBLEM, seconds=math.inf), "seconds inf"),
+        (lambda: sweep_plan((SHAPE,), PROBLEM, reference_every=0), "reference_every 0"),
+        (lambda: sweep_plan((SHAPE,), PROBLEM, ()), "no regimes"),
+        (lambda: SearchPlan(PROBLEM, (), GRID), "no kernels"),
+        (lambda: SearchPlan(PROBLEM, ("torch.mm",), GRID, budget_seconds=-1), "budget_seconds -1"),
+        (lambda: kernels_plan("attention", (1,), (AttentionProblem(),), ("",)), "kernels : each must be a str"),
         (lambda: whole_number("size", None), "size None: it must be a whole number"),
     ],
 )

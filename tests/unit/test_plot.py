@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from made_plans import kernels_plan, sweep_plan
 
 from mamf.ceilings.ceiling import Ceiling
 from mamf.charts.chart import (
@@ -33,7 +34,6 @@ from mamf.operations.attention.charts import BATCH, HEAD_DIM, HEADS, LENGTH, att
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.plans import KernelsPlan, Plan
 from mamf.statistics import Interval, summarize
 
 DEVICE = {"backend": "cuda", "index": 0, "name": "H100", "vendor": "NVIDIA", "uuid_hash": None, "driver": "580"}
@@ -42,7 +42,7 @@ CEILING = Ceiling(
     "H100", None, MatmulProblem(), "burst", "torch.mm", MatmulShape(8, 8, 8), 800.0, Interval(799, 801, 0.96), 9
 )
 CEILINGS = {("bfloat16", "burst"): CEILING}
-PLAN = KernelsPlan("attention", (AttentionShape(1, 1, 1, 1, 1, 1, 1),), (AttentionProblem(),), ("eager",))
+PLAN = kernels_plan("attention", (AttentionShape(1, 1, 1, 1, 1, 1, 1),), (AttentionProblem(),), ("eager",))
 
 
 def shape(length=1024, dim=128, causal=False, **sizes):
@@ -402,7 +402,7 @@ def test_a_full_disk_keeps_the_picture_that_was_to_be_replaced(tmp_path, monkeyp
 @pytest.fixture
 def plot(run):
     """A folder with an attention log and a sweep log, and ``mamf plot`` in it: exit code, stdout and stderr."""
-    matmul = Plan((MatmulShape(8, 8, 8),), MatmulProblem())
+    matmul = sweep_plan((MatmulShape(8, 8, 8),), MatmulProblem())
     sweep = [row(MatmulShape(m, 8, 8), kernel="torch.mm") for m in (8, 16)]
     attention = [*PRESET[:6], row(shape(), 90.0, regime="sustained")]
     for name, plan, rows in (("attention", PLAN, attention), ("sweep", matmul, sweep)):

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from made_plans import kernels_plan, sweep_plan
 
 from mamf.errors import UsageError
 from mamf.logs.run_log import read_run_log
@@ -19,7 +20,6 @@ from mamf.operations.grouped.shapes import GroupedShape
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.presets import LAYOUT_OF, PRESETS, Linear, Preset
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.plans import KernelsPlan, Plan
 from mamf.testing.simulated_kernels import prepared
 
 HERE = Path(__file__).stem
@@ -79,10 +79,10 @@ def test_experts_get_every_token_as_often_as_they_are_active():
 
 def test_each_shape_has_a_layer_or_none_has():
     shapes = (MatmulShape(1, 2, 3), MatmulShape(4, 5, 6))
-    with pytest.raises(UsageError, match="1 layers of 2 shapes"):
-        Plan(shapes, MatmulProblem(), layers=("q",))
-    with pytest.raises(UsageError, match="1 layers of 2 shapes"):
-        KernelsPlan("matmul", shapes, (MatmulProblem(),), ("torch.mm",), layers=("q",))
+    with pytest.raises(UsageError, match="1 layers for 2 shapes"):
+        sweep_plan(shapes, MatmulProblem(), layers=("q",))
+    with pytest.raises(UsageError, match="1 layers for 2 shapes"):
+        kernels_plan("matmul", shapes, (MatmulProblem(),), ("torch.mm",), layers=("q",))
 
 
 # -- runs --------------------------------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ def test_a_preset_is_gone_on_with(run):
     run(*BRIEF, "--budget", "0.0001s", "--output", "run.jsonl")
     assert run(*BRIEF, "--resume", "run.jsonl")[0] == 0
     code, _, err = run(*SWEEP, "--preset", "llama-70b", "--resume", "run.jsonl")
-    assert (code, "--preset llama-70b contradicts" in err) == (2, True)
+    assert (code, "contradicts" in err) == (2, True)
     code, _, err = run(*BRIEF, "--product", "grad-input", "--resume", "run.jsonl")
     assert (code, "contradicts" in err) == (2, True)
     assert run(*SWEEP, "--resume", "run.jsonl")[0] == 0
@@ -163,7 +163,8 @@ def test_mixtures_are_measured_and_named_by_their_experts(run, tmp_path, monkeyp
     monkeypatch.setattr(Grouped, "presets", lambda self: {"moe": small})
     kernel = [*DEVICE, "--kernel", f"{HERE}:SimulatedGroups"]
     asked = [*kernel, "--operation", "grouped", "--preset", "moe", "--layout", "nt", "nn"]
-    code, out, _ = run("sweep", *asked, "--time-limit", "0.01s", "--output", "run.jsonl")
+    asked = ["--time-limit", "0.01s", *asked]
+    code, out, _ = run("sweep", *asked, "--output", "run.jsonl")
     assert code == 0
     assert out.count("some experts") == 2
     log = read_run_log(tmp_path / "run.jsonl")

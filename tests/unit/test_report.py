@@ -3,18 +3,18 @@ import io
 import json
 
 import pytest
+from made_plans import sweep_plan
 
 from mamf.logs.plan_records import plan_record
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
-from mamf.plans import Plan
 from mamf.report import bests, ranked, render, significant, summary_record
 from mamf.report.sweeps import COLUMNS, LEFT_ALIGNED, cells, flat_rows, remarks
 from mamf.report.text import csv_text, fitted_table, table
 from mamf.strategies.shapes import Sweep
 from mamf.testing import SimulatedMatmul
 
-PLAN = Plan(
+PLAN = sweep_plan(
     tuple(matmul_grid([1024, 2048, 4096], [2048], [1024])), MatmulProblem(), reference=MatmulShape(8192, 8192, 8192)
 )
 HEADER = {

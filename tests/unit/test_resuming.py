@@ -22,60 +22,79 @@ MADE = {
     "find": ["--budget", "1.2s", *MATMUL],
     "attention": [*LENGTHS, "--causal", "both", "--direction", "fwd", "bwd", "--no-ceiling", *ATTENTION],
 }
-# What sweep and find have in common: an option, what repeats the log's value, and what contradicts it.
-PRODUCT = [
-    ("--dtype", "bf16", "float16", "bfloat16"),
-    ("--out-dtype", "bfloat16", "float32", "bfloat16"),
-    ("--layout", "nt", "nn", "nt"),
-    ("--data", "normal", "zeros", "normal"),
-    ("--seed", "0", "1", "0"),
-    ("--kernel", "mamf.testing:SimulatedMatmul", "torch.mm", "simulated.mm"),
-    ("--regime", "sustained burst", "burst", "burst sustained"),
-    ("--precision", "0.3%", "1%", "0.003"),
-    ("--backend", "mamf.testing:SimulatedBackend", "cpu", "simulated"),
-    ("--device", "0", "1", "0"),
-]
-CASES = {
+#: Other spellings of the same plan, by what they take the place of.
+SAME = {
     "sweep": [
-        *PRODUCT,
-        ("--m", "512 256", "256", "256 512"),
-        ("--m-range", "0 768 256", "0 1024 256", "256 512"),
-        ("--n", "256", "512", "256"),
-        ("--k", "256", "512", "256"),
-        ("--shapes", "512x256x256 256x256x256", "256x256x256", "256x256x256 512x256x256"),
-        ("--preset", "", "decode", "256x256x256 512x256x256"),
-        ("--order", "shuffled", "given", "shuffled"),
-        ("--reference", "128x128x128", "256x256x256", "128x128x128"),
-        ("--reference-every", "100", "10", "100"),
-        ("--time-limit", "1s", "2s", "1"),
-        ("--num-warmup-iterations", "50", "1", "50"),
-        ("--num-iterations", "100", "1", "100"),
+        {},
+        {"--m": "512 256"},
+        {"--m": "", "--m-range": "0 768 256"},
+        {"--m": "", "--n": "", "--k": "", "--shapes": "512x256x256 256x256x256"},
+        {"--dtype": "bf16", "--layout": "nt", "--seed": "0", "--order": "shuffled", "--reference-every": "100"},
+        {"--regime": "sustained burst", "--precision": "0.3%", "--num-iterations": "100", "--data": "normal"},
     ],
-    "find": [*PRODUCT, ("--dtype", "bfloat16 bf16", "bfloat16 float16", "bfloat16")],
-    "attention": [
-        ("--seq-lens", "1024 512", "512", "512 1024"),
-        ("--query-lens", "512 1024", "1", "512 1024"),
-        ("--head-dims", "64", "128", "64"),
-        ("--heads", "8", "16", "8"),
-        ("--kv-heads", "4", "8", "4"),
-        ("--batch", "2", "1", "2"),
-        ("--causal", "both", "no", "no yes"),
-        ("--window", "", "64", "the default"),
-        ("--preset", "", "bert-base", "b2h8kv4q512k512d64"),
-        ("--dtype", "bf16", "float16", "bfloat16"),
-        ("--direction", "bwd fwd", "bwd", "bwd fwd"),
-        ("--backward-count", "hardware", "model", "hardware"),
-        ("--sparsity", "0", "0 0.5", "0"),
-        ("--seed", "0", "1", "0"),
-        ("--kernel", " ".join(reversed(KERNELS)), KERNELS[0], "slow-attention simulated-attention"),
-        ("--regime", "burst", "burst sustained", "burst"),
-        ("--precision", "0.3%", "1%", "0.003"),
-        ("--time-limit", "", "2s", "the default"),
-        ("--backend", "mamf.testing:SimulatedBackend", "cpu", "simulated"),
-        ("--device", "0", "1", "0"),
-    ],
+    "find": [{}, {"--dtype": "bfloat16 bf16", "--regime": "sustained burst"}],
+    "attention": [{}, {"--seq-lens": "1024 512", "--direction": "bwd fwd", "--sparsity": "0", "--query-lens": ""}],
 }
-EVERY = [(command, *case) for command, cases in CASES.items() for case in cases]
+#: By option: another value, the option whose values differ, the value asked for and the one that the log has.
+PRODUCT = {
+    "--dtype": ("float16", "dtype float16", "bfloat16"),
+    "--out-dtype": ("float32", "out-dtype float32", "bfloat16"),
+    "--layout": ("nn", "layout nn", "nt"),
+    "--data": ("zeros", "data zeros", "normal"),
+    "--seed": ("1", "seed 1", "0"),
+    "--regime": ("burst", "regime burst", "burst sustained"),
+    "--precision": ("1%", "precision 0.01", "0.003"),
+    "--backend": ("cpu", "backend cpu", "simulated"),
+    "--device": ("1", "device 1", "0"),
+}
+OTHER = {
+    "sweep": {
+        **PRODUCT,
+        "--m": ("256", "shapes 256x256x256", "256x256x256 512x256x256"),
+        "--n": ("512", "shapes 256x512x256 512x512x256", "256x256x256 512x256x256"),
+        "--k": ("512", "shapes 256x256x512 512x256x512", "256x256x256 512x256x256"),
+        "--order": ("given", "order given", "shuffled"),
+        "--reference": ("256x256x256", "reference 256x256x256", "128x128x128"),
+        "--reference-every": ("10", "reference-every 10", "100"),
+        "--time-limit": ("2s", "time-limit 2", "1"),
+        "--num-warmup-iterations": ("1", "warmup-launches 1", "50"),
+        "--num-iterations": ("1", "timed-launches 1", "100"),
+    },
+    "find": PRODUCT,
+    "attention": {
+        "--seq-lens": ("512", "shapes b2h8kv4q512k512d64 b2h8kv4q512k512d64c", "b2h8kv4q512k512d64"),
+        "--query-lens": ("1", "shapes b2h8kv4q1k", "b2h8kv4q512k512d64"),
+        "--head-dims": ("128", "shapes b2h8kv4q512k512d128", "b2h8kv4q512k512d64"),
+        "--heads": ("16", "shapes b2h16kv4q512", "b2h8kv4q512k512d64"),
+        "--kv-heads": ("8", "shapes b2h8q512", "b2h8kv4q512k512d64"),
+        "--batch": ("1", "shapes b1h8kv4q512", "b2h8kv4q512k512d64"),
+        "--causal": ("no", "shapes b2h8kv4q512k512d64 b2h8kv4q1024k1024d64", "b2h8kv4q512k512d64"),
+        "--window": ("64", "shapes b2h8kv4q512k512d64w64", "b2h8kv4q512k512d64"),
+        "--dtype": ("float16", "dtype float16", "bfloat16"),
+        "--direction": ("bwd", "direction bwd", "bwd fwd"),
+        "--backward-count": ("model", "backward-count model", "hardware"),
+        "--sparsity": ("0 0.5", "sparsity 0 0.5", "0"),
+        "--seed": ("1", "seed 1", "0"),
+        "--regime": ("burst sustained", "regime burst sustained", "burst"),
+        "--precision": ("1%", "precision 0.01", "0.003"),
+        "--time-limit": ("2s", "time-limit 2", "the default"),
+        "--backend": ("cpu", "backend cpu", "simulated"),
+        "--device": ("1", "device 1", "0"),
+    },
+}
+
+
+def changed(options, changes):
+    """A command line with other values of some options; an option without values goes."""
+    groups = {}
+    for word in options:
+        if word.startswith("--"):
+            groups[(name := word)] = []
+        else:
+            groups[name].append(word)
+    groups |= {option: values.split() for option, values in changes.items()}
+    kept = {option: values for option, values in groups.items() if values or option not in changes}
+    return [word for option, values in kept.items() for word in (option, *values)]
 
 
 @pytest.fixture(scope="module")
@@ -96,10 +115,8 @@ def resume(run, logs, tmp_path, monkeypatch):
     for command, log in logs.items():
         (tmp_path / f"{command}.jsonl").write_bytes(log)
 
-    def resumed(command, *options, log=None, kernel=True):
-        # A log names kernels, and what it names is not imported unless the command names it too.
-        named = [] if "--kernel" in options or not kernel else ATTENTION if command == "attention" else MATMUL
-        found = run(command, *BACKEND, *named, "--resume", f"{log or command}.jsonl", *options, "--dry-run")
+    def resumed(command, *options, log=None):
+        found = run(command, *BACKEND, "--resume", f"{log or command}.jsonl", *options, "--dry-run")
         assert {path.stem: path.read_bytes() for path in tmp_path.iterdir()} == logs
         return found
 
@@ -114,86 +131,77 @@ def assert_refused(found, *told):
         assert text in err
 
 
-@pytest.mark.parametrize(("command", "option", "repeated"), [case[:3] for case in EVERY if case[2]])
-def test_what_repeats_the_log_is_accepted(resume, command, option, repeated):
-    code, out, err = resume(command, option, *repeated.split())
+@pytest.mark.parametrize(("command", "changes"), [(command, each) for command, all in SAME.items() for each in all])
+def test_the_same_options_are_accepted(resume, command, changes):
+    code, out, err = resume(command, *changed(MADE[command], changes))
     assert (code, err) == (0, "")
     assert "Simulated H100" in out
 
 
-@pytest.mark.parametrize(("command", "option", "repeated", "other", "held"), EVERY)
-def test_what_contradicts_the_log_is_refused_and_says_what_to_do(resume, command, option, repeated, other, held):
-    if option == "--kernel" and command != "sweep":  # whose name is of a class that nobody registered
-        return assert_refused(
-            resume(command, option, *other.split()), f"{command}.jsonl names kernel", "if you trust it"
-        )
-    asked = {"1%": "0.01", "2s": "2"}.get(other, other)
-    told = f"mamf: {option} {asked} contradicts {command}.jsonl, which was measured with {held}"
-    return assert_refused(resume(command, option, *other.split()), told, f": leave {option} out, or start a new log")
+@pytest.mark.parametrize("command", MADE)
+def test_without_options_the_plan_is_that_of_the_log(resume, command):
+    code, out, err = resume(command, *(ATTENTION if command == "attention" else MATMUL))
+    assert (code, err) == (0, "")
+    assert "Simulated H100" in out
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "other", "asked", "held"),
+    [(command, option, *case) for command, cases in OTHER.items() for option, case in cases.items()],
+)
+def test_a_difference_is_refused_with_both_values(resume, command, option, other, asked, held):
+    told = f"mamf: --{asked}", f"contradicts {command}.jsonl, which was measured with {held}"
+    assert_refused(resume(command, *changed(MADE[command], {option: other})), *told)
+
+
+def test_what_a_log_names_by_its_module_is_named_again(resume):
+    for command in ("find", "attention"):
+        options = changed(MADE[command], {"--kernel": ""})
+        assert_refused(resume(command, *options), f"{command}.jsonl names kernel", "if you trust it")
 
 
 @pytest.mark.parametrize("command", MADE)
 def test_every_option_that_decides_a_figure_is_checked(command, run):
     """Whoever adds an option adds it here: a contradiction of it, or a reason why it is free."""
-    free = {
-        "--budget",
-        "--dry-run",
-        "--output",
-        "--resume",
-        "--notes",
-        "--format",
-        "--top",
-        "--wide",
-        "--baseline",
-        "--patience",
-        "--help",
-    }
-    elsewhere = {
-        "--fast-accumulation",
-        "--no-fast-accumulation",
-        "--no-causal",
-        "--no-flush",
-        "--quick",
-        "--no-quick",
-        "--ceiling",
-        "--operation",
-        "--product",
-        "--devices",
-    }
-    ranges = {"--n-range", "--k-range"}  # as --m-range
+    free = {"--budget", "--dry-run", "--output", "--resume", "--notes", "--format", "--top", "--wide", "--baseline"}
+    free |= {"--patience", "--help", "--devices"}
+    elsewhere = {"--fast-accumulation", "--no-fast-accumulation", "--no-causal", "--no-flush", "--quick", "--no-quick"}
+    elsewhere |= {"--ceiling", "--no-ceiling", "--operation", "--product", "--preset", "--kernel", "--shapes"}
+    ranges = {"--m-range", "--n-range", "--k-range"}  # as --m
     _, out, _ = run(command, "--help")
     named = {word.strip("[],") for line in out.split("examples:")[0].splitlines() for word in line.split()}
     options = {word for word in named if word.startswith("--") and not word.endswith("'")}
-    assert options - free - elsewhere - ranges - {"--no-ceiling"} == {case[0] for case in CASES[command]}
+    assert options - free - elsewhere - ranges == OTHER[command].keys() - {"--kernel"}
 
 
 @pytest.mark.parametrize("command", ["sweep", "find"])
-def test_flags_are_repeated_or_contradict_too(resume, command):
-    assert resume(command, "--no-fast-accumulation")[0] == 0
-    assert_refused(resume(command, "--fast-accumulation"), f"--fast-accumulation contradicts {command}.jsonl", "no")
+def test_flags_are_compared_too(resume, command):
+    assert resume(command, *MADE[command], "--no-fast-accumulation")[0] == 0
+    refused = resume(command, *MADE[command], "--fast-accumulation")
+    assert_refused(refused, f"--fast-accumulation contradicts {command}.jsonl", "no")
 
 
-def test_flags_of_attention_are_repeated_or_contradict_too(resume):
-    assert resume("attention", "--no-ceiling")[0] == 0
-    assert_refused(resume("attention", "--no-flush"), "--no-flush contradicts", "measured with flushed caches")
-    assert_refused(resume("find", "--quick"), "--quick contradicts", "measured with no")
-    assert_refused(resume("attention", "--no-causal"), "--causal no contradicts")
-
-
-def test_sizes_that_are_the_logs_one_by_one_but_not_together_are_refused(run, tmp_path):
-    options = [*BACKEND, *MATMUL, "--shapes", "256x256x64", "512x512x64", "--output", "run.jsonl"]
-    assert run("sweep", *options)[0] == 0
-    resume = ["sweep", *BACKEND, *MATMUL, "--resume", "run.jsonl"]
-    assert run(*resume, "--m", "256", "512", "--k", "64")[0] == 0
-    assert_refused(run(*resume, "--m", "256", "512", "--n", "256", "512"), "--m --n: run.jsonl holds other comb")
+def test_flags_of_attention_and_find_are_compared_too(resume):
+    made = MADE["attention"]
+    assert_refused(resume("attention", *made, "--no-flush"), "--no-flush contradicts", "measured with no")
+    assert_refused(resume("find", *MADE["find"], "--quick"), "--quick contradicts", "measured with no")
+    assert_refused(resume("attention", *changed(made, {"--causal": ""}), "--no-causal"), "contradicts")
 
 
 def test_a_preset_is_repeated(run):
-    options = [*BACKEND, "--no-ceiling"]
-    assert run("attention", *options, *ATTENTION, "--preset", "bert-base", "--output", "run.jsonl")[0] == 0
-    resume = ["attention", *options, *ATTENTION, "--resume", "run.jsonl"]
-    assert run(*resume, "--preset", "bert-base")[0] == 0
-    assert_refused(run(*resume, "--preset", "bert-base", "--heads", "8"), "--heads 8 contradicts", "with 12")
+    options = ["attention", *BACKEND, "--no-ceiling", *ATTENTION, "--preset", "bert-base"]
+    assert run(*options, "--output", "run.jsonl")[0] == 0
+    assert run(*options, "--resume", "run.jsonl")[0] == 0
+    assert_refused(run(*options, "--resume", "run.jsonl", "--heads", "8"), "--shapes", "contradicts run.jsonl")
+
+
+def test_a_missing_log_is_begun_so_that_one_command_line_can_be_queued_again(run, tmp_path):
+    options = ["sweep", *BACKEND, *MADE["sweep"], "--resume", "run.jsonl"]
+    code, _, err = run(*options)
+    assert (code, "run.jsonl did not exist: a new run begins there" in err) == (0, True)
+    before = (tmp_path / "run.jsonl").read_bytes()
+    assert run(*options)[::2] == (0, "")
+    assert (tmp_path / "run.jsonl").read_bytes() == before
 
 
 @pytest.mark.parametrize("of", MADE)
@@ -201,9 +209,9 @@ def test_a_preset_is_repeated(run):
 def test_a_log_is_resumed_by_the_command_that_began_it(resume, command, of):
     if command == of:
         return
-    name = {"sweep": "a sweep", "find": "a find", "attention": "attention"}[of]
-    told = f"{of}.jsonl is of {name}: resume it with 'mamf {of} --resume {of}.jsonl'"
-    assert_refused(resume(command, log=of, kernel=False), told)
+    run = {"sweep": "a sweep of matmul", "find": "a find of matmul", "attention": "a sweep of attention"}[of]
+    told = f"{of}.jsonl is the log of {run}: resume it with 'mamf {of} --resume {of}.jsonl'"
+    assert_refused(resume(command, log=of), told)
 
 
 class Renumbered(SimulatedBackend):
@@ -216,8 +224,8 @@ class Renumbered(SimulatedBackend):
 
 def test_a_card_that_got_another_number_is_the_same_card(run, monkeypatch):
     monkeypatch.setattr(SimulatedBackend, "device_count", classmethod(lambda cls: 2))
-    options = ["sweep", "--backend", "test_resuming:Renumbered", *MATMUL]
-    assert run(*options, "--m", "256", "--output", "run.jsonl")[0] == 0
+    options = ["sweep", "--backend", "test_resuming:Renumbered", *MATMUL, "--m", "256"]
+    assert run(*options, "--output", "run.jsonl")[0] == 0
     assert run(*options, "--resume", "run.jsonl", "--device", "1")[0] == 0
 
 

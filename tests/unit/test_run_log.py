@@ -5,6 +5,7 @@ import os
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from made_plans import sweep_plan
 
 from mamf.errors import LogMismatchError, RunLogError, RunLogWriteError, UsageError
 from mamf.logs.plan_records import plan_record
@@ -14,13 +15,15 @@ from mamf.logs.writer import RunLogWriter
 from mamf.machine.environment import _private_names, command_line, scrub
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
-from mamf.plans import Plan
 from mamf.report import bests, render, summary_record
 from mamf.strategies.shapes import Sweep
 from mamf.testing import SimulatedBackend, SimulatedMatmul
 
-PLAN = Plan(
-    tuple(matmul_grid([1024, 2048], [2048], [1024, 4096])), MatmulProblem(), reference=MatmulShape(512, 512, 512)
+PLAN = sweep_plan(
+    tuple(matmul_grid([1024, 2048], [2048], [1024, 4096])),
+    MatmulProblem(),
+    kernel="simulated.mm",
+    reference=MatmulShape(512, 512, 512),
 )
 
 SUMMARY = {"status": "complete", "reason": "", "measured": 0, "left": 0, "elapsed_seconds": 1.0, "best": {}}
@@ -82,8 +85,8 @@ def test_the_summary_follows_from_the_measurements(log_path):
     assert log.summary["best"]["burst"]["shape"] == str(best.row.shape)
 
 
-def test_what_is_held_leaves_out_references_and_keeps_failures(log_path):
-    assert read_run_log(log_path).held == {("burst", shape) for shape in PLAN.shapes}
+def test_failures_that_last_are_not_measured_again(log_path):
+    assert {row.step for row in read_run_log(log_path).lasting if not row.is_reference} == set(PLAN.steps())
 
 
 def test_rows_behind_a_summary_are_of_a_run_that_is_not_over(log_path, rows):

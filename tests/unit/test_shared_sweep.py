@@ -14,6 +14,7 @@ import simulated_node
 import virtual_pool
 from contribution_logs import found
 from forked import LONGEST_SECONDS, Child
+from made_plans import sweep_plan
 
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.share import mamfu, state
@@ -38,7 +39,6 @@ from mamf.node.sharing import SharedSweep
 from mamf.node.worker import ASKS, DEVICE, assignment
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.plans import Plan
 from mamf.plugins import discovery
 from mamf.regimes import Burst, StoppingRule
 from mamf.report import ranked
@@ -119,12 +119,18 @@ def test_each_takes_the_next_shape_when_it_is_free_and_the_best_is_chosen_as_of_
     assert f"1980 MHz; {best.conditions.watts:.0f} W; 36 C; device {best.device}" in out
 
 
+def with_common(plan):
+    """A plan whose reference is what devices are compared on."""
+    _, shape = plan.common(plan.problem.dtype)
+    return replace(plan, options=replace(plan.options, reference=shape))
+
+
 def test_four_devices_measure_at_least_3_7_times_as_many_shapes_a_second(monkeypatch):
     pools = virtual_pool.install(monkeypatch, Card)
     shapes = tuple(MatmulShape(m, 32768, 32768) for m in range(16384, 16384 + 160 * 64, 64))
-    plan = Plan(shapes, MatmulProblem(), precision=0.2)
+    plan = sweep_plan(shapes, MatmulProblem(), precision=0.2)
     with DevicePool("simulated", range(4)) as pool:
-        rows = list(SharedSweep(replace(plan, reference=plan.common()), pool, "simulated.mm").results())
+        rows = list(SharedSweep(with_common(plan), pool, "simulated.mm").results())
     alone = Card(0)
     assert {row.shape for row in rows} == {row.shape for row in Sweep(plan, SimulatedMatmul(), alone).results()}
     assert sum(not row.is_reference for row in rows) == 160
@@ -149,9 +155,9 @@ def test_what_a_device_that_fails_had_taken_is_done_by_the_others(shared, hangs)
 
 def test_a_device_that_hangs_is_ended_while_the_others_go_on(monkeypatch):
     pools = virtual_pool.install(monkeypatch, Card, {1: 3}, hangs=(1,))
-    plan = Plan(tuple(GRID_SHAPES), MatmulProblem(), precision=0.2)
+    plan = sweep_plan(tuple(GRID_SHAPES), MatmulProblem(), precision=0.2)
     with DevicePool("simulated", range(4)) as pool:
-        list(SharedSweep(replace(plan, reference=plan.common()), pool, "simulated.mm").results())
+        list(SharedSweep(with_common(plan), pool, "simulated.mm").results())
         hanging = pools[0].processes[1].thread
         hanging.join(5)
         assert not hanging.is_alive()
@@ -227,7 +233,7 @@ class Stuck(Card):
 def test_a_device_in_a_launch_that_never_ends_is_let_go_when_the_one_is_gone_who_leads_it(run, monkeypatch):
     monkeypatch.setattr("mamf.node.children.started", Child)
     monkeypatch.setitem(simulated_node.POINTS[discovery.BACKENDS], "simulated", "test_shared_sweep:Stuck")
-    plan = Plan((MatmulShape(8192, 8192, 8192),), MatmulProblem())
+    plan = sweep_plan((MatmulShape(8192, 8192, 8192),), MatmulProblem())
     with DevicePool("simulated", [0]) as pool:
         pool.tell(0, assignment(plan, "simulated.mm", {}))
         while ASKS not in pool.next()[1]:
@@ -630,7 +636,7 @@ def test_a_ceilings_product_is_visited_by_the_device_of_the_row_and_shares_are_o
     row = measure(kernel, MatmulProblem(), shape, Burst(backend), backend.operand_pool("normal", 0), rule)
     figures = {"interval": row.rate_interval, "rounds": 3, "problem": row.problem, "kernel": row.kernel}
     ceiling = Ceiling("Simulated H100", "card0", regime="burst", shape=shape, rate=row.best_rate, **figures)
-    header = header_of(backend, "", row.kernel, plan_record(Plan((shape,), row.problem)))
+    header = header_of(backend, "", row.kernel, plan_record(sweep_plan((shape,), row.problem)))
     with RunLogWriter.create(run.folder / "find.jsonl", header) as writer:
         writer.write("ceiling", ceiling_record(ceiling))
     (code, _, err), log = shared(*ATTENTION, *LENGTHS, "--ceiling", "find.jsonl")

@@ -1,12 +1,12 @@
 import dataclasses
 
 import pytest
+from made_plans import sweep_plan
 
 from mamf.engine.estimate import estimate_seconds, probe_flops
 from mamf.errors import UnknownNameError, UnsupportedError
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
-from mamf.plans import Plan
 from mamf.strategies.shapes import Sweep, largest_buffers
 from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
 from mamf.testing.simulated import SimulatedSensors
@@ -15,7 +15,7 @@ GRID = tuple(matmul_grid([1024, 2048, 4096], [2048], [1024, 4096]))
 
 
 def plan_of(shapes=GRID, **fields):
-    return Plan(tuple(shapes), MatmulProblem(), **fields)
+    return sweep_plan(tuple(shapes), MatmulProblem(), **fields)
 
 
 def run(backend, plan, held=()):
@@ -31,11 +31,15 @@ def test_every_shape_is_measured_once_in_each_regime(backend):
     assert all(row.ok for row in rows)
 
 
+def shapes_of(plan):
+    return [shape for _, _, shape, _ in plan.steps()]
+
+
 def test_the_order_is_shuffled_by_the_seed_and_repeats():
-    orders = [Plan(GRID, MatmulProblem(seed=seed)).ordered_shapes() for seed in (1, 1, 2)]
+    orders = [shapes_of(sweep_plan(GRID, MatmulProblem(seed=seed))) for seed in (1, 1, 2)]
     assert orders[0] == orders[1] != orders[2]
     assert sorted(orders[0]) == sorted(GRID)
-    assert plan_of(order="given").ordered_shapes() == list(GRID)
+    assert shapes_of(plan_of(order="given")) == list(GRID)
 
 
 def test_an_unknown_order_or_regime_is_refused():
@@ -46,8 +50,9 @@ def test_an_unknown_order_or_regime_is_refused():
 
 
 def test_what_is_held_is_not_measured_again(backend):
-    held = {("burst", GRID[0]), ("burst", GRID[3])}
-    rows = run(backend, plan_of(), held)
+    plan = plan_of()
+    held = [step for step in plan.steps() if step[2] in (GRID[0], GRID[3])]
+    rows = run(backend, plan, held)
     assert {row.shape for row in rows} == set(GRID) - {GRID[0], GRID[3]}
 
 
@@ -158,7 +163,7 @@ def test_a_row_that_outlasts_the_budget_is_kept_where_it_is_the_first(regime):
     """Else each resumption would pay for it again."""
     slow = SimulatedBackend(physics=dataclasses.replace(Physics(), efficiency=1e-4))
     shapes = [MatmulShape(8192, 8192, 8192), MatmulShape(8192, 8192, 4096)]
-    plan = plan_of(shapes, regimes=(regime,), budget_seconds=1.5)
+    plan = plan_of(shapes, regimes=(regime,), budget_seconds=1.5, kernel="simulated.mm")
     sweep = Sweep(plan, SimulatedMatmul(), slow)
     (row,) = sweep.results()
     assert row.ok and len(row.samples) >= 3
@@ -184,7 +189,7 @@ def test_a_reference_is_visited_again_and_again(backend):
 
 
 def test_an_unsupported_dtype_is_said_before_anything_is_allocated(backend):
-    plan = Plan(GRID, MatmulProblem("int8", "int32"))
+    plan = sweep_plan(GRID, MatmulProblem("int8", "int32"))
     with pytest.raises(UnsupportedError, match="integers"):
         next(Sweep(plan, SimulatedMatmul(), backend).results())
     assert backend.launches == 0

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mamf.ceilings.ceiling import recomputed
-from mamf.cli.session import End, Session
+from mamf.cli.session import RunEnd, Session
 from mamf.engine.measure import measure
 from mamf.errors import RunLogError
 from mamf.logs.run_log import read_run_log
@@ -151,7 +151,7 @@ def test_a_device_is_not_asked_again_after_an_interruption(run, tmp_path, monkey
 
     def interrupted(self, writer):
         collect(self, writer)
-        return End("interrupted", "by the user", 130)
+        return RunEnd("interrupted", "by the user", 130)
 
     monkeypatch.setattr(SimulatedBackend, "timer_overhead", lambda self: asked.append(1) or 3e-6)
     monkeypatch.setattr(Session, "_collect", interrupted)

@@ -8,13 +8,12 @@ from test_attention import KERNELS
 
 from mamf import load_ceiling, measure_kernels
 from mamf.ceilings.ceiling import Ceiling
+from mamf.ceilings.search_plan import SearchPlan, search_record
 from mamf.cli import main
 from mamf.errors import UsageError
-from mamf.logs.plan_records import plan_record
 from mamf.logs.records import ceiling_record
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
-from mamf.plans import FindPlan
 from mamf.statistics import Interval
 from mamf.testing import SimulatedBackend
 
@@ -137,9 +136,8 @@ def test_the_kernel_of_a_given_ceiling_is_not_imported(crafted, run, evil):
 def test_the_kernels_of_a_search_are_not_imported(crafted, run, evil):
     def of_search(record):
         if record["record"] == "header":
-            search = plan_record(FindPlan(MatmulProblem(), ("evil:X",), MatmulGrid((64,), (64,), (64,))))
-            search.pop("command")
-            record["plan"]["searches"] = [search]
+            search = SearchPlan(MatmulProblem(), ("evil:X",), MatmulGrid((64,), (64,), (64,)))
+            record["plan"]["searches"] = [search_record(search)]
 
     crafted("attention", of_search)
     found = run("attention", *DEVICE, *ATTENTION[:3], "--resume", "run.jsonl")

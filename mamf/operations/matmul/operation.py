@@ -49,3 +49,24 @@ class Matmul(ProductOperation[MatmulProblem, MatmulShape]):
 
     def default_shapes(self, backend: Backend) -> Sequence[MatmulShape]:
         return (MatmulShape(4096, 4096, 4096),)
+
+
+def problem_for(
+    backend: Backend,
+    dtype: str | None = None,
+    out_dtype: str | None = None,
+    layout: str = "nt",
+    data: str = "normal",
+    seed: int = 0,
+    fast_accumulation: bool = False,
+) -> MatmulProblem:
+    """A product's problem with the defaults of an open backend filled in; ``fp8`` is the kind that the device has.
+
+    ``layout``: how A and B lie in memory, ``nt`` as a linear layer has them. ``data``: normal, uniform, zeros or
+    integers. Raises UnknownNameError for names that mean nothing.
+
+    >>> mamf.problem_for(mamf.open_backend(), "bfloat16", layout="nn").out_dtype
+    'bfloat16'
+    """
+    asked = {"dtype": dtype, "out_dtype": out_dtype, "layout": layout, "data": data, "seed": seed}
+    return Matmul().problem_for(backend, {**asked, "fast_accumulation": fast_accumulation})

@@ -1,0 +1,18 @@
+"""Plans as tests write them, in one line."""
+
+from dataclasses import fields
+
+from mamf.plans import MATMUL, SHUFFLED, SWEEP, Plan, SweepOptions
+
+_OPTIONS = {field.name for field in fields(SweepOptions)}
+
+
+def sweep_plan(shapes, problem, regimes=("burst",), kernel="torch.mm", **given):
+    """A sweep of products."""
+    options = {"order": SHUFFLED} | {name: given.pop(name) for name in _OPTIONS & given.keys()}
+    return Plan(SWEEP, MATMUL, (problem,), (kernel,), tuple(shapes), regimes, options=SweepOptions(**options), **given)
+
+
+def kernels_plan(operation, shapes, problems, kernels, regimes=("burst",), **given):
+    """A sweep of kernels of an operation."""
+    return Plan(SWEEP, operation, tuple(problems), tuple(kernels), tuple(shapes), regimes, **given)

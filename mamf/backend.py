@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from mamf.dtypes import DTYPES
 from mamf.regimes.traits import BurstTraits, SustainedTraits
@@ -65,6 +65,7 @@ class Reading:
     throttle_reasons: tuple[str, ...] = ()
 
 
+@runtime_checkable
 class Telemetry(Protocol):
     """Reads the sensors of one device. A sensor that cannot be read is None in the reading; reading never raises.
 

@@ -27,8 +27,7 @@ from mamf.limits import require_known
 from mamf.operation import Operation
 from mamf.operations.attention.kernel import AttentionKernel
 from mamf.operations.matmul.kernel import MatmulKernel
-from mamf.plugins.contracts import BACKEND, KERNEL, instance, number, operation_contract, optional
-from mamf.plugins.holding import Clock, blamed, held, require
+from mamf.plugins.contracts import Clock, attribute_errors_to, enforce_contract, guarded
 
 BACKENDS = "mamf.backends"
 OPERATIONS = "mamf.operations"
@@ -145,17 +144,17 @@ def _kernel(group: str, what: str, name: str, contract: type[Any]) -> Any:
     kind = _by_name(group, what, base, contract)
     label = f"{what} {name}"
     if taken is None or kind.takes:
-        with blamed(label, "making it"):
+        with attribute_errors_to(label, "making it"):
             made = kind() if taken is None else kind(taken)
     elif algorithm is None:
         raise UsageError(f"{what} {base} takes nothing in brackets: leave [{taken}] out")
     else:
         try:
-            with blamed(label, "making it", passes=(TypeError,)):
+            with attribute_errors_to(label, "making it", passes=(TypeError,)):
                 made = kind(int(taken))
         except TypeError:
             raise UsageError(f"kernel {base} has no algorithms to choose from: leave [{taken}] out") from None
-    made = held(made, KERNEL, label)
+    made = enforce_contract(made, Kernel, label)
     points = {point.name: point.value for point in entry_points(group)}
     own = made.name.partition("[")[0]
     if is_path(base) and points.get(own, base) != base:
@@ -177,12 +176,11 @@ def operation(name: str) -> Operation[Any, Any]:
     require_known(("operation", name, points))
     kind: Any = _load("operation", points[name], Operation)  # type: ignore[type-abstract]
     label = f"operation {name}"
-    with blamed(label, "making it"):
+    with attribute_errors_to(label, "making it"):
         made: Operation[Any, Any] = kind()
-        contract = operation_contract(made)
     if made.name != name:  # by which its logs are read
         raise PluginError(f"{label} is broken: its class calls it {made.name!r}, its entry point {name!r}")
-    return held(made, contract, label)
+    return enforce_contract(made, Operation, label)
 
 
 def kernel_of(of: Operation[Any, Any], name: str) -> AnyKernel:
@@ -215,15 +213,13 @@ def backend_statuses() -> list[BackendStatus]:
 
 
 def _status(name: str) -> BackendStatus:
-    label = f"backend {name}"
     try:
         kind = backend_class(name)
-        with blamed(label, "asking for its devices"):
-            reason, is_accelerator = kind.unavailable(), bool(kind.is_accelerator)
-            require(optional(instance(Unavailable, "Unavailable or None")), reason, label, "unavailable gave")
-            if reason is not None:
-                return BackendStatus(name, unavailable=reason, is_accelerator=is_accelerator)
-            devices = tuple(str(kind.device_name(index)) for index in range(kind.device_count()))
+        ask = functools.partial(guarded, kind, Backend, label=f"backend {name}")
+        reason, is_accelerator = ask("unavailable")(), bool(kind.is_accelerator)
+        if reason is not None:
+            return BackendStatus(name, unavailable=reason, is_accelerator=is_accelerator)
+        devices = tuple(map(ask("device_name"), range(ask("device_count")())))
         return BackendStatus(name, devices, is_accelerator=is_accelerator)
     except PluginError as error:
         return BackendStatus(name, unavailable=Unavailable("it is broken", str(error)), fault=error)
@@ -250,14 +246,14 @@ def open_backend(name: str = "auto", index: int | None = 0) -> Backend:
 
 def _opened(name: str, index: int | None) -> Backend:
     kind, label = backend_class(name), f"backend {name}"
-    with blamed(label, "opening it"):
-        # What cannot be used says so when it is opened, before its library is asked anything else.
-        in_use = 0 if index is not None or kind.unavailable() else kind.current_index()
-        require(number, in_use, label, "current_index gave")
-        backend = kind(in_use if index is None else index)
-        require(number, backend.now(), label, "now gave")
+    with attribute_errors_to(label, "opening it"):
+        if index is None:
+            # A backend that cannot be used says so when it is opened, before its library is asked anything else.
+            index = 0 if kind.unavailable() else guarded(kind, Backend, "current_index", label)()
+        backend = kind(index)
+    guarded(backend, Backend, "now", label)()
     object.__setattr__(backend, "now", Clock(backend.now, label))
-    return held(backend, BACKEND, label)
+    return enforce_contract(backend, Backend, label)
 
 
 @contextmanager

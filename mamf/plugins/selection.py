@@ -10,11 +10,11 @@ from typing import Any
 
 from mamf.backend import Backend
 from mamf.errors import UnavailableError, UnknownNameError, UnsupportedError, UsageError
-from mamf.kernel import AnyKernel
+from mamf.kernel import AnyKernel, Kernel
 from mamf.limits import require_some
 from mamf.operation import Operation
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
-from mamf.plugins.contracts import filled
+from mamf.plugins.contracts import guarded_attribute
 from mamf.plugins.discovery import (
     OPERATIONS,
     entry_points,
@@ -27,7 +27,6 @@ from mamf.plugins.discovery import (
     operation,
     registered,
 )
-from mamf.plugins.holding import require
 
 AnyOperation = Operation[Any, Any]
 
@@ -77,9 +76,7 @@ def operation_of(name: str) -> AnyOperation:
     several have, PluginError where it cannot be loaded.
     """
     if is_path(name):
-        of = getattr(kernel_class(name), "operation", None)
-        require(filled, of, f"kernel {name}", "operation is")
-        return operation(str(of))
+        return operation(guarded_attribute(kernel_class(name), Kernel, "operation", f"kernel {name}"))
     base = name.partition("[")[0]
     kernels: dict[str, set[str]] = {}
     for of in registered(OPERATIONS):

@@ -40,7 +40,7 @@ PURE = ("operations/matmul/shapes.py", "statistics.py", "dtypes.py", "errors.py"
 #: no floor fails.
 FLOORS = (
     ("errors", "statistics", "tabular", "work", "text"),
-    ("limits", "plugins", "plugins.holding"),
+    ("limits", "plugins"),
     ("dtypes", "files", "regimes.names", "regimes.calibration", "regimes.traits", "operations.matmul.shapes"),
     ("backend",),
     ("kernel", "machine"),

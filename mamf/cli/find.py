@@ -24,9 +24,9 @@ from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement
 from mamf.models.found import leave
 from mamf.operations.matmul.kernel import LAYOUTS, MatmulKernel
+from mamf.operations.matmul.selection import kernels_for
 from mamf.plans import DEFAULT_BUDGET_SECONDS, QUICK_BUDGET_SECONDS, FindPlan
 from mamf.plugins.discovery import open_backend
-from mamf.plugins.selection import kernels_for
 from mamf.regimes.names import CEILINGS
 from mamf.report import FORMATS, find_summary_record, render_find
 

@@ -16,10 +16,9 @@ from mamf.kernel import DATA
 from mamf.limits import count_of, require_known, require_steps
 from mamf.operations.matmul.kernel import LAYOUTS, MatmulProblem
 from mamf.operations.matmul.presets import LAYOUT_OF, PRESETS
+from mamf.operations.matmul.selection import kernel, kernel_for
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid, parse_range
 from mamf.plans import ORDERS, Plan
-from mamf.plugins.discovery import kernel
-from mamf.plugins.selection import kernel_for
 from mamf.regimes.names import NAMES
 
 _DEFAULT_SIZE = 4096

@@ -29,8 +29,8 @@ from mamf.errors import UnsupportedError
 from mamf.measurement import Measurement
 from mamf.node.sharing import SharedSweep
 from mamf.operations.matmul.kernel import MatmulKernel
+from mamf.operations.matmul.selection import kernel_for
 from mamf.plans import Plan
-from mamf.plugins.selection import kernel_for
 from mamf.report import FORMATS, render, summary_record
 from mamf.strategies.shapes import Sweep, operand_bytes
 

@@ -12,9 +12,9 @@ from mamf.engine.measure import told
 from mamf.errors import DeviceError, MamfError, PluginError, PluginWarning, UnsupportedError, fault
 from mamf.kernel import Prepared
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
+from mamf.operations.matmul.selection import kernels_for
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import Held, KernelsPlan, Plan, Row
-from mamf.plugins.selection import kernels_for
 from mamf.regimes import Burst, Classic, Sustained
 
 #: The first product of a probe is a cube of this size, the largest one of that.

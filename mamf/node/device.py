@@ -27,10 +27,11 @@ from mamf.operations.bandwidth.shapes import BandwidthShape
 from mamf.operations.collective.shapes import COLLECTIVES
 from mamf.operations.copies.shapes import CopyShape
 from mamf.operations.matmul.kernel import MatmulKernel
+from mamf.operations.matmul.selection import kernels_for
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import NODE_BUDGET_SECONDS, FindPlan, KernelsPlan, Plan
 from mamf.plugins.discovery import operation
-from mamf.plugins.selection import chosen_kernels, kernels_for
+from mamf.plugins.selection import chosen_kernels
 from mamf.report import find_summary_record, summary_record
 from mamf.report.of_run import kernels_run_summary
 from mamf.strategies.kernels import KernelsSweep

@@ -25,8 +25,6 @@ from mamf.errors import MamfError, PluginError, PluginWarning, UnavailableError,
 from mamf.kernel import AnyKernel, Kernel
 from mamf.limits import require_known
 from mamf.operation import Operation
-from mamf.operations.attention.kernel import AttentionKernel
-from mamf.operations.matmul.kernel import MatmulKernel
 from mamf.plugins.contracts import Clock, attribute_errors_to, enforce_contract, guarded
 
 BACKENDS = "mamf.backends"
@@ -162,14 +160,6 @@ def _kernel(group: str, what: str, name: str, contract: type[Any]) -> Any:
     return made
 
 
-def kernel(name: str) -> MatmulKernel:
-    """A kernel by name, or one of its algorithms: ``cublaslt[3]``.
-
-    Raises UnknownNameError, UsageError when it has no algorithms to choose from, or PluginError when it is broken.
-    """
-    return _kernel(KERNELS, "kernel", name, MatmulKernel)  # type: ignore[no-any-return]
-
-
 def operation(name: str) -> Operation[Any, Any]:
     """A registered operation. Raises UnknownNameError, or PluginError when it is broken."""
     points = registered(OPERATIONS)
@@ -185,11 +175,12 @@ def operation(name: str) -> Operation[Any, Any]:
 
 def kernel_of(of: Operation[Any, Any], name: str) -> AnyKernel:
     """A kernel of an operation by name, or ``package.module:Class``; with what it takes in brackets, if it takes
-    anything: ``torch[sdpa-flash]``. Raises as ``kernel`` does.
+    anything: ``torch[sdpa-flash]``, or one of its algorithms: ``cublaslt[3]``.
+
+    Raises UnknownNameError, UsageError when it has no algorithms to choose from, or PluginError when it is broken.
     """
-    if of.kernel_group == KERNELS:
-        return kernel(name)
-    return _kernel(of.kernel_group, f"{of.name} kernel", name, of.kernel_type)  # type: ignore[no-any-return]
+    what = "kernel" if of.kernel_group == KERNELS else f"{of.name} kernel"
+    return _kernel(of.kernel_group, what, name, of.kernel_type)  # type: ignore[no-any-return]
 
 
 def kernel_names(of: Operation[Any, Any]) -> list[str]:
@@ -199,11 +190,6 @@ def kernel_names(of: Operation[Any, Any]) -> list[str]:
             f"nobody provides a kernel of {of.name}: declare one in the entry point group {of.kernel_group}"
         )
     return sorted(registered(of.kernel_group))
-
-
-def attention_kernel(name: str) -> AttentionKernel:
-    """Raises as ``kernel`` does."""
-    return _kernel(ATTENTION_KERNELS, "attention kernel", name, AttentionKernel)  # type: ignore[no-any-return]
 
 
 def backend_statuses() -> list[BackendStatus]:

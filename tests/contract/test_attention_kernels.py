@@ -15,8 +15,9 @@ from mamf.dtypes import DTYPES
 from mamf.errors import UnsupportedError
 from mamf.operations.attention.kernels.structured_inputs import relevant_share
 from mamf.operations.attention.kernels.torch_attention import PreparedAttention
+from mamf.operations.attention.operation import attention_kernel
 from mamf.operations.attention.shapes import DIRECTIONS, AttentionProblem, AttentionShape
-from mamf.plugins.discovery import ATTENTION_KERNELS, attention_kernel, backend_class, open_backend, registered
+from mamf.plugins.discovery import ATTENTION_KERNELS, backend_class, open_backend, registered
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),

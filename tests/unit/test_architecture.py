@@ -40,7 +40,7 @@ PURE = ("operations/matmul/shapes.py", "statistics.py", "dtypes.py", "errors.py"
 #: no floor fails.
 FLOORS = (
     ("errors", "statistics", "tabular", "work", "text"),
-    ("limits", "plugins"),
+    ("limits",),
     ("dtypes", "files", "regimes.names", "regimes.calibration", "regimes.traits", "operations.matmul.shapes"),
     ("backend",),
     ("kernel", "machine"),
@@ -66,6 +66,7 @@ FLOORS = (
         "measurement",
     ),
     ("operation", "plausibility"),
+    ("plugins",),
     (
         "operations.unknown",
         "operations.matmul.operation",
@@ -76,9 +77,7 @@ FLOORS = (
         "operations.model.operation",
     ),
     ("operations.batched.operation", "operations.grouped.operation"),
-    ("plugins.contracts",),
-    ("plugins.discovery",),
-    ("plugins.selection",),
+    ("operations.matmul.selection",),
     ("ceilings.ceiling",),
     ("ceilings.share", "ceilings.known", "ceilings.candidates", "ceilings.roof", "ceilings.explanation"),
     ("operations.attention.rows",),

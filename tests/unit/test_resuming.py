@@ -7,7 +7,7 @@ import pytest
 from test_attention import KERNELS, SlowAttention
 
 from mamf.cli import main
-from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
+from mamf.testing import Physics, SimulatedBackend
 
 BACKEND = ["--backend", "mamf.testing:SimulatedBackend"]
 MATMUL = ["--kernel", "mamf.testing:SimulatedMatmul"]
@@ -156,6 +156,7 @@ def test_every_option_that_decides_a_figure_is_checked(command, run):
         "--quick",
         "--no-quick",
         "--ceiling",
+        "--ceiling-kernel",
         "--operation",
         "--product",
         "--devices",
@@ -242,10 +243,9 @@ def found(tmp_path_factory):
 @pytest.fixture
 def beside(run, found, tmp_path, monkeypatch):
     """Resume attention kernels that were measured beside the ceiling ``one``."""
-    monkeypatch.setattr("mamf.cli.attention.installed_kernel", lambda name: SimulatedMatmul())
     for name, log in found.items():
         (tmp_path / name).write_bytes(log)
-    options = ["attention", *BACKEND]
+    options = ["attention", *BACKEND, "--ceiling-kernel", *MATMUL[1:]]
     run(*options, *ATTENTION, *LENGTHS, "--ceiling", "one", "--output", "run.jsonl")
     return lambda *given: run(*options, *ATTENTION, "--resume", "run.jsonl", *given)
 

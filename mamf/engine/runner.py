@@ -154,7 +154,7 @@ class Runner:
                 largest[name] = max(buffer, largest.get(name, buffer))
         try:
             for name, buffer in largest.items():
-                pool.take(name, *buffer, fill=name != "c")
+                pool.take(name, *buffer)
         except Exception as error:
             if not self.backend.is_out_of_memory(error):
                 raise DeviceError(f"{self._device} failed while allocating: {fault(error)}") from error

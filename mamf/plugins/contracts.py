@@ -12,7 +12,6 @@ import functools
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -24,6 +23,8 @@ from mamf.regimes.traits import BurstTraits, SustainedTraits
 
 Plugin = TypeVar("Plugin")
 Errors = tuple[type[Exception], ...]
+#: What a value must be, and whether it is.
+Requirement = tuple[str, Callable[[Any], object]]
 
 _GUARDED = "_is_guarded_by_mamf"
 _DIRECT = ("mark", "wait", "submit", "synchronize", "flush_cache", "sleep", "now", "take")
@@ -69,32 +70,24 @@ def _is_plain(values: Mapping[str, object]) -> bool:
     return all(not misfit(each, str | bool | int | float | None) for each in values.values())
 
 
-@dataclass(frozen=True)
-class Requirement:
-    """What a value of the right type must be as well."""
-
-    description: str
-    is_met: Callable[[Any], object]
+def _each(names: str, description: str, is_met: Callable[[Any], object]) -> dict[str, Requirement]:
+    return dict.fromkeys(names.split(), (description, is_met))
 
 
-def _all_of(names: str, description: str, is_met: Callable[[Any], object]) -> dict[str, Requirement]:
-    return dict.fromkeys(names.split(), Requirement(description, is_met))
-
-
-#: By attribute, field or method.
+#: What values must be beside their types, by attribute, field or method.
 _REQUIREMENTS: Mapping[str, Requirement] = {
-    **_all_of("name timer operation kernel_group backend vendor", "text that is not empty", lambda text: text.strip()),
-    **_all_of(
+    **_each("name timer operation kernel_group backend vendor", "text that is not empty", lambda text: text.strip()),
+    **_each(
         "free_memory allocated_memory peak_memory peak_reserved_memory rest_ratio longest_rest_seconds warm_in_seconds"
         " cold_after_seconds soak_seconds settle_seconds bridge_seconds rest_seconds restart_seconds",
         "a number of at least 0",
         lambda number: number >= 0,
     ),
-    **_all_of("train_seconds swing_seconds fastest_possible peak", "a number above 0", lambda number: number > 0),
-    **_all_of("resolve_dtype", f"one of {', '.join(DTYPES)}", DTYPES.__contains__),
-    **_all_of("default_shapes", "a list of at least one shape", len),
-    **_all_of("columns", "text and finite numbers by name", _is_plain),
-    **_all_of("shape_record problem_record", "a dictionary that JSON can hold", _is_json),
+    **_each("train_seconds swing_seconds fastest_possible peak", "a number above 0", lambda number: number > 0),
+    **_each("resolve_dtype", f"one of {', '.join(DTYPES)}", DTYPES.__contains__),
+    **_each("default_shapes", "a list of at least one shape", len),
+    **_each("columns", "text and finite numbers by name", _is_plain),
+    **_each("shape_record problem_record", "a dictionary that JSON can hold", _is_json),
 }
 
 
@@ -129,9 +122,11 @@ def _misfit_of_fields(value: object, kind: type) -> str:
 
 def _wrong(value: object, hint: Any, name: str) -> str:
     """The same of a value with a name, which may have a requirement."""
-    required = _REQUIREMENTS.get(name)
     wrong = misfit(value, hint)
-    return wrong or (required.description if required and value is not None and not required.is_met(value) else "")
+    if wrong or value is None or name not in _REQUIREMENTS:
+        return wrong
+    description, is_met = _REQUIREMENTS[name]
+    return "" if is_met(value) else description
 
 
 def _all_fit(values: Iterable[object], hint: Any) -> bool:

@@ -8,7 +8,6 @@ loading or making one is a PluginError that names it.
 from __future__ import annotations
 
 import functools
-import importlib
 import importlib.metadata
 import inspect
 import re
@@ -85,35 +84,27 @@ def is_path(name: str) -> bool:
 
 def _load(what: str, point: EntryPoint, contract: type[Contract]) -> type[Contract]:
     try:
-        return _checked(point.load(), contract, point.value)
+        loaded = point.load()
     except MamfError:
         raise
     except (Exception, SystemExit) as error:
-        raise PluginError(
-            f"{what} {point.name}: {point.value} cannot be loaded ({fault(error)}); if files moved, {_INSTALL} again"
-        ) from error
+        path = is_path(point.name)
+        shown = repr(point.name) if path else f"{point.name}: {point.value}"
+        hint = "" if path else f"; if files moved, {_INSTALL} again"
+        raise PluginError(f"{what} {shown} cannot be loaded: {fault(error)}{hint}") from error
+    if not (isinstance(loaded, type) and issubclass(loaded, contract)):
+        raise PluginError(f"{point.value} is not a subclass of mamf's {contract.__name__}")
+    if inspect.isabstract(loaded):
+        missing = ", ".join(sorted(loaded.__abstractmethods__))  # type: ignore[attr-defined]
+        raise PluginError(f"{point.value} is abstract, and defines no {missing}")
+    return loaded
 
 
 def _import(what: str, path: str, contract: type[Contract]) -> type[Contract]:
     if not _PATH.fullmatch(path):
         listed = "backends" if contract is Backend else "kernels"
         raise UsageError(f"{path!r} names no {what}: write package.module:Class, or a name of 'mamf {listed}'")
-    module, _, attribute = path.partition(":")
-    try:
-        return _checked(getattr(importlib.import_module(module), attribute), contract, path)
-    except MamfError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise PluginError(f"{what} {path!r} cannot be loaded: {fault(error)}") from error
-
-
-def _checked(loaded: Any, contract: type[Contract], where: str) -> type[Contract]:
-    if not (isinstance(loaded, type) and issubclass(loaded, contract)):
-        raise PluginError(f"{where} is not a subclass of mamf's {contract.__name__}")
-    if inspect.isabstract(loaded):
-        missing = ", ".join(sorted(loaded.__abstractmethods__))  # type: ignore[attr-defined]
-        raise PluginError(f"{where} is abstract, and defines no {missing}")
-    return loaded
+    return _load(what, EntryPoint(path, path, group=""), contract)
 
 
 def _by_name(group: str, what: str, name: str, contract: type[Contract]) -> type[Contract]:

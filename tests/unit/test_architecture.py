@@ -25,6 +25,7 @@ INTEGRATIONS = "integrations/"
 SHARED_BY_ADAPTERS = (
     "operations/outputs.py",
     "operations/compilation.py",
+    "operations/operand_sets.py",
     "operations/products.py",
     "operations/quantization.py",
     "operations/scaled_products.py",
@@ -121,6 +122,7 @@ BESIDE = (
     "torch_backend",
     "operations.outputs",
     "operations.compilation",
+    "operations.operand_sets",
     "operations.triton_driver",
     "operations.products",
     "operations.quantization",

@@ -29,9 +29,6 @@ class Eager(TorchAttention):
         # Scores are rounded too, where they are kept in 16 bits: 5.9e-3 in bfloat16, at most, in results/.
         return super().bound(problem) * 2.4
 
-    def attend(self, shape: AttentionShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError("bound to a mask by bind")
-
     def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
         if shape.causal and shape.seqlen_q > shape.seqlen_k:
             return f"{self.name} has no answer for queries that see no key: causal with more queries than keys"

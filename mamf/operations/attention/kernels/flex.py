@@ -44,9 +44,6 @@ class Flex(TorchAttention):
     def settings(self, backend: Backend, problem: AttentionProblem) -> AbstractContextManager[object]:
         return compiled_for_repetition()
 
-    def attend(self, shape: AttentionShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError("bound to a mask by bind")
-
     def bind(self, backend: Backend, problem: AttentionProblem, shape: AttentionShape) -> Callable[..., torch.Tensor]:
         assert isinstance(backend, TorchBackend)
         from torch.nn.attention.flex_attention import flex_attention

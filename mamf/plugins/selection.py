@@ -1,6 +1,6 @@
 """Which kernels are measured: those that are named, or all that are registered and can be used on a device.
 
-A registered kernel that is broken is warned of and left out; one that is asked for by name is refused.
+A registered kernel that is broken is left out with a warning; one that is asked for by name is refused.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def chosen_kernels(
     chosen: dict[str, tuple[str, AnyKernel]] = {}
     for name in names:
         each = kernel_of(of, name)
-        require_available(name, each, backend)
+        if reason := each.unavailable(backend):
+            raise UnavailableError(f"kernel {name} is not available on {backend.name}: {reason}")
         chosen.setdefault(each.name, (name, each))
     return list(chosen.values())
 
@@ -86,10 +87,3 @@ def operation_of(name: str) -> AnyOperation:
     if len(having) > 1:
         raise UsageError(f"{name} is a kernel of {' and of '.join(sorted(having))}: say which by --operation")
     return operation(having[0])
-
-
-def require_available(name: str, chosen: AnyKernel, backend: Backend) -> None:
-    """Raises UnavailableError."""
-    reason = chosen.unavailable(backend)
-    if reason is not None:
-        raise UnavailableError(f"kernel {name} is not available on {backend.name}: {reason}")

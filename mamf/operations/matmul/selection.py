@@ -12,7 +12,7 @@ from mamf.limits import require_some
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.operation import Matmul
 from mamf.plugins.discovery import is_path, kernel_of, left_out_if_broken
-from mamf.plugins.selection import registered_kernels, require_available
+from mamf.plugins.selection import chosen_kernels, registered_kernels
 
 
 def kernel(name: str) -> MatmulKernel:
@@ -28,9 +28,7 @@ def kernel_for(backend: Backend, problem: MatmulProblem, name: str = "auto") -> 
     or PluginError.
     """
     if name != "auto":
-        chosen = kernel(name)
-        require_available(name, chosen, backend)
-        return chosen
+        return chosen_kernels(Matmul(), backend, [name])[0][1]  # type: ignore[return-value]
     return _default(backend, _usable(backend, problem, lambda each: each.is_default))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
 
 import torch
 
@@ -13,7 +12,7 @@ from mamf.backend import Backend, Unavailable
 from mamf.operations.attention.kernels.attention_reference import row_blocks
 from mamf.operations.attention.kernels.torch_attention import TorchAttention
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
-from mamf.operations.compilation import compiled_for_repetition, with_own_cache
+from mamf.operations.compilation import compile_for_shape, compiled_for_repetition
 from mamf.torch_backend import TorchBackend
 
 
@@ -73,7 +72,4 @@ class CompiledEager(Eager):
         return compiled_for_repetition()
 
     def bind(self, backend: Backend, problem: AttentionProblem, shape: AttentionShape) -> Callable[..., torch.Tensor]:
-        written = with_own_cache(super().bind(backend, problem, shape))
-        compiled: Any = torch.compile(written, dynamic=False, fullgraph=True, options={"pattern_matcher": False})
-        call: Callable[..., torch.Tensor] = compiled
-        return call
+        return compile_for_shape(super().bind(backend, problem, shape), options={"pattern_matcher": False})

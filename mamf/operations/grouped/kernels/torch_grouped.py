@@ -82,8 +82,7 @@ def grouped_mm() -> Callable[..., torch.Tensor] | None:
 
 def is_refusal(error: Exception) -> bool:
     """Whether torch says that it has no such product: for this dtype or with these strides."""
-    told = str(error)
-    return isinstance(error, (RuntimeError, ValueError)) and any(word in told for word in _REFUSALS)
+    return isinstance(error, (RuntimeError, ValueError)) and any(text in str(error) for text in _REFUSALS)
 
 
 class Loop(TorchGrouped):

@@ -99,11 +99,11 @@ class TritonMatmul(TorchMatmul):
         float32 in time.
         """
         assert self.configuration is not None, "the kernel that is prepared has one"
-        told = {"configuration": str(self.configuration)}
+        details = {"configuration": str(self.configuration)}
         if problem.dtype not in _FLOAT8:
-            return told
+            return details
         every = f"float32 every {self.configuration.block_k} of K"
-        return {**told, "accumulation": "fast" if problem.fast_accumulation else every}
+        return {**details, "accumulation": "fast" if problem.fast_accumulation else every}
 
     def configured(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> TritonMatmul:
         chosen = self.variants(backend, problem, shape)[0].configuration

@@ -95,7 +95,7 @@ class Backend(ABC):
     timer: ClassVar[str]
     burst_traits: ClassVar[BurstTraits] = BurstTraits()
     sustained_traits: ClassVar[SustainedTraits] = SustainedTraits()
-    default_dtype = "bfloat16"
+    default_dtype: str = "bfloat16"
     #: The family of runtimes whose code the device runs, by which libraries ship kernels: cuda, hip, sycl, synapse,
     #: metal, host; whoever sells the device.
     runtime: ClassVar[str] = ""

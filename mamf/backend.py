@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from mamf.dtypes import DTYPES
 from mamf.regimes.traits import BurstTraits, SustainedTraits
@@ -65,6 +65,7 @@ class Reading:
     throttle_reasons: tuple[str, ...] = ()
 
 
+@runtime_checkable
 class Telemetry(Protocol):
     """Reads the sensors of one device. A sensor that cannot be read is None in the reading; reading never raises.
 
@@ -94,7 +95,7 @@ class Backend(ABC):
     timer: ClassVar[str]
     burst_traits: ClassVar[BurstTraits] = BurstTraits()
     sustained_traits: ClassVar[SustainedTraits] = SustainedTraits()
-    default_dtype = "bfloat16"
+    default_dtype: str = "bfloat16"
     #: The family of runtimes whose code the device runs, by which libraries ship kernels: cuda, hip, sycl, synapse,
     #: metal, host; whoever sells the device.
     runtime: ClassVar[str] = ""

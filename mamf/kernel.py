@@ -24,10 +24,11 @@ ALIGNMENT = 256  # elements
 
 
 class Buffer(NamedTuple):
-    """A flat run of elements of one dtype."""
+    """A flat run of elements of one dtype. ``fill``: with the problem's data, which launches read."""
 
     elements: int
     dtype: str
+    fill: bool = True
 
     @property
     def nbytes(self) -> int:

@@ -39,10 +39,11 @@ from mamf.operations.attention.shapes import AttentionShape
 from mamf.operations.bandwidth.shapes import BandwidthShape
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.operation import Matmul, problem_for
+from mamf.operations.matmul.selection import kernel_for, reference_kernels
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import MATMUL, SHUFFLED, SWEEP, Plan, SweepOptions
 from mamf.plugins.discovery import open_backend, operation
-from mamf.plugins.selection import chosen_kernels, installed_kernel, kernel_for
+from mamf.plugins.selection import chosen_kernels
 from mamf.strategies.kernels import KernelsSweep
 from mamf.strategies.shapes import Sweep
 
@@ -176,6 +177,7 @@ def measure_kernels(
     kernels: Sequence[str] | None = None,
     regimes: Sequence[str] = ("burst",),
     ceilings: Ceilings | None = None,
+    ceiling_kernels: Sequence[str] = (),
     backend: str | Backend = "auto",
     device: int = 0,
     precision: float = 0.003,
@@ -188,7 +190,8 @@ def measure_kernels(
     - ``kernels``: of ``mamf kernels``, or ``package.module:Class``; by default all that are available.
     - ``regimes``: ``burst``, ``sustained`` or both.
     - ``ceilings``: by dtype and regime, as ``log.all_ceilings`` of a find; they make shares, and the product of each is
-      measured beside its rows.
+      measured beside its rows. A MamfWarning says if its kernel is not installed; then it is not measured.
+    - ``ceiling_kernels``: kernels of the ceilings that are not installed, as ``package.module:Class``.
 
     Raises as ``sweep`` does.
 
@@ -203,7 +206,8 @@ def measure_kernels(
     names = tuple(name for name, _ in chosen)
     plan = Plan(SWEEP, of, asked, names, wanted, tuple(regimes), precision, budget_seconds=budget_seconds)
     known = dict(ceilings or {})
-    references = {ceiling.kernel: installed_kernel(ceiling.kernel) for ceiling in known.values()}
+    warn = functools.partial(warnings.warn, category=MamfWarning)
+    references = reference_kernels({ceiling.kernel for ceiling in known.values()}, ceiling_kernels, warn)
     running = KernelsSweep(plan, [each for _, each in chosen], opened, known, references)
     return Recording(log, opened, " ".join(names), plan).of(
         running.results(),

@@ -44,9 +44,9 @@ from mamf.operations.attention.operation import Attention
 from mamf.operations.attention.report import render_attention
 from mamf.operations.attention.rows import is_attention
 from mamf.operations.matmul.kernel import MatmulKernel
+from mamf.operations.matmul.selection import kernels_for, reference_kernels
 from mamf.plans import Plan
 from mamf.plugins.discovery import operation
-from mamf.plugins.selection import installed_kernel, kernels_for
 from mamf.report import FORMATS
 from mamf.strategies.kernels import KernelsSweep
 
@@ -91,7 +91,7 @@ class _AttentionSession(KernelsSession):
             require_repeated_ceilings(options, self.log, self.before, given)
         self.ceilings |= given
         self._require_first()
-        self._references()  # one that cannot be loaded is said before anything is measured
+        self._references(warn)  # before anything is measured
         self._require_baseline()
 
     def asked_kernels(self) -> Sequence[str] | None:
@@ -137,9 +137,10 @@ class _AttentionSession(KernelsSession):
                 self.failures.append(missing_shares(problem.dtype, regime, plan))
                 warn(self.failures[-1])
 
-    def _references(self) -> dict[str, MatmulKernel]:
+    def _references(self, warn: Callable[[str], object] = lambda remark: None) -> dict[str, MatmulKernel]:
         """The kernels that the ceilings were measured with."""
-        return {ceiling.kernel: installed_kernel(ceiling.kernel) for ceiling in self.ceilings.values()}
+        names = {ceiling.kernel for ceiling in self.ceilings.values()}
+        return reference_kernels(names, self.options.ceiling_kernel, warn)
 
     def dry_run(self) -> int:
         say_plan(self.plan, self.plan.steps(self.held), self.backend, self.devices, self._missing_searches())

@@ -13,6 +13,7 @@ from mamf.cli.kernels_options import add_common_options
 from mamf.cli.options import index, share, size
 from mamf.cli.terminal import warn
 from mamf.limits import require_steps
+from mamf.operations.attention.operation import attention_kernel
 from mamf.operations.attention.shapes import (
     BACKWARD_COUNTS,
     DIRECTIONS,
@@ -23,7 +24,6 @@ from mamf.operations.attention.shapes import (
 )
 from mamf.operations.matmul.operation import problem_for
 from mamf.plans import KERNEL_REGIMES, SWEEP, Plan
-from mamf.plugins.discovery import attention_kernel
 
 _TOKENS = 16384
 # A CPU takes seconds for what an accelerator does in a millisecond.
@@ -73,6 +73,13 @@ def add_ceiling_options(group: argparse._ArgumentGroup) -> None:
         action="store_true",
         default=None,
         help="no shares, and nothing measured beside the kernels",
+    )
+    group.add_argument(
+        "--ceiling-kernel",
+        nargs="+",
+        default=(),
+        metavar="CLASS",
+        help="package.module:Class of a ceiling's kernel that is not installed",
     )
     group.add_argument("--baseline", metavar="KERNEL", help="what speed-ups are over (default: eager, or the slowest)")
 

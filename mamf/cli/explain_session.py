@@ -31,10 +31,11 @@ from mamf.measurement import Measurement
 from mamf.models.found import found
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.operation import problem_for
+from mamf.operations.matmul.selection import installed_kernel, kernel_for
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import EXPLAIN, Plan
 from mamf.plugins.discovery import operation
-from mamf.plugins.selection import chosen_kernels, installed_kernel, kernel_for
+from mamf.plugins.selection import chosen_kernels
 from mamf.regimes.names import BURST, CEILINGS
 from mamf.report.explanation import render_explanation, title
 from mamf.report.text import end_line, machine_line

@@ -26,9 +26,9 @@ from mamf.measurement import Measurement
 from mamf.models.found import leave
 from mamf.operations.matmul.kernel import LAYOUTS, MatmulKernel
 from mamf.operations.matmul.operation import problem_for
+from mamf.operations.matmul.selection import kernel_for, kernels_for
 from mamf.plans import DEFAULT_BUDGET_SECONDS, FIND, MATMUL, QUICK_BUDGET_SECONDS, Plan
 from mamf.plugins.discovery import open_backend
-from mamf.plugins.selection import kernel_for, kernels_for
 from mamf.regimes.names import CEILINGS
 from mamf.report import FORMATS
 

@@ -15,8 +15,8 @@ from mamf.node.figures import Device
 from mamf.node.gathering import Run, devices_of
 from mamf.node.report import FORMATS, render_node
 from mamf.node.verdict import EXIT_CODES, UNKNOWN, judged
+from mamf.operations.matmul.selection import kernel
 from mamf.plans import NODE_BUDGET_SECONDS
-from mamf.plugins.discovery import kernel
 
 _EXAMPLES = """examples:
   mamf node                                     all devices here; exit code 0 OK, 1 WARN, 2 CRITICAL, 3 UNKNOWN

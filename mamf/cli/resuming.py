@@ -22,7 +22,19 @@ from mamf.plugins.discovery import backend_class, is_path, open_backend
 
 #: Options that decide no step of a plan, or are compared with the log where they are used.
 _FREE = {
-    *("anyway", "backend", "baseline", "budget", "ceiling", "columns", "command", "device", "devices", "dry_run"),
+    *(
+        "anyway",
+        "backend",
+        "baseline",
+        "budget",
+        "ceiling",
+        "ceiling_kernel",
+        "columns",
+        "command",
+        "device",
+        "devices",
+        "dry_run",
+    ),
     *("export", "export_file", "file", "format", "junit", "kernel", "led", "log", "markdown", "ncu", "no_ceiling"),
     *("notes", "operation", "output", "overwrite", "parser", "patience", "picture", "report", "resume", "rows", "run"),
     *("session", "strict", "top", "update", "wide"),

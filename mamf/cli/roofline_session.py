@@ -28,9 +28,9 @@ from mamf.measurement import Measurement
 from mamf.operations.bandwidth.operation import Bandwidth, power_of_two
 from mamf.operations.bandwidth.shapes import UNTOLD_CACHE_BYTES, BandwidthProblem, BandwidthShape
 from mamf.operations.matmul.operation import problem_for
+from mamf.operations.matmul.selection import kernels_for
 from mamf.plans import DEFAULT_BUDGET_SECONDS, ROOFLINE, Plan
 from mamf.plugins.discovery import operation
-from mamf.plugins.selection import kernels_for
 from mamf.regimes.names import CEILINGS
 from mamf.report.text import end_line, machine_line
 

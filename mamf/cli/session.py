@@ -256,7 +256,8 @@ class Session(ABC):
             return strategy
         self.backend.release_memory()  # it is another process that measures on this device
         ceilings = getattr(strategy, "ceilings", {})
-        return SharedSweep(strategy.plan, self.pool, kernel, ceilings, strategy.held, strategy.on_phase)
+        named = getattr(self.options, "ceiling_kernel", ())
+        return SharedSweep(strategy.plan, self.pool, kernel, ceilings, strategy.held, strategy.on_phase, named)
 
     def _header(self) -> dict[str, Any]:
         findings = [as_line(finding).strip() for finding in self.findings]

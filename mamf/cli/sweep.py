@@ -27,9 +27,9 @@ from mamf.engine.estimate import estimate_seconds, probe_flops
 from mamf.errors import UnsupportedError
 from mamf.kernel import AnyKernel
 from mamf.kinds.kind import View
+from mamf.operations.matmul.selection import kernel_for
 from mamf.plans import MATMUL, Plan
 from mamf.plugins.discovery import operation
-from mamf.plugins.selection import kernel_for
 from mamf.report import FORMATS
 from mamf.strategies.shapes import Sweep, measured_shapes, operand_bytes
 

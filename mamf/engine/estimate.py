@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 from mamf.backend import Backend
 from mamf.engine.checking import Checked
-from mamf.engine.measure import told
+from mamf.engine.measure import classify_error
 from mamf.errors import DeviceError, MamfError, PluginError, PluginWarning, UnsupportedError, fault
 from mamf.kernel import Prepared
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
+from mamf.operations.matmul.selection import kernels_for
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import Plan, StepKey, SweepOptions
-from mamf.plugins.selection import kernels_for
 from mamf.regimes import Burst, Classic, Sustained
 
 #: The first product of a probe is a cube of this size, the largest one of that.
@@ -48,7 +48,7 @@ def probe_flops(kernel: MatmulKernel, problem: MatmulProblem, backend: Backend, 
     except PluginError:
         raise
     except Exception as error:
-        status, reason = told(error, kernel, backend)
+        status, reason = classify_error(error, kernel, backend)
         if flops and status != "failed":
             return flops
         if status == "unsupported":

@@ -12,7 +12,7 @@ from typing import Any
 
 from mamf.backend import Backend
 from mamf.engine.checking import Checked
-from mamf.engine.measure import told
+from mamf.engine.measure import classify_error
 from mamf.errors import DeviceError, MamfError, UnsupportedError
 from mamf.kernel import AnyKernel, Verdict
 
@@ -59,7 +59,7 @@ def launch_in_window(kernel: AnyKernel, problem: Any, shape: Any, backend: Backe
     except MamfError:
         raise
     except Exception as error:
-        status, reason = told(error, kernel, backend)
+        status, reason = classify_error(error, kernel, backend)
         raise DeviceError(f"{kernel.name} on {shape}: {status}: {reason}") from error
 
 

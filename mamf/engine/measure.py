@@ -44,7 +44,7 @@ def measure(
     except WrongResultError as error:
         return run.result("wrong_result", str(error), error=error.verdict.error, details=error.verdict.details)
     except Exception as error:  # a status of this shape, whatever a vendor's library throws
-        status, reason = told(error, kernel, backend)
+        status, reason = classify_error(error, kernel, backend)
     # Outside the handler: its traceback holds the operands that are to be released.
     if status == "out_of_memory":
         pool.release()
@@ -52,8 +52,8 @@ def measure(
     return run.result(status, reason)
 
 
-def told(error: Exception, kernel: AnyKernel, backend: Backend) -> tuple[Status, str]:
-    """What an error means for a row; those who are asked may fail in answering."""
+def classify_error(error: Exception, kernel: AnyKernel, backend: Backend) -> tuple[Status, str]:
+    """The status and reason that an error gives a row. A kernel or backend that fails to judge it is a failure too."""
     try:
         if isinstance(error, UnsupportedError) or kernel.refuses(error):
             return "unsupported", fault(error)
@@ -199,7 +199,7 @@ def time_shares(checked: Checked, seconds: float, remarks: list[str]) -> Mapping
         if not all(map(is_share, shares.values())):
             raise ValueError(f"{found} are no seconds")
     except Exception as error:
-        remarks.append(f"what its time goes to could not be told: {fault(error)}")
+        remarks.append(f"the parts of its time could not be measured: {fault(error)}")
         return {}
     return {**shares, BUSY_SECONDS: round(busy, 9)} if shares else {}
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from mamf.backend import Backend, OperandPool, Reading
 from mamf.engine.checking import Checked, WrongResultError
-from mamf.engine.measure import conditions, limit_of, told
+from mamf.engine.measure import classify_error, conditions, limit_of
 from mamf.errors import UnsupportedError
 from mamf.kernel import AnyKernel, Prepared
 from mamf.measurement import Measurement, Status
@@ -49,7 +49,7 @@ class Repeating:
         except WrongResultError as error:
             return self._result("wrong_result", str(error))
         except Exception as error:
-            return self._result(*told(error, kernel, backend))
+            return self._result(*classify_error(error, kernel, backend))
         (_, usual), *others = Counter(self._sums).most_common()
         different = sum(count for _, count in others)
         if different:

@@ -17,7 +17,7 @@ from mamf.engine.measure import cut_short, limit_of, measure
 from mamf.errors import DeviceError, PluginError, fault
 from mamf.kernel import AnyKernel, Buffer, Problem
 from mamf.measurement import Measurement
-from mamf.plugins.holding import blamed
+from mamf.plugins.contracts import attribute_errors_to
 from mamf.regimes import Regime, StoppingRule
 
 
@@ -94,8 +94,7 @@ class Runner:
         return None if self.budget_seconds is None else self.begun + self.budget_seconds
 
     def now(self) -> float:
-        with blamed(f"backend {self.backend.name}", "now"):
-            return self.backend.now()
+        return self.backend.now()
 
     @property
     def is_replaying(self) -> bool:
@@ -155,7 +154,7 @@ class Runner:
                 largest[name] = max(buffer, largest.get(name, buffer))
         try:
             for name, buffer in largest.items():
-                pool.take(name, *buffer, fill=name != "c")
+                pool.take(name, *buffer)
         except Exception as error:
             if not self.backend.is_out_of_memory(error):
                 raise DeviceError(f"{self._device} failed while allocating: {fault(error)}") from error
@@ -201,7 +200,7 @@ class Runner:
 def require_work(problem: Problem, shape: Any) -> None:
     """Raises PluginError where an operation counts no work: there would be no rate, and no row could be written."""
     label = f"operation {problem.operation}"
-    with blamed(label, f"the work of {shape}"):
+    with attribute_errors_to(label, f"the work of {shape}"):
         amount = problem.work(shape).amount
     if not 0 < amount < math.inf:
         raise PluginError(f"{label} is broken: the work of {shape} is {amount:g}, not a number above 0")

@@ -1,7 +1,7 @@
 """What a run log holds of a plan: objects <-> JSON values.
 
-A sweep of products by one kernel names its ``problem`` and leaves the kernel to the header; a find of products is a search. All
-others name their ``operation``, ``problems`` and ``kernels``.
+A sweep of products by one kernel names its ``problem`` and leaves the kernel to the header; a find of products is a
+search. All others name their ``operation``, ``problems`` and ``kernels``.
 """
 
 from __future__ import annotations

@@ -30,10 +30,11 @@ from mamf.operations.collective.shapes import COLLECTIVES
 from mamf.operations.copies.shapes import CopyShape
 from mamf.operations.matmul.kernel import MatmulKernel
 from mamf.operations.matmul.operation import problem_for
+from mamf.operations.matmul.selection import kernels_for
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import MATMUL, NODE_BUDGET_SECONDS, SWEEP, Plan
 from mamf.plugins.discovery import operation
-from mamf.plugins.selection import chosen_kernels, kernels_for
+from mamf.plugins.selection import chosen_kernels
 from mamf.strategies.kernels import KernelsSweep
 
 # Of a row that is measured beside many others.

@@ -5,7 +5,7 @@ that all take from. Rows come here, each with its device and how fast that is to
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,8 +25,8 @@ class SharedSweep:
     """One run of a plan on the devices of a pool, as Sweep and KernelsSweep are on one: kernels of a shape by one
     device, other steps by whichever is free. What a device that fails had taken is done by the others.
 
-    ``kernel``: of products, as it is asked for. ``results`` raises DeviceError where no device is left, or where more
-    than one ended on the same step.
+    ``kernel``: of products, as it is asked for; ``ceiling_kernels``: those of ceilings, likewise. ``results`` raises
+    DeviceError where no device is left, or where more than one ended on the same step.
     """
 
     plan: Plan
@@ -35,6 +35,7 @@ class SharedSweep:
     ceilings: Ceilings = field(default_factory=dict)
     held: Collection[Any] = ()
     on_phase: Callable[[str], None] = lambda text: None
+    ceiling_kernels: Sequence[str] = ()
 
     def results(self) -> Iterator[Measurement]:
         """Measure every step that is not held; breaking off loses the shape in flight of each device."""
@@ -43,7 +44,7 @@ class SharedSweep:
         self._speeds: DeviceSpeeds = {}
         self._idle: deque[int] = deque()
         self._steps: list[Any] = list(self.plan.steps())
-        told = assignment(self.plan, self.kernel, self.ceilings)
+        told = assignment(self.plan, self.kernel, self.ceilings, self.ceiling_kernels)
         for device in self.pool.able if not shares.are_done else ():
             self.pool.tell(device, told, "preparing")
         while not shares.are_done:

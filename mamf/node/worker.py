@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -12,9 +12,10 @@ from mamf.ceilings.share import Ceilings
 from mamf.logs.plan_records import plan_from_record, plan_record
 from mamf.logs.records import ceiling_from_record, ceiling_record, measurement_record
 from mamf.node.children import PHASE, WAITS
+from mamf.operations.matmul.selection import kernel_for, reference_kernels
 from mamf.plans import MATMUL, Plan
 from mamf.plugins.discovery import operation
-from mamf.plugins.selection import chosen_kernels, installed_kernel, kernel_for
+from mamf.plugins.selection import chosen_kernels
 from mamf.strategies.kernels import KernelsSweep
 from mamf.strategies.shapes import Sweep
 
@@ -23,10 +24,17 @@ from mamf.strategies.shapes import Sweep
 DEVICE, ROW, STEP, ASKS = "device", "row", "step", "asks"
 
 
-def assignment(plan: Plan, kernel: str, ceilings: Ceilings) -> dict[str, Any]:
-    """What all workers of a run are told first, as JSON values. ``kernel``: of products, as it is asked for."""
+def assignment(plan: Plan, kernel: str, ceilings: Ceilings, ceiling_kernels: Sequence[str] = ()) -> dict[str, Any]:
+    """The first message to all workers of a run, as JSON values. ``kernel``: of products, as it is asked for;
+    ``ceiling_kernels``: those of ceilings, likewise.
+    """
     ceiling_records = [ceiling_record(ceiling) for ceiling in ceilings.values()]
-    return {"plan": plan_record(plan), "kernel": kernel, "ceilings": ceiling_records}
+    return {
+        "plan": plan_record(plan),
+        "kernel": kernel,
+        "ceilings": ceiling_records,
+        "ceiling_kernels": list(ceiling_kernels),
+    }
 
 
 @dataclass
@@ -56,7 +64,7 @@ class Worker:
         header = {DEVICE: asdict(backend.info)}
         found = [ceiling_from_record(record, header) for record in told["ceilings"]]
         ceilings = {(ceiling.problem.dtype, ceiling.regime): ceiling for ceiling in found}
-        references = {ceiling.kernel: installed_kernel(ceiling.kernel) for ceiling in found}
+        references = reference_kernels({ceiling.kernel for ceiling in found}, told["ceiling_kernels"])
         return KernelsSweep(plan, kernels, backend, ceilings, references, queue=self._steps(plan.steps()))
 
     def _steps(self, steps: Collection[Any]) -> Iterator[Any]:

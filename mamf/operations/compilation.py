@@ -1,4 +1,4 @@
-"""What kernels made by torch.compile share, of either operation."""
+"""What kernels that are made by torch.compile share."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
 
-def with_own_cache(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A copy whose compilations are counted by themselves.
 
-    Dynamo keeps what it compiled by code object, for all closures of one ``def`` together, and after 8 shapes runs
-    further ones uncompiled.
+def compile_for_shape(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """A function compiled by torch.compile for one shape; an error instead of a slow, uncompiled run.
+
+    Dynamo keeps compilations by code object, for all closures of one ``def`` together, and runs further ones
+    uncompiled after 8 shapes. So a copy of the function is compiled.
     """
     assert isinstance(function, types.FunctionType)
     code = function.__code__.replace()
-    return types.FunctionType(
-        code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
-    )
+    own = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+    compiled: Callable[..., Any] = torch.compile(own, dynamic=False, fullgraph=True, **options)
+    return compiled
 
 
 def compiled_for_repetition() -> AbstractContextManager[object]:

@@ -9,25 +9,22 @@ from __future__ import annotations
 import math
 import random
 import secrets
-from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 import torch
 
-from mamf.backend import Backend, OperandPool, Unavailable
+from mamf.backend import Backend
 from mamf.dtypes import DTYPES
-from mamf.kernel import Kernel, Prepared, Verdict, aligned
-from mamf.operations.matmul.kernel import ProductProblem, ProductProblemT, ProductShape, ProductShapeT
+from mamf.kernel import Verdict
+from mamf.operations.matmul.kernel import ProductProblem, ProductProblemT, ProductShapeT
+from mamf.operations.operand_sets import OperandSet, TorchKernel, shaped
 from mamf.operations.outputs import (
-    Unchanged,
     float32_precision,
     one_thread,
-    poison_outputs,
     queued_checksum,
     sampled_indices,
     select,
-    without_torch,
     wrong_type,
 )
 from mamf.operations.quantization import Quantized
@@ -44,53 +41,60 @@ PartsOf = Callable[[torch.Tensor], Sequence[Part]]
 _Place = tuple[int, int, torch.Tensor, torch.Tensor]
 
 
-class ProductSet:
-    """One set of operands: its launch, the output ``c`` that this writes, and what C must be.
+def product_set(
+    problem: ProductProblem,
+    launch: Callable[[], object],
+    c: torch.Tensor,
+    parts: PartsOf,
+    changing: torch.Tensor,
+    scale: float = 1.0,
+    details: Mapping[str, float | str] | None = None,
+    exact: PartsOf | None = None,
+) -> OperandSet:
+    """One set of operands, given its launch and the output ``c`` that this writes.
 
     ``parts``: the products that an output like C holds. ``changing``: the operand whose signs along K, its last
     dimension, change between launches. ``scale``: the factor by which C differs from A @ B. ``exact``: the parts before
     they were quantized; the error of that stands in the details.
     """
+    signs, known = Signs(changing), dict(details or {})
+    if exact is not None:
+        places = sampled_places(parts(c))
+        error = relative_error(sampled_products(parts(c), places), sampled_products(exact(c), places))
+        known["quantization_error"] = error
 
-    def __init__(
-        self,
-        problem: ProductProblem,
-        launch: Callable[[], object],
-        c: torch.Tensor,
-        parts: PartsOf,
-        changing: torch.Tensor,
-        scale: float = 1.0,
-        details: Mapping[str, float | str] | None = None,
-        exact: PartsOf | None = None,
-    ) -> None:
-        self.launch, self.c, self.signs = launch, c, Signs(changing)
-        self._problem, self._parts, self._scale, self._details = problem, parts, scale, dict(details or {})
-        if exact is not None:
-            places = sampled_places(parts(c))
-            error = relative_error(sampled_products(parts(c), places), sampled_products(exact(c), places))
-            self._details["quantization_error"] = error
+    def output(result: object) -> torch.Tensor:
+        """A kernel may return its output in place of writing C."""
+        return result if isinstance(result, torch.Tensor) else c
 
-    def verify(self, result: object, whole: bool) -> Verdict:
-        """||C - scale * A @ B|| / ||scale * A @ B|| in float64 over sampled rows and columns, the edges among them; or
-        of all entries. Scaled operands are dequantized.
+    def verify(result: object) -> Verdict:
+        """||C - scale * A @ B|| / ||scale * A @ B|| in float64 over sampled rows and columns, the edges among them.
+        Scaled operands are dequantized.
         """
-        if reason := wrong_type(result, self.c):
+        if reason := wrong_type(result, c):
             return Verdict(math.inf, 0.0, reason=reason)
-        # A kernel may return its output in place of writing C.
-        parts = self._parts(result if isinstance(result, torch.Tensor) else self.c)
-        if whole:
-            return whole_verdict(self._problem, parts, self._scale)
-        places = sampled_places(parts)
-        found = torch.cat([on_host(select(parts[p].c[i], 0, m), 1, n).flatten() for p, i, m, n in places])
-        error = relative_error(found, self._scale * sampled_products(parts, places))
-        return Verdict(error, self._problem.tolerance, self._details)
+        own = parts(output(result))
+        places = sampled_places(own)
+        found = torch.cat([on_host(select(own[p].c[i], 0, m), 1, n).flatten() for p, i, m, n in places])
+        return Verdict(relative_error(found, scale * sampled_products(own, places)), problem.tolerance, known)
+
+    def verify_whole(result: object) -> Verdict:
+        """The same for all entries. Its output has the right type: ``verify`` is called before."""
+        return whole_verdict(problem, parts(output(result)), scale)
+
+    return OperandSet(
+        launch,
+        verify,
+        outputs=[c],
+        verify_whole=verify_whole,
+        checksum=lambda result: queued_checksum(output(result)),
+        change=signs.change,
+        restore=signs.restore,
+    )
 
 
-class TorchProducts(Kernel[ProductProblemT, ProductShapeT]):
+class TorchProducts(TorchKernel[ProductProblemT, ProductShapeT]):
     """Products by one torch function. Derived kernels say which dtypes they take and how they launch."""
-
-    def unavailable(self, backend: Backend) -> Unavailable | None:
-        return without_torch(backend)
 
     def unsupported(self, backend: Backend, problem: ProductProblemT) -> str | None:
         unsupported = self._lacks_dtype(problem) or backend.unsupported_dtype(problem.dtype)
@@ -115,80 +119,10 @@ class TorchProducts(Kernel[ProductProblemT, ProductShapeT]):
             return True
         return isinstance(error, RuntimeError) and any(text in str(error) for text in _REFUSALS)
 
-    @abstractmethod
-    def operand_set(
-        self, problem: ProductProblemT, shape: ProductShapeT, flat: Mapping[str, torch.Tensor]
-    ) -> ProductSet:
-        """One set over the flat memory of its ``a``, ``b`` and ``c``."""
-
-    def prepare(
-        self,
-        backend: Backend,
-        problem: ProductProblemT,
-        shape: ProductShapeT,
-        pool: OperandPool,
-        sets: int = 1,
-        rewrite: bool = False,
-    ) -> Prepared:
-        whole = taken(pool, problem, shape, sets, rewrite)
-        ready = [self.operand_set(problem, shape, slices(whole, shape.elements, index)) for index in range(sets)]
-        return prepared_sets(ready, {name: whole[name] for name in ("a", "b")}, whole.get("c_rewrite"))
-
-
-def taken(
-    pool: OperandPool, problem: ProductProblem, shape: ProductShape, sets: int, rewrite: bool
-) -> dict[str, torch.Tensor]:
-    """The buffers of all sets: operands filled, what is written as it was."""
-    buffers = problem.buffers(shape, sets, rewrite)
-    return {name: pool.take(name, *buffer, fill=name in ("a", "b", "c_rewrite")) for name, buffer in buffers.items()}
-
-
-def slices(whole: Mapping[str, torch.Tensor], elements: Mapping[str, int], index: int) -> dict[str, torch.Tensor]:
-    """The flat memory of one set."""
-    return {name: whole[name][index * aligned(count) :][:count] for name, count in elements.items()}
-
 
 def laid_out(flat: torch.Tensor, rows: int, columns: int, layout: str, *leading: int) -> torch.Tensor:
     """An operand of rows x columns as a view of flat memory; one of layout ``t`` lies transposed there."""
-    return flat.view(*leading, columns, rows).mT if layout == "t" else flat.view(*leading, rows, columns)
-
-
-def prepared_sets(
-    sets: Sequence[ProductSet], operands: Mapping[str, torch.Tensor], rewrite: torch.Tensor | None = None
-) -> Prepared:
-    """Operand sets ready to run. ``operands``: what launches must leave as it is; ``rewrite``: what C of the first set
-    is overwritten from, if that is asked for.
-    """
-
-    def poison(returned: Sequence[object]) -> None:
-        for each, result in zip(sets, returned, strict=True):
-            poison_outputs([each.c], result)
-
-    def rewrite_output() -> object:
-        c = sets[0].c
-        return c if rewrite is None else c.copy_(rewrite.view(c.shape))
-
-    unchanged = Unchanged(operands)
-
-    def change_operands() -> None:
-        for each in sets:
-            each.signs.change()
-
-    def changed_operands() -> Sequence[str]:
-        for each in sets:
-            each.signs.restore()
-        return unchanged()
-
-    return Prepared(
-        launches=[each.launch for each in sets],
-        verify=lambda index, result: sets[index].verify(result, whole=False),
-        verify_whole=lambda index, result: sets[index].verify(result, whole=True),
-        change_operands=change_operands,
-        poison=poison,
-        changed_operands=changed_operands,
-        rewrite_output=None if rewrite is None else rewrite_output,
-        checksum=lambda index, result: queued_checksum(result if isinstance(result, torch.Tensor) else sets[index].c),
-    )
+    return shaped(flat, *leading, columns, rows).mT if layout == "t" else shaped(flat, *leading, rows, columns)
 
 
 def sampled_places(parts: Sequence[Part]) -> list[_Place]:

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
 
-from mamf.backend import Backend, OperandPool, Unavailable
+from mamf.backend import Backend, Unavailable
 from mamf.dtypes import DTYPES, FORMATS
-from mamf.kernel import Kernel, Prepared
 from mamf.operations.matmul.kernel import ProductProblem, ProductProblemT, ProductShape, ProductShapeT
-from mamf.operations.outputs import without_torch
-from mamf.operations.products import ProductSet, prepared_sets, slices, taken
+from mamf.operations.operand_sets import TorchKernel, shaped
 from mamf.operations.quantization import Quantized, quantized
 from mamf.torch_backend import torch_dtype
 
 
-class ScaledProducts(Kernel[ProductProblemT, ProductShapeT]):
+class ScaledProducts(TorchKernel[ProductProblemT, ProductShapeT]):
     """Products of operands that are quantized with scales of their own. Derived kernels say how they launch."""
 
     dtypes: ClassVar[tuple[str, ...]] = FORMATS
+    read_only = ("a_quantized", "b_quantized")
     out_dtypes: ClassVar[tuple[str, ...]] = ("bfloat16", "float16", "float32")
 
     #: The function of torch.nn.functional that it calls, where a release may lack it.
@@ -30,7 +28,7 @@ class ScaledProducts(Kernel[ProductProblemT, ProductShapeT]):
     def unavailable(self, backend: Backend) -> Unavailable | None:
         if self.function and not hasattr(torch.nn.functional, self.function):
             return Unavailable(f"torch {torch.__version__} has no {self.function}", "pip install 'torch>=2.10'")
-        return without_torch(backend)
+        return super().unavailable(backend)
 
     def unsupported(self, backend: Backend, problem: ProductProblemT) -> str | None:
         if reason := self._lacks_dtype(problem):
@@ -58,38 +56,17 @@ class ScaledProducts(Kernel[ProductProblemT, ProductShapeT]):
         # What the library has no algorithm for, and what torch knows that it has not.
         return "STATUS_NOT_SUPPORTED" in str(error) or isinstance(error, (NotImplementedError, ValueError))
 
-    @abstractmethod
-    def operand_set(
-        self, backend: Backend, problem: ProductProblemT, shape: ProductShapeT, flat: Mapping[str, torch.Tensor]
-    ) -> ProductSet:
-        """One set over the flat memory of its values ``a`` and ``b``, what they are quantized into, and ``c``."""
-
-    def prepare(
-        self,
-        backend: Backend,
-        problem: ProductProblemT,
-        shape: ProductShapeT,
-        pool: OperandPool,
-        sets: int = 1,
-        rewrite: bool = False,
-    ) -> Prepared:
-        whole = taken(pool, problem, shape, sets, rewrite)
-        format = DTYPES[problem.dtype].format
-        per_byte = format.values_per_byte if format else 1
-        counts = {f"{name}_quantized": shape.elements[name] // per_byte for name in ("a", "b")}
-        memory = [slices(whole, {**shape.elements, **counts}, index) for index in range(sets)]
-        ready = [self.operand_set(backend, problem, shape, flat) for flat in memory]
-        return prepared_sets(ready, {name: whole[name] for name in counts}, whole.get("c_rewrite"))
-
 
 def rows_of(shape: ProductShape, operand: str, flat: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The values of an operand, rows of K."""
-    return flat[operand].view(shape.rows[operand], shape.k)
+    return shaped(flat[operand], shape.rows[operand], shape.k)
 
 
 def quantized_operand(
     backend: Backend, problem: ProductProblem, shape: ProductShape, operand: str, flat: Mapping[str, torch.Tensor]
 ) -> Quantized:
     """The same in the problem's format, with 8-bit floats of the kind that the device has."""
-    e4m3 = torch_dtype(backend.resolve_dtype("fp8"))
-    return quantized(rows_of(shape, operand, flat), problem.dtype, operand, flat[f"{operand}_quantized"], e4m3)
+    e4m3, format = torch_dtype(backend.resolve_dtype("fp8")), DTYPES[problem.dtype].format
+    nbytes = shape.elements[operand] // (format.values_per_byte if format else 1)
+    memory = flat[f"{operand}_quantized"][:nbytes]
+    return quantized(rows_of(shape, operand, flat), problem.dtype, operand, memory, e4m3)

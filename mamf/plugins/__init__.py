@@ -1,1 +1,1 @@
-"""Somebody else's code, found by entry point and held to its contract."""
+"""Third-party code: found by entry point, with one guard that enforces its contract."""

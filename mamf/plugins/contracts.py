@@ -1,246 +1,255 @@
-"""What mamf asks of backends, kernels and operations, and what they may give; mamf.plugins.holding holds them to it."""
+"""The one guard between mamf and its plugins: what they raise or return against their contract names them.
+
+A contract is an abstract class: Backend, Kernel, Operation. Its annotations say what attributes are and what methods
+return; ``_REQUIREMENTS`` adds what types cannot say. Methods in ``_DIRECT`` are called without the guard: they run
+between two marks, where nothing may stand but the launch, or raise the device's own errors. These become the status of
+a row (mamf.engine.measure).
+"""
 
 from __future__ import annotations
 
+import functools
 import json
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import asdict, fields, replace
-from numbers import Real
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from mamf.backend import Advice, DeviceInfo, OperandPool, Reading, Unavailable
+from mamf.backend import DeviceInfo, OperandPool, Reading, Telemetry
 from mamf.dtypes import DTYPES
-from mamf.kernel import Kernel, Prepared
-from mamf.operation import Operation
-from mamf.plugins.holding import Check, Contract, Method
+from mamf.errors import MamfError, PluginError, UsageError, fault, first_line
 from mamf.regimes.traits import BurstTraits, SustainedTraits
-from mamf.statistics import Repeatability
 
-# What reading a record of the wrong kind raises: the fault of who wrote it.
+Plugin = TypeVar("Plugin")
+Errors = tuple[type[Exception], ...]
+#: What a value must be, and whether it is.
+Requirement = tuple[str, Callable[[Any], object]]
+
+_GUARDED = "_is_guarded_by_mamf"
+_DIRECT = ("mark", "wait", "submit", "synchronize", "flush_cache", "sleep", "now", "take")
+#: What a method may raise: a status of the shape, no axis, or a record that somebody else wrote wrongly.
 _MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-
-# -- what values may be ------------------------------------------------------------------------------------------------
-
-
-def anything(value: Any) -> None:
-    """Whatever it returns is not looked at."""
-
-
-def instance(kind: type, told: str) -> Check:
-    def check(value: Any) -> None:
-        if not isinstance(value, kind):
-            raise ValueError(told)
-
-    return check
-
-
-def optional(check: Check) -> Check:
-    def unless_none(value: Any) -> None:
-        if value is not None:
-            check(value)
-
-    return unless_none
-
-
-def list_of(check: Check, told: str, least: int = 0) -> Check:
-    def check_all(values: Any) -> None:
-        try:
-            instance(Sequence, told)(values)
-            for value in values:
-                check(value)
-        except ValueError:
-            raise ValueError(told) from None
-        if len(values) < least:
-            raise ValueError(told)
-
-    return check_all
+_MAY_RAISE: Mapping[str, Errors] = {
+    "prepare": (Exception,),
+    "axis": (NotImplementedError,),
+    "shape_from_record": _MALFORMED,
+    "problem_from_record": _MALFORMED,
+}
+#: What a method raises to refuse a request.
+_REFUSES: Mapping[str, Errors] = dict.fromkeys(("problem_for", "parse_shape"), (TypeError, ValueError))
+#: Data whose fields are checked too.
+_RECORDS = (DeviceInfo, Reading, BurstTraits, SustainedTraits)
+#: What a plugin hands out that has a contract too.
+_PARTS = (OperandPool, Telemetry)
+#: Which attribute of an operation is the type that its contract leaves open.
+_OPEN_TYPES = {"ProblemT": "problem_type", "ShapeT": "shape_type"}
+_DESCRIPTIONS = {
+    str: "text",
+    bool: "True or False",
+    int: "a whole number",
+    float: "a finite number",
+    NoneType: "None",
+    type: "a class",
+    object: "anything",
+}
 
 
-def number(value: Any) -> None:
-    if not isinstance(value, Real) or isinstance(value, bool) or not math.isfinite(value):
-        raise ValueError("a finite number")
+# -- what values must be -----------------------------------------------------------------------------------------------
 
 
-def at_least_zero(value: Any) -> None:
-    number(value)
-    if value < 0:
-        raise ValueError("a number of at least 0")
-
-
-def above_zero(value: Any) -> None:
-    number(value)
-    if value <= 0:
-        raise ValueError("a number above 0")
-
-
-def filled(value: Any) -> None:
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError("a text")
-
-
-def json_object(value: Any) -> None:
+def _is_json(value: object) -> bool:
     try:
-        instance(dict, "a mapping")(value)
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
-        raise ValueError("a dictionary of what JSON holds") from None
+        return False
+    return True
 
 
-def texts_by_name(value: Any) -> None:
-    if not isinstance(value, Mapping) or not all(isinstance(part, str) for item in value.items() for part in item):
-        raise ValueError("a mapping of texts to texts")
+def _is_plain(values: Mapping[str, object]) -> bool:
+    return all(not misfit(each, str | bool | int | float | None) for each in values.values())
 
 
-def plain_values(value: Any) -> None:
-    instance(Mapping, "a mapping")(value)
-    for name, each in value.items():
-        if not isinstance(name, str) or not isinstance(each, (str, bool, int, float, type(None))):
-            raise ValueError("a mapping of texts to texts and numbers")
-        if isinstance(each, float):
-            number(each)
+def _each(names: str, description: str, is_met: Callable[[Any], object]) -> dict[str, Requirement]:
+    return dict.fromkeys(names.split(), (description, is_met))
 
 
-def layers_by_preset(value: Any) -> None:
-    instance(Mapping, "a mapping")(value)
-    for name, layers in value.items():
-        if not isinstance(name, str) or not isinstance(layers, Mapping):
-            raise ValueError("a mapping of texts to shapes with their layers")
-        texts_by_name({str(shape): layer for shape, layer in layers.items()})
+#: What values must be beside their types, by attribute, field or method.
+_REQUIREMENTS: Mapping[str, Requirement] = {
+    **_each("name timer operation kernel_group backend vendor", "text that is not empty", lambda text: text.strip()),
+    **_each(
+        "free_memory allocated_memory peak_memory peak_reserved_memory rest_ratio longest_rest_seconds warm_in_seconds"
+        " cold_after_seconds soak_seconds settle_seconds bridge_seconds rest_seconds restart_seconds",
+        "a number of at least 0",
+        lambda number: number >= 0,
+    ),
+    **_each("train_seconds swing_seconds fastest_possible peak", "a number above 0", lambda number: number > 0),
+    **_each("resolve_dtype", f"one of {', '.join(DTYPES)}", DTYPES.__contains__),
+    **_each("default_shapes", "a list of at least one shape", len),
+    **_each("columns", "text and finite numbers by name", _is_plain),
+    **_each("shape_record problem_record", "a dictionary that JSON can hold", _is_json),
+}
 
 
-def dtype(value: Any) -> None:
-    if not isinstance(value, str) or value not in DTYPES:
-        raise ValueError(f"one of {', '.join(DTYPES)}")
+def misfit(value: object, hint: Any) -> str:
+    """What a value should be by the annotation ``hint``; empty if it is."""
+    origin, parameters = get_origin(hint) or hint, get_args(hint)
+    if origin is ClassVar:
+        return misfit(value, parameters[0])
+    if origin in (Union, UnionType):
+        fits = any(not misfit(value, each) for each in parameters)
+    elif origin in (int, float):
+        fits = isinstance(value, Integral if origin is int else Real) and not isinstance(value, bool)
+        fits = fits and math.isfinite(value)  # type: ignore[arg-type]
+    elif origin in _RECORDS and isinstance(value, origin):
+        return _misfit_of_fields(value, origin)
+    elif _is_kind(origin, Mapping):
+        fits = isinstance(value, Mapping) and _all_fit(value.keys(), parameters[0])
+        fits = fits and _all_fit(value.values(), parameters[1])  # type: ignore[attr-defined]
+    elif _is_kind(origin, Sequence) and origin is not str:
+        fits = isinstance(value, Sequence) and _all_fit(value, parameters[0])
+    else:
+        fits = origin is Any or isinstance(value, origin)
+    return "" if fits else _description(hint)
 
 
-def sensors(value: Any) -> None:
-    if not isinstance(value, Unavailable) and not callable(getattr(value, "read", None)):
-        raise ValueError("sensors with a method read, or Unavailable")
+def _misfit_of_fields(value: object, kind: type) -> str:
+    for name, hint in _hints(kind).items():
+        if wrong := _wrong(getattr(value, name), hint, name):
+            return f"one whose {name} is {wrong}"
+    return ""
 
 
-def reading(value: Any) -> None:
-    instance(Reading, "a Reading")(value)
-    for figure in (value.clock_hz, value.watts, value.joules, value.celsius):
-        optional(number)(figure)
-    list_of(text, "a Reading whose reasons are texts")(value.throttle_reasons)
+def _wrong(value: object, hint: Any, name: str) -> str:
+    """The same of a value with a name, which may have a requirement."""
+    wrong = misfit(value, hint)
+    if wrong or value is None or name not in _REQUIREMENTS:
+        return wrong
+    description, is_met = _REQUIREMENTS[name]
+    return "" if is_met(value) else description
 
 
-def device_info(value: Any) -> None:
-    instance(DeviceInfo, "a DeviceInfo")(value)
-    json_object(asdict(value))
-    for each in (value.backend, value.name, value.vendor):
-        filled(each)
-    for figure in (value.memory_bytes, value.cache_bytes, value.compute_units, value.max_clock_hz):
-        optional(number)(figure)
+def _all_fit(values: Iterable[object], hint: Any) -> bool:
+    return not any(misfit(each, hint) for each in values)
 
 
-def traits(kind: type, *above: str) -> Check:
-    """Times and shares of at least 0, and ``above`` it where something is divided by them."""
-
-    def check(value: Any) -> None:
-        instance(kind, kind.__name__)(value)
-        for name in (each.name for each in fields(value)):
-            may_be: Check = above_zero if name in above else at_least_zero
-            if name.endswith("repeatability"):
-                may_be = optional(instance(Repeatability, "a Repeatability or None"))
-            try:
-                may_be(getattr(value, name))
-            except ValueError as error:
-                raise ValueError(f"one whose {name} is {error}") from None
-
-    return check
+def _is_kind(origin: Any, kind: Any) -> bool:
+    return isinstance(origin, type) and issubclass(origin, kind)
 
 
-text = instance(str, "a text")
-
-# -- the contracts -----------------------------------------------------------------------------------------------------
-
-_REASON = Method(optional(text))
-_BYTES = Method(optional(at_least_zero))
-_UNAVAILABLE = Method(optional(instance(Unavailable, "Unavailable or None")))
-_FIGURE = Method(optional(above_zero))
-_YES_OR_NO = Method(instance(bool, "True or False"))
-
-POOL = Contract(methods={"release": Method(anything)})
-SENSORS = Contract(methods={"read": Method(reading)})
-BACKEND = Contract(
-    attributes={
-        "name": filled,
-        "timer": filled,
-        "info": device_info,
-        "telemetry": sensors,
-        "default_dtype": text,
-        "burst_traits": traits(BurstTraits, "train_seconds"),
-        "sustained_traits": traits(SustainedTraits, "swing_seconds"),
-        "environment_variables": list_of(text, "a tuple of texts"),
-    },
-    methods={
-        "seconds_between": Method(number),
-        "timer_overhead": Method(optional(number)),
-        "profiler_window": Method(instance(AbstractContextManager, "a context manager")),
-        "profiler_range": Method(optional(instance(AbstractContextManager, "a context manager or None"))),
-        "operand_pool": Method(instance(OperandPool, "an OperandPool"), part=POOL),
-        "free_memory": _BYTES,
-        "allocated_memory": _BYTES,
-        "peak_memory": _BYTES,
-        "peak_reserved_memory": _BYTES,
-        "reset_peak_memory": Method(anything),
-        "release_memory": Method(anything),
-        "is_out_of_memory": _YES_OR_NO,
-        "resolve_dtype": Method(dtype),
-        "unsupported_dtype": _REASON,
-        "without_compiler": _UNAVAILABLE,
-        "bus_address": Method(optional(text)),
-        "digest": Method(optional(text)),
-        "without_counters": _UNAVAILABLE,
-        "advice": Method(list_of(instance(Advice, ""), "a list of Advice")),
-        "settings": Method(texts_by_name),
-    },
-    parts={"telemetry": SENSORS},
-)
-KERNEL = Contract(
-    attributes={"name": filled, "operation": filled, "product_dtypes": list_of(text, "a tuple of texts")},
-    methods={
-        "unavailable": _UNAVAILABLE,
-        "unsupported": _REASON,
-        "unsupported_shape": _REASON,
-        "variants": Method(list_of(instance(Kernel, ""), "a list of kernels")),
-        "settings": Method(instance(AbstractContextManager, "a context manager")),
-        "refuses": _YES_OR_NO,
-        # What a library throws is a status of the shape.
-        "prepare": Method(instance(Prepared, "Prepared"), passes=(Exception,)),
-    },
-)
+def _description(hint: Any) -> str:
+    origin, parameters = get_origin(hint) or hint, get_args(hint)
+    if origin in (Union, UnionType):
+        return " or ".join(map(_description, parameters))
+    if _is_kind(origin, Mapping):
+        return f"a mapping of {_description(parameters[0])} to {_description(parameters[1])}"
+    if _is_kind(origin, Sequence) and origin is not str:
+        return f"a list of {_description(parameters[0])}"
+    return _DESCRIPTIONS.get(origin) or str(origin.__name__)
 
 
-def operation_contract(of: Operation[Any, Any]) -> Contract:
-    """What is asked of an operation, whose shapes and problems are of its own types."""
-    shape = Method(instance(of.shape_type, "a shape of its type"))
-    problem = Method(instance(of.problem_type, "a problem of its type"))
-    return Contract(
-        attributes={
-            "name": filled,
-            "kernel_group": filled,
-            "kernel_type": instance(type, "a class"),
-            "shape_type": instance(type, "a class"),
-            "problem_type": instance(type, "a class"),
-        },
-        methods={
-            "default_shapes": Method(list_of(shape.check, "a list of at least one shape", least=1)),
-            "presets": Method(layers_by_preset),
-            "problem_for": replace(problem, refuses=(TypeError, ValueError)),
-            "fastest_possible": _FIGURE,
-            "peak": _FIGURE,
-            "may_be_ceiling": _YES_OR_NO,
-            "columns": Method(plain_values),
-            "words": Method(list_of(text, "a list of texts")),
-            "axis": Method(number, passes=(NotImplementedError,)),
-            "parse_shape": replace(shape, refuses=(TypeError, ValueError)),
-            "shape_record": Method(json_object),
-            "problem_record": Method(json_object),
-            "shape_from_record": replace(shape, passes=_MALFORMED),
-            "problem_from_record": replace(problem, passes=_MALFORMED),
-        },
-    )
+@functools.cache
+def _hints(kind: type) -> Mapping[str, Any]:
+    """The annotations of a contract's attributes, or of a record's fields."""
+    return get_type_hints(kind)
+
+
+@functools.cache
+def _returns(contract: type) -> Mapping[str, Any]:
+    """What the methods of a contract return, by name."""
+    calls = {name: getattr(contract, name) for name in vars(contract) if not name.startswith("_")}
+    return {name: get_type_hints(call)["return"] for name, call in calls.items() if callable(call)}
+
+
+def _closed(hint: Any, plugin: object) -> Any:
+    """An annotation with an operation's own types in place of those that the contract leaves open."""
+    open_types = (hint,) if isinstance(hint, TypeVar) else getattr(hint, "__parameters__", ())
+    own = tuple(getattr(plugin, _OPEN_TYPES[each.__name__], Any) for each in open_types)
+    return own[0] if isinstance(hint, TypeVar) else hint[own] if own else hint
+
+
+# -- the guard ---------------------------------------------------------------------------------------------------------
+
+
+class attribute_errors_to:
+    """What is raised within becomes a PluginError naming the plugin; mamf's own errors are meant, and pass.
+
+    A class, because methods are called for each row, and a generator takes longer than most of them.
+    """
+
+    def __init__(self, plugin: str, what: str, passes: Errors = (), refuses: Errors = ()) -> None:
+        self._plugin, self._what, self._passes, self._refuses = plugin, what, passes, refuses
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if not isinstance(error, (Exception, SystemExit)) or isinstance(error, (MamfError, *self._passes)):
+            return
+        if isinstance(error, self._refuses):
+            raise UsageError(f"{self._plugin}: {first_line(error)}") from error
+        raise PluginError(f"{self._plugin} is broken: {self._what} raised {fault(error)}") from error
+
+
+def enforce_contract(plugin: Plugin, contract: type, label: str) -> Plugin:
+    """The same plugin, with its methods guarded. ``label`` names it. Raises PluginError for a wrong attribute."""
+    if _GUARDED in vars(plugin):
+        return plugin
+    for name in _hints(contract):
+        guarded_attribute(plugin, contract, name, label)
+    for name in _returns(contract).keys() - _DIRECT:
+        object.__setattr__(plugin, name, guarded(plugin, contract, name, label))
+    object.__setattr__(plugin, _GUARDED, True)
+    return plugin
+
+
+def guarded_attribute(plugin: object, contract: type, name: str, label: str) -> Any:
+    """An attribute of a plugin. Raises PluginError for one that is missing or against the contract."""
+    with attribute_errors_to(label, name):
+        value = getattr(plugin, name)
+    _accept(value, _hints(contract)[name], label, name, "is")
+    return value
+
+
+def guarded(plugin: object, contract: type, name: str, label: str) -> Callable[..., Any]:
+    """A method of a plugin. Raises PluginError for what it raises or returns against the contract."""
+    call, hint = getattr(plugin, name), _closed(_returns(contract)[name], plugin)
+    errors = attribute_errors_to(label, name, _MAY_RAISE.get(name, ()), _REFUSES.get(name, ()))
+
+    @functools.wraps(call)
+    def guard(*arguments: Any, **keywords: Any) -> Any:
+        with errors:
+            value = call(*arguments, **keywords)
+        if hint is not NoneType:
+            _accept(value, hint, label, name, "gave")
+        return value
+
+    return guard
+
+
+def _accept(value: object, hint: Any, label: str, name: str, verb: str) -> None:
+    """Raises PluginError for a value that is not what the contract says."""
+    if wrong := _wrong(value, hint, name):
+        shown = str(value) if value is None or isinstance(value, (bool, float)) else f"a {type(value).__name__}"
+        raise PluginError(f"{label} is broken: {name} {verb} {shown}, not {wrong}")
+    for part in _PARTS:
+        if part in (hint, *get_args(hint)) and isinstance(value, part):
+            enforce_contract(value, part, f"{label}'s {name}")
+
+
+class Clock:
+    """A backend's ``now`` as loops over time need it: it gives finite numbers and never goes back."""
+
+    def __init__(self, now: Callable[[], float], label: str) -> None:
+        self._now, self._label, self._last = now, label, -math.inf
+        self._errors = attribute_errors_to(label, "now")
+
+    def __call__(self) -> float:
+        """Raises PluginError."""
+        with self._errors:
+            now = self._now()
+        if not self._last <= now < math.inf:
+            due = "a finite number" if not math.isfinite(now) else f"{self._last} or later, as before"
+            raise PluginError(f"{self._label} is broken: now gave {now}, not {due}")
+        self._last = now
+        return now

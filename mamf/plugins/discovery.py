@@ -8,7 +8,6 @@ loading or making one is a PluginError that names it.
 from __future__ import annotations
 
 import functools
-import importlib
 import importlib.metadata
 import inspect
 import re
@@ -25,10 +24,7 @@ from mamf.errors import MamfError, PluginError, PluginWarning, UnavailableError,
 from mamf.kernel import AnyKernel, Kernel
 from mamf.limits import require_known
 from mamf.operation import Operation
-from mamf.operations.attention.kernel import AttentionKernel
-from mamf.operations.matmul.kernel import MatmulKernel
-from mamf.plugins.contracts import BACKEND, KERNEL, instance, number, operation_contract, optional
-from mamf.plugins.holding import Clock, blamed, held, require
+from mamf.plugins.contracts import Clock, attribute_errors_to, enforce_contract, guarded
 
 BACKENDS = "mamf.backends"
 OPERATIONS = "mamf.operations"
@@ -88,35 +84,27 @@ def is_path(name: str) -> bool:
 
 def _load(what: str, point: EntryPoint, contract: type[Contract]) -> type[Contract]:
     try:
-        return _checked(point.load(), contract, point.value)
+        loaded = point.load()
     except MamfError:
         raise
     except (Exception, SystemExit) as error:
-        raise PluginError(
-            f"{what} {point.name}: {point.value} cannot be loaded ({fault(error)}); if files moved, {_INSTALL} again"
-        ) from error
+        path = is_path(point.name)
+        shown = repr(point.name) if path else f"{point.name}: {point.value}"
+        hint = "" if path else f"; if files moved, {_INSTALL} again"
+        raise PluginError(f"{what} {shown} cannot be loaded: {fault(error)}{hint}") from error
+    if not (isinstance(loaded, type) and issubclass(loaded, contract)):
+        raise PluginError(f"{point.value} is not a subclass of mamf's {contract.__name__}")
+    if inspect.isabstract(loaded):
+        missing = ", ".join(sorted(loaded.__abstractmethods__))  # type: ignore[attr-defined]
+        raise PluginError(f"{point.value} is abstract, and defines no {missing}")
+    return loaded
 
 
 def _import(what: str, path: str, contract: type[Contract]) -> type[Contract]:
     if not _PATH.fullmatch(path):
         listed = "backends" if contract is Backend else "kernels"
         raise UsageError(f"{path!r} names no {what}: write package.module:Class, or a name of 'mamf {listed}'")
-    module, _, attribute = path.partition(":")
-    try:
-        return _checked(getattr(importlib.import_module(module), attribute), contract, path)
-    except MamfError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise PluginError(f"{what} {path!r} cannot be loaded: {fault(error)}") from error
-
-
-def _checked(loaded: Any, contract: type[Contract], where: str) -> type[Contract]:
-    if not (isinstance(loaded, type) and issubclass(loaded, contract)):
-        raise PluginError(f"{where} is not a subclass of mamf's {contract.__name__}")
-    if inspect.isabstract(loaded):
-        missing = ", ".join(sorted(loaded.__abstractmethods__))  # type: ignore[attr-defined]
-        raise PluginError(f"{where} is abstract, and defines no {missing}")
-    return loaded
+    return _load(what, EntryPoint(path, path, group=""), contract)
 
 
 def _by_name(group: str, what: str, name: str, contract: type[Contract]) -> type[Contract]:
@@ -145,30 +133,22 @@ def _kernel(group: str, what: str, name: str, contract: type[Any]) -> Any:
     kind = _by_name(group, what, base, contract)
     label = f"{what} {name}"
     if taken is None or kind.takes:
-        with blamed(label, "making it"):
+        with attribute_errors_to(label, "making it"):
             made = kind() if taken is None else kind(taken)
     elif algorithm is None:
         raise UsageError(f"{what} {base} takes nothing in brackets: leave [{taken}] out")
     else:
         try:
-            with blamed(label, "making it", passes=(TypeError,)):
+            with attribute_errors_to(label, "making it", passes=(TypeError,)):
                 made = kind(int(taken))
         except TypeError:
             raise UsageError(f"kernel {base} has no algorithms to choose from: leave [{taken}] out") from None
-    made = held(made, KERNEL, label)
+    made = enforce_contract(made, Kernel, label)
     points = {point.name: point.value for point in entry_points(group)}
     own = made.name.partition("[")[0]
     if is_path(base) and points.get(own, base) != base:
         raise UsageError(f"{label} calls itself {own}, as a registered kernel does: give its class another name")
     return made
-
-
-def kernel(name: str) -> MatmulKernel:
-    """A kernel by name, or one of its algorithms: ``cublaslt[3]``.
-
-    Raises UnknownNameError, UsageError when it has no algorithms to choose from, or PluginError when it is broken.
-    """
-    return _kernel(KERNELS, "kernel", name, MatmulKernel)  # type: ignore[no-any-return]
 
 
 def operation(name: str) -> Operation[Any, Any]:
@@ -177,21 +157,21 @@ def operation(name: str) -> Operation[Any, Any]:
     require_known(("operation", name, points))
     kind: Any = _load("operation", points[name], Operation)  # type: ignore[type-abstract]
     label = f"operation {name}"
-    with blamed(label, "making it"):
+    with attribute_errors_to(label, "making it"):
         made: Operation[Any, Any] = kind()
-        contract = operation_contract(made)
     if made.name != name:  # by which its logs are read
         raise PluginError(f"{label} is broken: its class calls it {made.name!r}, its entry point {name!r}")
-    return held(made, contract, label)
+    return enforce_contract(made, Operation, label)
 
 
 def kernel_of(of: Operation[Any, Any], name: str) -> AnyKernel:
     """A kernel of an operation by name, or ``package.module:Class``; with what it takes in brackets, if it takes
-    anything: ``torch[sdpa-flash]``. Raises as ``kernel`` does.
+    anything: ``torch[sdpa-flash]``, or one of its algorithms: ``cublaslt[3]``.
+
+    Raises UnknownNameError, UsageError when it has no algorithms to choose from, or PluginError when it is broken.
     """
-    if of.kernel_group == KERNELS:
-        return kernel(name)
-    return _kernel(of.kernel_group, f"{of.name} kernel", name, of.kernel_type)  # type: ignore[no-any-return]
+    what = "kernel" if of.kernel_group == KERNELS else f"{of.name} kernel"
+    return _kernel(of.kernel_group, what, name, of.kernel_type)  # type: ignore[no-any-return]
 
 
 def kernel_names(of: Operation[Any, Any]) -> list[str]:
@@ -203,11 +183,6 @@ def kernel_names(of: Operation[Any, Any]) -> list[str]:
     return sorted(registered(of.kernel_group))
 
 
-def attention_kernel(name: str) -> AttentionKernel:
-    """Raises as ``kernel`` does."""
-    return _kernel(ATTENTION_KERNELS, "attention kernel", name, AttentionKernel)  # type: ignore[no-any-return]
-
-
 def backend_statuses() -> list[BackendStatus]:
     """Every registered backend, accelerators first, each with its devices or the reason why it has none."""
     statuses = [_status(name) for name in sorted(registered(BACKENDS))]
@@ -215,15 +190,13 @@ def backend_statuses() -> list[BackendStatus]:
 
 
 def _status(name: str) -> BackendStatus:
-    label = f"backend {name}"
     try:
         kind = backend_class(name)
-        with blamed(label, "asking for its devices"):
-            reason, is_accelerator = kind.unavailable(), bool(kind.is_accelerator)
-            require(optional(instance(Unavailable, "Unavailable or None")), reason, label, "unavailable gave")
-            if reason is not None:
-                return BackendStatus(name, unavailable=reason, is_accelerator=is_accelerator)
-            devices = tuple(str(kind.device_name(index)) for index in range(kind.device_count()))
+        ask = functools.partial(guarded, kind, Backend, label=f"backend {name}")
+        reason, is_accelerator = ask("unavailable")(), bool(kind.is_accelerator)
+        if reason is not None:
+            return BackendStatus(name, unavailable=reason, is_accelerator=is_accelerator)
+        devices = tuple(map(ask("device_name"), range(ask("device_count")())))
         return BackendStatus(name, devices, is_accelerator=is_accelerator)
     except PluginError as error:
         return BackendStatus(name, unavailable=Unavailable("it is broken", str(error)), fault=error)
@@ -250,14 +223,14 @@ def open_backend(name: str = "auto", index: int | None = 0) -> Backend:
 
 def _opened(name: str, index: int | None) -> Backend:
     kind, label = backend_class(name), f"backend {name}"
-    with blamed(label, "opening it"):
-        # What cannot be used says so when it is opened, before its library is asked anything else.
-        in_use = 0 if index is not None or kind.unavailable() else kind.current_index()
-        require(number, in_use, label, "current_index gave")
-        backend = kind(in_use if index is None else index)
-        require(number, backend.now(), label, "now gave")
+    with attribute_errors_to(label, "opening it"):
+        if index is None:
+            # A backend that cannot be used says so when it is opened, before its library is asked anything else.
+            index = 0 if kind.unavailable() else guarded(kind, Backend, "current_index", label)()
+        backend = kind(index)
+    guarded(backend, Backend, "now", label)()
     object.__setattr__(backend, "now", Clock(backend.now, label))
-    return held(backend, BACKEND, label)
+    return enforce_contract(backend, Backend, label)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from mamf.profiling.classes import CLASSES
+from mamf.profiling.classes import CLASSES, class_of
 from mamf.profiling.events import Busy, Event, Trace
 
 #: Intervals in seconds that do not touch, in their order.
@@ -56,6 +56,14 @@ def shares(by_class: Mapping[str, Iterable[tuple[float, float]]]) -> dict[str, S
         told[name] = Share(visible, max(0.0, length(own) - visible))
         taken = with_own
     return told
+
+
+def class_seconds(trace: Trace) -> dict[str, float]:
+    """The seconds of a trace that are given to each class."""
+    by_class: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for each in busy(trace):
+        by_class[class_of(each.event)].append((each.begun, each.ended))
+    return {name: share.visible for name, share in shares(by_class).items()}
 
 
 def gaps(covered: Union, begun: float, ended: float) -> Union:

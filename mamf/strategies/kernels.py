@@ -24,7 +24,8 @@ class KernelsSweep:
     """One run of a plan. ``results`` yields rows of attention and, around each, visits of the reference product.
 
     ``ceilings`` may be empty: then there is no share and no reference. ``references`` are the kernels that the ceilings
-    were measured with; ``kernels`` are the plan's, in its order. ``agree``: the runner's, where several ranks measure.
+    were measured with; a ceiling whose kernel is missing has no reference. ``kernels`` are the plan's, in its order.
+    ``agree``: the runner's, where several ranks measure.
     ``queue``: steps in place of all that are not held, as they come: of a run that several devices share. They are
     compared by the reference, or where no ceiling has one by the plan's ``common`` row, which is visited first.
     """
@@ -68,7 +69,7 @@ class KernelsSweep:
             if problem.dtype != context:
                 context = problem.dtype
                 before = yield from self._reference(regime, problem)
-                if self.queue is not None and (context, name) not in self.ceilings:
+                if self.queue is not None and self._reference_kernel(context, name) is None:
                     yield from self._common(regime, problem.dtype)
             row = yield Step(kernel, problem, shape, regime, self._rule(regime), is_reported=False)
             if row is None:
@@ -81,17 +82,21 @@ class KernelsSweep:
         self, regime: Regime, problem: Problem
     ) -> Generator[Step | Measurement, Measurement | None, Measurement | None]:
         """The ceiling's own product, now: numerator and denominator share the card's state."""
-        ceiling = self.ceilings.get((problem.dtype, regime.name))
-        if ceiling is None:
+        kernel = self._reference_kernel(problem.dtype, regime.name)
+        if kernel is None:
             return None
+        ceiling = self.ceilings[problem.dtype, regime.name]
         rule = self._rule(regime)
         brief = replace(rule, seconds=rule.seconds and rule.seconds * _REFERENCE_SHARE)
-        kernel = self.references[ceiling.kernel]
         row = yield Step(kernel, ceiling.problem, ceiling.shape, regime, brief, is_reference=True, is_reported=False)
         if row is None or not row.ok:
             return None
         yield row
         return row
+
+    def _reference_kernel(self, dtype: str, regime: str) -> MatmulKernel | None:
+        ceiling = self.ceilings.get((dtype, regime))
+        return None if ceiling is None else self.references.get(ceiling.kernel)
 
     def _common(self, regime: Regime, dtype: str) -> Steps:
         """The plan's common row, by the first kernel that can."""

@@ -6,8 +6,9 @@ import math
 
 import pytest
 
-from mamf.backend import Advice, Backend, DeviceInfo, Reading, Unavailable
+from mamf.backend import Backend, Telemetry, Unavailable
 from mamf.errors import MamfError
+from mamf.plugins.contracts import guarded, guarded_attribute
 
 
 class BackendContract:
@@ -20,6 +21,15 @@ class BackendContract:
     def backend(self) -> Backend:
         raise NotImplementedError("supply a fixture that opens the backend")
 
+    def test_attributes_and_answers_are_what_the_contract_says(self, backend: Backend) -> None:
+        label = f"backend {backend.name}"
+        for name in ("info", "telemetry", "burst_traits", "sustained_traits", "environment_variables"):
+            guarded_attribute(backend, Backend, name, label)
+        for name in ("free_memory", "allocated_memory", "peak_memory", "without_counters", "advice", "settings"):
+            guarded(backend, Backend, name, label)()
+        if not isinstance(backend.telemetry, Unavailable):
+            guarded(backend.telemetry, Telemetry, "read", label)(energy=True)
+
     def test_says_whether_it_is_available(self, backend: Backend) -> None:
         assert backend.unavailable() is None
         assert backend.device_count() > backend.index >= 0
@@ -30,13 +40,10 @@ class BackendContract:
 
     def test_describes_the_device_in_core_units(self, backend: Backend) -> None:
         info = backend.info
-        assert isinstance(info, DeviceInfo)
         assert (info.backend, info.is_accelerator) == (backend.name, backend.is_accelerator)
-        assert info.name.strip()
         assert info.name == backend.device_name(backend.index)
-        assert info.vendor.strip()
         for bytes_ in (info.memory_bytes, info.cache_bytes):
-            assert bytes_ is None or (isinstance(bytes_, int) and bytes_ > 1024)
+            assert bytes_ is None or bytes_ > 1024
         assert info.max_clock_hz is None or 1e8 < info.max_clock_hz < 1e11
         assert info.power_limit_watts is None or 1 < info.power_limit_watts < 1e4
         assert info.compute_units is None or info.compute_units > 0
@@ -81,18 +88,16 @@ class BackendContract:
             raise ZeroDivisionError
 
     def test_says_why_it_has_no_counters(self, backend: Backend) -> None:
-        told = backend.without_counters()
-        assert told is None or (told.reason and told.remedy)
+        unavailable = backend.without_counters()
+        assert unavailable is None or (unavailable.reason and unavailable.remedy)
 
     def test_host_time_goes_forward(self, backend: Backend) -> None:
         before = backend.now()
         backend.sleep(0.001)
         assert backend.now() >= before + 0.001
 
-    def test_memory_is_counted_in_bytes(self, backend: Backend) -> None:
+    def test_memory_can_be_released(self, backend: Backend) -> None:
         backend.reset_peak_memory()
-        for count in (backend.free_memory(), backend.peak_memory()):
-            assert count is None or (isinstance(count, int) and count >= 0)
         backend.release_memory()
 
     def test_operands_are_views_of_one_buffer(self, backend: Backend) -> None:
@@ -113,15 +118,12 @@ class BackendContract:
             return
         assert backend.telemetry.read().joules is None, "an energy counter is slow: read it when asked to"
         reading = backend.telemetry.read(energy=True)
-        assert isinstance(reading, Reading)
         assert reading.clock_hz is None or 1e6 < reading.clock_hz < 1e11
         assert reading.watts is None or 0 <= reading.watts < 1e5
         assert reading.celsius is None or -50 < reading.celsius < 150
-        assert all(isinstance(reason, str) for reason in reading.throttle_reasons)
 
     def test_advice_comes_with_a_command(self, backend: Backend) -> None:
         for advice in backend.advice():
-            assert isinstance(advice, Advice)
             assert advice.verdict in ("ok", "warning", "unknown")
             assert advice.verdict != "warning" or (advice.cost and advice.command)
 
@@ -129,6 +131,3 @@ class BackendContract:
         assert backend.unsupported_dtype(backend.default_dtype) is None
         assert backend.resolve_dtype("fp8").startswith("float8_e4m3")
         assert backend.resolve_dtype("bfloat16") == "bfloat16"
-
-    def test_settings_are_text(self, backend: Backend) -> None:
-        assert all(isinstance(value, str) for value in backend.settings().values())

@@ -8,7 +8,7 @@ from functools import partial
 from typing import ClassVar
 
 from mamf.backend import Backend, OperandPool, Unavailable
-from mamf.kernel import Prepared, Problem, Verdict
+from mamf.kernel import Kernel, Prepared, ProblemT, ShapeT, Verdict
 from mamf.operations.attention.kernel import AttentionKernel
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.operations.bandwidth.kernel import BandwidthKernel
@@ -23,45 +23,96 @@ from mamf.operations.model.kernel import ModelKernel
 from mamf.operations.model.shapes import ModelProblem, ModelShape
 from mamf.testing.simulated import SimulatedBackend
 
+#: Relative error at which a result counts as right, where the problem has no tolerance.
+_TOLERANCE = 1e-2
 
-class Simulated:
-    """What runs on a simulated device alone."""
+
+class Simulated(Kernel[ProblemT, ShapeT]):
+    """A kernel for simulated devices alone. Derived kernels supply ``run_of``; faults are by shape."""
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
         return None if isinstance(backend, SimulatedBackend) else Unavailable("it is simulated", "use SimulatedBackend")
 
-
-class SimulatedAttention(Simulated, AttentionKernel):
-    """Attention at ``share`` of the peak of a simulated device's units; faults by shape, as for the product."""
-
-    name = "simulated-attention"
-    dtypes = ("bfloat16", "float16")
-    share: ClassVar[float] = 0.7
+    def run_of(self, device: SimulatedBackend, problem: ProblemT, shape: ShapeT) -> Callable[[object], None]:
+        """A launch, given what tells operand sets apart."""
+        raise NotImplementedError
 
     def prepare(
         self,
         backend: Backend,
-        problem: AttentionProblem,
-        shape: AttentionShape,
+        problem: ProblemT,
+        shape: ShapeT,
         pool: OperandPool,
         sets: int = 1,
         rewrite: bool = False,
     ) -> Prepared:
         assert isinstance(backend, SimulatedBackend)
-        device, world = backend, backend.world
-        for name, buffer in problem.buffers(shape, sets).items():
+        for name, buffer in problem.buffers(shape, sets, rewrite).items():
             pool.take(name, *buffer)
-        cycles = problem.flop(shape) / (world.compute_units * world.flop_per_cycle_per_unit * self.share)
-
-        return prepared(
-            device, shape, sets, 1e-2, lambda index: partial(device.compute, cycles, (self.name, shape, index))
+        run = self.run_of(backend, problem, shape)
+        tolerance = getattr(problem, "tolerance", _TOLERANCE)
+        ready = prepared(
+            backend, shape, sets, tolerance, lambda index: partial(run, (shape, index, problem, self.name))
         )
+        return replace(ready, rewrite_output=(lambda: None) if rewrite else None)
 
 
-class SimulatedBandwidth(Simulated, BandwidthKernel):
-    """Every pattern at the bandwidth of a simulated device's memory, whatever its cache; faults by shape too."""
+class SimulatedUnits(Simulated[ProblemT, ShapeT]):
+    """Work at ``share`` of the peak of a simulated device's units."""
+
+    share: ClassVar[float]
+
+    def run_of(self, device: SimulatedBackend, problem: ProblemT, shape: ShapeT) -> Callable[[object], None]:
+        world = device.world
+        cycles = problem.work(shape).amount / (world.compute_units * world.flop_per_cycle_per_unit * self.share)
+        return partial(device.compute, cycles)
+
+
+class SimulatedLink(Simulated[ProblemT, ShapeT]):
+    """Transfers over a simulated device's link."""
+
+    is_default = True
+
+    def run_of(self, device: SimulatedBackend, problem: ProblemT, shape: ShapeT) -> Callable[[object], None]:
+        return partial(device.send, problem.work(shape).nbytes)
+
+
+class SimulatedAttention(SimulatedUnits[AttentionProblem, AttentionShape], AttentionKernel):
+    """Attention in virtual time."""
+
+    name = "simulated-attention"
+    dtypes = ("bfloat16", "float16")
+    share: ClassVar[float] = 0.7
+
+
+class SimulatedModel(SimulatedUnits[ModelProblem, ModelShape], ModelKernel):
+    """A step of a model in virtual time."""
+
+    name = "simulated-model"
+    share: ClassVar[float] = 0.5
+
+
+class SimulatedCopies(SimulatedLink[CopyProblem, CopyShape], CopyKernel):
+    """Copies in any direction."""
+
+    name = "simulated-copies"
+
+
+class SimulatedCollective(SimulatedLink[CollectiveProblem, CollectiveShape], CollectiveKernel):
+    """At the bus bandwidth, whatever the other ranks do."""
+
+    name = "simulated-collective"
+
+
+class SimulatedBandwidth(Simulated[BandwidthProblem, BandwidthShape], BandwidthKernel):
+    """Every pattern at the bandwidth of a simulated device's memory, whatever its cache."""
 
     name = "simulated-bandwidth"
+
+    def run_of(
+        self, device: SimulatedBackend, problem: BandwidthProblem, shape: BandwidthShape
+    ) -> Callable[[object], None]:
+        return partial(device.move, problem.work(shape).nbytes)
 
     def prepare(
         self,
@@ -72,85 +123,10 @@ class SimulatedBandwidth(Simulated, BandwidthKernel):
         sets: int = 1,
         rewrite: bool = False,
     ) -> Prepared:
-        assert isinstance(backend, SimulatedBackend)
-        device, nbytes = backend, problem.work(shape).nbytes
-        for name, buffer in problem.buffers(shape, sets, rewrite).items():
-            pool.take(name, *buffer)
-        launched = problem.sets(shape, sets)
-
-        ready = prepared(
-            device, shape, launched, 1e-2, lambda index: partial(device.move, nbytes, (problem, shape, index))
-        )
-        return replace(ready, rewrite_output=(lambda: None) if rewrite else None)
+        return super().prepare(backend, problem, shape, pool, problem.sets(shape, sets), rewrite)
 
 
-class SimulatedCopies(Simulated, CopyKernel):
-    """Copies over a simulated device's link, to wherever."""
-
-    name = "simulated-copies"
-    is_default = True
-
-    def prepare(
-        self,
-        backend: Backend,
-        problem: CopyProblem,
-        shape: CopyShape,
-        pool: OperandPool,
-        sets: int = 1,
-        rewrite: bool = False,
-    ) -> Prepared:
-        return over_link(backend, problem, shape, sets)
-
-
-class SimulatedCollective(Simulated, CollectiveKernel):
-    """Collectives at the bus bandwidth of a simulated device's link, whatever the other ranks do."""
-
-    name = "simulated-collective"
-    is_default = True
-
-    def prepare(
-        self,
-        backend: Backend,
-        problem: CollectiveProblem,
-        shape: CollectiveShape,
-        pool: OperandPool,
-        sets: int = 1,
-        rewrite: bool = False,
-    ) -> Prepared:
-        return over_link(backend, problem, shape, sets)
-
-
-def over_link(backend: Backend, problem: Problem, shape: object, sets: int) -> Prepared:
-    assert isinstance(backend, SimulatedBackend)
-    device, nbytes = backend, problem.work(shape).nbytes
-    return prepared(device, shape, sets, 1e-2, lambda index: partial(device.send, nbytes, (problem, shape, index)))
-
-
-class SimulatedModel(Simulated, ModelKernel):
-    """A step at ``share`` of the peak of a simulated device's units; faults by shape too."""
-
-    name = "simulated-model"
-    share: ClassVar[float] = 0.5
-
-    def prepare(
-        self,
-        backend: Backend,
-        problem: ModelProblem,
-        shape: ModelShape,
-        pool: OperandPool,
-        sets: int = 1,
-        rewrite: bool = False,
-    ) -> Prepared:
-        assert isinstance(backend, SimulatedBackend)
-        device, world = backend, backend.world
-        cycles = problem.flop(shape) / (world.compute_units * world.flop_per_cycle_per_unit * self.share)
-
-        return prepared(
-            device, shape, sets, 1e-2, lambda index: partial(device.compute, cycles, (problem, shape, index))
-        )
-
-
-class SimulatedMatmul(Simulated, MatmulKernel):
+class SimulatedMatmul(Simulated[MatmulProblem, MatmulShape], MatmulKernel):
     """The product of a simulated device."""
 
     name = "simulated.mm"
@@ -160,25 +136,9 @@ class SimulatedMatmul(Simulated, MatmulKernel):
             return "the simulated device multiplies no integers"
         return None
 
-    def prepare(
-        self,
-        backend: Backend,
-        problem: MatmulProblem,
-        shape: MatmulShape,
-        pool: OperandPool,
-        sets: int = 1,
-        rewrite: bool = False,
-    ) -> Prepared:
-        assert isinstance(backend, SimulatedBackend)
+    def run_of(self, device: SimulatedBackend, problem: MatmulProblem, shape: MatmulShape) -> Callable[[object], None]:
         costs = problem.data != "zeros"
-        device, cycles = backend, backend.cycles(shape) * (1 + costs * backend.world.data_cost)
-        for name, buffer in problem.buffers(shape, sets, rewrite).items():
-            pool.take(name, *buffer)
-
-        ready = prepared(
-            device, shape, sets, problem.tolerance, lambda index: partial(device.compute, cycles, (shape, index))
-        )
-        return replace(ready, rewrite_output=(lambda: None) if rewrite else None)
+        return partial(device.compute, device.cycles(shape) * (1 + costs * device.world.data_cost))
 
 
 def prepared(

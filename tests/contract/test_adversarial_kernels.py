@@ -18,9 +18,9 @@ from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.kernels.int_mm import IntMm
 from mamf.operations.matmul.kernels.scaled_formats import Dequantized
 from mamf.operations.matmul.kernels.torch_mm import TorchMm
+from mamf.operations.matmul.selection import kernel as kernel_named
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.operations.variation import Signs
-from mamf.plugins.discovery import kernel as kernel_named
 from mamf.plugins.discovery import open_backend
 from mamf.regimes import Burst, StoppingRule, Sustained
 

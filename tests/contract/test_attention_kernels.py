@@ -15,8 +15,10 @@ from mamf.dtypes import DTYPES
 from mamf.errors import UnsupportedError
 from mamf.operations.attention.kernels.structured_inputs import relevant_share
 from mamf.operations.attention.kernels.torch_attention import PreparedAttention
+from mamf.operations.attention.operation import attention_kernel
 from mamf.operations.attention.shapes import DIRECTIONS, AttentionProblem, AttentionShape
-from mamf.plugins.discovery import ATTENTION_KERNELS, attention_kernel, backend_class, open_backend, registered
+from mamf.operations.operand_sets import take_buffers
+from mamf.plugins.discovery import ATTENTION_KERNELS, backend_class, open_backend, registered
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
@@ -60,7 +62,7 @@ def prepared(kernel, backend, shape, problem=None, **options):
 
 def verdict_on_call(kernel, backend, problem, shape, call):
     """The verdict on a call in place of the kernel's own."""
-    operands = kernel.operands(problem, shape, backend.operand_pool("normal", 0), 1, 0)
+    operands = kernel.operands(problem, shape, take_buffers(backend.operand_pool("normal", 0), problem.buffers(shape)))
     attention = PreparedAttention(kernel, problem, shape, operands)
     return attention.verify(attention.launch_of(call)())
 

@@ -256,13 +256,44 @@ def test_ctrl_c_from_within_a_plugin_ends_the_run_with_its_log(run, monkeypatch,
             "fastest_possible gave nan, not a finite number",
         ),
         (FaultyProblem, "work", gives(Work(0, 0, "")), OPERATION, "is 0, not a number above 0"),
-        (FaultyOperation, "columns", gives({1: 2}), OPERATION, "columns gave a dict, not a mapping of texts to texts"),
-        (FaultyOperation, "columns", gives({"a": object()}), OPERATION, "not a mapping of texts to texts and numbers"),
-        (FaultyOperation, "columns", gives({"a": math.nan}), OPERATION, "columns gave a dict, not a finite number"),
-        (FaultyOperation, "presets", gives({"a": None}), [*OPERATION, "--preset", "a"], "to shapes with their layers"),
-        (FaultyOperation, "presets", gives({1: {}}), [*OPERATION, "--preset", "a"], "to shapes with their layers"),
+        (
+            FaultyOperation,
+            "columns",
+            gives({1: 2}),
+            OPERATION,
+            "columns gave a dict, not a mapping of text to anything",
+        ),
+        (
+            FaultyOperation,
+            "columns",
+            gives({"a": object()}),
+            OPERATION,
+            "gave a dict, not text and finite numbers by name",
+        ),
+        (
+            FaultyOperation,
+            "columns",
+            gives({"a": math.nan}),
+            OPERATION,
+            "gave a dict, not text and finite numbers by name",
+        ),
+        (
+            FaultyOperation,
+            "presets",
+            gives({"a": None}),
+            [*OPERATION, "--preset", "a"],
+            "to a mapping of BandwidthShape to text",
+        ),
+        (
+            FaultyOperation,
+            "presets",
+            gives({1: {}}),
+            [*OPERATION, "--preset", "a"],
+            "to a mapping of BandwidthShape to text",
+        ),
         (FaultyOperation, "name", "other", OPERATION, "its class calls it 'other', its entry point 'faulty'"),
-        (FaultyMatmul, "operation", None, RUN, f"kernel {HERE}:FaultyMatmul is broken: operation is None, not a text"),
+        (FaultyMatmul, "dtypes", (8,), [*MATMUL, "faulty"], "dtypes is a tuple, not a list of text"),
+        (FaultyMatmul, "operation", None, RUN, f"kernel {HERE}:FaultyMatmul is broken: operation is None, not text"),
         (
             FaultyBackend,
             "free_memory",
@@ -350,7 +381,8 @@ def test_a_sensor_that_gives_no_number_fails_no_log(run, monkeypatch, tmp_path):
     )
     assert run(*SWEEP)[0] == 1
     (row,) = read_run_log(tmp_path / "run.jsonl").measurements
-    assert "backend faulty's telemetry is broken: read gave a Reading, not a finite number" in row.reason
+    expected = "read gave a Reading, not one whose watts is a finite number or None"
+    assert f"backend faulty's telemetry is broken: {expected}" in row.reason
 
 
 def test_memory_that_is_gone_at_the_first_product_is_said(run, monkeypatch):
@@ -466,7 +498,7 @@ def test_the_library_warns_of_it(broken):
         ("sustained_traits", {"swing_seconds": 0.0}, "swing_seconds is a number above 0"),
         ("sustained_traits", {"swing_seconds": math.nan}, "swing_seconds is a finite number"),
         ("sustained_traits", {"rest_seconds": -1.0}, "rest_seconds is a number of at least 0"),
-        ("sustained_traits", {"anew_repeatability": 0.01}, "anew_repeatability is a Repeatability or None"),
+        ("sustained_traits", {"anew_repeatability": 0.01}, "anew_repeatability is Repeatability or None"),
         ("burst_traits", {"train_seconds": "0.01"}, "train_seconds is a finite number"),
     ],
 )

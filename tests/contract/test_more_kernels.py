@@ -13,9 +13,9 @@ from verdicts import verified
 from mamf.engine.measure import measure
 from mamf.errors import UnavailableError, UnsupportedError, UsageError
 from mamf.operations.matmul.kernel import MatmulProblem
+from mamf.operations.matmul.selection import kernel, kernels_for
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.plugins.discovery import kernel, open_backend
-from mamf.plugins.selection import kernels_for
+from mamf.plugins.discovery import open_backend
 from mamf.regimes import Burst, StoppingRule
 from mamf.testing import KernelContract
 

@@ -2,16 +2,9 @@
 
 import pytest
 
-from mamf.plugins.discovery import (
-    OPERATIONS,
-    attention_kernel,
-    kernel,
-    kernel_names,
-    kernel_of,
-    open_backend,
-    operation,
-    registered,
-)
+from mamf.operations.attention.operation import attention_kernel
+from mamf.operations.matmul.selection import kernel
+from mamf.plugins.discovery import OPERATIONS, kernel_names, kernel_of, open_backend, operation, registered
 from mamf.testing import AttentionKernelContract, OperationContract, SimulatedBackend
 
 #: A kernel of each operation that runs on any CPU.

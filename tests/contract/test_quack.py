@@ -15,9 +15,9 @@ import torch
 from mamf.engine.measure import measure
 from mamf.errors import UsageError
 from mamf.operations.matmul.kernel import LAYOUTS, MatmulProblem
+from mamf.operations.matmul.selection import kernel, kernels_for
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.plugins.discovery import kernel, open_backend
-from mamf.plugins.selection import kernels_for
+from mamf.plugins.discovery import open_backend
 from mamf.regimes import Burst, StoppingRule
 from mamf.testing import KernelContract
 

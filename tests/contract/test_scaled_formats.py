@@ -12,10 +12,10 @@ from mamf.engine.measure import measure
 from mamf.machine.peaks import find_peak
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.kernels.scaled_formats import Dequantized, FunctionalScaledMm
+from mamf.operations.matmul.selection import kernel, kernel_for
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.operations.quantization import E2M1
-from mamf.plugins.discovery import KERNELS, kernel, open_backend, registered
-from mamf.plugins.selection import kernel_for
+from mamf.plugins.discovery import KERNELS, open_backend, registered
 from mamf.regimes import Burst, StoppingRule
 from mamf.report.sweeps import flat_row, remarks
 from mamf.testing import KernelContract

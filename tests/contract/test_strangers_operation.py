@@ -277,10 +277,10 @@ def test_what_it_had_to_define_is_four_classes_and_nine_methods():
     assert defined() == {
         "Rows": ["parse", "__str__"],
         "LayerNormProblem": ["work", "buffers", "nbytes"],
-        "TorchLayerNorm": ["unsupported", "prepare"],
+        "TorchLayerNorm": ["unsupported", "operand_set"],
         "LayerNorm": ["default_shapes", "axis"],
     }
-    assert len((STRANGER / f"{MODULE}.py").read_text().splitlines()) <= 130
+    assert len((STRANGER / f"{MODULE}.py").read_text().splitlines()) <= 120
 
 
 def listings():

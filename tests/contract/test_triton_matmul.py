@@ -13,9 +13,9 @@ from mamf.errors import UsageError
 from mamf.operations.matmul.kernel import LAYOUTS, MatmulProblem
 from mamf.operations.matmul.kernels.triton_configurations import Configuration, configurations
 from mamf.operations.matmul.kernels.triton_matmul import TritonMatmul, has_descriptors
+from mamf.operations.matmul.selection import kernel, kernels_for
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.plugins.discovery import kernel, open_backend
-from mamf.plugins.selection import kernels_for
+from mamf.plugins.discovery import open_backend
 
 SHAPE = MatmulShape(4096, 4096, 4096)
 INT8, FLOAT8 = MatmulProblem("int8", "int32"), MatmulProblem("float8_e4m3fn", "bfloat16")
@@ -188,7 +188,8 @@ import torch
 from mamf.engine.checking import Checked
 from mamf.operations.matmul.kernel import LAYOUTS, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.plugins.discovery import kernel, open_backend
+from mamf.operations.matmul.selection import kernel
+from mamf.plugins.discovery import open_backend
 torch.set_num_threads(1)
 cpu = open_backend("cpu")
 def check(text, shape, *of_problem, **accumulation):

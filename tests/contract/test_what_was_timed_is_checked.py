@@ -239,10 +239,10 @@ class Telling(TorchMm):
             (),
         ),
         (dict, {}, ()),
-        (lambda: 1 / 0, {}, ("what its time goes to could not be told: ZeroDivisionError: division by zero",)),
-        (lambda: {"matmul": -5e-6}, {}, ("what its time goes to could not be told: ValueError: ",)),
-        (lambda: {"matmul": float("nan")}, {}, ("what its time goes to could not be told: ValueError: ",)),
-        (lambda: {"matmul": "most"}, {}, ("what its time goes to could not be told: TypeError: ",)),
+        (lambda: 1 / 0, {}, ("the parts of its time could not be measured: ZeroDivisionError: division by zero",)),
+        (lambda: {"matmul": -5e-6}, {}, ("the parts of its time could not be measured: ValueError: ",)),
+        (lambda: {"matmul": float("nan")}, {}, ("the parts of its time could not be measured: ValueError: ",)),
+        (lambda: {"matmul": "most"}, {}, ("the parts of its time could not be measured: TypeError: ",)),
     ],
 )
 def test_what_cannot_tell_its_time_is_measured_all_the_same(backend, tell, details, remark):

@@ -11,9 +11,9 @@ import pytest
 from mamf.api.measuring import problem_for, sweep
 from mamf.errors import MamfError
 from mamf.logs.run_log import read_run_log
+from mamf.operations.matmul.selection import kernel_for
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
 from mamf.plugins.discovery import open_backend
-from mamf.plugins.selection import kernel_for
 from mamf.testing import BackendContract, KernelContract
 
 try:

@@ -25,6 +25,7 @@ INTEGRATIONS = "integrations/"
 SHARED_BY_ADAPTERS = (
     "operations/outputs.py",
     "operations/compilation.py",
+    "operations/operand_sets.py",
     "operations/products.py",
     "operations/quantization.py",
     "operations/scaled_products.py",
@@ -40,7 +41,7 @@ PURE = ("operations/matmul/shapes.py", "statistics.py", "dtypes.py", "errors.py"
 #: no floor fails.
 FLOORS = (
     ("errors", "statistics", "tabular", "work", "text"),
-    ("limits", "plugins", "plugins.holding"),
+    ("limits",),
     ("dtypes", "files", "regimes.names", "regimes.calibration", "regimes.traits", "operations.matmul.shapes"),
     ("backend",),
     ("kernel", "machine"),
@@ -66,6 +67,7 @@ FLOORS = (
         "measurement",
     ),
     ("operation", "plausibility"),
+    ("plugins",),
     (
         "operations.unknown",
         "operations.matmul.operation",
@@ -76,9 +78,7 @@ FLOORS = (
         "operations.model.operation",
     ),
     ("operations.batched.operation", "operations.grouped.operation"),
-    ("plugins.contracts",),
-    ("plugins.discovery",),
-    ("plugins.selection",),
+    ("operations.matmul.selection",),
     ("ceilings.ceiling",),
     ("ceilings.share", "ceilings.known", "ceilings.candidates", "ceilings.roof", "ceilings.explanation"),
     ("operations.attention.rows",),
@@ -122,6 +122,7 @@ BESIDE = (
     "torch_backend",
     "operations.outputs",
     "operations.compilation",
+    "operations.operand_sets",
     "operations.triton_driver",
     "operations.products",
     "operations.quantization",

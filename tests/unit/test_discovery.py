@@ -4,9 +4,9 @@ import pytest
 
 from mamf.errors import PluginError, UnavailableError, UnknownNameError, UsageError
 from mamf.operations.matmul.kernel import MatmulProblem
+from mamf.operations.matmul.selection import kernel, kernel_for
 from mamf.plugins import discovery
-from mamf.plugins.discovery import backend_class, backend_statuses, kernel, open_backend, registered
-from mamf.plugins.selection import kernel_for
+from mamf.plugins.discovery import backend_class, backend_statuses, open_backend, registered
 from mamf.testing import SimulatedBackend
 
 

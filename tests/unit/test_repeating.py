@@ -5,9 +5,10 @@ import torch
 
 from mamf.engine.repeating import Repeating
 from mamf.operations.matmul.kernel import MatmulProblem
+from mamf.operations.matmul.selection import kernel
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.operations.outputs import queued_checksum
-from mamf.plugins.discovery import kernel, open_backend
+from mamf.plugins.discovery import open_backend
 from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
 
 SHAPE = MatmulShape(4096, 4096, 4096)

@@ -7,7 +7,7 @@ import pytest
 from test_attention import KERNELS, SlowAttention
 
 from mamf.cli import main
-from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
+from mamf.testing import Physics, SimulatedBackend
 
 BACKEND = ["--backend", "mamf.testing:SimulatedBackend"]
 MATMUL = ["--kernel", "mamf.testing:SimulatedMatmul"]
@@ -166,7 +166,16 @@ def test_every_option_that_decides_a_figure_is_checked(command, run):
     free = {"--budget", "--dry-run", "--output", "--resume", "--notes", "--format", "--top", "--wide", "--baseline"}
     free |= {"--patience", "--help", "--devices"}
     elsewhere = {"--fast-accumulation", "--no-fast-accumulation", "--no-causal", "--no-flush", "--quick", "--no-quick"}
-    elsewhere |= {"--ceiling", "--no-ceiling", "--operation", "--product", "--preset", "--kernel", "--shapes"}
+    elsewhere |= {
+        "--ceiling",
+        "--ceiling-kernel",
+        "--no-ceiling",
+        "--operation",
+        "--product",
+        "--preset",
+        "--kernel",
+        "--shapes",
+    }
     ranges = {"--m-range", "--n-range", "--k-range"}  # as --m
     _, out, _ = run(command, "--help")
     named = {word.strip("[],") for line in out.split("examples:")[0].splitlines() for word in line.split()}
@@ -250,10 +259,9 @@ def found(tmp_path_factory):
 @pytest.fixture
 def beside(run, found, tmp_path, monkeypatch):
     """Resume attention kernels that were measured beside the ceiling ``one``."""
-    monkeypatch.setattr("mamf.cli.attention.installed_kernel", lambda name: SimulatedMatmul())
     for name, log in found.items():
         (tmp_path / name).write_bytes(log)
-    options = ["attention", *BACKEND]
+    options = ["attention", *BACKEND, "--ceiling-kernel", *MATMUL[1:]]
     run(*options, *ATTENTION, *LENGTHS, "--ceiling", "one", "--output", "run.jsonl")
     return lambda *given: run(*options, *ATTENTION, "--resume", "run.jsonl", *given)
 

@@ -629,16 +629,26 @@ def test_kernels_of_one_shape_of_attention_are_of_one_device(run, shared):
     assert found(run.folder / "log.jsonl") == {"simulated"}
 
 
-@pytest.mark.usefixtures("attention_kernels")
-def test_a_ceilings_product_is_visited_by_the_device_of_the_row_and_shares_are_of_the_first(run, shared):
-    backend, shape = Card(0), MatmulShape(8192, 8192, 8192)
-    kernel, rule = SimulatedMatmul(), StoppingRule(0.003)
+class OtherMatmul(SimulatedMatmul):
+    """A third-party kernel that is not installed."""
+
+    name = "other.mm"
+
+
+def find_log(folder, kernel):
+    """A log that holds a ceiling found with a kernel."""
+    backend, shape, rule = Card(0), MatmulShape(8192, 8192, 8192), StoppingRule(0.003)
     row = measure(kernel, MatmulProblem(), shape, Burst(backend), backend.operand_pool("normal", 0), rule)
     figures = {"interval": row.rate_interval, "rounds": 3, "problem": row.problem, "kernel": row.kernel}
     ceiling = Ceiling("Simulated H100", "card0", regime="burst", shape=shape, rate=row.best_rate, **figures)
     header = header_of(backend, "", row.kernel, plan_record(sweep_plan((shape,), row.problem)))
-    with RunLogWriter.create(run.folder / "find.jsonl", header) as writer:
+    with RunLogWriter.create(folder / "find.jsonl", header) as writer:
         writer.write("ceiling", ceiling_record(ceiling))
+
+
+@pytest.mark.usefixtures("attention_kernels")
+def test_a_ceilings_product_is_visited_by_the_device_of_the_row_and_shares_are_of_the_first(run, shared):
+    find_log(run.folder, SimulatedMatmul())
     (code, _, err), log = shared(*ATTENTION, *LENGTHS, "--ceiling", "find.jsonl")
     assert (code, err) == (0, "")
     shares = {each.kernel: [] for each in own(log)}
@@ -648,6 +658,19 @@ def test_a_ceilings_product_is_visited_by_the_device_of_the_row_and_shares_are_o
     assert len({each.device for each in own(log)}) > 1
     assert all(max(each) / min(each) < 1.01 for each in shares.values())
     assert found(run.folder / "log.jsonl") == {"simulated"}
+
+
+@pytest.mark.usefixtures("attention_kernels")
+def test_the_kernel_of_a_ceiling_is_named_to_all_devices_or_they_are_compared_by_another_row(run, shared):
+    find_log(run.folder, OtherMatmul())
+    asked = [*ATTENTION, "--seq-lens", "1024", "8192", "--ceiling", "find.jsonl"]
+    (code, _, err), log = shared(*asked)
+    assert (code, err.count("kernel other.mm of the ceiling is not installed")) == (0, 1)
+    assert {row.shape for row in log.measurements if row.is_reference} == {log.plan.common("bfloat16")[1]}
+    (run.folder / "log.jsonl").unlink()
+    (code, _, err), log = shared(*asked, "--ceiling-kernel", "test_shared_sweep:OtherMatmul")
+    assert (code, err) == (0, "")
+    assert {row.kernel for row in log.measurements if row.is_reference} == {"other.mm"}
 
 
 @pytest.mark.usefixtures("attention_kernels")

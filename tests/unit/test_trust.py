@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 from test_attention import KERNELS
@@ -10,8 +11,9 @@ from mamf import load_ceiling, measure_kernels
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.search_plan import SearchPlan, search_record
 from mamf.cli import main
-from mamf.errors import UsageError
+from mamf.errors import MamfWarning
 from mamf.logs.records import ceiling_record
+from mamf.logs.run_log import read_run_log
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
 from mamf.statistics import Interval
@@ -118,19 +120,62 @@ def test_reading_a_log_imports_nothing(crafted, run, evil, name, command):
     assert not evil()
 
 
-def test_the_kernel_of_a_given_ceiling_is_not_imported(crafted, run, evil):
+CEILING = ["attention", *DEVICE, *ATTENTION[:-1], "--ceiling", "run.jsonl"]
+NOT_BESIDE = "of the ceiling is not installed, so the drift of the device is not measured beside the rows"
+
+
+def of_ceiling(crafted, kernel):
+    """A log whose ceiling names a kernel: the name is what the class calls itself, not what it was asked for as."""
     crafted("find", lambda record: None)
-    shape, interval = MatmulShape(64, 64, 64), Interval(1.0, 1.0, 0.95)
-    found = Ceiling("Simulated H100", None, MatmulProblem(), "burst", "evil:X", shape, 1.0, interval, 3)
-    with (run.folder / "run.jsonl").open("a") as log:
+    shape, interval = MatmulShape(1024, 1024, 1024), Interval(400.0, 400.0, 0.95)
+    found = Ceiling("Simulated H100", None, MatmulProblem(), "burst", kernel, shape, 400.0, interval, 3)
+    with Path("run.jsonl").open("a") as log:
         log.write(json.dumps({"record": "ceiling", **ceiling_record(found)}) + "\n")
-    for dry in ([], ["--dry-run"]):
-        told = "the log names kernel evil:X, which is not installed: install what provides it"
-        assert_refused(run("attention", *DEVICE, *ATTENTION[:-1], "--ceiling", "run.jsonl", *dry), told)
-    known = {("bfloat16", "burst"): load_ceiling(run.folder / "run.jsonl")}
-    with pytest.raises(UsageError, match="names kernel evil:X"):
-        measure_kernels("attention", "b1h16q512k512d64", ceilings=known, backend=SimulatedBackend(), kernels=KERNELS)
+
+
+@pytest.mark.parametrize("kernel", ["evil:X", "simulated.mm"])
+def test_a_ceiling_makes_shares_without_its_kernel_which_is_not_imported(crafted, run, evil, kernel):
+    of_ceiling(crafted, kernel)
+    code, _, err = run(*CEILING, "--output", "out.jsonl")
+    assert code == 0
+    assert err.count(f"kernel {kernel} {NOT_BESIDE}: --ceiling-kernel package.module:Class names it\n") == 1
+    rows = read_run_log("out.jsonl").measurements
+    assert not [row for row in rows if row.is_reference]
+    assert not [row for row in rows if "reference_tflops" in row.details]
+    shown = json.loads(run("show", "out.jsonl", "--format", "json")[1])
+    assert all(row["MAMFU"] for row in shown["measurements"])
     assert not evil()
+
+
+def test_the_kernel_of_a_ceiling_is_measured_beside_the_rows_if_the_command_names_it(crafted, run):
+    of_ceiling(crafted, "simulated.mm")
+    code, _, err = run(*CEILING, "--ceiling-kernel", *MATMUL[1:], "--output", "out.jsonl")
+    assert (code, NOT_BESIDE in err) == (0, False)
+    rows = read_run_log("out.jsonl").measurements
+    assert {row.kernel for row in rows if row.is_reference} == {"simulated.mm"}
+    assert all("reference_tflops" in row.details for row in rows if not row.is_reference)
+
+
+def test_a_kernel_that_no_ceiling_is_of_is_refused(crafted, run):
+    of_ceiling(crafted, "other.mm")
+    found = run(*CEILING, "--ceiling-kernel", *MATMUL[1:])
+    assert_refused(found, "no ceiling was measured with simulated.mm; theirs: other.mm")
+
+
+def test_the_library_measures_the_kernel_of_a_ceiling_if_the_caller_names_it(crafted, run):
+    of_ceiling(crafted, "simulated.mm")
+    known = {("bfloat16", "burst"): load_ceiling("run.jsonl")}
+
+    def references(**options):
+        backend = SimulatedBackend()
+        rows = measure_kernels(
+            "attention", "b1h16q512k512d64", ceilings=known, backend=backend, kernels=KERNELS, **options
+        )
+        return [row.kernel for row in rows if row.is_reference]
+
+    with pytest.warns(MamfWarning, match=NOT_BESIDE):
+        assert references() == []
+    assert set(references(ceiling_kernels=MATMUL[1:])) == {"simulated.mm"}
 
 
 def test_the_kernels_of_a_search_are_not_imported(crafted, run, evil):

@@ -8,6 +8,7 @@ from mamf.backend import Backend
 from mamf.operation import FlopOperation
 from mamf.operations.attention.kernel import AttentionKernel
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.plugins.discovery import kernel_of
 
 _LENGTHS = (1024, 4096, 16384)
 _TOKENS = 16384
@@ -26,3 +27,8 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
 
     def axis(self, shape: AttentionShape) -> float:
         return float(shape.seqlen_k)
+
+
+def attention_kernel(name: str) -> AttentionKernel:
+    """A kernel by name. Raises as ``kernel_of`` does."""
+    return kernel_of(Attention(), name)  # type: ignore[return-value]

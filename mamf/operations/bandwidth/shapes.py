@@ -140,7 +140,7 @@ class BandwidthProblem:
     def buffers(self, shape: BandwidthShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
         """The device buffers that the arrays need: ``sets`` of each."""
         elements = aligned(self.elements(shape)) * self.sets(shape, sets)
-        return {name: Buffer(elements, self.dtype) for name in self.arrays}
+        return {name: Buffer(elements, self.dtype, name in READS[self.pattern]) for name in self.arrays}
 
     def nbytes(self, shape: BandwidthShape, sets: int = 1, rewrite: bool = False) -> int:
         """Bytes of all arrays together."""

@@ -80,7 +80,7 @@ class CollectiveProblem:
     def buffers(self, shape: CollectiveShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
         """What a rank sends and where it receives. One set does: what is sent is read from the memory anyway."""
         sent, received = self.elements(shape)
-        return {"sent": Buffer(sent, self.dtype), "received": Buffer(received, self.dtype)}
+        return {"sent": Buffer(sent, self.dtype), "received": Buffer(received, self.dtype, fill=False)}
 
     def nbytes(self, shape: CollectiveShape, sets: int = 1, rewrite: bool = False) -> int:
         return sum(buffer.nbytes for buffer in self.buffers(shape).values())

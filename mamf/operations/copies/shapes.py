@@ -15,7 +15,7 @@ from mamf.work import Work
 
 Direction = Literal["to_device", "to_host", "to_peer"]
 DIRECTIONS: tuple[str, ...] = get_args(Direction)
-_TOLD = {"to_device": "pinned host to device", "to_host": "device to pinned host", "to_peer": "device to next device"}
+_PATHS = {"to_device": "pinned host to device", "to_host": "device to pinned host", "to_peer": "device to next device"}
 
 
 class CopyShape(BandwidthShape):
@@ -42,7 +42,7 @@ class CopyProblem:
         whole_number("seed", self.seed, 0, LARGEST_SEED)
 
     def work(self, shape: CopyShape) -> Work:
-        return Work(0.0, shape.nbytes, f"{_TOLD[self.direction]}, bytes counted once", "TB/s")
+        return Work(0.0, shape.nbytes, f"{_PATHS[self.direction]}, bytes counted once", "TB/s")
 
     def buffers(self, shape: CopyShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
         """What lies on the device itself."""

@@ -80,12 +80,12 @@ class ProductProblem:
         needed = {
             "a": Buffer(aligned(elements["a"]) * sets, UNQUANTIZED if format else self.dtype),
             "b": Buffer(aligned(elements["b"]) * sets, UNQUANTIZED if format else self.b_dtype),
-            "c": Buffer(aligned(elements["c"]) * sets, self.out_dtype),
+            "c": Buffer(aligned(elements["c"]) * sets, self.out_dtype, fill=False),
         }
         if format:
             for name in ("a", "b"):
                 nbytes = elements[name] // format.values_per_byte
-                needed[f"{name}_quantized"] = Buffer(aligned(nbytes) * sets, "uint8")
+                needed[f"{name}_quantized"] = Buffer(aligned(nbytes) * sets, "uint8", fill=False)
         if rewrite:
             needed["c_rewrite"] = Buffer(elements["c"], self.out_dtype)
         return needed

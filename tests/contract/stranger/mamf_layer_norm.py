@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch.nn.functional import layer_norm
 
-from mamf.backend import Backend, OperandPool
+from mamf.backend import Backend
 from mamf.errors import UsageError
-from mamf.kernel import Buffer, Kernel, Prepared, Verdict, aligned
+from mamf.kernel import Buffer, Verdict, aligned
 from mamf.operation import Operation
-from mamf.operations.outputs import Unchanged, poison_outputs
+from mamf.operations.operand_sets import OperandSet, TorchKernel, shaped
 from mamf.work import Work
 
 _TOLERANCES = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
@@ -56,40 +56,25 @@ class LayerNormProblem:
         return 2 * self.buffers(shape, sets)["x"].nbytes
 
 
-class TorchLayerNorm(Kernel[LayerNormProblem, Rows]):
+class TorchLayerNorm(TorchKernel[LayerNormProblem, Rows]):
     name = "torch"
     operation = "layer_norm"
 
     def unsupported(self, backend: Backend, problem: LayerNormProblem) -> str | None:
         return None if problem.dtype in _TOLERANCES else f"it takes {', '.join(_TOLERANCES)}"
 
-    def prepare(
-        self,
-        backend: Backend,
-        problem: LayerNormProblem,
-        shape: Rows,
-        pool: OperandPool,
-        sets: int = 1,
-        rewrite: bool = False,
-    ) -> Prepared:
-        whole = pool.take("x", *problem.buffers(shape, sets)["x"])
-        count = shape.rows * shape.width
-        views = [
-            whole[start : start + count].view(shape.rows, -1)
-            for start in range(0, sets * aligned(count), aligned(count))
-        ]
+    def operand_set(
+        self, backend: Backend, problem: LayerNormProblem, shape: Rows, flat: Mapping[str, torch.Tensor]
+    ) -> OperandSet:
+        normalize = functools.partial(layer_norm, normalized_shape=[shape.width], eps=problem.eps)
+        x = shaped(flat["x"], shape.rows, shape.width)
 
-        def verify(index: int, result: torch.Tensor) -> Verdict:
-            x, y = views[index][:16].cpu().double(), result[:16].cpu().double()
-            reference = layer_norm(x, [shape.width], eps=problem.eps)
-            return Verdict(float((y - reference).norm() / reference.norm()), _TOLERANCES[problem.dtype])
+        def verify(result: torch.Tensor) -> Verdict:
+            reference = normalize(x[:16].cpu().double())
+            error = (result[:16].cpu().double() - reference).norm() / reference.norm()
+            return Verdict(float(error), _TOLERANCES[problem.dtype])
 
-        return Prepared(
-            [functools.partial(layer_norm, x, [shape.width], eps=problem.eps) for x in views],
-            verify,
-            lambda returned: [poison_outputs([], each) for each in returned],
-            Unchanged({"x": whole}),
-        )
+        return OperandSet(functools.partial(normalize, x), verify)
 
 
 class LayerNorm(Operation[LayerNormProblem, Rows]):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
 
 import torch
 
@@ -13,7 +12,7 @@ from mamf.backend import Backend, Unavailable
 from mamf.operations.attention.kernels.attention_reference import row_blocks
 from mamf.operations.attention.kernels.torch_attention import TorchAttention
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
-from mamf.operations.compilation import compiled_for_repetition, with_own_cache
+from mamf.operations.compilation import compile_for_shape, compiled_for_repetition
 from mamf.torch_backend import TorchBackend
 
 
@@ -28,9 +27,6 @@ class Eager(TorchAttention):
     def bound(self, problem: AttentionProblem) -> float:
         # Scores are rounded too, where they are kept in 16 bits: 5.9e-3 in bfloat16, at most, in results/.
         return super().bound(problem) * 2.4
-
-    def attend(self, shape: AttentionShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError("bound to a mask by bind")
 
     def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
         if shape.causal and shape.seqlen_q > shape.seqlen_k:
@@ -76,7 +72,4 @@ class CompiledEager(Eager):
         return compiled_for_repetition()
 
     def bind(self, backend: Backend, problem: AttentionProblem, shape: AttentionShape) -> Callable[..., torch.Tensor]:
-        written = with_own_cache(super().bind(backend, problem, shape))
-        compiled: Any = torch.compile(written, dynamic=False, fullgraph=True, options={"pattern_matcher": False})
-        call: Callable[..., torch.Tensor] = compiled
-        return call
+        return compile_for_shape(super().bind(backend, problem, shape), options={"pattern_matcher": False})

@@ -12,7 +12,7 @@ from mamf.backend import Backend, Unavailable
 from mamf.errors import first_line
 from mamf.operations.attention.kernels.torch_attention import TorchAttention
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
-from mamf.operations.compilation import compiled_for_repetition, with_own_cache
+from mamf.operations.compilation import compile_for_shape, compiled_for_repetition
 from mamf.torch_backend import TorchBackend
 
 #: Query-key pairs up to which the mask is made densely, before it is reduced to blocks: some bytes each.
@@ -44,9 +44,6 @@ class Flex(TorchAttention):
     def settings(self, backend: Backend, problem: AttentionProblem) -> AbstractContextManager[object]:
         return compiled_for_repetition()
 
-    def attend(self, shape: AttentionShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError("bound to a mask by bind")
-
     def bind(self, backend: Backend, problem: AttentionProblem, shape: AttentionShape) -> Callable[..., torch.Tensor]:
         assert isinstance(backend, TorchBackend)
         from torch.nn.attention.flex_attention import flex_attention
@@ -56,10 +53,7 @@ class Flex(TorchAttention):
         def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
             return flex_attention(q, k, v, block_mask=mask, enable_gqa=has_groups)
 
-        # fullgraph: an error instead of a silent, slow, uncompiled run.
-        compiled: Any = torch.compile(with_own_cache(attention), dynamic=False, fullgraph=True)
-        call: Callable[..., torch.Tensor] = compiled
-        return call
+        return compile_for_shape(attention)
 
 
 def block_mask(shape: AttentionShape, device: torch.device) -> Any:

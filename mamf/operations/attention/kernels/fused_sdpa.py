@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from mamf.operations.attention.kernels.library_attention import LibraryAttention
+from mamf.operations.attention.kernels.library_attention import LibraryAttention, output_of
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 
 
@@ -38,5 +38,4 @@ class FusedSdpa(LibraryAttention):
         v: torch.Tensor,
     ) -> torch.Tensor:
         mask, dropout, scale, softmax_mode, recompute = None, 0.0, None, "None", True
-        output: torch.Tensor = function(q, k, v, mask, dropout, shape.causal, scale, softmax_mode, recompute)
-        return output
+        return output_of(function(q, k, v, mask, dropout, shape.causal, scale, softmax_mode, recompute))

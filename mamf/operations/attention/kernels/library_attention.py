@@ -104,9 +104,6 @@ class LibraryAttention(TorchAttention):
         function = self.loaded()
         return lambda q, k, v: self.call(function, problem, shape, q, k, v)
 
-    def attend(self, shape: AttentionShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError("bound to the library's function by bind")
-
     def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
         if not self.has_unequal_head_dims and shape.head_dim != shape.head_dim_v:
             return f"{self.name} needs values as wide as keys"

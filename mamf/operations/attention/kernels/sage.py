@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from mamf.machine.environment import package_version
-from mamf.operations.attention.kernels.library_attention import AbsentError, Capability, QuantizedAttention
+from mamf.operations.attention.kernels.library_attention import AbsentError, Capability, QuantizedAttention, output_of
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 
 _FLOAT16, _FP8 = ("int8", "float16"), ("int8", "float8_e4m3fn")
@@ -67,8 +67,7 @@ class _Sage(QuantizedAttention):
         v: torch.Tensor,
     ) -> torch.Tensor:
         k, options = self.arguments(shape, k)
-        output: torch.Tensor = function(q, k, v, tensor_layout="HND", is_causal=shape.causal, **options)
-        return output
+        return output_of(function(q, k, v, tensor_layout="HND", is_causal=shape.causal, **options))
 
 
 class Sage1(_Sage):

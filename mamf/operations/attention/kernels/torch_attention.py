@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import secrets
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -26,7 +25,8 @@ from mamf.operations.attention.kernels.attention_reference import (
 )
 from mamf.operations.attention.kernels.structured_inputs import block_structured
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
-from mamf.operations.outputs import Unchanged, poison_outputs, tensors_of, without_torch, wrong_type
+from mamf.operations.operand_sets import OperandSet, prepared_sets, shaped, split, take_buffers
+from mamf.operations.outputs import Unchanged, tensors_of, without_torch, wrong_type
 from mamf.operations.variation import fresh_signs
 
 #: The command where a device is not one that a kernel is made for: torch's own choice runs on each.
@@ -47,9 +47,8 @@ _ROW_TOLERANCE, _ROW_TOLERANCE_APPROXIMATE = 0.25, 0.6
 
 
 class TorchAttention(AttentionKernel):
-    """Derived kernels supply ``attend``. ``layout``: ``bhsd`` or ``bshd``, the order of batch, heads and sequence.
-
-    ``has_gqa``: takes fewer kv heads than heads.
+    """Derived kernels supply ``attend`` or ``bind``. ``layout``: the order of batch, heads and sequence, ``bhsd`` or
+    ``bshd``. ``has_gqa``: takes fewer kv heads than heads.
     """
 
     layout: ClassVar[str] = "bhsd"
@@ -63,9 +62,9 @@ class TorchAttention(AttentionKernel):
     def unavailable(self, backend: Backend) -> Unavailable | None:
         return without_torch(backend)
 
-    @abstractmethod
     def attend(self, shape: AttentionShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """The output, in the kernel's layout."""
+        raise NotImplementedError(f"{type(self).__name__} supplies neither attend nor bind")
 
     def bind(self, backend: Backend, problem: AttentionProblem, shape: AttentionShape) -> Callable[..., torch.Tensor]:
         """``attend`` for one shape; compiling kernels compile here. Called with q, k, v."""
@@ -98,8 +97,8 @@ class TorchAttention(AttentionKernel):
         rewrite: bool = False,
     ) -> Prepared:
         call = self.bind(backend, problem, shape)
-        every = [self.operands(problem, shape, pool, sets, index) for index in range(sets)]
-        attentions = [PreparedAttention(self, problem, shape, operands) for operands in every]
+        memory = split(take_buffers(pool, problem.buffers(shape, sets)), sets)
+        attentions = [PreparedAttention(self, problem, shape, self.operands(problem, shape, flat)) for flat in memory]
         if problem.direction == "bwd":
             # What a library allocates once, such as a workspace, is not what a saved forward pass holds.
             attentions[0].launch_of(call)
@@ -107,38 +106,23 @@ class TorchAttention(AttentionKernel):
         before = backend.allocated_memory()
         launches = [attention.launch_of(call) for attention in attentions]
         after = backend.allocated_memory()
+        ready = [each.operand_set(launch) for each, launch in zip(attentions, launches, strict=True)]
 
-        def poison(returned: Sequence[object]) -> None:
-            for result in returned:
-                poison_outputs((), result)
+        def unchanged() -> Sequence[str]:
+            return tuple(dict.fromkeys(name for each in attentions for name in each.unchanged()))
 
-        def change_operands() -> None:
-            for each in attentions:
-                each.change_signs()
-
-        return Prepared(
-            launches=launches,
-            verify=lambda index, result: attentions[index].verify(result),
-            verify_whole=lambda index, result: attentions[index].verify_whole(result),
-            change_operands=change_operands,
-            poison=poison,
-            changed_operands=lambda: tuple(dict.fromkeys(name for each in attentions for name in each.changed())),
-            held_bytes=0 if before is None or after is None else (after - before) // sets,
-        )
+        held = 0 if before is None or after is None else (after - before) // sets
+        return prepared_sets(ready, unchanged, held_bytes=held)
 
     def operands(
-        self, problem: AttentionProblem, shape: AttentionShape, pool: OperandPool, sets: int, index: int
+        self, problem: AttentionProblem, shape: AttentionShape, flat: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """q, k, v and, for a backward pass, do: views of the pool's buffers in the kernel's layout."""
+        """q, k, v and, for a backward pass, do: views of flat memory in the kernel's layout."""
         views = {}
-        for name, buffer in problem.buffers(shape, sets).items():
-            size = buffer.elements // sets
+        for name, tensor in flat.items():
             heads, length, width = dimensions(shape)[name]
-            flat = pool.take(name, *buffer)[index * size :][: shape.batch * heads * length * width]
-            order = (
-                (shape.batch, heads, length, width) if self.layout == "bhsd" else (shape.batch, length, heads, width)
-            )
-            views[name] = flat.view(order)
+            order = (heads, length) if self.layout == "bhsd" else (length, heads)
+            views[name] = shaped(tensor, shape.batch, *order, width)
         if problem.sparsity:
             views |= block_structured(views["q"], views["k"], problem.sparsity, 2 if self.layout == "bhsd" else 1)
         return views
@@ -169,10 +153,15 @@ class PreparedAttention:
         self._forward: torch.Tensor | None = None
         self._reference: Reference | None = None
         self._details: dict[str, Any] = {}
-        self._unchanged = Unchanged(operands)
+        self.unchanged = Unchanged(operands)
         # Signs of V and of dO against what they were.
         self._heads, self._last = (shape.batch, shape.kv_heads, 1, 1), 0
         self._of_v = self._of_do = torch.ones((*self._heads, 1), dtype=torch.int8, device=operands["v"].device)
+
+    def operand_set(self, launch: Callable[[], object]) -> OperandSet:
+        return OperandSet(
+            launch, self.verify, verify_whole=self.verify_whole, change=self.change_signs, restore=self.restore_signs
+        )
 
     def forward(self, call: Callable[..., torch.Tensor]) -> torch.Tensor:
         with torch.no_grad():
@@ -221,10 +210,8 @@ class PreparedAttention:
                 whole.unflatten(1, (self._shape.kv_heads, -1)).mul_(of_v if name == "v" else of_v * of_do)
         self._of_v, self._of_do = self._of_v * of_v, self._of_do * of_do
 
-    def changed(self) -> Sequence[str]:
-        """The operands that launches changed."""
+    def restore_signs(self) -> None:
         self._flip(self._of_v, self._of_do)
-        return self._unchanged()
 
     def verify(self, result: object) -> Verdict:
         """All of the output and gradients of two heads."""

@@ -13,13 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from mamf.backend import Backend, OperandPool, Unavailable
+from mamf.backend import Backend, OperandPool
 from mamf.dtypes import DTYPES
 from mamf.errors import UnsupportedError
-from mamf.kernel import Prepared, Verdict, aligned
+from mamf.kernel import Prepared, Verdict
 from mamf.operations.bandwidth.kernel import BandwidthKernel
 from mamf.operations.bandwidth.shapes import READS, BandwidthProblem, BandwidthShape
-from mamf.operations.outputs import Unchanged, as_words, poison_outputs, sampled_indices, without_torch
+from mamf.operations.operand_sets import OperandSet, TorchKernel
+from mamf.operations.outputs import as_words, sampled_indices
+from mamf.torch_backend import torch_dtype
 
 #: What is written, and what a triad multiplies by: exact in every dtype, so a triad rounds twice at most.
 SCALAR = 3.0
@@ -32,11 +34,8 @@ _SMALLEST = 1e-3
 _SURELY = 6
 
 
-class TorchArrays(BandwidthKernel):
+class TorchArrays(TorchKernel[BandwidthProblem, BandwidthShape], BandwidthKernel):
     """A kernel over torch's tensors. Derived kernels say how they launch."""
-
-    def unavailable(self, backend: Backend) -> Unavailable | None:
-        return without_torch(backend)
 
     def sums(self, backend: Backend, problem: BandwidthProblem) -> tuple[int, str]:
         """Elements and dtype of what a read writes: sums of parts of the array."""
@@ -57,74 +56,58 @@ class TorchArrays(BandwidthKernel):
         sets: int = 1,
         rewrite: bool = False,
     ) -> Prepared:
-        buffers = problem.buffers(shape, sets)
-        whole = {name: pool.take(name, *buffer, fill=name != "a") for name, buffer in buffers.items()}
-        count, dtype = self.sums(backend, problem)
-        sums = pool.take("sums", aligned(count) * sets, dtype, fill=False)
-        passes = [
-            PreparedPass(self, backend, problem, shape, whole, sums[aligned(count) * index :][:count], index)
-            for index in range(problem.sets(shape, sets))
-        ]
+        return super().prepare(backend, problem, shape, pool, problem.sets(shape, sets), rewrite)
 
-        def poison(returned: Sequence[object]) -> None:
-            for each, result in zip(passes, returned, strict=True):
-                poison_outputs([each.output], result)
-
-        return Prepared(
-            launches=[each.launch for each in passes],
-            verify=lambda index, result: passes[index].verify(),
-            poison=poison,
-            changed_operands=Unchanged({name: whole[name] for name in READS[problem.pattern]}),
-            rewrite_output=passes[0].output.zero_ if rewrite else None,
-        )
-
-
-class PreparedPass:
-    """One operand set: its launch, and what it must leave in its output, from operands as they were before."""
-
-    def __init__(
-        self,
-        kernel: TorchArrays,
-        backend: Backend,
-        problem: BandwidthProblem,
-        shape: BandwidthShape,
-        whole: Mapping[str, torch.Tensor],
-        sums: torch.Tensor,
-        index: int,
-    ) -> None:
-        count = problem.elements(shape)
-        arrays = {name: tensor[aligned(count) * index :][:count] for name, tensor in whole.items()}
-        self._pattern = problem.pattern
-        self._operands = [arrays[name] for name in READS[problem.pattern]]
-        self.output = arrays.get("a", sums)
-        self.launch, self._times = kernel.bind(backend, problem, arrays, sums)
-        if self._pattern == "read":
-            self._tolerance = 2 * DTYPES[str(sums.dtype).removeprefix("torch.")].tolerance
-            device = torch.device("cpu") if backend.unsupported_dtype("float64") else sums.device
-            self._sum, self._norm = sum_and_norm(self._operands[0], device)
-            require_range(self._times * self._norm, sums.dtype)
+    def operand_set(
+        self, backend: Backend, problem: BandwidthProblem, shape: BandwidthShape, flat: Mapping[str, torch.Tensor]
+    ) -> OperandSet:
+        (count, dtype), device = self.sums(backend, problem), next(iter(flat.values())).device
+        sums = torch.empty(count, dtype=torch_dtype(dtype), device=device)
+        arrays = {name: flat[name][: problem.elements(shape)] for name in problem.arrays}
+        launch, times = self.bind(backend, problem, arrays, sums)
+        operands, output = [arrays[name] for name in READS[problem.pattern]], arrays.get("a", sums)
+        if problem.pattern == "read":
+            verify = verify_sum(operands[0], sums, times, "cpu" if backend.unsupported_dtype("float64") else device)
         else:
-            # Each element is held to it, and is rounded twice.
-            self._tolerance = 2 * DTYPES[problem.dtype].tolerance if self._pattern == "triad" else 0.0
-            self._sampled = sampled_indices(count, _SAMPLED, random.Random(problem.seed)).to(self.output.device)
-            self._sampled_operands = [on_host(operand, self._sampled) for operand in self._operands]
+            verify = verify_elements(problem, operands, output)
+        return OperandSet(launch, verify, outputs=[output])
 
-    def verify(self) -> Verdict:
-        return Verdict(self._sum_error() if self._pattern == "read" else self._worst_error(), self._tolerance)
 
-    def _sum_error(self) -> float:
-        """How far the sum is off, as a share of the array's norm: any element left out shows in a float32's."""
-        difference = abs(self.output.cpu().to(torch.float64).sum().item() - self._times * self._sum)
-        return difference / (self._times * self._norm) if self._norm else difference and math.inf
+def verify_sum(
+    array: torch.Tensor, sums: torch.Tensor, times: float, device: torch.device | str
+) -> Callable[[object], Verdict]:
+    """How far ``sums`` are off from ``times`` the sum of the array, as a share of its norm: any element left out shows
+    in a float32's. ``device``: one that has float64. Raises UnsupportedError for an array whose sum may be out of
+    range.
+    """
+    tolerance = 2 * DTYPES[str(sums.dtype).removeprefix("torch.")].tolerance
+    total, norm = (times * each for each in sum_and_norm(array, device))
+    require_range(norm, sums.dtype)
 
-    def _worst_error(self) -> float:
-        chunks = zip(*(tensor.split(_CHUNK) for tensor in (self.output, *self._operands)), strict=True)
-        wide = torch.float64 if self.output.dtype == torch.float64 else torch.float32
-        worst = torch.stack([error_of(self._pattern, a, operands, wide) for a, *operands in chunks]).max().item()
-        on_sampled = error_of(
-            self._pattern, on_host(self.output, self._sampled), self._sampled_operands, torch.float64
-        ).item()
-        return worst if math.isnan(worst) else max(worst, on_sampled)
+    def verify(result: object) -> Verdict:
+        difference = abs(sums.cpu().to(torch.float64).sum().item() - total)
+        return Verdict(difference / norm if norm else difference and math.inf, tolerance)
+
+    return verify
+
+
+def verify_elements(
+    problem: BandwidthProblem, operands: Sequence[torch.Tensor], output: torch.Tensor
+) -> Callable[[object], Verdict]:
+    """The worst error of an element, by the device; of sampled ones also by the host, from operands as they are now."""
+    # Each element of a triad is rounded twice.
+    tolerance = 2 * DTYPES[problem.dtype].tolerance if problem.pattern == "triad" else 0.0
+    sampled = sampled_indices(output.numel(), _SAMPLED, random.Random(problem.seed)).to(output.device)
+    sampled_operands = [on_host(operand, sampled) for operand in operands]
+    wide = torch.float64 if output.dtype == torch.float64 else torch.float32
+
+    def verify(result: object) -> Verdict:
+        chunks = zip(*(tensor.split(_CHUNK) for tensor in (output, *operands)), strict=True)
+        worst = torch.stack([error_of(problem.pattern, a, own, wide) for a, *own in chunks]).max().item()
+        by_host = error_of(problem.pattern, on_host(output, sampled), sampled_operands, torch.float64).item()
+        return Verdict(worst if math.isnan(worst) else max(worst, by_host), tolerance)
+
+    return verify
 
 
 def error_of(pattern: str, a: torch.Tensor, operands: Sequence[torch.Tensor], wide: torch.dtype) -> torch.Tensor:
@@ -138,7 +121,7 @@ def error_of(pattern: str, a: torch.Tensor, operands: Sequence[torch.Tensor], wi
     return ((a.to(wide) - (b + SCALAR * c)).abs() / scale).max().to(torch.float32)
 
 
-def sum_and_norm(array: torch.Tensor, device: torch.device) -> tuple[float, float]:
+def sum_and_norm(array: torch.Tensor, device: torch.device | str) -> tuple[float, float]:
     """In float64, on a device that has it."""
     total = squares = 0.0
     for chunk in array.split(_CHUNK):

@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from mamf.backend import Backend
 from mamf.operations.batched.kernel import BatchedKernel
 from mamf.operations.batched.shapes import BatchedProblem, BatchedShape
+from mamf.operations.operand_sets import OperandSet, shaped
 from mamf.operations.products import (
-    ProductSet,
     TorchProducts,
     laid_out,
+    product_set,
     smaller,
 )
 from mamf.operations.whole_products import Part
@@ -27,11 +29,13 @@ class TorchBatched(TorchProducts[BatchedProblem, BatchedShape], BatchedKernel):
     def bind(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Callable[[], object]:
         """The launch over A (B,M,K), B (B,K,N) and C (B,M,N)."""
 
-    def operand_set(self, problem: BatchedProblem, shape: BatchedShape, flat: Mapping[str, torch.Tensor]) -> ProductSet:
+    def operand_set(
+        self, backend: Backend, problem: BatchedProblem, shape: BatchedShape, flat: Mapping[str, torch.Tensor]
+    ) -> OperandSet:
         a = laid_out(flat["a"], shape.m, shape.k, problem.layout[0], shape.batch)
         b = laid_out(flat["b"], shape.k, shape.n, problem.layout[1], shape.batch)
-        c = flat["c"].view(shape.batch, shape.m, shape.n)
-        return ProductSet(problem, self.bind(a, b, c), c, lambda output: [Part(a, b.mT, output)], smaller(a, b.mT))
+        c = shaped(flat["c"], shape.batch, shape.m, shape.n)
+        return product_set(problem, self.bind(a, b, c), c, lambda output: [Part(a, b.mT, output)], smaller(a, b.mT))
 
 
 class Bmm(TorchBatched):

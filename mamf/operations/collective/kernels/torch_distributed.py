@@ -75,7 +75,7 @@ def take(problem: CollectiveProblem, shape: CollectiveShape, pool: OperandPool) 
     """What is sent, other data on each rank, and where is received."""
     buffers = problem.buffers(shape)
     sent = pool.take(f"sent by {torch.distributed.get_rank()}", *buffers["sent"])
-    return sent, pool.take("received", *buffers["received"], fill=False)
+    return sent, pool.take("received", *buffers["received"])
 
 
 def exchanged(own: object) -> list[Any]:

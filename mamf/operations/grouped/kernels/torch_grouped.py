@@ -11,10 +11,11 @@ import torch
 from mamf.backend import Backend, Unavailable
 from mamf.operations.grouped.kernel import GroupedKernel
 from mamf.operations.grouped.shapes import GroupedProblem, GroupedShape
+from mamf.operations.operand_sets import OperandSet, shaped
 from mamf.operations.products import (
-    ProductSet,
     TorchProducts,
     laid_out,
+    product_set,
     smaller,
 )
 from mamf.operations.whole_products import Part
@@ -30,16 +31,18 @@ class TorchGrouped(TorchProducts[GroupedProblem, GroupedShape], GroupedKernel):
     def bind(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, tokens: Sequence[int]) -> Callable[[], object]:
         """The launch over A (T,K), B (E,K,N) and C (T,N); ``tokens`` of each expert."""
 
-    def operand_set(self, problem: GroupedProblem, shape: GroupedShape, flat: Mapping[str, torch.Tensor]) -> ProductSet:
+    def operand_set(
+        self, backend: Backend, problem: GroupedProblem, shape: GroupedShape, flat: Mapping[str, torch.Tensor]
+    ) -> OperandSet:
         a = laid_out(flat["a"], shape.tokens, shape.k, problem.layout[0])
         b = laid_out(flat["b"], shape.k, shape.n, problem.layout[1], shape.experts)
-        c, tokens = flat["c"].view(shape.tokens, shape.n), problem.tokens_of_experts(shape)
+        c, tokens = shaped(flat["c"], shape.tokens, shape.n), problem.tokens_of_experts(shape)
 
         def parts(output: torch.Tensor) -> list[Part]:
             groups = zip(a.split(list(tokens)), b.mT, output.split(list(tokens)), strict=True)
             return [Part(rows[None], weights[None], of[None]) for rows, weights, of in groups if len(rows)]
 
-        return ProductSet(problem, self.bind(a, b, c, tokens), c, parts, smaller(a, b.mT))
+        return product_set(problem, self.bind(a, b, c, tokens), c, parts, smaller(a, b.mT))
 
 
 class GroupedMm(TorchGrouped):
@@ -79,8 +82,7 @@ def grouped_mm() -> Callable[..., torch.Tensor] | None:
 
 def is_refusal(error: Exception) -> bool:
     """Whether torch says that it has no such product: for this dtype or with these strides."""
-    told = str(error)
-    return isinstance(error, (RuntimeError, ValueError)) and any(word in told for word in _REFUSALS)
+    return isinstance(error, (RuntimeError, ValueError)) and any(text in str(error) for text in _REFUSALS)
 
 
 class Loop(TorchGrouped):

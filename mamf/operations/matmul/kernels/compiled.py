@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
 from mamf.backend import Backend, Unavailable
-from mamf.operations.compilation import with_own_cache
+from mamf.operations.compilation import compile_for_shape
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.kernels.torch_mm import TorchMm
 
@@ -30,6 +29,5 @@ class Compiled(TorchMm):
         def multiply(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
             return torch.mm(left, right)
 
-        own = with_own_cache(multiply)
-        product: Any = torch.compile(own, mode="max-autotune-no-cudagraphs", dynamic=False, fullgraph=True)
+        product = compile_for_shape(multiply, mode="max-autotune-no-cudagraphs")
         return lambda: product(a, b), 1.0

@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-from mamf.backend import Backend, OperandPool, Unavailable
+from mamf.backend import Backend, Unavailable
 from mamf.errors import UnsupportedError, UsageError
-from mamf.kernel import Prepared
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.kernels.torch_matmul import TorchMatmul
 from mamf.operations.matmul.shapes import MatmulShape
@@ -78,17 +77,8 @@ class Quack(TorchMatmul):
         architecture = architecture_of(backend)
         return [Quack(text, architecture) for text in _CONFIGURATIONS[architecture]]
 
-    def prepare(
-        self,
-        backend: Backend,
-        problem: MatmulProblem,
-        shape: MatmulShape,
-        pool: OperandPool,
-        sets: int = 1,
-        rewrite: bool = False,
-    ) -> Prepared:
-        configured = Quack(self.text, architecture_of(backend))
-        return super(Quack, configured).prepare(backend, problem, shape, pool, sets, rewrite)
+    def configured(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Quack:
+        return Quack(self.text, architecture_of(backend))
 
     def refuses(self, error: Exception) -> bool:
         """Whether CuTe DSL, or quack's own checks, do not take a configuration."""
@@ -134,6 +124,6 @@ def _launch(product: Any, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, con
 
 
 def architecture_of(backend: Backend) -> int:
-    """The major number of an NVIDIA architecture: 9 of sm_90; 0 where it is not told."""
+    """The major number of an NVIDIA architecture: 9 of sm_90; 0 if it is unknown."""
     match = re.fullmatch(r"sm_(\d+)\d", backend.info.architecture or "", re.ASCII)
     return int(match[1]) if match else 0

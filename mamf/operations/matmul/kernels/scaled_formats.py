@@ -12,8 +12,9 @@ import torch
 from mamf.backend import Backend
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.operand_sets import OperandSet, shaped
 from mamf.operations.outputs import float32_precision
-from mamf.operations.products import ProductSet, smaller
+from mamf.operations.products import product_set, smaller
 from mamf.operations.quantization import Quantized, swizzled
 from mamf.operations.scaled_products import ScaledProducts, quantized_operand, rows_of
 from mamf.operations.whole_products import Part
@@ -41,11 +42,11 @@ class FormatMatmul(ScaledProducts[MatmulProblem, MatmulShape], MatmulKernel):
 
     def operand_set(
         self, backend: Backend, problem: MatmulProblem, shape: MatmulShape, flat: Mapping[str, torch.Tensor]
-    ) -> ProductSet:
+    ) -> OperandSet:
         a, b = (quantized_operand(backend, problem, shape, name, flat) for name in ("a", "b"))
         values, weights = (rows_of(shape, name, flat)[None] for name in ("a", "b"))
-        c = flat["c"].view(shape.m, shape.n)
-        return ProductSet(
+        c = shaped(flat["c"], shape.m, shape.n)
+        return product_set(
             problem,
             self.bind(backend, problem, a, b, c),
             c,

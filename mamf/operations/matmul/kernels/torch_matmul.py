@@ -11,7 +11,8 @@ import torch
 from mamf.backend import Backend, Unavailable
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.operations.products import ProductSet, TorchProducts, laid_out, smaller
+from mamf.operations.operand_sets import OperandSet, shaped
+from mamf.operations.products import TorchProducts, laid_out, product_set, smaller
 from mamf.operations.whole_products import Part
 
 
@@ -36,12 +37,14 @@ class TorchMatmul(TorchProducts[MatmulProblem, MatmulShape], MatmulKernel):
         """What a reader of its rows should know of how it computes."""
         return {}
 
-    def operand_set(self, problem: MatmulProblem, shape: MatmulShape, flat: Mapping[str, torch.Tensor]) -> ProductSet:
+    def operand_set(
+        self, backend: Backend, problem: MatmulProblem, shape: MatmulShape, flat: Mapping[str, torch.Tensor]
+    ) -> OperandSet:
         a = laid_out(flat["a"], shape.m, shape.k, problem.layout[0])
         b = laid_out(flat["b"], shape.k, shape.n, problem.layout[1])
-        c = flat["c"].view(shape.m, shape.n)
+        c = shaped(flat["c"], shape.m, shape.n)
         launch, scale = self.bind(problem, a, b, c)
-        return ProductSet(
+        return product_set(
             problem,
             launch,
             c,

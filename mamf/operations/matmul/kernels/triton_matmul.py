@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
-from mamf.backend import Backend, OperandPool, Unavailable
+from mamf.backend import Backend, Unavailable
 from mamf.dtypes import DTYPES
-from mamf.kernel import Prepared
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.kernels.torch_matmul import TorchMatmul
 from mamf.operations.matmul.kernels.triton_configurations import Configuration, configurations
@@ -100,24 +99,15 @@ class TritonMatmul(TorchMatmul):
         float32 in time.
         """
         assert self.configuration is not None, "the kernel that is prepared has one"
-        told = {"configuration": str(self.configuration)}
+        details = {"configuration": str(self.configuration)}
         if problem.dtype not in _FLOAT8:
-            return told
+            return details
         every = f"float32 every {self.configuration.block_k} of K"
-        return {**told, "accumulation": "fast" if problem.fast_accumulation else every}
+        return {**details, "accumulation": "fast" if problem.fast_accumulation else every}
 
-    def prepare(
-        self,
-        backend: Backend,
-        problem: MatmulProblem,
-        shape: MatmulShape,
-        pool: OperandPool,
-        sets: int = 1,
-        rewrite: bool = False,
-    ) -> Prepared:
+    def configured(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> TritonMatmul:
         chosen = self.variants(backend, problem, shape)[0].configuration
-        configured = TritonMatmul(str(chosen), backend.info.compute_units)
-        return super(TritonMatmul, configured).prepare(backend, problem, shape, pool, sets, rewrite)
+        return TritonMatmul(str(chosen), backend.info.compute_units)
 
     def bind(
         self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor

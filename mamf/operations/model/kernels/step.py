@@ -17,13 +17,12 @@ from torch import nn
 
 from mamf.errors import UnavailableError
 from mamf.kernel import Prepared, Verdict
-from mamf.measurement import IDLE
 from mamf.operations.model.kernels.network import Network
 from mamf.operations.model.kernels.reference import Reference
 from mamf.operations.model.shapes import ModelProblem, ModelShape, Phase
 from mamf.operations.outputs import Unchanged, poison, tensors_of
-from mamf.profiling.profile import profile_of
 from mamf.profiling.running import trace_of
+from mamf.profiling.shares import class_seconds
 
 #: How far the losses may be from the reference's, in standard deviations of these.
 _TOLERANCE = {"bfloat16": 0.05, "float32": 5e-4}
@@ -80,7 +79,7 @@ class Step:
         trace = trace_of(self._launch_of(0))
         if self._device.type != "cpu" and not trace.is_of_device:
             raise UnavailableError("torch.profiler sees no kernels of this device, or may not")
-        return {row.name: row.visible for row in profile_of(trace, lambda dtype: None).classes if row.name != IDLE}
+        return class_seconds(trace)
 
     def _held_bytes(self) -> int:
         """Parameters, and what the optimizer keeps of each."""

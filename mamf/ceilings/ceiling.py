@@ -140,7 +140,8 @@ def confirmed(
     rows = list(rows)
     choosing = [row for row in rows if row.phase == CHOOSE]
     fresh = figures(row for row in rows if row.phase != CHOOSE)
-    winner = _winner(choosing, rows, fresh) if choosing else _winner_of_the_same_rounds(fresh)
+    # Converted logs have one phase, whose rounds choose a winner and give its figure, which is biased upwards.
+    winner = _winner(choosing or rows, rows, fresh)
     if winner is None:
         return None
     own = fresh[winner]
@@ -177,14 +178,6 @@ def _winner(
     if not best_first or len(fresh.get(best_first[0], ())) < FEWEST_ROUNDS:
         return None
     return best_first[0]
-
-
-def _winner_of_the_same_rounds(fresh: Mapping[Candidate, Mapping[int, Measurement]]) -> Candidate | None:
-    """The best by the rounds that its figure is of, as logs before schema 4 have it: biased upwards."""
-    finalists = _finalists(fresh)
-    if max(map(len, fresh.values()), default=0) < FEWEST_ROUNDS:
-        return None
-    return max(finalists, key=lambda candidate: median_rate(fresh[candidate].values()))
 
 
 def _finalists(fresh: Mapping[Candidate, Mapping[int, Measurement]]) -> list[Candidate]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from mamf.errors import RunLogError
 from mamf.files import create_whole
-from mamf.logs.run_log import MALFORMED, SCHEMA, is_readable, parse_record, what
+from mamf.logs.run_log import MALFORMED, SCHEMA, parse_record, what, why_unreadable
 from mamf.logs.schema import LEGACY_HEADER, LEGACY_SUMMARY, REPORTED
 from mamf.logs.validator import require
 from mamf.machine.environment import scrub, scrub_record, tool_version
@@ -83,7 +83,7 @@ _ENCODER = json.JSONEncoder(allow_nan=False)
 _AT_ONCE = 1000
 # The same remark stands in thousands of rows.
 _scrubbed = functools.lru_cache(4096)(scrub)
-_NOT_WHOLE = f"not a whole imported log of a schema up to {SCHEMA}"
+_NOT_WHOLE = "not a whole imported log"
 
 
 def write_legacy_log(run: FinderRun, path: Path) -> None:
@@ -182,7 +182,9 @@ def legacy_run(path: Path, records: Iterator[dict[str, Any]]) -> FinderRun:
     """The run of the records in a file, each taken once. Raises RunLogError saying what is wrong with them."""
     try:
         header = next(records)
-        if not is_readable(header.get("schema")) or header["record"] != "header":
+        if why := why_unreadable(path, header.get("schema")):
+            raise RunLogError(why)
+        if header["record"] != "header":
             raise ValueError(_NOT_WHOLE)
         rows, summary = _rows_and_summary(records)
         return _run(header, rows, summary)

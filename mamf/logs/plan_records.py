@@ -53,8 +53,8 @@ def _find_record(plan: FindPlan) -> dict[str, Any]:
 
 def plan_from_record(record: Mapping[str, Any]) -> AnyPlan:
     fields = dict(record)
-    command = fields.pop("command", "sweep")
-    if command == "attention" or "operation" in fields:
+    command = fields.pop("command")
+    if "operation" in fields:
         return _kernels_plan(fields)
     if command == "find":
         return _find_plan(fields)
@@ -87,20 +87,16 @@ def _find_plan(fields: Mapping[str, Any]) -> FindPlan:
 
 
 def _kernels_plan(fields: Mapping[str, Any]) -> KernelsPlan:
-    # Before schema 4 attention was the only one.
-    name = fields.get("operation", "attention")
-    of = operation_called(name)
+    of = operation_called(fields["operation"])
     shapes = fields["shapes"] if isinstance(of, Unknown) else map(of.parse_shape, fields["shapes"])
     return KernelsPlan(
         **{**fields}
         | {
-            "operation": name,
             "shapes": tuple(shapes),
             "problems": tuple(map(of.problem_from_record, fields["problems"])),
             "kernels": tuple(fields["kernels"]),
             "regimes": tuple(fields["regimes"]),
             "layers": tuple(fields.get("layers", ())),
-            # Early logs kept no search.
-            "searches": tuple(map(_find_plan, fields.get("searches", ()))),
+            "searches": tuple(map(_find_plan, fields["searches"])),
         }
     )

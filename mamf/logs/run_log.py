@@ -1,14 +1,7 @@
 """The versioned run log: JSON Lines, ``record`` first. What people contribute, and what a killed run leaves behind.
 
-Schema history
-    1   header, measurement, resume, summary
-    2   ceiling; phase, round and timer_overhead_seconds of a measurement
-    3   tier legacy: header and reported figures of an imported run (legacy.py)
-    4   repeatability of a measurement and a ceiling: their intervals are where a repeat lies; sustained by its mean;
-        phase choose before confirm; peak_memory_bytes of the launch alone; searches of a plan of attention, and their
-        rows, each with its problem; throttle_shares; of a run that several devices share: devices of the header, and
-        the device of a row
-    5   timer_overhead_seconds repeats within 0.3 us, and stands in the summary once more, as it was after the run
+Burst figures of schema 4 are recomputed on reading (timer_correction.py); ``mamf results convert`` converts logs of
+schemas 1 to 3, and readers refuse them in one line that names it.
 
 ``header`` names tool, command, device, software, settings and the plan, so a log resumes by itself. writer.py writes
 it; a last line without its newline is what a killed process lost, and is left out on reading. What is read is held to
@@ -19,6 +12,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -47,7 +41,9 @@ from mamf.plans import FindPlan, Held, KernelsPlan, Plan
 from mamf.tabular import Tabular
 
 SCHEMA = 5
-READABLE = (1, 2, 3, 4, 5)
+READABLE = (4, 5)
+#: What ``mamf results convert`` takes.
+CONVERTIBLE = (1, 2, 3, 4)
 MAY_PASS = ("failed", "out_of_memory")
 #: What reading values of the wrong kind, edited by hand, can raise.
 MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, MamfError)
@@ -248,19 +244,23 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 _DECODER = json.JSONDecoder(parse_constant=_refuse, object_pairs_hook=_without_repetition)
 
 
-def is_readable(schema: object) -> bool:
-    """Whether this mamf reads logs of a schema, a whole number."""
-    return type(schema) is int and schema in READABLE
+def why_unreadable(path: Path, schema: object) -> str:
+    """Why no reader takes a log with this schema in its header, in one line; empty if readers do."""
+    if type(schema) is int and schema in READABLE:
+        return ""
+    if type(schema) is int and schema in CONVERTIBLE:
+        return f"{path} has schema {schema}: convert it with 'mamf results convert {shlex.quote(str(path))}'"
+    known = ", ".join(map(str, READABLE))
+    return f"{path}, line 1: schema {schema} is not known to this mamf (it reads {known}); upgrade mamf"
 
 
 def _header(path: Path, record: dict[str, Any]) -> dict[str, Any]:
     header = record.copy()
+    if header["record"] != "header":
+        raise RunLogError(f"{path}, line 1: the first record is not a header")
+    if why := why_unreadable(path, header.get("schema")):
+        raise RunLogError(why)
     try:
-        if header["record"] != "header":
-            raise ValueError("the first record is not a header")
-        if not is_readable(header["schema"]):
-            known = ", ".join(map(str, READABLE))
-            raise ValueError(f"schema {header['schema']} is not known to this mamf (it reads {known}); upgrade mamf")
         if isinstance(tier := header.get("tier"), str) and tier in _WITHOUT_SAMPLES:
             raise ValueError(_WITHOUT_SAMPLES[tier])
         require(header, HEADER)
@@ -283,7 +283,7 @@ def _add(log: RunLog, record: dict[str, Any]) -> None:
     require(record, record_schema(record))
     if kind == "measurement":
         of = operation_of_plan(log.header["plan"])
-        if record.get("operation", of) not in (MatmulProblem.operation, of):
+        if record["operation"] not in (MatmulProblem.operation, of):
             raise ValueError(f"a row of {record['operation']} in a log of {of}")
         log.measurements.append(measurement_from_record(record, log.header))
         log.summary = None

@@ -13,7 +13,7 @@ from typing import Any
 from mamf.ceilings.known import KnownCeiling
 from mamf.errors import RunLogError
 from mamf.logs.records import utc_now
-from mamf.logs.run_log import MALFORMED, SCHEMA, is_readable, parse_record, what, whole_lines
+from mamf.logs.run_log import MALFORMED, parse_record, what, whole_lines, why_unreadable
 from mamf.logs.schema import KNOWN_CEILING
 from mamf.logs.validator import ANY_NAME, Nullable, require
 from mamf.logs.writer import RunLogWriter
@@ -78,15 +78,15 @@ def read_profile_or_none(path: Path) -> tuple[str, Profile] | None:
     """The script and its profile, or None for a log of another kind. Raises RunLogError when it cannot be read."""
     lines = whole_lines(path)
     try:
-        if parse_record(lines[0]).get("tier") != TIER:
-            return None
+        header = parse_record(lines[0])
     except ValueError:
         return None
+    if header.get("tier") != TIER:
+        return None
+    if why := why_unreadable(path, header.get("schema")):
+        raise RunLogError(why)
     number = 1
     try:
-        header = parse_record(lines[0])
-        if not is_readable(header.get("schema")):
-            raise ValueError(f"schema {header.get('schema')} is not known to this mamf (it writes {SCHEMA})")
         require(header, _HEADER)
         rows: dict[str, list[Any]] = {field: [] for field, _, _ in _RECORDS.values()}
         *between, last = lines[1:]

@@ -44,8 +44,8 @@ from mamf.contribution.row_rules import (
 from mamf.contribution.sampling_rules import rows_of_plan, samples_whole
 from mamf.contribution.timer_rules import timer_is_credible, timer_stayed
 from mamf.errors import RunLogError
-from mamf.logs.legacy import TIER, Seen, is_legacy, legacy_run
-from mamf.logs.run_log import MALFORMED, read_bytes, run_log_of, what, why_unreadable
+from mamf.logs.legacy import TIER, is_legacy, legacy_run
+from mamf.logs.run_log import MALFORMED, Seen, run_log_of, what, why_unreadable
 
 #: Every rule and what it asks.
 RULES = {
@@ -144,12 +144,11 @@ def review(path: Path, seen: Seen | None = None) -> Review:
 
 
 def _review(path: Path, seen: Seen | None) -> Review:
-    findings = _as_bytes(path)
     records = records_of(path, seen)
     first = next(records)
-    header = first[1]
+    findings, header = _as_bytes(path), first[1]
     if why := why_unreadable(path, header.get("schema")):
-        return Review(path, (Finding("schema", _without_place(path, why), 1),))
+        return Review(path, (Finding("schema", why, 1),))
     if is_legacy(header):
         return _legacy_review(path, itertools.chain([first], records), findings)
     whole = (first, *records)
@@ -185,12 +184,7 @@ def _legacy_review(path: Path, records: Iterator[tuple[int, dict[str, Any]]], fi
 
 
 def _unreadable(path: Path, error: RunLogError) -> Finding:
-    return Finding("unreadable", _without_place(path, str(error)))
-
-
-def _without_place(path: Path, message: str) -> str:
-    """A message about a file without the path that it begins with: a finding names it."""
-    return message.removeprefix(f"{path}").lstrip(",: ")
+    return Finding("unreadable", str(error).removeprefix(f"{path}").lstrip(",: "))
 
 
 def _findings_of(rule: Callable[[Evidence], Iterator[Finding]], evidence: Evidence) -> list[Finding]:
@@ -203,7 +197,7 @@ def _findings_of(rule: Callable[[Evidence], Iterator[Finding]], evidence: Eviden
 
 
 def _as_bytes(path: Path) -> list[Finding]:
-    data = read_bytes(path)
+    data = path.read_bytes()
     findings = []
     if data and not data.endswith(b"\n") and b"\n" in data:
         findings.append(Finding("truncated", "the last line is incomplete: --resume the run, or cut the line off"))

@@ -15,7 +15,7 @@ from typing import Any
 from mamf.errors import RunLogError
 from mamf.files import create_whole, write_whole
 from mamf.logs.legacy import is_legacy, legacy_run
-from mamf.logs.run_log import CONVERTIBLE, MALFORMED, SCHEMA, parsed, run_log_of, what, whole_lines, why_unreadable
+from mamf.logs.run_log import CONVERTIBLE, MALFORMED, SCHEMA, lines_of, parsed, run_log_of, what, why_unreadable
 from mamf.logs.writer import lock
 
 _TARGET = 4
@@ -41,12 +41,11 @@ def convert(path: Path, folder: Path | None = None) -> str:
     """
     with path.open("rb") as file:
         lock(file.fileno(), path)
-        data = file.read()
-        schema, text = _converted(path, data)
+        schema, text = _converted(path)
         if not text:
             return f"{path}: schema {schema}, left as it is"
         beside = path.with_name(f"{path.name}.schema{schema}") if folder is None else folder / path.name
-        create_whole(beside, data if folder is None else text)
+        create_whole(beside, file.read() if folder is None else text)
         if folder is not None:
             return f"{path}: schema {schema}, converted to {beside}"
         try:
@@ -57,10 +56,10 @@ def convert(path: Path, folder: Path | None = None) -> str:
     return f"{path}: schema {schema}, converted; the original is {beside}"
 
 
-def _converted(path: Path, data: bytes) -> tuple[int, str]:
+def _converted(path: Path) -> tuple[int, str]:
     """The schema of a log, and the converted log: empty if it needs no conversion. Raises RunLogError."""
-    records = [record for _, record in parsed(path, whole_lines(path, data))]
-    schema = records[0].get("schema")
+    records = [record for _, record in parsed(path, lines_of(path))]
+    schema: Any = records[0].get("schema")
     if schema not in CONVERTIBLE and (why := why_unreadable(path, schema)):
         raise RunLogError(why)
     try:

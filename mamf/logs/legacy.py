@@ -9,14 +9,14 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mamf.errors import RunLogError
 from mamf.files import create_whole
-from mamf.logs.run_log import MALFORMED, SCHEMA, parse_record, what, why_unreadable
+from mamf.logs.run_log import MALFORMED, SCHEMA, Seen, lines_of, parse_record, what, why_unreadable
 from mamf.logs.schema import LEGACY_HEADER, LEGACY_SUMMARY, REPORTED
 from mamf.logs.validator import require
 from mamf.machine.environment import scrub, scrub_record, tool_version
@@ -25,8 +25,6 @@ from mamf.operations.matmul.shapes import MatmulShape
 TIER = "legacy"
 #: What mamf-finder calls its figures: of a loop (``stated``: by versions that do not say which), and its two ceilings.
 STATISTICS = ("stated", "mean", "median", "fastest", "MAMF", "MSMF")
-#: Told how many bytes or characters more are read, for a progress bar.
-Seen = Callable[[int], object]
 
 
 class Reported(NamedTuple):
@@ -145,37 +143,13 @@ def is_legacy(header: Mapping[str, Any]) -> bool:
     return header.get("tier") == TIER
 
 
-def lines_of(path: Path, seen: Seen | None = None) -> Iterator[bytes]:
-    """The whole lines of a file, one at a time: a long log is not held as text. Raises RunLogError for a file without
-    any.
-    """
-    is_empty = True
-    try:
-        with path.open("rb") as file:
-            for line in file:
-                if line.endswith(b"\n"):
-                    is_empty = False
-                    yield line[:-1]
-                if seen:
-                    seen(len(line))
-    except OSError as error:
-        raise RunLogError(f"cannot read {path}: {error.strerror}") from None
-    if is_empty:
-        raise RunLogError(f"{path} holds no whole line: not a run log, or killed before it began")
-
-
 def read_legacy_or_none(path: Path, seen: Seen | None = None) -> FinderRun | None:
     """An imported run, or None for a log of mamf's own. Raises RunLogError when the file cannot be read."""
     try:
         header = parse_record(next(lines_of(path)))
     except ValueError:
         return None
-    return read_legacy_log(path, seen) if is_legacy(header) else None
-
-
-def read_legacy_log(path: Path, seen: Seen | None = None) -> FinderRun:
-    """Raises RunLogError saying what is wrong with it."""
-    return legacy_run(path, map(parse_record, lines_of(path, seen)))
+    return legacy_run(path, map(parse_record, lines_of(path, seen))) if is_legacy(header) else None
 
 
 def legacy_run(path: Path, records: Iterator[dict[str, Any]]) -> FinderRun:

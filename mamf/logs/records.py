@@ -200,8 +200,7 @@ def repeatability_record(known: Repeatability | None) -> dict[str, Any] | None:
 
 def repeatability_from_record(record: Mapping[str, Any]) -> Repeatability | None:
     """None in a row without a figure, and in converted logs, whose intervals are of the visit or the rounds alone."""
-    known = record["repeatability"]
-    return None if known is None else Repeatability(**known)
+    return None if record["repeatability"] is None else Repeatability(**record["repeatability"])
 
 
 def is_of_old_calibration(record: Mapping[str, Any]) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import codecs
 import json
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,8 @@ MAY_PASS = ("failed", "out_of_memory")
 MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, MamfError)
 
 
+#: Receives how many bytes or characters more were read, for a progress bar.
+Seen = Callable[[int], object]
 #: Ceilings of an operation by problem and regime.
 OwnCeilings = dict[tuple[Any, str], Ceiling]
 
@@ -144,10 +146,10 @@ def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def read_run_log(path: str | Path) -> RunLog:
     """Read and check a log. Raises RunLogError naming the line and what is wrong with it."""
     path = Path(path)
-    data = read_bytes(path)
-    rest = data.rpartition(b"\n")[2]
-    log = run_log_of(path, parsed(path, whole_lines(path, data)))
-    log.valid_bytes, log.is_truncated = len(data) - len(rest), bool(rest)
+    sizes: list[int] = []
+    lines = list(lines_of(path, sizes.append))
+    log = run_log_of(path, parsed(path, lines))
+    log.valid_bytes, log.is_truncated = sum(sizes[: len(lines)]), len(sizes) > len(lines)
     return log
 
 
@@ -157,13 +159,13 @@ def run_log_of(path: Path, records: Iterable[tuple[int, dict[str, Any]]], as_wri
     ``as_written``: early burst figures are not recomputed with the overhead that their timer is known to have.
     """
     numbered = iter(records)
-    _, header = next(numbered)
-    log = RunLog(path, _header(path, header))
+    header = _header(path, next(numbered)[1])
+    log = RunLog(path, header)
     for number, record in numbered:
         try:
             _add(log, record)
         except MALFORMED as error:
-            raise RunLogError(f"{path}, line {number}: {what(error)}") from None
+            raise RunLogError(f"{path}, line {number}: {what(error)}{_advice(error, header)}") from None
     if not as_written and log.header["schema"] < RELIABLE_SINCE:
         try:
             _recompute(log)
@@ -185,19 +187,23 @@ def _recompute(log: RunLog) -> None:
     log.own_ceilings = {key: recomputed(ceiling, rows) for key, ceiling in log.own_ceilings.items()}
 
 
-def read_bytes(path: Path) -> bytes:
+def lines_of(path: Path, seen: Seen | None = None) -> Iterator[bytes]:
+    """The whole lines of a file, one at a time: a long log is not held as text. Raises RunLogError for a file without
+    any.
+    """
+    is_empty = True
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            for line in file:
+                if line.endswith(b"\n"):
+                    is_empty = False
+                    yield line[:-1]
+                if seen:
+                    seen(len(line))
     except OSError as error:
         raise RunLogError(f"cannot read {path}: {error.strerror}") from None
-
-
-def whole_lines(path: Path, data: bytes | None = None) -> list[bytes]:
-    """Raises RunLogError for a file without any."""
-    whole = (read_bytes(path) if data is None else data).rpartition(b"\n")[0]
-    if not whole:
+    if is_empty:
         raise RunLogError(f"{path} holds no whole line: not a run log, or killed before it began")
-    return whole.split(b"\n")
 
 
 def what(error: Exception) -> str:
@@ -248,10 +254,8 @@ def why_unreadable(path: Path, schema: object) -> str:
     """Why no reader takes a log with this schema in its header, in one line; empty if readers do."""
     if type(schema) is int and schema in READABLE:
         return ""
-    if type(schema) is int and schema in CONVERTIBLE:
-        return f"{path} has schema {schema}: convert it with 'mamf results convert {shlex.quote(str(path))}'"
-    known = ", ".join(map(str, READABLE))
-    return f"{path}, line 1: schema {schema} is not known to this mamf (it reads {known}); upgrade mamf"
+    convert = f"convert it with 'mamf results convert {shlex.quote(str(path))}'"
+    return f"{path} has schema {schema}: {convert if schema in CONVERTIBLE else 'upgrade mamf, which does not know it'}"
 
 
 def _header(path: Path, record: dict[str, Any]) -> dict[str, Any]:
@@ -265,15 +269,21 @@ def _header(path: Path, record: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(_WITHOUT_SAMPLES[tier])
         require(header, HEADER)
         require(header["plan"], plan_schema(header["plan"]), "plan")
-        # Logs said it by the backend's name once.
-        told = {"is_accelerator": header["device"]["backend"] != "cpu"} | header["device"]
-        header["device"] = asdict(DeviceInfo(**told))
+        # Some logs of schema 4 say it by the backend's name alone.
+        is_accelerator = header["device"]["backend"] != "cpu"
+        header["device"] = asdict(DeviceInfo(**{"is_accelerator": is_accelerator} | header["device"]))
         if "devices" in header:
             header["devices"] = [asdict(DeviceInfo(**device)) for device in header["devices"]]
         plan_from_record(header["plan"])
     except MALFORMED as error:
-        raise RunLogError(f"{path}, line 1: {what(error)}") from None
+        raise RunLogError(f"{path}, line 1: {what(error)}{_advice(error, header)}") from None
     return header
+
+
+def _advice(error: Exception, header: Mapping[str, Any]) -> str:
+    """How to add the fields that the first logs of schema 4 lack."""
+    is_early = header["schema"] < SCHEMA and what(error).endswith(" is missing")
+    return "; 'mamf results convert' completes early logs" if is_early else ""
 
 
 def _add(log: RunLog, record: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from mamf.ceilings.known import KnownCeiling
 from mamf.errors import RunLogError
 from mamf.logs.records import utc_now
-from mamf.logs.run_log import MALFORMED, parse_record, what, whole_lines, why_unreadable
+from mamf.logs.run_log import MALFORMED, lines_of, parse_record, what, why_unreadable
 from mamf.logs.schema import KNOWN_CEILING
 from mamf.logs.validator import ANY_NAME, Nullable, require
 from mamf.logs.writer import RunLogWriter
@@ -76,7 +76,7 @@ def write_profile(writer: RunLogWriter, profile: Profile) -> None:
 
 def read_profile_or_none(path: Path) -> tuple[str, Profile] | None:
     """The script and its profile, or None for a log of another kind. Raises RunLogError when it cannot be read."""
-    lines = whole_lines(path)
+    lines = list(lines_of(path))
     try:
         header = parse_record(lines[0])
     except ValueError:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mamf import contribution
 from mamf.cli import main
-from mamf.contribution.evidence import read_records
+from mamf.contribution.evidence import records_of
 from mamf.contribution.rules import RULES, review
 from mamf.contribution.submission import prepare
 from mamf.logs.legacy import Reported, write_legacy_log
@@ -450,7 +450,7 @@ def stretch_attention(records):
 )
 def test_spoiling_attention_is_caught(spoil, rule, spoiled):
     (log,) = RESULTS.rglob("attention-bfloat16-fwd-sustained-20261121-084423.jsonl")
-    records = [record for _, record in read_records(log)]
+    records = [record for _, record in records_of(log)]
     assert spoiled(records, lambda same: None) == set()
     assert rule in spoiled(records, spoil)
 
@@ -470,7 +470,7 @@ def edit_best_rate(records):
 )
 def test_spoiling_bandwidth_is_caught(spoil, rule, spoiled):
     (log,) = RESULTS.rglob("bandwidth-float32-burst-20261122-000620.jsonl")
-    records = [record for _, record in read_records(log)]
+    records = [record for _, record in records_of(log)]
     assert spoiled(records, lambda same: None) == set()
     assert rule in spoiled(records, spoil)
 
@@ -493,7 +493,7 @@ def test_rows_that_no_peak_bounds_are_counted():
 def test_memory_of_the_whole_process_is_told_once_and_accepted(schema, said, tmp_path):
     """Before schema 4 it held mamf's own buffers too."""
     (log,) = RESULTS.rglob("attention-bfloat16-fwd-sustained-20261121-084423.jsonl")
-    records = [record for _, record in read_records(log)]
+    records = [record for _, record in records_of(log)]
     records[0]["schema"] = schema
     told = [each for each in review(write(tmp_path / "log.jsonl", records)).findings if each.rule == "memory"]
     assert [each.is_warning for each in told] == [True] * said
@@ -504,7 +504,7 @@ def test_memory_of_the_whole_process_is_told_once_and_accepted(schema, said, tmp
 
 def test_shares_of_no_ceiling_are_told(tmp_path):
     (log,) = RESULTS.rglob("attention-bfloat16-fwd-sustained-20261121-084423.jsonl")
-    records = [record for _, record in read_records(log)]
+    records = [record for _, record in records_of(log)]
     judged = review(write(tmp_path / "log.jsonl", [each for each in records if each["record"] != "ceiling"]))
     assert "holds no ceiling" in " ".join(finding.message for finding in judged.findings)
 
@@ -579,7 +579,7 @@ def test_a_resumed_find_supersedes_its_ceilings(tmp_path):
     asked = ["find", "--backend", "mamf.testing:SimulatedBackend"]
     main([*asked, "--kernel", "mamf.testing:SimulatedMatmul", "--budget", "9s", "--output", str(path)])
     main([*asked, "--kernel", "mamf.testing:SimulatedMatmul", "--budget", "40s", "--resume", str(path)])
-    records = [record for _, record in read_records(path)]
+    records = [record for _, record in records_of(path)]
     burst = [number for number, each in enumerate(records) if each["record"] == "ceiling" and each["regime"] == "burst"]
     assert len(burst) == 2
     assert not found(path) & {"ceiling-mismatch", "best-mismatch"}

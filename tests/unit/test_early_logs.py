@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mamf.logs.run_log import parsed, run_log_of, whole_lines
+from mamf.logs.run_log import lines_of, parsed, run_log_of
 
 FIGURES = json.loads(Path(__file__).with_name("figures_of_early_logs.json").read_text())
 RESULTS = Path(__file__).resolve().parents[2] / "results"
@@ -18,7 +18,7 @@ LOGS = {path.name: path for path in RESULTS.rglob("*.jsonl")}
 
 def digest(path):
     """A hash of every row's figures. ``FIGURES`` holds those that the first release's reader gave."""
-    log = run_log_of(path, parsed(path, whole_lines(path)), as_written=True)
+    log = run_log_of(path, parsed(path, lines_of(path)), as_written=True)
     lines = [
         f"{row.shape} {row.kernel} {row.regime} {row.phase} {row.status} {row.best_by} "
         + " ".join(repr(row.tflops(name)) for name in ("mean", "median", "fastest", "slowest") if row.ok)

@@ -47,8 +47,6 @@ CONVERTIBLE = (1, 2, 3, 4)
 MAY_PASS = ("failed", "out_of_memory")
 #: What reading values of the wrong kind, edited by hand, can raise.
 MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, MamfError)
-
-
 #: Receives how many bytes or characters more were read, for a progress bar.
 Seen = Callable[[int], object]
 #: Ceilings of an operation by problem and regime.
@@ -188,9 +186,7 @@ def _recompute(log: RunLog) -> None:
 
 
 def lines_of(path: Path, seen: Seen | None = None) -> Iterator[bytes]:
-    """The whole lines of a file, one at a time: a long log is not held as text. Raises RunLogError for a file without
-    any.
-    """
+    """The whole lines of a file, one at a time. Raises RunLogError for a file without any."""
     is_empty = True
     try:
         with path.open("rb") as file:
@@ -254,8 +250,9 @@ def why_unreadable(path: Path, schema: object) -> str:
     """Why no reader takes a log with this schema in its header, in one line; empty if readers do."""
     if type(schema) is int and schema in READABLE:
         return ""
-    convert = f"convert it with 'mamf results convert {shlex.quote(str(path))}'"
-    return f"{path} has schema {schema}: {convert if schema in CONVERTIBLE else 'upgrade mamf, which does not know it'}"
+    if type(schema) is int and schema in CONVERTIBLE:
+        return f"{path} has schema {schema}: convert it with 'mamf results convert {shlex.quote(str(path))}'"
+    return f"{path}, line 1: schema {schema} is not known to this mamf (it reads {READABLE}); upgrade mamf"
 
 
 def _header(path: Path, record: dict[str, Any]) -> dict[str, Any]:

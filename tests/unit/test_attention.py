@@ -209,12 +209,13 @@ def test_a_run_ranks_the_kernels_and_its_log_prints_the_same(attention, tmp_path
     assert read_run_log(tmp_path / "run.jsonl").summary["status"] == "complete"
 
 
-@pytest.mark.parametrize(("schema", "said"), [(3, 1), (4, 0)])
-def test_memory_of_an_early_log_is_said_to_be_of_the_process(attention, tmp_path, schema, said):
+@pytest.mark.parametrize("converted", [True, False])
+def test_memory_in_a_converted_log_is_that_of_the_process(attention, tmp_path, converted):
     (log,) = RESULTS.rglob("attention-bfloat16-fwd-sustained-20261121-084423.jsonl")
     header, rest = log.read_text().split("\n", 1)
-    (tmp_path / "early.jsonl").write_text(json.dumps(json.loads(header) | {"schema": schema}) + "\n" + rest)
-    assert attention("early.jsonl", name="show")[1].count("MB: of everything that the process held then") == said
+    header = {name: value for name, value in json.loads(header).items() if converted or name != "converted_from"}
+    (tmp_path / "early.jsonl").write_text(json.dumps(header) + "\n" + rest)
+    assert attention("early.jsonl", name="show")[1].count("MB: of the whole process, not") == converted
 
 
 def test_resuming_measures_only_the_rest(attention, tmp_path):

@@ -489,17 +489,15 @@ def test_rows_that_no_peak_bounds_are_counted():
     assert told == ["nothing bounds 36 of its 64 rows in float32: no known peak of NVIDIA H200 does"]
 
 
-@pytest.mark.parametrize(("schema", "said"), [(2, True), (3, True), (4, False)])
-def test_memory_of_the_whole_process_is_told_once_and_accepted(schema, said, tmp_path):
-    """Before schema 4 it held mamf's own buffers too."""
+def test_a_median_of_sustained_needs_a_log_without_calibration(tmp_path):
+    """Converted logs judge sustained by its median, and have no calibration; logs of today by the mean."""
     (log,) = RESULTS.rglob("attention-bfloat16-fwd-sustained-20261121-084423.jsonl")
     records = [record for _, record in records_of(log)]
-    records[0]["schema"] = schema
-    told = [each for each in review(write(tmp_path / "log.jsonl", records)).findings if each.rule == "memory"]
-    assert [each.is_warning for each in told] == [True] * said
-    for row in attention_rows(records):
-        row["peak_memory_bytes"] = None
-    assert "memory" not in {each.rule for each in review(write(tmp_path / "none.jsonl", records)).findings}
+    assert not found(log)
+    row = next(row for row in attention_rows(records) if row["status"] == "ok")
+    row["repeatability"] = {"visit": 0.001, "run": 0.001, "degrees": 10, "launch_seconds": 0.0}
+    judged = review(write(tmp_path / "log.jsonl", records)).findings
+    assert [each.message for each in judged if "not chosen by median" in each.message]
 
 
 def test_shares_of_no_ceiling_are_told(tmp_path):

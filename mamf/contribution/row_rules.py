@@ -21,7 +21,7 @@ from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.plausibility import split_impossible, why_implausible
 from mamf.regimes.names import BEST_BY
 
-# A step of the sixth digit, which rates are rounded to; half a step of what early logs round them to, three decimals,
+# A step of the sixth digit, which rates are rounded to; half a step of what converted logs round them to, three decimals,
 # and of the sixth digit of what is computed anew.
 _RATE_ROUNDING, _EARLY_RATE_ROUNDING = 1.1e-5, 5.5e-4
 # Products whose rounding shows: float64 may agree with the float64 reference to the last bit, integers must.
@@ -61,7 +61,7 @@ def rows_recompute(evidence: Evidence) -> Iterator[Finding]:
         for name in sorted(record.keys() - again.keys() - {"record"}):
             yield Finding("unknown-field", f"mamf writes no field {name!r} of a row: remove it", line)
         for name in again.keys() - {"flop", "time"}:
-            # Early logs lack fields of today; what belongs to samples they all have.
+            # Logs of schema 4 lack fields of today; what belongs to samples they all have.
             is_due = name in record or name in _FROM_SAMPLES
             if is_due and not agree(record.get(name), again[name], _FROM_SAMPLES.get(name, same_number)):
                 yield Finding(

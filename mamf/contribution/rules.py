@@ -44,7 +44,7 @@ from mamf.contribution.row_rules import (
 from mamf.contribution.sampling_rules import rows_of_plan, samples_whole
 from mamf.contribution.timer_rules import timer_is_credible, timer_stayed
 from mamf.errors import RunLogError
-from mamf.logs.legacy import TIER, is_legacy, legacy_run
+from mamf.logs.legacy import TIER, legacy_run
 from mamf.logs.run_log import MALFORMED, Seen, run_log_of, what, why_unreadable
 
 #: Every rule and what it asks.
@@ -137,10 +137,8 @@ def review(path: Path, seen: Seen | None = None) -> Review:
     try:
         found = _review(path, seen)
         return replace(found, unconfirmed=why_above_contributed(found.entries))
-    except RunLogError as error:
-        return Review(path, (_unreadable(path, error),))
     except (*MALFORMED, RecursionError) as error:
-        return Review(path, (Finding("unreadable", f"a field of the wrong kind: {error}"),))
+        return Review(path, (_unreadable(path, error),))
 
 
 def _review(path: Path, seen: Seen | None) -> Review:
@@ -149,7 +147,7 @@ def _review(path: Path, seen: Seen | None) -> Review:
     findings, header = _as_bytes(path), first[1]
     if why := why_unreadable(path, header.get("schema")):
         return Review(path, (Finding("schema", why, 1),))
-    if is_legacy(header):
+    if header.get("tier") == TIER:
         return _legacy_review(path, itertools.chain([first], records), findings)
     whole = (first, *records)
     for line, record in whole:
@@ -183,8 +181,8 @@ def _legacy_review(path: Path, records: Iterator[tuple[int, dict[str, Any]]], fi
     return Review(path, tuple(findings), TIER, place, _digest(itertools.chain([str(run.started)], figures)))
 
 
-def _unreadable(path: Path, error: RunLogError) -> Finding:
-    return Finding("unreadable", str(error).removeprefix(f"{path}").lstrip(",: "))
+def _unreadable(path: Path, error: Exception) -> Finding:
+    return Finding("unreadable", what(error).removeprefix(f"{path}").lstrip(",: "))
 
 
 def _findings_of(rule: Callable[[Evidence], Iterator[Finding]], evidence: Evidence) -> list[Finding]:

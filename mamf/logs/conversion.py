@@ -14,12 +14,12 @@ from typing import Any
 
 from mamf.errors import RunLogError
 from mamf.files import create_whole, write_whole
-from mamf.logs.legacy import is_legacy, legacy_run
+from mamf.logs.legacy import TIER, legacy_run
 from mamf.logs.run_log import CONVERTIBLE, MALFORMED, SCHEMA, lines_of, parsed, run_log_of, what, why_unreadable
 from mamf.logs.writer import lock
 
 _TARGET = 4
-#: The values of fields that early rows and early plans of attention lack.
+#: The values of fields that early rows lack.
 _ROW = {
     "timer_overhead_seconds": 0.0,
     "details": {},
@@ -28,7 +28,6 @@ _ROW = {
     "phase": "",
     "round": 0,
 }
-_ATTENTION_PLAN = {"operation": "attention", "searches": []}
 
 
 def convert(path: Path, folder: Path | None = None) -> str:
@@ -68,7 +67,7 @@ def _converted(path: Path) -> tuple[int, str]:
         raise RunLogError(f"{path}: {what(error)}") from None
     if converted == records:
         return schema, ""
-    if is_legacy(records[0]):
+    if records[0].get("tier") == TIER:
         legacy_run(path, iter(converted))
     else:
         run_log_of(path, enumerate(converted, start=1))
@@ -82,7 +81,7 @@ def _converted_records(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]
         return [header | ({"schema": SCHEMA} if is_early else {}), *rest]
     plan = {"command": "sweep"} | header["plan"]
     if plan["command"] == "attention":
-        plan = _ATTENTION_PLAN | plan
+        plan = {"operation": "attention", "searches": []} | plan
     known = {"schema": _TARGET, "converted_from": header["schema"]} if is_early else {}
     return [header | known | {"plan": plan}, *(_missing(record, plan) | record for record in rest)]
 

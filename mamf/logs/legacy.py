@@ -139,17 +139,13 @@ def _reported_record(row: Reported) -> dict[str, Any]:
     }
 
 
-def is_legacy(header: Mapping[str, Any]) -> bool:
-    return header.get("tier") == TIER
-
-
 def read_legacy_or_none(path: Path, seen: Seen | None = None) -> FinderRun | None:
     """An imported run, or None for a log of mamf's own. Raises RunLogError when the file cannot be read."""
     try:
         header = parse_record(next(lines_of(path)))
     except ValueError:
         return None
-    return legacy_run(path, map(parse_record, lines_of(path, seen))) if is_legacy(header) else None
+    return legacy_run(path, map(parse_record, lines_of(path, seen))) if header.get("tier") == TIER else None
 
 
 def legacy_run(path: Path, records: Iterator[dict[str, Any]]) -> FinderRun:

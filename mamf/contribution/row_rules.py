@@ -21,8 +21,8 @@ from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.plausibility import split_impossible, why_implausible
 from mamf.regimes.names import BEST_BY
 
-# A step of the sixth digit, which rates are rounded to; half a step of what converted logs round them to, three decimals,
-# and of the sixth digit of what is computed anew.
+# A step of the sixth digit, which rates are rounded to; half a step of the third decimal, which converted logs round
+# them to, and of the sixth digit of what is computed anew.
 _RATE_ROUNDING, _EARLY_RATE_ROUNDING = 1.1e-5, 5.5e-4
 # Products whose rounding shows: float64 may agree with the float64 reference to the last bit, integers must.
 _ROUNDED = ("bfloat16", "float16", "tf32", "float32", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")

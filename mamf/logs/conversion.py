@@ -59,7 +59,7 @@ def _converted(path: Path) -> tuple[int, str]:
     """The schema of a log, and the converted log: empty if it needs no conversion. Raises RunLogError."""
     records = [record for _, record in parsed(path, lines_of(path))]
     schema: Any = records[0].get("schema")
-    if not (type(schema) is int and schema in CONVERTIBLE) and (why := why_unreadable(path, schema)):
+    if schema not in CONVERTIBLE and (why := why_unreadable(path, schema)):
         raise RunLogError(why)
     try:
         converted = _converted_records(records)

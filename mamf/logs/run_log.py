@@ -42,8 +42,8 @@ from mamf.tabular import Tabular
 
 SCHEMA = 5
 READABLE = (4, 5)
-#: What ``mamf results convert`` takes.
-CONVERTIBLE = (1, 2, 3, 4)
+#: What only ``mamf results convert`` reads.
+CONVERTIBLE = (1, 2, 3)
 MAY_PASS = ("failed", "out_of_memory")
 #: What reading values of the wrong kind, edited by hand, can raise.
 MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, MamfError)

@@ -252,7 +252,8 @@ def why_unreadable(path: Path, schema: object) -> str:
         return ""
     if type(schema) is int and schema in CONVERTIBLE:
         return f"{path} has schema {schema}: convert it with 'mamf results convert {shlex.quote(str(path))}'"
-    return f"{path}, line 1: schema {schema} is not known to this mamf (it reads {READABLE}); upgrade mamf"
+    known = " and ".join(map(str, READABLE))
+    return f"{path}, line 1: schema {schema} is not known to this mamf (it reads {known}); upgrade mamf"
 
 
 def _header(path: Path, record: dict[str, Any]) -> dict[str, Any]:

@@ -93,8 +93,9 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
     if not all(abs(sample) < _LONGEST_SECONDS for sample in aside):
         raise ValueError("a sample that was set aside is no number of seconds that a timer reads")
     error, overhead = record["relative_error"], record["timer_overhead_seconds"]
-    # Schema 4 does not name it.
-    accuracy = record.get("timer_accuracy_seconds", timer_accuracy(header["device"]["backend"], overhead))
+    accuracy = record.get("timer_accuracy_seconds")
+    if accuracy is None:  # before schema 5
+        accuracy = timer_accuracy(header["device"]["backend"], overhead)
     if not (0 <= overhead < _LONGEST_SECONDS and 0 <= accuracy <= MOST_OVERHEAD_SECONDS):
         raise ValueError(f"a timer that adds {overhead:g} s, accurate to {accuracy:g} s")
     return Measurement(

@@ -11,6 +11,7 @@ from mamf.cli import main
 from mamf.errors import RunLogError
 from mamf.files import write_whole
 from mamf.logs import conversion
+from mamf.logs.comparability import noted_differences
 from mamf.logs.writer import lock
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
@@ -189,6 +190,13 @@ def test_neither_a_kept_original_nor_a_run_in_progress_is_overwritten(early, cap
     assert convert(path) == 1
     assert f"{kept} exists and is not overwritten" in capsys.readouterr().err
     assert (path.read_bytes(), kept.read_text()) == (before, "mine")
+
+
+def test_a_comparison_with_a_converted_log_says_how_its_figures_were_made():
+    converted, other = (read_log(RESULTS / name).header for name in (SWEEP, FIRST_OF_SCHEMA_4))
+    told = "figures and intervals as before schema 4 against as of schema 4"
+    assert told in map(str, noted_differences(converted, other))
+    assert "figures" not in " ".join(map(str, noted_differences(converted, converted)))
 
 
 def test_only_the_command_loads_the_conversion():

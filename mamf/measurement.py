@@ -59,7 +59,7 @@ class Measurement(Tabular):
     kernel said of its launch. ``peak_memory_bytes``: what a launch needs, its operands, what it saved before and what
     it allocates (attention and models only). ``peak_reserved_bytes``: what the process had taken of the device by then,
     blocks of its allocator that nobody used among them (models only). ``repeatability``: how far repeats lie apart, as
-    calibrated for the backend; None where that is not known, and in logs from before there was one.
+    calibrated for the backend; None if that is not known, and in converted logs.
 
     ``device``: the index of the one that measured it, in a run that several share; ``device_speed``: how fast that is
     to the run's first device, as their common reference tells, and None where nothing does (mamf.logs.device_speeds);
@@ -183,8 +183,8 @@ class Measurement(Tabular):
 
     @cached_property
     def interval(self) -> Interval:
-        """The 95 % repeat interval in seconds (mamf.statistics.repeat_interval). Without a calibration, as in logs
-        before schema 4: the interval of the figure within the visit.
+        """The 95 % repeat interval in seconds (mamf.statistics.repeat_interval). Without a calibration, as in
+        converted logs: the interval of the figure within the visit.
         """
         if self.summary is None:
             raise ValueError(f"{self.shape} was not measured: {self.status}")

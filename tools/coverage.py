@@ -30,13 +30,12 @@ import numpy as np
 from mamf.ceilings.ceiling import CHOOSE, CONFIRM, combined, error_of
 from mamf.logs.legacy import read_legacy_or_none
 from mamf.logs.records import operation_of_plan
-from mamf.logs.run_log import RunLog, parsed, run_log_of, whole_lines
+from mamf.logs.run_log import RunLog, lines_of, parsed, run_log_of
 from mamf.measurement import Measurement
 from mamf.regimes.calibration import ANEW, calibrated
 from mamf.regimes.names import BURST, SUSTAINED
 from mamf.statistics import CONFIDENCE, Repeatability, summarize
 
-_OLD_SUSTAINED = 4  # schemas before this one measured sustained in another way
 _FEWEST_PAIRS, _RESAMPLES, _FEWEST_IN_COMMON, _FEWEST_FOR_HALVES = 50, 1000, 8, 6
 _LENGTHS = ((25e-6, "< 25 us"), (100e-6, "25 to 100 us"), (300e-6, "0.1 to 0.3 ms"), (600e-6, "0.3 to 0.6 ms"))
 _LONGEST = "> 0.6 ms"
@@ -71,7 +70,7 @@ def logs_below(paths: Iterable[Path], as_logged: bool = False) -> Iterator[RunLo
     for path in paths:
         for file in sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]:
             if read_legacy_or_none(file) is None:
-                yield run_log_of(file, parsed(file, whole_lines(file)), as_written=as_logged)
+                yield run_log_of(file, parsed(file, lines_of(file)), as_written=as_logged)
 
 
 def as_today(row: Measurement, log: RunLog) -> Measurement:
@@ -85,7 +84,6 @@ def figures(log: RunLog) -> Iterator[Figure]:
     """The first row of each kernel on each shape, and the ceilings of a find. No reference visits, and no rows of a
     search before another operation: they are not what a repeat of the run would print.
     """
-    oldest = {BURST: 1, SUSTAINED: _OLD_SUSTAINED}
     of = operation_of_plan(log.header["plan"])
     rows = [
         as_today(row, log)
@@ -93,7 +91,8 @@ def figures(log: RunLog) -> Iterator[Figure]:
         if row.ok
         and row.operation == of
         and not row.is_reference
-        and log.header["schema"] >= oldest.get(row.regime, 99)
+        # Converted logs measured sustained in another way: by its median.
+        and (row.regime, row.best_by) in ((BURST, "median"), (SUSTAINED, "mean"))
     ]
     first: dict[tuple[Any, ...], Figure] = {}
     for row in rows:

@@ -46,7 +46,7 @@ class Ceiling(Tabular):
     candidates that these rounds do not show to be slower than the winner.
     ``gain_over_default``: how much faster the winning kernel is than the library's default on this very shape, as a
     share; None where that was not measured, or is the winner itself. ``repeatability``: what the interval holds beside
-    what the rounds show; None in logs from before schema 4, whose intervals are of their rounds alone.
+    what the rounds show; None in converted logs, whose intervals are of their rounds alone.
     """
 
     device: str
@@ -140,7 +140,8 @@ def confirmed(
     rows = list(rows)
     choosing = [row for row in rows if row.phase == CHOOSE]
     fresh = figures(row for row in rows if row.phase != CHOOSE)
-    winner = _winner(choosing, rows, fresh) if choosing else _winner_of_the_same_rounds(fresh)
+    # Converted logs have one phase, whose rounds choose a winner and give its figure, which is biased upwards.
+    winner = _winner(choosing or rows, rows, fresh)
     if winner is None:
         return None
     own = fresh[winner]
@@ -179,14 +180,6 @@ def _winner(
     return best_first[0]
 
 
-def _winner_of_the_same_rounds(fresh: Mapping[Candidate, Mapping[int, Measurement]]) -> Candidate | None:
-    """The best by the rounds that its figure is of, as logs before schema 4 have it: biased upwards."""
-    finalists = _finalists(fresh)
-    if max(map(len, fresh.values()), default=0) < FEWEST_ROUNDS:
-        return None
-    return max(finalists, key=lambda candidate: median_rate(fresh[candidate].values()))
-
-
 def _finalists(fresh: Mapping[Candidate, Mapping[int, Measurement]]) -> list[Candidate]:
     """What was measured in all rounds: what was dropped on the way cannot win; the last round may not be whole."""
     most = max(map(len, fresh.values()), default=0)
@@ -203,8 +196,8 @@ def ranked(rows: Iterable[Measurement]) -> list[Candidate]:
 def combined(rounds: Sequence[Measurement]) -> tuple[float, Interval]:
     """The rate of a candidate over rounds, and its repeat interval.
 
-    The median of medians, or for work over time, all work over all time. Rounds of a log without calibration (before
-    schema 4) have an interval by order statistics, of these rounds alone.
+    The median of medians, or for work over time, all work over all time. Rounds of a log without calibration (a
+    converted one) have an interval by order statistics, of these rounds alone.
     """
     known = repeatability_of(rounds)
     if known is None:
@@ -223,7 +216,7 @@ def error_of(rounds: Sequence[Measurement]) -> FigureError:
 
 
 def usual_repeatability(regime: str, operation: str) -> Repeatability:
-    """For logs before schema 4, which name none. mamf-finder's loop scatters like sustained."""
+    """For converted logs, which name none. mamf-finder's loop scatters like sustained."""
     return calibrated("", BURST if regime == BURST else SUSTAINED, operation)
 
 

@@ -12,8 +12,7 @@ from tempfile import TemporaryDirectory
 from tqdm import tqdm
 
 from mamf.cli.terminal import warn
-from mamf.logs.legacy import Seen
-from mamf.logs.run_log import RunLog, read_run_log
+from mamf.logs.run_log import RunLog, Seen, read_run_log
 from mamf.machine.garbage import no_garbage_collection
 
 

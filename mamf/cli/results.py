@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from mamf.cli.guard_file import read_guard_file
 from mamf.cli.options import Parser
 from mamf.cli.reading import reading
 from mamf.cli.terminal import say, say_lines, warn
@@ -19,7 +20,7 @@ from mamf.contribution.evidence import TIERS, Finding
 from mamf.contribution.rules import RULES, Review, review, review_results
 from mamf.contribution.submission import free_place, prepare, write
 from mamf.contribution.tables import results_page
-from mamf.errors import UsageError
+from mamf.errors import MamfError, UsageError, first_line
 from mamf.files import write_whole
 
 _EXAMPLES = """examples:
@@ -27,6 +28,7 @@ _EXAMPLES = """examples:
   mamf results check results                            a whole folder: each log at its place, each once
   mamf results submit run.jsonl                         check, scrub, put into results/, print what to do in git
   mamf results table                                    write results/README.md
+  mamf results convert run.jsonl                        a log of an early version, for the other commands
 """
 _REJECTED = 1
 _MOST_FILES = 100_000
@@ -49,6 +51,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
     table = actions.add_parser("table", help="write README.md of results/ from its logs")
     table.add_argument("--check", action="store_true", help="write nothing; exit code 1 if the table is stale")
     table.set_defaults(run=run_table, parser=table)
+    convert = actions.add_parser("convert", help="convert logs of early versions, for the commands that read logs")
+    convert.add_argument(
+        "files",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="run logs; a guard's TOML file, for its baseline; a folder of logs, such as the cache of mamf peak",
+    )
+    convert.add_argument(
+        "--output", type=Path, metavar="FOLDER", help="write there (default: in place; the original is kept beside it)"
+    )
+    convert.set_defaults(run=run_convert, parser=convert)
     for action in (submit, table):
         action.add_argument("--results", type=Path, default=Path("results"), metavar="DIR", help="(default: results)")
 
@@ -228,6 +242,27 @@ def run_table(options: argparse.Namespace) -> int:
         write_whole(path, page)
         say(f"written: {path}")
     return 0
+
+
+def run_convert(options: argparse.Namespace) -> int:
+    from mamf.logs.conversion import convert
+
+    code = 0
+    for path in itertools.chain.from_iterable(map(_logs_of, options.files)):
+        try:
+            _require_file(path)
+            say(convert(path, options.output))
+        except (MamfError, OSError) as error:
+            warn(first_line(error))
+            code = _REJECTED
+    return code
+
+
+def _logs_of(named: Path) -> list[Path]:
+    """The logs of a folder, the baseline of a guard's file, or the file itself."""
+    if named.is_dir():
+        return _logs_among(_files_in(named), named)
+    return [read_guard_file(named).baseline] if named.suffix == ".toml" else [named]
 
 
 def _contributed_file(root: Path) -> Path:

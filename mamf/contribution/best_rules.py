@@ -55,7 +55,7 @@ def summary_recomputes(evidence: Evidence) -> Iterator[Finding]:
     again = _summary(evidence, summary)
     for name in sorted(summary.keys() - again.keys() - _NOT_RECOMPUTED):
         yield Finding("unknown-field", f"mamf writes no field {name!r} of a summary: remove it", line)
-    # Early logs counted no phases.
+    # Converted logs counted no phases.
     for name in sorted((again.keys() & summary.keys() | {"best", "measured"}) - _NOT_FROM_ROWS):
         if not agree(summary.get(name), again[name], same_rate):
             told = f"{name}: the rows give {again[name]}, the summary says {summary.get(name)}"
@@ -96,7 +96,7 @@ def ceilings_recompute(evidence: Evidence) -> Iterator[Finding]:
         expected = ceiling_record(ceiling)
         if is_of_old_calibration(record):
             record, expected = without_interval(record), without_interval(expected)
-        # Early logs lack fields of today.
+        # Logs of schema 4 lack fields of today.
         wrong = [name for name in expected if name in record and not _same(record[name], expected[name])]
         if wrong:
             told = ", ".join(f"{name} {record[name]} (the rounds give {expected[name]})" for name in wrong)

@@ -12,8 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-# How far above its own other logs a card may be: the widest half interval that an accelerator's log may claim. Logs of
-# schema 1 to 3 have narrower intervals than their repeats need.
+# How far above its own other logs a card may be: the widest half interval that an accelerator's log may claim.
+# Converted logs have narrower intervals than their repeats need.
 _OWN_REPEATS = 1.02
 
 Key = tuple[Any, ...]

@@ -11,8 +11,7 @@ from typing import Any
 from mamf.backend import DeviceInfo
 from mamf.ceilings.search_plan import SearchPlan
 from mamf.logs.known import operation_called
-from mamf.logs.legacy import Seen, lines_of
-from mamf.logs.run_log import RunLog, parsed
+from mamf.logs.run_log import RunLog, Seen, lines_of, parsed
 from mamf.measurement import Measurement
 from mamf.operations.unknown import Unknown
 from mamf.plans import EXPLAIN, FIND, GUARD, MATMUL, SWEEP, Plan
@@ -139,11 +138,6 @@ class Evidence:
 def problems_of(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What a plan, as written, is of: one product, or several problems of kernels."""
     return list(plan["problems"]) if "problems" in plan else [plan["problem"]]
-
-
-def read_records(path: Path) -> tuple[tuple[int, dict[str, Any]], ...]:
-    """Raises RunLogError naming the line that is no record."""
-    return tuple(records_of(path))
 
 
 def records_of(path: Path, seen: Seen | None = None) -> Iterator[tuple[int, dict[str, Any]]]:

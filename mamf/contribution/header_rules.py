@@ -45,6 +45,7 @@ _KNOWN = {
     *(
         "record",
         "schema",
+        "converted_from",
         "tool",
         "command",
         "started",

@@ -16,13 +16,13 @@ from mamf.dtypes import DTYPES
 from mamf.logs.known import operation_called
 from mamf.logs.records import is_of_old_calibration, measurement_record
 from mamf.measurement import TERA, TIME, Measurement
-from mamf.operations.attention.rows import has_memory_of_process, is_attention
+from mamf.operations.attention.rows import is_attention
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.plausibility import split_impossible, why_implausible
-from mamf.regimes.names import BEST_BY, SUSTAINED
+from mamf.regimes.names import BEST_BY
 
-# A step of the sixth digit, which rates are rounded to; half a step of what early logs round them to, three decimals,
-# and of the sixth digit of what is computed anew.
+# A step of the sixth digit, which rates are rounded to; half a step of the third decimal, which converted logs round
+# them to, and of the sixth digit of what is computed anew.
 _RATE_ROUNDING, _EARLY_RATE_ROUNDING = 1.1e-5, 5.5e-4
 # Products whose rounding shows: float64 may agree with the float64 reference to the last bit, integers must.
 _ROUNDED = ("bfloat16", "float16", "tf32", "float32", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
@@ -31,7 +31,6 @@ _WORST = {True: 0.05, False: 0.5}
 _MOST_WATTS = 1.2
 # Seconds that two marks may hold beside a launch: of launches as short as that the share is larger than what is left.
 _MOST_OF_TIMER = 20e-6
-_SUSTAINED_BY_MEAN = 4
 _MOST_CLOCK = 1.02
 _OF_INTERVAL = {"interval", "interval_tflops", "interval_coverage", "repeatability"}
 # Shares of a launch's time add up to 1, each rounded.
@@ -62,20 +61,15 @@ def rows_recompute(evidence: Evidence) -> Iterator[Finding]:
         for name in sorted(record.keys() - again.keys() - {"record"}):
             yield Finding("unknown-field", f"mamf writes no field {name!r} of a row: remove it", line)
         for name in again.keys() - {"flop", "time"}:
-            # Early logs lack fields of today; what belongs to samples they all have.
+            # Logs of schema 4 lack fields of today; what belongs to samples they all have.
             is_due = name in record or name in _FROM_SAMPLES
             if is_due and not agree(record.get(name), again[name], _FROM_SAMPLES.get(name, same_number)):
                 yield Finding(
                     "row-mismatch", f"{row.shape}: {name} does not follow from the row's samples and plan", line
                 )
-        if row.best_by != best_by(evidence, row.regime):
+        # Without a calibration, as in converted logs, sustained is judged by its median.
+        if row.best_by != BEST_BY[row.regime] and (row.repeatability or row.best_by != "median"):
             yield Finding("row-mismatch", f"{row.shape}: a best of {row.regime} is not chosen by {row.best_by}", line)
-
-
-def best_by(evidence: Evidence, regime: str) -> str:
-    """The statistic that a best is chosen by; before schema 4 sustained was judged by its median."""
-    is_early = evidence.header["schema"] < _SUSTAINED_BY_MEAN and regime == SUSTAINED
-    return "median" if is_early else BEST_BY[regime]
 
 
 def same_number(written: float, again: float, tolerance: float = 0.0, relative: float = 6e-6) -> bool:
@@ -188,13 +182,6 @@ def sensors_plausible(evidence: Evidence) -> Iterator[Finding]:
         told = [name for name in row.details if name.endswith(TIME)]
         if len(told) > len(row.time_shares) or sum(row.time_shares.values()) > _MOST_OF_TIME:
             yield Finding("implausible", f"{row.shape}: what its time goes to is no share, or more than all", line)
-
-
-def memory_of_launch(evidence: Evidence) -> Iterator[Finding]:
-    """Memory is of the kernel, its operands and what it saved; before schema 4 it held mamf's own buffers too."""
-    if has_memory_of_process(evidence.header, evidence.log.measurements):
-        told = "peak_memory_bytes are of everything that the process held, not of the kernel alone"
-        yield Finding("memory", told, 1, is_warning=True)
 
 
 def times_in_order(evidence: Evidence) -> Iterator[Finding]:

@@ -35,7 +35,6 @@ from mamf.contribution.legacy_rules import legacy_findings
 from mamf.contribution.placing import folder_of, legacy_name_of, lies_at, place_of
 from mamf.contribution.privacy import private_findings
 from mamf.contribution.row_rules import (
-    memory_of_launch,
     possible,
     rows_recompute,
     sensors_plausible,
@@ -45,8 +44,8 @@ from mamf.contribution.row_rules import (
 from mamf.contribution.sampling_rules import rows_of_plan, samples_whole
 from mamf.contribution.timer_rules import timer_is_credible, timer_stayed
 from mamf.errors import RunLogError
-from mamf.logs.legacy import TIER, Seen, is_legacy, legacy_run
-from mamf.logs.run_log import MALFORMED, is_readable, read_bytes, run_log_of, what
+from mamf.logs.legacy import TIER, legacy_run
+from mamf.logs.run_log import MALFORMED, Seen, run_log_of, what, why_unreadable
 
 #: Every rule and what it asks.
 RULES = {
@@ -67,7 +66,6 @@ RULES = {
     "flop-count": "FLOP are 2*M*N*K, of attention without the masked pairs, else as the operation counts",
     "row-mismatch": "a row's figures follow from its samples and the plan",
     "implausible": "no sample is faster, no sensor higher than the device can be, no figure than its clock allows",
-    "memory": "memory is of the kernel alone, not of all that the process held (warning: schema 4 tells)",
     "timer": "what was subtracted from a window is what the timer of the device adds to it",
     "unverified": "every result was checked, with an error within its tolerance",
     "lost-samples": "a row has all of its samples, and its own",
@@ -98,7 +96,6 @@ _RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
     possible,
     verified,
     sensors_plausible,
-    memory_of_launch,
     timer_is_credible,
     timer_stayed,
     samples_whole,
@@ -140,20 +137,17 @@ def review(path: Path, seen: Seen | None = None) -> Review:
     try:
         found = _review(path, seen)
         return replace(found, unconfirmed=why_above_contributed(found.entries))
-    except RunLogError as error:
-        return Review(path, (_unreadable(path, error),))
     except (*MALFORMED, RecursionError) as error:
-        return Review(path, (Finding("unreadable", f"a field of the wrong kind: {error}"),))
+        return Review(path, (_unreadable(path, error),))
 
 
 def _review(path: Path, seen: Seen | None) -> Review:
-    findings = _as_bytes(path)
     records = records_of(path, seen)
     first = next(records)
-    header = first[1]
-    if not is_readable(header.get("schema")):
-        return Review(path, (Finding("schema", f"schema {header.get('schema')} is not known to this mamf", 1),))
-    if is_legacy(header):
+    findings, header = _as_bytes(path), first[1]
+    if why := why_unreadable(path, header.get("schema")):
+        return Review(path, (Finding("schema", why, 1),))
+    if header.get("tier") == TIER:
         return _legacy_review(path, itertools.chain([first], records), findings)
     whole = (first, *records)
     for line, record in whole:
@@ -187,8 +181,8 @@ def _legacy_review(path: Path, records: Iterator[tuple[int, dict[str, Any]]], fi
     return Review(path, tuple(findings), TIER, place, _digest(itertools.chain([str(run.started)], figures)))
 
 
-def _unreadable(path: Path, error: RunLogError) -> Finding:
-    return Finding("unreadable", str(error).removeprefix(f"{path}").lstrip(",: "))
+def _unreadable(path: Path, error: Exception) -> Finding:
+    return Finding("unreadable", what(error).removeprefix(f"{path}").lstrip(",: "))
 
 
 def _findings_of(rule: Callable[[Evidence], Iterator[Finding]], evidence: Evidence) -> list[Finding]:
@@ -201,7 +195,7 @@ def _findings_of(rule: Callable[[Evidence], Iterator[Finding]], evidence: Eviden
 
 
 def _as_bytes(path: Path) -> list[Finding]:
-    data = read_bytes(path)
+    data = path.read_bytes()
     findings = []
     if data and not data.endswith(b"\n") and b"\n" in data:
         findings.append(Finding("truncated", "the last line is incomplete: --resume the run, or cut the line off"))

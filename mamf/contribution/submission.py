@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mamf.contribution.evidence import read_records
+from mamf.contribution.evidence import records_of
 from mamf.contribution.placing import numbered
 from mamf.contribution.privacy import fields, without_private
 from mamf.contribution.rules import Review, review
-from mamf.errors import UsageError
+from mamf.errors import RunLogError, UsageError
 from mamf.files import create_whole, make_folder
-from mamf.logs.run_log import read_bytes
+from mamf.logs.run_log import why_unreadable
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,15 @@ class Submission:
 
 def prepare(path: Path) -> Submission:
     """Scrub and review a log; nothing is written beside it. Raises RunLogError when it cannot be read."""
-    records = read_records(path)
+    records = list(records_of(path))
+    if why := why_unreadable(path, records[0][1].get("schema")):
+        raise RunLogError(why)
     scrubbed = [without_private(record) for _, record in records]
     changes = tuple(
         change for (line, old), new in zip(records, scrubbed, strict=True) for change in _changes(line, old, new)
     )
     # A line that was cut off at the end stays one.
-    cut = read_bytes(path).rpartition(b"\n")[2].decode(errors="replace")
+    cut = path.read_bytes().rpartition(b"\n")[2].decode(errors="replace")
     text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in scrubbed) + cut
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder, path.name)

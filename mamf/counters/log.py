@@ -9,7 +9,7 @@ from typing import Any
 from mamf.counters.counts import Counts, DeviceKernel
 from mamf.counters.roofs import BANDWIDTH, COMPUTE, Roof
 from mamf.errors import RunLogError
-from mamf.logs.known import operation_called, operation_of_record
+from mamf.logs.known import operation_called
 from mamf.logs.records import utc_now
 from mamf.logs.run_log import MALFORMED, RunLog, what
 from mamf.measurement import Measurement
@@ -90,7 +90,7 @@ def counted(records: Iterable[Mapping[str, Any]]) -> Counted:
 
 
 def _counts(record: Mapping[str, Any]) -> Counts:
-    of = operation_of_record(record)
+    of = operation_called(record["operation"], record)
     kernels = tuple(
         DeviceKernel(each["name"], each["grid"], each["block"], each["metrics"]) for each in record["kernels"]
     )

@@ -14,7 +14,8 @@ from pathlib import Path
 from mamf.errors import RunLogError
 from mamf.finder_logs.runs import nobody, parse
 from mamf.finder_logs.text import decode
-from mamf.logs.legacy import FinderRun, Seen
+from mamf.logs.legacy import FinderRun
+from mamf.logs.run_log import Seen
 
 __all__ = ["parse", "read_finder_logs"]
 

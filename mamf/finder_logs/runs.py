@@ -15,7 +15,8 @@ from mamf.finder_logs.reading import Reading
 from mamf.finder_logs.rows import RowReader
 from mamf.finder_logs.scrubber import Scrubber
 from mamf.finder_logs.text import cleaned, lines_of, unquoted
-from mamf.logs.legacy import FinderRun, Seen
+from mamf.logs.legacy import FinderRun
+from mamf.logs.run_log import Seen
 
 _NOTHING = (
     "holds nothing that mamf-finder prints: no row, no summary; give the file named by its --output_file, "

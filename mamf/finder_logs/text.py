@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterator
 
 from mamf.errors import RunLogError
-from mamf.logs.legacy import Seen
+from mamf.logs.run_log import Seen
 
 _GZIP = b"\x1f\x8b"
 _GZIP_WINDOW = 31

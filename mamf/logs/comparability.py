@@ -12,8 +12,6 @@ from mamf.logs.plan_records import plan_from_record
 from mamf.logs.records import operation_of_plan
 
 _UNKNOWN = "unknown"
-#: Since this schema an interval is where a repeat lies, and a sustained figure is work over time.
-_REPEATS = 4
 # What may differ without a word: kernels are paired by name where they can be.
 _ALWAYS_DROPPED = "kernel"
 
@@ -76,7 +74,7 @@ def circumstances(header: Mapping[str, Any]) -> dict[str, str]:
         **environment.get("packages", {}),
         "power limit": watts and f"{watts:.0f} W",
         "timer": header["timer"],
-        "figures and intervals": "as of schema 4" if header["schema"] >= _REPEATS else "as before schema 4",
+        "figures and intervals": "as before schema 4" if "converted_from" in header else "as of schema 4",
         **header.get("settings", {}),
         **environment.get("variables", {}),
         "mamf": " ".join(str(tool[key]) for key in ("version", "commit") if tool.get(key)),

@@ -19,13 +19,6 @@ def _installed(name: str) -> AnyOperation:
     return operation(name)
 
 
-def operation_of_record(record: Mapping[str, Any]) -> AnyOperation:
-    """The operation of a measurement; before schema 4 a row did not say what it is of."""
-    told = record.get("operation")
-    name = str(told) if told is not None else "attention" if "seqlen_q" in record["shape"] else "matmul"
-    return operation_called(name, record)
-
-
 def operation_called(name: str, record: Mapping[str, Any] | None = None) -> AnyOperation:
     """Raises nothing for a name that nobody provides: its rows can still be shown."""
     try:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mamf.errors import RunLogError
 from mamf.files import create_whole
-from mamf.logs.run_log import MALFORMED, SCHEMA, is_readable, parse_record, what
+from mamf.logs.run_log import MALFORMED, SCHEMA, Seen, lines_of, parse_record, what, why_unreadable
 from mamf.logs.schema import LEGACY_HEADER, LEGACY_SUMMARY, REPORTED
 from mamf.logs.validator import require
 from mamf.machine.environment import scrub, scrub_record, tool_version
@@ -25,8 +25,6 @@ from mamf.operations.matmul.shapes import MatmulShape
 TIER = "legacy"
 #: What mamf-finder calls its figures: of a loop (``stated``: by versions that do not say which), and its two ceilings.
 STATISTICS = ("stated", "mean", "median", "fastest", "MAMF", "MSMF")
-#: Told how many bytes or characters more are read, for a progress bar.
-Seen = Callable[[int], object]
 
 
 class Reported(NamedTuple):
@@ -83,7 +81,7 @@ _ENCODER = json.JSONEncoder(allow_nan=False)
 _AT_ONCE = 1000
 # The same remark stands in thousands of rows.
 _scrubbed = functools.lru_cache(4096)(scrub)
-_NOT_WHOLE = f"not a whole imported log of a schema up to {SCHEMA}"
+_NOT_WHOLE = "not a whole imported log"
 
 
 def write_legacy_log(run: FinderRun, path: Path) -> None:
@@ -141,48 +139,22 @@ def _reported_record(row: Reported) -> dict[str, Any]:
     }
 
 
-def is_legacy(header: Mapping[str, Any]) -> bool:
-    return header.get("tier") == TIER
-
-
-def lines_of(path: Path, seen: Seen | None = None) -> Iterator[bytes]:
-    """The whole lines of a file, one at a time: a long log is not held as text. Raises RunLogError for a file without
-    any.
-    """
-    is_empty = True
-    try:
-        with path.open("rb") as file:
-            for line in file:
-                if line.endswith(b"\n"):
-                    is_empty = False
-                    yield line[:-1]
-                if seen:
-                    seen(len(line))
-    except OSError as error:
-        raise RunLogError(f"cannot read {path}: {error.strerror}") from None
-    if is_empty:
-        raise RunLogError(f"{path} holds no whole line: not a run log, or killed before it began")
-
-
 def read_legacy_or_none(path: Path, seen: Seen | None = None) -> FinderRun | None:
     """An imported run, or None for a log of mamf's own. Raises RunLogError when the file cannot be read."""
     try:
         header = parse_record(next(lines_of(path)))
     except ValueError:
         return None
-    return read_legacy_log(path, seen) if is_legacy(header) else None
-
-
-def read_legacy_log(path: Path, seen: Seen | None = None) -> FinderRun:
-    """Raises RunLogError saying what is wrong with it."""
-    return legacy_run(path, map(parse_record, lines_of(path, seen)))
+    return legacy_run(path, map(parse_record, lines_of(path, seen))) if header.get("tier") == TIER else None
 
 
 def legacy_run(path: Path, records: Iterator[dict[str, Any]]) -> FinderRun:
     """The run of the records in a file, each taken once. Raises RunLogError saying what is wrong with them."""
     try:
         header = next(records)
-        if not is_readable(header.get("schema")) or header["record"] != "header":
+        if why := why_unreadable(path, header.get("schema")):
+            raise RunLogError(why)
+        if header["record"] != "header":
             raise ValueError(_NOT_WHOLE)
         rows, summary = _rows_and_summary(records)
         return _run(header, rows, summary)

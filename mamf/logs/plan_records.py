@@ -13,7 +13,6 @@ from typing import Any
 
 from mamf.ceilings.search_plan import search_from_record, search_record
 from mamf.logs.known import operation_called
-from mamf.logs.records import operation_of_plan
 from mamf.operations.unknown import Unknown
 from mamf.plans import FIND, GUARD, MATMUL, SWEEP, GuardOptions, Plan, SweepOptions
 
@@ -48,13 +47,13 @@ def plan_record(plan: Plan) -> dict[str, Any]:
 
 
 def plan_from_record(record: Mapping[str, Any], kernel: str = "auto") -> Plan:
-    """``kernel``: that of a sweep of products, which the header names."""
+    """``kernel``: that of a sweep of products, which the header of its log names."""
     fields = dict(record)
-    kind = fields.pop("command", SWEEP)
-    if kind == FIND and "grid" in fields:
+    kind = fields.pop("command")
+    if "grid" in fields:
         return search_from_record(fields).as_plan()
     kind = SWEEP if kind == _ATTENTION else kind
-    of = operation_called(fields.setdefault("operation", operation_of_plan(record)))
+    of = operation_called(fields.setdefault("operation", MATMUL))
     parse = str if isinstance(of, Unknown) else of.parse_shape
     if "problem" in fields:
         fields |= {"problems": [fields.pop("problem")], "kernels": [kernel]}

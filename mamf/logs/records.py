@@ -10,7 +10,7 @@ from typing import Any
 
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.known import KnownCeiling
-from mamf.logs.known import operation_called, operation_of_record
+from mamf.logs.known import operation_called
 from mamf.machine.timers import MOST_OVERHEAD_SECONDS, timer_accuracy
 from mamf.measurement import STATUSES, Conditions, Measurement
 from mamf.operations.matmul.kernel import MatmulProblem
@@ -82,10 +82,8 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
     """Raises KeyError or ValueError for a record that cannot be a measurement of this run."""
     if record["status"] not in STATUSES:
         raise ValueError(f"unknown status {record['status']!r}")
-    of = operation_of_record(record)
+    of = operation_called(record["operation"], record)
     shape = of.shape_from_record(record["shape"])
-    # Early logs of products name it in their plan alone.
-    problem = of.problem_from_record(record["problem"]) if "problem" in record else matmul_problem(header)
     if record["best_by"] not in _STATISTICS:
         raise ValueError(f"unknown statistic {record['best_by']!r}")
     samples, aside = tuple(map(float, record["samples_seconds"])), tuple(record["implausible_samples_seconds"])
@@ -94,7 +92,7 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
     # What no launch takes is set aside for that: a timer that missed one reads 0 or less.
     if not all(abs(sample) < _LONGEST_SECONDS for sample in aside):
         raise ValueError("a sample that was set aside is no number of seconds that a timer reads")
-    error, overhead = record["relative_error"], record.get("timer_overhead_seconds", 0.0)
+    error, overhead = record["relative_error"], record["timer_overhead_seconds"]
     accuracy = record.get("timer_accuracy_seconds")
     if accuracy is None:  # before schema 5
         accuracy = timer_accuracy(header["device"]["backend"], overhead)
@@ -103,7 +101,7 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
     return Measurement(
         shape=shape,
         kernel=record["kernel"],
-        problem=problem,
+        problem=of.problem_from_record(record["problem"]),
         regime=record["regime"],
         best_by=record["best_by"],
         status=record["status"],
@@ -118,24 +116,19 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
         conditions=conditions_from_record(record),
         remarks=tuple(record["remarks"]),
         is_reference=record["is_reference"],
-        details=record.get("details", {}),
-        peak_memory_bytes=record.get("peak_memory_bytes"),
+        details=record["details"],
+        peak_memory_bytes=record["peak_memory_bytes"],
         peak_reserved_bytes=record.get("peak_reserved_bytes"),
         repeatability=_repeatability_of_row(record, header, of.name),
-        phase=record.get("phase", ""),
-        round=record.get("round", 0),
+        phase=record["phase"],
+        round=record["round"],
         device=record.get("device"),
     )
 
 
 def operation_of_plan(plan: Mapping[str, Any]) -> str:
-    """What a run is of; before schema 4 attention's plans did not name it."""
-    return str(plan.get("operation") or ("attention" if plan.get("command") == "attention" else "matmul"))
-
-
-def matmul_problem(header: Mapping[str, Any]) -> MatmulProblem:
-    """The product that a sweep or find is of; rows of an attention's log name their own."""
-    return MatmulProblem(**header["plan"]["problem"])
+    """The operation of a run; plans of products do not name it."""
+    return str(plan.get("operation", MatmulProblem.operation))
 
 
 def significant_digits(value: float) -> float:
@@ -177,7 +170,7 @@ def ceiling_from_record(record: Mapping[str, Any], header: Mapping[str, Any]) ->
     return Ceiling(
         device=header["device"]["name"],
         uuid_hash=header["device"]["uuid_hash"],
-        problem=of.problem_from_record(record["problem"]) if "problem" in record else matmul_problem(header),
+        problem=of.problem_from_record(record["problem"]),
         regime=record["regime"],
         kernel=record["kernel"],
         shape=of.parse_shape(record["shape"]),
@@ -206,17 +199,15 @@ def repeatability_record(known: Repeatability | None) -> dict[str, Any] | None:
 
 
 def repeatability_from_record(record: Mapping[str, Any]) -> Repeatability | None:
-    """None before schema 4, whose intervals are of the visit or the rounds alone."""
-    known = record.get("repeatability")
-    return None if known is None else Repeatability(**known)
+    """None in a row without a figure, and in converted logs, whose intervals are of the visit or the rounds alone."""
+    return None if record["repeatability"] is None else Repeatability(**record["repeatability"])
 
 
 def is_of_old_calibration(record: Mapping[str, Any]) -> bool:
     """Whether a row or a ceiling was written before intervals were prediction intervals: its interval and its
     calibration are too narrow.
     """
-    known = record.get("repeatability")
-    return known is not None and "launch_seconds" not in known
+    return record["repeatability"] is not None and "launch_seconds" not in record["repeatability"]
 
 
 def _repeatability_of_row(record: Mapping[str, Any], header: Mapping[str, Any], operation: str) -> Repeatability | None:
@@ -224,8 +215,7 @@ def _repeatability_of_row(record: Mapping[str, Any], header: Mapping[str, Any], 
     stored = repeatability_from_record(record)
     if stored is None or not is_of_old_calibration(record):
         return stored
-    state = ANEW if stored.is_whole else record["regime"]
-    return calibrated(header["device"]["backend"], state, operation)
+    return calibrated(header["device"]["backend"], ANEW if stored.is_whole else record["regime"], operation)
 
 
 def conditions_record(conditions: Conditions) -> dict[str, Any]:

@@ -1,14 +1,7 @@
 """The versioned run log: JSON Lines, ``record`` first. What people contribute, and what a killed run leaves behind.
 
-Schema history
-    1   header, measurement, resume, summary
-    2   ceiling; phase, round and timer_overhead_seconds of a measurement
-    3   tier legacy: header and reported figures of an imported run (legacy.py)
-    4   repeatability of a measurement and a ceiling: their intervals are where a repeat lies; sustained by its mean;
-        phase choose before confirm; peak_memory_bytes of the launch alone; searches of a plan of attention, and their
-        rows, each with its problem; throttle_shares; of a run that several devices share: devices of the header, and
-        the device of a row
-    5   timer_overhead_seconds repeats within 0.3 us, and stands in the summary once more, as it was after the run
+Burst figures of schema 4 are recomputed on reading (timer_correction.py); ``mamf results convert`` converts logs of
+schemas 1 to 3, and readers refuse them in one line that names it.
 
 ``header`` names tool, command, device, software, settings and the plan, so a log resumes by itself. writer.py writes
 it; a last line without its newline is what a killed process lost, and is left out on reading. What is read is held to
@@ -19,7 +12,8 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,12 +41,14 @@ from mamf.plans import Plan
 from mamf.tabular import Tabular
 
 SCHEMA = 5
-READABLE = (1, 2, 3, 4, 5)
+READABLE = (4, 5)
+#: What only ``mamf results convert`` reads.
+CONVERTIBLE = (1, 2, 3)
 MAY_PASS = ("failed", "out_of_memory")
 #: What reading values of the wrong kind, edited by hand, can raise.
 MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, MamfError)
-
-
+#: Receives how many bytes or characters more were read, for a progress bar.
+Seen = Callable[[int], object]
 #: Ceilings of an operation by problem and regime.
 OwnCeilings = dict[tuple[Any, str], Ceiling]
 
@@ -137,10 +133,10 @@ def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def read_run_log(path: str | Path) -> RunLog:
     """Read and check a log. Raises RunLogError naming the line and what is wrong with it."""
     path = Path(path)
-    data = read_bytes(path)
-    rest = data.rpartition(b"\n")[2]
-    log = run_log_of(path, parsed(path, whole_lines(path, data)))
-    log.valid_bytes, log.is_truncated = len(data) - len(rest), bool(rest)
+    sizes: list[int] = []
+    lines = list(lines_of(path, sizes.append))
+    log = run_log_of(path, parsed(path, lines))
+    log.valid_bytes, log.is_truncated = sum(sizes[: len(lines)]), len(sizes) > len(lines)
     return log
 
 
@@ -150,13 +146,13 @@ def run_log_of(path: Path, records: Iterable[tuple[int, dict[str, Any]]], as_wri
     ``as_written``: early burst figures are not recomputed with the overhead that their timer is known to have.
     """
     numbered = iter(records)
-    _, header = next(numbered)
-    log = RunLog(path, _header(path, header))
+    header = _header(path, next(numbered)[1])
+    log = RunLog(path, header)
     for number, record in numbered:
         try:
             _add(log, record)
         except MALFORMED as error:
-            raise RunLogError(f"{path}, line {number}: {what(error)}") from None
+            raise RunLogError(f"{path}, line {number}: {what(error)}{_advice(error, header)}") from None
     if not as_written and log.header["schema"] < RELIABLE_SINCE:
         try:
             _recompute(log)
@@ -178,19 +174,21 @@ def _recompute(log: RunLog) -> None:
     log.own_ceilings = {key: recomputed(ceiling, rows) for key, ceiling in log.own_ceilings.items()}
 
 
-def read_bytes(path: Path) -> bytes:
+def lines_of(path: Path, seen: Seen | None = None) -> Iterator[bytes]:
+    """The whole lines of a file, one at a time. Raises RunLogError for a file without any."""
+    is_empty = True
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            for line in file:
+                if line.endswith(b"\n"):
+                    is_empty = False
+                    yield line[:-1]
+                if seen:
+                    seen(len(line))
     except OSError as error:
         raise RunLogError(f"cannot read {path}: {error.strerror}") from None
-
-
-def whole_lines(path: Path, data: bytes | None = None) -> list[bytes]:
-    """Raises RunLogError for a file without any."""
-    whole = (read_bytes(path) if data is None else data).rpartition(b"\n")[0]
-    if not whole:
+    if is_empty:
         raise RunLogError(f"{path} holds no whole line: not a run log, or killed before it began")
-    return whole.split(b"\n")
 
 
 def what(error: Exception) -> str:
@@ -237,32 +235,42 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 _DECODER = json.JSONDecoder(parse_constant=_refuse, object_pairs_hook=_without_repetition)
 
 
-def is_readable(schema: object) -> bool:
-    """Whether this mamf reads logs of a schema, a whole number."""
-    return type(schema) is int and schema in READABLE
+def why_unreadable(path: Path, schema: object) -> str:
+    """Why no reader takes a log with this schema in its header, in one line; empty if readers do."""
+    if type(schema) is int and schema in READABLE:
+        return ""
+    if type(schema) is int and schema in CONVERTIBLE:
+        return f"{path} has schema {schema}: convert it with 'mamf results convert {shlex.quote(str(path))}'"
+    known = " and ".join(map(str, READABLE))
+    return f"{path}, line 1: schema {schema} is not known to this mamf (it reads {known}); upgrade mamf"
 
 
 def _header(path: Path, record: dict[str, Any]) -> dict[str, Any]:
     header = record.copy()
+    if header["record"] != "header":
+        raise RunLogError(f"{path}, line 1: the first record is not a header")
+    if why := why_unreadable(path, header.get("schema")):
+        raise RunLogError(why)
     try:
-        if header["record"] != "header":
-            raise ValueError("the first record is not a header")
-        if not is_readable(header["schema"]):
-            known = ", ".join(map(str, READABLE))
-            raise ValueError(f"schema {header['schema']} is not known to this mamf (it reads {known}); upgrade mamf")
         if isinstance(tier := header.get("tier"), str) and tier in _WITHOUT_SAMPLES:
             raise ValueError(_WITHOUT_SAMPLES[tier])
         require(header, HEADER)
         require(header["plan"], plan_schema(header["plan"]), "plan")
-        # Logs said it by the backend's name once.
-        told = {"is_accelerator": header["device"]["backend"] != "cpu"} | header["device"]
-        header["device"] = asdict(DeviceInfo(**told))
+        # Some logs of schema 4 say it by the backend's name alone.
+        is_accelerator = header["device"]["backend"] != "cpu"
+        header["device"] = asdict(DeviceInfo(**{"is_accelerator": is_accelerator} | header["device"]))
         if "devices" in header:
             header["devices"] = [asdict(DeviceInfo(**device)) for device in header["devices"]]
         plan_from_record(header["plan"], header["kernel"])
     except MALFORMED as error:
-        raise RunLogError(f"{path}, line 1: {what(error)}") from None
+        raise RunLogError(f"{path}, line 1: {what(error)}{_advice(error, header)}") from None
     return header
+
+
+def _advice(error: Exception, header: Mapping[str, Any]) -> str:
+    """How to add the fields that the first logs of schema 4 lack."""
+    is_early = header["schema"] < SCHEMA and what(error).endswith(" is missing")
+    return "; 'mamf results convert' completes early logs" if is_early else ""
 
 
 def _add(log: RunLog, record: dict[str, Any]) -> None:
@@ -272,7 +280,7 @@ def _add(log: RunLog, record: dict[str, Any]) -> None:
     require(record, record_schema(record))
     if kind == "measurement":
         of = operation_of_plan(log.header["plan"])
-        if record.get("operation", of) not in (MatmulProblem.operation, of):
+        if record["operation"] not in (MatmulProblem.operation, of):
             raise ValueError(f"a row of {record['operation']} in a log of {of}")
         log.measurements.append(measurement_from_record(record, log.header))
         log.summary = None

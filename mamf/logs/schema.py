@@ -46,7 +46,7 @@ _FIND_PLAN = {
     "is_quick?": bool,
 }
 _KERNELS_PLAN = {
-    "operation?": str,
+    "operation": str,
     "shapes": _TEXTS,
     "problems": [_PROBLEM],
     "kernels": _TEXTS,
@@ -55,7 +55,7 @@ _KERNELS_PLAN = {
     "seconds": _NUMBER,
     "budget_seconds": _NUMBER,
     "flush": bool,
-    "searches?": [_FIND_PLAN],
+    "searches": [_FIND_PLAN],
     "confirms?": bool,
     "explains?": bool,
     "layers?": _TEXTS,
@@ -77,6 +77,7 @@ _SWEEP_PLAN = {
 }
 HEADER = {
     "schema": int,
+    "converted_from?": int,
     "tool": _TOOL,
     "command?": str,
     "started?": str,
@@ -85,7 +86,7 @@ HEADER = {
     "timer": str,
     "sensors?": str,
     "kernel": str,
-    "plan": {"command?": str},
+    "plan": {"command": str},
     "settings?": {},
     "environment": {
         "python?": str,
@@ -97,33 +98,33 @@ HEADER = {
     "notes?": str,
 }
 MEASUREMENT = {
-    "operation?": str,
+    "operation": str,
     "shape": {ANY_NAME: PLAIN},
-    "problem?": {ANY_NAME: PLAIN},
+    "problem": {ANY_NAME: PLAIN},
     "kernel": str,
     "regime": str,
     "best_by": str,
     "status": str,
     "reason": str,
     "launches": int,
-    "timer_overhead_seconds?": float,
+    "timer_overhead_seconds": float,
     "timer_accuracy_seconds?": float,
     "samples_seconds": [float],
     "implausible_samples_seconds": [float],
     "relative_error": _NUMBER,
     "remarks": _TEXTS,
     "is_reference": bool,
-    "details?": {},
-    "peak_memory_bytes?": Nullable(int),
+    "details": {},
+    "peak_memory_bytes": Nullable(int),
     "peak_reserved_bytes?": Nullable(int),
     "throttle_shares?": {ANY_NAME: float},
-    "repeatability?": _REPEATABILITY,
-    "phase?": str,
-    "round?": int,
+    "repeatability": _REPEATABILITY,
+    "phase": str,
+    "round": int,
     "device?": int,
     "time?": str,
 } | _CONDITIONS
-_PRODUCT_MEASUREMENT = MEASUREMENT | {"problem?": _PRODUCT}
+_PRODUCT_MEASUREMENT = MEASUREMENT | {"problem": _PRODUCT}
 _ANY_CEILING = {
     "regime": str,
     "shape": str,
@@ -132,10 +133,10 @@ _ANY_CEILING = {
     "rounds": int,
     "tied": [{"shape": str, "kernel": str}],
     "gain_over_default": _NUMBER,
-    "repeatability?": _REPEATABILITY,
+    "repeatability": _REPEATABILITY,
 } | _CONDITIONS
 _PRODUCTS_CEILING = _ANY_CEILING | {
-    "problem?": _PRODUCT,
+    "problem": _PRODUCT,
     "tflops": float,
     "interval_tflops": [float],
     "joules_per_tflop?": _NUMBER,
@@ -218,14 +219,13 @@ def record_schema(record: Mapping[str, Any]) -> dict[str, Any]:
     """Of a record after the header, by its kind: one of KINDS."""
     if record["record"] == "ceiling":
         return _OPERATIONS_CEILING if "operation" in record else _PRODUCTS_CEILING
-    if record["record"] == "measurement" and record.get("operation") == "matmul":
+    if (record["record"], record.get("operation")) == ("measurement", "matmul"):
         return _PRODUCT_MEASUREMENT
     return _SCHEMAS[record["record"]]
 
 
 def plan_schema(plan: Mapping[str, Any]) -> dict[str, Any]:
     """Of the plan of a command: what a sweep of products, a search, or a sweep of kernels holds."""
-    command = plan.get("command", "sweep")
-    if command == "attention" or "operation" in plan:
+    if "operation" in plan:
         return _KERNELS_PLAN
-    return _FIND_PLAN if command == "find" else _SWEEP_PLAN
+    return _FIND_PLAN if plan["command"] == "find" else _SWEEP_PLAN

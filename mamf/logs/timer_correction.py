@@ -1,4 +1,4 @@
-"""The timer's overhead in a log: recomputed in logs before schema 5, and compared with an estimate after the run.
+"""The timer's overhead in a log: recomputed in logs of schema 4, and compared with an estimate after the run.
 
 The estimator of earlier logs depended on the history of the process: the same timer read 2.6 to 5.4 us, once 17.3. The
 raw windows are right, so burst figures are recomputed from them with the timer's typical overhead. The file is never

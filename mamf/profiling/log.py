@@ -13,7 +13,7 @@ from typing import Any
 from mamf.ceilings.known import KnownCeiling
 from mamf.errors import RunLogError
 from mamf.logs.records import utc_now
-from mamf.logs.run_log import MALFORMED, SCHEMA, is_readable, parse_record, what, whole_lines
+from mamf.logs.run_log import MALFORMED, lines_of, parse_record, what, why_unreadable
 from mamf.logs.schema import KNOWN_CEILING
 from mamf.logs.validator import ANY_NAME, Nullable, require
 from mamf.logs.writer import RunLogWriter
@@ -76,17 +76,17 @@ def write_profile(writer: RunLogWriter, profile: Profile) -> None:
 
 def read_profile_or_none(path: Path) -> tuple[str, Profile] | None:
     """The script and its profile, or None for a log of another kind. Raises RunLogError when it cannot be read."""
-    lines = whole_lines(path)
-    try:
-        if parse_record(lines[0]).get("tier") != TIER:
-            return None
-    except ValueError:
-        return None
-    number = 1
+    lines = list(lines_of(path))
     try:
         header = parse_record(lines[0])
-        if not is_readable(header.get("schema")):
-            raise ValueError(f"schema {header.get('schema')} is not known to this mamf (it writes {SCHEMA})")
+    except ValueError:
+        return None
+    if header.get("tier") != TIER:
+        return None
+    if why := why_unreadable(path, header.get("schema")):
+        raise RunLogError(why)
+    number = 1
+    try:
         require(header, _HEADER)
         rows: dict[str, list[Any]] = {field: [] for field, _, _ in _RECORDS.values()}
         *between, last = lines[1:]

@@ -8,7 +8,7 @@ from mamf.ceilings.grid import THOROUGH
 from mamf.ceilings.search_plan import SearchPlan
 from mamf.ceilings.strategy import FindStrategy
 from mamf.cli import main
-from mamf.contribution.evidence import read_records
+from mamf.contribution.evidence import records_of
 from mamf.contribution.rules import review
 from mamf.logs.legacy import FinderRun, Reported
 from mamf.operations.matmul.shapes import MatmulShape
@@ -26,7 +26,7 @@ def measured(folder, *arguments):
     """The records of a run in virtual time, as if it had been on a card of a committed checkout."""
     path = folder / "measured.jsonl"
     assert main([*arguments, "--output", str(path)]) == 0
-    records = [record for _, record in read_records(path)]
+    records = [record for _, record in records_of(path)]
     records[0]["device"].update(DEVICE)
     records[0]["tool"]["commit"] = "0123456789ab"
     records[0]["findings"] = ["ok   sibling devices: idle or none"]

@@ -18,7 +18,6 @@ from mamf.ceilings.share import mamfu, require_same_card, state
 from mamf.cli.attention_options import shapes_from
 from mamf.errors import IncomparableError, UnknownNameError, UsageError
 from mamf.logs.run_log import read_run_log
-from mamf.operations.attention.rows import step_of
 from mamf.operations.attention.shapes import PRESETS, AttentionProblem, AttentionShape
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
@@ -176,8 +175,8 @@ def test_what_does_not_fit_is_a_row():
 
 def test_what_is_held_is_not_measured_again():
     first = list(swept(SimulatedBackend(), plan_of()).results())
-    rest = list(swept(SimulatedBackend(), plan_of(), held={step_of(row) for row in first[:3]}).results())
-    assert [step_of(row) for row in rest] == [step_of(first[3])]
+    rest = list(swept(SimulatedBackend(), plan_of(), held={row.step for row in first[:3]}).results())
+    assert [row.step for row in rest] == [first[3].step]
 
 
 def test_a_warm_cache_is_another_figure():
@@ -209,12 +208,13 @@ def test_a_run_ranks_the_kernels_and_its_log_prints_the_same(attention, tmp_path
     assert read_run_log(tmp_path / "run.jsonl").summary["status"] == "complete"
 
 
-@pytest.mark.parametrize(("schema", "said"), [(3, 1), (4, 0)])
-def test_memory_of_an_early_log_is_said_to_be_of_the_process(attention, tmp_path, schema, said):
+@pytest.mark.parametrize("converted", [True, False])
+def test_memory_in_a_converted_log_is_that_of_the_process(attention, tmp_path, converted):
     (log,) = RESULTS.rglob("attention-bfloat16-fwd-sustained-20261121-084423.jsonl")
     header, rest = log.read_text().split("\n", 1)
-    (tmp_path / "early.jsonl").write_text(json.dumps(json.loads(header) | {"schema": schema}) + "\n" + rest)
-    assert attention("early.jsonl", name="show")[1].count("MB: of everything that the process held then") == said
+    header = {name: value for name, value in json.loads(header).items() if converted or name != "converted_from"}
+    (tmp_path / "early.jsonl").write_text(json.dumps(header) + "\n" + rest)
+    assert attention("early.jsonl", name="show")[1].count("MB: of the whole process, not") == converted
 
 
 def test_resuming_measures_only_the_rest(attention, tmp_path):

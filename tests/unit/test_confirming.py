@@ -13,7 +13,7 @@ from mamf.contribution.best_rules import _summary, recomputed_ceilings
 from mamf.contribution.collection import collect
 from mamf.contribution.confirming import Claim, by_key, shortened, why_unconfirmed
 from mamf.contribution.contributed import contributed_csv
-from mamf.contribution.evidence import Evidence, read_records
+from mamf.contribution.evidence import Evidence, records_of
 from mamf.contribution.tables import results_page
 from mamf.logs.records import ceiling_record, measurement_record
 from mamf.logs.run_log import run_log_of
@@ -95,7 +95,7 @@ def faster(path, times, torch="2.99.0", card=None):
     """The records of a log as newer software would have left them: every sample shorter, every figure that follows from
     them anew.
     """
-    records = copy.deepcopy([record for _, record in read_records(path)])
+    records = copy.deepcopy([record for _, record in records_of(path)])
     records[0]["environment"]["packages"]["torch"] = torch
     records[0]["device"]["uuid_hash"] = card or records[0]["device"]["uuid_hash"]
     for record in records:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mamf import contribution
 from mamf.cli import main
-from mamf.contribution.evidence import read_records
+from mamf.contribution.evidence import records_of
 from mamf.contribution.rules import RULES, review
 from mamf.contribution.submission import prepare
 from mamf.logs.legacy import Reported, write_legacy_log
@@ -450,7 +450,7 @@ def stretch_attention(records):
 )
 def test_spoiling_attention_is_caught(spoil, rule, spoiled):
     (log,) = RESULTS.rglob("attention-bfloat16-fwd-sustained-20261121-084423.jsonl")
-    records = [record for _, record in read_records(log)]
+    records = [record for _, record in records_of(log)]
     assert spoiled(records, lambda same: None) == set()
     assert rule in spoiled(records, spoil)
 
@@ -470,7 +470,7 @@ def edit_best_rate(records):
 )
 def test_spoiling_bandwidth_is_caught(spoil, rule, spoiled):
     (log,) = RESULTS.rglob("bandwidth-float32-burst-20261122-000620.jsonl")
-    records = [record for _, record in read_records(log)]
+    records = [record for _, record in records_of(log)]
     assert spoiled(records, lambda same: None) == set()
     assert rule in spoiled(records, spoil)
 
@@ -489,22 +489,20 @@ def test_rows_that_no_peak_bounds_are_counted():
     assert told == ["nothing bounds 36 of its 64 rows in float32: no known peak of NVIDIA H200 does"]
 
 
-@pytest.mark.parametrize(("schema", "said"), [(2, True), (3, True), (4, False)])
-def test_memory_of_the_whole_process_is_told_once_and_accepted(schema, said, tmp_path):
-    """Before schema 4 it held mamf's own buffers too."""
+def test_a_median_of_sustained_needs_a_log_without_calibration(tmp_path):
+    """Converted logs judge sustained by its median, and have no calibration; logs of today by the mean."""
     (log,) = RESULTS.rglob("attention-bfloat16-fwd-sustained-20261121-084423.jsonl")
-    records = [record for _, record in read_records(log)]
-    records[0]["schema"] = schema
-    told = [each for each in review(write(tmp_path / "log.jsonl", records)).findings if each.rule == "memory"]
-    assert [each.is_warning for each in told] == [True] * said
-    for row in attention_rows(records):
-        row["peak_memory_bytes"] = None
-    assert "memory" not in {each.rule for each in review(write(tmp_path / "none.jsonl", records)).findings}
+    records = [record for _, record in records_of(log)]
+    assert not found(log)
+    row = next(row for row in attention_rows(records) if row["status"] == "ok")
+    row["repeatability"] = {"visit": 0.001, "run": 0.001, "degrees": 10, "launch_seconds": 0.0}
+    judged = review(write(tmp_path / "log.jsonl", records)).findings
+    assert [each.message for each in judged if "not chosen by median" in each.message]
 
 
 def test_shares_of_no_ceiling_are_told(tmp_path):
     (log,) = RESULTS.rglob("attention-bfloat16-fwd-sustained-20261121-084423.jsonl")
-    records = [record for _, record in read_records(log)]
+    records = [record for _, record in records_of(log)]
     judged = review(write(tmp_path / "log.jsonl", [each for each in records if each["record"] != "ceiling"]))
     assert "holds no ceiling" in " ".join(finding.message for finding in judged.findings)
 
@@ -579,7 +577,7 @@ def test_a_resumed_find_supersedes_its_ceilings(tmp_path):
     asked = ["find", "--backend", "mamf.testing:SimulatedBackend"]
     main([*asked, "--kernel", "mamf.testing:SimulatedMatmul", "--budget", "9s", "--output", str(path)])
     main([*asked, "--kernel", "mamf.testing:SimulatedMatmul", "--budget", "40s", "--resume", str(path)])
-    records = [record for _, record in read_records(path)]
+    records = [record for _, record in records_of(path)]
     burst = [number for number, each in enumerate(records) if each["record"] == "ceiling" and each["regime"] == "burst"]
     assert len(burst) == 2
     assert not found(path) & {"ceiling-mismatch", "best-mismatch"}

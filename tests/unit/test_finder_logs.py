@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mamf.errors import RunLogError
 from mamf.finder_logs import parse, read_finder_logs
-from mamf.logs.legacy import STATISTICS, FinderRun, Reported, read_legacy_log, write_legacy_log
+from mamf.logs.legacy import STATISTICS, FinderRun, Reported, read_legacy_or_none, write_legacy_log
 from mamf.operations.matmul.shapes import MatmulShape
 
 # The three shapes of the samples where the second printed number is the reduction, and where the third is.
@@ -56,7 +56,7 @@ def test_figures_have_known_names(version):
 def test_survives_being_written_and_read_as_a_run_log(version, tmp_path):
     run = run_of(samples.ALL[version])
     write_legacy_log(run, tmp_path / "run.jsonl")
-    assert read_legacy_log(tmp_path / "run.jsonl") == run
+    assert read_legacy_or_none(tmp_path / "run.jsonl") == run
 
 
 @pytest.mark.parametrize(
@@ -641,4 +641,4 @@ def test_rows_beyond_those_encoded_together_are_a_line_each_whatever_they_say(tm
     write_legacy_log(FinderRun("v2g", rows=rows, notes=(hostile,)), tmp_path / "run.jsonl")
     lines = (tmp_path / "run.jsonl").read_text().splitlines()
     assert [json.loads(line)["record"] for line in lines] == ["header", *["reported"] * len(rows), "summary"]
-    assert [row.tflops["mean"] for row in read_legacy_log(tmp_path / "run.jsonl").rows] == list(range(1, 2002))
+    assert [row.tflops["mean"] for row in read_legacy_or_none(tmp_path / "run.jsonl").rows] == list(range(1, 2002))

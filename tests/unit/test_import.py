@@ -12,7 +12,7 @@ import finder_log_samples as samples
 import pytest
 
 from mamf.cli import main
-from mamf.logs.legacy import read_legacy_log
+from mamf.logs.legacy import read_legacy_or_none
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_logs_of_one_name_are_numbered_and_told_apart(folder, capsys):
 
 def test_several_runs_of_several_logs_of_one_name(folder):
     assert imported(log("a/mm.out", samples.V2G + samples.V1D), log("b/mm.out", samples.V3)) == 0
-    found = [read_legacy_log(folder / f"mm-{number}.jsonl").version for number in (1, 2, 3)]
+    found = [read_legacy_or_none(folder / f"mm-{number}.jsonl").version for number in (1, 2, 3)]
     assert found == ["v2g", "v1d", "v3"]
 
 

@@ -8,7 +8,7 @@ import pytest
 from contribution_logs import RESULTS
 
 from mamf.backend import DeviceInfo
-from mamf.contribution.evidence import Evidence, read_records
+from mamf.contribution.evidence import Evidence, records_of
 from mamf.contribution.row_rules import good_rows, is_exact
 from mamf.logs.run_log import run_log_of
 from mamf.machine.peaks import HEADROOM_OF_READ_CLOCK, fastest_at_clock, fastest_possible_flops
@@ -137,7 +137,7 @@ def test_the_headroom_holds_for_every_row_in_results():
 
 
 def clock_ratios(path: Path):
-    records = read_records(path)
+    records = tuple(records_of(path))
     evidence = Evidence(records, run_log_of(path, records))
     for _, row in good_rows(evidence):
         clock = row.conditions.clock_hz
@@ -149,7 +149,7 @@ def clock_ratios(path: Path):
 def test_the_row_whose_samples_the_old_rule_dropped_is_a_row_still():
     """27 of 146 samples took 0.94 ms, the others 1.93: under half of the median, and far from impossible."""
     path = RESULTS / "nvidia-h200" / "grouped-bfloat16-burst-20261121-212940.jsonl"
-    records = read_records(path)
+    records = tuple(records_of(path))
     evidence = Evidence(records, run_log_of(path, records))
     (row,) = [row for _, _, row in evidence.rows if row.implausible_samples]
     limit = fastest_possible_flops(evidence.device_of(row), "bfloat16")

@@ -158,7 +158,8 @@ def test_a_full_disk_is_one_clear_error_and_leaves_the_log_whole(log_path, rows,
         ('{"record": "measurement"}', "not a header"),
         ("plain text", "not a JSON object"),
         ("[1]", "not a record"),
-        ('{"record": "header", "schema": 1}', "field tool is missing"),
+        ('{"record": "header", "schema": 5}', "field tool is missing"),
+        ('{"record": "header", "schema": 3}', "schema 3: convert it with 'mamf results convert "),
     ],
 )
 def test_a_bad_header_is_named(tmp_path, line, complaint):
@@ -172,7 +173,7 @@ def test_a_bad_header_is_named(tmp_path, line, complaint):
     ("line", "complaint"),
     [
         ('{"record": "nonsense"}', "line 2: unknown record 'nonsense'"),
-        ('{"record": "measurement"}', "line 2: field shape is missing"),
+        ('{"record": "measurement"}', "line 2: field operation is missing$"),
         ("{", "line 2: not a JSON object"),
     ],
 )

@@ -13,6 +13,8 @@ from attacks.honest import LEGACY, RUNS
 _FORMATS = ("table", "csv", "json", "markdown")
 #: Drawing takes as long as all else, and reads the same rows.
 DRAWN_EVERY = 100
+#: These are given an early schema.
+CONVERTED_EVERY = 4
 
 
 def attack(logs: dict[str, Path], folder: Path, random: Random, count: int) -> Counts:
@@ -20,7 +22,8 @@ def attack(logs: dict[str, Path], folder: Path, random: Random, count: int) -> C
     counts = Counts("damaged logs")
     honest = {name: path.read_bytes() for name, path in logs.items()}
     begins = {run.name: run for run in RUNS}
-    path = folder / "damaged.jsonl"
+    path, converted = folder / "damaged.jsonl", folder / "converted"
+    converted.mkdir()
     for number in range(count):
         name = random.choice(list(honest))
         data = damaged(random, honest[name])
@@ -38,6 +41,10 @@ def attack(logs: dict[str, Path], folder: Path, random: Random, count: int) -> C
         if number % DRAWN_EVERY == 0:
             call(["plot", str(path), "--output", str(folder / "drawn.png"), "--overwrite"], counts)
             call(["results", "submit", str(path), "--dry-run", "--results", str(folder / "results")], counts)
+        if number % CONVERTED_EVERY == 0:
+            path.write_bytes(data := data.replace(b'"schema": 5', b'"schema": 2', 1))
+            call(["results", "convert", str(path), "--output", str(converted)], counts)
+            (converted / path.name).unlink(missing_ok=True)
         if path.read_bytes() != data:
             counts.fault("other", f"{name}, damaged log {number}", "was changed by being read")
         if counts.of["tracebacks"] + counts.of["hangs"] + counts.of["other"] > 1000:

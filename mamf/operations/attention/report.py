@@ -8,7 +8,7 @@ from typing import Any
 
 from mamf.ceilings.share import STATE_TOLERANCE, Ceilings, has_drifted, is_beyond, mamfu, share_accuracy, state
 from mamf.measurement import TERA, Measurement
-from mamf.operations.attention.rows import has_memory_of_process, is_attention
+from mamf.operations.attention.rows import is_attention
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.report.accuracy import accuracy_remarks, share_accuracy_line
 from mamf.report.devices import device_lines, device_remark, flat_device
@@ -208,8 +208,8 @@ def conventions(rows: Sequence[Measurement], header: Mapping[str, Any]) -> list[
     lines: list[str] = [Markup("FLOP: forward 4*b*h*pairs*d, masked pairs not counted")]
     counts = {row.problem.backward_count for row in rows if is_attention(row) and row.problem.has_backward}
     lines += [f"      backward {'2.5' if count == 'hardware' else '2'} times the forward ({count})" for count in counts]
-    if has_memory_of_process(header, rows):
-        lines.append("MB: of everything that the process held then, not of the kernel alone (log of before schema 4)")
+    if "converted_from" in header and any(row.peak_memory_bytes is not None for row in rows):
+        lines.append("MB: of the whole process, not of the kernel alone (log converted from an early version)")
     return [
         *lines,
         Markup("* best kernel, * least memory of a shape; state: the reference product around a row to its ceiling"),

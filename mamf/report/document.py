@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -19,7 +19,8 @@ def no_remarks(row: object) -> Sequence[str]:
 class Column(Generic[RowT]):
     """A figure or a text of each row.
 
-    - ``name``: its key in csv and json, snake_case with the unit: ``rate_tflops``.
+    - ``name``: its key in csv and json, snake_case with the unit: ``rate_tflops``; empty for a column that only tables
+      for people have.
     - ``title``: its heading in tables for people; empty for a column that only csv and json have.
     - ``read``: its value with full precision, None if a row has none.
     - ``format``: how people read a value that is not None.
@@ -87,7 +88,7 @@ class Table(Generic[RowT]):
 
     def records(self) -> list[dict[str, object]]:
         """All rows as csv and json hold them."""
-        return [{column.name: column.read(row) for column in self.columns} for row in self.rows]
+        return [{column.name: column.read(row) for column in self.columns if column.name} for row in self.rows]
 
 
 @dataclass(frozen=True)
@@ -151,18 +152,19 @@ def columns_from(
     importance: int = 0,
     *,
     titled: bool = True,
-    left: Collection[str] = (),
 ) -> list[Column[RowT]]:
     """A column for each name in the mappings that ``read`` gives of rows, in their order.
 
-    ``titled``: whether people see them, under that name; csv and json have them under the name in snake_case.
+    ``titled``: whether people see them, under that name; csv and json have them under the name in snake_case. Texts are
+    aligned to the left.
     """
     rows = list(rows)
+    texts = {name for row in rows for name, value in read(row).items() if isinstance(value, str)}
 
     def reader(name: str) -> Callable[[RowT], object]:
         return lambda row: read(row).get(name)
 
     return [
-        Column(snake_case(name), name if titled else "", reader(name), importance=importance, left=name in left)
+        Column(snake_case(name), name if titled else "", reader(name), importance=importance, left=name in texts)
         for name in dict.fromkeys(name for row in rows for name in read(row))
     ]

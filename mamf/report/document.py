@@ -64,8 +64,8 @@ class Table(Generic[RowT]):
 
     @property
     def is_hidden(self) -> bool:
-        """Whether csv and json alone have it."""
-        return not any(column.title for column in self.columns)
+        """Whether people see nothing of it: csv and json alone have it, or it has neither rows nor a title."""
+        return not any(column.title for column in self.columns) or not (self.top_rows or self.title)
 
     @property
     def top_rows(self) -> Sequence[RowT]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterator
-from typing import Any
 
 from mamf.logs.legacy import STATISTICS, TIER, FinderRun, Reported
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table
@@ -22,7 +21,9 @@ def finder_document(run: FinderRun, top: int | None = None) -> Document:
     rest = {name: getattr(run, name) for name in FinderRun.__dataclass_fields__ if name not in ("rows", "best")}
     columns = _columns()
     records = {name: {each.name: each.read(row) for each in columns} for name, row in run.best.items()}
-    table = Table(columns, best, top=top, remarks=lambda row: row.remarks, label=lambda row: str(row.shape or "unknown"))
+    table = Table(
+        columns, best, top=top, remarks=lambda row: row.remarks, label=lambda row: str(row.shape or "unknown")
+    )
     blocks: list[Block] = [Lines(list(_title(run))), table, Answer(list(_end(run)))]
     return Document(f"mamf-finder on {run.device}", blocks, {"tier": TIER, **rest, "best": records})
 

@@ -67,6 +67,6 @@ def winner_table(found: Sequence[Winner], shares: Shares, top: int | None) -> Ta
         Column("half_width_percent", "+-%", lambda each: half_width_percent(each.row), lambda value: f"{value:.2f}", 3),
         Column("mamfu", "MAMFU", lambda each: shares.mamfu(each.row), percent, 2),
         Column("ahead", "ahead %", lambda each: each.ahead, percent, 1),
-        Column("second", "of", lambda each: each.second and each.second.kernel, importance=1, left=True),
+        Column("second", "second", lambda each: each.second and each.second.kernel, importance=1, left=True),
     ]
     return Table(columns, found, "best kernel per shape", "best_kernels", top=top)

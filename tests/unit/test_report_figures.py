@@ -28,7 +28,7 @@ def test_a_report_shows_the_same_figures(path):
 
 
 def test_a_changed_figure_a_missing_column_and_a_missing_line_are_seen():
-    path = "results/nvidia-h200/bandwidth-float32-burst-20261122-000620.jsonl"
+    path = "results/nvidia-h200/sweep-f-scaled_mm-fp8_1x128_1x128-burst-20261121-212922.jsonl"
     document, expected = document_of(ROOT / path), EXPECTED_FIGURES[path]
     number, table = next((number, each) for number, each in enumerate(document.blocks) if isinstance(each, Table))
 
@@ -36,13 +36,13 @@ def test_a_changed_figure_a_missing_column_and_a_missing_line_are_seen():
         blocks = [*document.blocks[:number], changed, *document.blocks[number + 1 :]]
         return " ".join(differences(expected, figures_of(replace(document, blocks=blocks))))
 
-    (rate,) = [each for each in table.columns if each.name == "rate_mean_tb_per_s"]
+    (rate,) = [each for each in table.columns if each.name == "rate_mean_tflops"]
     others = [each for each in table.columns if each is not rate]
     read, shorter = rate.read, replace(table, columns=others)
     assert wrong(table) == ""
-    assert "rate_mean_tb_per_s: missing" in wrong(shorter)
+    assert "rate_mean_tflops: missing" in wrong(shorter)
     changed = replace(rate, read=lambda row: read(row) and read(row) * 1.0002)
-    assert "rows, rate_mean_tb_per_s: " in wrong(replace(table, columns=[*others, changed]))
+    assert "rows, rate_mean_tflops: " in wrong(replace(table, columns=[*others, changed]))
     (watts,) = [each for each in table.columns if each.name == "power_watts"]
     rounded = replace(watts, format=lambda value: f"{value:.2f}")
     others = [each for each in table.columns if each is not watts]

@@ -43,7 +43,7 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
         """The direction, and the fields that differ from the defaults."""
         rest = [
             f"inputs {100 * problem.sparsity:.0f} % sparse" if problem.sparsity else "",
-            f"backward FLOP by {problem.backward_count}" if problem.has_backward else "",
+            f"backward count {problem.backward_count}" if problem.backward_count != "hardware" else "",
             f"data {problem.data}" if problem.data != "normal" else "",
             f"seed {problem.seed}" if problem.seed else "",
         ]

@@ -36,12 +36,11 @@ from mamf.cli.session import Resumed, add_run_options, measure
 from mamf.cli.sharing import add_devices_options
 from mamf.cli.terminal import warn
 from mamf.errors import LogMismatchError, UnknownNameError
+from mamf.kinds.kind import View
 from mamf.logs.records import ceiling_record
-from mamf.logs.run_log import RunLog
 from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement
 from mamf.operations.attention.operation import Attention
-from mamf.operations.attention.report import render_attention
 from mamf.operations.attention.rows import is_attention
 from mamf.operations.matmul.kernel import MatmulKernel
 from mamf.operations.matmul.selection import kernels_for, reference_kernels
@@ -185,9 +184,5 @@ class _AttentionSession(KernelsSession):
     def ceilings_found(self) -> Ceilings:
         return self.ceilings
 
-    def rendered(self, log: RunLog) -> str:
-        if not any(row.ok and self.counts(row) for row in log.measurements):
-            warn("nothing was measured")
-        view, ceilings = self.view(), log.all_ceilings or self.ceilings
-        baseline = self.options.baseline
-        return render_attention(view.format, log.measurements, ceilings, log.header, log.summary, baseline, view.width)
+    def view(self) -> View:
+        return replace(super().view(), baseline=self.options.baseline)

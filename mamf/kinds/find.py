@@ -15,7 +15,8 @@ from mamf.logs.recording import End
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.plans import FIND, Plan
-from mamf.report import find_summary_record, render_find
+from mamf.report.ceilings import find_document, find_summary_record
+from mamf.report.document import Document
 
 
 def summary_of_search(rows: Sequence[Measurement], ceilings: Mapping[str, Ceiling], end: End) -> dict[str, Any]:
@@ -31,10 +32,10 @@ class Find(KernelRows):
     def command(self, plan: Plan) -> str:
         return FIND if plan.is_search else f"{FIND} --operation {plan.operation}"
 
-    def render(self, log: RunLog, view: View) -> str:
+    def document(self, log: RunLog, view: View) -> Document:
         if log.plan.is_search:
-            return render_find(view.format, log.measurements, log.ceilings, log.header, log.summary, view.width)
-        return super().render(log, view)
+            return find_document(log.measurements, log.ceilings, log.header, log.summary)
+        return super().document(log, view)
 
     def chart(self, log: RunLog, drawing: Drawing) -> Picture:
         if not log.plan.is_search:

@@ -16,6 +16,8 @@ from mamf.logs.recording import End
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.plans import Plan
+from mamf.report.document import Document
+from mamf.report.formats import FORMATS
 
 #: Ceilings by whatever tells them apart.
 AnyCeilings = Mapping[Any, Ceiling]
@@ -24,13 +26,14 @@ AnyCeilings = Mapping[Any, Ceiling]
 @dataclass(frozen=True)
 class View:
     """How a report is shown. ``top``: rows of a table, None for all; ``width``: columns of text that fit, None for any;
-    ``roofs``: that rows are shares of.
+    ``roofs``: that rows are shares of; ``baseline``: the kernel of speed-ups.
     """
 
     format: str = "table"
     top: int | None = None
     width: int | None = None
     roofs: Roofs | None = None
+    baseline: str | None = None
 
 
 @dataclass(frozen=True)
@@ -67,8 +70,12 @@ class Kind(ABC):
         return self.name
 
     @abstractmethod
+    def document(self, log: RunLog, view: View) -> Document:
+        """The report of a log."""
+
     def render(self, log: RunLog, view: View) -> str:
-        """A log as text in one of the formats of mamf.report."""
+        """The report as text."""
+        return FORMATS[view.format](self.document(log, view), view.width)
 
     @abstractmethod
     def chart(self, log: RunLog, drawing: Drawing) -> Picture:

@@ -12,7 +12,9 @@ from mamf.logs.recording import End
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.plans import Plan
-from mamf.report.kernels import kernels_summary_record, render_kernels
+from mamf.report.document import Document
+from mamf.report.kernels import kernels_document, kernels_summary_record
+from mamf.report.shares import Shares
 
 
 class KernelRows(Kind):
@@ -20,10 +22,11 @@ class KernelRows(Kind):
 
     has_ceilings = False
 
-    def render(self, log: RunLog, view: View) -> str:
-        own, known = log.own_ceilings if self.has_ceilings else {}, log.known_ceilings
-        rows, header, end = log.measurements, log.header, log.summary
-        return render_kernels(view.format, rows, header, end, view.top, view.width, own, view.roofs, known)
+    def document(self, log: RunLog, view: View) -> Document:
+        shares = Shares(log.header, log.all_ceilings, log.known_ceilings, view.roofs)
+        own = log.own_ceilings if self.has_ceilings else None
+        rows, end, baseline = log.measurements, log.summary, view.baseline
+        return kernels_document(rows, shares, end, top=view.top, confirmed=own, baseline=baseline)
 
     def chart(self, log: RunLog, drawing: Drawing) -> Picture:
         drawing.require_no_direction(log)

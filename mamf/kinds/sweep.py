@@ -7,16 +7,16 @@ from typing import Any
 
 from mamf.charts.chart import sweep_chart
 from mamf.charts.plotting import Picture
-from mamf.kinds.kind import AnyCeilings, Drawing, View
+from mamf.kinds.kind import AnyCeilings, Drawing
 from mamf.kinds.rows import KernelRows
 from mamf.logs.recording import End
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.operations.attention.charts import attention_chart
-from mamf.operations.attention.report import attention_summary_record, render_attention
+from mamf.operations.attention.report import attention_summary_record
 from mamf.operations.model.charts import model_chart
 from mamf.plans import MATMUL, SWEEP, Plan
-from mamf.report import render, summary_record
+from mamf.report import summary_record
 
 #: Operations with a command of that name.
 _WITH_COMMAND = ("attention", "bandwidth", "model")
@@ -30,14 +30,6 @@ class Sweep(KernelRows):
         if plan.operation == MATMUL:
             return SWEEP
         return plan.operation if plan.operation in _WITH_COMMAND else f"{SWEEP} --operation {plan.operation}"
-
-    def render(self, log: RunLog, view: View) -> str:
-        rows, header, end = log.measurements, log.header, log.summary
-        if log.plan.operation == MATMUL:
-            return render(view.format, rows, header, end, view.top, view.width, view.roofs)
-        if log.plan.operation == "attention":
-            return render_attention(view.format, rows, log.all_ceilings, header, end, width=view.width)
-        return super().render(log, view)
 
     def chart(self, log: RunLog, drawing: Drawing) -> Picture:
         rows, header, of = log.measurements, log.header, log.plan.operation

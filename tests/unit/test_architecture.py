@@ -253,7 +253,7 @@ ENGINE = ("mamf.engine", "mamf.regimes.base", "mamf.ceilings.finding", "torch")
 READERS = (
     "mamf.logs.run_log",
     "mamf.logs.compare",
-    "mamf.report.notebook",
+    "mamf.kinds.notebook",
     "mamf.api.reading",
     "mamf.profiling.log",
     "mamf.counters.report",

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 import pytest
+from mamf.kinds.notebook import html_of, html_table
 
 import mamf
 from mamf.measurement import Measurement
-from mamf.report.notebook import html_of, html_table
 
 MARKUP = "<script>alert('&')</script>"
 

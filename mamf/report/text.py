@@ -1,4 +1,4 @@
-"""Numbers, lines and tables as text: what every report shares. Foreign text is made harmless here (mamf.text)."""
+"""Numbers, lines and tables as text, for every report. Foreign text is made harmless here (mamf.text)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import csv
 import functools
 import io
 import itertools
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -26,8 +27,50 @@ Draw = Callable[[Sequence[str], Sequence[Sequence[str]], Collection[str]], str]
 
 
 def significant(value: float) -> str:
-    """Four significant digits: what repeats, from a CPU's 0.1336 to an accelerator's 841.3 TFLOPS."""
-    return f"{value:#.4g}".rstrip(".")
+    """Four significant digits without an exponent, from a CPU's 0.1336 to an accelerator's 841.3 TFLOPS."""
+    return f"{value:#.4g}".rstrip(".") if value < 9999.5 else f"{value:.0f}"
+
+
+#: Prefixes of units, each with what a value in 1e12 is multiplied by.
+_SCALES = {"T": 1.0, "G": 1e3, "M": 1e6, "k": 1e9}
+#: The smallest value that is read well; below it a smaller unit is used.
+_LEAST = 0.01
+
+
+def scaled_unit(unit: str, values: Iterable[float]) -> tuple[str, float]:
+    """The unit in which the smallest of ``values`` (in ``unit``: TFLOPS, TB/s) reads well, and its factor."""
+    least = min((value for value in values if value > 0), default=1.0)
+    if not unit.startswith("T"):
+        return unit, 1.0
+    prefix, factor = next((each for each in _SCALES.items() if least * each[1] >= _LEAST), ("k", 1e9))
+    return prefix + unit[1:], factor
+
+
+def rate_text(rate: float, unit: str) -> str:
+    """A rate with its unit: ``841.3 TFLOPS``, ``78.70 MB/s``."""
+    name, factor = scaled_unit(unit, [rate])
+    return f"{significant(rate * factor)} {name}"
+
+
+def plain(value: object) -> str:
+    """A value of any type; floats with four digits."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def percent(share: float) -> str:
+    """A share in percent, without the sign: 81.3."""
+    return f"{100 * share:.1f}"
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 row``, ``2 rows``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def snake_case(title: str) -> str:
+    """A heading as a name in csv and json: ``FLOP/byte`` as ``flop_per_byte``."""
+    spelled = title.replace("/", " per ").replace("%", " percent ")
+    return re.sub(r"\W+", "_", spelled.lower()).strip("_")
 
 
 def interval_cell(interval: Interval) -> str:
@@ -107,13 +150,18 @@ def fitted_table(
     return table(names[:kept], [row[:kept] for row in cells], left_aligned) + prose(notes, "table")
 
 
-def told_once(remarks: Iterable[tuple[str, str]]) -> list[str]:
-    """A line for each remark, with the first of what it is of."""
-    of: dict[str, list[str]] = {}
-    for text, what in remarks:
+def list_once(remarks: Iterable[tuple[str, str]]) -> list[str]:
+    """A line for each remark, with the first row that it applies to and the number of others."""
+    labels: dict[str, list[str]] = {}
+    for text, label in remarks:
         if text:
-            of.setdefault(text, []).append(what)
-    return [f"{who[0]}{f' and {len(who) - 1} more' if len(who) > 1 else ''}: {text}" for text, who in of.items()]
+            labels.setdefault(text, []).append(label)
+    return [
+        f"{first}{f' and {len(others)} more' if others else ''}: {text}" for text, (first, *others) in labels.items()
+    ]
+
+
+told_once = list_once
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]], left_aligned: Collection[str]) -> str:

@@ -1,0 +1,168 @@
+"""Reports as data: columns, tables and documents. ``mamf.report.formats`` writes them as text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from mamf.report.text import DASH, counted, list_once, plain, snake_case
+
+RowT = TypeVar("RowT")
+
+
+def no_remarks(row: object) -> Sequence[str]:
+    return ()
+
+
+@dataclass(frozen=True)
+class Column(Generic[RowT]):
+    """A figure or a text of each row.
+
+    - ``name``: its key in csv and json, snake_case with the unit: ``rate_tflops``.
+    - ``title``: its heading in tables for people; empty for a column that only csv and json have.
+    - ``read``: its value with full precision, None if a row has none.
+    - ``format``: how people read a value that is not None.
+    - ``importance``: 0 is always shown; a narrow terminal drops the columns with the highest numbers first.
+    """
+
+    name: str
+    title: str
+    read: Callable[[RowT], object]
+    format: Callable[[Any], str] = plain
+    importance: int = 0
+    left: bool = False
+
+    def cell(self, row: RowT) -> str:
+        value = self.read(row)
+        return DASH if value is None else self.format(value)
+
+    def is_empty(self, rows: Iterable[RowT]) -> bool:
+        """Whether no row has a value."""
+        return all(self.read(row) in (None, "") for row in rows)
+
+
+@dataclass(frozen=True)
+class Table(Generic[RowT]):
+    """Rows with the same columns.
+
+    - ``rows``: all rows, for csv and json. ``shown``: those for people, best first; None for all.
+    - ``top``: how many of ``shown`` people see; None for all.
+    - ``key``: the key in json. Tables with one key are one list in json, and one table in csv.
+    - ``remarks``: what a reader must know beside the figures of a row; listed once below the table, by ``label``.
+    """
+
+    columns: Sequence[Column[RowT]]
+    rows: Sequence[RowT]
+    title: str = ""
+    key: str = "rows"
+    shown: Sequence[RowT] | None = None
+    top: int | None = None
+    remarks: Callable[[RowT], Iterable[str]] = no_remarks
+    label: Callable[[RowT], str] = str
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether csv and json alone have it."""
+        return not any(column.title for column in self.columns)
+
+    @property
+    def top_rows(self) -> Sequence[RowT]:
+        """The rows that people see."""
+        return (self.rows if self.shown is None else self.shown)[: self.top]
+
+    @property
+    def top_columns(self) -> list[Column[RowT]]:
+        """The columns that people see: those with a title and with a value in some row."""
+        rows = self.top_rows
+        return [column for column in self.columns if column.title and rows and not column.is_empty(rows)]
+
+    @property
+    def notes(self) -> list[str]:
+        """Lines below the table: how many rows are left out, and each remark once."""
+        rows = self.top_rows
+        hidden = len(self.rows if self.shown is None else self.shown) - len(rows)
+        more = [f"{counted(hidden, 'more row')} (--top all shows all)"] if hidden else []
+        return more + list_once((text, self.label(row)) for row in rows for text in self.remarks(row))
+
+    def records(self) -> list[dict[str, object]]:
+        """All rows as csv and json hold them."""
+        return [{column.name: column.read(row) for column in self.columns} for row in self.rows]
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Lines of text, under a heading if there is one."""
+
+    texts: Sequence[str]
+    heading: str = ""
+
+
+@dataclass(frozen=True)
+class Answer(Lines):
+    """The lines that answer what was asked: best kernel, ceiling, verdict. The last block of a report."""
+
+
+Block = Lines | Table[Any]
+
+
+@dataclass(frozen=True)
+class Document:
+    """A report.
+
+    - ``data``: what json holds beside the tables, such as the header and the summary of a log.
+    - ``main``: the key of the tables that csv holds; by default that of the first table.
+    - ``title``: the title of an html page.
+    """
+
+    title: str
+    blocks: Sequence[Block]
+    data: Mapping[str, Any] = field(default_factory=dict)
+    main: str = ""
+
+    @property
+    def visible_blocks(self) -> list[Block]:
+        """The blocks that people see."""
+        return [each for each in self.blocks if (not each.is_hidden if isinstance(each, Table) else each.texts)]
+
+    def tables(self) -> dict[str, list[dict[str, object]]]:
+        """The records of all tables by key. Records with one key have equal columns: what one lacks is None."""
+        found: dict[str, list[dict[str, object]]] = {}
+        for block in self.blocks:
+            if isinstance(block, Table):
+                found.setdefault(block.key, []).extend(block.records())
+        return {key: with_equal_names(records) for key, records in found.items()}
+
+    def main_records(self) -> list[dict[str, object]]:
+        """The records that csv holds."""
+        tables = self.tables()
+        return tables.get(self.main or next(iter(tables), ""), [])
+
+
+def with_equal_names(records: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
+    """Records with the names of all: what one lacks is None."""
+    names = dict.fromkeys(name for record in records for name in record)
+    return [{name: record.get(name) for name in names} for record in records]
+
+
+def columns_from(
+    rows: Iterable[RowT],
+    read: Callable[[RowT], Mapping[str, object]],
+    importance: int = 0,
+    *,
+    titled: bool = True,
+    left: Collection[str] = (),
+) -> list[Column[RowT]]:
+    """A column for each name in the mappings that ``read`` gives of rows, in their order.
+
+    ``titled``: whether people see them, under that name; csv and json have them under the name in snake_case.
+    """
+    rows = list(rows)
+
+    def reader(name: str) -> Callable[[RowT], object]:
+        return lambda row: read(row).get(name)
+
+    return [
+        Column(snake_case(name), name if titled else "", reader(name), importance=importance, left=name in left)
+        for name in dict.fromkeys(name for row in rows for name in read(row))
+    ]

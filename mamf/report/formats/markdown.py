@@ -1,0 +1,41 @@
+"""A document as GitHub markdown. Only this file writes markup: every text of a document is escaped.
+
+A blank line ends each block, so that no line below a table becomes one of its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from mamf.report.document import Block, Document, Table
+from mamf.report.text import markdown
+from mamf.text import markdown_line
+
+
+def render(document: Document, width: int | None = None) -> str:
+    return "\n".join(map(_block, document.visible_blocks))
+
+
+def _block(block: Block) -> str:
+    parts = (
+        [_bold(block.title), _table(block), _list(block.notes)]
+        if isinstance(block, Table)
+        else [_bold(block.heading), _list(block.texts)]
+    )
+    return "\n".join(filter(None, parts))
+
+
+def _table(table: Table[Any]) -> str:
+    columns = table.top_columns
+    lines = [[column.cell(row) for column in columns] for row in table.top_rows]
+    left = {column.title for column in columns if column.left}
+    return markdown([column.title for column in columns], lines, left) if columns else ""
+
+
+def _bold(text: str) -> str:
+    return f"**{markdown_line(text.strip())}**\n" if text else ""
+
+
+def _list(texts: Iterable[str]) -> str:
+    return "".join(f"- {markdown_line(text.strip())}\n" for text in texts)

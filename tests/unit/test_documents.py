@@ -1,0 +1,201 @@
+"""Columns, tables and documents in every format."""
+
+import csv
+import io
+import json
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from mamf.report.document import Answer, Column, Document, Lines, Table, columns_from
+from mamf.report.formats import FORMATS
+from mamf.report.text import counted, percent, rate_text, scaled_unit, significant, snake_case
+
+ROWS = [
+    {"name": "fast_one", "rate": 841.26, "share": 0.813, "note": "hot"},
+    {"name": "slow", "rate": 12.0, "share": None, "note": "hot"},
+    {"name": "idle", "rate": 3.0, "share": 0.1, "note": ""},
+]
+COLUMNS = [
+    Column("kernel", "kernel", lambda row: row["name"], left=True),
+    Column("rate_tflops", "TFLOPS", lambda row: row["rate"], significant),
+    Column("watts", "power", lambda row: None, importance=5),
+    Column("share_of_peak", "% of peak", lambda row: row["share"], percent, importance=1),
+    Column("rank", "a long heading", lambda row: 1, importance=2),
+    Column("rate_mean_tflops", "", lambda row: row["rate"] / 2),
+]
+
+
+def table(**changes):
+    remarks = {"remarks": lambda row: [row["note"]], "label": lambda row: row["name"]}
+    return Table(COLUMNS, ROWS, **{"title": "burst", "key": "measurements", **remarks, **changes})
+
+
+def document(*blocks, **changes):
+    return Document("run", blocks or (Lines(["on a card"]), table(), Answer(["best: fast_one"])), **changes)
+
+
+def shown(form, *blocks, width=None, **changes):
+    return FORMATS[form](document(*blocks, **changes), width)
+
+
+def test_a_terminal_shows_aligned_columns_and_each_remark_once():
+    assert shown("table").splitlines() == [
+        "on a card",
+        "",
+        "burst",
+        "kernel    TFLOPS  % of peak  a long heading",
+        "fast_one   841.3       81.3               1",
+        "slow       12.00          -               1",
+        "idle       3.000       10.0               1",
+        "fast_one and 1 more: hot",
+        "",
+        "best: fast_one",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("width", "dropped"),
+    [
+        (43, None),
+        (42, "a long heading"),
+        (27, "a long heading"),
+        (26, "% of peak, a long heading"),
+        (1, "% of peak, a long heading"),
+    ],
+)
+def test_a_narrow_terminal_drops_the_least_important_columns(width, dropped):
+    lines = shown("table", table(), width=width).splitlines()
+    assert lines[1].startswith("kernel    TFLOPS")
+    assert [line for line in lines if "hidden" in line] == (
+        [f"hidden columns (use --wide): {dropped}"] if dropped else []
+    )
+
+
+@pytest.mark.parametrize("form", ["table", "markdown", "html"])
+def test_an_empty_column_is_left_out_and_not_mentioned(form):
+    assert "power" not in shown(form)
+    assert "--wide" not in shown(form)
+
+
+@pytest.mark.parametrize("form", ["table", "markdown", "html"])
+def test_the_best_rows_are_shown_and_the_others_counted(form):
+    text = shown(form, table(top=1))
+    assert "idle" not in text
+    assert "2 more rows (--top all shows all)" in text
+    assert "1 more row (--top all shows all)" in shown(form, table(top=2))
+
+
+def test_csv_and_json_have_all_rows_and_columns_with_full_precision():
+    blocks = table(top=1, shown=ROWS[:2]), Table(COLUMNS[:1], ROWS[:1], key="ceilings")
+    content = json.loads(shown("json", *blocks, data={"header": {"schema": 5}}))
+    assert content["header"] == {"schema": 5}
+    assert content["ceilings"] == [{"kernel": "fast_one"}]
+    assert [row["rate_tflops"] for row in content["measurements"]] == [841.26, 12.0, 3.0]
+    assert content["measurements"][0]["watts"] is None
+    read = list(csv.DictReader(io.StringIO(shown("csv", *blocks))))
+    assert [float(row["rate_mean_tflops"]) for row in read] == [420.63, 6.0, 1.5]
+    assert shown("csv", *blocks, main="ceilings") == "kernel\nfast_one\n"
+
+
+def test_tables_with_one_key_are_one_table_with_the_columns_of_both():
+    blocks = Table(COLUMNS[:1], ROWS[:1]), Table(COLUMNS[1:2], ROWS[1:2])
+    assert shown("csv", *blocks) == "kernel,rate_tflops\nfast_one,\n,12.0\n"
+
+
+def test_a_document_without_rows_is_empty_in_csv_and_has_its_title_elsewhere():
+    assert shown("csv", table(shown=[]), Lines([])) == shown("csv", table())
+    assert shown("csv", Lines(["nothing"])) == ""
+    assert shown("table", table(shown=[]), Lines([])) == "burst\n"
+    assert "<p>burst</p>" in shown("html", table(shown=[]))
+
+
+def test_a_table_without_headings_is_for_programs():
+    hidden = Table(COLUMNS[-1:], ROWS)
+    assert shown("table", hidden) == shown("markdown", hidden) == ""
+    assert len(json.loads(shown("json", hidden))["rows"]) == 3
+
+
+def test_markdown_has_a_blank_line_around_each_table_and_no_markup_of_a_text():
+    hostile = [{"name": "*a* | _b_ `c`", "rate": 1.0, "share": 1.0, "note": "| x | y |"}]
+    lines = shown("markdown", replace(table(), rows=hostile)).splitlines()
+    rows = [number for number, line in enumerate(lines) if line.startswith("|")]
+    assert rows == list(range(rows[0], rows[0] + 3))
+    assert lines[rows[0] - 1] == lines[rows[-1] + 1] == ""
+    assert r"\*a* \| \_b\_ \`c\`" in lines[rows[-1]]
+    assert r"\| x \| y \|" in lines[-1]
+
+
+class Page(HTMLParser):
+    """The tags and texts of a page; every tag that opens is closed."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.open, self.texts = [], [], []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+def test_html_is_a_whole_page_in_which_a_text_is_no_markup():
+    hostile = "<script>alert('&')</script>\x1b"
+    text = FORMATS["html"](Document(hostile, [Lines([hostile], hostile), Table(COLUMNS, ROWS, hostile)]), None)
+    page = Page(text)
+    assert text.startswith("<!doctype html>")
+    assert "script" not in page.tags
+    assert page.tags.count("tr") == 4
+    assert sum("<script>alert('&')</script>\\x1b" in each for each in page.texts) == 5
+
+
+def test_columns_of_mappings():
+    rows = [{"FLOP/byte": 2.0}, {"most tokens": 3}]
+    columns = columns_from(rows, lambda row: row, 4)
+    assert [column.name for column in columns] == ["flop_per_byte", "most_tokens"]
+    assert [[column.cell(row) for column in columns] for row in rows] == [["2", "-"], ["-", "3"]]
+    assert {column.importance for column in columns} == {4}
+    assert not any(column.title for column in columns_from(rows, lambda row: row, titled=False))
+
+
+@pytest.mark.parametrize(
+    ("rate", "unit", "text"),
+    [
+        (841.26, "TFLOPS", "841.3 TFLOPS"),
+        (0.1336, "TFLOPS", "0.1336 TFLOPS"),
+        (0.00133, "TFLOPS", "1.330 GFLOPS"),
+        (7.87e-05, "TB/s", "0.07870 GB/s"),
+        (7.87e-06, "TB/s", "7.870 MB/s"),
+        (1e-10, "TB/s", "0.1000 kB/s"),
+        (0.0, "TB/s", "0.000 TB/s"),
+        (12345.6, "TFLOPS", "12346 TFLOPS"),
+        (0.0001, "items", "0.0001000 items"),
+    ],
+)
+def test_units_scale(rate, unit, text):
+    assert rate_text(rate, unit) == text
+
+
+def test_one_unit_fits_all_rates_of_a_table():
+    assert scaled_unit("TB/s", [3.2, 7.87e-05]) == ("GB/s", 1e3)
+    assert scaled_unit("TFLOPS", []) == ("TFLOPS", 1.0)
+
+
+def test_nouns_follow_numbers_and_names_are_snake_case():
+    assert [counted(number, "row") for number in (0, 1, 2)] == ["0 rows", "1 row", "2 rows"]
+    assert [snake_case(title) for title in ("FLOP/byte", "% of peak", "GB reserved", "speed-up")] == [
+        "flop_per_byte",
+        "percent_of_peak",
+        "gb_reserved",
+        "speed_up",
+    ]

@@ -25,7 +25,7 @@ from mamf.logs.guarding import Guarded, guarded, too_wide_for_a_baseline
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.plans import GUARD, KernelsPlan
 from mamf.report import FORMATS
-from mamf.report.comparison import percent
+from mamf.report.comparison import percent_of
 from mamf.report.guard import junit, render_guard, verdict_line
 from mamf.strategies.guard import GuardSweep
 
@@ -161,8 +161,8 @@ class _GuardSession(KernelsSession):
             self.refused, (half_width, row) = _UNFINISHED, wide[0]
             warn(
                 f"no baseline was written: {len(wide)} of {len(self.plan.steps())} rows scatter by more than the "
-                f"tolerance of {percent(self.guarded.tolerance)}, most {row.kernel} {row.shape} "
-                f"(+-{percent(round(half_width, 4))}); measure on a quiet machine, or raise tolerance"
+                f"tolerance of {percent_of(self.guarded.tolerance)}, most {row.kernel} {row.shape} "
+                f"(+-{percent_of(round(half_width, 4))}); measure on a quiet machine, or raise tolerance"
             )
         else:
             write_whole(baseline, path.read_bytes())

@@ -19,11 +19,13 @@ def no_remarks(row: object) -> Sequence[str]:
 class Column(Generic[RowT]):
     """A figure or a text of each row.
 
-    - ``name``: its key in csv and json, snake_case with the unit: ``rate_tflops``.
+    - ``name``: its key in csv and json, snake_case with the unit: ``rate_tflops``; empty for a column that only tables
+      for people have.
     - ``title``: its heading in tables for people; empty for a column that only csv and json have.
     - ``read``: its value with full precision, None if a row has none.
     - ``format``: how people read a value that is not None.
     - ``importance``: 0 is always shown; a narrow terminal drops the columns with the highest numbers first.
+    - ``shortest``: characters to which a narrow terminal may cut long names, before it drops columns; 0 for none.
     """
 
     name: str
@@ -32,6 +34,7 @@ class Column(Generic[RowT]):
     format: Callable[[Any], str] = plain
     importance: int = 0
     left: bool = False
+    shortest: int = 0
 
     def cell(self, row: RowT) -> str:
         value = self.read(row)
@@ -63,8 +66,8 @@ class Table(Generic[RowT]):
 
     @property
     def is_hidden(self) -> bool:
-        """Whether csv and json alone have it."""
-        return not any(column.title for column in self.columns)
+        """Whether people see nothing of it: csv and json alone have it, or it has neither rows nor a title."""
+        return not any(column.title for column in self.columns) or not (self.top_rows or self.title)
 
     @property
     def top_rows(self) -> Sequence[RowT]:
@@ -87,7 +90,7 @@ class Table(Generic[RowT]):
 
     def records(self) -> list[dict[str, object]]:
         """All rows as csv and json hold them."""
-        return [{column.name: column.read(row) for column in self.columns} for row in self.rows]
+        return [{column.name: column.read(row) for column in self.columns if column.name} for row in self.rows]
 
 
 @dataclass(frozen=True)

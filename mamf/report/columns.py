@@ -1,0 +1,46 @@
+"""Columns that several reports have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from mamf.measurement import Conditions
+from mamf.report.document import Column
+from mamf.report.text import interval_cell, whole
+from mamf.statistics import Interval
+
+RowT = TypeVar("RowT")
+
+
+def interval_columns(
+    read: Callable[[RowT], Interval | None], unit: str = "", format: Callable[[Interval], str] = interval_cell
+) -> list[Column[RowT]]:
+    """The interval for people, its two ends for csv and json. ``unit``: of the ends, if it is the same in all rows."""
+    unit = f"_{unit}" if unit else ""
+    return [
+        Column("", "interval", read, format, importance=4, left=True),
+        Column(f"interval_low{unit}", "", lambda row: _end(read(row), "low")),
+        Column(f"interval_high{unit}", "", lambda row: _end(read(row), "high")),
+    ]
+
+
+def _end(interval: Interval | None, name: str) -> Any:
+    return interval and getattr(interval, name)
+
+
+def sensor_columns(read: Callable[[RowT], Conditions | None]) -> list[Column[RowT]]:
+    """Clock and power while the samples of a row were taken."""
+
+    def clock(row: RowT) -> float | None:
+        seen = read(row)
+        return seen and seen.clock_hz and seen.clock_hz / 1e6
+
+    def power(row: RowT) -> float | None:
+        seen = read(row)
+        return seen and seen.watts
+
+    return [
+        Column("clock_mhz", "MHz", clock, whole, importance=6),
+        Column("power_watts", "W", power, whole, importance=6),
+    ]

@@ -12,7 +12,7 @@ from mamf.node.prometheus import exposition
 from mamf.node.verdict import Verdict, distribution, lost, pace_figure, slowest_line
 from mamf.report import formats
 from mamf.report.columns import sensor_columns
-from mamf.report.document import Answer, Column, Document, Lines, Table
+from mamf.report.document import Answer, Block, Column, Document, Lines, Table
 from mamf.report.text import list_once, significant, snake_case, whole
 
 #: Formats of this report alone, by name.
@@ -38,7 +38,7 @@ def node_document(run: Run, devices: Sequence[Device], verdict: Verdict) -> Docu
     notes = [*verdict.notes]
     notes += [f"not measured together: {run.apart}"] if run.apart else []
     notes += [_NCCL_TESTS] if buses else []
-    blocks = [
+    blocks: list[Block] = [
         Lines([verdict.reason, *others]),
         Table(device_columns(devices), devices, key="figures"),
         Table(node_columns(pace_figure(devices)), nodes if len(nodes) > 1 else [], key="nodes"),
@@ -149,10 +149,13 @@ def spread_columns(devices: Sequence[Device]) -> list[Column[str]]:
     def spread(place: int) -> Callable[[str], float]:
         return lambda figure: distribution(values_of(figure, devices))[place]
 
+    def text(read: Callable[[str], float]) -> Callable[[str], str]:
+        return lambda figure: shown(figure, read(figure))
+
     ends = [("lowest", spread(0)), ("median", spread(1)), ("highest", spread(2))]
     return [
         Column("figure", "figure", str, left=True),
-        *(Column("", name, lambda figure, read=read: shown(figure, read(figure))) for name, read in ends),
+        *(Column("", name, text(read)) for name, read in ends),
         *(Column(f"{name}_tera_per_s", "", read) for name, read in ends),
         Column("spread", "spread", lambda figure: spread(2)(figure) / spread(0)(figure) - 1, "{:.1%}".format),
     ]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from mamf.measurement import Conditions
 from mamf.report.document import Column
-from mamf.report.text import interval_cell, whole
+from mamf.report.text import interval_cell, scaled_unit, significant, whole
 from mamf.statistics import Interval
 
 RowT = TypeVar("RowT")
@@ -31,16 +31,15 @@ def _end(interval: Interval | None, name: str) -> Any:
 
 def sensor_columns(read: Callable[[RowT], Conditions | None]) -> list[Column[RowT]]:
     """Clock and power while the samples of a row were taken."""
-
-    def clock(row: RowT) -> float | None:
-        seen = read(row)
-        return seen and seen.clock_hz and seen.clock_hz / 1e6
-
-    def power(row: RowT) -> float | None:
-        seen = read(row)
-        return seen and seen.watts
-
     return [
-        Column("clock_mhz", "MHz", clock, whole, importance=6),
-        Column("power_watts", "W", power, whole, importance=6),
+        Column("clock_mhz", "MHz", lambda row: (it := read(row)) and it.clock_hz and it.clock_hz / 1e6, whole, 6),
+        Column("power_watts", "W", lambda row: (it := read(row)) and it.watts, whole, 6),
     ]
+
+
+def rate_column(
+    name: str, unit: str, read: Callable[[RowT], float | None], rows: Iterable[RowT], importance: int = 0
+) -> Column[RowT]:
+    """Rates in ``unit`` (TFLOPS, TB/s), which people read in the unit that fits the smallest of them."""
+    title, factor = scaled_unit(unit, [rate for row in rows if (rate := read(row))])
+    return Column(name, title, read, lambda rate: significant(rate * factor), importance)

@@ -11,8 +11,7 @@ from mamf.logs.comparability import Difference
 from mamf.logs.compare import Comparison, Pair
 from mamf.logs.decision import FALSE_ALARMS, TOGETHER, Together
 from mamf.logs.entries import Entry
-from mamf.report.document import Answer, Column, Document, Lines, Table, columns_from
-from mamf.report.formats import FORMATS
+from mamf.report.document import Answer, Block, Column, Document, Lines, Table, columns_from
 from mamf.report.text import counted, scaled_unit, significant
 from mamf.statistics import Interval
 
@@ -25,7 +24,7 @@ def comparison_document(comparison: Comparison, tolerance: float) -> Document:
     """``tolerance``: the share by which a row may be slower. ``comparison`` has at least one pair."""
     table: Table[Pair] = Table(pair_columns(comparison, tolerance), comparison.pairs, remarks=remarks, label=label)
     together = [together_line(each, comparison, tolerance) for each in comparison.together]
-    blocks = [
+    blocks: list[Block] = [
         Lines(head_lines(comparison, tolerance)),
         table,
         Lines([*together, *([] if comparison.forced else [chance_line(comparison)])]),
@@ -204,8 +203,3 @@ def comparison_data(comparison: Comparison, tolerance: float) -> dict[str, Any]:
 def flat_alone(entry: Entry, other: Entry | None) -> dict[str, Any]:
     """A row with a figure in one log alone; ``status_in_other``: what became of it in the other."""
     return {**entry.fields, "tflops": entry.tflops, "status_in_other": other.status if other else "missing"}
-
-
-def render_comparison(format: str, comparison: Comparison, tolerance: float, width: int | None = None) -> str:
-    """``width``: of the terminal, None for all columns."""
-    return FORMATS[format](comparison_document(comparison, tolerance), width)

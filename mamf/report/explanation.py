@@ -19,7 +19,11 @@ def explanation_document(
     """``head`` and ``foot``: lines around the tables. Csv holds the steps."""
     normal = row_of(rows, NORMAL, BURST)
     by_step: Table[FallStep] = Table(
-        step_columns(steps[0].tflops), steps, key="steps", remarks=lambda step: [step.cause], label=lambda step: step.name
+        step_columns(steps[0].tflops),
+        steps,
+        key="steps",
+        remarks=lambda step: [step.cause],
+        label=lambda step: step.name,
     )
     data = Table(data_columns(normal), by_data(rows), key="burst_by_data")
     return Document("Where the FLOPS went", [Lines(head), by_step, data, Lines(foot), Answer(conclusion(steps))])

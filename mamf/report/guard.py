@@ -24,7 +24,8 @@ def verdict_line(found: Guarded) -> str:
         reasons.append(f"{counts['failed']} of {counted(rows, 'row')} without a figure now")
     if counts["undecided"]:
         reasons.append(
-            f"{counts['undecided']} of {counted(rows, 'row')} undecided: they scatter too much, or too few visits were made"
+            f"{counts['undecided']} of {counted(rows, 'row')} undecided: they scatter too much, "
+            "or too few visits were made"
         )
     if found.unfinished:
         reasons.append(f"not finished: {found.unfinished}")
@@ -62,7 +63,7 @@ def message(row: Judged) -> str:
 def guard_document(found: Guarded) -> Document:
     """The comparison with the baseline, and the verdict."""
     answer = Answer([*row_lines(found), verdict_line(found)])
-    data = {"guard": {"verdict": verdict_line(found), **found.counts()}}
+    data = {"guard": {"verdict": verdict_line(found), "rows": found.counts()}}
     if not found.comparison.pairs:
         return Document("Guard", [answer], data)
     compared = comparison_document(found.comparison, found.tolerance)

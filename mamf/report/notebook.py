@@ -18,7 +18,9 @@ from mamf.operations.attention import report as attention
 from mamf.operations.attention.operation import Attention
 from mamf.operations.matmul.operation import Matmul
 from mamf.plans import FindPlan, KernelsPlan
-from mamf.report import ceilings, comparison, kernels, own_ceilings, sweeps
+from mamf.report import ceilings, kernels, own_ceilings, sweeps
+from mamf.report.comparison import comparison_document
+from mamf.report.formats.html import fragment
 from mamf.report.text import by_column, end_line
 from mamf.text import visible
 
@@ -70,8 +72,7 @@ def _(ceiling: Ceiling) -> str:
 
 @html_of.register
 def _(found: Comparison) -> str:
-    above, below = (tell(found, DEFAULT_TOLERANCE) for tell in (comparison.title, comparison.summary_lines))
-    return html_lines(above) + comparison.drawn(found, DEFAULT_TOLERANCE, html_table) + html_lines(below)
+    return fragment(comparison_document(found, DEFAULT_TOLERANCE))
 
 
 @html_of.register

@@ -11,7 +11,7 @@ from mamf.logs.known import operation_called
 from mamf.measurement import Measurement
 from mamf.operations.bandwidth.shapes import CACHES_OF_MEMORY
 from mamf.report.columns import interval_columns
-from mamf.report.document import Answer, Column, Document, Lines, Table
+from mamf.report.document import Answer, Block, Column, Document, Lines, Table
 from mamf.report.formats import FORMATS
 from mamf.report.text import counted, percent, rate_text, significant
 
@@ -47,7 +47,7 @@ def roofline_document(
     """
     best_first = sorted(points, key=lambda point: -1.0 if point.share is None else point.share, reverse=True)
     ceilings = [Named(name, each) for kind in (roofs.compute, roofs.bandwidth) for (name, _), each in kind.items()]
-    blocks = [
+    blocks: list[Block] = [
         Lines(head),
         Table(roof_columns(roofs), ceilings, key="roofs"),
         Table(POINT_COLUMNS, best_first, top=top),

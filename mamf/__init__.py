@@ -14,6 +14,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from mamf.tabular import Tabular
+
 _HOMES = {
     # measuring
     "CeilingSearch": "mamf.ceilings.stream",
@@ -96,6 +98,16 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'mamf' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def _render(shown: Tabular) -> str:
+    """Html of what a notebook shows. Reports are loaded for it alone."""
+    from mamf.report.notebook import html_of
+
+    return html_of(shown)
+
+
+Tabular.render = staticmethod(_render)
 
 
 def __dir__() -> list[str]:

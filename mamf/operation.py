@@ -35,6 +35,8 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     axis_label: ClassVar[str] = "size"
     #: Whether its work is a model's FLOP, whose shares of datasheet and ceiling are called MFU and MAMFU.
     counts_model_flop: ClassVar[bool] = False
+    #: Whether reports rank its kernels shape by shape, not over all shapes of a problem.
+    ranks_by_shape: ClassVar[bool] = False
     #: Whether it measures what devices of a machine share, so that two at once hold each other back.
     is_of_links: ClassVar[bool] = False
 
@@ -78,6 +80,14 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
         usual = {"data": "normal", "seed": 0, "dtype": problem.dtype}
         fields = self.problem_record(problem).items()
         return [f"{name} {value}" for name, value in fields if name not in usual or usual[name] != value]
+
+    def describe_problem(self, problem: ProblemT) -> Sequence[str]:
+        """What sets a problem apart, beside its dtype, in the words of a report."""
+        return self.words(problem)
+
+    def describe_shape(self, shape: ShapeT) -> str:
+        """A shape in the words of a report."""
+        return str(shape)
 
     def axis(self, shape: ShapeT) -> float:
         """Where a shape stands on the axis of a chart."""

@@ -1,14 +1,14 @@
-"""What a notebook shows as a table."""
+"""Objects that a notebook shows as a table."""
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Callable
 
 
 class Tabular:
-    """Shown by a notebook as its table in ``mamf.report``, which stands above all that it shows: it is loaded by name,
-    when a notebook asks.
-    """
+    """Shown by a notebook as html. ``mamf/__init__.py`` sets ``render``, because reports import what they show."""
+
+    render: Callable[[Tabular], str]
 
     def _repr_html_(self) -> str:
-        return str(importlib.import_module("mamf.report.notebook").html_of(self))
+        return type(self).render(self)

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
-from mamf.operations.attention.report import title
-from mamf.operations.attention.rows import is_attention
-from mamf.report.own_ceilings import problem_title
+from mamf.report.groups import shape_title
 
 
 @dataclass(frozen=True)
@@ -39,11 +37,5 @@ def groups_of(log: RunLog | None) -> list[Group]:
 
 
 def _group(rows: Sequence[Measurement]) -> Group:
-    first = rows[0]
-    own = (
-        title((first.regime, first.problem, first.shape))
-        if is_attention(first)
-        else f"{problem_title(first.regime, first.problem)}, {first.shape}"
-    )
     measured = sorted((row for row in rows if row.ok), key=lambda row: -row.best_rate)
-    return Group(own, tuple(measured), tuple(row for row in rows if not row.ok))
+    return Group(shape_title(rows[0]), tuple(measured), tuple(row for row in rows if not row.ok))

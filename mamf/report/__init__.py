@@ -1,12 +1,14 @@
-"""Measurements -> tables, csv, json and markdown. Returns strings; the command line prints them."""
+"""Measurements as documents, and documents as text. Returns strings; the command line prints them."""
 
 from __future__ import annotations
 
 from mamf.report.ceilings import find_summary_record, render_find
+from mamf.report.formats import FORMATS as _RENDERERS
 from mamf.report.sweeps import Best, bests, ranked, render, summary_record
 from mamf.report.text import significant
 
-FORMATS = ("table", "csv", "json", "markdown")
+#: The values of ``--format``.
+FORMATS = tuple(_RENDERERS)
 
 __all__ = [
     "FORMATS",

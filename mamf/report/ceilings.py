@@ -1,36 +1,34 @@
-"""Ceilings, how they were found and how sure they are."""
+"""Finds: ceilings, how they were found, and how sure they are."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from mamf.ceilings.ceiling import CHOOSE, Ceiling, figures, median_rate, why_hopeless
 from mamf.logs.records import significant_digits
 from mamf.machine.peaks import find_peak
 from mamf.measurement import TERA, Measurement
-from mamf.report.own_ceilings import share_of
-from mamf.report.sweeps import flat_row, title_lines
-from mamf.report.text import DASH, WHY_UNKNOWN, csv_text, drawing, interval_cell, prose, significant, whole
+from mamf.report.document import Answer, Block, Document, Lines, Table
+from mamf.report.formats import FORMATS
+from mamf.report.kernels import ceiling_line
+from mamf.report.own_ceilings import ceiling_table
+from mamf.report.remarks import failure_lines
+from mamf.report.rows import row_columns
+from mamf.report.shares import Shares
+from mamf.report.text import WHY_UNKNOWN, counted, end_line, machine_line, rate_text
 
-_NAMES = {"burst": "MAMF", "sustained": "MSMF"}
-COLUMNS = (
-    "ceiling",
-    "TFLOPS",
-    "interval",
-    "MxNxK",
-    "kernel",
-    "tied",
-    "MHz",
-    "W",
-    "J/TFLOP",
-    "% of peak",
-    "FLOP/cycle/unit",
-)
-LEFT_ALIGNED = ("ceiling", "interval", "MxNxK", "kernel")
 _SHOWN_TIES = 5
+_PHASES = {
+    "scout": "scout",
+    "refine": "refinement",
+    "algorithm": "algorithm trial",
+    "visit": "short visit",
+    "choose": "finalist trial",
+    "confirm": "confirmation",
+}
 
 
 def find_summary_record(
@@ -51,60 +49,9 @@ def find_summary_record(
     }
 
 
-def flop_per_cycle_per_unit(ceiling: Ceiling, header: Mapping[str, Any]) -> float | None:
-    """FLOP per clock cycle and compute unit at the clock seen while it was measured."""
-    units, clock = header["device"]["compute_units"], ceiling.conditions.clock_hz
-    return ceiling.tflops * TERA / clock / units if units and clock else None
-
-
-def flat_ceiling(ceiling: Ceiling, header: Mapping[str, Any]) -> dict[str, Any]:
-    """A ceiling as named columns."""
-    share = share_of(ceiling.tflops, ceiling.problem, header)
-    return {
-        "regime": ceiling.regime,
-        "dtype": ceiling.problem.dtype,
-        "out_dtype": ceiling.problem.out_dtype,
-        "tflops": ceiling.tflops,
-        "interval_low": ceiling.interval.low,
-        "interval_high": ceiling.interval.high,
-        "interval_coverage": ceiling.interval.coverage,
-        "rounds": ceiling.rounds,
-        "m": ceiling.shape.m,
-        "n": ceiling.shape.n,
-        "k": ceiling.shape.k,
-        "kernel": ceiling.kernel,
-        "gain_over_default": ceiling.gain_over_default,
-        "tied": " ".join(f"{shape}:{kernel}" for shape, kernel in ceiling.tied),
-        "clock_mhz": ceiling.conditions.clock_hz and ceiling.conditions.clock_hz / 1e6,
-        "watts": ceiling.conditions.watts,
-        "joules_per_tflop": ceiling.joules_per_tflop,
-        "share_of_peak": share,
-        "flop_per_cycle_per_unit": flop_per_cycle_per_unit(ceiling, header),
-    }
-
-
-def cells(ceiling: Ceiling, header: Mapping[str, Any]) -> list[str]:
-    share, per_cycle = share_of(ceiling.tflops, ceiling.problem, header), flop_per_cycle_per_unit(ceiling, header)
-    joules = ceiling.joules_per_tflop
-    clock = ceiling.conditions.clock_hz
-    return [
-        f"{ceiling.regime} ({name})" if (name := _NAMES.get(ceiling.regime)) else ceiling.regime,
-        significant(ceiling.tflops),
-        interval_cell(ceiling.interval),
-        str(ceiling.shape),
-        ceiling.kernel,
-        str(len(ceiling.tied)),
-        whole(clock and clock / 1e6),
-        whole(ceiling.conditions.watts),
-        DASH if joules is None else f"{joules:.3f}",
-        DASH if share is None else f"{100 * share:.1f}",
-        DASH if per_cycle is None else f"{per_cycle:.0f}",
-    ]
-
-
 def notes(ceiling: Ceiling, rows: Iterable[Measurement], header: Mapping[str, Any]) -> list[str]:
     """What stands behind a ceiling, in lines."""
-    rows = list(rows)
+    rows, device = list(rows), header["device"]
     lines = [f"{ceiling.regime}: {_interval_note(ceiling)}"]
     if ceiling.tied:
         shown = ", ".join(f"{shape} ({kernel})" for shape, kernel in ceiling.tied[:_SHOWN_TIES])
@@ -115,27 +62,25 @@ def notes(ceiling: Ceiling, rows: Iterable[Measurement], header: Mapping[str, An
             f"    {ceiling.kernel} gains {100 * ceiling.gain_over_default:+.1f} % over the default kernel there"
         )
     lines += _default_note(ceiling, rows)
-    peak = find_peak(header["device"]["name"], ceiling.problem.dtype, header["device"]["compute_units"])
-    if peak is not None:
+    if peak := find_peak(device["name"], ceiling.problem.dtype, device["compute_units"]):
         lines.append(f"    peak: {peak.flops / TERA:g}, dense {peak.dtype} of {peak.origin}")
     if ceiling.conditions.throttle_reasons:
         lines.append(f"    throttled by {', '.join(ceiling.conditions.throttle_reasons)}")
     phases = Counter(row.phase for row in rows if row.regime == ceiling.regime)
-    told = (f"{count} {_PHASES.get(phase, phase or 'others')}" for phase, count in phases.items())
-    lines.append(f"    found by {', '.join(told)}")
+    counts = (counted(count, _PHASES.get(phase, phase or "other row")) for phase, count in phases.items())
+    lines.append(f"    found by {', '.join(counts)}")
     return lines
 
 
-def _default_note(ceiling: Ceiling, rows: Iterable[Measurement]) -> list[str]:
-    """What the library's default gives at its own best, where another kernel is the ceiling's: it is what scouts."""
-    rows = list(rows)
+def _default_note(ceiling: Ceiling, rows: Sequence[Measurement]) -> list[str]:
+    """The best of the library's default, which scouts, if another kernel reaches the ceiling."""
     default = next((row.kernel for row in rows if row.phase == "scout"), ceiling.kernel)
     choosing = (row for row in rows if (row.regime, row.phase, row.kernel) == (ceiling.regime, CHOOSE, default))
     rates = {shape: median_rate(rounds.values()) for (shape, _), rounds in figures(choosing).items()}
     if default == ceiling.kernel or not rates:
         return []
     best = max(rates, key=rates.__getitem__)
-    return [f"    the default kernel, {default}, gives {significant(rates[best])} TFLOPS at its best, {best}"]
+    return [f"    the default kernel, {default}, reaches {rate_text(rates[best], ceiling.unit)} at best, @ {best}"]
 
 
 def _interval_note(ceiling: Ceiling) -> str:
@@ -147,51 +92,41 @@ def _interval_note(ceiling: Ceiling) -> str:
     return f"{coverage} repeat interval, from {ceiling.rounds} fresh rounds and {100 * known.run:.2g} % between runs"
 
 
-_PHASES = {
-    "scout": "scouts",
-    "refine": "refinements",
-    "algorithm": "trials of algorithms",
-    "visit": "short visits",
-    "choose": "trials of the best",
-    "confirm": "confirmations",
-}
-
-
-def scouted(rows: Sequence[Measurement], ceilings: Mapping[str, Ceiling]) -> list[str]:
-    """The best of a regime that was not confirmed: named as what it is."""
-    lines = []
+def scouted(rows: Sequence[Measurement], ceilings: Mapping[str, Ceiling]) -> Iterator[str]:
+    """The best of each regime without a confirmed ceiling."""
     for regime in dict.fromkeys(row.regime for row in rows):
         seen = [row for row in rows if row.regime == regime and row.ok]
         if regime not in ceilings and seen:
             best = max(seen, key=lambda row: row.best_rate)
-            figure = significant(best.best_rate)
-            lines.append(f"{regime}: not confirmed; scouted so far {figure} TFLOPS @ {best.shape} ({best.kernel})")
-    return lines
+            rate = rate_text(best.best_rate, best.work.unit)
+            yield f"{regime}: not confirmed; scouted so far {rate} @ {best.shape} ({best.kernel})"
 
 
-def as_text(
+def find_document(
     rows: Sequence[Measurement],
     ceilings: Mapping[str, Ceiling],
     header: Mapping[str, Any],
     summary: Mapping[str, Any] | None,
-    format: str,
-    width: int | None,
-) -> str:
-    lines = [cells(ceiling, header) for ceiling in ceilings.values()]
-    shown = drawing(format, width)(COLUMNS, lines, LEFT_ALIGNED) if lines else ""
-    told = [line for ceiling in ceilings.values() for line in notes(ceiling, rows, header)]
-    failures = Counter(row.status for row in rows if not row.ok)
-    if reason := why_hopeless(rows):
-        told.append(f"no ceiling can be found: {reason}")
-    told += [*scouted(rows, ceilings), *(f"{status}: {count}" for status, count in failures.items())]
-    if summary is None:
-        told.append("killed: the log has no summary; resume it")
-    else:
-        reason = f": {summary['reason']}" if summary["reason"] else ""
-        told.append(
-            f"{summary['status']}{reason}; {summary['measured']} measurements in {summary['elapsed_seconds']:.1f} s"
-        )
-    return f"{prose(title_lines(header), format)}\n{shown}\n{prose(told, format)}"
+) -> Document:
+    """The ceilings of a find; csv has a row for each. Json has all measurements too."""
+    every = [replace(each, title="") for each in row_columns(rows, Shares(header), lambda row: None)]
+    reason = why_hopeless(rows)
+    blocks: list[Block] = [
+        Lines([machine_line(header)]),
+        ceiling_table(list(ceilings.values()), header),
+        Lines([line for ceiling in ceilings.values() for line in notes(ceiling, rows, header)]),
+        Table(every, rows, key="measurements"),
+        Lines(failure_lines(rows)),
+        Answer(
+            [
+                *map(ceiling_line, ceilings.values()),
+                *([f"no ceiling can be found: {reason}"] if reason else []),
+                *scouted(rows, ceilings),
+                end_line(summary),
+            ]
+        ),
+    ]
+    return Document(f"ceilings of {header['device']['name']}", blocks, {"header": header, "summary": summary})
 
 
 def render_find(
@@ -202,17 +137,5 @@ def render_find(
     summary: Mapping[str, Any] | None,
     width: int | None = None,
 ) -> str:
-    """A find in one of mamf.report.FORMATS; csv has a line a ceiling, json everything. ``width``: of the terminal, None
-    for all columns.
-    """
-    if format == "csv":
-        return csv_text([flat_ceiling(ceiling, header) for ceiling in ceilings.values()])
-    if format == "json":
-        content = {
-            "header": header,
-            "ceilings": [flat_ceiling(ceiling, header) for ceiling in ceilings.values()],
-            "measurements": [{**flat_row(row), "phase": row.phase, "round": row.round} for row in rows],
-            "summary": summary,
-        }
-        return json.dumps(content, indent=2) + "\n"
-    return as_text(rows, ceilings, header, summary, format, width)
+    """A find in one of mamf.report.FORMATS. ``width``: of the terminal, None for all columns."""
+    return FORMATS[format](find_document(rows, ceilings, header, summary), width)

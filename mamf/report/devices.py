@@ -9,9 +9,10 @@ from typing import Any
 from mamf.logs.device_speeds import device_speeds
 from mamf.logs.records import significant_digits
 from mamf.measurement import Measurement
-from mamf.report.text import DASH, significant
+from mamf.report.document import Column
+from mamf.report.text import counted, rate_name, rate_text, scaled_unit, significant
 
-DEVICE, COMPARABLE = "device", "comparable"
+COMPARABLE = "comparable"
 
 
 def flat_device(row: Measurement) -> dict[str, Any]:
@@ -20,12 +21,23 @@ def flat_device(row: Measurement) -> dict[str, Any]:
     return {} if row.device is None else {"device": row.device, "device_speed": speed}
 
 
-def device_cells(row: Measurement) -> dict[str, str]:
-    """The device, and the rate as the run's first device would give it."""
-    if row.device is None:
-        return {}
-    is_comparable = row.ok and row.device_speed is not None
-    return {DEVICE: str(row.device), COMPARABLE: significant(row.comparable_rate) if is_comparable else DASH}
+def device_columns(rows: Sequence[Measurement]) -> list[Column[Measurement]]:
+    """The device, and the rate as the run's first device would give it; none in a run of one device."""
+    if all(row.device is None for row in rows):
+        return []
+    unit = rows[0].work.unit
+    factor = scaled_unit(unit, [row.best_rate for row in rows if row.ok])[1]
+    return [
+        Column("device", "device", lambda row: row.device, importance=1),
+        Column("device_speed", "", lambda row: row.device_speed and significant_digits(row.device_speed)),
+        Column(
+            rate_name("comparable_rate", unit),
+            COMPARABLE,
+            lambda row: row.comparable_rate if row.ok and row.device_speed is not None else None,
+            lambda rate: significant(rate * factor),
+            1,
+        ),
+    ]
 
 
 def device_remark(row: Measurement) -> str:
@@ -88,4 +100,7 @@ def _drift(visits: Sequence[Measurement], device: int | None) -> list[str]:
     below, above = 100 * (min(figures) / middle - 1), 100 * (max(figures) / middle - 1)
     where = "" if device is None else f" on device {device}"
     spread = f"{below:+.2f} % to {above:+.2f} %"
-    return [f"reference {visits[0].shape}{where}, {len(figures)} visits: {significant(middle)} TFLOPS, {spread}"]
+    return [
+        f"reference {visits[0].shape}{where}, {counted(len(figures), 'visit')}: "
+        f"{rate_text(middle, visits[0].work.unit)}, {spread}"
+    ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -154,18 +154,19 @@ def columns_from(
     importance: int = 0,
     *,
     titled: bool = True,
-    left: Collection[str] = (),
 ) -> list[Column[RowT]]:
     """A column for each name in the mappings that ``read`` gives of rows, in their order.
 
-    ``titled``: whether people see them, under that name; csv and json have them under the name in snake_case.
+    ``titled``: whether people see them, under that name; csv and json have them under the name in snake_case. Texts are
+    aligned to the left.
     """
     rows = list(rows)
+    texts = {name for row in rows for name, value in read(row).items() if isinstance(value, str)}
 
     def reader(name: str) -> Callable[[RowT], object]:
         return lambda row: read(row).get(name)
 
     return [
-        Column(snake_case(name), name if titled else "", reader(name), importance=importance, left=name in left)
+        Column(snake_case(name), name if titled else "", reader(name), importance=importance, left=name in texts)
         for name in dict.fromkeys(name for row in rows for name in read(row))
     ]

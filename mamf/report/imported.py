@@ -1,42 +1,47 @@
-"""Imported runs of mamf-finder as tables, csv, json and markdown: their figures as printed, and labelled as legacy."""
+"""Imported runs of mamf-finder: their figures as printed, labelled as legacy."""
 
 from __future__ import annotations
 
 import datetime
-import heapq
-import json
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from mamf.logs.legacy import STATISTICS, TIER, FinderRun, Reported
-from mamf.report.text import DASH, csv_text, markdown, prose, table, whole
-
-_LEFT = {"MxNxK", "stage", "label", "remarks"}
-
-
-def render_legacy(form: str, run: FinderRun, top: int | None = 10) -> str:
-    """``form``: of FORMATS. ``top``: rows of a table, best first; None for all, and csv and json hold all."""
-    # Every row is shown by csv and json; of a table only the best are put into order.
-    most = None if form in ("csv", "json") else top
-    ordered = heapq.nlargest(len(run.rows) if most is None else most, run.rows, key=_highest)
-    if form == "csv":
-        return csv_text([_flat(row) for row in ordered])
-    if form == "json":
-        rows = [_flat(row) for row in ordered]
-        rest = {name: getattr(run, name) for name in FinderRun.__dataclass_fields__ if name not in ("rows", "best")}
-        best = {name: _flat(row) for name, row in run.best.items()}
-        return json.dumps({"tier": TIER, **rest, "best": best, "rows": rows}, indent=1) + "\n"
-    names = {name for row in run.rows for name in row.tflops}
-    statistics = [name for name in STATISTICS if name in names]
-    columns = ["MxNxK", "stage", "label", *statistics, "W", "MHz", "remarks"]
-    shown = (markdown if form == "markdown" else table)(columns, [_cells(row, statistics) for row in ordered], _LEFT)
-    left = len(run.rows) - len(ordered)
-    more = f"... and {left} more in the log (--top all shows them)\n" if left else ""
-    return f"{prose(_title(run), form)}\n{shown}{more}\n{prose(_end(run), form)}"
+from mamf.report.document import Answer, Block, Column, Document, Lines, Table
+from mamf.report.formats import FORMATS
+from mamf.report.text import counted, plain, whole
 
 
-def _highest(row: Reported) -> float:
-    return max(row.tflops.values(), default=0.0)
+def render_legacy(form: str, run: FinderRun, top: int | None = 10, width: int | None = None) -> str:
+    """``form``: of mamf.report.FORMATS. ``top``: rows of a table, best first; None for all, as csv and json do."""
+    return FORMATS[form](finder_document(run, top), width)
+
+
+def finder_document(run: FinderRun, top: int | None = None) -> Document:
+    best = sorted(run.rows, key=lambda row: max(row.tflops.values(), default=0.0), reverse=True)
+    rest = {name: getattr(run, name) for name in FinderRun.__dataclass_fields__ if name not in ("rows", "best")}
+    columns = _columns()
+    records = {name: {each.name: each.read(row) for each in columns} for name, row in run.best.items()}
+    table = Table(
+        columns, best, top=top, remarks=lambda row: row.remarks, label=lambda row: str(row.shape or "unknown")
+    )
+    blocks: list[Block] = [Lines(list(_title(run))), table, Answer(list(_end(run)))]
+    return Document(f"mamf-finder on {run.device}", blocks, {"tier": TIER, **rest, "best": records})
+
+
+def _columns() -> list[Column[Reported]]:
+    def tflops(name: str) -> Column[Reported]:
+        return Column(f"{name.lower()}_tflops", name, lambda row: row.tflops.get(name), lambda value: f"{value:.1f}")
+
+    return [
+        Column("shape", "shape", lambda row: str(row.shape) if row.shape else None, left=True),
+        Column("stage", "stage", lambda row: row.stage, plain, 2, True),
+        Column("label", "label", lambda row: row.label, plain, 2, True),
+        *map(tflops, STATISTICS),
+        Column("power_watts", "W", lambda row: row.watts, whole, 4),
+        Column("clock_mhz", "MHz", lambda row: row.clock_mhz, whole, 4),
+        Column("temperature_celsius", "C", lambda row: row.celsius, whole, 5),
+        Column("remarks", "", lambda row: "; ".join(row.remarks)),
+    ]
 
 
 def _title(run: FinderRun) -> Iterator[str]:
@@ -55,27 +60,8 @@ def _end(run: FinderRun) -> Iterator[str]:
         # As mamf-finder prints it: 2 days, 14:42:00.
         seconds = run.elapsed_seconds
         elapsed = "" if seconds is None else f" in {datetime.timedelta(seconds=round(seconds))}"
-        yield f"tried {run.tried} shapes{elapsed}"
+        yield f"tried {counted(run.tried, 'shape')}{elapsed}"
     if not run.is_complete:
         are_scouts = any(best.stage == "scout" for best in run.best.values())
         yield "interrupted: these are scouts, and no ceilings" if are_scouts else "interrupted: no ceilings"
     yield from (f"remark: {remark}" for remark in run.remarks)
-
-
-def _cells(row: Reported, statistics: list[str]) -> list[str]:
-    figures = [f"{row.tflops[name]:.1f}" if name in row.tflops else DASH for name in statistics]
-    shape = str(row.shape) if row.shape else "unknown"
-    return [shape, row.stage, row.label, *figures, whole(row.watts), whole(row.clock_mhz), ", ".join(row.remarks)]
-
-
-def _flat(row: Reported) -> Mapping[str, Any]:
-    return {
-        "shape": str(row.shape) if row.shape else None,
-        "stage": row.stage,
-        "label": row.label,
-        **{f"tflops_{name}": row.tflops.get(name) for name in STATISTICS},
-        "watts": row.watts,
-        "clock_mhz": row.clock_mhz,
-        "celsius": row.celsius,
-        "remarks": "; ".join(row.remarks),
-    }

@@ -1,207 +1,121 @@
-"""Kernels of an operation that has no report of its own: its rows by regime and problem, best first."""
+"""Kernels of any operation: measured rows in groups, best first, as shares of what bounds them."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.known import KnownCeilings
 from mamf.ceilings.roof import Roofs
+from mamf.ceilings.share import Ceilings
 from mamf.logs.known import operation_called
 from mamf.logs.records import significant_digits
 from mamf.logs.run_log import OwnCeilings
 from mamf.measurement import Measurement
-from mamf.report.accuracy import accuracy_remarks
-from mamf.report.devices import COMPARABLE, DEVICE, device_cells, device_lines, flat_device
-from mamf.report.layers import layer_column
-from mamf.report.own_ceilings import brief, ceilings_text, flat_ceiling, problem_title, share_of
-from mamf.report.shares import (
-    MAMFU,
-    MFU,
-    OF_PEAK,
-    flat_mamfu,
-    flat_share,
-    known_ceiling_lines,
-    peak_cells,
-    share_cells,
-)
-from mamf.report.text import (
-    DASH,
-    by_column,
-    csv_text,
-    drawing,
-    end_line,
-    half_width_cell,
-    machine_line,
-    prose,
-    significant,
-    told_once,
-    whole,
-    why_unknown,
-)
-
-#: Rows that are ranked together: of a regime and a problem.
-Group = tuple[str, Any]
-_NONE: KnownCeilings = {}
-_FIRST, _LAST = (
-    ("kernel", "shape"),
-    ("+-%", DEVICE, COMPARABLE, OF_PEAK, MFU, MAMFU, "% of roof", "ms", "launches", "MHz", "W", "error"),
-)
-
-
-def best_first(rows: Iterable[Measurement]) -> list[Measurement]:
-    """Rows that are ranked together; what has no figure last."""
-    return sorted(rows, key=lambda row: (row.ok, row.rank if row.ok else ()), reverse=True)
-
-
-def grouped(rows: Iterable[Measurement]) -> dict[Group, list[Measurement]]:
-    """Rows by what they are ranked within, each group best first and what has no figure last."""
-    found: dict[Group, list[Measurement]] = {}
-    for row in rows:
-        if not row.is_reference and not row.phase:
-            found.setdefault((row.regime, row.problem), []).append(row)
-    return {group: best_first(each) for group, each in found.items()}
-
-
-def problem_record(row: Measurement) -> dict[str, Any]:
-    return operation_called(row.operation).problem_record(row.problem)
-
-
-def share_of_peak(row: Measurement, header: Mapping[str, Any]) -> float | None:
-    return share_of(row.best_rate, row.problem, header) if row.ok else None
+from mamf.report.devices import device_lines, drift_lines, flat_device
+from mamf.report.document import Answer, Block, Document, Lines, Table
+from mamf.report.formats import FORMATS
+from mamf.report.groups import group_title, grouped, label, shape_title
+from mamf.report.own_ceilings import brief, ceiling_table, ceiling_title, problem_title
+from mamf.report.remarks import best_lines, failure_lines, remarks
+from mamf.report.rows import SpeedUp, row_columns
+from mamf.report.shares import Shares
+from mamf.report.text import end_line, machine_line, rate_text
+from mamf.report.winners import baselines_of, speed_up, winner_table, winners
 
 
 def title(row: Measurement) -> str:
-    """What a group's rows have in common."""
+    """A regime and what sets a row's problem apart, as summaries of logs name them."""
     return problem_title(row.regime, row.problem)
 
 
-def flat_kernel(
-    row: Measurement, header: Mapping[str, Any], roofs: Roofs | None = None, known: KnownCeilings = _NONE
-) -> dict[str, Any]:
-    """One measurement as columns; None where there is no figure. ``roofs``, ``known``: that it is a share of."""
-    measured = row.summary is not None
-    interval = row.rate_interval if measured else None
-    clock, share = row.conditions.clock_hz, share_of_peak(row, header)
-    return {
-        "operation": row.operation,
-        "regime": row.regime,
-        **problem_record(row),
-        "shape": str(row.shape),
-        "kernel": row.kernel,
-        **flat_device(row),
-        "status": row.status,
-        "reason": row.reason,
-        "unit": row.work.unit,
-        **{f"rate_{name}": row.rate(name) if measured else None for name in ("mean", "median", "fastest")},
-        "rate_interval_low": interval and interval.low,
-        "rate_interval_high": interval and interval.high,
-        "share_of_peak": share,
-        **flat_mamfu(row, known),
-        **flat_share(row, roofs),
-        "ms": row.seconds * 1e3 if measured else None,
-        "flop": row.flop,
-        "bytes": row.work.nbytes,
-        "launches": row.launches,
-        "clock_mhz": clock and clock / 1e6,
-        "watts": row.conditions.watts,
-        "celsius": row.conditions.celsius,
-        "throttle_reasons": " ".join(row.conditions.throttle_reasons),
-        "implausible_samples": len(row.implausible_samples),
-        "relative_error": row.error,
-        **layer_column(row, header),
-        **own_columns(row),
-    }
-
-
-def own_columns(row: Measurement) -> Mapping[str, object]:
-    """Columns that the operation adds to those of every row."""
-    return operation_called(row.operation).columns(row) if row.ok else {}
-
-
-def flat_rows(
-    rows: Iterable[Measurement],
-    header: Mapping[str, Any],
-    roofs: Roofs | None = None,
-    known: KnownCeilings = _NONE,
-) -> list[dict[str, Any]]:
-    """Rows of equal columns: what one lacks is None."""
-    found = [flat_kernel(row, header, roofs, known) for each in grouped(rows).values() for row in each]
-    names = dict.fromkeys(name for row in found for name in row)
-    return [{name: row.get(name) for name in names} for row in found]
-
-
-def cells(
-    row: Measurement, header: Mapping[str, Any], roofs: Roofs | None = None, known: KnownCeilings = _NONE
-) -> dict[str, str]:
-    """One measured row by column, in the columns' order of importance."""
-    clock = row.conditions.clock_hz
-    return {
-        "kernel": row.kernel,
-        "shape": str(row.shape),
-        **layer_column(row, header),
-        row.work.unit: significant(row.best_rate),
-        "+-%": half_width_cell(row.interval, row.seconds),
-        **device_cells(row),
-        **peak_cells(row, share_of_peak(row, header), known),
-        **share_cells(row, roofs),
-        "ms": f"{row.seconds * 1e3:.4g}",
-        "launches": str(row.launches),
-        "MHz": whole(clock and clock / 1e6),
-        "W": whole(row.conditions.watts),
-        "error": DASH if row.error is None else f"{row.error:.1e}",
-        **{name: _text(value) for name, value in own_columns(row).items()},
-    }
-
-
-def _text(value: object) -> str:
-    return DASH if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def remarks(row: Measurement) -> str:
-    """What a reader must know about a row beside its figures."""
-    parts = [*row.conditions.throttle_reasons, *row.remarks, *accuracy_remarks(row), *why_unknown(row)]
-    if row.implausible_samples:
-        parts.append(f"{len(row.implausible_samples)} implausible samples left out")
-    return ", ".join(parts)
-
-
-def remark_lines(rows: Sequence[Measurement], failed: Sequence[Measurement]) -> list[str]:
-    """Each remark once, with the rows that it is of; then why rows have no figure."""
-    told = [(remarks(row), row) for row in rows] + [(f"{row.status}: {row.reason}", row) for row in failed]
-    return told_once((text, f"{row.kernel} {row.shape}") for text, row in told)
-
-
-def group_text(
+def group_table(
     rows: Sequence[Measurement],
-    header: Mapping[str, Any],
-    format: str,
-    top: int | None,
-    width: int | None,
-    roofs: Roofs | None = None,
-    known: KnownCeilings = _NONE,
-) -> str:
-    """A group's title, table and remarks."""
+    shares: Shares,
+    faster: SpeedUp,
+    top: int | None = None,
+    by_shape: bool = False,
+) -> Table[Measurement]:
+    """The rows of a group."""
     measured = [row for row in rows if row.ok]
-    shown = measured if top is None else measured[:top]
-    columns, lines = by_column(cells(row, header, roofs, known) for row in shown)
-    left_aligned = (
-        [*_FIRST, *(name for name in columns if name not in (*_FIRST, shown[0].work.unit, *_LAST))] if shown else ()
+    return Table(
+        row_columns(rows, shares, faster, not by_shape),
+        rows,
+        (shape_title if by_shape else group_title)(rows[0]),
+        "measurements",
+        measured,
+        top,
+        lambda row: remarks(row, shares),
+        label,
     )
-    notes = remark_lines(shown, [row for row in rows if not row.ok])
-    if len(measured) > len(shown):
-        notes.insert(0, f"... and {len(measured) - len(shown)} more in the log (--top all shows them)")
-    body = drawing(format, width)(columns, lines, left_aligned) if shown else ""
-    gap = "\n" if format == "markdown" else ""
-    return f"{prose([title(rows[0])], format, gap)}{body}{gap}{prose(notes, format, gap)}"
+
+
+def tables_of(
+    rows: Sequence[Measurement], shares: Shares, top: int | None = None, baseline: str | None = None
+) -> Iterator[Block]:
+    """A table for each group, its failures below it; then the references, which people see as drift alone."""
+    bases = baselines_of(rows, baseline)
+
+    def faster(row: Measurement) -> float | None:
+        return speed_up(row, bases.get((row.regime, row.problem, row.shape)))
+
+    by_shape = any(operation_called(name).ranks_by_shape for name in {row.operation for row in rows})
+    for same in grouped(rows, by_shape).values():
+        yield group_table(same, shares, faster, top, by_shape)
+        yield Lines(failure_lines(same))
+    if references := [row for row in rows if row.is_reference]:
+        columns = row_columns(references, shares, faster)
+        yield Table([replace(each, title="") for each in columns], references, key="measurements")
+
+
+def kernels_document(
+    rows: Sequence[Measurement],
+    shares: Shares,
+    summary: Mapping[str, Any] | None,
+    *,
+    top: int | None = None,
+    confirmed: OwnCeilings | None = None,
+    baseline: str | None = None,
+) -> Document:
+    """A run of kernels. ``confirmed``: the ceilings that it found itself. ``baseline``: the kernel of speed-ups."""
+    header, best = shares.header, winners(rows)
+    blocks: list[Block] = [Lines([*head(rows, header), *shares.lines(rows)])]
+    if confirmed:
+        blocks.append(ceiling_table(list(confirmed.values()), header))
+    blocks += tables_of(rows, shares, top, baseline)
+    if best:
+        blocks.append(winner_table(best, shares, top))
+    blocks.append(Answer([*answers(rows, shares, confirmed or {}), end_line(summary)]))
+    data = {"header": header, "summary": summary}
+    return Document(f"{operation_name(header)} on {header['device']['name']}", blocks, data, "measurements")
+
+
+def answers(rows: Sequence[Measurement], shares: Shares, confirmed: OwnCeilings) -> list[str]:
+    """The ceilings, the best of each group and the drift of its references."""
+    lines = [ceiling_line(each) for each in confirmed.values()]
+    for same in grouped(rows).values():
+        lines += best_lines(same, shares) if same[0].ok else []
+    for regime in dict.fromkeys(row.regime for row in rows):
+        lines += drift_lines([row for row in rows if row.is_reference and row.regime == regime])
+    return lines or ["nothing was measured"]
+
+
+def ceiling_line(ceiling: Ceiling) -> str:
+    """A ceiling with where it is reached."""
+    rate = rate_text(ceiling.rate, ceiling.unit)
+    return f"ceiling {ceiling_title(ceiling)}: {rate} @ {ceiling.shape} by {ceiling.kernel}"
+
+
+def operation_name(header: Mapping[str, Any]) -> str:
+    return str(header["plan"].get("operation", "matmul"))
 
 
 def head(rows: Sequence[Measurement], header: Mapping[str, Any]) -> list[str]:
     """What was measured on what, and what the rate counts."""
-    name = header["plan"].get("operation", "unknown")
-    counts = dict.fromkeys(f"{row.work.unit}: {row.work.convention}" for row in rows)
-    return [f"{name} on {machine_line(header)}", *counts, *device_lines(rows, header)]
+    counts = dict.fromkeys(f"{row.work.unit}: {row.work.convention}" for each in grouped(rows).values() for row in each)
+    return [f"{operation_name(header)} on {machine_line(header)}", *counts, *device_lines(rows, header)]
 
 
 def render_kernels(
@@ -213,27 +127,16 @@ def render_kernels(
     width: int | None = None,
     ceilings: OwnCeilings | None = None,
     roofs: Roofs | None = None,
-    known: KnownCeilings = _NONE,
+    known: KnownCeilings | None = None,
+    shared: Ceilings | None = None,
+    baseline: str | None = None,
 ) -> str:
     """A run of kernels in one of mamf.report.FORMATS. ``width``: of the terminal, None for all columns; ``ceilings``:
-    what was confirmed of the operation; ``roofs``, ``known``: that rows are shares of.
+    confirmed by the run; ``roofs``, ``known``, ``shared``: that rows are shares of.
     """
-    confirmed = list((ceilings or {}).values())
-    if format == "csv":
-        return csv_text(flat_rows(rows, header, roofs, known))
-    if format == "json":
-        measured = flat_rows(rows, header, roofs, known)
-        flat = {"measurements": measured, "ceilings": [flat_ceiling(each, header) for each in confirmed]}
-        return json.dumps({"header": header, **flat, "summary": summary}, indent=2) + "\n"
-    parts = [ceilings_text(confirmed, header, format, width)] if confirmed else []
-    parts += [group_text(each, header, format, top, width, roofs, known) for each in grouped(rows).values()]
-    parts = [part.rstrip("\n") + "\n" for part in parts]
-    return "\n".join(
-        [
-            prose([*head(rows, header), *known_ceiling_lines(known.values())], format),
-            *parts,
-            prose([end_line(summary)], format),
-        ]
+    shares = Shares(header, shared or {}, known or {}, roofs)
+    return FORMATS[format](
+        kernels_document(rows, shares, summary, top=top, confirmed=ceilings, baseline=baseline), width
     )
 
 
@@ -249,6 +152,7 @@ def kernels_summary_record(
     the rows.
     """
     best = [each[0] for each in grouped(rows).values() if each[0].ok]
+    confirmed = {problem_title(each.regime, each.problem): brief(each) for each in (ceilings or {}).values()}
     return {
         "status": status,
         "reason": reason,
@@ -266,9 +170,5 @@ def kernels_summary_record(
             }
             for row in best
         },
-        **(
-            {"ceilings": {problem_title(each.regime, each.problem): brief(each) for each in ceilings.values()}}
-            if ceilings
-            else {}
-        ),
+        **({"ceilings": confirmed} if confirmed else {}),
     }

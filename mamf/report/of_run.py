@@ -10,7 +10,7 @@ from mamf.ceilings.roof import Roofs
 from mamf.ceilings.share import Ceilings
 from mamf.logs.run_log import OwnCeilings
 from mamf.measurement import Measurement
-from mamf.operations.attention.report import attention_summary_record, render_attention
+from mamf.operations.attention.report import attention_summary_record
 from mamf.report.kernels import kernels_summary_record, render_kernels
 
 _WITH_OWN_REPORT = "attention"
@@ -32,17 +32,14 @@ def render_kernels_run(
 ) -> str:
     """A run in one of mamf.report.FORMATS.
 
-    ``ceilings``: that its rows are shares of; ``own_ceilings``: what it confirmed itself, None where it was not to.
-    ``width``: of the terminal, None for all columns; ``roofs``, ``known_ceilings``: that its rows are shares of,
-    where no report of its own says what they are shares of.
+    ``ceilings``, ``known_ceilings``, ``roofs``: that its rows are shares of; ``own_ceilings``: confirmed by the run.
+    ``width``: of the terminal, None for all columns.
     """
-    if has_own_report(operation) and own_ceilings is None and not header["plan"].get("rounds"):
-        return render_attention(format, rows, ceilings, header, summary, width=width)
-    return render_kernels(format, rows, header, summary, top, width, own_ceilings or {}, roofs, known_ceilings or {})
+    return render_kernels(format, rows, header, summary, top, width, own_ceilings, roofs, known_ceilings, ceilings)
 
 
 def has_own_report(operation: str) -> bool:
-    """Whether the rows of an operation are laid out by its own report, which has shares of its own."""
+    """Whether the summary of an operation's runs has shares of ceilings."""
     return operation == _WITH_OWN_REPORT
 
 

@@ -1,4 +1,4 @@
-"""Ceilings of an operation other than matmul: what was confirmed of each problem in each regime."""
+"""Ceilings as columns: what was confirmed for a problem in a regime."""
 
 from __future__ import annotations
 
@@ -10,14 +10,22 @@ from mamf.ceilings.ceiling import Ceiling
 from mamf.logs.known import operation_called
 from mamf.logs.records import significant_digits
 from mamf.measurement import TERA
-from mamf.report.text import DASH, by_column, drawing, interval_cell, significant, whole
+from mamf.report.document import Column, Table, columns_from
+from mamf.report.text import interval_cell, percent, rate_name, scaled_unit, significant, whole
+from mamf.statistics import Interval
 
-LEFT_ALIGNED = ("ceiling", "interval", "shape", "kernel")
+_NAMES = {("matmul", "burst"): " (MAMF)", ("matmul", "sustained"): " (MSMF)"}
 
 
 def problem_title(regime: str, problem: Any) -> str:
-    """A regime and what sets a problem apart."""
+    """A regime and the fields that set a problem apart."""
     return ", ".join([regime, problem.dtype, *operation_called(problem.operation).words(problem)])
+
+
+def ceiling_title(ceiling: Ceiling) -> str:
+    """``burst (MAMF), bfloat16``."""
+    name = _NAMES.get((ceiling.problem.operation, ceiling.regime), "")
+    return problem_title(f"{ceiling.regime}{name}", ceiling.problem)
 
 
 def brief(ceiling: Ceiling) -> dict[str, Any]:
@@ -27,48 +35,63 @@ def brief(ceiling: Ceiling) -> dict[str, Any]:
 
 
 def share_of(rate: float, problem: Any, header: Mapping[str, Any]) -> float | None:
-    """A rate as a share of what the datasheet gives for the problem, or None."""
+    """A rate as a share of the datasheet's rate for the problem, or None."""
     peak = operation_called(problem.operation).peak(DeviceInfo(**header["device"]), problem)
     return rate * TERA / peak if peak else None
 
 
-def flat_ceiling(ceiling: Ceiling, header: Mapping[str, Any]) -> dict[str, Any]:
-    """A ceiling as named columns."""
-    clock = ceiling.conditions.clock_hz
-    return {
-        "operation": ceiling.problem.operation,
-        "regime": ceiling.regime,
-        **operation_called(ceiling.problem.operation).problem_record(ceiling.problem),
-        **brief(ceiling),
-        "interval_low": ceiling.interval.low,
-        "interval_high": ceiling.interval.high,
-        "interval_coverage": ceiling.interval.coverage,
-        "rounds": ceiling.rounds,
-        "gain_over_default": ceiling.gain_over_default,
-        "tied": " ".join(f"{shape}:{kernel}" for shape, kernel in ceiling.tied),
-        "clock_mhz": clock and clock / 1e6,
-        "watts": ceiling.conditions.watts,
-        "share_of_peak": share_of(ceiling.rate, ceiling.problem, header),
-    }
+def flop_per_cycle_per_unit(ceiling: Ceiling, header: Mapping[str, Any]) -> float | None:
+    """FLOP per clock cycle and compute unit, at the clock during the measurement."""
+    units, clock = header["device"]["compute_units"], ceiling.conditions.clock_hz
+    return ceiling.rate * TERA / clock / units if units and clock and ceiling.unit == "TFLOPS" else None
 
 
-def cells(ceiling: Ceiling, header: Mapping[str, Any]) -> dict[str, str]:
-    """A ceiling by column, in the columns' order of importance."""
-    share = share_of(ceiling.rate, ceiling.problem, header)
-    return {
-        "ceiling": problem_title(ceiling.regime, ceiling.problem),
-        ceiling.unit: significant(ceiling.rate),
-        "interval": interval_cell(ceiling.interval),
-        "shape": str(ceiling.shape),
-        "kernel": ceiling.kernel,
-        "% of peak": DASH if share is None else f"{100 * share:.1f}",
-        "rounds": str(ceiling.rounds),
-        "tied": str(len(ceiling.tied)),
-        "W": whole(ceiling.conditions.watts),
-    }
+def ceiling_table(ceilings: Sequence[Ceiling], header: Mapping[str, Any]) -> Table[Ceiling]:
+    """A row for each ceiling."""
+    unit = ceilings[0].unit if ceilings else "TFLOPS"
+    shown, factor = scaled_unit(unit, [each.rate for each in ceilings])
+
+    def rate(value: float) -> str:
+        return significant(value * factor)
+
+    def interval(of: Interval) -> str:
+        return interval_cell(of, factor)
+
+    columns: list[Column[Ceiling]] = [
+        Column("ceiling", "ceiling", ceiling_title, left=True),
+        Column("operation", "", lambda each: each.problem.operation),
+        Column("regime", "", lambda each: each.regime),
+        *columns_from(
+            ceilings, lambda each: operation_called(each.problem.operation).problem_record(each.problem), titled=False
+        ),
+        Column(rate_name("rate", unit), shown, lambda each: each.rate, rate),
+        Column("", "interval", lambda each: each.interval, interval, 2, True),
+        Column(rate_name("rate_low", unit), "", lambda each: each.interval.low),
+        Column(rate_name("rate_high", unit), "", lambda each: each.interval.high),
+        Column("interval_coverage", "", lambda each: each.interval.coverage),
+        Column("shape", "shape", lambda each: str(each.shape), importance=1, left=True),
+        *columns_from(
+            ceilings, lambda each: operation_called(each.problem.operation).shape_record(each.shape), titled=False
+        ),
+        Column("kernel", "kernel", lambda each: each.kernel, importance=1, left=True),
+        Column("share_of_peak", "% of peak", lambda each: share_of(each.rate, each.problem, header), percent, 3),
+        Column("rounds", "rounds", lambda each: each.rounds, importance=6),
+        Column("ties", "tied", lambda each: len(each.tied), importance=6),
+        Column("tied", "", lambda each: " ".join(f"{shape}:{kernel}" for shape, kernel in each.tied)),
+        Column("gain_over_default", "", lambda each: each.gain_over_default),
+        Column("clock_mhz", "MHz", lambda each: in_mhz(each.conditions.clock_hz), whole, 4),
+        Column("power_watts", "W", lambda each: each.conditions.watts, whole, 4),
+        Column("joules_per_tflop", "J/TFLOP", joules_per_tflop, lambda joules: f"{joules:.3f}", 5),
+        Column(
+            "flop_per_cycle_per_unit", "FLOP/cycle/unit", lambda each: flop_per_cycle_per_unit(each, header), whole, 5
+        ),
+    ]
+    return Table(columns, ceilings, key="ceilings", label=ceiling_title)
 
 
-def ceilings_text(ceilings: Sequence[Ceiling], header: Mapping[str, Any], format: str, width: int | None = None) -> str:
-    """The table of them."""
-    columns, lines = by_column(cells(each, header) for each in ceilings)
-    return drawing(format, width)(columns, lines, LEFT_ALIGNED)
+def joules_per_tflop(ceiling: Ceiling) -> float | None:
+    return ceiling.joules_per_tflop if ceiling.unit == "TFLOPS" else None
+
+
+def in_mhz(clock_hz: float | None) -> float | None:
+    return clock_hz and clock_hz / 1e6

@@ -1,75 +1,121 @@
-"""A row's shares as columns, wherever rows stand in a table: of the datasheet, of the ceiling, and of the roof where
-one was asked for.
-"""
+"""What rows are shares of: the datasheet's peak, measured ceilings, and the roofs of a roofline."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from mamf.ceilings.known import KnownCeiling, KnownCeilings, known_share
 from mamf.ceilings.roof import NEAR, RoofPoint, Roofs, point_of
+from mamf.ceilings.share import STATE_TOLERANCE, Ceilings, has_drifted, is_beyond, mamfu, share_accuracy, state
 from mamf.logs.known import operation_called
-from mamf.measurement import Measurement
-from mamf.report.text import DASH, significant
-
-COLUMNS = ("% of roof", "bound by")
-OF_PEAK, MFU, MAMFU = "% of peak", "MFU", "MAMFU"
-
-
-def has_mamfu(row: Measurement) -> bool:
-    return operation_called(row.operation).counts_model_flop
+from mamf.machine.peaks import find_peak
+from mamf.measurement import TERA, Measurement
+from mamf.report.accuracy import share_accuracy_line
+from mamf.report.document import Column
+from mamf.report.own_ceilings import share_of
+from mamf.report.text import percent, rate_name, rate_text
 
 
-def flat_mamfu(row: Measurement, known: KnownCeilings) -> dict[str, Any]:
-    """``ceiling``: in TFLOPS."""
-    if not has_mamfu(row):
-        return {}
-    ceiling = known.get((row.problem.dtype, row.regime))
-    return {"ceiling": ceiling and ceiling.tflops, "mamfu": known_share(row, known)}
+@dataclass(frozen=True)
+class Shares:
+    """``header``: of the log. ``ceilings``: measured beside the rows; ``known``: given or contributed; ``roofs``: None
+    unless they were asked for.
+    """
 
+    header: Mapping[str, Any]
+    ceilings: Ceilings = field(default_factory=dict)
+    known: KnownCeilings = field(default_factory=dict)
+    roofs: Roofs | None = None
 
-def peak_cells(row: Measurement, share_of_peak: float | None, known: KnownCeilings) -> dict[str, str]:
-    """The share of the datasheet's figure, and of a model's step that of the ceiling beside it, in percent."""
-    if not has_mamfu(row):
-        return {OF_PEAK: _percent(share_of_peak)}
-    return {MFU: _percent(share_of_peak), MAMFU: _percent(known_share(row, known))}
+    def of_peak(self, row: Measurement) -> float | None:
+        return share_of(row.best_rate, row.problem, self.header) if row.ok else None
+
+    def mamfu(self, row: Measurement) -> float | None:
+        """The share of the ceiling of the row's dtype and regime; None without one."""
+        if row.work.unit != "TFLOPS":
+            return None
+        share = mamfu(row, self.ceilings)
+        return known_share(row, self.known) if share is None else share
+
+    def ceiling_tflops(self, row: Measurement) -> float | None:
+        key = row.problem.dtype, row.regime
+        ceiling = self.ceilings.get(key) or self.known.get(key)
+        return ceiling.tflops if ceiling and row.work.unit == "TFLOPS" else None
+
+    def point(self, row: Measurement) -> RoofPoint | None:
+        """The row under its roof."""
+        return point_of(row, self.roofs, str(row.shape)) if self.roofs is not None and row.ok else None
+
+    def columns(self, rows: Sequence[Measurement]) -> list[Column[Measurement]]:
+        is_model = any(operation_called(row.operation).counts_model_flop for row in rows[:1])
+        return [
+            Column("share_of_peak", "MFU" if is_model else "% of peak", self.of_peak, percent, 2),
+            Column("ceiling_tflops", "", self.ceiling_tflops),
+            Column("mamfu", "MAMFU", self.mamfu, percent, 1),
+            Column("mamfu_accuracy", "", lambda row: share_accuracy(row, self.ceilings) or None),
+            *(self._roof_columns(rows) if self.roofs is not None else ()),
+        ]
+
+    def _roof_columns(self, rows: Sequence[Measurement]) -> list[Column[Measurement]]:
+        def read(name: str) -> Callable[[Measurement], object]:
+            return lambda row: getattr(self.point(row), name, None)
+
+        def bound(row: Measurement) -> str:
+            point = self.point(row)
+            if point is None or point.share is None or point.bound is None:
+                return ""
+            return f"{point.bound}, near its limit" if point.share >= NEAR else point.bound
+
+        return [
+            Column(rate_name("roof", rows[0].work.unit if rows else "TFLOPS"), "", read("roof")),
+            Column("share_of_roof", "% of roof", read("share"), percent, 1),
+            Column("bound_by", "", read("bound")),
+            Column("", "bound by", bound, importance=3, left=True),
+        ]
+
+    def drift_columns(self) -> list[Column[Measurement]]:
+        """The state of the card around a row."""
+        return [
+            Column("reference_tflops", "", lambda row: row.details.get("reference_tflops")),
+            Column("state", "state %", lambda row: state(row, self.ceilings), lambda drift: f"{100 * drift:+.1f}", 5),
+        ]
+
+    def remarks(self, row: Measurement) -> Iterator[str]:
+        """What a reader must know about the shares of a row."""
+        for dtype in str(row.details.get("product_dtypes", "")).split():
+            other = self.ceilings.get((dtype, row.regime))
+            if other is not None and row.ok:
+                share = other.utilization(flop=row.flop, seconds=row.comparable_seconds, regime=row.regime)
+                yield f"{100 * share:.0f} % of the {dtype} ceiling"
+        if has_drifted(row, self.ceilings):
+            yield f"card speed drifted by more than {100 * STATE_TOLERANCE:.0f} % since its ceiling run"
+        own = mamfu(row, self.ceilings)
+        if own is not None and is_beyond(own, row, self.ceilings) and "product_dtypes" not in row.details:
+            yield "above the ceiling, which was found on a busier device: measure it again"
+
+    def lines(self, rows: Sequence[Measurement]) -> list[str]:
+        """The ceilings, and how accurate the shares are."""
+        measured = [
+            f"MAMFU: of {rate_text(each.tflops, 'TFLOPS')}, the {dtype} {regime} ceiling ({each.shape}, {each.kernel})"
+            for (dtype, regime), each in self.ceilings.items()
+        ]
+        return [*measured, *known_ceiling_lines(self.known.values()), *share_accuracy_line(rows, self.ceilings)]
+
+    def peak_text(self, row: Measurement) -> str:
+        """The row's share of the datasheet's peak in words; empty without a peak."""
+        device = self.header["device"]
+        peak = find_peak(device["name"], row.problem.dtype, device["compute_units"])
+        if peak is None or row.work.unit != "TFLOPS":
+            return ""
+        share = percent(row.best_rate * TERA / peak.flops)
+        return f"{share} % of {peak.flops / TERA:g}, the dense {peak.dtype} peak of {peak.origin}"
 
 
 def known_ceiling_lines(known: Iterable[KnownCeiling]) -> list[str]:
-    """What MAMFU is of."""
+    """What MAMFU is a share of."""
     return [
-        f"MAMFU: of {significant(each.tflops)} TFLOPS, the {each.dtype} {each.regime} ceiling: {each.told}"
+        f"MAMFU: of {rate_text(each.tflops, 'TFLOPS')}, the {each.dtype} {each.regime} ceiling: {each.told}"
         for each in known
     ]
-
-
-def _percent(share: float | None) -> str:
-    return DASH if share is None else f"{100 * share:.1f}"
-
-
-def flat_share(row: Measurement, roofs: Roofs | None) -> dict[str, Any]:
-    """``roof``: the most that such work can reach, in the unit of the row's rate."""
-    if roofs is None:
-        return {}
-    point = _point(row, roofs)
-    return {
-        "roof": point and point.roof,
-        "share_of_roof": point and point.share,
-        "bound_by": point and point.bound,
-    }
-
-
-def share_cells(row: Measurement, roofs: Roofs | None) -> dict[str, str]:
-    """The share in percent, and the ceiling that bounds the row; whether it is near its limit."""
-    if roofs is None:
-        return {}
-    point = _point(row, roofs)
-    if point is None or point.share is None or point.bound is None:
-        return dict.fromkeys(COLUMNS, DASH)
-    near = ", near its limit" if point.share >= NEAR else ""
-    return dict(zip(COLUMNS, (f"{100 * point.share:.1f}", f"{point.bound}{near}"), strict=True))
-
-
-def _point(row: Measurement, roofs: Roofs) -> RoofPoint | None:
-    return point_of(row, roofs, str(row.shape)) if row.ok else None

@@ -7,6 +7,7 @@ import functools
 import io
 import itertools
 import re
+import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -52,9 +53,16 @@ def rate_text(rate: float, unit: str) -> str:
     return f"{significant(rate * factor)} {name}"
 
 
+def rate_name(name: str, unit: str) -> str:
+    """A name in csv and json with the unit of a rate: ``rate_tflops``, ``rate_tb_per_s``."""
+    return f"{name}_{snake_case(unit)}"
+
+
 def plain(value: object) -> str:
-    """A value of any type; floats with four digits."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    """A value of any type; floats with four digits and without an exponent."""
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.4g}" if abs(value) < 9999.5 else f"{value:.0f}"
 
 
 def percent(share: float) -> str:
@@ -67,15 +75,21 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def shortened(text: str) -> str:
+    """The first 100 characters of a text, in one line."""
+    return textwrap.shorten(visible(text), 100, placeholder=" ...")
+
+
 def snake_case(title: str) -> str:
     """A heading as a name in csv and json: ``FLOP/byte`` as ``flop_per_byte``."""
     spelled = title.replace("/", " per ").replace("%", " percent ")
     return re.sub(r"\W+", "_", spelled.lower()).strip("_")
 
 
-def interval_cell(interval: Interval) -> str:
-    """From low to high; an interval that reaches further than 50 % from its middle says nothing."""
-    return f"{significant(interval.low)} to {significant(interval.high)}" if interval.is_known else UNKNOWN
+def interval_cell(interval: Interval, factor: float = 1.0) -> str:
+    """From low to high, each times ``factor``; ``unknown`` if it reaches further than 50 % from its middle."""
+    low, high = significant(interval.low * factor), significant(interval.high * factor)
+    return f"{low} to {high}" if interval.is_known else UNKNOWN
 
 
 def half_width_cell(interval: Interval, middle: float) -> str:
@@ -182,13 +196,16 @@ def prose(texts: Iterable[str], format: str, gap: str = "") -> str:
 
 
 def machine_line(header: Mapping[str, Any]) -> str:
-    """What was measured on, with what, timed by what."""
+    """The device, the software and the timer of a run."""
     device = header["device"]
-    torch = header["environment"]["packages"].get("torch", "unknown")
-    driver = f", driver {device['driver']}" if device["driver"] else ""
-    return (
-        f"{device['name']} ({device['backend']}:{device['index']}), torch {torch}{driver}, timed by {header['timer']}"
-    )
+    known = [
+        counted(device["compute_units"], "compute unit") if device["compute_units"] else "",
+        f"{device['power_limit_watts']:.0f} W limit" if device["power_limit_watts"] else "",
+        f"driver {device['driver']}" if device["driver"] else "",
+        f"torch {header['environment']['packages'].get('torch', 'unknown')}",
+        f"timed by {header['timer']}",
+    ]
+    return f"{device['name']} ({device['backend']}:{device['index']}), {', '.join(filter(None, known))}"
 
 
 def end_line(summary: Mapping[str, Any] | None) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from mamf.backend import Backend
+from mamf.backend import Backend, DeviceInfo
+from mamf.measurement import TERA, Measurement
 from mamf.operation import FlopOperation
 from mamf.operations.attention.kernel import AttentionKernel
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
@@ -20,9 +21,48 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
     shape_type = AttentionShape
     problem_type = AttentionProblem
     shape_example = "b1h16q4096k4096d128c"
+    ranks_by_shape = True
 
     def default_shapes(self, backend: Backend) -> Sequence[AttentionShape]:
         return [AttentionShape(_TOKENS // length, 16, 16, length, length, 128, 128) for length in _LENGTHS]
 
+    def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
+        """Memory and traffic; how sparse attention was computed, and how far it is from dense attention."""
+        details, traffic = row.details, row.problem.traffic(row.shape)
+        dense = 1 - float(details.get("sparsity", 0.0))
+        names = {"sparsity": "sparsity", "cosine": "cosine_similarity", "relative L1": "relative_l1"}
+        return {
+            "memory MiB": row.peak_memory_bytes and row.peak_memory_bytes / 2**20,
+            "saved MiB": saved_mib(row),
+            "TB/s": traffic / row.seconds / TERA if row.ok else None,
+            **({"effective TFLOPS": row.best_rate * dense} if "sparsity" in details and row.ok else {}),
+            **{title: float(details[name]) for title, name in names.items() if name in details},
+        }
+
+    def describe_problem(self, problem: AttentionProblem) -> Sequence[str]:
+        """The direction, and the fields that differ from the defaults."""
+        rest = [
+            f"inputs {100 * problem.sparsity:.0f} % sparse" if problem.sparsity else "",
+            f"backward count {problem.backward_count}" if problem.backward_count != "hardware" else "",
+            f"data {problem.data}" if problem.data != "normal" else "",
+            f"seed {problem.seed}" if problem.seed else "",
+        ]
+        return [problem.direction, *filter(None, rest)]
+
+    def describe_shape(self, shape: AttentionShape) -> str:
+        kv = "" if shape.heads == shape.kv_heads else f" ({shape.kv_heads} kv)"
+        length = f"{shape.seqlen_k}" if shape.seqlen_q == shape.seqlen_k else f"{shape.seqlen_q} on {shape.seqlen_k}"
+        window = "" if shape.window is None else f", window {shape.window}"
+        return (
+            f"batch {shape.batch}, {shape.heads} heads{kv}, length {length}, head dimension {shape.head_dim}, "
+            f"{'causal' if shape.causal else 'full'}{window}"
+        )
+
     def axis(self, shape: AttentionShape) -> float:
         return float(shape.seqlen_k)
+
+
+def saved_mib(row: Measurement) -> float | None:
+    """MiB that the forward pass left for a backward pass alone; None if the device cannot say."""
+    held = row.details.get("held_bytes")
+    return None if held is None or row.problem.direction != "bwd" else float(held) / 2**20

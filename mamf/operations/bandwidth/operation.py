@@ -66,10 +66,8 @@ class Bandwidth(Operation[BandwidthProblem, BandwidthShape]):
         return problem.warm > 1 or problem.is_of_memory(shape, info.cache_bytes)
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
-        """Size of an array and pattern; passes where there are several; the share of the datasheet's bandwidth."""
-        columns: dict[str, object] = {"array": str(row.shape), "pattern": row.problem.pattern}
-        if row.problem.warm > 1:
-            columns["passes"] = row.problem.warm
+        """Passes if there are several; the share of the datasheet's bandwidth."""
+        columns: dict[str, object] = {"passes": row.problem.warm} if row.problem.warm > 1 else {}
         peak = None if info is None else self.peak(info, row.problem)
         if peak and row.ok:
             columns["of theoretical"] = f"{row.best_rate * TERA / peak:.1%}"

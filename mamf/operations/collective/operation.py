@@ -40,9 +40,8 @@ class CollectiveOperation(Operation[CollectiveProblem, CollectiveShape]):
         return super().problem_for(backend, {**asked, "ranks": ranks})
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
-        """The collective, its ranks and the algorithm bandwidth."""
-        algorithm = row.shape.nbytes / row.seconds / TERA if row.ok else None
-        return {"collective": row.problem.collective, "ranks": row.problem.ranks, "size / time": algorithm}
+        """The algorithm bandwidth, in TB/s."""
+        return {"size / time": row.shape.nbytes / row.seconds / TERA if row.ok else None}
 
     def axis(self, shape: CollectiveShape) -> float:
         """Bytes of the larger buffer of a rank."""

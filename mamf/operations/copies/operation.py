@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mamf.backend import MIB, Backend, DeviceInfo
-from mamf.measurement import Measurement
+from mamf.backend import MIB, Backend
 from mamf.operation import Operation
 from mamf.operations.copies.kernel import CopyKernel
 from mamf.operations.copies.shapes import CopyProblem, CopyShape
@@ -27,9 +26,6 @@ class Copies(Operation[CopyProblem, CopyShape]):
     def problem_for(self, backend: Backend, asked: Mapping[str, Any]) -> CopyProblem:
         """Bytes are bytes."""
         return super().problem_for(backend, {**asked, "dtype": asked.get("dtype") or CopyProblem.dtype})
-
-    def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
-        return {"direction": row.problem.direction}
 
     def axis(self, shape: CopyShape) -> float:
         """Bytes."""

@@ -38,4 +38,5 @@ def _bold(text: str) -> str:
 
 
 def _list(texts: Iterable[str]) -> str:
-    return "".join(f"- {markdown_line(text.strip())}\n" for text in texts)
+    """A list; indented lines are one level deeper."""
+    return "".join(f"{'  ' if text.startswith(' ') else ''}- {markdown_line(text.strip())}\n" for text in texts)

@@ -1,0 +1,131 @@
+"""The columns of measured rows, with the same names for every operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from mamf.logs.known import operation_called
+from mamf.measurement import Measurement
+from mamf.report.devices import device_columns
+from mamf.report.document import Column, columns_from
+from mamf.report.layers import layers_of
+from mamf.report.own_ceilings import in_mhz
+from mamf.report.shares import Shares
+from mamf.report.text import rate_name, scaled_unit, significant, whole
+
+#: How much faster a row is than its baseline, or None.
+SpeedUp = Callable[[Measurement], float | None]
+
+
+def row_columns(
+    rows: Sequence[Measurement], shares: Shares, speed_up: SpeedUp, titled_shape: bool = True
+) -> list[Column[Measurement]]:
+    """``rows``: those that are shown together. ``titled_shape``: False if a table holds rows of one shape."""
+    layers = layers_of(shares.header)
+    rate, statistics = rate_columns(rows)
+    return [
+        Column("operation", "", lambda row: row.operation),
+        Column("regime", "", lambda row: row.regime),
+        *columns_from(rows, problem_record, titled=False),
+        Column("kernel", "kernel", lambda row: row.kernel, left=True),
+        Column("shape", "shape" if titled_shape else "", lambda row: str(row.shape), left=True),
+        *columns_from(rows, shape_record, titled=False),
+        *(
+            [Column("layer", "layer", lambda row: layers.get(str(row.shape)), left=True, importance=3)]
+            if layers
+            else ()
+        ),
+        Column("status", "", lambda row: row.status),
+        Column("reason", "", lambda row: row.reason),
+        *rate,
+        Column("half_width_percent", "+-%", half_width_percent, lambda value: f"{value:.2f}", 1),
+        *device_columns(rows),
+        *shares.columns(rows),
+        Column("speed_up", "speed-up", speed_up, lambda gain: f"{gain:.2f}x", 2),
+        *time_columns(),
+        *statistics,
+        *columns_from(rows, own_columns, 4),
+        *shares.drift_columns(),
+        *condition_columns(),
+    ]
+
+
+def problem_record(row: Measurement) -> Mapping[str, object]:
+    return operation_called(row.operation).problem_record(row.problem)
+
+
+def shape_record(row: Measurement) -> Mapping[str, object]:
+    return operation_called(row.operation).shape_record(row.shape)
+
+
+def own_columns(row: Measurement) -> Mapping[str, object]:
+    """The columns that the operation adds."""
+    return operation_called(row.operation).columns(row) if row.ok else {}
+
+
+def rate_columns(rows: Sequence[Measurement]) -> tuple[list[Column[Measurement]], list[Column[Measurement]]]:
+    """The rate, and its statistics, in one unit in which all of them read well."""
+    unit = rows[0].work.unit if rows else "TFLOPS"
+    shown, factor = scaled_unit(unit, [row.best_rate for row in rows if row.ok])
+
+    def rate(value: float) -> str:
+        return significant(value * factor)
+
+    def statistic(name: str, importance: int = 7) -> Column[Measurement]:
+        return Column(
+            rate_name(f"rate_{name}", unit), name, lambda row: row.rate(name) if row.summary else None, rate, importance
+        )
+
+    is_median = all(row.best_by in ("mean", "median") for row in rows)
+    median = statistic("median", 1)
+    return [Column(rate_name("rate", unit), shown, lambda row: row.best_rate if row.ok else None, rate)], [
+        Column(rate_name("rate_low", unit), "", lambda row: row.rate_interval.low if row.summary else None),
+        Column(rate_name("rate_high", unit), "", lambda row: row.rate_interval.high if row.summary else None),
+        replace(median, title="") if is_median else median,
+        statistic("mean"),
+        statistic("fastest"),
+    ]
+
+
+def half_width_percent(row: Measurement) -> float | None:
+    """Half the width of the 95 % interval in percent of the figure; None if the interval is unknown."""
+    return 100 * row.relative_half_width if row.ok and row.interval.is_known else None
+
+
+def time_columns() -> list[Column[Measurement]]:
+    """Milliseconds of a launch."""
+
+    def of(name: str, read: Callable[[Measurement], float], title: str = "") -> Column[Measurement]:
+        return Column(
+            f"{name}_ms", title, lambda row: 1e3 * read(row) if row.summary else None, lambda ms: f"{ms:.4g}", 3
+        )
+
+    def statistic(name: str) -> Callable[[Measurement], float]:
+        return lambda row: float(getattr(row.summary, name))
+
+    return [
+        of("time", lambda row: row.seconds, "ms"),
+        *(of(name, statistic(name)) for name in ("mean", "median", "fastest", "slowest")),
+        of("stdev", lambda row: row.stdev),
+        of("low", lambda row: row.interval.low),
+        of("high", lambda row: row.interval.high),
+    ]
+
+
+def condition_columns() -> list[Column[Measurement]]:
+    """What the sensors said, and how a row was measured and checked."""
+    return [
+        Column("launches", "launches", lambda row: row.launches, importance=7),
+        Column("clock_mhz", "MHz", lambda row: in_mhz(row.conditions.clock_hz), whole, 5),
+        Column("power_watts", "W", lambda row: row.conditions.watts, whole, 5),
+        Column("temperature_celsius", "C", lambda row: row.conditions.celsius, whole, 6),
+        Column("relative_error", "error", lambda row: row.error, lambda error: f"{error:.1e}", 6),
+        Column("throttle_reasons", "", lambda row: " ".join(row.conditions.throttle_reasons)),
+        Column("implausible_samples", "", lambda row: len(row.implausible_samples)),
+        Column("flop", "", lambda row: row.flop),
+        Column("bytes", "", lambda row: row.work.nbytes),
+        Column("is_reference", "", lambda row: row.is_reference),
+        Column("phase", "", lambda row: row.phase),
+        Column("round", "", lambda row: row.round),
+    ]

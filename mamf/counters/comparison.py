@@ -125,7 +125,7 @@ def pair_columns(pairs: Sequence[CounterPair], tolerance: float) -> list[Column[
         Column("cycles_a", "A cycles", lambda pair: pair.a.median_cycles, "{:,.0f}".format, 1),
         Column("cycles_b", "B cycles", lambda pair: pair.b.median_cycles, "{:,.0f}".format, 1),
         Column("ratio", "B/A", lambda pair: pair.ratio, "{:.4f}".format),
-        *interval_columns(lambda pair: pair.interval, "ratio", ratio_interval_cell),
+        *interval_columns(lambda pair: pair.interval, "ratio_interval_{}", ratio_interval_cell),
         Column("coverage_at_least", "", lambda pair: pair.interval.coverage),
         Column("verdict", "verdict", lambda pair: pair.verdict(tolerance), left=True),
         Column("is_regression", "", lambda pair: pair.is_regression(tolerance)),

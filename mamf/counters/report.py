@@ -178,7 +178,7 @@ def launch_columns(lines: Sequence[Line], counted: Counted, asked: Collection[st
         Column("unit", "", lambda line: line.row.work.unit if line.is_launch else None),
         Column("rate", "", rate),
         Column("cycles", "", lambda line: line.cycles),
-        *interval_columns(lambda line: line.launch and line.launch.interval, "cycles")[1:],
+        *interval_columns(lambda line: line.launch and line.launch.interval, "cycles_{}")[1:],
         Column("launches", "", lambda line: line.launch and len(line.launch.cycles)),
         *(
             Column(name, titles.get(title, ""), read, form, importance=4)

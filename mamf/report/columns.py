@@ -14,14 +14,13 @@ RowT = TypeVar("RowT")
 
 
 def interval_columns(
-    read: Callable[[RowT], Interval | None], unit: str = "", format: Callable[[Interval], str] = interval_cell
+    read: Callable[[RowT], Interval | None], name: str, format: Callable[[Interval], str] = interval_cell
 ) -> list[Column[RowT]]:
-    """The interval for people, its two ends for csv and json. ``unit``: of the ends, if it is the same in all rows."""
-    unit = f"_{unit}" if unit else ""
+    """The interval for people, its ends for csv and json. ``name``: of an end, such as ``rate_{}_tflops``."""
     return [
         Column("", "interval", read, format, importance=4, left=True),
-        Column(f"interval_low{unit}", "", lambda row: _end(read(row), "low")),
-        Column(f"interval_high{unit}", "", lambda row: _end(read(row), "high")),
+        Column(name.format("low"), "", lambda row: _end(read(row), "low")),
+        Column(name.format("high"), "", lambda row: _end(read(row), "high")),
     ]
 
 

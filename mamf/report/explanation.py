@@ -40,7 +40,7 @@ def step_columns(datasheet: float | None) -> list[Column[FallStep]]:
         Column("rate_tflops", "TFLOPS", lambda step: step.tflops, significant),
         Column("change", "change", lambda step: step.change, change_cell),
         Column("share_of_datasheet", "% of datasheet", share, percent, importance=1),
-        *interval_columns(lambda step: step.interval, "tflops"),
+        *interval_columns(lambda step: step.interval, "rate_{}_tflops"),
         *sensor_columns(lambda step: step.row and step.row.conditions),
         Column("cause", "", lambda step: step.cause),
     ]

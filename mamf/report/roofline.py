@@ -73,7 +73,7 @@ def roof_columns(roofs: Roofs) -> list[Column[Named]]:
             Column(f"balance_{level}_flop_per_byte", f"FLOP/byte of {level}", balance(level), significant, importance=1)
             for level in LEVELS
         ),
-        *interval_columns(lambda roof: roof.ceiling.interval),
+        *interval_columns(lambda roof: roof.ceiling.interval, "rate_{}"),
         Column("at", "at", lambda roof: named(roof.ceiling), importance=3, left=True),
         Column("kernel", "kernel", lambda roof: roof.ceiling.kernel, importance=2, left=True),
     ]

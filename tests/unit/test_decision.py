@@ -233,10 +233,10 @@ def lines_of(comparison):
 
 def test_the_chance_of_a_false_alarm_is_printed():
     alarm = "chance of a false alarm (exit code 3) for the whole comparison: "
-    assert lines_of(compare(run(), run(minute=1)))[-1] == f"{alarm}at most 1 %"
+    assert f"{alarm}at most 1 %" in lines_of(compare(run(), run(minute=1)))
     host = run()
     host.header["timer"] = "host clock"
-    assert lines_of(compare(host, host))[-1] == f"{alarm}unknown with a host clock"
+    assert f"{alarm}unknown with a host clock" in lines_of(compare(host, host))
     other = log(row(), device_name="H200", uuid_hash="bb")
     assert alarm not in FORMATS["table"](comparison_document(compare(log(row()), other, anyway=True), 0.01), None)
 

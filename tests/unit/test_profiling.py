@@ -534,7 +534,7 @@ def test_a_table_tells_shares_flop_and_the_profilers_cost(profile):
     # 2 x 3 x 5 x 7 FLOP in 320 us, of a ceiling of 1e9 a second.
     assert "a step multiplies 0.2100 kFLOP: 0.6562 MFLOPS, 0.1% MAMFU in the time without it" in text
     found = json.loads(render_profile("json", "train.py", profile))
-    assert "MAMFU: of 0.001000 TFLOPS, the float32 sustained ceiling: contributed for a CPU" in text
+    assert "MAMFU: of 1.000 GFLOPS, the float32 sustained ceiling: contributed for a CPU" in text
     assert (found["flop"], found["mamfu"]) == (210, pytest.approx(210 / 1e9 / 320e-6))
     shareless = replace(profile, classes=tuple(replace(row, mamfu=None) for row in profile.classes))
     assert "0.6562 MFLOPS in the time" in render_profile("table", "train.py", shareless)
@@ -601,7 +601,7 @@ def test_a_class_above_its_sustained_ceiling_is_shown_against_both(tmp_path):
     fast = profile_of(trace, at(2e6), lambda dtype: burst)
     text = render_profile("table", "x", fast)
     assert "105.0% (70.0% of burst)" in text
-    assert "of 3.000e-06 TFLOPS, the float32 burst ceiling" in text
+    assert "of 3.000 MFLOPS, the float32 burst ceiling" in text
     assert text.count("matmul is above its sustained ceiling, which is of products back to back: beside other") == 1
     found = json.loads(render_profile("json", "x", fast))["classes"]
     assert [each["burst_mamfu"] for each in found if each["class"] == "matmul"] == [pytest.approx(0.7)]

@@ -19,14 +19,15 @@ def render(document: Document, width: int | None = None) -> str:
 
 def _block(block: Block) -> str:
     parts = (
-        [_bold(block.title), _table(block), _list(block.notes)]
+        [_bold(block.title), table_text(block), _list(block.notes)]
         if isinstance(block, Table)
         else [_bold(block.heading), _list(block.texts)]
     )
     return "\n".join(filter(None, parts))
 
 
-def _table(table: Table[Any]) -> str:
+def table_text(table: Table[Any]) -> str:
+    """The rows that people see, without title and notes."""
     columns = table.top_columns
     lines = [[column.cell(row) for column in columns] for row in table.top_rows]
     left = {column.title for column in columns if column.left}

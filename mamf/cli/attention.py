@@ -190,5 +190,5 @@ class _AttentionSession(KernelsSession):
         options = self.options
         if not any(row.ok and self.counts(row) for row in self.rows):
             warn("nothing was measured")
-        width = terminal_width(options)
-        return render_attention(options.format, self.rows, self.ceilings, header, summary, options.baseline, width)
+        shown = options.baseline, terminal_width(options), options.top
+        return render_attention(options.format, self.rows, self.ceilings, header, summary, *shown)

@@ -36,16 +36,17 @@ def group_table(
     shares: Shares,
     faster: SpeedUp,
     top: int | None = None,
+    baseline: Measurement | None = None,
     by_shape: bool = False,
 ) -> Table[Measurement]:
-    """The rows of a group."""
-    measured = [row for row in rows if row.ok]
+    """The rows of a group. ``baseline``: of the speed-ups of a group of one shape."""
+    over = f"; speed-up over {baseline.kernel}" if baseline else ""
     return Table(
-        row_columns(rows, shares, faster, not by_shape),
+        row_columns(rows, shares, faster, by_shape),
         rows,
-        (shape_title if by_shape else group_title)(rows[0]),
+        f"{shape_title(rows[0])}{over}" if by_shape else group_title(rows[0]),
         "measurements",
-        measured,
+        [row for row in rows if row.ok],
         top,
         lambda row: remarks(row, shares),
         label,
@@ -61,11 +62,12 @@ def tables_of(
     def faster(row: Measurement) -> float | None:
         return speed_up(row, bases.get((row.regime, row.problem, row.shape)))
 
-    by_shape = any(operation_called(name).ranks_by_shape for name in {row.operation for row in rows})
-    for same in grouped(rows, by_shape).values():
-        yield group_table(same, shares, faster, top, by_shape)
+    operation = operation_name(rows, shares.header)
+    by_shape = operation_called(operation).ranks_by_shape
+    for group, same in grouped(rows, by_shape).items():
+        yield group_table(same, shares, faster, top, bases.get(group), by_shape)
         yield Lines(failure_lines(same))
-    if references := [row for row in rows if row.is_reference]:
+    if references := [row for row in rows if row.is_reference and row.operation == operation]:
         columns = row_columns(references, shares, faster)
         yield Table([replace(each, title="") for each in columns], references, key="measurements")
 
@@ -89,7 +91,7 @@ def kernels_document(
         blocks.append(winner_table(best, shares, top))
     blocks.append(Answer([*answers(rows, shares, confirmed or {}), end_line(summary)]))
     data = {"header": header, "summary": summary}
-    return Document(f"{operation_name(header)} on {header['device']['name']}", blocks, data, "measurements")
+    return Document(f"{operation_name(rows, header)} on {header['device']['name']}", blocks, data, "measurements")
 
 
 def answers(rows: Sequence[Measurement], shares: Shares, confirmed: OwnCeilings) -> list[str]:
@@ -108,14 +110,24 @@ def ceiling_line(ceiling: Ceiling) -> str:
     return f"ceiling {ceiling_title(ceiling)}: {rate} @ {ceiling.shape} by {ceiling.kernel}"
 
 
-def operation_name(header: Mapping[str, Any]) -> str:
-    return str(header["plan"].get("operation", "matmul"))
-
-
 def head(rows: Sequence[Measurement], header: Mapping[str, Any]) -> list[str]:
     """What was measured on what, and what the rate counts."""
-    counts = dict.fromkeys(f"{row.work.unit}: {row.work.convention}" for each in grouped(rows).values() for row in each)
-    return [f"{operation_name(header)} on {machine_line(header)}", *counts, *device_lines(rows, header)]
+    shown = [row for same in grouped(rows).values() for row in same]
+    counts = dict.fromkeys(f"{row.work.unit}: {row.work.convention}" for row in shown)
+    is_early = "converted_from" in header or header.get("schema", 4) < 4
+    memory = is_early and any(row.peak_memory_bytes is not None for row in shown)
+    return [
+        f"{operation_name(rows, header)} on {machine_line(header)}",
+        *counts,
+        *(["memory MiB: of the whole process, not of the kernel alone (early log)"] if memory else []),
+        *device_lines(rows, header),
+    ]
+
+
+def operation_name(rows: Sequence[Measurement], header: Mapping[str, Any]) -> str:
+    """The operation of the rows that are ranked; of a log without rows that of its plan."""
+    ranked = (row.operation for row in rows if not row.is_reference and not row.phase)
+    return next(ranked, None) or str(header["plan"].get("operation", "matmul"))
 
 
 def render_kernels(

@@ -12,16 +12,16 @@ from mamf.report.document import Column, columns_from
 from mamf.report.layers import layers_of
 from mamf.report.own_ceilings import in_mhz
 from mamf.report.shares import Shares
-from mamf.report.text import rate_name, scaled_unit, significant, whole
+from mamf.report.text import plain, rate_name, scaled_unit, significant, whole
 
 #: How much faster a row is than its baseline, or None.
 SpeedUp = Callable[[Measurement], float | None]
 
 
 def row_columns(
-    rows: Sequence[Measurement], shares: Shares, speed_up: SpeedUp, titled_shape: bool = True
+    rows: Sequence[Measurement], shares: Shares, speed_up: SpeedUp, of_one_shape: bool = False
 ) -> list[Column[Measurement]]:
-    """``rows``: those that are shown together. ``titled_shape``: False if a table holds rows of one shape."""
+    """``rows``: those that are shown together. ``of_one_shape``: kernels of one shape against one another."""
     layers = layers_of(shares.header)
     rate, statistics = rate_columns(rows)
     return [
@@ -29,7 +29,7 @@ def row_columns(
         Column("regime", "", lambda row: row.regime),
         *columns_from(rows, problem_record, titled=False),
         Column("kernel", "kernel", lambda row: row.kernel, left=True),
-        Column("shape", "shape" if titled_shape else "", lambda row: str(row.shape), left=True),
+        Column("shape", "" if of_one_shape else "shape", lambda row: str(row.shape), plain, 1, True),
         *columns_from(rows, shape_record, titled=False),
         *(
             [Column("layer", "layer", lambda row: layers.get(str(row.shape)), left=True, importance=3)]
@@ -39,10 +39,10 @@ def row_columns(
         Column("status", "", lambda row: row.status),
         Column("reason", "", lambda row: row.reason),
         *rate,
-        Column("half_width_percent", "+-%", half_width_percent, lambda value: f"{value:.2f}", 1),
+        Column("half_width_percent", "+-%", half_width_percent, lambda value: f"{value:.2f}", 2),
         *device_columns(rows),
         *shares.columns(rows),
-        Column("speed_up", "speed-up", speed_up, lambda gain: f"{gain:.2f}x", 2),
+        Column("speed_up", "speed-up" if of_one_shape else "", speed_up, lambda gain: f"{gain:.2f}x", 2),
         *time_columns(),
         *statistics,
         *columns_from(rows, own_columns, 4),

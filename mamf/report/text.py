@@ -199,9 +199,9 @@ def machine_line(header: Mapping[str, Any]) -> str:
     """The device, the software and the timer of a run."""
     device = header["device"]
     known = [
-        counted(device["compute_units"], "compute unit") if device["compute_units"] else "",
-        f"{device['power_limit_watts']:.0f} W limit" if device["power_limit_watts"] else "",
-        f"driver {device['driver']}" if device["driver"] else "",
+        counted(device["compute_units"], "compute unit") if device.get("compute_units") else "",
+        f"{device['power_limit_watts']:.0f} W limit" if device.get("power_limit_watts") else "",
+        f"driver {device['driver']}" if device.get("driver") else "",
         f"torch {header['environment']['packages'].get('torch', 'unknown')}",
         f"timed by {header['timer']}",
     ]

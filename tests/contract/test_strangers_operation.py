@@ -157,8 +157,8 @@ def test_it_is_shown_in_every_format(log, run):
     assert [line.split(",")[0] for line in out.splitlines()] == ["operation"] + ["layer_norm"] * 4
     shown = json.loads(run("show", "run.jsonl", "--format", "json")[1])
     assert {row["eps"] for row in shown["measurements"]} == {1e-5, 1e-3}
-    assert "| kernel | shape | TB/s |" in run("show", "run.jsonl", "--format", "markdown")[1]
-    assert "... and 1 more in the log (--top all shows them)" in run("show", "run.jsonl", "--top", "1")[1]
+    assert "| kernel | shape | GB/s |" in run("show", "run.jsonl", "--format", "markdown")[1]
+    assert "1 more row (--top all shows all)" in run("show", "run.jsonl", "--top", "1")[1]
 
 
 def test_it_is_compared_with_itself_and_drawn(log, run, tmp_path):

@@ -203,8 +203,8 @@ def test_a_run_ranks_the_kernels_and_its_log_prints_the_same(attention, tmp_path
     )
     assert code == 0
     rows = list(csv.DictReader(io.StringIO(out)))
-    assert [row["Kernel"] for row in rows] == [SimulatedAttention.name, SlowAttention.name]
-    assert float(rows[0]["Relative Performance"]) == pytest.approx(200, rel=0.01)
+    assert [row["kernel"] for row in rows] == [SimulatedAttention.name, SlowAttention.name]
+    assert float(rows[0]["speed_up"]) == pytest.approx(2, rel=0.01)
     assert attention("run.jsonl", "--format", "csv", name="show")[1] == out
     assert read_run_log(tmp_path / "run.jsonl").summary["status"] == "complete"
 
@@ -214,7 +214,7 @@ def test_memory_of_an_early_log_is_said_to_be_of_the_process(attention, tmp_path
     (log,) = RESULTS.rglob("attention-bfloat16-fwd-sustained-20261121-084423.jsonl")
     header, rest = log.read_text().split("\n", 1)
     (tmp_path / "early.jsonl").write_text(json.dumps(json.loads(header) | {"schema": schema}) + "\n" + rest)
-    assert attention("early.jsonl", name="show")[1].count("MB: of everything that the process held then") == said
+    assert attention("early.jsonl", name="show")[1].count("MiB: of the whole process, not of the kernel alone") == said
 
 
 def test_resuming_measures_only_the_rest(attention, tmp_path):
@@ -314,7 +314,7 @@ def test_what_a_forward_pass_saves_stands_beside_the_memory_of_the_backward(atte
     ]
     code, out, err = attention(*SIMULATED, *options)
     assert code == 0, err
-    assert out.count("256 MB saved by the forward pass") == 2
+    assert out.count("saved MiB") == 1  # in the table of the backward pass alone
     rows = json.loads(attention("run.jsonl", "--format", "json", name="show")[1])["measurements"]
     assert {row.peak_reserved_bytes for row in read_run_log(Path("run.jsonl")).measurements} == {None}
-    assert {(row["direction"], row["Saved memory"]) for row in rows} == {("fwd", None), ("bwd", 256.0)}
+    assert {(row["direction"], row["saved_mib"]) for row in rows} == {("fwd", None), ("bwd", 256.0)}

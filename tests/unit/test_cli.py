@@ -31,7 +31,7 @@ def sweep(run):
 def test_a_sweep_prints_the_best_and_leaves_a_log(sweep, tmp_path):
     code, out, _ = sweep("--m-range", "0", "2048", "512", "--output", "run.jsonl")
     assert code == 0
-    assert "best burst:" in out
+    assert "best burst, bfloat16: " in out
     assert "log: run.jsonl" in out
     log = read_run_log(tmp_path / "run.jsonl")
     assert sorted(row.shape for row in log.measurements) == matmul_grid([512, 1024, 1536], [4096], [4096])
@@ -207,7 +207,7 @@ def test_a_kernel_that_writes_nothing_is_a_row_and_not_the_end(sweep, tmp_path):
     finally:
         sys.path.remove(str(tmp_path))
     assert code == 1
-    assert "wrong_result: 2 shapes" in out
+    assert "nothing 256x4096x4096 and 1 more: wrong_result: " in out
     assert [row.error for row in read_run_log(tmp_path / "run.jsonl").measurements] == [None, None]
 
 
@@ -223,7 +223,7 @@ def test_a_failure_is_measured_again_when_resumed(sweep, tmp_path, monkeypatch):
     monkeypatch.setattr(SimulatedMatmul, "prepare", failing)
     code, out, _ = sweep("--m", "256", "512", "--output", "run.jsonl")
     assert code == 0
-    assert "failed: 1 shape, 256x4096x4096: RuntimeError: CUDA error" in out
+    assert "simulated.mm 256x4096x4096: failed: RuntimeError: CUDA error" in out
     monkeypatch.setattr(SimulatedMatmul, "prepare", prepare)
     code, out, _ = sweep("--resume", "run.jsonl")
     assert code == 0
@@ -307,7 +307,7 @@ def test_a_log_of_another_device_is_not_resumed(sweep, tmp_path, monkeypatch):
 def test_when_no_shape_can_be_measured_the_exit_code_says_so(sweep):
     code, out, _ = sweep("--m", "900000", "--n", "900000", "--output", "x")
     assert code == 1
-    assert "out_of_memory: 1 shape" in out
+    assert "simulated.mm 900000x900000x4096: out of memory\n" in out
 
 
 def test_backends_lists_each_with_devices_or_the_way_to_get_them(run):

@@ -497,7 +497,7 @@ def test_the_report_says_what_the_default_gives():
     header = {"device": {"name": "card", "compute_units": None}}
     told = notes(ceiling, [*scouts, *default, *fast], header)
     assert any("triton[x] gains +31.7 % over the default kernel there" in line for line in told)
-    assert f"    the default kernel, {KERNEL}, gives 650.0 TFLOPS at its best, {B}" in told
+    assert f"    the default kernel, {KERNEL}, reaches 650.0 TFLOPS at best, @ {B}" in told
     own = confirmed([*default, *rows_of(B, [650.0] * 3)], "card", default_kernel=KERNEL)
     assert not any("default" in line for line in notes(own, [*scouts, *default], header))
 
@@ -632,7 +632,7 @@ def test_a_find_prints_both_ceilings_and_how_they_were_found(whole, tmp_path):
     for start, ceiling in (("burst (MAMF)", log.ceilings["burst"]), ("sustained (MSMF)", log.ceilings["sustained"])):
         line = next(line for line in out.splitlines() if line.startswith(start))
         interval = f"{ceiling.interval.low:.1f} to {ceiling.interval.high:.1f}"
-        assert line.split()[2:6] == [f"{ceiling.tflops:.1f}", *interval.split()]
+        assert line.split()[3:7] == [f"{ceiling.tflops:.1f}", *interval.split()]
         assert f"{ceiling.shape}  {KERNEL}" in line
         assert f"{ceiling.conditions.watts:.0f}" in line
         assert f"{100 * ceiling.tflops / 989:.1f}" in line
@@ -670,11 +670,11 @@ def test_every_format_has_both_ceilings(whole, run, form, tmp_path):
         told = json.loads(out)["ceilings"]
         assert len(json.loads(out)["measurements"]) == len(log.measurements)
     else:
-        assert "| burst (MAMF) |" in out
+        assert "| burst (MAMF), bfloat16 |" in out
         return
     for line, ceiling in zip(told, log.ceilings.values(), strict=True):
         assert (line["regime"], line["kernel"], int(line["k"])) == (ceiling.regime, ceiling.kernel, ceiling.shape.k)
-        assert float(line["tflops"]) == ceiling.tflops
+        assert float(line["rate_tflops"]) == ceiling.tflops
         assert float(line["share_of_peak"]) == pytest.approx(ceiling.tflops / 989.4, rel=1e-3)
         assert 0.9 * 4096 * 0.795 < float(line["flop_per_cycle_per_unit"]) < 4096 * 0.795
 
@@ -768,7 +768,7 @@ def test_what_the_library_refuses_is_a_row_with_its_reason(refusing, find, tmp_p
     code, out, _ = find("--output", "run.jsonl", *arguments)
     assert code == 1
     assert f"no ceiling can be found: unsupported, RuntimeError: {REFUSAL}" in out
-    assert "complete; 0 measurements" in out
+    assert "complete; 0 measured" in out
     log = read_run_log(tmp_path / "run.jsonl")
     assert [(row.status, row.phase) for row in log.measurements] == [("unsupported", "scout")]
     assert log.plan.kernels == ("mamf.testing:SimulatedMatmul",)

@@ -127,7 +127,7 @@ def test_what_is_shown_of_an_import(folder, capsys):
     out = capsys.readouterr().out
     assert "tried 3 shapes in 0:00:39" in out
     assert "mean of all: arithmetic 200.2, geometric 181.8 TFLOPS" in out
-    assert "... and 2 more in the log" in out
+    assert "2 more rows (--top all shows all)" in out
 
 
 def test_what_is_shown_of_an_interrupted_import_calls_no_figure_a_scout(folder, capsys):

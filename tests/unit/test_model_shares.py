@@ -44,8 +44,8 @@ def test_mamfu_is_of_what_is_known_and_the_log_says_of_what(steps, run, monkeypa
     ceiling = read_run_log(tmp_path / "run.jsonl").known_ceilings["bfloat16", "sustained"]
     assert (ceiling.tflops, ceiling.source) == (500.0, "contributed")
     for row in flat(run):
-        assert row["mamfu"] == pytest.approx(row["rate_mean"] / 500)
-        assert row["share_of_peak"] == pytest.approx(row["rate_mean"] / 989)
+        assert row["mamfu"] == pytest.approx(row["rate_mean_tflops"] / 500)
+        assert row["share_of_peak"] == pytest.approx(row["rate_mean_tflops"] / 989)
     assert run("show", "run.jsonl", "--wide")[1].count(" 500.0 TFLOPS") == 1
     assert "known_ceiling" not in run("results", "check", "run.jsonl")[1]
 
@@ -73,7 +73,7 @@ def test_a_given_ceiling_is_of_this_card_and_stays(steps, run, library_logs, tmp
     assert code == 0, err
     ceiling = read_run_log(Path(find)).all_ceilings["bfloat16", "burst"]
     assert f", the bfloat16 burst ceiling: {ceiling.shape} by {ceiling.kernel}, of --ceiling" in out
-    assert [row["ceiling"] for row in flat(run)] == [ceiling.tflops]
+    assert [row["ceiling_tflops"] for row in flat(run)] == [ceiling.tflops]
     assert run(*STEP, "--regime", "sustained", "--ceiling", find)[::2] == (
         2,
         f"mamf: no bfloat16 sustained ceiling in {find}\n",
@@ -109,4 +109,4 @@ def test_memory_that_was_reserved_stands_beside_what_was_allocated(steps, run, m
     assert code == 0, err
     assert len(given_back) >= 4, "blocks of earlier rows would count"
     assert "GB reserved" in run("show", "run.jsonl", "--wide")[1]
-    assert {(row["GB"], row["GB reserved"]) for row in flat(run)} == {(5.0, 9.0)}
+    assert {(row["gb"], row["gb_reserved"]) for row in flat(run)} == {(5.0, 9.0)}

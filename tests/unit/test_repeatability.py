@@ -23,7 +23,9 @@ from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plugins.discovery import backend_class
 from mamf.regimes import Burst, StoppingRule, Sustained
 from mamf.regimes.calibration import ANEW, calibrated
-from mamf.report.sweeps import cells, interval_text, remarks
+from mamf.report.kernels import group_table
+from mamf.report.remarks import interval_text
+from mamf.report.shares import Shares
 from mamf.report.text import WHY_UNKNOWN
 from mamf.statistics import (
     Interval,
@@ -302,6 +304,7 @@ def test_an_unknown_interval_says_why():
     scattered = replace(row, repeatability=replace(row.repeatability, run=0.5))
     assert not scattered.interval.is_known
     assert interval_text(scattered) == WHY_UNKNOWN
-    assert WHY_UNKNOWN in remarks(scattered)
-    assert "unknown" in cells(scattered)
-    assert not any("unknown" in cell for cell in cells(row))
+    shares = Shares({"device": {"name": "x", "backend": "cuda", "index": 0, "driver": ""}})
+    tables = [group_table([each], shares, lambda row: None) for each in (scattered, row)]
+    assert [[WHY_UNKNOWN in note for note in table.notes] for table in tables] == [[True], []]
+    assert ["+-%" in {column.title for column in table.top_columns} for table in tables] == [False, True]

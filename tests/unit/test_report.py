@@ -9,8 +9,9 @@ from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
 from mamf.plans import Plan
 from mamf.report import bests, ranked, render, significant, summary_record
-from mamf.report.sweeps import COLUMNS, LEFT_ALIGNED, cells, flat_rows, remarks
-from mamf.report.text import csv_text, fitted_table, table
+from mamf.report.document import Answer
+from mamf.report.kernels import kernels_document
+from mamf.report.shares import Shares
 from mamf.strategies.shapes import Sweep
 from mamf.testing import SimulatedMatmul
 
@@ -52,21 +53,31 @@ def test_means_are_over_the_measured_shapes(rows):
     assert best.geometric_mean == pytest.approx((figures[0] * figures[1]) ** 0.5)
 
 
-def test_the_table_lines_up_and_keeps_failures(rows):
-    lines = table(COLUMNS, [cells(row) for row in rows], LEFT_ALIGNED).splitlines()
-    assert len(lines) == len(rows) + 1
-    assert any("wrong_result: relative error" in line for line in lines)
-    position = lines[0].index("MxNxK")
-    assert all(line[position] != " " for line in lines)
+def test_the_table_lines_up_and_failures_are_below(rows):
+    lines = render("table", rows, HEADER, None).splitlines()
+    begin = next(number for number, line in enumerate(lines) if line.startswith("kernel"))
+    table = lines[begin : lines.index("", begin)]
+    assert len(table) == 3
+    position = table[0].index("shape")
+    assert all(line[position] != " " and line[position - 1] == " " for line in table)
+    assert lines[begin + 4].startswith("simulated.mm 1024x2048x1024: wrong_result: relative error")
 
 
 def test_csv_has_a_row_a_measurement_with_units_in_the_names(rows):
-    read = list(csv.DictReader(io.StringIO(csv_text(flat_rows(rows, {"plan": {}})))))
-    assert len(read) == len(rows)
-    for cells_read, row in zip(read, rows, strict=True):
-        assert cells_read["status"] == row.status
+    read = {row["shape"]: row for row in csv.DictReader(io.StringIO(render("csv", rows, HEADER, None)))}
+    assert len(read) == len({row.shape for row in rows})
+    for row in rows:
+        line = read[str(row.shape)]
+        assert (line["status"], line["m"], line["is_reference"]) == (
+            row.status,
+            str(row.shape.m),
+            str(row.is_reference),
+        )
         if row.ok:
-            assert float(cells_read["tflops_median"]) == pytest.approx(row.tflops("median"))
+            assert float(line["rate_tflops"]) == float(line["rate_median_tflops"]) == row.tflops("median")
+            assert float(line["half_width_percent"]) == 100 * row.relative_half_width
+        else:
+            assert line["rate_tflops"] == line["time_ms"] == ""
 
 
 def test_json_carries_header_rows_and_summary(rows):
@@ -78,10 +89,10 @@ def test_json_carries_header_rows_and_summary(rows):
 
 def test_the_text_names_regime_interval_peak_and_how_it_ended(rows):
     text = render("table", rows, HEADER, summary_record(rows, "interrupted", "by the user", 2.0, 5), top=1)
-    assert "best burst:" in text
+    assert "best burst, bfloat16: " in text
     assert "95 % repeat interval: " in text
     assert "of 989, the dense bf16 peak of H100 SXM" in text
-    assert "wrong_result: 1 shape, 1024x2048x1024: relative error" in text
+    assert "simulated.mm 1024x2048x1024: wrong_result: relative error" in text
     assert "interrupted: by the user; 2 measured, 5 left to resume in 2.0 s" in text
     assert "--top all" in text
 
@@ -96,13 +107,27 @@ def test_nothing_measured_is_said(backend):
 
 def test_markdown_is_a_table(rows):
     lines = [line for line in render("markdown", rows, HEADER, None, top=None).splitlines() if line.startswith("|")]
-    assert len(lines) == len(rows) + 2
+    assert len(lines) == len(ranked(rows)) + 2
     assert len({line.count("|") for line in lines}) == 1
 
 
-def test_cells_never_invent_a_figure(rows):
-    failed = next(row for row in rows if row.status == "wrong_result")
-    assert cells(failed)[2:6] == ["-"] * 4
+def test_an_out_of_memory_row_has_a_short_remark_and_its_reason_in_json(backend):
+    backend.faults[PLAN.shapes[0]] = "out_of_memory"
+    rows = list(Sweep(PLAN, SimulatedMatmul(), backend).results())
+    assert "simulated.mm 1024x2048x1024: out of memory\n" in render("table", rows, HEADER, None)
+    failed = next(row for row in rows if not row.ok)
+    assert failed.reason
+    assert failed.reason in {row["reason"] for row in json.loads(render("json", rows, HEADER, None))["measurements"]}
+
+
+def test_a_sweep_ends_with_its_answer(rows):
+    document = kernels_document(rows, Shares(HEADER), None)
+    assert isinstance(document.blocks[-1], Answer)
+    assert (
+        document.blocks[-1]
+        .texts[0]
+        .startswith(f"best burst, bfloat16: {significant(ranked(rows)[0].best_rate)} TFLOPS")
+    )
 
 
 @pytest.mark.parametrize(
@@ -112,13 +137,11 @@ def test_figures_have_four_digits(value, text):
     assert significant(value) == text
 
 
-def test_no_table_wraps_on_a_terminal(rows):
-    """What is left out is named, and remarks go below the table, each once."""
-    wrong = next(row for row in rows if remarks(row))
-    lines = fitted_table(60, COLUMNS, [cells(row) for row in (*rows, wrong)], LEFT_ALIGNED).splitlines()
-    drawn = lines[: len(rows) + 2]
-    assert max(map(len, drawn)) <= 60
-    assert "remarks" not in lines[0]
-    left_out = next(line for line in lines if line.startswith("not shown for want of width (--wide shows all): "))
-    assert {*lines[0].split(), *left_out.split(": ")[1].split(", "), "remarks"} == set(COLUMNS)
-    assert sum(remarks(wrong) in line for line in lines) == 1
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_no_table_wraps_on_a_terminal(rows, width):
+    """Columns that are left out are named."""
+    lines = render("table", rows, HEADER, None, width=width).splitlines()
+    begin = next(number for number, line in enumerate(lines) if line.startswith("kernel"))
+    assert max(map(len, lines[begin : begin + 3])) <= width
+    assert lines[begin + 3].startswith("hidden columns (use --wide): ")
+    assert "TFLOPS" in lines[begin]

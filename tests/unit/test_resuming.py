@@ -272,7 +272,7 @@ def test_a_log_without_a_ceiling_goes_on_without_one(run, found, tmp_path):
     assert_refused(run(*options, "--resume", "run.jsonl", "--ceiling", "one"), "--ceiling one", "with no ceiling")
     code, out, _ = run(*options, "--resume", "run.jsonl", "--format", "json")
     assert code == 0
-    assert {row["MAMFU"] for row in json.loads(out)["measurements"]} == {None}
+    assert {row["mamfu"] for row in json.loads(out)["measurements"]} == {None}
     assert "ceiling" not in {json.loads(line)["record"] for line in (tmp_path / "run.jsonl").open()}
 
 

@@ -171,7 +171,7 @@ def test_rows_are_told_as_csv_and_json():
 def test_a_table_of_kernels_has_the_share_where_roofs_are_known():
     rows = [row(BandwidthProblem(pattern), BandwidthShape(GIB), 4.0) for pattern in ("copy", "write")]
     header = HEADER | {"plan": {"operation": "bandwidth"}, "timer": "events"}
-    header["device"] = DEVICE | {"backend": "cuda"}
+    header["device"] = DEVICE | {"backend": "cuda", "compute_units": 132}
     with_roofs = render_kernels("table", rows, header, None, roofs=ROOFS)
     assert "91.1  bandwidth, near its limit" in " ".join(with_roofs.split("\n")).replace("   ", "  ")
     assert "roof" not in render_kernels("table", rows, header, None)

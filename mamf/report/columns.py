@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 from typing import Any, TypeVar
 
 from mamf.measurement import Conditions
-from mamf.report.document import Column
+from mamf.report.document import Column, Table
 from mamf.report.text import interval_cell, scaled_unit, significant, whole
 from mamf.statistics import Interval
 
@@ -42,3 +43,8 @@ def rate_column(
     """Rates in ``unit`` (TFLOPS, TB/s), which people read in the unit that fits the smallest of them."""
     title, factor = scaled_unit(unit, [rate for row in rows if (rate := read(row))])
     return Column(name, title, read, lambda rate: significant(rate * factor), importance)
+
+
+def text_table(titles: Sequence[str], rows: Sequence[Sequence[str | None]]) -> Table[Any]:
+    """A table of texts for people; a dash stands for None."""
+    return Table([Column("", title, itemgetter(place), left=True) for place, title in enumerate(titles)], rows)

@@ -59,9 +59,9 @@ def rate_name(name: str, unit: str) -> str:
 
 
 def plain(value: object) -> str:
-    """A value of any type; floats with four digits and without an exponent."""
+    """A value of any type; text as it is, floats with four digits and without an exponent."""
     if not isinstance(value, float):
-        return str(value)
+        return value if isinstance(value, str) else str(value)
     return f"{value:.4g}" if abs(value) < 9999.5 else f"{value:.0f}"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from mamf.report.document import Block, Document, Table
 from mamf.report.text import markdown
-from mamf.text import markdown_line
+from mamf.text import Markup, markdown_line
 
 
 def render(document: Document, width: int | None = None) -> str:
@@ -39,5 +39,9 @@ def _bold(text: str) -> str:
 
 
 def _list(texts: Iterable[str]) -> str:
-    """A list; indented lines are one level deeper."""
-    return "".join(f"{'  ' if text.startswith(' ') else ''}- {markdown_line(text.strip())}\n" for text in texts)
+    """A list; indented lines are one level deeper, and Markup stays as it is."""
+    return "".join(f"{text if isinstance(text, Markup) else _item(text)}\n" for text in texts)
+
+
+def _item(text: str) -> str:
+    return f"{'  ' if text.startswith(' ') else ''}- {markdown_line(text.strip())}"

@@ -23,8 +23,9 @@ from mamf.cli.interruption import Interruption
 from mamf.cli.kernels_sweep import KernelsSession
 from mamf.cli.options import terminal_width
 from mamf.cli.plan_options import read_names
+from mamf.cli.printing import note_stream
 from mamf.cli.resuming import require_repeated
-from mamf.cli.roofline import Given, beside
+from mamf.cli.roofline import Given
 from mamf.cli.session import Resumed, measure
 from mamf.cli.terminal import say, warn
 from mamf.contribution.collection import named_dtype
@@ -121,7 +122,7 @@ class ExplainSession(KernelsSession):
         if self.options.picture and self.rows:
             chart = waterfall_chart(self._fall(), self.rows, header)
             save(draw(chart), self.options.picture, self.options.overwrite)
-            say(f"figure: {self.options.picture}", beside(self.options))
+            say(f"figure: {self.options.picture}", note_stream(self.options))
         return code
 
 

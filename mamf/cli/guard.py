@@ -14,6 +14,7 @@ from mamf.cli.interruption import Interruption
 from mamf.cli.kernels_options import AnyOperation
 from mamf.cli.kernels_sweep import KernelsSession
 from mamf.cli.options import add_device_options, add_output_options, terminal_width
+from mamf.cli.printing import is_for_people, note_stream
 from mamf.cli.reading import read_log
 from mamf.cli.session import Resumed, add_run_options
 from mamf.cli.terminal import say, warn
@@ -140,7 +141,7 @@ class _GuardSession(KernelsSession):
             self.found = guarded(self.baseline, read_run_log(path), self.guarded.tolerance)
             self._write_files(self.found, summary)
         code = super()._report(header, summary, path)
-        if self.found and self.options.format not in ("table", "markdown"):
+        if self.found and not is_for_people(self.options):
             say(verdict_line(self.found), sys.stderr)
         if self.options.update:
             self._keep_as_baseline(path, summary)
@@ -166,4 +167,4 @@ class _GuardSession(KernelsSession):
             )
         else:
             write_whole(baseline, path.read_bytes())
-            say(f"baseline: {baseline}", sys.stdout if self.options.format in ("table", "markdown") else sys.stderr)
+            say(f"baseline: {baseline}", note_stream(self.options))

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 from mamf.ceilings.roof import RoofPoint, Roofs, require_same_device
 from mamf.charts.plotting import draw, exists, file_type, save
 from mamf.charts.roofline import roofline_chart
 from mamf.cli.options import add_device_options, add_output_options, duration, terminal_width
+from mamf.cli.printing import note_stream
 from mamf.cli.reading import read_log
 from mamf.cli.resuming import flag
 from mamf.cli.terminal import say, say_lines, warn
@@ -163,12 +163,7 @@ def finish(options: argparse.Namespace, roofs: Roofs, points: Sequence[RoofPoint
         content = json.dumps(tracelens_arch(roofs, header["device"]["memory_bytes"]), indent=4) + "\n"
         write = write_whole if options.overwrite else create_whole
         write(path, content.encode())
-        say(f"{options.export}: {path}", beside(options))
+        say(f"{options.export}: {path}", note_stream(options))
     if options.picture:
         save(draw(roofline_chart(roofs, points, header)), options.picture, options.overwrite)
-        say(f"figure: {options.picture}", beside(options))
-
-
-def beside(options: argparse.Namespace) -> TextIO:
-    """Where lines about files go: not between what another program reads."""
-    return sys.stdout if options.format in ("table", "markdown") else sys.stderr
+        say(f"figure: {options.picture}", note_stream(options))

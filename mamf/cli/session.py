@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,6 +14,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from mamf.backend import Advice, Backend
 from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.options import duration
+from mamf.cli.printing import note_stream
 from mamf.cli.progress import Progress
 from mamf.cli.resuming import AnyPlan, plan_of, reopened
 from mamf.cli.sharing import ALL, asked_devices, first_opened, found_devices, opened_pool, require_same_devices
@@ -306,5 +306,5 @@ class Session(ABC, Generic[AnyPlan]):
         except PluginError as error:  # of an operation's own columns: what was measured stands in the log
             warn(str(error))
             code = error.exit_code
-        say(f"log: {path}", sys.stdout if self.options.format in ("table", "markdown") else sys.stderr)
+        say(f"log: {path}", note_stream(self.options))
         return code

@@ -593,7 +593,6 @@ def test_the_first_host_of_a_list(nodes, first):
         (["--resume", "nowhere"], "nowhere is no folder"),
         (["--backend", "simulated", "--resume", "full"], "no logs of 'mamf node' in full"),
         (["--resume", "a", "--output-folder", "b"], "leave --output-folder out"),
-        (["--dry-run", "--format", "json"], "leave --format out"),
         (["--baseline", "nothing.jsonl"], "cannot read nothing.jsonl"),
         (["--kernel", "torch.mn"], "unknown kernel 'torch.mn'"),
         (["--backend", "simulatd"], "did you mean 'simulated'"),

@@ -34,9 +34,9 @@ from mamf.counters.bounds import bound_of_kernel, short_name
 from mamf.logs.legacy import FinderRun
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
-from mamf.report import bests, own_ceilings
-from mamf.report.own_ceilings import share_of
-from mamf.report.text import DASH, by_column, markdown, significant
+from mamf.report import bests
+from mamf.report.own_ceilings import ceiling_table, share_of
+from mamf.report.text import DASH, markdown, significant
 from mamf.text import Markup
 
 FENCE = "```"
@@ -238,8 +238,14 @@ def finder_table(words: Sequence[str]) -> str:
 def confirmed_table(words: Sequence[str]) -> str:
     """The ceilings that a find of any operation confirmed."""
     logs = map(read, split_words(words)[0])
-    rows = [own_ceilings.cells(ceiling, log.header) for log in logs for ceiling in log.own_ceilings.values()]
-    return markdown(*by_column(rows), own_ceilings.LEFT_ALIGNED)
+    tables = [ceiling_table(list(log.own_ceilings.values()), log.header) for log in logs]
+    columns = {column.title: column for column in tables[0].top_columns}
+    lines = [
+        [column.cell(row) for column in table.columns if column.title in columns]
+        for table in tables
+        for row in table.rows
+    ]
+    return markdown(list(columns), lines, {title for title, column in columns.items() if column.left})
 
 
 def counters_table(words: Sequence[str]) -> str:

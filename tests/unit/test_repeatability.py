@@ -304,7 +304,7 @@ def test_an_unknown_interval_says_why():
     scattered = replace(row, repeatability=replace(row.repeatability, run=0.5))
     assert not scattered.interval.is_known
     assert interval_text(scattered) == WHY_UNKNOWN
-    shares = Shares({"device": {"name": "x", "backend": "cuda", "index": 0, "driver": ""}})
+    shares = Shares({"device": {"name": "x", "backend": "cuda", "index": 0, "vendor": ""}})
     tables = [group_table([each], shares, lambda row: None) for each in (scattered, row)]
     assert [[WHY_UNKNOWN in note for note in table.notes] for table in tables] == [[True], []]
     assert ["+-%" in {column.title for column in table.top_columns} for table in tables] == [False, True]

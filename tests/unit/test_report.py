@@ -1,6 +1,7 @@
 import csv
 import io
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -21,6 +22,7 @@ PLAN = Plan(
 HEADER = {
     "device": {
         "name": "NVIDIA H100 80GB HBM3",
+        "vendor": "nvidia",
         "backend": "cuda",
         "index": 0,
         "compute_units": 132,
@@ -111,13 +113,18 @@ def test_markdown_is_a_table(rows):
     assert len({line.count("|") for line in lines}) == 1
 
 
-def test_an_out_of_memory_row_has_a_short_remark_and_its_reason_in_json(backend):
-    backend.faults[PLAN.shapes[0]] = "out_of_memory"
-    rows = list(Sweep(PLAN, SimulatedMatmul(), backend).results())
-    assert "simulated.mm 1024x2048x1024: out of memory\n" in render("table", rows, HEADER, None)
-    failed = next(row for row in rows if not row.ok)
-    assert failed.reason
-    assert failed.reason in {row["reason"] for row in json.loads(render("json", rows, HEADER, None))["measurements"]}
+def test_an_out_of_memory_row_has_a_short_remark_and_its_reason_in_json(rows):
+    reason = "CUDA out of memory. Tried to allocate 99 GiB. " * 5
+    failed = replace(next(row for row in rows if not row.ok), status="out_of_memory", reason=reason)
+    assert "simulated.mm 1024x2048x1024: out of memory\n" in render("table", [failed, rows[-1]], HEADER, None)
+    assert [row["reason"] for row in json.loads(render("json", [failed], HEADER, None))["measurements"]] == [reason]
+
+
+def test_a_long_reason_is_shortened(rows):
+    failed = replace(next(row for row in rows if not row.ok), reason="no " * 100)
+    line = next(line for line in render("table", [failed], HEADER, None).splitlines() if "wrong_result" in line)
+    assert line.endswith(" ...")
+    assert len(line) < 160
 
 
 def test_a_sweep_ends_with_its_answer(rows):

@@ -136,7 +136,7 @@ def line_columns(lines: Sequence[Line], counted: Counted, asked: Collection[str]
     """``asked``: those of COLUMNS that people see."""
     operation = operation_called(lines[0].row.operation)
     return [
-        Column("", "kernel", _name, left=True),
+        Column("", "kernel", _name, left=True, shortest=28),
         Column("", "cycles", lambda line: line.cycles, "{:,.0f}".format),
         Column("", "relative", _relative, "{:.3f}".format, importance=1),
         Column("operation", "", attrgetter("row.operation")),

@@ -20,13 +20,10 @@ from typing import Any
 
 import mamf
 from mamf.logs.legacy import FinderRun
-from mamf.logs.run_log import RunLog
-from mamf.plans import EXPLAIN, ROOFLINE, FindPlan
-from mamf.report.ceilings import find_document
+from mamf.plans import EXPLAIN, ROOFLINE
 from mamf.report.document import Document, Lines, Table
 from mamf.report.imported import finder_document
-from mamf.report.kernels import kernels_document
-from mamf.report.shares import Shares
+from mamf.report.notebook import log_document
 
 ROOT = Path(__file__).resolve().parents[1]
 EXPECTED = ROOT / "tests" / "unit" / "data" / "report_figures.json"
@@ -42,14 +39,7 @@ def document_of(path: Path) -> Document | None:
         return finder_document(log)
     if getattr(log.plan, "purpose", "") in (ROOFLINE, EXPLAIN):
         return None
-    return _of_run(log)
-
-
-def _of_run(log: RunLog) -> Document:
-    if isinstance(log.plan, FindPlan):
-        return find_document(log.measurements, log.ceilings, log.header, log.summary)
-    shares = Shares(log.header, log.all_ceilings, log.known_ceilings)
-    return kernels_document(log.measurements, shares, log.summary, confirmed=log.own_ceilings)
+    return log_document(log)
 
 
 def figures_of(document: Document) -> Figures:

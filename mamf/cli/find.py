@@ -19,7 +19,7 @@ from mamf.cli.resuming import require_repeated
 from mamf.cli.session import End, Resumed, Session, add_run_options, interruptible
 from mamf.cli.terminal import say, warn
 from mamf.kernel import DATA
-from mamf.logs.records import ceiling_record
+from mamf.logs.records import as_logged, ceiling_record
 from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement
 from mamf.models.found import leave
@@ -185,5 +185,6 @@ class _FindSession(Session[FindPlan]):
         return code
 
     def rendered(self, header: dict[str, Any], summary: dict[str, Any] | None) -> str:
-        ceilings = self._ceilings() or (self.log.ceilings if self.log else {})
+        found = self._ceilings() or (self.log.ceilings if self.log else {})
+        ceilings = {regime: as_logged(each) for regime, each in found.items()}
         return render_find(self.options.format, self.rows, ceilings, header, summary, terminal_width(self.options))

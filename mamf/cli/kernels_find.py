@@ -12,7 +12,7 @@ from mamf.cli.kernels_options import add_what_options
 from mamf.cli.kernels_sweep import KernelsSession
 from mamf.cli.session import End
 from mamf.errors import UsageError
-from mamf.logs.records import ceiling_record
+from mamf.logs.records import as_logged, ceiling_record
 from mamf.logs.run_log import OwnCeilings
 from mamf.logs.writer import RunLogWriter
 from mamf.plans import CEILINGS_OF_ITS_OWN, DEFAULT_BUDGET_SECONDS, KernelsPlan
@@ -85,7 +85,8 @@ class KernelsFindSession(KernelsSession):
         return {**super().summary(end, elapsed_seconds), "left": len(self._lacking())}
 
     def own_ceilings(self) -> OwnCeilings:
-        return self._ceilings() or (self.log.own_ceilings if self.log else {})
+        found = self._ceilings() or (self.log.own_ceilings if self.log else {})
+        return {key: as_logged(each) for key, each in found.items()}
 
     def _lacking(self) -> list[tuple[Any, str]]:
         """Ceilings that were not confirmed, of problems that some kernel can do."""

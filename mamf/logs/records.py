@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -143,14 +143,21 @@ def significant_digits(value: float) -> float:
     return float(f"{value:.6g}")
 
 
+def as_logged(ceiling: Ceiling) -> Ceiling:
+    """A ceiling with the digits that its log holds, so that a run and its log print the same."""
+    low, high = map(significant_digits, (ceiling.interval.low, ceiling.interval.high))
+    interval = Interval(low, high, round(ceiling.interval.coverage, 4))
+    return replace(ceiling, rate=significant_digits(ceiling.rate), interval=interval)
+
+
 def ceiling_record(ceiling: Ceiling) -> dict[str, Any]:
     """A ceiling as JSON values. It follows from the measurements of phase ``confirm`` before it."""
-    of = operation_called(ceiling.problem.operation)
-    interval = [significant_digits(ceiling.interval.low), significant_digits(ceiling.interval.high)]
+    of, logged = operation_called(ceiling.problem.operation), as_logged(ceiling)
+    interval = [logged.interval.low, logged.interval.high]
     if is_matmul := of.name == MatmulProblem.operation:
-        rates = {"tflops": significant_digits(ceiling.rate), "interval_tflops": interval}
+        rates = {"tflops": logged.rate, "interval_tflops": interval}
     else:
-        rates = {"rate": significant_digits(ceiling.rate), "interval": interval, "unit": ceiling.unit}
+        rates = {"rate": logged.rate, "interval": interval, "unit": ceiling.unit}
     joules = {"joules_per_tflop": ceiling.joules_per_tflop and round(ceiling.joules_per_tflop, 4)}
     return {
         **({} if is_matmul else {"operation": of.name}),
@@ -159,7 +166,7 @@ def ceiling_record(ceiling: Ceiling) -> dict[str, Any]:
         "shape": str(ceiling.shape),
         "kernel": ceiling.kernel,
         **rates,
-        "interval_coverage": round(ceiling.interval.coverage, 4),
+        "interval_coverage": logged.interval.coverage,
         "rounds": ceiling.rounds,
         "tied": [{"shape": str(shape), "kernel": kernel} for shape, kernel in ceiling.tied],
         "gain_over_default": None if ceiling.gain_over_default is None else round(ceiling.gain_over_default, 4),

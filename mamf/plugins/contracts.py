@@ -236,6 +236,8 @@ def operation_contract(of: Operation[Any, Any]) -> Contract:
             "may_be_ceiling": _YES_OR_NO,
             "columns": Method(plain_values),
             "words": Method(list_of(text, "a list of texts")),
+            "describe_problem": Method(list_of(text, "a list of texts")),
+            "describe_shape": Method(text),
             "axis": Method(number, passes=(NotImplementedError,)),
             "parse_shape": replace(shape, refuses=(TypeError, ValueError)),
             "shape_record": Method(json_object),

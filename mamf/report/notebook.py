@@ -25,6 +25,15 @@ from mamf.report.shares import Shares
 _MOST_ROWS = 10
 
 
+def log_document(log: RunLog, top: int | None = None) -> Document:
+    """The report of a run log of rows or ceilings."""
+    rows, header = log.measurements, log.header
+    if isinstance(log.plan, FindPlan):
+        return find_document(rows, log.ceilings, header, log.summary)
+    shares = Shares(header, log.all_ceilings, log.known_ceilings)
+    return kernels_document(rows, shares, log.summary, top=top, confirmed=log.own_ceilings)
+
+
 @functools.singledispatch
 def html_of(shown: object) -> str:
     raise TypeError(f"a {type(shown).__name__} has no table")
@@ -57,10 +66,4 @@ def _(found: Comparison) -> str:
 
 @html_of.register
 def _(log: RunLog) -> str:
-    rows, header = log.measurements, log.header
-    if isinstance(log.plan, FindPlan):
-        document = find_document(rows, log.ceilings, header, log.summary)
-    else:
-        shares = Shares(header, log.all_ceilings, log.known_ceilings)
-        document = kernels_document(rows, shares, log.summary, top=_MOST_ROWS, confirmed=log.own_ceilings)
-    return _html(Lines([str(log.path)]), *document.blocks)
+    return _html(Lines([str(log.path)]), *log_document(log, _MOST_ROWS).blocks)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from mamf.machine.timers import SHORT_LAUNCH_SECONDS
 from mamf.measurement import Measurement
-from mamf.report.accuracy import accuracy_remarks
 from mamf.report.devices import device_remark
 from mamf.report.groups import group_title, label
 from mamf.report.own_ceilings import in_mhz
@@ -19,7 +19,6 @@ from mamf.report.text import (
     scaled_unit,
     shortened,
     whole,
-    why_unknown,
 )
 from mamf.statistics import arithmetic_mean, geometric_mean
 
@@ -47,7 +46,10 @@ def remarks(row: Measurement, shares: Shares) -> list[str]:
     if "ran" in row.details:
         parts.append(f"ran {row.details['ran']}")
     parts += [*shares.remarks(row), *row.conditions.throttle_reasons, *row.remarks]
-    parts += [*accuracy_remarks(row), *why_unknown(row)]
+    if row.ok and row.timer_accuracy and row.seconds < SHORT_LAUNCH_SECONDS:
+        parts.append(f"accurate to {row.timer_accuracy * 1e6:.1f} us (timer)")
+    if row.ok and not row.interval.is_known:
+        parts.append(WHY_UNKNOWN)
     if row.implausible_samples:
         parts.append(f"{counted(len(row.implausible_samples), 'implausible sample')} left out")
     return parts

@@ -9,7 +9,6 @@ from mamf.logs.known import operation_called
 from mamf.measurement import Measurement
 from mamf.report.devices import device_columns
 from mamf.report.document import Column, columns_from
-from mamf.report.layers import layers_of
 from mamf.report.own_ceilings import in_mhz
 from mamf.report.shares import Shares
 from mamf.report.text import plain, rate_name, scaled_unit, significant, whole
@@ -22,7 +21,8 @@ def row_columns(
     rows: Sequence[Measurement], shares: Shares, speed_up: SpeedUp, of_one_shape: bool = False
 ) -> list[Column[Measurement]]:
     """``rows``: those that are shown together. ``of_one_shape``: kernels of one shape against one another."""
-    layers = layers_of(shares.header)
+    plan = shares.header.get("plan", {})
+    layers = dict(zip(plan.get("shapes", ()), plan.get("layers", ()), strict=False))
     rate, statistics = rate_columns(rows)
     return [
         Column("operation", "", lambda row: row.operation),

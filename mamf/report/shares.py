@@ -12,7 +12,6 @@ from mamf.ceilings.share import STATE_TOLERANCE, Ceilings, has_drifted, is_beyon
 from mamf.logs.known import operation_called
 from mamf.machine.peaks import find_peak
 from mamf.measurement import TERA, Measurement
-from mamf.report.accuracy import share_accuracy_line
 from mamf.report.document import Column
 from mamf.report.own_ceilings import share_of
 from mamf.report.text import percent, rate_name, rate_text
@@ -101,7 +100,11 @@ class Shares:
             f"MAMFU: of {rate_text(each.tflops, 'TFLOPS')}, the {dtype} {regime} ceiling ({each.shape}, {each.kernel})"
             for (dtype, regime), each in self.ceilings.items()
         ]
-        return [*measured, *known_ceiling_lines(self.known.values()), *share_accuracy_line(rows, self.ceilings)]
+        known = (share_accuracy(row, self.ceilings) for row in rows if not row.is_reference)
+        accuracies = sorted(filter(None, known))
+        bounds = dict.fromkeys(f"{100 * each:.2g}" for each in (*accuracies[:1], *accuracies[-1:]))
+        accuracy = [f"MAMFU: accurate to {' to '.join(bounds)} % of each share (timer), the less the shorter a launch"]
+        return [*measured, *known_ceiling_lines(self.known.values()), *(accuracy if bounds else [])]
 
     def peak_text(self, row: Measurement) -> str:
         """The row's share of the datasheet's peak in words; empty without a peak."""

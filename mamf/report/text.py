@@ -11,7 +11,6 @@ import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from mamf.measurement import Measurement
 from mamf.statistics import Interval
 from mamf.text import csv_cell, markdown_line, markdown_text, visible
 
@@ -90,16 +89,6 @@ def interval_cell(interval: Interval, factor: float = 1.0) -> str:
     """From low to high, each times ``factor``; ``unknown`` if it reaches further than 50 % from its middle."""
     low, high = significant(interval.low * factor), significant(interval.high * factor)
     return f"{low} to {high}" if interval.is_known else UNKNOWN
-
-
-def half_width_cell(interval: Interval, middle: float) -> str:
-    """Half the width in percent of the middle, or the same."""
-    return f"{100 * interval.half_width / middle:.2f}" if interval.is_known else UNKNOWN
-
-
-def why_unknown(row: Measurement) -> list[str]:
-    """The remark on a row whose interval says nothing; empty for any other."""
-    return [WHY_UNKNOWN] if row.ok and not row.interval.is_known else []
 
 
 def whole(value: float | None) -> str:

@@ -146,6 +146,7 @@ KERNEL_METHODS.append("__init__")
 OPERATION_METHODS = [
     *("default_shapes", "problem_for", "fastest_possible", "peak", "may_be_ceiling", "columns", "axis", "parse_shape"),
     *("shape_record", "shape_from_record", "problem_record", "problem_from_record", "words", "presets", "__init__"),
+    *("describe_problem", "describe_shape"),
 ]
 TABLE = [
     *((FaultyBackend, method, [SWEEP, ["doctor", "--backend", "faulty"], ["backends"]]) for method in BACKEND_METHODS),

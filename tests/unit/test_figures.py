@@ -191,7 +191,7 @@ def test_a_log_of_mamf_finder_stands_beside_a_sweep_of_the_same_shapes():
 
 def test_a_table_may_be_what_a_command_prints():
     shown = table(f"mamf show {REPEATS[0]} --top 1")
-    assert shown.startswith("```\nNVIDIA H100") and "best sustained: 719.5 TFLOPS" in shown
+    assert shown.startswith("```\nmatmul on NVIDIA H100") and "best sustained, bfloat16: 719.5 TFLOPS" in shown
     assert str(ROOT) not in table(f"mamf compare {REPEATS[0]} {REPEATS[1]}")
     assert table(f"mamf show {REPEATS[0]} --format markdown").count("```") == 0
 

@@ -679,6 +679,16 @@ def test_every_format_has_both_ceilings(whole, run, form, tmp_path):
         assert 0.9 * 4096 * 0.795 < float(line["flop_per_cycle_per_unit"]) < 4096 * 0.795
 
 
+def test_a_find_and_its_log_print_the_same_ceilings(find, run):
+    _, live, _ = find("--quick", "--format", "json", "--output", "live.jsonl")
+    _, shown, _ = run("show", "live.jsonl", "--format", "json")
+    live = json.loads(live[: live.rindex("}") + 1])["ceilings"]
+    names = ["rate_tflops", "rate_low_tflops", "rate_high_tflops", "interval_coverage", "share_of_peak"]
+    assert [[each[name] for name in names] for each in json.loads(shown)["ceilings"]] == [
+        [each[name] for name in names] for each in live
+    ]
+
+
 def test_several_dtypes_are_found_one_after_the_other_a_log_each(find, tmp_path):
     options = ["--regime", "burst", "--format", "json", "--budget", "10s"]
     code, out, err = find("--dtype", "bfloat16", "float16", "bfloat16", *options, "--output", "run.jsonl")

@@ -8,7 +8,6 @@ import shlex
 from collections import Counter
 from collections.abc import Container, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from mamf.cli.options import Parser
 from mamf.cli.printing import print_document
@@ -22,8 +21,7 @@ from mamf.contribution.submission import free_place, prepare, write
 from mamf.contribution.tables import results_page
 from mamf.errors import UsageError
 from mamf.files import write_whole
-from mamf.report import FORMATS
-from mamf.report.document import Answer, Block, Column, Document, Lines, Table
+from mamf.report.document import Answer, Column, Document, Lines, Table
 from mamf.report.text import counted
 
 _EXAMPLES = """examples:
@@ -44,7 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "paths", type=Path, nargs="+", metavar="FILE", help="run logs, or a folder of them (warnings are only counted)"
     )
     check.add_argument("--strict", action="store_true", help="warnings count as errors")
-    check.add_argument("--format", choices=FORMATS, default="table", help="what is printed (default: table)")
+    check.add_argument("--format", choices=("table", "json"), default="table", help="(default: table)")
     check.set_defaults(run=run_check, parser=check)
     submit = actions.add_parser("submit", help="check and scrub a log and put it into results/")
     submit.add_argument("log", type=Path, metavar="LOG")
@@ -132,54 +130,35 @@ def _require_file(path: Path) -> None:
 def _document(reviews: Sequence[Review], strict: bool, named: Container[Path]) -> Document:
     """``named``: logs whose warnings people see too; those of all logs in a folder would hide its errors."""
     lines = [line for each in reviews for line in _finding_lines(each, strict, strict or each.path in named)]
-    findings = [Found(each, finding, strict) for each in reviews for finding in each.findings]
-    blocks: list[Block] = [
-        Lines(lines),
-        Table(_LOG_COLUMNS, [(each, strict) for each in reviews], key="logs"),
-        Table(_FINDING_COLUMNS, findings, key="findings"),
-        Answer([_count_line(reviews, strict)]),
+    logs: Table[Review] = Table(_columns(strict), reviews, key="logs")
+    return Document("Logs", [Lines(lines), logs, Answer([_count_line(reviews, strict)])])
+
+
+def _columns(strict: bool) -> list[Column[Review]]:
+    """For json; people read lines."""
+    return [
+        Column("path", "", lambda review: str(review.path)),
+        Column("tier", "", lambda review: review.tier),
+        Column("place", "", lambda review: review.place and review.place.as_posix()),
+        Column("accepted", "", lambda review: not review.is_rejected(strict)),
+        Column("unconfirmed", "", lambda review: review.unconfirmed or None),
+        Column("findings", "", lambda review: [_finding_record(each, strict) for each in review.findings]),
     ]
-    return Document("Logs", blocks, main="findings")
 
 
-class Found(NamedTuple):
-    """A finding in a log. ``strict``: whether warnings count as errors."""
-
-    review: Review
-    finding: Finding
-    strict: bool = False
-
-    @property
-    def level(self) -> str:
-        return "warning" if self.finding.is_warning and not self.strict else "error"
-
-    @property
-    def text(self) -> str:
-        place = f"{self.review.path}" + ("" if self.finding.line is None else f":{self.finding.line}")
-        return f"{place}: {self.level}: {self.finding.rule}: {self.finding.message}"
-
-
-#: For csv and json; people read lines.
-_LOG_COLUMNS: list[Column[tuple[Review, bool]]] = [
-    Column("path", "", lambda row: str(row[0].path)),
-    Column("tier", "", lambda row: row[0].tier),
-    Column("place", "", lambda row: row[0].place and row[0].place.as_posix()),
-    Column("accepted", "", lambda row: not row[0].is_rejected(row[1])),
-    Column("unconfirmed", "", lambda row: row[0].unconfirmed or None),
-]
-_FINDING_COLUMNS: list[Column[Found]] = [
-    Column("path", "", lambda found: str(found.review.path)),
-    Column("line", "", lambda found: found.finding.line),
-    Column("level", "", lambda found: found.level),
-    Column("rule", "", lambda found: found.finding.rule),
-    Column("message", "", lambda found: found.finding.message),
-]
+def _finding_record(finding: Finding, strict: bool) -> dict[str, object]:
+    level = "warning" if finding.is_warning and not strict else "error"
+    return {"rule": finding.rule, "level": level, "line": finding.line, "message": finding.message}
 
 
 def _finding_lines(review: Review, strict: bool = False, with_warnings: bool = True) -> list[str]:
     """A line for each finding, and for figures that another card has to confirm."""
-    found = [Found(review, each, strict).text for each in review.findings if with_warnings or not each.is_warning]
-    return found + ([f"{review.path}: unconfirmed: {review.unconfirmed}"] if review.unconfirmed else [])
+    lines = []
+    for finding in review.findings:
+        if with_warnings or not finding.is_warning:
+            place = f"{review.path}" if finding.line is None else f"{review.path}:{finding.line}"
+            lines.append("{place}: {level}: {rule}: {message}".format(place=place, **_finding_record(finding, strict)))
+    return lines + ([f"{review.path}: unconfirmed: {review.unconfirmed}"] if review.unconfirmed else [])
 
 
 def _count_line(reviews: Sequence[Review], strict: bool) -> str:

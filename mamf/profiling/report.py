@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from operator import attrgetter, itemgetter
 from typing import TypeVar
 
 from mamf.measurement import IDLE
@@ -19,6 +20,7 @@ RowT = TypeVar("RowT")
 
 # Kernels that are instances of templates have names of a thousand characters.
 _LONGEST_NAME, _SHORTEST_NAME = 70, 24
+_SHORTENED = itemgetter(slice(_LONGEST_NAME))
 # In seconds, what rounding leaves.
 _NOTHING = 1e-12
 # The share of a class's time without a known FLOP formula that is worth a line.
@@ -93,8 +95,9 @@ def class_columns(profile: Profile) -> list[Column[ClassRow]]:
 
 
 def kernel_columns(profile: Profile) -> list[Column[KernelRow]]:
+    what = "kernel" if profile.is_of_device else "operation"
     return [
-        name_column("kernel", "kernel" if profile.is_of_device else "operation", lambda row: row.name),
+        Column("kernel", what, lambda row: row.name, _SHORTENED, left=True, shortest=_SHORTEST_NAME),
         Column("class", "class", lambda row: row.class_name, importance=2, left=True),
         *step_columns(profile, "calls", lambda row: row.calls, lambda row: row.seconds),
         Column("share", "share", lambda row: row.seconds / profile.whole_seconds, "{:.1%}".format),
@@ -104,14 +107,10 @@ def kernel_columns(profile: Profile) -> list[Column[KernelRow]]:
 
 def gap_columns(profile: Profile) -> list[Column[GapRow]]:
     return [
-        name_column("during", "while the host was in", lambda row: row.during),
+        Column("during", "while the host was in", attrgetter("during"), _SHORTENED, left=True, shortest=_SHORTEST_NAME),
         *step_columns(profile, "gaps in the trace", lambda row: row.count, lambda row: row.seconds),
         Column("share_of_gaps", "of all gaps", lambda row: row.seconds / profile.gap_seconds, "{:.1%}".format),
     ]
-
-
-def name_column(name: str, title: str, read: Callable[[RowT], str]) -> Column[RowT]:
-    return Column(name, title, read, lambda text: text[:_LONGEST_NAME], left=True, shortest=_SHORTEST_NAME)
 
 
 def step_columns(

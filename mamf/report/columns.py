@@ -20,13 +20,9 @@ def interval_columns(
     """The interval for people, its ends for csv and json. ``name``: of an end, such as ``rate_{}_tflops``."""
     return [
         Column("", "interval", read, format, importance=4, left=True),
-        Column(name.format("low"), "", lambda row: _end(read(row), "low")),
-        Column(name.format("high"), "", lambda row: _end(read(row), "high")),
+        Column(name.format("low"), "", lambda row: (it := read(row)) and it.low),
+        Column(name.format("high"), "", lambda row: (it := read(row)) and it.high),
     ]
-
-
-def _end(interval: Interval | None, name: str) -> Any:
-    return interval and getattr(interval, name)
 
 
 def sensor_columns(read: Callable[[RowT], Conditions | None]) -> list[Column[RowT]]:

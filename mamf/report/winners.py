@@ -10,7 +10,7 @@ from mamf.report.document import Column, Table
 from mamf.report.groups import Group, best_first, group_title, grouped
 from mamf.report.rows import half_width_percent
 from mamf.report.shares import Shares
-from mamf.report.text import percent, rate_text
+from mamf.report.text import percent, rate_name, rate_text
 
 
 def baseline_of(rows: Sequence[Measurement], name: str | None) -> Measurement | None:
@@ -59,11 +59,13 @@ def winners(rows: Iterable[Measurement]) -> list[Winner]:
 
 
 def winner_table(found: Sequence[Winner], shares: Shares, top: int | None) -> Table[Winner]:
+    """The best kernels. ``found``: at least one."""
     columns: list[Column[Winner]] = [
         Column("problem", "problem", lambda each: group_title(each.row), left=True),
         Column("shape", "shape", lambda each: str(each.row.shape), left=True),
         Column("kernel", "best kernel", lambda each: each.row.kernel, left=True),
-        Column("rate", "rate", lambda each: rate_text(each.row.best_rate, each.row.work.unit)),
+        Column(rate_name("rate", found[0].row.work.unit), "", lambda each: each.row.best_rate),
+        Column("", "rate", lambda each: rate_text(each.row.best_rate, each.row.work.unit)),
         Column("half_width_percent", "+-%", lambda each: half_width_percent(each.row), lambda value: f"{value:.2f}", 3),
         Column("mamfu", "MAMFU", lambda each: shares.mamfu(each.row), percent, 2),
         Column("ahead", "ahead %", lambda each: each.ahead, percent, 1),

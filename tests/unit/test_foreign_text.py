@@ -19,7 +19,7 @@ from mamf.logs.legacy import Reported, write_legacy_log
 from mamf.operations.matmul.shapes import MatmulShape
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\x9b31m\x7f\u202e\u2066\u200b\u2028\ud800\nforged: line ![i](http://evil) <b>|`$a$"
-FORMATS = ("table", "csv", "json", "markdown")
+FORMATS = ("table", "csv", "json", "markdown", "html")
 #: What a reader takes by its value, or checks the kind of.
 _READ = {"record", "status", "best_by", "command", "shape", "shapes", "phase", "regime", "regimes", "reference"}
 _READ |= {
@@ -110,8 +110,9 @@ def test_a_log_is_shown(kind, form, logs, run):
     assert "owned" in out
     if form == "csv":
         assert not [cell for row in csv.reader(io.StringIO(out)) for cell in row if cell.startswith(("=", "@"))]
-    if form == "markdown":
+    if form in ("markdown", "html"):
         assert "<b>" not in out
+    if form == "markdown":
         assert not re.search(r"(?<!\\)(?:[`$]|\]\()", out)
 
 

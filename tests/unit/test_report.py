@@ -12,7 +12,9 @@ from mamf.plans import Plan
 from mamf.report import bests, ranked, render, significant, summary_record
 from mamf.report.document import Answer
 from mamf.report.kernels import kernels_document
+from mamf.report.remarks import remarks
 from mamf.report.shares import Shares
+from mamf.report.winners import baselines_of, speed_up, winners
 from mamf.strategies.shapes import Sweep
 from mamf.testing import SimulatedMatmul
 
@@ -152,3 +154,55 @@ def test_no_table_wraps_on_a_terminal(rows, width):
     assert max(map(len, lines[begin : begin + 3])) <= width
     assert lines[begin + 3].startswith("hidden columns (use --wide): ")
     assert "TFLOPS" in lines[begin]
+
+
+# -- kernels against one another ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def both(rows):
+    """Two kernels, of which the second is 25 % faster on the first shape and lacks a figure on the other."""
+    first, second = (row for row in ranked(rows))
+    summary = replace(first.summary, **{name: getattr(first.summary, name) / 1.25 for name in ("mean", "median")})
+    faster = replace(first, kernel="faster", summary=summary)
+    failed = replace(second, kernel="faster", status="unsupported", reason="no such shape", summary=None, samples=())
+    return [first, second, faster, failed]
+
+
+def test_the_best_kernel_of_each_shape_is_named(both):
+    assert [(each.row.kernel, each.second and each.second.kernel) for each in winners(both)] == [
+        ("faster", "simulated.mm"),
+        ("simulated.mm", None),
+    ]
+    assert [each.ahead for each in winners(both)] == [pytest.approx(0.25), None]
+    assert winners(both[:2]) == []  # one kernel alone
+    lines = render("table", both, HEADER, None).splitlines()
+    begin = lines.index("best kernel per shape")
+    assert [line.split()[3] for line in lines[begin + 2 : begin + 4]] == ["faster", "simulated.mm"]
+    assert [each["kernel"] for each in json.loads(render("json", both, HEADER, None))["best_kernels"]] == [
+        "faster",
+        "simulated.mm",
+    ]
+
+
+def test_a_speed_up_is_over_the_named_kernel_else_eager_else_the_slowest(both):
+    slow, _, faster, _ = both
+    shape = slow.regime, slow.problem, slow.shape
+    assert baselines_of(both, None)[shape] is slow
+    assert baselines_of(both, "faster")[shape] is faster
+    assert baselines_of(both, "nobody")[shape] is None
+    assert baselines_of([*both, replace(faster, kernel="eager")], None)[shape].kernel == "eager"
+    assert baselines_of(both[:2], None) == {}
+    assert speed_up(faster, slow) == pytest.approx(1.25)
+    assert speed_up(both[3], slow) is speed_up(faster, None) is None
+
+
+def test_means_over_shapes_are_of_one_kernel(rows, both):
+    assert "over 2 shapes: arithmetic" in render("table", rows, HEADER, None)
+    assert "over 2 shapes" not in render("table", both, HEADER, None)
+
+
+def test_remarks_follow_the_number(rows):
+    (row, *_) = ranked(rows)
+    for number, text in ((1, "1 implausible sample left out"), (2, "2 implausible samples left out")):
+        assert text in remarks(replace(row, implausible_samples=(1.0,) * number), Shares(HEADER))

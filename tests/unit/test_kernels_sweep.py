@@ -16,7 +16,6 @@ from mamf.errors import UsageError
 from mamf.logs.run_log import read_run_log
 from mamf.plugins.discovery import operation
 from mamf.report.kernels import render_kernels
-from mamf.report.text import fitting
 
 DEVICE = ["--backend", "mamf.testing:SimulatedBackend"]
 KERNEL = ["--kernel", "mamf.testing:SimulatedAttention"]
@@ -138,12 +137,6 @@ def test_values_of_another_type_are_refused(kind, text):
 
 
 # -- a table that never wraps ------------------------------------------------------------------------------------------
-
-
-def test_the_most_important_columns_fit():
-    columns, rows = ["name", "rate", "error"], [["a", "12", "1"], ["bb", "3", "0.25"]]
-    assert [fitting(columns, rows, width) for width in (None, 80, 17, 16, 10, 9, 1)] == [3, 3, 3, 2, 2, 1, 1]
-    assert fitting([], [], 80) == 0
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mamf.kinds.notebook import log_document
-
 import mamf
+from mamf.kinds.kind import View
+from mamf.kinds.registry import kind_of
 from mamf.logs.legacy import FinderRun
 from mamf.plans import EXPLAIN, ROOFLINE
 from mamf.report.document import Document, Lines, Table
@@ -38,9 +38,9 @@ def document_of(path: Path) -> Document | None:
     log = mamf.read_log(path)
     if isinstance(log, FinderRun):
         return finder_document(log)
-    if getattr(log.plan, "purpose", "") in (ROOFLINE, EXPLAIN):
+    if log.plan.kind in (ROOFLINE, EXPLAIN):
         return None
-    return log_document(log)
+    return kind_of(log.plan).document(log, View())
 
 
 def figures_of(document: Document) -> Figures:

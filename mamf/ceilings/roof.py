@@ -112,14 +112,6 @@ class RoofPoint:
         """Achieved / roof: MAMFU where the roof is the compute ceiling."""
         return None if self.roof is None else self.rate / self.roof
 
-    @property
-    def verdict(self) -> str:
-        """What bounds it, and whether there is much left."""
-        if self.share is None or self.bound is None:
-            return ""
-        near = ": near its limit" if self.share >= NEAR else ""
-        return f"{100 * self.share:.0f} % of the {self.bound} roof{near}"
-
 
 def point_of(row: Measurement, roofs: Roofs, name: str) -> RoofPoint:
     """A measured row, by the statistic that its regime is judged by; of several devices as the run's first gives it."""

@@ -23,6 +23,7 @@ from mamf.plugins.discovery import open_backend, operation
 from mamf.plugins.selection import chosen_kernels
 from mamf.profiling.folder import LOGS, SUMMARY, TABLE, StepEnd, read_folder, require_own, write_ends
 from mamf.profiling.summary import summary
+from mamf.report.formats import markdown
 
 #: Sizes as people have them in the environment of their scripts.
 VARIABLES = {"seq_lens": "SEQLEN", "batch": "BATCH", "heads": "NHEADS", "head_dims": "HEADDIM"}
@@ -171,7 +172,7 @@ def _write_summary(path: Path) -> None:
     folder = read_folder(path)
     if folder.kernels:
         log = folder.kernels
-        write_whole(path / TABLE, kind_of(log.plan).render(log, View("markdown")))
+        write_whole(path / TABLE, markdown.render(kind_of(log.plan).document(log, View())))
     for name in ("ceilings", "kernels"):
         _draw(path, name)
     write_whole(path / SUMMARY, summary(read_folder(path)))

@@ -6,16 +6,16 @@ import argparse
 from contextlib import ExitStack
 from pathlib import Path
 
-from mamf.cli.options import add_width_option, share, terminal_width
+from mamf.cli.options import add_width_option, share
+from mamf.cli.printing import print_document
 from mamf.cli.reading import as_file, read_log
-from mamf.cli.terminal import say_lines
-from mamf.counters.comparison import compare_counters, render_counter_pairs
+from mamf.counters.comparison import compare_counters, counters_comparison_document
 from mamf.errors import UsageError
 from mamf.logs.compare import DEFAULT_TOLERANCE, compare
-from mamf.profiling.comparison import render_profiles
+from mamf.profiling.comparison import profiles_document
 from mamf.profiling.log import read_profile_or_none
 from mamf.report import FORMATS
-from mamf.report.comparison import render_comparison
+from mamf.report.comparison import comparison_document
 
 _REGRESSION = 3
 _EXAMPLES = """examples:
@@ -64,9 +64,7 @@ def run(options: argparse.Namespace) -> int:
         found = [read_profile_or_none(path) for side in files for path in side]
         profiles = [each for each in found if each]
         if len(profiles) == len(found) == 2:
-            say_lines(
-                render_profiles(options.format, profiles[0], profiles[1], options.anyway, terminal_width(options))
-            )
+            print_document(options, profiles_document(profiles[0], profiles[1], options.anyway))
             return 0
         if profiles:
             raise UsageError("one of the logs is a profile: compare it with another profile")
@@ -75,8 +73,8 @@ def run(options: argparse.Namespace) -> int:
         if options.against:
             raise UsageError("logs of counters are compared two at a time: leave --against out")
         compared = compare_counters(logs_a[0], logs_b[0], options.anyway)
-        say_lines(render_counter_pairs(options.format, compared, options.tolerance, terminal_width(options)))
+        print_document(options, counters_comparison_document(compared, options.tolerance))
         return _REGRESSION if compared.regressions(options.tolerance) else 0
     comparison = compare(logs_a, logs_b, options.anyway)
-    say_lines(render_comparison(options.format, comparison, options.tolerance, terminal_width(options)))
+    print_document(options, comparison_document(comparison, options.tolerance))
     return _REGRESSION if comparison.is_slower(options.tolerance) else 0

@@ -13,7 +13,7 @@ from mamf.cli.interruption import Interruption
 from mamf.cli.kernels_options import AnyOperation, asked_for, shapes_from
 from mamf.cli.kernels_sweep import KernelsSession
 from mamf.cli.launch_options import add_what_options, operation_asked_for, with_shapes_of_sizes
-from mamf.cli.options import add_device_options, add_width_option, duration, size, terminal_width
+from mamf.cli.options import add_device_options, add_width_option, duration, size
 from mamf.cli.session import Resumed, add_run_options, measure
 from mamf.cli.terminal import say, warn
 from mamf.counters.counting import SECTION_SETS, Counter
@@ -24,7 +24,7 @@ from mamf.counters.known_roofs import (
     known_compute_roof,
 )
 from mamf.counters.log import Counted, counted_in, counts_record, roof_record, step_of
-from mamf.counters.report import COLUMNS, DETERMINISM, render_counters
+from mamf.counters.report import COLUMNS, DETERMINISM, counters_document
 from mamf.counters.roofs import Roof
 from mamf.counters.running import found_ncu
 from mamf.errors import UnavailableError, UsageError
@@ -35,6 +35,7 @@ from mamf.measurement import Measurement
 from mamf.plugins.discovery import kernel_of
 from mamf.regimes.names import BURST
 from mamf.report import FORMATS
+from mamf.report.document import Document
 
 _NOTHING_COUNTED = 1
 _REPORT_TYPE = ".ncu-rep"
@@ -224,9 +225,6 @@ class CountersSession(KernelsSession):
             if report is not None and Path(report).exists():
                 raise UsageError(f"{report} exists and is not overwritten: name another --report")
 
-    def rendered(self, log: RunLog) -> str:
+    def document(self, log: RunLog) -> Document:
         counted = Counted(tuple(self.counted.values()), self.roofs)
-        options, width = self.options, terminal_width(self.options)
-        return render_counters(
-            options.format, log.measurements, counted, log.header, log.summary, width, options.columns
-        )
+        return counters_document(log.measurements, counted, log.header, log.summary, self.options.columns)

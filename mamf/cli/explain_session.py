@@ -20,7 +20,8 @@ from mamf.charts.waterfall import waterfall_chart
 from mamf.cli.explain import given_steps
 from mamf.cli.interruption import Interruption
 from mamf.cli.kernels_sweep import KernelsSession
-from mamf.cli.roofline import Given, beside
+from mamf.cli.printing import note_stream
+from mamf.cli.roofline import Given
 from mamf.cli.session import Resumed, measure
 from mamf.cli.terminal import say, warn
 from mamf.contribution.collection import named_dtype
@@ -37,7 +38,8 @@ from mamf.plans import EXPLAIN, Plan
 from mamf.plugins.discovery import operation
 from mamf.plugins.selection import chosen_kernels
 from mamf.regimes.names import BURST, CEILINGS
-from mamf.report.explanation import render_explanation, title
+from mamf.report.document import Document
+from mamf.report.explanation import explanation_document, title
 from mamf.report.text import end_line, machine_line
 
 _SECONDS, _SEARCH_SECONDS = 30.0, 12.0
@@ -102,19 +104,19 @@ class ExplainSession(KernelsSession):
     def _fall(self, rows: Sequence[Measurement]) -> list[FallStep]:
         return fall(rows, self.backend.info, self._given_steps())
 
-    def rendered(self, log: RunLog) -> str:
-        head, foot, rows = [machine_line(log.header)], [end_line(log.summary)], log.measurements
+    def document(self, log: RunLog) -> Document:
+        rows = log.measurements
         if not rows:
-            return "\n".join([*head, "nothing was measured", *foot]) + "\n"
-        view, head = self.view(), [*head, title(rows[0])]
-        return render_explanation(view.format, self._fall(rows), rows, head, foot, view.width)
+            return super().document(log)
+        head, foot = [machine_line(log.header), title(rows[0])], [end_line(log.summary)]
+        return explanation_document(self._fall(rows), rows, head, foot)
 
     def _report(self, log: RunLog) -> int:
         code = super()._report(log)
         if self.options.picture and log.measurements:
             chart = waterfall_chart(self._fall(log.measurements), log.measurements, log.header)
             save(draw(chart), self.options.picture, self.options.overwrite)
-            say(f"figure: {self.options.picture}", beside(self.options))
+            say(f"figure: {self.options.picture}", note_stream(self.options))
         return code
 
 

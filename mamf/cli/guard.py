@@ -13,7 +13,8 @@ from mamf.cli.guard_file import GuardFile, read_guard_file
 from mamf.cli.interruption import Interruption
 from mamf.cli.kernels_options import AnyOperation
 from mamf.cli.kernels_sweep import KernelsSession
-from mamf.cli.options import add_device_options, add_output_options, terminal_width
+from mamf.cli.options import add_device_options, add_output_options
+from mamf.cli.printing import is_for_people, note_stream
 from mamf.cli.reading import read_log
 from mamf.cli.session import Resumed, add_run_options
 from mamf.cli.terminal import say, warn
@@ -25,8 +26,10 @@ from mamf.logs.guarding import Guarded, guarded, too_wide_for_a_baseline
 from mamf.logs.run_log import RunLog
 from mamf.plans import GUARD, GuardOptions, Plan
 from mamf.report import FORMATS
-from mamf.report.comparison import percent
-from mamf.report.guard import junit, render_guard, verdict_line
+from mamf.report.comparison import percent_of
+from mamf.report.document import Document
+from mamf.report.formats import markdown
+from mamf.report.guard import junit, verdict_line
 from mamf.strategies.guard import GuardSweep
 
 _REGRESSION, _UNFINISHED = 3, 1
@@ -130,17 +133,15 @@ class _GuardSession(KernelsSession):
         is_failed = self.found.is_failed or (self.options.strict and self.found.counts()["undecided"])
         return _REGRESSION if is_failed else 0 if self.found.is_finished else _UNFINISHED
 
-    def rendered(self, log: RunLog) -> str:
-        if self.found is None:
-            return super().rendered(log)
-        return render_guard(self.options.format, self.found, terminal_width(self.options))
+    def document(self, log: RunLog) -> Document:
+        return super().document(log) if self.found is None else guard_document(self.found)
 
     def _report(self, log: RunLog) -> int:
         if self.baseline:
             self.found = guarded(self.baseline, log, self.guarded.tolerance)
             self._write_files(self.found, log.summary)
         code = super()._report(log)
-        if self.found and self.options.format not in ("table", "markdown"):
+        if self.found and not is_for_people(self.options):
             say(verdict_line(self.found), sys.stderr)
         if self.options.update:
             self._keep_as_baseline(log)
@@ -151,7 +152,7 @@ class _GuardSession(KernelsSession):
         if self.options.junit:
             write_whole(self.options.junit, junit(found, f"mamf.{self.of.name}", seconds))
         if self.options.markdown:
-            write_whole(self.options.markdown, render_guard("markdown", found))
+            write_whole(self.options.markdown, markdown.render(guard_document(found)))
 
     def _keep_as_baseline(self, log: RunLog) -> None:
         baseline = self.options.baseline
@@ -161,9 +162,9 @@ class _GuardSession(KernelsSession):
             self.refused, (half_width, row) = _UNFINISHED, wide[0]
             warn(
                 f"no baseline was written: {len(wide)} of {len(self.plan.steps())} rows scatter by more than the "
-                f"tolerance of {percent(self.guarded.tolerance)}, most {row.kernel} {row.shape} "
-                f"(+-{percent(round(half_width, 4))}); measure on a quiet machine, or raise tolerance"
+                f"tolerance of {percent_of(self.guarded.tolerance)}, most {row.kernel} {row.shape} "
+                f"(+-{percent_of(round(half_width, 4))}); measure on a quiet machine, or raise tolerance"
             )
         else:
             write_whole(baseline, log.path.read_bytes())
-            say(f"baseline: {baseline}", sys.stdout if self.options.format in ("table", "markdown") else sys.stderr)
+            say(f"baseline: {baseline}", note_stream(self.options))

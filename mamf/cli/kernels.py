@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 from mamf.backend import Backend
+from mamf.cli.kernels_options import AnyOperation
 from mamf.cli.options import add_device_options
-from mamf.cli.terminal import say
+from mamf.cli.printing import print_document
 from mamf.errors import MamfError
 from mamf.plugins.discovery import OPERATIONS, kernel_names, kernel_of, open_backend, operation, registered
+from mamf.report.columns import text_table
+from mamf.report.document import Block, Document, Lines
 
 # What mamf is known for stands first.
 _FIRST = ("matmul", "attention")
@@ -17,19 +21,16 @@ _FIRST = ("matmul", "attention")
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--operation", metavar="NAME", help="the kernels of one operation (default: of all)")
     add_device_options(parser)
-    parser.set_defaults(run=run, parser=parser)
+    parser.set_defaults(run=run, parser=parser, format="table")
 
 
 def run(options: argparse.Namespace) -> int:
     if options.operation:
-        operation(options.operation)  # an unknown one is said before a device is opened
+        operation(options.operation)  # reports an unknown one before a device is opened
     backend = open_backend(options.backend or "auto", options.device or 0)
-    say(f"on {backend.info.name} ({backend.name}:{backend.index})")
-    for name in [options.operation] if options.operation else sorted(registered(OPERATIONS), key=_place):
-        say("")
-        say(f"{name}:")
-        for line in lines_of(name, backend):
-            say(f"  {line}")
+    names = [options.operation] if options.operation else sorted(registered(OPERATIONS), key=_place)
+    head = Lines([f"on {backend.info.name} ({backend.name}:{backend.index})"])
+    print_document(options, Document("Kernels", [head, *(kernels_of(name, backend) for name in names)]))
     return 0
 
 
@@ -37,20 +38,18 @@ def _place(name: str) -> tuple[int, str]:
     return (_FIRST.index(name) if name in _FIRST else len(_FIRST), name)
 
 
-def lines_of(name: str, backend: Backend) -> list[str]:
-    """The kernels of an operation, a line each; one that cannot be loaded has its reason in the place of them."""
+def kernels_of(name: str, backend: Backend) -> Block:
+    """The kernels of an operation; for an operation that cannot be loaded, the reason."""
     try:
         of = operation(name)
-        names = kernel_names(of)
+        rows = [(each, _availability(of, each, backend)) for each in kernel_names(of)]
     except MamfError as error:
-        return [str(error)]
-    width = max(map(len, names))
-    lines = []
-    for each in names:
-        try:
-            reason = kernel_of(of, each).unavailable(backend)
-            told = "available" if reason is None else str(reason)
-        except MamfError as error:
-            told = str(error)
-        lines.append(f"{each.ljust(width)}  {told}")
-    return lines
+        return Lines([str(error)], f"{name}:")
+    return replace(text_table(("kernel", "on this device"), rows), title=f"{name}:")
+
+
+def _availability(of: AnyOperation, name: str, backend: Backend) -> str:
+    try:
+        return str(kernel_of(of, name).unavailable(backend) or "available")
+    except MamfError as error:
+        return str(error)

@@ -17,6 +17,7 @@ from mamf.node.report import FORMATS, render_node
 from mamf.node.verdict import EXIT_CODES, UNKNOWN, judged
 from mamf.operations.matmul.selection import kernel
 from mamf.plans import NODE_BUDGET_SECONDS
+from mamf.report.formats import TABLE_ALONE
 
 _EXAMPLES = """examples:
   mamf node                                     all devices here; exit code 0 OK, 1 WARN, 2 CRITICAL, 3 UNKNOWN
@@ -69,11 +70,9 @@ def run(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace) -> int:
     if options.logs:
         run, devices = devices_of([existing(folder) for folder in options.logs])
-        return told(options, run, devices, options.logs)
+        return print_verdict(options, run, devices, options.logs)
     if options.resume and options.output_folder:
         raise UsageError("--resume goes on with its own folder: leave --output-folder out")
-    if options.dry_run and options.format != "table":
-        raise UsageError("--dry-run says in words what would be measured: leave --format out")
     baseline_of(options.baseline or ())  # what is wrong with it is said before minutes pass
     for name in options.kernel or ():
         kernel(name)
@@ -90,7 +89,7 @@ def existing(folder: Path) -> Path:
     return folder
 
 
-def told(options: argparse.Namespace, run: Run, devices: Sequence[Device], folders: Sequence[Path]) -> int:
+def print_verdict(options: argparse.Namespace, run: Run, devices: Sequence[Device], folders: Sequence[Path]) -> int:
     """Print the verdict; returns its exit code."""
     headers, bad = headers_of(folders), dict[str, str]()
     if options.baseline:
@@ -101,6 +100,6 @@ def told(options: argparse.Namespace, run: Run, devices: Sequence[Device], folde
         baselines = contributed_baselines(devices, headers)
     verdict = judged(devices, baselines, bad.values())
     say_lines(render_node(options.format, run, devices, verdict, terminal_width(options)))
-    if options.format == "csv":
+    if options.format in TABLE_ALONE:
         say(verdict.reason, sys.stderr)
     return verdict.exit_code

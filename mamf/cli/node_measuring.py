@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 from mamf.cli.interruption import EXIT_CODE, Interruption
-from mamf.cli.node import existing, told
+from mamf.cli.node import existing, print_verdict
 from mamf.cli.progress import Phases
 from mamf.cli.terminal import say, warn
 from mamf.errors import LogMismatchError, MamfError, RunLogWriteError, UnavailableError, UsageError
@@ -96,7 +96,7 @@ def _driving(options: argparse.Namespace) -> int:
     _keep(run, folder)
     _, devices = devices_of([folder], run)
     devices = [replace(device, address=watch.addresses.get(device.rank)) for device in devices]
-    code = told(options, run, devices, [folder])
+    code = print_verdict(options, run, devices, [folder])
     say(f"logs: {folder}", sys.stderr)
     return EXIT_CODE if is_interrupted else code
 
@@ -242,7 +242,7 @@ def _as_rank(options: argparse.Namespace, own: Launched) -> int:
     rank.measure()
     run, devices = gathered(meeting, own, options.patience, rank.missing)
     _keep(run, folder)
-    code = told(options, run, devices, [folder])
+    code = print_verdict(options, run, devices, [folder])
     _dismiss(meeting, "over", code, set(range(1, own.ranks)) - rank.missing)
     return code
 

@@ -175,6 +175,6 @@ def add_width_option(parser: argparse.ArgumentParser) -> None:
 
 def terminal_width(options: argparse.Namespace) -> int | None:
     """Columns of text that fit, None where all are to be shown: pipes and files take any width."""
-    if options.wide or not sys.stdout.isatty():
+    if getattr(options, "wide", True) or not sys.stdout.isatty():
         return None
     return shutil.get_terminal_size().columns

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict
 
 from mamf.cli.options import add_device_options
-from mamf.cli.terminal import say, say_lines
+from mamf.cli.printing import print_document
 from mamf.measurement import TERA
 from mamf.models.known_ceilings import KnownPeak, peak
 from mamf.plugins.discovery import open_backend
 from mamf.regimes.names import CEILINGS
-from mamf.report.text import WHY_UNKNOWN, significant
+from mamf.report.document import Answer, Document
+from mamf.report.text import WHY_UNKNOWN, rate_text, significant
 
 _EXAMPLES = """examples:
   mamf peak                                     sustained, of the first accelerator, in its own dtype
@@ -36,16 +36,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     backend = open_backend(options.backend or "auto", options.device or 0)
     known = peak(backend, options.dtype, options.regime, anyway=options.anyway)
-    if options.format == "json":
-        say_lines(json.dumps(asdict(known), indent=1) + "\n")
-    else:
-        say(_line(known))
-        say(known.told)
+    print_document(options, Document("Peak", [Answer([_line(known), known.told])], asdict(known)))
     return 0
 
 
 def _line(known: KnownPeak) -> str:
-    what = f"{known.device}, {known.dtype}, {known.regime or 'theoretical'}: {significant(known.tflops)} TFLOPS"
+    what = f"{known.device}, {known.dtype}, {known.regime or 'theoretical'}: {rate_text(known.tflops, 'TFLOPS')}"
     if known.interval is None:
         return what
     low, high = (significant(value / TERA) for value in (known.interval.low, known.interval.high))

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from mamf.api.reading import load_ceiling
 from mamf.ceilings.known import KnownCeiling, given_ceiling
-from mamf.cli.options import add_output_options, size, terminal_width
-from mamf.cli.terminal import say_lines, warn
+from mamf.cli.options import add_output_options, size
+from mamf.cli.printing import print_document
+from mamf.cli.terminal import warn
 from mamf.errors import MamfError, UsageError
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
@@ -25,7 +26,7 @@ from mamf.profiling.log import create_profile_log, write_profile
 from mamf.profiling.memory import MemoryWatch
 from mamf.profiling.profile import CeilingOf, Profile, profile_of
 from mamf.profiling.ranges import ModuleRanges
-from mamf.profiling.report import render_profile
+from mamf.profiling.report import profile_document
 from mamf.profiling.running import StepProfiler, is_reporting_rank, profile_script, run_script
 from mamf.profiling.traces import read_chrome_trace
 from mamf.regimes.names import BURST, SUSTAINED
@@ -167,7 +168,7 @@ def _log(options: argparse.Namespace, of: Path) -> Iterator[RunLogWriter | None]
 def _tell(options: argparse.Namespace, of: Path, profile: Profile, log: RunLogWriter | None) -> None:
     if log is not None:
         write_profile(log, profile)
-    say_lines(render_profile(options.format, of.name, profile, options.top, terminal_width(options)))
+    print_document(options, profile_document(of.name, profile, options.top))
 
 
 def _ceilings(options: argparse.Namespace, regime: str) -> CeilingOf:

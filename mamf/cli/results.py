@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 
 from mamf.cli.guard_file import read_guard_file
 from mamf.cli.options import Parser
+from mamf.cli.printing import print_document
 from mamf.cli.reading import reading
 from mamf.cli.terminal import say, say_lines, warn
 from mamf.contribution.collection import collect
@@ -22,6 +22,8 @@ from mamf.contribution.submission import free_place, prepare, write
 from mamf.contribution.tables import results_page
 from mamf.errors import MamfError, UsageError, first_line
 from mamf.files import write_whole
+from mamf.report.document import Answer, Column, Document, Lines, Table
+from mamf.report.text import counted
 
 _EXAMPLES = """examples:
   mamf results check run.jsonl                          a line a finding, exit code 1 if the log cannot be accepted
@@ -42,7 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "paths", type=Path, nargs="+", metavar="FILE", help="run logs, or a folder of them (warnings are only counted)"
     )
     check.add_argument("--strict", action="store_true", help="warnings count as errors")
-    check.add_argument("--format", choices=("text", "json"), default="text")
+    check.add_argument("--format", choices=("table", "json"), default="table", help="(default: table)")
     check.set_defaults(run=run_check, parser=check)
     submit = actions.add_parser("submit", help="check and scrub a log and put it into results/")
     submit.add_argument("log", type=Path, metavar="LOG")
@@ -84,13 +86,7 @@ def run_check(options: argparse.Namespace) -> int:
             _require_file(path)
             named.add(path)
             reviews += _reviews([path])
-    if options.format == "json":
-        say_lines(json.dumps([_as_json(found, options.strict) for found in reviews], indent=1) + "\n")
-    else:
-        for found in reviews:
-            # A folder's accepted logs would drown what is wrong with one of them.
-            _print_findings(found, options.strict, with_warnings=options.strict or found.path in named)
-        say(_count_line(reviews, options.strict))
+    print_document(options, _document(reviews, options.strict, named))
     return _REJECTED if any(found.is_rejected(options.strict) for found in reviews) else 0
 
 
@@ -145,48 +141,50 @@ def _require_file(path: Path) -> None:
         raise UsageError(f"cannot read {path}: {problem}")
 
 
-def _print_findings(found: Review, strict: bool, with_warnings: bool = True) -> None:
-    for finding in found.findings:
+def _document(reviews: Sequence[Review], strict: bool, named: Container[Path]) -> Document:
+    """``named``: logs whose warnings people see too; those of all logs in a folder would hide its errors."""
+    lines = [line for each in reviews for line in _finding_lines(each, strict, strict or each.path in named)]
+    logs: Table[Review] = Table(_columns(strict), reviews, key="logs")
+    return Document("Logs", [Lines(lines), logs, Answer([_count_line(reviews, strict)])])
+
+
+def _columns(strict: bool) -> list[Column[Review]]:
+    """For json; people read lines."""
+    return [
+        Column("path", "", lambda review: str(review.path)),
+        Column("tier", "", lambda review: review.tier),
+        Column("place", "", lambda review: review.place and review.place.as_posix()),
+        Column("accepted", "", lambda review: not review.is_rejected(strict)),
+        Column("unconfirmed", "", lambda review: review.unconfirmed or None),
+        Column("findings", "", lambda review: [_finding_record(each, strict) for each in review.findings]),
+    ]
+
+
+def _finding_record(finding: Finding, strict: bool) -> dict[str, object]:
+    level = "warning" if finding.is_warning and not strict else "error"
+    return {"rule": finding.rule, "level": level, "line": finding.line, "message": finding.message}
+
+
+def _finding_lines(review: Review, strict: bool = False, with_warnings: bool = True) -> list[str]:
+    """A line for each finding, and for figures that another card has to confirm."""
+    lines = []
+    for finding in review.findings:
         if with_warnings or not finding.is_warning:
-            say(_line(found.path, finding, strict))
-    if found.unconfirmed:
-        say(f"{found.path}: unconfirmed: {found.unconfirmed}")
-
-
-def _line(path: Path, finding: Finding, strict: bool) -> str:
-    place = str(path) if finding.line is None else f"{path}:{finding.line}"
-    return f"{place}: {'warning' if finding.is_warning and not strict else 'error'}: {finding.rule}: {finding.message}"
-
-
-def _as_json(found: Review, strict: bool) -> dict[str, object]:
-    return {
-        "path": str(found.path),
-        "tier": found.tier,
-        "place": None if found.place is None else found.place.as_posix(),
-        "accepted": not found.is_rejected(strict),
-        "unconfirmed": found.unconfirmed or None,
-        "findings": [
-            {
-                "rule": finding.rule,
-                "level": "warning" if finding.is_warning and not strict else "error",
-                "line": finding.line,
-                "message": finding.message,
-            }
-            for finding in found.findings
-        ],
-    }
+            place = f"{review.path}" if finding.line is None else f"{review.path}:{finding.line}"
+            lines.append("{place}: {level}: {rule}: {message}".format(place=place, **_finding_record(finding, strict)))
+    return lines + ([f"{review.path}: unconfirmed: {review.unconfirmed}"] if review.unconfirmed else [])
 
 
 def _count_line(reviews: Sequence[Review], strict: bool) -> str:
     tiers = Counter(found.tier or "unreadable" for found in reviews)
-    held = ", ".join(f"{tiers[tier]} {tier}" for tier in (*TIERS, "unreadable") if tiers[tier])
+    by_tier = ", ".join(f"{tiers[tier]} {tier}" for tier in (*TIERS, "unreadable") if tiers[tier])
     rejected = sum(found.is_rejected(strict) for found in reviews)
     unconfirmed = sum(bool(found.unconfirmed) for found in reviews)
     warnings = sum(finding.is_warning for found in reviews for finding in found.findings)
     counts = (
-        f"{len(reviews)} checked ({held}): " + (f"{rejected} rejected" if rejected else "all accepted"),
+        f"{len(reviews)} checked ({by_tier}): " + (f"{rejected} rejected" if rejected else "all accepted"),
         f"{unconfirmed} with unconfirmed figures" if unconfirmed else "",
-        f"{warnings} warning{'s' if warnings > 1 else ''}" if warnings else "",
+        counted(warnings, "warning") if warnings else "",
     )
     return ", ".join(filter(None, counts))
 
@@ -195,11 +193,12 @@ def run_submit(options: argparse.Namespace) -> int:
     root = _folder(options.results)
     _require_file(options.log)
     submission = prepare(options.log)
-    _print_findings(submission.review, strict=False)
+    for line in _finding_lines(submission.review):
+        say(line)
     for change in submission.changes:
         say(f"scrubbed: {change}")
     if submission.review.is_rejected():
-        warn(f"{options.log} is not submitted: mend what is called an error, or measure again")
+        warn(f"{options.log} is not submitted: fix the errors, or measure again")
         return _REJECTED
     target = free_place(submission, root)
     say(f"tier {submission.review.tier}; {len(submission.text.encode()) / 1e3:.0f} kB -> {target}")
@@ -230,8 +229,9 @@ def run_table(options: argparse.Namespace) -> int:
     logs, path = _logs_of_results(root), root / "README.md"
     for found in review_results(root, logs):
         if found.is_rejected():
-            _print_findings(found, strict=False, with_warnings=False)
-            raise UsageError(f"{found.path} cannot stand in a table: mend it or take it out")
+            for line in _finding_lines(found, with_warnings=False):
+                say(line)
+            raise UsageError(f"{found.path} cannot be in a table: fix or remove it")
     held = collect(root, logs)
     pages = {path: results_page(held)}
     if (ceilings := _contributed_file(root)).exists():

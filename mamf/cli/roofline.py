@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 from mamf.ceilings.roof import RoofPoint, Roofs, require_same_device
 from mamf.charts.plotting import draw, exists, file_type, save
 from mamf.charts.roofline import roofline_chart
-from mamf.cli.options import add_device_options, add_output_options, duration, terminal_width
+from mamf.cli.options import add_device_options, add_output_options, duration
+from mamf.cli.printing import note_stream, print_document
 from mamf.cli.reading import read_log
 from mamf.cli.resuming import flag
-from mamf.cli.terminal import say, say_lines, warn
+from mamf.cli.terminal import say, warn
 from mamf.errors import UsageError
 from mamf.files import create_whole, write_whole
 from mamf.logs.roofs import require_same_card, roofs_of_logs
@@ -25,7 +25,7 @@ from mamf.profiling.profile import Profile
 from mamf.profiling.roof import profile_points
 from mamf.regimes.names import CEILINGS
 from mamf.report import FORMATS
-from mamf.report.roofline import points_of, render_roofline
+from mamf.report.roofline import points_of, roofline_document
 from mamf.report.text import machine_line
 from mamf.report.tracelens import tracelens_arch
 
@@ -82,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
         roofs = roofs.only(options.regime)
     points = placed(given, roofs, options.anyway)
     head = [machine_line(logs[0].header), *other_cards(roofs, [*logs, *(each.log for each in given if each.log)])]
-    say_lines(rendered(options, roofs, points, head))
+    print_document(options, roofline_document(roofs, points, head, top=options.top))
     finish(options, roofs, points, logs[0].header)
     return 0
 
@@ -131,16 +131,6 @@ def other_cards(roofs: Roofs, logs: Iterable[RunLog]) -> list[str]:
     )
 
 
-def rendered(
-    options: argparse.Namespace,
-    roofs: Roofs,
-    points: Sequence[RoofPoint],
-    head: Sequence[str],
-    foot: Sequence[str] = (),
-) -> str:
-    return render_roofline(options.format, roofs, points, head, foot, options.top, terminal_width(options))
-
-
 def require_files(options: argparse.Namespace) -> None:
     """What is wrong with where things go is said before minutes pass. Raises UsageError."""
     if options.picture:
@@ -163,12 +153,7 @@ def finish(options: argparse.Namespace, roofs: Roofs, points: Sequence[RoofPoint
         content = json.dumps(tracelens_arch(roofs, header["device"]["memory_bytes"]), indent=4) + "\n"
         write = write_whole if options.overwrite else create_whole
         write(path, content.encode())
-        say(f"{options.export}: {path}", beside(options))
+        say(f"{options.export}: {path}", note_stream(options))
     if options.picture:
         save(draw(roofline_chart(roofs, points, header)), options.picture, options.overwrite)
-        say(f"figure: {options.picture}", beside(options))
-
-
-def beside(options: argparse.Namespace) -> TextIO:
-    """Where lines about files go: not between what another program reads."""
-    return sys.stdout if options.format in ("table", "markdown") else sys.stderr
+        say(f"figure: {options.picture}", note_stream(options))

@@ -18,7 +18,7 @@ from mamf.ceilings.search_plan import SearchPlan
 from mamf.cli.interruption import Interruption
 from mamf.cli.kernels_find import KernelsFindSession
 from mamf.cli.resuming import contradiction
-from mamf.cli.roofline import Given, finish, placed, rendered
+from mamf.cli.roofline import Given, finish, placed
 from mamf.cli.session import Resumed, measure
 from mamf.cli.terminal import say
 from mamf.errors import UsageError
@@ -32,6 +32,8 @@ from mamf.operations.matmul.selection import kernels_for
 from mamf.plans import DEFAULT_BUDGET_SECONDS, ROOFLINE, Plan
 from mamf.plugins.discovery import operation
 from mamf.regimes.names import CEILINGS
+from mamf.report.document import Answer, Document, Lines
+from mamf.report.roofline import roofline_document
 from mamf.report.text import end_line, machine_line
 
 #: Passes of a launch over arrays that the cache holds: the first comes from memory, and is a few percent of them.
@@ -184,14 +186,17 @@ class RooflineSession(KernelsFindSession):
         """Raises UsageError where nothing was confirmed."""
         return roofs_of(self.ceilings_found().values(), self.backend.info.cache_bytes)
 
-    def rendered(self, log: RunLog) -> str:
+    def document(self, log: RunLog) -> Document:
         head, foot = machine_line(log.header), end_line(log.summary)
         try:
             roofs = self.roofs()
         except UsageError:
             advice = "no ceiling was confirmed: --resume continues, a longer --budget leaves it more time"
-            return "\n".join([head, advice, foot]) + "\n"
-        return rendered(self.options, roofs, placed(self.given, roofs, self.options.anyway), [head], [foot])
+            return Document(
+                head, [Lines([head]), Answer([advice, foot])], {"header": log.header, "summary": log.summary}
+            )
+        points = placed(self.given, roofs, self.options.anyway)
+        return roofline_document(roofs, points, [head], [foot], self.options.top)
 
     def _report(self, log: RunLog) -> int:
         code = super()._report(log)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from mamf.cli.kernels_options import AnyOperation, asked_for, problems_from, shapes_from
 from mamf.cli.launch_options import add_what_options, operation_asked_for, with_shapes_of_sizes
 from mamf.cli.options import add_device_options, size
-from mamf.cli.terminal import say, say_lines
+from mamf.cli.printing import print_document
 from mamf.engine.launching import Launched, Launching, launch_in_window
 from mamf.errors import UsageError
 from mamf.kernel import AnyKernel
@@ -19,7 +18,8 @@ from mamf.measurement import TERA
 from mamf.plugins.discovery import open_backend
 from mamf.plugins.selection import chosen_kernels
 from mamf.profiling.running import device_kernels_of
-from mamf.report.text import significant
+from mamf.report.document import Answer, Document
+from mamf.report.text import rate_text, significant
 from mamf.work import Work
 
 #: Further launches that are held to one another.
@@ -72,13 +72,10 @@ def run(options: argparse.Namespace) -> int:
     watch = device_kernels_of if options.kernel_names else None
     asked = Launching(options.launches, not options.no_verify, watch, _REPEATS if options.determinism else 0)
     launched = launch_in_window(kernel, problem, shape, backend, asked)
-    if options.format == "json":
-        say(json.dumps(_record(of, kernel, problem, shape, launched)))
-        return 0
-    say(f"{kernel.name} {shape} on {backend.info.name} ({backend.name}:{backend.index}): {_words(of, problem)}")
-    say_lines("".join(f"{line}\n" for line in _lines(launched, problem.work(shape))))
-    if options.determinism:
-        say(_DETERMINISM[launched.is_deterministic])
+    title = f"{kernel.name} {shape} on {backend.info.name} ({backend.name}:{backend.index}): {_words(of, problem)}"
+    lines = [title, *_lines(launched, problem.work(shape))]
+    lines += [_DETERMINISM[launched.is_deterministic]] if options.determinism else []
+    print_document(options, Document(title, [Answer(lines)], _record(of, kernel, problem, shape, launched)))
     return 0
 
 
@@ -101,7 +98,7 @@ def _lines(launched: Launched, work: Work) -> Iterator[str]:
         yield f"verified: relative error {verdict.error:.2g}, at most {verdict.tolerance:.2g} is right"
     yield f"prepared in {launched.preparing_seconds:.2f} s: operands, compilation, tuning and the first launch"
     seconds = statistics.median(launched.seconds)
-    rate = f"{significant(seconds * 1e3)} ms, {significant(work.amount / seconds / TERA)} {work.unit}"
+    rate = f"{significant(seconds * 1e3)} ms, {rate_text(work.amount / seconds / TERA, work.unit)}"
     if len(launched.seconds) == 1:
         yield f"launched once: {rate}; a single launch is no measurement ('mamf sweep' makes one)"
     else:

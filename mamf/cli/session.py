@@ -14,11 +14,12 @@ from typing import Any, NamedTuple, TypeVar
 
 from mamf.backend import Advice, Backend
 from mamf.cli.interruption import EXIT_CODE, Interruption
-from mamf.cli.options import duration, terminal_width
+from mamf.cli.options import duration
+from mamf.cli.printing import note_stream, print_document
 from mamf.cli.progress import Progress
 from mamf.cli.resuming import asks_for_plan, reopened, require_kind, require_same_plan
 from mamf.cli.sharing import ALL, asked_devices, first_opened, found_devices, opened_pool, require_same_devices
-from mamf.cli.terminal import say, say_lines, warn
+from mamf.cli.terminal import say, warn
 from mamf.errors import MamfError, PluginError, RunLogError, RunLogWriteError, UsageError
 from mamf.kinds.kind import AnyCeilings, View
 from mamf.kinds.registry import kind_of
@@ -37,6 +38,7 @@ from mamf.node.pool import DevicePool
 from mamf.node.sharing import SharedSweep
 from mamf.plans import Plan
 from mamf.plugins.discovery import open_backend
+from mamf.report.document import Document
 from mamf.strategies.kernels import KernelsSweep
 from mamf.strategies.shapes import Sweep
 
@@ -212,12 +214,12 @@ class Session(ABC):
         """Steps of the plan that no row answers yet."""
         return 0
 
-    def rendered(self, log: RunLog) -> str:
-        """The report of the log in the format asked for."""
-        return kind_of(log.plan).render(log, self.view())
+    def document(self, log: RunLog) -> Document:
+        """The report of the log."""
+        return kind_of(log.plan).document(log, self.view())
 
     def view(self) -> View:
-        return View(self.options.format, self.options.top, terminal_width(self.options))
+        return View(self.options.top)
 
     def before_measuring(self, writer: RunLogWriter) -> None:
         """Told where records go, before the first measurement."""
@@ -339,9 +341,9 @@ class Session(ABC):
         """Print what the log holds, so that 'mamf show' prints the same."""
         code = 0
         try:
-            say_lines(self.rendered(log))
+            print_document(self.options, self.document(log))
         except PluginError as error:  # of an operation's own columns: what was measured stands in the log
             warn(str(error))
             code = error.exit_code
-        say(f"log: {log.path}", sys.stdout if self.options.format in ("table", "markdown") else sys.stderr)
+        say(f"log: {log.path}", note_stream(self.options))
         return code

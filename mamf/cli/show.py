@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mamf.cli.options import add_output_options, terminal_width
+from mamf.cli.options import add_output_options
+from mamf.cli.printing import print_document
 from mamf.cli.reading import as_file, read_log, reading
 from mamf.cli.roofs import add_roof_option, given_roofs
-from mamf.cli.terminal import say_lines
 from mamf.counters.log import counted_in
-from mamf.counters.report import render_counters
+from mamf.counters.report import counters_document
 from mamf.errors import UsageError
 from mamf.kinds.kind import View
 from mamf.kinds.registry import kind_of
@@ -19,9 +19,10 @@ from mamf.logs.roofs import require_same_card
 from mamf.logs.run_log import RunLog
 from mamf.plans import SWEEP
 from mamf.profiling.log import read_profile_or_none
-from mamf.profiling.report import render_profile
+from mamf.profiling.report import profile_document
 from mamf.report import FORMATS
-from mamf.report.imported import render_legacy
+from mamf.report.document import Document
+from mamf.report.imported import finder_document
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -39,23 +40,20 @@ def run(options: argparse.Namespace) -> int:
 def _shown(path: Path, options: argparse.Namespace) -> int:
     with reading([path]) as seen:
         imported = read_legacy_or_none(path, seen)
-    if imported is not None:
-        say_lines(render_legacy(options.format, imported, options.top))
-        return 0
+    print_document(options, finder_document(imported, options.top) if imported else _document(path, options))
+    return 0
+
+
+def _document(path: Path, options: argparse.Namespace) -> Document:
     if (profiled := read_profile_or_none(path)) is not None:
-        say_lines(render_profile(options.format, *profiled, options.top, terminal_width(options)))
-        return 0
+        return profile_document(*profiled, options.top)
     log, roofs = read_log(path), given_roofs(options)
-    view = View(options.format, options.top, terminal_width(options), roofs)
     if roofs is not None:
         require_rows(log)
         require_same_card(log, roofs)
     if log.counter_records:
-        rows, counted = log.measurements, counted_in(log)
-        say_lines(render_counters(options.format, rows, counted, log.header, log.summary, view.width))
-    else:
-        say_lines(kind_of(log.plan).render(log, view))
-    return 0
+        return counters_document(log.measurements, counted_in(log), log.header, log.summary)
+    return kind_of(log.plan).document(log, View(options.top, roofs))
 
 
 def require_rows(log: RunLog) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from mamf.contribution.collection import (
@@ -19,11 +19,14 @@ from mamf.contribution.collection import (
     leaders,
 )
 from mamf.contribution.confirming import Entry, part_confirmed, shortened
-from mamf.machine.peaks import find_peak
+from mamf.machine.peaks import Peak, find_peak
 from mamf.measurement import TERA
-from mamf.report.kernels import title as problem_title
-from mamf.report.own_ceilings import share_of
-from mamf.report.text import DASH, interval_cell, markdown, significant, whole
+from mamf.operations.attention.shapes import AttentionShape
+from mamf.report.columns import sensor_columns
+from mamf.report.document import Column, Table
+from mamf.report.formats.markdown import table_text
+from mamf.report.own_ceilings import problem_title, share_of
+from mamf.report.text import interval_cell, significant
 from mamf.statistics import CONFIDENCE, Interval
 from mamf.text import Markup, markdown_line, markdown_text
 
@@ -41,56 +44,13 @@ first of a model that no verified datasheet bounds: it stands apart until anothe
 tiers that are never ranked together: complete (what is not labelled), interrupted, and legacy (mamf-finder's own, which
 hold no samples and no checks).
 """
-_CEILING_COLUMNS = (
-    "regime",
-    "accelerator",
-    "TFLOPS",
-    "interval",
-    "MxNxK",
-    "kernel",
-    "of the dense peak",
-    "MHz",
-    "W",
-    "J/TFLOP",
-    "by",
-    "all",
-    "software",
-    "date",
-    "log",
-)
-_ATTENTION_COLUMNS = (
-    "accelerator",
-    "dtype",
-    "regime",
-    "pass",
-    "d",
-    "mask",
-    "kernel",
-    "MAMFU",
-    "TFLOPS",
-    "shape",
-    "date",
-    "log",
-)
-_KERNEL_COLUMNS = ("accelerator", "problem", "rate", "interval", "of the peak", "shape", "kernel", "date", "log")
-_LEGACY_COLUMNS = ("accelerator", "dtype", "version", "figure", "TFLOPS", "MxNxK", "shapes", "run", "date", "log")
-_UNCONFIRMED = "## Unconfirmed: ranked with none until a second submitter confirms it"
-_UNCONFIRMED_COLUMNS = ("accelerator", "why it is unconfirmed", "date", "log")
-_LEFT = {
-    "why it is unconfirmed",
-    "regime",
-    "accelerator",
-    "kernel",
-    "software",
-    "dtype",
-    "pass",
-    "mask",
-    "figure",
-    "version",
-    "by",
-    "run",
-    "problem",
-}
+
+_UNCONFIRMED = "Unconfirmed: ranked with none until a second submitter confirms it"
+_LEGACY = "Legacy: mamf-finder's own figures, as it printed them, of unchecked products"
+_CUT = ("interrupted", ", tier interrupted")
+RowT = TypeVar("RowT")
+#: The best ceiling, with those that it leads.
+Leader = tuple[CeilingEntry, Sequence[CeilingEntry]]
 
 
 @dataclass
@@ -115,68 +75,83 @@ def results_page(collection: Collection) -> str:
     kernels, doubted_kernels = part_confirmed(collection.kernels)
     complete = [entry for entry in ceilings if entry.tier == "complete"]
     for dtype in sorted({entry.dtype for entry in complete}):
-        parts.append(
-            _ceilings(f"## {markdown_text(dtype)}", [entry for entry in complete if entry.dtype == dtype], notes)
-        )
-    finished = [entry for entry in attention if entry.tier == "complete"]
-    parts.append(_attention("## Attention: the best kernel by share of the measured ceiling (MAMFU)", finished))
-    unfinished = [entry for entry in attention if entry.tier == "interrupted"]
-    parts.append(_attention("## Attention, tier interrupted", unfinished))
-    for tier, more in (("complete", ""), ("interrupted", ", tier interrupted")):
+        parts.append(_ceilings(markdown_text(dtype), [entry for entry in complete if entry.dtype == dtype], notes))
+    for tier, more in (("complete", ": the best kernel by share of the measured ceiling (MAMFU)"), _CUT):
+        best = best_attention(entry for entry in attention if entry.tier == tier)
+        parts.append(_section(f"Attention{more}", attention_columns(), best))
+    for tier, more in (("complete", ""), _CUT):
         kept = best_kernels(entry for entry in kernels if entry.tier == tier)
         for name in dict.fromkeys(entry.row.operation for entry in kept):
             parts.append(
-                _kernels(f"## {markdown_text(name)}{more}", [each for each in kept if each.row.operation == name])
+                _kernels(f"{markdown_text(name)}{more}", [each for each in kept if each.row.operation == name])
             )
     cut = [entry for entry in ceilings if entry.tier == "interrupted"]
-    parts.append(_ceilings("## Tier interrupted: what is best may never have been tried", cut, notes, with_dtype=True))
+    parts.append(_ceilings("Tier interrupted: the best shape may never have been tried", cut, notes, with_dtype=True))
     parts.append(_unconfirmed([*doubted_ceilings, *doubted_attention, *doubted_kernels]))
     parts.append(_legacy(collection.legacy))
     return "\n".join(filter(None, [*parts, notes.lines()]))
 
 
+def _section(title: str, columns: Sequence[Column[RowT]], rows: Sequence[RowT], above: str = "") -> str:
+    """A table below its title; nothing without rows."""
+    return f"## {title}\n\n{above}{table_text(Table(columns, rows))}" if rows else ""
+
+
 def _ceilings(title: str, entries: Sequence[CeilingEntry], notes: Footnotes, with_dtype: bool = False) -> str:
-    if not entries:
-        return ""
-    found = leaders(entries)
-    rows = [([entry.dtype] if with_dtype else []) + _ceiling_cells(entry, kind, notes) for entry, kind in found]
-    columns = (("dtype",) if with_dtype else ()) + _CEILING_COLUMNS
-    return f"{title}\n\n{markdown(columns, rows, _LEFT)}"
+    columns = ceiling_columns(notes)
+    return _section(title, columns if with_dtype else columns[1:], leaders(entries) if entries else [])
 
 
-def _ceiling_cells(entry: CeilingEntry, kind: Sequence[CeilingEntry], notes: Footnotes) -> list[str]:
-    clock, joules = entry.conditions.clock_hz, entry.joules_per_tflop
-    figures = sorted(each.tflops for each in kind)
-    span = f"{len(kind)}: {significant(figures[0])} to {significant(figures[-1])}" if len(kind) > 1 else "1"
-    has_none = entry.low is None or entry.high is None
-    interval = DASH if has_none else interval_cell(Interval(entry.low or 0.0, entry.high or 0.0, CONFIDENCE))
+def text_column(title: str, read: Callable[[RowT], object]) -> Column[RowT]:
+    return Column("", title, read, str, left=True)
+
+
+def origin_columns(read: Callable[[Any], Entry] = lambda entry: entry) -> list[Column[Any]]:
+    """The day of the run, and its log."""
     return [
-        entry.regime,
-        entry.device,
-        Markup(f"**{significant(entry.tflops)}**"),
-        interval,
-        entry.shape,
-        entry.kernel,
-        _share_of_peak(entry, notes),
-        whole(clock and clock / 1e6),
-        whole(entry.conditions.watts),
-        DASH if joules is None else f"{joules:#.3g}",
-        "find" if entry.is_confirmed else "sweep",
-        span,
-        software(entry.header),
-        entry.header["started"][:10],
-        link(entry.place),
+        Column("", "date", lambda row: read(row).header["started"][:10]),
+        Column("", "log", lambda row: link(read(row).place), Markup),
     ]
 
 
-def _share_of_peak(entry: CeilingEntry, notes: Footnotes) -> str:
+def ceiling_columns(notes: Footnotes) -> list[Column[Leader]]:
+    """Of the best ceiling of an accelerator, with those of its other logs."""
+
+    def share(peak: tuple[CeilingEntry, Peak]) -> str:
+        entry, its = peak
+        note = notes.mark(f"{its.origin}, {its.dtype}, dense {its.flops / TERA:g} TFLOPS: {its.source}")
+        return Markup(f"{100 * entry.tflops * TERA / its.flops:.1f} % of {its.flops / TERA:g}{note}")
+
+    return [
+        text_column("dtype", lambda row: row[0].dtype),
+        text_column("regime", lambda row: row[0].regime),
+        text_column("accelerator", lambda row: row[0].device),
+        Column("", "TFLOPS", lambda row: row[0].tflops, lambda rate: Markup(f"**{significant(rate)}**")),
+        Column("", "interval", lambda row: _interval(row[0]), interval_cell),
+        Column("", "MxNxK", lambda row: row[0].shape),
+        text_column("kernel", lambda row: row[0].kernel),
+        Column("", "of the dense peak", lambda row: _peak(row[0]), share),
+        *sensor_columns(lambda row: row[0].conditions),
+        Column("", "J/TFLOP", lambda row: row[0].joules_per_tflop, "{:#.3g}".format),
+        text_column("by", lambda row: "find" if row[0].is_confirmed else "sweep"),
+        Column("", "all", lambda row: _span([each.tflops for each in row[1]])),
+        text_column("software", lambda row: software(row[0].header)),
+        *origin_columns(lambda row: row[0]),
+    ]
+
+
+def _interval(entry: CeilingEntry) -> Interval | None:
+    return None if entry.low is None or entry.high is None else Interval(entry.low, entry.high, CONFIDENCE)
+
+
+def _span(rates: Sequence[float]) -> str:
+    return f"{len(rates)}: {significant(min(rates))} to {significant(max(rates))}" if len(rates) > 1 else "1"
+
+
+def _peak(entry: CeilingEntry) -> tuple[CeilingEntry, Peak] | None:
     device = entry.header["device"]
-    dtype = entry.dtype.partition(",")[0]
-    peak = find_peak(device["name"], dtype, device["compute_units"])
-    if peak is None:
-        return DASH
-    note = notes.mark(f"{peak.origin}, {peak.dtype}, dense {peak.flops / TERA:g} TFLOPS: {peak.source}")
-    return Markup(f"{100 * entry.tflops * TERA / peak.flops:.1f} % of {peak.flops / TERA:g}{note}")
+    peak = find_peak(device["name"], entry.dtype.partition(",")[0], device["compute_units"])
+    return None if peak is None else (entry, peak)
 
 
 def software(header: Mapping[str, Any]) -> str:
@@ -187,91 +162,80 @@ def software(header: Mapping[str, Any]) -> str:
     return ", ".join([*texts, *([f"driver {device['driver']}"] if device.get("driver") else [])])
 
 
-def _attention(title: str, entries: Iterable[AttentionEntry]) -> str:
-    rows = [_attention_cells(entry) for entry in best_attention(entries)]
-    return f"{title}\n\n{markdown(_ATTENTION_COLUMNS, rows, _LEFT)}" if rows else ""
-
-
-def _attention_cells(entry: AttentionEntry) -> list[str]:
-    row = entry.row
-    window = "" if row.shape.window is None else f", window {row.shape.window}"
+def attention_columns() -> list[Column[AttentionEntry]]:
     return [
-        entry.device,
-        row.problem.dtype,
-        row.regime,
-        row.problem.direction,
-        str(row.shape.head_dim),
-        ("causal" if row.shape.causal else "full") + window,
-        row.kernel,
-        Markup(f"**{100 * entry.share:.1f} %**"),
-        significant(row.tflops(row.figure)),
-        str(row.shape),
-        entry.header["started"][:10],
-        link(entry.place),
+        text_column("accelerator", lambda entry: entry.device),
+        text_column("dtype", lambda entry: entry.row.problem.dtype),
+        text_column("regime", lambda entry: entry.row.regime),
+        text_column("pass", lambda entry: entry.row.problem.direction),
+        Column("", "d", lambda entry: entry.row.shape.head_dim),
+        text_column("mask", lambda entry: _mask(entry.row.shape)),
+        text_column("kernel", lambda entry: entry.row.kernel),
+        Column("", "MAMFU", lambda entry: entry.share, lambda share: Markup(f"**{100 * share:.1f} %**")),
+        Column("", "TFLOPS", lambda entry: entry.row.tflops(entry.row.figure), significant),
+        Column("", "shape", lambda entry: entry.row.shape),
+        *origin_columns(),
     ]
+
+
+def _mask(shape: AttentionShape) -> str:
+    return ("causal" if shape.causal else "full") + ("" if shape.window is None else f", window {shape.window}")
 
 
 def _kernels(title: str, entries: Sequence[KernelEntry]) -> str:
     works = dict.fromkeys((entry.row.work.unit, entry.row.work.convention) for entry in entries)
-    counts = [markdown_line(f"{unit}: {convention}.") for unit, convention in works]
-    rows = [_kernel_cells(entry) for entry in entries]
-    return f"{title}\n\n{' '.join(counts)}\n\n{markdown(_KERNEL_COLUMNS, rows, _LEFT)}"
+    counts = " ".join(markdown_line(f"{unit}: {convention}.") for unit, convention in works)
+    return _section(title, kernel_columns(), entries, f"{counts}\n\n")
 
 
-def _kernel_cells(entry: KernelEntry) -> list[str]:
-    row, interval, unit = entry.row, entry.interval, entry.row.work.unit
-    share = share_of(entry.rate, row.problem, entry.header)
+def _bold_rate(entry: KernelEntry) -> str:
+    return f"**{significant(entry.rate)}** {markdown_text(entry.row.work.unit)}"
+
+
+def kernel_columns() -> list[Column[KernelEntry]]:
+    def share(entry: KernelEntry) -> float | None:
+        return share_of(entry.rate, entry.row.problem, entry.header)
+
     return [
-        entry.device,
-        problem_title(row),
-        Markup(f"**{significant(entry.rate)}** {markdown_text(unit)}"),
-        interval_cell(interval),
-        DASH if share is None else f"{100 * share:.1f} %",
-        str(row.shape),
-        row.kernel,
-        entry.header["started"][:10],
-        link(entry.place),
+        text_column("accelerator", lambda entry: entry.device),
+        text_column("problem", lambda entry: problem_title(entry.row.regime, entry.row.problem)),
+        Column("", "rate", _bold_rate, Markup),
+        Column("", "interval", lambda entry: entry.interval, interval_cell),
+        Column("", "of the peak", share, lambda share: f"{100 * share:.1f} %"),
+        Column("", "shape", lambda entry: entry.row.shape),
+        text_column("kernel", lambda entry: entry.row.kernel),
+        *origin_columns(),
     ]
 
 
 def _unconfirmed(entries: Iterable[tuple[Entry, str]]) -> str:
-    """A line for each log with figures that are ranked with none."""
-    reasons: dict[Path, tuple[dict[str, Any], list[str]]] = {}
+    """A line for each log with figures that are not ranked."""
+    reasons: dict[Path, tuple[Entry, list[str]]] = {}
     for entry, reason in entries:
-        reasons.setdefault(entry.place, (entry.header, []))[1].append(reason)
-    rows = [
-        [header["device"]["name"], shortened(found), header["started"][:10], link(place)]
-        for place, (header, found) in sorted(reasons.items())
+        reasons.setdefault(entry.place, (entry, []))[1].append(reason)
+    columns: list[Column[tuple[Entry, list[str]]]] = [
+        text_column("accelerator", lambda row: row[0].header["device"]["name"]),
+        text_column("why it is unconfirmed", lambda row: shortened(row[1])),
+        *origin_columns(lambda row: row[0]),
     ]
-    return f"{_UNCONFIRMED}\n\n{markdown(_UNCONFIRMED_COLUMNS, rows, _LEFT)}" if rows else ""
+    return _section(_UNCONFIRMED, columns, [reasons[place] for place in sorted(reasons)])
 
 
 def _legacy(entries: Iterable[LegacyEntry]) -> str:
     ordered = sorted(entries, key=lambda entry: (entry.run.device or "", entry.run.dtype or "", str(entry.place)))
-    rows = [cells for entry in ordered for cells in _legacy_rows(entry)]
-    if not rows:
-        return ""
-    title = "## Legacy: mamf-finder's own figures, as it printed them, of unchecked products"
-    return f"{title}\n\n{markdown(_LEGACY_COLUMNS, rows, _LEFT)}"
-
-
-def _legacy_rows(entry: LegacyEntry) -> list[list[str]]:
-    run = entry.run
-    return [
-        [
-            run.device or "unknown",
-            run.dtype or "unknown",
-            f"mamf-finder {run.version or 'of unknown version'}",
-            name if run.is_complete else f"{name} (of scouts)",
-            significant(best.tflops[name]),
-            str(best.shape) if best.shape else "unknown",
-            str(run.tried) if run.tried is not None else "unknown",
-            "complete" if run.is_complete else "interrupted",
-            run.started[:10] if run.started else "unknown",
-            link(entry.place),
-        ]
-        for name, best in run.best.items()
+    columns: list[Column[tuple[LegacyEntry, str]]] = [
+        text_column("accelerator", lambda row: row[0].run.device or "unknown"),
+        text_column("dtype", lambda row: row[0].run.dtype or "unknown"),
+        text_column("version", lambda row: f"mamf-finder {row[0].run.version or 'of unknown version'}"),
+        text_column("figure", lambda row: row[1] if row[0].run.is_complete else f"{row[1]} (of scouts)"),
+        Column("", "TFLOPS", lambda row: row[0].run.best[row[1]].tflops[row[1]], significant),
+        Column("", "MxNxK", lambda row: row[0].run.best[row[1]].shape or "unknown"),
+        Column("", "shapes", lambda row: "unknown" if row[0].run.tried is None else row[0].run.tried),
+        text_column("run", lambda row: "complete" if row[0].run.is_complete else "interrupted"),
+        Column("", "date", lambda row: row[0].run.started[:10] if row[0].run.started else "unknown"),
+        Column("", "log", lambda row: link(row[0].place), Markup),
     ]
+    return _section(_LEGACY, columns, [(entry, name) for entry in ordered for name in entry.run.best])
 
 
 def link(place: Path) -> Markup:

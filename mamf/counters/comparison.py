@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +14,11 @@ from mamf.logs.compare import Pair
 from mamf.logs.entries import Entry
 from mamf.logs.known import operation_called
 from mamf.logs.run_log import RunLog
-from mamf.report.text import csv_text, drawing, prose
+from mamf.report.columns import interval_columns
+from mamf.report.comparison import difference_lines, ratio_interval_cell
+from mamf.report.document import Answer, Block, Column, Document, Lines, Table, columns_from
+from mamf.report.text import counted
 from mamf.statistics import Interval
-
-_COLUMNS = ("kernel", "shape", "A cycles", "B cycles", "B/A", "interval", "verdict")
-_LEFT = ("kernel", "shape", "interval", "verdict")
 
 
 @dataclass(frozen=True)
@@ -92,62 +91,51 @@ def _key(counts: Counts) -> tuple[str, Any, str]:
     return counts.kernel, counts.problem, str(counts.shape)
 
 
-def render_counter_pairs(format: str, comparison: CounterComparison, tolerance: float, width: int | None = None) -> str:
-    """In one of mamf.report.FORMATS."""
-    rows = [_flat(pair, tolerance) for pair in comparison.pairs]
-    if format == "csv":
-        return csv_text(rows)
-    if format == "json":
-        logs = {"a": str(comparison.a.path), "b": str(comparison.b.path)}
-        return json.dumps({**logs, "tolerance": tolerance, "rows": rows, "alone": comparison.alone}, indent=2) + "\n"
-    drawn = drawing(format, width)(_COLUMNS, [_cells(pair, tolerance) for pair in comparison.pairs], _LEFT)
-    return f"{prose(_title(comparison, tolerance), format)}\n{drawn}\n{prose(_end(comparison), format)}"
+def counters_comparison_document(comparison: CounterComparison, tolerance: float) -> Document:
+    """``tolerance``: the share by which a kernel may take more cycles."""
+    slower = len(comparison.regressions(tolerance))
+    alone = f"; {comparison.alone} counted in one log alone" if comparison.alone else ""
+    pairs = counted(len(comparison.pairs), "row")
+    blocks: list[Block] = [
+        Lines(_title(comparison, tolerance)),
+        Table(pair_columns(comparison.pairs, tolerance), comparison.pairs),
+        Answer([f"{pairs}{alone}; {slower or 'none'} with more cycles by more than {100 * tolerance:g} %"]),
+    ]
+    data = {"a": str(comparison.a.path), "b": str(comparison.b.path), "tolerance": tolerance}
+    return Document("Two logs of counters", blocks, {**data, "alone": comparison.alone})
 
 
 def _title(comparison: CounterComparison, tolerance: float) -> list[str]:
     logs = zip("AB", (comparison.a, comparison.b), strict=True)
-    lines = [f"{name}: {log.path}, {log.header['device']['name']}" for name, log in logs]
-    for what, differences in (
-        ("not comparable, compared anyway: ", comparison.forced),
-        ("the runs differ in ", comparison.noted),
-    ):
-        if differences:
-            lines.append(what + ", ".join(map(str, differences)))
-    return [*lines, f"B/A below 1: B takes fewer cycles; SAME: the interval is within 1 +- {100 * tolerance:g} %"]
-
-
-def _end(comparison: CounterComparison) -> list[str]:
-    alone = f"; {comparison.alone} counted in one log alone" if comparison.alone else ""
-    pairs = "row" if len(comparison.pairs) == 1 else "rows"
-    return [f"{len(comparison.pairs)} {pairs}{alone}"]
-
-
-def _flat(pair: CounterPair, tolerance: float) -> dict[str, Any]:
-    of, interval = operation_called(pair.a.problem.operation), pair.interval
-    return {
-        "operation": of.name,
-        **of.problem_record(pair.a.problem),
-        "kernel": pair.a.kernel,
-        "shape": str(pair.a.shape),
-        "cycles_a": pair.a.median_cycles,
-        "cycles_b": pair.b.median_cycles,
-        "ratio": pair.ratio,
-        "ratio_interval_low": interval.low,
-        "ratio_interval_high": interval.high,
-        "coverage_at_least": interval.coverage,
-        "verdict": pair.verdict(tolerance),
-        "is_regression": pair.is_regression(tolerance),
-    }
-
-
-def _cells(pair: CounterPair, tolerance: float) -> list[str]:
-    of, interval = operation_called(pair.a.problem.operation), pair.interval
     return [
-        pair.a.kernel,
-        " ".join([str(pair.a.shape), pair.a.problem.dtype, *of.words(pair.a.problem)]),
-        f"{pair.a.median_cycles:,.0f}",
-        f"{pair.b.median_cycles:,.0f}",
-        f"{pair.ratio:.4f}",
-        f"{interval.low:.4f} to {interval.high:.4f}",
-        pair.verdict(tolerance),
+        *(f"{name}: {log.path}, {log.header['device']['name']}" for name, log in logs),
+        *difference_lines("not comparable, compared anyway: ", comparison.forced),
+        *difference_lines("the runs differ in ", comparison.noted),
+        f"B/A below 1: B takes fewer cycles; SAME: the interval is within 1 +- {100 * tolerance:g} %",
     ]
+
+
+def pair_columns(pairs: Sequence[CounterPair], tolerance: float) -> list[Column[CounterPair]]:
+    return [
+        Column("operation", "", lambda pair: pair.a.problem.operation),
+        Column("kernel", "kernel", lambda pair: pair.a.kernel, left=True),
+        Column("shape", "shape", lambda pair: str(pair.a.shape), left=True),
+        Column("", "problem", lambda pair: " ".join(_words(pair)), importance=3, left=True),
+        *columns_from(pairs, _problem_record, titled=False),
+        Column("cycles_a", "A cycles", lambda pair: pair.a.median_cycles, "{:,.0f}".format, 1),
+        Column("cycles_b", "B cycles", lambda pair: pair.b.median_cycles, "{:,.0f}".format, 1),
+        Column("ratio", "B/A", lambda pair: pair.ratio, "{:.4f}".format),
+        *interval_columns(lambda pair: pair.interval, "ratio_interval_{}", ratio_interval_cell),
+        Column("coverage_at_least", "", lambda pair: pair.interval.coverage),
+        Column("verdict", "verdict", lambda pair: pair.verdict(tolerance), left=True),
+        Column("is_regression", "", lambda pair: pair.is_regression(tolerance)),
+    ]
+
+
+def _words(pair: CounterPair) -> list[str]:
+    problem = pair.a.problem
+    return [problem.dtype, *operation_called(problem.operation).words(problem)]
+
+
+def _problem_record(pair: CounterPair) -> Mapping[str, object]:
+    return operation_called(pair.a.problem.operation).problem_record(pair.a.problem)

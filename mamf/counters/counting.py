@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -82,13 +83,12 @@ def _cycles(launches: Sequence[Sequence[DeviceKernel]]) -> tuple[float, ...]:
 
 def said_by_run(output: str) -> dict[str, Any]:
     """What ``mamf run`` says beside its times; nothing where it did not come to its end."""
-    for line in output.splitlines():
-        if line.startswith("{"):
-            try:
-                told = json.loads(line)
-                return {name: told[name] for name in ("preparing_seconds", "is_deterministic")}
-            except (KeyError, TypeError, ValueError):
-                continue
+    for begin in re.finditer("^{", output, re.MULTILINE):
+        try:
+            record, _ = json.JSONDecoder().raw_decode(output, begin.start())
+            return {name: record[name] for name in ("preparing_seconds", "is_deterministic")}
+        except (KeyError, TypeError, ValueError):
+            continue
     return {}
 
 

@@ -1,12 +1,12 @@
-"""Counters as table, csv, json and markdown: a line a launch, one for each of its kernels, and what bounds it."""
+"""Hardware counters: a row for each launch, one for each of its device kernels, and what bounds it."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple
 
-from mamf.counters.bounds import bound, short_name
+from mamf.counters.bounds import Bound, bound, short_name
 from mamf.counters.counts import Counts, DeviceKernel
 from mamf.counters.log import Counted, step_of
 from mamf.counters.metrics import (
@@ -24,201 +24,221 @@ from mamf.counters.ranking import disagreements
 from mamf.counters.roofs import COMPUTE, Roof
 from mamf.logs.known import operation_called
 from mamf.measurement import TERA, Measurement
+from mamf.report.columns import interval_columns, rate_column
+from mamf.report.document import Answer, Block, Column, Document, Lines, Table, columns_from
 from mamf.report.own_ceilings import problem_title
-from mamf.report.text import DASH, by_column, csv_text, drawing, end_line, machine_line, prose, significant, told_once
+from mamf.report.text import end_line, machine_line, rate_text
 
-_LEFT = ("kernel", "limited by", "ran")
 PREPARING, DETERMINISM, CONFIGURATION = "preparing", "determinism", "configuration"
-#: What a table has where it is asked for; csv and json have it always.
+#: Columns that tables have on request; csv and json always have them.
 COLUMNS = (PREPARING, DETERMINISM, CONFIGURATION)
 
 
-def render_counters(
-    format: str,
+class Line(NamedTuple):
+    """A launch, or a device kernel of it. ``kernel``: its counters, for a launch in sum; empty without counts.
+    ``launch``: the counts, in the row of a counted launch. ``first``: the cycles of the first kernel, which others are
+    relative to. ``reason``: why a launch was not counted. ``bound``: what bounds a counted launch.
+    """
+
+    row: Measurement
+    kernel: DeviceKernel
+    is_launch: bool = True
+    launch: Counts | None = None
+    first: float | None = None
+    reason: str = ""
+    bound: Bound | None = None
+
+    @property
+    def cycles(self) -> float | None:
+        return self.launch.median_cycles if self.launch else self.kernel.cycles
+
+
+_NO_COUNTS = DeviceKernel("", "", "", {})
+
+
+def counters_document(
     rows: Sequence[Measurement],
     counted: Counted,
     header: Mapping[str, Any],
     summary: Mapping[str, Any] | None,
-    width: int | None = None,
     columns: Collection[str] = (),
-) -> str:
-    """A run in one of mamf.report.FORMATS. ``rows``: its bursts. ``width``: of the terminal, None for all columns;
-    ``columns``: of COLUMNS, in tables too.
-    """
+) -> Document:
     steps = {step_of(row): row for row in rows if not row.is_reference}
-    if format == "csv":
-        return csv_text(flat_rows(steps, counted))
-    if format == "json":
-        told = {"roofs": [vars(roof) for roof in counted.roofs], "counters": flat_rows(steps, counted)}
-        return json.dumps({"header": header, **told, "summary": summary}, indent=2) + "\n"
     groups: dict[tuple[Any, Any], list[Measurement]] = {}
     for row in steps.values():
         groups.setdefault((row.problem, row.shape), []).append(row)
-    parts = [_group(format, each, counted, width, columns) for each in groups.values()]
     counts_flop = any(row.work.unit == "TFLOPS" for row in steps.values())
-    parts = [part.rstrip("\n") + "\n" for part in parts]
-    return "\n".join([prose(_head(counted, header, counts_flop), format), *parts, prose([end_line(summary)], format)])
+    tables = [_group(each, counted, columns) for each in groups.values()]
+    blocks: list[Block] = [
+        Lines(list(_head(counted, header, counts_flop))),
+        *tables,
+        Lines([end_line(summary)]),
+        Answer([line for table in tables for line in _conclusion(table)]),
+    ]
+    data = {"header": header, "roofs": [vars(roof) for roof in counted.roofs], "summary": summary}
+    return Document("Hardware counters", blocks, data)
 
 
 def _head(counted: Counted, header: Mapping[str, Any], counts_flop: bool) -> Iterator[str]:
     yield f"hardware counters by ncu, of {machine_line(header)}"
     for roof in counted.roofs:
-        rate = f"{significant(roof.rate / TERA)} {'TFLOPS' if roof.of == COMPUTE else 'TB/s'}"
-        yield f"{roof.of} roof: {rate}, {roof.told}"
+        unit = "TFLOPS" if roof.of == COMPUTE else "TB/s"
+        yield f"{roof.of} roof: {rate_text(roof.rate / TERA, unit)}, {roof.told}"
     if counts_flop and not any(roof.of == COMPUTE for roof in counted.roofs):
         yield "no MAMFU: no ceiling was measured here ('mamf find', or --ceiling LOG)"
 
 
-def _group(
-    format: str, rows: Sequence[Measurement], counted: Counted, width: int | None, asked: Collection[str]
-) -> str:
-    """All kernels of a shape and problem."""
-    found = {each.kernel: each for each in counted.counts if (each.problem, each.shape) == _what(rows[0])}
-    reference = next((each.median_cycles for row in rows if (each := found.get(row.kernel)) and each.cycles), None)
-    lines = [line for row in rows for line in _lines(row, found.get(row.kernel), counted, reference, asked)]
-    columns, cells = by_column(lines)
-    title = f"{problem_title(rows[0].regime, rows[0].problem)}, {rows[0].shape}"
-    notes = [*_bounds(rows, found, counted), *disagreements(rows, found)]
-    gap = "\n" if format == "markdown" else ""
-    body = drawing(format, width)(columns, cells, _LEFT)
-    return f"{prose([title], format, gap)}{body}{gap}{prose(notes, format, gap)}"
+def _group(rows: Sequence[Measurement], counted: Counted, asked: Collection[str]) -> Table[Line]:
+    """All kernels of a shape and problem. People see the device kernels of a launch if there are several."""
+    what = rows[0].problem, rows[0].shape
+    found = {each.kernel: each for each in counted.counts if (each.problem, each.shape) == what}
+    first = next((each.median_cycles for row in rows if (each := found.get(row.kernel)) and each.cycles), None)
+    lines = [line for row in rows for line in _lines(row, found.get(row.kernel), counted, first)]
+    return Table(
+        line_columns(lines, counted, asked),
+        lines,
+        title=f"{problem_title(rows[0].regime, rows[0].problem)}, {rows[0].shape}",
+        key="counters",
+        shown=[line for line in lines if line.is_launch or len(found[line.row.kernel].kernels) > 1],
+        remarks=lambda line: [_verdict(line)] if line.is_launch else [],
+        label=attrgetter("row.kernel"),
+    )
 
 
-def _what(row: Measurement) -> tuple[Any, Any]:
-    return row.problem, row.shape
-
-
-def _lines(
-    row: Measurement, counts: Counts | None, counted: Counted, reference: float | None, asked: Collection[str]
-) -> Iterator[dict[str, str]]:
-    mamfu = counted.mamfu(row)
-    burst = {
-        row.work.unit: significant(row.best_rate) if row.ok else DASH,
-        "MAMFU": DASH if mamfu is None else f"{mamfu:.1%}",
-    }
+def _lines(row: Measurement, counts: Counts | None, counted: Counted, first: float | None) -> Iterator[Line]:
     if counts is None or not counts.ok:
-        yield {"kernel": row.kernel, "cycles": DASH, **burst}
+        reason = row.reason or (counts.reason if counts else "the run ended before")
+        yield Line(row, _NO_COUNTS, reason=f"{'not counted' if row.ok else row.status}: {reason}")
         return
-    cycles, total = counts.median_cycles, counts.total
-    relative = {"relative": f"{cycles / reference:.3f}" if cycles and reference else DASH}
-    ran = short_name(total.name) if len(counts.kernels) == 1 else total.name
-    own = _cells(total, counted, cycles)
-    further = {name: text for name, text in _further(row, counts).items() if name in asked}
-    yield {"kernel": row.kernel, "cycles": own.pop("cycles"), **relative, **burst, **further, **own, "ran": ran}
-    for kernel in counts.kernels if len(counts.kernels) > 1 else ():
-        yield {"kernel": f"  {short_name(kernel.name)}", **_cells(kernel, counted, kernel.cycles)}
+    found = bound(counts, counted.bandwidth, row.seconds if row.ok else None)
+    yield Line(row, counts.total, True, counts, first, bound=found)
+    for kernel in counts.kernels:
+        yield Line(row, kernel, False)
 
 
-def _further(row: Measurement, counts: Counts) -> dict[str, str]:
-    words = {None: DASH, True: "equal", False: "differ"}
-    return {
-        PREPARING: _figure(counts.preparing_seconds, ".3g"),
-        DETERMINISM: words[counts.is_deterministic],
-        CONFIGURATION: _configuration(row) or DASH,
-    }
+def line_columns(lines: Sequence[Line], counted: Counted, asked: Collection[str]) -> list[Column[Line]]:
+    """``asked``: those of COLUMNS that people see."""
+    operation = operation_called(lines[0].row.operation)
+    return [
+        Column("", "kernel", _name, left=True, shortest=28),
+        Column("", "cycles", lambda line: line.cycles, "{:,.0f}".format),
+        Column("", "relative", _relative, "{:.3f}".format, importance=1),
+        Column("operation", "", attrgetter("row.operation")),
+        *columns_from(lines, lambda line: operation.problem_record(line.row.problem), titled=False),
+        Column("shape", "", lambda line: str(line.row.shape)),
+        Column("kernel", "", attrgetter("row.kernel")),
+        Column("device_kernel", "", lambda line: "total" if line.is_launch else line.kernel.name),
+        *launch_columns(lines, counted, asked),
+        *kernel_columns(lines, counted),
+        Column("", "ran", _ran, importance=9, left=True),
+    ]
 
 
-def _configuration(row: Measurement) -> str | None:
-    """Which of a kernel's own ways ran, where it tells: in its row, else in its name."""
-    told = row.details.get("configuration") or row.details.get("ran")
-    return str(told) if told else row.kernel.partition("[")[2].removesuffix("]") or None
+def _relative(line: Line) -> float | None:
+    return line.cycles / line.first if line.cycles and line.first else None
 
 
-def _cells(kernel: DeviceKernel, counted: Counted, cycles: float | None) -> dict[str, str]:
-    """Of one kernel of the device, or of all that a launch runs, in the columns' order of importance."""
-    metrics, rate = kernel.metrics, kernel.dram_rate
-    return {
-        "cycles": _figure(cycles, ",.0f"),
-        "us": _figure(kernel.seconds, ".4g", 1e6),
-        "tensor %": _figure(metrics.get(TENSOR), ".1f"),
-        "DRAM TB/s": _figure(rate, ".3g", 1 / TERA),
-        "of roof": _figure(share_of(rate, counted.bandwidth), ".1%"),
-        "L2 hit %": _figure(metrics.get(L2_HIT), ".0f"),
-        "L1 hit %": _figure(metrics.get(L1_HIT), ".0f"),
-        "warps %": _figure(metrics.get(WARPS), ".1f"),
-        "possible": _figure(metrics.get(MOST_WARPS), ".1f"),
-        "limited by": ", ".join(kernel.limiters) or DASH,
-        "registers": _figure(metrics.get(REGISTERS), ".0f"),
-        "shared KiB": _figure(metrics.get(SHARED_MEMORY), ".1f", 1 / 1024),
-        "blocks": _figure(metrics.get(BLOCKS), ",.0f"),
-        "DRAM MB": _figure(kernel.dram_bytes, ".4g", 1e-6),
-        "Minst": _figure(metrics.get(INSTRUCTIONS), ".4g", 1e-6),
-    }
+def _name(line: Line) -> str:
+    return line.row.kernel if line.is_launch else f"  {short_name(line.kernel.name)}"
+
+
+def _ran(line: Line) -> str | None:
+    is_one = line.launch is not None and len(line.launch.kernels) == 1
+    return (short_name(line.kernel.name) if is_one else line.kernel.name) if line.launch else None
+
+
+def launch_columns(lines: Sequence[Line], counted: Counted, asked: Collection[str]) -> list[Column[Line]]:
+    """The burst of a launch, its cycles and what bounds it; a device kernel has none of them."""
+
+    def rate(line: Line) -> float | None:
+        return line.row.best_rate if line.is_launch and line.row.ok else None
+
+    titles, words = {name: name for name in asked}, {True: "equal", False: "differ"}
+    return [
+        rate_column("", lines[0].row.work.unit, rate, lines, importance=1),
+        Column("mamfu", "MAMFU", lambda line: counted.mamfu(line.row if line.is_launch else None), "{:.1%}".format, 1),
+        Column("status", "", lambda line: line.row.status if line.is_launch else None),
+        Column("reason", "", attrgetter("reason")),
+        Column("unit", "", lambda line: line.row.work.unit if line.is_launch else None),
+        Column("rate", "", rate),
+        Column("cycles", "", lambda line: line.cycles),
+        *interval_columns(lambda line: line.launch and line.launch.interval, "cycles_{}")[1:],
+        Column("launches", "", lambda line: line.launch and len(line.launch.cycles)),
+        *(
+            Column(name, titles.get(title, ""), read, form, importance=4)
+            for name, title, read, form in (
+                ("preparing_seconds", PREPARING, _counted("preparing_seconds"), "{:.3g}".format),
+                ("is_deterministic", DETERMINISM, _counted("is_deterministic"), words.__getitem__),
+                ("configuration", CONFIGURATION, _configuration, str),
+            )
+        ),
+        Column("bound_by", "", lambda line: line.bound and line.bound.by),
+        Column("bound_why", "", lambda line: line.bound and line.bound.why),
+    ]
+
+
+def _counted(name: str) -> Callable[[Line], object]:
+    return lambda line: line.launch and getattr(line.launch, name)
+
+
+def _configuration(line: Line) -> object:
+    """The configuration that a kernel chose, as its row or else its name has it."""
+    found = line.row.details.get("configuration") or line.row.details.get("ran")
+    return (found or line.row.kernel.partition("[")[2].removesuffix("]") or None) if line.launch else None
+
+
+def kernel_columns(lines: Sequence[Line], counted: Counted) -> list[Column[Line]]:
+    """The metrics of device kernels; csv and json have all of them by ncu's names."""
+
+    def metric(name: str) -> Callable[[Line], float | None]:
+        return lambda line: line.kernel.metrics.get(name)
+
+    others = dict.fromkeys(name for line in lines for name in line.kernel.metrics if name not in _TITLED)
+    tensor, *further = (
+        Column(name, title, metric(name), form, importance) for name, (title, form, importance) in _TITLED.items()
+    )
+    rate, share = attrgetter("kernel.dram_rate"), lambda line: share_of(line.kernel.dram_rate, counted.bandwidth)
+    return [
+        Column("grid", "", attrgetter("kernel.grid")),
+        Column("block", "", attrgetter("kernel.block")),
+        Column("seconds", "us", attrgetter("kernel.seconds"), lambda seconds: f"{seconds * 1e6:.4g}", 3),
+        tensor,
+        Column("dram_bytes_per_second", "DRAM TB/s", rate, lambda value: f"{value / TERA:.3g}", 4),
+        Column("share_of_bandwidth", "of roof", share, "{:.1%}".format, 4),
+        *further,
+        Column("dram_bytes", "DRAM MB", attrgetter("kernel.dram_bytes"), lambda nbytes: f"{nbytes / 1e6:.4g}", 7),
+        Column("limited_by", "limited by", lambda line: ", ".join(line.kernel.limiters) or None, str, 6, left=True),
+        *(Column(name, "", metric(name)) for name in others),
+    ]
+
+
+#: Title, format and importance of the metrics that people see.
+_TITLED: Mapping[str, tuple[str, Callable[[Any], str], int]] = {
+    TENSOR: ("tensor %", "{:.1f}".format, 2),
+    L2_HIT: ("L2 hit %", "{:.0f}".format, 5),
+    L1_HIT: ("L1 hit %", "{:.0f}".format, 5),
+    WARPS: ("warps %", "{:.1f}".format, 5),
+    MOST_WARPS: ("possible", "{:.1f}".format, 6),
+    REGISTERS: ("registers", "{:.0f}".format, 7),
+    SHARED_MEMORY: ("shared KiB", lambda nbytes: f"{nbytes / 1024:.1f}", 7),
+    BLOCKS: ("blocks", "{:,.0f}".format, 7),
+    INSTRUCTIONS: ("Minst", lambda count: f"{count / 1e6:.4g}", 8),
+}
 
 
 def share_of(rate: float | None, roof: Roof | None) -> float | None:
     return None if rate is None or roof is None else rate / roof.rate
 
 
-def _figure(value: float | None, form: str, scale: float = 1.0) -> str:
-    return DASH if value is None else f"{value * scale:{form}}"
+def _verdict(line: Line) -> str:
+    """What bounds a launch, or why it was not counted."""
+    return f"bound by {line.bound.by}: {line.bound.why}" if line.bound and line.row.ok else line.reason
 
 
-def _bounds(rows: Iterable[Measurement], found: Mapping[str, Counts], counted: Counted) -> Iterator[str]:
-    """What bounds each, and why there are no counts."""
-    failed = []
-    for row in rows:
-        counts = found.get(row.kernel)
-        if not row.ok:
-            failed.append((f"{row.status}: {row.reason}", row.kernel))
-        elif counts is None or not counts.ok:
-            failed.append((f"not counted: {counts.reason if counts else 'the run ended before'}", row.kernel))
-        else:
-            by = bound(counts, counted.bandwidth, row.seconds)
-            yield f"{row.kernel} is bound by {by.by}: {by.why}"
-    yield from told_once(failed)
-
-
-def flat_rows(steps: Mapping[Any, Measurement], counted: Counted) -> list[dict[str, Any]]:
-    """Rows of equal columns, one a launch and one for each of its kernels, a column a metric."""
-    by_step = {step_of(each): each for each in counted.counts}
-    found = [line for step, row in steps.items() for line in _flat(row, by_step.get(step), counted)]
-    names = dict.fromkeys(name for line in found for name in line)
-    return [{name: line.get(name) for name in names} for line in found]
-
-
-def _flat(row: Measurement, counts: Counts | None, counted: Counted) -> Iterator[dict[str, Any]]:
-    what = {
-        "operation": row.operation,
-        **operation_called(row.operation).problem_record(row.problem),
-        "shape": str(row.shape),
-        "kernel": row.kernel,
-    }
-    has_counts = counts is not None and counts.ok
-    burst = {
-        "status": row.status,
-        "reason": row.reason or (counts.reason if counts else ""),
-        "unit": row.work.unit,
-        "rate": row.best_rate if row.ok else None,
-        "mamfu": counted.mamfu(row),
-    }
-    if counts is None or not has_counts:
-        yield {**what, "device_kernel": "total", **burst}
-        return
-    by, interval = bound(counts, counted.bandwidth, row.seconds if row.ok else None), counts.interval
-    own = {
-        "cycles": counts.median_cycles,
-        "cycles_low": interval and interval.low,
-        "cycles_high": interval and interval.high,
-        "launches": len(counts.cycles),
-        "preparing_seconds": counts.preparing_seconds,
-        "is_deterministic": counts.is_deterministic,
-        "configuration": _configuration(row),
-        "bound_by": by.by,
-        "bound_why": by.why,
-    }
-    yield {**what, "device_kernel": "total", **burst, **own, **_flat_metrics(counts.total, counted)}
-    for kernel in counts.kernels:
-        yield {**what, "device_kernel": kernel.name, "cycles": kernel.cycles, **_flat_metrics(kernel, counted)}
-
-
-def _flat_metrics(kernel: DeviceKernel, counted: Counted) -> dict[str, Any]:
-    return {
-        "grid": kernel.grid,
-        "block": kernel.block,
-        "seconds": kernel.seconds,
-        "dram_bytes_per_second": kernel.dram_rate,
-        "share_of_bandwidth": share_of(kernel.dram_rate, counted.bandwidth),
-        "limited_by": ", ".join(kernel.limiters),
-        **kernel.metrics,
-    }
+def _conclusion(table: Table[Line]) -> list[str]:
+    """The kernel with the fewest cycles, and whether bursts rank kernels otherwise; for one kernel what bounds it."""
+    launches = [line for line in table.rows if line.is_launch]
+    counts = {line.row.kernel: line.launch for line in launches if line.launch}
+    texts = list(disagreements([line.row for line in launches], counts))
+    texts = texts or [f"{line.row.kernel}: {_verdict(line)}" for line in launches]
+    return [f"{table.title}: {text}" for text in texts]

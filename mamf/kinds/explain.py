@@ -10,7 +10,8 @@ from mamf.kinds.kind import Drawing, View
 from mamf.kinds.rows import KernelRows
 from mamf.logs.run_log import RunLog
 from mamf.plans import EXPLAIN
-from mamf.report.explanation import render_explanation, title
+from mamf.report.document import Document
+from mamf.report.explanation import explanation_document, title
 from mamf.report.text import end_line, machine_line
 
 
@@ -18,13 +19,13 @@ class Explain(KernelRows):
     name = EXPLAIN
     noun = "an explanation"
 
-    def render(self, log: RunLog, view: View) -> str:
+    def document(self, log: RunLog, view: View) -> Document:
         rows = log.measurements
         if not rows:
-            return super().render(log, view)
+            return super().document(log, view)
         head, foot = [machine_line(log.header), title(rows[0])], [end_line(log.summary)]
         steps = fall(rows, DeviceInfo(**log.header["device"]))
-        return render_explanation(view.format, steps, rows, head, foot, view.width)
+        return explanation_document(steps, rows, head, foot)
 
     def chart(self, log: RunLog, drawing: Drawing) -> Picture:
         drawing.require_no_direction(log)

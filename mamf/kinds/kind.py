@@ -17,7 +17,6 @@ from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.plans import Plan
 from mamf.report.document import Document
-from mamf.report.formats import FORMATS
 
 #: Ceilings by whatever tells them apart.
 AnyCeilings = Mapping[Any, Ceiling]
@@ -25,13 +24,11 @@ AnyCeilings = Mapping[Any, Ceiling]
 
 @dataclass(frozen=True)
 class View:
-    """How a report is shown. ``top``: rows of a table, None for all; ``width``: columns of text that fit, None for any;
-    ``roofs``: that rows are shares of; ``baseline``: the kernel of speed-ups.
+    """What a report shows. ``top``: rows of a table, None for all; ``roofs``: that rows are shares of; ``baseline``:
+    the kernel of speed-ups.
     """
 
-    format: str = "table"
     top: int | None = None
-    width: int | None = None
     roofs: Roofs | None = None
     baseline: str | None = None
 
@@ -72,10 +69,6 @@ class Kind(ABC):
     @abstractmethod
     def document(self, log: RunLog, view: View) -> Document:
         """The report of a log."""
-
-    def render(self, log: RunLog, view: View) -> str:
-        """The report as text."""
-        return FORMATS[view.format](self.document(log, view), view.width)
 
     @abstractmethod
     def chart(self, log: RunLog, drawing: Drawing) -> Picture:

@@ -9,7 +9,8 @@ from mamf.kinds.kind import Drawing, View
 from mamf.logs.roofs import roofs_of_logs
 from mamf.logs.run_log import RunLog
 from mamf.plans import ROOFLINE, Plan
-from mamf.report.roofline import render_roofline
+from mamf.report.document import Document
+from mamf.report.roofline import roofline_document
 from mamf.report.text import end_line, machine_line
 
 
@@ -20,11 +21,11 @@ class Roofline(Find):
     def command(self, plan: Plan) -> str:
         return ROOFLINE
 
-    def render(self, log: RunLog, view: View) -> str:
+    def document(self, log: RunLog, view: View) -> Document:
         if not (log.all_ceilings or log.own_ceilings):
-            return super().render(log, view)
+            return super().document(log, view)
         head, foot = [machine_line(log.header)], [end_line(log.summary)]
-        return render_roofline(view.format, roofs_of_logs([log]), [], head, foot, view.top, view.width)
+        return roofline_document(roofs_of_logs([log]), [], head, foot, view.top)
 
     def chart(self, log: RunLog, drawing: Drawing) -> Picture:
         drawing.require_no_direction(log)

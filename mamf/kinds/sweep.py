@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from mamf.ceilings.share import Ceilings, mamfu
 from mamf.charts.chart import sweep_chart
 from mamf.charts.plotting import Picture
 from mamf.kinds.kind import AnyCeilings, Drawing
@@ -13,10 +14,11 @@ from mamf.logs.recording import End
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.operations.attention.charts import attention_chart
-from mamf.operations.attention.report import attention_summary_record
+from mamf.operations.attention.rows import is_attention
 from mamf.operations.model.charts import model_chart
 from mamf.plans import MATMUL, SWEEP, Plan
 from mamf.report import summary_record
+from mamf.report.devices import flat_device
 
 #: Operations with a command of that name.
 _WITH_COMMAND = ("attention", "bandwidth", "model")
@@ -50,3 +52,34 @@ class Sweep(KernelRows):
         if plan.operation == "attention":
             return attention_summary_record(rows, dict(ceilings), *how)
         return super().summary(plan, rows, ceilings, end)
+
+
+def attention_summary_record(
+    rows: Sequence[Measurement], ceilings: Ceilings, status: str, reason: str, elapsed_seconds: float, left: int
+) -> dict[str, Any]:
+    """The last record of the log: the best kernel of each regime, dtype and direction by share of the ceiling."""
+    best: dict[str, Measurement] = {}
+    for row in rows:
+        if is_attention(row) and row.ok:
+            key = f"{row.regime} {row.problem.dtype} {row.problem.direction}"
+            if key not in best or row.rank > best[key].rank:
+                best[key] = row
+    return {
+        "status": status,
+        "reason": reason,
+        "measured": sum(row.ok and is_attention(row) for row in rows),
+        "left": left,
+        "elapsed_seconds": round(elapsed_seconds, 3),
+        "best": {key: _brief(row, ceilings) for key, row in best.items()},
+    }
+
+
+def _brief(row: Measurement, ceilings: Ceilings) -> dict[str, Any]:
+    share = mamfu(row, ceilings)
+    return {
+        "kernel": row.kernel,
+        "shape": str(row.shape),
+        "tflops": round(row.best_rate, 3),
+        "mamfu": None if share is None else round(share, 4),
+        **flat_device(row),
+    }

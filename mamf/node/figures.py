@@ -8,6 +8,7 @@ from typing import Any
 
 from mamf.measurement import Conditions
 from mamf.node.places import NOWHERE
+from mamf.report.text import significant
 
 #: Figures of a device that are compared, by name: the unit that they are shown in, and what 1e12 a second are in it.
 BURST, SUSTAINED, COPY, READ = "burst", "sustained", "copy", "read"
@@ -79,4 +80,4 @@ class Device:
 def shown(figure: str, value: float) -> str:
     """A figure with its unit."""
     unit, factor = UNITS[figure]
-    return f"{value * factor:.4g} {unit}"
+    return f"{significant(value * factor)} {unit}"

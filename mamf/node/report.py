@@ -1,9 +1,8 @@
-"""The verdict of a node or of many, with the figures of every device, in any format. Returns strings."""
+"""The verdict of one or more nodes, with the figures of every device."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from mamf.node.figures import BURST, SUSTAINED, UNITS, Device, shown
@@ -11,114 +10,48 @@ from mamf.node.gathering import Run
 from mamf.node.places import NOWHERE
 from mamf.node.prometheus import exposition
 from mamf.node.verdict import Verdict, distribution, lost, pace_figure, slowest_line
-from mamf.report.text import by_column, csv_text, drawing, prose, told_once, whole
+from mamf.report import formats
+from mamf.report.columns import sensor_columns
+from mamf.report.document import Answer, Block, Column, Document, Lines, Table
+from mamf.report.text import list_once, significant, snake_case, whole
 
-FORMATS = ("table", "json", "markdown", "csv", "prometheus")
-_LEFT = ("device", "throttled", "node", "host", "figure", "collective")
-_KNOWN = ("rank", "node", "index", "name", "uuid_hash", "host", "address")
+#: Formats of this report alone, by name.
+_OWN_FORMATS = {"prometheus": exposition}
+FORMATS = (*formats.FORMATS, *_OWN_FORMATS)
 _NCCL_TESTS = "collectives: bus bandwidth in GB/s by nccl-tests' formulas, by the size of a rank's larger buffer"
+_TEXTS = ("node", "index", "name", "uuid_hash", "host", "address")
 
 
 def render_node(format: str, run: Run, devices: Sequence[Device], verdict: Verdict, width: int | None = None) -> str:
-    """``width``: of the terminal, None for all columns. A table and markdown begin with the reason."""
-    if format == "json":
-        return json.dumps(node_record(run, devices, verdict), indent=2) + "\n"
-    if format == "csv":
-        return csv_text(flat_rows(devices))
-    if format == "prometheus":
-        return exposition(devices, verdict)
-    draw = drawing(format, width)
-    gap = "\n" if format == "markdown" else ""
-    others = told_once((finding.text, finding.level) for finding in verdict.findings[1:])
-    parts = [prose([verdict.reason], format, gap) + prose(others, format, gap)]
-    is_cluster = len({device.node for device in devices}) > 1
-    tables = [by_device(devices), by_node(devices) if is_cluster else [], by_figure(devices), collectives(devices)]
-    for rows in tables:
-        if rows:
-            columns, cells = by_column(rows)
-            parts.append(draw(columns, cells, _LEFT))
-    notes = [*verdict.notes, *([slowest_line(devices)] if verdict.findings else [])]
+    """``width``: of the terminal, None for all columns."""
+    if write := _OWN_FORMATS.get(format):
+        return write(devices, verdict)
+    return formats.FORMATS[format](node_document(run, devices, verdict), width)
+
+
+def node_document(run: Run, devices: Sequence[Device], verdict: Verdict) -> Document:
+    """Tables and markdown begin with the reason, for a pager, and end with the pace of a synchronous job."""
+    others = list_once((finding.text, finding.level) for finding in verdict.findings[1:])
+    nodes = [[each for each in devices if each.node == node] for node in sorted({each.node for each in devices})]
+    spreads = [name for name in UNITS if len(values_of(name, devices)) > 1]
+    buses = list(dict.fromkeys(name.partition(" ")[0] for name in slowest_collectives(devices)))
+    notes = [*verdict.notes]
     notes += [f"not measured together: {run.apart}"] if run.apart else []
-    notes += [_NCCL_TESTS] if collectives(devices) else []
-    return "\n".join([*parts, prose(notes, format, gap)])
+    notes += [_NCCL_TESTS] if buses else []
+    blocks: list[Block] = [
+        Lines([verdict.reason, *others]),
+        Table(device_columns(devices), devices, key="figures"),
+        Table(node_columns(pace_figure(devices)), nodes if len(nodes) > 1 else [], key="nodes"),
+        Table(spread_columns(devices), spreads, key="spread"),
+        Table(collective_columns(devices), buses, key="collectives"),
+        Lines(notes),
+        Answer([f"{verdict.level}, exit code {verdict.exit_code}: {slowest_line(devices)}"]),
+    ]
+    return Document("Node", blocks, node_data(run, devices, verdict))
 
 
-def by_device(devices: Sequence[Device]) -> list[dict[str, str]]:
-    """A row a device: figures, what the sensors said, its rank among all by pace."""
-    pace = pace_figure(devices)
-    order = sorted((device for device in devices if pace in device.figures), key=lambda each: -each.figures[pace])
-    ranks = {device.rank: number for number, device in enumerate(order, start=1)}
-    rows = []
-    for device in devices:
-        row = {"device": device.who}
-        for name in UNITS:
-            if name in device.figures:
-                row[f"{name} {UNITS[name][0]}"] = shown(name, device.figures[name]).split()[0]
-            if name in (BURST, SUSTAINED) and name in device.half_widths:
-                row[f"{name} +-%"] = f"{100 * device.half_widths[name]:.2f}"
-        told = device.conditions
-        row |= {"rank": str(ranks[device.rank])} if device.rank in ranks else {}
-        row |= {"MHz": whole(told.clock_hz and told.clock_hz / 1e6), "W": whole(told.watts), "C": whole(told.celsius)}
-        throttled = ", ".join(f"{reason} {share:.0%}" for reason, share in device.throttled.items())
-        rows.append({**row, "throttled": throttled or "-"})
-    return rows
-
-
-def by_node(devices: Sequence[Device]) -> list[dict[str, str]]:
-    """A row a node: its slowest device, and what its own pace loses to it."""
-    pace, rows = pace_figure(devices), []
-    for node in sorted({device.node for device in devices}):
-        own = [device for device in devices if device.node == node]
-        measured = [device for device in own if pace in device.figures]
-        row = {
-            "node": "unknown" if node == NOWHERE else str(node),
-            "devices": str(len(own)),
-            "failed": str(sum(bool(each.failures) for each in own)),
-        }
-        if hosts := sorted({device.host for device in own if device.host}):
-            row["host"] = ", ".join(hosts)
-        if measured:
-            slowest = min(measured, key=lambda device: device.figures[pace])
-            _, middle, _ = distribution([device.figures[pace] for device in measured])
-            row |= {f"{pace} median": shown(pace, middle), "slowest": shown(pace, slowest.figures[pace])}
-            row |= {"of device": str(slowest.index), "lost": f"{lost(measured):.1%}"}
-        rows.append(row)
-    return rows
-
-
-def by_figure(devices: Sequence[Device]) -> list[dict[str, str]]:
-    """A row a figure: how it spreads over all devices, where there are several."""
-    rows = []
-    for name in UNITS:
-        values = [device.figures[name] for device in devices if name in device.figures]
-        if len(values) > 1:
-            low, middle, high = distribution(values)
-            row = {"figure": name, "lowest": shown(name, low), "median": shown(name, middle)}
-            rows.append({**row, "highest": shown(name, high), "spread": f"{high / low - 1:.1%}"})
-    return rows
-
-
-def collectives(devices: Sequence[Device]) -> list[dict[str, str]]:
-    """A row a collective, a column a size: what the slowest rank saw, in GB/s."""
-    rows: dict[str, dict[str, str]] = {}
-    for name, rate in slowest_collectives(devices).items():
-        collective, _, size = name.partition(" ")
-        rows.setdefault(collective, {"collective": collective})[size] = f"{rate * 1e3:.4g}"
-    return list(rows.values())
-
-
-def slowest_collectives(devices: Iterable[Device]) -> dict[str, float]:
-    """Bus bandwidth in TB/s by collective and size: ranks end together, so their figures differ by their timers."""
-    found: dict[str, float] = {}
-    for device in devices:
-        for name, rate in device.collectives.items():
-            found[name] = min(rate, found.get(name, rate))
-    return found
-
-
-def node_record(run: Run, devices: Sequence[Device], verdict: Verdict) -> dict[str, Any]:
-    """All of it as JSON values; rates in 1e12 FLOP or bytes a second."""
-    spreads = {name: [device.figures[name] for device in devices if name in device.figures] for name in UNITS}
+def node_data(run: Run, devices: Sequence[Device], verdict: Verdict) -> dict[str, Any]:
+    """What json holds beside the tables; rates in 1e12 FLOP or bytes a second."""
     return {
         "level": verdict.level,
         "exit_code": verdict.exit_code,
@@ -129,29 +62,123 @@ def node_record(run: Run, devices: Sequence[Device], verdict: Verdict) -> dict[s
         "not_together": run.apart,
         "slowest": slowest_line(devices),
         "lost_share": lost(devices),
-        "pace": pace_figure(devices) if devices else SUSTAINED,
-        "spread": {name: distribution(values) for name, values in spreads.items() if values},
-        "collectives_bus_bandwidth": slowest_collectives(devices),
+        "pace": pace_figure(devices),
         "devices": [device.record() for device in devices],
     }
 
 
-def flat_rows(devices: Sequence[Device]) -> list[dict[str, Any]]:
-    """A row a device of equal columns."""
-    rows = []
+def device_columns(devices: Sequence[Device]) -> list[Column[Device]]:
+    """Figures, what the sensors read, and the place among all devices by pace."""
+    pace = pace_figure(devices)
+    order = sorted((each for each in devices if pace in each.figures), key=lambda each: -each.figures[pace])
+    places = {device.rank: place for place, device in enumerate(order, start=1)}
+    return [
+        Column("", "device", lambda device: device.who, left=True),
+        Column("rank", "", lambda device: device.rank),
+        *(Column(name, "", _attribute(name)) for name in _TEXTS),
+        *(column for name in UNITS for column in figure_columns(name)),
+        Column("place", "place", lambda device: places.get(device.rank), importance=2),
+        *sensor_columns(lambda device: device.conditions),
+        Column("temperature_celsius", "C", lambda device: device.conditions.celsius, whole, importance=6),
+        Column("throttled", "throttled", throttled, importance=3, left=True),
+        Column("failures", "", lambda device: "; ".join(device.failures)),
+        Column("lacks", "", lambda device: "; ".join(device.lacks)),
+    ]
+
+
+def _attribute(name: str) -> Callable[[Device], object]:
+    return lambda device: getattr(device, name)
+
+
+def figure_columns(name: str) -> list[Column[Device]]:
+    """A figure in its unit, and half of its interval in percent."""
+    unit, factor = UNITS[name]
+
+    def value(device: Device) -> float | None:
+        return device.figures[name] * factor if name in device.figures else None
+
+    def half_width(device: Device) -> float | None:
+        return 100 * device.half_widths[name] if name in device.half_widths else None
+
+    title = f"{name} +-%" if name in (BURST, SUSTAINED) else ""
+    return [
+        Column(snake_case(f"{name} {unit}"), f"{name} {unit}", value, significant, 0 if name == SUSTAINED else 1),
+        Column(f"{name}_half_width_percent", title, half_width, "{:.2f}".format, importance=5),
+    ]
+
+
+def throttled(device: Device) -> str:
+    return ", ".join(f"{reason} {share:.0%}" for reason, share in device.throttled.items())
+
+
+def node_columns(pace: str) -> list[Column[Sequence[Device]]]:
+    """A row for the devices of each node: the slowest, and what the node's own pace loses to it."""
+
+    def measured(own: Sequence[Device]) -> list[Device]:
+        return [device for device in own if pace in device.figures]
+
+    def slowest(own: Sequence[Device]) -> Device | None:
+        return min(measured(own), key=lambda device: device.figures[pace], default=None)
+
+    unit, factor = UNITS[pace]
+    name = snake_case(unit)
+    return [
+        Column("node", "node", lambda own: "unknown" if own[0].node == NOWHERE else own[0].node, left=True),
+        Column("devices", "devices", len),
+        Column("failed", "failed", lambda own: sum(bool(each.failures) for each in own)),
+        Column("host", "host", lambda own: ", ".join(sorted({each.host for each in own if each.host})), left=True),
+        Column(
+            f"{pace}_median_{name}",
+            f"{pace} median {unit}",
+            lambda own: distribution(values_of(pace, own))[1] * factor if measured(own) else None,
+        ),
+        Column(f"slowest_{name}", "slowest", lambda own: (each := slowest(own)) and each.figures[pace] * factor),
+        Column("slowest_device", "of device", lambda own: (each := slowest(own)) and each.index),
+        Column("lost_share", "lost", lambda own: lost(measured(own)) if measured(own) else None, "{:.1%}".format),
+    ]
+
+
+def values_of(figure: str, devices: Iterable[Device]) -> list[float]:
+    """In 1e12 FLOP or bytes a second."""
+    return [device.figures[figure] for device in devices if figure in device.figures]
+
+
+def spread_columns(devices: Sequence[Device]) -> list[Column[str]]:
+    """A row for each figure: how it spreads over all devices. Json holds 1e12 FLOP or bytes a second."""
+
+    def spread(place: int) -> Callable[[str], float]:
+        return lambda figure: distribution(values_of(figure, devices))[place]
+
+    def text(read: Callable[[str], float]) -> Callable[[str], str]:
+        return lambda figure: shown(figure, read(figure))
+
+    ends = [("lowest", spread(0)), ("median", spread(1)), ("highest", spread(2))]
+    return [
+        Column("figure", "figure", str, left=True),
+        *(Column("", name, text(read)) for name, read in ends),
+        *(Column(f"{name}_tera_per_s", "", read) for name, read in ends),
+        Column("spread", "spread", lambda figure: spread(2)(figure) / spread(0)(figure) - 1, "{:.1%}".format),
+    ]
+
+
+def collective_columns(devices: Sequence[Device]) -> list[Column[str]]:
+    """A row for each collective, a column for each size: what the slowest rank saw, in GB/s."""
+    rates = slowest_collectives(devices)
+
+    def rate(size: str) -> Callable[[str], float | None]:
+        return lambda bus: rates[f"{bus} {size}"] * 1e3 if f"{bus} {size}" in rates else None
+
+    sizes = dict.fromkeys(name.partition(" ")[2] for name in rates)
+    return [
+        Column("collective", "collective", str, left=True),
+        *(Column(f"bus_{snake_case(size)}_gb_per_s", size, rate(size), significant) for size in sizes),
+    ]
+
+
+def slowest_collectives(devices: Iterable[Device]) -> dict[str, float]:
+    """Bus bandwidth in TB/s by collective and size: ranks end together, so their figures differ by their timers."""
+    found: dict[str, float] = {}
     for device in devices:
-        told: dict[str, Any] = {
-            **{
-                f"{name}_{unit}": device.figures[name] * factor if name in device.figures else None
-                for name, (unit, factor) in UNITS.items()
-            },
-            **{f"{name}_half_width": device.half_widths.get(name) for name in UNITS},
-            "clock_mhz": device.conditions.clock_hz and device.conditions.clock_hz / 1e6,
-            "watts": device.conditions.watts,
-            "celsius": device.conditions.celsius,
-            "throttled": " ".join(f"{reason}:{share:g}" for reason, share in device.throttled.items()),
-            "failures": "; ".join(device.failures),
-            "lacks": "; ".join(device.lacks),
-        }
-        rows.append({name: getattr(device, name) for name in _KNOWN} | told)
-    return rows
+        for name, rate in device.collectives.items():
+            found[name] = min(rate, found.get(name, rate))
+    return found

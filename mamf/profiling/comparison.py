@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mamf.errors import IncomparableError
@@ -11,37 +11,60 @@ from mamf.measurement import IDLE
 from mamf.profiling.classes import ADDITIONS, CLASSES
 from mamf.profiling.profile import ClassRow, Profile
 from mamf.profiling.report import milliseconds
-from mamf.report.text import DASH, csv_text, drawing, prose
+from mamf.report.document import Answer, Block, Column, Document, Lines, Table
+from mamf.report.text import plain
 
 _STEP = "step"
-_COLUMNS = ("class", "A ms", "B ms", "B/A", "A share", "B share", "A calls", "B calls")
+Row = Mapping[str, Any]
 
 
-def render_profiles(
-    form: str, a: tuple[str, Profile], b: tuple[str, Profile], anyway: bool = False, width: int | None = None
-) -> str:
-    """Each with its script, per step; where a trace does not tell its steps, in all. ``form``: of mamf.report.FORMATS.
+def profiles_document(a: tuple[str, Profile], b: tuple[str, Profile], anyway: bool = False) -> Document:
+    """Each with its script, per step, or in all if the steps of the traces are unknown.
 
-    Raises IncomparableError for profiles of two devices, unless ``anyway``, and where one tells its steps alone.
+    Raises IncomparableError for profiles of two devices, unless ``anyway``, and if the steps of one alone are known.
     """
     devices = [_device(profile) for _, profile in (a, b)]
     if len(set(devices)) > 1 and not anyway:
         raise IncomparableError(f"profiles of two devices, {' and '.join(devices)}: --anyway compares them")
     if (a[1].steps is None) != (b[1].steps is None):
-        raise IncomparableError("one of the profiles does not tell its steps: there is no step to compare")
+        raise IncomparableError("the steps of one of the profiles are unknown: there is no step to compare")
     rows = _rows(a[1], b[1])
-    if form == "csv":
-        return csv_text(rows)
-    if form == "json":
-        return json.dumps({"a": a[0], "b": b[0], "rows": rows}, indent=1) + "\n"
     titles = [f"{name}: {script} on {device}" for name, (script, _), device in zip("AB", (a, b), devices, strict=True)]
-    drawn = drawing(form, width)(_COLUMNS, [_cells(row) for row in rows], {"class"})
-    end = ["a profile has no samples: what differs by chance is not told apart"] + [
+    notes = ["a profile has no samples: differences may be chance"] + [
         f"{name}: no step without the profiler was timed, so idle is an upper bound"
         for name, (_, profile) in zip("AB", (a, b), strict=True)
         if profile.unprofiled_step_seconds is None
     ]
-    return f"{prose(titles, form)}\n{drawn}\n{prose(end, form)}"
+    blocks: list[Block] = [Lines(titles), Table(_COLUMNS, rows), Lines(notes), Answer([_conclusion(rows)])]
+    return Document("Two profiles", blocks, {"a": a[0], "b": b[0]})
+
+
+def _column(
+    name: str, title: str, format: Callable[[Any], str], importance: int = 0, left: bool = False
+) -> Column[Row]:
+    return Column(name, title, lambda row: row[name], format, importance, left)
+
+
+_COLUMNS = [
+    _column("class", "class", str, left=True),
+    _column("a_seconds", "A ms", milliseconds),
+    _column("b_seconds", "B ms", milliseconds),
+    _column("b_to_a", "B/A", "{:.3f}".format),
+    _column("a_share", "A share", "{:.1%}".format, 1),
+    _column("b_share", "B share", "{:.1%}".format, 1),
+    _column("a_calls", "A calls", plain, 2),
+    _column("b_calls", "B calls", plain, 2),
+]
+
+
+def _conclusion(rows: Sequence[Row]) -> str:
+    """The ratio of the steps, and the class whose time changed most."""
+    step, *classes = rows
+    changes = {row["class"]: row["b_seconds"] - row["a_seconds"] for row in classes}
+    most = max(changes, key=lambda name: abs(changes[name]))
+    sign = "+" if changes[most] > 0 else "-"
+    change = f"; the largest change: {most}, {sign}{milliseconds(abs(changes[most]))} ms" if changes[most] else ""
+    return f"B takes {step['b_to_a']:.3f} times as long as A{change}"
 
 
 def _device(profile: Profile) -> str:
@@ -83,14 +106,3 @@ def _additions(side: str, profile: Profile) -> dict[str, Any]:
 
 def _figures(side: str, seconds: float, share: float, calls: float) -> dict[str, Any]:
     return {f"{side}_seconds": seconds, f"{side}_share": share, f"{side}_calls": calls}
-
-
-def _cells(row: dict[str, Any]) -> list[str]:
-    ratio = row["b_to_a"]
-    return [
-        row["class"],
-        *(milliseconds(row[f"{side}_seconds"]) for side in "ab"),
-        DASH if ratio is None else f"{ratio:.3f}",
-        *(f"{row[f'{side}_share']:.1%}" for side in "ab"),
-        *(f"{row[f'{side}_calls']:.4g}" for side in "ab"),
-    ]

@@ -1,99 +1,163 @@
-"""A profile as table, csv, json and markdown: its classes, its top kernels, its gaps."""
+"""A profile: its classes, its top kernels and its gaps."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from typing import Any
+from operator import attrgetter, itemgetter
+from typing import TypeVar
 
+from mamf.measurement import IDLE
 from mamf.profiling.classes import UNCLASSIFIED
-from mamf.profiling.profile import ClassRow, Profile
+from mamf.profiling.profile import ClassRow, GapRow, KernelRow, MemoryRow, Profile
+from mamf.report.columns import rate_column
+from mamf.report.document import Answer, Block, Column, Document, Lines, Table
 from mamf.report.shares import known_ceiling_lines
-from mamf.report.text import DASH, csv_text, drawing, prose, significant
+from mamf.report.text import counted, rate_text, significant
 
-_LEFT = {"class", "kernel", "operation", "while the host was in"}
+RowT = TypeVar("RowT")
 
-
-def render_profile(form: str, script: str, profile: Profile, top: int | None = 10, width: int | None = None) -> str:
-    """``form``: of mamf.report.FORMATS. ``top``: how many kernels and gaps; None for all. ``width``: of the terminal,
-    None for all columns. Csv holds the classes alone, json all that there is.
-    """
-    if form == "csv":
-        return csv_text([_class_record(row, profile) for row in profile.classes])
-    if form == "json":
-        return json.dumps({"script": script, **_record(profile)}, indent=1) + "\n"
-    draw = drawing(form, width)
-    longest = _LONGEST_NAME if width is None else max(width - _BESIDE_NAME, _SHORTEST_NAME)
-    head = [*_title(script, profile), *known_ceiling_lines(profile.ceilings)]
-    parts = [prose(head, form), draw(_CLASS_COLUMNS, _class_cells(profile), _LEFT)]
-    what, whole = "kernel" if profile.is_of_device else "operation", profile.whole_seconds
-    kernels = [
-        [row.name[:longest], row.class_name, _per_step(row.calls, profile), *_time(row.seconds, profile, whole)]
-        for row in profile.kernels[:top]
-    ]
-    gaps = [
-        [row.during[:longest], _per_step(row.count, profile), *_time(row.seconds, profile, profile.gap_seconds)]
-        for row in profile.gaps[:top]
-    ]
-    if kernels:
-        parts.append(draw([what, "class", "calls", "ms", "share"], kernels, _LEFT))
-    if gaps:
-        parts.append(draw(["while the host was in", "gaps in the trace", "ms", "of all gaps"], gaps, _LEFT))
-    if profile.memory:
-        parts.append(draw(["memory", "MB", "of the peak"], _memory_cells(profile), {"memory"}))
-    return "\n".join([*parts, prose(_end(profile), form)])
-
-
-_CLASS_COLUMNS = ["class", "share", "ms", "hidden ms", "calls", "TFLOP", "TFLOPS", "MAMFU"]
-# Kernels of templates have names of a thousand characters.
+# Kernels that are instances of templates have names of a thousand characters.
 _LONGEST_NAME, _SHORTEST_NAME = 70, 24
-# What the columns beside a name take.
-_BESIDE_NAME = 50
+_SHORTENED = itemgetter(slice(_LONGEST_NAME))
+# In seconds, what rounding leaves.
+_NOTHING = 1e-12
+# The share of a class's time without a known FLOP formula that is worth a line.
+_NOTABLE = 0.01
+_DERIVED = ("flop", "tflops", "mamfu", "whole_seconds", "busy_seconds", "gap_seconds")
+
+
+def profile_document(script: str, profile: Profile, top: int | None = 10) -> Document:
+    """Csv holds the classes."""
+    tables = ("classes", "kernels", "gaps", "memory")
+    whole = {name: value for name, value in asdict(profile).items() if name not in tables}
+    blocks: list[Block] = [
+        Lines([*_title(script, profile), *known_ceiling_lines(profile.ceilings)]),
+        Table(class_columns(profile), profile.classes, key="classes"),
+        Table(kernel_columns(profile), profile.kernels, key="kernels", top=top),
+        Table(gap_columns(profile), profile.gaps, key="gaps", top=top),
+        Table(memory_columns(profile.memory), with_peak(profile.memory), key="memory"),
+        Lines(list(_end(profile))),
+        Answer([conclusion(profile)]),
+    ]
+    data = {"script": script, **whole, **{name: getattr(profile, name) for name in _DERIVED}}
+    return Document(f"Profile of {script}", blocks, data)
 
 
 def _title(script: str, profile: Profile) -> Iterator[str]:
     where = profile.device or ("an unknown device" if profile.is_of_device else "the CPU")
+    took = milliseconds(profile.step_seconds)
     if profile.steps is None:
-        yield f"{script} on {where}: {milliseconds(profile.seconds)} ms in all; its steps are not known"
+        yield f"{script} on {where}: {milliseconds(profile.seconds)} ms in all; its steps are unknown"
         return
-    yield f"{script} on {where}: {profile.steps} steps of {milliseconds(profile.step_seconds)} ms with the profiler"
+    yield f"{script} on {where}: {counted(profile.steps, 'step')} of {took} ms with the profiler"
     if profile.unprofiled_step_seconds is not None:
+        slower = profile.step_seconds / profile.unprofiled_step_seconds - 1
         yield (
             f"{milliseconds(profile.unprofiled_step_seconds)} ms without it, in the steps right before: "
-            f"the profiler makes {profile.step_seconds / profile.unprofiled_step_seconds - 1:+.0%}"
+            f"with the profiler a step is {abs(slower):.0%} {'longer' if slower >= 0 else 'shorter'}"
         )
     if profile.tflops is not None:
         share = "" if profile.mamfu is None else f", {profile.mamfu:.1%} MAMFU"
         time = "" if profile.unprofiled_step_seconds is None else " in the time without it"
-        work = significant(profile.flop / profile.steps / 1e12)
-        yield f"a step multiplies {work} TFLOP: {significant(profile.tflops)} TFLOPS{share}{time}"
+        work = rate_text(profile.flop / profile.steps / 1e12, "TFLOP")
+        yield f"a step multiplies {work}: {rate_text(profile.tflops, 'TFLOPS')}{share}{time}"
 
 
-def _class_cells(profile: Profile) -> list[list[str]]:
+def class_columns(profile: Profile) -> list[Column[ClassRow]]:
+    """Times, calls and FLOP are per step for people, and of all steps in csv and json."""
+    steps = profile.steps or 1
+    rows = profile.classes
     return [
-        [
-            row.name,
-            f"{row.share:.1%}",
-            milliseconds(row.visible / (profile.steps or 1)),
-            milliseconds(row.hidden / (profile.steps or 1)) if row.hidden > _NOTHING else DASH,
-            _per_step(row.calls, profile),
-            significant(sum(row.flop.values()) / (profile.steps or 1) / 1e12) if row.flop else DASH,
-            DASH if row.tflops is None else significant(row.tflops),
-            mamfu_cell(row, profile),
-        ]
-        for row in profile.classes
+        Column("class", "class", lambda row: row.name, left=True),
+        Column("share", "share", lambda row: row.share, "{:.1%}".format),
+        Column("step_seconds", "ms", lambda row: row.visible / steps, milliseconds),
+        Column("", "hidden ms", lambda row: row.hidden / steps if row.hidden > _NOTHING else None, milliseconds, 3),
+        Column("", "calls", lambda row: row.calls / steps, importance=3),
+        Column("calls", "", lambda row: row.calls),
+        Column("visible_seconds", "", lambda row: row.visible),
+        Column("hidden_seconds", "", lambda row: row.hidden),
+        Column("flop", "", lambda row: sum(row.flop.values())),
+        Column("dtypes", "", lambda row: " ".join(row.flop)),
+        Column("multiplying_seconds", "", lambda row: row.multiplying),
+        rate_column("", "TFLOP", lambda row: sum(row.flop.values()) / steps / 1e12 or None, rows, importance=4),
+        rate_column("rate_tflops", "TFLOPS", lambda row: row.tflops, rows, importance=2),
+        Column("", "MAMFU", lambda row: mamfu_cell(row, profile), importance=1),
+        Column("mamfu", "", lambda row: row.mamfu),
+        Column("burst_mamfu", "", profile.burst_mamfu),
     ]
 
 
-def mamfu_cell(row: ClassRow, profile: Profile) -> str:
-    """The share of the sustained ceiling, and above it that of the burst ceiling too, where it is known."""
+def kernel_columns(profile: Profile) -> list[Column[KernelRow]]:
+    what = "kernel" if profile.is_of_device else "operation"
+    return [
+        Column("kernel", what, lambda row: row.name, _SHORTENED, left=True, shortest=_SHORTEST_NAME),
+        Column("class", "class", lambda row: row.class_name, importance=2, left=True),
+        *step_columns(profile, "calls", lambda row: row.calls, lambda row: row.seconds),
+        Column("share", "share", lambda row: row.seconds / profile.whole_seconds, "{:.1%}".format),
+        Column("unaligned", "", lambda row: row.unaligned),
+    ]
+
+
+def gap_columns(profile: Profile) -> list[Column[GapRow]]:
+    return [
+        Column("during", "while the host was in", attrgetter("during"), _SHORTENED, left=True, shortest=_SHORTEST_NAME),
+        *step_columns(profile, "gaps in the trace", lambda row: row.count, lambda row: row.seconds),
+        Column("share_of_gaps", "of all gaps", lambda row: row.seconds / profile.gap_seconds, "{:.1%}".format),
+    ]
+
+
+def step_columns(
+    profile: Profile, title: str, count: Callable[[RowT], int], seconds: Callable[[RowT], float]
+) -> list[Column[RowT]]:
+    """Per step for people, of all steps in csv and json."""
+    steps = profile.steps or 1
+    return [
+        Column("", title, lambda row: count(row) / steps, importance=3),
+        Column("", "ms", lambda row: seconds(row) / steps, milliseconds),
+        Column("count", "", count),
+        Column("seconds", "", seconds),
+    ]
+
+
+def with_peak(parts: Sequence[MemoryRow]) -> list[MemoryRow]:
+    """The parts of the peak, and the peak, which is unknown if a part is."""
+    known = [row.nbytes for row in parts if row.nbytes is not None]
+    peak = MemoryRow("peak", sum(known) if len(known) == len(parts) else None)
+    return [*parts, peak] if parts else []
+
+
+def memory_columns(parts: Sequence[MemoryRow]) -> list[Column[MemoryRow]]:
+    peak = with_peak(parts)[-1].nbytes if parts else None
+    return [
+        Column("part", "memory", lambda row: row.name, left=True),
+        Column("bytes", "MiB", lambda row: row.nbytes, lambda nbytes: f"{nbytes / 2**20:.4g}"),
+        Column("share_of_peak", "of the peak", lambda row: peak and row.nbytes and row.nbytes / peak, "{:.1%}".format),
+    ]
+
+
+def milliseconds(seconds: float) -> str:
+    return significant(seconds * 1e3) if seconds else "0"
+
+
+def mamfu_cell(row: ClassRow, profile: Profile) -> str | None:
+    """The share of the sustained ceiling; above it also that of the burst ceiling, if that is known."""
     burst = profile.burst_mamfu(row) if row.mamfu is not None and row.mamfu > 1 else None
-    return DASH if row.mamfu is None else f"{row.mamfu:.1%}" + (f" ({burst:.1%} of burst)" if burst else "")
+    return None if row.mamfu is None else f"{row.mamfu:.1%}" + (f" ({burst:.1%} of burst)" if burst else "")
+
+
+def conclusion(profile: Profile) -> str:
+    """The class that takes most of a step, and idle."""
+    most = max((row for row in profile.classes if row.name != IDLE), key=lambda row: row.share, default=None)
+    idle = ", ".join(f"idle {row.share:.1%}" for row in profile.classes if row.name == IDLE)
+    if most is None:
+        return idle
+    share = "" if most.mamfu is None else f" at {mamfu_cell(most, profile)} MAMFU"
+    return f"most of {'a step' if profile.steps else 'the time'}: {most.name}, {most.share:.1%}{share}; {idle}"
 
 
 def time_lines(profile: Profile) -> Iterator[str]:
-    """How sure idle is, and which classes are above the sustained ceiling."""
+    """How certain idle is, and which classes are above the sustained ceiling."""
     took, busy = profile.unprofiled_step_seconds, profile.busy_seconds / (profile.steps or 1)
     work = f"{milliseconds(busy)} ms of work in the trace"
     seen = (
@@ -114,76 +178,17 @@ def time_lines(profile: Profile) -> Iterator[str]:
             )
 
 
-def _memory_cells(profile: Profile) -> list[list[str]]:
-    """The parts of the peak and the peak itself, in MiB."""
-    parts = [row.nbytes for row in profile.memory]
-    known = [each for each in parts if each is not None]
-    peak = sum(known) if len(known) == len(parts) else None
-    rows = [(row.name, row.nbytes) for row in profile.memory] + [("peak", peak)]
-    return [
-        [
-            name,
-            DASH if nbytes is None else f"{nbytes / 2**20:.4g}",
-            DASH if nbytes is None or not peak else f"{nbytes / peak:.1%}",
-        ]
-        for name, nbytes in rows
-    ]
-
-
-# Seconds: what rounding leaves.
-_NOTHING = 1e-12
-# Of a class's time, what no formula covers is told from here on.
-_TOLD = 0.01
-
-
 def _end(profile: Profile) -> Iterator[str]:
     per = "calls, ms and TFLOP are per step; " if profile.steps else ""
-    yield f"{per}each instant is told in one class: hidden ran beside another"
+    hidden = ": hidden ran beside another" if any(row.hidden > _NOTHING for row in profile.classes) else ""
+    yield f"{per}each instant counts for one class{hidden}"
     if not profile.is_of_device:
         yield "no device worked: these are operations of the CPU, each without those that it calls"
     yield from time_lines(profile)
     for row in profile.classes:
-        if row.flop and row.multiplying < (1 - _TOLD) * row.total:
+        if row.flop and row.multiplying < (1 - _NOTABLE) * row.total:
             known = row.multiplying / row.total
-            yield f"{row.name}: FLOP and TFLOPS are of {known:.0%} of its time; what ran else has no known FLOP"
+            yield f"{row.name}: FLOP and TFLOPS are of {known:.0%} of its time; the rest has no known FLOP"
         if row.name == UNCLASSIFIED:
             yield f"{row.share:.1%} is unclassified: neither its operation nor its kernel is known by name"
     yield from profile.notes
-
-
-def _record(profile: Profile) -> dict[str, Any]:
-    derived = ("flop", "tflops", "mamfu", "whole_seconds", "busy_seconds", "gap_seconds")
-    return {
-        **asdict(profile),
-        **{name: getattr(profile, name) for name in derived},
-        "classes": [_class_record(row, profile) for row in profile.classes],
-    }
-
-
-def _class_record(row: ClassRow, profile: Profile) -> Mapping[str, Any]:
-    return {
-        "class": row.name,
-        "share": row.share,
-        "step_seconds": row.visible / (profile.steps or 1),
-        "visible_seconds": row.visible,
-        "hidden_seconds": row.hidden,
-        "calls": row.calls,
-        "flop": sum(row.flop.values()),
-        "dtypes": " ".join(row.flop),
-        "multiplying_seconds": row.multiplying,
-        "tflops": row.tflops,
-        "mamfu": row.mamfu,
-        "burst_mamfu": profile.burst_mamfu(row),
-    }
-
-
-def _time(seconds: float, profile: Profile, whole: float) -> tuple[str, str]:
-    return milliseconds(seconds / (profile.steps or 1)), f"{seconds / whole:.1%}"
-
-
-def _per_step(count: int, profile: Profile) -> str:
-    return f"{count / (profile.steps or 1):.4g}"
-
-
-def milliseconds(seconds: float) -> str:
-    return significant(seconds * 1e3) if seconds else "0"

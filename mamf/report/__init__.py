@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mamf.report.ceilings import find_summary_record, render_find
+from mamf.report.ceilings import find_summary_record
 from mamf.report.formats import FORMATS as _RENDERERS
-from mamf.report.sweeps import Best, bests, ranked, render, summary_record
+from mamf.report.sweeps import Best, bests, ranked, summary_record
 from mamf.report.text import significant
 
 #: The values of ``--format``.
@@ -16,8 +16,6 @@ __all__ = [
     "bests",
     "find_summary_record",
     "ranked",
-    "render",
-    "render_find",
     "significant",
     "summary_record",
 ]

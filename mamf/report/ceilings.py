@@ -12,7 +12,6 @@ from mamf.logs.records import significant_digits
 from mamf.machine.peaks import find_peak
 from mamf.measurement import TERA, Measurement
 from mamf.report.document import Answer, Block, Document, Lines, Table
-from mamf.report.formats import FORMATS
 from mamf.report.kernels import ceiling_line
 from mamf.report.own_ceilings import ceiling_table
 from mamf.report.remarks import failure_lines
@@ -127,15 +126,3 @@ def find_document(
         ),
     ]
     return Document(f"ceilings of {header['device']['name']}", blocks, {"header": header, "summary": summary})
-
-
-def render_find(
-    format: str,
-    rows: Sequence[Measurement],
-    ceilings: Mapping[str, Ceiling],
-    header: Mapping[str, Any],
-    summary: Mapping[str, Any] | None,
-    width: int | None = None,
-) -> str:
-    """A find in one of mamf.report.FORMATS. ``width``: of the terminal, None for all columns."""
-    return FORMATS[format](find_document(rows, ceilings, header, summary), width)

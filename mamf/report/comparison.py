@@ -1,10 +1,9 @@
-"""A comparison of two runs as table, csv, json or markdown."""
+"""A comparison of two runs."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -12,52 +11,87 @@ from mamf.logs.comparability import Difference
 from mamf.logs.compare import Comparison, Pair
 from mamf.logs.decision import FALSE_ALARMS, TOGETHER, Together
 from mamf.logs.entries import Entry
-from mamf.report.text import Draw, csv_text, drawing, prose, significant
+from mamf.report.document import Answer, Block, Column, Document, Lines, Table, columns_from
+from mamf.report.text import counted, scaled_unit, significant
+from mamf.statistics import Interval
 
 # What two intervals of 95 % cover together; below, a reader should know.
 _USUAL_COVERAGE = 0.9
 _HOST_CLOCK = "host clock"
-_FIGURES = ("A", "B", "B/A", "interval", "verdict", "remarks")
-_RIGHT_ALIGNED = ("A", "B", "B/A")
 
 
-def flat_alone(entry: Entry, other: Entry | None) -> dict[str, Any]:
-    """A row that one log alone has a figure of; ``status``: what became of it in the other."""
-    return {**entry.fields, "tflops": entry.tflops, "status_in_other": other.status if other else "missing"}
+def comparison_document(comparison: Comparison, tolerance: float) -> Document:
+    """``tolerance``: the share by which a row may be slower. ``comparison`` has at least one pair."""
+    table: Table[Pair] = Table(pair_columns(comparison, tolerance), comparison.pairs, remarks=remarks, label=label)
+    together = [together_line(each, comparison, tolerance) for each in comparison.together]
+    blocks: list[Block] = [
+        Lines(head_lines(comparison, tolerance)),
+        table,
+        Lines([*together, *([] if comparison.forced else [chance_line(comparison)])]),
+        Answer(summary_lines(comparison, tolerance)),
+    ]
+    return Document("Comparison", blocks, comparison_data(comparison, tolerance))
+
+
+def pair_columns(comparison: Comparison, tolerance: float) -> list[Column[Pair]]:
+    """For people the fields that vary and the figures; for csv and json what ``Comparison.rows`` gives."""
+    pairs = comparison.pairs
+    flat = {id(pair): row for pair, row in zip(pairs, comparison.rows(tolerance), strict=True)}
+    _, factor = unit_of(pairs)
+
+    def field(name: str) -> Callable[[Pair], object]:
+        return lambda pair: pair.fields[name]
+
+    return [
+        *(Column("", name, field(name), str, importance=1, left=True) for name in varying(pairs)),
+        Column("", "shape", shapes, left=True),
+        Column("", "A", lambda pair: (pair.a.tflops or 0.0) * factor, significant, importance=2),
+        Column("", "B", lambda pair: (pair.b.tflops or 0.0) * factor, significant, importance=2),
+        Column("", "B/A", lambda pair: pair.ratio, "{:.4f}".format),
+        Column("", "interval", lambda pair: pair.interval, ratio_interval_cell, importance=3, left=True),
+        Column("", "verdict", lambda pair: pair.verdict(tolerance), left=True),
+        *columns_from(pairs, lambda pair: flat[id(pair)], titled=False),
+    ]
 
 
 def varying(pairs: Sequence[Pair]) -> list[str]:
-    """Fields that take several values, but for the shape, which is always shown."""
+    """Fields with several values, without the shape, which is always shown."""
     names = [name for name in pairs[0].fields if name != "shape"]
     return [name for name in names if len({pair.fields[name] for pair in pairs}) > 1]
 
 
-def cells(pair: Pair, names: Iterable[str], tolerance: float) -> list[str]:
-    interval, a, b = pair.interval, pair.a, pair.b
-    assert a.tflops is not None and b.tflops is not None
-    remarks = []
-    if round(interval.coverage, 9) < _USUAL_COVERAGE:
-        remarks.append(f"few samples: the interval covers at least {100 * interval.coverage:.0f} %")
+def shapes(pair: Pair) -> str:
+    return pair.a.shape if pair.a.shape == pair.b.shape else f"{pair.a.shape} / {pair.b.shape}"
+
+
+def ratio_interval_cell(interval: Interval) -> str:
+    return f"{interval.low:.4f} to {interval.high:.4f}"
+
+
+def unit_of(pairs: Sequence[Pair]) -> tuple[str, float]:
+    """The unit in which people read the rates, and its factor."""
+    return scaled_unit(pairs[0].a.unit, [rate for pair in pairs for rate in (pair.a.tflops, pair.b.tflops) if rate])
+
+
+def label(pair: Pair) -> str:
+    return f"{pair.fields.get('regime', '')} {shapes(pair)} by {pair.b.kernel}".strip()
+
+
+def remarks(pair: Pair) -> list[str]:
+    found = []
+    if round(pair.interval.coverage, 9) < _USUAL_COVERAGE:
+        found.append(f"few samples: the interval covers at least {100 * pair.interval.coverage:.0f} %")
     if not pair.is_of_one_device:
         width = 100 * pair.correction * pair.correction_half_width
         corrected = f"corrected by {100 * (pair.correction - 1):+.2f} +-{width:.2f} %"
-        remarks.append(f"two devices, {corrected if pair.is_comparable else 'never compared'}")
-    return [
-        *(str(pair.fields[name]) for name in names),
-        a.shape if a.shape == b.shape else f"{a.shape} / {b.shape}",
-        significant(a.tflops),
-        significant(b.tflops),
-        f"{pair.ratio:.4f}",
-        f"{interval.low:.4f} to {interval.high:.4f}",
-        pair.verdict(tolerance),
-        ", ".join(remarks),
-    ]
+        found.append(f"two devices, {corrected if pair.is_comparable else 'never compared'}")
+    return found
 
 
-def title(comparison: Comparison, tolerance: float) -> list[str]:
+def head_lines(comparison: Comparison, tolerance: float) -> list[str]:
     """What is compared, what differs beside the figures, and what all rows have in common."""
-    first, common = comparison.pairs[0], set(comparison.pairs[0].fields) - set(varying(comparison.pairs)) - {"shape"}
-    shared = [f"{name} {value}" for name, value in first.fields.items() if name in common]
+    first, varied = comparison.pairs[0], {*varying(comparison.pairs), "shape"}
+    shared = [f"{name} {value}" for name, value in first.fields.items() if name not in varied]
     kernels = [each for each in comparison.dropped if each.what == "kernel"]
     lines = [
         f"{letter}: {side.name}, {side.header['device']['name']}, {side.header.get('started', 'of unknown date')}"
@@ -66,78 +100,86 @@ def title(comparison: Comparison, tolerance: float) -> list[str]:
     ]
     if "shape" not in first.fields:
         shared.append("the ceilings of two finds")
-    lines += _line("not comparable, compared anyway: ", comparison.forced)
-    lines += _line("rows are paired without the kernel, which differs: ", kernels)
-    lines += _line("the runs differ in ", comparison.noted)
+    lines += difference_lines("not comparable, compared anyway: ", comparison.forced)
+    lines += difference_lines("rows are paired without the kernel, which differs: ", kernels)
+    lines += difference_lines("the runs differ in ", comparison.noted)
     if crossed := sum(not pair.is_of_one_device for pair in comparison.pairs):
         of_one = len(comparison.pairs) - crossed
         lines.append(f"rows: {of_one} of one device, {crossed} of two, corrected by the reference that both measured")
+    unit, _ = unit_of(comparison.pairs)
     return [
         *lines,
         f"all rows: {', '.join(shared)}",
-        f"medians in {first.a.unit}; B/A above 1: B is faster; SAME: 95 % interval within 1 +- {percent(tolerance)}",
+        f"medians in {unit}; B/A above 1: B is faster; SAME: 95 % interval within 1 +- {percent_of(tolerance)}",
     ]
 
 
-def _line(what: str, differences: Sequence[Difference]) -> list[str]:
+def difference_lines(what: str, differences: Sequence[Difference]) -> list[str]:
+    """A line if there are differences."""
     return [what + ", ".join(map(str, differences))] if differences else []
 
 
-def percent(share: float) -> str:
+def percent_of(share: float) -> str:
     return f"{100 * share:g} %"
 
 
+def together_line(each: Together, comparison: Comparison, tolerance: float) -> str:
+    """What all rows of a regime say together, and the smallest loss of all that would have been found."""
+    interval, threshold = each.interval, f"more than {percent_of(TOGETHER * tolerance)}"
+    figures = f"{each.ratio:.4f}, {percent_of(round(interval.coverage, 4))} interval {ratio_interval_cell(interval)}"
+    if each.is_regression(tolerance):
+        found = f"slower by {threshold}"
+    elif interval.high < 1:
+        found = f"slower, and not by {threshold}"
+    elif interval.low > 1:
+        found = "faster"
+    else:
+        smallest = percent_of(round(each.smallest_loss(tolerance), 4))
+        found = f"no common change; a uniform loss below {smallest} could not have been found"
+    return f"{each.regime}, {each.rows} rows together ({comparison.design.label}): B/A {figures}: {found}"
+
+
+def chance_line(comparison: Comparison) -> str:
+    """The chance that anything is called slower although nothing is."""
+    is_calibrated = comparison.a.header.get("timer") != _HOST_CLOCK
+    chance = f"at most {percent_of(FALSE_ALARMS)}" if is_calibrated else "unknown with a host clock"
+    return f"chance of a false alarm (exit code 3) for the whole comparison: {chance}"
+
+
 def summary_lines(comparison: Comparison, tolerance: float) -> list[str]:
+    """Rows by verdict, and what is slower."""
     counts = ", ".join(f"{count} {verdict}" for verdict, count in comparison.counts(tolerance).items())
     alone = ", ".join(
         f"{len(rows)} only in {name}{_what_became(rows, other)}"
         for name, other, rows in (("A", "B", comparison.only_a), ("B", "A", comparison.only_b))
     )
-    rows = "row" if len(comparison.pairs) == 1 else "rows"
-    lines = [
-        f"{len(comparison.pairs)} {rows}: {counts}; geometric mean B/A {comparison.geometric_mean_ratio:.4f}; {alone}"
-    ]
+    mean = f"geometric mean B/A {comparison.geometric_mean_ratio:.4f}"
+    return [f"{counted(len(comparison.pairs), 'row')}: {counts}; {mean}; {alone}", slower_line(comparison, tolerance)]
+
+
+def slower_line(comparison: Comparison, tolerance: float) -> str:
+    """What is slower, if anything is."""
+    together = ", ".join(each.regime for each in comparison.together if each.is_regression(tolerance))
     if regressions := comparison.regressions(tolerance):
         worst = regressions[0]
-        lines.append(
-            f"slower by more than {percent(tolerance)}: {len(regressions)}, the most {worst.b.shape} "
-            f"by {worst.b.kernel} ({percent(round(worst.ratio - 1, 4))})"
+        return (
+            f"slower by more than {percent_of(tolerance)}: {counted(len(regressions), 'row')}, the most "
+            f"{worst.b.shape} by {worst.b.kernel} ({percent_of(round(worst.ratio - 1, 4))})"
         )
-    lines += [_told_together(each, comparison, tolerance) for each in comparison.together]
-    if not comparison.forced:
-        is_calibrated = comparison.a.header.get("timer") != _HOST_CLOCK
-        chance = f"at most {percent(FALSE_ALARMS)}" if is_calibrated else "unknown with a host clock"
-        lines.append(f"chance of a false alarm (exit code 3) for the whole comparison: {chance}")
-    return lines
-
-
-def _told_together(each: Together, comparison: Comparison, tolerance: float) -> str:
-    """What all rows of a regime say together, and the smallest loss of all that would have been found."""
-    interval, counted = each.interval, f"more than {percent(TOGETHER * tolerance)}"
-    figures = (
-        f"{each.ratio:.4f}, {percent(round(interval.coverage, 4))} interval {interval.low:.4f} to {interval.high:.4f}"
-    )
-    if each.is_regression(tolerance):
-        found = f"slower by {counted}"
-    elif interval.high < 1:
-        found = f"slower, and not by {counted}"
-    elif interval.low > 1:
-        found = "faster"
-    else:
-        smallest = percent(round(each.smallest_loss(tolerance), 4))
-        found = f"no common change; a uniform loss below {smallest} could not have been found"
-    return f"{each.regime}, {each.rows} rows together ({comparison.design.label}): B/A {figures}: {found}"
+    if together:
+        return f"slower by more than {percent_of(TOGETHER * tolerance)}: all rows together, in {together}"
+    return f"no regression beyond {percent_of(tolerance)}"
 
 
 def _what_became(rows: Sequence[tuple[Entry, Entry | None]], other: str) -> str:
-    """Statuses of rows that the other log tried and has no figure of."""
+    """Statuses of rows that the other log tried without getting a figure."""
     counts = Counter(there.status for _, there in rows if there is not None)
-    told = ", ".join(f"{count} {status} in {other}" for status, count in counts.items())
-    return f" ({told})" if told else ""
+    statuses = ", ".join(f"{count} {status} in {other}" for status, count in counts.items())
+    return f" ({statuses})" if statuses else ""
 
 
-def comparison_record(comparison: Comparison, tolerance: float) -> dict[str, Any]:
-    """Everything as JSON values."""
+def comparison_data(comparison: Comparison, tolerance: float) -> dict[str, Any]:
+    """What json holds beside the rows."""
     return {
         "a": {"log": comparison.a.name, "tier": comparison.a.tier, "header": comparison.a.header},
         "b": {"log": comparison.b.name, "tier": comparison.b.tier, "header": comparison.b.header},
@@ -148,7 +190,6 @@ def comparison_record(comparison: Comparison, tolerance: float) -> dict[str, Any
         "design": comparison.design.label,
         "chance_of_false_alarm": None if comparison.forced else FALSE_ALARMS,
         "together": [each.flat(tolerance) for each in comparison.together],
-        "rows": comparison.rows(tolerance),
         "only_in_a": [flat_alone(*each) for each in comparison.only_a],
         "only_in_b": [flat_alone(*each) for each in comparison.only_b],
         "summary": {
@@ -159,21 +200,6 @@ def comparison_record(comparison: Comparison, tolerance: float) -> dict[str, Any
     }
 
 
-def drawn(comparison: Comparison, tolerance: float, draw: Draw) -> str:
-    """The table of the rows."""
-    names = varying(comparison.pairs)
-    columns = (*names, "shape", *_FIGURES)
-    lines = [cells(pair, names, tolerance) for pair in comparison.pairs]
-    return draw(columns, lines, [name for name in columns if name not in _RIGHT_ALIGNED])
-
-
-def render_comparison(format: str, comparison: Comparison, tolerance: float, width: int | None = None) -> str:
-    """A comparison in one of mamf.report.FORMATS. ``width``: of the terminal, None for all columns."""
-    if format == "json":
-        return json.dumps(comparison_record(comparison, tolerance), indent=2) + "\n"
-    if format == "csv":
-        return csv_text(comparison.rows(tolerance))
-    shown = drawn(comparison, tolerance, drawing(format, width))
-    gap = "\n" if format == "markdown" else ""
-    head, foot = (prose(tell(comparison, tolerance), format, gap).rstrip("\n") for tell in (title, summary_lines))
-    return f"{head}\n\n{shown}\n{foot}\n"
+def flat_alone(entry: Entry, other: Entry | None) -> dict[str, Any]:
+    """A row with a figure in one log alone; ``status_in_other``: what became of it in the other."""
+    return {**entry.fields, "tflops": entry.tflops, "status_in_other": other.status if other else "missing"}

@@ -25,6 +25,7 @@ class Column(Generic[RowT]):
     - ``read``: its value with full precision, None if a row has none.
     - ``format``: how people read a value that is not None.
     - ``importance``: 0 is always shown; a narrow terminal drops the columns with the highest numbers first.
+    - ``shortest``: characters to which a narrow terminal may cut long names, before it drops columns; 0 for none.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Column(Generic[RowT]):
     format: Callable[[Any], str] = plain
     importance: int = 0
     left: bool = False
+    shortest: int = 0
 
     def cell(self, row: RowT) -> str:
         value = self.read(row)

@@ -1,90 +1,81 @@
-"""Where the datasheet's FLOPS went: as table, csv, json and markdown."""
+"""Where the datasheet's FLOPS went: the steps down from the datasheet, and the effect of the data."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from typing import Any
 
 from mamf.ceilings.explanation import NORMAL, FallStep, by_data, row_of
 from mamf.measurement import Measurement
 from mamf.regimes.names import BURST
-from mamf.report.text import DASH, by_column, csv_text, drawing, interval_cell, prose, significant, whole
-
-_LEFT = ("step", "interval", "cause", "data")
-
-
-def flat_step(step: FallStep, first: float | None) -> dict[str, Any]:
-    """A step as named columns; ``first``: TFLOPS of the datasheet."""
-    interval = step.interval
-    seen = step.row.conditions if step.row is not None else None
-    return {
-        "step": step.name,
-        "tflops": step.tflops,
-        "interval_low": interval and interval.low,
-        "interval_high": interval and interval.high,
-        "change": step.change,
-        "share_of_datasheet": step.tflops / first if step.tflops is not None and first else None,
-        "clock_mhz": seen and seen.clock_hz and seen.clock_hz / 1e6,
-        "watts": seen and seen.watts,
-        "cause": step.cause,
-    }
+from mamf.report.columns import interval_columns, sensor_columns
+from mamf.report.document import Answer, Column, Document, Lines, Table
+from mamf.report.text import percent, significant
 
 
-def step_cells(step: FallStep, first: float | None) -> dict[str, str]:
-    flat, interval = flat_step(step, first), step.interval
-    share, clock = flat["share_of_datasheet"], flat["clock_mhz"]
-    return {
-        "step": step.name,
-        "TFLOPS": DASH if step.tflops is None else significant(step.tflops),
-        "change": _percent(step.change),
-        "of datasheet": DASH if share is None else f"{100 * share:.1f} %",
-        "interval": DASH if interval is None else interval_cell(interval),
-        "MHz": whole(clock),
-        "W": whole(flat["watts"]),
-        "cause": step.cause,
-    }
+def explanation_document(
+    steps: Sequence[FallStep], rows: Sequence[Measurement], head: Sequence[str], foot: Sequence[str] = ()
+) -> Document:
+    """``head`` and ``foot``: lines around the tables. Csv holds the steps."""
+    normal = row_of(rows, NORMAL, BURST)
+    by_step: Table[FallStep] = Table(
+        step_columns(steps[0].tflops),
+        steps,
+        key="steps",
+        remarks=lambda step: [step.cause],
+        label=lambda step: step.name,
+    )
+    data = Table(data_columns(normal), by_data(rows), key="burst_by_data")
+    return Document("Where the FLOPS went", [Lines(head), by_step, data, Lines(foot), Answer(conclusion(steps))])
 
 
-def data_cells(row: Measurement, normal: Measurement | None) -> dict[str, str]:
-    """What a burst gives on one kind of data, beside normal data."""
-    clock = row.conditions.clock_hz
-    change = row.best_rate / normal.best_rate - 1 if normal is not None and normal.ok else None
-    return {
-        "data": row.problem.data,
-        "TFLOPS": significant(row.best_rate),
-        "to normal": _percent(change),
-        "MHz": whole(clock and clock / 1e6),
-        "W": whole(row.conditions.watts),
-    }
+def step_columns(datasheet: float | None) -> list[Column[FallStep]]:
+    """``datasheet``: its peak in TFLOPS."""
+
+    def share(step: FallStep) -> float | None:
+        return step.tflops / datasheet if step.tflops is not None and datasheet else None
+
+    return [
+        Column("step", "step", lambda step: step.name, left=True),
+        Column("rate_tflops", "TFLOPS", lambda step: step.tflops, significant),
+        Column("change", "change", lambda step: step.change, change_cell),
+        Column("share_of_datasheet", "% of datasheet", share, percent, importance=1),
+        *interval_columns(lambda step: step.interval, "rate_{}_tflops"),
+        *sensor_columns(lambda step: step.row and step.row.conditions),
+        Column("cause", "", lambda step: step.cause),
+    ]
 
 
-def _percent(change: float | None) -> str:
-    return DASH if change is None else f"{100 * change:+.1f} %"
+def data_columns(normal: Measurement | None) -> list[Column[Measurement]]:
+    """A burst on each kind of data, compared with normal data."""
+
+    def change(row: Measurement) -> float | None:
+        return row.best_rate / normal.best_rate - 1 if normal is not None and normal.ok else None
+
+    return [
+        Column("data", "data", lambda row: row.problem.data, left=True),
+        Column("rate_tflops", "TFLOPS", lambda row: row.best_rate, significant),
+        Column("change_to_normal", "to normal", change, change_cell),
+        *sensor_columns(lambda row: row.conditions),
+    ]
 
 
-def render_explanation(
-    format: str,
-    steps: Sequence[FallStep],
-    rows: Sequence[Measurement],
-    head: Sequence[str],
-    foot: Sequence[str] = (),
-    width: int | None = None,
-) -> str:
-    """In one of mamf.report.FORMATS; csv holds the steps. ``head`` and ``foot``: lines around it."""
+def change_cell(change: float) -> str:
+    return f"{100 * change:+.1f} %"
+
+
+def conclusion(steps: Sequence[FallStep]) -> list[str]:
+    """What is left of the datasheet's peak, and the step that costs most."""
+    known = [step for step in steps if step.tflops is not None]
+    lost = [step for step in known if step.change is not None and step.change < 0]
+    if not lost:
+        return []
+    last, most = known[-1], min(lost, key=lambda step: step.change or 0.0)
     first = steps[0].tflops
-    flat = [flat_step(step, first) for step in steps]
-    if format == "csv":
-        return csv_text(flat)
-    data, normal = by_data(rows), row_of(rows, NORMAL, BURST)
-    if format == "json":
-        rates = {row.problem.data: row.best_rate for row in data}
-        return json.dumps({"steps": flat, "burst_tflops_by_data": rates}, indent=2) + "\n"
-    draw = drawing(format, width)
-    parts = [prose(head, format), draw(*by_column(step_cells(step, first) for step in steps), _LEFT)]
-    if data:
-        parts.append(draw(*by_column(data_cells(row, normal) for row in data), _LEFT))
-    return "\n".join([*parts, prose(foot, format)])
+    share = f", {percent(last.tflops / first)} % of the datasheet" if first and last.tflops else ""
+    return [
+        f"{last.name}: {significant(last.tflops or 0.0)} TFLOPS{share}; "
+        f"the largest loss: {most.name}, {change_cell(most.change or 0.0)}"
+    ]
 
 
 def title(row: Measurement) -> str:

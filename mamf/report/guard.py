@@ -1,12 +1,13 @@
-"""What a guard found: lines, markdown for a pull request, and junit XML, the form that CI systems show."""
+"""What a guard found: its verdict, row by row, and junit XML for CI systems."""
 
 from __future__ import annotations
 
 from xml.etree import ElementTree
 
 from mamf.logs.guarding import Guarded, Judged
-from mamf.report.comparison import percent, render_comparison
-from mamf.report.text import prose, significant
+from mamf.report.comparison import comparison_document, percent_of
+from mamf.report.document import Answer, Document, Lines
+from mamf.report.text import counted, significant
 from mamf.text import visible
 
 _JUNIT = {"regression": "failure", "failed": "error", "new": "skipped", "undecided": "skipped"}
@@ -14,39 +15,39 @@ _JUNIT = {"regression": "failure", "failed": "error", "new": "skipped", "undecid
 
 def verdict_line(found: Guarded) -> str:
     """The guard in a line."""
-    counts, rows, slower = found.counts(), len(found.rows), f"slower by more than {percent(found.tolerance)}"
-    told = []
+    counts, rows, slower = found.counts(), len(found.rows), f"slower by more than {percent_of(found.tolerance)}"
+    reasons = []
     if counts["regression"]:
-        told.append(f"{counts['regression']} of {rows} rows {slower}, confirmed by fresh visits")
+        reasons.append(f"{counts['regression']} of {counted(rows, 'row')} {slower}, confirmed by fresh visits")
     if counts["failed"]:
-        told.append(f"{counts['failed']} of {rows} rows have no figure any more")
+        reasons.append(f"{counts['failed']} of {counted(rows, 'row')} without a figure now")
     if counts["undecided"]:
-        told.append(
-            f"{counts['undecided']} of {rows} rows undecided: they scatter too much, or too few visits were made"
+        reasons.append(
+            f"{counts['undecided']} of {counted(rows, 'row')} undecided: they scatter too much, "
+            "or too few visits were made"
         )
     if found.unfinished:
-        told.append(f"not finished: {found.unfinished}")
-    if not told:
-        told.append(
-            f"none of {rows} rows is {slower}" if found.is_finished else "no row was compared with the baseline"
-        )
+        reasons.append(f"not finished: {found.unfinished}")
+    if not reasons:
+        none = f"none of {counted(rows, 'row')} is {slower}"
+        reasons.append(none if found.is_finished else "no row was compared with the baseline")
     verdict = "FAILED" if found.is_failed else "PASSED" if found.is_finished else "UNDECIDED"
-    return f"guard {verdict}: {', '.join(told)}"
+    return f"guard {verdict}: {', '.join(reasons)}"
 
 
 def row_lines(found: Guarded) -> list[str]:
-    """What is not as it should be, a line each."""
+    """A line for each row that is not ok."""
     return [f"{row.outcome}: {name(row)}: {message(row)}" for row in found.rows if row.outcome != "ok"]
 
 
 def name(row: Judged) -> str:
-    """A row in words: kernel, shape, and what else it is of."""
+    """A row in words: kernel, shape, and its other fields."""
     others = [f"{field} {value}" for field, value in row.entry.fields.items() if field not in ("shape", "kernel")]
     return f"{row.entry.kernel} {row.entry.shape} ({', '.join(others)})"
 
 
 def message(row: Judged) -> str:
-    """What was found of a row."""
+    """What was found for a row."""
     if row.pair is None:
         return "not in the baseline" if row.outcome == "new" else f"{row.entry.status}: {row.entry.reason}"
     a, b, interval = row.pair.a, row.pair.b, row.pair.interval
@@ -58,17 +59,21 @@ def message(row: Judged) -> str:
     )
 
 
-def render_guard(format: str, found: Guarded, width: int | None = None) -> str:
-    """A guard in one of mamf.report.FORMATS: the comparison with its baseline, and for readers what is made of it."""
-    shown = render_comparison(format, found.comparison, found.tolerance, width) if found.comparison.pairs else ""
-    if format in ("csv", "json"):
-        return shown
-    gap = "\n" if format == "markdown" else ""
-    return f"{prose([verdict_line(found), *row_lines(found)], format, gap).rstrip()}\n\n{shown}"
+def guard_document(found: Guarded) -> Document:
+    """The comparison with the baseline, and the verdict."""
+    answer = Answer([*row_lines(found), verdict_line(found)])
+    data = {"guard": {"verdict": verdict_line(found), "rows": found.counts()}}
+    if not found.comparison.pairs:
+        return Document("Guard", [answer], data)
+    compared = comparison_document(found.comparison, found.tolerance)
+    blocks = [Lines(each.texts) if isinstance(each, Answer) else each for each in compared.blocks]
+    return Document("Guard", [*blocks, answer], {**compared.data, **data})
 
 
 def junit(found: Guarded, suite: str, seconds: float) -> str:
-    """A suite of a test a row: regressions fail, rows without a figure are errors, what was not judged is skipped."""
+    """A suite with a test for each row: regressions fail, rows without a figure are errors, undecided and new rows are
+    skipped.
+    """
     counts = found.counts()
     top = ElementTree.Element(
         "testsuite",

@@ -7,13 +7,7 @@ from collections.abc import Iterator
 
 from mamf.logs.legacy import STATISTICS, TIER, FinderRun, Reported
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table
-from mamf.report.formats import FORMATS
 from mamf.report.text import counted, plain, whole
-
-
-def render_legacy(form: str, run: FinderRun, top: int | None = 10, width: int | None = None) -> str:
-    """``form``: of mamf.report.FORMATS. ``top``: rows of a table, best first; None for all, as csv and json do."""
-    return FORMATS[form](finder_document(run, top), width)
 
 
 def finder_document(run: FinderRun, top: int | None = None) -> Document:

@@ -7,16 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from mamf.ceilings.ceiling import Ceiling
-from mamf.ceilings.known import KnownCeilings
-from mamf.ceilings.roof import Roofs
-from mamf.ceilings.share import Ceilings
 from mamf.logs.known import operation_called
 from mamf.logs.records import significant_digits
 from mamf.logs.run_log import OwnCeilings
 from mamf.measurement import Measurement
 from mamf.report.devices import device_lines, drift_lines, flat_device
 from mamf.report.document import Answer, Block, Document, Lines, Table
-from mamf.report.formats import FORMATS
 from mamf.report.groups import group_title, grouped, label, shape_title
 from mamf.report.own_ceilings import brief, ceiling_table, ceiling_title, problem_title
 from mamf.report.remarks import best_lines, failure_lines, remarks
@@ -128,28 +124,6 @@ def operation_name(rows: Sequence[Measurement], header: Mapping[str, Any]) -> st
     """The operation of the rows that are ranked; of a log without rows that of its plan."""
     ranked = (row.operation for row in rows if not row.is_reference and not row.phase)
     return next(ranked, None) or str(header["plan"].get("operation", "matmul"))
-
-
-def render_kernels(
-    format: str,
-    rows: Sequence[Measurement],
-    header: Mapping[str, Any],
-    summary: Mapping[str, Any] | None,
-    top: int | None = None,
-    width: int | None = None,
-    ceilings: OwnCeilings | None = None,
-    roofs: Roofs | None = None,
-    known: KnownCeilings | None = None,
-    shared: Ceilings | None = None,
-    baseline: str | None = None,
-) -> str:
-    """A run of kernels in one of mamf.report.FORMATS. ``width``: of the terminal, None for all columns; ``ceilings``:
-    confirmed by the run; ``roofs``, ``known``, ``shared``: that rows are shares of.
-    """
-    shares = Shares(header, shared or {}, known or {}, roofs)
-    return FORMATS[format](
-        kernels_document(rows, shares, summary, top=top, confirmed=ceilings, baseline=baseline), width
-    )
 
 
 def kernels_summary_record(

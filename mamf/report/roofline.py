@@ -1,112 +1,18 @@
-"""Roofs, the balance points between them, and how far rows lie below: as table, csv, json and markdown."""
+"""Roofs, the balance points between them, and how far rows lie below."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from mamf.ceilings.ceiling import Ceiling
-from mamf.ceilings.roof import LEVELS, RoofPoint, Roofs, point_of
+from mamf.ceilings.roof import LEVELS, MEMORY, NEAR, RoofPoint, Roofs, point_of
 from mamf.logs.known import operation_called
 from mamf.measurement import Measurement
 from mamf.operations.bandwidth.shapes import CACHES_OF_MEMORY
-from mamf.report.text import DASH, by_column, csv_text, drawing, interval_cell, prose, significant
-from mamf.statistics import CONFIDENCE, Interval
-
-_LEFT_ROOFS = ("roof", "regime", "unit", "interval", "at", "kernel")
-_LEFT_POINTS = ("row", "kernel", "regime", "dtype", "unit", "what bounds it")
-
-
-def points_of(rows: Iterable[Measurement], roofs: Roofs) -> list[RoofPoint]:
-    """Measured rows under their roofs; what a search took on its way, and references, are left out."""
-    kept = [row for row in rows if row.ok and not row.is_reference and not row.phase]
-    return [point_of(row, roofs, named(row)) for row in kept]
-
-
-def named(row: Measurement) -> str:
-    """Its shape, and what sets its problem apart."""
-    return ", ".join([str(row.shape), *operation_called(row.operation).words(row.problem)])
-
-
-def flat_roofs(roofs: Roofs) -> list[dict[str, Any]]:
-    """Each ceiling as named columns; ``balance_*``: FLOP per byte at which a level of bandwidth meets a ceiling of
-    computing.
-    """
-    found = [_flat(dtype, ceiling, roofs) for (dtype, _), ceiling in roofs.compute.items()]
-    return found + [_flat(level, ceiling, roofs) for (level, _), ceiling in roofs.bandwidth.items()]
-
-
-def _flat(name: str, ceiling: Ceiling, roofs: Roofs) -> dict[str, Any]:
-    regime, problem = ceiling.regime, ceiling.problem
-    computes = ceiling.unit == "TFLOPS"
-    met = {level: roofs.bandwidth.get((level, regime)) if computes else None for level in LEVELS}
-    return {
-        "roof": name,
-        "regime": regime,
-        "rate": ceiling.rate,
-        "unit": ceiling.unit,
-        "interval_low": ceiling.interval.low,
-        "interval_high": ceiling.interval.high,
-        "at": ", ".join([str(ceiling.shape), *operation_called(problem.operation).words(problem)]),
-        "kernel": ceiling.kernel,
-        **{f"balance_{level}": ceiling.rate / each.rate if each else None for level, each in met.items()},
-    }
-
-
-def roof_cells(roofs: Roofs) -> list[dict[str, str]]:
-    """The same as text; balance points only of levels that are known."""
-    known = [level for level in LEVELS if any(level == name for name, _ in roofs.bandwidth)]
-    return [
-        {
-            "roof": flat["roof"],
-            "regime": flat["regime"],
-            "rate": significant(flat["rate"]),
-            "unit": flat["unit"],
-            **{f"FLOP/byte of {level}": _figure(flat[f"balance_{level}"]) for level in known},
-            "interval": interval_cell(Interval(flat["interval_low"], flat["interval_high"], CONFIDENCE)),
-            "at": flat["at"],
-            "kernel": flat["kernel"],
-        }
-        for flat in flat_roofs(roofs)
-    ]
-
-
-def _figure(value: float | None) -> str:
-    return DASH if value is None else significant(value)
-
-
-def flat_point(point: RoofPoint) -> dict[str, Any]:
-    """A row as named columns."""
-    return {**asdict(point), "share": point.share}
-
-
-def point_cells(point: RoofPoint) -> dict[str, str]:
-    return {
-        "row": point.name,
-        "kernel": point.kernel,
-        "regime": point.regime,
-        "dtype": point.dtype,
-        "FLOP/byte": _figure(point.intensity),
-        "rate": significant(point.rate),
-        "unit": point.unit,
-        "roof": _figure(point.roof),
-        "% of roof": DASH if point.share is None else f"{100 * point.share:.1f}",
-        "what bounds it": point.verdict or DASH,
-    }
-
-
-def missing(roofs: Roofs, points: Iterable[RoofPoint]) -> list[str]:
-    """Why some roofs are not there, a line each."""
-    lines = []
-    for regime in roofs.regimes:
-        for level in LEVELS:
-            if (level, regime) not in roofs.bandwidth:
-                lines.append(f"no bandwidth of {level} is known in {regime}: {_REASONS[level]}")
-    without = sorted({(point.dtype, point.regime) for point in points if point.roof is None and point.unit == "TFLOPS"})
-    return lines + [f"no roof over {dtype} in {regime}: one of its ceilings is not known" for dtype, regime in without]
-
+from mamf.report.columns import interval_columns
+from mamf.report.document import Answer, Block, Column, Document, Lines, Table
+from mamf.report.text import counted, percent, rate_text, significant
 
 _REASONS = {
     "cache": "no ceiling is of arrays that fit the cache, in several passes ('mamf roofline' measures them)",
@@ -114,31 +20,114 @@ _REASONS = {
 }
 
 
-def render_roofline(
-    format: str,
-    roofs: Roofs,
-    points: Sequence[RoofPoint],
-    head: Sequence[str],
-    foot: Sequence[str] = (),
-    top: int | None = None,
-    width: int | None = None,
-) -> str:
-    """In one of mamf.report.FORMATS; csv holds the rows, or without any the roofs, json everything.
+class Named(NamedTuple):
+    """A ceiling with the dtype, or the level of memory, that it is the roof of."""
 
-    ``head`` and ``foot``: lines around it. ``top``: so many of the rows, those nearest to their roof; None for all.
+    name: str
+    ceiling: Ceiling
+
+
+def points_of(rows: Iterable[Measurement], roofs: Roofs) -> list[RoofPoint]:
+    """Measured rows under their roofs, without references and the rows of a search."""
+    kept = [row for row in rows if row.ok and not row.is_reference and not row.phase]
+    return [point_of(row, roofs, named(row)) for row in kept]
+
+
+def named(row: Measurement | Ceiling) -> str:
+    """Its shape, and what sets its problem apart."""
+    return ", ".join([str(row.shape), *operation_called(row.problem.operation).words(row.problem)])
+
+
+def roofline_document(
+    roofs: Roofs, points: Sequence[RoofPoint], head: Sequence[str], foot: Sequence[str] = (), top: int | None = None
+) -> Document:
+    """``head`` and ``foot``: lines around the tables. ``top``: how many rows people see, those nearest to their roof
+    first; None for all. Csv holds the rows, or the roofs if there are no rows.
     """
     best_first = sorted(points, key=lambda point: -1.0 if point.share is None else point.share, reverse=True)
-    if format == "csv":
-        return csv_text([flat_point(point) for point in best_first] or flat_roofs(roofs))
-    if format == "json":
-        content = {"device": roofs.device, "roofs": flat_roofs(roofs), "rows": list(map(flat_point, best_first))}
-        return json.dumps(content, indent=2) + "\n"
-    draw = drawing(format, width)
-    parts = [prose(head, format), draw(*by_column(roof_cells(roofs)), _LEFT_ROOFS)]
-    shown = best_first if top is None else best_first[:top]
-    if shown:
-        parts.append(draw(*by_column(map(point_cells, shown)), _LEFT_POINTS))
-    told = [*missing(roofs, points), *foot]
-    if len(shown) < len(best_first):
-        told.insert(0, f"... and {len(best_first) - len(shown)} more rows (--top all shows them)")
-    return "\n".join([*parts, prose(told, format)])
+    ceilings = [Named(name, each) for kind in (roofs.compute, roofs.bandwidth) for (name, _), each in kind.items()]
+    blocks: list[Block] = [
+        Lines(head),
+        Table(roof_columns(roofs), ceilings, key="roofs"),
+        Table(POINT_COLUMNS, best_first, top=top),
+        Lines([*missing(roofs, points), *foot]),
+        Answer(list(conclusion(roofs, best_first))),
+    ]
+    return Document(f"Roofs of {roofs.device}", blocks, {"device": roofs.device}, main="rows" if points else "roofs")
+
+
+def roof_columns(roofs: Roofs) -> list[Column[Named]]:
+    """``balance_*``: the FLOP per byte at which a level of bandwidth meets a ceiling of computing."""
+
+    def balance(level: str) -> Callable[[Named], float | None]:
+        return lambda roof: balance_point(roofs, roof.ceiling, level)
+
+    return [
+        Column("roof", "roof", lambda roof: roof.name, left=True),
+        Column("regime", "regime", lambda roof: roof.ceiling.regime, left=True),
+        Column("", "rate", lambda roof: rate_text(roof.ceiling.rate, roof.ceiling.unit)),
+        Column("rate", "", lambda roof: roof.ceiling.rate),
+        Column("unit", "", lambda roof: roof.ceiling.unit),
+        *(
+            Column(f"balance_{level}_flop_per_byte", f"FLOP/byte of {level}", balance(level), significant, importance=1)
+            for level in LEVELS
+        ),
+        *interval_columns(lambda roof: roof.ceiling.interval, "rate_{}"),
+        Column("at", "at", lambda roof: named(roof.ceiling), importance=3, left=True),
+        Column("kernel", "kernel", lambda roof: roof.ceiling.kernel, importance=2, left=True),
+    ]
+
+
+def balance_point(roofs: Roofs, ceiling: Ceiling, level: str) -> float | None:
+    bandwidth = roofs.bandwidth.get((level, ceiling.regime))
+    return ceiling.rate / bandwidth.rate if bandwidth and ceiling.unit == "TFLOPS" else None
+
+
+def bound_cell(point: RoofPoint) -> str | None:
+    near = ", near its limit" if point.share is not None and point.share >= NEAR else ""
+    return point.bound and f"{point.bound}{near}"
+
+
+POINT_COLUMNS: list[Column[RoofPoint]] = [
+    Column("row", "row", lambda point: point.name, left=True),
+    Column("kernel", "kernel", lambda point: point.kernel, left=True),
+    Column("regime", "regime", lambda point: point.regime, importance=3, left=True),
+    Column("dtype", "dtype", lambda point: point.dtype, importance=3, left=True),
+    Column("intensity_flop_per_byte", "FLOP/byte", lambda point: point.intensity, significant, importance=2),
+    Column("", "rate", lambda point: rate_text(point.rate, point.unit), importance=1),
+    Column("rate", "", lambda point: point.rate),
+    Column("unit", "", lambda point: point.unit),
+    Column("compute_rate_tflops", "", lambda point: point.tflops),
+    Column("", "roof", lambda point: point.roof and rate_text(point.roof, point.unit), importance=2),
+    Column("roof", "", lambda point: point.roof),
+    Column("share_of_roof", "% of roof", lambda point: point.share, percent),
+    Column("", "bound by", bound_cell, importance=1, left=True),
+    Column("bound_by", "", lambda point: point.bound),
+]
+
+
+def missing(roofs: Roofs, points: Iterable[RoofPoint]) -> list[str]:
+    """Why some roofs are missing, a line each."""
+    lines = [
+        f"no bandwidth of {level} is known in {regime}: {_REASONS[level]}"
+        for regime in roofs.regimes
+        for level in LEVELS
+        if (level, regime) not in roofs.bandwidth
+    ]
+    without = sorted({(point.dtype, point.regime) for point in points if point.roof is None and point.unit == "TFLOPS"})
+    return lines + [f"no roof over {dtype} in {regime}: one of its ceilings is not known" for dtype, regime in without]
+
+
+def conclusion(roofs: Roofs, best_first: Sequence[RoofPoint]) -> Iterable[str]:
+    """How many rows are near their limit, and the nearest; without rows the balance points of memory."""
+    known = [point for point in best_first if point.share is not None]
+    if known:
+        near, most = sum((point.share or 0.0) >= NEAR for point in known), known[0]
+        yield (
+            f"near the limit ({100 * NEAR:.0f} % of the roof and more): {near} of {counted(len(known), 'row')}; "
+            f"nearest: {most.name} by {most.kernel}, {percent(most.share or 0.0)} % of the {most.bound} roof"
+        )
+    for (dtype, regime), ceiling in () if best_first else roofs.compute.items():
+        balance = balance_point(roofs, ceiling, MEMORY)
+        if balance is not None:
+            yield f"{dtype} in {regime} is bound by memory below {significant(balance)} FLOP/byte, by computing above"

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mamf.ceilings.roof import Roofs
 from mamf.logs.records import significant_digits
 from mamf.measurement import Measurement
 from mamf.report.devices import flat_device
-from mamf.report.kernels import render_kernels
 from mamf.statistics import arithmetic_mean, geometric_mean
 
 
@@ -62,18 +60,3 @@ def summary_record(
             for regime, best in bests(rows).items()
         },
     }
-
-
-def render(
-    format: str,
-    rows: Sequence[Measurement],
-    header: Mapping[str, Any],
-    summary: Mapping[str, Any] | None,
-    top: int | None = None,
-    width: int | None = None,
-    roofs: Roofs | None = None,
-) -> str:
-    """A sweep in one of mamf.report.FORMATS. ``top``: how many of the best rows of each regime people see; None for
-    all. ``width``: of the terminal, None for all columns; ``roofs``: that rows are shares of.
-    """
-    return render_kernels(format, rows, header, summary, top, width, roofs=roofs)

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import csv
-import functools
 import io
-import itertools
 import re
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from mamf.statistics import Interval
-from mamf.text import csv_cell, markdown_line, markdown_text, visible
+from mamf.text import csv_cell, markdown_text, visible
 
 DASH = "-"
 #: In place of an interval that is wider than +-50 %.
 UNKNOWN = "unknown"
 WHY_UNKNOWN = "interval unknown: the samples scatter so much that a repeat may be more than 50 % off"
-#: The column of what a reader must know beside the figures: as long as it takes.
-REMARKS = "remarks"
 _GAP = "  "
-
-#: Draws columns and rows of cells as a table; of some columns the cells begin at the left.
-Draw = Callable[[Sequence[str], Sequence[Sequence[str]], Collection[str]], str]
 
 
 def significant(value: float) -> str:
@@ -58,9 +51,9 @@ def rate_name(name: str, unit: str) -> str:
 
 
 def plain(value: object) -> str:
-    """A value of any type; floats with four digits and without an exponent."""
+    """A value of any type; text as it is, floats with four digits and without an exponent."""
     if not isinstance(value, float):
-        return str(value)
+        return value if isinstance(value, str) else str(value)
     return f"{value:.4g}" if abs(value) < 9999.5 else f"{value:.0f}"
 
 
@@ -110,49 +103,6 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], left_aligned: C
     return "\n".join(map(aligned, lines)) + "\n"
 
 
-def fitting(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> int:
-    """How many of the columns, the most important first, a line of ``width`` holds: at least one, None holds all."""
-    if width is None:
-        return len(columns)
-    taken = -len(_GAP)
-    for number, name in enumerate(columns):
-        taken += len(_GAP) + max(len(visible(cell)) for cell in (name, *(row[number] for row in rows)))
-        if taken > width:
-            return max(1, number)
-    return len(columns)
-
-
-def by_column(rows: Iterable[Mapping[str, str]]) -> tuple[list[str], list[list[str]]]:
-    """Columns and cells of rows that name theirs: the columns of all, a dash for what a row lacks."""
-    rows = list(rows)
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    return columns, [[row.get(name, DASH) for name in columns] for row in rows]
-
-
-def drawing(format: str, width: int | None = None) -> Draw:
-    """How tables are drawn: as markdown, as aligned columns, or as those that a terminal of ``width`` holds."""
-    if format == "markdown":
-        return markdown
-    return table if width is None else functools.partial(fitted_table, width)
-
-
-def fitted_table(
-    width: int, columns: Sequence[str], rows: Sequence[Sequence[str]], left_aligned: Collection[str]
-) -> str:
-    """The columns that fit, the most important first; below them what is left out, and the remarks, which never fit."""
-    shown = [number for number, name in enumerate(columns) if name != REMARKS]
-    names, cells = [columns[number] for number in shown], [[row[number] for number in shown] for row in rows]
-    kept = fitting(names, cells, width)
-    notes = []
-    if kept < len(names):
-        notes.append(f"not shown for want of width (--wide shows all): {', '.join(names[kept:])}")
-    if REMARKS in columns:
-        place = columns.index(REMARKS)
-        first = list(itertools.takewhile(lambda number: columns[number] in left_aligned, shown))
-        notes += told_once((row[place], " ".join(row[number] for number in first)) for row in rows)
-    return table(names[:kept], [row[:kept] for row in cells], left_aligned) + prose(notes, "table")
-
-
 def list_once(remarks: Iterable[tuple[str, str]]) -> list[str]:
     """A line for each remark, with the first row that it applies to and the number of others."""
     labels: dict[str, list[str]] = {}
@@ -164,9 +114,6 @@ def list_once(remarks: Iterable[tuple[str, str]]) -> list[str]:
     ]
 
 
-told_once = list_once
-
-
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]], left_aligned: Collection[str]) -> str:
     """A GitHub table, whose cells are plain text but for Markup."""
     rule = [":--" if name in left_aligned else "--:" for name in columns]
@@ -176,12 +123,6 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]], left_aligned
 
 def _cell(text: str) -> str:
     return " ".join(markdown_text(text).split())
-
-
-def prose(texts: Iterable[str], format: str, gap: str = "") -> str:
-    """Lines around tables, each ended and followed by ``gap``."""
-    written = markdown_line if format == "markdown" else visible
-    return "".join(f"{written(text)}\n{gap}" for text in texts)
 
 
 def machine_line(header: Mapping[str, Any]) -> str:

@@ -23,7 +23,8 @@ from mamf.measurement import Measurement
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
-from mamf.report.comparison import render_comparison
+from mamf.report.comparison import comparison_document
+from mamf.report.formats import FORMATS
 from mamf.statistics import Interval, summarize
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
@@ -145,7 +146,7 @@ def test_the_seed_does_not_part_rows_and_a_reference_is_none():
 def test_one_kernel_each_is_paired_without_it_and_said():
     comparison = compare(log(row()), log(row(kernel="cublaslt")))
     assert str(comparison.dropped[0]) == "kernel torch.mm against cublaslt"
-    assert "kernel torch.mm against cublaslt" in render_comparison("table", comparison, 0.01)
+    assert "kernel torch.mm against cublaslt" in FORMATS["table"](comparison_document(comparison, 0.01), None)
 
 
 def test_several_kernels_are_paired_by_name():
@@ -172,7 +173,9 @@ def test_a_row_that_fails_in_one_log_is_told():
     comparison = compare(log(row(), row(shape=SHAPES[1])), log(row(), failed(shape=SHAPES[1])))
     assert len(comparison.pairs) == 1
     assert comparison.only_a[0][1].status == "out_of_memory"
-    assert "1 only in A (1 out_of_memory in B), 0 only in B" in render_comparison("table", comparison, 0.01)
+    assert "1 only in A (1 out_of_memory in B), 0 only in B" in FORMATS["table"](
+        comparison_document(comparison, 0.01), None
+    )
 
 
 # -- finds -------------------------------------------------------------------------------------------------------------
@@ -233,7 +236,9 @@ def test_what_a_ratio_would_hide_is_refused_unless_told_otherwise(told, other):
         compare(log(row()), other)
     comparison = compare(log(row()), other, anyway=True)
     assert len(comparison.pairs) == 1
-    (line,) = [line for line in render_comparison("table", comparison, 0.01).splitlines() if "anyway" in line]
+    (line,) = [
+        line for line in FORMATS["table"](comparison_document(comparison, 0.01), None).splitlines() if "anyway" in line
+    ]
     assert told in line
 
 
@@ -252,7 +257,7 @@ def test_software_that_differs_is_told_and_not_refused():
     newer.header = copy.deepcopy(newer.header)
     newer.header["environment"]["packages"]["torch"] = "2.12"
     newer.header["device"]["driver"] = "590"
-    text = render_comparison("table", compare(log(row()), newer), 0.01)
+    text = FORMATS["table"](comparison_document(compare(log(row()), newer), 0.01), None)
     assert "the runs differ in torch 2.11 against 2.12, driver unknown against 590" in text
 
 

@@ -174,7 +174,7 @@ def test_an_unconfirmed_figure_stands_apart_until_a_second_card_confirms_it(fold
     assert code == 0
     assert f"{new}: unconfirmed: bfloat16, burst: 913.7" in out
     assert "with unconfirmed figures" in out.splitlines()[-1]
-    listed = json.loads(run("results", "check", str(folder), "--format", "json")[1])
+    listed = json.loads(run("results", "check", str(folder), "--format", "json")[1])["logs"]
     assert [each["accepted"] for each in listed if each["unconfirmed"] and each["path"] == str(new)] == [True]
 
     ranked, apart, ceilings = page_of(folder)

@@ -149,7 +149,7 @@ def test_a_folder_is_checked_for_places_and_copies(run, sweep_records, tmp_path)
         (tmp_path / "results" / name).write_text("")
     code, out, _ = run("results", "check", "results", "--format", "json")
     assert code == 1
-    first, second, stray = json.loads(out)
+    first, second, stray = json.loads(out)["logs"]
     assert stray["path"] == "results/notes.txt"
     assert [finding["rule"] for finding in first["findings"]] == ["misplaced"]
     assert [finding["rule"] for finding in second["findings"]] == ["misplaced", "duplicate"]

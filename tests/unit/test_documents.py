@@ -11,6 +11,7 @@ import pytest
 from mamf.report.document import Answer, Column, Document, Lines, Table, columns_from
 from mamf.report.formats import FORMATS
 from mamf.report.text import counted, percent, rate_text, scaled_unit, significant, snake_case
+from mamf.text import Markup
 
 ROWS = [
     {"name": "fast_one", "rate": 841.26, "share": 0.813, "note": "hot"},
@@ -199,3 +200,28 @@ def test_nouns_follow_numbers_and_names_are_snake_case():
         "gb_reserved",
         "speed_up",
     ]
+
+
+def test_a_narrow_terminal_keeps_both_ends_of_long_names():
+    names = [{"name": f"void cutlass::Kernel<tile_128x128>::run_{end}"} for end in ("forward", "backward")]
+    columns = [Column("kernel", "kernel", lambda row: row["name"], shortest=16), Column("one", "one", lambda row: 1)]
+    wide, narrow = (shown("table", Table(columns, names), width=width) for width in (80, 24))
+    assert "void cutlass::Kernel<tile_128x128>::run_forward" in wide
+    assert max(map(len, narrow.splitlines())) <= 24
+    assert "forward" in narrow and "backward" in narrow
+
+
+def test_a_column_without_a_name_is_for_people_alone():
+    table = Table([Column("", "half", lambda row: 0.5), Column("kernel", "", lambda row: "mm")], [1])
+    assert shown("csv", table) == "kernel\nmm\n"
+    assert json.loads(shown("json", table))["rows"] == [{"kernel": "mm"}]
+    assert shown("table", table) == "half\n 0.5\n"
+
+
+def test_a_table_without_rows_leaves_no_gap():
+    empty = Table(COLUMNS, [])
+    assert shown("table", Lines(["a"]), empty, Lines(["b"])) == "a\n\nb\n"
+
+
+def test_markdown_holds_markup_as_it_is():
+    assert shown("markdown", Lines([Markup("[log](a.jsonl)"), "[x](y)"])) == "[log](a.jsonl)\n- \\[x\\](y)\n"

@@ -9,14 +9,13 @@ from types import SimpleNamespace
 from typing import Literal
 
 import pytest
+from rendering import render
 
 from mamf.cli.kernels_options import asked_for
 from mamf.cli.options import terminal_width
 from mamf.errors import UsageError
 from mamf.logs.run_log import read_run_log
 from mamf.plugins.discovery import operation
-from mamf.report.kernels import render_kernels
-from mamf.report.text import fitting
 
 DEVICE = ["--backend", "mamf.testing:SimulatedBackend"]
 KERNEL = ["--kernel", "mamf.testing:SimulatedAttention"]
@@ -140,12 +139,6 @@ def test_values_of_another_type_are_refused(kind, text):
 # -- a table that never wraps ------------------------------------------------------------------------------------------
 
 
-def test_the_most_important_columns_fit():
-    columns, rows = ["name", "rate", "error"], [["a", "12", "1"], ["bb", "3", "0.25"]]
-    assert [fitting(columns, rows, width) for width in (None, 80, 17, 16, 10, 9, 1)] == [3, 3, 3, 2, 2, 1, 1]
-    assert fitting([], [], 80) == 0
-
-
 @pytest.fixture
 def log(run, tmp_path):
     run(*ATTENTION, *KERNEL, *SHAPES, "--output", "run.jsonl")
@@ -154,7 +147,7 @@ def log(run, tmp_path):
 
 @pytest.mark.parametrize("width", [30, 50, 80, 200])
 def test_no_line_of_a_table_is_wider_than_the_terminal(log, width):
-    text = render_kernels("table", log.measurements, log.header, log.summary, None, width)
+    text = render("table", log.measurements, log.header, log.summary, None, width)
     lines = text.splitlines()
     begin = next(number for number, line in enumerate(lines) if line.startswith("kernel"))
     kept = lines[begin].replace("% of peak", "peak").split()
@@ -177,12 +170,12 @@ def test_pipes_and_wide_show_all(log, monkeypatch):
 def test_rows_without_a_figure_are_named_below(log):
     first, *others = log.measurements
     failed = dataclasses.replace(first, status="failed", reason="it broke", summary=None, samples=())
-    text = render_kernels("table", [failed, *others], log.header, log.summary)
+    text = render("table", [failed, *others], log.header, log.summary)
     assert f"{first.kernel} {first.shape}: failed: it broke" in text
-    alone = render_kernels("markdown", [failed], log.header, None)
+    alone = render("markdown", [failed], log.header, None)
     assert "it broke" in alone
     assert "killed" in alone
-    flat = json.loads(render_kernels("json", [failed], log.header, None))["measurements"]
+    flat = json.loads(render("json", [failed], log.header, None))["measurements"]
     assert (flat[0]["status"], flat[0]["rate_mean_tflops"]) == ("failed", None)
 
 

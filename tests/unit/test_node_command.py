@@ -33,7 +33,7 @@ from mamf.node.gathering import Run, devices_of
 from mamf.node.group import Meeting
 from mamf.node.places import Launched, Place, first_host, launched, nowhere, places_of_all
 from mamf.node.ranks import COMPLETE, GO, Rank, arrive, gathered, word
-from mamf.node.report import by_node
+from mamf.node.report import node_document
 from mamf.node.verdict import judged
 
 NODE = ["node", "--backend", "simulated", "--budget", "60s", "--output-folder", "logs"]
@@ -83,16 +83,17 @@ def test_a_healthy_node_is_ok_and_its_logs_alone_say_so_again(run, healthy):
     record = json.loads(out)
     assert (record["level"], record["exit_code"], err) == ("OK", 0, "")
     assert [device["rank"] for device in record["devices"]] == [0, 1]
-    assert record["collectives_bus_bandwidth"]["all_reduce 1GiB"] == pytest.approx(0.4, rel=0.05)
+    buses = {row["collective"]: row["bus_1gib_gb_per_s"] for row in record["collectives"]}
+    assert buses["all_reduce"] == pytest.approx(400, rel=0.05)
 
     rows = list(csv.DictReader(io.StringIO(run("node", "--from", "logs", "--format", "csv")[1])))
-    assert float(rows[1]["burst_TFLOPS"]) == pytest.approx(record["devices"][1]["figures"]["burst"])
+    assert float(rows[1]["burst_tflops"]) == pytest.approx(record["devices"][1]["figures"]["burst"])
     told = run("node", "--from", "logs", "--format", "prometheus")[1]
     assert told.startswith("# OK: ")
     assert "\nmamf_node_verdict 0\n" in told
     rates = {name: float(rate) for name, rate in re.findall(r'device="1",.*figure="(.*)"} (.*)', told)}
     assert rates == pytest.approx({name: 1e12 * value for name, value in record["devices"][1]["figures"].items()})
-    assert run("node", "--from", "logs", "--format", "markdown")[1].startswith("OK: ")
+    assert run("node", "--from", "logs", "--format", "markdown")[1].startswith("- OK: ")
 
     before = {path.name: path.read_bytes() for path in (run.folder / "logs").glob("*.jsonl")}
     assert run("node", "--backend", "simulated", "--resume", "logs")[0] == 0
@@ -540,7 +541,8 @@ def test_ranks_of_unknown_place_are_called_so_and_their_run_is_read_again(tmp_pa
     run.write(tmp_path)
     for each in (devices, devices_of([tmp_path])[1]):
         assert [device.place for device in each] == told
-    assert [(row["node"], row.get("host")) for row in by_node(devices)] == [("unknown", None), ("0", HOST)]
+    nodes = node_document(run, devices, judged(devices)).tables()["nodes"]
+    assert [(row["node"], row["host"]) for row in nodes] == [("unknown", ""), (0, HOST)]
 
 
 def test_all_go_on_together_only_when_all_are_well():
@@ -591,7 +593,6 @@ def test_the_first_host_of_a_list(nodes, first):
         (["--resume", "nowhere"], "nowhere is no folder"),
         (["--backend", "simulated", "--resume", "full"], "no logs of 'mamf node' in full"),
         (["--resume", "a", "--output-folder", "b"], "leave --output-folder out"),
-        (["--dry-run", "--format", "json"], "leave --format out"),
         (["--baseline", "nothing.jsonl"], "cannot read nothing.jsonl"),
         (["--kernel", "torch.mn"], "unknown kernel 'torch.mn'"),
         (["--backend", "simulatd"], "did you mean 'simulated'"),

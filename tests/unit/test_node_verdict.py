@@ -383,8 +383,8 @@ def test_a_device_survives_the_way_from_rank_to_rank():
 @pytest.mark.parametrize(
     ("figure", "value", "told"),
     [
-        *((BURST, 845.0, "845 TFLOPS"), (SUSTAINED, 698.0, "698 TFLOPS"), (COPY, 4.26, "4.26 TB/s")),
-        *((READ, 4.29, "4.29 TB/s"), (TO_DEVICE, 0.0555, "55.5 GB/s"), (TO_HOST, 0.0554, "55.4 GB/s")),
+        *((BURST, 845.0, "845.0 TFLOPS"), (SUSTAINED, 698.0, "698.0 TFLOPS"), (COPY, 4.26, "4.260 TB/s")),
+        *((READ, 4.29, "4.290 TB/s"), (TO_DEVICE, 0.0555, "55.50 GB/s"), (TO_HOST, 0.0554, "55.40 GB/s")),
         (TO_PEER, 0.3914, "391.4 GB/s"),
     ],
 )

@@ -123,7 +123,7 @@ def test_a_script_has_its_own_arguments_as_they_are_typed(script, tmp_path):
 def test_the_exit_code_is_the_scripts(script, capsys, end, code, told):
     assert main([*SHORTLY, script(f"{TINY}\n{end}")]) == code
     output = capsys.readouterr()
-    assert "1 steps of" in output.out
+    assert "1 step of" in output.out
     assert told in output.err
 
 
@@ -133,7 +133,7 @@ def test_a_scripts_error_is_its_own_traceback(script, capsys):
     assert output.err.startswith("Traceback (most recent call last):\n  File ")
     assert "runpy" not in output.err
     assert output.err.endswith("ZeroDivisionError: division by zero\n")
-    assert "1 steps of" in output.out
+    assert "1 step of" in output.out
 
 
 def test_a_step_ends_where_a_function_returns(script, capsys):
@@ -172,7 +172,7 @@ def test_a_script_that_ends_early_leaves_no_log(script, tmp_path, capsys):
 
 def test_steps_before_the_end_are_kept(script, capsys):
     assert main(["profile", "--warmup", "1", "--steps", "2", script(TINY.replace("range(3)", "range(4)"))]) == 0
-    assert ": 1 steps of" in capsys.readouterr().out
+    assert ": 1 step of" in capsys.readouterr().out
 
 
 def test_another_rank_runs_the_script_alone(script, capsys, monkeypatch):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from rendering import render_profile
 
 from mamf.ceilings.known import KnownCeiling
 from mamf.cli import main
@@ -16,17 +17,16 @@ from mamf.errors import IncomparableError, RunLogError, UsageError
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import IDLE
 from mamf.profiling.classes import CLASSES, COMMUNICATION, UNCLASSIFIED, class_of
-from mamf.profiling.comparison import render_profiles
+from mamf.profiling.comparison import profiles_document
 from mamf.profiling.events import Event, Trace
 from mamf.profiling.flops import dtype_of, flop_of, unaligned_product
 from mamf.profiling.kernel_tables import read_kernel_table
 from mamf.profiling.log import create_profile_log, read_profile_or_none, write_profile
 from mamf.profiling.profile import KernelRow, profile_of
-from mamf.profiling.report import render_profile
 from mamf.profiling.running import trace_of
 from mamf.profiling.shares import gaps, length, shares, union
 from mamf.profiling.traces import read_chrome_trace
-from mamf.report import FORMATS
+from mamf.report.formats import FORMATS
 
 STEP = 60
 TICKS = st.integers(0, STEP)
@@ -375,7 +375,7 @@ def test_steps_of_torch_profiler_are_found_as_the_device_had_them(tmp_path):
 def test_a_trace_without_steps_is_told_as_a_whole(tmp_path):
     profile = profile_from(tmp_path, {"traceEvents": [raw("cpu_op", "aten::mm", 10, 20)]})
     assert profile.steps is None
-    assert "its steps are not known" in render_profile("table", "x", profile)
+    assert "its steps are unknown" in render_profile("table", "x", profile)
 
 
 def test_a_packed_trace_is_read(tmp_path):
@@ -529,18 +529,18 @@ def test_a_log_that_is_damaged_names_the_line(tmp_path, profile):
 
 def test_a_table_tells_shares_flop_and_the_profilers_cost(profile):
     text = render_profile("table", "train.py", profile)
-    assert "train.py on NVIDIA H200: 1 steps of 0.4000 ms with the profiler" in text
-    assert "0.3200 ms without it, in the steps right before: the profiler makes +25%" in text
+    assert "train.py on NVIDIA H200: 1 step of 0.4000 ms with the profiler" in text
+    assert "0.3200 ms without it, in the steps right before: with the profiler a step is 25% longer" in text
     # 2 x 3 x 5 x 7 FLOP in 320 us, of a ceiling of 1e9 a second.
-    assert "a step multiplies 2.100e-10 TFLOP: 6.562e-07 TFLOPS, 0.1% MAMFU in the time without it" in text
+    assert "a step multiplies 0.2100 kFLOP: 0.6562 MFLOPS, 0.1% MAMFU in the time without it" in text
     found = json.loads(render_profile("json", "train.py", profile))
     assert "MAMFU: of 1.000 GFLOPS, the float32 sustained ceiling: contributed for a CPU" in text
     assert (found["flop"], found["mamfu"]) == (210, pytest.approx(210 / 1e9 / 320e-6))
     shareless = replace(profile, classes=tuple(replace(row, mamfu=None) for row in profile.classes))
-    assert "6.562e-07 TFLOPS in the time" in render_profile("table", "train.py", shareless)
+    assert "0.6562 MFLOPS in the time" in render_profile("table", "train.py", shareless)
     lines = list(map(str.split, text.splitlines()))
     # 100 of 320 us; 170 us of gaps in the trace less the 80 that the profiler adds.
-    assert ["matmul", "31.2%", "0.1000", "-", "1", "2.100e-10", "2.100e-06", "0.2%"] in lines
+    assert ["matmul", "31.2%", "0.1000", "-", "1", "0.2100", "2.100", "0.2%"] in lines
     assert [IDLE, "28.1%", "0.09000", "-", "3", "-", "-", "-"] in lines
     assert ["nvjet_sm90", "matmul", "1", "0.1000", "31.2%"] in lines
     assert ["cudaDeviceSynchronize", "1", "0.02000", "11.8%"] in lines, "a gap is a share of the gaps in the trace"
@@ -641,15 +641,17 @@ def test_two_profiles_are_compared_class_by_class(logs, capsys):
 def test_a_comparison_says_whose_idle_time_is_a_bound(profile):
     untimed = replace(profile, unprofiled_step_seconds=None)
     said = "B: no step without the profiler was timed, so idle is an upper bound"
-    assert said in render_profiles("table", ("a", profile), ("b", untimed))
-    assert "upper bound" not in render_profiles("table", ("a", profile), ("b", profile))
+    assert said in FORMATS["table"](profiles_document(("a", profile), ("b", untimed)), None)
+    assert "upper bound" not in FORMATS["table"](profiles_document(("a", profile), ("b", profile)), None)
 
 
 def test_additions_stand_by_themselves(profile):
     added = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<c10::BFloat16> >"
     kernels = (KernelRow(added, "elementwise", 3, 4e-5), KernelRow("aten::add_", "elementwise", 1, 4e-5))
     others = (KernelRow("aten::add_", "optimizer", 9, 1.0), KernelRow("aten::addcmul", "elementwise", 9, 1.0))
-    text = render_profiles("table", ("a", profile), ("b", replace(profile, kernels=(*kernels, *others))))
+    text = FORMATS["table"](
+        profiles_document(("a", profile), ("b", replace(profile, kernels=(*kernels, *others)))), None
+    )
     told = ["additions,", "of", "elementwise", "0", "0.08000", "-", "0.0%", "25.0%", "0", "4"]
     assert told in map(str.split, text.splitlines())
 
@@ -663,10 +665,10 @@ def test_a_comparison_of_profiles_has_every_format(logs, capsys, form):
 def test_profiles_of_two_devices_are_compared_if_told(tmp_path, profile):
     other = replace(profile, device="NVIDIA H100")
     with pytest.raises(IncomparableError, match="--anyway compares them"):
-        render_profiles("table", ("a", profile), ("b", other))
-    assert "NVIDIA H100" in render_profiles("table", ("a", profile), ("b", other), anyway=True)
-    with pytest.raises(IncomparableError, match="does not tell its steps"):
-        render_profiles("table", ("a", profile), ("b", replace(profile, steps=None)))
+        FORMATS["table"](profiles_document(("a", profile), ("b", other)), None)
+    assert "NVIDIA H100" in FORMATS["table"](profiles_document(("a", profile), ("b", other), anyway=True), None)
+    with pytest.raises(IncomparableError, match="steps of one of the profiles are unknown"):
+        FORMATS["table"](profiles_document(("a", profile), ("b", replace(profile, steps=None))), None)
 
 
 def test_a_profile_is_not_compared_with_another_log(logs, tmp_path, capsys):

@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 from made_plans import sweep_plan
+from rendering import render
 
 from mamf.logs.plan_records import plan_record
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
-from mamf.report import bests, ranked, render, significant, summary_record
+from mamf.report import bests, ranked, significant, summary_record
 from mamf.report.document import Answer
 from mamf.report.kernels import kernels_document
 from mamf.report.remarks import remarks

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from rendering import render, render_roofline
 
 from mamf.backend import DeviceInfo
 from mamf.ceilings.ceiling import Ceiling
@@ -20,8 +21,7 @@ from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.profiling.profile import ClassRow, Profile
 from mamf.profiling.roof import profile_points
-from mamf.report.kernels import render_kernels
-from mamf.report.roofline import points_of, render_roofline
+from mamf.report.roofline import bound_cell, points_of
 from mamf.report.tracelens import tracelens_arch
 from mamf.statistics import Interval, summarize
 
@@ -75,8 +75,8 @@ def test_a_decode_row_is_held_to_bandwidth_and_a_fat_one_to_computing():
 
 def test_what_is_near_its_limit_says_so():
     near = row(MatmulProblem(), MatmulShape(1, SIDE, SIDE), 0.85 * ROOFS.over(DECODE[0]).rate(DECODE[0].work))
-    assert point_of(near, ROOFS, "").verdict == "85 % of the bandwidth roof: near its limit"
-    assert point_of(DECODE[1], ROOFS, "").verdict == "75 % of the bandwidth roof"
+    assert bound_cell(point_of(near, ROOFS, "")) == "bandwidth, near its limit"
+    assert bound_cell(point_of(DECODE[1], ROOFS, "")) == "bandwidth"
 
 
 def test_what_counts_bytes_runs_into_bandwidth_alone():
@@ -152,7 +152,7 @@ def test_roofs_of_some_regimes_alone():
 def test_the_table_has_balance_points_and_each_rows_distance():
     text = render_roofline("table", ROOFS, points_of(DECODE, ROOFS), ["head"])
     assert "196.4" in text and "113.4" in text  # bfloat16 over memory, over the cache
-    assert "84 % of the bandwidth roof: near its limit" in text
+    assert "bandwidth, near its limit" in text and "% of the compute roof" in text.splitlines()[-1]
     assert "no bandwidth of cache is known in sustained" in text
     assert next(line for line in text.splitlines() if " torch.mm " in line).startswith("512x8192x8192")
 
@@ -160,10 +160,11 @@ def test_the_table_has_balance_points_and_each_rows_distance():
 def test_rows_are_told_as_csv_and_json():
     points = points_of(DECODE, ROOFS)
     header, first, *_ = render_roofline("csv", ROOFS, points, []).splitlines()
-    assert header.startswith("name,kernel,dtype,regime,rate,unit") and first.startswith("512x8192x8192,torch.mm")
+    assert header.startswith("row,kernel,regime,dtype,intensity_flop_per_byte,rate,unit")
+    assert first.startswith("512x8192x8192,torch.mm")
     told = json.loads(render_roofline("json", ROOFS, points, []))
-    assert told["rows"][0]["bound"] == "compute" and len(told["roofs"]) == 6
-    assert told["roofs"][0]["balance_memory"] == pytest.approx(862 / 4.39)
+    assert told["rows"][0]["bound_by"] == "compute" and len(told["roofs"]) == 6
+    assert told["roofs"][0]["balance_memory_flop_per_byte"] == pytest.approx(862 / 4.39)
     assert render_roofline("csv", ROOFS, [], []).count("\n") == 7
 
 
@@ -171,10 +172,10 @@ def test_a_table_of_kernels_has_the_share_where_roofs_are_known():
     rows = [row(BandwidthProblem(pattern), BandwidthShape(GIB), 4.0) for pattern in ("copy", "write")]
     header = HEADER | {"plan": {"operation": "bandwidth"}, "timer": "events"}
     header["device"] = DEVICE | {"backend": "cuda", "compute_units": 132}
-    with_roofs = render_kernels("table", rows, header, None, roofs=ROOFS)
+    with_roofs = render("table", rows, header, None, roofs=ROOFS)
     assert "91.1  bandwidth, near its limit" in " ".join(with_roofs.split("\n")).replace("   ", "  ")
-    assert "roof" not in render_kernels("table", rows, header, None)
-    assert "share_of_roof" in render_kernels("csv", rows, header, None, roofs=ROOFS)
+    assert "roof" not in render("table", rows, header, None)
+    assert "share_of_roof" in render("csv", rows, header, None, roofs=ROOFS)
 
 
 # -- the picture -------------------------------------------------------------------------------------------------------

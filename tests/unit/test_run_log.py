@@ -6,6 +6,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from made_plans import sweep_plan
+from rendering import render
 
 from mamf.errors import LogMismatchError, RunLogError, RunLogWriteError, UsageError
 from mamf.logs.plan_records import plan_record
@@ -15,7 +16,7 @@ from mamf.logs.writer import RunLogWriter
 from mamf.machine.environment import _private_names, command_line, scrub
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
-from mamf.report import bests, render, summary_record
+from mamf.report import bests, summary_record
 from mamf.strategies.shapes import Sweep
 from mamf.testing import SimulatedBackend, SimulatedMatmul
 

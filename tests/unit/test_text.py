@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mamf.report.text import csv_text, markdown, prose, table
-from mamf.text import Markup, csv_cell, markdown_text, visible, visible_lines
+from mamf.report.text import csv_text, markdown, table
+from mamf.text import Markup, csv_cell, markdown_line, markdown_text, visible, visible_lines
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\x9b31m\x7f\u202egnp.exe\u2066\u200b\u2028\ud800\n"
 HONEST = ("NVIDIA H100 80GB HBM3", "cublaslt[0]", "float8_e4m3fn", "Übergröße 加速器 😀", "4.5 +-1.5 %", "81.3 % of 9")
@@ -75,7 +75,7 @@ def test_no_text_in_markdown_is_markup(text):
     cells = re.split(r"(?<!\\) \| ", f" {_ESCAPED.sub(',', lines[2]).removeprefix('|').removesuffix('|')} ")
     assert len(cells) == 2
     assert not _MARKUP.search(cells[0])
-    line = prose([text], "markdown").removesuffix("\n")
+    line = markdown_line(text)
     assert "\n" not in line
     assert not _MARKUP.search(_ESCAPED.sub(",", line))
     assert not re.match(r"\s*(?:[#>+=*\[:-]|\d+[.)](?:\s|$))", _ESCAPED.sub(",", line))

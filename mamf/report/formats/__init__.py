@@ -15,3 +15,7 @@ FORMATS: Mapping[str, Callable[[Document, int | None], str]] = {
     "markdown": markdown.render,
     "html": html.render,
 }
+#: The formats that people read on a terminal, in which further lines may follow a report.
+FOR_PEOPLE = ("table", "markdown")
+#: The formats that hold one table and nothing else.
+TABLE_ALONE = ("csv",)

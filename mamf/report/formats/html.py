@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
-from mamf.report.document import Answer, Block, Document, Table
+from mamf.report.document import Answer, Block, Column, Document, Table
 from mamf.text import visible
 
 _PAGE = """<!doctype html>
@@ -59,23 +59,15 @@ def _table(table: Table[Any]) -> str:
     columns = table.top_columns
     if not columns:
         return _paragraph([table.title]) if table.title else ""
-    lines = [[column.cell(row) for column in columns] for row in table.top_rows]
-    return html_table(
-        [each.title for each in columns], lines, {each.title for each in columns if each.left}, table.title
+    head = _line("th", columns, [column.title for column in columns])
+    body = "".join(_line("td", columns, [column.cell(row) for column in columns]) for row in table.top_rows)
+    caption = f"<caption>{escaped(table.title)}</caption>\n" if table.title else ""
+    return f"<table>\n{caption}<thead>\n{head}</thead>\n<tbody>\n{body}</tbody>\n</table>\n"
+
+
+def _line(tag: str, columns: Iterable[Column[Any]], texts: Iterable[str]) -> str:
+    cells = (
+        f'<{tag} style="text-align: {"left" if column.left else "right"}">{escaped(text)}</{tag}>'
+        for column, text in zip(columns, texts, strict=True)
     )
-
-
-def html_table(titles: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[str], caption: str = "") -> str:
-    """Cells under ``titles``. ``left``: the titles of columns that are aligned to the left."""
-    sides = ["left" if title in left else "right" for title in titles]
-
-    def line(tag: str, texts: Sequence[str]) -> str:
-        cells = (
-            f'<{tag} style="text-align: {side}">{escaped(text)}</{tag}>'
-            for side, text in zip(sides, texts, strict=True)
-        )
-        return f"<tr>{''.join(cells)}</tr>\n"
-
-    above = f"<caption>{escaped(caption)}</caption>\n" if caption else ""
-    body = "".join(line("td", row) for row in rows)
-    return f"<table>\n{above}<thead>\n{line('th', titles)}</thead>\n<tbody>\n{body}</tbody>\n</table>\n"
+    return f"<tr>{''.join(cells)}</tr>\n"

@@ -10,7 +10,7 @@ from typing import Any
 
 from mamf.report.document import Block, Document, Table
 from mamf.report.text import markdown
-from mamf.text import markdown_line
+from mamf.text import Markup, markdown_line
 
 
 def render(document: Document, width: int | None = None) -> str:
@@ -19,14 +19,15 @@ def render(document: Document, width: int | None = None) -> str:
 
 def _block(block: Block) -> str:
     parts = (
-        [_bold(block.title), _table(block), _list(block.notes)]
+        [_bold(block.title), table_text(block), _list(block.notes)]
         if isinstance(block, Table)
         else [_bold(block.heading), _list(block.texts)]
     )
     return "\n".join(filter(None, parts))
 
 
-def _table(table: Table[Any]) -> str:
+def table_text(table: Table[Any]) -> str:
+    """The rows that people see, without title and notes."""
     columns = table.top_columns
     lines = [[column.cell(row) for column in columns] for row in table.top_rows]
     left = {column.title for column in columns if column.left}
@@ -38,5 +39,9 @@ def _bold(text: str) -> str:
 
 
 def _list(texts: Iterable[str]) -> str:
-    """A list; indented lines are one level deeper."""
-    return "".join(f"{'  ' if text.startswith(' ') else ''}- {markdown_line(text.strip())}\n" for text in texts)
+    """A list; indented lines are one level deeper, and Markup stays as it is."""
+    return "".join(f"{text if isinstance(text, Markup) else _item(text)}\n" for text in texts)
+
+
+def _item(text: str) -> str:
+    return f"{'  ' if text.startswith(' ') else ''}- {markdown_line(text.strip())}"

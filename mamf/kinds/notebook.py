@@ -3,35 +3,26 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 from mamf.backend import DeviceInfo
 from mamf.ceilings.ceiling import Ceiling
+from mamf.kinds.kind import View
+from mamf.kinds.registry import kind_of
 from mamf.logs.compare import DEFAULT_TOLERANCE, Comparison
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
-from mamf.report import comparison
-from mamf.report.ceilings import find_document
+from mamf.report.comparison import comparison_document
 from mamf.report.document import Block, Document, Lines
-from mamf.report.formats.html import fragment, html_table
-from mamf.report.kernels import group_table, kernels_document
+from mamf.report.formats.html import fragment
+from mamf.report.kernels import group_table
 from mamf.report.own_ceilings import ceiling_table
 from mamf.report.remarks import failure_lines
 from mamf.report.shares import Shares
 
 #: Rows of a table, best first.
 _MOST_ROWS = 10
-
-
-def log_document(log: RunLog, top: int | None = None) -> Document:
-    """The report of a run log of rows or ceilings."""
-    rows, header = log.measurements, log.header
-    if log.plan.is_search:
-        return find_document(rows, log.ceilings, header, log.summary)
-    shares = Shares(header, log.all_ceilings, log.known_ceilings)
-    return kernels_document(rows, shares, log.summary, top=top, confirmed=log.own_ceilings)
 
 
 @functools.singledispatch
@@ -61,13 +52,9 @@ def _(ceiling: Ceiling) -> str:
 
 @html_of.register
 def _(found: Comparison) -> str:
-    def lines(of: Callable[[Comparison, float], list[str]]) -> str:
-        return _html(Lines(of(found, DEFAULT_TOLERANCE)))
-
-    table = comparison.drawn(found, DEFAULT_TOLERANCE, html_table)
-    return lines(comparison.title) + table + lines(comparison.summary_lines)
+    return fragment(comparison_document(found, DEFAULT_TOLERANCE))
 
 
 @html_of.register
 def _(log: RunLog) -> str:
-    return _html(Lines([str(log.path)]), *log_document(log, _MOST_ROWS).blocks)
+    return _html(Lines([str(log.path)]), *kind_of(log.plan).document(log, View(top=_MOST_ROWS)).blocks)

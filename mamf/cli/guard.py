@@ -29,7 +29,7 @@ from mamf.report import FORMATS
 from mamf.report.comparison import percent_of
 from mamf.report.document import Document
 from mamf.report.formats import markdown
-from mamf.report.guard import junit, verdict_line
+from mamf.report.guard import guard_document, junit, verdict_line
 from mamf.strategies.guard import GuardSweep
 
 _REGRESSION, _UNFINISHED = 3, 1

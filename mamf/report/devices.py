@@ -41,7 +41,7 @@ def device_columns(rows: Sequence[Measurement]) -> list[Column[Measurement]]:
 
 
 def device_remark(row: Measurement) -> str:
-    """A figure's device, and what it is as of the run's first."""
+    """The device of a row, and the rate that the run's first device would give."""
     if row.device is None:
         return ""
     if row.device_speed is None:
@@ -53,7 +53,7 @@ def device_remark(row: Measurement) -> str:
 
 
 def device_lines(rows: Sequence[Measurement], header: Mapping[str, Any]) -> list[str]:
-    """The devices that shared a run, and how they compare; none of a run of one."""
+    """The devices that shared a run, and how they compare; empty for a run on one device."""
     devices = header.get("devices", ())
     lines = [_device_line(device) for device in devices]
     for (regime, dtype), speeds in device_speeds(rows).items():
@@ -66,10 +66,9 @@ def device_lines(rows: Sequence[Measurement], header: Mapping[str, Any]) -> list
         visit = next(
             row for row in rows if row.is_reference and row.ok and (row.regime, row.problem.dtype) == (regime, dtype)
         )
-        told = f"to device {first} by the reference {visit.shape}, {visit.kernel}"
-        lines.append(
-            f"{regime} {dtype}: {', '.join(others)} {told}" if others else f"{regime} {dtype}: device {first} alone"
-        )
+        reference = f"to device {first} by the reference {visit.shape}, {visit.kernel}"
+        compared = f"{', '.join(others)} {reference}" if others else f"device {first} alone"
+        lines.append(f"{regime} {dtype}: {compared}")
     uncompared = sorted({row.device for row in rows if row.device is not None and row.device_speed is None})
     if uncompared:
         lines.append(f"not compared, and ranked after the others: device {', '.join(map(str, uncompared))}")

@@ -206,6 +206,9 @@ def test_a_run_ranks_the_kernels_and_its_log_prints_the_same(attention, tmp_path
     assert [row["kernel"] for row in rows] == [SimulatedAttention.name, SlowAttention.name]
     assert float(rows[0]["speed_up"]) == pytest.approx(2, rel=0.01)
     assert attention("run.jsonl", "--format", "csv", name="show")[1] == out
+    _, top, _ = attention(*SIMULATED, "--seq-lens", "2048", "--no-causal", "--no-ceiling", "--top", "1")
+    assert "\n1 more row (--top all shows all)\n" in top
+    assert "\n1 more row (--top all shows all)\n" in attention("run.jsonl", "--top", "1", name="show")[1]
     assert read_run_log(tmp_path / "run.jsonl").summary["status"] == "complete"
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import json
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -22,8 +23,8 @@ COLUMNS = [
     Column("kernel", "kernel", lambda row: row["name"], left=True),
     Column("rate_tflops", "TFLOPS", lambda row: row["rate"], significant),
     Column("watts", "power", lambda row: None, importance=5),
-    Column("share_of_peak", "% of peak", lambda row: row["share"], percent, importance=1),
     Column("rank", "a long heading", lambda row: 1, importance=2),
+    Column("share_of_peak", "% of peak", lambda row: row["share"], percent, importance=1),
     Column("rate_mean_tflops", "", lambda row: row["rate"] / 2),
 ]
 
@@ -46,10 +47,10 @@ def test_a_terminal_shows_aligned_columns_and_each_remark_once():
         "on a card",
         "",
         "burst",
-        "kernel    TFLOPS  % of peak  a long heading",
-        "fast_one   841.3       81.3               1",
-        "slow       12.00          -               1",
-        "idle       3.000       10.0               1",
+        "kernel    TFLOPS  a long heading  % of peak",
+        "fast_one   841.3               1       81.3",
+        "slow       12.00               1          -",
+        "idle       3.000               1       10.0",
         "fast_one and 1 more: hot",
         "",
         "best: fast_one",
@@ -62,8 +63,8 @@ def test_a_terminal_shows_aligned_columns_and_each_remark_once():
         (43, None),
         (42, "a long heading"),
         (27, "a long heading"),
-        (26, "% of peak, a long heading"),
-        (1, "% of peak, a long heading"),
+        (26, "a long heading, % of peak"),
+        (1, "a long heading, % of peak"),
     ],
 )
 def test_a_narrow_terminal_drops_the_least_important_columns(width, dropped):
@@ -126,6 +127,18 @@ def test_markdown_has_a_blank_line_around_each_table_and_no_markup_of_a_text():
     assert lines[rows[0] - 1] == lines[rows[-1] + 1] == ""
     assert r"\*a* \| \_b\_ \`c\`" in lines[rows[-1]]
     assert r"\| x \| y \|" in lines[-1]
+
+
+def test_markdown_blocks_are_apart():
+    """A line right below a table would be one of its rows."""
+    lines = shown(
+        "markdown", Lines(["a"]), table(title="", top=1, remarks=lambda row: []), table(), Answer(["b"])
+    ).splitlines()
+    apart = [number for number, line in enumerate(lines) if not line]
+    assert all(lines[number - 1] and lines[number + 1] for number in apart)
+    kinds = ["table" if line.startswith("|") else "text" for line in lines if line]
+    changes = sum(one != other for one, other in itertools.pairwise(kinds))
+    assert len(apart) >= changes == 4
 
 
 class Page(HTMLParser):

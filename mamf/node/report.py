@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 from mamf.node.figures import BURST, SUSTAINED, UNITS, Device, shown
@@ -75,7 +76,7 @@ def device_columns(devices: Sequence[Device]) -> list[Column[Device]]:
     return [
         Column("", "device", lambda device: device.who, left=True),
         Column("rank", "", lambda device: device.rank),
-        *(Column(name, "", _attribute(name)) for name in _TEXTS),
+        *(Column(name, "", attrgetter(name)) for name in _TEXTS),
         *(column for name in UNITS for column in figure_columns(name)),
         Column("place", "place", lambda device: places.get(device.rank), importance=2),
         *sensor_columns(lambda device: device.conditions),
@@ -86,24 +87,24 @@ def device_columns(devices: Sequence[Device]) -> list[Column[Device]]:
     ]
 
 
-def _attribute(name: str) -> Callable[[Device], object]:
-    return lambda device: getattr(device, name)
-
-
 def figure_columns(name: str) -> list[Column[Device]]:
     """A figure in its unit, and half of its interval in percent."""
     unit, factor = UNITS[name]
-
-    def value(device: Device) -> float | None:
-        return device.figures[name] * factor if name in device.figures else None
-
-    def half_width(device: Device) -> float | None:
-        return 100 * device.half_widths[name] if name in device.half_widths else None
-
-    title = f"{name} +-%" if name in (BURST, SUSTAINED) else ""
     return [
-        Column(snake_case(f"{name} {unit}"), f"{name} {unit}", value, significant, 0 if name == SUSTAINED else 1),
-        Column(f"{name}_half_width_percent", title, half_width, "{:.2f}".format, importance=5),
+        Column(
+            snake_case(f"{name} {unit}"),
+            f"{name} {unit}",
+            lambda device: device.figures[name] * factor if name in device.figures else None,
+            significant,
+            importance=0 if name == SUSTAINED else 1,
+        ),
+        Column(
+            f"{name}_half_width_percent",
+            f"{name} +-%" if name in (BURST, SUSTAINED) else "",
+            lambda device: 100 * device.half_widths[name] if name in device.half_widths else None,
+            "{:.2f}".format,
+            importance=5,
+        ),
     ]
 
 

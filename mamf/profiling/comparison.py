@@ -60,11 +60,9 @@ _COLUMNS = [
 def _conclusion(rows: Sequence[Row]) -> str:
     """The ratio of the steps, and the class whose time changed most."""
     step, *classes = rows
-    changes = {row["class"]: row["b_seconds"] - row["a_seconds"] for row in classes}
+    changes = {row["class"]: 1e3 * (row["b_seconds"] - row["a_seconds"]) for row in classes}
     most = max(changes, key=lambda name: abs(changes[name]))
-    sign = "+" if changes[most] > 0 else "-"
-    change = f"; the largest change: {most}, {sign}{milliseconds(abs(changes[most]))} ms" if changes[most] else ""
-    return f"B takes {step['b_to_a']:.3f} times as long as A{change}"
+    return f"B takes {step['b_to_a']:.3f} times as long as A; the largest change: {most}, {changes[most]:+.4g} ms"
 
 
 def _device(profile: Profile) -> str:

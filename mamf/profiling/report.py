@@ -7,7 +7,6 @@ from dataclasses import asdict
 from operator import attrgetter, itemgetter
 from typing import TypeVar
 
-from mamf.measurement import IDLE
 from mamf.profiling.classes import UNCLASSIFIED
 from mamf.profiling.profile import ClassRow, GapRow, KernelRow, MemoryRow, Profile
 from mamf.report.columns import rate_column
@@ -20,6 +19,7 @@ RowT = TypeVar("RowT")
 # Kernels that are instances of templates have names of a thousand characters.
 _LONGEST_NAME, _SHORTEST_NAME = 70, 24
 _SHORTENED = itemgetter(slice(_LONGEST_NAME))
+_MOST_CLASSES = 3
 # In seconds, what rounding leaves.
 _NOTHING = 1e-12
 # The share of a class's time without a known FLOP formula that is worth a line.
@@ -147,13 +147,12 @@ def mamfu_cell(row: ClassRow, profile: Profile) -> str | None:
 
 
 def conclusion(profile: Profile) -> str:
-    """The class that takes most of a step, and idle."""
-    most = max((row for row in profile.classes if row.name != IDLE), key=lambda row: row.share, default=None)
-    idle = ", ".join(f"idle {row.share:.1%}" for row in profile.classes if row.name == IDLE)
-    if most is None:
-        return idle
-    share = "" if most.mamfu is None else f" at {mamfu_cell(most, profile)} MAMFU"
-    return f"most of {'a step' if profile.steps else 'the time'}: {most.name}, {most.share:.1%}{share}; {idle}"
+    """The classes that take most of a step."""
+    most = sorted(profile.classes, key=lambda row: -row.share)[:_MOST_CLASSES]
+    shares = [
+        f"{row.name} {row.share:.1%}" + (f" (MAMFU {mamfu_cell(row, profile)})" if row.mamfu else "") for row in most
+    ]
+    return f"most of {'a step' if profile.steps else 'the time'}: {', '.join(shares)}"
 
 
 def time_lines(profile: Profile) -> Iterator[str]:

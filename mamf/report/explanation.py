@@ -65,17 +65,13 @@ def change_cell(change: float) -> str:
 
 def conclusion(steps: Sequence[FallStep]) -> list[str]:
     """What is left of the datasheet's peak, and the step that costs most."""
-    known = [step for step in steps if step.tflops is not None]
-    lost = [step for step in known if step.change is not None and step.change < 0]
-    if not lost:
+    known = [(step.name, step.tflops, step.change or 0.0) for step in steps if step.tflops is not None]
+    if not known:
         return []
-    last, most = known[-1], min(lost, key=lambda step: step.change or 0.0)
-    first = steps[0].tflops
-    share = f", {percent(last.tflops / first)} % of the datasheet" if first and last.tflops else ""
-    return [
-        f"{last.name}: {significant(last.tflops or 0.0)} TFLOPS{share}; "
-        f"the largest loss: {most.name}, {change_cell(most.change or 0.0)}"
-    ]
+    (last, rate, _), (most, _, change) = known[-1], min(known, key=lambda step: step[2])
+    share = f", {percent(rate / steps[0].tflops)} % of the datasheet" if steps[0].tflops else ""
+    loss = f"; the largest loss: {most}, {change_cell(change)}" if change < 0 else ""
+    return [f"{last}: {significant(rate)} TFLOPS{share}{loss}"]
 
 
 def title(row: Measurement) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from mamf.logs.guarding import Guarded, Judged
+from mamf.logs.guarding import Guarded, Judged, Outcome
 from mamf.report.comparison import comparison_document, percent_of
 from mamf.report.document import Answer, Document, Lines
 from mamf.report.text import counted, significant
@@ -15,24 +15,18 @@ _JUNIT = {"regression": "failure", "failed": "error", "new": "skipped", "undecid
 
 def verdict_line(found: Guarded) -> str:
     """The guard in a line."""
-    counts, rows, slower = found.counts(), len(found.rows), f"slower by more than {percent_of(found.tolerance)}"
-    reasons = []
-    if counts["regression"]:
-        reasons.append(f"{counts['regression']} of {counted(rows, 'row')} {slower}, confirmed by fresh visits")
-    if counts["failed"]:
-        reasons.append(f"{counts['failed']} of {counted(rows, 'row')} without a figure now")
-    if counts["undecided"]:
-        reasons.append(
-            f"{counts['undecided']} of {counted(rows, 'row')} undecided: they scatter too much, "
-            "or too few visits were made"
-        )
-    if found.unfinished:
-        reasons.append(f"not finished: {found.unfinished}")
-    if not reasons:
-        none = f"none of {counted(rows, 'row')} is {slower}"
-        reasons.append(none if found.is_finished else "no row was compared with the baseline")
+    counts, rows = found.counts(), counted(len(found.rows), "row")
+    slower = f"slower by more than {percent_of(found.tolerance)}"
+    outcomes: dict[Outcome, str] = {
+        "regression": f"{slower}, confirmed by fresh visits",
+        "failed": "without a figure now",
+        "undecided": "undecided: they scatter too much, or too few visits were made",
+    }
+    reasons = [f"{counts[name]} of {rows} {text}" for name, text in outcomes.items() if counts[name]]
+    reasons += [f"not finished: {found.unfinished}"] if found.unfinished else []
+    good = f"none of {rows} is {slower}" if found.is_finished else "no row was compared with the baseline"
     verdict = "FAILED" if found.is_failed else "PASSED" if found.is_finished else "UNDECIDED"
-    return f"guard {verdict}: {', '.join(reasons)}"
+    return f"guard {verdict}: {', '.join(reasons) or good}"
 
 
 def row_lines(found: Guarded) -> list[str]:

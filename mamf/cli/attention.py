@@ -31,8 +31,9 @@ from mamf.cli.attention_options import (
 from mamf.cli.interruption import Interruption
 from mamf.cli.kernels_options import AnyOperation, add_measuring_options, say_plan
 from mamf.cli.kernels_sweep import KernelsSession
-from mamf.cli.options import add_device_options, add_output_options
-from mamf.cli.session import Resumed, add_run_options, measure
+from mamf.cli.options import add_device_options, add_output_options, add_run_options
+from mamf.cli.resuming import Resumed
+from mamf.cli.session import measure
 from mamf.cli.sharing import add_devices_options
 from mamf.cli.terminal import warn
 from mamf.errors import LogMismatchError, UnknownNameError

@@ -13,8 +13,9 @@ from mamf.cli.interruption import Interruption
 from mamf.cli.kernels_options import AnyOperation, asked_for, shapes_from
 from mamf.cli.kernels_sweep import KernelsSession
 from mamf.cli.launch_options import add_what_options, operation_asked_for, with_shapes_of_sizes
-from mamf.cli.options import add_device_options, add_width_option, duration, size
-from mamf.cli.session import Resumed, add_run_options, measure
+from mamf.cli.options import add_device_options, add_run_options, add_width_option, duration, size
+from mamf.cli.resuming import Resumed
+from mamf.cli.session import measure
 from mamf.cli.terminal import say, warn
 from mamf.counters.counting import SECTION_SETS, Counter
 from mamf.counters.known_roofs import (

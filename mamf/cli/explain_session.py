@@ -21,8 +21,9 @@ from mamf.cli.explain import given_steps
 from mamf.cli.interruption import Interruption
 from mamf.cli.kernels_sweep import KernelsSession
 from mamf.cli.printing import note_stream
+from mamf.cli.resuming import Resumed
 from mamf.cli.roofline import Given
-from mamf.cli.session import Resumed, measure
+from mamf.cli.session import measure
 from mamf.cli.terminal import say, warn
 from mamf.contribution.collection import named_dtype
 from mamf.errors import DeviceError, UsageError

@@ -13,10 +13,10 @@ from mamf.ceilings.finding import Find
 from mamf.ceilings.grid import plan_for
 from mamf.ceilings.search_plan import SearchPlan
 from mamf.cli.interruption import EXIT_CODE, Interruption
-from mamf.cli.options import add_device_options, add_output_options, index, share
+from mamf.cli.options import add_device_options, add_output_options, add_run_options, index, share
 from mamf.cli.plan_options import problem_from
-from mamf.cli.resuming import contradiction, require_same_kernels
-from mamf.cli.session import Resumed, Session, add_run_options, interruptible
+from mamf.cli.resuming import Resumed, contradiction, require_same_kernels
+from mamf.cli.session import Session, interruptible
 from mamf.cli.terminal import say, warn
 from mamf.kernel import DATA
 from mamf.logs.records import ceiling_record

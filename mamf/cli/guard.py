@@ -13,10 +13,10 @@ from mamf.cli.guard_file import GuardFile, read_guard_file
 from mamf.cli.interruption import Interruption
 from mamf.cli.kernels_options import AnyOperation
 from mamf.cli.kernels_sweep import KernelsSession
-from mamf.cli.options import add_device_options, add_output_options
+from mamf.cli.options import add_device_options, add_output_options, add_run_options
 from mamf.cli.printing import is_for_people, note_stream
 from mamf.cli.reading import read_log
-from mamf.cli.session import Resumed, add_run_options
+from mamf.cli.resuming import Resumed
 from mamf.cli.terminal import say, warn
 from mamf.errors import IncomparableError, UsageError
 from mamf.files import write_whole

@@ -17,9 +17,9 @@ from mamf.cli.kernels_options import (
     say_plan,
     shapes_from,
 )
-from mamf.cli.options import add_device_options, add_output_options
-from mamf.cli.resuming import require_same_kernels
-from mamf.cli.session import Resumed, Session, add_run_options, measure
+from mamf.cli.options import add_device_options, add_output_options, add_run_options
+from mamf.cli.resuming import Resumed, require_same_kernels
+from mamf.cli.session import Session, measure
 from mamf.cli.sharing import add_devices_options
 from mamf.errors import UsageError
 from mamf.kernel import AnyKernel

@@ -10,9 +10,8 @@ from typing import Any
 
 from mamf.cli import kernels_sweep
 from mamf.cli.model_ceilings import given, known_here, require_repeated
-from mamf.cli.options import size
+from mamf.cli.options import say_memory, size
 from mamf.cli.resuming import asks_for_plan
-from mamf.cli.session import say_memory
 from mamf.errors import UsageError
 from mamf.logs.writer import RunLogWriter
 from mamf.operations.model.shapes import OPTIMIZERS, PHASES, SIZES, STYLES

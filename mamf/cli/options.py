@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from mamf.backend import Backend
 from mamf.cli.terminal import say
 from mamf.errors import UsageError
 from mamf.limits import number_of, shortened
@@ -178,3 +179,23 @@ def terminal_width(options: argparse.Namespace) -> int | None:
     if getattr(options, "wide", True) or not sys.stdout.isatty():
         return None
     return shutil.get_terminal_size().columns
+
+
+def add_run_options(parser: argparse.ArgumentParser, budget: str) -> None:
+    """Options of every measuring command; ``budget`` is what its help says."""
+    group = parser.add_argument_group("run")
+    group.add_argument("--budget", type=duration, help=budget)
+    group.add_argument("--dry-run", action="store_true", help="say what would be measured and how long, and stop")
+    group.add_argument("--output", type=Path, metavar="FILE", help="the run log to write (default: a dated name)")
+    group.add_argument("--resume", type=Path, metavar="FILE", help="go on with this log, measuring only what it lacks")
+    group.add_argument(
+        "--notes", type=str, default="", help="free text for the log: cooling, machine, what was special"
+    )
+
+
+def say_memory(needed: int, of: str, backend: Backend) -> None:
+    """Of a dry run. ``needed``: bytes."""
+    free = backend.free_memory()
+    say(f"memory: {needed / 1e9:.3g} GB for {of}" + (f", of {free / 1e9:.1f} GB free" if free else ""))
+    if free and needed > free:
+        say("        which will be out_of_memory; what is smaller is measured")

@@ -9,14 +9,16 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 from mamf.backend import Backend
-from mamf.errors import LogMismatchError
+from mamf.errors import LogMismatchError, UsageError
 from mamf.kinds.registry import kind_of
 from mamf.logs.known import operation_called
 from mamf.logs.run_log import RunLog
 from mamf.logs.same_device import require_same_device
+from mamf.logs.writer import RunLogWriter
 from mamf.plans import Plan
 from mamf.plugins.discovery import backend_class, is_path, open_backend
 
@@ -45,6 +47,30 @@ _OPTIONS = {"regimes": "regime", "seconds": "time-limit", "flush": "no-flush"}
 _NOT_COMPARED = {"kind", "operation", "problems", "kernels", "budget_seconds", "searches", "layers", "options"}
 _MOST_VALUES = 5
 _COUNTERS = "counters"
+
+
+class Resumed(NamedTuple):
+    """A log that is gone on with, locked since before it was read."""
+
+    log: RunLog
+    writer: RunLogWriter
+
+
+@contextmanager
+def resumed(options: argparse.Namespace) -> Iterator[Resumed | None]:
+    """The log of ``--resume``, locked as long as the run takes; a log that is missing is begun, so that one command
+    line can be queued again and again. Raises UsageError where another process writes it.
+    """
+    if options.resume and options.output:
+        raise UsageError("--resume continues its own file: leave --output out")
+    if options.resume and not options.resume.exists():
+        options.output, options.resume, options.begins = options.resume, None, True
+    if options.resume is None:
+        yield None
+        return
+    log, writer = RunLogWriter.resume(options.resume)
+    with writer:
+        yield Resumed(log, writer)
 
 
 def require_kind(log: RunLog, kind: str, operation: str, command: str) -> Plan:

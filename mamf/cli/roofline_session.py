@@ -17,9 +17,9 @@ from mamf.ceilings.roof import CACHE, MEMORY, Roofs, level_of, roofs_of
 from mamf.ceilings.search_plan import SearchPlan
 from mamf.cli.interruption import Interruption
 from mamf.cli.kernels_find import KernelsFindSession
-from mamf.cli.resuming import contradiction
+from mamf.cli.resuming import Resumed, contradiction
 from mamf.cli.roofline import Given, finish, placed
-from mamf.cli.session import Resumed, measure
+from mamf.cli.session import measure
 from mamf.cli.terminal import say
 from mamf.errors import UsageError
 from mamf.kernel import Problem

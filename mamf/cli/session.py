@@ -7,17 +7,16 @@ import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from mamf.backend import Advice, Backend
 from mamf.cli.interruption import EXIT_CODE, Interruption
-from mamf.cli.options import duration
 from mamf.cli.printing import note_stream, print_document
 from mamf.cli.progress import Progress
-from mamf.cli.resuming import asks_for_plan, reopened, require_kind, require_same_plan
+from mamf.cli.resuming import Resumed, asks_for_plan, reopened, require_kind, require_same_plan, resumed
 from mamf.cli.sharing import ALL, asked_devices, first_opened, found_devices, opened_pool, require_same_devices
 from mamf.cli.terminal import say, warn
 from mamf.errors import MamfError, PluginError, RunLogError, RunLogWriteError, UsageError
@@ -44,50 +43,6 @@ from mamf.strategies.shapes import Sweep
 
 Shareable = TypeVar("Shareable", bound=Sweep | KernelsSweep)
 _NOTHING_MEASURED = 1
-
-
-def add_run_options(parser: argparse.ArgumentParser, budget: str) -> None:
-    """Options of every measuring command; ``budget`` is what its help says."""
-    group = parser.add_argument_group("run")
-    group.add_argument("--budget", type=duration, help=budget)
-    group.add_argument("--dry-run", action="store_true", help="say what would be measured and how long, and stop")
-    group.add_argument("--output", type=Path, metavar="FILE", help="the run log to write (default: a dated name)")
-    group.add_argument("--resume", type=Path, metavar="FILE", help="go on with this log, measuring only what it lacks")
-    group.add_argument(
-        "--notes", type=str, default="", help="free text for the log: cooling, machine, what was special"
-    )
-
-
-def say_memory(needed: int, of: str, backend: Backend) -> None:
-    """Of a dry run. ``needed``: bytes."""
-    free = backend.free_memory()
-    say(f"memory: {needed / 1e9:.3g} GB for {of}" + (f", of {free / 1e9:.1f} GB free" if free else ""))
-    if free and needed > free:
-        say("        which will be out_of_memory; what is smaller is measured")
-
-
-class Resumed(NamedTuple):
-    """A log that is gone on with, locked since before it was read."""
-
-    log: RunLog
-    writer: RunLogWriter
-
-
-@contextmanager
-def resumed(options: argparse.Namespace) -> Iterator[Resumed | None]:
-    """The log of ``--resume``, locked as long as the run takes; a log that is missing is begun, so that one command
-    line can be queued again and again. Raises UsageError where another process writes it.
-    """
-    if options.resume and options.output:
-        raise UsageError("--resume continues its own file: leave --output out")
-    if options.resume and not options.resume.exists():
-        options.output, options.resume, options.begins = options.resume, None, True
-    if options.resume is None:
-        yield None
-        return
-    log, writer = RunLogWriter.resume(options.resume)
-    with writer:
-        yield Resumed(log, writer)
 
 
 def interruptible(options: argparse.Namespace, work: Callable[[Interruption, Resumed | None], int]) -> int:

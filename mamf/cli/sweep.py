@@ -9,7 +9,7 @@ from functools import partial
 from mamf.ceilings.roof import require_same_device
 from mamf.cli.interruption import Interruption
 from mamf.cli.kernels_sweep import KernelsSession
-from mamf.cli.options import add_device_options, add_output_options
+from mamf.cli.options import add_device_options, add_output_options, add_run_options, say_memory
 from mamf.cli.plan_options import (
     add_measuring_options,
     add_problem_options,
@@ -18,9 +18,9 @@ from mamf.cli.plan_options import (
     problem_from,
     shapes_from,
 )
-from mamf.cli.resuming import require_same_kernels
+from mamf.cli.resuming import Resumed, require_same_kernels
 from mamf.cli.roofs import add_roof_option, given_roofs
-from mamf.cli.session import Resumed, add_run_options, measure, say_memory
+from mamf.cli.session import measure
 from mamf.cli.sharing import add_devices_options, led, say_devices
 from mamf.cli.terminal import say
 from mamf.engine.estimate import estimate_seconds, probe_flops

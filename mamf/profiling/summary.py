@@ -9,7 +9,6 @@ from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.share import Ceilings, mamfu
 from mamf.counters.bounds import bound
 from mamf.counters.log import counted_in, step_of
-from mamf.operations.attention.report import baseline_of, speed_up
 from mamf.profiling.advice import advice
 from mamf.profiling.folder import LOGS, SUMMARY, TABLE, Folder
 from mamf.profiling.groups import Group, groups_of
@@ -21,6 +20,7 @@ from mamf.report.formats.markdown import render
 from mamf.report.own_ceilings import share_of
 from mamf.report.shares import known_ceiling_lines
 from mamf.report.text import interval_cell, machine_line, rate_text, whole
+from mamf.report.winners import baseline_of, speed_up
 from mamf.text import Markup, markdown_text
 
 _TOP_CLASSES = 6

@@ -242,9 +242,9 @@ def test_a_ceiling_that_was_found_is_not_searched_again(attention, resume, on_la
 
 def test_when_no_kernel_can_be_measured_the_exit_code_says_so(attention, monkeypatch):
     monkeypatch.setattr(SimulatedAttention, "prepare", lambda *arguments: 1 / 0)
-    code, _, err = attention()
+    code, out, _ = attention()
     assert code == 1
-    assert "nothing was measured" in err
+    assert "nothing was measured" in out
 
 
 # -- readers -----------------------------------------------------------------------------------------------------------

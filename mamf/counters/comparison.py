@@ -77,7 +77,9 @@ def compare_counters(a: RunLog, b: RunLog, anyway: bool = False) -> CounterCompa
     forced = differences_of(a.header, b.header)
     if forced and not anyway:
         differences = ", ".join(map(str, forced))
-        raise IncomparableError(f"{a.path} and {b.path} are not comparable: {differences}; --anyway compares them still")
+        raise IncomparableError(
+            f"{a.path} and {b.path} are not comparable: {differences}; --anyway compares them still"
+        )
     of_a, of_b = ({_key(each): each for each in counted_in(log).counts if each.cycles} for log in (a, b))
     keys = [key for key in of_a if key in of_b]
     if not keys:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from mamf.ceilings.ceiling import Ceiling
 from mamf.logs.plan_records import plan_record
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
@@ -15,6 +16,7 @@ from mamf.report.kernels import kernels_document
 from mamf.report.remarks import remarks
 from mamf.report.shares import Shares
 from mamf.report.winners import baselines_of, speed_up, winners
+from mamf.statistics import Interval
 from mamf.strategies.shapes import Sweep
 from mamf.testing import SimulatedMatmul
 
@@ -206,3 +208,21 @@ def test_remarks_follow_the_number(rows):
     (row, *_) = ranked(rows)
     for number, text in ((1, "1 implausible sample left out"), (2, "2 implausible samples left out")):
         assert text in remarks(replace(row, implausible_samples=(1.0,) * number), Shares(HEADER))
+
+
+def test_remarks_name_the_kernel_that_ran_and_a_card_that_drifted(rows):
+    (row, *_) = ranked(rows)
+    assert "ran cudnn" in remarks(replace(row, details={"ran": "cudnn"}), Shares(HEADER))
+    interval = Interval(790.0, 810.0, 0.95)
+    ceiling = Ceiling("x", None, row.problem, row.regime, row.kernel, row.shape, 800.0, interval, 3)
+    shares = Shares(HEADER, {(row.problem.dtype, row.regime): ceiling})
+    for seen, has_drifted in ((799.0, False), (700.0, True)):
+        found = remarks(replace(row, details={"reference_tflops": seen}), shares)
+        assert any("card speed drifted" in text for text in found) == has_drifted
+
+
+def test_a_best_by_another_statistic_stands_beside_the_median(rows):
+    classic = [replace(row, best_by="fastest") for row in rows]
+    texts = [render("table", each, HEADER, None).splitlines() for each in (rows, classic)]
+    heads = [next(line for line in lines if line.startswith("kernel")) for lines in texts]
+    assert ["median" in head for head in heads] == [False, True]

@@ -22,5 +22,5 @@ def run(options: argparse.Namespace) -> int:
     for finding in findings:
         say(as_line(finding))
     count = len(warnings(findings))
-    say("nothing to mend" if not count else f"{count} to mend; mamf changes nothing by itself")
+    say("nothing to fix" if not count else f"{count} to fix; mamf changes nothing itself")
     return 0

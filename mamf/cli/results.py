@@ -97,12 +97,12 @@ def _reviews_of_folder(folder: Path) -> list[Review]:
     if not (folder / "README.md").exists():
         return _reviews(logs)
     strays = [path for path in files if path not in logs]
-    told = Finding("misplaced", "results/ holds run logs (*.jsonl) and its README.md alone")
+    stray = Finding("misplaced", "results/ holds run logs (*.jsonl) and its README.md alone")
     with reading(logs) as seen:
         reviews = review_results(folder, logs, seen)
     return [
         *reviews,
-        *(Review(path, (told,)) for path in strays if path != folder / "README.md"),
+        *(Review(path, (stray,)) for path in strays if path != folder / "README.md"),
     ]
 
 

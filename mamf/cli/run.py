@@ -27,7 +27,7 @@ _REPEATS = 10
 _DETERMINISM = {
     True: f"{_REPEATS} further launches gave the same to the last bit",
     False: f"{_REPEATS} further launches did not all give the same to the last bit",
-    None: "whether launches give the same cannot be told: they return nothing that can be read",
+    None: "whether launches give the same is unknown: they return nothing that can be read",
 }
 _EXAMPLES = """examples:
   mamf run torch.mm --shape 256x256x256                             verified, launched once; any operation's kernel

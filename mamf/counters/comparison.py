@@ -76,8 +76,10 @@ def compare_counters(a: RunLog, b: RunLog, anyway: bool = False) -> CounterCompa
     """Raises IncomparableError for other devices, unless ``anyway``, and where no kernel and shape is in both."""
     forced = differences_of(a.header, b.header)
     if forced and not anyway:
-        told = ", ".join(map(str, forced))
-        raise IncomparableError(f"{a.path} and {b.path} are not comparable: {told}; --anyway compares them still")
+        differences = ", ".join(map(str, forced))
+        raise IncomparableError(
+            f"{a.path} and {b.path} are not comparable: {differences}; --anyway compares them still"
+        )
     of_a, of_b = ({_key(each): each for each in counted_in(log).counts if each.cycles} for log in (a, b))
     keys = [key for key in of_a if key in of_b]
     if not keys:

@@ -89,7 +89,7 @@ def bound_cell(point: RoofPoint) -> str | None:
 
 
 POINT_COLUMNS: list[Column[RoofPoint]] = [
-    Column("row", "row", lambda point: point.name, left=True),
+    Column("row", "row", lambda point: point.name, left=True, shortest=40),
     Column("kernel", "kernel", lambda point: point.kernel, left=True),
     Column("regime", "regime", lambda point: point.regime, importance=3, left=True),
     Column("dtype", "dtype", lambda point: point.dtype, importance=3, left=True),

@@ -291,9 +291,13 @@ def test_a_new_log_keeps_the_calibration_that_it_holds():
     assert measurement_from_record(record, header).repeatability == calibrated("cuda", "burst", "matmul")
 
 
-def test_attention_has_a_calibration_of_its_own():
-    assert calibrated("cuda", "burst", "attention").run > calibrated("cuda", "burst", "matmul").run
-    assert calibrated("cuda", "burst", "collective") == calibrated("xpu", "burst", "matmul")
+def test_operations_have_calibrations_of_their_own():
+    products, copies = (calibrated("cuda", "burst", operation) for operation in ("matmul", "bandwidth"))
+    assert calibrated("cuda", "burst", "attention").run > products.run
+    assert copies.run == products.run and copies.launch_seconds < products.launch_seconds
+    assert calibrated("cuda", "burst", "collective").launch_seconds > products.launch_seconds
+    assert calibrated("cuda", "burst", "model").run > 0.1, "the host bounds short steps"
+    assert calibrated("cuda", "burst", "copies") == calibrated("xpu", "burst", "matmul")
     assert calibrated("cpu", "burst", "attention") == calibrated("cpu", "burst")
 
 

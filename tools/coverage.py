@@ -40,7 +40,7 @@ _FEWEST_PAIRS, _RESAMPLES, _FEWEST_IN_COMMON, _FEWEST_FOR_HALVES = 50, 1000, 8, 
 _LENGTHS = ((25e-6, "< 25 us"), (100e-6, "25 to 100 us"), (300e-6, "0.1 to 0.3 ms"), (600e-6, "0.3 to 0.6 ms"))
 _LONGEST = "> 0.6 ms"
 _NORMAL = statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
-_RUNS, _LAUNCHES = np.geomspace(3e-4, 0.02, 85), np.arange(0, 3.01e-6, 5e-8)
+_RUNS, _LAUNCHES = np.geomspace(3e-4, 0.3, 120), np.array([0.0, *np.geomspace(1e-8, 3e-6, 60)])
 
 
 @dataclass(frozen=True)
@@ -118,9 +118,12 @@ def _key(log: RunLog, row: Measurement) -> tuple[Any, ...]:
 
 
 def _state(log: RunLog, row: Measurement) -> tuple[str, str]:
-    """The calibration that a row has: the state of the device and the operation."""
-    anew = calibrated(log.header["device"]["backend"], ANEW, row.operation)
-    return ANEW if row.repeatability == anew else row.regime, row.operation
+    """The calibration that a row has: the state of the device and the operation. Calibrations change; those of visits
+    that start anew have always had degrees of freedom of their own.
+    """
+    known, anew = row.repeatability, calibrated(log.header["device"]["backend"], ANEW, row.operation)
+    is_anew = row.regime == SUSTAINED and known is not None and known.degrees == anew.degrees
+    return ANEW if is_anew else row.regime, row.operation
 
 
 def _kind(row: Measurement) -> str:

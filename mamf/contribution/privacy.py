@@ -15,7 +15,8 @@ from mamf.machine.environment import scrub
 Field = tuple[tuple[str, ...], Any]
 
 _PRIVATE_KEY = re.compile(
-    r"(^|_)(host|host_?name|node|node_?name|user|user_?name|login|account|cwd|home|email|e_mail|fqdn|ip|ipv[46]"
+    # A copy to_host is a direction.
+    r"(^|(?<!\bto)_)(host|host_?name|node|node_?name|user|user_?name|login|account|cwd|home|email|e_mail|fqdn|ip|ipv[46]"
     r"|ip_?address|mac|uuid|serial|serial_?(number|no)|sn|asset_?tag)$",
     re.I,
 )

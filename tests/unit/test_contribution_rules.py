@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from mamf import contribution
 from mamf.cli import main
 from mamf.contribution.evidence import records_of
+from mamf.contribution.privacy import private_findings
 from mamf.contribution.rules import RULES, review
 from mamf.contribution.submission import prepare
 from mamf.logs.legacy import Reported, write_legacy_log
@@ -601,3 +602,9 @@ def test_each_line_of_a_legacy_log_is_parsed_once(tmp_path, monkeypatch):
         monkeypatch.setattr(f"mamf.logs.{room}.parse_record", lambda line: parsed.append(line) or json.loads(line))
     assert not review(tmp_path / "old.jsonl").is_rejected()
     assert len(parsed) == 3
+
+
+def test_copies_to_the_host_name_no_host():
+    direction, name = "burst, int8, direction to_host", "burst, int8, direction_host"
+    assert not list(private_findings(1, {"best": {direction: {"kernel": "torch"}}}))
+    assert list(private_findings(1, {"best": {name: "gpu17"}}))

@@ -1,10 +1,12 @@
 """Repeat intervals contain a repeat with 95 %: one more run, in virtual time and by chance."""
 
+import importlib.util
 import itertools
 import json
 import math
 import random
 import statistics
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -269,6 +271,18 @@ def test_rows_of_an_old_log_get_the_calibration_of_today():
     assert visits["confirm"].repeatability == calibrated("cuda", ANEW, "matmul")
 
 
+def test_visits_that_start_anew_are_known_as_such_when_their_constants_change(monkeypatch):
+    spec = importlib.util.spec_from_file_location("coverage_of_repeats", RESULTS.parent / "tools" / "coverage.py")
+    tool = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, tool)  # dataclasses look themselves up
+    spec.loader.exec_module(tool)
+    log = read_run_log(log_of_a_find())
+    row = next(row for row in log.measurements if (row.phase, row.regime) == ("confirm", "sustained"))
+    early = replace(row, repeatability=replace(calibrated("cuda", ANEW, "matmul"), run=0.5, common=0.0))
+    assert tool.as_today(early, log).repeatability == calibrated("cuda", ANEW, "matmul")
+    assert tool.as_today(replace(row, repeatability=CAPPED), log).repeatability == CAPPED
+
+
 def test_a_ceiling_of_an_old_log_gets_the_interval_of_today():
     log = read_run_log(log_of_a_find())
     for regime, ceiling in log.ceilings.items():
@@ -293,9 +307,13 @@ def test_a_new_log_keeps_the_calibration_that_it_holds():
     assert measurement_from_record(record, header).repeatability == calibrated("cuda", "burst", "matmul")
 
 
-def test_attention_has_a_calibration_of_its_own():
-    assert calibrated("cuda", "burst", "attention").run > calibrated("cuda", "burst", "matmul").run
-    assert calibrated("cuda", "burst", "collective") == calibrated("xpu", "burst", "matmul")
+def test_operations_have_calibrations_of_their_own():
+    products, copies = (calibrated("cuda", "burst", operation) for operation in ("matmul", "bandwidth"))
+    assert calibrated("cuda", "burst", "attention").run > products.run
+    assert copies.run == products.run and copies.launch_seconds < products.launch_seconds
+    assert calibrated("cuda", "burst", "collective").launch_seconds > products.launch_seconds
+    assert calibrated("cuda", "burst", "model").run > 0.1, "the host bounds short steps"
+    assert calibrated("cuda", "burst", "copies") == calibrated("xpu", "burst", "matmul")
     assert calibrated("cpu", "burst", "attention") == calibrated("cpu", "burst")
 
 

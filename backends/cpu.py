@@ -12,7 +12,7 @@ import psutil
 import torch
 
 from mamf.backend import MIB, Advice, DeviceInfo, Reading, Telemetry, Unavailable
-from mamf.regimes.traits import BurstTraits, SustainedTraits
+from mamf.regime_traits import BurstTraits, SustainedTraits
 from mamf.torch_backend import HostTimedBackend
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")

@@ -18,7 +18,7 @@ from mamf.tabular import Tabular
 
 _HOMES = {
     # measuring
-    "CeilingSearch": "mamf.ceilings.stream",
+    "CeilingSearch": "mamf.engine.search.stream",
     "attention": "mamf.api.measuring",
     "bandwidth": "mamf.api.measuring",
     "find": "mamf.api.measuring",
@@ -37,20 +37,20 @@ _HOMES = {
     "MatmulShape": "mamf.operations.matmul.shapes",
     "ModelProblem": "mamf.operations.model.shapes",
     "ModelShape": "mamf.operations.model.shapes",
-    "find_best": "mamf.ceilings.search",
+    "find_best": "mamf.engine.search.search",
     "matmul_grid": "mamf.operations.matmul.shapes",
     "parse_range": "mamf.operations.matmul.shapes",
     # what is measured
     "Ceiling": "mamf.ceilings.ceiling",
     "Measurement": "mamf.measurement",
     # models against the ceiling
-    "KnownPeak": "mamf.models.known_ceilings",
-    "Meter": "mamf.models.meter",
-    "ModelFlops": "mamf.models.model_flops",
-    "StepFigures": "mamf.models.meter",
+    "KnownPeak": "mamf.contribution.known_ceilings",
+    "Meter": "mamf.integrations.meter",
+    "ModelFlops": "mamf.integrations.model_flops",
+    "StepFigures": "mamf.integrations.meter",
     "count_flops": "mamf.integrations.flop_counter",
-    "model_flops": "mamf.models.model_flops",
-    "peak": "mamf.models.known_ceilings",
+    "model_flops": "mamf.integrations.model_flops",
+    "peak": "mamf.contribution.known_ceilings",
     # logs
     "Comparison": "mamf.logs.compare",
     "FinderRun": "mamf.logs.legacy",

@@ -18,8 +18,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from mamf.dtypes import DTYPES
-from mamf.regimes.traits import BurstTraits, SustainedTraits
+from mamf.regime_traits import BurstTraits, SustainedTraits
 
+#: The backend that computes times instead of measuring them, for tests.
+SIMULATED = "simulated"
 MIB = 2**20
 
 
@@ -154,7 +156,7 @@ class Backend(ABC):
 
     def timer_overhead(self) -> float | None:
         """Estimate the seconds that two marks add to a launch between them, beyond the kernel's own time; None if this
-        backend cannot. An estimate that cannot be true is refused by its caller (mamf.machine.timers).
+        backend cannot. An estimate that cannot be true is refused by its caller (mamf.timers).
         """
         return None
 

@@ -1,7 +1,7 @@
 """The contract of a kernel: one implementation of an operation.
 
 ``prepare`` compiles, tunes and lays out operands; what it returns launches with no argument and no allocation, so a
-timed launch holds the kernel and nothing else. What was timed is verified: see mamf.engine.checking.
+timed launch holds the kernel and nothing else. What was timed is verified: see mamf.engine.regimes.checking.
 """
 
 from __future__ import annotations

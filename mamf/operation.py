@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Generic
 from mamf.backend import Backend, DeviceInfo
 from mamf.dtypes import canonical_name
 from mamf.kernel import AnyKernel, ProblemT, ShapeT
-from mamf.machine.peaks import fastest_possible_flops, find_peak
 from mamf.measurement import Measurement
+from mamf.peaks import fastest_possible_flops, find_peak
 
 
 class Operation(ABC, Generic[ProblemT, ShapeT]):

@@ -17,7 +17,7 @@ from mamf.limits import (
     require_steps,
     whole_number,
 )
-from mamf.regimes.names import BURST, CEILINGS, CLASSIC, CLASSIC_WARMUP_SECONDS, SUSTAINED, require_regime
+from mamf.regime_names import BURST, CEILINGS, CLASSIC, CLASSIC_WARMUP_SECONDS, SUSTAINED, require_regime
 
 #: Kinds of runs: rows of given shapes; confirmed ceilings; ceilings of compute and bandwidth in one log; one product on
 #: every kind of data; rows held against a baseline.

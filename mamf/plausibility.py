@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from mamf.backend import DeviceInfo
 from mamf.dtypes import DTYPES
-from mamf.machine.peaks import fastest_at_clock
 from mamf.measurement import TERA, Measurement
-from mamf.regimes.names import CLASSIC
+from mamf.peaks import fastest_at_clock
+from mamf.regime_names import CLASSIC
 
 #: The largest share of impossible samples at which the others still give a figure.
 MOST_IMPOSSIBLE = 0.1

@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mamf.ceilings.search import FIRST_SHAPES, Search, find_best
+from mamf.engine.search.search import FIRST_SHAPES, Search, find_best
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
 from mamf.report.text import table
 from mamf.testing.landscapes import BEST_ELSEWHERE, CHIPS, Chip, Landscape, made, noisy, recorded

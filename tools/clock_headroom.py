@@ -18,9 +18,9 @@ from mamf.contribution.evidence import Evidence, records_of
 from mamf.contribution.row_rules import good_rows, is_exact
 from mamf.logs.legacy import read_legacy_or_none
 from mamf.logs.run_log import run_log_of
-from mamf.machine.peaks import HEADROOM_OF_READ_CLOCK, fastest_at_clock
 from mamf.measurement import TERA
-from mamf.regimes.names import CLASSIC
+from mamf.peaks import HEADROOM_OF_READ_CLOCK, fastest_at_clock
+from mamf.regime_names import CLASSIC
 
 Group = tuple[str, str, str]
 

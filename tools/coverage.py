@@ -1,7 +1,7 @@
 """Does the 95 % repeat interval contain a repeat? Pairs of separate runs, from the logs below a folder.
 
     python tools/coverage.py results                    # the table of docs/verification.md
-    python tools/coverage.py results --fit              # calibration constants for mamf/regimes/repeatability.csv
+    python tools/coverage.py results --fit              # calibration constants for mamf/repeatability.csv
     python tools/coverage.py results --as-logged        # with the timer overhead that early logs hold
 
 A pair is the same figure from two runs (separate processes) on the same card, with the same driver, kernel libraries,
@@ -27,13 +27,13 @@ from typing import Any
 
 import numpy as np
 
+from mamf.calibration import ANEW, calibrated
 from mamf.ceilings.ceiling import CHOOSE, CONFIRM, combined, error_of
 from mamf.logs.legacy import read_legacy_or_none
 from mamf.logs.records import operation_of_plan
 from mamf.logs.run_log import RunLog, lines_of, parsed, run_log_of
 from mamf.measurement import Measurement
-from mamf.regimes.calibration import ANEW, calibrated
-from mamf.regimes.names import BURST, SUSTAINED
+from mamf.regime_names import BURST, SUSTAINED
 from mamf.statistics import CONFIDENCE, Repeatability, summarize
 
 _FEWEST_PAIRS, _RESAMPLES, _FEWEST_IN_COMMON, _FEWEST_FOR_HALVES = 50, 1000, 8, 6

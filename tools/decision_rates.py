@@ -40,7 +40,7 @@ from mamf.logs.run_log import RunLog, read_run_log
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import MATMUL, SWEEP, Plan
-from mamf.regimes.names import BURST, SUSTAINED
+from mamf.regime_names import BURST, SUSTAINED
 from mamf.statistics import figure_error
 
 TEMPLATE = "nvidia-h200/sweep-torch-mm-bfloat16-burst-20261121-143232.jsonl"

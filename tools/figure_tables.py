@@ -29,11 +29,11 @@ from figure_logs import (
 
 from mamf.ceilings.ceiling import CHOOSE, CONFIRM, Ceiling
 from mamf.cli import main as mamf_command
-from mamf.counters import ncu
-from mamf.counters.bounds import bound_of_kernel, short_name
 from mamf.logs.legacy import FinderRun
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
+from mamf.profiling.counters import ncu
+from mamf.profiling.counters.bounds import bound_of_kernel, short_name
 from mamf.report import bests
 from mamf.report.own_ceilings import ceiling_table, share_of
 from mamf.report.text import DASH, markdown, significant

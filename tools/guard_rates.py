@@ -23,18 +23,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from mamf.calibration import calibrated
+from mamf.engine.regimes import Regime
 from mamf.engine.runner import Step
+from mamf.engine.strategies.guard import GuardSweep
 from mamf.logs.compare import Pair
 from mamf.logs.entries import Entry, by_step, visited_entry
 from mamf.logs.guarding import DEFAULT_ROUNDS, DEFAULT_TOLERANCE, outcome_of
 from mamf.measurement import Measurement
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.plans import GUARD, GuardOptions, Plan
-from mamf.regimes import Regime
-from mamf.regimes.calibration import calibrated
-from mamf.regimes.names import BEST_BY, BURST, SUSTAINED
+from mamf.regime_names import BEST_BY, BURST, SUSTAINED
 from mamf.statistics import Interval, Summary
-from mamf.strategies.guard import GuardSweep
 from mamf.testing import SimulatedAttention, SimulatedBackend
 
 ROWS = 20

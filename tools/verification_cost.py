@@ -74,7 +74,7 @@ def _seconds_to_start(checkout: Path, environment: dict[str, str], folder: str) 
 
 def _run_here(command: Sequence[str]) -> int:
     from mamf.cli import main as run
-    from mamf.engine import checking
+    from mamf.engine.regimes import checking
 
     seconds: Counter[str] = Counter()
     kinds: Any = checking.Checked

@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 
 from mamf.backend import Backend
 from mamf.engine.measure import measure
-from mamf.machine.timers import find_timer
+from mamf.engine.regimes import Burst, StoppingRule
 from mamf.measurement import Measurement
 from mamf.plugins.discovery import kernel_of, open_backend, operation
-from mamf.regimes import Burst, StoppingRule
+from mamf.timers import find_timer
 
 AGREEMENT = 0.01
 PROCESS_AGREEMENT_SECONDS = 0.3e-6

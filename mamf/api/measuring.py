@@ -22,18 +22,20 @@ from typing import Any
 
 from mamf.backend import Backend
 from mamf.ceilings.ceiling import Ceiling
-from mamf.ceilings.finding import Find
-from mamf.ceilings.grid import plan_for
 from mamf.ceilings.share import Ceilings
-from mamf.ceilings.stream import CeilingSearch
+from mamf.engine.search.finding import Find
+from mamf.engine.search.grid import plan_for
+from mamf.engine.search.stream import CeilingSearch
+from mamf.engine.strategies.kernels import KernelsSweep
+from mamf.engine.strategies.shapes import Sweep
 from mamf.errors import MamfWarning
 from mamf.kinds.find import summary_of_search
 from mamf.kinds.registry import kind_of
 from mamf.limits import require_some
+from mamf.logs.found import leave
 from mamf.logs.recording import Recording
 from mamf.logs.records import ceiling_record
 from mamf.measurement import Measurement
-from mamf.models.found import leave
 from mamf.operation import Operation
 from mamf.operations.attention.shapes import AttentionShape
 from mamf.operations.bandwidth.shapes import BandwidthShape
@@ -44,8 +46,6 @@ from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import MATMUL, SHUFFLED, SWEEP, Plan, SweepOptions
 from mamf.plugins.discovery import open_backend, operation
 from mamf.plugins.selection import chosen_kernels
-from mamf.strategies.kernels import KernelsSweep
-from mamf.strategies.shapes import Sweep
 
 #: Called with each measurement as it is made.
 OnRow = Callable[[Measurement], object]

@@ -13,12 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from mamf.calibration import calibrated
 from mamf.errors import IncomparableError, UsageError
 from mamf.kernel import Problem
 from mamf.limits import is_number, require_seconds
 from mamf.measurement import TERA, Conditions, Measurement
-from mamf.regimes.calibration import calibrated
-from mamf.regimes.names import BURST, SUSTAINED
+from mamf.regime_names import BURST, SUSTAINED
 from mamf.statistics import (
     FigureError,
     Interval,

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from mamf.backend import DeviceInfo
-from mamf.machine.peaks import find_peak, flop_per_cycle
 from mamf.measurement import TERA, Measurement
-from mamf.regimes.names import BURST, SUSTAINED
+from mamf.peaks import find_peak, flop_per_cycle
+from mamf.regime_names import BURST, SUSTAINED
 from mamf.statistics import Interval
 
 NORMAL, ZEROS = "normal", "zeros"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from mamf.ceilings.ceiling import Ceiling
 from mamf.measurement import Measurement
@@ -36,3 +37,8 @@ def known_share(row: Measurement, known: KnownCeilings) -> float | None:
     """A row as a share of the known ceiling of its dtype and regime: MAMFU. None where there is none, or no figure."""
     ceiling = known.get((row.problem.dtype, row.regime))
     return row.comparable_rate / ceiling.tflops if ceiling is not None and row.ok else None
+
+
+def named_dtype(problem: Any) -> str:
+    """``float8_e4m3fn, fast accumulation``: products that round otherwise are not ranked with one another."""
+    return str(problem.dtype) + (", fast accumulation" if getattr(problem, "fast_accumulation", False) else "")

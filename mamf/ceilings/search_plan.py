@@ -11,7 +11,7 @@ from mamf.limits import require_some, whole_number
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
 from mamf.plans import DEFAULT_BUDGET_SECONDS, FIND, MATMUL, Plan, require_ceiling_regimes, require_regimes
-from mamf.regimes.names import CEILINGS
+from mamf.regime_names import CEILINGS
 
 
 @dataclass(frozen=True)

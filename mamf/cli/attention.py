@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 
 from mamf.ceilings.ceiling import Ceiling
-from mamf.ceilings.finding import Find
 from mamf.ceilings.search_plan import SearchPlan
 from mamf.ceilings.share import Ceilings
 from mamf.cli.attention_ceilings import (
@@ -36,6 +35,8 @@ from mamf.cli.resuming import Resumed
 from mamf.cli.session import measure
 from mamf.cli.sharing import add_devices_options
 from mamf.cli.terminal import warn
+from mamf.engine.search.finding import Find
+from mamf.engine.strategies.kernels import KernelsSweep
 from mamf.errors import LogMismatchError, UnknownNameError
 from mamf.kinds.kind import View
 from mamf.logs.records import ceiling_record
@@ -48,7 +49,6 @@ from mamf.operations.matmul.selection import kernels_for, reference_kernels
 from mamf.plans import Plan
 from mamf.plugins.discovery import operation
 from mamf.report import FORMATS
-from mamf.strategies.kernels import KernelsSweep
 
 _A_MOMENT = 1e-9
 _EXAMPLES = """examples:

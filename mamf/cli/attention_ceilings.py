@@ -8,20 +8,20 @@ from dataclasses import asdict, replace
 
 from mamf.backend import Backend
 from mamf.ceilings.ceiling import Ceiling
-from mamf.ceilings.finding import Find
-from mamf.ceilings.grid import plan_for
 from mamf.ceilings.search_plan import SearchPlan
 from mamf.ceilings.share import Ceilings, require_same_card
 from mamf.cli.resuming import contradiction
 from mamf.cli.terminal import warn
 from mamf.engine.estimate import working_kernels
+from mamf.engine.regimes import Burst, Sustained
+from mamf.engine.search.finding import Find
+from mamf.engine.search.grid import plan_for
 from mamf.errors import DeviceError, PluginError, UsageError
 from mamf.logs.records import ceiling_from_record, ceiling_record
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.operations.matmul.operation import problem_for
 from mamf.plans import Plan
-from mamf.regimes import Burst, Sustained
-from mamf.regimes.names import CEILINGS
+from mamf.regime_names import CEILINGS
 
 #: Time to find the ceilings of a dtype in, by how many they are: burst alone, and with sustained.
 _SECONDS = {1: 12.0, 2: 57.0}

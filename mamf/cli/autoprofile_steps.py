@@ -9,13 +9,13 @@ from pathlib import Path
 
 from mamf.backend import Backend
 from mamf.cli.interruption import EXIT_CODE
-from mamf.counters.counting import options_of
-from mamf.counters.running import found_ncu
 from mamf.errors import UnavailableError
 from mamf.logs.run_log import read_run_log
+from mamf.profiling.counters.counting import options_of
+from mamf.profiling.counters.running import found_ncu
 from mamf.profiling.folder import LOGS
 from mamf.profiling.groups import groups_of
-from mamf.regimes.names import BURST, SUSTAINED
+from mamf.regime_names import BURST, SUSTAINED
 
 # A CPU compiles an attention kernel for as long as all of its steps may take.
 _KERNELS_OF_CPU = ("eager", "sdpa", "sdpa-math")

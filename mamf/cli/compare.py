@@ -9,10 +9,10 @@ from pathlib import Path
 from mamf.cli.options import add_width_option, share
 from mamf.cli.printing import print_document
 from mamf.cli.reading import as_file, read_log
-from mamf.counters.comparison import compare_counters, counters_comparison_document
 from mamf.errors import UsageError
 from mamf.logs.compare import DEFAULT_TOLERANCE, compare
 from mamf.profiling.comparison import profiles_document
+from mamf.profiling.counters.comparison import compare_counters, counters_comparison_document
 from mamf.profiling.log import read_profile_or_none
 from mamf.report import FORMATS
 from mamf.report.comparison import comparison_document

@@ -17,24 +17,24 @@ from mamf.cli.options import add_device_options, add_run_options, add_width_opti
 from mamf.cli.resuming import Resumed
 from mamf.cli.session import measure
 from mamf.cli.terminal import say, warn
-from mamf.counters.counting import SECTION_SETS, Counter
-from mamf.counters.known_roofs import (
-    given_bandwidth_roof,
-    given_compute_roof,
-    known_bandwidth_roof,
-    known_compute_roof,
-)
-from mamf.counters.log import Counted, counted_in, counts_record, roof_record, step_of
-from mamf.counters.report import COLUMNS, DETERMINISM, counters_document
-from mamf.counters.roofs import Roof
-from mamf.counters.running import found_ncu
 from mamf.errors import UnavailableError, UsageError
 from mamf.kernel import AnyKernel
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement
 from mamf.plugins.discovery import kernel_of
-from mamf.regimes.names import BURST
+from mamf.profiling.counters.counting import SECTION_SETS, Counter
+from mamf.profiling.counters.known_roofs import (
+    given_bandwidth_roof,
+    given_compute_roof,
+    known_bandwidth_roof,
+    known_compute_roof,
+)
+from mamf.profiling.counters.log import Counted, counted_in, counts_record, roof_record, step_of
+from mamf.profiling.counters.report import COLUMNS, DETERMINISM, counters_document
+from mamf.profiling.counters.roofs import Roof
+from mamf.profiling.counters.running import found_ncu
+from mamf.regime_names import BURST
 from mamf.report import FORMATS
 from mamf.report.document import Document
 

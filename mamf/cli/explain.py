@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from mamf.ceilings.explanation import FallStep
-from mamf.ceilings.roof import require_same_device
 from mamf.cli.options import add_device_options, add_output_options, duration, shape
-from mamf.cli.roofline import Given, read_given, require_files
+from mamf.cli.roofline_files import read_given, require_files
 from mamf.errors import UsageError
-from mamf.logs.run_log import RunLog
-from mamf.measurement import TERA
 from mamf.plans import EXPLAIN
-from mamf.profiling.profile import Profile
-from mamf.regimes.names import SUSTAINED
 from mamf.report import FORMATS
-from mamf.report.roofline import named
 
 _EXAMPLES = """examples:
   mamf explain --ceiling find.jsonl                         on the winner of that find
@@ -67,34 +59,3 @@ def run(options: argparse.Namespace) -> int:
     from mamf.cli.explain_session import measured
 
     return measured(options, given)
-
-
-def given_steps(given: Iterable[Given], device: tuple[str, str | None], anyway: bool) -> Iterator[FallStep]:
-    """The best row of each log, and the step of each profile. Raises IncomparableError for another card's."""
-    for log, profiled in given:
-        if log is not None:
-            if not anyway:
-                of = log.header["device"]
-                require_same_device(device, (of["name"], of["uuid_hash"]))
-            yield _best_of(log)
-        elif profiled is not None:
-            if profiled[1].device and not anyway:
-                require_same_device((device[0], None), (profiled[1].device, None))
-            yield _step_of(*profiled)
-
-
-def _best_of(log: RunLog) -> FallStep:
-    rows = [row for row in log.measurements if row.ok and not row.is_reference and row.work.unit == "TFLOPS"]
-    if not rows:
-        raise UsageError(f"{log.path} holds no row that does FLOP")
-    # What a device at work does, where the log holds that.
-    best = max(rows, key=lambda row: (row.regime == SUSTAINED, row.best_rate))
-    told = f"the best of {log.path.name}: {named(best)}, {best.problem.dtype}, {best.regime}"
-    return FallStep(f"{best.operation} by {best.kernel}", best.best_rate, told, best)
-
-
-def _step_of(script: str, profile: Profile) -> FallStep:
-    """FLOP of a profiled step over its seconds, whatever else ran in them."""
-    at_work = sum(row.share for row in profile.classes if row.flop)
-    told = f"a whole step; what multiplies takes {at_work:.0%} of it"
-    return FallStep(script, profile.flop / profile.seconds / TERA, told, regime=SUSTAINED)

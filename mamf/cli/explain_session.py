@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,25 +12,23 @@ from typing import NamedTuple
 from mamf.backend import Backend
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.explanation import FallStep, fall
-from mamf.ceilings.finding import Find
-from mamf.ceilings.grid import plan_for
+from mamf.ceilings.known import named_dtype
+from mamf.ceilings.roof import require_same_device
 from mamf.ceilings.share import require_same_card
-from mamf.charts.plotting import draw, save
-from mamf.charts.waterfall import waterfall_chart
-from mamf.cli.explain import given_steps
 from mamf.cli.interruption import Interruption
 from mamf.cli.kernels_sweep import KernelsSession
 from mamf.cli.printing import note_stream
 from mamf.cli.resuming import Resumed
-from mamf.cli.roofline import Given
+from mamf.cli.roofline_files import Given
 from mamf.cli.session import measure
 from mamf.cli.terminal import say, warn
-from mamf.contribution.collection import named_dtype
+from mamf.engine.search.finding import Find
+from mamf.engine.search.grid import plan_for
 from mamf.errors import DeviceError, UsageError
 from mamf.kernel import DATA, AnyKernel
+from mamf.logs.found import found
 from mamf.logs.run_log import RunLog, read_run_log
-from mamf.measurement import Measurement
-from mamf.models.found import found
+from mamf.measurement import TERA, Measurement
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.operation import problem_for
 from mamf.operations.matmul.selection import installed_kernel, kernel_for
@@ -38,9 +36,13 @@ from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import EXPLAIN, Plan
 from mamf.plugins.discovery import operation
 from mamf.plugins.selection import chosen_kernels
-from mamf.regimes.names import BURST, CEILINGS
+from mamf.profiling.profile import Profile
+from mamf.regime_names import BURST, CEILINGS, SUSTAINED
+from mamf.report.charts.plotting import draw, save
+from mamf.report.charts.waterfall import waterfall_chart
 from mamf.report.document import Document
 from mamf.report.explanation import explanation_document, title
+from mamf.report.roofline import named
 from mamf.report.text import end_line, machine_line
 
 _SECONDS, _SEARCH_SECONDS = 30.0, 12.0
@@ -164,3 +166,34 @@ def _found(backend: Backend, problem: MatmulProblem, asked: str | None) -> Produ
         raise DeviceError("no product could be measured: name a --shape")
     best = max(rows, key=lambda row: row.best_rate)
     return Product(problem, best.shape, asked or best.kernel)
+
+
+def given_steps(given: Iterable[Given], device: tuple[str, str | None], anyway: bool) -> Iterator[FallStep]:
+    """The best row of each log, and the step of each profile. Raises IncomparableError for another card's."""
+    for log, profiled in given:
+        if log is not None:
+            if not anyway:
+                of = log.header["device"]
+                require_same_device(device, (of["name"], of["uuid_hash"]))
+            yield _best_of(log)
+        elif profiled is not None:
+            if profiled[1].device and not anyway:
+                require_same_device((device[0], None), (profiled[1].device, None))
+            yield _step_of(*profiled)
+
+
+def _best_of(log: RunLog) -> FallStep:
+    rows = [row for row in log.measurements if row.ok and not row.is_reference and row.work.unit == "TFLOPS"]
+    if not rows:
+        raise UsageError(f"{log.path} holds no row that does FLOP")
+    # What a device at work does, where the log holds that.
+    best = max(rows, key=lambda row: (row.regime == SUSTAINED, row.best_rate))
+    told = f"the best of {log.path.name}: {named(best)}, {best.problem.dtype}, {best.regime}"
+    return FallStep(f"{best.operation} by {best.kernel}", best.best_rate, told, best)
+
+
+def _step_of(script: str, profile: Profile) -> FallStep:
+    """FLOP of a profiled step over its seconds, whatever else ran in them."""
+    at_work = sum(row.share for row in profile.classes if row.flop)
+    told = f"a whole step; what multiplies takes {at_work:.0%} of it"
+    return FallStep(script, profile.flop / profile.seconds / TERA, told, regime=SUSTAINED)

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from mamf.ceilings.ceiling import Ceiling, why_hopeless
-from mamf.ceilings.finding import Find
-from mamf.ceilings.grid import plan_for
 from mamf.ceilings.search_plan import SearchPlan
 from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.options import add_device_options, add_output_options, add_run_options, index, share
@@ -18,18 +16,20 @@ from mamf.cli.plan_options import problem_from
 from mamf.cli.resuming import Resumed, contradiction, require_same_kernels
 from mamf.cli.session import Session, interruptible
 from mamf.cli.terminal import say, warn
+from mamf.engine.search.finding import Find
+from mamf.engine.search.grid import plan_for
 from mamf.kernel import DATA
+from mamf.logs.found import leave
 from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import RunLog
 from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement
-from mamf.models.found import leave
 from mamf.operations.matmul.kernel import LAYOUTS, MatmulKernel
 from mamf.operations.matmul.operation import problem_for
 from mamf.operations.matmul.selection import kernel_for, kernels_for
 from mamf.plans import DEFAULT_BUDGET_SECONDS, FIND, MATMUL, QUICK_BUDGET_SECONDS, Plan
 from mamf.plugins.discovery import open_backend
-from mamf.regimes.names import CEILINGS
+from mamf.regime_names import CEILINGS
 from mamf.report import FORMATS
 
 _EXAMPLES = """examples:

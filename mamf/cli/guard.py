@@ -18,6 +18,7 @@ from mamf.cli.printing import is_for_people, note_stream
 from mamf.cli.reading import read_log
 from mamf.cli.resuming import Resumed
 from mamf.cli.terminal import say, warn
+from mamf.engine.strategies.guard import GuardSweep
 from mamf.errors import IncomparableError, UsageError
 from mamf.files import write_whole
 from mamf.logs.comparability import differences_of
@@ -30,7 +31,6 @@ from mamf.report.comparison import percent_of
 from mamf.report.document import Document
 from mamf.report.formats import markdown
 from mamf.report.guard import guard_document, junit, verdict_line
-from mamf.strategies.guard import GuardSweep
 
 _REGRESSION, _UNFINISHED = 3, 1
 _EXAMPLES = """examples:

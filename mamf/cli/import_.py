@@ -14,7 +14,7 @@ from mamf.cli.interruption import Interruption
 from mamf.cli.reading import reading
 from mamf.cli.terminal import say
 from mamf.errors import UsageError
-from mamf.finder_logs import read_finder_logs
+from mamf.logs.finder import read_finder_logs
 from mamf.logs.legacy import FinderRun, write_legacy_log
 
 _EXAMPLES = """examples:

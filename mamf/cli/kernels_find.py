@@ -6,16 +6,16 @@ import argparse
 from dataclasses import replace
 from typing import Any
 
-from mamf.ceilings.kernels import KernelsFind
 from mamf.cli import kernels_sweep
 from mamf.cli.kernels_options import add_what_options
 from mamf.cli.kernels_sweep import KernelsSession
+from mamf.engine.search.kernels import KernelsFind
 from mamf.errors import UsageError
 from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import OwnCeilings
 from mamf.logs.writer import RunLogWriter
 from mamf.plans import DEFAULT_BUDGET_SECONDS, FIND, Plan
-from mamf.regimes.names import CEILINGS
+from mamf.regime_names import CEILINGS
 
 _EXAMPLES = """examples:
   mamf find --operation bandwidth --set pattern=copy,read,write,triad

@@ -21,6 +21,8 @@ from mamf.cli.options import add_device_options, add_output_options, add_run_opt
 from mamf.cli.resuming import Resumed, require_same_kernels
 from mamf.cli.session import Session, measure
 from mamf.cli.sharing import add_devices_options
+from mamf.engine.strategies.kernels import KernelsSweep
+from mamf.engine.strategies.shapes import Sweep
 from mamf.errors import UsageError
 from mamf.kernel import AnyKernel
 from mamf.measurement import Measurement
@@ -29,8 +31,6 @@ from mamf.plans import SWEEP, Plan, StepKey
 from mamf.plugins.discovery import kernel_of, operation
 from mamf.plugins.selection import chosen_kernels
 from mamf.report import FORMATS
-from mamf.strategies.kernels import KernelsSweep
-from mamf.strategies.shapes import Sweep
 
 _BUDGET = "stop after so long, for example 5m; the rest can be resumed"
 _EXAMPLES = """examples:

@@ -10,8 +10,8 @@ from mamf.ceilings.known import KnownCeiling, KnownCeilings, given_ceiling
 from mamf.cli.attention_ceilings import given_ceilings
 from mamf.cli.resuming import contradiction
 from mamf.cli.terminal import warn
+from mamf.contribution.known_ceilings import measured_peak
 from mamf.errors import MamfError
-from mamf.models.known_ceilings import measured_peak
 
 
 def given(

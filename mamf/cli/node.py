@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-from mamf.cli.options import Parser, add_width_option, duration, index, terminal_width
-from mamf.cli.terminal import say, say_lines, warn
+from mamf.cli.node_verdict import existing, print_verdict
+from mamf.cli.options import Parser, add_width_option, duration, index
+from mamf.cli.terminal import warn
 from mamf.errors import MamfError, UsageError
-from mamf.node.baselines import baseline_of, contributed_baselines, headers_of, unfit
-from mamf.node.figures import Device
-from mamf.node.gathering import Run, devices_of
-from mamf.node.report import FORMATS, render_node
-from mamf.node.verdict import EXIT_CODES, UNKNOWN, judged
+from mamf.node.baselines import baseline_of
+from mamf.node.gathering import devices_of
+from mamf.node.report import FORMATS
+from mamf.node.verdict import EXIT_CODES, UNKNOWN
 from mamf.operations.matmul.selection import kernel
 from mamf.plans import NODE_BUDGET_SECONDS
-from mamf.report.formats import TABLE_ALONE
 
 _EXAMPLES = """examples:
   mamf node                                     all devices here; exit code 0 OK, 1 WARN, 2 CRITICAL, 3 UNKNOWN
@@ -80,26 +77,3 @@ def _run(options: argparse.Namespace) -> int:
     from mamf.cli import node_measuring
 
     return node_measuring.run(options)
-
-
-def existing(folder: Path) -> Path:
-    """Raises UsageError where there is none."""
-    if not folder.is_dir():
-        raise UsageError(f"{folder} is no folder: give the one that 'mamf node' wrote its logs to")
-    return folder
-
-
-def print_verdict(options: argparse.Namespace, run: Run, devices: Sequence[Device], folders: Sequence[Path]) -> int:
-    """Print the verdict; returns its exit code."""
-    headers, bad = headers_of(folders), dict[str, str]()
-    if options.baseline:
-        baselines = baseline_of(options.baseline)
-        bad = unfit(baselines, devices, headers)
-        baselines = {name: baseline for name, baseline in baselines.items() if name not in bad}
-    else:
-        baselines = contributed_baselines(devices, headers)
-    verdict = judged(devices, baselines, bad.values())
-    say_lines(render_node(options.format, run, devices, verdict, terminal_width(options)))
-    if options.format in TABLE_ALONE:
-        say(verdict.reason, sys.stderr)
-    return verdict.exit_code

@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 from mamf.cli.interruption import EXIT_CODE, Interruption
-from mamf.cli.node import existing, print_verdict
+from mamf.cli.node_verdict import existing, print_verdict
 from mamf.cli.progress import Phases
 from mamf.cli.terminal import say, warn
 from mamf.errors import LogMismatchError, MamfError, RunLogWriteError, UnavailableError, UsageError

@@ -7,10 +7,10 @@ from dataclasses import asdict
 
 from mamf.cli.options import add_device_options
 from mamf.cli.printing import print_document
+from mamf.contribution.known_ceilings import KnownPeak, peak
 from mamf.measurement import TERA
-from mamf.models.known_ceilings import KnownPeak, peak
 from mamf.plugins.discovery import open_backend
-from mamf.regimes.names import CEILINGS
+from mamf.regime_names import CEILINGS
 from mamf.report.document import Answer, Document
 from mamf.report.text import WHY_UNKNOWN, rate_text, significant
 

@@ -16,7 +16,7 @@ from mamf.operations.matmul.operation import problem_for
 from mamf.operations.matmul.presets import LAYOUT_OF, PRESETS
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid, parse_range
 from mamf.plans import MATMUL, ORDERS, SHUFFLED, SWEEP, Plan, SweepOptions
-from mamf.regimes.names import NAMES
+from mamf.regime_names import NAMES
 
 _DEFAULT_SIZE = 4096
 

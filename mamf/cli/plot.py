@@ -6,13 +6,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from mamf.charts.chart import QUANTITIES, Chart
-from mamf.charts.plotting import Picture, draw, exists, file_type, save
-from mamf.charts.stacked import StackedChart
 from mamf.cli.reading import read_log
 from mamf.cli.terminal import say, warn
-from mamf.counters.chart import counters_chart
-from mamf.counters.log import counted_in
 from mamf.errors import UsageError
 from mamf.kinds.registry import chart_of
 from mamf.logs.run_log import RunLog
@@ -23,9 +18,14 @@ from mamf.node.verdict import judged
 from mamf.operations.attention.rows import is_attention
 from mamf.operations.attention.shapes import DIRECTIONS
 from mamf.profiling.chart import profile_chart
+from mamf.profiling.counters.chart import counters_chart
+from mamf.profiling.counters.log import counted_in
 from mamf.profiling.log import read_profile_or_none
 from mamf.profiling.profile import Profile
-from mamf.regimes.names import NAMES
+from mamf.regime_names import NAMES
+from mamf.report.charts.chart import QUANTITIES, Chart
+from mamf.report.charts.plotting import Picture, draw, exists, file_type, save
+from mamf.report.charts.stacked import StackedChart
 
 _EXAMPLES = """examples:
   mamf plot attention.jsonl                                 attention.png: TFLOPS and time against sequence length

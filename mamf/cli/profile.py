@@ -15,11 +15,12 @@ from mamf.ceilings.known import KnownCeiling, given_ceiling
 from mamf.cli.options import add_output_options, size
 from mamf.cli.printing import print_document
 from mamf.cli.terminal import warn
+from mamf.contribution.known_ceilings import measured_peak
 from mamf.errors import MamfError, UsageError
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
 from mamf.machine.environment import command_line
-from mamf.models.known_ceilings import measured_peak
+from mamf.operations.tracing.traces import read_chrome_trace
 from mamf.plugins.discovery import open_backend
 from mamf.profiling.kernel_tables import read_kernel_table
 from mamf.profiling.log import create_profile_log, write_profile
@@ -28,8 +29,7 @@ from mamf.profiling.profile import CeilingOf, Profile, profile_of
 from mamf.profiling.ranges import ModuleRanges
 from mamf.profiling.report import profile_document
 from mamf.profiling.running import StepProfiler, is_reporting_rank, profile_script, run_script
-from mamf.profiling.traces import read_chrome_trace
-from mamf.regimes.names import BURST, SUSTAINED
+from mamf.regime_names import BURST, SUSTAINED
 from mamf.report import FORMATS
 
 _EXAMPLES = """examples:

@@ -9,13 +9,14 @@ from collections import Counter
 from collections.abc import Container, Sequence
 from pathlib import Path
 
+from mamf.ceilings.contributed import FILE
 from mamf.cli.guard_file import read_guard_file
 from mamf.cli.options import Parser
 from mamf.cli.printing import print_document
 from mamf.cli.reading import reading
 from mamf.cli.terminal import say, say_lines, warn
 from mamf.contribution.collection import collect
-from mamf.contribution.contributed import FILE, contributed_csv
+from mamf.contribution.contributed import contributed_csv
 from mamf.contribution.evidence import TIERS, Finding
 from mamf.contribution.rules import RULES, Review, review, review_results
 from mamf.contribution.submission import free_place, prepare, write

@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from mamf.ceilings.roof import RoofPoint, Roofs, require_same_device
-from mamf.charts.plotting import draw, exists, file_type, save
-from mamf.charts.roofline import roofline_chart
+from mamf.ceilings.roof import Roofs
 from mamf.cli.options import add_device_options, add_output_options, duration
-from mamf.cli.printing import note_stream, print_document
+from mamf.cli.printing import print_document
 from mamf.cli.reading import read_log
 from mamf.cli.resuming import flag
-from mamf.cli.terminal import say, warn
+from mamf.cli.roofline_files import EXPORTS, finish, placed, read_given, require_files
 from mamf.errors import UsageError
-from mamf.files import create_whole, write_whole
-from mamf.logs.roofs import require_same_card, roofs_of_logs
+from mamf.logs.roofs import roofs_of_logs
 from mamf.logs.run_log import RunLog
-from mamf.profiling.log import read_profile_or_none
-from mamf.profiling.profile import Profile
-from mamf.profiling.roof import profile_points
-from mamf.regimes.names import CEILINGS
+from mamf.regime_names import CEILINGS
 from mamf.report import FORMATS
-from mamf.report.roofline import points_of, roofline_document
+from mamf.report.roofline import roofline_document
 from mamf.report.text import machine_line
-from mamf.report.tracelens import tracelens_arch
 
 _EXAMPLES = """examples:
   mamf roofline                                             measure the device's ceilings: its roofs and balance points
@@ -35,7 +26,6 @@ _EXAMPLES = """examples:
   mamf roofline attention.jsonl decode.jsonl --ceiling roofline.jsonl --output roofline.svg
   mamf roofline --ceiling find.jsonl bandwidth.jsonl --export tracelens --export-file h200.json
 """
-_EXPORTS = ("tracelens",)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +48,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_device_options(parser)
     group = parser.add_argument_group("output")
     group.add_argument("--output", dest="picture", type=Path, metavar="FILE", help="the picture: .png or .svg")
-    group.add_argument("--export", choices=_EXPORTS, help="write what another tool reads, of what was measured alone")
+    group.add_argument("--export", choices=EXPORTS, help="write what another tool reads, of what was measured alone")
     group.add_argument("--export-file", type=Path, metavar="FILE", help="where to (default: tracelens.json)")
     group.add_argument("--overwrite", action="store_true", help="replace the picture and the export if they exist")
     add_output_options(parser, FORMATS)
@@ -87,38 +77,6 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-class Given(NamedTuple):
-    """A log whose rows are placed: of a run, or a profile with the script that it is of."""
-
-    log: RunLog | None
-    profile: tuple[str, Profile] | None
-
-
-def read_given(path: Path) -> Given:
-    """Raises RunLogError."""
-    profile = read_profile_or_none(path)
-    return Given(None if profile else read_log(path), profile)
-
-
-def placed(given: Iterable[Given], roofs: Roofs, anyway: bool) -> list[RoofPoint]:
-    """Every row of the logs given. Raises IncomparableError for another card's."""
-    points: list[RoofPoint] = []
-    for log, profiled in given:
-        if log is not None:
-            if not anyway:
-                require_same_card(log, roofs)
-            found = points_of(log.measurements, roofs)
-            if not found:
-                warn(f"{log.path} holds no row to place: those of a search are not drawn")
-            points += found
-        elif profiled is not None:
-            script, profile = profiled
-            if profile.device and not anyway:
-                require_same_device((roofs.device, None), (profile.device, None))
-            points += profile_points(profile, roofs, script)
-    return points
-
-
 def other_cards(roofs: Roofs, logs: Iterable[RunLog]) -> list[str]:
     """What --anyway let pass: a line to say so."""
     devices = [(log.header["device"]["name"], log.header["device"]["uuid_hash"]) for log in logs]
@@ -129,31 +87,3 @@ def other_cards(roofs: Roofs, logs: Iterable[RunLog]) -> list[str]:
     return (
         [f"taken anyway: logs of {len(cards)} cards of that name, which differ by percents"] if len(cards) > 1 else []
     )
-
-
-def require_files(options: argparse.Namespace) -> None:
-    """What is wrong with where things go is said before minutes pass. Raises UsageError."""
-    if options.picture:
-        file_type(options.picture)
-    if options.export_file and not options.export:
-        raise UsageError(f"--export-file {options.export_file}: say what for (--export {_EXPORTS[0]})")
-    for path in filter(None, (options.picture, export_path(options))):
-        if path.exists() and not options.overwrite:
-            raise exists(path)
-
-
-def export_path(options: argparse.Namespace) -> Path | None:
-    return (options.export_file or Path(f"{options.export}.json")) if options.export else None
-
-
-def finish(options: argparse.Namespace, roofs: Roofs, points: Sequence[RoofPoint], header: Mapping[str, Any]) -> None:
-    """The picture and the export, where they are asked for."""
-    path = export_path(options)
-    if path is not None:
-        content = json.dumps(tracelens_arch(roofs, header["device"]["memory_bytes"]), indent=4) + "\n"
-        write = write_whole if options.overwrite else create_whole
-        write(path, content.encode())
-        say(f"{options.export}: {path}", note_stream(options))
-    if options.picture:
-        save(draw(roofline_chart(roofs, points, header)), options.picture, options.overwrite)
-        say(f"figure: {options.picture}", note_stream(options))

@@ -10,17 +10,17 @@ from typing import Any
 
 from mamf.backend import MIB, Backend
 from mamf.ceilings.ceiling import Candidate, confirmed_of, why_hopeless
-from mamf.ceilings.finding import Find
-from mamf.ceilings.grid import plan_for
-from mamf.ceilings.kernels import KernelsFind
 from mamf.ceilings.roof import CACHE, MEMORY, Roofs, level_of, roofs_of
 from mamf.ceilings.search_plan import SearchPlan
 from mamf.cli.interruption import Interruption
 from mamf.cli.kernels_find import KernelsFindSession
 from mamf.cli.resuming import Resumed, contradiction
-from mamf.cli.roofline import Given, finish, placed
+from mamf.cli.roofline_files import Given, finish, placed
 from mamf.cli.session import measure
 from mamf.cli.terminal import say
+from mamf.engine.search.finding import Find
+from mamf.engine.search.grid import plan_for
+from mamf.engine.search.kernels import KernelsFind
 from mamf.errors import UsageError
 from mamf.kernel import Problem
 from mamf.logs.run_log import OwnCeilings, RunLog
@@ -31,7 +31,7 @@ from mamf.operations.matmul.operation import problem_for
 from mamf.operations.matmul.selection import kernels_for
 from mamf.plans import DEFAULT_BUDGET_SECONDS, ROOFLINE, Plan
 from mamf.plugins.discovery import operation
-from mamf.regimes.names import CEILINGS
+from mamf.regime_names import CEILINGS
 from mamf.report.document import Answer, Document, Lines
 from mamf.report.roofline import roofline_document
 from mamf.report.text import end_line, machine_line

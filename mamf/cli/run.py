@@ -15,9 +15,9 @@ from mamf.engine.launching import Launched, Launching, launch_in_window
 from mamf.errors import UsageError
 from mamf.kernel import AnyKernel
 from mamf.measurement import TERA
+from mamf.operations.tracing.torch_traces import device_kernels_of
 from mamf.plugins.discovery import open_backend
 from mamf.plugins.selection import chosen_kernels
-from mamf.profiling.running import device_kernels_of
 from mamf.report.document import Answer, Document
 from mamf.report.text import rate_text, significant
 from mamf.work import Work

@@ -19,6 +19,8 @@ from mamf.cli.progress import Progress
 from mamf.cli.resuming import Resumed, asks_for_plan, reopened, require_kind, require_same_plan, resumed
 from mamf.cli.sharing import ALL, asked_devices, first_opened, found_devices, opened_pool, require_same_devices
 from mamf.cli.terminal import say, warn
+from mamf.engine.strategies.kernels import KernelsSweep
+from mamf.engine.strategies.shapes import Sweep
 from mamf.errors import MamfError, PluginError, RunLogError, RunLogWriteError, UsageError
 from mamf.kinds.kind import AnyCeilings, View
 from mamf.kinds.registry import kind_of
@@ -38,8 +40,6 @@ from mamf.node.sharing import SharedSweep
 from mamf.plans import Plan
 from mamf.plugins.discovery import open_backend
 from mamf.report.document import Document
-from mamf.strategies.kernels import KernelsSweep
-from mamf.strategies.shapes import Sweep
 
 Shareable = TypeVar("Shareable", bound=Sweep | KernelsSweep)
 _NOTHING_MEASURED = 1

@@ -9,8 +9,6 @@ from mamf.cli.options import add_output_options
 from mamf.cli.printing import print_document
 from mamf.cli.reading import as_file, read_log, reading
 from mamf.cli.roofs import add_roof_option, given_roofs
-from mamf.counters.log import counted_in
-from mamf.counters.report import counters_document
 from mamf.errors import UsageError
 from mamf.kinds.kind import View
 from mamf.kinds.registry import kind_of
@@ -18,6 +16,8 @@ from mamf.logs.legacy import read_legacy_or_none
 from mamf.logs.roofs import require_same_card
 from mamf.logs.run_log import RunLog
 from mamf.plans import SWEEP
+from mamf.profiling.counters.log import counted_in
+from mamf.profiling.counters.report import counters_document
 from mamf.profiling.log import read_profile_or_none
 from mamf.profiling.report import profile_document
 from mamf.report import FORMATS

@@ -24,6 +24,7 @@ from mamf.cli.session import measure
 from mamf.cli.sharing import add_devices_options, led, say_devices
 from mamf.cli.terminal import say
 from mamf.engine.estimate import estimate_seconds, probe_flops
+from mamf.engine.strategies.shapes import Sweep, measured_shapes, operand_bytes
 from mamf.errors import UnsupportedError
 from mamf.kernel import AnyKernel
 from mamf.kinds.kind import View
@@ -31,7 +32,6 @@ from mamf.operations.matmul.selection import kernel_for
 from mamf.plans import MATMUL, Plan
 from mamf.plugins.discovery import operation
 from mamf.report import FORMATS
-from mamf.strategies.shapes import Sweep, measured_shapes, operand_bytes
 
 _EXAMPLES = """examples:
   mamf sweep --m-range 0 20480 256                    79 shapes Mx4096x4096 in burst

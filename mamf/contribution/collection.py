@@ -10,16 +10,17 @@ from typing import Any
 
 from mamf.backend import DeviceInfo
 from mamf.ceilings.ceiling import CONFIRM, Ceiling
+from mamf.ceilings.known import named_dtype
 from mamf.ceilings.share import mamfu
 from mamf.contribution.confirming import Claim, Entry
 from mamf.logs.known import operation_called
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
 from mamf.logs.run_log import RunLog, read_run_log
-from mamf.machine.peaks import fastest_possible_flops
 from mamf.measurement import Conditions, Measurement
 from mamf.operations.attention.rows import is_attention
+from mamf.peaks import fastest_possible_flops
 from mamf.plans import MATMUL, SWEEP
-from mamf.regimes.names import NAMES
+from mamf.regime_names import NAMES
 from mamf.report import bests
 from mamf.report.kernels import title
 from mamf.statistics import Interval
@@ -151,11 +152,6 @@ def entries_of(log: RunLog, place: Path) -> Sequence[Entry]:
     if (plan.kind, plan.operation) == (SWEEP, MATMUL):
         return [_of_row(log, place, best.row) for best in bests(log.measurements).values()]
     return (_attention_entries if plan.operation == "attention" else _kernel_entries)(log, place)
-
-
-def named_dtype(problem: Any) -> str:
-    """``float8_e4m3fn, fast accumulation``: products that round otherwise are not ranked with one another."""
-    return str(problem.dtype) + (", fast accumulation" if getattr(problem, "fast_accumulation", False) else "")
 
 
 def _of_ceiling(log: RunLog, place: Path, ceiling: Ceiling) -> CeilingEntry:

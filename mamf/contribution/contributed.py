@@ -3,45 +3,22 @@
 from __future__ import annotations
 
 import csv
-import functools
-import importlib.resources
 import io
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mamf.ceilings.contributed import contributed_ceilings
 from mamf.contribution.collection import CeilingEntry
 from mamf.contribution.confirming import Claim, Entry, by_key, part_confirmed, shortened, why_unconfirmed
 from mamf.logs.records import significant_digits
-from mamf.regimes.names import CEILINGS
+from mamf.regime_names import CEILINGS
 
-FILE = "contributed.csv"
 _COLUMNS = (
     *("device", "compute_units", "power_limit_watts", "clock_mhz", "dtype", "regime"),
     *("tflops", "low", "high", "log", "shapes"),
 )
 _MOST_SHAPES = 6
-
-
-@dataclass(frozen=True)
-class ContributedCeiling:
-    """A ceiling that somebody measured: ``tflops``, and ``low`` to ``high`` where a repeat on that card lies. ``log``:
-    its place in results/. Units, limit and clock are None where the vendor's libraries did not tell; ``clock_mhz`` is a
-    CPU's highest. ``shapes``: that won in the finds of such devices, the fastest first.
-    """
-
-    device: str
-    compute_units: int | None
-    power_limit_watts: float | None
-    dtype: str
-    regime: str
-    tflops: float
-    low: float
-    high: float
-    log: str
-    shapes: tuple[str, ...] = ()
-    clock_mhz: float | None = None
 
 
 def contributed_csv(entries: Iterable[CeilingEntry]) -> str:
@@ -74,28 +51,6 @@ def _build(entry: CeilingEntry) -> tuple[str, ...]:
     clock_mhz = None if device.get("is_accelerator", True) else (device["max_clock_hz"] or 0) / 1e6 or None
     figures = (device["compute_units"], device["power_limit_watts"], clock_mhz)
     return tuple("" if each is None else f"{each:g}" for each in figures)
-
-
-@functools.cache
-def contributed_ceilings() -> tuple[ContributedCeiling, ...]:
-    """Those that came with this package."""
-    text = importlib.resources.files("mamf").joinpath(FILE).read_text(encoding="utf-8")
-    return tuple(
-        ContributedCeiling(
-            device=row["device"],
-            compute_units=int(row["compute_units"]) if row["compute_units"] else None,
-            power_limit_watts=float(row["power_limit_watts"]) if row["power_limit_watts"] else None,
-            dtype=row["dtype"],
-            regime=row["regime"],
-            tflops=float(row["tflops"]),
-            low=float(row["low"]),
-            high=float(row["high"]),
-            log=row["log"],
-            shapes=tuple(row["shapes"].split()),
-            clock_mhz=float(row["clock_mhz"]) if row["clock_mhz"] else None,
-        )
-        for row in csv.DictReader(text.splitlines())
-    )
 
 
 def why_above_contributed(entries: Iterable[Entry]) -> str:

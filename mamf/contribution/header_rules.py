@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from mamf.backend import SIMULATED
 from mamf.contribution.evidence import Evidence, Finding, problems_of
 
 #: Known on every device.
@@ -60,7 +61,6 @@ _KNOWN = {
     *("environment", "findings", "notes"),
 }
 #: The backend of mamf.testing.
-SIMULATED = "simulated"
 # No markup, and no bracket that begins a picture or a link.
 _PLAIN = re.compile(r"(?:(?!!\[|\]\()[ -;=?-~])*")
 _PLACEHOLDER = re.compile(r"\W*|unknown|undefined|n/?a|none|null|to-?do|tbd|fix-?me|x{3,}|your .*|<[^>]*>", re.I)

@@ -9,8 +9,8 @@ from mamf.backend import DeviceInfo
 from mamf.contribution.evidence import Finding
 from mamf.dtypes import DTYPES
 from mamf.logs.legacy import STATISTICS, FinderRun, Reported
-from mamf.machine.peaks import fastest_possible_flops
 from mamf.measurement import TERA
+from mamf.peaks import fastest_possible_flops
 
 # A headline is rounded to whole TFLOPS by some versions.
 _HEADLINE_ROUNDING = 0.6

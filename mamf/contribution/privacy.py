@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from mamf.contribution.evidence import Finding
-from mamf.finder_logs.grammars import GRAMMARS
+from mamf.logs.finder.grammars import GRAMMARS
 from mamf.machine.environment import scrub
 
 Field = tuple[tuple[str, ...], Any]

@@ -19,7 +19,7 @@ from mamf.measurement import TERA, TIME, Measurement
 from mamf.operations.attention.rows import is_attention
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.plausibility import split_impossible, why_implausible
-from mamf.regimes.names import BEST_BY
+from mamf.regime_names import BEST_BY
 
 # A step of the sixth digit, which rates are rounded to; half a step of the third decimal, which converted logs round
 # them to, and of the sixth digit of what is computed anew.

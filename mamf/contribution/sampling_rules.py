@@ -12,7 +12,7 @@ from mamf.contribution.evidence import Evidence, Finding
 from mamf.contribution.row_rules import good_rows
 from mamf.measurement import Measurement
 from mamf.plans import SWEEP, StepKey
-from mamf.regimes.names import BURST, SUSTAINED
+from mamf.regime_names import BURST, SUSTAINED
 
 # A visit of sustained takes 2 s and more, in a quick search half a second and more.
 _SHORTEST_SUSTAINED_SECONDS = 0.45

@@ -19,9 +19,9 @@ from mamf.contribution.collection import (
     leaders,
 )
 from mamf.contribution.confirming import Entry, part_confirmed, shortened
-from mamf.machine.peaks import Peak, find_peak
 from mamf.measurement import TERA
 from mamf.operations.attention.shapes import AttentionShape
+from mamf.peaks import Peak, find_peak
 from mamf.report.columns import sensor_columns
 from mamf.report.document import Column, Table
 from mamf.report.formats.markdown import table_text

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from mamf.contribution.evidence import Evidence, Finding
 from mamf.logs.timer_correction import RELIABLE_SINCE, describe_shift
-from mamf.machine.timers import find_timer, is_credible
+from mamf.timers import find_timer, is_credible
 
 
 def timer_is_credible(evidence: Evidence) -> Iterator[Finding]:

@@ -7,15 +7,15 @@ import warnings
 from collections.abc import Sequence
 
 from mamf.backend import Backend
-from mamf.engine.checking import Checked
 from mamf.engine.measure import classify_error
+from mamf.engine.regimes import Burst, Classic, Sustained
+from mamf.engine.regimes.checking import Checked
 from mamf.errors import DeviceError, MamfError, PluginError, PluginWarning, UnsupportedError, fault
 from mamf.kernel import Prepared
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.selection import kernels_for
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import Plan, StepKey, SweepOptions
-from mamf.regimes import Burst, Classic, Sustained
 
 #: The first product of a probe is a cube of this size, the largest one of that.
 SMALLEST_PROBE, _LARGEST_PROBE = 1024, 8192

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mamf.backend import Backend
-from mamf.engine.checking import Checked
 from mamf.engine.measure import classify_error
+from mamf.engine.regimes.checking import Checked
 from mamf.errors import DeviceError, MamfError, UnsupportedError
 from mamf.kernel import AnyKernel, Verdict
 

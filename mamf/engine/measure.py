@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mamf.backend import Backend, DeviceInfo, OperandPool, Reading
-from mamf.engine.checking import Checked, WrongResultError
+from mamf.engine.regimes import Regime, Samples, StoppingRule, Sustained
+from mamf.engine.regimes.checking import Checked, WrongResultError
 from mamf.errors import UnsupportedError, fault
 from mamf.kernel import AnyKernel, Verdict
 from mamf.logs.known import operation_called
-from mamf.machine.timers import timer_accuracy
 from mamf.measurement import BUSY_SECONDS, IDLE, TERA, TIME, Conditions, Measurement, Status, is_share
 from mamf.plausibility import split_impossible, why_implausible
-from mamf.regimes import Regime, Samples, StoppingRule, Sustained
 from mamf.statistics import known_median, summarize, two_levels
+from mamf.timers import timer_accuracy
 
 _LAUNCHES_OF_AN_ESTIMATE = 3
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mamf.backend import Backend, OperandPool, Reading
-from mamf.engine.checking import Checked, WrongResultError
 from mamf.engine.measure import classify_error, conditions, limit_of
+from mamf.engine.regimes import Regime, Sustained
+from mamf.engine.regimes.checking import Checked, WrongResultError
 from mamf.errors import UnsupportedError
 from mamf.kernel import AnyKernel, Prepared
 from mamf.measurement import Measurement, Status
 from mamf.plausibility import split_impossible, why_implausible
-from mamf.regimes import Regime, Sustained
 from mamf.statistics import summarize
 
 LAUNCHES = 5000

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 from mamf.backend import Backend, OperandPool
 from mamf.engine.measure import cut_short, limit_of, measure
+from mamf.engine.regimes import Regime, StoppingRule
 from mamf.errors import DeviceError, PluginError, fault
 from mamf.kernel import AnyKernel, Buffer, Problem
 from mamf.measurement import Measurement
 from mamf.plugins.contracts import attribute_errors_to
-from mamf.regimes import Regime, StoppingRule
 
 
 class Step(NamedTuple):

@@ -7,8 +7,8 @@ import warnings
 from typing import Any
 
 from mamf.errors import MamfError, MamfWarning
-from mamf.models.meter import Meter
-from mamf.models.model_flops import ModelFlops, model_flops
+from mamf.integrations.meter import Meter
+from mamf.integrations.model_flops import ModelFlops, model_flops
 
 #: What is logged, as StepFigures has it.
 LOGGED = ("tflops", "mfu_percent", "mamfu_percent", "tokens_per_second")

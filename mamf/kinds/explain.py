@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from mamf.backend import DeviceInfo
 from mamf.ceilings.explanation import fall
-from mamf.charts.plotting import Picture
-from mamf.charts.waterfall import waterfall_chart
 from mamf.kinds.kind import Drawing, View
 from mamf.kinds.rows import KernelRows
 from mamf.logs.run_log import RunLog
 from mamf.plans import EXPLAIN
+from mamf.report.charts.plotting import Picture
+from mamf.report.charts.waterfall import waterfall_chart
 from mamf.report.document import Document
 from mamf.report.explanation import explanation_document, title
 from mamf.report.text import end_line, machine_line

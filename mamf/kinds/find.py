@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mamf.ceilings.ceiling import Ceiling
-from mamf.charts.chart import find_chart
-from mamf.charts.plotting import Picture
 from mamf.errors import UsageError
 from mamf.kinds.kind import AnyCeilings, Drawing, View
 from mamf.kinds.rows import KernelRows
@@ -16,6 +14,8 @@ from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.plans import FIND, Plan
 from mamf.report.ceilings import find_document, find_summary_record
+from mamf.report.charts.chart import find_chart
+from mamf.report.charts.plotting import Picture
 from mamf.report.document import Document
 
 

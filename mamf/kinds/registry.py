@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mamf.charts.chart import QUANTITIES, Quantity
-from mamf.charts.plotting import Picture
 from mamf.kinds.explain import Explain
 from mamf.kinds.find import Find
 from mamf.kinds.guard import Guard
@@ -17,6 +15,8 @@ from mamf.limits import require_known
 from mamf.logs.run_log import RunLog
 from mamf.operations.attention.shapes import DIRECTIONS
 from mamf.plans import SWEEP, Plan
+from mamf.report.charts.chart import QUANTITIES, Quantity
+from mamf.report.charts.plotting import Picture
 
 KINDS: dict[str, Kind] = {kind.name: kind for kind in (Sweep(), Find(), Roofline(), Explain(), Guard())}
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from mamf.charts.plotting import Picture
-from mamf.charts.roofline import roofline_chart
 from mamf.kinds.find import Find
 from mamf.kinds.kind import Drawing, View
 from mamf.logs.roofs import roofs_of_logs
 from mamf.logs.run_log import RunLog
 from mamf.plans import ROOFLINE, Plan
+from mamf.report.charts.plotting import Picture
+from mamf.report.charts.roofline import roofline_chart
 from mamf.report.document import Document
 from mamf.report.roofline import roofline_document
 from mamf.report.text import end_line, machine_line

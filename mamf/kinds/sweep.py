@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from mamf.ceilings.share import Ceilings, mamfu
-from mamf.charts.chart import sweep_chart
-from mamf.charts.plotting import Picture
 from mamf.kinds.kind import AnyCeilings, Drawing
 from mamf.kinds.rows import KernelRows
 from mamf.logs.recording import End
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
-from mamf.operations.attention.charts import attention_chart
 from mamf.operations.attention.rows import is_attention
-from mamf.operations.model.charts import model_chart
 from mamf.plans import MATMUL, SWEEP, Plan
 from mamf.report import summary_record
+from mamf.report.charts.attention import attention_chart
+from mamf.report.charts.chart import sweep_chart
+from mamf.report.charts.model import model_chart
+from mamf.report.charts.plotting import Picture
 from mamf.report.devices import flat_device
 
 #: Operations with a command of that name.

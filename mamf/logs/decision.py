@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from mamf.logs.run_log import RunLog
-from mamf.regimes.names import BURST
+from mamf.regime_names import BURST
 from mamf.statistics import FigureError, Interval, geometric_mean, student_t
 
 #: The chance that anything is called slower although nothing is, for a whole comparison: one half each for single rows

@@ -27,7 +27,7 @@ from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.operations.attention.shapes import AttentionProblem
 from mamf.plans import FIND, GUARD, ROOFLINE, StepKey
-from mamf.regimes.names import BURST
+from mamf.regime_names import BURST
 from mamf.statistics import FigureError, Interval, figure_error, geometric_mean, standard_deviation
 
 #: What rows are paired by: regime, problem, shape, kernel, by name.

@@ -8,14 +8,14 @@ from dataclasses import fields, replace
 from datetime import datetime, timezone
 from typing import Any
 
+from mamf.calibration import ANEW, calibrated
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.known import KnownCeiling
 from mamf.logs.known import operation_called
-from mamf.machine.timers import MOST_OVERHEAD_SECONDS, timer_accuracy
 from mamf.measurement import STATUSES, Conditions, Measurement
 from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.regimes.calibration import ANEW, calibrated
 from mamf.statistics import Interval, Repeatability, standard_deviation, summarize
+from mamf.timers import MOST_OVERHEAD_SECONDS, timer_accuracy
 
 # An attosecond and thirty years: beyond them rates, or squares of samples, leave what a float holds.
 _SHORTEST_SECONDS, _LONGEST_SECONDS = 1e-18, 1e9

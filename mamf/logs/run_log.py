@@ -34,11 +34,11 @@ from mamf.logs.records import (
 from mamf.logs.schema import HEADER, KINDS, plan_schema, record_schema
 from mamf.logs.timer_correction import RELIABLE_SINCE, recompute_rows
 from mamf.logs.validator import require
-from mamf.machine.timers import find_timer
 from mamf.measurement import Measurement
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.plans import Plan
 from mamf.tabular import Tabular
+from mamf.timers import find_timer
 
 SCHEMA = 5
 READABLE = (4, 5)
@@ -67,7 +67,7 @@ class RunLog(Tabular):
     """A log as read. ``summary`` is the last one, None if the run was killed. ``valid_bytes``: up to the last whole
     line. ``measurements``: of each step the last; ``every_row`` as written. ``all_ceilings``: of products, by dtype and
     regime; ``own_ceilings``: of the operation that the run is of. ``known_ceilings``: what rows are shares of that the
-    run did not measure itself. ``counter_records``: as mamf.counters.log reads them.
+    run did not measure itself. ``counter_records``: as mamf.profiling.counters.log reads them.
     """
 
     path: Path

@@ -188,7 +188,7 @@ LEGACY_SUMMARY = {
     "best": {ANY_NAME: REPORTED},
 }
 RESUME = {"tool?": _TOOL, "command?": str, "started?": str, "notes?": str}
-#: Of the kernels of a device (mamf.counters): what they counted beside a measurement, and what no kernel exceeds.
+#: What the kernels of a device counted beside a measurement (mamf.profiling.counters), and what no kernel exceeds.
 COUNTERS = {
     "operation": str,
     "shape": {ANY_NAME: PLAIN},

@@ -13,10 +13,10 @@ from statistics import fmean
 from typing import Any
 
 from mamf.backend import Backend
-from mamf.machine.timers import LARGEST_SHIFT_SECONDS, Timer, corrected_window, is_credible, raw_window
 from mamf.measurement import Measurement
-from mamf.regimes.names import BURST
+from mamf.regime_names import BURST
 from mamf.statistics import summarize
+from mamf.timers import LARGEST_SHIFT_SECONDS, Timer, corrected_window, is_credible, raw_window
 
 #: From this schema on the logged overhead is believed.
 RELIABLE_SINCE = 5

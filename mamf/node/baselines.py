@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mamf.contribution.contributed import contributed_ceilings
+from mamf.ceilings.contributed import contributed_ceilings
 from mamf.errors import UsageError
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.node.comparing import Baseline

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mamf.charts.chart import Axis, Chart, Line, Panel, Point
 from mamf.errors import UsageError
 from mamf.node.figures import UNITS, Device, shown
 from mamf.node.verdict import Verdict, distribution, slowest_line
+from mamf.report.charts.chart import Axis, Chart, Line, Panel, Point
 
 #: What the devices of a figure take of the way to the next.
 _WIDTH_OF_GROUP, _WIDTH_OF_DEVICE = 0.7, 0.15

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mamf.backend import MIB, Backend, DeviceInfo
-from mamf.ceilings.finding import Find
-from mamf.ceilings.grid import plan_for
 from mamf.ceilings.search_plan import SearchPlan
 from mamf.engine.repeating import Repeating
+from mamf.engine.search.finding import Find
+from mamf.engine.search.grid import plan_for
+from mamf.engine.strategies.kernels import KernelsSweep
 from mamf.errors import UnavailableError
 from mamf.kernel import AnyKernel
 from mamf.kinds.find import summary_of_search
@@ -35,7 +36,6 @@ from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import MATMUL, NODE_BUDGET_SECONDS, SWEEP, Plan
 from mamf.plugins.discovery import operation
 from mamf.plugins.selection import chosen_kernels
-from mamf.strategies.kernels import KernelsSweep
 
 # Of a row that is measured beside many others.
 _ROW_SECONDS = 0.3

@@ -9,6 +9,8 @@ from typing import Any
 
 from mamf.backend import Backend
 from mamf.ceilings.share import Ceilings
+from mamf.engine.strategies.kernels import KernelsSweep
+from mamf.engine.strategies.shapes import Sweep
 from mamf.logs.plan_records import plan_from_record, plan_record
 from mamf.logs.records import ceiling_from_record, ceiling_record, measurement_record
 from mamf.node.children import PHASE, WAITS
@@ -16,8 +18,6 @@ from mamf.operations.matmul.selection import kernel_for, reference_kernels
 from mamf.plans import MATMUL, Plan
 from mamf.plugins.discovery import operation
 from mamf.plugins.selection import chosen_kernels
-from mamf.strategies.kernels import KernelsSweep
-from mamf.strategies.shapes import Sweep
 
 #: What a line of a worker holds beside its phase: the device that it opened, a row and the step that it answers, and
 #: whether it asks for more.

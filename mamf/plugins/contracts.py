@@ -19,7 +19,7 @@ from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type
 from mamf.backend import DeviceInfo, OperandPool, Reading, Telemetry
 from mamf.dtypes import DTYPES
 from mamf.errors import MamfError, PluginError, UsageError, fault, first_line
-from mamf.regimes.traits import BurstTraits, SustainedTraits
+from mamf.regime_traits import BurstTraits, SustainedTraits
 
 Plugin = TypeVar("Plugin")
 Errors = tuple[type[Exception], ...]

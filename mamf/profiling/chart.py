@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from mamf.charts.stacked import LEAST_SHARE, Stack, StackedChart, StackedPanel
 from mamf.errors import IncomparableError
 from mamf.profiling.profile import Profile
 from mamf.profiling.report import milliseconds
+from mamf.report.charts.stacked import LEAST_SHARE, Stack, StackedChart, StackedPanel
 
 
 def profile_chart(runs: Sequence[tuple[str, Profile]]) -> StackedChart:

@@ -8,7 +8,7 @@ from typing import Any
 
 from mamf.errors import IncomparableError
 from mamf.measurement import IDLE
-from mamf.profiling.classes import ADDITIONS, CLASSES
+from mamf.operations.tracing.classes import ADDITIONS, CLASSES
 from mamf.profiling.profile import ClassRow, Profile
 from mamf.profiling.report import milliseconds
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mamf.errors import UsageError
-from mamf.profiling.events import Event, Trace
+from mamf.operations.tracing.events import Event, Trace
 
 _NANOSECOND = 1e-9
 _SUMMED = "sums over launches: what ran at once counts twice, and idle is not known"

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 
 from mamf.ceilings.known import KnownCeiling
 from mamf.measurement import IDLE, TERA
-from mamf.profiling.classes import class_of
-from mamf.profiling.events import Busy, Event, Trace
+from mamf.operations.tracing.classes import class_of
+from mamf.operations.tracing.events import Busy, Event, Trace
+from mamf.operations.tracing.shares import Union, busy, gaps, length, shares, union
 from mamf.profiling.flops import dtype_of, flop_of, unaligned_product
-from mamf.profiling.shares import Union, busy, gaps, length, shares, union
-from mamf.regimes.names import BURST
+from mamf.regime_names import BURST
 
 _OUTSIDE = "Python, outside of any operation"
 _UNKNOWN = "unknown: there are no events of the host"
@@ -29,8 +29,8 @@ CeilingOf = Callable[[str], KnownCeiling | None]
 
 @dataclass(frozen=True)
 class ClassRow:
-    """A class in all profiled steps. ``visible`` and ``hidden``: seconds (mamf.profiling.shares.Share); ``share``: the
-    visible ones of Profile.whole_seconds. Calls of idle are the gaps in the trace. ``flop`` by dtype, and
+    """A class in all profiled steps. ``visible`` and ``hidden``: seconds (tracing.shares.Share); ``share``: the visible
+    ones of Profile.whole_seconds. Calls of idle are the gaps in the trace. ``flop`` by dtype, and
     ``multiplying``, the seconds in which they were computed. ``mamfu``: the share of the ceilings of these dtypes, None
     where none is known of more than a hundredth of the FLOP.
     """

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from operator import attrgetter, itemgetter
 from typing import TypeVar
 
-from mamf.profiling.classes import UNCLASSIFIED
+from mamf.operations.tracing.classes import UNCLASSIFIED
 from mamf.profiling.profile import ClassRow, GapRow, KernelRow, MemoryRow, Profile
 from mamf.report.columns import rate_column
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table

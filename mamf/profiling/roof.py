@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from mamf.ceilings.roof import COMPUTE, RoofPoint, Roofs
 from mamf.measurement import TERA
 from mamf.profiling.profile import Profile
-from mamf.regimes.names import SUSTAINED
+from mamf.regime_names import SUSTAINED
 
 
 def profile_points(profile: Profile, roofs: Roofs, kernel: str) -> Iterator[RoofPoint]:

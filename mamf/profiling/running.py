@@ -11,7 +11,6 @@ import importlib
 import os
 import runpy
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,17 +19,12 @@ from types import TracebackType
 from typing import Any
 
 from mamf.errors import NothingProfiledError, UsageError, first_line
-from mamf.profiling.events import Trace
+from mamf.operations.tracing.torch_traces import mark_step, synchronize, torch_profiler
 from mamf.profiling.marking import listen, unlisten
 from mamf.profiling.memory import MemoryWatch
 from mamf.profiling.ranges import ModuleRanges
-from mamf.profiling.traces import STEP_MARK, read_chrome_trace
 
 _INTERRUPTED = 130
-# Of the profiler's library, which otherwise prints a line whenever it starts and stops.
-_QUIET = "6"
-# What it looks up when a profile ends.
-_TEARDOWN = "TEARDOWN_CUPTI"
 
 
 class StepProfiler:
@@ -68,10 +62,10 @@ class StepProfiler:
 
     def _go_on(self) -> None:
         if self.seen == self._warmup:
-            _synchronize()
+            synchronize()
             self._began = time.perf_counter()
         elif self.seen == self._warmup + self._steps:
-            _synchronize()
+            synchronize()
             self.unprofiled_step_seconds = (time.perf_counter() - self._began) / self._steps
             self._start()
         elif self._is_running:
@@ -79,27 +73,27 @@ class StepProfiler:
             if self.profiled == self._steps:
                 self.finish()
             else:
-                _mark()
+                mark_step()
 
     def _start(self) -> None:
-        self._profiler = _torch_profiler(record_shapes=True)
+        self._profiler = torch_profiler(record_shapes=True)
         self._profiler.start()
         self._is_running = True
         for watch in self._watches:
             watch.start()
-        _synchronize()
-        _mark()
+        synchronize()
+        mark_step()
 
     def finish(self) -> None:
         """Stop; the last of the steps ends with what the device still had to do. Once stopped, nothing happens."""
         if not self._is_running:
             return
         self._is_running = False
-        _synchronize()
+        synchronize()
         for watch in self._watches:
             watch.finish()
         if self.profiled == self._steps:
-            _mark()
+            mark_step()
         self._profiler.stop()
 
     def write_trace(self, path: Path) -> None:
@@ -115,51 +109,6 @@ class StepProfiler:
         if not self.seen:
             return "no optimizer of torch stepped; name a function by --calls, or call mamf.profiling.step()"
         return f"the script took {self.seen} of {self.due} steps: lower --warmup or --steps"
-
-
-def trace_of(launch: Callable[[], object]) -> Trace:
-    """A launch as one step under torch.profiler, which leaves nothing behind. Raises RuntimeError where another
-    profiler is at work.
-    """
-    with _torn_down(), _torch_profiler() as profiler:
-        _synchronize()
-        _mark()
-        launch()
-        _synchronize()
-        _mark()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "trace.json")
-        profiler.export_chrome_trace(str(path))
-        return read_chrome_trace(path)
-
-
-@contextmanager
-def _torn_down() -> Iterator[None]:
-    """CUPTI is detached when a profile ends, where it can be. It is not by default, and then every later launch of the
-    process is dearer: on an H200 a graph's kernels of 1 us took 25 % longer (torch 2.11).
-    """
-    before = os.environ.get(_TEARDOWN)
-    if _can_be_torn_down():
-        os.environ.setdefault(_TEARDOWN, "1")
-    try:
-        yield
-    finally:
-        if before is None:
-            os.environ.pop(_TEARDOWN, None)
-
-
-def _can_be_torn_down() -> bool:
-    """Before CUDA 12.6 a graph that is replayed in a later profile crashes (pytorch/pytorch#150957)."""
-    import torch
-
-    version = torch.version.cuda
-    return version is not None and tuple(map(int, version.split(".")[:2])) >= (12, 6)
-
-
-def device_kernels_of(launch: Callable[[], object]) -> list[str]:
-    """The names of what a launch runs on the device, in its order; none on a CPU."""
-    ran = [event for event in trace_of(launch).events if event.is_on_device]
-    return [event.name for event in sorted(ran, key=lambda event: event.begun)]
 
 
 def profile_script(script: Path, arguments: Sequence[str], profiler: StepProfiler, function: str | None = None) -> int:
@@ -282,28 +231,3 @@ def _follow_function(profiler: StepProfiler, function: str) -> Callable[[], None
 def is_reporting_rank() -> bool:
     """Of several processes, as torchrun starts them, the first reports."""
     return os.environ.get("RANK", "0") == "0"
-
-
-def _torch_profiler(**options: Any) -> Any:
-    """Of the host and of every device that torch can watch."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", _QUIET)
-    from torch.profiler import profile, supported_activities
-
-    # What is accumulated is one cycle: without it some releases warn that only one is kept.
-    return profile(activities=supported_activities(), acc_events=True, **options)
-
-
-def _mark() -> None:
-    from torch.profiler import record_function
-
-    with record_function(STEP_MARK):
-        pass
-
-
-def _synchronize() -> None:
-    """Wait for the device; the CPU needs no waiting for."""
-    import torch
-
-    accelerator = getattr(torch, "accelerator", torch.cuda)  # torch 2.5 has no torch.accelerator
-    if accelerator.is_available():
-        accelerator.synchronize()

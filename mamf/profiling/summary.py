@@ -7,9 +7,9 @@ from typing import Any
 
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.share import Ceilings, mamfu
-from mamf.counters.bounds import bound
-from mamf.counters.log import counted_in, step_of
 from mamf.profiling.advice import advice
+from mamf.profiling.counters.bounds import bound
+from mamf.profiling.counters.log import counted_in, step_of
 from mamf.profiling.folder import LOGS, SUMMARY, TABLE, Folder
 from mamf.profiling.groups import Group, groups_of
 from mamf.profiling.report import class_columns, milliseconds, time_lines

@@ -9,8 +9,8 @@ from typing import Any
 
 from mamf.ceilings.ceiling import CHOOSE, Ceiling, figures, median_rate, why_hopeless
 from mamf.logs.records import significant_digits
-from mamf.machine.peaks import find_peak
 from mamf.measurement import TERA, Measurement
+from mamf.peaks import find_peak
 from mamf.report.document import Answer, Block, Document, Lines, Table
 from mamf.report.kernels import ceiling_line
 from mamf.report.own_ceilings import ceiling_table

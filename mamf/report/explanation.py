@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mamf.ceilings.explanation import NORMAL, FallStep, by_data, row_of
 from mamf.measurement import Measurement
-from mamf.regimes.names import BURST
+from mamf.regime_names import BURST
 from mamf.report.columns import interval_columns, sensor_columns
 from mamf.report.document import Answer, Column, Document, Lines, Table
 from mamf.report.text import percent, significant

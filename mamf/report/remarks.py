@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from mamf.machine.timers import SHORT_LAUNCH_SECONDS
 from mamf.measurement import Measurement
 from mamf.report.devices import device_remark
 from mamf.report.groups import group_title, label
@@ -21,6 +20,7 @@ from mamf.report.text import (
     whole,
 )
 from mamf.statistics import arithmetic_mean, geometric_mean
+from mamf.timers import SHORT_LAUNCH_SECONDS
 
 
 def failure(row: Measurement) -> str:

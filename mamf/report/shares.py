@@ -10,8 +10,8 @@ from mamf.ceilings.known import KnownCeiling, KnownCeilings, known_share
 from mamf.ceilings.roof import NEAR, RoofPoint, Roofs, point_of
 from mamf.ceilings.share import STATE_TOLERANCE, Ceilings, has_drifted, is_beyond, mamfu, share_accuracy, state
 from mamf.logs.known import operation_called
-from mamf.machine.peaks import find_peak
 from mamf.measurement import TERA, Measurement
+from mamf.peaks import find_peak
 from mamf.report.document import Column
 from mamf.report.own_ceilings import share_of
 from mamf.report.text import percent, rate_name, rate_text

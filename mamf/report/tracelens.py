@@ -10,7 +10,7 @@ from typing import Any
 
 from mamf.ceilings.roof import MEMORY, Roofs
 from mamf.dtypes import DTYPES
-from mamf.regimes.names import BURST, SUSTAINED
+from mamf.regime_names import BURST, SUSTAINED
 
 _DIGITS = 4
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from mamf.backend import Backend
-from mamf.engine.checking import Checked
 from mamf.engine.measure import measure
+from mamf.engine.regimes import Burst, StoppingRule
+from mamf.engine.regimes.checking import Checked
 from mamf.errors import UsageError
 from mamf.kernel import AnyKernel
 from mamf.logs.records import measurement_from_record, measurement_record
@@ -17,7 +18,6 @@ from mamf.operation import Operation
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.operations.matmul.kernel import LAYOUTS, MatmulKernel, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.regimes import Burst, StoppingRule
 
 
 class AnyKernelContract:

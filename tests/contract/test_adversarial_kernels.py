@@ -5,8 +5,9 @@ import random
 import pytest
 import torch
 
-from mamf.engine.checking import Checked, WrongResultError, skipped_work
 from mamf.engine.measure import measure
+from mamf.engine.regimes import Burst, StoppingRule, Sustained
+from mamf.engine.regimes.checking import Checked, WrongResultError, skipped_work
 from mamf.errors import UsageError
 from mamf.operations.attention.kernels.sdpa import SdpaMath
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
@@ -22,7 +23,6 @@ from mamf.operations.matmul.selection import kernel as kernel_named
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.operations.variation import Signs
 from mamf.plugins.discovery import open_backend
-from mamf.regimes import Burst, StoppingRule, Sustained
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SHAPE = MatmulShape(512, 384, 256)

@@ -9,11 +9,11 @@ import torch
 from simulated_vendors import GB, MILLISECONDS_BETWEEN_EVENTS, FlushRecorder
 
 from mamf.backend import MIB, Unavailable
-from mamf.engine.checking import Checked
+from mamf.engine.regimes import Burst, StoppingRule
+from mamf.engine.regimes.checking import Checked
 from mamf.errors import UnavailableError
 from mamf.kernel import Prepared, Verdict
 from mamf.plugins.discovery import BACKENDS, backend_class, open_backend, registered
-from mamf.regimes import Burst, StoppingRule
 from mamf.testing import BackendContract, SimulatedBackend
 
 VENDORS = ("cuda", "rocm", "xpu", "hpu", "mps")

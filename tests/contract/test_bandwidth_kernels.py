@@ -11,12 +11,12 @@ import torch
 from verdicts import verified
 
 from mamf.engine.measure import measure
+from mamf.engine.regimes import Burst, StoppingRule, Sustained
 from mamf.kernel import Verdict
 from mamf.operations.bandwidth.kernels.arrays import SCALAR
 from mamf.operations.bandwidth.kernels.torch_functions import TorchFunctions, one_pass
 from mamf.operations.bandwidth.shapes import PATTERNS, BandwidthProblem, BandwidthShape
 from mamf.plugins.discovery import kernel_of, open_backend, operation
-from mamf.regimes import Burst, StoppingRule, Sustained
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SHAPE = BandwidthShape(2**18)
@@ -229,7 +229,7 @@ def test_triton_that_finds_no_driver_is_a_reason(cuda, monkeypatch):
 
 
 INTERPRETED = """
-from mamf.engine.checking import Checked
+from mamf.engine.regimes.checking import Checked
 from mamf.plugins.discovery import open_backend
 from mamf.operations.bandwidth.kernels.triton_passes import TritonPasses
 from mamf.operations.bandwidth.shapes import PATTERNS, BandwidthProblem, BandwidthShape

@@ -9,11 +9,11 @@ from verdicts import verified
 
 from mamf.dtypes import DTYPES, FORMATS, OPERAND_DTYPES
 from mamf.engine.measure import measure
+from mamf.engine.regimes import Burst, StoppingRule
 from mamf.operations.matmul.kernel import LAYOUTS, MatmulProblem
 from mamf.operations.matmul.selection import kernel
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plugins.discovery import KERNELS, open_backend, registered
-from mamf.regimes import Burst, StoppingRule
 from mamf.testing import KernelContract, SimulatedBackend, SimulatedMatmul
 
 SHAPE = MatmulShape(96, 80, 64)

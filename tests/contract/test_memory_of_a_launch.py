@@ -7,8 +7,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mamf.backend import MIB
-from mamf.engine.checking import Checked
 from mamf.engine.measure import needed_memory
+from mamf.engine.regimes.checking import Checked
 from mamf.kernel import Buffer
 from mamf.operations.attention.kernels.sdpa import SdpaMath
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mamf.engine.checking import Checked, WrongResultError
+from mamf.engine.regimes.checking import Checked, WrongResultError
 from mamf.errors import UnavailableError
 from mamf.operations.attention.kernels.sdpa import SdpaMath
 from mamf.operations.attention.kernels.torch_attention import TorchAttention
@@ -17,8 +17,8 @@ from mamf.operations.model.kernels.reference import Reference
 from mamf.operations.model.kernels.step import Step, known_answers
 from mamf.operations.model.kernels.torch_model import TorchModel, network_on
 from mamf.operations.model.shapes import ModelProblem, ModelShape
+from mamf.operations.tracing.events import Trace
 from mamf.plugins.discovery import kernel_of, open_backend, operation
-from mamf.profiling.events import Trace
 from mamf.profiling.scripts import model_step
 from mamf.testing.kernel_contracts import AnyKernelContract
 

@@ -11,12 +11,12 @@ import torch
 from verdicts import verified
 
 from mamf.engine.measure import measure
+from mamf.engine.regimes import Burst, StoppingRule
 from mamf.errors import UnavailableError, UnsupportedError, UsageError
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.selection import kernel, kernels_for
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plugins.discovery import open_backend
-from mamf.regimes import Burst, StoppingRule
 from mamf.testing import KernelContract
 
 SHAPE = MatmulShape(96, 80, 64)

@@ -7,13 +7,13 @@ import torch
 from verdicts import verified
 
 from mamf.engine.measure import measure
+from mamf.engine.regimes import Burst, StoppingRule
 from mamf.operations.batched.kernels.torch_batched import Bmm
 from mamf.operations.batched.shapes import BatchedProblem, BatchedShape
 from mamf.operations.grouped.kernels.torch_grouped import GroupedMm, Loop
 from mamf.operations.grouped.shapes import GroupedProblem, GroupedShape
 from mamf.operations.matmul.kernel import LAYOUTS
 from mamf.plugins.discovery import kernel_names, kernel_of, open_backend, operation
-from mamf.regimes import Burst, StoppingRule
 from mamf.testing import AnyKernelContract
 
 BATCH, GROUPS = BatchedShape(5, 33, 17, 64), GroupedShape(6, 97, 40, 64)

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from mamf.engine.measure import measure
+from mamf.engine.regimes import Burst, StoppingRule
 from mamf.errors import UsageError
 from mamf.operations.matmul.kernel import LAYOUTS, MatmulProblem
 from mamf.operations.matmul.selection import kernel, kernels_for
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plugins.discovery import open_backend
-from mamf.regimes import Burst, StoppingRule
 from mamf.testing import KernelContract
 
 PROBLEM, SHAPE = MatmulProblem(), MatmulShape(96, 80, 64)

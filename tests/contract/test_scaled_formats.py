@@ -9,15 +9,15 @@ from verdicts import verified
 
 from mamf.dtypes import DTYPES, FORMATS
 from mamf.engine.measure import measure
-from mamf.machine.peaks import find_peak
+from mamf.engine.regimes import Burst, StoppingRule
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.kernels.scaled_formats import Dequantized, FunctionalScaledMm
 from mamf.operations.matmul.operation import Matmul
 from mamf.operations.matmul.selection import kernel, kernel_for
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.operations.quantization import E2M1
+from mamf.peaks import find_peak
 from mamf.plugins.discovery import KERNELS, open_backend, registered
-from mamf.regimes import Burst, StoppingRule
 from mamf.testing import KernelContract
 
 SHAPE = MatmulShape(96, 256, 384)

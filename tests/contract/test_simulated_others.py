@@ -8,10 +8,10 @@ import torch
 from simulated_vendors import GB, build_of_torch, max_1550
 
 from mamf.backend import MIB, Reading, Unavailable
-from mamf.engine.checking import Checked
+from mamf.engine.regimes import Burst, StoppingRule
+from mamf.engine.regimes.checking import Checked
 from mamf.kernel import Prepared, Verdict
 from mamf.plugins.discovery import open_backend
-from mamf.regimes import Burst, StoppingRule
 
 EXTENSION = "intel_extension_for_pytorch"
 

@@ -185,7 +185,7 @@ def test_the_compiler_is_told_how_to_sum(monkeypatch, problem, imprecise):
 
 INTERPRETED = """
 import torch
-from mamf.engine.checking import Checked
+from mamf.engine.regimes.checking import Checked
 from mamf.operations.matmul.kernel import LAYOUTS, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.operations.matmul.selection import kernel

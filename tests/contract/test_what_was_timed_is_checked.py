@@ -10,6 +10,8 @@ import torch
 from verdicts import verified
 
 from mamf.engine.measure import measure, time_shares
+from mamf.engine.regimes import Burst, Classic, StoppingRule, Sustained
+from mamf.engine.regimes.base import Samples
 from mamf.kernel import Prepared, Verdict
 from mamf.operations.attention.kernels.sdpa import SdpaMath
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
@@ -17,8 +19,6 @@ from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.kernels.torch_mm import TorchMm
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plugins.discovery import open_backend
-from mamf.regimes import Burst, Classic, StoppingRule, Sustained
-from mamf.regimes.base import Samples
 
 SHAPE = MatmulShape(96, 80, 64)
 ATTENTION = AttentionShape.parse("b1h2q64k64d32c")

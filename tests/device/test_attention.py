@@ -4,13 +4,13 @@ import pytest
 
 from mamf.api.measuring import find
 from mamf.ceilings.share import mamfu
+from mamf.engine.strategies.kernels import KernelsSweep
 from mamf.errors import MamfError
 from mamf.operations.attention.operation import attention_kernel
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.operations.matmul.selection import kernel
 from mamf.plans import SWEEP, Plan
 from mamf.plugins.discovery import ATTENTION_KERNELS, open_backend, registered
-from mamf.strategies.kernels import KernelsSweep
 
 try:
     ACCELERATOR = open_backend("auto")

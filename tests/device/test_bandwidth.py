@@ -3,10 +3,10 @@
 import pytest
 
 from mamf.engine.measure import measure
+from mamf.engine.regimes import Burst, StoppingRule
 from mamf.errors import MamfError
 from mamf.operations.bandwidth.shapes import PATTERNS, BandwidthShape
 from mamf.plugins.discovery import kernel_of, open_backend, operation
-from mamf.regimes import Burst, StoppingRule
 
 try:
     ACCELERATOR = open_backend("auto")

@@ -4,12 +4,12 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from mamf.ceilings.grid import THOROUGH
 from mamf.ceilings.search_plan import SearchPlan
-from mamf.ceilings.strategy import FindStrategy
 from mamf.cli import main
 from mamf.contribution.evidence import records_of
 from mamf.contribution.rules import review
+from mamf.engine.search.grid import THOROUGH
+from mamf.engine.search.strategy import FindStrategy
 from mamf.logs.legacy import FinderRun, Reported
 from mamf.operations.matmul.shapes import MatmulShape
 
@@ -41,9 +41,9 @@ def search_little(patch):
     patch.setattr(SearchPlan, "refinements", 36)
     patch.setattr(FindStrategy, "fine_shapes", 100)
     patch.setattr(FindStrategy, "reach", 1)
-    patch.setattr("mamf.ceilings.grid.THOROUGH", replace(THOROUGH, candidates=4))
-    patch.setattr("mamf.ceilings.grid._STEPS", 8)
-    patch.setattr("mamf.ceilings.grid._LARGEST_STEP", 2560)
+    patch.setattr("mamf.engine.search.grid.THOROUGH", replace(THOROUGH, candidates=4))
+    patch.setattr("mamf.engine.search.grid._STEPS", 8)
+    patch.setattr("mamf.engine.search.grid._LARGEST_STEP", 2560)
 
 
 def write(path, records):

@@ -10,8 +10,8 @@ from finder_log_samples import V1A
 
 import mamf
 from mamf.backend import Advice
-from mamf.ceilings import grid
-from mamf.ceilings.strategy import FindStrategy
+from mamf.engine.search import grid
+from mamf.engine.search.strategy import FindStrategy
 from mamf.operations.matmul.shapes import MatmulGrid
 from mamf.plugins import discovery
 from mamf.testing import SimulatedMatmul

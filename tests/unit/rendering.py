@@ -1,6 +1,6 @@
 """Reports as text, as tests ask for them."""
 
-from mamf.counters.report import counters_document
+from mamf.profiling.counters.report import counters_document
 from mamf.profiling.report import profile_document
 from mamf.report.ceilings import find_document
 from mamf.report.explanation import explanation_document

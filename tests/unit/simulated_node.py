@@ -9,11 +9,11 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 from mamf.backend import Advice
-from mamf.ceilings import grid
-from mamf.ceilings.grid import plan_for
-from mamf.ceilings.rounds import Rounds
-from mamf.ceilings.strategy import FindStrategy
 from mamf.engine.repeating import Repeating
+from mamf.engine.search import grid
+from mamf.engine.search.grid import plan_for
+from mamf.engine.search.rounds import Rounds
+from mamf.engine.search.strategy import FindStrategy
 from mamf.errors import UnavailableError
 from mamf.operations.collective.operation import CollectiveOperation
 from mamf.operations.collective.shapes import CollectiveShape

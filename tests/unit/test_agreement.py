@@ -3,9 +3,9 @@
 import pytest
 
 from mamf.engine.measure import measure
+from mamf.engine.regimes import Burst, StoppingRule, Sustained
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.regimes import Burst, StoppingRule, Sustained
 from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
 
 #: Another rank's device: as far from the first as two can be.

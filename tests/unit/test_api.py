@@ -71,7 +71,7 @@ def test_rows_are_flat(backend, tmp_path):
 
 
 def test_a_find_tells_each_row_and_keeps_a_log(backend, tmp_path, monkeypatch):
-    monkeypatch.setattr("mamf.ceilings.strategy.FindStrategy.fine_shapes", 100)
+    monkeypatch.setattr("mamf.engine.search.strategy.FindStrategy.fine_shapes", 100)
     seen = []
     ceiling = mamf.find(
         backend=backend, kernels=[KERNEL], budget_seconds=12.0, on_row=seen.append, log=tmp_path / "find.jsonl"
@@ -170,7 +170,7 @@ def test_a_device_that_fails_is_the_reason_in_the_log(machine, monkeypatch):
     def fails(regime):
         raise RuntimeError("it fell off the bus")
 
-    monkeypatch.setattr("mamf.regimes.burst.Burst.start", fails)
+    monkeypatch.setattr("mamf.engine.regimes.burst.Burst.start", fails)
     with pytest.raises(DeviceError, match="fell off the bus"):
         list(mamf.sweep(["2048x2048x2048"], log="run.jsonl"))
     assert "it fell off the bus" in mamf.read_log("run.jsonl").summary["reason"]

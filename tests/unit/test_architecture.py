@@ -247,7 +247,7 @@ def test_every_floor_has_somebody():
 
 
 #: What reading, checking, comparing and drawing logs must do without: all that measures.
-ENGINE = ("mamf.engine", "mamf.regimes.base", "mamf.ceilings.finding", "torch")
+ENGINE = ("mamf.engine", "mamf.engine.regimes.base", "mamf.engine.search.finding", "torch")
 
 
 READERS = (
@@ -256,7 +256,7 @@ READERS = (
     "mamf.kinds.notebook",
     "mamf.api.reading",
     "mamf.profiling.log",
-    "mamf.counters.report",
+    "mamf.profiling.counters.report",
     "mamf.node.report",
 )
 

@@ -16,6 +16,7 @@ from mamf.backend import Unavailable
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.share import mamfu, require_same_card, state
 from mamf.cli.attention_options import shapes_from
+from mamf.engine.strategies.kernels import KernelsSweep
 from mamf.errors import IncomparableError, UnknownNameError, UsageError
 from mamf.logs.run_log import read_run_log
 from mamf.operations.attention.shapes import PRESETS, AttentionProblem, AttentionShape
@@ -23,7 +24,6 @@ from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plugins.discovery import backend_class
 from mamf.statistics import Interval
-from mamf.strategies.kernels import KernelsSweep
 from mamf.testing import Physics, SimulatedAttention, SimulatedBackend, SimulatedMatmul
 
 LONG = AttentionShape(2, 16, 16, 8192, 8192, 128, 128)

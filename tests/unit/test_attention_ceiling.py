@@ -11,15 +11,15 @@ from contribution_logs import DEVICE, found, rows, write
 
 from mamf.ceilings.ceiling import confirmed
 from mamf.ceilings.search_plan import SearchPlan
-from mamf.ceilings.strategy import FindStrategy
 from mamf.contribution.collection import collect
 from mamf.contribution.rules import review
+from mamf.engine.search.strategy import FindStrategy
 from mamf.errors import UsageError
 from mamf.logs.compare import compare
 from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import read_run_log
-from mamf.operations.attention.charts import attention_chart
 from mamf.operations.attention.rows import is_attention
+from mamf.report.charts.attention import attention_chart
 from mamf.testing import SimulatedAttention, SimulatedMatmul
 
 SIMULATED = ["--backend", "mamf.testing:SimulatedBackend"]

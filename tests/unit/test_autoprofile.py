@@ -10,11 +10,11 @@ from test_counters_command import printed
 
 from mamf.ceilings.known import KnownCeiling
 from mamf.cli import main
-from mamf.counters import counting
-from mamf.counters.running import Output
 from mamf.errors import NothingProfiledError
 from mamf.logs.run_log import read_run_log
 from mamf.profiling.advice import advice
+from mamf.profiling.counters import counting
+from mamf.profiling.counters.running import Output
 from mamf.profiling.folder import read_folder
 from mamf.profiling.groups import Group, groups_of
 from mamf.profiling.log import create_profile_log, write_profile
@@ -94,7 +94,7 @@ def test_one_command_fills_a_folder(folder, undrawn):
 def test_without_a_measured_kernel_no_counters_are_asked_for(profiled, undrawn, monkeypatch):
     """And the rest is measured and summed up all the same."""
     monkeypatch.setattr(SimulatedBackend, "without_counters", lambda self: None)
-    monkeypatch.setattr("mamf.counters.running.shutil.which", lambda name: sys.executable)
+    monkeypatch.setattr("mamf.profiling.counters.running.shutil.which", lambda name: sys.executable)
     monkeypatch.setattr("mamf.cli.autoprofile_steps.groups_of", lambda log: [])
     assert main(ASKED) == 0
     assert not Path("out", "counters.jsonl").exists()
@@ -103,7 +103,7 @@ def test_without_a_measured_kernel_no_counters_are_asked_for(profiled, undrawn, 
 
 def test_counters_of_the_fastest_kernels_say_what_bounds_them(profiled, undrawn, monkeypatch):
     monkeypatch.setattr(SimulatedBackend, "without_counters", lambda self: None)
-    monkeypatch.setattr("mamf.counters.running.shutil.which", lambda name: sys.executable)
+    monkeypatch.setattr("mamf.profiling.counters.running.shutil.which", lambda name: sys.executable)
     monkeypatch.setattr(counting, "output_of", lambda command: Output(printed([0]), ""))
     assert main(ASKED) == 0
     text, log = told(Path("out")), read_run_log(Path("out", "counters.jsonl"))

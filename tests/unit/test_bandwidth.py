@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from mamf.backend import DeviceInfo
 from mamf.dtypes import DTYPES
 from mamf.engine.measure import measure
+from mamf.engine.regimes import Burst, StoppingRule, Sustained
 from mamf.errors import UnknownNameError, UsageError
 from mamf.kernel import operand_sets
-from mamf.machine.peaks import find_bandwidth
 from mamf.operations.bandwidth.shapes import PATTERNS, BandwidthProblem, BandwidthShape
+from mamf.peaks import find_bandwidth
 from mamf.plugins.discovery import kernel_of, operation
-from mamf.regimes import Burst, StoppingRule, Sustained
 from mamf.testing import Physics, SimulatedBackend, SimulatedBandwidth
 
 MIB, GIB = 2**20, 2**30

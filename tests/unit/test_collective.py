@@ -10,13 +10,13 @@ from forked import forked
 
 from mamf.dtypes import DTYPES
 from mamf.engine.measure import measure
+from mamf.engine.regimes import Burst, StoppingRule, Sustained
 from mamf.errors import UnknownNameError, UsageError
 from mamf.node.group import agreed
 from mamf.operations.collective.kernels import torch_distributed
 from mamf.operations.collective.kernels.torch_distributed import TorchDistributed
 from mamf.operations.collective.shapes import COLLECTIVES, CollectiveProblem, CollectiveShape
 from mamf.plugins.discovery import open_backend, operation
-from mamf.regimes import Burst, StoppingRule, Sustained
 
 MIB = 2**20
 CALLS = torch_distributed.calls

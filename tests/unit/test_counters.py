@@ -5,11 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from mamf.counters import ncu
-from mamf.counters.bounds import bound, bound_of_kernel, short_name
-from mamf.counters.counts import Counts, DeviceKernel, launches_of, median_launch
-from mamf.counters.log import Counted, counted, counts_record, roof_record
-from mamf.counters.metrics import (
+from mamf.logs.schema import record_schema
+from mamf.logs.validator import require
+from mamf.measurement import Measurement
+from mamf.operations.matmul.kernel import MatmulProblem
+from mamf.operations.matmul.shapes import MatmulShape
+from mamf.profiling.counters import ncu
+from mamf.profiling.counters.bounds import bound, bound_of_kernel, short_name
+from mamf.profiling.counters.counts import Counts, DeviceKernel, launches_of, median_launch
+from mamf.profiling.counters.log import Counted, counted, counts_record, roof_record
+from mamf.profiling.counters.metrics import (
     CYCLES,
     DEFAULT,
     DRAM,
@@ -23,13 +28,8 @@ from mamf.counters.metrics import (
     UNITS_BUSY,
     WAVES,
 )
-from mamf.counters.ranking import disagreements
-from mamf.counters.roofs import Roof
-from mamf.logs.schema import record_schema
-from mamf.logs.validator import require
-from mamf.measurement import Measurement
-from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import MatmulShape
+from mamf.profiling.counters.ranking import disagreements
+from mamf.profiling.counters.roofs import Roof
 from mamf.statistics import summarize
 
 DATA = Path(__file__).parent / "data"

@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import pytest
 
 from mamf.cli import main
-from mamf.counters import counting
-from mamf.counters.counting import Counter
-from mamf.counters.running import Output, output_of
 from mamf.errors import UnavailableError
 from mamf.logs.run_log import read_run_log
 from mamf.plugins import discovery
+from mamf.profiling.counters import counting
+from mamf.profiling.counters.counting import Counter
+from mamf.profiling.counters.running import Output, output_of
 from mamf.testing import SimulatedBackend, SimulatedMatmul
 
 RECORDED = (Path(__file__).parent / "data" / "ncu.csv").read_text().splitlines(keepends=True)

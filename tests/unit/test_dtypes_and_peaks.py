@@ -3,7 +3,7 @@ import pytest
 from mamf.backend import DeviceInfo
 from mamf.dtypes import DTYPES, OPERAND_DTYPES, canonical_name, tolerance
 from mamf.errors import UnknownNameError
-from mamf.machine.peaks import fastest_possible_flops, find_peak
+from mamf.peaks import fastest_possible_flops, find_peak
 
 
 @pytest.mark.parametrize(

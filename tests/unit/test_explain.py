@@ -12,14 +12,14 @@ from rendering import render_explanation
 import mamf
 from mamf.backend import DeviceInfo
 from mamf.ceilings.explanation import FallStep, by_data, fall
-from mamf.charts.plotting import draw
-from mamf.charts.waterfall import waterfall_chart
 from mamf.cli import explain_session, main
 from mamf.logs.run_log import read_run_log
-from mamf.machine.peaks import find_peak, flop_per_cycle
 from mamf.measurement import Conditions, Measurement
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
+from mamf.peaks import find_peak, flop_per_cycle
+from mamf.report.charts.plotting import draw
+from mamf.report.charts.waterfall import waterfall_chart
 from mamf.statistics import summarize
 from mamf.testing import SimulatedBackend
 

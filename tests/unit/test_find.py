@@ -16,11 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mamf
-from mamf.ceilings.candidates import best_of_their_kind
 from mamf.ceilings.ceiling import FEWEST_ROUNDS, Ceiling, confirmed
-from mamf.ceilings.finding import Find
-from mamf.ceilings.grid import THOROUGH, plan_for
 from mamf.ceilings.search_plan import SearchPlan
+from mamf.engine.regimes import Sustained
+from mamf.engine.search.candidates import best_of_their_kind
+from mamf.engine.search.finding import Find
+from mamf.engine.search.grid import THOROUGH, plan_for
 from mamf.errors import DeviceError, IncomparableError, RunLogError, UnknownNameError, UnsupportedError
 from mamf.logs.records import ceiling_from_record, ceiling_record
 from mamf.logs.run_log import read_run_log
@@ -28,7 +29,6 @@ from mamf.measurement import Conditions, Measurement
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
 from mamf.plugins import discovery
-from mamf.regimes import Sustained
 from mamf.report.ceilings import notes
 from mamf.statistics import Interval, summarize
 from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
@@ -908,8 +908,8 @@ def test_what_is_offered_stays_callable_when_every_module_is_imported():
 def quick():
     backend = SimulatedBackend()
     with pytest.MonkeyPatch.context() as patch:  # a grid as real ones are: a coarse one has few small shapes
-        patch.setattr("mamf.ceilings.grid._STEPS", 20)
-        patch.setattr("mamf.ceilings.grid._LARGEST_STEP", 1024)
+        patch.setattr("mamf.engine.search.grid._STEPS", 20)
+        patch.setattr("mamf.engine.search.grid._LARGEST_STEP", 1024)
         plan, kernels = plan_for(backend, MatmulProblem(), SIMULATED[-1:], is_quick=True)
     find = Find(plan, kernels, backend)
     begun = backend.now()
@@ -974,6 +974,6 @@ def test_shapes_that_won_before_are_measured_first_and_are_no_result():
 
 
 def test_a_prior_beyond_the_grid_is_left_out(monkeypatch):
-    monkeypatch.setattr("mamf.ceilings.grid.priors", lambda info, problem: [MatmulShape(64, 64, 10**6)])
+    monkeypatch.setattr("mamf.engine.search.grid.priors", lambda info, problem: [MatmulShape(64, 64, 10**6)])
     plan, _ = plan_for(SimulatedBackend(), MatmulProblem(), SIMULATED[-1:])
     assert plan.priors == ()

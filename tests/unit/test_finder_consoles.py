@@ -8,7 +8,7 @@ import finder_log_samples as samples
 import pytest
 
 from mamf.errors import RunLogError
-from mamf.finder_logs import parse, read_finder_logs
+from mamf.logs.finder import parse, read_finder_logs
 
 WHOLE = ("V1C_PLUS", "V1D", "V2A", "V2E", "V2G", "V3_DEV", "V3", "V4", "V4_NODE")
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mamf.errors import RunLogError
-from mamf.finder_logs import parse, read_finder_logs
+from mamf.logs.finder import parse, read_finder_logs
 from mamf.logs.legacy import STATISTICS, FinderRun, Reported, read_legacy_or_none, write_legacy_log
 from mamf.operations.matmul.shapes import MatmulShape
 

@@ -10,13 +10,13 @@ import re
 import pytest
 from contribution_logs import SIMULATED, legacy_run, measured, write
 
-from mamf.charts.chart import Axis, Chart, Line, Panel, Point, with_visible_texts
-from mamf.charts.plotting import draw
 from mamf.cli.terminal import say, warn
 from mamf.contribution.collection import collect
 from mamf.contribution.tables import results_page
 from mamf.logs.legacy import Reported, write_legacy_log
 from mamf.operations.matmul.shapes import MatmulShape
+from mamf.report.charts.chart import Axis, Chart, Line, Panel, Point, with_visible_texts
+from mamf.report.charts.plotting import draw
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\x9b31m\x7f\u202e\u2066\u200b\u2028\ud800\nforged: line ![i](http://evil) <b>|`$a$"
 FORMATS = ("table", "csv", "json", "markdown", "html")

@@ -20,7 +20,7 @@ from mamf.logs.guarding import Guarded, Judged, is_in_doubt, is_too_wide, outcom
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import Measurement
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
-from mamf.regimes.traits import BurstTraits
+from mamf.regime_traits import BurstTraits
 from mamf.report.guard import verdict_line
 from mamf.statistics import FigureError, Repeatability, summarize
 from mamf.testing import Physics, SimulatedAttention, SimulatedBackend

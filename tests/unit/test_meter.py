@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 import mamf
+from mamf.contribution import known_ceilings
+from mamf.contribution.known_ceilings import KnownPeak
 from mamf.errors import UsageError
-from mamf.models import known_ceilings
-from mamf.models.known_ceilings import KnownPeak
-from mamf.models.model_flops import ModelFlops
+from mamf.integrations.model_flops import ModelFlops
 from mamf.testing import SimulatedBackend
 
 STEP = 0.1

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 import mamf
 from mamf.engine.measure import measure
+from mamf.engine.regimes import Burst, StoppingRule, Sustained
 from mamf.errors import UnknownNameError, UsageError
 from mamf.operations.model.shapes import PHASES, SIZES, ModelProblem, ModelShape
 from mamf.plugins.discovery import kernel_of, operation
-from mamf.regimes import Burst, StoppingRule, Sustained
 from mamf.testing import SimulatedModel
 
 SHAPE = ModelShape(8, 1024)

@@ -6,7 +6,7 @@ import pytest
 
 import mamf
 from mamf.errors import UnsupportedError
-from mamf.models.model_flops import ModelFlops
+from mamf.integrations.model_flops import ModelFlops
 
 LLAMA = {
     "model_type": "llama",

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from mamf.cli import model
+from mamf.contribution import known_ceilings
+from mamf.contribution.known_ceilings import KnownPeak
 from mamf.errors import IncomparableError
 from mamf.logs.run_log import read_run_log
-from mamf.models import known_ceilings
-from mamf.models.known_ceilings import KnownPeak
 from mamf.testing import SimulatedBackend
 
 MODEL = ["model", "--backend", "mamf.testing:SimulatedBackend"]

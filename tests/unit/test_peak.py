@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 import mamf
-from mamf.contribution import contributed
+from mamf.ceilings.contributed import ContributedCeiling
+from mamf.contribution import contributed, known_ceilings
 from mamf.contribution.collection import collect
-from mamf.contribution.contributed import ContributedCeiling
 from mamf.errors import IncomparableError, UnavailableError, UnknownNameError
+from mamf.logs import found
 from mamf.logs.run_log import read_run_log
-from mamf.models import found, known_ceilings
 from mamf.testing import SimulatedBackend
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
+from mamf import peaks
 from mamf.backend import DeviceInfo
+from mamf.contribution.known_ceilings import datasheet_peak
 from mamf.dtypes import DTYPES
-from mamf.machine import peaks
-from mamf.machine.peaks import fastest_possible_flops, find_bandwidth, find_peak
-from mamf.models.known_ceilings import datasheet_peak
 from mamf.operations.bandwidth.shapes import BandwidthProblem, BandwidthShape
+from mamf.peaks import fastest_possible_flops, find_bandwidth, find_peak
 from mamf.plugins.discovery import operation
 
-ROWS = list(csv.DictReader(importlib.resources.files("mamf.machine").joinpath("peaks.csv").open(encoding="utf-8")))
+ROWS = list(csv.DictReader(importlib.resources.files("mamf").joinpath("peaks.csv").open(encoding="utf-8")))
 #: Names as torch, or the vendor's library, reports them, with the compute units where those decide. Each line starts
 #: with how the name in peaks.csv starts.
 NAMES = """

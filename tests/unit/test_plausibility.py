@@ -11,10 +11,10 @@ from mamf.backend import DeviceInfo
 from mamf.contribution.evidence import Evidence, records_of
 from mamf.contribution.row_rules import good_rows, is_exact
 from mamf.logs.run_log import run_log_of
-from mamf.machine.peaks import HEADROOM_OF_READ_CLOCK, fastest_at_clock, fastest_possible_flops
 from mamf.measurement import Conditions, Measurement
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
+from mamf.peaks import HEADROOM_OF_READ_CLOCK, fastest_at_clock, fastest_possible_flops
 from mamf.plausibility import split_impossible, why_implausible
 from mamf.statistics import summarize
 

@@ -11,7 +11,16 @@ import pytest
 from made_plans import kernels_plan, sweep_plan
 
 from mamf.ceilings.ceiling import Ceiling
-from mamf.charts.chart import (
+from mamf.errors import RunLogWriteError, UsageError
+from mamf.logs.plan_records import plan_record
+from mamf.logs.records import ceiling_record, measurement_record
+from mamf.logs.writer import RunLogWriter
+from mamf.measurement import Measurement
+from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.matmul.kernel import MatmulProblem
+from mamf.operations.matmul.shapes import MatmulShape
+from mamf.report.charts.attention import BATCH, HEAD_DIM, HEADS, LENGTH, attention_chart, needed
+from mamf.report.charts.chart import (
     Axis,
     Chart,
     Line,
@@ -24,16 +33,7 @@ from mamf.charts.chart import (
     limits,
     sweep_chart,
 )
-from mamf.charts.plotting import draw, label_place, save, styles_of
-from mamf.errors import RunLogWriteError, UsageError
-from mamf.logs.plan_records import plan_record
-from mamf.logs.records import ceiling_record, measurement_record
-from mamf.logs.writer import RunLogWriter
-from mamf.measurement import Measurement
-from mamf.operations.attention.charts import BATCH, HEAD_DIM, HEADS, LENGTH, attention_chart, needed
-from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
-from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import MatmulShape
+from mamf.report.charts.plotting import draw, label_place, save, styles_of
 from mamf.statistics import Interval, summarize
 
 DEVICE = {"backend": "cuda", "index": 0, "name": "H100", "vendor": "NVIDIA", "uuid_hash": None, "driver": "580"}
@@ -363,7 +363,7 @@ def test_a_panel_that_lacks_lengths_keeps_the_scale_of_the_others():
 def test_drawing_leaves_pyplot_alone(tmp_path):
     pytest.importorskip("matplotlib")
     code = (
-        "import sys; from mamf.charts.plotting import draw; from mamf.charts.chart import *;"
+        "import sys; from mamf.report.charts.plotting import draw; from mamf.report.charts.chart import *;"
         "assert 'matplotlib' not in sys.modules;"
         "line = Line('a', (Point(1, 1, 1, 1),));"
         "draw(Chart('t', 's', Axis('x'), ((Panel('p', 'tflops', (line,)),),)));"
@@ -486,8 +486,8 @@ def test_an_axis_scales_to_the_values_and_not_to_their_intervals():
     pytest.importorskip("matplotlib")
     from matplotlib.figure import Figure
 
-    from mamf.charts.chart import Line, Panel, Point
-    from mamf.charts.plotting import _scale_y
+    from mamf.report.charts.chart import Line, Panel, Point
+    from mamf.report.charts.plotting import _scale_y
 
     panel = Panel("", "tflops", (Line("k", (Point(0, 100.0, 1.0, 900.0), Point(1, 110.0, 1.0, 900.0))),))
     axes = Figure().subplots()

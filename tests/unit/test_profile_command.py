@@ -7,12 +7,12 @@ import pytest
 
 from mamf.ceilings.known import KnownCeiling
 from mamf.cli import main, profile
+from mamf.contribution import known_ceilings
+from mamf.contribution.known_ceilings import KnownPeak
 from mamf.errors import UnavailableError
 from mamf.measurement import IDLE
-from mamf.models import known_ceilings
-from mamf.models.known_ceilings import KnownPeak
-from mamf.profiling.classes import UNCLASSIFIED
-from mamf.profiling.shares import length, union
+from mamf.operations.tracing.classes import UNCLASSIFIED
+from mamf.operations.tracing.shares import length, union
 
 TRAINING = """
 import sys, torch

@@ -16,16 +16,16 @@ from mamf.cli import main
 from mamf.errors import IncomparableError, RunLogError, UsageError
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import IDLE
-from mamf.profiling.classes import CLASSES, COMMUNICATION, UNCLASSIFIED, class_of
+from mamf.operations.tracing.classes import CLASSES, COMMUNICATION, UNCLASSIFIED, class_of
+from mamf.operations.tracing.events import Event, Trace
+from mamf.operations.tracing.shares import gaps, length, shares, union
+from mamf.operations.tracing.torch_traces import trace_of
+from mamf.operations.tracing.traces import read_chrome_trace
 from mamf.profiling.comparison import profiles_document
-from mamf.profiling.events import Event, Trace
 from mamf.profiling.flops import dtype_of, flop_of, unaligned_product
 from mamf.profiling.kernel_tables import read_kernel_table
 from mamf.profiling.log import create_profile_log, read_profile_or_none, write_profile
 from mamf.profiling.profile import KernelRow, profile_of
-from mamf.profiling.running import trace_of
-from mamf.profiling.shares import gaps, length, shares, union
-from mamf.profiling.traces import read_chrome_trace
 from mamf.report.formats import FORMATS
 
 STEP = 60

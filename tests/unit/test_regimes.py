@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mamf.engine.measure import measure
+from mamf.engine.regimes import Burst, Classic, StoppingRule, Sustained, regime_class
 from mamf.errors import UnknownNameError
 from mamf.kernel import operand_sets
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.regimes import Burst, Classic, StoppingRule, Sustained, regime_class
 from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
 from mamf.testing.simulated import SimulatedSensors
 

@@ -14,17 +14,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mamf.calibration import ANEW, calibrated
 from mamf.ceilings.ceiling import combined, confirmed
 from mamf.contribution.best_rules import _WIDEST, _WIDEST_OF_CPU
 from mamf.engine.measure import measure
+from mamf.engine.regimes import Burst, StoppingRule, Sustained
 from mamf.logs.records import measurement_from_record, measurement_record
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import Measurement
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plugins.discovery import backend_class
-from mamf.regimes import Burst, StoppingRule, Sustained
-from mamf.regimes.calibration import ANEW, calibrated
 from mamf.report.kernels import group_table
 from mamf.report.remarks import interval_text
 from mamf.report.shares import Shares

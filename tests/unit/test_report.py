@@ -8,6 +8,7 @@ from made_plans import sweep_plan
 from rendering import render
 
 from mamf.ceilings.ceiling import Ceiling
+from mamf.engine.strategies.shapes import Sweep
 from mamf.logs.plan_records import plan_record
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
@@ -18,7 +19,6 @@ from mamf.report.remarks import remarks
 from mamf.report.shares import Shares
 from mamf.report.winners import baselines_of, speed_up, winners
 from mamf.statistics import Interval
-from mamf.strategies.shapes import Sweep
 from mamf.testing import SimulatedMatmul
 
 PLAN = sweep_plan(

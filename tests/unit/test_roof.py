@@ -9,9 +9,6 @@ from rendering import render, render_roofline
 from mamf.backend import DeviceInfo
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.roof import CACHE, MEMORY, level_of, point_of, roofs_of
-from mamf.charts.plotting import draw
-from mamf.charts.roofline import roofline_chart
-from mamf.charts.roofline_drawing import labelled
 from mamf.errors import IncomparableError, UsageError
 from mamf.measurement import Measurement
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
@@ -21,6 +18,9 @@ from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.profiling.profile import ClassRow, Profile
 from mamf.profiling.roof import profile_points
+from mamf.report.charts.plotting import draw
+from mamf.report.charts.roofline import roofline_chart
+from mamf.report.charts.roofline_drawing import labelled
 from mamf.report.roofline import bound_cell, points_of
 from mamf.report.tracelens import tracelens_arch
 from mamf.statistics import Interval, summarize

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from made_plans import sweep_plan
 from rendering import render
 
+from mamf.engine.strategies.shapes import Sweep
 from mamf.errors import LogMismatchError, RunLogError, RunLogWriteError, UsageError
 from mamf.logs.plan_records import plan_record
 from mamf.logs.records import measurement_record
@@ -17,7 +18,6 @@ from mamf.machine.environment import _private_names, command_line, scrub
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
 from mamf.report import bests, summary_record
-from mamf.strategies.shapes import Sweep
 from mamf.testing import SimulatedBackend, SimulatedMatmul
 
 PLAN = sweep_plan(

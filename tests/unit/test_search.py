@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mamf.ceilings import surrogate as gaussian_process
-from mamf.ceilings.periods import likeliest_units
-from mamf.ceilings.search import FIRST_SHAPES, Search, candidates_of, find_best
-from mamf.ceilings.shape_features import features
-from mamf.ceilings.surrogate import Scales, Surrogate
+from mamf.engine.search import surrogate as gaussian_process
+from mamf.engine.search.periods import likeliest_units
+from mamf.engine.search.search import FIRST_SHAPES, Search, candidates_of, find_best
+from mamf.engine.search.shape_features import features
+from mamf.engine.search.surrogate import Scales, Surrogate
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
 from mamf.testing.landscapes import BEST_ELSEWHERE, CHIPS, made, recorded
 

@@ -21,6 +21,8 @@ from mamf.ceilings.share import mamfu, state
 from mamf.cli.interruption import EXIT_CODE
 from mamf.cli.progress import Progress
 from mamf.engine.measure import measure
+from mamf.engine.regimes import Burst, StoppingRule
+from mamf.engine.strategies.shapes import Sweep
 from mamf.errors import UnavailableError, UsageError
 from mamf.kinds.registry import chart_of
 from mamf.logs import known
@@ -40,11 +42,9 @@ from mamf.node.worker import ASKS, DEVICE, assignment
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plugins import discovery
-from mamf.regimes import Burst, StoppingRule
 from mamf.report import ranked
 from mamf.report.devices import device_lines
 from mamf.statistics import student_t
-from mamf.strategies.shapes import Sweep
 from mamf.testing import Physics, SimulatedAttention, SimulatedMatmul
 
 SWEEP = ["sweep", "--backend", "simulated", "--output", "log.jsonl", "--devices", "all"]

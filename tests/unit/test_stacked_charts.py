@@ -6,18 +6,18 @@ from dataclasses import replace
 import pytest
 
 from mamf.ceilings.known import KnownCeiling
-from mamf.charts.plotting import draw
 from mamf.cli import model
+from mamf.contribution import known_ceilings
 from mamf.errors import IncomparableError, UnavailableError, UsageError
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import Measurement
-from mamf.models import known_ceilings
-from mamf.operations.model.charts import model_chart
 from mamf.operations.model.operation import Model
 from mamf.operations.model.shapes import PHASES, ModelProblem, ModelShape
 from mamf.profiling.chart import profile_chart
 from mamf.profiling.log import create_profile_log, write_profile
 from mamf.profiling.profile import ClassRow, Profile
+from mamf.report.charts.model import model_chart
+from mamf.report.charts.plotting import draw
 from mamf.statistics import summarize
 
 HEADER = {"device": {"name": "x"}, "environment": {}}

@@ -9,13 +9,13 @@ from typing import ClassVar
 import pytest
 
 from mamf.ceilings.ceiling import CONFIRM, confirmed
-from mamf.ceilings.rounds import Confirmation, Rounds
 from mamf.engine.measure import measure
+from mamf.engine.regimes import StoppingRule, Sustained
 from mamf.engine.runner import Runner
+from mamf.engine.search.rounds import Confirmation, Rounds
 from mamf.measurement import Conditions
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.regimes import StoppingRule, Sustained
 from mamf.testing import SimulatedBackend
 from mamf.testing.simulated_kernels import SimulatedMatmul
 

@@ -4,10 +4,10 @@ import pytest
 from made_plans import sweep_plan
 
 from mamf.engine.estimate import estimate_seconds, probe_flops
+from mamf.engine.strategies.shapes import Sweep, largest_buffers
 from mamf.errors import UnknownNameError, UnsupportedError
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
-from mamf.strategies.shapes import Sweep, largest_buffers
 from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
 from mamf.testing.simulated import SimulatedSensors
 

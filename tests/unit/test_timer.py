@@ -9,14 +9,14 @@ import pytest
 from mamf.ceilings.ceiling import recomputed
 from mamf.cli.session import RunEnd, Session
 from mamf.engine.measure import measure
+from mamf.engine.regimes import Burst, StoppingRule
 from mamf.errors import RunLogError
 from mamf.logs.run_log import read_run_log
 from mamf.logs.timer_correction import describe_shift, recompute_rows
-from mamf.machine.timers import corrected_window, credible_overhead, find_timer, raw_window
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.regimes import Burst, StoppingRule
 from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
+from mamf.timers import corrected_window, credible_overhead, find_timer, raw_window
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 CUDA = find_timer("cuda")

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from mamf.integrations.metered import LOGGED, MeteredTraining
-from mamf.models.model_flops import ModelFlops
+from mamf.integrations.model_flops import ModelFlops
 from mamf.testing import SimulatedBackend
 
 FLOPS = ModelFlops(weights=10**6, layers=1, attention_width=8)

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from attacks.calls import call
-from attacks.counts import Counts
 from mamf.ceilings.grid import THOROUGH, plan_for
 from mamf.ceilings.strategy import FindStrategy
-from mamf.operations.matmul.shapes import MatmulGrid
 from mamf.regimes.classic import Classic
+
+from attacks.calls import call
+from attacks.counts import Counts
+from mamf.operations.matmul.shapes import MatmulGrid
 
 BACKEND = ("--backend", "mamf.testing:SimulatedBackend")
 MATMUL = ("--kernel", "mamf.testing:SimulatedMatmul")

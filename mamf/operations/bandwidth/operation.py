@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mamf.backend import MIB, Backend, DeviceInfo
-from mamf.machine.peaks import find_bandwidth
 from mamf.measurement import TERA, Measurement
 from mamf.operation import Operation
 from mamf.operations.bandwidth.kernel import BandwidthKernel
 from mamf.operations.bandwidth.shapes import MOST_ARRAYS, UNTOLD_CACHE_BYTES, BandwidthProblem, BandwidthShape
+from mamf.peaks import find_bandwidth
 
 # Memory runs at its own clock, which no board raises above its datasheet unasked.
 _HEADROOM = 1.02

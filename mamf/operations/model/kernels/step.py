@@ -21,8 +21,8 @@ from mamf.operations.model.kernels.network import Network
 from mamf.operations.model.kernels.reference import Reference
 from mamf.operations.model.shapes import ModelProblem, ModelShape, Phase
 from mamf.operations.outputs import Unchanged, poison, tensors_of
-from mamf.profiling.running import trace_of
-from mamf.profiling.shares import class_seconds
+from mamf.operations.tracing.shares import class_seconds
+from mamf.operations.tracing.torch_traces import trace_of
 
 #: How far the losses may be from the reference's, in standard deviations of these.
 _TOLERANCE = {"bfloat16": 0.05, "float32": 5e-4}

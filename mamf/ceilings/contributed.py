@@ -1,0 +1,52 @@
+"""The confirmed ceilings that come with this package: contributed.csv, written from results/."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import importlib.resources
+from dataclasses import dataclass
+
+FILE = "contributed.csv"
+
+
+@dataclass(frozen=True)
+class ContributedCeiling:
+    """A ceiling that somebody measured: ``tflops``, and ``low`` to ``high`` where a repeat on that card lies. ``log``:
+    its place in results/. Units, limit and clock are None where the vendor's libraries did not tell; ``clock_mhz`` is a
+    CPU's highest. ``shapes``: that won in the finds of such devices, the fastest first.
+    """
+
+    device: str
+    compute_units: int | None
+    power_limit_watts: float | None
+    dtype: str
+    regime: str
+    tflops: float
+    low: float
+    high: float
+    log: str
+    shapes: tuple[str, ...] = ()
+    clock_mhz: float | None = None
+
+
+@functools.cache
+def contributed_ceilings() -> tuple[ContributedCeiling, ...]:
+    """Those that came with this package."""
+    text = importlib.resources.files("mamf").joinpath(FILE).read_text(encoding="utf-8")
+    return tuple(
+        ContributedCeiling(
+            device=row["device"],
+            compute_units=int(row["compute_units"]) if row["compute_units"] else None,
+            power_limit_watts=float(row["power_limit_watts"]) if row["power_limit_watts"] else None,
+            dtype=row["dtype"],
+            regime=row["regime"],
+            tflops=float(row["tflops"]),
+            low=float(row["low"]),
+            high=float(row["high"]),
+            log=row["log"],
+            shapes=tuple(row["shapes"].split()),
+            clock_mhz=float(row["clock_mhz"]) if row["clock_mhz"] else None,
+        )
+        for row in csv.DictReader(text.splitlines())
+    )

@@ -1,0 +1,41 @@
+"""The verdict on a node, from the logs of its devices."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from mamf.cli.options import terminal_width
+from mamf.cli.terminal import say, say_lines
+from mamf.errors import UsageError
+from mamf.node.baselines import baseline_of, contributed_baselines, headers_of, unfit
+from mamf.node.figures import Device
+from mamf.node.gathering import Run
+from mamf.node.report import render_node
+from mamf.node.verdict import judged
+from mamf.report.formats import TABLE_ALONE
+
+
+def existing(folder: Path) -> Path:
+    """Raises UsageError where there is none."""
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is no folder: give the one that 'mamf node' wrote its logs to")
+    return folder
+
+
+def print_verdict(options: argparse.Namespace, run: Run, devices: Sequence[Device], folders: Sequence[Path]) -> int:
+    """Print the verdict; returns its exit code."""
+    headers, bad = headers_of(folders), dict[str, str]()
+    if options.baseline:
+        baselines = baseline_of(options.baseline)
+        bad = unfit(baselines, devices, headers)
+        baselines = {name: baseline for name, baseline in baselines.items() if name not in bad}
+    else:
+        baselines = contributed_baselines(devices, headers)
+    verdict = judged(devices, baselines, bad.values())
+    say_lines(render_node(options.format, run, devices, verdict, terminal_width(options)))
+    if options.format in TABLE_ALONE:
+        say(verdict.reason, sys.stderr)
+    return verdict.exit_code

@@ -1,0 +1,87 @@
+"""What roofline and explain share: logs whose rows are placed under roofs, pictures and exports."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mamf.ceilings.roof import RoofPoint, Roofs, require_same_device
+from mamf.cli.printing import note_stream
+from mamf.cli.reading import read_log
+from mamf.cli.terminal import say, warn
+from mamf.errors import UsageError
+from mamf.files import create_whole, write_whole
+from mamf.logs.roofs import require_same_card
+from mamf.logs.run_log import RunLog
+from mamf.profiling.log import read_profile_or_none
+from mamf.profiling.profile import Profile
+from mamf.profiling.roof import profile_points
+from mamf.report.charts.plotting import draw, exists, file_type, save
+from mamf.report.charts.roofline import roofline_chart
+from mamf.report.roofline import points_of
+from mamf.report.tracelens import tracelens_arch
+
+EXPORTS = ("tracelens",)
+
+
+class Given(NamedTuple):
+    """A log whose rows are placed: of a run, or a profile with the script that it is of."""
+
+    log: RunLog | None
+    profile: tuple[str, Profile] | None
+
+
+def read_given(path: Path) -> Given:
+    """Raises RunLogError."""
+    profile = read_profile_or_none(path)
+    return Given(None if profile else read_log(path), profile)
+
+
+def placed(given: Iterable[Given], roofs: Roofs, anyway: bool) -> list[RoofPoint]:
+    """Every row of the logs given. Raises IncomparableError for another card's."""
+    points: list[RoofPoint] = []
+    for log, profiled in given:
+        if log is not None:
+            if not anyway:
+                require_same_card(log, roofs)
+            found = points_of(log.measurements, roofs)
+            if not found:
+                warn(f"{log.path} holds no row to place: those of a search are not drawn")
+            points += found
+        elif profiled is not None:
+            script, profile = profiled
+            if profile.device and not anyway:
+                require_same_device((roofs.device, None), (profile.device, None))
+            points += profile_points(profile, roofs, script)
+    return points
+
+
+def require_files(options: argparse.Namespace) -> None:
+    """What is wrong with where things go is said before minutes pass. Raises UsageError."""
+    if options.picture:
+        file_type(options.picture)
+    if options.export_file and not options.export:
+        raise UsageError(f"--export-file {options.export_file}: say what for (--export {EXPORTS[0]})")
+    for path in filter(None, (options.picture, export_path(options))):
+        if path.exists() and not options.overwrite:
+            raise exists(path)
+
+
+def export_path(options: argparse.Namespace) -> Path | None:
+    return (options.export_file or Path(f"{options.export}.json")) if options.export else None
+
+
+def finish(options: argparse.Namespace, roofs: Roofs, points: Sequence[RoofPoint], header: Mapping[str, Any]) -> None:
+    """The picture and the export, where they are asked for."""
+    path = export_path(options)
+    if path is not None:
+        content = json.dumps(tracelens_arch(roofs, header["device"]["memory_bytes"]), indent=4) + "\n"
+        write = write_whole if options.overwrite else create_whole
+        write(path, content.encode())
+        say(f"{options.export}: {path}", note_stream(options))
+    if options.picture:
+        save(draw(roofline_chart(roofs, points, header)), options.picture, options.overwrite)
+        say(f"figure: {options.picture}", note_stream(options))

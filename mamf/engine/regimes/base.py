@@ -1,0 +1,173 @@
+"""What the regimes share: when to stop, what was taken, and the host kept out of the device's way."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from mamf.backend import Backend, Reading, Unavailable
+from mamf.engine.regimes.checking import Checked
+from mamf.errors import PluginError
+from mamf.kernel import Problem, operand_sets
+from mamf.measurement import Conditions
+from mamf.statistics import Repeatability, figure_of, interval_of
+
+Launch = Callable[[], object]
+# No clock is so coarse that these pass within one of its ticks.
+_MANY_ROUNDS = 20
+
+
+@dataclass(frozen=True)
+class StoppingRule:
+    """When a measurement has enough samples.
+
+    ``precision``: half-width of the figure's 95 % interval within the visit to reach, as a share of the figure.
+    ``seconds``: host time after which ``fewest`` samples suffice, so that a slow device finishes too; None is the
+    regime's own. ``most``: samples after which more would not help. ``deadline``: the moment (backend time) at which
+    the run's budget ends. ``agree``: what each decision passes, for ranks that must decide alike.
+    """
+
+    precision: float = 0.003
+    seconds: float | None = None
+    fewest: int = 3
+    most: int = 1000
+    deadline: float | None = None
+    agree: Callable[[float], float] = lambda own: own
+
+    def is_over(self, now: float) -> bool:
+        """Whether the run's budget has ended."""
+        return bool(self.agree(self.deadline is not None and now >= self.deadline))
+
+    def enough(
+        self,
+        samples: Sequence[float],
+        elapsed: float,
+        now: float,
+        is_representative: bool = True,
+        figure: str = "median",
+    ) -> bool:
+        """Whether to stop; precision counts only once the samples are representative of what varies between them."""
+        if self.is_over(now):
+            return True
+        if len(samples) < self.fewest:
+            return False
+        late = self.seconds is not None and elapsed >= self.seconds
+        enough = late or len(samples) >= self.most or (is_representative and self.is_precise(samples, figure))
+        return bool(self.agree(enough))
+
+    def is_precise(self, samples: Sequence[float], figure: str = "median") -> bool:
+        interval = interval_of(samples, figure)
+        return interval.coverage >= 0.95 and interval.half_width <= self.precision * figure_of(samples, figure)
+
+
+@dataclass
+class Samples:
+    """What a regime took: seconds a launch, one sample each, and what the sensors said meanwhile.
+
+    ``timer_overhead``: seconds already taken off each sample, because the timer adds them.
+    """
+
+    seconds: list[float] = field(default_factory=list)
+    launches: int = 0
+    readings: list[Reading] = field(default_factory=list)
+    watts: float | None = None
+    timer_overhead: float = 0.0
+    remarks: list[str] = field(default_factory=list)
+
+    def add_reading(self, reading: Reading | None) -> None:
+        if reading is not None:
+            self.readings.append(reading)
+
+
+class Regime(ABC):
+    """How samples are taken on one backend.
+
+    ``best_by``: the statistic that a best is chosen by. ``rotates``: launches rotate over several operand sets.
+    ``needs_rewrite``: C is overwritten between launches. ``default_seconds``: the stopping rule's time limit a shape.
+    """
+
+    name: ClassVar[str]
+    best_by: ClassVar[str] = "median"
+    rotates: ClassVar[bool] = False
+    needs_rewrite: ClassVar[bool] = False
+    default_seconds: ClassVar[float | None] = None
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self._looked_at = 0.0
+        #: Host seconds of the latest visit, what it rests and settles included.
+        self.visit_took = 0.0
+        #: What each number of launches to queue passes, for ranks that must queue alike.
+        self.agree: Callable[[float], float] = lambda own: own
+
+    @classmethod
+    def sets(cls, problem: Problem, shape: object, cache_bytes: int | None) -> int:
+        """Operand sets that a shape is launched over."""
+        return operand_sets(problem, shape, cache_bytes) if cls.rotates else 1
+
+    def start(self) -> None:
+        """Called once before the first shape."""
+
+    def repeatability_of(self, operation: str) -> Repeatability | None:
+        """How far visits and runs of an operation lie apart on this device; None: unknown."""
+        return None
+
+    @property
+    def visit_takes(self) -> float:
+        """Seconds of a visit that cannot be cut short, 0 where it can."""
+        return 0.0
+
+    def outlasted_by(self, seconds: float) -> str | None:
+        """Why a launch of so many seconds is too long for what the regime stands for, or None."""
+        return None
+
+    def bridge(self, launches: Sequence[Launch], seconds: float) -> None:
+        """Called with the launches of a kernel that was measured, each of so many seconds, before the next is prepared:
+        within the kernel's own settings, because they are launched again here.
+        """
+
+    def confirming(self, chosen: Conditions, seconds: float) -> Regime:
+        """The regime in which a ceiling is confirmed.
+
+        ``chosen``: the conditions under which it was chosen. ``seconds``: what there is for a visit.
+        """
+        return self
+
+    def visit(self, checked: Checked, rule: StoppingRule, estimate: float) -> Samples:
+        """``sample``, the whole output of what it launched last verified, and how long that took."""
+        begun = self.backend.now()
+        taken = self.sample(checked, rule, estimate)
+        checked.verify(whole=True)
+        self.visit_took = self.backend.now() - begun
+        return taken
+
+    @abstractmethod
+    def sample(self, checked: Checked, rule: StoppingRule, estimate: float) -> Samples:
+        """Take samples of a rehearsed kernel until the rule is satisfied, verifying what was timed.
+
+        ``estimate``: host seconds of a launch. Raises WrongResultError.
+        """
+
+    def timed(self, launch: Launch) -> tuple[object, object]:
+        """Queue a launch between two marks, and nothing else."""
+        start = self.backend.mark()
+        launch()
+        self.backend.submit()
+        return start, self.backend.mark()
+
+    def require_clock_goes_on(self, rounds: int) -> None:
+        """For a loop over time, before each of its rounds of launches, counted from 0. Raises PluginError where many of
+        them took no time: the loop would not end.
+        """
+        if rounds % _MANY_ROUNDS:
+            return
+        before, self._looked_at = self._looked_at, self.backend.now()
+        if rounds and before == self._looked_at:
+            told = f"its clock stood still for {_MANY_ROUNDS} rounds of launches"
+            raise PluginError(f"backend {self.backend.name} is broken: {told}")
+
+    def read_sensors(self, energy: bool = False) -> Reading | None:
+        telemetry = self.backend.telemetry
+        return None if isinstance(telemetry, Unavailable) else telemetry.read(energy)

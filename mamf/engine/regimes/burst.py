@@ -1,0 +1,208 @@
+"""Burst: rest until the clock is back at boost, then a train that ends before the power controller reacts."""
+
+from __future__ import annotations
+
+import statistics as stdlib_statistics
+from typing import ClassVar
+
+from mamf.backend import Backend, Reading
+from mamf.calibration import calibrated
+from mamf.engine.regimes.base import Launch, Regime, Samples, StoppingRule
+from mamf.engine.regimes.checking import Checked, refuse_skipped_work, skipped_work
+from mamf.machine.garbage import no_garbage_collection
+from mamf.statistics import Repeatability
+from mamf.timers import Overhead, corrected_window, credible_overhead
+
+
+class Burst(Regime):
+    """The figure at boost clock: MAMF."""
+
+    name = "burst"
+    default_seconds = 1.0
+    #: Launches of the first train, before the kernel's duration is known, and the fewest of any.
+    fewest_in_train: ClassVar[int] = 3
+    most_in_train: ClassVar[int] = 8
+    #: A kernel this short varies more from train to train than within one: its median is over at least so many trains.
+    short_launch_seconds: ClassVar[float] = 0.00025
+    fewest_short_trains: ClassVar[int] = 10
+    #: Device time of the work queued ahead of a train, at most.
+    longest_lead_seconds: ClassVar[float] = 0.004
+    #: Device time of the work queued ahead of any train: after resting, the host's first launches take half of that.
+    shortest_lead_seconds: ClassVar[float] = 0.001
+    #: First trains of visits in a row that may find the device held back by what ran before, and are left out.
+    most_held_back: ClassVar[int] = 3
+
+    def __init__(self, backend: Backend, flush: bool = True) -> None:
+        """``flush`` False leaves the operands in the cache: the figure of a warm cache."""
+        super().__init__(backend)
+        self.flush = flush
+        self._rested_at = backend.now()
+        self._is_cold = False
+        self._held_back = 0
+        self._overhead = Overhead(0.0)
+        # Seconds of one flush, and of queueing flush, marks and launch: on the device and on the host.
+        self._flush_seconds = self._flush_host_seconds = 0.0
+        self._host_seconds = 100e-6
+
+    def repeatability_of(self, operation: str) -> Repeatability:
+        return self.backend.burst_traits.repeatability or calibrated(self.backend.name, self.name, operation)
+
+    def outlasted_by(self, seconds: float) -> str | None:
+        longest = self.backend.burst_traits.train_seconds
+        if self.agree(seconds) <= longest:
+            return None
+        return f"a launch of {seconds * 1e3:.3g} ms outlasts a burst of {longest * 1e3:.3g} ms: measure it in sustained"
+
+    def start(self) -> None:
+        # Whatever ran before this regime may have left the device throttled.
+        self._rested_at = self.backend.now() + self.backend.burst_traits.longest_rest_seconds
+        self._is_cold = True
+        self._time_flush()
+        self._overhead = credible_overhead(self.backend.name, self.backend.timer_overhead())
+
+    def sample(self, checked: Checked, rule: StoppingRule, estimate: float) -> Samples:
+        taken = Samples(timer_overhead=self._overhead.seconds)
+        taken.remarks += [self._overhead.remark] if self._overhead.remark else []
+        size = self._shortest_train(self.agree(estimate))
+        lead, trains = self.shortest_lead_seconds, 0
+        verified: list[float] = []
+        others: list[float] = []
+        self._rest()
+        self._warm_in(checked, size, rule)
+        begun = self.backend.now()
+        while True:
+            seconds, reading = self._train(checked, size, lead)
+            now = self.backend.now()
+            # Every rank asks whether it is over, whatever its own sensors say: else one waits for the others forever.
+            if not trains and self.agree(not rule.is_over(now) and self._is_held_back(reading)):
+                self._rest()
+                continue
+            taken.seconds += seconds
+            verified.append(seconds[-1])
+            others += seconds[:-1]
+            taken.add_reading(reading)
+            trains += 1
+            median = stdlib_statistics.median(taken.seconds)
+            is_representative = trains >= self.fewest_short_trains or median >= self.short_launch_seconds
+            if rule.enough(taken.seconds, now - begun, now, is_representative):
+                taken.launches = len(taken.seconds)
+                refuse_skipped_work(self.agree(skipped_work(verified, others)))
+                return taken
+            period = median + self._flush_seconds
+            size = int(self.agree(self._train_size(period, len(taken.seconds))))
+            lead = self.shortest_lead_seconds + size * self._lag(period)
+            self._rest()
+
+    def _warm_in(self, checked: Checked, size: int, rule: StoppingRule) -> None:
+        """Burst without counting until a device that was idle runs as it will go on to run."""
+        traits, begun = self.backend.burst_traits, self.backend.now()
+        if self.agree(not self._is_cold and begun - self._rested_at <= traits.cold_after_seconds):
+            return
+        trains = 0
+        while not rule.is_over(now := self.backend.now()) and self.agree(now - begun < traits.warm_in_seconds):
+            self.require_clock_goes_on(trains)
+            self._train(checked, size, self.shortest_lead_seconds)
+            self._rest()
+            trains += 1
+        self._is_cold = False
+
+    def _is_held_back(self, reading: Reading | None) -> bool:
+        """Whether what ran before a visit still throttles its first train, and more rest may help: that is owed then.
+
+        A device that is throttled all the same is what it is.
+        """
+        if reading is None or not reading.throttle_reasons:
+            self._held_back = 0
+            return False
+        self._held_back += 1
+        if self._held_back > self.most_held_back:
+            return False
+        # As long as a device can rest that need not be warmed in again.
+        self._rested_at = max(self._rested_at, self.backend.now() + self.backend.burst_traits.cold_after_seconds)
+        return True
+
+    def _rest(self) -> None:
+        owed = self._rested_at - self.backend.now()
+        if owed > 0:
+            self.backend.sleep(owed)
+
+    def _train_size(self, period: float, taken: int) -> int:
+        """Launches of the next train, given seconds a launch with its flush and the samples so far."""
+        fewest = self._shortest_train(period)
+        if taken <= self.fewest_in_train:
+            # Two of the shortest trains make the fewest samples that an interval at 95 % can be had from.
+            return fewest
+        fitting = min(self.backend.burst_traits.train_seconds / period, self.most_in_train)
+        lag = self._lag(period)
+        if lag > 0:
+            spare = self.longest_lead_seconds * self._lead_gain() - self.shortest_lead_seconds
+            fitting = min(fitting, spare / lag)
+        return max(int(fitting), fewest)
+
+    def _shortest_train(self, period: float) -> int:
+        """Launches of the shortest train: fewer of long ones, which would outlast the power controller's reaction."""
+        fitting = int(self.backend.burst_traits.train_seconds / max(period, 1e-9))
+        return min(self.fewest_in_train, max(1, fitting))
+
+    def _lag(self, period: float) -> float:
+        """Seconds by which the host falls behind the device with each launch."""
+        return max(0.0, self._host_seconds - period)
+
+    def _lead_gain(self) -> float:
+        """Seconds that the host gains per device second of flushes queued ahead."""
+        if self.backend.timer == "host clock" or self._flush_seconds <= self._flush_host_seconds:
+            return 0.0
+        return 1 - self._flush_host_seconds / self._flush_seconds
+
+    def _get_ahead(self, launch: Launch, seconds: float) -> None:
+        """Queue flushes that put the host ahead, and if caches are to be warm, the launch that fills them again."""
+        self._queue_lead(seconds)
+        if not self.flush:
+            launch()
+
+    def _queue_lead(self, seconds: float) -> None:
+        """Put the host ahead: launching costs it more than a small kernel takes, and must stay outside the window."""
+        gain = self._lead_gain()
+        if gain > 0:
+            for _ in range(1 + int(min(seconds / gain, self.longest_lead_seconds) / self._flush_seconds)):
+                self.backend.flush_cache()
+
+    def _train(self, checked: Checked, size: int, lead: float) -> tuple[list[float], Reading | None]:
+        """Seconds of each launch, and what the sensors said while they ran."""
+        backend, launch = self.backend, checked.launches[0]
+        with no_garbage_collection():
+            self._get_ahead(launch, lead)
+            begun = backend.now()
+            marks = [self._timed_launch(launch) for _ in range(size - 1)]
+            paused = backend.now()
+            checked.prepare_check()  # what the last launch leaves is verified, and nothing else may have left it
+            self._get_ahead(launch, self.agree(backend.now() - paused))
+            if not self.flush:
+                checked.poison()  # once more, since a launch filled the cache
+            resumed = backend.now()
+            marks.append(self._timed_launch(launch))
+            self._host_seconds = (backend.now() - begun - (resumed - paused)) / size
+            reading = self.read_sensors()
+            backend.synchronize()
+        seconds = [backend.seconds_between(start, end) for start, end in marks]
+        # Flushes draw less than the power limit, so rest is owed for the launches alone.
+        traits = backend.burst_traits
+        self._rested_at = backend.now() + min(sum(seconds) * traits.rest_ratio, traits.longest_rest_seconds)
+        checked.verify()  # within the rest
+        return [corrected_window(window, self._overhead.seconds) for window in seconds], reading
+
+    def _timed_launch(self, launch: Launch) -> tuple[object, object]:
+        if self.flush:
+            self.backend.flush_cache()
+        return self.timed(launch)
+
+    def _time_flush(self, repeats: int = 10) -> None:
+        self.backend.flush_cache()
+        self.backend.synchronize()
+        start, begun = self.backend.mark(), self.backend.now()
+        for _ in range(repeats):
+            self.backend.flush_cache()
+        self._flush_host_seconds = (self.backend.now() - begun) / repeats
+        end = self.backend.mark()
+        self.backend.synchronize()
+        self._flush_seconds = self.backend.seconds_between(start, end) / repeats

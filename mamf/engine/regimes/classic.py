@@ -1,0 +1,79 @@
+"""Classic: mamf-finder's published loop."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from mamf.backend import MIB, Backend
+from mamf.engine.regimes.base import Regime, Samples, StoppingRule
+from mamf.engine.regimes.checking import Checked
+from mamf.regime_names import CLASSIC_WARMUP_SECONDS
+
+
+class Classic(Regime):
+    """mamf-finder's loop, for figures that line up with its tables: the clock is whatever the loop leaves it.
+
+    30 s of warm-up once, then per shape untimed and timed launches in one queue, each after a 256 MiB flush and a
+    rewrite of C.
+    """
+
+    name = "classic"
+    best_by = "fastest"
+    needs_rewrite = True
+    warmup_seconds: ClassVar[float] = CLASSIC_WARMUP_SECONDS
+    flush_bytes: ClassVar[int] = 256 * MIB
+    queue_depth: ClassVar[int] = 32
+
+    def __init__(
+        self,
+        backend: Backend,
+        warmup_launches: int = 50,
+        timed_launches: int = 100,
+        warmup_seconds: float = warmup_seconds,
+    ) -> None:
+        super().__init__(backend)
+        self.warmup_launches = warmup_launches
+        self.timed_launches = timed_launches
+        self._warmup_owed = warmup_seconds
+
+    def sample(self, checked: Checked, rule: StoppingRule, estimate: float) -> Samples:
+        begun, loops = self.backend.now(), 0
+        while self.backend.now() - begun < self._warmup_owed and not rule.is_over(self.backend.now()):
+            self.require_clock_goes_on(loops)
+            self._loop(checked, rule)
+            loops += 1
+        self._warmup_owed = 0.0
+        return self._loop(checked, rule)
+
+    def _loop(self, checked: Checked, rule: StoppingRule) -> Samples:
+        backend, begun = self.backend, self.backend.now()
+        marks: list[tuple[object, object]] = []
+        taken = Samples()
+        checked.prepare_check()
+        most = self.warmup_launches + self.timed_launches
+        for count in range(1, most + 1):
+            if count == most:
+                checked.prepare_check()
+            marks.append(self._timed_launch(checked))
+            if count > self.queue_depth:
+                backend.wait(marks[count - self.queue_depth][1])
+            now = backend.now()
+            late = rule.seconds is not None and now - begun >= rule.seconds and count >= rule.fewest
+            if late or rule.is_over(now):
+                break
+        taken.add_reading(self.read_sensors())
+        backend.synchronize()
+        checked.verify()
+        if len(marks) < self.warmup_launches + self.timed_launches:
+            taken.remarks.append(f"cut short after {len(marks)} launches")
+        # Cut short, the last launches are the ones to keep: they are at least as warm as the others.
+        timed = marks[min(self.warmup_launches, max(0, len(marks) - rule.fewest)) :]
+        taken.seconds = [backend.seconds_between(start, end) for start, end in timed]
+        taken.launches = len(taken.seconds)
+        return taken
+
+    def _timed_launch(self, checked: Checked) -> tuple[object, object]:
+        self.backend.flush_cache(self.flush_bytes)
+        if checked.rewrite_output is not None:
+            checked.rewrite_output()
+        return self.timed(checked.launches[0])

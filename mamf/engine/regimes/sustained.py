@@ -1,0 +1,234 @@
+"""Sustained: back to back over rotating operands until clock and power have settled, then at least 2 s."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, NamedTuple
+
+from mamf.backend import Backend, Reading
+from mamf.calibration import ANEW, calibrated
+from mamf.engine.regimes.base import Launch, Regime, Samples, StoppingRule
+from mamf.engine.regimes.checking import Checked
+from mamf.machine.garbage import no_garbage_collection
+from mamf.measurement import Conditions
+from mamf.statistics import Repeatability, relative_slope
+
+#: A clock of at least this share of the highest: nothing holds the device back.
+_AT_BOOST = 0.98
+#: Of a visit that starts anew, at least: one to settle, one to measure.
+_FEWEST_SWINGS = 2
+
+
+class Block(NamedTuple):
+    """Consecutive launches timed as one: mean seconds a launch, how many, the sensors meanwhile, and whether the
+    outputs had been poisoned before it.
+    """
+
+    seconds: float
+    launches: int
+    reading: Reading | None
+    is_of_visit: bool
+
+
+class Anew(NamedTuple):
+    """How a visit starts that draws the power controller's state: idle for a while, then loaded until it settled."""
+
+    rest_seconds: float
+    settling_seconds: float
+
+
+class Sustained(Regime):
+    """The figure at the power limit: MSMF, total work over total time. A sample is the mean over a block of launches,
+    all of one visit equally many; nothing runs between them.
+
+    ``anew``: how each visit starts and how long it is, where it follows a rest. A power controller can stay in one of
+    several states, 1.3 % apart, for as long as the device is loaded: the mean of visits that each drew theirs repeats,
+    that of one state does not.
+    """
+
+    name = "sustained"
+    best_by = "mean"
+    rotates = True
+    default_seconds = 6.0
+    shortest_seconds: ClassVar[float] = 2.0
+    block_seconds: ClassVar[float] = 0.1
+    #: Settled: over this many blocks, a straight line through the figure rises or falls by no more than this.
+    settled_blocks: ClassVar[int] = 20
+    fewest_blocks: ClassVar[int] = 3
+    settled_slope: ClassVar[float] = 0.01
+    longest_settling_seconds: ClassVar[float] = 20.0
+    #: Launches that a bridge queues at most: a vendor's queue holds about a thousand.
+    most_in_bridge: ClassVar[int] = 500
+
+    def __init__(self, backend: Backend, visit_seconds: float = shortest_seconds, *, anew: Anew | None = None) -> None:
+        super().__init__(backend)
+        self.visit_seconds = visit_seconds
+        self.anew = anew
+        self._loaded_seconds = 0.0
+        self._loaded_until = float("-inf")
+
+    def repeatability_of(self, operation: str) -> Repeatability:
+        traits = self.backend.sustained_traits
+        known = traits.anew_repeatability if self.anew else traits.repeatability
+        return known or calibrated(self.backend.name, ANEW if self.anew else self.name, operation)
+
+    @classmethod
+    def shortest_anew(cls, backend: Backend) -> float:
+        """Seconds of the shortest visit that starts anew, where the device asks for such."""
+        traits = backend.sustained_traits
+        return cls._anew_takes(backend, _FEWEST_SWINGS * traits.swing_seconds) if traits.rest_seconds else 0.0
+
+    @classmethod
+    def _anew_takes(cls, backend: Backend, loaded: float) -> float:
+        """Seconds of a visit that starts anew: settling ends with a block and the one behind it, measuring with one."""
+        return backend.sustained_traits.rest_seconds + loaded + 3 * cls.block_seconds
+
+    @property
+    def visit_takes(self) -> float:
+        if self.anew is None:
+            return 0.0
+        return self._anew_takes(self.backend, self.anew.settling_seconds + self.visit_seconds)
+
+    def bridge(self, launches: Sequence[Launch], seconds: float) -> None:
+        """Queue what keeps the device loaded while the host prepares the next kernel.
+
+        After an idle time of tens of milliseconds the power controller swings for seconds, and what is measured
+        meanwhile is up to 1 % off (docs/measuring.md).
+        """
+        if self.anew or self.backend.timer == "host clock":
+            return
+        count = math.ceil(self.backend.sustained_traits.bridge_seconds / max(seconds, 1e-9))
+        agreed = int(self.agree(min(self.most_in_bridge, count)))
+        for launch in itertools.islice(itertools.cycle(launches), agreed):
+            launch()
+            self.backend.submit()
+
+    def confirming(self, chosen: Conditions, seconds: float) -> Regime:
+        """Visits that start anew, where the device was held back when it was chosen, or does not tell: of whole swings
+        of the controller, as many as there is time for.
+        """
+        traits, maximum = self.backend.sustained_traits, self.backend.info.max_clock_hz
+        is_held_back = chosen.clock_hz is None or maximum is None or chosen.clock_hz < _AT_BOOST * maximum
+        if not is_held_back or not traits.rest_seconds:
+            return self
+        swing = traits.swing_seconds
+        loaded = min(seconds - self._anew_takes(self.backend, 0.0), traits.restart_seconds + self.shortest_seconds)
+        swings = max(_FEWEST_SWINGS, int(loaded / swing + 1e-9))
+        measured = min(swings - 1, max(1, int(self.shortest_seconds / swing + 1e-9)))
+        settling = (swings - measured) * swing
+        regime = Sustained(self.backend, measured * swing, anew=Anew(traits.rest_seconds, settling))
+        regime.agree = self.agree
+        return regime
+
+    def sample(self, checked: Checked, rule: StoppingRule, estimate: float) -> Samples:
+        if self.anew:
+            self.backend.sleep(self.anew.rest_seconds)
+        begun = self.backend.now()
+        if self._is_cold():
+            self._loaded_seconds = 0.0
+        taken = Samples()
+        with no_garbage_collection():
+            blocks = _Blocks(self, checked)
+            if not self._settle(blocks, rule):
+                taken.remarks.append("clock and power had not settled")
+            self._measure(blocks, rule, taken)
+            self.backend.synchronize()
+        checked.verify()
+        self._loaded_until = self.backend.now()
+        self._loaded_seconds += self._loaded_until - begun
+        return taken
+
+    def _is_cold(self) -> bool:
+        return self.backend.now() - self._loaded_until > self.backend.sustained_traits.cold_after_seconds
+
+    def _settle(self, blocks: _Blocks, rule: StoppingRule) -> bool:
+        """Run until nothing drifts any more; False when that takes too long or the budget ends."""
+        traits = self.backend.sustained_traits
+        shortest = max(traits.settle_seconds, traits.soak_seconds - self._loaded_seconds)
+        if self.anew:
+            shortest = self.anew.settling_seconds
+        begun = self.backend.now()
+        recent: deque[float] = deque(maxlen=self.settled_blocks)
+        for block in blocks:
+            # The first blocks are short, and at the clock that the pause before them left.
+            if block.seconds * block.launches >= self.block_seconds / 2:
+                recent.append(block.seconds)
+            elapsed = self.backend.now() - begun
+            is_flat = len(recent) >= self.fewest_blocks and abs(relative_slope(recent)) <= self.settled_slope
+            # A controller that hunts is never flat over so few blocks; a visit's mean is of whole periods all the same.
+            if self.agree(elapsed >= shortest and (is_flat or self.anew is not None)):
+                return True
+            is_too_long = self.agree(elapsed >= shortest + self.longest_settling_seconds)
+            if is_too_long or rule.is_over(self.backend.now()):
+                break
+        return False
+
+    def _measure(self, blocks: _Blocks, rule: StoppingRule, taken: Samples) -> None:
+        blocks.begin_visit()
+        begun, before = self.backend.now(), self.read_sensors(energy=True)
+        for block in blocks:
+            if not block.is_of_visit:  # queued before the visit began
+                begun, before = self.backend.now(), self.read_sensors(energy=True)
+                continue
+            taken.seconds.append(block.seconds)
+            taken.launches += block.launches
+            taken.add_reading(block.reading)
+            now = self.backend.now()
+            is_long_enough = self.agree(now - begun >= self.visit_seconds)
+            if rule.is_over(now) or (is_long_enough and rule.enough(taken.seconds, now - begun, now, figure="mean")):
+                break
+        taken.watts = mean_watts(before, self.read_sensors(energy=True), self.backend.now() - begun)
+
+
+class _Blocks:
+    """Endless blocks of back-to-back launches; the next is queued before the last is waited for."""
+
+    def __init__(self, regime: Sustained, checked: Checked) -> None:
+        self._regime, self._checked = regime, checked
+        self._size = 1
+        self._is_visit = False
+        self._must_poison = True
+        self._queued = self._run()
+
+    def begin_visit(self) -> None:
+        """Poison the outputs between two blocks, and count launches in equal blocks from then on."""
+        self._is_visit = self._must_poison = True
+
+    def __iter__(self) -> Iterator[Block]:
+        return self._queued
+
+    def _run(self) -> Iterator[Block]:
+        backend, rotation = self._regime.backend, itertools.cycle(self._checked.launches)
+        queued: deque[tuple[object, object, int, bool]] = deque()
+        reached = backend.mark()
+        for blocks in itertools.count():
+            self._regime.require_clock_goes_on(blocks)
+            if self._must_poison:
+                self._checked.prepare_check()
+                self._must_poison, reached = False, backend.mark()
+            for launch in itertools.islice(rotation, self._size):
+                launch()
+                backend.submit()
+            end = backend.mark()
+            queued.append((reached, end, self._size, self._is_visit))
+            reached = end
+            if len(queued) < 2:
+                continue
+            reading = self._regime.read_sensors()
+            start, end, launched, is_of_visit = queued.popleft()
+            backend.wait(end)
+            seconds = backend.seconds_between(start, end) / launched
+            yield Block(seconds, launched, reading, is_of_visit)
+            if not self._is_visit:
+                fitting = round(self._regime.block_seconds / seconds) if seconds > 0 else self._size
+                self._size = int(self._regime.agree(min(max(1, fitting), 4 * self._size)))
+
+
+def mean_watts(before: Reading | None, after: Reading | None, seconds: float) -> float | None:
+    """Mean power from the energy counter, or None where there is no counter."""
+    if before is None or after is None or before.joules is None or after.joules is None:
+        return None
+    return (after.joules - before.joules) / seconds

@@ -1,0 +1,1 @@
+"""Ceilings are sought: which shape comes next, and which rounds confirm it."""

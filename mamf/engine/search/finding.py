@@ -1,0 +1,58 @@
+"""Both ceilings of a device in about a minute: a search, and a proof in the log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from mamf.backend import Backend
+from mamf.ceilings.ceiling import Ceiling, confirmed_of
+from mamf.ceilings.search_plan import SearchPlan
+from mamf.engine.runner import Runner
+from mamf.engine.search.strategy import FindStrategy
+from mamf.measurement import Measurement
+from mamf.operations.matmul.kernel import MatmulKernel
+
+
+@dataclass
+class Find:
+    """One run of a plan on an opened backend. ``results`` yields what it measures.
+
+    ``held`` are the rows of an interrupted run, in their order: they answer the search in place of measuring, and it
+    goes on where it was. Whether a phase had ended then is read off them, because it may have been time that ended it.
+    ``kernels`` are those of the plan.
+    """
+
+    plan: SearchPlan
+    kernels: Sequence[MatmulKernel]
+    backend: Backend
+    held: Collection[Measurement] = ()
+    on_phase: Callable[[str], None] = lambda text: None
+
+    def __post_init__(self) -> None:
+        #: Held, and measured so far.
+        self.rows = list(self.held)
+
+    def results(self) -> Iterator[Measurement]:
+        """Search and confirm. Breaking off loses the measurement in flight."""
+        self._run = Runner(self.backend, self.plan.budget_seconds, self.held, self.on_phase)
+        for row in self._run.results(FindStrategy(self.plan, self.kernels, self._run).steps()):
+            self.rows.append(row)
+            yield row
+
+    @property
+    def ceilings(self) -> dict[str, Ceiling]:
+        """What the rows so far confirm, by regime."""
+        return self.confirmed_by(self.rows)
+
+    def confirmed_by(self, rows: Iterable[Measurement]) -> dict[str, Ceiling]:
+        """What rows of this plan confirm, by regime: of those that were kept when the run was broken off, say."""
+        info, problem, default = self.backend.info, self.plan.problem, self.kernels[0].name
+        sought = [(problem, regime, default) for regime in self.plan.regimes]
+        found = confirmed_of(rows, sought, info.name, info.uuid_hash)
+        return {regime: ceiling for (_, regime), ceiling in found.items()}
+
+    @property
+    def left_out(self) -> int:
+        """Whether the budget ended before everything was measured, once ``results`` has ended."""
+        return self._run.left_out

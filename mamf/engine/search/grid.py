@@ -1,0 +1,191 @@
+"""What a search for ceilings sets out to do: its grid, its budget and what part of it each phase has."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from mamf.backend import Backend
+from mamf.ceilings.search_plan import SearchPlan
+from mamf.engine.estimate import SMALLEST_PROBE, probe_flops, working_kernels
+from mamf.engine.search.priors import priors
+from mamf.engine.search.rounds import Rounds
+from mamf.errors import UnsupportedError, UsageError
+from mamf.limits import require_seconds
+from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
+from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
+from mamf.plans import DEFAULT_BUDGET_SECONDS, QUICK_BUDGET_SECONDS
+from mamf.regime_names import CEILINGS
+
+_STEPS = 20
+_LARGEST_STEP = 1024
+_SHARE_OF_MEMORY = 0.6
+_SUSTAINED_SETS = 3
+_QUICK_SCOUTS, _QUICK_REFINEMENTS = 40, 48
+
+
+def grid_for(backend: Backend, problem: MatmulProblem, flops: float, budget_seconds: float, scouts: int) -> MatmulGrid:
+    """A coarse grid for a device of this speed and memory.
+
+    A launch lasts no longer than a burst of three can, and no longer than the budget affords for so many scouts.
+    """
+    longest = min(1.2 * backend.burst_traits.train_seconds, THOROUGH.scout * budget_seconds / scouts / 4)
+    most_flop = flops * longest
+    side = 2 * (most_flop / 2) ** (1 / 3)
+    free = backend.free_memory()
+    if free is not None:
+        needed = problem.buffers(MatmulShape(1024, 1024, 1024)).values()
+        itemsize = sum(buffer.nbytes for buffer in needed) / 3 / 1024**2
+        side = min(side, (free * _SHARE_OF_MEMORY / _SUSTAINED_SETS / 3 / itemsize) ** 0.5)
+    step = min(_LARGEST_STEP, max(64, int(side / _STEPS) // 64 * 64))
+    sizes = tuple(step * count for count in range(1, _STEPS + 1))
+    return MatmulGrid(sizes, sizes, sizes, most_flop)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How thorough a search is: by which share of the budget a phase has ended, when burst and sustained are both
+    sought, and what goes through its rounds.
+
+    ``candidates``: of burst's rounds. ``visit`` and ``chosen``: of sustained, where it chooses: its candidates are
+    visited before a round chooses among the best of them.
+    """
+
+    scout: float
+    refine: float
+    choose: float
+    burst: float
+    burst_rounds: Rounds
+    candidates: int
+    sustained_rounds: Rounds
+    visit: float = 1.0
+    chosen: float = 1.0
+
+    @property
+    def visits(self) -> bool:
+        """Whether sustained's candidates are visited, or the best of burst confirmed."""
+        return self.sustained_rounds.choose > 0
+
+
+THOROUGH = Pace(
+    scout=0.15,
+    refine=0.30,
+    choose=0.36,
+    burst=0.40,
+    burst_rounds=Rounds(choose=6, confirm=15),
+    candidates=8,
+    sustained_rounds=Rounds(choose=1, confirm=6),
+    visit=0.44,
+    chosen=0.51,
+)
+QUICK = Pace(
+    scout=0.13,
+    refine=0.23,
+    choose=0.28,
+    burst=0.36,
+    burst_rounds=Rounds(choose=4, confirm=12),
+    candidates=5,
+    # The best of burst lie within 0.2 % of one another in sustained: time is better spent on whole swings.
+    sustained_rounds=Rounds(choose=0, confirm=6),
+)
+
+
+def pace_of(plan: SearchPlan) -> Pace:
+    return QUICK if plan.is_quick else THOROUGH
+
+
+def plan_for(
+    backend: Backend,
+    problem: MatmulProblem,
+    names: Sequence[str] | None = None,
+    *,
+    regimes: tuple[str, ...] = CEILINGS,
+    budget_seconds: float | None = None,
+    precision: float = 0.003,
+    scouts: int | None = None,
+    is_quick: bool = False,
+) -> tuple[SearchPlan, list[MatmulKernel]]:
+    """A plan with a grid for this device, whose speed a few launches tell, and its kernels: the named ones, or those
+    that are tried unasked. It begins with shapes that won on such devices before. ``is_quick``: for both ceilings in
+    20 s. Where the first kernel refuses the problem altogether, one product is all.
+
+    Raises what ``working_kernels`` does, UsageError for a budget that is too short.
+    """
+    kernels = working_kernels(backend, problem, names, is_quick)
+    if budget_seconds is None:
+        budget_seconds = QUICK_BUDGET_SECONDS if is_quick else DEFAULT_BUDGET_SECONDS
+    scouts = scouts or (_QUICK_SCOUTS if is_quick else SearchPlan.scouts)
+    require_seconds("budget_seconds", budget_seconds)
+    refinements = _QUICK_REFINEMENTS if is_quick else SearchPlan.refinements
+    try:
+        flops = probe_flops(kernels[0], problem, backend)
+        grid = grid_for(backend, problem, flops, budget_seconds, scouts)
+    except UnsupportedError:  # a row will say why
+        grid, scouts, refinements = MatmulGrid(*((SMALLEST_PROBE,),) * 3), 1, 0
+    if not grid.accepts(MatmulShape(grid.m[0], grid.n[0], grid.k[0])):
+        raise UsageError(f"{budget_seconds:g} s are too few for a search on this device: give it more")
+    plan = SearchPlan(
+        problem,
+        tuple(dict.fromkeys(names or (kernel.name for kernel in kernels))),
+        grid,
+        regimes,
+        budget_seconds,
+        precision,
+        scouts,
+        refinements,
+        tuple(shape for shape in priors(backend.info, problem) if fits(grid, shape)),
+        is_quick,
+    )
+    return plan, kernels
+
+
+def fits(grid: MatmulGrid, shape: MatmulShape) -> bool:
+    """Whether a shape lies within the grid's bounds, on one of its steps or between them."""
+    within = all(
+        size <= max(axis) for size, axis in zip((shape.m, shape.n, shape.k), (grid.m, grid.n, grid.k), strict=True)
+    )
+    return within and shape.flop <= grid.most_flop
+
+
+def refinement_steps(grid: MatmulGrid) -> list[int]:
+    """A quarter, an eighth and a sixteenth of the grid's step, in multiples of 16; each twice, as leaders change."""
+    step = grid.m[0]
+    return [max(16, step // part // 16 * 16) for part in (4, 4, 8, 8, 16, 16)]
+
+
+def along_k(grid: MatmulGrid) -> list[int]:
+    """Long reductions: the longest of the grid, and nine tenths of it."""
+    return list(dict.fromkeys(grid.k[len(grid.k) * tenths // 10 - 1] for tenths in (10, 9)))
+
+
+def anywhere(grid: MatmulGrid, step: int, count: int, chooser: random.Random) -> list[MatmulShape]:
+    """A shape for every pair of M and N in multiples of ``step``, or for ``count`` of the pairs; K is random and long.
+
+    Waves depend on M and N alone, and a long K hides a kernel's start.
+    """
+    sizes = range(step, max(*grid.m, *grid.n) + 1, step)
+    pairs = list(itertools.combinations_with_replacement(sizes, 2))
+    if len(pairs) > count:
+        pairs = chooser.sample(pairs, count)
+    found = []
+    for pair in pairs:
+        m, n = chooser.sample(pair, 2)
+        longest = min(max(grid.k), grid.most_flop / (2 * m * n))
+        k = int(longest * chooser.uniform(0.5, 1.0)) // step * step
+        if k >= step:
+            found.append(MatmulShape(m, n, k))
+    return found
+
+
+def around(leaders: Iterable[MatmulShape], step: int, grid: MatmulGrid, reach: int) -> list[MatmulShape]:
+    """Shapes up to ``reach`` steps from the leaders in M and N, and half of that in K, within the grid's bounds."""
+    found: dict[MatmulShape, None] = {}
+    for leader in leaders:
+        axes = []
+        for size, bounds, far in ((leader.m, grid.m, reach), (leader.n, grid.n, reach), (leader.k, grid.k, reach // 2)):
+            sizes = (size + offset * step for offset in range(-far, far + 1))
+            axes.append([each for each in sizes if 16 <= each <= max(bounds)])
+        found |= dict.fromkeys(MatmulGrid(axes[0], axes[1], axes[2], grid.most_flop).shapes())
+    return list(found)

@@ -1,0 +1,215 @@
+"""Interleaved rounds that choose among candidates, and fresh ones that confirm what was chosen: of any operation."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+from mamf.ceilings.ceiling import (
+    CHOOSE,
+    CONFIRM,
+    FEWEST_ROUNDS,
+    Candidate,
+    figures,
+    median_rate,
+    ranked,
+    typical,
+)
+from mamf.engine.regimes import Regime, StoppingRule, Sustained
+from mamf.engine.runner import Runner, Step
+from mamf.engine.search.candidates import not_beaten
+from mamf.kernel import AnyKernel, Problem
+from mamf.measurement import Conditions, Measurement
+
+#: Steps that end in the rows which answered them.
+Answering = Generator[Step | Measurement, Measurement | None, list[Measurement]]
+
+
+class Rounds(NamedTuple):
+    """How often candidates are measured: to choose the best of them, at 0 they are as good as they are ordered; and
+    then afresh to confirm it.
+    """
+
+    choose: int
+    confirm: int
+
+
+@dataclass
+class _Phase:
+    """Rounds that choose, or that confirm. ``until``: the moment by which time ends them."""
+
+    regime: Regime
+    name: str
+    most: int
+    until: float
+    rows: list[Measurement] = field(default_factory=list)
+
+    @property
+    def chooses(self) -> bool:
+        return self.name == CHOOSE
+
+    @property
+    def fewest(self) -> int:
+        return min(FEWEST_ROUNDS, self.most)
+
+
+@dataclass
+class Confirmation:
+    """Confirms the best of a problem in each regime that it is asked for.
+
+    ``kernels``: by name. ``visit_seconds``: of a visit in sustained. ``deadline``: of the
+    run, in seconds of its clock.
+    """
+
+    run: Runner
+    problem: Problem
+    kernels: Mapping[str, AnyKernel]
+    precision: float
+    chooser: random.Random
+    visit_seconds: float
+    deadline: float
+    #: By regime the shortest step, with all that is prepared for it, and what a step takes beside its visit at least.
+    _shortest_step: dict[str, float] = field(default_factory=dict, init=False)
+    _preparing: dict[str, float] = field(default_factory=dict, init=False)
+
+    #: A candidate this far below the leader after FEWEST_ROUNDS, or when a choice is made, is not measured again.
+    hopeless: ClassVar[float] = 0.005
+
+    def rounds(
+        self, regime: Regime, candidates: Sequence[Candidate], most: Rounds, chosen_by: float, confirmed_by: float
+    ) -> Answering:
+        """Interleaved rounds of fresh measurements that choose, then others that confirm what was chosen; all of them.
+
+        ``chosen_by`` and ``confirmed_by``: moments by which time ends them.
+        """
+        choosing, best_first = _Phase(regime, CHOOSE, most.choose, chosen_by), list(candidates)
+        if most.choose:
+            self.run.on_phase(f"{regime.name}: choosing")
+            left = yield from self._round_after_round(choosing, candidates)
+            if choosing.rows:  # the best of them first: a slow device confirms what it can
+                best_first = [candidate for candidate in ranked(choosing.rows) if candidate in left]
+        self.run.on_phase(f"{regime.name}: confirming")
+        if regime.name != Sustained.name:
+            confirming = _Phase(regime, CONFIRM, most.confirm, confirmed_by)
+            yield from self._round_after_round(confirming, best_first)
+            return choosing.rows + confirming.rows
+        rows = choosing.rows
+        chosen = [row for row in rows if best_first and (row.shape, row.kernel) == best_first[0]]
+        conditions = typical(chosen) if chosen else Conditions()
+        # Visits of seconds are dear: the next candidate has them only where the one before it failed.
+        for candidate in best_first:
+            visits = yield from self._visits(regime, conditions, candidate, most.confirm, confirmed_by)
+            rows += visits
+            if all(row.ok for row in visits):
+                break
+        return rows
+
+    def timed(self, step: Step) -> Generator[Step, Measurement | None, Measurement | None]:
+        """The row that answers a step, which says how long those to come take."""
+        asked, is_held = self.run.now(), self.run.is_replaying
+        row = yield step
+        if row is not None and row.ok and not is_held:
+            regime, took = step.regime, self.run.now() - asked
+            self._shortest_step[regime.name] = min(took, self._shortest_step.get(regime.name, math.inf))
+            aside = max(0.0, took - (regime.visit_takes or regime.visit_took))
+            self._preparing[regime.name] = min(aside, self._preparing.get(regime.name, math.inf))
+        return row
+
+    def leaves_time_to_confirm(self) -> bool:
+        """Whether sustained may have one more visit that chooses, by what steps took: those that confirm start anew,
+        the first of them when what the visit before it left queued has ended. Held rows know better than the clock.
+        """
+        name, backend = Sustained.name, self.run.backend
+        confirming = FEWEST_ROUNDS * (Sustained.shortest_anew(backend) + self._aside(name))
+        needed = self._shortest_step.get(name, 0.0) + backend.sustained_traits.bridge_seconds + confirming
+        return self.run.is_replaying or self.deadline - self.run.now() >= needed
+
+    def _aside(self, regime: str) -> float:
+        """Seconds that preparing and verifying a visit are expected to take."""
+        return self._preparing.get(regime, max(self._preparing.values(), default=0.0))
+
+    def _visits(self, regime: Regime, chosen: Conditions, candidate: Candidate, most: int, until: float) -> Answering:
+        """What confirms a candidate in sustained. ``chosen``: how the device ran what was chosen."""
+        phase, longest = _Phase(regime, CONFIRM, most, until), math.inf
+        for number in range(1, most + 1):
+            # What preparing takes is known from the first visit on: those still due are shorter where they must be.
+            if (due := phase.fewest + 1 - number) > 0:
+                aside = self._aside(regime.name)
+                phase.regime = regime.confirming(chosen, min(longest, (until - self.run.now()) / due - aside))
+                longest = phase.regime.visit_takes
+                phase.until = until - longest - aside if longest else until
+            yield from self._round(phase, number, [candidate])
+            if len(phase.rows) < number or not phase.rows[-1].ok:
+                break
+        return phase.rows
+
+    def _round_after_round(
+        self, phase: _Phase, candidates: Sequence[Candidate]
+    ) -> Generator[Step | Measurement, Measurement | None, list[Candidate]]:
+        """Returns what is still in the running. What is confirmed, the first of them, stays while it is right."""
+        left, own = list(candidates), phase.rows
+        confirmed = [] if phase.chooses else left[:1]
+        begun = self.run.now()
+        for number in range(1, phase.most + 1):
+            due = yield from self._round(phase, number, left)
+            if due is None:
+                return left
+            seconds_each = (self.run.now() - begun) / max(len(own), 1)
+            if phase.chooses:  # what confirms them is due
+                phase.until = min(phase.until, self.deadline - FEWEST_ROUNDS * len(left) * seconds_each)
+            if not self._goes_on(phase, number + 1, is_due=number < phase.fewest):
+                break
+            left = [each for each in left if each not in due]
+            left = not_beaten(own, left, self.hopeless if number >= phase.fewest else 1.0)
+            if number < phase.fewest and left:
+                rounds = phase.fewest - number + (FEWEST_ROUNDS if phase.chooses else 0)
+                left = self._affordable(own, left, seconds_each, rounds)
+            failed = {(row.shape, row.kernel) for row in own if not row.ok}
+            left = [each for each in dict.fromkeys((*confirmed, *left)) if each not in failed]
+            if len(left) <= (1 if phase.chooses else 0):  # there is no more to choose
+                break
+        return not_beaten(own, left, self.hopeless)
+
+    def _round(
+        self, phase: _Phase, number: int, candidates: Sequence[Candidate]
+    ) -> Generator[Step | Measurement, Measurement | None, list[Candidate] | None]:
+        """Measures each candidate once. Returns those that time left out, None where the run has ended."""
+        regime, visits = phase.regime, (phase.most + 1 - number) * len(candidates)
+        rule = StoppingRule(self.precision, self._longest_visit(regime, phase.until, visits))
+        # Visits of seconds are few: the likeliest have theirs first.
+        is_choice_of_visits = phase.chooses and regime.name == Sustained.name
+        due = list(candidates) if is_choice_of_visits else self.chooser.sample(candidates, len(candidates))
+        while due:
+            can_wait = is_choice_of_visits and phase.rows and not self.leaves_time_to_confirm()
+            if not self._goes_on(phase, number, is_due=number <= phase.fewest and not can_wait):
+                break
+            shape, kernel = due[0]
+            step = Step(self.kernels[kernel], self.problem, shape, regime, rule, phase.name, number)
+            row = yield from self.timed(step)
+            if row is None:
+                return None
+            phase.rows.append(row)
+            # What an interrupted run had time for, its rows know and the clock of this one does not: a held row may be
+            # of another candidate.
+            due = [each for each in due if each != (row.shape, row.kernel)]
+        return due
+
+    def _goes_on(self, phase: _Phase, number: int, is_due: bool) -> bool:
+        return self.run.goes_on(phase.regime, phase.name, phase.until, number, is_due=is_due, problem=self.problem)
+
+    def _longest_visit(self, regime: Regime, until: float, visits: int) -> float:
+        if regime.name == Sustained.name:
+            return self.visit_seconds  # precision is had from rounds
+        return min(1.0, max(0.05, (until - self.run.now()) / max(visits, 1)))
+
+    def _affordable(
+        self, rows: Sequence[Measurement], left: Sequence[Candidate], seconds_each: float, rounds: int
+    ) -> list[Candidate]:
+        """The best so far, as many as the budget still lets have so many rounds: a slow device confirms few."""
+        count = (self.deadline - self.run.now()) / max(seconds_each, 1e-9) / rounds
+        found = figures(rows)
+        best_first = sorted(left, key=lambda each: median_rate(found[each].values()), reverse=True)
+        return best_first[: max(1, int(min(count, len(left))))]

@@ -1,0 +1,297 @@
+"""Finds the best shape of a grid with few measurements. Pure: takes a callable, knows no device and no clock.
+
+A surrogate predicts log TFLOPS of every shape not yet measured and how sure it is of that; the next to measure is the
+one that is expected to improve most on the best so far for each second that measuring it takes. Of several
+kernels it is the shape and the kernel together: each learns from the others' shapes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mamf.engine.search.periods import likeliest_units
+from mamf.engine.search.shape_features import Array, features, squared_distances
+from mamf.engine.search.surrogate import Surrogate, single_threaded
+from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
+
+Measure = Callable[[MatmulShape], float]
+Candidate = tuple[MatmulShape, str]
+
+#: Shapes that a search begins with, whatever they give.
+FIRST_SHAPES = 12
+# Of these, on which a kernel that joins is measured.
+_FIRST_OF_OTHERS = 4
+_FEWEST_TO_JUDGE = 4
+_FEWEST_TO_GIVE_UP = 40
+# Failures, and no success, after which a kernel beside the first is not tried again.
+_HOPELESS_FAILURES = 3
+# Shapes that the surrogate predicts; a larger grid is searched by a sample and the leaders' neighbours.
+_MOST_CANDIDATES = 8192
+_MEASUREMENTS_PER_FIT = 12
+# The first figures change more of what is believed.
+_EARLY_MEASUREMENTS, _MEASUREMENTS_PER_EARLY_FIT = 48, 4
+# Standard deviations above the mean at which nothing promises more any longer.
+_DOUBT = 6.0
+# What a measurement takes beside its launches, as a share of what the largest shape takes.
+_OVERHEAD = 0.1
+# A promise of less than this share of the best is none: it is below what a measurement repeats to.
+_WORTHWHILE = 0.001
+_LEADERS = 8
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """``best``: the shape that measured highest; its figure is biased upwards, so measure it anew. ``measured``: TFLOPS
+    by shape in the order measured, NaN where it could not be. ``exhausted``: nothing promising was left.
+    """
+
+    best: MatmulShape
+    measured: dict[MatmulShape, float]
+    exhausted: bool = False
+
+
+def find_best(
+    measure: Measure,
+    grid: MatmulGrid,
+    *,
+    compute_units: int | None = None,
+    max_measurements: int = 100,
+    seed: int = 0,
+) -> SearchResult:
+    """Search ``grid`` for the shape of the highest ``measure(shape)`` (TFLOPS, NaN: cannot be measured).
+
+    Raises ValueError when the grid is empty, ``max_measurements`` is not positive, or no shape could be measured.
+
+    >>> grid = mamf.MatmulGrid([1024, 2048], [1024], [1024, 4096])
+    >>> str(mamf.find_best(lambda shape: shape.k / 4096 + shape.m, grid).best)
+    '2048x1024x4096'
+    """
+    if max_measurements < 1:
+        raise ValueError(f"max_measurements is {max_measurements}: at least 1 is needed")
+    chooser = random.Random(seed)
+    is_large = len(grid) > _MOST_CANDIDATES
+    search = Search(candidates_of(grid, chooser), compute_units=compute_units, seed=seed)
+    while len(search.measured) < max_measurements:
+        proposed = search.propose()
+        if proposed is None:
+            break
+        search.tell(proposed, measure(proposed[0]))
+        if is_large and len(search.measured) % _MEASUREMENTS_PER_FIT == 0:
+            search.consider(candidates_of(grid, chooser, [shape for shape, _ in search.leaders(_LEADERS)]))
+    return search.result()
+
+
+def candidates_of(grid: MatmulGrid, chooser: random.Random, leaders: Sequence[MatmulShape] = ()) -> list[MatmulShape]:
+    """The shapes of a small grid; of a large one the leaders' neighbours and a random sample."""
+    if len(grid) <= _MOST_CANDIDATES:
+        return grid.shapes()
+    near = [shape for leader in leaders for shape in neighbours(leader, grid)]
+    drawn = [MatmulShape(*map(chooser.choice, (grid.m, grid.n, grid.k))) for _ in range(_MOST_CANDIDATES - len(near))]
+    return list(dict.fromkeys(shape for shape in (*near, *drawn) if grid.accepts(shape)))
+
+
+class Search:
+    """The same, asked one by one (``propose`` and ``tell``), for callers that must stop at any moment; and over shapes
+    and ``kernels`` together, once others than the first are added.
+
+    ``consider`` replaces the shapes and keeps what was learned: how a search goes from a coarse grid to finer steps
+    around its leaders. ``add_kernel`` does so with the kernels.
+    """
+
+    def __init__(
+        self,
+        shapes: Sequence[MatmulShape],
+        kernel: str = "",
+        *,
+        compute_units: int | None = None,
+        seed: int = 0,
+        first: Sequence[MatmulShape] = (),
+    ) -> None:
+        """``first``: shapes to begin with, before some at random."""
+        self.compute_units = compute_units
+        self._learns_units = compute_units is None
+        self.measured: dict[Candidate, float] = {}
+        self.kernels = [kernel]
+        self._random = np.random.default_rng(seed)
+        self._surrogate = Surrogate()
+        self._rows: list[int] = []
+        self._exhausted = False
+        self.consider([*shapes, *first])
+        order = self._random.permutation(len(shapes))[:FIRST_SHAPES]
+        self._first: list[Candidate] = [
+            *((shape, kernel) for shape in first),
+            *(self._candidates[row] for row in order),
+        ]
+        self._scouts = len(self._first)
+
+    @single_threaded
+    def consider(self, shapes: Sequence[MatmulShape]) -> None:
+        """Search among these from now on. Raises ValueError when there are none."""
+        if not shapes:
+            raise ValueError("the grid is empty")
+        self._shapes: list[MatmulShape] = list(dict.fromkeys((*shapes, *(shape for shape, _ in self.measured))))
+        self._candidates: list[Candidate] = [(shape, kernel) for kernel in self.kernels for shape in self._shapes]
+        self._position = {candidate: row for row, candidate in enumerate(self._candidates)}
+        self._logarithms = np.log2(np.array([(shape.m, shape.n, shape.k) for shape in self._shapes], dtype=float))
+        flop = np.array([shape.flop for shape, _ in self._candidates], dtype=float)
+        self._log_seconds = np.log(flop / flop.max() + _OVERHEAD)
+        self._hopeless = np.zeros(len(self._candidates), dtype=bool)
+        self._look_at_shapes()
+        if self._surrogate.is_fitted:
+            self._refit()
+
+    def add_kernel(self, kernel: str) -> None:
+        """Search by this kernel too, from now on; first on shapes that were good to others, and unlike each other."""
+        self._first += [(shape, kernel) for shape, _ in self.leaders(FIRST_SHAPES)[:: FIRST_SHAPES // _FIRST_OF_OTHERS]]
+        self.kernels = list(dict.fromkeys((*self.kernels, kernel)))
+        self.consider(self._shapes)
+
+    @single_threaded
+    def propose(self) -> Candidate | None:
+        """What to measure next, or None when nothing promising is left."""
+        untried = (each for each in self._first if each in self._position and each not in self.measured)
+        first = next(untried, None)
+        if first is not None:
+            return first
+        # From a few figures nothing can be told: neither what varies, nor that nothing is left.
+        if not self._surrogate.is_fitted or len(self._rows) < _FEWEST_TO_JUDGE:
+            return self._any_left()
+        doubtful = self._of_untried(self._surrogate.bound(_DOUBT)).max()
+        is_sure = len(self.measured) >= _FEWEST_TO_GIVE_UP and doubtful < self._surrogate.highest + _WORTHWHILE
+        if is_sure or doubtful == -math.inf:
+            self._exhausted = True
+            return None
+        gain = self._surrogate.log_improvement() - self._log_seconds
+        return self._candidates[int(np.argmax(self._of_untried(gain)))]
+
+    @single_threaded
+    def tell(self, candidate: Candidate, tflops: float) -> None:
+        """What ``candidate`` measured; NaN if it could not be."""
+        if candidate not in self._position:  # what an interrupted run had measured decides, not what this one would
+            self.kernels = list(dict.fromkeys((*self.kernels, candidate[1])))
+            self.consider([*self._shapes, candidate[0]])
+        self.measured[candidate] = tflops
+        if len(self.measured) < self._scouts or not any(each > 0 for each in self.measured.values()):
+            return
+        is_early = len(self.measured) < _EARLY_MEASUREMENTS
+        often = _MEASUREMENTS_PER_EARLY_FIT if is_early else _MEASUREMENTS_PER_FIT
+        is_due = len(self.measured) % often == 0 or candidate in self._first[self._scouts :]
+        if is_due or not self._surrogate.is_fitted:
+            self._refit()
+        elif not tflops > 0:  # nothing to fit
+            self._look_at_failures()
+        else:
+            self._rows.append(self._position[candidate])
+            self._surrogate.add(self._rows[-1], math.log(tflops))
+
+    def leaders(self, count: int) -> list[Candidate]:
+        """The shapes that did best, each by its best kernel, best first: by what they measured and what their like did,
+        half and half, because the highest of many noisy figures is too high.
+        """
+        known = self._known()
+        score = {candidate: math.log(tflops) for candidate, tflops in known.items()}
+        if self._surrogate.is_fitted:
+            means = self._surrogate.mean[[self._position[candidate] for candidate in known]]
+            warped = map(self._surrogate.warped, score.values())
+            score = {each: (own + mean) / 2 for each, own, mean in zip(known, warped, means, strict=True)}
+        best: dict[MatmulShape, Candidate] = {}
+        for candidate in sorted(score, key=score.__getitem__, reverse=True):
+            best.setdefault(candidate[0], candidate)
+        return list(best.values())[:count]
+
+    def promising(self, count: int, accept: Callable[[MatmulShape], bool]) -> list[Candidate]:
+        """Candidates, measured or not, of the highest predicted figure among the shapes accepted, best first."""
+        if not self._surrogate.is_fitted:
+            return []
+        order = np.argsort(-self._surrogate.mean)
+        best_first = (self._candidates[row] for row in order if not self._hopeless[row])
+        return list(itertools.islice((each for each in best_first if accept(each[0])), count))
+
+    def result(self) -> SearchResult:
+        """Of one kernel. Raises ValueError when no shape could be measured."""
+        leaders = self.leaders(1)
+        if not leaders:
+            raise ValueError("no shape of the grid could be measured")
+        measured = {shape: tflops for (shape, _), tflops in self.measured.items()}
+        return SearchResult(leaders[0][0], measured, self._exhausted)
+
+    def _any_left(self) -> Candidate | None:
+        """A random candidate that may be measurable."""
+        left = [
+            candidate
+            for candidate, is_hopeless in zip(self._candidates, self._hopeless, strict=True)
+            if not is_hopeless and candidate not in self.measured
+        ]
+        self._exhausted = not left
+        return left[int(self._random.integers(len(left)))] if left else None
+
+    def _known(self) -> dict[Candidate, float]:
+        return {candidate: tflops for candidate, tflops in self.measured.items() if tflops > 0}
+
+    def _of_untried(self, worth: Array) -> Array:
+        """The same, and minus infinity of candidates that were measured or cannot be."""
+        worth[self._rows] = -math.inf
+        worth[self._hopeless] = -math.inf
+        return worth
+
+    def _look_at_shapes(self) -> None:
+        self._surrogate.features = features(self._shapes, self.compute_units).by_each_of(len(self.kernels))
+
+    def _refit(self) -> None:
+        known = self._known()
+        if self._learns_units:
+            first = {shape: tflops for (shape, kernel), tflops in known.items() if kernel == self.kernels[0]}
+            self.compute_units = likeliest_units(first, self._surrogate.scales)
+            self._look_at_shapes()
+        self._rows = [self._position[candidate] for candidate in known]
+        self._surrogate.fit(self._rows, [math.log(tflops) for tflops in known.values()])
+        self._look_at_failures()
+
+    def _look_at_failures(self) -> None:
+        self._hopeless = np.concatenate([self._hopeless_by(number) for number in range(len(self.kernels))])
+
+    def _hopeless_by(self, number: int) -> NDArray[np.bool_]:
+        """Of the shapes, by the kernel of this number."""
+        kernel, before = self.kernels[number], number * len(self._shapes)
+        own = [
+            (self._position[each] - before, tflops > 0) for each, tflops in self.measured.items() if each[1] == kernel
+        ]
+        known = [row for row, is_known in own if is_known]
+        failed = [row for row, is_known in own if not is_known]
+        if number and not known and len(failed) >= _HOPELESS_FAILURES:
+            return np.ones(len(self._shapes), dtype=bool)
+        return among_failures(self._logarithms, known, failed)
+
+
+def among_failures(sizes: Array, known: list[int], failed: list[int]) -> NDArray[np.bool_]:
+    """Candidates that failed, or that lie where nearly all that was tried did: two failures and no success nearby.
+
+    A single failure says nothing of its neighbours; a region of them (exhausted memory, an alignment) does. ``sizes``:
+    logarithms of M, N and K, a row a candidate.
+    """
+    if not failed:
+        return np.zeros(len(sizes), dtype=bool)
+    near_known = np.exp(-2 * squared_distances(sizes, known, None)).sum(axis=0)
+    near_failed = np.exp(-2 * squared_distances(sizes, failed, None)).sum(axis=0)
+    hopeless = np.asarray(near_failed > 1.5 + near_known)
+    hopeless[failed] = True
+    return hopeless
+
+
+def neighbours(shape: MatmulShape, grid: MatmulGrid, reach: int = 2) -> list[MatmulShape]:
+    """Shapes of the grid up to ``reach`` steps from ``shape`` in each dimension; also with M and N exchanged."""
+    found: dict[MatmulShape, None] = {}
+    for m, n in ((shape.m, shape.n), (shape.n, shape.m)):
+        near = [
+            sorted(axis, key=lambda size, at=at: abs(size - at))[: 2 * reach + 1]  # type: ignore[misc]
+            for axis, at in ((grid.m, m), (grid.n, n), (grid.k, shape.k))
+        ]
+        found |= dict.fromkeys(MatmulShape(*sizes) for sizes in itertools.product(*near))
+    return list(found)

@@ -1,0 +1,252 @@
+"""How both ceilings of a device are sought: which shape is measured next, and what for.
+
+Burst: scouts on a coarse grid, finer steps around the leaders, then rounds interleaved over the candidates. Shapes and
+kernels are chosen together, within one budget: a kernel may be best where the library's default is not. Sustained:
+candidates from burst and fat shapes, short visits ranked by energy per FLOP (at its power limit a device is as fast as
+it is frugal), then rounds of visits. Some rounds choose, fresh ones confirm: what chose a candidate never confirms it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+from mamf.ceilings.ceiling import CHOOSE, FEWEST_ROUNDS, Candidate, ranked
+from mamf.ceilings.search_plan import SearchPlan
+from mamf.engine.regimes import Burst, Regime, StoppingRule, Sustained
+from mamf.engine.runner import Runner, Step, Steps
+from mamf.engine.search.candidates import best_by_shape, best_of_their_kind, frugal_and_fast, of_the_default
+from mamf.engine.search.grid import along_k, anywhere, around, pace_of, refinement_steps
+from mamf.engine.search.rounds import Answering, Confirmation, Rounds
+from mamf.engine.search.search import FIRST_SHAPES, Search
+from mamf.measurement import Measurement
+from mamf.operations.matmul.kernel import MatmulKernel
+from mamf.operations.matmul.shapes import MatmulShape
+
+
+class FindStrategy:
+    """A search for the ceilings of a plan, which its rows confirm."""
+
+    #: Of a visit of sustained that chooses.
+    visit_seconds: ClassVar[float] = 1.0
+    sustained_candidates: ClassVar[int] = 3
+    fat_candidates: ClassVar[int] = 1
+    #: Shapes of a finer step that a refinement considers beside the leaders' neighbours.
+    fine_shapes: ClassVar[int] = 5000
+    #: Finer steps from a leader to its farthest neighbour in M and N.
+    reach: ClassVar[int] = 4
+    sustained_finalists: ClassVar[int] = 2
+    algorithm_shapes: ClassVar[int] = 3
+    #: How much faster than a kernel's first algorithm another must be to stand for it in the search.
+    clearly: ClassVar[float] = 0.005
+    #: Algorithms of a kernel, the likeliest first, that a quick search has the time to compile.
+    quick_algorithms: ClassVar[int] = 2
+
+    def __init__(self, plan: SearchPlan, kernels: Sequence[MatmulKernel], run: Runner) -> None:
+        self.plan, self.kernels, self.run, self.backend = plan, kernels, run, run.backend
+        self.pace = pace_of(plan)
+        self._chooser = random.Random(plan.problem.seed)
+        self._by_name = {kernel.name: kernel for kernel in kernels}
+        self._deadline = run.begun + plan.budget_seconds
+        self._confirmation = Confirmation(
+            run, plan.problem, self._by_name, plan.precision, self._chooser, self.visit_seconds, self._deadline
+        )
+        self._scouted: list[Measurement] = []
+        self._algorithms: list[Measurement] = []
+        self._compiled = 0.0
+
+    def _until(self, share: float) -> float:
+        """The moment by which a phase ends; burst alone has the whole budget. What trying algorithms takes, which may
+        compile, is nobody's share.
+        """
+        scale = 1.0 if Sustained.name in self.plan.regimes else 1 / self.pace.burst
+        return self.run.begun + self._compiled + share * scale * (self.plan.budget_seconds - self._compiled)
+
+    def _step(
+        self, kernel: MatmulKernel, shape: MatmulShape, regime: Regime, rule: StoppingRule, phase: str, number: int
+    ) -> Step:
+        return Step(kernel, self.plan.problem, shape, regime, rule, phase, number)
+
+    def steps(self) -> Steps:
+        burst: list[Measurement] = []
+        yield from self._burst(burst)
+        if Sustained.name in self.plan.regimes:
+            yield from self._sustained(burst)
+
+    # -- burst -------------------------------------------------------------------------------------------------------
+
+    def _burst(self, seen: list[Measurement]) -> Steps:
+        problem = self.plan.problem
+        self.run.reserve(problem, (problem.buffers(shape) for shape in self.plan.grid.shapes()))
+        regime = self.run.started(Burst(self.backend))
+        units = self.backend.info.compute_units
+        search = Search(
+            self.plan.grid.shapes(),
+            self.kernels[0].name,
+            compute_units=units,
+            seed=problem.seed,
+            first=self.plan.priors,
+        )
+        self.run.on_phase("burst: scouting")
+        seconds = self.pace.scout * self.plan.budget_seconds / self.plan.scouts
+        rule = StoppingRule(max(self.plan.precision, 0.005), min(seconds, 1.0))
+        if len(self.kernels) > 1:
+            first = min(self.plan.scouts, FIRST_SHAPES + len(self.plan.priors))
+            yield from self._search(search, regime, "scout", first, self._until(self.pace.scout), rule)
+            yield from self._add_kernels(search, regime, rule)
+        yield from self._search(search, regime, "scout", self.plan.scouts, self._until(self.pace.scout), rule)
+        self._fat = search.promising(self.fat_candidates, self._is_fat)
+        self.run.on_phase("burst: refining")
+        steps = refinement_steps(self.plan.grid)
+        for number, step in enumerate(steps, start=1):
+            leaders = search.leaders(self.pace.candidates)
+            near = around((shape for shape, _ in leaders), step, self.plan.grid, self.reach)
+            # The best may be far from all leaders: a size of no multiple of the coarse step can fill waves exactly.
+            search.consider([*near, *anywhere(self.plan.grid, step, self.fine_shapes, self._chooser)])
+            share = self.pace.scout + (self.pace.refine - self.pace.scout) * number / len(steps)
+            most = len(search.measured) + self.plan.refinements // len(steps)
+            yield from self._search(search, regime, "refine", most, self._until(share), rule)
+        # Scouts cannot tell kinds apart that lie closer than their own precision: the best of several are confirmed.
+        leaders = search.leaders(self.pace.candidates)
+        kinds = best_of_their_kind(self._scouted)[: self.pace.candidates // 2]
+        candidates = list(dict.fromkeys((*kinds, *leaders)))[: self.pace.candidates]
+        self.run.on_phase("burst: choosing algorithms")
+        shapes = list(dict.fromkeys(shape for shape, _ in candidates[: self.algorithm_shapes]))
+        yield from self._try_algorithms(regime, shapes, rule)
+        candidates += best_by_shape(row for row in self._algorithms if row.shape in shapes)
+        measured = [*self._scouted, *self._algorithms]
+        candidates += of_the_default(candidates, measured, self.kernels[0].name)
+        confirming = yield from self._rounds(
+            regime, list(dict.fromkeys(candidates)), self.pace.burst_rounds, self.pace.choose, self.pace.burst
+        )
+        seen += [*measured, *confirming]
+
+    def _search(self, search: Search, regime: Regime, phase: str, most: int, until: float, rule: StoppingRule) -> Steps:
+        while len(search.measured) < most and self.run.goes_on(
+            regime, phase, until, is_due=len(search.measured) < FEWEST_ROUNDS
+        ):
+            proposed = search.propose()
+            if proposed is None:
+                return
+            shape, kernel = proposed
+            row = yield self._step(self._by_name[kernel], shape, regime, rule, phase, len(search.measured))
+            if row is None:
+                return
+            search.tell((row.shape, row.kernel), row.best_rate if row.ok else float("nan"))
+            self._scouted.append(row)
+
+    def _add_kernels(self, search: Search, regime: Regime, rule: StoppingRule) -> Steps:
+        """Every other kernel joins the search, by the algorithm that is best on the leader's shape."""
+        for shape, _ in search.leaders(1):
+            for kernel in self.kernels[1:]:
+                begun = len(self._algorithms)
+                yield from self._try_algorithms(regime, [shape], rule, [kernel])
+                if tried := [row for row in self._algorithms[begun:] if row.ok]:
+                    chosen = max(tried, key=lambda row: row.best_rate)
+                    if chosen.best_rate < (1 + self.clearly) * tried[0].best_rate:
+                        chosen = tried[0]
+                    search.add_kernel(chosen.kernel)
+                    search.tell((shape, chosen.kernel), chosen.best_rate)
+
+    def _try_algorithms(
+        self,
+        regime: Regime,
+        shapes: Iterable[MatmulShape],
+        rule: StoppingRule,
+        kernels: Sequence[MatmulKernel] | None = None,
+    ) -> Steps:
+        """Every other kernel, or these, in each of its algorithms, on these shapes."""
+        begun = self.run.now()
+        yield from self._every_algorithm(regime, shapes, rule, self.kernels[1:] if kernels is None else kernels)
+        self._compiled += self.run.now() - begun
+
+    def _every_algorithm(
+        self, regime: Regime, shapes: Iterable[MatmulShape], rule: StoppingRule, kernels: Sequence[MatmulKernel]
+    ) -> Steps:
+        for kernel in kernels:
+            for shape in shapes:
+                for variant in self._variants(kernel, shape):
+                    self._by_name[variant.name] = variant
+                    if any((row.shape, row.kernel) == (shape, variant.name) for row in self._algorithms):
+                        continue
+                    if not self.run.goes_on(regime, "algorithm", self._deadline):
+                        return
+                    row = yield self._step(variant, shape, regime, rule, "algorithm", 0)
+                    if row is None:
+                        return
+                    self._algorithms.append(row)
+
+    def _variants(self, kernel: MatmulKernel, shape: MatmulShape) -> Sequence[MatmulKernel]:
+        try:
+            found = kernel.variants(self.backend, self.plan.problem, shape)
+            return found[: self.quick_algorithms] if self.plan.is_quick else found
+        except Exception:  # the library's own trouble with a shape: measuring the kernel will say what it is
+            return (kernel,)
+
+    # -- sustained ---------------------------------------------------------------------------------------------------
+
+    def _sustained(self, burst: Sequence[Measurement]) -> Steps:
+        regime, rounds = Sustained(self.backend, self.visit_seconds), self.pace.sustained_rounds
+        # By burst's rounds: the fastest of all single rows is the luckiest where they scatter.
+        chosen = ranked(row for row in burst if row.phase == CHOOSE)
+        finalists = (chosen or best_of_their_kind(burst))[: self.sustained_finalists]
+        if self.pace.visits:
+            finalists = yield from self._finalists(regime, burst)
+            if not self._confirmation.leaves_time_to_confirm():
+                rounds = rounds._replace(choose=0)  # the visits have chosen
+        else:
+            if self.run.holds_next(regime, CHOOSE):  # begun when quick finds still had a round of visits to choose by
+                finalists, rounds = best_of_their_kind(burst)[: self.sustained_finalists], rounds._replace(choose=1)
+            self._start(regime, [shape for shape, _ in finalists])
+        yield from self._rounds(regime, finalists, rounds, self.pace.chosen, 1.0)
+
+    def _start(self, regime: Regime, shapes: Iterable[MatmulShape]) -> None:
+        """With room for all that is to come."""
+        problem, cache = self.plan.problem, self.backend.info.cache_bytes
+        self.run.reserve(problem, (problem.buffers(shape, regime.sets(problem, shape, cache)) for shape in shapes))
+        self.run.started(regime)
+
+    def _finalists(
+        self, regime: Regime, burst: Sequence[Measurement]
+    ) -> Generator[Step | Measurement, Measurement | None, list[Candidate]]:
+        """The best by short visits."""
+        fastest = best_of_their_kind(burst)[: self.sustained_candidates]
+        candidates = list(dict.fromkeys((*fastest, *self._fat)))
+        longest = [replace(shape, k=max(self.plan.grid.k)) for shape, _ in candidates[: self.sustained_candidates]]
+        self._start(regime, [*longest, *(shape for shape, _ in candidates)])
+        self.run.on_phase("sustained: soaking, then visiting")
+        rule, until = StoppingRule(self.plan.precision, self.visit_seconds), self._until(self.pace.visit)
+        visits: list[Measurement] = []
+        for number, (shape, kernel) in enumerate(self._visited(candidates, visits)):
+            if not self.run.goes_on(regime, "visit", until, is_due=len(visits) < 2):
+                break
+            step = self._step(self._by_name[kernel], shape, regime, rule, "visit", number)
+            row = yield from self._confirmation.timed(step)
+            if row is None:
+                break
+            visits.append(row)
+        finalists = frugal_and_fast(visits, self.sustained_finalists)
+        return list(dict.fromkeys((*finalists, *of_the_default(finalists[:1], (), self.kernels[0].name))))
+
+    def _visited(self, candidates: Sequence[Candidate], visits: Sequence[Measurement]) -> Iterator[Candidate]:
+        """The candidates, then the best of them with M and N exchanged and at other lengths of K: ties in burst, but
+        up to 1.5 % apart at the power limit.
+        """
+        yield from candidates
+        for shape, kernel in frugal_and_fast(visits, 1):
+            exchanged = MatmulShape(shape.n, shape.m, shape.k)
+            for other in (exchanged, *(replace(shape, k=k) for k in along_k(self.plan.grid))):
+                if self.plan.grid.accepts(other) and (other, kernel) not in candidates:
+                    yield other, kernel
+
+    def _is_fat(self, shape: MatmulShape) -> bool:
+        """Large in every dimension: such shapes do most work per byte, and so per joule."""
+        return min(shape.m, shape.n, shape.k) >= 0.35 * max(self.plan.grid.m)
+
+    def _rounds(
+        self, regime: Regime, candidates: Sequence[Candidate], most: Rounds, chosen_by: float, confirmed_by: float
+    ) -> Answering:
+        """``chosen_by`` and ``confirmed_by``: shares of the budget."""
+        return self._confirmation.rounds(regime, candidates, most, self._until(chosen_by), self._until(confirmed_by))

@@ -1,0 +1,86 @@
+"""Kernels held against a baseline: every row once, then those in doubt afresh, until that is settled."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from mamf.ceilings.ceiling import CONFIRM, typical
+from mamf.engine.regimes import Regime
+from mamf.engine.runner import Runner, Step, Steps
+from mamf.engine.strategies.kernels import KernelsSweep
+from mamf.logs.entries import Entry, by_step, visited_entry
+from mamf.logs.guarding import DEFAULT_TOLERANCE, is_in_doubt
+from mamf.measurement import Measurement
+from mamf.plans import StepKey
+
+
+@dataclass
+class GuardSweep(KernelsSweep):
+    """One run of a plan with ``rounds``.
+
+    ``baseline``: by key; None makes one, for which every row goes through all rounds. ``rows``: of an interrupted run,
+    in their order.
+    """
+
+    baseline: Mapping[object, Entry] | None = None
+    tolerance: float = DEFAULT_TOLERANCE
+    rows: Sequence[Measurement] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._names = dict(zip(self.plan.kernels, self.kernels, strict=True))
+        self._visits = by_step(row for row in self.rows if not row.phase)
+
+    def results(self) -> Iterator[Measurement]:
+        """First visits that are not held, and the fresh ones that they call for."""
+        answers = [row for row in self.rows if row.phase]
+        self._run = Runner(self.backend, self.plan.budget_seconds, answers, self.on_phase)
+        yield from self._run.results(self._steps(self._run))
+
+    def _steps(self, run: Runner) -> Steps:
+        for name in self.plan.regimes:
+            regime = run.started(self._regime(name))
+            steps = [step for step in self.plan.steps() if step[0] == name]
+            yield from self._visited(regime, [step for step in steps if step not in self.held], "", 1)
+            confirming = regime.confirming(typical(self._measured(name)), math.inf)
+            for number in range(1, self.plan.options.rounds + 1):
+                doubtful = [step for step in steps if self._is_in_doubt(step)]
+                if not doubtful:
+                    break
+                due = with_company(doubtful, steps)
+                random.Random(f"{name} {number}").shuffle(due)
+                yield from self._visited(confirming, due, CONFIRM, number)
+
+    def _visited(self, regime: Regime, steps: Sequence[StepKey], phase: str, number: int) -> Steps:
+        for step in steps:
+            name, problem, shape, kernel = step
+            told = f"round {number} of at most {self.plan.options.rounds}" if phase else ""
+            self.on_phase(f"{name} {shape} {kernel} {told}".rstrip())
+            row = yield Step(self._names[kernel], problem, shape, regime, self._rule(regime), phase, number)
+            if row is not None:
+                self._visits.setdefault(self._key(step), []).append(row)
+
+    def _measured(self, regime: str) -> list[Measurement]:
+        return [row for visits in self._visits.values() for row in visits if row.ok and row.regime == regime]
+
+    def _is_in_doubt(self, step: StepKey) -> bool:
+        visits = self._visits.get(self._key(step))
+        if not visits:
+            return False
+        if self.baseline is None:
+            return visits[-1].ok
+        before = self.baseline.get(visited_entry(visits).key)
+        return before is not None and is_in_doubt(before, visits, self.tolerance)
+
+    def _key(self, step: StepKey) -> StepKey:
+        """The step by the kernel's own name, as rows have it."""
+        regime, problem, shape, kernel = step
+        return regime, problem, shape, self._names[kernel].name
+
+
+def with_company(due: Sequence[StepKey], steps: Sequence[StepKey]) -> list[StepKey]:
+    """What is due, and where that is one row alone another beside it: a visit is a fresh one after something else."""
+    others = [step for step in steps if step not in due]
+    return [*due, *(others[-1:] if len(due) == 1 else ())]

@@ -1,0 +1,131 @@
+"""Kernels of one operation over shapes, each row beside the product that its ceiling was measured with."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from mamf.backend import Backend
+from mamf.ceilings.share import Ceilings
+from mamf.engine.regimes import Burst, Regime, StoppingRule, Sustained, regime_class
+from mamf.engine.runner import Runner, Step, Steps
+from mamf.kernel import AnyKernel, Problem
+from mamf.measurement import Measurement
+from mamf.operations.matmul.kernel import MatmulKernel
+from mamf.plans import Plan, StepKey
+
+#: Time for a visit of the reference product to the time for a row: it only has to tell whether the card strayed.
+_REFERENCE_SHARE = 0.25
+
+
+@dataclass
+class KernelsSweep:
+    """One run of a plan. ``results`` yields rows of attention and, around each, visits of the reference product.
+
+    ``ceilings`` may be empty: then there is no share and no reference. ``references`` are the kernels that the ceilings
+    were measured with; a ceiling whose kernel is missing has no reference. ``kernels`` are the plan's, in its order.
+    ``agree``: the runner's, where several ranks measure.
+    ``queue``: steps in place of all that are not held, as they come: of a run that several devices share. They are
+    compared by the reference, or where no ceiling has one by the plan's ``common`` row, which is visited first.
+    """
+
+    plan: Plan
+    kernels: Sequence[AnyKernel]
+    backend: Backend
+    ceilings: Ceilings = field(default_factory=dict)
+    references: Mapping[str, MatmulKernel] = field(default_factory=dict)
+    held: Collection[StepKey] = ()
+    on_phase: Callable[[str], None] = lambda text: None
+    agree: Callable[[float], float] = lambda own: own
+    queue: Iterable[StepKey] | None = None
+
+    def results(self) -> Iterator[Measurement]:
+        """Measure every step that is not held, or of the queue."""
+        self._run = Runner(self.backend, self.plan.budget_seconds, on_phase=self.on_phase, agree=self.agree)
+        yield from self._run.results(self._steps(self._run))
+
+    @property
+    def left_out(self) -> int:
+        """Rows that the end of the budget left out, once ``results`` has ended."""
+        return self._run.left_out
+
+    def _steps(self, run: Runner) -> Steps:
+        steps = self.plan.steps(self.held) if self.queue is None else self.queue
+        for name, own in itertools.groupby(steps, key=lambda step: step[0]):  # as they come
+            yield from self._rows(run, run.started(self._regime(name)), own)
+
+    def _rows(self, run: Runner, regime: Regime, steps: Iterable[StepKey]) -> Steps:
+        """Steps of one regime."""
+        by_name = dict(zip(self.plan.kernels, self.kernels, strict=True))
+        context: str | None = None
+        before: Measurement | None = None
+        for name, problem, shape, kernel_name in steps:
+            if run.is_over():
+                run.left_out += 1
+                continue
+            self.on_phase(f"{name} {shape} {kernel_name}")
+            kernel = by_name[kernel_name]
+            if problem.dtype != context:
+                context = problem.dtype
+                before = yield from self._reference(regime, problem)
+                if self.queue is not None and self._reference_kernel(context, name) is None:
+                    yield from self._common(regime, problem.dtype)
+            row = yield Step(kernel, problem, shape, regime, self._rule(regime), is_reported=False)
+            if row is None:
+                continue
+            after = (yield from self._reference(regime, problem)) if row.ok else None
+            yield with_state(with_products(row, kernel), before, after)
+            before = after or before
+
+    def _reference(
+        self, regime: Regime, problem: Problem
+    ) -> Generator[Step | Measurement, Measurement | None, Measurement | None]:
+        """The ceiling's own product, now: numerator and denominator share the card's state."""
+        kernel = self._reference_kernel(problem.dtype, regime.name)
+        if kernel is None:
+            return None
+        ceiling = self.ceilings[problem.dtype, regime.name]
+        rule = self._rule(regime)
+        brief = replace(rule, seconds=rule.seconds and rule.seconds * _REFERENCE_SHARE)
+        row = yield Step(kernel, ceiling.problem, ceiling.shape, regime, brief, is_reference=True, is_reported=False)
+        if row is None or not row.ok:
+            return None
+        yield row
+        return row
+
+    def _reference_kernel(self, dtype: str, regime: str) -> MatmulKernel | None:
+        ceiling = self.ceilings.get((dtype, regime))
+        return None if ceiling is None else self.references.get(ceiling.kernel)
+
+    def _common(self, regime: Regime, dtype: str) -> Steps:
+        """The plan's common row, by the first kernel that can."""
+        problem, shape = self.plan.common(dtype)
+        for kernel in self.kernels:
+            row = yield Step(kernel, problem, shape, regime, self._rule(regime), is_reference=True, is_reported=False)
+            if row is not None and row.ok:
+                yield row
+                return
+
+    def _rule(self, regime: Regime) -> StoppingRule:
+        # In sustained a row is a visit of 2 s: the reference's visits beside it take as long again.
+        usual = Sustained.shortest_seconds if regime.name == Sustained.name else regime.default_seconds
+        return StoppingRule(self.plan.precision, self.plan.seconds or usual)
+
+    def _regime(self, name: str) -> Regime:
+        return Burst(self.backend, self.plan.flush) if name == Burst.name else regime_class(name)(self.backend)
+
+
+def with_products(row: Measurement, kernel: AnyKernel) -> Measurement:
+    """A row that says what its products were computed in, where that is not its dtype."""
+    if not kernel.product_dtypes:
+        return row
+    return replace(row, details={**row.details, "product_dtypes": " ".join(kernel.product_dtypes)})
+
+
+def with_state(row: Measurement, before: Measurement | None, after: Measurement | None) -> Measurement:
+    """A row that says what the reference product gave around it."""
+    around = [each.best_rate for each in (before, after) if each is not None]
+    if not around or not row.ok:
+        return row
+    return replace(row, details={**row.details, "reference_tflops": float(f"{sum(around) / len(around):.6g}")})

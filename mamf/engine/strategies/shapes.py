@@ -1,0 +1,123 @@
+"""Given shapes -> a stream of measurements, in an order that drift cannot pose as a trend in."""
+
+from __future__ import annotations
+
+import statistics as stdlib_statistics
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+
+from mamf.backend import Backend
+from mamf.engine.regimes import Classic, Regime, StoppingRule, regime_class
+from mamf.engine.runner import Runner, Step, Steps
+from mamf.errors import UnsupportedError
+from mamf.kernel import Buffer
+from mamf.measurement import Measurement
+from mamf.operations.matmul.kernel import MatmulKernel
+from mamf.operations.matmul.shapes import MatmulShape
+from mamf.plans import Plan, StepKey
+
+# What operands may take of the free memory: the flush buffer and the libraries' workspaces need the rest.
+_SHARE_OF_MEMORY = 0.9
+# Whose speed foretells the next shape's.
+_RECENT_SHAPES = 32
+
+
+def operand_bytes(plan: Plan, shape: MatmulShape, cache_bytes: int | None) -> int:
+    """Device memory that a shape's operands take in the most demanding of the regimes."""
+    return max(sum(b.nbytes for b in _buffers(plan, shape, regime, cache_bytes).values()) for regime in plan.regimes)
+
+
+def measured_shapes(plan: Plan) -> tuple[MatmulShape, ...]:
+    """Those of the plan, and its reference."""
+    reference = plan.options.reference
+    return plan.shapes if reference is None else (*plan.shapes, reference)
+
+
+def _buffers(plan: Plan, shape: MatmulShape, regime: str, cache_bytes: int | None) -> dict[str, Buffer]:
+    kind, problem = regime_class(regime), plan.problem
+    found: dict[str, Buffer] = problem.buffers(shape, kind.sets(problem, shape, cache_bytes), kind.needs_rewrite)
+    return found
+
+
+def largest_buffers(plan: Plan, cache_bytes: int | None, free_memory: int | None) -> dict[str, Buffer]:
+    """Buffers that serve every shape; shapes too large for the memory are left to fail on their own."""
+    largest: dict[str, Buffer] = {}
+    for shape in sorted(measured_shapes(plan), key=plan.problem.nbytes):
+        for regime in plan.regimes:
+            wanted = {**largest}
+            for name, buffer in _buffers(plan, shape, regime, cache_bytes).items():
+                wanted[name] = max(buffer, wanted.get(name, buffer))
+            total = sum(buffer.nbytes for buffer in wanted.values())
+            if free_memory is None or total <= free_memory * _SHARE_OF_MEMORY:
+                largest = wanted
+    return largest
+
+
+@dataclass
+class Sweep:
+    """One run of a plan on an opened backend. ``results`` yields as it measures; breaking off loses only the shape in
+    flight. ``queue``: steps in place of all that are not held, as they come: of a run that several devices share.
+    """
+
+    plan: Plan
+    kernel: MatmulKernel
+    backend: Backend
+    held: Collection[StepKey] = ()
+    on_phase: Callable[[str], None] = lambda text: None
+    queue: Iterable[StepKey] | None = None
+
+    def results(self) -> Iterator[Measurement]:
+        """Measure every step of the plan that is not held, or of the queue.
+
+        Raises UnsupportedError before anything is allocated when the kernel cannot do this dtype and layout here.
+        """
+        if reason := self.kernel.unsupported(self.backend, self.plan.problem):
+            raise UnsupportedError(reason)
+        self._run = Runner(self.backend, self.plan.budget_seconds, on_phase=self.on_phase)
+        yield from self._run.results(self._steps(self._run))
+
+    @property
+    def left_out(self) -> int:
+        """Steps that the end of the budget left out, once ``results`` has ended."""
+        return self._run.left_out
+
+    def _steps(self, run: Runner) -> Steps:
+        plan, options = self.plan, self.plan.options
+        steps = plan.steps(self.held) if self.queue is None else self.queue
+        regime: Regime | None = None
+        speeds: deque[float] = deque(maxlen=_RECENT_SHAPES)
+        done = 0
+        for name, _, shape, _ in steps:
+            if regime is None:
+                largest = largest_buffers(plan, self.backend.info.cache_bytes, self.backend.free_memory())
+                run.reserve(plan.problem, [largest])
+            if regime is None or regime.name != name:
+                self.on_phase(name)
+                regime, done = run.started(self._regime(name)), 0
+            if self._would_overrun(run, shape, speeds):
+                run.left_out += 1
+                continue
+            if options.reference is not None and done % options.reference_every == 0:
+                yield self._step(options.reference, regime)._replace(is_reference=True)
+            row = yield self._step(shape, regime)
+            if row is not None:
+                done += 1
+                speeds += [] if row.summary is None else [row.amount / row.seconds]
+
+    def _step(self, shape: MatmulShape, regime: Regime) -> Step:
+        rule = StoppingRule(self.plan.precision, self.plan.seconds or regime.default_seconds)
+        return Step(self.kernel, self.plan.problem, shape, regime, rule)
+
+    def _regime(self, name: str) -> Regime:
+        kind = regime_class(name)
+        if kind is Classic:
+            return Classic(self.backend, self.plan.options.warmup_launches, self.plan.options.timed_launches)
+        return kind(self.backend)
+
+    def _would_overrun(self, run: Runner, shape: MatmulShape, speeds: Collection[float]) -> bool:
+        """Whether even the verification and the fewest launches would outlast the budget, at the speed seen so far."""
+        if run.deadline is None or not speeds:
+            return run.is_over()
+        fewest = 1 + StoppingRule.fewest
+        return bool(run.agree(fewest * shape.flop / stdlib_statistics.median(speeds) > run.deadline - run.now()))

@@ -1,0 +1,277 @@
+"""``mamf.Meter``: how close the steps of a training loop come to what the device can do.
+
+A step's time is read from marks in the device's queue, a step later, when the next one is queued already: the loop
+never waits for the meter. Where a vendor has no events to trust, the host's clock is read, without synchronizing.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from mamf.backend import Backend
+from mamf.ceilings.ceiling import Ceiling
+from mamf.contribution.known_ceilings import KnownPeak, datasheet_peak, measured_peak, opened
+from mamf.dtypes import canonical_name
+from mamf.errors import MamfError, MamfWarning, UsageError
+from mamf.integrations.model_flops import ModelFlops, model_flops
+from mamf.limits import shortened
+from mamf.measurement import TERA
+
+#: FLOP of one dtype, or of several by name.
+Flops = float | Mapping[str, float]
+#: FLOP/s, or what holds it.
+AnyCeiling = float | KnownPeak | Ceiling
+_NAN = math.nan
+
+
+@dataclass(frozen=True)
+class StepFigures:
+    """A training step, or the mean of several.
+
+    ``seconds``: from the end of the step before to its own; ``seconds_between``: of these, how long the device waited
+    for data and host before ``Meter.begin``, NaN where that is not called. ``tokens_per_second`` is of all ranks,
+    ``tflops`` (1e12 FLOP/s) of this device; so are the shares of its datasheet's dense peak and of its ceiling, NaN
+    where there is none.
+    """
+
+    step: int
+    seconds: float
+    seconds_between: float
+    tokens_per_second: float
+    tflops: float
+    mfu_percent: float
+    mamfu_percent: float
+
+
+class _Step(NamedTuple):
+    """A step whose marks are not read yet; its work would take so many seconds at the datasheet's peak, at the
+    ceiling.
+    """
+
+    number: int
+    marks: tuple[Any, Any, Any]
+    tokens: float
+    flop: float
+    peak_seconds: float
+    ceiling_seconds: float
+
+
+class Meter:
+    """Call ``step`` after each optimizer step, and ``begin`` before its first forward pass, once the data are there.
+
+    - ``model``: what ``mamf.model_flops`` takes or gives, with ``sequence_length``; or ``flops_per_step``, also by
+      dtype: ``{"float8_e4m3fn": 8e12, "bfloat16": 2e12}``, each of which counts against its own ceiling.
+    - ``tokens_per_step``, ``flops_per_step``: of one forward and backward pass on this rank; an optimizer step has
+      ``accumulation`` of them.
+    - ``dtype``: of the products where ``flops_per_step`` tells none; by default the device's own.
+    - ``ceiling``: FLOP/s, a KnownPeak or a Ceiling, or these by dtype; by default what ``mamf.peak`` knows of
+      ``regime``. A datasheet is none. Without one the shares are NaN, and one warning says so.
+    - ``backend``: a device as ``mamf.peak`` takes it; by default the one that this process uses.
+    - ``causal``: of attention only the half counts that a causal mask leaves, as in ``mamf model``; the convention of
+      published MFU is the whole square.
+    - ``warmup_steps``: left out.
+
+    Raises UsageError or UnsupportedError when the FLOP of a step cannot be known, or are no number. Afterwards nothing
+    is raised.
+
+    >>> meter = mamf.Meter(tokens_per_step=8192, flops_per_step=6e13, ceiling=700e12, warmup_steps=0)
+    >>> meter.begin()
+    >>> meter.backend.sleep(0.1)  # forward, backward, optimizer
+    >>> meter.step()
+    >>> figures = meter.finish()
+    >>> f"{figures.tflops:.0f} TFLOPS, MAMFU {figures.mamfu_percent:.1f} %, MFU {figures.mfu_percent:.1f} %"
+    '600 TFLOPS, MAMFU 85.7 %, MFU 60.7 %'
+    """
+
+    def __init__(
+        self,
+        *,
+        tokens_per_step: float | None = None,
+        flops_per_step: Flops | None = None,
+        model: Any = None,
+        sequence_length: int | None = None,
+        dtype: str | None = None,
+        regime: str = "sustained",
+        ceiling: AnyCeiling | Mapping[str, AnyCeiling] | None = None,
+        world_size: int = 1,
+        accumulation: int = 1,
+        causal: bool = False,
+        warmup_steps: int = 3,
+        backend: int | str | Backend | None = None,
+    ) -> None:
+        _require_counts("tokens_per_step", tokens_per_step)
+        _require_counts("flops_per_step", flops_per_step)
+        self.backend = opened(backend)
+        self.dtype, self.regime = self._name(dtype or self.backend.default_dtype), regime
+        self.world_size, self.accumulation, self.warmup_steps = world_size, accumulation, warmup_steps
+        self.causal = causal
+        self._given = ceiling
+        self._tokens, self._flops, self._per_token = tokens_per_step, flops_per_step, 0.0
+        if model is not None:
+            if flops_per_step is not None or sequence_length is None:
+                raise UsageError("a meter takes either model= with sequence_length=, or flops_per_step=")
+            flops = model if isinstance(model, ModelFlops) else model_flops(model)
+            self._per_token = flops.per_token(sequence_length, causal)
+        self._speeds: dict[str, tuple[float, float]] = {}
+        self._has_warned = False
+        self._number = 0
+        self._end: Any = None
+        self._begun: Any = None
+        self._unread: _Step | None = None
+        self._read, self._steps_read = [0.0] * 6, 0
+        if isinstance(flops_per_step, Mapping):
+            for name in flops_per_step:
+                self._speed(self._name(name))
+        else:
+            self._speed(self.dtype)
+
+    def begin(self) -> None:
+        """The data of a step are there: the time since the last step was the host's."""
+        self._begun = self._mark()
+
+    def step(self, tokens: float | None = None, flops: Flops | None = None) -> StepFigures | None:
+        """A step ends. Returns the figures of the step before; None while that was of the warm-up.
+
+        ``tokens``, ``flops``: of this whole step on this rank, where they are not as told at the beginning; below 0
+        they are not known, and what follows from them is NaN.
+        """
+        end, start = self._mark(), self._begun if self._end is None else self._end
+        figures = self.finish()
+        self._number += 1
+        if start is not None and self._number > self.warmup_steps:
+            self._unread = self._work((start, self._begun, end), self._tokens_of(tokens), flops)
+        self._end, self._begun = end, None
+        return figures
+
+    def finish(self) -> StepFigures | None:
+        """The figures of the last step, which this waits for; None where they were read before."""
+        step, self._unread = self._unread, None
+        if step is None:
+            return None
+        start, begun, end = step.marks
+        if self._has_events:
+            self.backend.wait(end)
+        seconds = self._seconds(start, end)
+        between = _NAN if begun is None else self._seconds(start, begun)
+        sums = (seconds, between, step.tokens, step.flop, step.peak_seconds, step.ceiling_seconds)
+        self._read = [before + own for before, own in zip(self._read, sums, strict=True)]
+        self._steps_read += 1
+        return self._figures(step.number, 1, *sums)
+
+    def mean(self) -> StepFigures | None:
+        """All steps that were read since ``reset``, together: work over time. ``step`` is how many they are."""
+        return self._figures(self._steps_read, self._steps_read, *self._read) if self._steps_read else None
+
+    def reset(self) -> None:
+        """Begin a new ``mean``."""
+        self._read, self._steps_read = [0.0] * 6, 0
+
+    def pause(self) -> None:
+        """What comes until the next ``begin`` is no part of a step: an evaluation, a checkpoint."""
+        self.finish()
+        self._end = self._begun = None
+
+    def __enter__(self) -> Meter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.finish()
+
+    # -- time --------------------------------------------------------------------------------------------------------
+
+    @property
+    def _has_events(self) -> bool:
+        return self.backend.timer != "host clock"
+
+    def _mark(self) -> Any:
+        # A mark of a host-timed backend would synchronize.
+        return self.backend.mark() if self._has_events else self.backend.now()
+
+    def _seconds(self, start: Any, end: Any) -> float:
+        return self.backend.seconds_between(start, end) if self._has_events else float(end - start)
+
+    # -- work --------------------------------------------------------------------------------------------------------
+
+    def _tokens_of(self, told: float | None) -> float:
+        if told is not None:
+            return _known(told)
+        return _NAN if self._tokens is None else float(self._tokens * self.accumulation)
+
+    def _work(self, marks: tuple[Any, Any, Any], tokens: float, told: Flops | None) -> _Step:
+        by_dtype = self._flop_by_dtype(tokens, told)
+        speeds = {name: self._speed(name) for name in by_dtype}
+        at_peak, at_ceiling = (sum(flop / speeds[name][which] for name, flop in by_dtype.items()) for which in (0, 1))
+        return _Step(self._number, marks, tokens, sum(by_dtype.values()), at_peak, at_ceiling)
+
+    def _flop_by_dtype(self, tokens: float, told: Flops | None) -> dict[str, float]:
+        passes = 1
+        if told is None and self._flops is not None:
+            told, passes = self._flops, self.accumulation
+        if told is None:
+            told = tokens * self._per_token if self._per_token else _NAN
+        if isinstance(told, Mapping):
+            return {self._name(name): _known(flop) * passes for name, flop in told.items()}
+        return {self.dtype: _known(told) * passes}
+
+    def _name(self, dtype: str) -> str:
+        return self.backend.resolve_dtype(canonical_name(dtype))
+
+    def _figures(
+        self, number: int, steps: int, seconds: float, between: float, tokens: float, flop: float, *at: float
+    ) -> StepFigures:
+        if seconds <= 0:
+            return StepFigures(number, seconds, between, _NAN, _NAN, _NAN, _NAN)
+        return StepFigures(
+            step=number,
+            seconds=seconds / steps,
+            seconds_between=between / steps,
+            tokens_per_second=tokens * self.world_size / seconds,
+            tflops=flop / seconds / TERA,
+            mfu_percent=100 * at[0] / seconds,
+            mamfu_percent=100 * at[1] / seconds,
+        )
+
+    # -- what it is held against -------------------------------------------------------------------------------------
+
+    def _speed(self, dtype: str) -> tuple[float, float]:
+        """FLOP/s of the datasheet and of the ceiling, NaN where there is none."""
+        if dtype not in self._speeds:
+            listed = datasheet_peak(self.backend.info, dtype)
+            self._speeds[dtype] = (listed.flops if listed else _NAN, self._ceiling(dtype))
+        return self._speeds[dtype]
+
+    def _ceiling(self, dtype: str) -> float:
+        given = self._given.get(dtype) if isinstance(self._given, Mapping) else self._given
+        if isinstance(given, Ceiling):
+            return given.rate * TERA
+        if given is not None:
+            return given.flops if isinstance(given, KnownPeak) else float(given)
+        try:
+            return measured_peak(self.backend, dtype, self.regime).flops
+        except MamfError as error:
+            self._warn(str(error))
+            return _NAN
+
+    def _warn(self, reason: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(f"MAMFU is NaN: {reason}", MamfWarning, stacklevel=4)
+
+
+def _require_counts(what: str, told: Flops | None) -> None:
+    """Raises UsageError for anything but finite numbers of at least 0."""
+    for count in told.values() if isinstance(told, Mapping) else (told,):
+        if count is not None and not 0 <= count < math.inf:
+            raise UsageError(f"{what} {shortened(count)}: it must be a number of at least 0")
+
+
+def _known(count: float) -> float:
+    return float(count) if count >= 0 else _NAN

@@ -1,0 +1,148 @@
+"""The head of a log: what ran where. Any part of it may be missing."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from mamf.dtypes import canonical_name
+from mamf.errors import UnknownNameError
+from mamf.logs.finder.grammars import Evidence
+from mamf.logs.finder.scrubber import Scrubber, host_of
+
+STARTED = re.compile(r"Benchmark started on (\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d)")
+_TITLE = re.compile(r"^\s*\*\* (?P<title>[A-Z][\w /]+):\s*(?P<value>.*)$")
+_DASHES = re.compile(r"^\s*-{20,}\s*$")
+#: The first of these that a log with its first lines cut off still has begins a run.
+BEGINS = re.compile(r"^\s*\*\* (?:Command line|Dtype|Platform/Device info):")
+_VERSION = re.compile(r"benchmark version: (\d+)")
+_MODE = re.compile(r"search mode: (\w+)")
+# Forks say more of the device: "Power limit: 700W".
+_NAMED_VALUE = re.compile(r"([A-Z][\w /-]*):\s+(\S.*)")
+_REPR = re.compile(r"^\w*\((.*=.*)\)$")
+_PROPERTY = re.compile(r"(\w+)=('[^']*'|\[[^]]*\]|\([^)]*\)|[^,]+)")
+_PAIR = re.compile(r"(\w+)=([^,\s]+)")
+# What identifies one card is nobody's business.
+_IDENTIFYING = re.compile(r"^(uuid|pci_.*|serial.*)$")
+
+
+@dataclass
+class Header:
+    """As printed, but scrubbed; filled line by line."""
+
+    started: str | None = None
+    command: str | None = None
+    dtype: str | None = None
+    platform: str | None = None
+    device: str | None = None
+    device_properties: dict[str, str] = field(default_factory=dict)
+    software: dict[str, str] = field(default_factory=dict)
+    variables: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    printed_version: str | None = None
+    has_bullets: bool | None = None
+    mode: str | None = None
+    has_notes: bool = False
+
+    @property
+    def evidence(self) -> list[Evidence]:
+        evidence = []
+        if self.has_bullets is not None:
+            evidence.append(("header", "bullets" if self.has_bullets else "plain"))
+        if self.has_notes:
+            evidence.append(("search", "mode" if self.mode else "none"))
+        if self.mode:
+            evidence.append(("mode", self.mode))
+        if self.command and "--dtype" in self.command:
+            evidence.append(("dtype", "chosen"))
+        if self.printed_version:
+            evidence.append(("printed", self.printed_version))
+        return evidence
+
+
+class HeaderReader:
+    """Feeds the lines of a run into its header; ``close`` when the first line of the run itself comes."""
+
+    def __init__(self, scrubber: Scrubber, header: Header | None = None) -> None:
+        self.header = header or Header()
+        self._scrub = scrubber
+        self._section = ""
+
+    def close(self) -> None:
+        self._section = ""
+
+    def __call__(self, line: str) -> None:
+        started = STARTED.search(line)
+        title = _TITLE.match(line)
+        if started:
+            self.header.started = f"{started[1]}T{started[2]}"
+        elif title:
+            self._open(title["title"], title["value"])
+        elif _DASHES.match(line):
+            self.close()
+        elif self._section and line.strip():
+            self._value(line.strip())
+
+    def _open(self, title: str, value: str) -> None:
+        self._section = title
+        self.header.has_notes |= title == "Additional notes"
+        if title == "Dtype" and value:
+            self.header.dtype = dtype_name(value)
+
+    def _value(self, line: str) -> None:
+        value = line.removeprefix("- ")
+        named = _NAMED_VALUE.fullmatch(value)
+        if self._section == "Command line" and self.header.command is None:
+            self.header.command = self._scrub(line)
+        elif named and self._section in ("Platform/Device info", "Critical software versions"):
+            self._keep_properties({named[1]: named[2]})
+        elif self._section == "Platform/Device info":
+            self.header.has_bullets = line.startswith("- ")
+            self._platform_or_device(value)
+        elif self._section == "Critical software versions":
+            self.header.software |= self._pairs(value)
+        elif self._section == "Critical environment variables":
+            self.header.variables |= self._pairs(value)
+        elif self._section == "Additional notes":
+            self._note(value)
+
+    def _pairs(self, text: str) -> dict[str, str]:
+        return {name: self._scrub(value) for name, value in _PAIR.findall(text) if value != "None"}
+
+    def _platform_or_device(self, text: str) -> None:
+        if self.header.platform is None:
+            words = text.split()
+            if host_of(text):
+                del words[1]
+            self.header.platform = self._scrub(" ".join(words))
+            return
+        found = _REPR.match(text)
+        if found is None:
+            self.header.device = self.header.device or self._scrub(text)
+            return
+        properties = {name: value.strip().strip("'") for name, value in _PROPERTY.findall(found[1])}
+        self.header.device = properties.pop("name", None)
+        self._keep_properties(properties)
+
+    def _keep_properties(self, properties: dict[str, str]) -> None:
+        self.header.device_properties |= {
+            name: self._scrub(value) for name, value in properties.items() if not _IDENTIFYING.match(name.lower())
+        }
+
+    def _note(self, text: str) -> None:
+        version = _VERSION.search(text)
+        if mode := _MODE.search(text):
+            self.header.mode = mode[1]
+        if version:
+            self.header.printed_version = version[1]
+        elif text != "None":
+            self.header.notes.append(self._scrub(text))
+
+
+def dtype_name(text: str) -> str:
+    """mamf's name; what mamf has no name for stays as printed."""
+    bare = text.strip().removeprefix("torch.")
+    try:
+        return canonical_name(bare)
+    except UnknownNameError:
+        return bare

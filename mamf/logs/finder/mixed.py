@@ -1,0 +1,114 @@
+"""Several runs that wrote to one console at once: parted where their counts tell them apart, and never complete.
+
+A run's count rises by one from row to row, and its best figures are those of its own rows. Which head and which summary
+are whose is not told by anything, so only what all heads agree in is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+
+from mamf.logs.finder.header import Header
+from mamf.logs.finder.reading import Reading
+from mamf.logs.finder.rows import Row
+from mamf.logs.finder.scrubber import Scrubber
+
+_PARTED = (
+    "its rows stood among those of other runs on one console, and are told apart by their numbers; whose the heads and "
+    "the summaries are is not told"
+)
+_NOT_PARTED = (
+    "the rows of several runs are mixed, and whose is whose cannot be told: have each run write its own --output_file"
+)
+
+
+def parted(readings: Sequence[Reading], scrubber: Scrubber) -> list[Reading]:
+    """The readings with those of mixed runs put together anew."""
+    start = _first_mixed(readings)
+    if start is None:
+        return list(readings)
+    # All that did not end before the mixture showed is a part of it.
+    while start and not readings[start - 1].summary.kind:
+        start -= 1
+    end = _end_of_mixture(readings, start)
+    mixed = readings[start:end]
+    header = _agreed([each.header for each in mixed if each.has_head])
+    rows = [row for each in mixed for row in each.rows]
+    runs = _runs_by_count(rows)
+    told = _NOT_PARTED if runs is None else _PARTED
+    apart = [_reading(part, header, told, scrubber) for part in runs or [rows]]
+    return [*readings[:start], *apart, *parted(readings[end:], scrubber)]
+
+
+def _first_mixed(readings: Sequence[Reading]) -> int | None:
+    before: Reading | None = None
+    for number, reading in enumerate(readings):
+        if reading.goes_back or (before is not None and _goes_on(before, reading)):
+            return number
+        if reading.is_measured:
+            before = None if reading.summary.kind else reading
+    return None
+
+
+def _end_of_mixture(readings: Sequence[Reading], start: int) -> int:
+    """Where a head comes when as many runs have ended as have begun, and at least the two that were mixed."""
+    begun = ended = 0
+    for number in range(start, len(readings)):
+        if readings[number].has_head and ended >= max(begun, 2):
+            return number
+        begun += readings[number].has_head
+        ended += bool(readings[number].summary.kind)
+    return len(readings)
+
+
+def _goes_on(before: Reading, reading: Reading) -> bool:
+    """Whether rows of a run without an end follow among those of the next one."""
+    due, last = before.last_number + 1, 0
+    for row in reading.rows if before.last_number else ():
+        if row.number == due and last != due - 1:
+            return True
+        last = row.number or last
+    return False
+
+
+def _runs_by_count(rows: Sequence[Row]) -> list[list[Row]] | None:
+    """None where a row could go on from none or from several."""
+    runs: list[list[Row]] = []
+    for row in rows:
+        before = [run for run in runs if _follows(run[-1], row)]
+        if row.number == 1:
+            runs.append([row])
+        elif len(before) == 1:
+            before[0].append(row)
+        else:
+            return None
+    return runs
+
+
+def _follows(before: Row, row: Row) -> bool:
+    if before.number is None or row.number != before.number + 1:
+        return False
+    return all(
+        best in (held, own) for best, held, own in zip(row.best, before.best, row.figures.values(), strict=False)
+    )
+
+
+def _agreed(headers: Sequence[Header]) -> Header:
+    """What all heads say alike."""
+    agreed = Header()
+    for name in (field.name for field in fields(Header)):
+        values = [getattr(header, name) for header in headers]
+        if values and isinstance(values[0], dict):
+            said = values[0].items()
+            setattr(agreed, name, {key: text for key, text in said if all(each.get(key) == text for each in values)})
+        elif values and all(value == values[0] for value in values):
+            setattr(agreed, name, values[0])
+    return agreed
+
+
+def _reading(rows: Sequence[Row], header: Header, told: str, scrubber: Scrubber) -> Reading:
+    reading = Reading(scrubber, header, told)
+    for row in rows:
+        reading.add(row)
+    return reading

@@ -1,0 +1,1 @@
+"""What ran on a device: events, their classes and shares, from traces of torch.profiler."""

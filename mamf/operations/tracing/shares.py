@@ -1,0 +1,95 @@
+"""Shares of a step by the union of intervals: an instant counts once, whatever runs in it, so that shares add up to 1.
+
+Sums of durations would count twice what runs at once. Here an instant in which several classes are at work is given to
+the first of them in CLASSES, communication last: of communication only what no computing hides is a cost.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from mamf.operations.tracing.classes import CLASSES, class_of
+from mamf.operations.tracing.events import Busy, Event, Trace
+
+#: Intervals in seconds that do not touch, in their order.
+Union = list[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Share:
+    """Of one class: ``visible``, the seconds that are given to it, and ``hidden``, those in which another is told."""
+
+    visible: float
+    hidden: float
+
+    @property
+    def total(self) -> float:
+        return self.visible + self.hidden
+
+
+def union(intervals: Iterable[tuple[float, float]]) -> Union:
+    merged: Union = []
+    for begun, ended in sorted(intervals):
+        if merged and begun <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], ended))
+        elif ended > begun:
+            merged.append((begun, ended))
+    return merged
+
+
+def length(intervals: Union) -> float:
+    return sum(ended - begun for begun, ended in intervals)
+
+
+def shares(by_class: Mapping[str, Iterable[tuple[float, float]]]) -> dict[str, Share]:
+    """By class, from intervals of its events that lie within the step: in the order of CLASSES, those at work alone."""
+    told: dict[str, Share] = {}
+    taken: Union = []
+    for name in CLASSES:
+        own = union(by_class.get(name, ()))
+        if not own:
+            continue
+        with_own = union([*taken, *own])
+        visible = length(with_own) - length(taken)
+        told[name] = Share(visible, max(0.0, length(own) - visible))
+        taken = with_own
+    return told
+
+
+def class_seconds(trace: Trace) -> dict[str, float]:
+    """The seconds of a trace that are given to each class."""
+    by_class: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for each in busy(trace):
+        by_class[class_of(each.event)].append((each.begun, each.ended))
+    return {name: share.visible for name, share in shares(by_class).items()}
+
+
+def gaps(covered: Union, begun: float, ended: float) -> Union:
+    """What of a step no interval covers."""
+    edges = [begun, *(edge for interval in covered for edge in interval), ended]
+    return [(low, high) for low, high in zip(edges[::2], edges[1::2], strict=True) if high > low]
+
+
+def busy(trace: Trace) -> list[Busy]:
+    """When which event was at work, within the steps: on the device if it has one, else the CPU's operations, each
+    without the operations that it calls.
+    """
+    if trace.is_of_device:
+        found = [Busy(event, event.begun, event.ended) for event in trace.events if event.is_on_device]
+    else:
+        found = list(_own_time([event for event in trace.events if event.kind == "operation"]))
+    clipped = (Busy(each.event, max(each.begun, trace.begun), min(each.ended, trace.ended)) for each in found)
+    return [each for each in clipped if each.ended > each.begun]
+
+
+def _own_time(operations: Sequence[Event]) -> Iterable[Busy]:
+    called: dict[Event, list[tuple[float, float]]] = defaultdict(list)
+    for event in operations:
+        caller = next((each for each in list(event.lineage())[1:] if each.kind == "operation"), None)
+        if caller is not None:
+            called[caller].append((event.begun, event.ended))
+    for event in operations:
+        for begun, ended in gaps(union(called[event]), event.begun, event.ended):
+            yield Busy(event, begun, ended)

@@ -1,0 +1,177 @@
+"""Theoretical peaks by device name and dtype, and of memory: data in peaks.csv, dense figures with their sources.
+
+The first row that matches a name decides which device it is; a device that no row names has no peak, never another
+device's. The column ``verified`` says how far a row may be believed: ``yes``, ``flops`` (its bandwidth is from memory)
+or ``no`` (all of it is). An unverified figure is shown as such and bounds nothing.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import importlib.resources
+import re
+from dataclasses import dataclass
+
+from mamf.backend import DeviceInfo
+from mamf.dtypes import DTYPES
+
+# How far above its datasheet's peak a device whose spec clock is not recorded may be believed: boards boost past it
+# (an RTX 4090 gives 178.8 of 165.2), but not by a quarter.
+_HEADROOM_UNKNOWN_CLOCK = 1.25
+# Clocks are read and set in steps of 15 MHz and more.
+_HEADROOM_KNOWN_CLOCK = 1.02
+# How far a row may lie above the peak at the clock that was read during it: see fastest_at_clock.
+HEADROOM_OF_READ_CLOCK = 1.10
+# No device multiplies in float64 faster than in float32.
+_BOUNDED_BY = {"fp64": "fp32"}
+# What FLOP per cycle and unit are multiples of, and how far a datasheet's rounding puts them off.
+_FLOP_STEP, _ROUNDED_PEAK = 16, 0.005
+# No core of a CPU does more FLOP in a cycle, nor cycles faster: two 512-bit FMA units do 32 in float64 and 64 in
+# float32, matrix units (Intel AMX: 1024 multiply-adds; Apple's) up to 256 and 2048.
+_CORE_FLOP_PER_CYCLE = {"float64": 64, "float32": 256, "int8": 4096}
+_CORE_FLOP_PER_CYCLE_ELSE = 2048
+_CORE_HZ = 7e9
+
+
+@dataclass(frozen=True)
+class Peak:
+    """A theoretical peak without sparsity: ``flops`` in FLOP/s at ``clock_hz``, if the source names the clock.
+    ``is_verified``: whether its source was read, and not remembered.
+    """
+
+    device: str
+    dtype: str
+    flops: float
+    clock_hz: float | None
+    source: str
+    is_verified: bool = True
+
+    @property
+    def origin(self) -> str:
+        """The device, and whether the figure is unverified: what is shown beside a share of it."""
+        return self.device if self.is_verified else f"{self.device} (unverified)"
+
+
+@dataclass(frozen=True)
+class _Row:
+    device: str
+    pattern: re.Pattern[str]
+    dtype: str
+    tflops: float | None
+    bandwidth_tb: float | None
+    clock_mhz: float | None
+    compute_units: frozenset[int]
+    verified: str
+    source: str
+
+
+@functools.cache
+def _rows() -> tuple[_Row, ...]:
+    text = importlib.resources.files("mamf").joinpath("peaks.csv").read_text(encoding="utf-8")
+    return tuple(
+        _Row(
+            device=row["name"],
+            pattern=re.compile(row["match"]),
+            dtype=row["dtype"],
+            tflops=float(row["dense_tflops"]) if row["dense_tflops"] else None,
+            bandwidth_tb=float(row["bandwidth_tb_s"]) if row["bandwidth_tb_s"] else None,
+            clock_mhz=float(row["clock_mhz"]) if row["clock_mhz"] else None,
+            compute_units=frozenset(map(int, row["compute_units"].split())),
+            verified=row["verified"],
+            source=row["source"],
+        )
+        for row in csv.DictReader(text.splitlines())
+    )
+
+
+def find_peak(device_name: str, dtype: str, compute_units: int | None = None) -> Peak | None:
+    """The peak of a device for a dtype (mamf's name), or None. ``compute_units`` tells apart devices that share a
+    name.
+    """
+    return _find(device_name, DTYPES[dtype].peak_name, compute_units)
+
+
+def flop_per_cycle(peak: Peak | None, compute_units: int | None) -> float | None:
+    """FLOP of a unit in a cycle by a device's peak; None where its clock or the number of units is not known.
+
+    Datasheets round (989 for 989.4); units do whole multiples of 16.
+    """
+    if peak is None or not peak.clock_hz or not compute_units:
+        return None
+    raw = peak.flops / peak.clock_hz / compute_units
+    whole = _FLOP_STEP * round(raw / _FLOP_STEP)
+    return float(whole) if abs(whole / raw - 1) <= _ROUNDED_PEAK else raw
+
+
+def _find(device_name: str, peak_name: str, compute_units: int | None) -> Peak | None:
+    for row in _rows_of(device_name, compute_units):
+        if row.dtype == peak_name and row.tflops:
+            clock_hz = row.clock_mhz * 1e6 if row.clock_mhz else None
+            return Peak(row.device, peak_name, row.tflops * 1e12, clock_hz, row.source, row.verified != "no")
+    return None
+
+
+def find_bandwidth(
+    device_name: str, compute_units: int | None = None, *, is_verified_only: bool = False
+) -> float | None:
+    """The theoretical bandwidth of a device's memory in bytes/s, read and written together, or None."""
+    for row in _rows_of(device_name, compute_units):
+        if row.bandwidth_tb and (row.verified == "yes" or not is_verified_only):
+            return row.bandwidth_tb * 1e12
+    return None
+
+
+@functools.lru_cache(64)  # the rows of a log are all of one device
+def _rows_of(device_name: str, compute_units: int | None) -> tuple[_Row, ...]:
+    """The rows of one device: the first that its name and units match."""
+    of_units = (row for row in _rows() if not row.compute_units or compute_units in row.compute_units)
+    matching = [row for row in of_units if row.pattern.search(device_name)]
+    return tuple(row for row in matching if row.device == matching[0].device)
+
+
+def fastest_possible_flops(info: DeviceInfo, dtype: str) -> float | None:
+    """FLOP/s that no launch on the device exceeds, at its maximum clock; None if no verified peak is listed. For a CPU,
+    what no core of today exceeds.
+    """
+    peak = _bounding_peak(info, dtype)
+    if peak is None or not info.is_accelerator:
+        return None if info.is_accelerator else _fastest_possible_cpu_flops(info, dtype)
+    if peak.clock_hz and info.max_clock_hz:
+        # No board is set above its model's clock by a quarter.
+        ratio = min(info.max_clock_hz / peak.clock_hz, _HEADROOM_UNKNOWN_CLOCK)
+        return peak.flops * max(1.0, ratio) * _HEADROOM_KNOWN_CLOCK
+    return peak.flops * _HEADROOM_UNKNOWN_CLOCK
+
+
+def fastest_at_clock(info: DeviceInfo, dtype: str, clock_hz: float) -> float | None:
+    """FLOP/s that no row on the device exceeds, by the median of the clocks that were read during it; None if no
+    verified peak with its clock is listed.
+
+    The headroom is chosen from the 22,790 rows of ``results/`` to which it applies (``tools/clock_headroom.py``): their
+    rate is at most 105.1 % of peak x clock / datasheet's clock, two lie above 100 %, 99.9 % of them below 99 %. The
+    headroom is twice the largest excess. The two are float64 bursts on an H100, which reach 98.5 % at a steady clock:
+    if the clock falls during a burst, its median reads lower than what most launches ran at.
+    """
+    peak = _bounding_peak(info, dtype) if info.is_accelerator else None
+    if peak is None or not peak.clock_hz:
+        return None
+    return peak.flops * clock_hz / peak.clock_hz * HEADROOM_OF_READ_CLOCK
+
+
+def _bounding_peak(info: DeviceInfo, dtype: str) -> Peak | None:
+    """The verified peak that bounds a dtype: its own, else that of a dtype that is never slower.
+
+    Consumer boards double fp16 and fp8 with 16-bit accumulation, a mode that is a global flag: the larger peak bounds.
+    """
+    own = DTYPES[dtype].peak_name
+    for name in (own, _BOUNDED_BY.get(own, own)):
+        listed = (_find(info.name, each, info.compute_units) for each in (name, f"{name}_acc16"))
+        if verified := [peak for peak in listed if peak is not None and peak.is_verified]:
+            return max(verified, key=lambda peak: peak.flops)
+    return None
+
+
+def _fastest_possible_cpu_flops(info: DeviceInfo, dtype: str) -> float | None:
+    per_core = _CORE_FLOP_PER_CYCLE.get(dtype, _CORE_FLOP_PER_CYCLE_ELSE) * _CORE_HZ
+    return info.compute_units * per_core if info.compute_units else None

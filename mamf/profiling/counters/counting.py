@@ -1,0 +1,100 @@
+"""Counts a kernel: ``mamf run`` under ncu, and what came of it. Whatever goes wrong with one kernel is its reason."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mamf.errors import MamfWarning, UnavailableError
+from mamf.logs.known import operation_called
+from mamf.measurement import Measurement
+from mamf.profiling.counters import ncu
+from mamf.profiling.counters.counts import Counts, DeviceKernel, launches_of, median_launch
+from mamf.profiling.counters.metrics import DEFAULT
+from mamf.profiling.counters.running import output_of
+
+#: Of ncu's ``--set``: what its viewer shows, read beside the metrics.
+SECTION_SETS = ("basic", "detailed", "full", "roofline")
+
+
+@dataclass(frozen=True)
+class Counter:
+    """``ncu``: its path; ``backend``, ``device``: as they are asked for; ``launches``: counted of each kernel;
+    ``metrics``: beside those that are read unasked; ``sections``: of SECTION_SETS, or None; ``determinism``: whether
+    launches are compared.
+    """
+
+    ncu: str
+    backend: str
+    device: int
+    launches: int
+    metrics: tuple[str, ...] = ()
+    sections: str | None = None
+    determinism: bool = False
+
+    def command(self, kernel: str, problem: Any, shape: Any, report: str | None = None) -> list[str]:
+        """The command line for a kernel by the name that it is asked for."""
+        metrics = tuple(dict.fromkeys((*DEFAULT, *self.metrics)))
+        program = [sys.executable, "-m", "mamf", "run", kernel, *self._asked_for(problem, shape)]
+        return ncu.collecting(self.ncu, metrics, self.sections, report, program)
+
+    def _asked_for(self, problem: Any, shape: Any) -> list[str]:
+        """The options of ``mamf run``."""
+        what = options_of(problem, shape)
+        device = ["--backend", self.backend, "--device", str(self.device)]
+        determinism = ["--determinism"] if self.determinism else []
+        return [*what, *device, *determinism, "--launches", str(self.launches), "--format", "json"]
+
+    def count(self, kernel: str, row: Measurement, report: str | None = None) -> Counts:
+        """What a row's kernel counts. ``report``: the file in which ncu's own report is kept.
+
+        Raises UnavailableError where no kernel can be counted here.
+        """
+        output = output_of(self.command(kernel, row.problem, row.shape, report))
+        reason = ncu.unavailable(output.stdout + output.stderr)
+        if reason is not None:
+            raise UnavailableError(str(reason))
+        said = said_by_run(output.stdout)
+        none = Counts(row.kernel, row.problem, row.shape, **said)
+        listed = output_of(ncu.reading(self.ncu, report)).stdout if report else output.stdout
+        kernels = ncu.kernels_in(listed)
+        # Without that line the program did not come to its end.
+        if not kernels or not said:
+            return replace(none, reason=ncu.fault(output.stdout, output.stderr))
+        for name in ncu.missing(kernels, self.metrics):
+            warnings.warn(f"ncu has no figure of {name} on this device", MamfWarning, stacklevel=2)
+        try:
+            launches = launches_of(kernels, self.launches)
+        except ValueError as error:
+            return replace(none, reason=str(error))
+        return replace(none, kernels=median_launch(launches), cycles=_cycles(launches))
+
+
+def _cycles(launches: Sequence[Sequence[DeviceKernel]]) -> tuple[float, ...]:
+    """Of each launch; none where a kernel has no figure."""
+    cycles = [[kernel.cycles or 0.0 for kernel in launch] for launch in launches]
+    return tuple(map(sum, cycles)) if all(map(all, cycles)) else ()
+
+
+def said_by_run(output: str) -> dict[str, Any]:
+    """What ``mamf run`` says beside its times; nothing where it did not come to its end."""
+    for begin in re.finditer("^{", output, re.MULTILINE):
+        try:
+            record, _ = json.JSONDecoder().raw_decode(output, begin.start())
+            return {name: record[name] for name in ("preparing_seconds", "is_deterministic")}
+        except (KeyError, TypeError, ValueError):
+            continue
+    return {}
+
+
+def options_of(problem: Any, shape: Any) -> list[str]:
+    """The options by which ``mamf run`` and ``mamf counters`` are asked for a problem of any operation."""
+    of = operation_called(problem.operation)
+    fields = {name: value for name, value in of.problem_record(problem).items() if name != "dtype"}
+    texts = [f"{name}={'none' if value is None else value}" for name, value in fields.items()]
+    return ["--operation", of.name, "--shape", str(shape), "--dtype", problem.dtype, "--set", *texts]

@@ -1,0 +1,147 @@
+"""What the counters said of a kernel on a shape: the kernels of the device that a launch ran, and all of them in sum.
+Pure.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mamf.profiling.counters.metrics import (
+    CYCLES,
+    DRAM_READ,
+    DRAM_WRITTEN,
+    NANOSECONDS,
+    OCCUPANCY_LIMITS,
+    SHARES_OF_CYCLES,
+    SUMMED,
+)
+from mamf.statistics import Interval, median_interval
+
+#: By ncu's name, in its base units; None where the device gave none.
+Metrics = Mapping[str, float | None]
+
+
+@dataclass(frozen=True)
+class DeviceKernel:
+    """One kernel of the device. ``grid``, ``block``: as ncu writes them, ``(2, 66, 1)``."""
+
+    name: str
+    grid: str
+    block: str
+    metrics: Metrics
+
+    @property
+    def cycles(self) -> float | None:
+        return self.metrics.get(CYCLES)
+
+    @property
+    def seconds(self) -> float | None:
+        nanoseconds = self.metrics.get(NANOSECONDS)
+        return None if nanoseconds is None else nanoseconds * 1e-9
+
+    @property
+    def dram_bytes(self) -> float | None:
+        """Read and written."""
+        read, written = self.metrics.get(DRAM_READ), self.metrics.get(DRAM_WRITTEN)
+        return None if read is None or written is None else read + written
+
+    @property
+    def dram_rate(self) -> float | None:
+        """Bytes a second."""
+        return self.dram_bytes / self.seconds if self.dram_bytes is not None and self.seconds else None
+
+    @property
+    def limiters(self) -> tuple[str, ...]:
+        """What leaves room for the fewest blocks of it on a unit."""
+        room = {name: self.metrics.get(metric) for name, metric in OCCUPANCY_LIMITS.items()}
+        known = {name: blocks for name, blocks in room.items() if blocks is not None}
+        return tuple(name for name, blocks in known.items() if blocks == min(known.values()))
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Of a kernel on a shape. ``kernels``: what a launch runs on the device, each metric the median over launches;
+    ``cycles``: of each launch, all its kernels in sum. Without kernels there are no counts: ``reason`` says why.
+    ``preparing_seconds``: operands, compilation, tuning and first launch of the profiled process;
+    ``is_deterministic``: whether further launches gave the same to the last bit, None where that was not asked.
+    """
+
+    kernel: str
+    problem: Any
+    shape: Any
+    kernels: tuple[DeviceKernel, ...] = ()
+    cycles: tuple[float, ...] = ()
+    reason: str = ""
+    preparing_seconds: float | None = None
+    is_deterministic: bool | None = None
+
+    @property
+    def ok(self) -> bool:
+        return bool(self.kernels)
+
+    @property
+    def median_cycles(self) -> float | None:
+        return statistics.median(self.cycles) if self.cycles else None
+
+    @property
+    def interval(self) -> Interval | None:
+        """Where the median of the cycles lies, as far as these launches tell."""
+        return median_interval(self.cycles) if self.cycles else None
+
+    @property
+    def total(self) -> DeviceKernel:
+        """All kernels of a launch as one; what has no sum, such as a hit rate, is missing."""
+        if len(self.kernels) == 1:
+            return self.kernels[0]
+        summed = {name: _sum(each.metrics.get(name) for each in self.kernels) for name in SUMMED}
+        shares = {name: self._share(name) for name in SHARES_OF_CYCLES}
+        return DeviceKernel(f"{len(self.kernels)} kernels", "", "", summed | shares)
+
+    @property
+    def longest(self) -> DeviceKernel:
+        """The kernel that most of the cycles go to."""
+        return max(self.kernels, key=lambda each: each.cycles or 0.0)
+
+    def _share(self, name: str) -> float | None:
+        """A share of elapsed cycles over all kernels."""
+        cycles = _sum(each.cycles for each in self.kernels)
+        active = _sum(_product(each.metrics.get(name), each.cycles) for each in self.kernels)
+        return active / cycles if active is not None and cycles else None
+
+
+def _product(a: float | None, b: float | None) -> float | None:
+    return None if a is None or b is None else a * b
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    found = list(values)
+    known = [value for value in found if value is not None]
+    return sum(known) if len(known) == len(found) else None
+
+
+def launches_of(kernels: Sequence[DeviceKernel], count: int) -> list[Sequence[DeviceKernel]]:
+    """Kernels in the order they ran, by launch. Raises ValueError where the launches did not run the same."""
+    each, rest = divmod(len(kernels), count)
+    found = [kernels[start : start + each] for start in range(0, len(kernels) - rest, each)] if each else []
+    names = {tuple(kernel.name for kernel in launch) for launch in found}
+    if rest or len(names) != 1:
+        raise ValueError(f"{len(kernels)} kernels of {count} launches are not the same in each of them")
+    return found
+
+
+def median_launch(launches: Sequence[Sequence[DeviceKernel]]) -> tuple[DeviceKernel, ...]:
+    """A launch whose metrics are medians over all."""
+    return tuple(map(_median_kernel, zip(*launches, strict=True)))
+
+
+def _median_kernel(same: Sequence[DeviceKernel]) -> DeviceKernel:
+    first = same[0]
+    values = {name: [each.metrics.get(name) for each in same] for name in first.metrics}
+    medians = {
+        name: statistics.median(known) if (known := [value for value in found if value is not None]) else None
+        for name, found in values.items()
+    }
+    return DeviceKernel(first.name, first.grid, first.block, medians)

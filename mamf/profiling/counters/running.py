@@ -1,0 +1,67 @@
+"""Runs the vendor's profiler, and through it ``mamf run``: a process of its own, which a profiler must start."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from mamf.errors import UnavailableError
+from mamf.profiling.counters.ncu import WITHOUT_COUNTERS
+
+# How long a profiler may take to end once it is told to.
+_SECONDS_TO_END = 5.0
+
+
+class Output(NamedTuple):
+    stdout: str
+    stderr: str
+
+
+def found_ncu(named: str | None) -> str:
+    """The path of ncu. Raises UnavailableError where there is none."""
+    path = shutil.which(named or "ncu")
+    if path is None:
+        what = f"{named} is no program that can be run" if named else "ncu, which reads the counters, is not on PATH"
+        raise UnavailableError(
+            f"{what}: install NVIDIA Nsight Compute (it comes with the CUDA toolkit), or name it by --ncu; "
+            f"{WITHOUT_COUNTERS}"
+        )
+    return path
+
+
+def output_of(command: Sequence[str]) -> Output:
+    """What a program and those that it started print; an interrupt ends them.
+
+    Raises UnavailableError where it cannot be started.
+    """
+    try:
+        # In a session of its own: Ctrl-C is told to this process alone, which ends them all.
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True
+        )
+    except OSError as error:
+        raise UnavailableError(f"cannot run {command[0]}: {error.strerror}") from None
+    with process:
+        try:
+            return Output(*process.communicate())
+        except BaseException:
+            _end(process)
+            raise
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """The process and its session."""
+    for number in (signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM)):
+        with contextlib.suppress(OSError):
+            if hasattr(os, "killpg"):
+                os.killpg(process.pid, number)
+            else:
+                process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_SECONDS_TO_END)
+            return

@@ -1,0 +1,145 @@
+"""Steps of models as a picture: where the milliseconds of a step go by phase, and the share of the ceiling. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from mamf.ceilings.known import KnownCeilings
+from mamf.measurement import Measurement
+from mamf.operations.model.operation import Model
+from mamf.operations.model.shapes import PHASES, ModelProblem
+from mamf.report.charts.chart import Axis, Line, chosen_regimes, failures, in_kibi, labelled, machine, point
+from mamf.report.charts.stacked import LEAST_SHARE, LinesPanel, Stack, StackedChart, StackedPanel
+
+#: What a phase holds, in the order that it runs.
+_CONTENT: Mapping[str, tuple[str, ...]] = {
+    "forward": ("forward",),
+    "forward-backward": ("forward", "backward"),
+    "step": ("forward", "backward", "optimizer step"),
+}
+#: Rows of the phases of one step: regime, problem without its phase, kernel and batch.
+_Key = tuple[str, ModelProblem, str, int]
+_Phases = Mapping[str, Measurement]
+_Steps = Mapping[_Key, Mapping[int, _Phases]]
+#: Of a bar, in milliseconds.
+_Parts = tuple[tuple[str, float], ...]
+#: By whether idle holds what the profiler adds.
+_SHARES = {
+    False: "shares of one more launch, under torch's profiler, of the time measured without",
+    True: "shares of one more launch under torch's profiler, which adds to idle: it is at most what is drawn",
+}
+_DIFFERENCES = "parts above the lowest are differences: of a phase and the one that it holds, each measured by itself"
+
+
+def model_chart(
+    rows: Sequence[Measurement], known: KnownCeilings, header: Mapping[str, Any], regime: str | None = None
+) -> StackedChart:
+    """Bars of the phases by context length, a panel a kernel and model; beneath, MAMFU against context length (TFLOPS
+    where no ceiling is known). Of one context length bars stand side by side in one panel, each with its MAMFU. Raises
+    UsageError where nothing was measured.
+    """
+    regimes = chosen_regimes(rows, regime)
+    steps: dict[_Key, dict[int, dict[str, Measurement]]] = {}
+    for row in rows:
+        if row.ok and row.regime in regimes:
+            by_context = steps.setdefault(_key(row), {})
+            by_context.setdefault(row.shape.context, {})[row.problem.phase] = row
+    first = next(iter(steps))
+    common = set(_words(first)).intersection(*map(_words, steps))
+    titles = {key: ", ".join(word for word in _words(key) if word not in common) or first[2] for key in steps}
+    lines = _shares(steps, titles, known)
+    contexts = {context for found in steps.values() for context in found}
+    parts_of = by_work if _tell_their_work(steps) else stacked
+    panels = tuple(
+        StackedPanel(titles[key], tuple(Stack(in_kibi(context), parts_of(found[context])) for context in sorted(found)))
+        for key, found in steps.items()
+    )
+    if len(contexts) == 1:
+        panels = (StackedPanel("", tuple(_bars(steps, titles, lines, parts_of))),)
+    note = _SHARES[any(row.idle_is_bound for row in rows)] if parts_of is by_work else _DIFFERENCES
+    notes = [note] if any(len(bar.parts) > 1 for panel in panels for bar in panel.bars) else []
+    if faster := [told for key, found in steps.items() for told in _faster(titles[key], found)]:
+        notes.append(f"a phase took no longer than the one that it holds: {'; '.join(faster)}")
+    by = "what it does" if parts_of is by_work else "phase"
+    title = f"A model's step by {by}: {', '.join(word for word in _words(first) if word in common)}"
+    notes += failures(rows, dict.fromkeys(row.kernel for row in rows))
+    if len(contexts) == 1:
+        title += f", context length {in_kibi(*contexts)}"
+        return StackedChart(title, machine(header), "milliseconds", "", panels, None, (lines.title, *notes))
+    return StackedChart(title, machine(header), "milliseconds", "context length", panels, lines, tuple(notes))
+
+
+def _bars(
+    steps: _Steps, titles: Mapping[_Key, str], shares: LinesPanel, parts_of: Callable[[_Phases], _Parts]
+) -> Iterator[Stack]:
+    """A bar a step of the one context length, the longest first, with the share of the longest phase."""
+    share_of = {line.name: f"{line.points[0].y:.1f} {shares.unit}" for line in shares.lines}
+    bars = []
+    for key, found in steps.items():
+        (by_phase,) = found.values()
+        longest = [phase for phase in PHASES if phase in by_phase][-1]
+        bars.append(Stack(f"{titles[key]} {share_of[f'{titles[key]}, {longest}']}", parts_of(by_phase)))
+    return iter(sorted(bars, key=lambda bar: -bar.height))
+
+
+def _tell_their_work(steps: _Steps) -> bool:
+    """Whether all are of one phase, and each says what its time goes to: else parts are phases."""
+    found = [by_phase for by_context in steps.values() for by_phase in by_context.values()]
+    phases = {phase for by_phase in found for phase in by_phase}
+    return len(phases) == 1 and all(row.time_shares for by_phase in found for row in by_phase.values())
+
+
+def _key(row: Measurement) -> _Key:
+    return row.regime, replace(row.problem, phase=PHASES[0]), row.kernel, row.shape.batch
+
+
+def _words(key: _Key) -> list[str]:
+    regime, problem, kernel, batch = key
+    told = [word for word in Model().words(problem) if word not in PHASES]
+    return [kernel, *told, f"batch {batch}", problem.dtype, regime]
+
+
+def stacked(by_phase: _Phases) -> _Parts:
+    """The phases of a step as parts, in milliseconds: the shortest that was measured whole, of each longer one what it
+    takes more. A part that chance makes less than nothing is nothing.
+    """
+    parts, held, before = [], 0, 0.0
+    for phase in (each for each in PHASES if each in by_phase):
+        content, milliseconds = _CONTENT[phase], by_phase[phase].seconds * 1e3
+        parts.append((" and ".join(content[held:]), max(0.0, milliseconds - before)))
+        held, before = len(content), max(before, milliseconds)
+    return tuple(parts)
+
+
+def by_work(by_phase: _Phases) -> _Parts:
+    """What the time of the one phase goes to, in milliseconds."""
+    (row,) = by_phase.values()
+    return tuple((name, share * row.seconds * 1e3) for name, share in row.time_shares.items() if share >= LEAST_SHARE)
+
+
+def _faster(title: str, found: Mapping[int, _Phases]) -> Iterator[str]:
+    """Where a phase took less than the one that it holds."""
+    for context, by_phase in found.items():
+        if any(height == 0 for _, height in stacked(by_phase)):
+            yield f"{title}, {in_kibi(context)}"
+
+
+def _shares(steps: _Steps, titles: Mapping[_Key, str], known: KnownCeilings) -> LinesPanel:
+    """MAMFU of every phase, or TFLOPS where a row has no ceiling to be a share of."""
+    has_all = all((problem.dtype, regime) in known for regime, problem, _, _ in steps)
+    lines = []
+    for key, found in steps.items():
+        regime, problem, _, _ = key
+        scale = 100 / known[problem.dtype, regime].tflops if has_all else 1.0
+        for phase in PHASES:
+            points = [point(found[x][phase], x, "tflops", scale) for x in sorted(found) if phase in found[x]]
+            if points:
+                lines.append(Line(f"{titles[key]}, {phase}", tuple(points)))
+    contexts = sorted({context for found in steps.values() for context in found})
+    ceilings = dict.fromkeys(known[problem.dtype, regime] for regime, problem, _, _ in steps) if has_all else ()
+    of = "; ".join(f"of {each.tflops:.4g} TFLOPS, {each.dtype} {each.regime}: {each.told}" for each in ceilings)
+    title = f"MAMFU: {of}" if has_all else "TFLOPS: the log names no ceiling, so there is no MAMFU"
+    axis = Axis("context length", True, labelled(contexts, in_kibi))
+    return LinesPanel(title, "% MAMFU" if has_all else "TFLOPS", axis, tuple(lines))

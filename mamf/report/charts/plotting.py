@@ -1,0 +1,266 @@
+"""Draws a chart with matplotlib: as wide as a README, however many panels and lines it has.
+
+matplotlib is imported when something is drawn, and pyplot never: a Figure of its own leaves the caller's alone.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import math
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mamf.errors import UnavailableError, UsageError
+from mamf.files import create_whole, write_whole
+from mamf.report.charts.chart import Axis, Chart, Line, Panel, limits, with_visible_texts
+from mamf.report.charts.figures import DPI, GREY, SMALL, TEXT, WIDTH, Named, arrange, styles_of
+from mamf.report.charts.roofline import RooflineChart
+from mamf.report.charts.roofline_drawing import draw_roofline
+from mamf.report.charts.stacked import StackedChart
+from mamf.report.charts.stacked_drawing import draw_stacked
+from mamf.report.charts.waterfall import WaterfallChart
+from mamf.report.charts.waterfall_drawing import draw_waterfall
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Picture = Chart | RooflineChart | StackedChart | WaterfallChart
+FILE_TYPES = ("png", "svg")
+# Characters of all panels' titles in a row that fit the width.
+_PANEL_TITLES_LENGTH = 132
+# Height of a line of text as a share of a panel.
+_LABEL_ROOM = 0.12
+# More points than this need no marker each.
+_MOST_MARKED = 100
+_MILLISECONDS = "milliseconds"
+
+
+def draw(chart: Picture) -> Figure:
+    """The picture as a Figure. Raises UnavailableError without matplotlib."""
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UnavailableError("drawing needs matplotlib: pip install 'mamf[plot]'") from None
+    figure = Figure(figsize=(WIDTH, 9), dpi=DPI, facecolor="white", layout="constrained")
+    with rc_context({"text.parse_math": False}):  # a dollar in a name begins no formula
+        shown = with_visible_texts(chart)
+        if isinstance(shown, RooflineChart):
+            draw_roofline(figure, shown)
+        elif isinstance(shown, StackedChart):
+            draw_stacked(figure, shown)
+        elif isinstance(shown, WaterfallChart):
+            draw_waterfall(figure, shown)
+        else:
+            _draw(figure, shown)
+    return figure
+
+
+def _draw(figure: Figure, chart: Chart) -> None:
+    axes = figure.subplots(len(chart.grid), len(chart.grid[0]), squeeze=False)
+    styles = styles_of(sorted({*chart.palette, *chart.names}))
+    for line, panels in enumerate(chart.grid):
+        for column, panel in enumerate(panels):
+            if panel is None:
+                axes[line][column].set_visible(False)
+            else:
+                _draw_panel(axes[line][column], panel, chart, styles)
+                _label(axes[line][column], panel, chart, line, column)
+    rows = len(chart.grid)
+    arrange(figure, chart, {1: 6.0, 2: 6.9}.get(rows, 2.9 * rows), _named(chart, styles))
+
+
+def _named(chart: Chart, styles: dict[str, dict[str, Any]]) -> Named:
+    """What the legend says: the lines, and what a dotted one means."""
+    width = 2 if chart.is_connected else 0
+    named: Named = [(name, {"linewidth": width, "markersize": 7, **styles[name]}) for name in chart.names]
+    if chart.companion:
+        named.append((chart.companion, {"linewidth": 2, "linestyle": ":", "color": GREY}))
+    return named
+
+
+def save(figure: Figure, path: Path, overwrite: bool = False) -> None:
+    """Write the figure; its type is the file's ending. Raises UsageError when the file exists or cannot be written,
+    RunLogWriteError when the disk is full; then an older figure is still there.
+    """
+    image = io.BytesIO()
+    kind = file_type(path)
+    if path.exists() and not overwrite:
+        raise exists(path)
+    with _laid_out(figure):
+        figure.savefig(image, format=kind)
+    write = write_whole if overwrite else create_whole
+    write(path, image.getvalue())
+
+
+@contextmanager
+def _laid_out(figure: Figure) -> Iterator[None]:
+    """Laid out once: matplotlib would do so again, and draw everything for it, before it draws."""
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.execute(figure)
+        figure.set_layout_engine(None)  # "none" leaves one in its place, for which all would be drawn once more
+    try:
+        yield
+    finally:
+        figure.set_layout_engine(engine)
+
+
+def exists(path: Path) -> UsageError:
+    return UsageError(f"{path} exists: name another, or replace it (--overwrite, overwrite=True)")
+
+
+def file_type(path: Path) -> str:
+    """Raises UsageError for an ending that is no known type."""
+    kind = path.suffix.removeprefix(".").lower()
+    if kind not in FILE_TYPES:
+        raise UsageError(f"cannot draw {path.name}: its name must end with .{' or .'.join(FILE_TYPES)}")
+    return kind
+
+
+def _draw_panel(axes: Axes, panel: Panel, chart: Chart, styles: dict[str, dict[str, Any]]) -> None:
+    axes.set_axisbelow(True)
+    axes.grid(True, color="#dddddd", linewidth=0.8)
+    for side in axes.spines.values():
+        side.set_color("#999999")
+    if panel.title:
+        title = textwrap.fill(panel.title, _PANEL_TITLES_LENGTH // len(chart.grid[0]))
+        axes.set_title(title, fontsize=TEXT, loc="left")
+    for line in panel.lines:
+        _draw_line(axes, line, chart, styles[line.name])
+    aside = (chart.bar_width or 0.0) / 2
+    places = [point.x for each in chart.panels for line in each.lines for point in line.points]
+    _scale_x(axes, chart.axis, [place + side for place in places for side in (-aside, aside)])
+    _scale_y(axes, panel, [each for each in chart.panels if each.quantity == panel.quantity], bool(chart.bar_width))
+    if panel.ceiling is not None:
+        _draw_ceiling(axes, panel, panel.ceiling)
+
+
+def _draw_line(axes: Axes, line: Line, chart: Chart, style: dict[str, Any]) -> None:
+    x, y = [point.x for point in line.points], [point.y for point in line.points]
+    if chart.bar_width is not None:
+        axes.bar(x, y, chart.bar_width, color=style["color"], edgecolor="white", linewidth=0.7)
+        return
+    is_few = len(x) <= _MOST_MARKED
+    axes.plot(
+        x,
+        y,
+        color=style["color"],
+        linestyle="none" if not chart.is_connected else ":" if line.is_companion else "-",
+        linewidth=2,
+        marker=style["marker"] if is_few or not chart.is_connected else "none",
+        markersize=7 if chart.is_connected else 5,
+        markeredgecolor="white",
+        markeredgewidth=0.7 if chart.is_connected else 0.3,
+    )
+    if chart.has_intervals:
+        axes.vlines(x, [point.low for point in line.points], [point.high for point in line.points], style["color"])
+    if chart.is_connected and not line.is_companion:
+        lows, highs = [point.low for point in line.points], [point.high for point in line.points]
+        axes.fill_between(x, lows, highs, color=style["color"], alpha=0.15, linewidth=0)
+
+
+def _scale_x(axes: Axes, axis: Axis, positions: Sequence[float]) -> None:
+    from matplotlib.ticker import MaxNLocator, NullLocator
+
+    if axis.is_log:
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_minor_locator(NullLocator())
+    if axis.ticks:
+        axes.set_xticks([tick for tick, _ in axis.ticks], labels=[text for _, text in axis.ticks])
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if axis.is_shared:
+        axes.set_xlim(*limits(positions, axis.is_log))
+
+
+def _scale_y(axes: Axes, panel: Panel, alike: Sequence[Panel], has_bars: bool) -> None:
+    """One scale for all panels of a quantity, so that they compare at a glance: time by its logarithm, TFLOPS from 0
+    where a ceiling is drawn or they spread that far, and bars.
+    """
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    points = [point for each in alike for line in each.lines for point in line.points]
+    lowest, highest = min(point.y for point in points), max(point.y for point in points)
+    if panel.quantity == "ms":
+        axes.set_yscale("log")
+        axes.set_ylim(lowest / 1.3, highest * 1.3)
+        axes.yaxis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0) if highest / lowest < 100 else (1.0,)))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        return
+    ceilings = [each.ceiling for each in alike if each.ceiling is not None]
+    highest = max(highest, *ceilings) if ceilings else highest
+    if ceilings or has_bars or lowest < highest / 2:
+        axes.set_ylim(0, highest * 1.14)
+    else:
+        margin = 0.1 * (highest - lowest or highest)
+        axes.set_ylim(lowest - margin, highest + margin)
+
+
+def _draw_ceiling(axes: Axes, panel: Panel, ceiling: float) -> None:
+    axes.axhline(ceiling, color="black", linestyle="--", linewidth=1.5)
+    is_left, is_above = label_place(panel, ceiling, axes.get_ylim()[1])
+    axes.annotate(
+        f"ceiling {ceiling:.4g}",
+        (0 if is_left else 1, ceiling),
+        xycoords=axes.get_yaxis_transform(),
+        xytext=(5 if is_left else -5, 4 if is_above else -4),
+        textcoords="offset points",
+        fontsize=SMALL,
+        ha="left" if is_left else "right",
+        va="bottom" if is_above else "top",
+        zorder=5,
+        bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.7},
+    )
+
+
+def label_place(panel: Panel, ceiling: float, top: float) -> tuple[bool, bool]:
+    """Where along its line the ceiling's label hides least, (left, above): the first place that is free, else the
+    freest.
+    """
+
+    def room(place: tuple[bool, bool]) -> float:
+        is_left, is_above = place
+        middle = ceiling + (_LABEL_ROOM if is_above else -_LABEL_ROOM) * top / 2
+        ends = (line.points[0 if is_left else -1].y for line in panel.lines)
+        return min(_LABEL_ROOM, *(abs(end - middle) / top for end in ends), 1.0)
+
+    return max(itertools.product((True, False), (True, False)), key=room)
+
+
+def _label(axes: Axes, panel: Panel, chart: Chart, line: int, column: int) -> None:
+    """Labels where they are needed: on the outer panels."""
+    axes.tick_params(labelsize=SMALL, color="#999999")
+    left = chart.grid[line][column - 1] if column else None
+    if left is None or left.quantity != panel.quantity:
+        axes.set_ylabel(_MILLISECONDS if panel.quantity == "ms" else panel.unit, fontsize=TEXT)
+    else:
+        axes.tick_params(labelleft=False)
+    if all(row[column] is None for row in chart.grid[line + 1 :]):
+        axes.set_xlabel(chart.axis.label, fontsize=TEXT)
+    else:
+        axes.tick_params(labelbottom=False)
+    is_right = all(each is None or each.ceiling != panel.ceiling for each in chart.grid[line][column + 1 :])
+    if panel.ceiling is not None and is_right:
+        _add_shares(axes, panel.ceiling)
+
+
+def _add_shares(axes: Axes, ceiling: float) -> None:
+    def as_share(tflops: Any) -> Any:
+        return 100 * tflops / ceiling
+
+    def as_tflops(share: Any) -> Any:
+        return share * ceiling / 100
+
+    shares = axes.secondary_yaxis("right", functions=(as_share, as_tflops))
+    shares.set_ylabel("% MAMFU", fontsize=TEXT)
+    shares.tick_params(labelsize=SMALL, color="#999999")
+    highest = as_share(axes.get_ylim()[1])
+    step = next(step for step in (20, 50, 100, 200, 500, 10**9) if highest / step <= 8)
+    shares.set_yticks(list(range(0, math.floor(highest) + 1, step)))

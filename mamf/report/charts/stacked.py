@@ -1,0 +1,55 @@
+"""Stacked bars side by side, and lines beside them, as data. Pure; mamf.report.charts.stacked_drawing draws it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mamf.report.charts.chart import Axis, Line
+
+#: Of a bar by what its time goes to; what is less stands in tables alone.
+LEAST_SHARE = 0.001
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A bar: ``parts`` from the bottom to the top, each with its name; ``label`` stands below it."""
+
+    label: str
+    parts: tuple[tuple[str, float], ...]
+
+    @property
+    def height(self) -> float:
+        return sum(height for _, height in self.parts)
+
+
+@dataclass(frozen=True)
+class StackedPanel:
+    title: str
+    bars: tuple[Stack, ...]
+
+
+@dataclass(frozen=True)
+class LinesPanel:
+    title: str
+    #: What its values are.
+    unit: str
+    axis: Axis
+    lines: tuple[Line, ...]
+
+
+@dataclass(frozen=True)
+class StackedChart:
+    """``unit``: of the bars' heights; ``below``: what their labels are; ``lines``: a panel of its own beneath."""
+
+    title: str
+    subtitle: str
+    unit: str
+    below: str
+    panels: tuple[StackedPanel, ...]
+    lines: LinesPanel | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """Of all parts, in the order that they come."""
+        return list(dict.fromkeys(name for panel in self.panels for bar in panel.bars for name, _ in bar.parts))

@@ -46,7 +46,7 @@ GROUPS = (
     Group(
         "Models against the ceiling",
         ("peak", "KnownPeak", "Meter", "StepFigures", "model_flops", "ModelFlops", "count_flops"),
-        "mamf.models",
+        "mamf.integrations",
     ),
     Group("What is measured", ("Measurement", "Ceiling")),
     Group(

@@ -1,4 +1,4 @@
-"""The house as drawn: who may import whom, and what packaging promises."""
+"""The structure of the code: which package may import which, and what packaging promises."""
 
 import ast
 import functools
@@ -16,19 +16,41 @@ else:
 
 ROOT = Path(__file__).resolve().parents[2]
 CORE = sorted(path for path in (ROOT / "mamf").rglob("*.py"))
+#: The packages from the ground up, each with what belongs there. A package imports from those above it in this table.
+LAYERS = {
+    "mamf/*.py": "contracts of backends, kernels and operations; plans, rows, statistics, units, peaks: data and pure functions",
+    "machine": "what a log says about machine and software; checks of the machine",
+    "plugins": "third-party code: found by entry point, guarded by its contract, chosen by name",
+    "operations": "one folder per operation: shapes, exact work, kernels, columns; traces of what ran on a device",
+    "ceilings": "what a ceiling, a share and a roof are; contributed ceilings; what a search sets out to do",
+    "logs": "run logs: schema, reader, writer, comparison; imported mamf-finder logs; the cache of found ceilings",
+    "engine": "measuring: regimes, verification, the runner; strategies and the search choose the next step",
+    "report": "documents and their formats; charts as data, then drawn",
+    "kinds": "one file per kind of run: its report, chart and summary; what a notebook shows",
+    "contribution": "rules for results/, its tables, and what ceiling is known for a device",
+    "profiling": "a script under torch's profiler; hardware counters of kernels",
+    "node": "all devices of a machine: processes, shared runs, verdict",
+    "integrations": "training loops: the meter, FLOP of models, transformers, lightning",
+    "api": "the calls of `import mamf`",
+    "cli": "one command per file",
+    "testing": "simulated devices and contract tests, for third parties too",
+}
+ORDER = list(LAYERS)
+GROUND = ORDER[0]
 MAY_IMPORT_TORCH = {"torch_backend.py"}
-#: Rooms of adapters: reached through discovery alone, and free to import torch.
-ROOMS = ("matmul", "attention", "bandwidth", "batched", "collective", "copies", "grouped", "model")
-ADAPTERS = tuple(f"operations/{room}/kernels" for room in ROOMS)
+#: Folders of adapters: reached through discovery alone, and free to import torch.
+OPERATIONS = ("matmul", "attention", "bandwidth", "batched", "collective", "copies", "grouped", "model")
+ADAPTERS = tuple(f"operations/{name}/kernels" for name in OPERATIONS)
 #: What imports a library of its own: torch's counter, transformers, lightning.
 INTEGRATIONS = "integrations/"
 SHARED_BY_ADAPTERS = (
-    "operations/outputs.py",
     "operations/compilation.py",
     "operations/operand_sets.py",
+    "operations/outputs.py",
     "operations/products.py",
     "operations/quantization.py",
     "operations/scaled_products.py",
+    "operations/tracing/torch_traces.py",
     "operations/variation.py",
     "operations/whole_products.py",
 )
@@ -37,102 +59,6 @@ PROFILER = ("profiling/running.py", "profiling/memory.py", "profiling/ranges.py"
 #: Where ranks meet, by torch.distributed.
 GROUP = ("node/group.py",)
 PURE = ("operations/matmul/shapes.py", "statistics.py", "dtypes.py", "errors.py", "limits.py", "work.py", "text.py")
-#: Floors from the ground up. A module uses what lies on the floors below its own, and its own room; one that stands on
-#: no floor fails.
-FLOORS = (
-    ("errors", "statistics", "tabular", "work", "text"),
-    ("limits",),
-    ("dtypes", "files", "regimes.names", "regimes.calibration", "regimes.traits", "operations.matmul.shapes"),
-    ("backend",),
-    ("kernel", "machine"),
-    ("operations.matmul.kernel", "operations.attention.shapes", "operations.bandwidth.shapes"),
-    (
-        "operations.attention.kernel",
-        "operations.bandwidth.kernel",
-        "operations.batched.shapes",
-        "operations.collective.shapes",
-        "operations.copies.shapes",
-        "operations.grouped.shapes",
-        "operations.matmul.presets",
-        "operations.model.shapes",
-        "plans",
-    ),
-    (
-        "operations.batched.kernel",
-        "operations.collective.kernel",
-        "operations.copies.kernel",
-        "operations.grouped.kernel",
-        "operations.grouped.presets",
-        "operations.model.kernel",
-        "measurement",
-    ),
-    ("operation", "plausibility"),
-    ("plugins",),
-    (
-        "operations.unknown",
-        "operations.matmul.operation",
-        "operations.attention.operation",
-        "operations.bandwidth.operation",
-        "operations.collective.operation",
-        "operations.copies.operation",
-        "operations.model.operation",
-    ),
-    ("operations.batched.operation", "operations.grouped.operation"),
-    ("operations.matmul.selection",),
-    ("ceilings.ceiling",),
-    ("ceilings.share", "ceilings.known", "ceilings.candidates", "ceilings.roof", "ceilings.explanation"),
-    ("operations.attention.rows",),
-    ("logs",),
-    ("finder_logs",),
-    ("report", "charts"),
-    ("operations.attention.report", "operations.attention.charts", "operations.model.charts"),
-    ("charts.of_log", "report.of_run", "report.notebook"),
-    ("contribution",),
-    ("models",),
-    ("node", "node.places"),
-    ("node.figures",),
-    ("node.spreads",),
-    ("node.comparing",),
-    ("node.verdict",),
-    ("node.gathering", "node.prometheus"),
-    ("node.report", "node.chart", "node.baselines"),
-    ("api", "api.reading"),
-    ("profiling",),
-    ("counters",),
-    ("profiling.summary",),
-    ("engine", "engine.checking"),
-    ("regimes",),
-    ("engine.measure",),
-    ("engine.runner", "engine.launching", "engine.repeating"),
-    ("strategies",),
-    ("node.children",),
-    ("node.shares", "node.worker"),
-    ("node.pool",),
-    ("node.sharing",),
-    ("engine.estimate",),
-    ("ceilings",),
-    ("api.measuring",),
-    ("integrations",),
-    ("node.device", "node.group"),
-    ("node.ranks",),
-    ("cli",),
-)
-#: What lies beside the floors: torch's own, adapters, and what is shipped for tests.
-BESIDE = (
-    "torch_backend",
-    "operations.outputs",
-    "operations.compilation",
-    "operations.operand_sets",
-    "operations.triton_driver",
-    "operations.products",
-    "operations.quantization",
-    "operations.scaled_products",
-    "operations.variation",
-    "operations.whole_products",
-    "testing",
-    "__init__",
-    "__main__",
-)
 
 
 @functools.cache
@@ -141,48 +67,41 @@ def nodes(path):
 
 
 def imports(path):
+    """The modules that a file imports; of ``from package import name`` the module of that name, if it is one."""
     for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            yield node.module or ""
+            full = (f"{node.module}.{alias.name}" for alias in node.names)
+            yield from {name if is_module(name) else node.module or "" for name in full}
+
+
+@functools.cache
+def is_module(name):
+    """Whether a dotted name is a file of ours, and no package."""
+    return name.startswith("mamf.") and (ROOT / name.replace(".", "/")).with_suffix(".py").is_file()
+
+
+def strings(path):
+    """Modules of ours that a file names by string."""
+    texts = (node.value for node in nodes(path) if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    return [text for text in texts if is_module(text)]
 
 
 def module_of(path):
-    """``ceilings.share`` of mamf/ceilings/share.py; a package's own file has the package's name."""
+    """``ceilings.share`` for mamf/ceilings/share.py; the file of a package has the package's name."""
     parts = path.relative_to(ROOT / "mamf").with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
 
 
+def package_of(module):
+    """The layer of a module by its dotted name."""
+    first = module.removeprefix("mamf.").partition(".")[0]
+    return first if first in LAYERS else GROUND
+
+
 def is_adapter(path):
     return path.relative_to(ROOT / "mamf").as_posix().startswith(ADAPTERS)
-
-
-def place_of(module, floors):
-    """The floor and the name there that a module lives on: the longest that is its own or its room's, or None."""
-    found = [
-        (name, floor)
-        for floor, names in enumerate(floors)
-        for name in names
-        if module == name or module.startswith(f"{name}.")
-    ]
-    return max(found, key=lambda each: len(each[0]), default=None)
-
-
-def may_use(own, other, floors):
-    """Whether a module may import another: below it, or in its own room."""
-    (own_name, own_floor), (other_name, other_floor) = place_of(own, floors), place_of(other, floors)
-    return other_floor < own_floor or own_name == other_name
-
-
-CORE_MODULES = [
-    path
-    for path in CORE
-    if not is_adapter(path)
-    and path.stem not in ("__main__",)
-    and not any(module_of(path) == name or module_of(path).startswith(f"{name}.") for name in BESIDE)
-    and module_of(path) not in ("operations", *(f"operations.{room}" for room in ROOMS))
-]
 
 
 def offenders(what_is_wrong, paths=CORE):
@@ -197,9 +116,56 @@ def may_import_torch(path):
     return path.name in MAY_IMPORT_TORCH or is_adapter(path) or inside in shared or inside.startswith(INTEGRATIONS)
 
 
-def test_torch_stays_in_its_rooms():
+def test_torch_is_imported_by_adapters_alone():
     outside = [path for path in CORE if not may_import_torch(path)]
     assert offenders(lambda path: [name for name in imports(path) if name.split(".")[0] == "torch"], outside) == {}
+
+
+def points_up(own, other):
+    return ORDER.index(package_of(other)) > ORDER.index(package_of(own))
+
+
+def test_packages_import_from_the_layers_below_them():
+    facade = {ROOT / "mamf" / name for name in ("__init__.py", "__main__.py")}
+
+    def upwards(path):
+        used = [name for name in (*imports(path), *strings(path)) if name.startswith("mamf.")]
+        return sorted({name for name in used if points_up(module_of(path), name)})
+
+    assert offenders(upwards, [path for path in CORE if path not in facade]) == {}
+
+
+def test_an_import_that_points_up_is_seen():
+    assert points_up("logs.records", "mamf.engine.measure")
+    assert points_up("plans", "mamf.ceilings.share")
+    assert not points_up("engine.measure", "mamf.logs.records")
+    assert not points_up("logs.records", "mamf.logs.known")
+
+
+def test_no_file_is_part_of_an_import_cycle():
+    modules = {f"mamf.{module_of(path)}": path for path in CORE if path.name != "__main__.py"}
+    left = {
+        name: {each for each in imports(path) if each in modules and each != name} for name, path in modules.items()
+    }
+    while removable := [name for name, used in left.items() if not used & left.keys()]:
+        for name in removable:
+            del left[name]
+    assert not left
+
+
+def test_every_folder_is_a_layer_and_every_layer_has_files():
+    folders = {path.relative_to(ROOT / "mamf").parts[0] for path in CORE if path.parent != ROOT / "mamf"}
+    assert folders == set(ORDER[1:])
+
+
+def diagram():
+    """The layers as docs/architecture.md shows them, the highest first."""
+    width = max(map(len, ORDER))
+    return "".join(f"{name:<{width}}  {LAYERS[name]}\n" for name in reversed(ORDER))
+
+
+def test_the_page_shows_these_layers():
+    assert diagram() in (ROOT / "docs" / "architecture.md").read_text()
 
 
 def test_no_one_imports_an_adapter_by_name():
@@ -221,33 +187,8 @@ def test_what_a_device_can_is_asked_of_it_and_not_of_its_name():
     assert offenders(names_compared, [path for path in CORE if "testing" not in path.parts]) == {}
 
 
-def test_arrows_point_down():
-    def upwards(path):
-        own = module_of(path)
-        if not place_of(own, FLOORS):
-            return [f"{own} stands on no floor: give it one"]
-        used = [name.removeprefix("mamf.") for name in imports(path) if name.startswith("mamf.")]
-        return [name for name in used if place_of(name, FLOORS) and not may_use(own, name, FLOORS)]
-
-    assert offenders(upwards, CORE_MODULES) == {}
-
-
-def test_an_arrow_that_points_up_is_seen():
-    assert not may_use("logs.records", "engine.measure", FLOORS)
-    assert not may_use("plans", "regimes.base", FLOORS)
-    assert may_use("logs.records", "logs.known", FLOORS)
-    assert place_of("nowhere", FLOORS) is None
-
-
-def test_every_floor_has_somebody():
-    modules = {module_of(path) for path in CORE}
-    for names in FLOORS:
-        for name in names:
-            assert any(each == name or each.startswith(f"{name}.") for each in modules), name
-
-
 #: What reading, checking, comparing and drawing logs must do without: all that measures.
-ENGINE = ("mamf.engine", "mamf.engine.regimes.base", "mamf.engine.search.finding", "torch")
+ENGINE = ("mamf.engine.measure", "mamf.engine.regimes.base", "mamf.engine.search.finding", "torch")
 
 
 READERS = (
@@ -274,7 +215,7 @@ def test_logs_are_read_without_the_engine():
 
 
 @pytest.mark.parametrize("name", PURE)
-def test_pure_rooms_know_no_clock_and_no_device(name):
+def test_pure_modules_know_no_clock_and_no_device(name):
     assert not {"time", "os", "torch", "numpy"} & set(imports(ROOT / "mamf" / name))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import mamf
-from mamf.ceilings.contributed import ContributedCeiling
+from mamf.ceilings.contributed import ContributedCeiling, contributed_ceilings
 from mamf.contribution import contributed, known_ceilings
 from mamf.contribution.collection import collect
 from mamf.errors import IncomparableError, UnavailableError, UnknownNameError
@@ -162,10 +162,10 @@ def test_the_clock_of_a_cpu_travels(monkeypatch, tmp_path, is_accelerator, clock
     # Nothing bounds a CPU's figures, so that they stand apart; here they travel.
     monkeypatch.setattr(contributed, "part_confirmed", lambda entries: (list(entries), []))
     (tmp_path / "contributed.csv").write_text(contributed.contributed_csv(held.ceilings))
-    monkeypatch.setattr(contributed, "FILE", str(tmp_path / "contributed.csv"))
-    contributed.contributed_ceilings.cache_clear()
-    read = contributed.contributed_ceilings()
-    contributed.contributed_ceilings.cache_clear()
+    monkeypatch.setattr("mamf.ceilings.contributed.FILE", str(tmp_path / "contributed.csv"))
+    contributed_ceilings.cache_clear()
+    read = contributed_ceilings()
+    contributed_ceilings.cache_clear()
     assert [(row.regime, row.compute_units, row.clock_mhz) for row in read] == [
         ("burst", 2, clock),
         ("sustained", 2, clock),

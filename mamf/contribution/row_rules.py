@@ -17,7 +17,7 @@ from mamf.logs.known import operation_called
 from mamf.logs.records import is_of_old_calibration, measurement_record
 from mamf.measurement import TERA, TIME, Measurement
 from mamf.operations.attention.rows import is_attention
-from mamf.operations.matmul.kernel import MatmulProblem
+from mamf.plans import MATMUL
 from mamf.plausibility import split_impossible, why_implausible
 from mamf.regime_names import BEST_BY
 
@@ -149,7 +149,7 @@ def is_exact(evidence: Evidence, row: Measurement) -> bool:
 def verified(evidence: Evidence) -> Iterator[Finding]:
     """Every good row's result was checked, and rounding shows that its operands were no zeros."""
     for line, row in good_rows(evidence):
-        exact, is_product = is_exact(evidence, row), isinstance(row.problem, MatmulProblem)
+        exact, is_product = is_exact(evidence, row), row.operation == MATMUL
         bound = row.problem.tolerance if is_product else _WORST[exact]
         if row.error is None:
             yield Finding("unverified", f"{row.shape} by {row.kernel}: its result was not checked", line)
@@ -161,7 +161,7 @@ def verified(evidence: Evidence) -> Iterator[Finding]:
 
 def is_rounded(row: Measurement) -> bool:
     """Whether rounding must show in a result: of products of normal data."""
-    is_product = isinstance(row.problem, MatmulProblem) or is_attention(row)
+    is_product = row.operation == MATMUL or is_attention(row)
     return is_product and row.problem.data == "normal" and row.problem.dtype in _ROUNDED
 
 

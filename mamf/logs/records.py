@@ -13,7 +13,7 @@ from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.known import KnownCeiling
 from mamf.logs.known import operation_called
 from mamf.measurement import STATUSES, Conditions, Measurement
-from mamf.operations.matmul.kernel import MatmulProblem
+from mamf.plans import MATMUL
 from mamf.statistics import Interval, Repeatability, standard_deviation, summarize
 from mamf.timers import MOST_OVERHEAD_SECONDS, timer_accuracy
 
@@ -128,7 +128,7 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
 
 def operation_of_plan(plan: Mapping[str, Any]) -> str:
     """The operation of a run; plans of products do not name it."""
-    return str(plan.get("operation", MatmulProblem.operation))
+    return str(plan.get("operation", MATMUL))
 
 
 def significant_digits(value: float) -> float:
@@ -147,7 +147,7 @@ def ceiling_record(ceiling: Ceiling) -> dict[str, Any]:
     """A ceiling as JSON values. It follows from the measurements of phase ``confirm`` before it."""
     of, logged = operation_called(ceiling.problem.operation), as_logged(ceiling)
     interval = [logged.interval.low, logged.interval.high]
-    if is_matmul := of.name == MatmulProblem.operation:
+    if is_matmul := of.name == MATMUL:
         rates = {"tflops": logged.rate, "interval_tflops": interval}
     else:
         rates = {"rate": logged.rate, "interval": interval, "unit": ceiling.unit}
@@ -172,7 +172,7 @@ def ceiling_record(ceiling: Ceiling) -> dict[str, Any]:
 def ceiling_from_record(record: Mapping[str, Any], header: Mapping[str, Any]) -> Ceiling:
     """Raises KeyError or ValueError for a record that cannot be a ceiling; UsageError for a shape that is none."""
     is_matmul = "operation" not in record
-    of = operation_called(record.get("operation", MatmulProblem.operation), record)
+    of = operation_called(record.get("operation", MATMUL), record)
     low, high = map(float, record["interval_tflops" if is_matmul else "interval"])
     return Ceiling(
         device=header["device"]["name"],

@@ -35,8 +35,7 @@ from mamf.logs.schema import HEADER, KINDS, plan_schema, record_schema
 from mamf.logs.timer_correction import RELIABLE_SINCE, recompute_rows
 from mamf.logs.validator import require
 from mamf.measurement import Measurement
-from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.plans import Plan
+from mamf.plans import MATMUL, Plan
 from mamf.tabular import Tabular
 from mamf.timers import find_timer
 
@@ -280,7 +279,7 @@ def _add(log: RunLog, record: dict[str, Any]) -> None:
     require(record, record_schema(record))
     if kind == "measurement":
         of = operation_of_plan(log.header["plan"])
-        if record["operation"] not in (MatmulProblem.operation, of):
+        if record["operation"] not in (MATMUL, of):
             raise ValueError(f"a row of {record['operation']} in a log of {of}")
         log.measurements.append(measurement_from_record(record, log.header))
         log.summary = None

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CORE = sorted(path for path in (ROOT / "mamf").rglob("*.py"))
 #: The packages from the ground up, each with what belongs there. A package imports from those above it in this table.
 LAYERS = {
-    "mamf/*.py": "contracts of backends, kernels and operations; plans, rows, statistics, units, peaks: data and pure functions",
+    "mamf/*.py": "contracts of backends, kernels and operations; plans, rows, statistics: data and pure code",
     "machine": "what a log says about machine and software; checks of the machine",
     "plugins": "third-party code: found by entry point, guarded by its contract, chosen by name",
     "operations": "one folder per operation: shapes, exact work, kernels, columns; traces of what ran on a device",

@@ -12,7 +12,6 @@ from mamf.engine.regimes import Burst, Regime, StoppingRule, Sustained, regime_c
 from mamf.engine.runner import Runner, Step, Steps
 from mamf.kernel import AnyKernel, Problem
 from mamf.measurement import Measurement
-from mamf.operations.matmul.kernel import MatmulKernel
 from mamf.plans import Plan, StepKey
 
 #: Time for a visit of the reference product to the time for a row: it only has to tell whether the card strayed.
@@ -34,7 +33,7 @@ class KernelsSweep:
     kernels: Sequence[AnyKernel]
     backend: Backend
     ceilings: Ceilings = field(default_factory=dict)
-    references: Mapping[str, MatmulKernel] = field(default_factory=dict)
+    references: Mapping[str, AnyKernel] = field(default_factory=dict)
     held: Collection[StepKey] = ()
     on_phase: Callable[[str], None] = lambda text: None
     agree: Callable[[float], float] = lambda own: own
@@ -94,7 +93,7 @@ class KernelsSweep:
         yield row
         return row
 
-    def _reference_kernel(self, dtype: str, regime: str) -> MatmulKernel | None:
+    def _reference_kernel(self, dtype: str, regime: str) -> AnyKernel | None:
         ceiling = self.ceilings.get((dtype, regime))
         return None if ceiling is None else self.references.get(ceiling.kernel)
 

@@ -6,15 +6,14 @@ import statistics as stdlib_statistics
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from mamf.backend import Backend
 from mamf.engine.regimes import Classic, Regime, StoppingRule, regime_class
 from mamf.engine.runner import Runner, Step, Steps
 from mamf.errors import UnsupportedError
-from mamf.kernel import Buffer
+from mamf.kernel import AnyKernel, Buffer
 from mamf.measurement import Measurement
-from mamf.operations.matmul.kernel import MatmulKernel
-from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import Plan, StepKey
 
 # What operands may take of the free memory: the flush buffer and the libraries' workspaces need the rest.
@@ -23,18 +22,18 @@ _SHARE_OF_MEMORY = 0.9
 _RECENT_SHAPES = 32
 
 
-def operand_bytes(plan: Plan, shape: MatmulShape, cache_bytes: int | None) -> int:
+def operand_bytes(plan: Plan, shape: Any, cache_bytes: int | None) -> int:
     """Device memory that a shape's operands take in the most demanding of the regimes."""
     return max(sum(b.nbytes for b in _buffers(plan, shape, regime, cache_bytes).values()) for regime in plan.regimes)
 
 
-def measured_shapes(plan: Plan) -> tuple[MatmulShape, ...]:
+def measured_shapes(plan: Plan) -> tuple[Any, ...]:
     """Those of the plan, and its reference."""
     reference = plan.options.reference
     return plan.shapes if reference is None else (*plan.shapes, reference)
 
 
-def _buffers(plan: Plan, shape: MatmulShape, regime: str, cache_bytes: int | None) -> dict[str, Buffer]:
+def _buffers(plan: Plan, shape: Any, regime: str, cache_bytes: int | None) -> dict[str, Buffer]:
     kind, problem = regime_class(regime), plan.problem
     found: dict[str, Buffer] = problem.buffers(shape, kind.sets(problem, shape, cache_bytes), kind.needs_rewrite)
     return found
@@ -61,7 +60,7 @@ class Sweep:
     """
 
     plan: Plan
-    kernel: MatmulKernel
+    kernel: AnyKernel
     backend: Backend
     held: Collection[StepKey] = ()
     on_phase: Callable[[str], None] = lambda text: None
@@ -105,7 +104,7 @@ class Sweep:
                 done += 1
                 speeds += [] if row.summary is None else [row.amount / row.seconds]
 
-    def _step(self, shape: MatmulShape, regime: Regime) -> Step:
+    def _step(self, shape: Any, regime: Regime) -> Step:
         rule = StoppingRule(self.plan.precision, self.plan.seconds or regime.default_seconds)
         return Step(self.kernel, self.plan.problem, shape, regime, rule)
 
@@ -115,7 +114,7 @@ class Sweep:
             return Classic(self.backend, self.plan.options.warmup_launches, self.plan.options.timed_launches)
         return kind(self.backend)
 
-    def _would_overrun(self, run: Runner, shape: MatmulShape, speeds: Collection[float]) -> bool:
+    def _would_overrun(self, run: Runner, shape: Any, speeds: Collection[float]) -> bool:
         """Whether even the verification and the fewest launches would outlast the budget, at the speed seen so far."""
         if run.deadline is None or not speeds:
             return run.is_over()

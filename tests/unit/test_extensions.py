@@ -1,0 +1,96 @@
+"""A new column is one line, a new format one file, a new check one function and a new kind of run one file."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mamf.contribution import rules
+from mamf.contribution.evidence import Finding
+from mamf.kinds import registry
+from mamf.kinds.kind import View
+from mamf.kinds.rows import KernelRows
+from mamf.logs.run_log import read_run_log
+from mamf.operations.matmul.operation import Matmul
+from mamf.report import formats
+from mamf.report.document import Answer, Document
+
+LOG = next(Path(__file__).parents[2].glob("results/nvidia-h200/sweep-torch-mm-bfloat16-burst-2026112*.jsonl"))
+
+
+def document(log, **view):
+    return registry.kind_of(log.plan).document(log, View(**view))
+
+
+def test_a_new_column_is_one_line(monkeypatch):
+    before = Matmul.columns
+    monkeypatch.setattr(Matmul, "columns", lambda self, row, info=None: {**before(self, row, info), "K": row.shape.k})
+    log = read_run_log(LOG)
+    rows = json.loads(formats.json.render(document(log)))["measurements"]
+    assert [row["k"] for row in rows if row["status"] == "ok"]
+    assert "K" in formats.terminal.render(document(log, top=1)).split()
+
+
+def test_a_new_format_is_one_file(run, monkeypatch):
+    def render(document: Document, width: int | None = None) -> str:
+        return "".join(f"{line}\n" for block in document.blocks if isinstance(block, Answer) for line in block.texts)
+
+    monkeypatch.setitem(formats.FORMATS, "markdown", render)
+    code, out, _ = run("show", str(LOG), "--format", "markdown")
+    assert (code, out.startswith("best burst")) == (0, True)
+
+
+def test_a_new_check_is_one_function(monkeypatch):
+    def no_torch_mm(evidence):
+        if evidence.header["kernel"] == "torch.mm":
+            yield Finding("no-torch-mm", "another kernel is wanted", 1)
+
+    assert not rules.review(LOG).is_rejected()
+    monkeypatch.setattr(rules, "_RULES", (*rules._RULES, no_torch_mm))
+    assert [each.rule for each in rules.review(LOG).findings if not each.is_warning] == ["no-torch-mm"]
+
+
+class Soak(KernelRows):
+    """A kind of run in a file of a third party."""
+
+    name, noun = "soak", "a soak"
+
+    def document(self, log, view):
+        return Document("soak", [Answer([f"{len(log.measurements)} visits"])])
+
+
+@pytest.fixture
+def soaked(tmp_path):
+    """The log of a run of that kind."""
+    header, *rest = LOG.read_text().splitlines()
+    header = json.loads(header)
+    plan = header["plan"]
+    problem, kernels = plan.pop("problem"), [header["kernel"]]
+    for name in ("order", "warmup_launches", "timed_launches", "reference", "reference_every"):
+        del plan[name]
+    plan |= {
+        "command": "soak",
+        "operation": "matmul",
+        "problems": [problem],
+        "kernels": kernels,
+        "flush": True,
+        "searches": [],
+    }
+    path = tmp_path / "soak.jsonl"
+    path.write_text("\n".join([json.dumps(header), *rest]) + "\n")
+    return path
+
+
+def test_a_new_kind_of_run_is_one_file(run, monkeypatch, soaked):
+    monkeypatch.setitem(registry.KINDS, "soak", Soak())
+    log = read_run_log(soaked)
+    assert log.plan.kind == "soak"
+    assert run("show", str(soaked))[1] == f"{len(log.measurements)} visits\n"
+    code, _, err = run("sweep", "--resume", str(soaked), "--backend", "mamf.testing:SimulatedBackend")
+    assert (code, "is the log of a soak of matmul: resume it with 'mamf soak --resume" in err) == (2, True)
+    assert run("plot", str(soaked), "--output", "soak.svg")[0] == 0
+
+
+def test_a_kind_that_this_mamf_does_not_know_is_shown_as_rows(run, soaked):
+    code, out, _ = run("show", str(soaked), "--top", "1")
+    assert (code, "best burst" in out) == (0, True)

@@ -11,7 +11,7 @@ import torch
 from mamf_backends._nvml import NvmlSensors, device_advice, open_nvml
 
 from mamf.backend import Advice, DeviceInfo, Unavailable
-from mamf.torch_backend import AcceleratorBackend, hashed
+from mamf.torch_backend import AcceleratorBackend, hash_identifier
 
 _MAJOR_WITH_TF32 = 8
 _CAPABILITY_WITH_FP8 = (8, 9)
@@ -72,7 +72,7 @@ class CudaBackend(AcceleratorBackend):
             max_clock_hz=(sensors and sensors.max_clock_hz()) or (kilohertz and kilohertz * 1e3) or None,
             power_limit_watts=sensors.power_limit_watts() if sensors else None,
             driver=sensors.ask_system(sensors.nvml.nvmlSystemGetDriverVersion) if sensors else None,
-            uuid_hash=hashed(str(uuid)) if uuid else None,
+            uuid_hash=hash_identifier(str(uuid)) if uuid else None,
             versions={"cuda": str(torch.version.cuda), "cudnn": str(cudnn)},
         )
 

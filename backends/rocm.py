@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from mamf.backend import MIB, Advice, DeviceInfo, Reading, Telemetry, Unavailable
-from mamf.torch_backend import AcceleratorBackend, hashed
+from mamf.torch_backend import AcceleratorBackend, hash_identifier
 
 _NUMA_BALANCING = Path("/proc/sys/kernel/numa_balancing")
 # HIP reports the L2 of one die; the last level is the Infinity Cache, which it does not tell (ROCm/ROCm#4203).
@@ -183,7 +183,7 @@ class RocmBackend(AcceleratorBackend):
             cache_bytes=_INFINITY_CACHE_BYTES.get(self.architecture, getattr(properties, "L2_cache_size", None)),
             max_clock_hz=sensors.max_clock_hz() if sensors else None,
             power_limit_watts=sensors.power_limit_watts() if sensors else None,
-            uuid_hash=hashed(uuid) if uuid else None,
+            uuid_hash=hash_identifier(uuid) if uuid else None,
             versions={"hip": str(torch.version.hip)},
         )
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from mamf.backend import DeviceInfo, Reading, Telemetry, Unavailable
-from mamf.torch_backend import AcceleratorBackend, hashed
+from mamf.torch_backend import AcceleratorBackend, hash_identifier
 
 _EXTENSION = "intel_extension_for_pytorch"
 
@@ -86,7 +86,7 @@ class XpuBackend(AcceleratorBackend):
             memory_bytes=properties.total_memory,
             cache_bytes=getattr(properties, "last_level_cache_size", None),
             driver=str(properties.driver_version),
-            uuid_hash=hashed(str(uuid)) if uuid else None,
+            uuid_hash=hash_identifier(str(uuid)) if uuid else None,
             versions={"xpu": str(getattr(torch.version, "xpu", None))},
         )
 

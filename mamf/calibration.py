@@ -34,7 +34,7 @@ def _calibrations() -> dict[tuple[str, str, str], Repeatability]:
     }
 
 
-def calibrated(backend: str, state: str, operation: str = "") -> Repeatability:
+def find_calibration(backend: str, state: str, operation: str = "") -> Repeatability:
     """The calibration of a backend by name in a state (a regime, or ANEW) for an operation. Raises KeyError for a state
     without a calibration.
     """

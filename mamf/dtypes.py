@@ -46,7 +46,7 @@ class Format:
         return max(16, self.b.rows), max(16, *blocks)
 
 
-def _scaled_alike(scaling: Scaling, values_per_byte: int = 1) -> Format:
+def _same_scaling(scaling: Scaling, values_per_byte: int = 1) -> Format:
     return Format(scaling, scaling, values_per_byte)
 
 
@@ -94,14 +94,14 @@ _ALL = (
     DType("float8_e5m2", 1, "bfloat16", "fp8", 4e-3),
     DType("int8", 1, "int32", "int8", 0.0),
     # 8-bit floats, as the device has them, with a scale a row, or a block as DeepSeek-V3 trains (arXiv 2412.19437).
-    DType("fp8_rowwise", 1, "bfloat16", "fp8", 4e-3, _scaled_alike(Scaling(1, None))),
+    DType("fp8_rowwise", 1, "bfloat16", "fp8", 4e-3, _same_scaling(Scaling(1, None))),
     DType("fp8_1x128_128x128", 1, "bfloat16", "fp8", 4e-3, Format(Scaling(1, 128), Scaling(128, 128))),
-    DType("fp8_1x128_1x128", 1, "bfloat16", "fp8", 4e-3, _scaled_alike(Scaling(1, 128))),
+    DType("fp8_1x128_1x128", 1, "bfloat16", "fp8", 4e-3, _same_scaling(Scaling(1, 128))),
     # OCP Microscaling Formats (MX) 1.0: blocks of 32, scales are powers of two. Values are e4m3 and e2m1.
-    DType("mxfp8", 1, "bfloat16", "mxfp8", 4e-3, _scaled_alike(Scaling(1, 32, "float8_e8m0fnu"))),
-    DType("mxfp4", 1, "bfloat16", "mxfp4", 4e-3, _scaled_alike(Scaling(1, 32, "float8_e8m0fnu"), 2)),
+    DType("mxfp8", 1, "bfloat16", "mxfp8", 4e-3, _same_scaling(Scaling(1, 32, "float8_e8m0fnu"))),
+    DType("mxfp4", 1, "bfloat16", "mxfp4", 4e-3, _same_scaling(Scaling(1, 32, "float8_e8m0fnu"), 2)),
     # NVIDIA's: blocks of 16, scales are e4m3. Its further scale of a whole tensor is left at 1, as by a library's call.
-    DType("nvfp4", 1, "bfloat16", "nvfp4", 4e-3, _scaled_alike(Scaling(1, 16, "float8_e4m3fn"), 2)),
+    DType("nvfp4", 1, "bfloat16", "nvfp4", 4e-3, _same_scaling(Scaling(1, 16, "float8_e4m3fn"), 2)),
     # Of outputs and of what formats lie in: no kernel takes them as operands.
     DType("int32", 4, "int32", "int32", 0.0),
     DType("uint8", 1, "uint8", "uint8", 0.0),
@@ -127,11 +127,11 @@ ALIASES = {
 
 # Rounding to the output of operands with 8 bits or fewer: u for 16 bits and more (twice for float16, as above), and for
 # 8-bit outputs 1.4 times u / sqrt(3), the largest root mean square of rounding.
-_OF_OUTPUT = {"bfloat16": 4e-3, "float8_e4m3fn": 5e-2, "float8_e4m3fnuz": 5e-2, "float8_e5m2": 1e-1}
+_OUTPUT_BOUNDS = {"bfloat16": 4e-3, "float8_e4m3fn": 5e-2, "float8_e4m3fnuz": 5e-2, "float8_e5m2": 1e-1}
 # Sums of 8-bit products: float32, or on Hopper 14 bits that are added up in float32 every so often.
-_OF_SUMS = 1e-3
+_SUMS_BOUND = 1e-3
 # Fast accumulation keeps 14 bits of all partial sums on Hopper: 4.7e-3 at K = 20480, and grows with K.
-_OF_FAST_SUMS = 1e-2
+_FAST_SUMS_BOUND = 1e-2
 # A result that is 1.002 times what it should be is wrong: half of that, and more than truncated tf32 (6.3e-4).
 _SLOPE = 1e-3
 
@@ -149,12 +149,12 @@ def tolerance(dtype: str, out_dtype: str, fast_accumulation: bool) -> float:
     """The largest relative error at which a result counts as right, given operand and output dtypes."""
     operand = DTYPES[dtype]
     is_narrow = operand.default_output == "bfloat16" and operand.itemsize == 1
-    bound = max(_OF_OUTPUT.get(out_dtype, 0.0), _OF_SUMS) if is_narrow else operand.tolerance
-    return max(bound, _OF_FAST_SUMS) if fast_accumulation else bound
+    bound = max(_OUTPUT_BOUNDS.get(out_dtype, 0.0), _SUMS_BOUND) if is_narrow else operand.tolerance
+    return max(bound, _FAST_SUMS_BOUND) if fast_accumulation else bound
 
 
 def slope_tolerance(dtype: str, fast_accumulation: bool) -> float:
     """How far <C, reference> / <reference, reference> may be from 1. Rounding to nearest has no part in it, truncation
     has: of tf32 operands, and of fast partial sums.
     """
-    return _OF_FAST_SUMS if fast_accumulation else min(_SLOPE, DTYPES[dtype].tolerance)
+    return _FAST_SUMS_BOUND if fast_accumulation else min(_SLOPE, DTYPES[dtype].tolerance)

@@ -100,7 +100,7 @@ def first_line(error: BaseException) -> str:
     return lines[0].strip() if lines else type(error).__name__
 
 
-def fault(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """An exception in one line, with what it is: ``KeyError: 'x'`` says more than ``'x'``. mamf's own say it all."""
     line, kind = first_line(error), type(error).__name__
     return line if isinstance(error, MamfError) or line == kind else f"{kind}: {line}"

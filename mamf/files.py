@@ -16,7 +16,7 @@ from mamf.errors import MamfError, RunLogWriteError, UsageError
 
 _BUFFER_BYTES = 1 << 20
 # What another name or folder would not mend.
-_OF_THE_DISK = {errno.ENOSPC, errno.EFBIG, errno.EIO, getattr(errno, "EDQUOT", errno.ENOSPC)}
+_DISK_ERRORS = {errno.ENOSPC, errno.EFBIG, errno.EIO, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 Content = str | bytes | Iterable[str]
 
@@ -34,23 +34,23 @@ def write_whole(path: Path, content: Content) -> None:
 
     Raises RunLogWriteError when the disk is full, UsageError when the file cannot be written for another reason.
     """
-    with _clear_errors(path):
+    with _clarify_errors(path):
         # A link stays one: what it leads to is replaced.
         target = path.resolve()
-        with _written_beside(target, content) as part:
+        with _write_beside(target, content) as part:
             part.replace(target)
 
 
 def create_whole(path: Path, content: Content) -> None:
     """As ``write_whole``, but never in the place of another file: raises UsageError when there is one."""
     if os.path.lexists(path):
-        raise _exists(path)
-    with _clear_errors(path), _written_beside(path, content) as part:
+        raise _make_exists_error(path)
+    with _clarify_errors(path), _write_beside(path, content) as part:
         _give_name(part, path)
 
 
 @contextlib.contextmanager
-def _written_beside(target: Path, content: Content) -> Iterator[Path]:
+def _write_beside(target: Path, content: Content) -> Iterator[Path]:
     """A file of the content, on the disk, in the same folder; gone afterwards, also after an interrupt."""
     part = target.with_name(f".mamf-{secrets.token_hex(8)}.part")
     try:
@@ -82,17 +82,17 @@ def _give_name(part: Path, target: Path) -> None:
 
 
 @contextlib.contextmanager
-def _clear_errors(path: Path) -> Iterator[None]:
+def _clarify_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except FileExistsError:
-        raise _exists(path) from None
+        raise _make_exists_error(path) from None
     except FileNotFoundError:
         raise UsageError(f"cannot write {path}: there is no folder {path.parent}") from None
     except OSError as error:
-        kind: type[MamfError] = RunLogWriteError if error.errno in _OF_THE_DISK else UsageError
+        kind: type[MamfError] = RunLogWriteError if error.errno in _DISK_ERRORS else UsageError
         raise kind(f"cannot write {path}: {error.strerror or error}") from None
 
 
-def _exists(path: Path) -> UsageError:
+def _make_exists_error(path: Path) -> UsageError:
     return UsageError(f"{path} exists and is not overwritten: name another")

@@ -142,10 +142,10 @@ class Kernel(ABC, Generic[ProblemT, ShapeT]):
     #: Whether a search for a ceiling tries it unasked; what compiles for minutes a shape does not.
     is_tried_unasked: ClassVar[bool] = True
     #: Whether its rows say what memory a launch needs.
-    tells_memory: ClassVar[bool] = False
+    reports_memory: ClassVar[bool] = False
     #: Whether they also say what the process reserved for it: blocks at hand are given back before, so that launches
     #: of microseconds would wait for new ones.
-    tells_reserved: ClassVar[bool] = False
+    reports_reserved: ClassVar[bool] = False
     #: Whether a launch that outlasts a train of bursts is unsupported there, instead of being a train of its own.
     must_fit_a_train: ClassVar[bool] = False
     #: What stands in brackets after its name, such as ``an attention kernel``; its class takes that. Empty: nothing.
@@ -162,7 +162,7 @@ class Kernel(ABC, Generic[ProblemT, ShapeT]):
         """
         return None
 
-    def _lacks_dtype(self, problem: ProblemT) -> str | None:
+    def _unsupported_dtype(self, problem: ProblemT) -> str | None:
         """Why it cannot do the dtype of this problem, or None."""
         if problem.dtype in self.dtypes:
             return None

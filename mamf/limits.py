@@ -31,17 +31,17 @@ def whole_number(what: str, value: object, least: int = 1, most: int = LARGEST_S
         try:
             value = operator.index(value)  # type: ignore[arg-type]
         except TypeError:
-            raise UsageError(f"{what} {shortened(value)}: it must be a whole number") from None
+            raise UsageError(f"{what} {shorten(value)}: it must be a whole number") from None
     if not least <= value <= most:
         bounds = f"at least {least}" if value < least else f"at most {most}"
-        raise UsageError(f"{what} {shortened(value)}: it must be {bounds}")
+        raise UsageError(f"{what} {shorten(value)}: it must be {bounds}")
     return value
 
 
-def number_of(digits: str) -> int:
+def parse_digits(digits: str) -> int:
     """A whole number from its digits. Raises UsageError for more of them than any size has."""
     if len(digits) > _MOST_DIGITS and len(digits.lstrip("0")) > _MOST_DIGITS:
-        raise UsageError(f"{shortened(digits)} is too large a number")
+        raise UsageError(f"{shorten(digits)} is too large a number")
     return int(digits)
 
 
@@ -55,34 +55,34 @@ def require_known(*named: tuple[str, str, Collection[str]]) -> None:
 def require_share(what: str, value: object) -> None:
     """Raises UsageError for anything but a number between 0 and 1."""
     if not is_number(value) or not 0 < value < 1:  # type: ignore[operator]
-        raise UsageError(f"{what} {shortened(value)}: it must be a share between 0 and 1, such as 0.003")
+        raise UsageError(f"{what} {shorten(value)}: it must be a share between 0 and 1, such as 0.003")
 
 
 def require_seconds(what: str, value: object) -> None:
     """Raises UsageError for anything but a finite number above 0."""
     if not is_number(value) or not 0 < value < math.inf:  # type: ignore[operator]
-        raise UsageError(f"{what} {shortened(value)}: it must be a number of seconds above 0")
+        raise UsageError(f"{what} {shorten(value)}: it must be a number of seconds above 0")
 
 
 def require_some(what: str, values: object, kind: type) -> None:
     """Raises UsageError for anything but a list of at least one of a kind; a text is no list of its letters."""
     if isinstance(values, str) or not isinstance(values, Collection):
-        raise UsageError(f"{what} {shortened(values)}: it must be a list")
+        raise UsageError(f"{what} {shorten(values)}: it must be a list")
     if not values:
         raise UsageError(f"no {what}: name at least one")
     for value in values:
         if not isinstance(value, kind) or value == "":
-            raise UsageError(f"{what} {shortened(value)}: each must be a {kind.__name__}")
+            raise UsageError(f"{what} {shorten(value)}: each must be a {kind.__name__}")
 
 
 def require_steps(*counts: int) -> None:
     """Raises UsageError where the product of these counts is more steps than a run may have."""
     steps = math.prod(counts)
     if steps > MOST_STEPS:
-        raise UsageError(f"{shortened(steps)} steps are more than {MOST_STEPS}: ask for fewer sizes, or a larger step")
+        raise UsageError(f"{shorten(steps)} steps are more than {MOST_STEPS}: ask for fewer sizes, or a larger step")
 
 
-def count_of(values: Collection[object]) -> int:
+def count_values(values: Collection[object]) -> int:
     """How many there are: ``len`` fails for a range of more than a machine word counts."""
     if isinstance(values, range):
         return max(0, -((values.start - values.stop) // values.step))
@@ -94,7 +94,7 @@ def is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
 
 
-def shortened(value: object) -> str:
+def shorten(value: object) -> str:
     """A value in an error, which is to stay a line."""
     try:
         text = value if isinstance(value, str) else repr(value)
@@ -123,7 +123,7 @@ class Sizes:
         match = cls.pattern.fullmatch(text.strip())
         if match is None:
             raise UsageError(f"{text!r} is not {cls.written}")
-        return cls(*map(number_of, match.groups()))
+        return cls(*map(parse_digits, match.groups()))
 
 
 SizesT = TypeVar("SizesT", bound=Sizes)

@@ -14,7 +14,7 @@ from mamf.statistics import (
     exact_standard_deviation,
     repeat_interval,
     standard_error,
-    widened,
+    widen,
 )
 from mamf.tabular import Tabular
 from mamf.work import Work
@@ -159,7 +159,7 @@ class Measurement(Tabular):
         """That of ``comparable_seconds``: wider than the row's own by what the reference does not tell."""
         speed = self.device_speed or 1.0
         own = Interval(self.interval.low * speed, self.interval.high * speed, self.interval.coverage)
-        return widened(own, self.comparable_seconds, self.device_speed_half_width)
+        return widen(own, self.comparable_seconds, self.device_speed_half_width)
 
     @property
     def rank(self) -> tuple[bool, float]:

@@ -242,7 +242,7 @@ def repeat_interval(
     return Interval(middle * max(1 - half, (1 + half) ** -2), middle * (1 + half), CONFIDENCE)
 
 
-def widened(interval: Interval, middle: float, half_width: float) -> Interval:
+def widen(interval: Interval, middle: float, half_width: float) -> Interval:
     """The interval of a positive figure once it is multiplied by another that is known to ``half_width``, as a share:
     relative widths of two that know nothing of each other, in quadrature. One that reaches 0 is as wide as it gets.
     """

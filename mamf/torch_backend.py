@@ -39,7 +39,7 @@ def torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
-def hashed(identifier: str) -> str:
+def hash_identifier(identifier: str) -> str:
     """A stable stand-in for a serial number, so that logs of one card can be told apart without naming it."""
     return hashlib.sha256(identifier.encode()).hexdigest()[:12]
 
@@ -209,9 +209,9 @@ class AcceleratorBackend(TorchBackend):
         self.vendor().set_device(self.index)
 
     def bus_address(self) -> str | None:
-        told = self.vendor().get_device_properties(self.index)
+        properties = self.vendor().get_device_properties(self.index)
         # Not every vendor's properties have them.
-        domain, bus, device = (getattr(told, f"pci_{part}_id", None) for part in ("domain", "bus", "device"))
+        domain, bus, device = (getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device"))
         return None if bus is None or device is None else f"{domain or 0:04x}:{bus:02x}:{device:02x}.0"
 
     def synchronize(self) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mamf.calibration import calibrated
+from mamf.calibration import find_calibration
 from mamf.errors import IncomparableError, UsageError
 from mamf.kernel import Problem
 from mamf.limits import is_number, require_seconds
@@ -105,7 +105,7 @@ class Ceiling(Tabular):
         return flop / seconds / (self.rate * TERA)
 
 
-def confirmed_of(
+def confirm_ceilings(
     rows: Iterable[Measurement],
     sought: Iterable[tuple[Problem, str, str | None]],
     device: str,
@@ -114,7 +114,7 @@ def confirmed_of(
     """By problem and regime, what the rows of a run confirm. ``sought``: problem, regime and the default kernel."""
     rounds = [row for row in rows if row.phase in (CHOOSE, CONFIRM)]
     found = {
-        (problem, regime): confirmed(
+        (problem, regime): confirm_ceiling(
             [row for row in rounds if (row.problem, row.regime) == (problem, regime)], device, uuid_hash, default
         )
         for problem, regime, default in sought
@@ -129,7 +129,7 @@ def why_hopeless(rows: Sequence[Measurement]) -> str | None:
     return f"{rows[0].status}, {rows[0].reason}"
 
 
-def confirmed(
+def confirm_ceiling(
     rows: Iterable[Measurement], device: str, uuid_hash: str | None = None, default_kernel: str | None = None
 ) -> Ceiling | None:
     """The ceiling that rounds of fresh measurements give, or None before there were FEWEST_ROUNDS.
@@ -139,16 +139,16 @@ def confirmed(
     """
     rows = list(rows)
     choosing = [row for row in rows if row.phase == CHOOSE]
-    fresh = figures(row for row in rows if row.phase != CHOOSE)
+    fresh = group_rounds(row for row in rows if row.phase != CHOOSE)
     # Converted logs have one phase, whose rounds choose a winner and give its figure, which is biased upwards.
-    winner = _winner(choosing or rows, rows, fresh)
+    winner = _find_winner(choosing or rows, rows, fresh)
     if winner is None:
         return None
     own = fresh[winner]
     shape, kernel = winner
-    rate, interval = combined(list(own.values()))
+    rate, interval = combine_rounds(list(own.values()))
     gain = None
-    compared = figures(choosing) or fresh
+    compared = group_rounds(choosing) or fresh
     if default_kernel is not None and kernel != default_kernel and (shape, default_kernel) in compared:
         gain = stdlib_statistics.median(ratios(compared[winner], compared[shape, default_kernel])) - 1
     row = next(iter(own.values()))
@@ -162,38 +162,38 @@ def confirmed(
         rate=rate,
         interval=interval,
         rounds=len(own),
-        tied=tuple(other for other in _finalists(fresh) if other != winner and ties(own, fresh[other])),
-        conditions=typical(own.values()),
+        tied=tuple(other for other in _find_finalists(fresh) if other != winner and is_tied(own, fresh[other])),
+        conditions=summarize_conditions(own.values()),
         gain_over_default=gain,
         repeatability=repeatability_of(list(own.values())),
     )
 
 
-def _winner(
+def _find_winner(
     choosing: Sequence[Measurement], rows: Sequence[Measurement], fresh: Mapping[Candidate, Mapping[int, Measurement]]
 ) -> Candidate | None:
     """The best of the choosing rounds, unless a launch of it was wrong, if it was confirmed often enough."""
     failed = {(row.shape, row.kernel) for row in rows if not row.ok}
-    best_first = [candidate for candidate in ranked(choosing) if candidate not in failed]
+    best_first = [candidate for candidate in rank_candidates(choosing) if candidate not in failed]
     if not best_first or len(fresh.get(best_first[0], ())) < FEWEST_ROUNDS:
         return None
     return best_first[0]
 
 
-def _finalists(fresh: Mapping[Candidate, Mapping[int, Measurement]]) -> list[Candidate]:
+def _find_finalists(fresh: Mapping[Candidate, Mapping[int, Measurement]]) -> list[Candidate]:
     """What was measured in all rounds: what was dropped on the way cannot win; the last round may not be whole."""
     most = max(map(len, fresh.values()), default=0)
     return [candidate for candidate, found in fresh.items() if len(found) >= most - 1]
 
 
-def ranked(rows: Iterable[Measurement]) -> list[Candidate]:
+def rank_candidates(rows: Iterable[Measurement]) -> list[Candidate]:
     """Candidates by their figure over rounds, best first; what dropped out on the way comes after what did not."""
-    found = figures(rows)
-    kept = set(_finalists(found))
+    found = group_rounds(rows)
+    kept = set(_find_finalists(found))
     return sorted(found, key=lambda each: (each in kept, median_rate(found[each].values())), reverse=True)
 
 
-def combined(rounds: Sequence[Measurement]) -> tuple[float, Interval]:
+def combine_rounds(rounds: Sequence[Measurement]) -> tuple[float, Interval]:
     """The rate of a candidate over rounds, and its repeat interval.
 
     The median of medians, or for work over time, all work over all time. Rounds of a log without calibration (a
@@ -203,24 +203,24 @@ def combined(rounds: Sequence[Measurement]) -> tuple[float, Interval]:
     if known is None:
         rates = [row.best_rate for row in rounds]
         return stdlib_statistics.median(rates), median_interval(rates)
-    seconds, middle, errors, of_median = _visits(rounds)
+    seconds, middle, errors, of_median = _combine_visits(rounds)
     interval, scale = repeat_interval(seconds, middle, errors, known, of_median), rounds[0].amount / TERA
     return scale / middle, Interval(scale / interval.high, scale / interval.low, interval.coverage)
 
 
 def error_of(rounds: Sequence[Measurement]) -> FigureError:
-    """How far the figure of ``combined`` lies from the mean of all runs."""
+    """How far the figure of ``combine_rounds`` lies from the mean of all runs."""
     known = repeatability_of(rounds) or usual_repeatability(rounds[0].regime, rounds[0].operation)
-    seconds, middle, errors, of_median = _visits(rounds)
+    seconds, middle, errors, of_median = _combine_visits(rounds)
     return figure_error(seconds, middle, errors, known, of_median)
 
 
 def usual_repeatability(regime: str, operation: str) -> Repeatability:
     """For converted logs, which name none. mamf-finder's loop scatters like sustained."""
-    return calibrated("", BURST if regime == BURST else SUSTAINED, operation)
+    return find_calibration("", BURST if regime == BURST else SUSTAINED, operation)
 
 
-def _visits(rounds: Sequence[Measurement]) -> tuple[list[float], float, list[float], bool]:
+def _combine_visits(rounds: Sequence[Measurement]) -> tuple[list[float], float, list[float], bool]:
     """Seconds of each round, of all together, the relative standard errors, and whether the figure is a median."""
     seconds, errors = [row.seconds for row in rounds], [row.standard_error for row in rounds]
     if rounds[0].figure != "mean":
@@ -229,7 +229,7 @@ def _visits(rounds: Sequence[Measurement]) -> tuple[list[float], float, list[flo
     return seconds, sum(row.seconds * row.launches for row in rounds) / launches, errors, False
 
 
-def recomputed(ceiling: Ceiling, rows: Iterable[Measurement]) -> Ceiling:
+def recompute(ceiling: Ceiling, rows: Iterable[Measurement]) -> Ceiling:
     """The ceiling that the rounds among ``rows`` give now: of an early log, whose samples and intervals are read with
     today's calibration. As it is if they are in another log.
     """
@@ -238,7 +238,7 @@ def recomputed(ceiling: Ceiling, rows: Iterable[Measurement]) -> Ceiling:
         for row in rows
         if row.phase in (CHOOSE, CONFIRM) and (row.problem, row.regime) == (ceiling.problem, ceiling.regime)
     ]
-    again = confirmed(own, ceiling.device, ceiling.uuid_hash)
+    again = confirm_ceiling(own, ceiling.device, ceiling.uuid_hash)
     return ceiling if again is None else replace(again, gain_over_default=ceiling.gain_over_default)
 
 
@@ -248,7 +248,7 @@ def repeatability_of(rounds: Iterable[Measurement]) -> Repeatability | None:
     return known[len(known) // 2] if known else None
 
 
-def figures(rows: Iterable[Measurement]) -> dict[Candidate, dict[int, Measurement]]:
+def group_rounds(rows: Iterable[Measurement]) -> dict[Candidate, dict[int, Measurement]]:
     """Measured rows by candidate and round."""
     found: dict[Candidate, dict[int, Measurement]] = {}
     for row in rows:
@@ -266,7 +266,7 @@ def ratios(own: Mapping[int, Measurement], other: Mapping[int, Measurement]) -> 
     return [own[number].best_rate / other[number].best_rate for number in own if number in other]
 
 
-def ties(own: Mapping[int, Measurement], other: Mapping[int, Measurement]) -> bool:
+def is_tied(own: Mapping[int, Measurement], other: Mapping[int, Measurement]) -> bool:
     """Whether the rounds do not show the other to be slower: the interval of the ratio to it reaches 1. Which one won
     was decided before these rounds; one that is faster in them belongs beside it all the more.
     """
@@ -274,7 +274,7 @@ def ties(own: Mapping[int, Measurement], other: Mapping[int, Measurement]) -> bo
     return bool(compared) and median_interval(compared).low <= 1.0
 
 
-def typical(rows: Iterable[Measurement]) -> Conditions:
+def summarize_conditions(rows: Iterable[Measurement]) -> Conditions:
     """Medians of what the sensors said over rounds; the reasons for throttling seen in at least half of them."""
     seen = [row.conditions for row in rows]
     reasons = sorted({reason for each in seen for reason in each.throttle_reasons})

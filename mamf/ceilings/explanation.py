@@ -19,7 +19,7 @@ _AT_LIMIT = 0.95
 
 
 @dataclass(frozen=True)
-class FallStep:
+class WaterfallStep:
     """``tflops``: None where nobody can tell; ``cause`` says why then. ``row``: that it was measured by. ``regime``:
     its own, or that of what no row measured. ``before``: TFLOPS of the step that it is compared with.
     """
@@ -42,10 +42,12 @@ class FallStep:
         return None if self.row is None or not self.row.ok else self.row.rate_interval
 
 
-def fall(rows: Sequence[Measurement], info: DeviceInfo, given: Iterable[FallStep] = ()) -> list[FallStep]:
+def waterfall_steps(
+    rows: Sequence[Measurement], info: DeviceInfo, given: Iterable[WaterfallStep] = ()
+) -> list[WaterfallStep]:
     """The steps down from the datasheet's peak to what was given. ``rows``: of one product on several data."""
-    normal, zeros = row_of(rows, NORMAL, BURST), row_of(rows, ZEROS, BURST)
-    last = row_of(rows, NORMAL, SUSTAINED)
+    normal, zeros = find_row(rows, NORMAL, BURST), find_row(rows, ZEROS, BURST)
+    last = find_row(rows, NORMAL, SUSTAINED)
     first = rows[0]
     steps = [
         _datasheet(info, first.problem.dtype),
@@ -55,14 +57,14 @@ def fall(rows: Sequence[Measurement], info: DeviceInfo, given: Iterable[FallStep
         _measured("sustained, normal data", last, _cost_of_power(last, info)),
         *given,
     ]
-    return compared(steps)
+    return compare_steps(steps)
 
 
-def compared(steps: Iterable[FallStep]) -> list[FallStep]:
+def compare_steps(steps: Iterable[WaterfallStep]) -> list[WaterfallStep]:
     """The same steps, each beside the last that is known of its regime, or else the last of all: what was measured in
     burst is no share of a sustained figure.
     """
-    found: list[FallStep] = []
+    found: list[WaterfallStep] = []
     last: float | None = None
     of_regime: dict[str | None, float] = {}
     for step in steps:
@@ -73,45 +75,45 @@ def compared(steps: Iterable[FallStep]) -> list[FallStep]:
     return found
 
 
-def by_data(rows: Iterable[Measurement]) -> list[Measurement]:
+def rank_bursts(rows: Iterable[Measurement]) -> list[Measurement]:
     """What a burst gives on each kind of data, the fastest first."""
     return sorted((row for row in rows if row.regime == BURST and row.ok), key=lambda row: -row.best_rate)
 
 
-def row_of(rows: Iterable[Measurement], data: str, regime: str) -> Measurement | None:
+def find_row(rows: Iterable[Measurement], data: str, regime: str) -> Measurement | None:
     return next((row for row in rows if (row.problem.data, row.regime) == (data, regime)), None)
 
 
-def _datasheet(info: DeviceInfo, dtype: str) -> FallStep:
+def _datasheet(info: DeviceInfo, dtype: str) -> WaterfallStep:
     peak = find_peak(info.name, dtype, info.compute_units)
     if peak is None:
-        return FallStep("datasheet", None, f"no datasheet of {info.name} is listed for {dtype}")
+        return WaterfallStep("datasheet", None, f"no datasheet of {info.name} is listed for {dtype}")
     clock = f", at {peak.clock_hz / 1e6:.0f} MHz" if peak.clock_hz else ""
-    return FallStep("datasheet", peak.flops / TERA, f"dense {peak.dtype} of {peak.origin}{clock}")
+    return WaterfallStep("datasheet", peak.flops / TERA, f"dense {peak.dtype} of {peak.origin}{clock}")
 
 
-def _units(info: DeviceInfo, dtype: str, row: Measurement | None) -> FallStep:
+def _units(info: DeviceInfo, dtype: str, row: Measurement | None) -> WaterfallStep:
     """What the units could do at the clock that was read, whatever clock the datasheet is of."""
     name, peak = "units at their clock", find_peak(info.name, dtype, info.compute_units)
     clock = row.conditions.clock_hz if row is not None else None
     per_cycle = flop_per_cycle(peak, info.compute_units)
     if peak is None:
-        return FallStep(name, None, "FLOP per cycle follow from a datasheet, and none is listed")
+        return WaterfallStep(name, None, "FLOP per cycle follow from a datasheet, and none is listed")
     if per_cycle is None or not info.compute_units:
         what = "the clock of that peak" if info.compute_units else "the number of units"
-        return FallStep(name, None, f"{what} is not known, nor so the FLOP per cycle")
+        return WaterfallStep(name, None, f"{what} is not known, nor so the FLOP per cycle")
     if clock is None:
-        return FallStep(name, None, "no sensor tells the clock")
-    told = f"{info.compute_units} units x {per_cycle:.0f} FLOP x {clock / 1e6:.0f} MHz"
-    return FallStep(name, info.compute_units * per_cycle * clock / TERA, f"{told}, as read in burst")
+        return WaterfallStep(name, None, "no sensor tells the clock")
+    product = f"{info.compute_units} units x {per_cycle:.0f} FLOP x {clock / 1e6:.0f} MHz"
+    return WaterfallStep(name, info.compute_units * per_cycle * clock / TERA, f"{product}, as read in burst")
 
 
-def _measured(name: str, row: Measurement | None, cause: str) -> FallStep:
+def _measured(name: str, row: Measurement | None, cause: str) -> WaterfallStep:
     if row is None:
-        return FallStep(name, None, "not measured")
+        return WaterfallStep(name, None, "not measured")
     if not row.ok:
-        return FallStep(name, None, f"{row.status}: {row.reason}", row)
-    return FallStep(name, row.best_rate, cause, row)
+        return WaterfallStep(name, None, f"{row.status}: {row.reason}", row)
+    return WaterfallStep(name, row.best_rate, cause, row)
 
 
 def _timer(row: Measurement | None) -> str:

@@ -39,6 +39,6 @@ def known_share(row: Measurement, known: KnownCeilings) -> float | None:
     return row.comparable_rate / ceiling.tflops if ceiling is not None and row.ok else None
 
 
-def named_dtype(problem: Any) -> str:
+def label_dtype(problem: Any) -> str:
     """``float8_e4m3fn, fast accumulation``: products that round otherwise are not ranked with one another."""
     return str(problem.dtype) + (", fast accumulation" if getattr(problem, "fast_accumulation", False) else "")

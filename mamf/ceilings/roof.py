@@ -33,17 +33,17 @@ class Roof:
 
     def rate(self, work: Work) -> float:
         """The most that such work can reach, in its own unit: TFLOPS, or TB/s where its rate counts bytes."""
-        return work.amount / max(self._computing(work), self._moving(work)) / TERA
+        return work.amount / max(self._compute_seconds(work), self._memory_seconds(work)) / TERA
 
     def bound(self, work: Work) -> str:
         """Which ceiling such work runs into: ``compute`` or ``bandwidth``."""
-        return COMPUTE if self._computing(work) >= self._moving(work) else BANDWIDTH
+        return COMPUTE if self._compute_seconds(work) >= self._memory_seconds(work) else BANDWIDTH
 
-    def _computing(self, work: Work) -> float:
+    def _compute_seconds(self, work: Work) -> float:
         """Seconds at the compute ceiling."""
         return 0.0 if self.compute is None else work.flop / self.compute.rate / TERA
 
-    def _moving(self, work: Work) -> float:
+    def _memory_seconds(self, work: Work) -> float:
         """Seconds at the bandwidth ceiling."""
         return work.nbytes / self.bandwidth.rate / TERA
 
@@ -113,7 +113,7 @@ class RoofPoint:
         return None if self.roof is None else self.rate / self.roof
 
 
-def point_of(row: Measurement, roofs: Roofs, name: str) -> RoofPoint:
+def make_roof_point(row: Measurement, roofs: Roofs, name: str) -> RoofPoint:
     """A measured row, by the statistic that its regime is judged by; of several devices as the run's first gives it."""
     work, roof = row.work, roofs.over(row)
     seconds = row.amount / row.comparable_rate / TERA
@@ -147,7 +147,7 @@ def level_of(problem: BandwidthProblem, shape: BandwidthShape, cache_bytes: int 
     return CACHE if fits and problem.warm > 1 else None
 
 
-def roofs_of(ceilings: Iterable[Ceiling], cache_bytes: int | None, anyway: bool = False) -> Roofs:
+def build_roofs(ceilings: Iterable[Ceiling], cache_bytes: int | None, anyway: bool = False) -> Roofs:
     """The highest of what was confirmed, by dtype, level and regime.
 
     Of bandwidth what reads: work that computes does, and a fill alone is faster. Ceilings of products of other data

@@ -45,13 +45,13 @@ def has_drifted(row: Measurement, ceilings: Ceilings) -> bool:
     """Whether the reference product around a row differs from its ceiling by more than the state of a steady card and
     the timer explain. Both are one product, so that the accuracy of the ceiling counts alone.
     """
-    drift, ceiling = state(row, ceilings), ceilings.get((row.problem.dtype, row.regime))
+    drift, ceiling = compute_drift(row, ceilings), ceilings.get((row.problem.dtype, row.regime))
     if drift is None or ceiling is None:
         return False
     return abs(drift) > STATE_TOLERANCE + row.timer_accuracy / ceiling.seconds
 
 
-def state(row: Measurement, ceilings: Ceilings) -> float | None:
+def compute_drift(row: Measurement, ceilings: Ceilings) -> float | None:
     """How far the card was from its ceiling around a row: the reference product's figure to the ceiling's, less 1."""
     ceiling, seen = ceilings.get((row.problem.dtype, row.regime)), row.details.get("reference_tflops")
     return None if ceiling is None or seen is None else float(seen) / (row.device_speed or 1.0) / ceiling.tflops - 1

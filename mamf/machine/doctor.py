@@ -30,7 +30,7 @@ def _host_load() -> Advice:
     return Advice("host load", "warning", f"the host's CPU is {busy:.0f} % busy", cost, "top -o %CPU   # see what runs")
 
 
-def as_line(finding: Advice) -> str:
+def format_finding(finding: Advice) -> str:
     """One finding in one line: verdict, check, finding; then cost and remedy where something is wrong."""
     line = f"{_MARKS[finding.verdict]} {finding.check}: {finding.finding}"
     if finding.cost and finding.verdict == "warning":

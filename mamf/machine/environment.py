@@ -33,7 +33,7 @@ _QUOTED_PATH = re.compile(rf"(?P<quote>['\"])(?P<option>[^'\"/\\=\s]*=)?{_ROOT}[
 # Of a device on the bus, and of a host that a connection leads to.
 _ADDRESS = re.compile(r"\b[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b|\b\d{1,3}(?:\.\d{1,3}){3}\]?:\d+\b", re.I)
 _SEPARATOR = re.compile(r"/|\\+(?! )")
-_OF_USERS = ("home", "users")
+_USER_FOLDERS = ("home", "users")
 _SHORTEST_NAME = 2
 # Accounts and hosts that name nobody; and words of two letters that stand in any text: English, units, layouts.
 _ANONYMOUS = frozenset({"root", "user", "localhost", "admin", "ubuntu", "runner"})
@@ -56,7 +56,7 @@ def scrub(text: str) -> str:
         text = _PATH.sub(_last_part, _QUOTED_PATH.sub(_quoted_last_part, text))
     if ":" in text:  # every address has one
         text = _ADDRESS.sub("<address>", text)
-    for pattern, substitute in _private_names():
+    for pattern, substitute in _find_private_names():
         text = pattern.sub(substitute, text)
     return text
 
@@ -73,7 +73,7 @@ def _quoted_last_part(found: re.Match[str]) -> str:
 def _cut(path: str) -> str:
     """``<path>/c`` of ``/a/b/c``. The folder of a user is named like them."""
     *folders, last = _SEPARATOR.split(path)
-    is_of_user = bool(folders) and folders[-1].lower() in _OF_USERS
+    is_of_user = bool(folders) and folders[-1].lower() in _USER_FOLDERS
     return f"<path>/{'<user>' if is_of_user else last}"
 
 
@@ -89,7 +89,7 @@ def scrub_record(value: Any) -> Any:
 
 
 @functools.cache
-def _private_names() -> tuple[tuple[re.Pattern[str], str], ...]:
+def _find_private_names() -> tuple[tuple[re.Pattern[str], str], ...]:
     """What this host and this user are called, each with the text that takes its place."""
     host = socket.gethostname()
     names = {host: "<host>", host.split(".")[0]: "<host>"}

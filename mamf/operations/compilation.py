@@ -23,7 +23,7 @@ def compile_for_shape(function: Callable[..., Any], **options: Any) -> Callable[
     return compiled
 
 
-def compiled_for_repetition() -> AbstractContextManager[object]:
+def keep_backward_buffers() -> AbstractContextManager[object]:
     """Held while a compiled kernel is prepared: its backward must leave the graph's buffers alone, to run again."""
     import torch._functorch.config
 

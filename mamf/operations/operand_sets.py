@@ -17,7 +17,7 @@ import torch
 
 from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.kernel import Buffer, Kernel, Prepared, ProblemT, ShapeT, Verdict
-from mamf.operations.outputs import Unchanged, poison_outputs, without_torch
+from mamf.operations.outputs import Unchanged, check_torch, poison_outputs
 
 AnswerT = TypeVar("AnswerT")
 #: The buffer from which the classic regime overwrites the output of the first set; others are set to 0.
@@ -48,13 +48,13 @@ class TorchKernel(Kernel[ProblemT, ShapeT]):
     read_only: ClassVar[tuple[str, ...]] = ()
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
-        return without_torch(backend)
+        return check_torch(backend)
 
     @abstractmethod
     def operand_set(
         self, backend: Backend, problem: ProblemT, shape: ShapeT, flat: Mapping[str, torch.Tensor]
     ) -> OperandSet:
-        """One set over the flat memory of its buffers, which may be longer than needed (see ``shaped``)."""
+        """One set over the flat memory of its buffers, which may be longer than needed (see ``view_as``)."""
 
     def configured(self, backend: Backend, problem: ProblemT, shape: ShapeT) -> TorchKernel[ProblemT, ShapeT]:
         """The kernel that makes the operand sets, such as one with a configuration for this shape."""
@@ -72,9 +72,9 @@ class TorchKernel(Kernel[ProblemT, ShapeT]):
         kernel, buffers = self.configured(backend, problem, shape), problem.buffers(shape, sets, rewrite)
         whole = take_buffers(pool, buffers)
         source = whole.pop(_REWRITE, None)
-        ready = [kernel.operand_set(backend, problem, shape, flat) for flat in split(whole, sets)]
+        ready = [kernel.operand_set(backend, problem, shape, flat) for flat in split_sets(whole, sets)]
         names = self.read_only or [name for name in whole if buffers[name].fill]
-        prepared = prepared_sets(ready, Unchanged({name: whole[name] for name in names}))
+        prepared = prepare_sets(ready, Unchanged({name: whole[name] for name in names}))
         if not rewrite or not ready[0].outputs:
             return prepared
         output = ready[0].outputs[0]
@@ -87,18 +87,18 @@ def take_buffers(pool: OperandPool, buffers: Mapping[str, Buffer]) -> dict[str, 
     return {name: pool.take(name, *buffer) for name, buffer in buffers.items()}
 
 
-def split(whole: Mapping[str, torch.Tensor], sets: int) -> list[dict[str, torch.Tensor]]:
+def split_sets(whole: Mapping[str, torch.Tensor], sets: int) -> list[dict[str, torch.Tensor]]:
     """The flat memory of each set."""
     parts = {name: tensor.chunk(sets) for name, tensor in whole.items()}
     return [{name: parts[name][index] for name in whole} for index in range(sets)]
 
 
-def shaped(flat: torch.Tensor, *sizes: int) -> torch.Tensor:
+def view_as(flat: torch.Tensor, *sizes: int) -> torch.Tensor:
     """The beginning of flat memory as a tensor of these sizes."""
     return flat[: math.prod(sizes)].view(sizes)
 
 
-def prepared_sets(
+def prepare_sets(
     sets: Sequence[OperandSet],
     unchanged: Callable[[], Sequence[str]],
     held_bytes: int = 0,

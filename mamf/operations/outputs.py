@@ -20,7 +20,7 @@ _SPARE_BLOCKS = 2
 _COLUMNS = 4096
 
 
-def without_torch(backend: Backend) -> Unavailable | None:
+def check_torch(backend: Backend) -> Unavailable | None:
     """Why torch runs nothing on a backend, or None."""
     if isinstance(backend, TorchBackend):
         return None
@@ -55,7 +55,7 @@ def select(tensor: torch.Tensor, dim: int, indices: torch.Tensor) -> torch.Tenso
     return tensor.view(torch.uint8).index_select(dim, indices).view(tensor.dtype)
 
 
-def sampled_indices(size: int, count: int, chooser: random.Random) -> torch.Tensor:
+def sample_indices(size: int, count: int, chooser: random.Random) -> torch.Tensor:
     """First, last and random others: a kernel that mishandles an edge does so there."""
     others = chooser.sample(range(size), min(count - 2, size))
     return torch.tensor(sorted({0, size - 1, *others}))
@@ -84,7 +84,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def wrong_type(result: object, expected: torch.Tensor) -> str:
+def explain_wrong_type(result: object, expected: torch.Tensor) -> str:
     """Why what a launch returned is no output like ``expected``, in a line; empty if it is one, or no tensor at all.
 
     A subclass, or a tensor that is negated when it is read, may put work off until after the launch.
@@ -129,7 +129,7 @@ def checksum(tensor: torch.Tensor) -> torch.Tensor:
     return torch.cat((table.sum(0, dtype=words.dtype), table.sum(1, dtype=words.dtype), rest))
 
 
-def queued_checksum(tensor: torch.Tensor) -> Callable[[], int]:
+def queue_checksum(tensor: torch.Tensor) -> Callable[[], int]:
     """One number of a tensor's bits, computed on its device; what is returned waits for it.
 
     Words are weighed by where they stand among the columns, so that two that change places show.

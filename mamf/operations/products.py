@@ -18,14 +18,14 @@ from mamf.backend import Backend
 from mamf.dtypes import DTYPES
 from mamf.kernel import Verdict
 from mamf.operations.matmul.kernel import ProductProblem, ProductProblemT, ProductShapeT
-from mamf.operations.operand_sets import OperandSet, TorchKernel, shaped
+from mamf.operations.operand_sets import OperandSet, TorchKernel, view_as
 from mamf.operations.outputs import (
+    explain_wrong_type,
     float32_precision,
     one_thread,
-    queued_checksum,
-    sampled_indices,
+    queue_checksum,
+    sample_indices,
     select,
-    wrong_type,
 )
 from mamf.operations.quantization import Quantized
 from mamf.operations.variation import Signs
@@ -59,8 +59,8 @@ def product_set(
     """
     signs, known = Signs(changing), dict(details or {})
     if exact is not None:
-        places = sampled_places(parts(c))
-        error = relative_error(sampled_products(parts(c), places), sampled_products(exact(c), places))
+        places = sample_places(parts(c))
+        error = relative_error(multiply_sampled(parts(c), places), multiply_sampled(exact(c), places))
         known["quantization_error"] = error
 
     def output(result: object) -> torch.Tensor:
@@ -71,12 +71,12 @@ def product_set(
         """||C - scale * A @ B|| / ||scale * A @ B|| in float64 over sampled rows and columns, the edges among them.
         Scaled operands are dequantized.
         """
-        if reason := wrong_type(result, c):
+        if reason := explain_wrong_type(result, c):
             return Verdict(math.inf, 0.0, reason=reason)
         own = parts(output(result))
-        places = sampled_places(own)
+        places = sample_places(own)
         found = torch.cat([on_host(select(own[p].c[i], 0, m), 1, n).flatten() for p, i, m, n in places])
-        return Verdict(relative_error(found, scale * sampled_products(own, places)), problem.tolerance, known)
+        return Verdict(relative_error(found, scale * multiply_sampled(own, places)), problem.tolerance, known)
 
     def verify_whole(result: object) -> Verdict:
         """The same for all entries. Its output has the right type: ``verify`` is called before."""
@@ -87,7 +87,7 @@ def product_set(
         verify,
         outputs=[c],
         verify_whole=verify_whole,
-        checksum=lambda result: queued_checksum(output(result)),
+        checksum=lambda result: queue_checksum(output(result)),
         change=signs.change,
         restore=signs.restore,
     )
@@ -97,7 +97,7 @@ class TorchProducts(TorchKernel[ProductProblemT, ProductShapeT]):
     """Products by one torch function. Derived kernels say which dtypes they take and how they launch."""
 
     def unsupported(self, backend: Backend, problem: ProductProblemT) -> str | None:
-        unsupported = self._lacks_dtype(problem) or backend.unsupported_dtype(problem.dtype)
+        unsupported = self._unsupported_dtype(problem) or backend.unsupported_dtype(problem.dtype)
         return unsupported or self.unsupported_problem(backend, problem)
 
     def unsupported_problem(self, backend: Backend, problem: ProductProblemT) -> str | None:
@@ -120,31 +120,29 @@ class TorchProducts(TorchKernel[ProductProblemT, ProductShapeT]):
         return isinstance(error, RuntimeError) and any(text in str(error) for text in _REFUSALS)
 
 
-def laid_out(flat: torch.Tensor, rows: int, columns: int, layout: str, *leading: int) -> torch.Tensor:
+def lay_out(flat: torch.Tensor, rows: int, columns: int, layout: str, *leading: int) -> torch.Tensor:
     """An operand of rows x columns as a view of flat memory; one of layout ``t`` lies transposed there."""
-    return shaped(flat, *leading, columns, rows).mT if layout == "t" else shaped(flat, *leading, rows, columns)
+    return view_as(flat, *leading, columns, rows).mT if layout == "t" else view_as(flat, *leading, rows, columns)
 
 
-def sampled_places(parts: Sequence[Part]) -> list[_Place]:
+def sample_places(parts: Sequence[Part]) -> list[_Place]:
     """Some products, and rows and columns of each, their edges among them. Drawn from fresh entropy, after the
     launch: a kernel that computes nothing else cannot foresee them.
     """
     chooser = random.Random(secrets.randbits(64))
     every = [(p, i) for p, part in enumerate(parts) for i in range(len(part.c))]
-    chosen = [every[index] for index in sampled_indices(len(every), _SAMPLED_PRODUCTS, chooser).tolist()]
+    chosen = [every[index] for index in sample_indices(len(every), _SAMPLED_PRODUCTS, chooser).tolist()]
     device = parts[0].c.device
-    return [
-        (p, i, *(sampled_indices(n, _SAMPLED, chooser).to(device) for n in parts[p].c.shape[1:])) for p, i in chosen
-    ]
+    return [(p, i, *(sample_indices(n, _SAMPLED, chooser).to(device) for n in parts[p].c.shape[1:])) for p, i in chosen]
 
 
-def sampled_products(parts: Sequence[Part], places: Sequence[_Place]) -> torch.Tensor:
+def multiply_sampled(parts: Sequence[Part], places: Sequence[_Place]) -> torch.Tensor:
     """What A @ B is there."""
     operands = ((rows_on_host(parts[p].left, i, m), rows_on_host(parts[p].right, i, n)) for p, i, m, n in places)
-    return torch.cat([multiplied(left, right.t()).flatten() for left, right in operands])
+    return torch.cat([multiply(left, right.t()).flatten() for left, right in operands])
 
 
-def smaller(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def smaller_operand(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """The operand that takes less time to change."""
     return a if a.numel() <= b.numel() else b
 
@@ -153,7 +151,7 @@ def rows_on_host(operand: Operand, product: int, rows: torch.Tensor) -> torch.Te
     return operand.on_host(rows) if isinstance(operand, Quantized) else on_host(operand[product], 0, rows)
 
 
-def multiplied(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     with one_thread():
         return a @ b
 

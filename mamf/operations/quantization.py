@@ -60,7 +60,9 @@ class Quantized:
 
     def values(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """What the elements stand for, scales applied: (rows, K)."""
-        return scaled(decoded(self.elements, dtype), decoded_scales(self.scales, self.scaling).to(dtype), self.scaling)
+        return apply_scales(
+            decode(self.elements, dtype), decode_scales(self.scales, self.scaling).to(dtype), self.scaling
+        )
 
     def on_host(self, rows: torch.Tensor) -> torch.Tensor:
         """The values of some rows, in float64."""
@@ -72,7 +74,7 @@ class Quantized:
         return chosen.values(torch.float64)
 
 
-def quantized(values: torch.Tensor, dtype: str, operand: str, memory: torch.Tensor, e4m3: torch.dtype) -> Quantized:
+def quantize(values: torch.Tensor, dtype: str, operand: str, memory: torch.Tensor, e4m3: torch.dtype) -> Quantized:
     """``values`` (rows, K) as ``operand`` (``a`` or ``b``) of a format; its elements are written into ``memory``
     (bytes). ``e4m3``: the kind of 8-bit float that the device has.
     """
@@ -86,7 +88,7 @@ def quantized(values: torch.Tensor, dtype: str, operand: str, memory: torch.Tens
         chunk = values[start : start + step].float()
         scale = scales_of(largest_of_blocks(chunk, scaling), scaling, largest_value(format, e4m3))
         scales.append(scale)
-        elements[start : start + step] = encoded(chunk, scale, scaling, format, e4m3)
+        elements[start : start + step] = encode(chunk, scale, scaling, format, e4m3)
     return Quantized(elements if format.values_per_byte == 2 else elements.view(e4m3), torch.cat(scales), scaling)
 
 
@@ -114,7 +116,7 @@ def scales_of(largest: torch.Tensor, scaling: Scaling, most: float) -> torch.Ten
     return scales
 
 
-def decoded_scales(scales: torch.Tensor, scaling: Scaling) -> torch.Tensor:
+def decode_scales(scales: torch.Tensor, scaling: Scaling) -> torch.Tensor:
     """Scales as float32."""
     if scaling.dtype == "float8_e8m0fnu":
         # The exponent's bits of a float32, exact on any device; 2^-127 is below its smallest normal number.
@@ -123,7 +125,7 @@ def decoded_scales(scales: torch.Tensor, scaling: Scaling) -> torch.Tensor:
     return scales.float()
 
 
-def scaled(values: torch.Tensor, scales: torch.Tensor, scaling: Scaling) -> torch.Tensor:
+def apply_scales(values: torch.Tensor, scales: torch.Tensor, scaling: Scaling) -> torch.Tensor:
     """Values (rows, K) times the scales of their blocks."""
     rows, k = values.shape
     columns = scaling.columns or k
@@ -131,16 +133,16 @@ def scaled(values: torch.Tensor, scales: torch.Tensor, scaling: Scaling) -> torc
     return (blocks * scales[:, None, :, None]).view(rows, k)
 
 
-def encoded(
+def encode(
     values: torch.Tensor, scales: torch.Tensor, scaling: Scaling, format: Format, e4m3: torch.dtype
 ) -> torch.Tensor:
     """The bytes of values, divided by their scales."""
     most = largest_value(format, e4m3)
-    rest = scaled(values, 1 / decoded_scales(scales, scaling), scaling).clamp(-most, most)
-    return rest.to(e4m3).view(torch.uint8) if format.values_per_byte == 1 else packed_e2m1(rest)
+    rest = apply_scales(values, 1 / decode_scales(scales, scaling), scaling).clamp(-most, most)
+    return rest.to(e4m3).view(torch.uint8) if format.values_per_byte == 1 else pack_e2m1(rest)
 
 
-def packed_e2m1(values: torch.Tensor) -> torch.Tensor:
+def pack_e2m1(values: torch.Tensor) -> torch.Tensor:
     """Two values in a byte, rounded to nearest, ties to the even code."""
     codes = torch.bucketize(values.abs(), _boundaries().to(values.device)).to(torch.uint8)
     codes += _SIGN * torch.signbit(values).to(torch.uint8)
@@ -157,7 +159,7 @@ def _boundaries() -> torch.Tensor:
     return torch.where(goes_up, torch.nextafter(middles, torch.zeros(())), middles)
 
 
-def decoded(elements: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def decode(elements: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Elements as numbers, without their scales: (rows, K)."""
     if elements.dtype != torch.uint8:
         return elements.to(dtype)
@@ -166,7 +168,7 @@ def decoded(elements: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return table[codes.int()]
 
 
-def swizzled(scales: torch.Tensor) -> torch.Tensor:
+def swizzle(scales: torch.Tensor) -> torch.Tensor:
     """Scales of blocks along K as tensor cores of Blackwell read them, flat, padded with zeros.
 
     Tiles of 128 rows by 4 scales, one after another along K; in a tile the scale of row r and column c lies at

@@ -10,8 +10,8 @@ import torch
 from mamf.backend import Backend, Unavailable
 from mamf.dtypes import DTYPES, FORMATS
 from mamf.operations.matmul.kernel import ProductProblem, ProductProblemT, ProductShape, ProductShapeT
-from mamf.operations.operand_sets import TorchKernel, shaped
-from mamf.operations.quantization import Quantized, quantized
+from mamf.operations.operand_sets import TorchKernel, view_as
+from mamf.operations.quantization import Quantized, quantize
 from mamf.torch_backend import torch_dtype
 
 
@@ -31,7 +31,7 @@ class ScaledProducts(TorchKernel[ProductProblemT, ProductShapeT]):
         return super().unavailable(backend)
 
     def unsupported(self, backend: Backend, problem: ProductProblemT) -> str | None:
-        if reason := self._lacks_dtype(problem):
+        if reason := self._unsupported_dtype(problem):
             return reason
         if problem.layout != "nt":
             return f"scales go along K, which both operands store last: --layout nt, not {problem.layout}"
@@ -59,7 +59,7 @@ class ScaledProducts(TorchKernel[ProductProblemT, ProductShapeT]):
 
 def rows_of(shape: ProductShape, operand: str, flat: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The values of an operand, rows of K."""
-    return shaped(flat[operand], shape.rows[operand], shape.k)
+    return view_as(flat[operand], shape.rows[operand], shape.k)
 
 
 def quantized_operand(
@@ -69,4 +69,4 @@ def quantized_operand(
     e4m3, format = torch_dtype(backend.resolve_dtype("fp8")), DTYPES[problem.dtype].format
     nbytes = shape.elements[operand] // (format.values_per_byte if format else 1)
     memory = flat[f"{operand}_quantized"][:nbytes]
-    return quantized(rows_of(shape, operand, flat), problem.dtype, operand, memory, e4m3)
+    return quantize(rows_of(shape, operand, flat), problem.dtype, operand, memory, e4m3)

@@ -7,7 +7,7 @@ import importlib.util
 from mamf.backend import Backend, Unavailable
 
 
-def without_triton(backend: Backend, instead: str) -> Unavailable | None:
+def check_triton(backend: Backend, instead: str) -> Unavailable | None:
     """Why Triton runs nothing on this backend, or None. ``instead``: the kernel that does."""
     if not backend.is_accelerator:
         return Unavailable("Triton's kernels run on a GPU", f"use the kernel {instead}, which runs everywhere")

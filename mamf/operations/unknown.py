@@ -75,21 +75,21 @@ class Unknown(Operation[Any, Any]):
     def shape_from_record(self, record: Mapping[str, Any]) -> UnknownShape:
         row = self._record
         work = Work(float(row["flop"]), int(row["bytes"]), "as its log says", str(row["unit"]))
-        return UnknownShape(frozen(record), work)
+        return UnknownShape(freeze(record), work)
 
     def shape_record(self, shape: UnknownShape) -> dict[str, Any]:
-        return thawed(shape.fields)
+        return thaw(shape.fields)
 
     def problem_from_record(self, record: Mapping[str, Any]) -> UnknownProblem:
-        return UnknownProblem(self.name, frozen(record))
+        return UnknownProblem(self.name, freeze(record))
 
     def problem_record(self, problem: UnknownProblem) -> dict[str, Any]:
-        return thawed(problem.fields)
+        return thaw(problem.fields)
 
 
-def frozen(record: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+def freeze(record: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     return tuple((str(name), tuple(value) if isinstance(value, list) else value) for name, value in record.items())
 
 
-def thawed(fields: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
+def thaw(fields: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in fields}

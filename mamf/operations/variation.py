@@ -46,7 +46,7 @@ class Signs:
     def change(self) -> None:
         """Queue a pattern of flips, other than the last."""
         if self._patterns is None:
-            self._patterns = self._drawn()
+            self._patterns = self._draw_patterns()
         index = self._last = secrets.choice([index for index in range(_PATTERNS) if index != self._last])
         self._present ^= {index}
         self._apply(self._patterns[index])
@@ -58,7 +58,7 @@ class Signs:
             self._apply(self._patterns[index])
         self._present = set()
 
-    def _drawn(self) -> torch.Tensor:
+    def _draw_patterns(self) -> torch.Tensor:
         """Patterns as factors of numbers, or as bits to flip, each with a flip at least."""
         operand, count = self._operand, self._operand.shape[-1] * (2 if self._operand.dtype == torch.uint8 else 1)
         flips = fresh_choices((_PATTERNS, count), operand.device)

@@ -85,7 +85,7 @@ def _verdict(problem: ProductProblem, parts: Sequence[Part], scale: float, eleme
         reason = f"a part of the output is wrong: {worst:.2g} in the sums of a row, at most {most:.2g} is rounding"
     elif abs(slope) > steepest:
         reason = f"the output is {1 + slope:.6g} times what it should be; rounding changes {steepest:.1g} at most"
-    return Verdict(error / _spread(freedom), tolerance, reference=_REFERENCE, reason=reason)
+    return Verdict(error / _spread_factor(freedom), tolerance, reference=_REFERENCE, reason=reason)
 
 
 _REFERENCE = "A (B x) for random x"
@@ -95,7 +95,7 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else (math.inf if part else 0.0)
 
 
-def _spread(freedom: int) -> float:
+def _spread_factor(freedom: int) -> float:
     """How far the root of a mean of so many squares may lie above what it estimates (Laurent and Massart, 2000)."""
     share = _RARITY / freedom
     return math.sqrt(1 + 2 * math.sqrt(share) + 2 * share)
@@ -107,9 +107,9 @@ def _figures(part: Part, scale: float, wide: torch.dtype, elements: int) -> torc
     """
     c = part.c
     x = fresh_signs((c.shape[0], c.shape[2], VECTORS), c.device)
-    expected = _times(part.left, _times_transposed(part.right, x, wide, elements), wide, elements)
+    expected = _multiply(part.left, _multiply_transposed(part.right, x, wide, elements), wide, elements)
     expected = expected if scale == 1 else expected * scale
-    found = _times(c, x, wide, elements)
+    found = _multiply(c, x, wide, elements)
     if wide == torch.int32:
         wrong = (found != expected).sum().float()
         return torch.stack([wrong, wrong * 0, wrong, wrong, wrong])
@@ -135,15 +135,15 @@ def _wide_dtype(dtype: str, device: torch.device) -> torch.dtype:
     return wide
 
 
-def _times(operand: Operand, vectors: torch.Tensor, wide: torch.dtype, elements: int) -> torch.Tensor:
+def _multiply(operand: Operand, vectors: torch.Tensor, wide: torch.dtype, elements: int) -> torch.Tensor:
     """Rows (batch, rows, K) times vectors (batch, K, count)."""
     if isinstance(operand, Quantized):
         values = (part.values()[None] for part in operand.parts(elements))
-        return torch.cat([_times(each, vectors, wide, elements) for each in values], dim=1)
+        return torch.cat([_multiply(each, vectors, wide, elements) for each in values], dim=1)
     batch = len(operand)
     if batch > 1 and batch * max(operand.shape[1:]) * VECTORS > elements:
         pairs = zip(operand.split(1), vectors.split(1), strict=True)
-        return torch.cat([_times(*pair, wide, elements) for pair in pairs])
+        return torch.cat([_multiply(*pair, wide, elements) for pair in pairs])
     # Signs times numbers are exact in the numbers' own dtype, which is less to move. Nothing multiplies 8-bit floats,
     # and a host is slow in 16 bits.
     is_widened = operand.is_cpu or (operand.dtype.itemsize == 1 and operand.dtype != torch.int8)
@@ -162,14 +162,14 @@ def _times(operand: Operand, vectors: torch.Tensor, wide: torch.dtype, elements:
     return found.mT
 
 
-def _times_transposed(operand: Operand, vectors: torch.Tensor, wide: torch.dtype, elements: int) -> torch.Tensor:
+def _multiply_transposed(operand: Operand, vectors: torch.Tensor, wide: torch.dtype, elements: int) -> torch.Tensor:
     """The transposed rows (batch, K, rows) times vectors (batch, rows, count)."""
     if not isinstance(operand, Quantized):
-        return _times(operand.mT, vectors, wide, elements)
+        return _multiply(operand.mT, vectors, wide, elements)
     found, start = torch.zeros(1, operand.shape[1], vectors.shape[-1], dtype=wide, device=vectors.device), 0
     for part in operand.parts(elements):
         values = part.values()
-        found += _times(values.mT[None], vectors[:, start : start + len(values)], wide, elements)
+        found += _multiply(values.mT[None], vectors[:, start : start + len(values)], wide, elements)
         start += len(values)
     return found
 

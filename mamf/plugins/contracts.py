@@ -18,7 +18,7 @@ from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type
 
 from mamf.backend import DeviceInfo, OperandPool, Reading, Telemetry
 from mamf.dtypes import DTYPES
-from mamf.errors import MamfError, PluginError, UsageError, fault, first_line
+from mamf.errors import MamfError, PluginError, UsageError, describe_error, first_line
 from mamf.regime_traits import BurstTraits, SustainedTraits
 
 Plugin = TypeVar("Plugin")
@@ -67,7 +67,7 @@ def _is_json(value: object) -> bool:
 
 
 def _is_plain(values: Mapping[str, object]) -> bool:
-    return all(not misfit(each, str | bool | int | float | None) for each in values.values())
+    return all(not describe_misfit(each, str | bool | int | float | None) for each in values.values())
 
 
 def _each(names: str, description: str, is_met: Callable[[Any], object]) -> dict[str, Requirement]:
@@ -91,13 +91,13 @@ _REQUIREMENTS: Mapping[str, Requirement] = {
 }
 
 
-def misfit(value: object, hint: Any) -> str:
+def describe_misfit(value: object, hint: Any) -> str:
     """What a value should be by the annotation ``hint``; empty if it is."""
     origin, parameters = get_origin(hint) or hint, get_args(hint)
     if origin is ClassVar:
-        return misfit(value, parameters[0])
+        return describe_misfit(value, parameters[0])
     if origin in (Union, UnionType):
-        fits = any(not misfit(value, each) for each in parameters)
+        fits = any(not describe_misfit(value, each) for each in parameters)
     elif origin in (int, float):
         fits = isinstance(value, Integral if origin is int else Real) and not isinstance(value, bool)
         fits = fits and math.isfinite(value)  # type: ignore[arg-type]
@@ -115,14 +115,14 @@ def misfit(value: object, hint: Any) -> str:
 
 def _misfit_of_fields(value: object, kind: type) -> str:
     for name, hint in _hints(kind).items():
-        if wrong := _wrong(getattr(value, name), hint, name):
+        if wrong := _describe_violation(getattr(value, name), hint, name):
             return f"one whose {name} is {wrong}"
     return ""
 
 
-def _wrong(value: object, hint: Any, name: str) -> str:
+def _describe_violation(value: object, hint: Any, name: str) -> str:
     """The same of a value with a name, which may have a requirement."""
-    wrong = misfit(value, hint)
+    wrong = describe_misfit(value, hint)
     if wrong or value is None or name not in _REQUIREMENTS:
         return wrong
     description, is_met = _REQUIREMENTS[name]
@@ -130,7 +130,7 @@ def _wrong(value: object, hint: Any, name: str) -> str:
 
 
 def _all_fit(values: Iterable[object], hint: Any) -> bool:
-    return not any(misfit(each, hint) for each in values)
+    return not any(describe_misfit(each, hint) for each in values)
 
 
 def _is_kind(origin: Any, kind: Any) -> bool:
@@ -161,7 +161,7 @@ def _returns(contract: type) -> Mapping[str, Any]:
     return {name: get_type_hints(call)["return"] for name, call in calls.items() if callable(call)}
 
 
-def _closed(hint: Any, plugin: object) -> Any:
+def _resolve_hint(hint: Any, plugin: object) -> Any:
     """An annotation with an operation's own types in place of those that the contract leaves open."""
     open_types = (hint,) if isinstance(hint, TypeVar) else getattr(hint, "__parameters__", ())
     own = tuple(getattr(plugin, _OPEN_TYPES[each.__name__], Any) for each in open_types)
@@ -188,7 +188,7 @@ class attribute_errors_to:
             return
         if isinstance(error, self._refuses):
             raise UsageError(f"{self._plugin}: {first_line(error)}") from error
-        raise PluginError(f"{self._plugin} is broken: {self._what} raised {fault(error)}") from error
+        raise PluginError(f"{self._plugin} is broken: {self._what} raised {describe_error(error)}") from error
 
 
 def enforce_contract(plugin: Plugin, contract: type, label: str) -> Plugin:
@@ -196,24 +196,24 @@ def enforce_contract(plugin: Plugin, contract: type, label: str) -> Plugin:
     if _GUARDED in vars(plugin):
         return plugin
     for name in _hints(contract):
-        guarded_attribute(plugin, contract, name, label)
+        check_attribute(plugin, contract, name, label)
     for name in _returns(contract).keys() - _DIRECT:
-        object.__setattr__(plugin, name, guarded(plugin, contract, name, label))
+        object.__setattr__(plugin, name, guard_method(plugin, contract, name, label))
     object.__setattr__(plugin, _GUARDED, True)
     return plugin
 
 
-def guarded_attribute(plugin: object, contract: type, name: str, label: str) -> Any:
+def check_attribute(plugin: object, contract: type, name: str, label: str) -> Any:
     """An attribute of a plugin. Raises PluginError for one that is missing or against the contract."""
     with attribute_errors_to(label, name):
         value = getattr(plugin, name)
-    _accept(value, _hints(contract)[name], label, name, "is")
+    _require_valid(value, _hints(contract)[name], label, name, "is")
     return value
 
 
-def guarded(plugin: object, contract: type, name: str, label: str) -> Callable[..., Any]:
+def guard_method(plugin: object, contract: type, name: str, label: str) -> Callable[..., Any]:
     """A method of a plugin. Raises PluginError for what it raises or returns against the contract."""
-    call, hint = getattr(plugin, name), _closed(_returns(contract)[name], plugin)
+    call, hint = getattr(plugin, name), _resolve_hint(_returns(contract)[name], plugin)
     errors = attribute_errors_to(label, name, _MAY_RAISE.get(name, ()), _REFUSES.get(name, ()))
 
     @functools.wraps(call)
@@ -221,15 +221,15 @@ def guarded(plugin: object, contract: type, name: str, label: str) -> Callable[.
         with errors:
             value = call(*arguments, **keywords)
         if hint is not NoneType:
-            _accept(value, hint, label, name, "gave")
+            _require_valid(value, hint, label, name, "gave")
         return value
 
     return guard
 
 
-def _accept(value: object, hint: Any, label: str, name: str, verb: str) -> None:
+def _require_valid(value: object, hint: Any, label: str, name: str, verb: str) -> None:
     """Raises PluginError for a value that is not what the contract says."""
-    if wrong := _wrong(value, hint, name):
+    if wrong := _describe_violation(value, hint, name):
         shown = str(value) if value is None or isinstance(value, (bool, float)) else f"a {type(value).__name__}"
         raise PluginError(f"{label} is broken: {name} {verb} {shown}, not {wrong}")
     for part in _PARTS:

@@ -20,11 +20,11 @@ from importlib.metadata import EntryPoint
 from typing import Any, TypeVar
 
 from mamf.backend import Backend, Unavailable
-from mamf.errors import MamfError, PluginError, PluginWarning, UnavailableError, UsageError, fault
+from mamf.errors import MamfError, PluginError, PluginWarning, UnavailableError, UsageError, describe_error
 from mamf.kernel import AnyKernel, Kernel
 from mamf.limits import require_known
 from mamf.operation import Operation
-from mamf.plugins.contracts import Clock, attribute_errors_to, enforce_contract, guarded
+from mamf.plugins.contracts import Clock, attribute_errors_to, enforce_contract, guard_method
 
 BACKENDS = "mamf.backends"
 OPERATIONS = "mamf.operations"
@@ -50,15 +50,15 @@ class BackendStatus:
 
 def entry_points(group: str) -> Sequence[EntryPoint]:
     """The entry points of a group that installed distributions declare."""
-    return _declared(group, tuple(sys.path))
+    return _read_entry_points(group, tuple(sys.path))
 
 
 @functools.lru_cache  # read from a file of every distribution, and asked for many times in a command
-def _declared(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+def _read_entry_points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
     return tuple(importlib.metadata.entry_points(group=group))
 
 
-def registered(group: str) -> dict[str, EntryPoint]:
+def find_registered(group: str) -> dict[str, EntryPoint]:
     """Entry points of a group by name. Raises UsageError when there are none, or when two distributions claim one."""
     found: dict[str, EntryPoint] = {}
     for point in entry_points(group=group):
@@ -91,7 +91,7 @@ def _load(what: str, point: EntryPoint, contract: type[Contract]) -> type[Contra
         path = is_path(point.name)
         shown = repr(point.name) if path else f"{point.name}: {point.value}"
         hint = "" if path else f"; if files moved, {_INSTALL} again"
-        raise PluginError(f"{what} {shown} cannot be loaded: {fault(error)}{hint}") from error
+        raise PluginError(f"{what} {shown} cannot be loaded: {describe_error(error)}{hint}") from error
     if not (isinstance(loaded, type) and issubclass(loaded, contract)):
         raise PluginError(f"{point.value} is not a subclass of mamf's {contract.__name__}")
     if inspect.isabstract(loaded):
@@ -107,17 +107,17 @@ def _import(what: str, path: str, contract: type[Contract]) -> type[Contract]:
     return _load(what, EntryPoint(path, path, group=""), contract)
 
 
-def _by_name(group: str, what: str, name: str, contract: type[Contract]) -> type[Contract]:
+def _load_by_name(group: str, what: str, name: str, contract: type[Contract]) -> type[Contract]:
     if is_path(name):
         return _import(what, name, contract)
-    points = registered(group)
+    points = find_registered(group)
     require_known((what, name, points))
     return _load(what, points[name], contract)
 
 
 def backend_class(name: str) -> type[Backend]:
     """Raises UnknownNameError, UsageError for what is no name, or PluginError when it cannot be loaded."""
-    return _by_name(BACKENDS, "backend", name, Backend)  # type: ignore[type-abstract]
+    return _load_by_name(BACKENDS, "backend", name, Backend)  # type: ignore[type-abstract]
 
 
 def kernel_class(path: str) -> type[AnyKernel]:
@@ -130,7 +130,7 @@ def _kernel(group: str, what: str, name: str, contract: type[Any]) -> Any:
     algorithm, bracketed = _ALGORITHM.fullmatch(name), _BRACKETED.fullmatch(name)
     parts = algorithm or bracketed
     base, taken = parts.groups() if parts else (name, None)
-    kind = _by_name(group, what, base, contract)
+    kind = _load_by_name(group, what, base, contract)
     label = f"{what} {name}"
     if taken is None or kind.takes:
         with attribute_errors_to(label, "making it"):
@@ -153,7 +153,7 @@ def _kernel(group: str, what: str, name: str, contract: type[Any]) -> Any:
 
 def operation(name: str) -> Operation[Any, Any]:
     """A registered operation. Raises UnknownNameError, or PluginError when it is broken."""
-    points = registered(OPERATIONS)
+    points = find_registered(OPERATIONS)
     require_known(("operation", name, points))
     kind: Any = _load("operation", points[name], Operation)  # type: ignore[type-abstract]
     label = f"operation {name}"
@@ -180,19 +180,19 @@ def kernel_names(of: Operation[Any, Any]) -> list[str]:
         raise UsageError(
             f"nobody provides a kernel of {of.name}: declare one in the entry point group {of.kernel_group}"
         )
-    return sorted(registered(of.kernel_group))
+    return sorted(find_registered(of.kernel_group))
 
 
 def backend_statuses() -> list[BackendStatus]:
     """Every registered backend, accelerators first, each with its devices or the reason why it has none."""
-    statuses = [_status(name) for name in sorted(registered(BACKENDS))]
+    statuses = [_status(name) for name in sorted(find_registered(BACKENDS))]
     return sorted(statuses, key=lambda status: not status.is_accelerator)
 
 
 def _status(name: str) -> BackendStatus:
     try:
         kind = backend_class(name)
-        ask = functools.partial(guarded, kind, Backend, label=f"backend {name}")
+        ask = functools.partial(guard_method, kind, Backend, label=f"backend {name}")
         reason, is_accelerator = ask("unavailable")(), bool(kind.is_accelerator)
         if reason is not None:
             return BackendStatus(name, unavailable=reason, is_accelerator=is_accelerator)
@@ -211,30 +211,30 @@ def open_backend(name: str = "auto", index: int | None = 0) -> Backend:
     Raises UnavailableError, or PluginError for a named backend that is broken.
     """
     if name != "auto":
-        return _opened(name, index)
+        return _open(name, index)
     for status in backend_statuses():
-        with left_out_if_broken():
+        with skip_if_broken():
             if status.fault is not None:
                 raise status.fault
             if status.unavailable is None:
-                return _opened(status.name, index)
+                return _open(status.name, index)
     raise UnavailableError("no backend is available; 'mamf backends' says why")
 
 
-def _opened(name: str, index: int | None) -> Backend:
+def _open(name: str, index: int | None) -> Backend:
     kind, label = backend_class(name), f"backend {name}"
     with attribute_errors_to(label, "opening it"):
         if index is None:
             # A backend that cannot be used says so when it is opened, before its library is asked anything else.
-            index = 0 if kind.unavailable() else guarded(kind, Backend, "current_index", label)()
+            index = 0 if kind.unavailable() else guard_method(kind, Backend, "current_index", label)()
         backend = kind(index)
-    guarded(backend, Backend, "now", label)()
+    guard_method(backend, Backend, "now", label)()
     object.__setattr__(backend, "now", Clock(backend.now, label))
     return enforce_contract(backend, Backend, label)
 
 
 @contextmanager
-def left_out_if_broken() -> Iterator[None]:
+def skip_if_broken() -> Iterator[None]:
     """Warn of a plugin that is broken, which nobody asked for by name, and go on without it."""
     try:
         yield

@@ -13,7 +13,7 @@ from mamf.engine.regimes import Burst, StoppingRule
 from mamf.engine.regimes.checking import Checked
 from mamf.errors import UnavailableError
 from mamf.kernel import Prepared, Verdict
-from mamf.plugins.discovery import BACKENDS, backend_class, open_backend, registered
+from mamf.plugins.discovery import BACKENDS, backend_class, find_registered, open_backend
 from mamf.testing import BackendContract, SimulatedBackend
 
 VENDORS = ("cuda", "rocm", "xpu", "hpu", "mps")
@@ -86,7 +86,7 @@ class TestMps(BackendContract):
 
 def test_every_registered_backend_is_held_to_the_contract():
     held = {kind.__name__.removeprefix("Test").lower() for kind in BackendContract.__subclasses__()}
-    assert held >= set(registered(BACKENDS))
+    assert held >= set(find_registered(BACKENDS))
 
 
 @pytest.fixture(params=VENDORS)

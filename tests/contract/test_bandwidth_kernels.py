@@ -14,7 +14,7 @@ from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule, Sustained
 from mamf.kernel import Verdict
 from mamf.operations.bandwidth.kernels.arrays import SCALAR
-from mamf.operations.bandwidth.kernels.torch_functions import TorchFunctions, one_pass
+from mamf.operations.bandwidth.kernels.torch_functions import TorchFunctions, make_pass
 from mamf.operations.bandwidth.shapes import PATTERNS, BandwidthProblem, BandwidthShape
 from mamf.plugins.discovery import kernel_of, open_backend, operation
 
@@ -53,7 +53,7 @@ class Lazy(TorchFunctions):
     """Works once and never again."""
 
     def bind(self, backend, problem, arrays, sums):
-        calls = [one_pass(problem.pattern, arrays, sums)]
+        calls = [make_pass(problem.pattern, arrays, sums)]
 
         def lazy():
             for call in (calls.pop() for _ in tuple(calls)):

@@ -11,7 +11,7 @@ from rendering import render_explanation
 
 import mamf
 from mamf.backend import DeviceInfo
-from mamf.ceilings.explanation import FallStep, by_data, fall
+from mamf.ceilings.explanation import WaterfallStep, rank_bursts, waterfall_steps
 from mamf.cli import explain_session, main
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import Conditions, Measurement
@@ -49,7 +49,7 @@ ROWS = [
 
 
 def test_the_way_down_from_an_h200s_datasheet():
-    steps = fall(ROWS, H200, [FallStep("mine", 640.0, "of my log")])
+    steps = waterfall_steps(ROWS, H200, [WaterfallStep("mine", 640.0, "of my log")])
     assert [round(step.tflops) for step in steps] == [989, 1071, 940, 862, 707, 640]
     assert [round(100 * step.change) for step in steps[1:]] == [8, -12, -8, -18, -9]
     assert [step.cause for step in steps] == [
@@ -84,7 +84,7 @@ def test_flop_per_cycle_follow_from_the_datasheet(device, dtype, per_cycle):
     ],
 )
 def test_what_nobody_can_tell_has_its_reason(rows, info, index, cause):
-    step = fall(rows, info)[index]
+    step = waterfall_steps(rows, info)[index]
     assert step.tflops is None and step.cause.startswith(cause)
 
 
@@ -102,32 +102,32 @@ def test_what_nobody_can_tell_has_its_reason(rows, info, index, cause):
     ],
 )
 def test_the_cause_of_what_data_cost_is_what_the_rows_say(zeros, normal, cause):
-    assert fall([zeros, normal], H200)[3].cause == cause
+    assert waterfall_steps([zeros, normal], H200)[3].cause == cause
 
 
 def test_a_sustained_figure_without_sensors_says_so():
-    assert fall([row("normal", 5.0, "sustained", None)], H200)[4].cause == "no sensor tells power or clock"
+    assert waterfall_steps([row("normal", 5.0, "sustained", None)], H200)[4].cause == "no sensor tells power or clock"
     below = row("normal", 5.0, "sustained", None, 300.0)
-    assert fall([below], H200)[4].cause == "300 of 700 W, 60.000 J/TFLOP"
+    assert waterfall_steps([below], H200)[4].cause == "300 of 700 W, 60.000 J/TFLOP"
 
 
 def test_a_change_is_to_the_last_step_that_is_known():
-    steps = fall([row("normal", 862.0, clock=None)], H200)
+    steps = waterfall_steps([row("normal", 862.0, clock=None)], H200)
     assert steps[3].change == pytest.approx(862 / 989 - 1)
 
 
 def test_a_burst_is_no_share_of_a_sustained_figure():
-    mine, model = row("normal", 640.0), FallStep("train.py", 380.0, "a step", regime="sustained")
-    steps = fall(ROWS, H200, [FallStep("mine", 640.0, "", mine), model])
+    mine, model = row("normal", 640.0), WaterfallStep("train.py", 380.0, "a step", regime="sustained")
+    steps = waterfall_steps(ROWS, H200, [WaterfallStep("mine", 640.0, "", mine), model])
     assert (steps[5].before, steps[6].before) == (pytest.approx(862.0), pytest.approx(707.0))
 
 
 def test_data_are_ranked_by_what_a_burst_gives_on_them():
-    assert [each.problem.data for each in by_data(ROWS)] == ["zeros", "integers", "uniform", "normal"]
+    assert [each.problem.data for each in rank_bursts(ROWS)] == ["zeros", "integers", "uniform", "normal"]
 
 
 def test_the_picture_has_a_bar_for_each_step_and_no_label_touches_another():
-    steps = fall(ROWS, H200)
+    steps = waterfall_steps(ROWS, H200)
     chart = waterfall_chart(steps, ROWS, HEADER)
     assert [round(bar.tflops) for bar in chart.steps] == [989, 1071, 940, 862, 707]
     assert [round(bar.lost) for bar in chart.steps] == [0, 0, 131, 78, 155]
@@ -141,7 +141,7 @@ def test_the_picture_has_a_bar_for_each_step_and_no_label_touches_another():
 
 def test_a_figure_stands_above_the_interval_of_its_bar():
     rows = [row("zeros", 940.0), row("normal", 862.0, spread=0.02)]
-    figure = draw(waterfall_chart(fall(rows, H200), rows, HEADER))
+    figure = draw(waterfall_chart(waterfall_steps(rows, H200), rows, HEADER))
     high = rows[1].rate_interval.high
     assert high > 1.01 * 862.0
     label = next(text for text in figure.axes[1].texts if text.get_text() == "862")
@@ -150,7 +150,7 @@ def test_a_figure_stands_above_the_interval_of_its_bar():
 
 @pytest.mark.parametrize("form", ["table", "csv", "json", "markdown"])
 def test_it_is_told_in_every_format(form):
-    told = render_explanation(form, fall(ROWS, H200), ROWS, ["head"])
+    told = render_explanation(form, waterfall_steps(ROWS, H200), ROWS, ["head"])
     assert "sustained, normal data" in told and "power limit" in told
     if form == "json":
         (zeros,) = [each for each in json.loads(told)["burst_by_data"] if each["data"] == "zeros"]

@@ -18,7 +18,7 @@ from mamf.ceilings.search_plan import SearchPlan
 from mamf.cli import main
 from mamf.cli.session import datetime
 from mamf.errors import MamfError, UnknownNameError, UsageError
-from mamf.limits import MOST_STEPS, count_of, require_known, require_steps, shortened, whole_number
+from mamf.limits import MOST_STEPS, count_values, require_known, require_steps, shorten, whole_number
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
@@ -93,8 +93,8 @@ def test_it_is_one_line_and_exit_code_2(run, tmp_path, arguments, told):
 
 def test_a_range_that_is_long_is_not_listed_to_be_counted():
     sizes = parse_range(0, 10**18, 1)
-    assert count_of(sizes) == 10**18 - 1
-    assert count_of(range(5, 6, 4)) == len(range(5, 6, 4))
+    assert count_values(sizes) == 10**18 - 1
+    assert count_values(range(5, 6, 4)) == len(range(5, 6, 4))
     with pytest.raises(MamfError, match="are more than"):
         matmul_grid(sizes, sizes, sizes)
     require_steps(MOST_STEPS)
@@ -103,9 +103,9 @@ def test_a_range_that_is_long_is_not_listed_to_be_counted():
 
 
 def test_what_a_line_holds_is_short():
-    assert shortened("x" * 48) == "x" * 48
-    assert shortened("x" * 49) == "x" * 24 + "... (49 characters)"
-    assert shortened(10**5000) == "of thousands of digits"
+    assert shorten("x" * 48) == "x" * 48
+    assert shorten("x" * 49) == "x" * 24 + "... (49 characters)"
+    assert shorten(10**5000) == "of thousands of digits"
 
 
 # -- files and streams -------------------------------------------------------------------------------------------------

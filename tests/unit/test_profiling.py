@@ -19,7 +19,7 @@ from mamf.measurement import IDLE
 from mamf.operations.tracing.classes import CLASSES, COMMUNICATION, UNCLASSIFIED, class_of
 from mamf.operations.tracing.events import Event, Trace
 from mamf.operations.tracing.shares import gaps, length, shares, union
-from mamf.operations.tracing.torch_traces import trace_of
+from mamf.operations.tracing.torch_traces import trace_launch
 from mamf.operations.tracing.traces import read_chrome_trace
 from mamf.profiling.comparison import profiles_document
 from mamf.profiling.flops import dtype_of, flop_of, unaligned_product
@@ -350,7 +350,7 @@ def test_a_profile_of_a_launch_leaves_nothing_attached_that_slows_later_ones(mon
     if own is None:
         monkeypatch.delenv("TEARDOWN_CUPTI")
     during = []
-    trace_of(lambda: during.append(os.environ.get("TEARDOWN_CUPTI")))
+    trace_launch(lambda: during.append(os.environ.get("TEARDOWN_CUPTI")))
     assert during == [told]
     assert os.environ.get("TEARDOWN_CUPTI") == own
 

@@ -15,7 +15,7 @@ from typing import ClassVar, Literal, get_args
 from mamf.dtypes import DTYPES
 from mamf.errors import UsageError
 from mamf.kernel import DATA, Buffer, aligned
-from mamf.limits import LARGEST_SEED, number_of, require_known, require_share, whole_number
+from mamf.limits import LARGEST_SEED, parse_digits, require_known, require_share, whole_number
 from mamf.work import Work
 
 Direction = Literal["fwd", "bwd", "fwd+bwd"]
@@ -70,8 +70,8 @@ class AttentionShape:
         if match is None:
             raise UsageError(f"{text!r} is not an attention shape; for example b1h16q4096k4096d128c")
         batch, heads, kv, q, k, d, v, causal, window = match.groups()
-        sizes = dict(zip(_SIZES, map(number_of, (batch, heads, kv or heads, q, k, d, v or d)), strict=True))
-        return cls(**sizes, causal=bool(causal), window=number_of(window) if window else None)
+        sizes = dict(zip(_SIZES, map(parse_digits, (batch, heads, kv or heads, q, k, d, v or d)), strict=True))
+        return cls(**sizes, causal=bool(causal), window=parse_digits(window) if window else None)
 
     @property
     def pairs(self) -> int:

@@ -22,7 +22,7 @@ from typing import ClassVar, Literal, get_args
 from mamf.dtypes import DTYPES
 from mamf.errors import UsageError
 from mamf.kernel import DATA, Buffer, aligned
-from mamf.limits import LARGEST_SEED, number_of, require_known, whole_number
+from mamf.limits import LARGEST_SEED, parse_digits, require_known, whole_number
 from mamf.work import Work
 
 Pattern = Literal["copy", "read", "write", "triad"]
@@ -70,7 +70,7 @@ class BandwidthShape:
         if match is None:
             raise UsageError(f"{text!r} is not the size of an array; write KiB, MiB, GiB or bytes, for example 256MiB")
         count, unit = match.groups()
-        return cls(number_of(count) * _UNITS.get(unit, 1))
+        return cls(parse_digits(count) * _UNITS.get(unit, 1))
 
 
 @dataclass(frozen=True)

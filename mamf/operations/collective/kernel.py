@@ -18,7 +18,7 @@ class CollectiveKernel(Kernel[CollectiveProblem, CollectiveShape]):
     dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16")
 
     def unsupported(self, backend: Backend, problem: CollectiveProblem) -> str | None:
-        return self._lacks_dtype(problem) or backend.unsupported_dtype(problem.dtype)
+        return self._unsupported_dtype(problem) or backend.unsupported_dtype(problem.dtype)
 
     def unsupported_shape(self, problem: CollectiveProblem, shape: CollectiveShape) -> str | None:
         return problem.unsupported_shape(shape)

@@ -73,9 +73,9 @@ class GroupedProblem(ProductProblem):
         """Tokens of each expert, ``shape.tokens`` in all."""
         ranks = list(range(shape.experts))
         if self.routing == "balanced":
-            return apportioned(shape.tokens, [1.0] * shape.experts)
+            return apportion(shape.tokens, [1.0] * shape.experts)
         random.Random(self.seed).shuffle(ranks)
-        return apportioned(shape.tokens, [1 / (1 + rank) for rank in ranks])
+        return apportion(shape.tokens, [1 / (1 + rank) for rank in ranks])
 
     def work(self, shape: GroupedShape) -> Work:  # type: ignore[override]
         """Weights of experts without tokens are not read."""
@@ -85,7 +85,7 @@ class GroupedProblem(ProductProblem):
         return replace(usual, nbytes=usual.nbytes - idle)
 
 
-def apportioned(total: int, weights: list[float]) -> tuple[int, ...]:
+def apportion(total: int, weights: list[float]) -> tuple[int, ...]:
     """Whole parts of ``total`` proportional to ``weights``, by the largest remainders."""
     exact = [total * weight / sum(weights) for weight in weights]
     parts = [int(each) for each in exact]

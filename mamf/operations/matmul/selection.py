@@ -11,8 +11,8 @@ from mamf.errors import UnavailableError, UnknownNameError, UnsupportedError, Us
 from mamf.limits import require_some
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.operation import Matmul
-from mamf.plugins.discovery import is_path, kernel_of, left_out_if_broken
-from mamf.plugins.selection import chosen_kernels, registered_kernels
+from mamf.plugins.discovery import is_path, kernel_of, skip_if_broken
+from mamf.plugins.selection import choose_kernels, registered_kernels
 
 
 def kernel(name: str) -> MatmulKernel:
@@ -28,8 +28,8 @@ def kernel_for(backend: Backend, problem: MatmulProblem, name: str = "auto") -> 
     or PluginError.
     """
     if name != "auto":
-        return chosen_kernels(Matmul(), backend, [name])[0][1]  # type: ignore[return-value]
-    return _default(backend, _usable(backend, problem, lambda each: each.is_default))
+        return choose_kernels(Matmul(), backend, [name])[0][1]  # type: ignore[return-value]
+    return _choose_default(backend, _find_usable(backend, problem, lambda each: each.is_default))
 
 
 def kernels_for(backend: Backend, problem: MatmulProblem, names: Sequence[str] | None = None) -> list[MatmulKernel]:
@@ -38,8 +38,8 @@ def kernels_for(backend: Backend, problem: MatmulProblem, names: Sequence[str] |
     Raises UnavailableError, UnknownNameError, UnsupportedError or PluginError when a named one cannot be used.
     """
     if names is None:
-        usable = _usable(backend, problem, lambda each: each.is_default or each.is_tried_unasked)
-        default = _default(backend, usable)
+        usable = _find_usable(backend, problem, lambda each: each.is_default or each.is_tried_unasked)
+        default = _choose_default(backend, usable)
         others = (each for each, reason in usable if reason is None and each.is_tried_unasked)
         return [default, *(other for other in others if other.name != default.name)]
     require_some("kernels", names, str)
@@ -51,20 +51,20 @@ def kernels_for(backend: Backend, problem: MatmulProblem, names: Sequence[str] |
     return chosen
 
 
-def _usable(
+def _find_usable(
     backend: Backend, problem: MatmulProblem, is_wanted: Callable[[MatmulKernel], bool]
 ) -> list[tuple[MatmulKernel, str | None]]:
     """The wanted kernels of a product that run here, each with the reason why it cannot do this problem."""
     found: list[tuple[MatmulKernel, str | None]] = []
     kernels: Any = registered_kernels(Matmul())
     for _, each in kernels:
-        with left_out_if_broken():
+        with skip_if_broken():
             if is_wanted(each) and each.unavailable(backend) is None:
                 found.append((each, each.unsupported(backend, problem)))
     return found
 
 
-def _default(backend: Backend, usable: Sequence[tuple[MatmulKernel, str | None]]) -> MatmulKernel:
+def _choose_default(backend: Backend, usable: Sequence[tuple[MatmulKernel, str | None]]) -> MatmulKernel:
     reasons = []
     for each, reason in usable:
         if each.is_default:
@@ -72,9 +72,9 @@ def _default(backend: Backend, usable: Sequence[tuple[MatmulKernel, str | None]]
                 return each
             reasons.append(reason)
     # None fits: the reason that says most is of the kernel that has the dtype at all.
-    telling = [reason for reason in reasons if "has no dtype" not in reason]
+    specific = [reason for reason in reasons if "has no dtype" not in reason]
     none = f"no kernel of products that is chosen unasked runs on {backend.name}: name one"
-    raise UnavailableError((telling or reasons or [none])[0])
+    raise UnavailableError((specific or reasons or [none])[0])
 
 
 def installed_kernel(name: str) -> MatmulKernel:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mamf.errors import UsageError
-from mamf.limits import LARGEST_SIZE, Sizes, count_of, require_steps, whole_number
+from mamf.limits import LARGEST_SIZE, Sizes, count_values, require_steps, whole_number
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -94,5 +94,5 @@ def matmul_grid(m: Sequence[int], n: Sequence[int], k: Sequence[int]) -> list[Ma
     >>> [str(shape) for shape in mamf.matmul_grid([1024, 2048], [4096], [4096])]
     ['1024x4096x4096', '2048x4096x4096']
     """
-    require_steps(*map(count_of, (m, n, k)))
+    require_steps(*map(count_values, (m, n, k)))
     return list(dict.fromkeys(MatmulShape(*sizes) for sizes in itertools.product(m, n, k)))

@@ -13,7 +13,18 @@ from mamf.operations.model.shapes import ModelProblem, ModelShape
 
 _BATCH, _CONTEXTS = 8, (256, 512, 1024)
 #: Fields that ``architecture`` and the phase tell, or that a title names anyway.
-_TOLD = ("style", "d_model", "d_ff", "layers", "heads", "kv_heads", "experts", "active_experts", "phase", "dtype")
+_NAMED_ALREADY = (
+    "style",
+    "d_model",
+    "d_ff",
+    "layers",
+    "heads",
+    "kv_heads",
+    "experts",
+    "active_experts",
+    "phase",
+    "dtype",
+)
 
 
 class Model(FlopOperation[ModelProblem, ModelShape]):
@@ -49,11 +60,11 @@ class Model(FlopOperation[ModelProblem, ModelShape]):
     def words(self, problem: ModelProblem) -> Sequence[str]:
         """The architecture and the phase, then what is not as usual."""
         usual = {field.name: field.default for field in fields(problem)}
-        told = [(name, getattr(problem, name)) for name in usual if name not in _TOLD]
+        others = [(name, getattr(problem, name)) for name in usual if name not in _NAMED_ALREADY]
         return [
             problem.architecture,
             problem.phase,
-            *(f"{name} {value}" for name, value in told if value != usual[name]),
+            *(f"{name} {value}" for name, value in others if value != usual[name]),
         ]
 
     def axis(self, shape: ModelShape) -> float:

@@ -19,7 +19,7 @@ Union = list[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Share:
-    """Of one class: ``visible``, the seconds that are given to it, and ``hidden``, those in which another is told."""
+    """Of one class: ``visible``, the seconds that are given to it, and ``hidden``, those in which another is found."""
 
     visible: float
     hidden: float
@@ -45,7 +45,7 @@ def length(intervals: Union) -> float:
 
 def shares(by_class: Mapping[str, Iterable[tuple[float, float]]]) -> dict[str, Share]:
     """By class, from intervals of its events that lie within the step: in the order of CLASSES, those at work alone."""
-    told: dict[str, Share] = {}
+    found: dict[str, Share] = {}
     taken: Union = []
     for name in CLASSES:
         own = union(by_class.get(name, ()))
@@ -53,9 +53,9 @@ def shares(by_class: Mapping[str, Iterable[tuple[float, float]]]) -> dict[str, S
             continue
         with_own = union([*taken, *own])
         visible = length(with_own) - length(taken)
-        told[name] = Share(visible, max(0.0, length(own) - visible))
+        found[name] = Share(visible, max(0.0, length(own) - visible))
         taken = with_own
-    return told
+    return found
 
 
 def class_seconds(trace: Trace) -> dict[str, float]:

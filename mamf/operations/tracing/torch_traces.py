@@ -18,11 +18,11 @@ _QUIET = "6"
 _TEARDOWN = "TEARDOWN_CUPTI"
 
 
-def trace_of(launch: Callable[[], object]) -> Trace:
+def trace_launch(launch: Callable[[], object]) -> Trace:
     """A launch as one step under torch.profiler, which leaves nothing behind. Raises RuntimeError where another
     profiler is at work.
     """
-    with _torn_down(), torch_profiler() as profiler:
+    with _tear_down_after(), torch_profiler() as profiler:
         synchronize()
         mark_step()
         launch()
@@ -35,7 +35,7 @@ def trace_of(launch: Callable[[], object]) -> Trace:
 
 
 @contextmanager
-def _torn_down() -> Iterator[None]:
+def _tear_down_after() -> Iterator[None]:
     """CUPTI is detached when a profile ends, where it can be. It is not by default, and then every later launch of the
     process is dearer: on an H200 a graph's kernels of 1 us took 25 % longer (torch 2.11).
     """
@@ -57,9 +57,9 @@ def _can_be_torn_down() -> bool:
     return version is not None and tuple(map(int, version.split(".")[:2])) >= (12, 6)
 
 
-def device_kernels_of(launch: Callable[[], object]) -> list[str]:
+def list_device_kernels(launch: Callable[[], object]) -> list[str]:
     """The names of what a launch runs on the device, in its order; none on a CPU."""
-    ran = [event for event in trace_of(launch).events if event.is_on_device]
+    ran = [event for event in trace_launch(launch).events if event.is_on_device]
     return [event.name for event in sorted(ran, key=lambda event: event.begun)]
 
 

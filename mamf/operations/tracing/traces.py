@@ -152,6 +152,6 @@ def _steps(events: Sequence[Event], on_device: Sequence[tuple[float, float]]) ->
     if len(marks) > 1:
         return marks[0], marks[-1], len(marks) - 1
     on_host = [(event.begun, event.ended) for event in events if event.name.startswith(_STEP_OF_PROFILER)]
-    if told := on_device or on_host:
-        return min(begun for begun, _ in told), max(ended for _, ended in told), len(told)
+    if steps := on_device or on_host:
+        return min(begun for begun, _ in steps), max(ended for _, ended in steps), len(steps)
     return min(event.begun for event in events), max(event.ended for event in events), None

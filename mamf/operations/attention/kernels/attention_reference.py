@@ -151,10 +151,10 @@ def error_of_key_sums(
     unseen = shape.seqlen_q - shape.seqlen_k - (0 if shape.causal else shape.window or shape.seqlen_q)
     worst = 0.0
     for batch in range(shape.batch):
-        seen = precise(operands["do"][batch, :, max(0, unseen) :])
+        seen = to_float64(operands["do"][batch, :, max(0, unseen) :])
         of_queries = seen.sum(1).unflatten(0, (shape.kv_heads, -1)).sum(1)
         for name, expected in (("dk", 0.0), ("dv", of_queries)):
-            summed = precise(results[name][batch])
+            summed = to_float64(results[name][batch])
             norms = torch.linalg.vector_norm(summed, dim=1)
             error = (summed.sum(1) - expected).abs() / torch.maximum(norms, norms.mean())
             worst = max(worst, error.nan_to_num(nan=0.0 if not norms.any() else math.inf).max().item())
@@ -195,7 +195,7 @@ def reference_of(
     2023, section 2.2).
     """
     names = ("q", "k", "v", "do") if has_backward else ("q", "k", "v")
-    q, k, v, *rest = (precise(pick(tensors[name], shape, batch, kv), rows is not None) for name in names)
+    q, k, v, *rest = (to_float64(pick(tensors[name], shape, batch, kv), rows is not None) for name in names)
     scale = 1 / math.sqrt(shape.head_dim)
     results: dict[str, list[torch.Tensor]] = {"o": [], "dq": []}
     dk, dv = torch.zeros_like(k), torch.zeros_like(v)
@@ -216,7 +216,7 @@ def reference_of(
     return {**found, "dk": dk, "dv": dv} if rest and rows is None else found
 
 
-def precise(tensor: torch.Tensor, may_be_float32: bool = False) -> torch.Tensor:
+def to_float64(tensor: torch.Tensor, may_be_float32: bool = False) -> torch.Tensor:
     """In float64; in float32 where torch has no other for the device, or where that is enough for its 16 bits."""
     wide = torch.float32 if may_be_float32 and tensor.dtype.itemsize < 4 else torch.float64
     try:

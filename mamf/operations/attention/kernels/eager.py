@@ -12,7 +12,7 @@ from mamf.backend import Backend, Unavailable
 from mamf.operations.attention.kernels.attention_reference import row_blocks
 from mamf.operations.attention.kernels.torch_attention import TorchAttention
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
-from mamf.operations.compilation import compile_for_shape, compiled_for_repetition
+from mamf.operations.compilation import compile_for_shape, keep_backward_buffers
 from mamf.torch_backend import TorchBackend
 
 
@@ -35,7 +35,7 @@ class Eager(TorchAttention):
 
     def bind(self, backend: Backend, problem: AttentionProblem, shape: AttentionShape) -> Callable[..., torch.Tensor]:
         assert isinstance(backend, TorchBackend)
-        return written_out(shape, masked_keys(shape, backend.device))
+        return make_attention(shape, masked_keys(shape, backend.device))
 
 
 def masked_keys(shape: AttentionShape, device: torch.device) -> torch.Tensor | None:
@@ -45,7 +45,7 @@ def masked_keys(shape: AttentionShape, device: torch.device) -> torch.Tensor | N
     return torch.cat([masked for _, masked in row_blocks(shape, device)])
 
 
-def written_out(shape: AttentionShape, masked: torch.Tensor | None) -> Callable[..., torch.Tensor]:
+def make_attention(shape: AttentionShape, masked: torch.Tensor | None) -> Callable[..., torch.Tensor]:
     scale, group = 1 / math.sqrt(shape.head_dim), shape.heads // shape.kv_heads
 
     def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -69,7 +69,7 @@ class CompiledEager(Eager):
         return backend.without_compiler() or super().unavailable(backend)
 
     def settings(self, backend: Backend, problem: AttentionProblem) -> AbstractContextManager[object]:
-        return compiled_for_repetition()
+        return keep_backward_buffers()
 
     def bind(self, backend: Backend, problem: AttentionProblem, shape: AttentionShape) -> Callable[..., torch.Tensor]:
         return compile_for_shape(super().bind(backend, problem, shape), options={"pattern_matcher": False})

@@ -25,8 +25,8 @@ from mamf.operations.attention.kernels.attention_reference import (
 )
 from mamf.operations.attention.kernels.structured_inputs import block_structured
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
-from mamf.operations.operand_sets import OperandSet, prepared_sets, shaped, split, take_buffers
-from mamf.operations.outputs import Unchanged, tensors_of, without_torch, wrong_type
+from mamf.operations.operand_sets import OperandSet, prepare_sets, split_sets, take_buffers, view_as
+from mamf.operations.outputs import Unchanged, check_torch, explain_wrong_type, tensors_of
 from mamf.operations.variation import fresh_signs
 
 #: The command where a device is not one that a kernel is made for: torch's own choice runs on each.
@@ -60,7 +60,7 @@ class TorchAttention(AttentionKernel):
     tolerance: ClassVar[float | None] = None
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
-        return without_torch(backend)
+        return check_torch(backend)
 
     def attend(self, shape: AttentionShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """The output, in the kernel's layout."""
@@ -97,7 +97,7 @@ class TorchAttention(AttentionKernel):
         rewrite: bool = False,
     ) -> Prepared:
         call = self.bind(backend, problem, shape)
-        memory = split(take_buffers(pool, problem.buffers(shape, sets)), sets)
+        memory = split_sets(take_buffers(pool, problem.buffers(shape, sets)), sets)
         attentions = [PreparedAttention(self, problem, shape, self.operands(problem, shape, flat)) for flat in memory]
         if problem.direction == "bwd":
             # What a library allocates once, such as a workspace, is not what a saved forward pass holds.
@@ -112,7 +112,7 @@ class TorchAttention(AttentionKernel):
             return tuple(dict.fromkeys(name for each in attentions for name in each.unchanged()))
 
         held = 0 if before is None or after is None else (after - before) // sets
-        return prepared_sets(ready, unchanged, held_bytes=held)
+        return prepare_sets(ready, unchanged, held_bytes=held)
 
     def operands(
         self, problem: AttentionProblem, shape: AttentionShape, flat: Mapping[str, torch.Tensor]
@@ -122,7 +122,7 @@ class TorchAttention(AttentionKernel):
         for name, tensor in flat.items():
             heads, length, width = dimensions(shape)[name]
             order = (heads, length) if self.layout == "bhsd" else (length, heads)
-            views[name] = shaped(tensor, shape.batch, *order, width)
+            views[name] = view_as(tensor, shape.batch, *order, width)
         if problem.sparsity:
             views |= block_structured(views["q"], views["k"], problem.sparsity, 2 if self.layout == "bhsd" else 1)
         return views
@@ -267,7 +267,7 @@ class PreparedAttention:
         alike = [q[..., :1].expand(*q.shape[:-1], v.shape[-1]), q, k, v]
         returned = result if isinstance(result, tuple) else (result,)
         pairs = zip(returned, alike if self._forward is None else alike[1:], strict=False)
-        return next(filter(None, (wrong_type(each, expected) for each, expected in pairs)), "")
+        return next(filter(None, (explain_wrong_type(each, expected) for each, expected in pairs)), "")
 
     def _named(self, result: object) -> dict[str, torch.Tensor]:
         """The output ``o`` and, for a backward pass, ``dq``, ``dk`` and ``dv`` of what a launch returned."""

@@ -56,12 +56,12 @@ class XFormers(LibraryAttention):
         k: torch.Tensor,
         v: torch.Tensor,
     ) -> torch.Tensor:
-        q, k, v = grouped(shape, q, k, v)
+        q, k, v = group_heads(shape, q, k, v)
         bias = function.LowerTriangularMask() if shape.causal else None
         try:
             output: torch.Tensor = function.memory_efficient_attention(q, k, v, attn_bias=bias)
         except NotImplementedError as error:  # no operator fits; a page of reasons, operator by operator
-            raise UnsupportedError(reasons_in(str(error))) from error
+            raise UnsupportedError(extract_reasons(str(error))) from error
         return output.flatten(2, 3) if output.ndim == 5 else output
 
     def details(
@@ -75,7 +75,7 @@ class XFormers(LibraryAttention):
         """The operator that its dispatcher takes, by its own function; None where a release has none such."""
         try:
             ops, fmha = self.loaded(), importlib.import_module("xformers.ops.fmha")
-            q, k, v = grouped(shape, *operands)
+            q, k, v = group_heads(shape, *operands)
             bias = ops.LowerTriangularMask() if shape.causal else None
             inputs = fmha.Inputs(query=q, key=k, value=v, attn_bias=bias)
             return str(fmha.dispatch._dispatch_fw(inputs, problem.has_backward).NAME)
@@ -91,7 +91,7 @@ def _is_built() -> bool:
     return bool(getattr(own, "_built_with_cuda", True))
 
 
-def grouped(
+def group_heads(
     shape: AttentionShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Heads as (groups, heads a group) where some share their keys: views, nothing is copied."""
@@ -102,7 +102,7 @@ def grouped(
     return q.unflatten(2, (shape.kv_heads, group)), keys, values
 
 
-def reasons_in(message: str) -> str:
+def extract_reasons(message: str) -> str:
     """The reasons of all operators in a line, without the description of the inputs before them."""
     lines = [line.strip() for line in message.splitlines()]
     first = next((at for at, line in enumerate(lines) if line.endswith("not supported because:")), 0)

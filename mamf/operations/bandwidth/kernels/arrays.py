@@ -20,7 +20,7 @@ from mamf.kernel import Prepared, Verdict
 from mamf.operations.bandwidth.kernel import BandwidthKernel
 from mamf.operations.bandwidth.shapes import READS, BandwidthProblem, BandwidthShape
 from mamf.operations.operand_sets import OperandSet, TorchKernel
-from mamf.operations.outputs import as_words, sampled_indices
+from mamf.operations.outputs import as_words, sample_indices
 from mamf.torch_backend import torch_dtype
 
 #: What is written, and what a triad multiplies by: exact in every dtype, so a triad rounds twice at most.
@@ -97,7 +97,7 @@ def verify_elements(
     """The worst error of an element, by the device; of sampled ones also by the host, from operands as they are now."""
     # Each element of a triad is rounded twice.
     tolerance = 2 * DTYPES[problem.dtype].tolerance if problem.pattern == "triad" else 0.0
-    sampled = sampled_indices(output.numel(), _SAMPLED, random.Random(problem.seed)).to(output.device)
+    sampled = sample_indices(output.numel(), _SAMPLED, random.Random(problem.seed)).to(output.device)
     sampled_operands = [on_host(operand, sampled) for operand in operands]
     wide = torch.float64 if output.dtype == torch.float64 else torch.float32
 

@@ -28,10 +28,10 @@ class TorchFunctions(TorchArrays):
     def bind(
         self, backend: Backend, problem: BandwidthProblem, arrays: Mapping[str, torch.Tensor], sums: torch.Tensor
     ) -> tuple[Callable[[], None], float]:
-        return repeated(one_pass(problem.pattern, arrays, sums), problem.warm), 1.0
+        return repeat(make_pass(problem.pattern, arrays, sums), problem.warm), 1.0
 
 
-def one_pass(pattern: str, arrays: Mapping[str, torch.Tensor], sums: torch.Tensor) -> Callable[[], object]:
+def make_pass(pattern: str, arrays: Mapping[str, torch.Tensor], sums: torch.Tensor) -> Callable[[], object]:
     if pattern == "read":
         return partial(torch.sum, arrays["b"], 0, dtype=sums.dtype, out=sums[0])
     a = arrays["a"]
@@ -42,7 +42,7 @@ def one_pass(pattern: str, arrays: Mapping[str, torch.Tensor], sums: torch.Tenso
     return partial(torch.add, arrays["b"], arrays["c"], alpha=SCALAR, out=a)
 
 
-def repeated(call: Callable[[], object], times: int) -> Callable[[], None]:
+def repeat(call: Callable[[], object], times: int) -> Callable[[], None]:
     """Returns nothing: the output is an array that the caller has."""
 
     def launch() -> None:

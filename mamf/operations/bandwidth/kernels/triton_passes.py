@@ -11,7 +11,7 @@ from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.kernel import Prepared
 from mamf.operations.bandwidth.kernels.arrays import SCALAR, TorchArrays
 from mamf.operations.bandwidth.shapes import BandwidthProblem, BandwidthShape
-from mamf.operations.triton_driver import without_triton
+from mamf.operations.triton_driver import check_triton
 
 # Programs a compute unit: with 8 warps each they fill the 2048 threads that one holds.
 _PROGRAMS_PER_UNIT = 8
@@ -28,7 +28,7 @@ class TritonPasses(TorchArrays):
     name = "triton"
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
-        return without_triton(backend, "torch")
+        return check_triton(backend, "torch")
 
     def sums(self, backend: Backend, problem: BandwidthProblem) -> tuple[int, str]:
         return programs(backend), "float32"

@@ -20,7 +20,7 @@ from mamf.dtypes import DTYPES
 from mamf.kernel import Prepared, Verdict
 from mamf.operations.collective.kernel import CollectiveKernel
 from mamf.operations.collective.shapes import CollectiveProblem, CollectiveShape
-from mamf.operations.outputs import Unchanged, as_words, poison, without_torch
+from mamf.operations.outputs import Unchanged, as_words, check_torch, poison
 
 _SAMPLED = 256
 # More of them than any dtype holds.
@@ -34,7 +34,7 @@ class TorchDistributed(CollectiveKernel):
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
         is_rank = torch.distributed.is_available() and torch.distributed.is_initialized()
-        return without_torch(backend) if is_rank else _NO_GROUP
+        return check_torch(backend) if is_rank else _NO_GROUP
 
     def unsupported(self, backend: Backend, problem: CollectiveProblem) -> str | None:
         if (reason := self.unavailable(backend)) is not None:
@@ -58,7 +58,7 @@ class TorchDistributed(CollectiveKernel):
             taken = take(problem, shape, pool)
         except Exception as failed:  # the others would wait for this rank
             error = failed
-        failures = [each for each in exchanged(None if error is None else str(error)) if each is not None]
+        failures = [each for each in gather_objects(None if error is None else str(error)) if each is not None]
         if taken is None or failures:
             raise error or MemoryError(f"out of memory on another rank: {failures[0]}")
         exchange = Exchange(problem, problem.part(shape), *taken)
@@ -78,7 +78,7 @@ def take(problem: CollectiveProblem, shape: CollectiveShape, pool: OperandPool) 
     return sent, pool.take("received", *buffers["received"])
 
 
-def exchanged(own: object) -> list[Any]:
+def gather_objects(own: object) -> list[Any]:
     """What every rank gave, by rank."""
     found: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(found, own)
@@ -99,8 +99,8 @@ class Exchange:
         self._places = torch.tensor(places, device=sent.device)
         self._launches = 0
         self._call = calls(sent, received)[problem.collective]
-        self._expected = self._reduced(torch.stack(exchanged(self._sampled(sent))))
-        self._expected_sums = None if self._tolerance else self._reduced(torch.stack(exchanged(self._sums(sent))))
+        self._expected = self._reduced(torch.stack(gather_objects(self._sampled(sent))))
+        self._expected_sums = None if self._tolerance else self._reduced(torch.stack(gather_objects(self._sums(sent))))
         self._unchanged = Unchanged({"sent": sent})
 
     def launch(self) -> None:
@@ -117,12 +117,12 @@ class Exchange:
 
     def verify(self) -> Verdict:
         """The worst of all ranks: they must end alike."""
-        worst = max(error if math.isfinite(error) else math.inf for error in exchanged(self._error()))
+        worst = max(error if math.isfinite(error) else math.inf for error in gather_objects(self._error()))
         return Verdict(worst, self._tolerance * max(self._launches, 1))
 
     def changed_operands(self) -> Sequence[str]:
         """Of any rank."""
-        return sorted({name for names in exchanged(self._unchanged()) for name in names})
+        return sorted({name for names in gather_objects(self._unchanged()) for name in names})
 
     def _reduced(self, of_all: torch.Tensor) -> torch.Tensor:
         """What this rank receives, by part, of what all ranks send, by rank and part."""

@@ -8,7 +8,7 @@ from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.kernel import Prepared, Verdict
 from mamf.operations.copies.kernel import CopyKernel
 from mamf.operations.copies.shapes import CopyProblem, CopyShape
-from mamf.operations.outputs import Unchanged, as_words, poison, without_torch
+from mamf.operations.outputs import Unchanged, as_words, check_torch, poison
 
 
 class TorchCopies(CopyKernel):
@@ -18,7 +18,7 @@ class TorchCopies(CopyKernel):
     is_default = True
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
-        return without_torch(backend)
+        return check_torch(backend)
 
     def prepare(
         self,

@@ -12,8 +12,8 @@ from mamf.backend import Backend
 from mamf.operations.grouped.kernel import GroupedKernel
 from mamf.operations.grouped.kernels.torch_grouped import ends_of
 from mamf.operations.grouped.shapes import GroupedProblem, GroupedShape
-from mamf.operations.operand_sets import OperandSet, shaped
-from mamf.operations.products import product_set, smaller
+from mamf.operations.operand_sets import OperandSet, view_as
+from mamf.operations.products import product_set, smaller_operand
 from mamf.operations.quantization import Quantized
 from mamf.operations.scaled_products import ScaledProducts, quantized_operand, rows_of
 from mamf.operations.whole_products import Part
@@ -44,7 +44,7 @@ class FunctionalScaledGroupedMm(ScaledProducts[GroupedProblem, GroupedShape], Gr
     ) -> OperandSet:
         a, b = (quantized_operand(backend, problem, shape, name, flat) for name in ("a", "b"))
         values, weights = (rows_of(shape, name, flat) for name in ("a", "b"))
-        c, tokens, n = shaped(flat["c"], shape.tokens, shape.n), problem.tokens_of_experts(shape), shape.n
+        c, tokens, n = view_as(flat["c"], shape.tokens, shape.n), problem.tokens_of_experts(shape), shape.n
         ranges = [(expert, *each) for expert, each in enumerate(pairwise([0, *accumulate(tokens)]))]
         busy = [(start, stop, expert * n, (expert + 1) * n) for expert, start, stop in ranges if start < stop]
 
@@ -55,4 +55,4 @@ class FunctionalScaledGroupedMm(ScaledProducts[GroupedProblem, GroupedShape], Gr
             return [Part(values[None, m:to], weights[None, of:until], output[None, m:to]) for m, to, of, until in busy]
 
         launch = self.bind(problem, shape, a, b, ends_of(tokens, c.device))
-        return product_set(problem, launch, c, parts, smaller(a.elements, b.elements), exact=exact)
+        return product_set(problem, launch, c, parts, smaller_operand(a.elements, b.elements), exact=exact)

@@ -11,12 +11,12 @@ import torch
 from mamf.backend import Backend, Unavailable
 from mamf.operations.grouped.kernel import GroupedKernel
 from mamf.operations.grouped.shapes import GroupedProblem, GroupedShape
-from mamf.operations.operand_sets import OperandSet, shaped
+from mamf.operations.operand_sets import OperandSet, view_as
 from mamf.operations.products import (
     TorchProducts,
-    laid_out,
+    lay_out,
     product_set,
-    smaller,
+    smaller_operand,
 )
 from mamf.operations.whole_products import Part
 
@@ -34,15 +34,15 @@ class TorchGrouped(TorchProducts[GroupedProblem, GroupedShape], GroupedKernel):
     def operand_set(
         self, backend: Backend, problem: GroupedProblem, shape: GroupedShape, flat: Mapping[str, torch.Tensor]
     ) -> OperandSet:
-        a = laid_out(flat["a"], shape.tokens, shape.k, problem.layout[0])
-        b = laid_out(flat["b"], shape.k, shape.n, problem.layout[1], shape.experts)
-        c, tokens = shaped(flat["c"], shape.tokens, shape.n), problem.tokens_of_experts(shape)
+        a = lay_out(flat["a"], shape.tokens, shape.k, problem.layout[0])
+        b = lay_out(flat["b"], shape.k, shape.n, problem.layout[1], shape.experts)
+        c, tokens = view_as(flat["c"], shape.tokens, shape.n), problem.tokens_of_experts(shape)
 
         def parts(output: torch.Tensor) -> list[Part]:
             groups = zip(a.split(list(tokens)), b.mT, output.split(list(tokens)), strict=True)
             return [Part(rows[None], weights[None], of[None]) for rows, weights, of in groups if len(rows)]
 
-        return product_set(problem, self.bind(a, b, c, tokens), c, parts, smaller(a, b.mT))
+        return product_set(problem, self.bind(a, b, c, tokens), c, parts, smaller_operand(a, b.mT))
 
 
 class GroupedMm(TorchGrouped):

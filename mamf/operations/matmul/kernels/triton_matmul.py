@@ -17,7 +17,7 @@ from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.kernels.torch_matmul import TorchMatmul
 from mamf.operations.matmul.kernels.triton_configurations import Configuration, configurations
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.operations.triton_driver import without_triton
+from mamf.operations.triton_driver import check_triton
 
 _FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
 # Rows of tiles that programs at work together share.
@@ -45,7 +45,7 @@ class TritonMatmul(TorchMatmul):
         self._compute_units = compute_units or _COMPUTE_UNITS
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
-        return without_triton(backend, "torch.mm")
+        return check_triton(backend, "torch.mm")
 
     def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:
         outputs = _outputs(problem.dtype)
@@ -132,7 +132,7 @@ class TritonMatmul(TorchMatmul):
         arguments: tuple[Any, ...]
         if chosen.schedule == "tma":
             kernel = kernels.multiply_by_descriptors[(programs,)]
-            arguments = (*_described(a, b, c, problem.layout, chosen), m, n, k)
+            arguments = (*_describe_operands(a, b, c, problem.layout, chosen), m, n, k)
             options |= {"A_BY_COLUMNS": problem.layout[0] == "t", "B_BY_COLUMNS": problem.layout[1] == "t"}
         else:
             kernel = kernels.multiply_by_pointers[(programs,)]
@@ -173,7 +173,9 @@ def _arithmetic(problem: MatmulProblem, chosen: Configuration) -> dict[str, Any]
     }
 
 
-def _described(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, layout: str, chosen: Configuration) -> list[Any]:
+def _describe_operands(
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, layout: str, chosen: Configuration
+) -> list[Any]:
     """Descriptors of A, B and C as they lie in memory; C is stored in halves, to take less shared memory."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 

@@ -105,7 +105,7 @@ class Attention(nn.Module):
         heads = self.qkv(x).view(batch, context, self.heads + 2 * self.kv_heads, self.head_dim)
         q, k, v = heads.split((self.heads, self.kv_heads, self.kv_heads), dim=2)
         if self.is_rotary:
-            q, k = (rotated(each, self.cosine, self.sine) for each in (q, k))
+            q, k = (rotate(each, self.cosine, self.sine) for each in (q, k))
         mixed: torch.Tensor = self.out(self.attend(q, k, v).reshape(batch, context, d_model))
         return mixed
 
@@ -176,7 +176,7 @@ def rotary_tables(context: int, head_dim: int, device: torch.device) -> tuple[to
     return angles.cos(), angles.sin()
 
 
-def rotated(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+def rotate(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1).to(x.dtype)
 

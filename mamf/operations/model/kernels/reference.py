@@ -22,7 +22,7 @@ class Reference:
     def losses(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """The loss of every token."""
         head, pairs = self._network.head, zip(tokens.split(1), targets.split(1), strict=True)
-        with torch.no_grad(), written_out(self._network):
+        with torch.no_grad(), use_eager_attention(self._network):
             return torch.cat([in_float32(head, self._inputs(own)[-1], follow) for own, follow in pairs])
 
     def gradients(
@@ -31,7 +31,7 @@ class Reference:
         """The loss of every token, and the gradients of the mean loss."""
         sums = {each: torch.zeros_like(each, dtype=torch.float32) for each in of}
         losses = []
-        with written_out(self._network):
+        with use_eager_attention(self._network):
             for own, follow in zip(tokens.split(1), targets.split(1), strict=True):
                 with torch.no_grad():
                     inputs = self._inputs(own)
@@ -53,7 +53,7 @@ class Reference:
 
 
 @contextmanager
-def written_out(network: Network) -> Iterator[None]:
+def use_eager_attention(network: Network) -> Iterator[None]:
     """The network's own attention put aside."""
     attentions = [block.attention for block in network.stack]
     own = [each.attend for each in attentions]

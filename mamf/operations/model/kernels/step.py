@@ -22,7 +22,7 @@ from mamf.operations.model.kernels.reference import Reference
 from mamf.operations.model.shapes import ModelProblem, ModelShape, Phase
 from mamf.operations.outputs import Unchanged, poison, tensors_of
 from mamf.operations.tracing.shares import class_seconds
-from mamf.operations.tracing.torch_traces import trace_of
+from mamf.operations.tracing.torch_traces import trace_launch
 
 #: How far the losses may be from the reference's, in standard deviations of these.
 _TOLERANCE = {"bfloat16": 0.05, "float32": 5e-4}
@@ -47,9 +47,9 @@ class Step:
         batches: int,
     ) -> None:
         self._problem, self._shape, self._network, self._run = problem, shape, network, run
-        self._batches = [drawn(problem, shape, index, self._device) for index in range(batches)]
+        self._batches = [draw_batch(problem, shape, index, self._device) for index in range(batches)]
         self._reference = Reference(network)
-        self._known = known_answers(as_reference_has_it(problem), shape, self._device)
+        self._known = known_answers(normalize_problem(problem), shape, self._device)
         self._answers = dict(self._known)
         self._optimizer = optimizer_of(problem, network)
         self._sampled = [*network.stack[0].attention.parameters(), *network.head.norm.parameters()]
@@ -76,7 +76,7 @@ class Step:
         """By class of what ran in one launch. Raises UnavailableError where only the host's operations were seen, and a
         device did the work.
         """
-        trace = trace_of(self._launch_of(0))
+        trace = trace_launch(self._launch_of(0))
         if self._device.type != "cpu" and not trace.is_of_device:
             raise UnavailableError("torch.profiler sees no kernels of this device, or may not")
         return class_seconds(trace)
@@ -157,13 +157,13 @@ def known_answers(problem: ModelProblem, shape: ModelShape, device: torch.device
     return {}
 
 
-def as_reference_has_it(problem: ModelProblem) -> ModelProblem:
+def normalize_problem(problem: ModelProblem) -> ModelProblem:
     """Without what changes no answer."""
     phase: Phase = "forward-backward" if problem.has_backward else "forward"
     return replace(problem, phase=phase, checkpointing=False, optimizer="adamw")
 
 
-def drawn(
+def draw_batch(
     problem: ModelProblem, shape: ModelShape, index: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens and the targets that follow them, of (batch, context) each."""

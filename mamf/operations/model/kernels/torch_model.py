@@ -18,7 +18,7 @@ from mamf.operations.model.kernel import ModelKernel
 from mamf.operations.model.kernels.network import Attend, Network, fill
 from mamf.operations.model.kernels.step import Step
 from mamf.operations.model.shapes import ModelProblem, ModelShape
-from mamf.operations.outputs import without_torch
+from mamf.operations.outputs import check_torch
 from mamf.torch_backend import TorchBackend, require_memory, torch_dtype
 
 #: Batches to rotate: launches of all share the parameters, so more of them would evict nothing.
@@ -37,19 +37,21 @@ class TorchModel(ModelKernel):
         self.name = f"{self.base}[{self.attention.name}]"
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
-        return without_torch(backend) or self.attention.unavailable(backend)
+        return check_torch(backend) or self.attention.unavailable(backend)
 
     def unsupported(self, backend: Backend, problem: ModelProblem) -> str | None:
         if not isinstance(self.attention, TorchAttention):
             return f"{self.attention.name} is no TorchAttention, so a model cannot call it"
-        return super().unsupported(backend, problem) or self.attention.unsupported(backend, of_attention(problem))
+        return super().unsupported(backend, problem) or self.attention.unsupported(
+            backend, make_attention_problem(problem)
+        )
 
     def unsupported_shape(self, problem: ModelProblem, shape: ModelShape) -> str | None:
         reason = super().unsupported_shape(problem, shape)
-        return reason or self.attention.unsupported_shape(of_attention(problem), problem.attention(shape))
+        return reason or self.attention.unsupported_shape(make_attention_problem(problem), problem.attention(shape))
 
     def settings(self, backend: Backend, problem: ModelProblem) -> AbstractContextManager[object]:
-        return self.attention.settings(backend, of_attention(problem))
+        return self.attention.settings(backend, make_attention_problem(problem))
 
     def refuses(self, error: Exception) -> bool:
         return self.attention.refuses(error)
@@ -58,7 +60,7 @@ class TorchModel(ModelKernel):
         """The attention kernel's function, in the network's layout."""
         attention = self.attention
         assert isinstance(attention, TorchAttention)
-        call = attention.bind(backend, of_attention(problem), problem.attention(shape))
+        call = attention.bind(backend, make_attention_problem(problem), problem.attention(shape))
         recorded = nullcontext if "fwd+bwd" in attention.directions else torch.no_grad
         is_sequence_first = attention.layout == "bshd"
 
@@ -121,7 +123,7 @@ def autocast(
     return call
 
 
-def of_attention(problem: ModelProblem) -> AttentionProblem:
+def make_attention_problem(problem: ModelProblem) -> AttentionProblem:
     """What a layer asks of its attention."""
     return AttentionProblem(problem.dtype, "fwd+bwd" if problem.has_backward else "fwd")
 

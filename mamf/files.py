@@ -1,6 +1,6 @@
-"""Files that are written whole or not at all: nobody reads a part, and a full disk costs nothing that was there.
+"""Atomic file writes: a reader never sees a partial file, and a full disk leaves the old file intact.
 
-A log that grows while its run goes on is no such file: logs/writer.py appends to it.
+The log of a running measurement grows instead: logs/writer.py appends to it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from pathlib import Path
 from mamf.errors import MamfError, RunLogWriteError, UsageError
 
 _BUFFER_BYTES = 1 << 20
-# What another name or folder would not mend.
+# Errors that another file name or folder would not fix.
 _DISK_ERRORS = {errno.ENOSPC, errno.EFBIG, errno.EIO, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 Content = str | bytes | Iterable[str]
 
 
 def make_folder(folder: Path, advice: str = "") -> None:
-    """Make a folder unless it is there. Raises UsageError with the advice where it cannot be made."""
+    """Make a folder unless it exists. Raises UsageError, with the advice appended, if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -30,19 +30,19 @@ def make_folder(folder: Path, advice: str = "") -> None:
 
 
 def write_whole(path: Path, content: Content) -> None:
-    """Write a file, or leave the one that is there. ``content``: text (UTF-8) or bytes, whole or piece by piece.
+    """Replace a file atomically. ``content``: text (UTF-8) or bytes, or an iterable of text.
 
-    Raises RunLogWriteError when the disk is full, UsageError when the file cannot be written for another reason.
+    Raises RunLogWriteError if the disk is full, UsageError if the file cannot be written for another reason.
     """
     with _clarify_errors(path):
-        # A link stays one: what it leads to is replaced.
+        # A symbolic link stays a link: its target is replaced.
         target = path.resolve()
         with _write_beside(target, content) as part:
             part.replace(target)
 
 
 def create_whole(path: Path, content: Content) -> None:
-    """As ``write_whole``, but never in the place of another file: raises UsageError when there is one."""
+    """Like ``write_whole``, but raises UsageError if the file exists."""
     if os.path.lexists(path):
         raise _make_exists_error(path)
     with _clarify_errors(path), _write_beside(path, content) as part:
@@ -51,7 +51,7 @@ def create_whole(path: Path, content: Content) -> None:
 
 @contextlib.contextmanager
 def _write_beside(target: Path, content: Content) -> Iterator[Path]:
-    """A file of the content, on the disk, in the same folder; gone afterwards, also after an interrupt."""
+    """Write a temporary file in the same folder, and remove it afterwards, also after an interrupt."""
     part = target.with_name(f".mamf-{secrets.token_hex(8)}.part")
     try:
         with part.open("xb", buffering=_BUFFER_BYTES) as file:
@@ -71,7 +71,7 @@ def _pieces(content: Content) -> Iterable[bytes]:
 
 
 def _give_name(part: Path, target: Path) -> None:
-    """Raises FileExistsError: two names for one file is what no system lets replace another."""
+    """Rename without replacing. Raises FileExistsError: no system lets a hard link replace a file."""
     try:
         os.link(part, target)
     except FileExistsError:
@@ -95,4 +95,4 @@ def _clarify_errors(path: Path) -> Iterator[None]:
 
 
 def _make_exists_error(path: Path) -> UsageError:
-    return UsageError(f"{path} exists and is not overwritten: name another")
+    return UsageError(f"{path} exists and is not overwritten: choose another name")

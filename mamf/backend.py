@@ -98,8 +98,8 @@ class Backend(ABC):
     burst_traits: ClassVar[BurstTraits] = BurstTraits()
     sustained_traits: ClassVar[SustainedTraits] = SustainedTraits()
     default_dtype: str = "bfloat16"
-    #: The runtime whose code the device runs: cuda, hip, sycl, synapse, metal or host. Libraries ship kernels by runtime,
-    #: not by vendor.
+    #: The runtime whose code the device runs: cuda, hip, sycl, synapse, metal or host. Libraries ship kernels per
+    #: runtime, not per vendor.
     runtime: ClassVar[str] = ""
     #: Environment variables that this vendor's libraries read and that change results.
     environment_variables: ClassVar[tuple[str, ...]] = ()
@@ -171,8 +171,8 @@ class Backend(ABC):
         return nullcontext()
 
     def profiler_range(self, name: str) -> AbstractContextManager[object] | None:
-        """A context whose launches the vendor's profiler records in a range of this name; ranges may be nested. Does not
-        synchronize. None if the vendor's profiler has no ranges.
+        """A context whose launches the vendor's profiler records in a range of this name; ranges may be nested. Does
+        not synchronize. None if the vendor's profiler has no ranges.
         """
         return None
 

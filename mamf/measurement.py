@@ -156,7 +156,7 @@ class Measurement(Tabular):
 
     @property
     def comparable_interval(self) -> Interval:
-        """The interval of ``comparable_seconds``: the row's interval, widened by the uncertainty of the device speed."""
+        """The interval of ``comparable_seconds``: the row's interval, widened by the device speed's uncertainty."""
         speed = self.device_speed or 1.0
         own = Interval(self.interval.low * speed, self.interval.high * speed, self.interval.coverage)
         return widen(own, self.comparable_seconds, self.device_speed_half_width)

@@ -115,7 +115,7 @@ class Summary:
 
 
 def summarize(samples: Sequence[float], figure: str = "median") -> Summary:
-    """Summarize samples, with the interval of ``figure`` (mean or median). Raises ValueError if there are no samples."""
+    """Summarize samples, with the interval of ``figure`` (mean or median). Raises ValueError without samples."""
     if not samples:
         raise ValueError("no samples to summarize")
     return Summary(

@@ -21,9 +21,9 @@ SHORT_LAUNCH_SECONDS = 100e-6
 
 
 class Timer(NamedTuple):
-    """The timer of a backend, in seconds: the overhead from ``lowest`` to ``highest``, and the ``accuracy`` of corrected
-    figures. Logs before schema 5 are read with the ``typical`` overhead and have ``early_accuracy``, because hosts
-    differ by a microsecond.
+    """The timer of a backend, in seconds: the overhead from ``lowest`` to ``highest``, and the ``accuracy`` of
+    corrected figures. Logs before schema 5 are read with the ``typical`` overhead and have ``early_accuracy``, because
+    hosts differ by a microsecond.
     """
 
     lowest: float

@@ -22,8 +22,8 @@ from mamf.errors import UnavailableError
 # Elements drawn at once for dtypes whose values are drawn in float32 first (8-bit dtypes).
 _FILL_CHUNK = 2**26
 _FLUSH_BYTES_WHEN_CACHE_UNKNOWN = 256 * MIB
-# Kernels of known cycles calibrate the timer: 5 us at 2 GHz, and eight times that. A clock change of 1 % between the two
-# shifts the estimate by 0.05 us, and the median of this many rounds repeats within 0.1 us.
+# Kernels of known cycles calibrate the timer: 5 us at 2 GHz, and eight times that. A clock change of 1 % between the
+# two shifts the estimate by 0.05 us, and the median of this many rounds repeats within 0.1 us.
 _SPIN_CYCLES = 10_000
 _SPIN_RATIO = 8
 _SPIN_ROUNDS = 32

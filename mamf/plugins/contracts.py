@@ -1,9 +1,9 @@
-"""The one guard between mamf and its plugins: what they raise or return against their contract names them.
+"""The guard between mamf and its plugins: violations of a contract raise an error that names the plugin.
 
-A contract is an abstract class: Backend, Kernel, Operation. Its annotations say what attributes are and what methods
-return; ``_REQUIREMENTS`` adds what types cannot say. Methods in ``_DIRECT`` are called without the guard: they run
-between two marks, where nothing may stand but the launch, or raise the device's own errors. These become the status of
-a row (mamf.engine.measure).
+A contract is an abstract class: Backend, Kernel, Operation. Its annotations define the types of attributes and return
+values; ``_REQUIREMENTS`` adds conditions that types cannot express. Methods in ``_DIRECT`` are called without the
+guard: they run between two marks, where only the launch may run, or they raise the device's own errors, which become
+the status of a row (mamf.engine.measure).
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from mamf.regime_traits import BurstTraits, SustainedTraits
 
 Plugin = TypeVar("Plugin")
 Errors = tuple[type[Exception], ...]
-#: What a value must be, and whether it is.
+#: A description of valid values, and a check.
 Requirement = tuple[str, Callable[[Any], object]]
 
 _GUARDED = "_is_guarded_by_mamf"
 _DIRECT = ("mark", "wait", "submit", "synchronize", "flush_cache", "sleep", "now", "take")
-#: What a method may raise: a status of the shape, no axis, or a record that somebody else wrote wrongly.
+#: Errors that a method may raise: they become the status of a shape, mean that there is no axis, or that a record in a
+#: log is malformed.
 _MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 _MAY_RAISE: Mapping[str, Errors] = {
     "prepare": (Exception,),
@@ -36,13 +37,13 @@ _MAY_RAISE: Mapping[str, Errors] = {
     "shape_from_record": _MALFORMED,
     "problem_from_record": _MALFORMED,
 }
-#: What a method raises to refuse a request.
+#: Errors by which a method rejects a request.
 _REFUSES: Mapping[str, Errors] = dict.fromkeys(("problem_for", "parse_shape"), (TypeError, ValueError))
-#: Data whose fields are checked too.
+#: Records whose fields are checked too.
 _RECORDS = (DeviceInfo, Reading, BurstTraits, SustainedTraits)
-#: What a plugin hands out that has a contract too.
+#: Objects from a plugin that have contracts too.
 _PARTS = (OperandPool, Telemetry)
-#: Which attribute of an operation is the type that its contract leaves open.
+#: The operation's attributes that replace the contract's type variables.
 _OPEN_TYPES = {"ProblemT": "problem_type", "ShapeT": "shape_type"}
 _DESCRIPTIONS = {
     str: "text",
@@ -55,7 +56,7 @@ _DESCRIPTIONS = {
 }
 
 
-# -- what values must be -----------------------------------------------------------------------------------------------
+# -- valid values ------------------------------------------------------------------------------------------------------
 
 
 def _is_json(value: object) -> bool:
@@ -74,7 +75,7 @@ def _each(names: str, description: str, is_met: Callable[[Any], object]) -> dict
     return dict.fromkeys(names.split(), (description, is_met))
 
 
-#: What values must be beside their types, by attribute, field or method.
+#: Conditions on values in addition to their types, by attribute, field or method.
 _REQUIREMENTS: Mapping[str, Requirement] = {
     **_each("name timer operation kernel_group backend vendor", "text that is not empty", lambda text: text.strip()),
     **_each(
@@ -92,7 +93,7 @@ _REQUIREMENTS: Mapping[str, Requirement] = {
 
 
 def describe_misfit(value: object, hint: Any) -> str:
-    """What a value should be by the annotation ``hint``; empty if it is."""
+    """The valid values for the annotation ``hint``, in words; empty if ``value`` is valid."""
     origin, parameters = get_origin(hint) or hint, get_args(hint)
     if origin is ClassVar:
         return describe_misfit(value, parameters[0])
@@ -121,7 +122,7 @@ def _misfit_of_fields(value: object, kind: type) -> str:
 
 
 def _describe_violation(value: object, hint: Any, name: str) -> str:
-    """The same of a value with a name, which may have a requirement."""
+    """The same for a value with a name, which may have a requirement."""
     wrong = describe_misfit(value, hint)
     if wrong or value is None or name not in _REQUIREMENTS:
         return wrong
@@ -150,19 +151,19 @@ def _description(hint: Any) -> str:
 
 @functools.cache
 def _hints(kind: type) -> Mapping[str, Any]:
-    """The annotations of a contract's attributes, or of a record's fields."""
+    """The annotations of a contract's attributes or of a record's fields."""
     return get_type_hints(kind)
 
 
 @functools.cache
 def _returns(contract: type) -> Mapping[str, Any]:
-    """What the methods of a contract return, by name."""
+    """The return types of a contract's methods, by name."""
     calls = {name: getattr(contract, name) for name in vars(contract) if not name.startswith("_")}
     return {name: get_type_hints(call)["return"] for name, call in calls.items() if callable(call)}
 
 
 def _resolve_hint(hint: Any, plugin: object) -> Any:
-    """An annotation with an operation's own types in place of those that the contract leaves open."""
+    """An annotation in which an operation's types replace the contract's type variables."""
     open_types = (hint,) if isinstance(hint, TypeVar) else getattr(hint, "__parameters__", ())
     own = tuple(getattr(plugin, _OPEN_TYPES[each.__name__], Any) for each in open_types)
     return own[0] if isinstance(hint, TypeVar) else hint[own] if own else hint
@@ -172,9 +173,10 @@ def _resolve_hint(hint: Any, plugin: object) -> Any:
 
 
 class attribute_errors_to:
-    """What is raised within becomes a PluginError naming the plugin; mamf's own errors are meant, and pass.
+    """Convert errors raised within into a PluginError that names the plugin; mamf's own errors pass unchanged.
 
-    A class, because methods are called for each row, and a generator takes longer than most of them.
+    ``passes``: further errors that pass. ``refuses``: errors that become a UsageError. This is a class because guarded
+    methods run for each row, and a generator would take longer than most of them.
     """
 
     def __init__(self, plugin: str, what: str, passes: Errors = (), refuses: Errors = ()) -> None:
@@ -192,7 +194,7 @@ class attribute_errors_to:
 
 
 def enforce_contract(plugin: Plugin, contract: type, label: str) -> Plugin:
-    """The same plugin, with its methods guarded. ``label`` names it. Raises PluginError for a wrong attribute."""
+    """The same plugin with guarded methods. ``label`` names it in errors. Raises PluginError for an invalid attribute."""
     if _GUARDED in vars(plugin):
         return plugin
     for name in _hints(contract):
@@ -204,7 +206,7 @@ def enforce_contract(plugin: Plugin, contract: type, label: str) -> Plugin:
 
 
 def check_attribute(plugin: object, contract: type, name: str, label: str) -> Any:
-    """An attribute of a plugin. Raises PluginError for one that is missing or against the contract."""
+    """The value of a plugin's attribute. Raises PluginError if it is missing or violates the contract."""
     with attribute_errors_to(label, name):
         value = getattr(plugin, name)
     _require_valid(value, _hints(contract)[name], label, name, "is")
@@ -212,7 +214,7 @@ def check_attribute(plugin: object, contract: type, name: str, label: str) -> An
 
 
 def guard_method(plugin: object, contract: type, name: str, label: str) -> Callable[..., Any]:
-    """A method of a plugin. Raises PluginError for what it raises or returns against the contract."""
+    """A guarded method of a plugin. It raises PluginError if the method violates the contract."""
     call, hint = getattr(plugin, name), _resolve_hint(_returns(contract)[name], plugin)
     errors = attribute_errors_to(label, name, _MAY_RAISE.get(name, ()), _REFUSES.get(name, ()))
 
@@ -221,14 +223,14 @@ def guard_method(plugin: object, contract: type, name: str, label: str) -> Calla
         with errors:
             value = call(*arguments, **keywords)
         if hint is not NoneType:
-            _require_valid(value, hint, label, name, "gave")
+            _require_valid(value, hint, label, name, "returned")
         return value
 
     return guard
 
 
 def _require_valid(value: object, hint: Any, label: str, name: str, verb: str) -> None:
-    """Raises PluginError for a value that is not what the contract says."""
+    """Raises PluginError for a value that violates the contract."""
     if wrong := _describe_violation(value, hint, name):
         shown = str(value) if value is None or isinstance(value, (bool, float)) else f"a {type(value).__name__}"
         raise PluginError(f"{label} is broken: {name} {verb} {shown}, not {wrong}")
@@ -238,18 +240,18 @@ def _require_valid(value: object, hint: Any, label: str, name: str, verb: str) -
 
 
 class Clock:
-    """A backend's ``now`` as loops over time need it: it gives finite numbers and never goes back."""
+    """A backend's ``now``, checked: it returns finite numbers and never goes back."""
 
     def __init__(self, now: Callable[[], float], label: str) -> None:
         self._now, self._label, self._last = now, label, -math.inf
         self._errors = attribute_errors_to(label, "now")
 
     def __call__(self) -> float:
-        """Raises PluginError."""
+        """Host seconds. Raises PluginError for a time that is not finite or before the last one."""
         with self._errors:
             now = self._now()
         if not self._last <= now < math.inf:
             due = "a finite number" if not math.isfinite(now) else f"{self._last} or later, as before"
-            raise PluginError(f"{self._label} is broken: now gave {now}, not {due}")
+            raise PluginError(f"{self._label} is broken: now returned {now}, not {due}")
         self._last = now
         return now

@@ -1,6 +1,6 @@
-"""Which kernels are measured: those that are named, or all that are registered and can be used on a device.
+"""Selects the kernels to measure: those requested by name, or all registered kernels that work on a device.
 
-A registered kernel that is broken is left out with a warning; one that is asked for by name is refused.
+A broken kernel is skipped with a warning, unless it was requested by name, which is an error.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ AnyOperation = Operation[Any, Any]
 def choose_kernels(
     of: AnyOperation, backend: Backend, names: Sequence[str] | None = None
 ) -> list[tuple[str, AnyKernel]]:
-    """The named kernels of an operation, or all that can be used here, each with the name that it is asked for by.
+    """The named kernels of an operation, or all that are available here, each with the name that was requested.
 
-    A kernel that is named in two ways is there once. Raises UnavailableError when there is none, or a named one cannot
-    be used here; PluginError when a named one is broken.
+    A kernel that is named in two ways appears once. Raises UnavailableError if there is none or a named kernel is not
+    available; PluginError if a named kernel is broken.
     """
     if names is None:
         return _find_available(of, backend)
@@ -64,15 +64,15 @@ def _find_available(of: AnyOperation, backend: Backend) -> list[tuple[str, AnyKe
 
 
 def registered_kernels(of: AnyOperation) -> Iterator[tuple[str, AnyKernel]]:
-    """Every registered kernel that can be loaded."""
+    """All registered kernels that can be loaded."""
     for name in kernel_names(of):
         with skip_if_broken():
             yield name, kernel_of(of, name)
 
 
 def find_operation(name: str) -> AnyOperation:
-    """The operation that a kernel is of. Raises UnknownNameError for a name that none has, UsageError for one that
-    several have, PluginError where it cannot be loaded.
+    """The operation of a kernel. Raises UnknownNameError for an unknown name, UsageError for a name that several
+    operations have, and PluginError if the kernel cannot be loaded.
     """
     if is_path(name):
         return operation(check_attribute(kernel_class(name), Kernel, "operation", f"kernel {name}"))
@@ -85,5 +85,5 @@ def find_operation(name: str) -> AnyOperation:
     if not having:
         raise UnknownNameError("kernel", name, set().union(*kernels.values()))
     if len(having) > 1:
-        raise UsageError(f"{name} is a kernel of {' and of '.join(sorted(having))}: say which by --operation")
+        raise UsageError(f"{name} is a kernel of {' and of '.join(sorted(having))}: choose one with --operation")
     return operation(having[0])

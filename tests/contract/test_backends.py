@@ -197,7 +197,7 @@ def test_more_than_is_free_is_refused_before_it_is_allocated(vendor):
 
 
 def test_no_vendor_knows_a_dtype_that_mamf_does_not(vendor):
-    assert "knows no dtype float3" in vendor.unsupported_dtype("float3")
+    assert "has no dtype float3" in vendor.unsupported_dtype("float3")
 
 
 def test_an_unavailable_backend_does_not_open_and_says_why(cuda):

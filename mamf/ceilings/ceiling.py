@@ -225,7 +225,7 @@ def usual_repeatability(regime: str, operation: str) -> Repeatability:
 
 
 def _combine_visits(rounds: Sequence[Measurement]) -> tuple[list[float], float, list[float], bool]:
-    """The seconds of each round and of all together, the relative standard errors, and whether the figure is a median."""
+    """The seconds of each round and of all together, their relative standard errors, whether the figure is a median."""
     seconds, errors = [row.seconds for row in rounds], [row.standard_error for row in rounds]
     if rounds[0].figure != "mean":
         return seconds, stdlib_statistics.median(seconds), errors, True

@@ -64,8 +64,8 @@ def waterfall_steps(
 
 
 def compare_steps(steps: Iterable[WaterfallStep]) -> list[WaterfallStep]:
-    """The same steps, each with the last known figure of its regime as ``before``, or the last of any regime if there is
-    none: a burst figure is not a share of a sustained figure.
+    """The same steps, each with the last known figure of its regime as ``before``, or the last of any regime if there
+    is none: a burst figure is not a share of a sustained figure.
     """
     found: list[WaterfallStep] = []
     last: float | None = None

@@ -184,7 +184,7 @@ def _keep_higher(kept: dict[tuple[str, str], Ceiling], key: tuple[str, str], cei
 
 
 def require_same_device(one: tuple[str, str | None], other: tuple[str, str | None]) -> None:
-    """Raises IncomparableError unless two devices (name and hashed uuid) match: cards of one model differ by percents."""
+    """Raises IncomparableError unless name and hashed uuid match: cards of one model differ by percents."""
     (name, uuid), (other_name, other_uuid) = one, other
     if name != other_name or (uuid and other_uuid and uuid != other_uuid):
         what = f"two cards, both {name}" if name == other_name else f"{name} and {other_name}"

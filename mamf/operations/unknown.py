@@ -1,4 +1,4 @@
-"""An operation that is not installed here: known by what its rows say of themselves, enough to show them."""
+"""A placeholder for an operation that is not installed here: shows rows from the data that they contain."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mamf.work import Work
 
 @dataclass(frozen=True)
 class UnknownShape:
-    """A shape by its fields as written, and the work that its row says it is."""
+    """A shape as the fields in a log, with the work that its row states."""
 
     fields: tuple[tuple[str, Any], ...]
     work: Work = field(compare=False)
@@ -26,7 +26,7 @@ class UnknownShape:
 
 @dataclass(frozen=True)
 class UnknownProblem:
-    operation: str  # type: ignore[misc]  # of the row, where others have one for all
+    operation: str  # type: ignore[misc]  # per instance here, per class in other problems
     fields: tuple[tuple[str, Any], ...]
 
     @property
@@ -52,10 +52,10 @@ class UnknownProblem:
 
 
 class Unknown(Operation[Any, Any]):
-    """``record``: the row that is read."""
+    """``record``: the row of the log."""
 
     kernel_group = ""
-    kernel_type = Kernel  # type: ignore[type-abstract]  # nobody has any
+    kernel_type = Kernel  # type: ignore[type-abstract]  # there are no kernels
     shape_type = UnknownShape
     problem_type = UnknownProblem
     shape_example = ""
@@ -68,7 +68,7 @@ class Unknown(Operation[Any, Any]):
         return ()
 
     def parse_shape(self, text: str) -> UnknownShape:
-        """Of a ceiling, whose work nobody here can tell."""
+        """The shape of a ceiling, whose work is unknown."""
         unit = str(self._record.get("unit", "TFLOPS"))
         return UnknownShape((("shape", text),), Work(0.0, 0, "as its log says", unit))
 

@@ -194,7 +194,9 @@ class attribute_errors_to:
 
 
 def enforce_contract(plugin: Plugin, contract: type, label: str) -> Plugin:
-    """The same plugin with guarded methods. ``label`` names it in errors. Raises PluginError for an invalid attribute."""
+    """Guard the methods of a plugin and return it. ``label``: its name in errors. Raises PluginError for an invalid
+    attribute.
+    """
     if _GUARDED in vars(plugin):
         return plugin
     for name in _hints(contract):

@@ -74,13 +74,16 @@ MANY = list(map(str, range(1, 101)))
         ([*SWEEP, "--resume", "/dev/null"], "cannot resume /dev/null: it is no regular file"),
         (
             [*SWEEP[:3], "--kernel", "::"],
-            "'::' names no kernel: write package.module:Class, or a name of 'mamf kernels'",
+            "'::' is not a kernel: write package.module:Class, or a name from 'mamf kernels'",
         ),
-        ([*SWEEP[:3], "--kernel", ":Y"], "':Y' names no kernel"),
-        ([*SWEEP[:3], "--kernel", "../x:Y"], "'../x:Y' names no kernel"),
-        (["sweep", "--backend", ":"], "':' names no backend"),
-        (["doctor", "--backend", "mamf.backend:Backend"], "mamf.backend:Backend is abstract, and defines no __init__,"),
-        (["doctor", "--backend", "mamf.torch_backend:TorchBackend"], "is abstract, and defines no describe,"),
+        ([*SWEEP[:3], "--kernel", ":Y"], "':Y' is not a kernel"),
+        ([*SWEEP[:3], "--kernel", "../x:Y"], "'../x:Y' is not a kernel"),
+        (["sweep", "--backend", ":"], "':' is not a backend"),
+        (
+            ["doctor", "--backend", "mamf.backend:Backend"],
+            "mamf.backend:Backend is abstract: it does not define __init__,",
+        ),
+        (["doctor", "--backend", "mamf.torch_backend:TorchBackend"], "is abstract: it does not define describe,"),
     ],
 )
 def test_it_is_one_line_and_exit_code_2(run, tmp_path, arguments, told):

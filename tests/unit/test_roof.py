@@ -144,7 +144,7 @@ def test_ceilings_of_two_cards_make_no_roof_unless_asked_to():
 
 def test_roofs_of_some_regimes_alone():
     assert ROOFS.only(["sustained"]).regimes == ["sustained"]
-    with pytest.raises(UsageError, match="no ceiling is of classic: these are of burst, sustained"):
+    with pytest.raises(UsageError, match="no ceiling for classic: the known ceilings are for burst, sustained"):
         ROOFS.only(["classic"])
 
 

@@ -80,7 +80,7 @@ def working_kernels(
             kernels = kernels[1:]
             continue
         for each in faults:
-            warnings.warn(f"{each}; it is left out", PluginWarning, stacklevel=2)
+            warnings.warn(f"{each}; it is skipped", PluginWarning, stacklevel=2)
         return kernels[:1] if is_quick else kernels
     if isinstance(faults[0], UnsupportedError):
         return [default]

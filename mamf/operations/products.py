@@ -125,8 +125,8 @@ def lay_out(flat: torch.Tensor, rows: int, columns: int, layout: str, *leading: 
 
 
 def sample_places(parts: Sequence[Part]) -> list[_Place]:
-    """Random products, and random rows and columns of each, including the edges. They are drawn from fresh entropy after
-    the launch, so a kernel cannot predict them and compute nothing else.
+    """Random products, and random rows and columns of each, including the edges. They are drawn from fresh entropy
+    after the launch, so a kernel cannot predict them and compute nothing else.
     """
     chooser = random.Random(secrets.randbits(64))
     every = [(p, i) for p, part in enumerate(parts) for i in range(len(part.c))]

@@ -29,7 +29,7 @@ from mamf.operations.variation import fresh_signs
 
 #: The number of random vectors in a test.
 VECTORS = 2
-# Elements that are multiplied at once: 64 MiB in float32, and fewer if that is not free. On a host they fit in its cache.
+# Elements that are multiplied at once: 64 MiB in float32, and fewer if that is not free. A host's fit in its cache.
 _CHUNKS = (2**24, 2**16)
 _HOST_CHUNK = 2**17
 # The probability of a false alarm per figure of a test, as -ln: e^-20 = 2e-9.

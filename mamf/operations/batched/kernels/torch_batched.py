@@ -21,7 +21,7 @@ from mamf.operations.whole_products import Part
 
 
 class TorchBatched(TorchProducts[BatchedProblem, BatchedShape], BatchedKernel):
-    """A batch by one torch function. Derived kernels say how they launch."""
+    """A batch computed by one torch function. Derived kernels supply the launch."""
 
     dtypes = ("bfloat16", "float16", "float32", "tf32", "float64")
 
@@ -49,7 +49,7 @@ class Bmm(TorchBatched):
 
 
 class BatchedMatmul(TorchBatched):
-    """torch.matmul, which reshapes and dispatches before it gets to the same library."""
+    """torch.matmul, which reshapes and dispatches before it calls the same library."""
 
     name = "torch.matmul"
 

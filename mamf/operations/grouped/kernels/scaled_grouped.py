@@ -1,4 +1,4 @@
-"""torch.nn.functional.scaled_grouped_mm: the products of all experts in fp8 with a scale a row."""
+"""torch.nn.functional.scaled_grouped_mm: the products of all experts in fp8 with one scale per row."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mamf.operations.whole_products import Part
 
 
 class FunctionalScaledGroupedMm(ScaledProducts[GroupedProblem, GroupedShape], GroupedKernel):
-    """One launch for all experts, of tokens by rows and weights as a linear layer stores them."""
+    """One launch for all experts, with tokens by rows and weights stored as in a linear layer."""
 
     name = "F.scaled_grouped_mm"
     function = "scaled_grouped_mm"
@@ -30,7 +30,7 @@ class FunctionalScaledGroupedMm(ScaledProducts[GroupedProblem, GroupedShape], Gr
     def bind(
         self, problem: GroupedProblem, shape: GroupedShape, a: Quantized, b: Quantized, ends: torch.Tensor
     ) -> Callable[[], object]:
-        """The launch over A (T,K) and B (E*N,K); where the rows of each expert end."""
+        """The launch over A (T,K) and B (E*N,K), given where the rows of each expert end."""
         functional: Any = torch.nn.functional
         weights = b.elements.view(shape.experts, shape.n, shape.k).transpose(-2, -1)
         scale_a, scale_b = a.scales.view(-1), b.scales.view(shape.experts, shape.n)

@@ -25,7 +25,7 @@ _REFUSALS = ("Expected mat_", "expected mat", "strides should be multiple of", "
 
 
 class TorchGrouped(TorchProducts[GroupedProblem, GroupedShape], GroupedKernel):
-    """Grouped products by torch. Derived kernels say which dtypes they take and how they launch."""
+    """Grouped products in torch. Derived kernels supply their dtypes and the launch."""
 
     @abstractmethod
     def bind(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, tokens: Sequence[int]) -> Callable[[], object]:
@@ -46,7 +46,7 @@ class TorchGrouped(TorchProducts[GroupedProblem, GroupedShape], GroupedKernel):
 
 
 class GroupedMm(TorchGrouped):
-    """torch.nn.functional.grouped_mm (torch 2.10), which before was torch._grouped_mm: one launch for all experts."""
+    """torch.nn.functional.grouped_mm (torch 2.10, before that torch._grouped_mm): one launch for all experts."""
 
     name = "F.grouped_mm"
     is_default = True
@@ -59,7 +59,7 @@ class GroupedMm(TorchGrouped):
 
     def unsupported_problem(self, backend: Backend, problem: GroupedProblem) -> str | None:
         if problem.layout[0] == "t":
-            return f"kernel {self.name} takes tokens by rows: layout nt or nn, not {problem.layout}"
+            return f"kernel {self.name} needs tokens by rows: layout nt or nn, not {problem.layout}"
         return super().unsupported_problem(backend, problem)
 
     def refuses(self, error: Exception) -> bool:
@@ -81,12 +81,12 @@ def grouped_mm() -> Callable[..., torch.Tensor] | None:
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether torch says that it has no such product: for this dtype or with these strides."""
+    """Whether torch reports that it does not support this product, for its dtype or its strides."""
     return isinstance(error, (RuntimeError, ValueError)) and any(text in str(error) for text in _REFUSALS)
 
 
 class Loop(TorchGrouped):
-    """torch.mm for each expert that has tokens: what any library can do, and what a grouped kernel has to beat."""
+    """torch.mm for each expert that has tokens: any library can do this, so it is the baseline for grouped kernels."""
 
     name = "loop"
     dtypes = ("bfloat16", "float16", "float32", "tf32", "float64")

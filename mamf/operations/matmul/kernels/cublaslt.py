@@ -24,7 +24,7 @@ _ALGORITHMS = 8
 
 
 class CublasLt(TorchMatmul):
-    """``rank``: which of the heuristic's proposals, the first by default."""
+    """``rank``: the index of the heuristic's proposal, the first by default."""
 
     dtypes = ("bfloat16", "float16", "float32", "tf32", "float64")
 
@@ -34,7 +34,7 @@ class CublasLt(TorchMatmul):
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
         if backend.runtime != "cuda":
-            return Unavailable("cuBLASLt is NVIDIA's", "use --backend cuda on an NVIDIA GPU")
+            return Unavailable("cuBLASLt runs on NVIDIA GPUs only", "use --backend cuda on an NVIDIA GPU")
         if importlib.util.find_spec("nvmath") is None:
             return Unavailable("nvmath-python is not installed", "pip install 'mamf[cublaslt]'")
         return None
@@ -55,7 +55,7 @@ class CublasLt(TorchMatmul):
         found = product.plan(preferences=MatmulPlanPreferences(limit=_ALGORITHMS))
         if self.rank >= len(found):
             product.free()
-            raise UnsupportedError(f"cuBLASLt proposes {len(found)} algorithms for this shape")
+            raise UnsupportedError(f"cuBLASLt proposes only {len(found)} algorithms for this shape")
         algorithm = found[self.rank]
 
         def launch() -> object:

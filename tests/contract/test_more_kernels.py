@@ -313,5 +313,5 @@ def test_the_other_kernels_are_found_without_it(monkeypatch):
 
 def test_an_nvmath_without_products_is_unsupported(nvmath, monkeypatch):
     monkeypatch.delattr(sys.modules["nvmath.linalg.advanced"], "MatmulPlanPreferences")
-    with pytest.raises(UnsupportedError, match="no products by cuBLASLt"):
+    with pytest.raises(UnsupportedError, match="does not support cuBLASLt products"):
         prepared(nvmath, "cublaslt")

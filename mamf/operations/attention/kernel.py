@@ -11,7 +11,7 @@ from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 
 
 class AttentionKernel(Kernel[AttentionProblem, AttentionShape]):
-    """One implementation: ``dtypes`` it takes, ``directions`` it has."""
+    """One implementation. ``dtypes`` and ``directions``: those that it supports."""
 
     operation = "attention"
     reports_memory = True

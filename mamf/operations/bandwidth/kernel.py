@@ -10,7 +10,7 @@ from mamf.operations.bandwidth.shapes import PATTERNS, BandwidthProblem, Bandwid
 
 
 class BandwidthKernel(Kernel[BandwidthProblem, BandwidthShape]):
-    """One implementation: ``dtypes`` it takes, ``patterns`` it has."""
+    """One implementation. ``dtypes`` and ``patterns``: those that it supports."""
 
     operation = "bandwidth"
     dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16")

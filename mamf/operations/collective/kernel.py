@@ -1,4 +1,4 @@
-"""The contract of a collective's kernel."""
+"""The contract of a collective kernel."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from mamf.operations.collective.shapes import CollectiveProblem, CollectiveShape
 
 
 class CollectiveKernel(Kernel[CollectiveProblem, CollectiveShape]):
-    """One library: ``dtypes`` that it takes. All ranks prepare, launch and verify alike; what one finds wrong is wrong
-    for all, so that they end together.
+    """One library. ``dtypes``: those that it supports. All ranks prepare, launch and verify alike; an error on one rank
+    counts for all, so they stop together.
     """
 
     operation = "collective"

@@ -54,7 +54,7 @@ def kernels_for(backend: Backend, problem: MatmulProblem, names: Sequence[str] |
 def _find_usable(
     backend: Backend, problem: MatmulProblem, is_wanted: Callable[[MatmulKernel], bool]
 ) -> list[tuple[MatmulKernel, str | None]]:
-    """The available kernels among the wanted ones, each with the reason why it does not support this problem, or None."""
+    """The available kernels among the wanted ones, each with the reason why it does not support this problem."""
     found: list[tuple[MatmulKernel, str | None]] = []
     kernels: Any = registered_kernels(Matmul())
     for _, each in kernels:

@@ -51,8 +51,7 @@ class MatmulShape(Sizes):
 
 
 def parse_range(start: int, stop: int, step: int) -> range:
-    """Sizes from START to STOP (excluded) in increments of STEP, as a range; a START of 0 means STEP, since no dimension
-    is 0.
+    """Sizes from START to STOP (excluded) by STEP, as a range; a START of 0 means STEP, since no dimension is 0.
 
     Raises UsageError if the step is not positive, the start is negative or the range is empty.
 

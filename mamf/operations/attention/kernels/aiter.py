@@ -14,7 +14,7 @@ _ARCHITECTURES = ("gfx942", "gfx950")
 
 
 class Aiter(LibraryAttention):
-    """Builds its kernels at their first launch, which is the verification's."""
+    """Builds its kernels in the first launch, which is for verification and not timed."""
 
     name = "aiter"
     library = "AITER"

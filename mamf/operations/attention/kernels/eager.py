@@ -1,4 +1,4 @@
-"""Attention written out in PyTorch: what a kernel is worth is measured against it."""
+"""Attention in plain PyTorch: the baseline for other kernels."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Eager(TorchAttention):
     has_window = True
 
     def bound(self, problem: AttentionProblem) -> float:
-        # Scores are rounded too, where they are kept in 16 bits: 5.9e-3 in bfloat16, at most, in results/.
+        # Scores kept in 16 bits are rounded too: the largest error in results/ is 5.9e-3 in bfloat16.
         return super().bound(problem) * 2.4
 
     def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
         if shape.causal and shape.seqlen_q > shape.seqlen_k:
-            return f"{self.name} has no answer for queries that see no key: causal with more queries than keys"
+            return f"{self.name} has no result for queries that see no key: causal with more queries than keys"
         return super().unsupported_shape(problem, shape)
 
     def bind(self, backend: Backend, problem: AttentionProblem, shape: AttentionShape) -> Callable[..., torch.Tensor]:
@@ -39,7 +39,7 @@ class Eager(TorchAttention):
 
 
 def masked_keys(shape: AttentionShape, device: torch.device) -> torch.Tensor | None:
-    """Which keys each query must not see, made outside of timing; None where every query sees all."""
+    """The mask of keys for each query, made outside the timed launch; None if all queries see all keys."""
     if not shape.causal and shape.window is None:
         return None
     return torch.cat([masked for _, masked in row_blocks(shape, device)])
@@ -61,7 +61,7 @@ def make_attention(shape: AttentionShape, masked: torch.Tensor | None) -> Callab
 
 
 class CompiledEager(Eager):
-    """The same under torch.compile, kept from being rewritten into SDPA, which is measured by its own name."""
+    """The same under torch.compile, without the rewrite into SDPA, which is a separate kernel."""
 
     name = "compiled-eager"
 

@@ -1,4 +1,4 @@
-"""Grouped products by torch: its grouped kernel, and a loop over experts."""
+"""Grouped products in torch: its grouped kernel, and a loop over experts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mamf.operations.products import (
 )
 from mamf.operations.whole_products import Part
 
-#: What torch's checks of grouped_mm say.
+#: Error messages of torch's checks in grouped_mm.
 _REFUSALS = ("Expected mat_", "expected mat", "strides should be multiple of", "is only supported on")
 
 

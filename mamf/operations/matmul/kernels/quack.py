@@ -36,8 +36,8 @@ _CONFIGURATIONS = {
 
 
 class Quack(TorchMatmul):
-    """``text``: a configuration such as ``256x192/c2x1``, by default the most promising one. ``architecture``: the major
-    version of the device's architecture.
+    """``text``: a configuration such as ``256x192/c2x1``, by default the most promising one. ``architecture``: the
+    major version of the device's architecture.
 
     Compiles for seconds per configuration, so a search tries it only on request.
     """
@@ -54,9 +54,9 @@ class Quack(TorchMatmul):
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
         if backend.runtime != "cuda":
-            return Unavailable("quack's kernels are for NVIDIA GPUs", "use --backend cuda on an NVIDIA GPU")
+            return Unavailable("quack supports NVIDIA GPUs only", "use --backend cuda on an NVIDIA GPU")
         if architecture_of(backend) not in _CONFIGURATIONS:
-            return Unavailable("quack's kernels are tried on Hopper and Blackwell", "use the kernel torch.mm")
+            return Unavailable("quack supports Hopper and Blackwell only", "use the kernel torch.mm")
         if importlib.util.find_spec("quack") is None:
             return Unavailable("quack-kernels is not installed", "pip install 'mamf[quack]'")
         return None

@@ -24,7 +24,8 @@ _FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
 _GROUP_M = 8
 # If the device does not report it.
 _COMPUTE_UNITS = 64
-# Elements of C per compute unit for all its persistent programs: two of 128 x 128 or one of 128 x 256 fill the registers.
+# Elements of C per compute unit, all persistent programs together: two of 128 x 128 or one of 128 x 256 fill its
+# registers.
 _WARPS_PER_UNIT = 8
 _DESCRIPTOR_ALIGNMENT = 16  # bytes
 _HOPPER = 90

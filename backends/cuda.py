@@ -1,4 +1,4 @@
-"""NVIDIA GPUs: events on the CUDA stream, sensors by NVML."""
+"""NVIDIA GPUs: events on the CUDA stream, sensors from NVML."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class CudaBackend(AcceleratorBackend):
 
     @contextmanager
     def profiler_window(self, name: str) -> Iterator[None]:
-        """cudaProfilerStart to cudaProfilerStop, which ncu and nsys wait for when told to, and an NVTX range within."""
+        """cudaProfilerStart and cudaProfilerStop, which ncu and nsys can be set to wait for, around an NVTX range."""
         self.synchronize()
         torch.cuda.profiler.start()
         try:
@@ -135,7 +135,7 @@ class CudaBackend(AcceleratorBackend):
 
 def _environment_advice() -> list[Advice]:
     harmful = {
-        "CUDA_LAUNCH_BLOCKING": ("1", "each launch waits for the last: small shapes are timed with the host in them"),
+        "CUDA_LAUNCH_BLOCKING": ("1", "each launch waits for the last: times of small shapes include the host"),
         "NVIDIA_TF32_OVERRIDE": ("0", "tf32 is computed as float32, at a fraction of its speed"),
     }
     return [

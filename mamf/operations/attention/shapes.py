@@ -180,8 +180,8 @@ class AttentionProblem:
 
 @dataclass(frozen=True)
 class Preset:
-    """A named set of shapes. ``heads`` None: as many heads as give the width ``hidden``; ``batch`` None: as many sequences
-    as give the number of tokens. ``directions``, ``kernels``: those that it measures; if empty, the usual ones.
+    """A named set of shapes. ``heads`` None: as many heads as give the width ``hidden``; ``batch`` None: as many
+    sequences as give the number of tokens. ``directions``, ``kernels``: those to measure; if empty, the usual ones.
     """
 
     head_dims: tuple[int, ...]

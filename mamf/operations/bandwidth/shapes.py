@@ -33,8 +33,8 @@ WRITES: Mapping[str, tuple[str, ...]] = {"copy": ("a",), "read": (), "write": ("
 _FORMULAS = {"copy": "a = b", "read": "sum of b", "write": "a = s", "triad": "a = b + s*c"}
 #: The most arrays of any pattern.
 MOST_ARRAYS = 3
-#: After a launch over this many bytes even the largest cache (1.1 GB on an EPYC 9684X) holds almost nothing that the next
-#: launch can use, so more operand sets would only take memory.
+#: After a launch over this many bytes even the largest cache (1.1 GB on an EPYC 9684X) holds almost nothing that the
+#: next launch can use, so more operand sets would only take memory.
 _ALONE_BYTES = 4 * 2**30
 #: The assumed last-level cache of a device that does not report it.
 UNTOLD_CACHE_BYTES = 32 * 2**20

@@ -1,4 +1,4 @@
-"""The contract of a model kernel: one way to run a step."""
+"""The contract of a model kernel: one way to run a training step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mamf.operations.model.shapes import ModelProblem, ModelShape
 
 
 class ModelKernel(Kernel[ModelProblem, ModelShape]):
-    """One way to run a step: ``dtypes`` it takes. float16 is not among them, since its gradients need scaling."""
+    """One way to run a training step. ``dtypes``: those that it supports; not float16, whose gradients need scaling."""
 
     operation = "model"
     reports_memory = True
@@ -20,7 +20,7 @@ class ModelKernel(Kernel[ModelProblem, ModelShape]):
 
     def unsupported(self, backend: Backend, problem: ModelProblem) -> str | None:
         if problem.autocast and problem.dtype == problem.parameter_dtype:
-            return f"autocast to {problem.dtype} is what parameters are anyway: leave autocast out"
+            return f"parameters are {problem.dtype} already: leave autocast out"
         return self._unsupported_dtype(problem) or backend.unsupported_dtype(problem.dtype)
 
     def unsupported_shape(self, problem: ModelProblem, shape: ModelShape) -> str | None:

@@ -104,13 +104,13 @@ class Reference:
 def distance_of_rows(
     shape: AttentionShape, operands: Mapping[str, torch.Tensor], results: Mapping[str, torch.Tensor], has_backward: bool
 ) -> Distance:
-    """The same of random rows of ``o`` and ``dq`` of all heads, one of each _EVERY. In float32 for operands of 16 bits:
-    cards are not slowed whose float64 is slow.
+    """The same for random rows of ``o`` and ``dq`` in all heads, one of every _EVERY. In float32 for operands of 16
+    bits, because float64 is slow on some cards.
     """
     tally, names, device = _Tally(), ("o", "dq") if has_backward else ("o",), operands["q"].device
     starts = torch.arange(0, shape.seqlen_q + _EVERY, _EVERY, device=device)
     offsets = torch.randint(0, _EVERY, starts.shape, generator=fresh_generator(device), device=device)
-    # The last too: under a causal mask the first has a dQ of 0, which nothing can be compared with alone.
+    # The last row too: under a causal mask the first row has a dQ of 0, which alone allows no relative error.
     rows = (starts + offsets).clamp_max(shape.seqlen_q - 1)
     widest = max(shape.head_dim, shape.head_dim_v, shape.heads // shape.kv_heads * min(len(rows), _ROWS))
     step = max(1, _CHUNK // (shape.seqlen_k * widest))
@@ -127,7 +127,7 @@ def distance_of_rows(
 def distance_on_host(
     shape: AttentionShape, operands: Mapping[str, torch.Tensor], results: Mapping[str, torch.Tensor]
 ) -> Distance | None:
-    """The same for a few rows of a random head's output, computed on the host in float64; None if heads are too long."""
+    """The same for a few rows of a random head's output, on the host in float64; None if heads are too long."""
     if shape.seqlen_k * max(shape.head_dim, shape.head_dim_v) > _MOST_ON_HOST:
         return None
     tally, batch, head = _Tally(), secrets.randbelow(shape.batch), secrets.randbelow(shape.kv_heads)

@@ -120,7 +120,7 @@ class FlashAttention4(_FlashAttention):
 
     def load(self) -> Any:
         function = importlib.import_module(self.module).flash_attn_func
-        # Its own __version__ is always 0.0.0, and flash-attn 2.8 brings an early copy of this module along.
+        # Its __version__ is always 0.0.0, and flash-attn 2.8 includes an early copy of this module.
         if package_version(self.distribution) is None:
             raise AbsentError("the installed flash_attn.cute came with another package (an early copy)")
         return function

@@ -66,13 +66,13 @@ class _Sparge(QuantizedAttention):
     def details(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
     ) -> dict[str, Any]:
-        """With the share of blocks of Q K^T that were skipped, by a launch of its own: asking for it waits."""
+        """With the skipped share of the blocks of Q K^T, from a separate launch, because reading it synchronizes."""
         details = super().details(problem, shape, operands)
         options = {"is_causal": shape.causal, "tensor_layout": "HND", **self.options(problem, shape)}
         result = self.loaded()(*operands, **options, return_sparsity=True)
         if not isinstance(result, tuple):
             return details
-        # Causal, it counts against a whole number of 128 x 64 blocks: a hair below 0 where lengths are none.
+        # For causal attention the library counts whole blocks of 128 x 64, so other lengths can give less than 0.
         return {**details, "sparsity": max(0.0, float(result[1]))}
 
 

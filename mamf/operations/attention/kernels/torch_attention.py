@@ -50,7 +50,7 @@ _ROW_TOLERANCE, _ROW_TOLERANCE_APPROXIMATE = 0.25, 0.6
 
 class TorchAttention(AttentionKernel):
     """Derived kernels supply ``attend`` or ``bind``. ``layout``: the order of batch, heads and sequence, ``bhsd`` or
-    ``bshd``. ``has_gqa``: takes fewer kv heads than heads.
+    ``bshd``. ``has_gqa``: whether it supports fewer kv heads than heads.
     """
 
     layout: ClassVar[str] = "bhsd"
@@ -58,7 +58,7 @@ class TorchAttention(AttentionKernel):
     has_window: ClassVar[bool] = False
     has_unequal_lengths: ClassVar[bool] = True
     head_dims: ClassVar[range | tuple[int, ...]] = range(8, 257, 8)
-    #: ||O - reference|| / ||reference|| at which a result counts as right; None: by dtype.
+    #: The largest ||O - reference|| / ||reference|| of a correct result; None: by dtype.
     tolerance: ClassVar[float | None] = None
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
@@ -170,8 +170,8 @@ class PreparedAttention:
             return call(*(self._operands[name] for name in "qkv"))
 
     def launch_of(self, call: Callable[..., torch.Tensor]) -> Callable[[], object]:
-        """A launch without arguments. For ``bwd`` the forward pass runs once, here; its graph is kept and differentiated
-        in each launch.
+        """A launch without arguments. For ``bwd`` the forward pass runs once, here; its graph is kept and
+        differentiated in each launch.
         """
         if self._problem.direction == "fwd":
             return lambda: self.forward(call)
@@ -228,7 +228,7 @@ class PreparedAttention:
         return self._verdict(self._reference.distance(self._canonical(self._named(result)), signs))
 
     def verify_whole(self, result: object) -> Verdict:
-        """Verify rows of the output and of dQ in all heads, sums of all dK and dV, and some rows of a head on the host."""
+        """Verify rows of the output and of dQ in all heads, sums of all dK and dV, and some rows on the host."""
         shape, has_backward = self._shape, self._problem.has_backward
         operands, results = self._canonical(self._operands), self._canonical(self._named(result))
         found = [distance_of_rows(shape, operands, results, has_backward), distance_on_host(shape, operands, results)]

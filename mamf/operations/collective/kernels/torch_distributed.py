@@ -86,7 +86,7 @@ def gather_objects(own: object) -> list[Any]:
 
 
 class Exchange:
-    """One collective: its launch and its expected result. Buffers are viewed as equal parts, one per rank or only one."""
+    """One collective: its launch and its expected result. Buffers are viewed as equal parts: one, or one per rank."""
 
     def __init__(self, problem: CollectiveProblem, part: int, sent: torch.Tensor, received: torch.Tensor) -> None:
         self._collective, self._ranks = problem.collective, problem.ranks
@@ -108,7 +108,7 @@ class Exchange:
         self._call()
 
     def poison(self) -> None:
-        """Overwrite the receive buffer. An all_reduce works in place, so it gets the sent data, which is not the sum."""
+        """Overwrite the receive buffer; for all_reduce, which works in place, with the sent data."""
         self._launches = 0
         if self._collective == "all_reduce":
             self._received.copy_(self._sent)

@@ -34,7 +34,7 @@ class NvmlSensors:
     def __init__(self, nvml: Any, handle: Any) -> None:
         self.nvml = nvml
         self.handle = handle
-        # The second, not a subclass of the first, is raised if the driver is older than the query; old releases lack it.
+        # The second, not a subclass of the first, is raised if the driver is too old; old releases lack it.
         self.errors = (nvml.NVMLError, getattr(nvml, "NVMLLibraryMismatchError", nvml.NVMLError))
 
     def ask(self, query: Callable[..., Any], *arguments: Any) -> Any:

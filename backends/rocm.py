@@ -284,7 +284,5 @@ def numa_balancing_advice() -> Advice:
 def tunable_op_advice() -> Advice:
     if os.environ.get("PYTORCH_TUNABLEOP_ENABLED") == "1":
         return Advice("TunableOp", "ok", "on: each shape is tuned before it is timed")
-    cost = (
-        "the default algorithm of rocBLAS or hipBLASLt is measured, often not the fastest (on MI355X, off was better)"
-    )
+    cost = "the default algorithm of rocBLAS or hipBLASLt is measured, often not the fastest (MI355X: off was better)"
     return Advice("TunableOp", "warning", "off", cost, "export PYTORCH_TUNABLEOP_ENABLED=1")

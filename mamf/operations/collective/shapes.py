@@ -68,11 +68,7 @@ class CollectiveProblem:
     def unsupported_shape(self, shape: CollectiveShape) -> str | None:
         """Why this size is invalid, or None."""
         has_parts = self.part(shape) > 0
-        return (
-            None
-            if has_parts
-            else f"{shape.nbytes} bytes cannot be split into {self.ranks} parts of at least one {self.dtype}"
-        )
+        return None if has_parts else f"{shape.nbytes} bytes do not make {self.ranks} equal parts of {self.dtype}"
 
     def work(self, shape: CollectiveShape) -> Work:
         passes = 2 if self.collective == "all_reduce" else 1

@@ -26,7 +26,7 @@ PHASES: tuple[str, ...] = get_args(Phase)
 OPTIMIZERS: tuple[str, ...] = get_args(Optimizer)
 #: FLOP of a phase relative to the forward pass. A backward pass has twice the forward's: one product per gradient.
 FORWARDS: Mapping[str, int] = {"forward": 1, "forward-backward": 3, "step": 3}
-#: The fewest bytes that a phase moves, in multiples of the parameters' bytes: parameters, gradients, AdamW's two moments.
+#: The fewest bytes that a phase moves, in multiples of the parameters' bytes: parameters, gradients, AdamW's moments.
 _COPIES: Mapping[str, tuple[int, str]] = {
     "forward": (1, "parameters once"),
     "forward-backward": (2, "parameters and gradients once"),

@@ -16,9 +16,9 @@ class Event:
     """``begun``, ``ended``: seconds from the beginning of the trace. ``lane``: the stream or the thread.
 
     ``parent``: the event that called or launched it; None if there is none or it is unknown. ``forward``: for a node of
-    autograd, the operation that it differentiates. ``dimensions``, ``strides``, ``dtypes`` and ``values``: the arguments
-    of an operation, in order, empty if they were not recorded; ``dtypes`` as torch prints them, ``values`` of arguments
-    that are not tensors. ``calls``: more than 1 for a sum over a kernel's launches.
+    autograd, the operation that it differentiates. ``dimensions``, ``strides``, ``dtypes`` and ``values``: the
+    arguments of an operation, in order, empty if they were not recorded; ``dtypes`` as torch prints them, ``values`` of
+    arguments that are not tensors. ``calls``: more than 1 for a sum over a kernel's launches.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Shares of a training step from unions of intervals: each instant counts once, so the shares add up to 1.
 
-Sums of durations would count concurrent work twice. Here, an instant in which several classes are at work counts for the
-first of them in CLASSES. Communication is last, because only communication that is not hidden by computation is a cost.
+Sums of durations would count concurrent work twice. Here, an instant in which several classes are at work counts for
+the first of them in CLASSES. Communication is last: only communication that is not hidden by computation is a cost.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Union = list[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Share:
-    """Of one class: ``visible``, the seconds that are given to it, and ``hidden``, those in which another is found."""
+    """The seconds of one class: ``visible``, those that count for it, and ``hidden``, those that count for another."""
 
     visible: float
     hidden: float

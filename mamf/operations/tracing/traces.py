@@ -122,7 +122,7 @@ def _of_host(raw: Iterable[_Raw], origin: float) -> _Host:
 
 
 def _of_device(raw: _Raw, origin: float, host: _Host, replays: set[Any]) -> Event:
-    """A kernel or copy with the call that launched it; replayed ones have none, because a call launches a whole graph."""
+    """A kernel or copy with the call that launched it; None for replayed ones, where a call launches a whole graph."""
     arguments = raw.get("args", {})
     correlation = arguments.get("correlation")
     parent = host.by_correlation.get(correlation) or host.by_external_id.get(arguments.get("External id"))

@@ -1,7 +1,7 @@
 """The launch in each phase of a training step, and its verification.
 
-The optimizer runs with a learning rate of 0: it does all of its work but leaves the parameters unchanged, so the last of
-thousands of training steps still has a known result. Losses and gradients are verified after each train of launches.
+The optimizer runs with a learning rate of 0: it does all of its work but leaves the parameters unchanged, so the last
+of thousands of training steps has a known result. Losses and gradients are verified after each train of launches.
 The parameters are checked as operands that must not change. The optimizer's moments are cleared before, to verify that
 it ran.
 """
@@ -128,7 +128,7 @@ class Step:
         return [state[name] for state in states for name in _MOMENTS if state]
 
     def verify(self, index: int, result: object) -> Verdict:
-        """The error of losses relative to the spread of the reference's losses, and of gradients relative to their norms."""
+        """The errors of losses, relative to the reference's spread, and of gradients, relative to their norms."""
         losses, gradients = self._answer(index)
         found, *own = tensors_of(result)
         error = relative(found, losses, losses - losses.mean())

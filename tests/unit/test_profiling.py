@@ -399,7 +399,7 @@ def test_a_packed_trace_is_read(tmp_path):
 def test_what_is_no_trace_is_refused_in_a_line(tmp_path, text):
     path = tmp_path / "trace.json"
     path.write_text(text)
-    with pytest.raises(UsageError, match=r"is no Chrome trace of torch.profiler"):
+    with pytest.raises(UsageError, match=r"is not a Chrome trace of torch.profiler"):
         read_chrome_trace(path)
 
 

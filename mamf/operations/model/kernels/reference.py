@@ -1,4 +1,4 @@
-"""The reference for a training step: the same network in float32 with plain attention, one sequence and block at a time."""
+"""The reference for a training step: the same network in float32 with plain attention, one block at a time."""
 
 from __future__ import annotations
 

@@ -223,7 +223,7 @@ def test_triton_that_finds_no_driver_is_a_reason(cuda, monkeypatch):
     kernel = kernel_of(operation("bandwidth"), "triton")
     assert "0 active drivers" in kernel.unavailable(cuda.kind(0)).reason
     monkeypatch.setattr(f"{room}.driven_device", lambda: "xpu")
-    assert "drives xpu" in kernel.unavailable(cuda.kind(0)).reason
+    assert "runs on xpu" in kernel.unavailable(cuda.kind(0)).reason
     monkeypatch.setattr(f"{room}.driven_device", lambda: "cuda")
     assert kernel.unavailable(cuda.kind(0)) is None
 

@@ -109,7 +109,7 @@ def test_time_that_only_the_host_was_seen_to_spend_is_no_share_of_a_device(monke
     step = checked(GPT2)
     monkeypatch.setattr(Step, "_device", torch.device("cuda"))
     monkeypatch.setattr("mamf.operations.model.kernels.step.trace_launch", lambda launch: Trace((), 0.0, 1.0))
-    with pytest.raises(UnavailableError, match="no kernels of this device"):
+    with pytest.raises(UnavailableError, match="no kernels on this device"):
         step.class_seconds()
 
 

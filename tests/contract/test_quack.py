@@ -116,7 +116,7 @@ def test_its_configurations_are_ranked_by_the_regime(device):
 
 @pytest.mark.parametrize("text", ["256", "256x192", "256x192/c3x1", "256x192/c2x1/fast"])
 def test_what_is_no_configuration_is_refused(text):
-    with pytest.raises(UsageError, match="no configuration of kernel quack"):
+    with pytest.raises(UsageError, match="not a configuration of kernel quack"):
         kernel(f"quack[{text}]")
 
 

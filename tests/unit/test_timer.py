@@ -65,7 +65,7 @@ def test_a_burst_says_that_it_assumed_the_overhead(monkeypatch):
     backend = Hiccup(physics=dataclasses.replace(Physics(), timer_overhead=CUDA.typical, noise=0.0))
     row = measured(backend)
     assert row.timer_overhead == pytest.approx(CUDA.typical)
-    assert "absurd" in " ".join(row.remarks)
+    assert "implausible" in " ".join(row.remarks)
     assert row.accuracy == pytest.approx(CUDA.accuracy / row.seconds)
 
 

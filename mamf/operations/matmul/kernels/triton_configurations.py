@@ -31,7 +31,7 @@ class Configuration:
         """Reads what ``str`` writes: ``128x256x64/8w3s`` or ``128x256x64/8w3s/tma``. Raises UsageError."""
         match = _PATTERN.fullmatch(text)
         if match is None:
-            raise UsageError(f"{text!r} is no configuration of kernel triton; write {_EXAMPLE}")
+            raise UsageError(f"{text!r} is not a configuration of kernel triton; for example {_EXAMPLE}")
         *numbers, schedule = match.groups(default="tile")
         sizes = block_m, block_n, block_k, warps, stages = [int(number) for number in numbers]
         if any(size & (size - 1) for size in sizes[:4]) or min(sizes[:3]) < 16 or not (warps and stages):

@@ -1,3 +1,1 @@
-"""One file a vendor: this listing is the support matrix. Installed as ``mamf_backends`` and found by entry point
-only.
-"""
+"""Backends: one file per vendor. Installed as ``mamf_backends`` and found by entry point only."""

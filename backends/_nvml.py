@@ -1,7 +1,7 @@
-"""NVML: the sensors of an NVIDIA device and what they say about the state of the card.
+"""NVML: the sensors of an NVIDIA device, and checks of the card's state.
 
-NVML is asked by UUID, or by PCI address where a virtual machine hides the UUID: never by index, which
-CUDA_VISIBLE_DEVICES renumbers for torch and not for NVML.
+The device is found by UUID, or by PCI address if a virtual machine hides the UUID; never by index, because
+CUDA_VISIBLE_DEVICES renumbers indices for torch but not for NVML.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from mamf.backend import Advice, Reading, Unavailable
 
-# Clock-event reasons of NVML that are worth a word; idling and the user's own clock setting are not throttling.
+# Clock-event reasons of NVML that count as throttling; idling and the user's own clock setting do not.
 THROTTLE_REASONS = {
     0x4: "power cap",
     0x8: "hardware slowdown",
@@ -29,19 +29,19 @@ _NO_NVML = Unavailable(
 
 
 class NvmlSensors:
-    """One device's sensors. Every query that a driver or a container refuses reads as None."""
+    """The sensors of one device. Queries that a driver or a container refuses give None."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
         self.nvml = nvml
         self.handle = handle
-        # The second, no kind of the first, is what a driver older than the query gets; old releases have it not.
+        # The second, not a subclass of the first, is raised if the driver is too old; old releases lack it.
         self.errors = (nvml.NVMLError, getattr(nvml, "NVMLLibraryMismatchError", nvml.NVMLError))
 
     def ask(self, query: Callable[..., Any], *arguments: Any) -> Any:
         return self.ask_system(query, self.handle, *arguments)
 
     def ask_system(self, query: Callable[..., Any], *arguments: Any) -> Any:
-        """As ``ask``, of what is not one device's."""
+        """Like ``ask``, for queries that are not about one device."""
         try:
             return query(*arguments)
         except self.errors:
@@ -62,7 +62,7 @@ class NvmlSensors:
         )
 
     def clock_event_reasons(self) -> int | None:
-        # Drivers before 535, and nvidia-ml-py before it, know it under its old name only.
+        # Drivers and nvidia-ml-py before 535 have only the old name.
         for name in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
             query = getattr(self.nvml, name, None)
             reasons: int | None = None if query is None else self.ask(query)
@@ -96,7 +96,9 @@ def open_nvml(properties: Any) -> NvmlSensors | Unavailable:
         except pynvml.NVMLError:
             pass  # MIG slices and some virtual machines: the address below still names the device
     if not hasattr(properties, "pci_bus_id"):
-        return Unavailable("this torch tells neither UUID nor PCI address of the device", "pip install --upgrade torch")
+        return Unavailable(
+            "this torch reports neither UUID nor PCI address of the device", "pip install --upgrade torch"
+        )
     address = f"{properties.pci_domain_id:08x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
     try:
         return NvmlSensors(pynvml, pynvml.nvmlDeviceGetHandleByPciBusId(address.encode()))
@@ -105,10 +107,10 @@ def open_nvml(properties: Any) -> NvmlSensors | Unavailable:
 
 
 def device_advice(sensors: NvmlSensors, index: int, torch_cuda: str | None) -> list[Advice]:
-    """What NVML knows about the state of the card, its driver and its siblings. ``torch_cuda``: torch's CUDA, as
+    """Findings about the state of the card, its driver and its siblings. ``torch_cuda``: torch's CUDA version, such as
     "13.0".
     """
-    # nvidia-smi numbers as NVML does, whatever CUDA_VISIBLE_DEVICES renumbers for torch.
+    # nvidia-smi uses NVML's index, which CUDA_VISIBLE_DEVICES does not change.
     known = sensors.ask(sensors.nvml.nvmlDeviceGetIndex)
     index = index if known is None else known
     return [
@@ -126,7 +128,7 @@ def device_advice(sensors: NvmlSensors, index: int, torch_cuda: str | None) -> l
 def _driver(sensors: NvmlSensors, torch_cuda: str | None) -> Advice:
     thousands = sensors.ask_system(sensors.nvml.nvmlSystemGetCudaDriverVersion)
     if thousands is None:
-        return Advice("driver", "unknown", "NVML does not tell the driver's CUDA version")
+        return Advice("driver", "unknown", "NVML does not report the driver's CUDA version")
     major, minor = thousands // 1000, thousands % 1000 // 10
     if torch_cuda is None or (major, minor) >= tuple(map(int, torch_cuda.split("."))):
         return Advice("driver", "ok", f"supports CUDA {major}.{minor}, torch is built for {torch_cuda}")
@@ -143,15 +145,15 @@ def _power_limit(sensors: NvmlSensors, index: int) -> Advice:
     limit = sensors.power_limit_watts()
     default = sensors.ask(sensors.nvml.nvmlDeviceGetPowerManagementDefaultLimit)
     if limit is None or default is None:
-        return Advice("power limit", "unknown", "NVML does not tell the power limit")
+        return Advice("power limit", "unknown", "NVML does not report the power limit")
     default *= 1e-3
     if limit >= default:
-        return Advice("power limit", "ok", f"{limit:.0f} W, the default being {default:.0f} W")
+        return Advice("power limit", "ok", f"{limit:.0f} W; the default is {default:.0f} W")
     return Advice(
         "power limit",
         "warning",
         f"{limit:.0f} W, under the default of {default:.0f} W",
-        "sustained figures fall with it",
+        "sustained figures are lower",
         f"sudo nvidia-smi -i {index} -pl {default:.0f}",
     )
 
@@ -161,7 +163,7 @@ def _clocks(sensors: NvmlSensors, index: int) -> Advice:
     wanted = sensors.ask(nvml.nvmlDeviceGetApplicationsClock, nvml.NVML_CLOCK_SM)
     highest = sensors.max_clock_hz()
     if wanted is None or highest is None:
-        return Advice("application clock", "unknown", "this device tells no application clock")
+        return Advice("application clock", "unknown", "this device reports no application clock")
     if wanted * 1e6 >= highest:
         return Advice("application clock", "ok", f"{wanted} MHz, the highest")
     memory = sensors.ask(nvml.nvmlDeviceGetMaxClockInfo, nvml.NVML_CLOCK_MEM)
@@ -177,7 +179,7 @@ def _clocks(sensors: NvmlSensors, index: int) -> Advice:
 def _throttling(sensors: NvmlSensors) -> Advice:
     reasons = sensors.clock_event_reasons()
     if reasons is None:
-        return Advice("throttling", "unknown", "NVML does not tell")
+        return Advice("throttling", "unknown", "NVML does not report it")
     reasons &= _SLOWDOWNS
     if not reasons:
         return Advice("throttling", "ok", "the idle card is not throttled")
@@ -194,7 +196,7 @@ def _throttling(sensors: NvmlSensors) -> Advice:
 def _persistence(sensors: NvmlSensors, index: int) -> Advice:
     mode = sensors.ask(sensors.nvml.nvmlDeviceGetPersistenceMode)
     if mode is None:
-        return Advice("persistence mode", "unknown", "NVML does not tell")
+        return Advice("persistence mode", "unknown", "NVML does not report it")
     if mode:
         return Advice("persistence mode", "ok", "on")
     return Advice(
@@ -209,7 +211,7 @@ def _persistence(sensors: NvmlSensors, index: int) -> Advice:
 def _ecc(sensors: NvmlSensors) -> Advice:
     modes = sensors.ask(sensors.nvml.nvmlDeviceGetEccMode)
     if modes is None:
-        return Advice("ECC", "unknown", "this device tells no ECC mode")
+        return Advice("ECC", "unknown", "this device reports no ECC mode")
     current, pending = (bool(mode) for mode in modes)
     if current == pending:
         return Advice("ECC", "ok", "on" if current else "off")
@@ -221,7 +223,7 @@ def _ecc(sensors: NvmlSensors) -> Advice:
 def _other_processes(sensors: NvmlSensors) -> Advice:
     processes = sensors.ask(sensors.nvml.nvmlDeviceGetComputeRunningProcesses)
     if processes is None:
-        return Advice("other processes", "unknown", "NVML does not tell")
+        return Advice("other processes", "unknown", "NVML does not report it")
     others = [process for process in processes if process.pid != os.getpid()]
     if not others:
         return Advice("other processes", "ok", "none on this device")
@@ -240,7 +242,7 @@ def _siblings(sensors: NvmlSensors) -> Advice:
     busy = 0
     for index in range(sensors.ask_system(nvml.nvmlDeviceGetCount) or 0):
         handle = sensors.ask_system(nvml.nvmlDeviceGetHandleByIndex, index)
-        if handle is None:  # a container may not look at it
+        if handle is None:  # a container may hide it
             continue
         sibling = NvmlSensors(nvml, handle)
         rates = sibling.ask(nvml.nvmlDeviceGetUtilizationRates)

@@ -22,7 +22,7 @@ _BUSY_PERCENT = 20.0
 
 
 class CpuSensors:
-    """What the operating system shows without privileges; virtual machines often show nothing."""
+    """The sensors that the operating system shows without privileges; virtual machines often show none."""
 
     def read(self, energy: bool = False) -> Reading:
         frequency = cpu_frequency()
@@ -34,7 +34,7 @@ class CpuSensors:
         )
 
 
-# What Inductor writes for a CPU is C++.
+# Inductor generates C++ for CPUs.
 _COMPILERS = ("c++", "g++", "clang++")
 
 
@@ -43,8 +43,7 @@ class CpuBackend(HostTimedBackend):
     runtime = "host"
     is_accelerator = False
     device_type = "cpu"
-    # A CPU's clock follows its own, slower rules, and one product takes seconds: resting would double the wait for
-    # nothing.
+    # A CPU's clock changes more slowly, and one product takes seconds: resting would only double the time.
     burst_traits = BurstTraits(
         train_seconds=0.1,
         rest_ratio=0.0,
@@ -70,7 +69,7 @@ class CpuBackend(HostTimedBackend):
         return torch.device("cpu")
 
     def setup(self) -> None:
-        # Without native instructions bfloat16 is emulated, at a fraction of what float32 gives.
+        # Without native instructions bfloat16 is emulated, at a fraction of the speed of float32.
         self.default_dtype = "bfloat16" if has_native_bfloat16() else "float32"
 
     def without_compiler(self) -> Unavailable | None:
@@ -139,14 +138,14 @@ class CpuBackend(HostTimedBackend):
 
 
 def cpu_frequency() -> Any:
-    """What psutil tells, in MHz; None where the system has no such file, nor psutil such a call."""
+    """The clock from psutil, in MHz; None if the system or psutil does not support it."""
     with suppress(NotImplementedError, OSError, AttributeError):
         return psutil.cpu_freq()
     return None
 
 
 def cpu_field(name: str) -> str | None:
-    """A field of the first processor in /proc/cpuinfo; None elsewhere than Linux."""
+    """A field of the first processor in /proc/cpuinfo; None except on Linux."""
     if not _CPUINFO.exists():
         return None
     for line in _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -166,7 +165,7 @@ def has_native_bfloat16() -> bool:
 
 
 def last_level_cache_bytes() -> int | None:
-    """Size of the largest cache that the first core reaches; sysfs gives it in KiB or MiB."""
+    """The size of the largest cache of the first core; sysfs gives it in KiB or MiB."""
     units = {"K": 1024, "M": MIB}
     sizes = [path.read_text().strip() for path in _CACHES.glob("index*/size")]
     return max((int(size[:-1]) * units[size[-1]] for size in sizes if size[-1:] in units), default=None)

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs: events on the CUDA stream, sensors by NVML."""
+"""NVIDIA GPUs: events on the CUDA stream, sensors from NVML."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from mamf_backends._nvml import NvmlSensors, device_advice, open_nvml
 
 from mamf.backend import Advice, DeviceInfo, Unavailable
-from mamf.torch_backend import AcceleratorBackend, hashed
+from mamf.torch_backend import AcceleratorBackend, hash_identifier
 
 _MAJOR_WITH_TF32 = 8
 _CAPABILITY_WITH_FP8 = (8, 9)
@@ -72,7 +72,7 @@ class CudaBackend(AcceleratorBackend):
             max_clock_hz=(sensors and sensors.max_clock_hz()) or (kilohertz and kilohertz * 1e3) or None,
             power_limit_watts=sensors.power_limit_watts() if sensors else None,
             driver=sensors.ask_system(sensors.nvml.nvmlSystemGetDriverVersion) if sensors else None,
-            uuid_hash=hashed(str(uuid)) if uuid else None,
+            uuid_hash=hash_identifier(str(uuid)) if uuid else None,
             versions={"cuda": str(torch.version.cuda), "cudnn": str(cudnn)},
         )
 
@@ -104,7 +104,7 @@ class CudaBackend(AcceleratorBackend):
 
     @contextmanager
     def profiler_window(self, name: str) -> Iterator[None]:
-        """cudaProfilerStart to cudaProfilerStop, which ncu and nsys wait for when told to, and an NVTX range within."""
+        """cudaProfilerStart and cudaProfilerStop, which ncu and nsys can be set to wait for, around an NVTX range."""
         self.synchronize()
         torch.cuda.profiler.start()
         try:
@@ -135,7 +135,7 @@ class CudaBackend(AcceleratorBackend):
 
 def _environment_advice() -> list[Advice]:
     harmful = {
-        "CUDA_LAUNCH_BLOCKING": ("1", "each launch waits for the last: small shapes are timed with the host in them"),
+        "CUDA_LAUNCH_BLOCKING": ("1", "each launch waits for the last: times of small shapes include the host"),
         "NVIDIA_TF32_OVERRIDE": ("0", "tf32 is computed as float32, at a fraction of its speed"),
     }
     return [

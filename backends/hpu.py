@@ -1,7 +1,7 @@
 """Intel Gaudi: habana_frameworks, in eager or lazy mode.
 
-In lazy mode launches gather into a graph until a step is marked; without that mark after each launch, repeated
-products into one C would be one product.
+In lazy mode, launches are collected in a graph until mark_step; without it after each launch, repeated products into
+one C would become a single product.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from mamf.machine.environment import package_version
 from mamf.torch_backend import AcceleratorBackend
 
 _FRAMEWORK = "habana_frameworks"
-# Not exposed by the software stack: software-managed SRAM of Gaudi2, L2 and L3 of Gaudi3.
+# Cache sizes, which the software stack does not report: software-managed SRAM of Gaudi2, L2 and L3 of Gaudi3.
 _CACHE_BYTES = {"GAUDI2": 48 * MIB, "GAUDI3": 96 * MIB}
 _LAZY_MODE = "PT_HPU_LAZY_MODE"
-# pyhlml's own constants are in a module that is to be removed.
+# pyhlml's own constants are in a deprecated module.
 HLML_CLOCK_SOC = 0
 HLML_TEMPERATURE_ON_AIP = 0
 
 
 class HlmlSensors:
-    """Sensors by pyhlml; what it refuses reads as None."""
+    """Sensors from pyhlml; queries that it refuses give None."""
 
     def __init__(self, hlml: Any, handle: Any) -> None:
         self.hlml = hlml
@@ -59,7 +59,7 @@ def open_hlml(index: int) -> HlmlSensors | Unavailable:
     except ImportError:
         return Unavailable("pyhlml is not installed, so clock and power stay unknown", "pip install habana-pyhlml")
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # it prints where it finds no library
+        with contextlib.redirect_stdout(sys.stderr):  # it prints if it finds no library
             hlml.hlmlInit()
         return HlmlSensors(hlml, hlml.hlmlDeviceGetHandleByIndex(index))
     except hlml.HLMLError as error:
@@ -88,7 +88,7 @@ class HpuBackend(AcceleratorBackend):
         except (ImportError, OSError, RuntimeError) as error:
             return Unavailable(f"habana_frameworks.torch does not load ({error})", "hl-smi   # does the driver run?")
         if not cls.vendor().is_available():
-            return Unavailable("no Gaudi device is visible", "hl-smi   # does the driver see one, is it taken?")
+            return Unavailable("no Gaudi device is visible", "hl-smi   # does the driver see one, is it in use?")
         return None
 
     def open_device(self) -> torch.device:
@@ -129,14 +129,14 @@ class HpuBackend(AcceleratorBackend):
         return int(statistics["Limit"] - statistics["InUse"])
 
     def release_memory(self) -> None:
-        """The bridge's pool returns freed memory by itself."""
+        """Nothing to do: the bridge's pool returns freed memory."""
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         return super().is_out_of_memory(error) or "Allocation failed" in str(error)
 
     def unsupported_dtype(self, dtype: str) -> str | None:
         if dtype in ("tf32", "float64", "float8_e4m3fnuz", "int8"):
-            return f"Gaudi multiplies no {dtype}"
+            return f"Gaudi does not multiply {dtype}"
         return super().unsupported_dtype(dtype)
 
     def settings(self) -> dict[str, str]:

@@ -34,13 +34,13 @@ class MpsBackend(HostTimedBackend):
 
     @classmethod
     def device_name(cls, index: int) -> str:
-        # Older releases of torch tell neither name nor cores.
+        # Older releases of torch report neither name nor cores.
         query = getattr(torch.backends.mps, "get_name", None)
         return str(query()) if query else "Apple GPU"
 
     def without_compiler(self) -> Unavailable | None:
         return Unavailable(
-            "Inductor tunes no products and compiles no FlexAttention on mps", "mamf kernels lists others"
+            "Inductor supports neither autotuned products nor FlexAttention on mps", "'mamf kernels' lists others"
         )
 
     def describe(self) -> DeviceInfo:
@@ -69,5 +69,5 @@ class MpsBackend(HostTimedBackend):
 
     def unsupported_dtype(self, dtype: str) -> str | None:
         if dtype in ("tf32", "float64", "int8") or dtype.startswith("float8"):
-            return f"Apple GPUs multiply no {dtype}"
+            return f"Apple GPUs do not multiply {dtype}"
         return super().unsupported_dtype(dtype)

@@ -1,4 +1,4 @@
-"""AMD GPUs: torch.cuda's interface over HIP, sensors by amdsmi, TunableOp and NUMA balancing as advice."""
+"""AMD GPUs: torch.cuda's interface over HIP, sensors from amdsmi, advice on TunableOp and NUMA balancing."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Any
 import torch
 
 from mamf.backend import MIB, Advice, DeviceInfo, Reading, Telemetry, Unavailable
-from mamf.torch_backend import AcceleratorBackend, hashed
+from mamf.torch_backend import AcceleratorBackend, hash_identifier
 
 _NUMA_BALANCING = Path("/proc/sys/kernel/numa_balancing")
-# HIP reports the L2 of one die; the last level is the Infinity Cache, which it does not tell (ROCm/ROCm#4203).
+# HIP reports the L2 of one die, but not the last level, which is the Infinity Cache (ROCm/ROCm#4203).
 _INFINITY_CACHE_BYTES = {"gfx942": 256 * MIB, "gfx950": 256 * MIB}
 _WITH_FP8 = ("gfx94", "gfx95", "gfx12")
 _WITH_TF32 = ("gfx94", "gfx95")
-# Counters that rise while the clock is held down; MI300 and newer have them.
+# Counters that rise while the clock is throttled, on MI300 and newer.
 _RESIDENCIES = {
     "ppt_residency_acc": "power cap",
     "socket_thm_residency_acc": "socket thermal slowdown",
@@ -29,15 +29,15 @@ _RESIDENCIES = {
     "vr_thm_residency_acc": "voltage regulator thermal slowdown",
     "prochot_residency_acc": "hardware thermal slowdown",
 }
-# What marks code for a profiler: of rocprofv3, which can be paused too, and of the tools before it.
+# Libraries that mark ranges for a profiler: that of rocprofv3, which can also pause, and that of older tools.
 _MARKER_LIBRARIES = ("librocprofiler-sdk-roctx.so", "libroctx64.so")
 _ALL_THREADS = ctypes.c_uint64(0)
-# A field that the device does not fill has all bits set; amdsmi says "N/A" for some widths of it and not for others.
+# Fields that the device does not support have all bits set; amdsmi reports "N/A" for some widths only.
 _UNFILLED = (2**16 - 1, 2**32 - 1, 2**64 - 1)
 
 
 class AmdSmiSensors:
-    """One device's sensors. amdsmi says "N/A", or raises, where a part or a container refuses: that reads as None."""
+    """The sensors of one device. Queries that amdsmi answers with "N/A" or an error give None."""
 
     def __init__(self, smi: Any, handle: Any) -> None:
         self.smi = smi
@@ -51,7 +51,7 @@ class AmdSmiSensors:
             return None
 
     def number(self, answer: Any, *names: str) -> float | None:
-        """The first of ``names`` in an answer that is a number."""
+        """The first field among ``names`` that is a number, or None."""
         for name in names:
             value = answer.get(name) if isinstance(answer, dict) else None
             if isinstance(value, (int, float)) and value not in _UNFILLED:
@@ -82,7 +82,7 @@ class AmdSmiSensors:
         return {name: count for name, count in counters.items() if count is not None}
 
     def throttle_reasons(self) -> tuple[str, ...]:
-        """What held the clock down since the last reading."""
+        """The reasons for throttling since the last reading."""
         # amdsmi_get_violation_status compares the same counters, but waits 100 ms between its own two readings.
         before, self._residencies = self._residencies, self.residencies()
         rose = [name for name, count in self._residencies.items() if count > before.get(name, count)]
@@ -105,19 +105,19 @@ class AmdSmiSensors:
 def open_amdsmi(properties: Any) -> AmdSmiSensors | Unavailable:
     """The sensors of the device that torch describes, found by PCI address: HIP_VISIBLE_DEVICES renumbers indices."""
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # it prints where it finds no library
+        with contextlib.redirect_stdout(sys.stderr):  # it prints if it finds no library
             import amdsmi
     except ModuleNotFoundError:
         return Unavailable(
             "amdsmi is not installed, so clock, power and temperature stay unknown", "pip install amdsmi"
         )
     except (AttributeError, ImportError, KeyError, OSError) as error:
-        # ROCm's library is missing, or of a release without some function that this amdsmi binds.
+        # ROCm's library is missing, or its release lacks a function that this amdsmi needs.
         return Unavailable(
             f"amdsmi does not load ({error})", "pip install /opt/rocm/share/amd_smi   # the one of this ROCm"
         )
     if not hasattr(properties, "pci_bus_id"):
-        return Unavailable("this torch does not tell the PCI address of the device", "pip install --upgrade torch")
+        return Unavailable("this torch does not report the PCI address of the device", "pip install --upgrade torch")
     address = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
     try:
         amdsmi.amdsmi_init()
@@ -183,12 +183,12 @@ class RocmBackend(AcceleratorBackend):
             cache_bytes=_INFINITY_CACHE_BYTES.get(self.architecture, getattr(properties, "L2_cache_size", None)),
             max_clock_hz=sensors.max_clock_hz() if sensors else None,
             power_limit_watts=sensors.power_limit_watts() if sensors else None,
-            uuid_hash=hashed(uuid) if uuid else None,
+            uuid_hash=hash_identifier(uuid) if uuid else None,
             versions={"hip": str(torch.version.hip)},
         )
 
     def resolve_dtype(self, name: str) -> str:
-        # MI300's 8-bit floats are the fnuz kind; from MI350 on AMD follows the OCP standard.
+        # MI300 uses fnuz 8-bit floats; from MI350 on AMD uses the OCP standard.
         return (
             "float8_e4m3fnuz"
             if name == "fp8" and self.architecture.startswith("gfx94")
@@ -218,19 +218,19 @@ class RocmBackend(AcceleratorBackend):
 
     def without_counters(self) -> Unavailable | None:
         return Unavailable(
-            "mamf reads no counters of AMD devices: which there are differs by architecture (rocprofv3 -L lists them)",
+            "mamf does not read counters on AMD devices, because they differ by architecture (rocprofv3 -L lists them)",
             "rocprofv3 --selected-regions --pmc COUNTER -- mamf run KERNEL   # rates: 'mamf sweep', 'mamf attention'",
         )
 
     @contextlib.contextmanager
     def profiler_window(self, name: str) -> Iterator[None]:
-        """A roctx range; rocprofv3 --selected-regions records what lies between resume and pause alone."""
+        """A roctx range; rocprofv3 --selected-regions records only between resume and pause."""
         self.synchronize()
         if self._roctx is None:
             yield
             self.synchronize()
             return
-        # The older library has ranges alone.
+        # The older library has only ranges.
         resume, pause = (getattr(self._roctx, f"roctxProfiler{word}", lambda thread: 0) for word in ("Resume", "Pause"))
         resume(_ALL_THREADS)
         try:
@@ -265,7 +265,7 @@ def roctx_range(roctx: ctypes.CDLL, name: str) -> Iterator[None]:
 
 
 def marker_library() -> ctypes.CDLL | None:
-    """roctx as it is installed, or None."""
+    """The installed roctx library, or None."""
     for name in _MARKER_LIBRARIES:
         with contextlib.suppress(OSError):
             return ctypes.CDLL(name)
@@ -274,7 +274,7 @@ def marker_library() -> ctypes.CDLL | None:
 
 def numa_balancing_advice() -> Advice:
     if not _NUMA_BALANCING.exists():
-        return Advice("numa_balancing", "unknown", "this kernel does not tell")
+        return Advice("numa_balancing", "unknown", "this kernel does not report it")
     if _NUMA_BALANCING.read_text().strip() == "0":
         return Advice("numa_balancing", "ok", "off")
     cost = "the kernel moves pages while the device waits: figures fall and scatter"
@@ -284,5 +284,5 @@ def numa_balancing_advice() -> Advice:
 def tunable_op_advice() -> Advice:
     if os.environ.get("PYTORCH_TUNABLEOP_ENABLED") == "1":
         return Advice("TunableOp", "ok", "on: each shape is tuned before it is timed")
-    cost = "rocBLAS or hipBLASLt's default choice is measured, often not the fastest (on MI355X it was better left off)"
+    cost = "the default algorithm of rocBLAS or hipBLASLt is measured, often not the fastest (MI355X: off was better)"
     return Advice("TunableOp", "warning", "off", cost, "export PYTORCH_TUNABLEOP_ENABLED=1")

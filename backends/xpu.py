@@ -1,4 +1,4 @@
-"""Intel GPUs: native torch.xpu, or intel-extension-for-pytorch where this torch was built without it."""
+"""Intel GPUs: native torch.xpu, or intel-extension-for-pytorch if this torch was built without it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from mamf.backend import DeviceInfo, Reading, Telemetry, Unavailable
-from mamf.torch_backend import AcceleratorBackend, hashed
+from mamf.torch_backend import AcceleratorBackend, hash_identifier
 
 _EXTENSION = "intel_extension_for_pytorch"
 
 
 class XpuSensors:
-    """torch.xpu's own sensors (torch 2.13 with pyzes); the ones that need privileges read as None."""
+    """torch.xpu's sensors (torch 2.13 with pyzes); sensors that need privileges give None."""
 
     def __init__(self, vendor: Any, index: int) -> None:
         self.vendor = vendor
@@ -86,19 +86,19 @@ class XpuBackend(AcceleratorBackend):
             memory_bytes=properties.total_memory,
             cache_bytes=getattr(properties, "last_level_cache_size", None),
             driver=str(properties.driver_version),
-            uuid_hash=hashed(str(uuid)) if uuid else None,
+            uuid_hash=hash_identifier(str(uuid)) if uuid else None,
             versions={"xpu": str(getattr(torch.version, "xpu", None))},
         )
 
     def free_memory(self) -> int | None:
         try:
             return super().free_memory()
-        except (RuntimeError, AttributeError):  # integrated GPUs and some Arc cards do not tell, nor torch before 2.6
+        except (RuntimeError, AttributeError):  # not reported by integrated GPUs, some Arc cards and torch before 2.6
             return None
 
     def unsupported_dtype(self, dtype: str) -> str | None:
         if dtype in ("tf32", "float8_e4m3fnuz"):
-            return f"mamf does not know how to get {dtype} from torch.xpu"
+            return f"mamf does not support {dtype} on torch.xpu"
         return super().unsupported_dtype(dtype)
 
 

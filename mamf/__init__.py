@@ -1,4 +1,4 @@
-"""mamf: the maximum achievable matmul FLOPS of an accelerator, and how close a kernel comes.
+"""mamf measures the maximum achievable matmul FLOPS of an accelerator, and how close a kernel comes to it.
 
     import mamf
 
@@ -6,7 +6,7 @@
     for row in mamf.sweep(mamf.matmul_grid([4096], [4096], [1024, 2048]), backend=backend):
         print(row.shape, row.status, row.summary and row.tflops("median"))
 
-Everything is loaded when first used: ``import mamf`` imports neither torch nor numpy.
+Names are loaded on first use: ``import mamf`` imports neither torch nor numpy.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _render(shown: Tabular) -> str:
-    """Html of what a notebook shows. Reports are loaded for it alone."""
+    """Html of an object for a notebook. The report modules are imported here, on first use."""
     from mamf.kinds.notebook import html_of
 
     return html_of(shown)

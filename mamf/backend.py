@@ -1,10 +1,10 @@
-"""The contract of a backend: the adapter of one vendor's device.
+"""The contract of a backend: the adapter for one vendor's devices.
 
-The class answers for the machine (is it usable, how many devices); an instance is one opened device. Everything above
-this file measures through these methods alone, so a new accelerator is one file and one line of packaging metadata.
-``mamf.testing.BackendContract`` is the test suite that an adapter must pass.
+The class describes the machine (is it usable, how many devices); an instance is one opened device. All measurements go
+through these methods, so support for a new accelerator takes one file and one line of packaging metadata. An adapter
+must pass the test suite ``mamf.testing.BackendContract``.
 
-Time is asked of the backend (``now``, ``sleep``), so the regimes run unchanged in the virtual time of
+The clock belongs to the backend (``now``, ``sleep``), so the regimes run unchanged in the virtual time of
 ``mamf.testing.SimulatedBackend``.
 """
 
@@ -27,7 +27,7 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Unavailable:
-    """Why something cannot be used here, and the command or step that would change it."""
+    """Why something cannot be used here, and the command or action that would change it."""
 
     reason: str
     remedy: str
@@ -38,7 +38,7 @@ class Unavailable:
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """What a result must say about the device. None means: the vendor's libraries do not tell."""
+    """The device as results describe it. None: the vendor's libraries do not report this field."""
 
     backend: str
     index: int
@@ -58,7 +58,7 @@ class DeviceInfo:
 
 @dataclass(frozen=True)
 class Reading:
-    """Telemetry at one moment. ``joules`` counts from an arbitrary start, so only differences mean something."""
+    """Telemetry at one moment. ``joules`` counts from an arbitrary start, so only differences are meaningful."""
 
     clock_hz: float | None = None
     watts: float | None = None
@@ -69,9 +69,9 @@ class Reading:
 
 @runtime_checkable
 class Telemetry(Protocol):
-    """Reads the sensors of one device. A sensor that cannot be read is None in the reading; reading never raises.
+    """Reads the sensors of one device. A sensor that cannot be read gives None; reading never raises.
 
-    ``energy`` asks for joules too: an energy counter can take milliseconds to answer, far too long inside a burst.
+    ``energy`` requests joules too: an energy counter can take milliseconds to answer, far too long within a burst.
     """
 
     def read(self, energy: bool = False) -> Reading: ...
@@ -79,7 +79,7 @@ class Telemetry(Protocol):
 
 @dataclass(frozen=True)
 class Advice:
-    """One finding about the machine: what it costs the measurement and the exact command that mends it."""
+    """One finding about the machine: its effect on the measurement and the exact command that fixes it."""
 
     check: str
     verdict: Literal["ok", "warning", "unknown"]
@@ -89,7 +89,7 @@ class Advice:
 
 
 class Backend(ABC):
-    """One device of one vendor. Opening it (``Backend(index)``) does the vendor's setup inside this process only."""
+    """One device of one vendor. Opening it (``Backend(index)``) affects this process only."""
 
     name: ClassVar[str]
     is_accelerator: ClassVar[bool] = True
@@ -98,10 +98,10 @@ class Backend(ABC):
     burst_traits: ClassVar[BurstTraits] = BurstTraits()
     sustained_traits: ClassVar[SustainedTraits] = SustainedTraits()
     default_dtype: str = "bfloat16"
-    #: The family of runtimes whose code the device runs, by which libraries ship kernels: cuda, hip, sycl, synapse,
-    #: metal, host; whoever sells the device.
+    #: The runtime whose code the device runs: cuda, hip, sycl, synapse, metal or host. Libraries ship kernels per
+    #: runtime, not per vendor.
     runtime: ClassVar[str] = ""
-    #: Flags and environment variables that this vendor's libraries read and that change results.
+    #: Environment variables that this vendor's libraries read and that change results.
     environment_variables: ClassVar[tuple[str, ...]] = ()
 
     index: int
@@ -111,7 +111,7 @@ class Backend(ABC):
 
     @abstractmethod
     def __init__(self, index: int = 0) -> None:
-        """Open the device of this index. Raises UnavailableError when there is none."""
+        """Open the device with this index. Raises UnavailableError if there is no such device."""
 
     @classmethod
     @abstractmethod
@@ -121,59 +121,58 @@ class Backend(ABC):
     @classmethod
     @abstractmethod
     def device_count(cls) -> int:
-        """Devices visible to this process; asked only when available."""
+        """The number of devices visible to this process; called only if the backend is available."""
 
     @classmethod
     def device_name(cls, index: int) -> str:
-        """The device's name, without opening more of it than that takes."""
+        """The device's name. Override this if the name can be read without opening the device."""
         return cls(index).info.name
 
     @classmethod
     def current_index(cls) -> int:
-        """The device that this process uses now; asked only when available."""
+        """The index of the device that this process uses now; called only if the backend is available."""
         return 0
 
     # -- the device's queue ------------------------------------------------------------------------------------------
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Return when everything queued has run."""
+        """Return when all queued work has finished."""
 
     def submit(self) -> None:
-        """Hand over what was launched, where the vendor's library gathers launches before running them (lazy mode)."""
+        """Start the launches that the vendor's library has collected (lazy mode). Does nothing in other libraries."""
 
     @abstractmethod
     def mark(self) -> Any:
-        """A point in the device's queue, between what was queued before and what comes after."""
+        """Insert a mark into the device's queue, after all work queued so far, and return it."""
 
     @abstractmethod
     def wait(self, mark: Any) -> None:
-        """Return when the device has reached ``mark``; later work may still run."""
+        """Return when the device has reached ``mark``; later work may still be running."""
 
     @abstractmethod
     def seconds_between(self, start: Any, end: Any) -> float:
-        """Device seconds from mark to mark, both reached."""
+        """Device seconds between two marks that the device has reached."""
 
     def timer_overhead(self) -> float | None:
-        """Estimate the seconds that two marks add to a launch between them, beyond the kernel's own time; None if this
-        backend cannot. An estimate that cannot be true is refused by its caller (mamf.timers).
+        """Estimate the seconds that two marks add to the time of the launch between them; None if this backend cannot
+        estimate it. The caller rejects implausible estimates (mamf.timers).
         """
         return None
 
     @abstractmethod
     def flush_cache(self, size: int | None = None) -> None:
-        """Queue a write over ``size`` bytes (default: twice the last-level cache), evicting the operands."""
+        """Queue a write of ``size`` bytes (default: twice the last-level cache), which evicts the operands."""
 
     def profiler_window(self, name: str) -> AbstractContextManager[object]:
-        """What is launched within is what a profiler of the vendor records, in a range of this name; nothing queued
-        before runs within, and everything launched within has run when it ends. Does nothing where there is no such
-        profiler, or none is attached.
+        """A context in which the vendor's profiler records, in a range of this name. Earlier work has finished when it
+        begins, and all launches within it have finished when it ends. Does nothing without an attached profiler.
         """
         return nullcontext()
 
     def profiler_range(self, name: str) -> AbstractContextManager[object] | None:
-        """What is launched within stands in a range of this name in what a profiler of the vendor records; ranges may
-        hold one another. Waits for nothing. None where no such profiler reads ranges.
+        """A context whose launches the vendor's profiler records in a range of this name; ranges may be nested. Does
+        not synchronize. None if the vendor's profiler has no ranges.
         """
         return None
 
@@ -181,71 +180,71 @@ class Backend(ABC):
 
     @abstractmethod
     def operand_pool(self, data: str, seed: int) -> OperandPool:
-        """An empty pool whose operands are filled with ``data`` (see mamf.kernel.DATA)."""
+        """Make an empty pool that fills operands with ``data`` (see mamf.kernel.DATA)."""
 
     @abstractmethod
     def free_memory(self) -> int | None:
-        """Bytes that can still be allocated, or None if the vendor does not tell."""
+        """Bytes that can still be allocated, or None if the vendor does not report it."""
 
     def allocated_memory(self) -> int | None:
-        """Bytes allocated now by this process, as ``peak_memory`` counts them, or None."""
+        """Bytes that this process has allocated now, counted as in ``peak_memory``, or None."""
         return None
 
     @abstractmethod
     def peak_memory(self) -> int | None:
-        """Most bytes ever allocated since the last ``reset_peak_memory``, or None."""
+        """The most bytes allocated at once since the last ``reset_peak_memory``, or None."""
 
     def peak_reserved_memory(self) -> int | None:
-        """Most bytes that the process took of the device since the last ``reset_peak_memory``, blocks at hand that
-        nobody uses among them; None where the vendor does not tell.
+        """The most bytes that the process has reserved on the device since the last ``reset_peak_memory``, including
+        cached, unused blocks; None if the vendor does not report it.
         """
         return None
 
     def reset_peak_memory(self) -> None:
-        """Start counting ``peak_memory`` anew, where the vendor can."""
+        """Restart the count of ``peak_memory``, if the vendor supports it."""
 
     @abstractmethod
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Whether an exception means that the device's memory is exhausted (and not that something broke)."""
+        """Whether an exception means that the device's memory is exhausted, and not that something broke."""
 
     def release_memory(self) -> None:
-        """Give cached, unused memory back to the device."""
+        """Return cached, unused memory to the device."""
 
     # -- what the vendor knows ---------------------------------------------------------------------------------------
 
     def resolve_dtype(self, name: str) -> str:
-        """The full dtype name; ``fp8`` is what this device understands by it."""
+        """The full dtype name; ``fp8`` becomes the 8-bit format that this device supports."""
         return "float8_e4m3fn" if name == "fp8" else name
 
     def unsupported_dtype(self, dtype: str) -> str | None:
-        """Why this device cannot multiply ``dtype`` at all, or None."""
-        return None if dtype in DTYPES else f"{self.name} knows no dtype {dtype}"
+        """Why this device cannot multiply ``dtype``, or None."""
+        return None if dtype in DTYPES else f"{self.name} has no dtype {dtype}"
 
     def without_compiler(self) -> Unavailable | None:
-        """Why torch's compiler makes no kernels for this device, or None."""
+        """Why torch.compile cannot generate kernels for this device, or None."""
         return None
 
     def bus_address(self) -> str | None:
-        """Where the device sits, such as its PCI address, for who stands before the machine; in no log."""
+        """The device's address in the machine, such as its PCI address, to find a faulty card. Never logged."""
         return None
 
     def digest(self, result: object) -> str | None:
-        """A hash of every bit of what a launch returned; None where it returned nothing that can be read."""
+        """A hash of all bits of a launch's result; None if the result cannot be read."""
         return None
 
     def without_counters(self) -> Unavailable | None:
-        """Why mamf reads no hardware counters of this device, and what can be had instead; None where it does."""
+        """Why mamf cannot read hardware counters on this device, and the alternative; None if it can."""
         return Unavailable(
-            f"mamf reads hardware counters by NVIDIA's ncu, and {self.info.name} is no device of theirs",
-            "rates need none: 'mamf sweep', 'mamf attention'; 'mamf run' is for the vendor's own profiler",
+            f"mamf reads hardware counters with NVIDIA's ncu, which does not support {self.info.name}",
+            "rates need no counters: 'mamf sweep', 'mamf attention'; 'mamf run' works with the vendor's own profiler",
         )
 
     def advice(self) -> list[Advice]:
-        """What a user should know about this machine before believing a number. Changes nothing."""
+        """Findings about this machine that affect its figures. Changes nothing."""
         return []
 
     def settings(self) -> dict[str, str]:
-        """Library flags that change results, as they stand now."""
+        """The current values of library flags that change results."""
         return {}
 
     # -- host time ---------------------------------------------------------------------------------------------------
@@ -260,15 +259,15 @@ class Backend(ABC):
 
 
 class OperandPool(ABC):
-    """Named device buffers, each allocated once at the largest size asked for and viewed by every smaller problem.
+    """Named device buffers. Each is allocated once, at the largest size requested; smaller problems view part of it.
 
-    Allocation between launches would perturb the measurement, and refilling would dominate a sweep.
+    Allocation between launches would perturb the measurement, and refilling would dominate the time of a sweep.
     """
 
     @abstractmethod
     def take(self, name: str, elements: int, dtype: str, fill: bool = True) -> Any:
-        """A flat view of ``elements`` elements. Grows the buffer when it is too small; the backend's OOM error
-        surfaces.
+        """A flat view of ``elements`` elements. Grows the buffer if it is too small. Raises the backend's out-of-memory
+        error.
         """
 
     @abstractmethod

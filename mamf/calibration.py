@@ -1,7 +1,7 @@
-"""How far repeats lie apart, from pairs of runs: data in repeatability.csv, by backend, state and operation.
+"""How much repeated runs differ, calibrated on pairs of runs: repeatability.csv, by backend, state and operation.
 
-``tools/coverage.py results --fit`` prints the constants that follow from logs. A backend or an operation without a row
-of its own borrows the row whose field is empty.
+``tools/coverage.py results --fit`` fits these constants to logs. A backend or an operation that has no row uses the
+row whose field is empty.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import itertools
 
 from mamf.statistics import Repeatability
 
-#: States of a device beside the regimes ``burst`` and ``sustained``: a visit that follows a rest and settles.
+#: A state of the device in addition to the regimes: a sustained visit after a rest, in which the device settles again.
 ANEW = "anew"
 
 
 @functools.cache
 def _calibrations() -> dict[tuple[str, str, str], Repeatability]:
-    """By backend, state and operation; empty: of any."""
+    """Calibrations by backend, state and operation; an empty string matches any."""
     text = importlib.resources.files("mamf").joinpath("repeatability.csv").read_text(encoding="utf-8")
     return {
         (row["backend"], row["state"], row["operation"]): Repeatability(
@@ -34,9 +34,9 @@ def _calibrations() -> dict[tuple[str, str, str], Repeatability]:
     }
 
 
-def calibrated(backend: str, state: str, operation: str = "") -> Repeatability:
-    """The calibration of a backend by name in a state (a regime, or ANEW) for an operation. Raises KeyError for a state
-    without a calibration.
+def find_calibration(backend: str, state: str, operation: str = "") -> Repeatability:
+    """The calibration for a backend (by name), a state (a regime, or ANEW) and an operation. Raises KeyError for a
+    state without a calibration.
     """
     found = _calibrations()
     keys = itertools.product((backend, ""), (state,), (operation, ""))

@@ -1,8 +1,8 @@
-"""The operand dtypes of a matmul by name, and what follows from each. Pure: torch's own dtypes appear in kernels only.
+"""The operand dtypes of a matmul: names, sizes, tolerances and aliases. Pure: only kernels use torch's dtypes.
 
-``float32`` and ``tf32`` are two dtypes here although torch stores both as float32: the ceiling of one
-is many times the ceiling of the other. ``fp8`` names the four-bit-exponent format that the device understands,
-so a backend resolves it (``Backend.resolve_dtype``).
+``float32`` and ``tf32`` are two dtypes here although torch stores both as float32, because their ceilings differ by a
+large factor. ``fp8`` means the format with four exponent bits that the device supports; the backend resolves it
+(``Backend.resolve_dtype``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mamf.errors import UnknownNameError
 @dataclass(frozen=True)
 class Scaling:
     """How an operand is scaled: one scale for each block of ``rows`` by ``columns`` values, columns along K (None: all
-    of K). ``dtype``: of the scales.
+    of K). ``dtype``: the dtype of the scales.
     """
 
     rows: int
@@ -23,30 +23,30 @@ class Scaling:
     dtype: str = "float32"
 
     def count(self, rows: int, k: int) -> int:
-        """Scales of an operand of so many rows of K values."""
+        """The number of scales of an operand with this many rows of K values."""
         return -(-rows // self.rows) * (1 if self.columns is None else -(-k // self.columns))
 
 
 @dataclass(frozen=True)
 class Format:
-    """A scaled format: how A and B are scaled, and how many values lie in a byte."""
+    """A scaled format: how A and B are scaled, and how many values share a byte."""
 
     a: Scaling
     b: Scaling
     values_per_byte: int = 1
 
     def scaling(self, operand: str) -> Scaling:
-        """Of ``a`` or ``b``."""
+        """The scaling of operand ``a`` or ``b``."""
         return self.a if operand == "a" else self.b
 
     @property
     def multiples(self) -> tuple[int, int]:
-        """What N and K must be multiples of: of whole blocks, and of the 16 values that libraries load at once."""
+        """N and K must be multiples of these: whole blocks, and the 16 values that libraries load at once."""
         blocks = [scaling.columns or 1 for scaling in (self.a, self.b)]
         return max(16, self.b.rows), max(16, *blocks)
 
 
-def _scaled_alike(scaling: Scaling, values_per_byte: int = 1) -> Format:
+def _same_scaling(scaling: Scaling, values_per_byte: int = 1) -> Format:
     return Format(scaling, scaling, values_per_byte)
 
 
@@ -54,12 +54,12 @@ def _scaled_alike(scaling: Scaling, values_per_byte: int = 1) -> Format:
 class DType:
     """One operand dtype.
 
-    ``format``: of a scaled format, whose values are 8 or 4 bits wide and mean something by their scales alone. The
-    ceiling of one is not that of another with the same values, so each is a dtype.
+    ``format``: set for a scaled format, whose 8-bit or 4-bit values have meaning only together with their scales. Two
+    formats with the same values have different ceilings, so each format is a dtype.
 
     ``tolerance`` bounds ||C - reference|| / ||reference|| with the default output. The table below derives it from
-    rounding; "largest seen" is of the logs in results/. u is the unit roundoff, half the distance from 1 to the next
-    number.
+    rounding; "largest seen" is the largest error in results/. u is the unit roundoff, half the distance from 1 to the
+    next number.
 
     | operands | what rounds | derivation | bound | largest seen |
     |---|---|---|---|---|
@@ -68,7 +68,7 @@ class DType:
     | tf32 | A and B, to 11 bits | truncated, a loss of up to 2^-10 each, 6.3e-4 on average | 1.5e-3 | 8.3e-4 |
     | float32 | sums, u = 6e-8 | one after another: u sqrt(K / 6) = 6e-6 at K = 65536 | 1e-5 | 2.2e-6 |
     | float64 | sums, u = 1.1e-16 | the same: 1.2e-14 at K = 65536 | 1e-13 | 4.2e-15 |
-    | 8 and 4 bits | C, as bfloat16; products are exact | that of the output, or 1e-3 for the sums | 4e-3 | 1.9e-3 |
+    | 8 and 4 bits | C, as bfloat16; products are exact | the output's bound, or 1e-3 for the sums | 4e-3 | 1.9e-3 |
     | int8 | nothing | sums fit into int32 | 0 | 0 |
 
     Operands rounded to bfloat16 are off by 2.1e-3 to 2.6e-3 and fail as float16 and tf32; tf32 (3e-4) fails as float32,
@@ -93,22 +93,22 @@ _ALL = (
     DType("float8_e4m3fnuz", 1, "bfloat16", "fp8", 4e-3),
     DType("float8_e5m2", 1, "bfloat16", "fp8", 4e-3),
     DType("int8", 1, "int32", "int8", 0.0),
-    # 8-bit floats, as the device has them, with a scale a row, or a block as DeepSeek-V3 trains (arXiv 2412.19437).
-    DType("fp8_rowwise", 1, "bfloat16", "fp8", 4e-3, _scaled_alike(Scaling(1, None))),
+    # The device's 8-bit floats with one scale per row, or per block as in DeepSeek-V3's training (arXiv 2412.19437).
+    DType("fp8_rowwise", 1, "bfloat16", "fp8", 4e-3, _same_scaling(Scaling(1, None))),
     DType("fp8_1x128_128x128", 1, "bfloat16", "fp8", 4e-3, Format(Scaling(1, 128), Scaling(128, 128))),
-    DType("fp8_1x128_1x128", 1, "bfloat16", "fp8", 4e-3, _scaled_alike(Scaling(1, 128))),
+    DType("fp8_1x128_1x128", 1, "bfloat16", "fp8", 4e-3, _same_scaling(Scaling(1, 128))),
     # OCP Microscaling Formats (MX) 1.0: blocks of 32, scales are powers of two. Values are e4m3 and e2m1.
-    DType("mxfp8", 1, "bfloat16", "mxfp8", 4e-3, _scaled_alike(Scaling(1, 32, "float8_e8m0fnu"))),
-    DType("mxfp4", 1, "bfloat16", "mxfp4", 4e-3, _scaled_alike(Scaling(1, 32, "float8_e8m0fnu"), 2)),
-    # NVIDIA's: blocks of 16, scales are e4m3. Its further scale of a whole tensor is left at 1, as by a library's call.
-    DType("nvfp4", 1, "bfloat16", "nvfp4", 4e-3, _scaled_alike(Scaling(1, 16, "float8_e4m3fn"), 2)),
-    # Of outputs and of what formats lie in: no kernel takes them as operands.
+    DType("mxfp8", 1, "bfloat16", "mxfp8", 4e-3, _same_scaling(Scaling(1, 32, "float8_e8m0fnu"))),
+    DType("mxfp4", 1, "bfloat16", "mxfp4", 4e-3, _same_scaling(Scaling(1, 32, "float8_e8m0fnu"), 2)),
+    # NVIDIA's format: blocks of 16, scales are e4m3. Its additional per-tensor scale stays 1, the libraries' default.
+    DType("nvfp4", 1, "bfloat16", "nvfp4", 4e-3, _same_scaling(Scaling(1, 16, "float8_e4m3fn"), 2)),
+    # Dtypes of outputs and of packed formats only: no kernel takes them as operands.
     DType("int32", 4, "int32", "int32", 0.0),
     DType("uint8", 1, "uint8", "uint8", 0.0),
 )
 DTYPES = {dtype.name: dtype for dtype in _ALL}
 OPERAND_DTYPES = tuple(name for name in DTYPES if name not in ("int32", "uint8"))
-#: Dtypes whose operands are quantized with scales of their own.
+#: Dtypes whose operands are quantized and have scales.
 FORMATS = tuple(name for name, dtype in DTYPES.items() if dtype.format)
 
 ALIASES = {
@@ -125,19 +125,20 @@ ALIASES = {
     "e5m2": "float8_e5m2",
 }
 
-# Rounding to the output of operands with 8 bits or fewer: u for 16 bits and more (twice for float16, as above), and for
-# 8-bit outputs 1.4 times u / sqrt(3), the largest root mean square of rounding.
-_OF_OUTPUT = {"bfloat16": 4e-3, "float8_e4m3fn": 5e-2, "float8_e4m3fnuz": 5e-2, "float8_e5m2": 1e-1}
-# Sums of 8-bit products: float32, or on Hopper 14 bits that are added up in float32 every so often.
-_OF_SUMS = 1e-3
-# Fast accumulation keeps 14 bits of all partial sums on Hopper: 4.7e-3 at K = 20480, and grows with K.
-_OF_FAST_SUMS = 1e-2
-# A result that is 1.002 times what it should be is wrong: half of that, and more than truncated tf32 (6.3e-4).
+# Bounds for rounding the output when operands have at most 8 bits: u for outputs of 16 bits and more (twice u for
+# float16, as above), and 1.4 times u / sqrt(3), the largest root mean square of rounding, for 8-bit outputs.
+_OUTPUT_BOUNDS = {"bfloat16": 4e-3, "float8_e4m3fn": 5e-2, "float8_e4m3fnuz": 5e-2, "float8_e5m2": 1e-1}
+# Sums of 8-bit products are kept in float32, or on Hopper in 14 bits that are periodically added to float32.
+_SUMS_BOUND = 1e-3
+# Fast accumulation keeps all partial sums in 14 bits on Hopper: an error of 4.7e-3 at K = 20480 that grows with K.
+_FAST_SUMS_BOUND = 1e-2
+# A result that is 1.002 times the reference is wrong. The bound is half of that deviation, and more than the effect of
+# truncated tf32 (6.3e-4).
 _SLOPE = 1e-3
 
 
 def canonical_name(name: str) -> str:
-    """The full name behind an alias; ``fp8`` stays, for a backend to resolve. Raises UnknownNameError."""
+    """The full name behind an alias; ``fp8`` stays, because the backend resolves it. Raises UnknownNameError."""
     key = name.strip().lower().removeprefix("torch.")
     key = ALIASES.get(key, key)
     if key != "fp8" and key not in OPERAND_DTYPES:
@@ -146,15 +147,15 @@ def canonical_name(name: str) -> str:
 
 
 def tolerance(dtype: str, out_dtype: str, fast_accumulation: bool) -> float:
-    """The largest relative error at which a result counts as right, given operand and output dtypes."""
+    """The largest relative error at which a result counts as correct, given operand and output dtypes."""
     operand = DTYPES[dtype]
     is_narrow = operand.default_output == "bfloat16" and operand.itemsize == 1
-    bound = max(_OF_OUTPUT.get(out_dtype, 0.0), _OF_SUMS) if is_narrow else operand.tolerance
-    return max(bound, _OF_FAST_SUMS) if fast_accumulation else bound
+    bound = max(_OUTPUT_BOUNDS.get(out_dtype, 0.0), _SUMS_BOUND) if is_narrow else operand.tolerance
+    return max(bound, _FAST_SUMS_BOUND) if fast_accumulation else bound
 
 
 def slope_tolerance(dtype: str, fast_accumulation: bool) -> float:
-    """How far <C, reference> / <reference, reference> may be from 1. Rounding to nearest has no part in it, truncation
-    has: of tf32 operands, and of fast partial sums.
+    """How far <C, reference> / <reference, reference> may be from 1. Rounding to nearest does not change this ratio;
+    truncation does (tf32 operands, fast partial sums).
     """
-    return _OF_FAST_SUMS if fast_accumulation else min(_SLOPE, DTYPES[dtype].tolerance)
+    return _FAST_SUMS_BOUND if fast_accumulation else min(_SLOPE, DTYPES[dtype].tolerance)

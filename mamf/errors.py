@@ -1,19 +1,19 @@
-"""Every error mamf raises on purpose.
+"""All errors that mamf raises on purpose.
 
     MamfError
     ├── UsageError                 the request is wrong; the message says what is allowed. A ValueError too
-    │   ├── UnknownNameError       no backend, kernel, dtype ... of that name; suggests the nearest
-    │   ├── LogMismatchError       a log cannot be resumed by this device, software or request
-    │   └── IncomparableError      two figures of different regimes, dtypes or devices make no ratio
-    ├── PluginError                a backend, kernel or operation broke its contract; names it and its fault
+    │   ├── UnknownNameError       no backend, kernel, dtype ... has that name; suggests the nearest
+    │   ├── LogMismatchError       a log does not match this device, software or request and cannot be resumed
+    │   └── IncomparableError      figures of different regimes, dtypes or devices have no meaningful ratio
+    ├── PluginError                a backend, kernel or operation broke its contract; names it and the error
     ├── UnavailableError           the backend, device or kernel cannot be used here; says what would change it
-    ├── UnsupportedError           this kernel cannot do this dtype, layout or shape
-    ├── RunLogError                a run log cannot be read; says the line
-    ├── NothingProfiledError       a script ended before a step of it was profiled; says why
+    ├── UnsupportedError           the kernel does not support this dtype, layout or shape
+    ├── RunLogError                a run log cannot be read; names the line
+    ├── NothingProfiledError       a script ended before one of its training steps was profiled; says why
     ├── DeviceError                the device failed outside the measurement of a shape
     └── RunLogWriteError           a run log cannot be written (disk full, no permission)
 
-Everything else that surfaces from a measurement becomes the status of that measurement and never ends a run.
+All other exceptions raised within a measurement become the status of that measurement and never end a run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Iterable
 
 
 class MamfError(Exception):
-    """Base of all errors raised on purpose. Its text is one line that a user can act on."""
+    """Base of all errors raised on purpose. The message is one line that a user can act on."""
 
     exit_code = 2
 
@@ -33,7 +33,7 @@ class UsageError(MamfError, ValueError):
 
 
 class UnknownNameError(UsageError):
-    """No such name; the message lists the known ones and the nearest match."""
+    """No such name; the message lists the known names and the nearest match."""
 
     def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
         choices = sorted(known)
@@ -47,19 +47,19 @@ class LogMismatchError(UsageError):
 
 
 class IncomparableError(UsageError):
-    """Two figures of different regimes, dtypes or devices: their ratio would mean nothing."""
+    """Figures of different regimes, dtypes or devices: their ratio would be meaningless."""
 
 
 class PluginError(MamfError):
-    """A backend, kernel or operation broke its contract: what it threw or returned is its own fault."""
+    """A backend, kernel or operation broke its contract by what it raised or returned."""
 
 
 class MamfWarning(UserWarning):
-    """What a run goes on without. The command line says it in a line, once."""
+    """A problem that does not stop a run. The command line prints each warning once, in one line."""
 
 
 class PluginWarning(MamfWarning):
-    """A registered plugin is broken and left out, because it was not asked for by name."""
+    """A registered plugin is broken and is skipped, because it was not requested by name."""
 
 
 class UnavailableError(MamfError):
@@ -67,17 +67,17 @@ class UnavailableError(MamfError):
 
 
 class UnsupportedError(MamfError):
-    """A kernel cannot do this dtype, layout or shape."""
+    """A kernel does not support this dtype, layout or shape."""
 
 
 class DeviceError(MamfError):
-    """The device failed outside the measurement of a shape: nothing more can be measured in this run."""
+    """The device failed outside the measurement of a shape: this run cannot measure anything else."""
 
     exit_code = 1
 
 
 class NothingProfiledError(MamfError):
-    """A script ended before a step of it was profiled. ``exit_code``: the script's own, or 1."""
+    """A script ended before one of its training steps was profiled. ``exit_code``: the script's exit code, or 1."""
 
     def __init__(self, reason: str, script_exit_code: int) -> None:
         super().__init__(f"nothing was profiled: {reason}")
@@ -95,12 +95,12 @@ class RunLogWriteError(MamfError):
 
 
 def first_line(error: BaseException) -> str:
-    """An exception in one line: vendors' messages run over pages."""
+    """The first line of an exception's message: vendors' messages can fill pages."""
     lines = str(error).strip().splitlines()
     return lines[0].strip() if lines else type(error).__name__
 
 
-def fault(error: BaseException) -> str:
-    """An exception in one line, with what it is: ``KeyError: 'x'`` says more than ``'x'``. mamf's own say it all."""
+def describe_error(error: BaseException) -> str:
+    """An exception in one line, with its type unless it is mamf's own: ``KeyError: 'x'`` is clearer than ``'x'``."""
     line, kind = first_line(error), type(error).__name__
     return line if isinstance(error, MamfError) or line == kind else f"{kind}: {line}"

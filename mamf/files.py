@@ -1,6 +1,6 @@
-"""Files that are written whole or not at all: nobody reads a part, and a full disk costs nothing that was there.
+"""Atomic file writes: a reader never sees a partial file, and a full disk leaves the old file intact.
 
-A log that grows while its run goes on is no such file: logs/writer.py appends to it.
+The log of a running measurement grows instead: logs/writer.py appends to it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from pathlib import Path
 from mamf.errors import MamfError, RunLogWriteError, UsageError
 
 _BUFFER_BYTES = 1 << 20
-# What another name or folder would not mend.
-_OF_THE_DISK = {errno.ENOSPC, errno.EFBIG, errno.EIO, getattr(errno, "EDQUOT", errno.ENOSPC)}
+# Errors that another file name or folder would not fix.
+_DISK_ERRORS = {errno.ENOSPC, errno.EFBIG, errno.EIO, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 Content = str | bytes | Iterable[str]
 
 
 def make_folder(folder: Path, advice: str = "") -> None:
-    """Make a folder unless it is there. Raises UsageError with the advice where it cannot be made."""
+    """Make a folder unless it exists. Raises UsageError, with the advice appended, if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -30,28 +30,28 @@ def make_folder(folder: Path, advice: str = "") -> None:
 
 
 def write_whole(path: Path, content: Content) -> None:
-    """Write a file, or leave the one that is there. ``content``: text (UTF-8) or bytes, whole or piece by piece.
+    """Replace a file atomically. ``content``: text (UTF-8) or bytes, or an iterable of text.
 
-    Raises RunLogWriteError when the disk is full, UsageError when the file cannot be written for another reason.
+    Raises RunLogWriteError if the disk is full, UsageError if the file cannot be written for another reason.
     """
-    with _clear_errors(path):
-        # A link stays one: what it leads to is replaced.
+    with _clarify_errors(path):
+        # A symbolic link stays a link: its target is replaced.
         target = path.resolve()
-        with _written_beside(target, content) as part:
+        with _write_beside(target, content) as part:
             part.replace(target)
 
 
 def create_whole(path: Path, content: Content) -> None:
-    """As ``write_whole``, but never in the place of another file: raises UsageError when there is one."""
+    """Like ``write_whole``, but raises UsageError if the file exists."""
     if os.path.lexists(path):
-        raise _exists(path)
-    with _clear_errors(path), _written_beside(path, content) as part:
+        raise _make_exists_error(path)
+    with _clarify_errors(path), _write_beside(path, content) as part:
         _give_name(part, path)
 
 
 @contextlib.contextmanager
-def _written_beside(target: Path, content: Content) -> Iterator[Path]:
-    """A file of the content, on the disk, in the same folder; gone afterwards, also after an interrupt."""
+def _write_beside(target: Path, content: Content) -> Iterator[Path]:
+    """Write a temporary file in the same folder, and remove it afterwards, also after an interrupt."""
     part = target.with_name(f".mamf-{secrets.token_hex(8)}.part")
     try:
         with part.open("xb", buffering=_BUFFER_BYTES) as file:
@@ -71,7 +71,7 @@ def _pieces(content: Content) -> Iterable[bytes]:
 
 
 def _give_name(part: Path, target: Path) -> None:
-    """Raises FileExistsError: two names for one file is what no system lets replace another."""
+    """Rename without replacing. Raises FileExistsError: no system lets a hard link replace a file."""
     try:
         os.link(part, target)
     except FileExistsError:
@@ -82,17 +82,17 @@ def _give_name(part: Path, target: Path) -> None:
 
 
 @contextlib.contextmanager
-def _clear_errors(path: Path) -> Iterator[None]:
+def _clarify_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except FileExistsError:
-        raise _exists(path) from None
+        raise _make_exists_error(path) from None
     except FileNotFoundError:
         raise UsageError(f"cannot write {path}: there is no folder {path.parent}") from None
     except OSError as error:
-        kind: type[MamfError] = RunLogWriteError if error.errno in _OF_THE_DISK else UsageError
+        kind: type[MamfError] = RunLogWriteError if error.errno in _DISK_ERRORS else UsageError
         raise kind(f"cannot write {path}: {error.strerror or error}") from None
 
 
-def _exists(path: Path) -> UsageError:
-    return UsageError(f"{path} exists and is not overwritten: name another")
+def _make_exists_error(path: Path) -> UsageError:
+    return UsageError(f"{path} exists and is not overwritten: choose another name")

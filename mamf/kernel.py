@@ -1,7 +1,7 @@
 """The contract of a kernel: one implementation of an operation.
 
-``prepare`` compiles, tunes and lays out operands; what it returns launches with no argument and no allocation, so a
-timed launch holds the kernel and nothing else. What was timed is verified: see mamf.engine.regimes.checking.
+``prepare`` compiles, tunes and lays out operands. The launches that it returns take no argument and allocate nothing,
+so a timed launch contains only the kernel. Timed results are verified: see mamf.engine.regimes.checking.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from mamf.dtypes import DTYPES
 from mamf.work import Work
 
 DATA = ("normal", "uniform", "zeros", "integers")
-# Sets beyond this bring nothing: operands this small are not what bounds a launch.
+# More sets would not help: operands this small do not limit a launch.
 MOST_OPERAND_SETS = 64
 ALIGNMENT = 256  # elements
 
 
 class Buffer(NamedTuple):
-    """A flat run of elements of one dtype. ``fill``: with the problem's data, which launches read."""
+    """A flat buffer of one dtype. ``fill``: whether to fill it with the problem's data, because launches read it."""
 
     elements: int
     dtype: str
@@ -36,12 +36,12 @@ class Buffer(NamedTuple):
 
 
 def aligned(elements: int) -> int:
-    """``elements`` rounded up so that the next operand set starts where vendors' fastest loads may start."""
+    """``elements`` rounded up, so that the next operand set is aligned for the fastest loads."""
     return -(-elements // ALIGNMENT) * ALIGNMENT
 
 
 class Problem(Protocol):
-    """Everything about an operation but its shape; immutable."""
+    """All parameters of an operation except its shape; immutable."""
 
     #: The operation's name.
     operation: ClassVar[str]
@@ -53,13 +53,13 @@ class Problem(Protocol):
     @property
     def seed(self) -> int: ...
     def work(self, shape: Any) -> Work:
-        """What one launch does."""
+        """FLOP and bytes of one launch."""
 
     def buffers(self, shape: Any, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
-        """The device buffers that operands need."""
+        """The device buffers of the operands, by name."""
 
     def nbytes(self, shape: Any, sets: int = 1, rewrite: bool = False) -> int:
-        """Bytes that a launch touches: what must exceed the cache."""
+        """Bytes that a launch touches; operand sets together must exceed the cache."""
 
 
 ProblemT = TypeVar("ProblemT", bound=Problem)
@@ -68,11 +68,11 @@ ShapeT = TypeVar("ShapeT")
 
 @dataclass(frozen=True)
 class Verdict:
-    """How far a result is from the reference: ||C - reference|| / ||reference|| over the sampled entries.
+    """How far a result is from the reference: ``error`` is ||C - reference|| / ||reference|| over the sampled entries.
 
-    ``reference``: what that was computed in. ``reason``: why a result is wrong although its error is small, in a line.
-    ``details``: what else a reader should know, by name; numbers or words. What has no number, as of an output with NaN
-    in it, is left out.
+    ``reference``: the arithmetic of the reference. ``reason``: one line on why a result is wrong although its error is
+    small. ``details``: further findings by name, numbers or text; NaN and infinities are left out. Raises ValueError
+    for other details.
     """
 
     error: float
@@ -84,7 +84,7 @@ class Verdict:
     def __post_init__(self) -> None:
         for name, value in self.details.items():
             if not isinstance(value, (str, int, float)):
-                raise ValueError(f"detail {name!r} is a {type(value).__name__}, neither a number nor a text")
+                raise ValueError(f"detail {name!r} is a {type(value).__name__}, neither a number nor text")
         finite = {name: value for name, value in self.details.items() if isinstance(value, str) or math.isfinite(value)}
         object.__setattr__(self, "details", finite)
 
@@ -97,22 +97,25 @@ class Verdict:
 class Prepared:
     """A kernel ready to run on one shape.
 
-    ``launches``: one per operand set, all alike but for their memory; each returns its output, or None where it writes
-    into memory of its own. ``verify``: how far the output of a set is from the reference, given the set and what its
-    last launch returned; it launches nothing. ``poison``: overwrite the outputs of all sets, and memory that returned
-    outputs may be given again, with what no launch yields; given what the last launches returned. ``changed_operands``:
-    the names of operands that are not what they were when prepared (but for those that the operation changes).
-    ``rewrite_output`` overwrites C, if it was asked for (the classic regime does so before each launch).
-    ``held_bytes``: device memory that a set holds beside its operands, such as a saved forward pass.
-    ``checksum``: queue one of the output of a set, given what its last launch returned; what it returns gives the
-    number, once the device has run it. Equal outputs have equal ones. None: the kernel has none.
-    ``class_seconds``: launch once more under a profiler; returns the seconds in which each class of work (attention,
-    say) was running, each instant in one class, idle time left out. Called after the timing, so that what the profiler
-    adds is in no share. None: a launch has no parts to tell apart.
-    ``verify_whole``: the same as ``verify`` of every entry of the output; asked for after the first launch of each set
-    and after the last timed one. None: ``verify`` is all that there is. ``change_operands``: queue what changes the
-    operands of all sets at random, so that no earlier answer is right any more, and ``verify`` expects that;
-    ``changed_operands`` undoes it. None: operands stay.
+    - ``launches``: one per operand set, which differ only in their memory. Each returns its output, or None if it
+      writes to a buffer allocated in advance.
+    - ``verify``: compares the output of a set with the reference, given the index of the set and the result of its last
+      launch. It launches nothing.
+    - ``poison``: overwrites the outputs of all sets, and memory that the allocator may reuse for returned outputs, with
+      values that no launch produces. Takes the results of the last launches.
+    - ``changed_operands``: the names of operands that launches have modified, except those that the operation is
+      meant to modify.
+    - ``rewrite_output``: overwrites C, if requested (the classic regime does so before each launch).
+    - ``held_bytes``: device memory that a set holds in addition to its operands, such as a saved forward pass.
+    - ``checksum``: queues a checksum of the output of a set, given the result of its last launch, and returns a
+      function that waits for the number. Equal outputs have equal checksums. None: the kernel has no checksum.
+    - ``class_seconds``: launches once more under a profiler and returns the seconds in which each class of work (such
+      as attention) ran; each instant counts for one class, and idle time is left out. Called after the timing, so the
+      profiler's overhead is in no share. None: a launch has no separate parts.
+    - ``verify_whole``: like ``verify``, for all entries of the output; called after the first launch of each set and
+      after the last timed launch. None: only ``verify`` is available.
+    - ``change_operands``: queues a random change of the operands of all sets that invalidates all earlier results;
+      ``verify`` expects it, and ``changed_operands`` undoes it. None: operands never change.
     """
 
     launches: Sequence[Callable[[], object]]
@@ -130,62 +133,62 @@ class Prepared:
 class Kernel(ABC, Generic[ProblemT, ShapeT]):
     """One implementation of an operation. Stateless: operands live in the pool.
 
-    ``product_dtypes``: what its products are computed in where that is not the operands' dtype (Sage: int8 and fp8), so
-    that a share of that dtype's ceiling can be named too. ``is_exact``: an approximate kernel shows how far it is off,
-    and skips work that is counted as if it were done.
+    ``product_dtypes``: the dtypes of its products if they differ from the operands' dtype (Sage: int8 and fp8), so
+    reports can also give a share of that dtype's ceiling. ``is_exact``: False for a kernel that approximates; reports
+    show its error, and its FLOP include the work that it skips.
     """
 
     name: str
     operation: ClassVar[str]
-    #: Whether it may be chosen where none is named: what every model calls, not what someone found faster.
+    #: Whether it may be chosen if no kernel is named: the function that every model calls, not a faster alternative.
     is_default: ClassVar[bool] = False
-    #: Whether a search for a ceiling tries it unasked; what compiles for minutes a shape does not.
+    #: Whether a search for a ceiling tries it by default; kernels that compile for minutes per shape are not tried.
     is_tried_unasked: ClassVar[bool] = True
-    #: Whether its rows say what memory a launch needs.
-    tells_memory: ClassVar[bool] = False
-    #: Whether they also say what the process reserved for it: blocks at hand are given back before, so that launches
-    #: of microseconds would wait for new ones.
-    tells_reserved: ClassVar[bool] = False
-    #: Whether a launch that outlasts a train of bursts is unsupported there, instead of being a train of its own.
+    #: Whether its rows report the memory that a launch needs.
+    reports_memory: ClassVar[bool] = False
+    #: Whether its rows also report the memory that the process reserved. Cached blocks are released first, so launches
+    #: of microseconds would wait for new allocations.
+    reports_reserved: ClassVar[bool] = False
+    #: Whether a launch longer than a train of launches is unsupported in burst, instead of forming a train of one.
     must_fit_a_train: ClassVar[bool] = False
-    #: What stands in brackets after its name, such as ``an attention kernel``; its class takes that. Empty: nothing.
+    #: The argument in brackets after its name, such as ``an attention kernel``, which its class takes. Empty: none.
     takes: ClassVar[str] = ""
-    #: Of operands that it takes, where it takes not all.
+    #: Operand dtypes that it supports; empty if ``unsupported`` does not depend on this list.
     dtypes: ClassVar[tuple[str, ...]] = ()
     product_dtypes: ClassVar[tuple[str, ...]] = ()
     is_exact: ClassVar[bool] = True
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
-        """Why this kernel cannot run on this backend at all (library missing, wrong vendor or card), or None.
+        """Why this kernel cannot run on this backend (library missing, wrong vendor or card), or None.
 
-        Importing the library may fail in any way: an installed one that does not load is a reason, not an error.
+        An installed library that fails to import, in whatever way, is a reason to return and not an error to raise.
         """
         return None
 
-    def _lacks_dtype(self, problem: ProblemT) -> str | None:
-        """Why it cannot do the dtype of this problem, or None."""
+    def _unsupported_dtype(self, problem: ProblemT) -> str | None:
+        """Why this kernel does not support the problem's dtype, or None."""
         if problem.dtype in self.dtypes:
             return None
         return f"kernel {self.name} has no dtype {problem.dtype}; it takes {', '.join(self.dtypes)}"
 
     @abstractmethod
     def unsupported(self, backend: Backend, problem: ProblemT) -> str | None:
-        """Why it cannot do this problem (dtype, layout, direction), or None. Asked before anything is allocated."""
+        """Why this kernel does not support this problem (dtype, layout, direction), or None. Allocates nothing."""
 
     def unsupported_shape(self, problem: ProblemT, shape: ShapeT) -> str | None:
-        """Why it cannot do this shape, or None."""
+        """Why this kernel does not support this shape, or None."""
         return None
 
     def variants(self, backend: Backend, problem: ProblemT, shape: ShapeT) -> Sequence[Kernel[ProblemT, ShapeT]]:
-        """The algorithms to choose from for this shape, each a kernel of its own, where the library lets one choose."""
+        """The library's algorithms for this shape, each as a kernel; only this kernel if there is no choice."""
         return (self,)
 
     def settings(self, backend: Backend, problem: ProblemT) -> AbstractContextManager[object]:
-        """Library flags to hold while this kernel runs (tf32, say); restores them."""
+        """A context that sets library flags (such as tf32) while this kernel runs, and restores them."""
         return nullcontext()
 
     def refuses(self, error: Exception) -> bool:
-        """Whether an error of a launch says that the library has nothing for this shape, and not that it broke."""
+        """Whether an error means that the library does not support this shape, and not that the launch failed."""
         return False
 
     @abstractmethod
@@ -198,19 +201,22 @@ class Kernel(ABC, Generic[ProblemT, ShapeT]):
         sets: int = 1,
         rewrite: bool = False,
     ) -> Prepared:
-        """Operands from ``pool``, everything compiled and tuned, and for a backward pass the forward run.
+        """Take operands from ``pool``, compile, tune and, for a backward pass, run the forward pass.
 
-        ``rewrite``: the classic regime overwrites the output before each launch. Raises UnsupportedError or the
-        device's own errors.
+        ``sets``: operand sets to rotate over. ``rewrite``: the classic regime overwrites the output before each
+        launch. Raises UnsupportedError or the device's own errors.
         """
 
 
-#: A kernel of any operation, where which one does not matter.
+#: A kernel of any operation.
 AnyKernel = Kernel[Any, Any]
 
 
 def operand_sets(problem: Problem, shape: object, cache_bytes: int | None) -> int:
-    """Sets to rotate so that together they exceed twice the last-level cache: at least 3, at most MOST_OPERAND_SETS."""
+    """The number of operand sets that together exceed twice the cache: at least 3, at most MOST_OPERAND_SETS.
+
+    ``cache_bytes``: the size of the last-level cache, if known.
+    """
     if not cache_bytes:
         return 3
     return min(MOST_OPERAND_SETS, max(3, math.ceil(2 * cache_bytes / problem.nbytes(shape))))

@@ -1,4 +1,4 @@
-"""A kernel on a shape in a regime: what was measured, as data. Reading a log needs this and no engine."""
+"""The measurement of one kernel on one shape in one regime, as data. Reading a log needs no more than this module."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mamf.statistics import (
     exact_standard_deviation,
     repeat_interval,
     standard_error,
-    widened,
+    widen,
 )
 from mamf.tabular import Tabular
 from mamf.work import Work
@@ -22,25 +22,25 @@ from mamf.work import Work
 Status = Literal["ok", "out_of_memory", "unsupported", "wrong_result", "implausible", "failed"]
 STATUSES: tuple[Status, ...] = ("ok", "out_of_memory", "unsupported", "wrong_result", "implausible", "failed")
 TERA = 1e12
-#: How details end that say which share of a launch's time something takes.
+#: The suffix of details that give the share of a launch's time that a class of work takes.
 TIME = " time"
 #: The time of a launch in which nothing runs.
 IDLE = "idle"
-#: The detail that says how long a launch worked under a profiler. Without it, in logs of before it was recorded, idle
-#: holds what the profiler added.
+#: The detail with the busy seconds of a launch under a profiler. In early logs, which lack it, idle time includes the
+#: profiler's overhead.
 BUSY_SECONDS = "busy_seconds"
 
 
 def is_share(value: object) -> TypeGuard[float]:
-    """Whether a detail may be the share of a launch's time."""
+    """Whether a detail can be a share of a launch's time: a number from 0 to 1."""
     return isinstance(value, (int, float)) and 0 <= value <= 1
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """What the sensors said while the samples were taken. None: they could not be read.
+    """Sensor readings while the samples were taken. None: the sensor could not be read.
 
-    ``throttle_shares``: of the readings, by reason; of one measurement, not of several together.
+    ``throttle_shares``: the share of readings with each throttle reason; only for single measurements.
     """
 
     clock_hz: float | None = None
@@ -52,20 +52,20 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Measurement(Tabular):
-    """A kernel on a shape in a regime; shape and problem are the operation's.
+    """One kernel on one shape in one regime. The operation defines the types of ``shape`` and ``problem``.
 
-    ``samples`` are seconds, one a launch (sustained: one a block, mean seconds a launch), each less the
-    ``timer_overhead``. ``phase`` and ``round``: of a search for a ceiling, what it was taken for. ``details``: what the
-    kernel said of its launch. ``peak_memory_bytes``: what a launch needs, its operands, what it saved before and what
-    it allocates (attention and models only). ``peak_reserved_bytes``: what the process had taken of the device by then,
-    blocks of its allocator that nobody used among them (models only). ``repeatability``: how far repeats lie apart, as
-    calibrated for the backend; None if that is not known, and in converted logs.
-
-    ``device``: the index of the one that measured it, in a run that several share; ``device_speed``: how fast that is
-    to the run's first device, as their common reference tells, and None where nothing does (mamf.logs.device_speeds);
-    ``device_speed_half_width``: of its interval, as a share of it.
-
-    ``timer_accuracy``: seconds by which the timer may be wrong in all repeats alike (machine.timers); 0 if unknown.
+    - ``samples``: seconds, one per launch (sustained: one per block, the mean seconds of a launch), after subtraction
+      of ``timer_overhead``.
+    - ``phase``, ``round``: the part of a search for a ceiling that the measurement belongs to.
+    - ``details``: further findings that the kernel reports about its launch.
+    - ``peak_memory_bytes``: memory that a launch needs: operands, saved tensors and allocations (attention and models
+      only). ``peak_reserved_bytes``: memory that the process had reserved on the device by then, including unused
+      blocks of its allocator (models only).
+    - ``repeatability``: the calibrated differences between repeats; None if unknown, and in converted logs.
+    - ``device``: the index of the device that measured the row, if several devices share the run. ``device_speed``: its
+      speed relative to the run's first device, from their common reference; None if unknown (mamf.logs.device_speeds).
+      ``device_speed_half_width``: half the width of its interval, as a share of it.
+    - ``timer_accuracy``: seconds by which the timer may be off in all repeats alike (mamf.timers); 0 if unknown.
     """
 
     shape: Any
@@ -101,12 +101,12 @@ class Measurement(Tabular):
 
     @property
     def operation(self) -> str:
-        """The name of what was computed."""
+        """The name of the operation."""
         return str(self.problem.operation)
 
     @cached_property
     def work(self) -> Work:
-        """What one launch does."""
+        """FLOP and bytes of one launch."""
         work: Work = self.problem.work(self.shape)
         return work
 
@@ -117,12 +117,12 @@ class Measurement(Tabular):
 
     @property
     def amount(self) -> float:
-        """What of a launch its rate counts: FLOP or bytes."""
+        """The FLOP or bytes of one launch, whichever the rate counts."""
         return self.work.amount
 
     @property
     def step(self) -> tuple[str, Any, Any, str]:
-        """The step that this row measured, by the kernel's own name."""
+        """The step that this row measured: regime, problem, shape and the kernel's own name."""
         return self.regime, self.problem, self.shape, self.kernel
 
     @property
@@ -130,40 +130,40 @@ class Measurement(Tabular):
         return self.status == "ok"
 
     def rate(self, statistic: str) -> float:
-        """TFLOPS (1e12 FLOP/s), or TB/s where the operation counts bytes, at a statistic of the summary: mean, median,
-        fastest, slowest. Raises ValueError without one.
+        """TFLOPS (1e12 FLOP/s), or TB/s if the operation counts bytes, at a statistic of the summary: mean, median,
+        fastest, slowest. Raises ValueError if there is no summary.
         """
         return self.amount / self._measured(statistic) / TERA
 
     def tflops(self, statistic: str) -> float:
-        """The rate of an operation that counts FLOP."""
+        """The same as ``rate``, for operations that count FLOP."""
         return self.rate(statistic)
 
     @property
     def best_rate(self) -> float:
-        """The figure that a best is chosen by in this regime."""
+        """The rate at the statistic that ranks rows in this regime."""
         return self.rate(self.best_by)
 
     @property
     def comparable_rate(self) -> float:
-        """The best rate as the run's first device would give it, where the two were compared."""
+        """The best rate, normalized to the run's first device if the two were compared."""
         return self.best_rate / (self.device_speed or 1.0)
 
     @property
     def comparable_seconds(self) -> float:
-        """The same of ``seconds``."""
+        """``seconds``, normalized to the run's first device."""
         return self.seconds * (self.device_speed or 1.0)
 
     @property
     def comparable_interval(self) -> Interval:
-        """That of ``comparable_seconds``: wider than the row's own by what the reference does not tell."""
+        """The interval of ``comparable_seconds``: the row's interval, widened by the device speed's uncertainty."""
         speed = self.device_speed or 1.0
         own = Interval(self.interval.low * speed, self.interval.high * speed, self.interval.coverage)
-        return widened(own, self.comparable_seconds, self.device_speed_half_width)
+        return widen(own, self.comparable_seconds, self.device_speed_half_width)
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """What a best is chosen by: rows of a device that nothing compares with the others come after theirs."""
+        """The sort key for the best row. Rows from a device of unknown relative speed come last."""
         return self.device_speed is not None, self.comparable_rate
 
     @cached_property
@@ -173,18 +173,18 @@ class Measurement(Tabular):
 
     @property
     def figure(self) -> str:
-        """What the interval is of: the mean where a best is chosen by it (work over time), else the median."""
+        """The statistic that the interval belongs to: the mean if it ranks rows (work over time), else the median."""
         return "mean" if self.best_by == "mean" else "median"
 
     @property
     def seconds(self) -> float:
-        """Seconds of a launch by that figure."""
+        """Seconds per launch at that statistic."""
         return self._measured(self.figure)
 
     @cached_property
     def interval(self) -> Interval:
-        """The 95 % repeat interval in seconds (mamf.statistics.repeat_interval). Without a calibration, as in
-        converted logs: the interval of the figure within the visit.
+        """The 95 % repeat interval in seconds (mamf.statistics.repeat_interval), or the interval within the visit if
+        there is no calibration, as in converted logs. Raises ValueError for a row without samples.
         """
         if self.summary is None:
             raise ValueError(f"{self.shape} was not measured: {self.status}")
@@ -195,40 +195,40 @@ class Measurement(Tabular):
 
     @property
     def standard_error(self) -> float:
-        """The relative standard error of the figure within the visit."""
+        """The relative standard error of ``seconds`` within the visit."""
         if self.summary is None:
             raise ValueError(f"{self.shape} was not measured: {self.status}")
         return standard_error(self.summary.interval, self.seconds)
 
     @property
     def rate_interval(self) -> Interval:
-        """The same interval as a rate."""
+        """The repeat interval as a rate, in the unit of ``rate``."""
         interval = self.interval
         return Interval(self.amount / interval.high / TERA, self.amount / interval.low / TERA, interval.coverage)
 
     @property
     def accuracy(self) -> float:
-        """How far the figure may be from the truth, as a share of it, for a reason that all repeats have in common: the
-        timer. No repeat interval contains it; a comparison with another instrument or a launch of another length must.
+        """The relative error that the timer may cause in all repeats alike. Repeat intervals do not include it;
+        comparisons with another instrument, or with a launch of another length, must.
         """
         return self.timer_accuracy / self.seconds
 
     @property
     def relative_half_width(self) -> float:
-        """Half the width of the interval, as a share of the figure."""
+        """Half the width of the interval, as a share of ``seconds``."""
         return self.interval.half_width / self.seconds
 
     @property
     def time_shares(self) -> dict[str, float]:
-        """The share of a launch's time by what was at work (attention, say, or idle); empty where nobody told. What can
-        be none, in a log of somebody's, is left out.
+        """The share of a launch's time by class of work (such as attention, or idle); empty if it was not measured.
+        Invalid shares in a log are left out.
         """
-        told = {name.removesuffix(TIME): share for name, share in self.details.items() if name.endswith(TIME)}
-        return {name: share for name, share in told.items() if is_share(share)}
+        shares = {name.removesuffix(TIME): share for name, share in self.details.items() if name.endswith(TIME)}
+        return {name: share for name, share in shares.items() if is_share(share)}
 
     @property
     def idle_is_bound(self) -> bool:
-        """Whether ``time_shares`` are of a launch under a profiler: idle is an upper bound, others are lower bounds."""
+        """Whether ``time_shares`` include the profiler's overhead: idle is an upper bound, others are lower bounds."""
         return bool(self.time_shares) and BUSY_SECONDS not in self.details
 
     def _measured(self, statistic: str) -> float:

@@ -1,7 +1,7 @@
 """The contract of an operation: what is computed, how its shapes are written, and what its rate counts.
 
-An operation is one folder (or one module of somebody else's) and one entry point of the group ``mamf.operations``. It
-joins what measuring, logs and reports must know of it; its problems say what a launch does, its kernels do it.
+An operation is one folder (or one third-party module) and one entry point in the group ``mamf.operations``. It supplies
+what the engine, logs and reports need; its problems define the work of a launch, and its kernels do that work.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from mamf.peaks import fastest_possible_flops, find_peak
 
 
 class Operation(ABC, Generic[ProblemT, ShapeT]):
-    """``kernel_group``: the entry point group of its kernels, ``kernel_type`` what they derive from.
+    """``kernel_group``: the entry point group of its kernels. ``kernel_type``: their base class.
 
-    ``shape_type`` and ``problem_type`` are frozen dataclasses of plain values: a log holds their fields. A shape has
-    ``parse``, which reads what ``str`` gives, such as ``shape_example``.
+    ``shape_type`` and ``problem_type`` are frozen dataclasses of plain values, because logs store their fields. A shape
+    type has ``parse``, which reads the text that ``str`` writes, such as ``shape_example``.
     """
 
     name: ClassVar[str]
@@ -31,72 +31,72 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     shape_type: ClassVar[type[Any]]
     problem_type: ClassVar[type[Any]]
     shape_example: ClassVar[str]
-    #: What ``axis`` counts.
+    #: The label of ``axis`` in charts.
     axis_label: ClassVar[str] = "size"
-    #: Whether its work is a model's FLOP, whose shares of datasheet and ceiling are called MFU and MAMFU.
+    #: Whether its work is a model's FLOP, so that shares of the datasheet and the ceiling are called MFU and MAMFU.
     counts_model_flop: ClassVar[bool] = False
-    #: Whether reports rank its kernels shape by shape, not over all shapes of a problem.
+    #: Whether reports rank its kernels per shape, and not over all shapes of a problem.
     ranks_by_shape: ClassVar[bool] = False
-    #: Whether it measures what devices of a machine share, so that two at once hold each other back.
+    #: Whether it measures links that the devices of a machine share, so two devices must not measure at once.
     is_of_links: ClassVar[bool] = False
 
     @abstractmethod
     def default_shapes(self, backend: Backend) -> Sequence[ShapeT]:
-        """What is measured where no shapes are asked for."""
+        """The shapes to measure if none are given."""
 
     def presets(self) -> Mapping[str, Mapping[ShapeT, str]]:
-        """Shapes that people compare by, each with what it is (the layer of a model), by the name to ask for them."""
+        """Named sets of common shapes, each shape with a label such as the model layer that it belongs to."""
         return {}
 
     def problem_for(self, backend: Backend, asked: Mapping[str, Any]) -> ProblemT:
-        """A problem of the fields asked for, with the device's defaults. Raises UsageError for what means nothing."""
+        """A problem with the fields in ``asked`` and the device's defaults. Raises UsageError for invalid fields."""
         dtype = backend.resolve_dtype(canonical_name(asked.get("dtype") or backend.default_dtype))
         return self.problem_type(**{**asked, "dtype": dtype})  # type: ignore[no-any-return]
 
     def fastest_possible(self, info: DeviceInfo, problem: ProblemT, shape: ShapeT | None = None) -> float | None:
-        """What the device's physics bound its rate to, in what the rate counts a second; None where nobody knows.
+        """The device's physical limit on the rate, in FLOP or bytes per second; None if unknown.
 
-        ``shape``: of what is measured, where the bound depends on it (what fits in a cache).
+        ``shape``: the measured shape, if the limit depends on it (what fits in a cache).
         """
         return None
 
     def peak(self, info: DeviceInfo, problem: ProblemT) -> float | None:
-        """The datasheet's figure for it, in what the rate counts a second, or None."""
+        """The datasheet's figure in FLOP or bytes per second, or None."""
         return None
 
     def may_be_ceiling(self, info: DeviceInfo, problem: ProblemT, shape: ShapeT) -> bool:
-        """Whether a rate at this shape may be the ceiling: False where a cache answers in place of the memory, say."""
+        """Whether a rate at this shape may be the ceiling. False if, for example, a cache serves instead of memory."""
         return True
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
-        """Columns of its own beside those of every row, by name and in their order of importance.
+        """Additional columns for this operation, by name and in order of importance.
 
-        ``info``: of the device that it was measured on, where that is known.
+        ``info``: the device that measured the row, if known.
         """
         return {}
 
     def words(self, problem: ProblemT) -> Sequence[str]:
-        """What sets a problem apart, beside its dtype; normal data and the first seed go without saying."""
+        """The fields that identify a problem in addition to its dtype; normal data and seed 0 are omitted."""
         usual = {"data": "normal", "seed": 0, "dtype": problem.dtype}
         fields = self.problem_record(problem).items()
         return [f"{name} {value}" for name, value in fields if name not in usual or usual[name] != value]
 
     def describe_problem(self, problem: ProblemT) -> Sequence[str]:
-        """What sets a problem apart, beside its dtype, in the words of a report."""
+        """The same as ``words``, phrased for reports."""
         return self.words(problem)
 
     def describe_shape(self, shape: ShapeT) -> str:
-        """A shape in the words of a report."""
+        """A shape, phrased for reports."""
         return str(shape)
 
     def axis(self, shape: ShapeT) -> float:
-        """Where a shape stands on the axis of a chart."""
-        raise NotImplementedError(f"{self.name} has no axis to be drawn along")
+        """The position of a shape on a chart's axis. Raises NotImplementedError if the operation has no axis."""
+        raise NotImplementedError(f"{self.name} has no axis for a chart")
 
-    # -- what a log holds --------------------------------------------------------------------------------------------
+    # -- log records -------------------------------------------------------------------------------------------------
 
     def parse_shape(self, text: str) -> ShapeT:
-        """Raises UsageError for anything but what ``str`` of a shape gives."""
+        """Read the text that ``str`` writes for a shape. Raises UsageError for any other text."""
         return self.shape_type.parse(text)  # type: ignore[no-any-return]
 
     def shape_record(self, shape: ShapeT) -> dict[str, Any]:
@@ -113,17 +113,17 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
 
 
 class FlopOperation(Operation[ProblemT, ShapeT]):
-    """An operation whose rate counts FLOP, which the device's peak for the dtype bounds."""
+    """An operation whose rate counts FLOP and is limited by the device's peak for the dtype."""
 
     def fastest_possible(self, info: DeviceInfo, problem: ProblemT, shape: ShapeT | None = None) -> float | None:
         return fastest_possible_flops(info, problem.dtype)
 
     def peak(self, info: DeviceInfo, problem: ProblemT) -> float | None:
-        """The datasheet's FLOP a second; a share of it is MFU."""
+        """The datasheet's FLOP per second; a share of it is MFU."""
         found = find_peak(info.name, problem.dtype, info.compute_units)
         return None if found is None else found.flops
 
 
 def plain_fields(of: Any) -> dict[str, Any]:
-    """What ``dataclasses.asdict`` gives where values are plain, in a fifth of its time: once for each row of a log."""
+    """The same as ``dataclasses.asdict`` for plain values, five times as fast: it runs for each row of a log."""
     return {field.name: getattr(of, field.name) for field in fields(of)}

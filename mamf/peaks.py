@@ -1,8 +1,8 @@
-"""Theoretical peaks by device name and dtype, and of memory: data in peaks.csv, dense figures with their sources.
+"""Theoretical peaks by device name and dtype, and memory bandwidths: dense figures with sources in peaks.csv.
 
-The first row that matches a name decides which device it is; a device that no row names has no peak, never another
-device's. The column ``verified`` says how far a row may be believed: ``yes``, ``flops`` (its bandwidth is from memory)
-or ``no`` (all of it is). An unverified figure is shown as such and bounds nothing.
+The first row whose pattern matches a name decides which device it is; a device without a row has no peak. The column
+``verified`` says which figures of a row were checked against a source: ``yes`` (all), ``flops`` (not the bandwidth) or
+``no`` (none). Unverified figures are marked in reports and limit nothing.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from dataclasses import dataclass
 from mamf.backend import DeviceInfo
 from mamf.dtypes import DTYPES
 
-# How far above its datasheet's peak a device whose spec clock is not recorded may be believed: boards boost past it
-# (an RTX 4090 gives 178.8 of 165.2), but not by a quarter.
+# Headroom above the datasheet's peak if its clock is not recorded: boards boost past it (an RTX 4090 reaches 178.8 of
+# 165.2 TFLOPS), but not by 25 %.
 _HEADROOM_UNKNOWN_CLOCK = 1.25
 # Clocks are read and set in steps of 15 MHz and more.
 _HEADROOM_KNOWN_CLOCK = 1.02
-# How far a row may lie above the peak at the clock that was read during it: see fastest_at_clock.
+# Headroom above the peak at the clock that was read during a row: see fastest_at_clock.
 HEADROOM_OF_READ_CLOCK = 1.10
-# No device multiplies in float64 faster than in float32.
+# No device multiplies faster in float64 than in float32.
 _BOUNDED_BY = {"fp64": "fp32"}
-# What FLOP per cycle and unit are multiples of, and how far a datasheet's rounding puts them off.
+# FLOP per cycle and unit are multiples of 16; a datasheet's rounding may shift them by 0.5 %.
 _FLOP_STEP, _ROUNDED_PEAK = 16, 0.005
-# No core of a CPU does more FLOP in a cycle, nor cycles faster: two 512-bit FMA units do 32 in float64 and 64 in
-# float32, matrix units (Intel AMX: 1024 multiply-adds; Apple's) up to 256 and 2048.
+# Upper bounds for a CPU core: FLOP per cycle, and clock. Two 512-bit FMA units do 32 FLOP in float64 and 64 in float32;
+# matrix units (Intel AMX: 1024 multiply-adds; Apple's) do up to 256 in float32 and 2048 in narrower dtypes.
 _CORE_FLOP_PER_CYCLE = {"float64": 64, "float32": 256, "int8": 4096}
 _CORE_FLOP_PER_CYCLE_ELSE = 2048
 _CORE_HZ = 7e9
@@ -37,7 +37,7 @@ _CORE_HZ = 7e9
 @dataclass(frozen=True)
 class Peak:
     """A theoretical peak without sparsity: ``flops`` in FLOP/s at ``clock_hz``, if the source names the clock.
-    ``is_verified``: whether its source was read, and not remembered.
+    ``is_verified``: whether the figure was checked against its source.
     """
 
     device: str
@@ -49,7 +49,7 @@ class Peak:
 
     @property
     def origin(self) -> str:
-        """The device, and whether the figure is unverified: what is shown beside a share of it."""
+        """The device name for reports, marked if the figure is unverified."""
         return self.device if self.is_verified else f"{self.device} (unverified)"
 
 
@@ -86,16 +86,16 @@ def _rows() -> tuple[_Row, ...]:
 
 
 def find_peak(device_name: str, dtype: str, compute_units: int | None = None) -> Peak | None:
-    """The peak of a device for a dtype (mamf's name), or None. ``compute_units`` tells apart devices that share a
+    """The peak of a device for a dtype (mamf's name), or None. ``compute_units`` distinguishes devices with the same
     name.
     """
     return _find(device_name, DTYPES[dtype].peak_name, compute_units)
 
 
 def flop_per_cycle(peak: Peak | None, compute_units: int | None) -> float | None:
-    """FLOP of a unit in a cycle by a device's peak; None where its clock or the number of units is not known.
+    """FLOP per compute unit and cycle at a device's peak; None if the clock or the number of units is unknown.
 
-    Datasheets round (989 for 989.4); units do whole multiples of 16.
+    Datasheets round (989 for 989.4); the result is rounded to a multiple of 16, which units do.
     """
     if peak is None or not peak.clock_hz or not compute_units:
         return None
@@ -115,43 +115,43 @@ def _find(device_name: str, peak_name: str, compute_units: int | None) -> Peak |
 def find_bandwidth(
     device_name: str, compute_units: int | None = None, *, is_verified_only: bool = False
 ) -> float | None:
-    """The theoretical bandwidth of a device's memory in bytes/s, read and written together, or None."""
+    """The theoretical memory bandwidth of a device in bytes/s, reads plus writes, or None."""
     for row in _rows_of(device_name, compute_units):
         if row.bandwidth_tb and (row.verified == "yes" or not is_verified_only):
             return row.bandwidth_tb * 1e12
     return None
 
 
-@functools.lru_cache(64)  # the rows of a log are all of one device
+@functools.lru_cache(64)  # all rows of a log usually share one device
 def _rows_of(device_name: str, compute_units: int | None) -> tuple[_Row, ...]:
-    """The rows of one device: the first that its name and units match."""
+    """The rows of one device: the first device whose pattern and units match."""
     of_units = (row for row in _rows() if not row.compute_units or compute_units in row.compute_units)
     matching = [row for row in of_units if row.pattern.search(device_name)]
     return tuple(row for row in matching if row.device == matching[0].device)
 
 
 def fastest_possible_flops(info: DeviceInfo, dtype: str) -> float | None:
-    """FLOP/s that no launch on the device exceeds, at its maximum clock; None if no verified peak is listed. For a CPU,
-    what no core of today exceeds.
+    """FLOP/s that no launch on the device can exceed at its maximum clock; None if no verified peak is listed. For a
+    CPU, a bound that no current core exceeds.
     """
     peak = _bounding_peak(info, dtype)
     if peak is None or not info.is_accelerator:
         return None if info.is_accelerator else _fastest_possible_cpu_flops(info, dtype)
     if peak.clock_hz and info.max_clock_hz:
-        # No board is set above its model's clock by a quarter.
+        # No board is clocked 25 % above its model's clock.
         ratio = min(info.max_clock_hz / peak.clock_hz, _HEADROOM_UNKNOWN_CLOCK)
         return peak.flops * max(1.0, ratio) * _HEADROOM_KNOWN_CLOCK
     return peak.flops * _HEADROOM_UNKNOWN_CLOCK
 
 
 def fastest_at_clock(info: DeviceInfo, dtype: str, clock_hz: float) -> float | None:
-    """FLOP/s that no row on the device exceeds, by the median of the clocks that were read during it; None if no
-    verified peak with its clock is listed.
+    """FLOP/s that no row on the device can exceed, from the median clock that was read during the row; None if no
+    verified peak with a clock is listed.
 
-    The headroom is chosen from the 22,790 rows of ``results/`` to which it applies (``tools/clock_headroom.py``): their
-    rate is at most 105.1 % of peak x clock / datasheet's clock, two lie above 100 %, 99.9 % of them below 99 %. The
-    headroom is twice the largest excess. The two are float64 bursts on an H100, which reach 98.5 % at a steady clock:
-    if the clock falls during a burst, its median reads lower than what most launches ran at.
+    The headroom follows from the 22,790 rows in ``results/`` to which it applies (``tools/clock_headroom.py``): their
+    rate is at most 105.1 % of peak x clock / datasheet's clock, two are above 100 %, and 99.9 % are below 99 %. The
+    headroom is twice the largest excess. The two exceptions are float64 bursts on an H100, which reach 98.5 % at a
+    steady clock: if the clock falls during a burst, its median reading is below the clock of most launches.
     """
     peak = _bounding_peak(info, dtype) if info.is_accelerator else None
     if peak is None or not peak.clock_hz:
@@ -160,9 +160,10 @@ def fastest_at_clock(info: DeviceInfo, dtype: str, clock_hz: float) -> float | N
 
 
 def _bounding_peak(info: DeviceInfo, dtype: str) -> Peak | None:
-    """The verified peak that bounds a dtype: its own, else that of a dtype that is never slower.
+    """The verified peak that bounds a dtype: its own peak, or that of a dtype that is never slower.
 
-    Consumer boards double fp16 and fp8 with 16-bit accumulation, a mode that is a global flag: the larger peak bounds.
+    Consumer boards are twice as fast in fp16 and fp8 with 16-bit accumulation, which a global flag enables, so the
+    larger peak is the bound.
     """
     own = DTYPES[dtype].peak_name
     for name in (own, _BOUNDED_BY.get(own, own)):

@@ -1,4 +1,4 @@
-"""What a run sets out to do, as data: what kind of run it is, which steps it takes, within which budget."""
+"""The plan of a run, as data: its kind, its steps and its budget."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from mamf.limits import (
 )
 from mamf.regime_names import BURST, CEILINGS, CLASSIC, CLASSIC_WARMUP_SECONDS, SUSTAINED, require_regime
 
-#: Kinds of runs: rows of given shapes; confirmed ceilings; ceilings of compute and bandwidth in one log; one product on
-#: every kind of data; rows held against a baseline.
+#: Kinds of runs: rows for given shapes; confirmed ceilings; compute and bandwidth ceilings in one log; one product on
+#: several kinds of data; rows compared with a baseline.
 SWEEP, FIND, ROOFLINE, EXPLAIN, GUARD = "sweep", "find", "roofline", "explain", "guard"
-#: The operation that ceilings of compute are measured with.
+#: The operation that measures compute ceilings.
 MATMUL = "matmul"
 SHUFFLED, GIVEN = ORDERS = ("shuffled", "given")
 DEFAULT_BUDGET_SECONDS = 57.0
 QUICK_BUDGET_SECONDS = 20.0
-#: For all devices of a node at once, which share the host: a little more than one device needs.
+#: For all devices of a node at once: they share the host, so this is a little more than one device needs.
 NODE_BUDGET_SECONDS = QUICK_BUDGET_SECONDS + 4.0
-#: Regimes that every operation can be measured in; classic is for products alone.
+#: Regimes that every operation supports; classic is for products only.
 KERNEL_REGIMES = (BURST, SUSTAINED)
-#: Fresh visits of a row of a guard.
+#: The most repeated visits to a row of a guard.
 MOST_ROUNDS = 100
 
-#: Regime, problem, shape and kernel, which is named as it was asked for.
+#: A step: regime, problem, shape and kernel, with the kernel's name as requested.
 StepKey = tuple[str, Any, Any, str]
 
 
 @dataclass(frozen=True)
 class SweepOptions:
-    """``reference``: a shape that is measured again after every ``reference_every`` shapes, to show how far the device
-    drifted. ``warmup_launches`` and ``timed_launches``: of the classic regime.
+    """``reference``: a shape that is measured again after every ``reference_every`` shapes to show the device's drift.
+    ``warmup_launches`` and ``timed_launches``: for the classic regime.
     """
 
     order: str = GIVEN
@@ -59,7 +59,7 @@ class SweepOptions:
 
 @dataclass(frozen=True)
 class GuardOptions:
-    """``rounds``: how often at most a row in doubt is visited afresh."""
+    """``rounds``: the most repeated visits to a row in doubt."""
 
     rounds: int
 
@@ -69,12 +69,14 @@ class GuardOptions:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that a run needs to know, and all that resuming it needs.
+    """All parameters of a run, which are also what resuming it needs.
 
-    ``kernels``: named as they were asked for, ``package.module:Class`` if one is not installed. ``seconds`` limits the
-    time of a row (None: the regime's default), ``budget_seconds`` that of the run. ``flush``: evict the operands
-    between launches of a burst. ``layers``: the name of each shape of a preset. ``searches``: SearchPlans for ceilings
-    of products; a find of products has one and no shapes. ``options``: those of the kind, SweepOptions or GuardOptions.
+    - ``kernels``: names as requested, ``package.module:Class`` for a kernel that is not installed.
+    - ``seconds``: the time limit per row (None: the regime's default). ``budget_seconds``: the time limit of the run.
+    - ``flush``: whether to evict the operands between launches of a burst.
+    - ``layers``: the label of each shape of a preset.
+    - ``searches``: SearchPlans for ceilings of products; a find of products has one search and no shapes.
+    - ``options``: SweepOptions or GuardOptions, depending on the kind.
     """
 
     kind: str
@@ -113,36 +115,36 @@ class Plan:
             require_regime(name)
             if name == CLASSIC and self.operation != MATMUL:
                 known = " or ".join(KERNEL_REGIMES)
-                raise UsageError(f"{self.operation} is measured in {known}, not in {name}: no ceiling is measured so")
+                raise UsageError(f"{self.operation} is measured in {known}, not in {name}")
         if CLASSIC in self.regimes and (self.budget_seconds or CLASSIC_WARMUP_SECONDS + 1) <= CLASSIC_WARMUP_SECONDS:
             raise UsageError(f"classic warms up for {CLASSIC_WARMUP_SECONDS:.0f} s: give a longer --budget")
 
     @property
     def problem(self) -> Any:
-        """The first problem; a run of products has no other."""
+        """The first problem; a run of products has only one."""
         return self.problems[0]
 
     @property
     def is_search(self) -> bool:
-        """Whether shapes are sought on a grid, not given."""
+        """Whether the run searches a grid of shapes instead of measuring given shapes."""
         return self.kind == FIND and bool(self.searches)
 
     @property
     def confirms(self) -> bool:
-        """Whether the best of each problem's rows is confirmed in all regimes."""
+        """Whether the best row of each problem is confirmed in all regimes."""
         return self.kind in (FIND, ROOFLINE) and not self.is_search
 
     def common(self, dtype: str) -> tuple[Any, Any]:
-        """The problem and shape that devices which share the plan are compared on: the shape with the median work."""
+        """The problem and shape, that with the median work, on which devices sharing the plan are compared."""
         problem = next(problem for problem in self.problems if problem.dtype == dtype)
         by_work = sorted(self.shapes, key=lambda shape: float(problem.work(shape).amount))
         return problem, by_work[len(by_work) // 2]
 
     def steps(self, held: Collection[StepKey] = ()) -> list[StepKey]:
-        """What is left to measure, leaving out what ``held`` has; kernels of one shape follow one another.
+        """The steps left to measure, without those in ``held``; kernels of one shape follow one another.
 
-        Rows that are confirmed later are measured in the first regime alone, and an explanation measures sustained on
-        its first problem alone.
+        Rows that are confirmed later are measured in the first regime only, and an explanation measures sustained on
+        its first problem only.
         """
         done = frozenset(held)
         everything = (
@@ -162,7 +164,7 @@ class Plan:
 
 
 def require_regimes(plan: Any) -> None:
-    """Raises UsageError for regimes, a precision or a budget that mean nothing."""
+    """Raises UsageError for invalid regimes, an invalid precision or an invalid budget."""
     require_some("regimes", plan.regimes, str)
     require_share("precision", plan.precision)
     if plan.budget_seconds is not None:
@@ -171,4 +173,4 @@ def require_regimes(plan: Any) -> None:
 
 def require_ceiling_regimes(names: Collection[str]) -> None:
     for name in names:
-        require_known(("regime of a ceiling", name, CEILINGS))
+        require_known(("regime for a ceiling", name, CEILINGS))

@@ -1,6 +1,6 @@
-"""Which samples and rows can be true: bounded by the device's physics, and by the clock that was read during the row.
+"""Which samples and rows are plausible, given the device's physics and the clock that was read during the row.
 
-Measuring and ``mamf results check`` ask the same functions.
+Measurements and ``mamf results check`` use the same functions.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from mamf.measurement import TERA, Measurement
 from mamf.peaks import fastest_at_clock
 from mamf.regime_names import CLASSIC
 
-#: The largest share of impossible samples at which the others still give a figure.
+#: The largest share of impossible samples for which the other samples are still used.
 MOST_IMPOSSIBLE = 0.1
-# On a device that nothing bounds, samples this many times shorter than the median are suspect: a timer that misses its
-# launch reads microseconds.
+# On a device without a known peak, samples this many times shorter than the median are suspect: a timer that misses
+# its launch reads microseconds.
 _SUSPECT = 10
-# The throttle reason of a device at its power limit, as backends name it.
+# The throttle reason that backends report at the power limit.
 _POWER = "power cap"
 
 
 def split_impossible(
     seconds: Sequence[float], amount: float, limit: float | None, accuracy: float = 0.0
 ) -> tuple[list[float], list[float]]:
-    """Samples that can be true, and those that cannot: not positive, or faster than ``limit`` (of ``amount`` in a
-    second) by more than the ``accuracy`` of the timer, in seconds. A sample that is merely far below the others stays:
-    on a busy machine the fast ones are the true ones.
+    """Split samples into possible and impossible ones: not positive, or faster than ``limit`` (units of ``amount`` per
+    second) by more than the timer's ``accuracy`` in seconds. A sample that is merely far below the others is kept: on a
+    busy machine the fast samples are the correct ones.
     """
     floor = amount / limit - accuracy if limit else 0.0
     possible = [sample for sample in seconds if sample > 0 and sample >= floor]
@@ -37,9 +37,9 @@ def split_impossible(
 
 
 def why_implausible(row: Measurement, info: DeviceInfo, limit: float | None) -> str | None:
-    """Why a row on a device gives no figure, or None. Its status is not read.
+    """Why a row on a device is implausible, or None. The row's status is ignored.
 
-    ``limit``: what of the row's work the device cannot exceed in a second; None if nothing bounds it.
+    ``limit``: the most FLOP or bytes per second that the device can reach for the row's work; None if unknown.
     """
     every = (*row.samples, *row.implausible_samples)
     possible, impossible = split_impossible(every, row.amount, limit, row.timer_accuracy)
@@ -52,10 +52,11 @@ def why_implausible(row: Measurement, info: DeviceInfo, limit: float | None) -> 
 
 
 def _why_beyond_clock(row: Measurement, info: DeviceInfo) -> str | None:
-    """That a row's figure is more than its clock allows; None for rows whose clock was not read while they ran.
+    """Why a row's rate is more than its clock allows, or None; None also if the clock was not read during the row.
 
-    The clock of mamf-finder's loop is whatever it is when it is read. A device that slows down for another reason than
-    its power switches between clocks faster than sensors are read, and all readings may be of the lower one.
+    Rows of the classic regime are not judged: the clock is read outside its loop. A device that is throttled for
+    another reason than power switches between clocks faster than sensors are read, and all readings may be of the
+    lower clock.
     """
     clock, dtype = row.conditions.clock_hz, row.problem.dtype
     is_steady = row.regime != CLASSIC and set(row.conditions.throttle_reasons) <= {_POWER}
@@ -71,10 +72,10 @@ def _why_beyond_clock(row: Measurement, info: DeviceInfo) -> str | None:
 
 
 def _why_suspect(row: Measurement, info: DeviceInfo, possible: Sequence[float]) -> str | None:
-    """That a timer may have missed launches on an accelerator that nothing bounds. No sample is dropped: which of them
-    are true is not known. A host's timer cannot miss a launch.
+    """Why the timer may have missed launches on an accelerator without a known peak, or None. No sample is dropped,
+    because it is unknown which samples are correct. A host's timer cannot miss a launch.
 
-    A median or mean outlives a tenth of such samples, the fastest of all not a single one.
+    A median or mean tolerates 10 % of such samples; the fastest sample tolerates none.
     """
     usual = statistics.median(possible)
     suspect = sum(sample * _SUSPECT < usual for sample in possible)

@@ -1,19 +1,19 @@
-"""The regimes by name, for those who read figures and do not take them."""
+"""The names of the regimes, for code that reads figures without measuring."""
 
 from __future__ import annotations
 
 from mamf.limits import require_known
 
 BURST, SUSTAINED, CLASSIC = "burst", "sustained", "classic"
-#: mamf-finder's own.
+#: The warm-up of mamf-finder.
 CLASSIC_WARMUP_SECONDS = 30.0
 NAMES = (BURST, SUSTAINED, CLASSIC)
-#: The statistic that a best is chosen by.
+#: The statistic that ranks rows.
 BEST_BY = {BURST: "median", SUSTAINED: "mean", CLASSIC: "fastest"}
-#: What a find confirms: burst is MAMF, sustained MSMF.
+#: The regimes in which a find confirms ceilings: burst gives MAMF, sustained gives MSMF.
 CEILINGS = (BURST, SUSTAINED)
 
 
 def require_regime(name: str) -> None:
-    """Raises UnknownNameError."""
+    """Raises UnknownNameError unless ``name`` is a regime."""
     require_known(("regime", name, NAMES))

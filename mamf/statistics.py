@@ -1,15 +1,15 @@
-"""Samples of time -> a figure that says how sure it is. Pure; seconds in, seconds out.
+"""From time samples to a figure with an interval. Pure; seconds in, seconds out.
 
-Launch times in burst are skewed and have outliers, so the median carries the figure, with a distribution-free interval
-from order statistics: the number of samples below the true median is Binomial(n, 1/2), whatever the distribution (Hahn
-& Meeker, Statistical Intervals, 2017, section 5.2). Sustained is work over time: its figure is the mean of blocks of
-equal work, which follow one another and are not independent, so its interval is of batch means (Law, Simulation
-Modeling and Analysis, 2015, section 9.5.3).
+Launch times in burst are skewed and have outliers, so the figure is the median, with a distribution-free interval from
+order statistics: the number of samples below the true median is Binomial(n, 1/2) for any distribution (Hahn & Meeker,
+Statistical Intervals, 2017, section 5.2). Sustained measures work over time: the figure is the mean of blocks of equal
+work. Successive blocks are not independent, so the interval uses batch means (Law, Simulation Modeling and Analysis,
+2015, section 9.5.3).
 
-Both describe a single visit. A repeat differs by more. ``repeat_interval`` is the interval that mamf prints: a 95 %
-prediction interval for one more run. It adds what differs between visits and between runs, from ``Repeatability``,
-which is calibrated on pairs of runs (tools/coverage.py) and corrected by the visits at hand. A maximum over noisy
-samples is biased upwards, the more so the more samples there are: it is reported, and never a ceiling.
+Both describe a single visit; repeats differ by more. ``repeat_interval`` gives the interval that mamf prints: a 95 %
+prediction interval for one more run. It adds the variance between visits and between runs from ``Repeatability``, which
+is calibrated on pairs of runs (tools/coverage.py) and corrected by the visits of this run. The maximum of noisy samples
+is biased upward, and more samples bias it more: it is reported, but never used as a ceiling.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from dataclasses import dataclass
 
 CONFIDENCE = 0.95
 _BATCHES = 5
-# Whose exponential is a number: a crafted log may claim any width.
+# Its exponential is still finite: a crafted log may claim any width.
 _WIDEST_LOGARITHM = 700.0
-# A normal median scatters so much more than a mean of as many.
+# The standard error of the median of normal samples, relative to that of their mean.
 _MEDIAN_TO_MEAN = math.sqrt(math.pi / 2)
 _MOST_DEGREES = 10**5
-# Student's t of more is the normal distribution's but for 0.6 %.
+# With more degrees of freedom, Student's t differs from the normal distribution by at most 0.6 %.
 _MANY_DEGREES = 200
-# Two levels: so many samples, at most so much of the variance left within them, so far apart.
+# Two levels need this many samples, at most this share of the variance within levels, and this relative distance.
 _FEWEST_FOR_LEVELS, _UNEXPLAINED, _LEAST_GAP = 10, 0.15, 0.01
-# 1.5 / 0.5, of times and of rates alike.
+# 1.5 / 0.5, for times and for rates.
 _WIDEST_RATIO = 3.0
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A confidence interval. ``coverage`` is what these samples could give: fewer than 6 fall short of 95 % for a
-    median.
+    """A confidence interval. ``coverage``: the probability that it reaches; for a median, fewer than 6 samples cannot
+    reach 95 %.
     """
 
     low: float
@@ -51,7 +51,7 @@ class Interval:
 
     @property
     def is_known(self) -> bool:
-        """Whether the interval says anything: its ends are at most +-50 % from the middle, which is a factor of 3."""
+        """Whether the interval is informative: its ends are within 50 % of the middle, so they differ by at most 3x."""
         return self.high <= _WIDEST_RATIO * self.low
 
     def overlaps(self, other: Interval) -> bool:
@@ -60,15 +60,15 @@ class Interval:
 
 @dataclass(frozen=True)
 class Repeatability:
-    """Standard deviations of a figure, relative to it: from ``visit`` to visit of one run, and from ``run`` to run.
+    """Relative standard deviations of a figure: between visits of one run (``visit``) and between runs (``run``).
 
-    ``launch_seconds``: a part between runs that does not grow with the launch, in seconds. ``common``: the part of
-    ``run`` that all rows of one run share. ``degrees``: of freedom that the calibration of ``visit`` is worth.
-    ``is_whole``: ``visit`` contains the scatter within a visit too, because that does not tell how far visits differ.
-    A power controller swings regularly, and draws one of its states for a whole visit.
+    ``launch_seconds``: a difference between runs that is independent of the launch's length, in seconds. ``common``:
+    the part of ``run`` that all rows of a run share. ``degrees``: degrees of freedom of the calibration of ``visit``.
+    ``is_whole``: ``visit`` includes the scatter within a visit, because that scatter does not predict how visits
+    differ: a power controller oscillates regularly, and stays in one of its states for a whole visit.
 
-    Measured for NVIDIA GPUs and a CPU (repeatability.csv). Other devices borrow the former, which may be too narrow or
-    too wide for them. Raises ValueError for values outside their range.
+    Measured for NVIDIA GPUs and a CPU (repeatability.csv). Other devices use the GPUs' values, which may be too narrow
+    or too wide for them. Raises ValueError for values outside their range.
     """
 
     visit: float
@@ -83,14 +83,14 @@ class Repeatability:
         if not (are_shares and 0 <= self.launch_seconds < 1 and 1 <= self.degrees <= _MOST_DEGREES):
             raise ValueError(
                 f"repeatability of {self.visit:g}, {self.run:g} ({self.common:g} in common), {self.launch_seconds:g} s "
-                f"by {self.degrees} degrees of freedom: shares of 1, under a second, and 1 to {_MOST_DEGREES} degrees"
+                f"with {self.degrees} degrees of freedom: shares of 1, under a second, and 1 to {_MOST_DEGREES} degrees"
             )
 
 
 @dataclass(frozen=True)
 class FigureError:
-    """Relative standard deviations of the figure of one run: what all rows of the run have in ``common``, and its
-    ``own``. ``degrees``: of freedom, for Student's t.
+    """Relative standard deviations of one run's figure: the part that all rows of the run share (``common``), and the
+    rest (``own``). ``degrees``: degrees of freedom for Student's t.
     """
 
     common: float
@@ -104,7 +104,7 @@ class FigureError:
 
 @dataclass(frozen=True)
 class Summary:
-    """Samples in short; everything in seconds but ``count``. ``interval``: of the figure, within the visit."""
+    """Statistics of samples, in seconds except ``count``. ``interval``: of the figure, within the visit."""
 
     count: int
     mean: float
@@ -115,7 +115,7 @@ class Summary:
 
 
 def summarize(samples: Sequence[float], figure: str = "median") -> Summary:
-    """Summary of at least one sample, with the interval of ``figure``. Raises ValueError when there is none."""
+    """Summarize samples, with the interval of ``figure`` (mean or median). Raises ValueError without samples."""
     if not samples:
         raise ValueError("no samples to summarize")
     return Summary(
@@ -129,12 +129,12 @@ def summarize(samples: Sequence[float], figure: str = "median") -> Summary:
 
 
 def standard_deviation(samples: Sequence[float]) -> float:
-    """Of at least one sample; 0 of a single one. In floats: exact fractions take fifty times as long."""
+    """The standard deviation of samples; 0 for a single one. Uses floats: exact fractions take 50 times as long."""
     return math.sqrt(_squares(samples) / (len(samples) - 1)) if len(samples) > 1 else 0.0
 
 
 def exact_standard_deviation(samples: Sequence[float]) -> float:
-    """The same to the last digit, as reports of early logs print it."""
+    """The same with exact fractions, for reports that must reproduce every digit of early logs."""
     return _stdlib.stdev(samples) if len(samples) > 1 else 0.0
 
 
@@ -145,7 +145,7 @@ def _squares(samples: Sequence[float]) -> float:
 
 
 def figure_of(samples: Sequence[float], figure: str) -> float:
-    """The mean of the samples, or else their median."""
+    """The mean of the samples if ``figure`` is "mean", else their median."""
     return _stdlib.fmean(samples) if figure == "mean" else _stdlib.median(samples)
 
 
@@ -155,18 +155,18 @@ def interval_of(samples: Sequence[float], figure: str) -> Interval:
 
 
 def median_interval(samples: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
-    """The narrowest symmetric order-statistic interval of the median that covers ``confidence``, else the whole
-    range.
+    """The narrowest symmetric order-statistic interval of the median that covers ``confidence``, or the whole range if
+    none does.
     """
     ordered = sorted(samples)
     rank, coverage = _median_rank(len(ordered), confidence)
     return Interval(ordered[rank], ordered[len(ordered) - 1 - rank], coverage)
 
 
-@functools.lru_cache(1024)  # a regime asks after each train, a reader for each row
+@functools.lru_cache(1024)  # called after each train of launches, and for each row of a log
 def _median_rank(count: int, confidence: float) -> tuple[int, float]:
-    """The rank, from either end, of the samples between which the median of so many lies, and the coverage of that."""
-    # below: outcomes (of 2**count) in which the true median lies under the sample of this rank; exact integers.
+    """The rank, from either end, of the samples that enclose the median of ``count`` samples, and the coverage."""
+    # below: outcomes (of 2**count) in which the true median is below the sample of this rank; exact integers.
     rank, below, at_rank, total = 0, 1, 1, 2**count
     while True:
         at_rank = at_rank * (count - rank) // (rank + 1)
@@ -176,12 +176,12 @@ def _median_rank(count: int, confidence: float) -> tuple[int, float]:
 
 
 def batch_means_interval(samples: Sequence[float], batches: int = _BATCHES) -> Interval:
-    """The interval of the mean from the means of equal runs of consecutive samples; of too few samples the range."""
+    """The interval of the mean from the means of equal batches of consecutive samples; the range for few samples."""
     batches = min(batches, len(samples) // 2)
     if batches < 2:
         return Interval(min(samples), max(samples), median_interval(samples).coverage)
     size = len(samples) // batches
-    # What does not fill a batch is left out at the start, where the state before the visit may linger.
+    # Samples that do not fill a batch are dropped at the start, where the state before the visit may persist.
     whole = samples[len(samples) - batches * size :]
     means = [_stdlib.fmean(whole[start : start + size]) for start in range(0, len(whole), size)]
     half = student_t(batches - 1) * standard_deviation(means) / math.sqrt(batches)
@@ -190,10 +190,11 @@ def batch_means_interval(samples: Sequence[float], batches: int = _BATCHES) -> I
 
 
 def standard_error(interval: Interval, figure: float) -> float:
-    """The relative standard error that an interval of this coverage stands for, if it is of a normal figure.
+    """The relative standard error that corresponds to an interval of this coverage for a normal figure.
 
-    Of a mean it is too large: its interval is as wide as Student's t of 5 batches makes it, 2.776 standard errors and
-    not 1.960, which is 42 % (more of fewer batches). Intervals of repeats, in logs too, follow from it: it stays.
+    For a mean it is 42 % too large (more with fewer batches), because Student's t with 5 batches makes the interval
+    2.776 standard errors wide and not 1.960. The calibration and the repeat intervals in logs depend on it, so it
+    stays.
     """
     coverage = min(max(interval.coverage, 0.5), 0.999)
     return interval.half_width / _stdlib.NormalDist().inv_cdf((1 + coverage) / 2) / figure
@@ -202,13 +203,14 @@ def standard_error(interval: Interval, figure: float) -> float:
 def figure_error(
     figures: Sequence[float], middle: float, within: Sequence[float], known: Repeatability, of_median: bool = False
 ) -> FigureError:
-    """How far ``middle`` seconds, which follow from the ``figures`` of the visits of one run, lie from the mean of all
-    runs.
+    """The error of ``middle`` seconds, computed from the ``figures`` of the visits of one run, relative to the mean of
+    all runs.
 
-    ``within``: the relative standard error of each visit. The variance between visits is that of the calibration,
-    weighed by its degrees of freedom, with what these visits show (a scaled inverse chi-squared prior: Gelman et al.,
-    Bayesian Data Analysis, 2013, section 2.6). What differs between runs does not shrink with the number of visits, and
-    counts as known; the degrees of freedom of the sum are those of Welch and Satterthwaite (Biometrics 2, 1946).
+    ``within``: the relative standard error of each visit. ``of_median``: whether ``middle`` is the median of the
+    figures. The variance between visits combines the calibration, weighted by its degrees of freedom, with these visits
+    (a scaled inverse chi-squared prior: Gelman et al., Bayesian Data Analysis, 2013, section 2.6). The variance between
+    runs does not shrink with the number of visits and counts as known; the degrees of freedom of the sum follow Welch
+    and Satterthwaite (Biometrics 2, 1946).
     """
     count = len(figures)
     expected = known.visit**2
@@ -217,7 +219,7 @@ def figure_error(
     mean = _stdlib.fmean(figures)
     seen = sum((figure / mean - 1) ** 2 for figure in figures)
     between = (known.degrees * expected + seen) / (known.degrees + count - 1)
-    if known.is_whole and count > 1:  # nothing else tells how noisy this device is
+    if known.is_whole and count > 1:  # the visits are the only measure of this device's noise
         between = max(between, seen / (count - 1))
     factor = _MEDIAN_TO_MEAN if of_median and count > 2 else 1.0
     of_visits, of_runs = factor**2 * between / count, known.run**2 + (known.launch_seconds / middle) ** 2
@@ -229,22 +231,22 @@ def figure_error(
 def repeat_interval(
     figures: Sequence[float], middle: float, within: Sequence[float], known: Repeatability, of_median: bool = False
 ) -> Interval:
-    """The 95 % repeat interval: it contains the figure of one more run of the same measurement, in a new process, on
-    the same card with the same software, with a probability of 95 %.
+    """The 95 % repeat interval, in seconds: it contains the figure of one more run of the same measurement, in a new
+    process, on the same card with the same software, with a probability of 95 %.
 
     Parameters as in ``figure_error``. This is a prediction interval (Hahn & Meeker, Statistical Intervals, 2017,
-    section 4.8): the repeat has an error as large as that of the figure itself, so the variance counts twice. It holds
-    nothing that both runs share, such as the bias of the timer (that is the accuracy).
+    section 4.8): the repeat has the same error as the figure itself, so the variance counts twice. It excludes errors
+    that both runs share, such as the bias of the timer (see Measurement.accuracy).
     """
     error = figure_error(figures, middle, within, known, of_median)
     half = student_t(error.degrees) * math.sqrt(2) * error.total
-    # Below, symmetric as long as times scatter little; a time is never negative, however widely they do.
+    # Nearly symmetric if the scatter is small; the lower end stays positive if it is large.
     return Interval(middle * max(1 - half, (1 + half) ** -2), middle * (1 + half), CONFIDENCE)
 
 
-def widened(interval: Interval, middle: float, half_width: float) -> Interval:
-    """The interval of a positive figure once it is multiplied by another that is known to ``half_width``, as a share:
-    relative widths of two that know nothing of each other, in quadrature. One that reaches 0 is as wide as it gets.
+def widen(interval: Interval, middle: float, half_width: float) -> Interval:
+    """The interval of a positive figure after multiplication by a factor whose relative half-width is ``half_width``:
+    relative widths of independent errors add in quadrature. An interval that reaches 0 stays as it is.
     """
     if interval.low <= 0 or not half_width:
         return interval
@@ -256,7 +258,7 @@ def widened(interval: Interval, middle: float, half_width: float) -> Interval:
 
 @functools.cache
 def student_t(degrees: int, confidence: float = CONFIDENCE) -> float:
-    """The half-width, in standard errors, that covers ``confidence`` of Student's t."""
+    """The half-width, in standard errors, that covers ``confidence`` of Student's t distribution."""
     low, high = 0.0, 1e4
     while high - low > 1e-9 * (1 + low):
         middle = (low + high) / 2
@@ -278,9 +280,7 @@ def _t_coverage(t: float, degrees: int) -> float:
 
 
 def relative_slope(samples: Collection[float]) -> float:
-    """How much a straight line through the samples (equally spaced) rises from first to last, as a share of their
-    mean.
-    """
+    """The rise of a straight line through equally spaced samples from first to last, as a share of their mean."""
     count = len(samples)
     if count < 2:
         return 0.0
@@ -289,9 +289,10 @@ def relative_slope(samples: Collection[float]) -> float:
 
 
 def two_levels(samples: Sequence[float]) -> tuple[float, float] | None:
-    """The two levels that samples alternate between, low and high, or None where they scatter around one.
+    """The two levels that samples alternate between, low and high, or None if they scatter around one level.
 
-    Parted at their middle, two levels explain nearly all of the variance; of normal scatter 64 %, of even scatter 75 %.
+    Split at the middle, two levels explain nearly all of the variance; for normal scatter a split explains 64 %, for
+    uniform scatter 75 %.
     """
     if len(samples) < _FEWEST_FOR_LEVELS:
         return None
@@ -306,7 +307,7 @@ def two_levels(samples: Sequence[float]) -> tuple[float, float] | None:
 
 
 def known_median(values: Iterable[float | None]) -> float | None:
-    """The median of those that are known, None where none is."""
+    """The median of the values that are not None, or None if there are none."""
     known = [value for value in values if value is not None]
     return _stdlib.median(known) if known else None
 

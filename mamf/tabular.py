@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 
 class Tabular:
-    """Shown by a notebook as html. ``mamf/__init__.py`` sets ``render``, because reports import what they show."""
+    """Base class of objects that notebooks show as html. ``mamf/__init__.py`` sets ``render``, because the report
+    modules import these classes.
+    """
 
     render: Callable[[Tabular], str]
 

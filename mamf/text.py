@@ -1,7 +1,7 @@
-"""Foreign text, as a log or a device gives it, made harmless where it is shown: one rendering for each format.
+"""Escapes untrusted text from logs and devices, with one function per output format.
 
-A log comes from anybody. In a terminal its text moves no cursor, in a spreadsheet it computes nothing, in markdown it
-is no markup. What is seen of honest text is the text itself.
+A log can come from anyone. Its text must not move the cursor of a terminal, be computed by a spreadsheet or act as
+markup. Ordinary text stays unchanged.
 """
 
 from __future__ import annotations
@@ -10,36 +10,36 @@ import re
 import unicodedata
 
 _NOT_PLAIN = re.compile(r"[^ -~]")
-# Control characters, what is invisible or turns the direction of writing, lone surrogates, separators of lines.
+# Control characters, invisible or direction-changing characters, lone surrogates, line separators.
 _UNSEEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
-# By OWASP's rule against CSV injection, full-width signs too.
+# OWASP's rule against CSV injection, including full-width signs.
 _FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]")
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 
-# What would be markup of GitHub's wherever it stands. An address that hides behind no text stays.
+# GitHub markup at any position. An address that is visible as such stays.
 _INLINE = re.compile(
     r"[\\`|~$]"  # escape, code, cell, strike-through, formula
-    r"|\*(?=\S)"  # what opens no emphasis closes none
-    r"|(?<![^\W_])_+|_+(?![^\W_])"  # inside of a word it is none
-    r"|!(?=\[)|\[(?=\^)|\](?=[(\[])"  # picture, footnote, link
+    r"|\*(?=\S)"  # an emphasis that is never opened needs no escape at its end
+    r"|(?<![^\W_])_+|_+(?![^\W_])"  # within a word it is no markup
+    r"|!(?=\[)|\[(?=\^)|\](?=[(\[])"  # image, footnote, link
 )
 _ENTITY = re.compile(r"&(?=#?\w+;)")
-# A heading, quotation, list, rule, definition of a link.
+# A heading, quotation, list, rule or link definition.
 _BEGINS_BLOCK = re.compile(r"\A\s*(?:\d+(?=[.)](?:\s|\Z))|(?=[#>+=*\[:-]))")
 
 
 class Markup(str):
-    """Text of our own that is markup on purpose: markdown holds it as it is."""
+    """Text that is markup on purpose: it is not escaped in markdown."""
 
 
 def visible(text: str) -> str:
-    """One line in which everything is seen: ``\\x1b`` for an escape, ``\\n`` for the end of a line."""
+    """``text`` in one line, with invisible characters escaped: ``\\x1b`` for an escape, ``\\n`` for a line end."""
     return _NOT_PLAIN.sub(_escaped_if_unseen, text)
 
 
 def visible_lines(text: str) -> str:
-    """The same for a text of several lines, which stay."""
+    """The same for text of several lines; line ends are kept."""
     return "\n".join(map(visible, text.split("\n")))
 
 
@@ -50,7 +50,7 @@ def _escaped_if_unseen(found: re.Match[str]) -> str:
 
 
 def csv_cell(value: object) -> object:
-    """A value for csv.writer: numbers as they are, text that a spreadsheet would compute behind an apostrophe."""
+    """A value for csv.writer: numbers unchanged, an apostrophe before text that a spreadsheet would compute."""
     if value is None or isinstance(value, (int, float)):
         return value
     text = visible(str(value))
@@ -58,7 +58,7 @@ def csv_cell(value: object) -> object:
 
 
 def markdown_text(text: str) -> str:
-    """``text`` inside a line of markdown: a cell, a part of a heading."""
+    """``text`` escaped for use within a line of markdown, such as a cell or part of a heading."""
     if isinstance(text, Markup):
         return text
     escaped = _INLINE.sub(lambda found: "".join(f"\\{each}" for each in found[0]), visible(text))
@@ -66,7 +66,7 @@ def markdown_text(text: str) -> str:
 
 
 def markdown_line(text: str) -> str:
-    """``text`` as a whole line of markdown, which begins no block."""
+    """``text`` escaped as a whole line of markdown that starts no block."""
     if isinstance(text, Markup):
         return text
     return _BEGINS_BLOCK.sub(lambda found: f"{found[0]}\\", markdown_text(text))

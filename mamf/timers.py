@@ -1,8 +1,8 @@
-"""What the device timer of a backend adds to a launch, measured against the vendor's profiler: data in timers.csv.
+"""The overhead that a backend's device timer adds to a launch, measured against the vendor's profiler (timers.csv).
 
-Two quantities are kept apart. The *overhead* is estimated in each process and subtracted; what is left of it from
-process to process is part of the repeat interval. The *accuracy* is how far the corrected figure may still be from the
-kernel's own time, because the overhead depends on the kernel. All repeats share it, so no repeat interval contains it.
+There are two quantities. The *overhead* is estimated in each process and subtracted; its variation between processes
+is part of the repeat interval. The *accuracy* is the remaining error of the corrected figure, because the overhead
+depends on the kernel. All repeats share this error, so repeat intervals do not contain it.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ import functools
 import importlib.resources
 from typing import NamedTuple
 
-#: What an overhead may be if nobody has compared the timer of a backend with its profiler, in seconds.
+#: The largest plausible overhead of a timer that has not been compared with a profiler, in seconds.
 MOST_OVERHEAD_SECONDS = 20e-6
-#: By how much the overhead after a run may differ from the one subtracted in it, in seconds.
+#: The largest acceptable difference between the overhead after a run and the one subtracted in it, in seconds.
 LARGEST_SHIFT_SECONDS = 0.5e-6
-#: Launches shorter than this state their accuracy: a microsecond is 1 % of it.
+#: Reports give the accuracy of launches shorter than this: 1 us is 1 % of it.
 SHORT_LAUNCH_SECONDS = 100e-6
 
 
 class Timer(NamedTuple):
-    """In seconds: the overhead, from ``lowest`` to ``highest``, and how accurate a corrected figure is; of a log before
-    schema 5, which is read with the ``typical`` overhead, ``early_accuracy``: hosts differ by a microsecond.
+    """The timer of a backend, in seconds: the overhead from ``lowest`` to ``highest``, and the ``accuracy`` of
+    corrected figures. Logs before schema 5 are read with the ``typical`` overhead and have ``early_accuracy``, because
+    hosts differ by a microsecond.
     """
 
     lowest: float
@@ -33,7 +34,7 @@ class Timer(NamedTuple):
 
 
 class Overhead(NamedTuple):
-    """What is subtracted from each window, in seconds, and a remark if that is not what was estimated."""
+    """The seconds to subtract from each window, and a remark if they differ from the estimate."""
 
     seconds: float
     remark: str = ""
@@ -48,21 +49,21 @@ def _timers() -> dict[str, Timer]:
 
 
 def find_timer(backend: str) -> Timer | None:
-    """The measured timer of a backend, or None if nobody has measured it."""
+    """The measured timer of a backend, or None if it has not been measured."""
     return _timers().get(backend)
 
 
 def is_credible(backend: str, overhead: float) -> bool:
-    """Whether an overhead in seconds can be that of a backend's timer."""
+    """Whether an overhead in seconds is plausible for a backend's timer."""
     timer = find_timer(backend)
     low, high = (timer.lowest, timer.highest) if timer else (0.0, MOST_OVERHEAD_SECONDS)
     return low <= overhead <= high
 
 
 def credible_overhead(backend: str, estimate: float | None) -> Overhead:
-    """The estimate, in seconds; one that cannot be true is replaced by the timer's typical overhead, if that is known.
+    """The estimate in seconds, or the timer's typical overhead (0 if unknown) if the estimate is implausible.
 
-    Rounded to the nanosecond, as samples are logged.
+    Rounded to the nanosecond, like logged samples.
     """
     if estimate is None:
         return Overhead(0.0)
@@ -73,21 +74,21 @@ def credible_overhead(backend: str, estimate: float | None) -> Overhead:
         return Overhead(0.0)
     used = round(timer.typical, 9) if timer else 0.0
     return Overhead(
-        used, f"timer overhead {used * 1e6:.1f} us assumed: its estimate, {estimate * 1e6:.1f} us, is absurd"
+        used, f"timer overhead {used * 1e6:.1f} us assumed: the estimate, {estimate * 1e6:.1f} us, is implausible"
     )
 
 
 def timer_accuracy(backend: str, overhead: float) -> float:
-    """Seconds by which figures that this overhead was subtracted from may be wrong; 0 where nobody has measured it."""
+    """The error in seconds of figures after subtraction of this overhead; 0 if it has not been measured."""
     timer = find_timer(backend)
     return timer.accuracy if timer and overhead else 0.0
 
 
 def corrected_window(window: float, overhead: float) -> float:
-    """The seconds of a launch in a window; never less than half of it, because what is shorter cannot be timed."""
+    """The seconds of a launch, given its window; at least half the window, because shorter launches cannot be timed."""
     return max(window - overhead, window / 2)
 
 
 def raw_window(sample: float, overhead: float) -> float:
-    """The window that ``corrected_window`` made a sample of."""
+    """The inverse of ``corrected_window``: the window, given the sample."""
     return sample + overhead if sample > overhead else 2 * sample

@@ -1,8 +1,7 @@
-"""What all torch devices share: opening, memory, operands and the two kinds of timer.
+"""Base classes for devices that torch supports: opening, memory, operands and two kinds of timer.
 
-An adapter in ``backends/`` derives from ``AcceleratorBackend`` (the vendor's torch module has events and memory
-statistics: ``torch.cuda``, ``torch.xpu``, ``torch.hpu``) or from ``HostTimedBackend`` and adds what only its vendor
-knows.
+An adapter in ``backends/`` derives from ``AcceleratorBackend`` (if the vendor's torch module has events and memory
+statistics: ``torch.cuda``, ``torch.xpu``, ``torch.hpu``) or from ``HostTimedBackend``, and adds the vendor's specifics.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from mamf.backend import MIB, Backend, DeviceInfo, OperandPool, Telemetry, Unava
 from mamf.dtypes import DTYPES
 from mamf.errors import UnavailableError
 
-# Elements drawn at once where the values must be made in float32 first (8-bit dtypes).
+# Elements drawn at once for dtypes whose values are drawn in float32 first (8-bit dtypes).
 _FILL_CHUNK = 2**26
 _FLUSH_BYTES_WHEN_CACHE_UNKNOWN = 256 * MIB
-# Kernels of known cycles that calibrate the timer: 5 us at 2 GHz, and eight times that. A clock that moves by 1 %
-# between the two is 0.05 us, and the median of so many rounds repeats within 0.1 us.
+# Kernels of known cycles calibrate the timer: 5 us at 2 GHz, and eight times that. A clock change of 1 % between the
+# two shifts the estimate by 0.05 us, and the median of this many rounds repeats within 0.1 us.
 _SPIN_CYCLES = 10_000
 _SPIN_RATIO = 8
 _SPIN_ROUNDS = 32
@@ -33,14 +32,14 @@ _FLUSHES_AHEAD = 20
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """torch's dtype that stores ``name``: tf32 is float32 in memory."""
+    """The torch dtype that stores ``name``: tf32 is float32 in memory."""
     dtype = getattr(torch, "float32" if name == "tf32" else name)
     assert isinstance(dtype, torch.dtype)
     return dtype
 
 
-def hashed(identifier: str) -> str:
-    """A stable stand-in for a serial number, so that logs of one card can be told apart without naming it."""
+def hash_identifier(identifier: str) -> str:
+    """A stable hash of a serial number, so logs can identify a card without naming it."""
     return hashlib.sha256(identifier.encode()).hexdigest()[:12]
 
 
@@ -69,7 +68,7 @@ class TorchOperandPool(OperandPool):
     def _fill(self, buffer: torch.Tensor, name: str) -> None:
         generator = torch.Generator(device=buffer.device)
         generator.manual_seed(self._seed + zlib.crc32(name.encode()))
-        if buffer.dtype == torch.int32:  # what rewrites an int8 product's C: any integers do
+        if buffer.dtype == torch.int32:  # overwrites C of an int8 product: any integers will do
             buffer.random_(-128, 128, generator=generator)
             return
         if buffer.dtype.itemsize > 1:
@@ -82,14 +81,14 @@ class TorchOperandPool(OperandPool):
 
 
 def require_memory(backend: Backend, nbytes: int) -> None:
-    """Raises MemoryError where so much is not free: a system that overcommits grants it and kills the process later."""
+    """Raises MemoryError if ``nbytes`` are not free: a system that overcommits would kill the process later."""
     free = backend.free_memory()
     if free is not None and nbytes > free:
         raise MemoryError(f"out of memory: {nbytes / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free")
 
 
 def draw(values: torch.Tensor, data: str, generator: torch.Generator) -> None:
-    """Fill in place: standard normal, uniform(-1, 1), zeros, or the integers -2..2."""
+    """Fill ``values`` in place: standard normal, uniform(-1, 1), zeros, or the integers -2..2."""
     if data == "normal":
         values.normal_(generator=generator)
     elif data == "uniform":
@@ -121,7 +120,7 @@ class TorchBackend(Backend):
             raise UnavailableError(f"{self.name} has no device {index}; it has {count} (0 to {count - 1})")
         self.index = index
         self.device = self.open_device()
-        # By size; slicing one buffer would cost the host as much as the flush itself.
+        # Buffers by size; slicing a single buffer would cost the host as much as the flush itself.
         self._flush_buffers: dict[int, torch.Tensor] = {}
         self.setup()
         self.telemetry = self.open_telemetry()
@@ -131,7 +130,7 @@ class TorchBackend(Backend):
         return torch.device(self.device_type, self.index)
 
     def setup(self) -> None:
-        """The vendor's setup inside this process; changes nothing on the machine."""
+        """Vendor-specific setup within this process; changes nothing on the machine."""
 
     @abstractmethod
     def describe(self) -> DeviceInfo: ...
@@ -168,7 +167,7 @@ class TorchBackend(Backend):
 
 
 class HostTimedBackend(TorchBackend):
-    """Times with the host's clock around a synchronize, where the vendor has no events to trust."""
+    """A device timed with the host's clock around a synchronize, because the vendor has no reliable events."""
 
     timer = "host clock"
 
@@ -184,7 +183,7 @@ class HostTimedBackend(TorchBackend):
 
 
 class AcceleratorBackend(TorchBackend):
-    """Times with events on the device's queue; ``vendor`` is the torch module of the device."""
+    """A device timed with events in its queue; ``vendor`` is the torch module of the device."""
 
     timer = "device events"
 
@@ -209,9 +208,9 @@ class AcceleratorBackend(TorchBackend):
         self.vendor().set_device(self.index)
 
     def bus_address(self) -> str | None:
-        told = self.vendor().get_device_properties(self.index)
-        # Not every vendor's properties have them.
-        domain, bus, device = (getattr(told, f"pci_{part}_id", None) for part in ("domain", "bus", "device"))
+        properties = self.vendor().get_device_properties(self.index)
+        # Not all vendors have these properties.
+        domain, bus, device = (getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device"))
         return None if bus is None or device is None else f"{domain or 0:04x}:{bus:02x}:{device:02x}.0"
 
     def synchronize(self) -> None:
@@ -229,10 +228,11 @@ class AcceleratorBackend(TorchBackend):
         return float(start.elapsed_time(end)) * 1e-3
 
     def timer_overhead(self) -> float | None:
-        """From kernels of N and rN cycles: (r T(N) - T(rN)) / (r - 1) is what a window holds beside the cycles.
+        """From kernels of N and rN cycles: (r T(N) - T(rN)) / (r - 1) is the time in a window beyond the cycles.
 
-        A train holds kernels of one length, as a burst does. Windows differ by some 0.3 us between even and odd
-        positions of the queue, and in a train of both lengths each would keep to one of them: r = 2 triples that error.
+        A train contains kernels of one length, like a burst. Windows differ by about 0.3 us between even and odd
+        positions in the queue; in a train of alternating lengths each length would get only one kind of position.
+        The estimate multiplies that error by up to (r + 1) / (r - 1), which is 3 for r = 2.
         """
         spin = getattr(self.vendor(), "_sleep", None)
         if spin is None:
@@ -242,7 +242,7 @@ class AcceleratorBackend(TorchBackend):
         return statistics.median((ratio * short - long) / (ratio - 1) for short, long in rounds)
 
     def _spin_seconds(self, spin: Callable[[int], object], cycles: int) -> float:
-        """The median window of a train of kernels, queued behind flushes so that the host is ahead."""
+        """The median window of a train of kernels, queued behind flushes so that the host stays ahead of the device."""
         for _ in range(_FLUSHES_AHEAD):
             self.flush_cache()
         marks = []
@@ -267,7 +267,7 @@ class AcceleratorBackend(TorchBackend):
         return self._requested("peak", self.vendor().max_memory_allocated)
 
     def _requested(self, moment: str, allocated: Callable[[int], int]) -> int:
-        """Bytes asked for, which do not depend on what the allocator had at hand; else those that it gave."""
+        """Bytes requested, which do not depend on the allocator's cache; else bytes allocated."""
         requested = self.vendor().memory_stats(self.index).get(f"requested_bytes.all.{moment}")
         return int(allocated(self.index) if requested is None else requested)
 

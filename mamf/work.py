@@ -1,4 +1,4 @@
-"""What one launch does: exact FLOP and bytes, and which of them its rate counts. Pure."""
+"""The work of one launch: exact FLOP and bytes, and which of them the rate counts. Pure."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Work:
-    """``flop`` and ``nbytes`` (read plus written, each operand once) of a launch, by the named ``convention``.
+    """``flop`` and ``nbytes`` (read plus written, each operand once) of a launch, counted by the named ``convention``.
 
-    ``unit``: of the rate that the operation is known by, in 1e12 a second: ``TFLOPS`` counts flop, ``TB/s`` bytes.
+    ``unit``: the unit of the rate, 1e12 per second: ``TFLOPS`` counts FLOP, ``TB/s`` counts bytes.
     """
 
     flop: float
@@ -19,5 +19,5 @@ class Work:
 
     @property
     def amount(self) -> float:
-        """What the rate counts."""
+        """The FLOP or bytes that the rate counts."""
         return float(self.flop if self.unit == "TFLOPS" else self.nbytes)

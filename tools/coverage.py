@@ -27,8 +27,8 @@ from typing import Any
 
 import numpy as np
 
-from mamf.calibration import ANEW, calibrated
-from mamf.ceilings.ceiling import CHOOSE, CONFIRM, combined, error_of
+from mamf.calibration import ANEW, find_calibration
+from mamf.ceilings.ceiling import CHOOSE, CONFIRM, combine_rounds, error_of
 from mamf.logs.legacy import read_legacy_or_none
 from mamf.logs.records import operation_of_plan
 from mamf.logs.run_log import RunLog, lines_of, parsed, run_log_of
@@ -75,7 +75,7 @@ def logs_below(paths: Iterable[Path], as_logged: bool = False) -> Iterator[RunLo
 
 def as_today(row: Measurement, log: RunLog) -> Measurement:
     """A row with today's figure and calibration."""
-    known = calibrated(log.header["device"]["backend"], _state(log, row)[0], row.operation)
+    known = find_calibration(log.header["device"]["backend"], _state(log, row)[0], row.operation)
     by = "mean" if row.regime == SUSTAINED else "median"
     return replace(row, best_by=by, summary=summarize(row.samples, by), repeatability=known)
 
@@ -121,7 +121,7 @@ def _state(log: RunLog, row: Measurement) -> tuple[str, str]:
     """The calibration that a row has: the state of the device and the operation. Calibrations change; those of visits
     that start anew have always had degrees of freedom of their own.
     """
-    known, anew = row.repeatability, calibrated(log.header["device"]["backend"], ANEW, row.operation)
+    known, anew = row.repeatability, find_calibration(log.header["device"]["backend"], ANEW, row.operation)
     is_anew = row.regime == SUSTAINED and known is not None and known.degrees == anew.degrees
     return ANEW if is_anew else row.regime, row.operation
 
@@ -146,16 +146,16 @@ def pairs_of(found: Iterable[Figure]) -> list[Pair]:
 
 def holds(pair: Pair, known: Repeatability | None = None) -> bool:
     a = pair.a if known is None else pair.a.recalibrated(known)
-    interval, rate = combined(a.rounds)[1], combined(pair.b.rounds)[0]
+    interval, rate = combine_rounds(a.rounds)[1], combine_rounds(pair.b.rounds)[0]
     return interval.low <= rate <= interval.high
 
 
 def difference(pair: Pair) -> float:
-    return abs(float(np.log(combined(pair.b.rounds)[0] / combined(pair.a.rounds)[0])))
+    return abs(float(np.log(combine_rounds(pair.b.rounds)[0] / combine_rounds(pair.a.rounds)[0])))
 
 
 def half_width(figure: Figure) -> float:
-    rate, interval = combined(figure.rounds)
+    rate, interval = combine_rounds(figure.rounds)
     return interval.half_width / rate
 
 
@@ -231,7 +231,7 @@ def _apart_from_runs(figure: Figure, known: Repeatability) -> float:
 
 def calibration_of(state: tuple[str, str]) -> Repeatability:
     """Of accelerators; the logs of a single CPU make no pairs."""
-    return calibrated("", *state)
+    return find_calibration("", *state)
 
 
 def common_of(pairs: Sequence[Pair]) -> float | None:
@@ -239,7 +239,7 @@ def common_of(pairs: Sequence[Pair]) -> float | None:
     by_runs: dict[Any, list[float]] = collections.defaultdict(list)
     for pair in pairs:
         if pair.a.run < pair.b.run:
-            a, b = (combined(each.rounds)[0] for each in (pair.a, pair.b))
+            a, b = (combine_rounds(each.rounds)[0] for each in (pair.a, pair.b))
             by_runs[pair.a.card, pair.a.run, pair.b.run].append(float(np.log(b / a)))
     by_card: dict[str, list[float]] = collections.defaultdict(list)
     for (card, _, _), found in by_runs.items():

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mamf.calibration import calibrated
+from mamf.calibration import find_calibration
 from mamf.engine.regimes import Regime
 from mamf.engine.runner import Step
 from mamf.engine.strategies.guard import GuardSweep
@@ -59,7 +59,7 @@ CARDS = {
     "sustained": Card(SUSTAINED, states=0.011),
     "stuck": Card(SUSTAINED, states=0.011, is_stuck=True),
 }
-_REPEATABILITY = {regime: calibrated("", regime, "matmul") for regime in (BURST, SUSTAINED)}
+_REPEATABILITY = {regime: find_calibration("", regime, "matmul") for regime in (BURST, SUSTAINED)}
 
 
 class Seen(NamedTuple):

@@ -45,7 +45,7 @@ from mamf.operations.matmul.selection import kernel_for, reference_kernels
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import MATMUL, SHUFFLED, SWEEP, Plan, SweepOptions
 from mamf.plugins.discovery import open_backend, operation
-from mamf.plugins.selection import chosen_kernels
+from mamf.plugins.selection import choose_kernels
 
 #: Called with each measurement as it is made.
 OnRow = Callable[[Measurement], object]
@@ -202,7 +202,7 @@ def measure_kernels(
     opened, found = opened_backend(backend, device), operation(of)
     wanted = _shapes(shapes, found) or tuple(found.default_shapes(opened))
     asked = tuple(problems or (found.problem_for(opened, {}),))
-    chosen = chosen_kernels(found, opened, kernels)
+    chosen = choose_kernels(found, opened, kernels)
     names = tuple(name for name, _ in chosen)
     plan = Plan(SWEEP, of, asked, names, wanted, tuple(regimes), precision, budget_seconds=budget_seconds)
     known = dict(ceilings or {})

@@ -1,8 +1,8 @@
-"""Ceilings: the confirmed best of a device, dtype and regime, and what share of it something else reaches. Pure.
+"""Ceilings: the confirmed best rate of a device for a dtype and a regime, and shares of it. Pure.
 
-What chose a candidate never confirms it: rounds of the phase ``choose`` decide which candidate is best, and rounds of
-fresh measurements after them, of the phase ``confirm``, give its figure. The highest of several noisy figures is too
-high (the winner's curse); the same candidate measured again is not.
+Choosing and confirming use separate measurements: rounds of the phase ``choose`` decide which candidate is best, and
+new measurements after them, in the phase ``confirm``, give its figure. The highest of several noisy figures is biased
+upward (the winner's curse); a new measurement of the same candidate is not.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mamf.calibration import calibrated
+from mamf.calibration import find_calibration
 from mamf.errors import IncomparableError, UsageError
 from mamf.kernel import Problem
 from mamf.limits import is_number, require_seconds
@@ -30,23 +30,24 @@ from mamf.statistics import (
 )
 from mamf.tabular import Tabular
 
-#: What is measured: a shape by a kernel.
+#: A candidate for the ceiling: a shape and a kernel.
 Candidate = tuple[Any, str]
 CHOOSE, CONFIRM = "choose", "confirm"
-# Rounds in which a candidate must have been measured to count as confirmed.
+# The fewest rounds in which a candidate must have been measured to count as confirmed.
 FEWEST_ROUNDS = 3
 
 
 @dataclass(frozen=True)
 class Ceiling(Tabular):
-    """The highest figure of a device for a problem in a regime.
+    """The confirmed highest rate of a device for a problem in a regime.
 
-    ``rate``: TFLOPS (or TB/s, where the operation counts bytes) over ``rounds`` of fresh measurements, in burst their
-    median, in sustained their work over their time. ``interval``: the 95 % repeat interval, as a rate. ``tied``:
-    candidates that these rounds do not show to be slower than the winner.
-    ``gain_over_default``: how much faster the winning kernel is than the library's default on this very shape, as a
-    share; None where that was not measured, or is the winner itself. ``repeatability``: what the interval holds beside
-    what the rounds show; None in converted logs, whose intervals are of their rounds alone.
+    - ``rate``: TFLOPS (or TB/s if the operation counts bytes) over ``rounds`` new measurements: their median in burst,
+      their work over their time in sustained. ``interval``: the 95 % repeat interval, as a rate.
+    - ``tied``: candidates that these rounds do not show to be slower than the winner.
+    - ``gain_over_default``: the speed-up of the winning kernel over the library's default on the same shape, minus 1;
+      None if that was not measured, or if the default won.
+    - ``repeatability``: the calibration used for the interval; None in converted logs, whose intervals depend on their
+      rounds only.
     """
 
     device: str
@@ -69,52 +70,55 @@ class Ceiling(Tabular):
 
     @property
     def tflops(self) -> float:
-        """The rate of an operation that counts FLOP."""
+        """The same as ``rate``, for operations that count FLOP."""
         return self.rate
 
     @property
     def unit(self) -> str:
-        """Of its rate."""
+        """The unit of the rate: TFLOPS or TB/s."""
         return str(self.problem.work(self.shape).unit)
 
     @property
     def seconds(self) -> float:
-        """Of a launch at its rate."""
+        """Seconds of a launch at this rate."""
         return float(self.problem.work(self.shape).amount) / (self.rate * TERA)
 
     @property
     def joules_per_tflop(self) -> float | None:
-        """Energy per 1e12 FLOP; None in burst, whose power is averaged over rests."""
+        """Joules per 1e12 FLOP; None in burst, where power is averaged over idle times."""
         if self.regime != "sustained" or not self.conditions.watts:
             return None
         return self.conditions.watts / self.rate
 
     def utilization(self, *, flop: float, seconds: float, regime: str) -> float:
-        """``flop`` done in ``seconds`` as a share of this ceiling: MAMFU.
+        """MAMFU: the rate of ``flop`` in ``seconds`` as a share of this ceiling.
 
-        Raises IncomparableError when ``regime`` is not the ceiling's: a share across regimes compares two clocks; and
-        UsageError for what is no time or no work.
+        Raises IncomparableError if ``regime`` is not the ceiling's, because a share across regimes compares two clocks,
+        and UsageError for invalid seconds or FLOP.
         """
         require_seconds("seconds", seconds)
         if not is_number(flop) or not 0 <= flop < math.inf:
             raise UsageError(f"flop {flop}: it must be a number of at least 0")
         if regime != self.regime:
             raise IncomparableError(
-                f"a {regime} figure is no share of a {self.regime} ceiling: measure both in one regime"
+                f"a {regime} figure is not a share of a {self.regime} ceiling: measure both in one regime"
             )
         return flop / seconds / (self.rate * TERA)
 
 
-def confirmed_of(
+def confirm_ceilings(
     rows: Iterable[Measurement],
     sought: Iterable[tuple[Problem, str, str | None]],
     device: str,
     uuid_hash: str | None = None,
 ) -> dict[tuple[Problem, str], Ceiling]:
-    """By problem and regime, what the rows of a run confirm. ``sought``: problem, regime and the default kernel."""
+    """The ceilings that the rows of a run confirm, by problem and regime.
+
+    ``sought``: triples of problem, regime and default kernel.
+    """
     rounds = [row for row in rows if row.phase in (CHOOSE, CONFIRM)]
     found = {
-        (problem, regime): confirmed(
+        (problem, regime): confirm_ceiling(
             [row for row in rounds if (row.problem, row.regime) == (problem, regime)], device, uuid_hash, default
         )
         for problem, regime, default in sought
@@ -123,32 +127,32 @@ def confirmed_of(
 
 
 def why_hopeless(rows: Sequence[Measurement]) -> str | None:
-    """Why no ceiling can be found: what the first row says, where all that was tried has no figure. None elsewhere."""
+    """Why no ceiling can be found: the reason of the first row if all rows failed, else None."""
     if not rows or any(row.ok for row in rows):
         return None
     return f"{rows[0].status}, {rows[0].reason}"
 
 
-def confirmed(
+def confirm_ceiling(
     rows: Iterable[Measurement], device: str, uuid_hash: str | None = None, default_kernel: str | None = None
 ) -> Ceiling | None:
-    """The ceiling that rounds of fresh measurements give, or None before there were FEWEST_ROUNDS.
+    """The ceiling from rounds of new measurements, or None if there are fewer than FEWEST_ROUNDS.
 
-    ``rows``: of one problem and regime, of the phases that choose and that confirm. Every round measures each remaining
-    candidate once, so candidates are compared within rounds: what drifts between rounds cancels.
+    ``rows``: rows of one problem and regime, in the phases ``choose`` and ``confirm``. Every round measures each
+    remaining candidate once, so comparisons within rounds cancel the drift between rounds.
     """
     rows = list(rows)
     choosing = [row for row in rows if row.phase == CHOOSE]
-    fresh = figures(row for row in rows if row.phase != CHOOSE)
-    # Converted logs have one phase, whose rounds choose a winner and give its figure, which is biased upwards.
-    winner = _winner(choosing or rows, rows, fresh)
+    fresh = group_rounds(row for row in rows if row.phase != CHOOSE)
+    # Converted logs have one phase, whose rounds choose a winner and give its figure, which is biased upward.
+    winner = _find_winner(choosing or rows, rows, fresh)
     if winner is None:
         return None
     own = fresh[winner]
     shape, kernel = winner
-    rate, interval = combined(list(own.values()))
+    rate, interval = combine_rounds(list(own.values()))
     gain = None
-    compared = figures(choosing) or fresh
+    compared = group_rounds(choosing) or fresh
     if default_kernel is not None and kernel != default_kernel and (shape, default_kernel) in compared:
         gain = stdlib_statistics.median(ratios(compared[winner], compared[shape, default_kernel])) - 1
     row = next(iter(own.values()))
@@ -162,66 +166,66 @@ def confirmed(
         rate=rate,
         interval=interval,
         rounds=len(own),
-        tied=tuple(other for other in _finalists(fresh) if other != winner and ties(own, fresh[other])),
-        conditions=typical(own.values()),
+        tied=tuple(other for other in _find_finalists(fresh) if other != winner and is_tied(own, fresh[other])),
+        conditions=summarize_conditions(own.values()),
         gain_over_default=gain,
         repeatability=repeatability_of(list(own.values())),
     )
 
 
-def _winner(
+def _find_winner(
     choosing: Sequence[Measurement], rows: Sequence[Measurement], fresh: Mapping[Candidate, Mapping[int, Measurement]]
 ) -> Candidate | None:
-    """The best of the choosing rounds, unless a launch of it was wrong, if it was confirmed often enough."""
+    """The best candidate of the choosing rounds that never failed, if it was confirmed often enough."""
     failed = {(row.shape, row.kernel) for row in rows if not row.ok}
-    best_first = [candidate for candidate in ranked(choosing) if candidate not in failed]
+    best_first = [candidate for candidate in rank_candidates(choosing) if candidate not in failed]
     if not best_first or len(fresh.get(best_first[0], ())) < FEWEST_ROUNDS:
         return None
     return best_first[0]
 
 
-def _finalists(fresh: Mapping[Candidate, Mapping[int, Measurement]]) -> list[Candidate]:
-    """What was measured in all rounds: what was dropped on the way cannot win; the last round may not be whole."""
+def _find_finalists(fresh: Mapping[Candidate, Mapping[int, Measurement]]) -> list[Candidate]:
+    """The candidates measured in all rounds. Others were dropped and cannot win; the last round may be incomplete."""
     most = max(map(len, fresh.values()), default=0)
     return [candidate for candidate, found in fresh.items() if len(found) >= most - 1]
 
 
-def ranked(rows: Iterable[Measurement]) -> list[Candidate]:
-    """Candidates by their figure over rounds, best first; what dropped out on the way comes after what did not."""
-    found = figures(rows)
-    kept = set(_finalists(found))
+def rank_candidates(rows: Iterable[Measurement]) -> list[Candidate]:
+    """Candidates by their median rate over rounds, best first; those that were dropped come last."""
+    found = group_rounds(rows)
+    kept = set(_find_finalists(found))
     return sorted(found, key=lambda each: (each in kept, median_rate(found[each].values())), reverse=True)
 
 
-def combined(rounds: Sequence[Measurement]) -> tuple[float, Interval]:
+def combine_rounds(rounds: Sequence[Measurement]) -> tuple[float, Interval]:
     """The rate of a candidate over rounds, and its repeat interval.
 
-    The median of medians, or for work over time, all work over all time. Rounds of a log without calibration (a
-    converted one) have an interval by order statistics, of these rounds alone.
+    The rate is the median of medians or, for work over time, all work over all time. Without a calibration (in a
+    converted log) the interval comes from order statistics of these rounds.
     """
     known = repeatability_of(rounds)
     if known is None:
         rates = [row.best_rate for row in rounds]
         return stdlib_statistics.median(rates), median_interval(rates)
-    seconds, middle, errors, of_median = _visits(rounds)
+    seconds, middle, errors, of_median = _combine_visits(rounds)
     interval, scale = repeat_interval(seconds, middle, errors, known, of_median), rounds[0].amount / TERA
     return scale / middle, Interval(scale / interval.high, scale / interval.low, interval.coverage)
 
 
 def error_of(rounds: Sequence[Measurement]) -> FigureError:
-    """How far the figure of ``combined`` lies from the mean of all runs."""
+    """The error of the figure of ``combine_rounds``, relative to the mean of all runs."""
     known = repeatability_of(rounds) or usual_repeatability(rounds[0].regime, rounds[0].operation)
-    seconds, middle, errors, of_median = _visits(rounds)
+    seconds, middle, errors, of_median = _combine_visits(rounds)
     return figure_error(seconds, middle, errors, known, of_median)
 
 
 def usual_repeatability(regime: str, operation: str) -> Repeatability:
-    """For converted logs, which name none. mamf-finder's loop scatters like sustained."""
-    return calibrated("", BURST if regime == BURST else SUSTAINED, operation)
+    """The calibration for converted logs, which name none. The loop of mamf-finder scatters like sustained."""
+    return find_calibration("", BURST if regime == BURST else SUSTAINED, operation)
 
 
-def _visits(rounds: Sequence[Measurement]) -> tuple[list[float], float, list[float], bool]:
-    """Seconds of each round, of all together, the relative standard errors, and whether the figure is a median."""
+def _combine_visits(rounds: Sequence[Measurement]) -> tuple[list[float], float, list[float], bool]:
+    """The seconds of each round and of all together, their relative standard errors, whether the figure is a median."""
     seconds, errors = [row.seconds for row in rounds], [row.standard_error for row in rounds]
     if rounds[0].figure != "mean":
         return seconds, stdlib_statistics.median(seconds), errors, True
@@ -229,26 +233,28 @@ def _visits(rounds: Sequence[Measurement]) -> tuple[list[float], float, list[flo
     return seconds, sum(row.seconds * row.launches for row in rounds) / launches, errors, False
 
 
-def recomputed(ceiling: Ceiling, rows: Iterable[Measurement]) -> Ceiling:
-    """The ceiling that the rounds among ``rows`` give now: of an early log, whose samples and intervals are read with
-    today's calibration. As it is if they are in another log.
+def recompute(ceiling: Ceiling, rows: Iterable[Measurement]) -> Ceiling:
+    """The ceiling recomputed from the rounds among ``rows``, because early logs are read with today's calibration.
+    Unchanged if the rounds are in another log.
     """
     own = [
         row
         for row in rows
         if row.phase in (CHOOSE, CONFIRM) and (row.problem, row.regime) == (ceiling.problem, ceiling.regime)
     ]
-    again = confirmed(own, ceiling.device, ceiling.uuid_hash)
+    again = confirm_ceiling(own, ceiling.device, ceiling.uuid_hash)
     return ceiling if again is None else replace(again, gain_over_default=ceiling.gain_over_default)
 
 
 def repeatability_of(rounds: Iterable[Measurement]) -> Repeatability | None:
-    """The calibration of most rounds: a kernel that scatters does so in most of them. None in a log without one."""
+    """The median calibration of the rounds, because a kernel that scatters does so in most rounds. None if there is
+    no calibration.
+    """
     known = sorted((row.repeatability for row in rounds if row.repeatability), key=lambda each: each.run)
     return known[len(known) // 2] if known else None
 
 
-def figures(rows: Iterable[Measurement]) -> dict[Candidate, dict[int, Measurement]]:
+def group_rounds(rows: Iterable[Measurement]) -> dict[Candidate, dict[int, Measurement]]:
     """Measured rows by candidate and round."""
     found: dict[Candidate, dict[int, Measurement]] = {}
     for row in rows:
@@ -262,20 +268,20 @@ def median_rate(rows: Iterable[Measurement]) -> float:
 
 
 def ratios(own: Mapping[int, Measurement], other: Mapping[int, Measurement]) -> list[float]:
-    """Own figure to the other's, round by round."""
+    """The ratio of the two rates in each common round."""
     return [own[number].best_rate / other[number].best_rate for number in own if number in other]
 
 
-def ties(own: Mapping[int, Measurement], other: Mapping[int, Measurement]) -> bool:
-    """Whether the rounds do not show the other to be slower: the interval of the ratio to it reaches 1. Which one won
-    was decided before these rounds; one that is faster in them belongs beside it all the more.
+def is_tied(own: Mapping[int, Measurement], other: Mapping[int, Measurement]) -> bool:
+    """Whether the rounds do not show the other candidate to be slower: the interval of the ratio contains or is below
+    1. Earlier rounds decided the winner, so a candidate that is faster in these rounds is tied too.
     """
     compared = ratios(own, other)
     return bool(compared) and median_interval(compared).low <= 1.0
 
 
-def typical(rows: Iterable[Measurement]) -> Conditions:
-    """Medians of what the sensors said over rounds; the reasons for throttling seen in at least half of them."""
+def summarize_conditions(rows: Iterable[Measurement]) -> Conditions:
+    """Medians of the sensor readings over rounds, and the throttle reasons seen in at least half of the rounds."""
     seen = [row.conditions for row in rows]
     reasons = sorted({reason for each in seen for reason in each.throttle_reasons})
     return Conditions(

@@ -1,4 +1,4 @@
-"""The confirmed ceilings that come with this package: contributed.csv, written from results/."""
+"""The confirmed ceilings that ship with this package: contributed.csv, generated from results/."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ FILE = "contributed.csv"
 
 @dataclass(frozen=True)
 class ContributedCeiling:
-    """A ceiling that somebody measured: ``tflops``, and ``low`` to ``high`` where a repeat on that card lies. ``log``:
-    its place in results/. Units, limit and clock are None where the vendor's libraries did not tell; ``clock_mhz`` is a
-    CPU's highest. ``shapes``: that won in the finds of such devices, the fastest first.
+    """A contributed ceiling: ``tflops``, with the 95 % repeat interval ``low`` to ``high``. ``log``: the path in
+    results/. Units, limit and clock are None if the vendor's libraries did not report them; ``clock_mhz`` is the
+    highest clock of a CPU. ``shapes``: the winning shapes in finds on such devices, fastest first.
     """
 
     device: str
@@ -32,7 +32,7 @@ class ContributedCeiling:
 
 @functools.cache
 def contributed_ceilings() -> tuple[ContributedCeiling, ...]:
-    """Those that came with this package."""
+    """All contributed ceilings of this package."""
     text = importlib.resources.files("mamf").joinpath(FILE).read_text(encoding="utf-8")
     return tuple(
         ContributedCeiling(

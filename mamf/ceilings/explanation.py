@@ -1,4 +1,4 @@
-"""Where the datasheet's FLOPS went: one product step by step, each with its cause as far as its rows tell one. Pure."""
+"""Explains the gap between the datasheet's FLOPS and the achieved FLOPS of a product as a waterfall. Pure."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from mamf.regime_names import BURST, SUSTAINED
 from mamf.statistics import Interval
 
 NORMAL, ZEROS = "normal", "zeros"
-#: Readings of one clock within this share are the same.
+#: Clock readings within this share are equal.
 _SAME_CLOCK = 0.005
-#: From this share of the power limit on a device is at it.
+#: From this share of the power limit on, a device counts as being at its limit.
 _AT_LIMIT = 0.95
 
 
 @dataclass(frozen=True)
-class FallStep:
-    """``tflops``: None where nobody can tell; ``cause`` says why then. ``row``: that it was measured by. ``regime``:
-    its own, or that of what no row measured. ``before``: TFLOPS of the step that it is compared with.
+class WaterfallStep:
+    """One step of the waterfall. ``tflops``: None if unknown, with the reason in ``cause``. ``row``: the measured row,
+    if any. ``regime``: the regime of the row or of the figure. ``before``: TFLOPS of the step it is compared with.
     """
 
     name: str
@@ -33,7 +33,7 @@ class FallStep:
 
     @property
     def change(self) -> float | None:
-        """To the step before, as a share of it."""
+        """The change from the step before, as a share of it."""
         return self.tflops / self.before - 1 if self.tflops is not None and self.before else None
 
     @property
@@ -42,27 +42,32 @@ class FallStep:
         return None if self.row is None or not self.row.ok else self.row.rate_interval
 
 
-def fall(rows: Sequence[Measurement], info: DeviceInfo, given: Iterable[FallStep] = ()) -> list[FallStep]:
-    """The steps down from the datasheet's peak to what was given. ``rows``: of one product on several data."""
-    normal, zeros = row_of(rows, NORMAL, BURST), row_of(rows, ZEROS, BURST)
-    last = row_of(rows, NORMAL, SUSTAINED)
+def waterfall_steps(
+    rows: Sequence[Measurement], info: DeviceInfo, given: Iterable[WaterfallStep] = ()
+) -> list[WaterfallStep]:
+    """The waterfall from the datasheet's peak down to the ``given`` steps.
+
+    ``rows``: at least one row of one product, measured on several kinds of data.
+    """
+    normal, zeros = find_row(rows, NORMAL, BURST), find_row(rows, ZEROS, BURST)
+    last = find_row(rows, NORMAL, SUSTAINED)
     first = rows[0]
     steps = [
         _datasheet(info, first.problem.dtype),
         _units(info, first.problem.dtype, normal or zeros),
-        _measured("burst, zeros", zeros, "what the kernel issues where data cost nothing" + _timer(zeros)),
+        _measured("burst, zeros", zeros, "the kernel's rate when data cost no power" + _timer(zeros)),
         _measured("burst, normal data", normal, _cost_of_data(zeros, normal)),
         _measured("sustained, normal data", last, _cost_of_power(last, info)),
         *given,
     ]
-    return compared(steps)
+    return compare_steps(steps)
 
 
-def compared(steps: Iterable[FallStep]) -> list[FallStep]:
-    """The same steps, each beside the last that is known of its regime, or else the last of all: what was measured in
-    burst is no share of a sustained figure.
+def compare_steps(steps: Iterable[WaterfallStep]) -> list[WaterfallStep]:
+    """The same steps, each with the last known figure of its regime as ``before``, or the last of any regime if there
+    is none: a burst figure is not a share of a sustained figure.
     """
-    found: list[FallStep] = []
+    found: list[WaterfallStep] = []
     last: float | None = None
     of_regime: dict[str | None, float] = {}
     for step in steps:
@@ -73,49 +78,49 @@ def compared(steps: Iterable[FallStep]) -> list[FallStep]:
     return found
 
 
-def by_data(rows: Iterable[Measurement]) -> list[Measurement]:
-    """What a burst gives on each kind of data, the fastest first."""
+def rank_bursts(rows: Iterable[Measurement]) -> list[Measurement]:
+    """The valid burst rows on all kinds of data, fastest first."""
     return sorted((row for row in rows if row.regime == BURST and row.ok), key=lambda row: -row.best_rate)
 
 
-def row_of(rows: Iterable[Measurement], data: str, regime: str) -> Measurement | None:
+def find_row(rows: Iterable[Measurement], data: str, regime: str) -> Measurement | None:
     return next((row for row in rows if (row.problem.data, row.regime) == (data, regime)), None)
 
 
-def _datasheet(info: DeviceInfo, dtype: str) -> FallStep:
+def _datasheet(info: DeviceInfo, dtype: str) -> WaterfallStep:
     peak = find_peak(info.name, dtype, info.compute_units)
     if peak is None:
-        return FallStep("datasheet", None, f"no datasheet of {info.name} is listed for {dtype}")
+        return WaterfallStep("datasheet", None, f"no datasheet figure of {info.name} is listed for {dtype}")
     clock = f", at {peak.clock_hz / 1e6:.0f} MHz" if peak.clock_hz else ""
-    return FallStep("datasheet", peak.flops / TERA, f"dense {peak.dtype} of {peak.origin}{clock}")
+    return WaterfallStep("datasheet", peak.flops / TERA, f"dense {peak.dtype} of {peak.origin}{clock}")
 
 
-def _units(info: DeviceInfo, dtype: str, row: Measurement | None) -> FallStep:
-    """What the units could do at the clock that was read, whatever clock the datasheet is of."""
+def _units(info: DeviceInfo, dtype: str, row: Measurement | None) -> WaterfallStep:
+    """The rate of the compute units at the clock that was read, independent of the datasheet's clock."""
     name, peak = "units at their clock", find_peak(info.name, dtype, info.compute_units)
     clock = row.conditions.clock_hz if row is not None else None
     per_cycle = flop_per_cycle(peak, info.compute_units)
     if peak is None:
-        return FallStep(name, None, "FLOP per cycle follow from a datasheet, and none is listed")
+        return WaterfallStep(name, None, "FLOP per cycle are unknown, because no datasheet figure is listed")
     if per_cycle is None or not info.compute_units:
         what = "the clock of that peak" if info.compute_units else "the number of units"
-        return FallStep(name, None, f"{what} is not known, nor so the FLOP per cycle")
+        return WaterfallStep(name, None, f"FLOP per cycle are unknown, because {what} is unknown")
     if clock is None:
-        return FallStep(name, None, "no sensor tells the clock")
-    told = f"{info.compute_units} units x {per_cycle:.0f} FLOP x {clock / 1e6:.0f} MHz"
-    return FallStep(name, info.compute_units * per_cycle * clock / TERA, f"{told}, as read in burst")
+        return WaterfallStep(name, None, "no sensor reads the clock")
+    product = f"{info.compute_units} units x {per_cycle:.0f} FLOP x {clock / 1e6:.0f} MHz"
+    return WaterfallStep(name, info.compute_units * per_cycle * clock / TERA, f"{product}, as read in burst")
 
 
-def _measured(name: str, row: Measurement | None, cause: str) -> FallStep:
+def _measured(name: str, row: Measurement | None, cause: str) -> WaterfallStep:
     if row is None:
-        return FallStep(name, None, "not measured")
+        return WaterfallStep(name, None, "not measured")
     if not row.ok:
-        return FallStep(name, None, f"{row.status}: {row.reason}", row)
-    return FallStep(name, row.best_rate, cause, row)
+        return WaterfallStep(name, None, f"{row.status}: {row.reason}", row)
+    return WaterfallStep(name, row.best_rate, cause, row)
 
 
 def _timer(row: Measurement | None) -> str:
-    """How accurate a measured step is beside those that follow from the datasheet."""
+    """The accuracy of a measured step, which is compared with figures from the datasheet."""
     return f"; accurate to {100 * row.accuracy:.1f} % (timer)" if row is not None and row.ok and row.accuracy else ""
 
 
@@ -123,19 +128,19 @@ def _cost_of_data(zeros: Measurement | None, normal: Measurement | None) -> str:
     if zeros is None or normal is None or not zeros.ok or not normal.ok:
         return ""
     if zeros.rate_interval.overlaps(normal.rate_interval):
-        return "data cost nothing that can be told from zeros"
+        return "no significant cost of real data"
     if normal.best_rate > zeros.best_rate:
-        return "faster than on zeros: no cost of data, the device was not at rest (measure again)"
+        return "faster than on zeros: the device was not at rest (measure again)"
     before, after = zeros.conditions.clock_hz, normal.conditions.clock_hz
     if not before or not after:
-        return "what real data cost; no sensor tells the clock"
+        return "the cost of real data; no sensor reads the clock"
     if abs(after / before - 1) > _SAME_CLOCK:
         return f"real data: the clock goes from {before / 1e6:.0f} to {after / 1e6:.0f} MHz"
-    return f"real data draw more current; held back although the clock reads {after / 1e6:.0f} MHz as on zeros"
+    return f"real data draw more current; slower although the clock reads {after / 1e6:.0f} MHz as on zeros"
 
 
 def _cost_of_power(row: Measurement | None, info: DeviceInfo) -> str:
-    """What the sensors say of a device that has settled."""
+    """The sensor readings of a settled device, in words."""
     if row is None or not row.ok:
         return ""
     seen, limit = row.conditions, info.power_limit_watts
@@ -147,4 +152,4 @@ def _cost_of_power(row: Measurement | None, info: DeviceInfo) -> str:
         parts.append(f"{seen.watts / row.best_rate:.3f} J/TFLOP")
     if seen.clock_hz:
         parts.append(f"{seen.clock_hz / 1e6:.0f} MHz")
-    return ", ".join(parts) or "no sensor tells power or clock"
+    return ", ".join(parts) or "no sensor reads power or clock"

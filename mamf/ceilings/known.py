@@ -1,4 +1,4 @@
-"""Ceilings that were not measured beside the rows: of a log that was named, or what is known of the device. Pure."""
+"""Ceilings that this run did not measure: from a log given on the command line, or known for the device. Pure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from mamf.measurement import Measurement
 
 @dataclass(frozen=True)
 class KnownCeiling:
-    """``tflops``: of products of a dtype in a regime (1e12 FLOP/s). ``source``: ``given``, ``measured`` or
-    ``contributed``; ``told``: where it is from, a line.
+    """The ceiling of products of a dtype in a regime: ``tflops`` (1e12 FLOP/s). ``source``: ``given``, ``measured`` or
+    ``contributed``. ``told``: one line on its origin; logs have a field of this name.
     """
 
     dtype: str
@@ -23,22 +23,22 @@ class KnownCeiling:
     told: str
 
 
-#: By dtype and regime.
+#: Known ceilings by dtype and regime.
 KnownCeilings = Mapping[tuple[str, str], KnownCeiling]
 
 
 def given_ceiling(ceiling: Ceiling) -> KnownCeiling:
-    """That of a log which the command line names."""
-    told = f"{ceiling.shape} by {ceiling.kernel}, of --ceiling"
+    """The known ceiling for a log given on the command line."""
+    told = f"{ceiling.shape} by {ceiling.kernel}, from --ceiling"
     return KnownCeiling(ceiling.problem.dtype, ceiling.regime, ceiling.tflops, "given", told)
 
 
 def known_share(row: Measurement, known: KnownCeilings) -> float | None:
-    """A row as a share of the known ceiling of its dtype and regime: MAMFU. None where there is none, or no figure."""
+    """MAMFU: a row as a share of the known ceiling of its dtype and regime. None without a ceiling or a valid row."""
     ceiling = known.get((row.problem.dtype, row.regime))
     return row.comparable_rate / ceiling.tflops if ceiling is not None and row.ok else None
 
 
-def named_dtype(problem: Any) -> str:
-    """``float8_e4m3fn, fast accumulation``: products that round otherwise are not ranked with one another."""
+def label_dtype(problem: Any) -> str:
+    """A label such as ``float8_e4m3fn, fast accumulation``: products with different rounding are ranked separately."""
     return str(problem.dtype) + (", fast accumulation" if getattr(problem, "fast_accumulation", False) else "")

@@ -1,7 +1,7 @@
-"""The roof over a piece of work: the lowest ceiling that it runs into. Pure.
+"""The roof of some work: the lowest ceiling that limits it. Pure.
 
-min(compute, intensity x bandwidth), the roofline model (Williams, Waterman and Patterson, CACM 52(4), 2009), of
-ceilings that were confirmed on one device, in one regime: matmul's by dtype, bandwidth's by level.
+The roofline model, min(compute, intensity x bandwidth) (Williams, Waterman and Patterson, CACM 52(4), 2009), with
+ceilings confirmed on one device in one regime: matmul's per dtype, bandwidth's per level.
 """
 
 from __future__ import annotations
@@ -17,42 +17,42 @@ from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.work import Work
 
 COMPUTE, BANDWIDTH = "compute", "bandwidth"
-#: Where bytes come from: arrays that the last-level cache holds, and passes that move many times its size.
+#: Where bytes come from: the last-level cache, if it holds the arrays, or memory, if a pass moves many times its size.
 CACHE, MEMORY = "cache", "memory"
 LEVELS = (CACHE, MEMORY)
-#: From this share on a row is near its limit: what is left is less than most changes to a kernel gain.
+#: From this share on, a row is near its limit: most changes to a kernel gain more than the rest.
 NEAR = 0.8
 
 
 @dataclass(frozen=True)
 class Roof:
-    """Of one dtype and regime. ``compute``: None for work that is counted in bytes alone."""
+    """The roof for one dtype and regime. ``compute``: None for work whose rate counts bytes."""
 
     compute: Ceiling | None
     bandwidth: Ceiling
 
     def rate(self, work: Work) -> float:
-        """The most that such work can reach, in its own unit: TFLOPS, or TB/s where its rate counts bytes."""
-        return work.amount / max(self._computing(work), self._moving(work)) / TERA
+        """The highest rate of such work, in the unit of the work: TFLOPS, or TB/s if its rate counts bytes."""
+        return work.amount / max(self._compute_seconds(work), self._memory_seconds(work)) / TERA
 
     def bound(self, work: Work) -> str:
-        """Which ceiling such work runs into: ``compute`` or ``bandwidth``."""
-        return COMPUTE if self._computing(work) >= self._moving(work) else BANDWIDTH
+        """The ceiling that limits such work: ``compute`` or ``bandwidth``."""
+        return COMPUTE if self._compute_seconds(work) >= self._memory_seconds(work) else BANDWIDTH
 
-    def _computing(self, work: Work) -> float:
+    def _compute_seconds(self, work: Work) -> float:
         """Seconds at the compute ceiling."""
         return 0.0 if self.compute is None else work.flop / self.compute.rate / TERA
 
-    def _moving(self, work: Work) -> float:
+    def _memory_seconds(self, work: Work) -> float:
         """Seconds at the bandwidth ceiling."""
         return work.nbytes / self.bandwidth.rate / TERA
 
 
 @dataclass(frozen=True)
 class Roofs:
-    """All that is known of one device. ``compute``: by dtype and regime; ``bandwidth``: by level and regime.
+    """All known ceilings of one device. ``compute``: by dtype and regime; ``bandwidth``: by level and regime.
 
-    ``cache_bytes``: of its last-level cache.
+    ``cache_bytes``: the size of the last-level cache.
     """
 
     device: str
@@ -66,23 +66,25 @@ class Roofs:
         return list(dict.fromkeys(regime for _, regime in (*self.compute, *self.bandwidth)))
 
     def only(self, regimes: Iterable[str]) -> Roofs:
-        """Those of some regimes. Raises UsageError where none is known."""
+        """The ceilings of these regimes only. Raises UsageError if there are none."""
         kept = tuple(regimes)
         compute = {key: each for key, each in self.compute.items() if key[1] in kept}
         bandwidth = {key: each for key, each in self.bandwidth.items() if key[1] in kept}
         if not compute and not bandwidth:
-            raise UsageError(f"no ceiling is of {' or '.join(kept)}: these are of {', '.join(self.regimes)}")
+            raise UsageError(
+                f"no ceiling for {' or '.join(kept)}: the known ceilings are for {', '.join(self.regimes)}"
+            )
         return replace(self, compute=compute, bandwidth=bandwidth)
 
     def roof(self, dtype: str, regime: str) -> Roof | None:
-        """The roof of memory and of a dtype's compute ceiling; None where one of them is not known."""
+        """The roof from memory bandwidth and a dtype's compute ceiling; None if one of them is unknown."""
         compute, memory = self.compute.get((dtype, regime)), self.bandwidth.get((MEMORY, regime))
         return None if compute is None or memory is None else Roof(compute, memory)
 
     def over(self, row: Measurement) -> Roof | None:
-        """The roof of a row: of its own dtype and regime. What counts bytes runs into bandwidth alone.
+        """The roof of a row, for its dtype and regime. Only bandwidth limits work whose rate counts bytes.
 
-        None where a ceiling is not known, and for what reads nothing: no computing is as fast as a fill.
+        None if a ceiling is unknown, and for work that reads nothing: a fill is faster than any work that computes.
         """
         if row.work.unit == "TFLOPS":
             return self.roof(row.problem.dtype, row.regime)
@@ -92,8 +94,8 @@ class Roofs:
 
 @dataclass(frozen=True)
 class RoofPoint:
-    """A figure under its roof. ``tflops``: FLOP a second in 1e12, None where it does none; ``intensity``: FLOP per
-    byte, None where nobody counted its bytes; ``roof``: of the rate, in its unit, with what ``bound`` it.
+    """A rate and its roof. ``tflops``: 1e12 FLOP/s, None if the work has no FLOP; ``intensity``: FLOP per byte, None if
+    the bytes were not counted; ``roof``: in the unit of the rate; ``bound``: the ceiling that limits the work.
     """
 
     name: str
@@ -109,12 +111,12 @@ class RoofPoint:
 
     @property
     def share(self) -> float | None:
-        """Achieved / roof: MAMFU where the roof is the compute ceiling."""
+        """Achieved / roof; this is MAMFU if the roof is the compute ceiling."""
         return None if self.roof is None else self.rate / self.roof
 
 
-def point_of(row: Measurement, roofs: Roofs, name: str) -> RoofPoint:
-    """A measured row, by the statistic that its regime is judged by; of several devices as the run's first gives it."""
+def make_roof_point(row: Measurement, roofs: Roofs, name: str) -> RoofPoint:
+    """The roof point of a measured row, at its regime's statistic, normalized to the run's first device."""
     work, roof = row.work, roofs.over(row)
     seconds = row.amount / row.comparable_rate / TERA
     return RoofPoint(
@@ -132,14 +134,14 @@ def point_of(row: Measurement, roofs: Roofs, name: str) -> RoofPoint:
 
 
 def reads(problem: object) -> bool:
-    """Whether work of this problem reads what it computes with."""
+    """Whether the work of this problem reads operands."""
     return not isinstance(problem, BandwidthProblem) or bool(READS[problem.pattern])
 
 
 def level_of(problem: BandwidthProblem, shape: BandwidthShape, cache_bytes: int | None) -> str | None:
-    """Where the bytes of arrays come from; None between the levels, where both have a part in it.
+    """The level that serves the bytes of arrays; None if both levels contribute.
 
-    Arrays that fit the cache come from it from the second pass of a launch on (``warm``).
+    Arrays that fit in the cache are served from it after the first pass of a launch (``warm``).
     """
     if problem.is_of_memory(shape, cache_bytes):
         return MEMORY
@@ -147,12 +149,12 @@ def level_of(problem: BandwidthProblem, shape: BandwidthShape, cache_bytes: int 
     return CACHE if fits and problem.warm > 1 else None
 
 
-def roofs_of(ceilings: Iterable[Ceiling], cache_bytes: int | None, anyway: bool = False) -> Roofs:
-    """The highest of what was confirmed, by dtype, level and regime.
+def build_roofs(ceilings: Iterable[Ceiling], cache_bytes: int | None, anyway: bool = False) -> Roofs:
+    """The highest confirmed ceilings, by dtype, level and regime.
 
-    Of bandwidth what reads: work that computes does, and a fill alone is faster. Ceilings of products of other data
-    than a model's are left out. Raises UsageError where there is none, IncomparableError for those of several devices,
-    unless ``anyway``.
+    Bandwidth patterns that read nothing are left out, because work that computes also reads and a fill is faster.
+    Ceilings of products on other than normal data are left out too. Raises UsageError if no ceiling is left, and
+    IncomparableError for ceilings of several devices unless ``anyway``.
     """
     compute: dict[tuple[str, str], Ceiling] = {}
     bandwidth: dict[tuple[str, str], Ceiling] = {}
@@ -170,7 +172,7 @@ def roofs_of(ceilings: Iterable[Ceiling], cache_bytes: int | None, anyway: bool 
                 _keep_higher(bandwidth, (level, ceiling.regime), ceiling)
     if not compute and not bandwidth:
         raise UsageError(
-            "no ceiling of a roof is known: give logs of 'mamf find' and of 'mamf find --operation bandwidth', or of "
+            "no ceiling for a roof is known: give logs of 'mamf find' and of 'mamf find --operation bandwidth', or of "
             "'mamf roofline'"
         )
     return Roofs(found[0].device, found[0].uuid_hash, cache_bytes, compute, bandwidth)
@@ -182,8 +184,8 @@ def _keep_higher(kept: dict[tuple[str, str], Ceiling], key: tuple[str, str], cei
 
 
 def require_same_device(one: tuple[str, str | None], other: tuple[str, str | None]) -> None:
-    """Name and hashed uuid of two devices. Raises IncomparableError: cards of one model differ by percents."""
+    """Raises IncomparableError unless name and hashed uuid match: cards of one model differ by percents."""
     (name, uuid), (other_name, other_uuid) = one, other
     if name != other_name or (uuid and other_uuid and uuid != other_uuid):
         what = f"two cards, both {name}" if name == other_name else f"{name} and {other_name}"
-        raise IncomparableError(f"the logs are of {what}: a share is of one card's own roof (--anyway takes them)")
+        raise IncomparableError(f"the logs are from {what}: a share needs the roof of the same card (or --anyway)")

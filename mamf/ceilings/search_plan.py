@@ -1,4 +1,4 @@
-"""What a search for the ceilings of products sets out to do, and the plan of a run that is one."""
+"""The plan of a search for the ceilings of products."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from mamf.regime_names import CEILINGS
 
 @dataclass(frozen=True)
 class SearchPlan:
-    """``kernels``: the first, the default, scouts; then shapes and kernels are searched together. ``scouts`` and
-    ``refinements``: measurements, at most, on the grid and around its leaders, of all kernels together. ``priors``:
-    shapes that are measured first. ``is_quick``: fewer rounds and visits.
+    """``kernels``: the first one, the default, scouts the grid; then shapes and kernels are searched together.
+    ``scouts`` and ``refinements``: the most measurements on the grid and around its best shapes, for all kernels
+    together. ``priors``: shapes that are measured first. ``is_quick``: whether to take fewer rounds and visits.
     """
 
     problem: MatmulProblem
@@ -40,7 +40,7 @@ class SearchPlan:
         require_ceiling_regimes(self.regimes)
 
     def as_plan(self) -> Plan:
-        """The plan of a run that is this search."""
+        """The plan of a run that does this search."""
         return Plan(
             FIND,
             MATMUL,
@@ -54,7 +54,7 @@ class SearchPlan:
 
 
 def search_record(search: SearchPlan) -> dict[str, Any]:
-    """A search as JSON values; shapes as MxNxK."""
+    """A search as JSON values, with shapes as MxNxK."""
     most_flop = search.grid.most_flop
     return asdict(search) | {
         "grid": {**asdict(search.grid), "most_flop": most_flop if math.isfinite(most_flop) else None},

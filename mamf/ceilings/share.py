@@ -1,4 +1,4 @@
-"""What share of a ceiling a row reaches, and whether the card was in the ceiling's state. Pure."""
+"""The share of a ceiling that a row reaches, and the drift of the card's speed since the ceiling run. Pure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from mamf.measurement import Measurement
 
 #: Ceilings by dtype and regime.
 Ceilings = Mapping[tuple[str, str], Ceiling]
-#: How far the reference product may be from its ceiling before a row says so.
+#: The largest drift of the card's speed, as a share, that reports do not mention.
 STATE_TOLERANCE = 0.01
 
 
 def mamfu(row: Measurement, ceilings: Ceilings) -> float | None:
-    """A row as a share of the ceiling of its dtype and regime; None where there is no such ceiling. Of several devices
-    as the run's first gives it, which the ceiling is of.
+    """MAMFU: a row as a share of the ceiling of its dtype and regime; None if there is no such ceiling. Rows are
+    normalized to the run's first device, which the ceiling belongs to.
     """
     ceiling = ceilings.get((row.problem.dtype, row.regime))
     if ceiling is None or row.summary is None:
@@ -27,8 +27,8 @@ def mamfu(row: Measurement, ceilings: Ceilings) -> float | None:
 
 
 def share_accuracy(row: Measurement, ceilings: Ceilings) -> float:
-    """How far ``mamfu`` may be from the truth because of the timer, relative to the share: both accuracies in
-    quadrature. 0 if they are unknown or there is no ceiling.
+    """The relative error of ``mamfu`` that the timer may cause: the accuracies of row and ceiling in quadrature. 0 if
+    they are unknown or there is no ceiling.
     """
     ceiling = ceilings.get((row.problem.dtype, row.regime))
     if ceiling is None or row.summary is None or not row.timer_accuracy:
@@ -37,32 +37,32 @@ def share_accuracy(row: Measurement, ceilings: Ceilings) -> float:
 
 
 def is_beyond(share: float, row: Measurement, ceilings: Ceilings) -> bool:
-    """Whether a share exceeds 1 by more than the card's state and the timer explain."""
+    """Whether a share exceeds 1 by more than drift and the timer explain."""
     return share > 1 + STATE_TOLERANCE + share_accuracy(row, ceilings)
 
 
 def has_drifted(row: Measurement, ceilings: Ceilings) -> bool:
-    """Whether the reference product around a row differs from its ceiling by more than the state of a steady card and
-    the timer explain. Both are one product, so that the accuracy of the ceiling counts alone.
+    """Whether the reference product around a row differs from its ceiling by more than a steady card and the timer
+    explain. Both are the same product, so only the accuracy of the ceiling counts.
     """
-    drift, ceiling = state(row, ceilings), ceilings.get((row.problem.dtype, row.regime))
+    drift, ceiling = compute_drift(row, ceilings), ceilings.get((row.problem.dtype, row.regime))
     if drift is None or ceiling is None:
         return False
     return abs(drift) > STATE_TOLERANCE + row.timer_accuracy / ceiling.seconds
 
 
-def state(row: Measurement, ceilings: Ceilings) -> float | None:
-    """How far the card was from its ceiling around a row: the reference product's figure to the ceiling's, less 1."""
+def compute_drift(row: Measurement, ceilings: Ceilings) -> float | None:
+    """The drift of the card around a row: the rate of the reference product relative to its ceiling, minus 1."""
     ceiling, seen = ceilings.get((row.problem.dtype, row.regime)), row.details.get("reference_tflops")
     return None if ceiling is None or seen is None else float(seen) / (row.device_speed or 1.0) / ceiling.tflops - 1
 
 
 def require_same_card(ceiling: Ceiling, backend: Backend) -> None:
-    """Raises IncomparableError when a ceiling is of another device: cards of one model differ by percents."""
+    """Raises IncomparableError if a ceiling is from another device: cards of one model differ by percents."""
     info = backend.info
     same = ceiling.device == info.name and (
         ceiling.uuid_hash is None or info.uuid_hash is None or ceiling.uuid_hash == info.uuid_hash
     )
     if not same:
-        other = "another card of that name" if ceiling.device == info.name else ceiling.device
-        raise IncomparableError(f"the ceiling is of {other}, not of this {info.name}: measure it here with 'mamf find'")
+        other = "another card with that name" if ceiling.device == info.name else ceiling.device
+        raise IncomparableError(f"the ceiling is from {other}, not this {info.name}: measure it here with 'mamf find'")

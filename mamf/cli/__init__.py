@@ -17,7 +17,7 @@ from mamf.cli.interruption import EXIT_CODE
 from mamf.cli.options import Parser, with_dashes
 from mamf.cli.terminal import say, warn
 from mamf.errors import MamfError, MamfWarning, UsageError
-from mamf.limits import shortened
+from mamf.limits import shorten
 
 _DESCRIPTION = "Finds the maximum achievable matmul FLOPS of an accelerator. Every number names its regime."
 COMMANDS = {
@@ -77,7 +77,7 @@ def _run(typed: Sequence[str]) -> int:
         return 0
     except OSError as error:
         if error.filename is not None:
-            warn(f"{shortened(os.fspath(error.filename))}: {error.strerror}")
+            warn(f"{shorten(os.fspath(error.filename))}: {error.strerror}")
             return MamfError.exit_code
         _discard_output()
         warn(f"cannot write the output: {error.strerror or error}")
@@ -87,7 +87,7 @@ def _run(typed: Sequence[str]) -> int:
 def call(typed: Sequence[str]) -> int:
     """Run a command, for another that is made of several; returns its exit code. Raises what it raises."""
     if wrong := next((word for word in typed if "\0" in word), None):
-        raise UsageError(f"{shortened(wrong)} holds a null byte, which no name of a file can")
+        raise UsageError(f"{shorten(wrong)} holds a null byte, which no name of a file can")
     given = with_dashes(typed)
     options = _parser(given).parse_args(given)
     options.typed, options.given = typed, getattr(options, "parser", Parser()).given(options)

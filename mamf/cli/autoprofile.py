@@ -20,7 +20,7 @@ from mamf.kinds.kind import View
 from mamf.kinds.registry import kind_of
 from mamf.logs.run_log import read_run_log
 from mamf.plugins.discovery import open_backend, operation
-from mamf.plugins.selection import chosen_kernels
+from mamf.plugins.selection import choose_kernels
 from mamf.profiling.folder import LOGS, SUMMARY, TABLE, StepEnd, read_folder, require_own, write_ends
 from mamf.profiling.summary import summary
 from mamf.report.formats import markdown
@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
     require_own(folder)
     backend = open_backend(options.backend or "auto", options.device or 0)
     # What cannot be measured is said before minutes of measuring.
-    chosen_kernels(operation(options.operation), backend, options.kernel)
+    choose_kernels(operation(options.operation), backend, options.kernel)
     if options.ceiling and not read_run_log(options.ceiling).all_ceilings:
         raise UsageError(f"{options.ceiling} holds no ceiling: give a log of 'mamf find'")
     budget = options.budget or (_BUDGET if backend.is_accelerator else _BUDGET_OF_CPU)

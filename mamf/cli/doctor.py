@@ -6,7 +6,7 @@ import argparse
 
 from mamf.cli.options import add_device_options
 from mamf.cli.terminal import say
-from mamf.machine.doctor import as_line, diagnose, warnings
+from mamf.machine.doctor import diagnose, format_finding, warnings
 from mamf.plugins.discovery import open_backend
 
 
@@ -20,7 +20,7 @@ def run(options: argparse.Namespace) -> int:
     say(f"{backend.info.name} ({backend.name}:{backend.index}), timed by {backend.timer}")
     findings = diagnose(backend)
     for finding in findings:
-        say(as_line(finding))
+        say(format_finding(finding))
     count = len(warnings(findings))
     say("nothing to fix" if not count else f"{count} to fix; mamf changes nothing itself")
     return 0

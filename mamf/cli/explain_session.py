@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from mamf.backend import Backend
 from mamf.ceilings.ceiling import Ceiling
-from mamf.ceilings.explanation import FallStep, fall
-from mamf.ceilings.known import named_dtype
+from mamf.ceilings.explanation import WaterfallStep, waterfall_steps
+from mamf.ceilings.known import label_dtype
 from mamf.ceilings.roof import require_same_device
 from mamf.ceilings.share import require_same_card
 from mamf.cli.interruption import Interruption
@@ -35,7 +35,7 @@ from mamf.operations.matmul.selection import installed_kernel, kernel_for
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import EXPLAIN, Plan
 from mamf.plugins.discovery import operation
-from mamf.plugins.selection import chosen_kernels
+from mamf.plugins.selection import choose_kernels
 from mamf.profiling.profile import Profile
 from mamf.regime_names import BURST, CEILINGS, SUSTAINED
 from mamf.report.charts.plotting import draw, save
@@ -86,7 +86,7 @@ class ExplainSession(KernelsSession):
         before, options = self.before, self.options
         if before is None:
             self.product = product_of(options, self.backend)
-            return chosen_kernels(self.of, self.backend, [self.product.kernel])
+            return choose_kernels(self.of, self.backend, [self.product.kernel])
         problem = problem_for(self.backend, options.dtype) if options.dtype else before.problem
         self.product = Product(problem, options.shape or before.shapes[0], before.kernels[0])
         return super().opened_kernels()
@@ -100,12 +100,12 @@ class ExplainSession(KernelsSession):
     def label(self) -> str:
         return f"{self.plan.problems[0].dtype}-{self.plan.shapes[0]}"
 
-    def _given_steps(self) -> list[FallStep]:
+    def _given_steps(self) -> list[WaterfallStep]:
         info = self.backend.info
         return list(given_steps(self.given, (info.name, info.uuid_hash), self.options.anyway))
 
-    def _fall(self, rows: Sequence[Measurement]) -> list[FallStep]:
-        return fall(rows, self.backend.info, self._given_steps())
+    def _fall(self, rows: Sequence[Measurement]) -> list[WaterfallStep]:
+        return waterfall_steps(rows, self.backend.info, self._given_steps())
 
     def document(self, log: RunLog) -> Document:
         rows = log.measurements
@@ -131,7 +131,7 @@ def product_of(options: argparse.Namespace, backend: Backend) -> Product:
     problem = problem_for(backend, options.dtype)
     if options.shape:
         return Product(problem, options.shape, asked or kernel_for(backend, problem).name)
-    before = found(backend.info, named_dtype(problem), BURST)
+    before = found(backend.info, label_dtype(problem), BURST)
     if before is not None:
         warn(f"on the winner of a find of {before.started[:10]}: {before.ceiling.shape} by {before.ceiling.kernel}")
         return _winner(before.ceiling, asked)
@@ -168,7 +168,7 @@ def _found(backend: Backend, problem: MatmulProblem, asked: str | None) -> Produ
     return Product(problem, best.shape, asked or best.kernel)
 
 
-def given_steps(given: Iterable[Given], device: tuple[str, str | None], anyway: bool) -> Iterator[FallStep]:
+def given_steps(given: Iterable[Given], device: tuple[str, str | None], anyway: bool) -> Iterator[WaterfallStep]:
     """The best row of each log, and the step of each profile. Raises IncomparableError for another card's."""
     for log, profiled in given:
         if log is not None:
@@ -182,18 +182,18 @@ def given_steps(given: Iterable[Given], device: tuple[str, str | None], anyway: 
             yield _step_of(*profiled)
 
 
-def _best_of(log: RunLog) -> FallStep:
+def _best_of(log: RunLog) -> WaterfallStep:
     rows = [row for row in log.measurements if row.ok and not row.is_reference and row.work.unit == "TFLOPS"]
     if not rows:
         raise UsageError(f"{log.path} holds no row that does FLOP")
     # What a device at work does, where the log holds that.
     best = max(rows, key=lambda row: (row.regime == SUSTAINED, row.best_rate))
     told = f"the best of {log.path.name}: {named(best)}, {best.problem.dtype}, {best.regime}"
-    return FallStep(f"{best.operation} by {best.kernel}", best.best_rate, told, best)
+    return WaterfallStep(f"{best.operation} by {best.kernel}", best.best_rate, told, best)
 
 
-def _step_of(script: str, profile: Profile) -> FallStep:
+def _step_of(script: str, profile: Profile) -> WaterfallStep:
     """FLOP of a profiled step over its seconds, whatever else ran in them."""
     at_work = sum(row.share for row in profile.classes if row.flop)
     told = f"a whole step; what multiplies takes {at_work:.0%} of it"
-    return FallStep(script, profile.flop / profile.seconds / TERA, told, regime=SUSTAINED)
+    return WaterfallStep(script, profile.flop / profile.seconds / TERA, told, regime=SUSTAINED)

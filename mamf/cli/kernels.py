@@ -10,7 +10,7 @@ from mamf.cli.kernels_options import AnyOperation
 from mamf.cli.options import add_device_options
 from mamf.cli.printing import print_document
 from mamf.errors import MamfError
-from mamf.plugins.discovery import OPERATIONS, kernel_names, kernel_of, open_backend, operation, registered
+from mamf.plugins.discovery import OPERATIONS, find_registered, kernel_names, kernel_of, open_backend, operation
 from mamf.report.columns import text_table
 from mamf.report.document import Block, Document, Lines
 
@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
     if options.operation:
         operation(options.operation)  # reports an unknown one before a device is opened
     backend = open_backend(options.backend or "auto", options.device or 0)
-    names = [options.operation] if options.operation else sorted(registered(OPERATIONS), key=_place)
+    names = [options.operation] if options.operation else sorted(find_registered(OPERATIONS), key=_place)
     head = Lines([f"on {backend.info.name} ({backend.name}:{backend.index})"])
     print_document(options, Document("Kernels", [head, *(kernels_of(name, backend) for name in names)]))
     return 0

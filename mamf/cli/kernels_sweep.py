@@ -29,7 +29,7 @@ from mamf.measurement import Measurement
 from mamf.node.sharing import SharedSweep
 from mamf.plans import SWEEP, Plan, StepKey
 from mamf.plugins.discovery import kernel_of, operation
-from mamf.plugins.selection import chosen_kernels
+from mamf.plugins.selection import choose_kernels
 from mamf.report import FORMATS
 
 _BUDGET = "stop after so long, for example 5m; the rest can be resumed"
@@ -101,11 +101,11 @@ class KernelsSession(Session):
     def opened_kernels(self) -> list[tuple[str, AnyKernel]]:
         """The kernels by the names that they are asked for."""
         if self.before is None:
-            return chosen_kernels(self.of, self.backend, self.asked_kernels())
+            return choose_kernels(self.of, self.backend, self.asked_kernels())
         if self.options.kernel:
             asked = (kernel_of(self.of, name).name for name in self.options.kernel)
             require_same_kernels(self.options, [kernel_of(self.of, name).name for name in self.before.kernels], asked)
-        return chosen_kernels(self.of, self.backend, self.before.kernels)
+        return choose_kernels(self.of, self.backend, self.before.kernels)
 
     def asked_kernels(self) -> Sequence[str] | None:
         """The names that are asked for; None for all kernels."""

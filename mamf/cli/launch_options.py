@@ -13,7 +13,7 @@ from mamf.errors import UsageError
 from mamf.operations.attention.operation import Attention
 from mamf.operations.attention.shapes import DIRECTIONS
 from mamf.plugins.discovery import operation
-from mamf.plugins.selection import operation_of
+from mamf.plugins.selection import find_operation
 
 _SIZES = ("preset", "seq_lens", "query_lens", "head_dims", "heads", "kv_heads", "batch", "causal", "window")
 
@@ -33,7 +33,7 @@ def operation_asked_for(options: argparse.Namespace, kernels: Sequence[str]) -> 
     if options.direction:
         options.set = [*(options.set or ()), f"direction={','.join(options.direction)}"]
     sizes = [flag(name) for name in _SIZES if getattr(options, name) is not None]
-    of = operation(options.operation) if options.operation else operation_of(kernels[0])
+    of = operation(options.operation) if options.operation else find_operation(kernels[0])
     if sizes and of.name != Attention.name:
         raise UsageError(f"{sizes[0]} is of attention: write a shape of {of.name} by --shape, as {of.shape_example}")
     if sizes and options.shapes:

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from mamf.backend import Backend
 from mamf.cli.terminal import say
 from mamf.errors import UsageError
-from mamf.limits import number_of, shortened
+from mamf.limits import parse_digits, shorten
 from mamf.operations.matmul.shapes import MatmulShape
 
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -82,7 +82,7 @@ def duration(text: str) -> float:
     match = _DURATION.fullmatch(text.strip())
     seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
     if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"{shortened(text)!r} is not a duration; write 90s, 5m or 1.5h")
+        raise argparse.ArgumentTypeError(f"{shorten(text)!r} is not a duration; write 90s, 5m or 1.5h")
     return seconds
 
 
@@ -101,20 +101,20 @@ def share(text: str) -> float:
 def size(text: str) -> int:
     """A dimension or a count: at least 1."""
     if not text.isascii() or not text.isdigit() or _number(text) < 1:
-        raise argparse.ArgumentTypeError(f"{shortened(text)!r} is not a whole number of at least 1")
+        raise argparse.ArgumentTypeError(f"{shorten(text)!r} is not a whole number of at least 1")
     return _number(text)
 
 
 def bound(text: str) -> int:
     """A bound of a range, whose sizes are judged together."""
     if not text.isascii() or not text.removeprefix("-").isdigit():
-        raise argparse.ArgumentTypeError(f"{shortened(text)!r} is not a whole number")
+        raise argparse.ArgumentTypeError(f"{shorten(text)!r} is not a whole number")
     return -_number(text[1:]) if text.startswith("-") else _number(text)
 
 
 def _number(digits: str) -> int:
     try:
-        return number_of(digits)
+        return parse_digits(digits)
     except UsageError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -139,7 +139,7 @@ def shape(text: str) -> MatmulShape:
 
 def index(text: str) -> int:
     if not text.isascii() or not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{shortened(text)!r} is not a number from 0")
+        raise argparse.ArgumentTypeError(f"{shorten(text)!r} is not a number from 0")
     return _number(text)
 
 

@@ -10,7 +10,7 @@ from mamf.backend import Backend
 from mamf.cli.options import bound, duration, index, shape, share, size
 from mamf.errors import UsageError
 from mamf.kernel import DATA
-from mamf.limits import count_of, require_known, require_steps
+from mamf.limits import count_values, require_known, require_steps
 from mamf.operations.matmul.kernel import LAYOUTS, MatmulProblem
 from mamf.operations.matmul.operation import problem_for
 from mamf.operations.matmul.presets import LAYOUT_OF, PRESETS
@@ -104,7 +104,7 @@ def _sizes_from(options: argparse.Namespace) -> dict[str, Sequence[int]]:
             found[name] = sizes
     if options.shapes and found:
         raise UsageError("--shapes names whole shapes: leave the sizes of M, N and K out")
-    require_steps(*map(count_of, found.values()), len(options.regime or "1"))
+    require_steps(*map(count_values, found.values()), len(options.regime or "1"))
     return found
 
 

@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any
 
 from mamf.backend import MIB, Backend
-from mamf.ceilings.ceiling import Candidate, confirmed_of, why_hopeless
-from mamf.ceilings.roof import CACHE, MEMORY, Roofs, level_of, roofs_of
+from mamf.ceilings.ceiling import Candidate, confirm_ceilings, why_hopeless
+from mamf.ceilings.roof import CACHE, MEMORY, Roofs, build_roofs, level_of
 from mamf.ceilings.search_plan import SearchPlan
 from mamf.cli.interruption import Interruption
 from mamf.cli.kernels_find import KernelsFindSession
@@ -158,7 +158,7 @@ class RooflineSession(KernelsFindSession):
         """Of computing and of bandwidth."""
         info = self.backend.info
         sought = [(each.problem, regime, each.kernels[0]) for each in self.plan.searches for regime in each.regimes]
-        return {**confirmed_of(self.rows, sought, info.name, info.uuid_hash), **super().ceilings_found()}
+        return {**confirm_ceilings(self.rows, sought, info.name, info.uuid_hash), **super().ceilings_found()}
 
     def missing_ceilings(self) -> list[tuple[Any, str]]:
         found = self.ceilings_found()
@@ -184,7 +184,7 @@ class RooflineSession(KernelsFindSession):
 
     def roofs(self) -> Roofs:
         """Raises UsageError where nothing was confirmed."""
-        return roofs_of(self.ceilings_found().values(), self.backend.info.cache_bytes)
+        return build_roofs(self.ceilings_found().values(), self.backend.info.cache_bytes)
 
     def document(self, log: RunLog) -> Document:
         head, foot = machine_line(log.header), end_line(log.summary)

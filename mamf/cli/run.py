@@ -15,9 +15,9 @@ from mamf.engine.launching import Launched, Launching, launch_in_window
 from mamf.errors import UsageError
 from mamf.kernel import AnyKernel
 from mamf.measurement import TERA
-from mamf.operations.tracing.torch_traces import device_kernels_of
+from mamf.operations.tracing.torch_traces import list_device_kernels
 from mamf.plugins.discovery import open_backend
-from mamf.plugins.selection import chosen_kernels
+from mamf.plugins.selection import choose_kernels
 from mamf.report.document import Answer, Document
 from mamf.report.text import rate_text, significant
 from mamf.work import Work
@@ -64,12 +64,12 @@ def run(options: argparse.Namespace) -> int:
     asked_for(of, options)
     shapes_from(of, options)
     backend = open_backend(options.backend or "auto", options.device or 0)
-    ((_, kernel),) = chosen_kernels(of, backend, [options.kernel])
+    ((_, kernel),) = choose_kernels(of, backend, [options.kernel])
     with_shapes_of_sizes(of, options, backend)
     shapes = shapes_from(of, options) or tuple(of.default_shapes(backend))
     shape = _only_one("shape", shapes, f"--shape {of.shape_example}")
     problem = _only_one("problem", problems_from(of, options, backend), "each value once")
-    watch = device_kernels_of if options.kernel_names else None
+    watch = list_device_kernels if options.kernel_names else None
     asked = Launching(options.launches, not options.no_verify, watch, _REPEATS if options.determinism else 0)
     launched = launch_in_window(kernel, problem, shape, backend, asked)
     title = f"{kernel.name} {shape} on {backend.info.name} ({backend.name}:{backend.index}): {_words(of, problem)}"

@@ -32,7 +32,7 @@ from mamf.logs.records import measurement_record, utc_now
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.logs.timer_correction import describe_shift, overhead_after
 from mamf.logs.writer import RunLogWriter
-from mamf.machine.doctor import as_line, diagnose, warnings
+from mamf.machine.doctor import diagnose, format_finding, warnings
 from mamf.machine.environment import command_line, tool_version
 from mamf.measurement import Measurement
 from mamf.node.pool import DevicePool
@@ -194,7 +194,7 @@ class Session(ABC):
             with self.interruption.shielded():
                 writer = opened.enter_context(self._open_log(header))
             for finding in warnings(self.findings):
-                warn(as_line(finding))
+                warn(format_finding(finding))
             self.before_measuring(writer)
             begun = host_seconds(self.backend)
             end = self._collect(writer)
@@ -217,7 +217,7 @@ class Session(ABC):
         return SharedSweep(strategy.plan, self.pool, kernel, ceilings, strategy.held, strategy.on_phase, named)
 
     def _header(self) -> dict[str, Any]:
-        findings = [as_line(finding).strip() for finding in self.findings]
+        findings = [format_finding(finding).strip() for finding in self.findings]
         plan, notes = plan_record(self.plan), self.options.notes
         devices = sorted(self.pool.infos.values(), key=lambda info: info.index) if self.pool else ()
         return header_of(self.backend, command_line(), self.kernel_name(), plan, findings, notes, devices)

@@ -16,7 +16,7 @@ from mamf.backend import Backend
 from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.options import duration, index
 from mamf.cli.terminal import say
-from mamf.errors import LogMismatchError, PluginError, UnavailableError, UsageError, fault
+from mamf.errors import LogMismatchError, PluginError, UnavailableError, UsageError, describe_error
 from mamf.logs.run_log import RunLog
 from mamf.logs.same_device import require_same_device
 from mamf.node.children import FAILURE
@@ -134,6 +134,6 @@ def led(backend: str, device: str) -> int:
         except (KeyboardInterrupt, BrokenPipeError):
             return EXIT_CODE
         except Exception as error:  # whatever a vendor's library throws
-            tell({FAILURE: fault(error)})
+            tell({FAILURE: describe_error(error)})
             return 1
     return 0

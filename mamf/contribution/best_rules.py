@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from mamf.ceilings.ceiling import FEWEST_ROUNDS, confirmed_of
+from mamf.ceilings.ceiling import FEWEST_ROUNDS, confirm_ceilings
 from mamf.contribution.evidence import Evidence, Finding
 from mamf.contribution.row_rules import agree, is_exact, same_number, same_rate, without_interval
 from mamf.kinds.registry import kind_of
@@ -75,7 +75,7 @@ def recomputed_ceilings(evidence: Evidence, before_line: float = math.inf) -> Ow
     """What the run confirmed, by problem and regime, as its last rounds (up to a line of the log) give it."""
     device = evidence.header["device"]
     rows = latest(row for line, _, row in evidence.rows if line < before_line)
-    return confirmed_of(rows, evidence.sought, device["name"], device["uuid_hash"])
+    return confirm_ceilings(rows, evidence.sought, device["name"], device["uuid_hash"])
 
 
 def ceilings_recompute(evidence: Evidence) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from mamf.backend import DeviceInfo
 from mamf.ceilings.ceiling import CONFIRM, Ceiling
-from mamf.ceilings.known import named_dtype
+from mamf.ceilings.known import label_dtype
 from mamf.ceilings.share import mamfu
 from mamf.contribution.confirming import Claim, Entry
 from mamf.logs.known import operation_called
@@ -159,7 +159,7 @@ def _of_ceiling(log: RunLog, place: Path, ceiling: Ceiling) -> CeilingEntry:
         header=log.header,
         place=place,
         tier=log.tier,
-        dtype=named_dtype(ceiling.problem),
+        dtype=label_dtype(ceiling.problem),
         regime=ceiling.regime,
         shape=str(ceiling.shape),
         kernel=ceiling.kernel,
@@ -177,7 +177,7 @@ def _of_row(log: RunLog, place: Path, row: Measurement) -> CeilingEntry:
         header=log.header,
         place=place,
         tier=log.tier,
-        dtype=named_dtype(row.problem),
+        dtype=label_dtype(row.problem),
         regime=row.regime,
         shape=str(row.shape),
         kernel=row.kernel,

@@ -10,7 +10,7 @@ from mamf.backend import Backend
 from mamf.engine.measure import classify_error
 from mamf.engine.regimes import Burst, Classic, Sustained
 from mamf.engine.regimes.checking import Checked
-from mamf.errors import DeviceError, MamfError, PluginError, PluginWarning, UnsupportedError, fault
+from mamf.errors import DeviceError, MamfError, PluginError, PluginWarning, UnsupportedError, describe_error
 from mamf.kernel import Prepared
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.selection import kernels_for
@@ -54,7 +54,9 @@ def probe_flops(kernel: MatmulKernel, problem: MatmulProblem, backend: Backend, 
         if status == "unsupported":
             raise UnsupportedError(reason) from error
         where = f"kernel {kernel.name} on the device of backend {backend.name}"
-        raise DeviceError(f"the first product, {size}x{size}x{size} by {where}, failed: {fault(error)}") from error
+        raise DeviceError(
+            f"the first product, {size}x{size}x{size} by {where}, failed: {describe_error(error)}"
+        ) from error
     finally:
         pool.release()
 
@@ -78,7 +80,7 @@ def working_kernels(
             kernels = kernels[1:]
             continue
         for each in faults:
-            warnings.warn(f"{each}; it is left out", PluginWarning, stacklevel=2)
+            warnings.warn(f"{each}; it is skipped", PluginWarning, stacklevel=2)
         return kernels[:1] if is_quick else kernels
     if isinstance(faults[0], UnsupportedError):
         return [default]

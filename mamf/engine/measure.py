@@ -13,7 +13,7 @@ from typing import Any
 from mamf.backend import Backend, DeviceInfo, OperandPool, Reading
 from mamf.engine.regimes import Regime, Samples, StoppingRule, Sustained
 from mamf.engine.regimes.checking import Checked, WrongResultError
-from mamf.errors import UnsupportedError, fault
+from mamf.errors import UnsupportedError, describe_error
 from mamf.kernel import AnyKernel, Verdict
 from mamf.logs.known import operation_called
 from mamf.measurement import BUSY_SECONDS, IDLE, TERA, TIME, Conditions, Measurement, Status, is_share
@@ -56,10 +56,10 @@ def classify_error(error: Exception, kernel: AnyKernel, backend: Backend) -> tup
     """The status and reason that an error gives a row. A kernel or backend that fails to judge it is a failure too."""
     try:
         if isinstance(error, UnsupportedError) or kernel.refuses(error):
-            return "unsupported", fault(error)
-        return "out_of_memory" if backend.is_out_of_memory(error) else "failed", fault(error)
+            return "unsupported", describe_error(error)
+        return "out_of_memory" if backend.is_out_of_memory(error) else "failed", describe_error(error)
     except Exception as another:
-        return "failed", fault(another)
+        return "failed", describe_error(another)
 
 
 @dataclass
@@ -87,11 +87,11 @@ class _Run:
                 estimate = min(checked.seconds_of(0, backend) for _ in range(_LAUNCHES_OF_AN_ESTIMATE))
                 if reason := self.regime.outlasted_by(estimate):
                     return self.result("unsupported", reason)
-            if kernel.tells_reserved:
+            if kernel.reports_reserved:
                 checked.poison()
                 backend.release_memory()  # else blocks of earlier rows and of the reference would count
-            peak = needed_memory(backend, checked, problem, shape) if kernel.tells_memory else None
-            reserved = backend.peak_reserved_memory() if kernel.tells_reserved and peak is not None else None
+            peak = needed_memory(backend, checked, problem, shape) if kernel.reports_memory else None
+            reserved = backend.peak_reserved_memory() if kernel.reports_reserved and peak is not None else None
             samples = self.regime.visit(checked, self.rule, estimate)
             checked.require_unchanged_operands()
             shares = time_shares(
@@ -199,7 +199,7 @@ def time_shares(checked: Checked, seconds: float, remarks: list[str]) -> Mapping
         if not all(map(is_share, shares.values())):
             raise ValueError(f"{found} are no seconds")
     except Exception as error:
-        remarks.append(f"the parts of its time could not be measured: {fault(error)}")
+        remarks.append(f"the parts of its time could not be measured: {describe_error(error)}")
         return {}
     return {**shares, BUSY_SECONDS: round(busy, 9)} if shares else {}
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from mamf.backend import Backend, OperandPool
 from mamf.engine.measure import cut_short, limit_of, measure
 from mamf.engine.regimes import Regime, StoppingRule
-from mamf.errors import DeviceError, PluginError, fault
+from mamf.errors import DeviceError, PluginError, describe_error
 from mamf.kernel import AnyKernel, Buffer, Problem
 from mamf.measurement import Measurement
 from mamf.plugins.contracts import attribute_errors_to
@@ -139,7 +139,7 @@ class Runner:
             regime.start()
         except Exception as error:
             raise DeviceError(
-                f"{self._device} failed before the first shape in {regime.name}: {fault(error)}"
+                f"{self._device} failed before the first shape in {regime.name}: {describe_error(error)}"
             ) from error
         return regime
 
@@ -157,7 +157,7 @@ class Runner:
                 pool.take(name, *buffer)
         except Exception as error:
             if not self.backend.is_out_of_memory(error):
-                raise DeviceError(f"{self._device} failed while allocating: {fault(error)}") from error
+                raise DeviceError(f"{self._device} failed while allocating: {describe_error(error)}") from error
             pool.release()
         self.backend.release_memory()
 

@@ -19,7 +19,7 @@ from mamf.contribution.known_ceilings import KnownPeak, datasheet_peak, measured
 from mamf.dtypes import canonical_name
 from mamf.errors import MamfError, MamfWarning, UsageError
 from mamf.integrations.model_flops import ModelFlops, model_flops
-from mamf.limits import shortened
+from mamf.limits import shorten
 from mamf.measurement import TERA
 
 #: FLOP of one dtype, or of several by name.
@@ -270,7 +270,7 @@ def _require_counts(what: str, told: Flops | None) -> None:
     """Raises UsageError for anything but finite numbers of at least 0."""
     for count in told.values() if isinstance(told, Mapping) else (told,):
         if count is not None and not 0 <= count < math.inf:
-            raise UsageError(f"{what} {shortened(count)}: it must be a number of at least 0")
+            raise UsageError(f"{what} {shorten(count)}: it must be a number of at least 0")
 
 
 def _known(count: float) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mamf.backend import DeviceInfo
-from mamf.ceilings.explanation import fall
+from mamf.ceilings.explanation import waterfall_steps
 from mamf.kinds.kind import Drawing, View
 from mamf.kinds.rows import KernelRows
 from mamf.logs.run_log import RunLog
@@ -24,10 +24,10 @@ class Explain(KernelRows):
         if not rows:
             return super().document(log, view)
         head, foot = [machine_line(log.header), title(rows[0])], [end_line(log.summary)]
-        steps = fall(rows, DeviceInfo(**log.header["device"]))
+        steps = waterfall_steps(rows, DeviceInfo(**log.header["device"]))
         return explanation_document(steps, rows, head, foot)
 
     def chart(self, log: RunLog, drawing: Drawing) -> Picture:
         drawing.require_no_direction(log)
-        steps = fall(log.measurements, DeviceInfo(**log.header["device"]))
+        steps = waterfall_steps(log.measurements, DeviceInfo(**log.header["device"]))
         return waterfall_chart(steps, log.measurements, log.header)

@@ -34,7 +34,7 @@ from mamf.logs.comparability import (
 from mamf.logs.decision import FALSE_ALARMS, SEPARATE, WIDEST, Change, Design, Together, all_together, design_of
 from mamf.logs.entries import Entry, Fields, entries, is_find, mean_entries
 from mamf.logs.run_log import RunLog
-from mamf.statistics import CONFIDENCE, Interval, geometric_mean, student_t, widened
+from mamf.statistics import CONFIDENCE, Interval, geometric_mean, student_t, widen
 from mamf.tabular import Tabular
 
 Verdict = Literal["SAME", "FASTER", "SLOWER", "AMBIGUOUS"]
@@ -111,7 +111,7 @@ class Pair:
         coverage = max(0.0, a.coverage + b.coverage - 1)
         if self.a.error is None or self.b.error is None:
             interval = Interval(b.low / a.high * self.correction, b.high / a.low * self.correction, coverage)
-            return widened(interval, self.ratio, self.correction_half_width)
+            return widen(interval, self.ratio, self.correction_half_width)
         change = self.change
         deviation = math.hypot(self.design.factor * change.common, change.own)
         factor = math.exp(min(student_t(change.degrees, confidence) * deviation, WIDEST))

@@ -11,7 +11,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Any, NamedTuple
 
-from mamf.ceilings.ceiling import combined
+from mamf.ceilings.ceiling import combine_rounds
 from mamf.measurement import Measurement
 
 
@@ -74,7 +74,7 @@ def _half_width(visits: Sequence[Measurement]) -> float:
     """Half the width of the interval of what these visits give together, as a share."""
     if len(visits) == 1:
         return visits[0].relative_half_width
-    rate, interval = combined(visits)
+    rate, interval = combine_rounds(visits)
     return interval.half_width / rate
 
 

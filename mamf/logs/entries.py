@@ -14,10 +14,10 @@ from mamf.ceilings.ceiling import (
     CONFIRM,
     FEWEST_ROUNDS,
     Ceiling,
-    combined,
-    confirmed,
+    combine_rounds,
+    confirm_ceiling,
     error_of,
-    figures,
+    group_rounds,
     usual_repeatability,
 )
 from mamf.logs.decision import careful_error
@@ -85,7 +85,7 @@ def entries(log: RunLog, as_ceilings: bool = False) -> list[Entry]:
     if not as_ceilings:
         return [entry for same in by_regime.values() for entry in _candidates(same)]
     device = log.header["device"]["name"]
-    ceilings = (confirmed(same, device) for same in by_regime.values())
+    ceilings = (confirm_ceiling(same, device) for same in by_regime.values())
     return [_ceiling_entry(ceiling) for ceiling in ceilings if ceiling is not None]
 
 
@@ -159,16 +159,16 @@ def visited_entry(visits: Sequence[Measurement]) -> Entry:
     entry = _row_entry(measured[-1])
     if not fresh:
         return entry
-    rate, interval = combined(measured)
+    rate, interval = combine_rounds(measured)
     return replace(entry, tflops=rate, interval=interval, rounds=len(measured), error=_error(measured))
 
 
 def _candidates(rows: Sequence[Measurement]) -> Iterable[Entry]:
     """Confirmed candidates of one regime, a round a sample."""
     fresh = (row for row in rows if row.phase == CONFIRM)
-    for rounds in figures(fresh).values():
+    for rounds in group_rounds(fresh).values():
         if len(rounds) >= FEWEST_ROUNDS:
-            rate, interval = combined(list(rounds.values()))
+            rate, interval = combine_rounds(list(rounds.values()))
             entry = _row_entry(next(iter(rounds.values())))
             yield replace(entry, tflops=rate, interval=interval, error=_error(list(rounds.values())))
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from mamf.backend import SIMULATED, DeviceInfo
 from mamf.ceilings.ceiling import Ceiling
-from mamf.ceilings.known import named_dtype
+from mamf.ceilings.known import label_dtype
 from mamf.errors import MamfError, first_line
 from mamf.files import make_folder, write_whole
 from mamf.logs.run_log import read_run_log
@@ -72,13 +72,13 @@ def _leave(path: Path) -> None:
     make_folder(folder(), f"; name another folder by {VARIABLE}")
     content = path.read_bytes()
     for regime, ceiling in log.ceilings.items():
-        path = _file(info, torch, named_dtype(ceiling.problem), regime)
+        path = _file(info, torch, label_dtype(ceiling.problem), regime)
         if not plan.searches[0].is_quick or not path.exists():  # a thorough find is not replaced by a quick one
             write_whole(path, content)
 
 
 def found(info: DeviceInfo, dtype: str, regime: str) -> FoundCeiling | None:
-    """What a find on this device left. ``dtype``: as ``named_dtype`` writes it. Raises RunLogError for a broken log."""
+    """What a find on this device left. ``dtype``: as ``label_dtype`` writes it. Raises RunLogError for a broken log."""
     path = _file(info, version_in_use("torch"), dtype, regime)
     if not path.exists():
         return None

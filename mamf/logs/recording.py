@@ -15,7 +15,7 @@ from mamf.logs.records import measurement_record, utc_now
 from mamf.logs.run_log import RunLog
 from mamf.logs.timer_correction import overhead_after
 from mamf.logs.writer import RunLogWriter
-from mamf.machine.doctor import as_line, diagnose
+from mamf.machine.doctor import diagnose, format_finding
 from mamf.machine.environment import tool_version
 from mamf.measurement import Measurement
 from mamf.plans import Plan
@@ -69,7 +69,7 @@ class Recording:
             log, writer = self.before
             writer.go_on(log, {"tool": tool_version(), "command": "from Python", "started": utc_now(), "notes": ""})
             return writer
-        findings = [as_line(finding).strip() for finding in diagnose(self.backend)]
+        findings = [format_finding(finding).strip() for finding in diagnose(self.backend)]
         header = header_of(self.backend, "from Python", self.kernel, plan_record(self.plan), findings)
         return RunLogWriter.create(path, header)
 

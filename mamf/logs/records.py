@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from datetime import datetime, timezone
 from typing import Any
 
-from mamf.calibration import ANEW, calibrated
+from mamf.calibration import ANEW, find_calibration
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.known import KnownCeiling
 from mamf.logs.known import operation_called
@@ -222,7 +222,7 @@ def _repeatability_of_row(record: Mapping[str, Any], header: Mapping[str, Any], 
     stored = repeatability_from_record(record)
     if stored is None or not is_of_old_calibration(record):
         return stored
-    return calibrated(header["device"]["backend"], ANEW if stored.is_whole else record["regime"], operation)
+    return find_calibration(header["device"]["backend"], ANEW if stored.is_whole else record["regime"], operation)
 
 
 def conditions_record(conditions: Conditions) -> dict[str, Any]:

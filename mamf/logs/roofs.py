@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mamf.ceilings.roof import Roofs, require_same_device, roofs_of
+from mamf.ceilings.roof import Roofs, build_roofs, require_same_device
 from mamf.errors import UsageError
 from mamf.logs.run_log import RunLog
 
@@ -23,7 +23,7 @@ def roofs_of_logs(logs: Iterable[RunLog], anyway: bool = False) -> Roofs:
             )
     ceilings = [each for log in logs for each in (*log.all_ceilings.values(), *log.own_ceilings.values())]
     cache_bytes = next((size for log in logs if (size := log.header["device"]["cache_bytes"])), None)
-    return roofs_of(ceilings, cache_bytes, anyway)
+    return build_roofs(ceilings, cache_bytes, anyway)
 
 
 def require_same_card(log: RunLog, roofs: Roofs) -> None:

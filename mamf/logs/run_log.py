@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mamf.backend import DeviceInfo
-from mamf.ceilings.ceiling import Ceiling, recomputed
+from mamf.ceilings.ceiling import Ceiling, recompute
 from mamf.ceilings.known import KnownCeiling
 from mamf.errors import MamfError, RunLogError
 from mamf.logs.device_speeds import with_device_speeds
@@ -169,8 +169,8 @@ def _recompute(log: RunLog) -> None:
     if timer := find_timer(backend):
         log.measurements = recompute_rows(log.measurements, backend, timer)
     rows = latest(log.measurements)
-    log.all_ceilings = {key: recomputed(ceiling, rows) for key, ceiling in log.all_ceilings.items()}
-    log.own_ceilings = {key: recomputed(ceiling, rows) for key, ceiling in log.own_ceilings.items()}
+    log.all_ceilings = {key: recompute(ceiling, rows) for key, ceiling in log.all_ceilings.items()}
+    log.own_ceilings = {key: recompute(ceiling, rows) for key, ceiling in log.own_ceilings.items()}
 
 
 def lines_of(path: Path, seen: Seen | None = None) -> Iterator[bytes]:

@@ -1,1 +1,1 @@
-"""What a log says of a machine: its software, its findings, its theoretical peaks."""
+"""The machine: its software environment and the checks of ``mamf doctor``."""

@@ -1,4 +1,4 @@
-"""Checks of the machine, each with what it costs and the command that mends it. Changes nothing."""
+"""Checks of the machine, each with its effect and the command that fixes it. Changes nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MARKS = {"ok": "ok  ", "warning": "WARN", "unknown": "?   "}
 
 
 def diagnose(backend: Backend) -> list[Advice]:
-    """Every check of the backend, and of the host that feeds an accelerator."""
+    """Run all checks of the backend, and for an accelerator also of the host."""
     found = backend.advice()
     if backend.is_accelerator:
         found.append(_host_load())
@@ -30,9 +30,9 @@ def _host_load() -> Advice:
     return Advice("host load", "warning", f"the host's CPU is {busy:.0f} % busy", cost, "top -o %CPU   # see what runs")
 
 
-def as_line(finding: Advice) -> str:
-    """One finding in one line: verdict, check, finding; then cost and remedy where something is wrong."""
+def format_finding(finding: Advice) -> str:
+    """One finding in one line: verdict, check and finding; for a warning also its cost and fix."""
     line = f"{_MARKS[finding.verdict]} {finding.check}: {finding.finding}"
     if finding.cost and finding.verdict == "warning":
         line += f"; {finding.cost}"
-    return f"{line}; to mend: {finding.command}" if finding.command and finding.verdict == "warning" else line
+    return f"{line}; to fix: {finding.command}" if finding.command and finding.verdict == "warning" else line

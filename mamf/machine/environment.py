@@ -1,7 +1,7 @@
-"""What a result must say about machine and software, and what it must not say about people.
+"""Describes machine and software for a log, and removes personal data.
 
-A run log is published: no host name, user name or absolute path may stand in it, also not inside a note, a command or
-an error message. ``scrub`` runs over every string that is written.
+Run logs are published: they must not contain host names, user names or absolute paths, not even in a note, a command
+or an error message. ``scrub`` runs over every string of a log.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-# What a path outside of the working directory begins with, behind what cannot be within one.
+# The beginning of a path outside the working directory.
 _ROOT = r"(?:file://[\w.-]*|~(?:[A-Za-z_][\w.-]*)?|(?:\.[/\\])?\.\.|[A-Za-z]:)?(?:/|\\+)"
-# A part of a path; an escaped blank is one of its characters.
+# A part of a path, which may contain escaped blanks.
 _PART = r"(?:\\ |[^\s/\\'\"`<>|:;,()\[\]{}])+"
-# A word of a name with blanks: no option, no end of a file's name, nothing of the sentence that the path stands in.
+# A word of a name with blanks: not an option, the end of a file name or a word of the surrounding sentence.
 _WORD = r"(?:\\ |\.(?!\w)|[^\s/\\.'\"`<>|:;,()\[\]{}])+"
 _NO_NAME = r"(?![-~]|\.\.?[/\\]|(?:and|or|but|to|in|is|was|has|of|for|from|with|on|at|as|by|not)\b)"
 _PATH = re.compile(rf"(?<![\w/\\.~>-]){_ROOT}(?:(?:{_WORD} {_NO_NAME}){{0,3}}{_PART}[/\\]+)*{_PART}", re.I)
 _QUOTED_PATH = re.compile(rf"(?P<quote>['\"])(?P<option>[^'\"/\\=\s]*=)?{_ROOT}[^'\"]*[^'\"/\\](?P=quote)", re.I)
-# Of a device on the bus, and of a host that a connection leads to.
+# The address of a device on the bus, or of a host with a port.
 _ADDRESS = re.compile(r"\b[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b|\b\d{1,3}(?:\.\d{1,3}){3}\]?:\d+\b", re.I)
 _SEPARATOR = re.compile(r"/|\\+(?! )")
-_OF_USERS = ("home", "users")
+_USER_FOLDERS = ("home", "users")
 _SHORTEST_NAME = 2
-# Accounts and hosts that name nobody; and words of two letters that stand in any text: English, units, layouts.
+# Accounts and hosts that identify no one, and two-letter words that appear in any text: English, units, layouts.
 _ANONYMOUS = frozenset({"root", "user", "localhost", "admin", "ubuntu", "runner"})
 _COMMON_WORDS = frozenset(
     {
@@ -44,19 +44,19 @@ _COMMON_WORDS = frozenset(
         "tt",
     }
 )
-# Read by torch on every device; each backend adds its vendor's.
+# Variables that torch reads on every device; each backend adds its vendor's.
 _ENVIRONMENT_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "KMP_AFFINITY", "TORCH_BLAS_PREFER_CUBLASLT")
 
 
 def scrub(text: str) -> str:
-    """``text`` with paths out of the working directory cut to their last part and this host's and user's names, and
-    addresses of devices and hosts, replaced.
+    """``text`` without personal data: paths outside the working directory are cut to their last part; the names of this
+    host and user, and addresses of devices and hosts, are replaced.
     """
     if "/" in text or "\\" in text:  # every path has one
         text = _PATH.sub(_last_part, _QUOTED_PATH.sub(_quoted_last_part, text))
     if ":" in text:  # every address has one
         text = _ADDRESS.sub("<address>", text)
-    for pattern, substitute in _private_names():
+    for pattern, substitute in _find_private_names():
         text = pattern.sub(substitute, text)
     return text
 
@@ -71,14 +71,14 @@ def _quoted_last_part(found: re.Match[str]) -> str:
 
 
 def _cut(path: str) -> str:
-    """``<path>/c`` of ``/a/b/c``. The folder of a user is named like them."""
+    """``<path>/c`` for ``/a/b/c``. A home folder carries its user's name, so that is replaced too."""
     *folders, last = _SEPARATOR.split(path)
-    is_of_user = bool(folders) and folders[-1].lower() in _OF_USERS
+    is_of_user = bool(folders) and folders[-1].lower() in _USER_FOLDERS
     return f"<path>/{'<user>' if is_of_user else last}"
 
 
 def scrub_record(value: Any) -> Any:
-    """A JSON value with every string in it scrubbed, keys too."""
+    """A JSON value with all strings scrubbed, including keys."""
     if isinstance(value, str):
         return scrub(value)
     if isinstance(value, dict):
@@ -89,11 +89,11 @@ def scrub_record(value: Any) -> Any:
 
 
 @functools.cache
-def _private_names() -> tuple[tuple[re.Pattern[str], str], ...]:
-    """What this host and this user are called, each with the text that takes its place."""
+def _find_private_names() -> tuple[tuple[re.Pattern[str], str], ...]:
+    """Patterns for the names of this host and user, each with its replacement."""
     host = socket.gethostname()
     names = {host: "<host>", host.split(".")[0]: "<host>"}
-    with contextlib.suppress(KeyError, OSError):  # no account of that number, as in some containers
+    with contextlib.suppress(KeyError, OSError):  # the user id has no account, as in some containers
         names[getpass.getuser()] = "<user>"
     return tuple(
         (re.compile(rf"(?<!\w){re.escape(name)}(?!\w)", re.I), substitute)
@@ -103,7 +103,7 @@ def _private_names() -> tuple[tuple[re.Pattern[str], str], ...]:
 
 
 def describe_environment(backend_variables: Iterable[str] = ()) -> dict[str, Any]:
-    """Software and operating system of this process; JSON values."""
+    """The software and operating system of this process, as JSON values."""
     names = [*_ENVIRONMENT_VARIABLES, *backend_variables]
     return {
         "python": platform.python_version(),
@@ -115,7 +115,7 @@ def describe_environment(backend_variables: Iterable[str] = ()) -> dict[str, Any
 
 @functools.cache
 def version_in_use(name: str) -> str | None:
-    """Of a package that this process works with: what is installed meanwhile does not run in it."""
+    """The version of a package in this process. Cached: an upgrade during the run does not affect the process."""
     return package_version(name)
 
 
@@ -127,11 +127,11 @@ def package_version(name: str) -> str | None:
 
 
 def tool_version() -> dict[str, str | None]:
-    """mamf's own version, and its commit where it runs from a git checkout (``+`` marks uncommitted changes)."""
+    """mamf's version, and its commit if it runs from a git checkout (``+`` marks uncommitted changes)."""
     return {"name": "mamf", "version": version_in_use("mamf"), "commit": _commit()}
 
 
-@functools.cache  # what is committed later does not run in this process
+@functools.cache  # a later commit does not affect this process
 def _commit() -> str | None:
     checkout = Path(__file__).resolve().parent.parent
     if not (checkout / ".git").exists():
@@ -149,5 +149,5 @@ def _commit() -> str | None:
 
 
 def command_line() -> str:
-    """The command as a shell takes it, without the path of the program."""
+    """The command line, quoted for a shell, without the path of the program."""
     return shlex.join(["mamf", *sys.argv[1:]])

@@ -35,7 +35,7 @@ from mamf.operations.matmul.selection import kernels_for
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import MATMUL, NODE_BUDGET_SECONDS, SWEEP, Plan
 from mamf.plugins.discovery import operation
-from mamf.plugins.selection import chosen_kernels
+from mamf.plugins.selection import choose_kernels
 
 # Of a row that is measured beside many others.
 _ROW_SECONDS = 0.3
@@ -186,7 +186,7 @@ class DeviceRun:
 
     def _kernels_plan(self, of: str, part: str) -> tuple[list[AnyKernel], Plan]:
         found = operation(of)
-        available = chosen_kernels(found, self.backend)
+        available = choose_kernels(found, self.backend)
         chosen = [(name, kernel) for name, kernel in available if kernel.is_default] or available
         problems = [found.problem_for(self.backend, asked) for asked in self._asked(part)]
         shapes: Iterable[Any] = [self._sizes.copied]

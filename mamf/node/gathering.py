@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mamf.ceilings.ceiling import CONFIRM, Ceiling
-from mamf.errors import RunLogError, UsageError, fault
+from mamf.errors import RunLogError, UsageError, describe_error
 from mamf.files import write_whole
 from mamf.limits import whole_number
 from mamf.logs.run_log import RunLog, read_run_log
@@ -66,7 +66,7 @@ def read_run(folder: Path) -> Run | None:
         ranks = whole_number("ranks", record["ranks"], 0, _MOST_RANKS)
         return Run(ranks, bool(record["is_over"]), str(record["apart"]), failures, by_rank)
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        reason = f"{path} is not what 'mamf node' writes ({fault(error)}): without it the logs alone are read"
+        reason = f"{path} is not what 'mamf node' writes ({describe_error(error)}): without it the logs alone are read"
         raise RunLogError(reason) from None
 
 

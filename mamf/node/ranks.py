@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mamf.errors import RunLogWriteError, UnsupportedError, UsageError, fault
+from mamf.errors import RunLogWriteError, UnsupportedError, UsageError, describe_error
 from mamf.node.device import DeviceRun
 from mamf.node.figures import Device
 from mamf.node.gathering import UNMEASURABLE, UNWRITTEN, Run, device_of, is_complete, logs_of
@@ -109,7 +109,7 @@ def _reason(error: Exception, when: str = "") -> str:
     if isinstance(error, RunLogWriteError):
         return f"{UNWRITTEN}: {error}"
     is_asked_wrong = isinstance(error, (UsageError, UnsupportedError))
-    return f"{UNMEASURABLE}: {error}" if is_asked_wrong else f"{when}{fault(error)}"
+    return f"{UNMEASURABLE}: {error}" if is_asked_wrong else f"{when}{describe_error(error)}"
 
 
 def heard(meeting: Meeting, key: str, ranks: Iterable[int], patience: float) -> dict[int, Any]:

@@ -17,7 +17,7 @@ from mamf.node.children import PHASE, WAITS
 from mamf.operations.matmul.selection import kernel_for, reference_kernels
 from mamf.plans import MATMUL, Plan
 from mamf.plugins.discovery import operation
-from mamf.plugins.selection import chosen_kernels
+from mamf.plugins.selection import choose_kernels
 
 #: What a line of a worker holds beside its phase: the device that it opened, a row and the step that it answers, and
 #: whether it asks for more.
@@ -60,7 +60,7 @@ class Worker:
             return Sweep(
                 plan, kernel_for(backend, plan.problem, told["kernel"]), backend, queue=self._steps(plan.steps())
             )
-        kernels = [kernel for _, kernel in chosen_kernels(operation(plan.operation), backend, plan.kernels)]
+        kernels = [kernel for _, kernel in choose_kernels(operation(plan.operation), backend, plan.kernels)]
         header = {DEVICE: asdict(backend.info)}
         found = [ceiling_from_record(record, header) for record in told["ceilings"]]
         ceilings = {(ceiling.problem.dtype, ceiling.regime): ceiling for ceiling in found}

@@ -1,1 +1,1 @@
-"""What can be measured. A room an operation, with its shapes, its work, its kernels, its columns and its rules."""
+"""The operations: one package per operation, with its shapes, work, kernels and columns."""

@@ -1,4 +1,4 @@
-"""What kernels that are made by torch.compile share."""
+"""Helpers for kernels that use torch.compile."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 
 
 def compile_for_shape(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """A function compiled by torch.compile for one shape; an error instead of a slow, uncompiled run.
+    """Compile a function with torch.compile for one shape. A failure raises instead of running uncompiled.
 
-    Dynamo keeps compilations by code object, for all closures of one ``def`` together, and runs further ones
-    uncompiled after 8 shapes. So a copy of the function is compiled.
+    Dynamo caches compilations per code object, so all closures of one ``def`` share a cache, and after 8 shapes further
+    ones run uncompiled. Compiling a copy of the function avoids that.
     """
     assert isinstance(function, types.FunctionType)
     code = function.__code__.replace()
@@ -23,8 +23,10 @@ def compile_for_shape(function: Callable[..., Any], **options: Any) -> Callable[
     return compiled
 
 
-def compiled_for_repetition() -> AbstractContextManager[object]:
-    """Held while a compiled kernel is prepared: its backward must leave the graph's buffers alone, to run again."""
+def keep_backward_buffers() -> AbstractContextManager[object]:
+    """A context for preparing compiled kernels whose backward pass runs repeatedly, so it must not reuse the graph's
+    buffers.
+    """
     import torch._functorch.config
 
     manager: AbstractContextManager[object] = torch._functorch.config.patch(donated_buffer=False)

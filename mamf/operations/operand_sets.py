@@ -1,7 +1,7 @@
-"""Operand sets of torch kernels: memory from the pool, one set for each launch, and what is checked of it.
+"""Operand sets of torch kernels: memory from the pool, one set per launch, and their checks.
 
-A kernel that derives from TorchKernel supplies ``operand_set``, which makes one set; rotation over sets, poison, the
-check that operands stay as they were and the rewriting of outputs are here.
+A kernel that derives from TorchKernel supplies ``operand_set``, which makes one set. This module rotates over sets,
+poisons outputs, checks that operands stay unchanged and rewrites outputs.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import torch
 
 from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.kernel import Buffer, Kernel, Prepared, ProblemT, ShapeT, Verdict
-from mamf.operations.outputs import Unchanged, poison_outputs, without_torch
+from mamf.operations.outputs import Unchanged, check_torch, poison_outputs
 
 AnswerT = TypeVar("AnswerT")
-#: The buffer from which the classic regime overwrites the output of the first set; others are set to 0.
+#: The buffer from which the classic regime overwrites the output of the first set; without it the output is zeroed.
 _REWRITE = "c_rewrite"
 
 
@@ -28,8 +28,8 @@ _REWRITE = "c_rewrite"
 class OperandSet:
     """One set of operands. ``launch``, ``verify``, ``verify_whole`` and ``checksum`` as in Prepared, for this set.
 
-    ``outputs``: the tensors that a launch writes. ``change``: queue a random change of the operands, which ``verify``
-    expects from then on; ``restore`` undoes all changes. None: operands stay.
+    ``outputs``: the tensors that a launch writes. ``change``: queues a random change of the operands, which ``verify``
+    expects from then on; ``restore`` undoes all changes. None: operands never change.
     """
 
     launch: Callable[[], object]
@@ -44,17 +44,17 @@ class OperandSet:
 class TorchKernel(Kernel[ProblemT, ShapeT]):
     """A kernel over torch tensors. Derived kernels supply ``operand_set``."""
 
-    #: Buffers that launches must leave as they are; empty: all that are filled with data.
+    #: Buffers that launches must not modify; empty: all buffers that are filled with data.
     read_only: ClassVar[tuple[str, ...]] = ()
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
-        return without_torch(backend)
+        return check_torch(backend)
 
     @abstractmethod
     def operand_set(
         self, backend: Backend, problem: ProblemT, shape: ShapeT, flat: Mapping[str, torch.Tensor]
     ) -> OperandSet:
-        """One set over the flat memory of its buffers, which may be longer than needed (see ``shaped``)."""
+        """Make one set from the flat memory of its buffers, which may be longer than needed (see ``view_as``)."""
 
     def configured(self, backend: Backend, problem: ProblemT, shape: ShapeT) -> TorchKernel[ProblemT, ShapeT]:
         """The kernel that makes the operand sets, such as one with a configuration for this shape."""
@@ -72,9 +72,9 @@ class TorchKernel(Kernel[ProblemT, ShapeT]):
         kernel, buffers = self.configured(backend, problem, shape), problem.buffers(shape, sets, rewrite)
         whole = take_buffers(pool, buffers)
         source = whole.pop(_REWRITE, None)
-        ready = [kernel.operand_set(backend, problem, shape, flat) for flat in split(whole, sets)]
+        ready = [kernel.operand_set(backend, problem, shape, flat) for flat in split_sets(whole, sets)]
         names = self.read_only or [name for name in whole if buffers[name].fill]
-        prepared = prepared_sets(ready, Unchanged({name: whole[name] for name in names}))
+        prepared = prepare_sets(ready, Unchanged({name: whole[name] for name in names}))
         if not rewrite or not ready[0].outputs:
             return prepared
         output = ready[0].outputs[0]
@@ -83,28 +83,28 @@ class TorchKernel(Kernel[ProblemT, ShapeT]):
 
 
 def take_buffers(pool: OperandPool, buffers: Mapping[str, Buffer]) -> dict[str, torch.Tensor]:
-    """Flat memory from the pool for each buffer."""
+    """Take flat memory from the pool for each buffer."""
     return {name: pool.take(name, *buffer) for name, buffer in buffers.items()}
 
 
-def split(whole: Mapping[str, torch.Tensor], sets: int) -> list[dict[str, torch.Tensor]]:
+def split_sets(whole: Mapping[str, torch.Tensor], sets: int) -> list[dict[str, torch.Tensor]]:
     """The flat memory of each set."""
     parts = {name: tensor.chunk(sets) for name, tensor in whole.items()}
     return [{name: parts[name][index] for name in whole} for index in range(sets)]
 
 
-def shaped(flat: torch.Tensor, *sizes: int) -> torch.Tensor:
-    """The beginning of flat memory as a tensor of these sizes."""
+def view_as(flat: torch.Tensor, *sizes: int) -> torch.Tensor:
+    """A view of the beginning of flat memory as a tensor of these sizes."""
     return flat[: math.prod(sizes)].view(sizes)
 
 
-def prepared_sets(
+def prepare_sets(
     sets: Sequence[OperandSet],
     unchanged: Callable[[], Sequence[str]],
     held_bytes: int = 0,
 ) -> Prepared:
-    """Operand sets ready to run. ``unchanged`` gives the names of operands that launches changed, once all sets are
-    restored.
+    """Combine operand sets into a Prepared. ``unchanged`` returns the names of operands that launches have modified; it
+    is called after all sets are restored.
     """
 
     def poison(returned: Sequence[object]) -> None:
@@ -130,6 +130,6 @@ def prepared_sets(
 
 
 def _by_index(calls: Sequence[Callable[[object], AnswerT] | None]) -> Callable[[int, object], AnswerT] | None:
-    """One call for all sets, given which; None if sets have none."""
+    """One function of the set's index and result, from one function per set; None if the sets have none."""
     known = [call for call in calls if call is not None]
     return (lambda index, result: known[index](result)) if known else None

@@ -1,5 +1,4 @@
-"""What kernels of matrix products share, of one, of a batch and of groups: operand sets that are launched and verified
-on the host.
+"""Operand sets for matrix products (single, batched, grouped), verified on the host.
 
 The reference is computed on the CPU in float64, so a device never judges itself.
 """
@@ -18,26 +17,26 @@ from mamf.backend import Backend
 from mamf.dtypes import DTYPES
 from mamf.kernel import Verdict
 from mamf.operations.matmul.kernel import ProductProblem, ProductProblemT, ProductShapeT
-from mamf.operations.operand_sets import OperandSet, TorchKernel, shaped
+from mamf.operations.operand_sets import OperandSet, TorchKernel, view_as
 from mamf.operations.outputs import (
+    explain_wrong_type,
     float32_precision,
     one_thread,
-    queued_checksum,
-    sampled_indices,
+    queue_checksum,
+    sample_indices,
     select,
-    wrong_type,
 )
 from mamf.operations.quantization import Quantized
 from mamf.operations.variation import Signs
 from mamf.operations.whole_products import Operand, Part, whole_verdict
 
-#: cuBLAS and hipBLAS of a shape or layout that no algorithm takes, and oneDNN of a dtype that it lacks.
+#: Errors of cuBLAS and hipBLAS for a shape or layout without an algorithm, and of oneDNN for a missing dtype.
 _REFUSALS = ("STATUS_NOT_SUPPORTED", "itensor_view_from_dense expects")
-# Rows and columns of C, and products of a batch or of groups, that are compared after a train: few enough that this
-# hides in the rest between two bursts.
+# Rows and columns of C, and products of a batch or of groups, that are compared after a train: few enough to fit in the
+# idle time between two bursts.
 _SAMPLED, _SAMPLED_PRODUCTS = 16, 4
 PartsOf = Callable[[torch.Tensor], Sequence[Part]]
-#: The part, the product in it, rows and columns.
+#: A part, a product in it, and rows and columns of that product.
 _Place = tuple[int, int, torch.Tensor, torch.Tensor]
 
 
@@ -51,35 +50,35 @@ def product_set(
     details: Mapping[str, float | str] | None = None,
     exact: PartsOf | None = None,
 ) -> OperandSet:
-    """One set of operands, given its launch and the output ``c`` that this writes.
+    """Make one set of operands from its launch and the output ``c`` that the launch writes.
 
-    ``parts``: the products that an output like C holds. ``changing``: the operand whose signs along K, its last
-    dimension, change between launches. ``scale``: the factor by which C differs from A @ B. ``exact``: the parts before
-    they were quantized; the error of that stands in the details.
+    ``parts``: maps an output like C to its products. ``changing``: the operand whose signs along K, its last dimension,
+    change between launches. ``scale``: C = scale * A @ B. ``exact``: like ``parts`` before quantization; the
+    quantization error is added to the details.
     """
     signs, known = Signs(changing), dict(details or {})
     if exact is not None:
-        places = sampled_places(parts(c))
-        error = relative_error(sampled_products(parts(c), places), sampled_products(exact(c), places))
+        places = sample_places(parts(c))
+        error = relative_error(multiply_sampled(parts(c), places), multiply_sampled(exact(c), places))
         known["quantization_error"] = error
 
     def output(result: object) -> torch.Tensor:
-        """A kernel may return its output in place of writing C."""
+        """The output: a kernel may return a tensor instead of writing C."""
         return result if isinstance(result, torch.Tensor) else c
 
     def verify(result: object) -> Verdict:
-        """||C - scale * A @ B|| / ||scale * A @ B|| in float64 over sampled rows and columns, the edges among them.
+        """||C - scale * A @ B|| / ||scale * A @ B|| in float64 over sampled rows and columns, including the edges.
         Scaled operands are dequantized.
         """
-        if reason := wrong_type(result, c):
+        if reason := explain_wrong_type(result, c):
             return Verdict(math.inf, 0.0, reason=reason)
         own = parts(output(result))
-        places = sampled_places(own)
+        places = sample_places(own)
         found = torch.cat([on_host(select(own[p].c[i], 0, m), 1, n).flatten() for p, i, m, n in places])
-        return Verdict(relative_error(found, scale * sampled_products(own, places)), problem.tolerance, known)
+        return Verdict(relative_error(found, scale * multiply_sampled(own, places)), problem.tolerance, known)
 
     def verify_whole(result: object) -> Verdict:
-        """The same for all entries. Its output has the right type: ``verify`` is called before."""
+        """The same for all entries. ``verify`` has already checked the output's type."""
         return whole_verdict(problem, parts(output(result)), scale)
 
     return OperandSet(
@@ -87,64 +86,62 @@ def product_set(
         verify,
         outputs=[c],
         verify_whole=verify_whole,
-        checksum=lambda result: queued_checksum(output(result)),
+        checksum=lambda result: queue_checksum(output(result)),
         change=signs.change,
         restore=signs.restore,
     )
 
 
 class TorchProducts(TorchKernel[ProductProblemT, ProductShapeT]):
-    """Products by one torch function. Derived kernels say which dtypes they take and how they launch."""
+    """Products computed by one torch function. Derived kernels supply their dtypes and the launch."""
 
     def unsupported(self, backend: Backend, problem: ProductProblemT) -> str | None:
-        unsupported = self._lacks_dtype(problem) or backend.unsupported_dtype(problem.dtype)
+        unsupported = self._unsupported_dtype(problem) or backend.unsupported_dtype(problem.dtype)
         return unsupported or self.unsupported_problem(backend, problem)
 
     def unsupported_problem(self, backend: Backend, problem: ProductProblemT) -> str | None:
-        """Why this combination of a dtype it has with output, layout and accumulation cannot be done, or None."""
+        """Why this output dtype, layout or accumulation is not supported for the problem's dtype, or None."""
         own = DTYPES[problem.dtype].default_output
         if problem.out_dtype != own:
             return f"kernel {self.name} writes {own} for {problem.dtype}, not {problem.out_dtype}"
         if problem.fast_accumulation:
-            return f"kernel {self.name} has no fast accumulation; it is a mode of 8-bit floats"
+            return f"kernel {self.name} has no fast accumulation; only 8-bit floats have it"
         return None
 
     def settings(self, backend: Backend, problem: ProductProblemT) -> AbstractContextManager[object]:
-        # Held for float32 too: a user's global "high" must not turn its ceiling into tf32's.
+        # Set for float32 too: a user's global "high" must not turn its ceiling into that of tf32.
         return float32_precision("high" if problem.dtype == "tf32" else "highest")
 
     def refuses(self, error: Exception) -> bool:
-        # torch raises NotImplementedError for an operation that this device lacks.
+        # torch raises NotImplementedError for an operation that the device does not support.
         if isinstance(error, NotImplementedError):
             return True
         return isinstance(error, RuntimeError) and any(text in str(error) for text in _REFUSALS)
 
 
-def laid_out(flat: torch.Tensor, rows: int, columns: int, layout: str, *leading: int) -> torch.Tensor:
-    """An operand of rows x columns as a view of flat memory; one of layout ``t`` lies transposed there."""
-    return shaped(flat, *leading, columns, rows).mT if layout == "t" else shaped(flat, *leading, rows, columns)
+def lay_out(flat: torch.Tensor, rows: int, columns: int, layout: str, *leading: int) -> torch.Tensor:
+    """An operand of rows x columns as a view of flat memory, stored transposed if ``layout`` is ``t``."""
+    return view_as(flat, *leading, columns, rows).mT if layout == "t" else view_as(flat, *leading, rows, columns)
 
 
-def sampled_places(parts: Sequence[Part]) -> list[_Place]:
-    """Some products, and rows and columns of each, their edges among them. Drawn from fresh entropy, after the
-    launch: a kernel that computes nothing else cannot foresee them.
+def sample_places(parts: Sequence[Part]) -> list[_Place]:
+    """Random products, and random rows and columns of each, including the edges. They are drawn from fresh entropy
+    after the launch, so a kernel cannot predict them and compute nothing else.
     """
     chooser = random.Random(secrets.randbits(64))
     every = [(p, i) for p, part in enumerate(parts) for i in range(len(part.c))]
-    chosen = [every[index] for index in sampled_indices(len(every), _SAMPLED_PRODUCTS, chooser).tolist()]
+    chosen = [every[index] for index in sample_indices(len(every), _SAMPLED_PRODUCTS, chooser).tolist()]
     device = parts[0].c.device
-    return [
-        (p, i, *(sampled_indices(n, _SAMPLED, chooser).to(device) for n in parts[p].c.shape[1:])) for p, i in chosen
-    ]
+    return [(p, i, *(sample_indices(n, _SAMPLED, chooser).to(device) for n in parts[p].c.shape[1:])) for p, i in chosen]
 
 
-def sampled_products(parts: Sequence[Part], places: Sequence[_Place]) -> torch.Tensor:
-    """What A @ B is there."""
+def multiply_sampled(parts: Sequence[Part], places: Sequence[_Place]) -> torch.Tensor:
+    """A @ B at the sampled places."""
     operands = ((rows_on_host(parts[p].left, i, m), rows_on_host(parts[p].right, i, n)) for p, i, m, n in places)
-    return torch.cat([multiplied(left, right.t()).flatten() for left, right in operands])
+    return torch.cat([multiply(left, right.t()).flatten() for left, right in operands])
 
 
-def smaller(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def smaller_operand(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """The operand that takes less time to change."""
     return a if a.numel() <= b.numel() else b
 
@@ -153,13 +150,13 @@ def rows_on_host(operand: Operand, product: int, rows: torch.Tensor) -> torch.Te
     return operand.on_host(rows) if isinstance(operand, Quantized) else on_host(operand[product], 0, rows)
 
 
-def multiplied(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     with one_thread():
         return a @ b
 
 
 def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """||found - expected|| / ||expected||, both on the host; infinite for anything but zeros where zeros are due."""
+    """||found - expected|| / ||expected||, both on the host; infinite if zeros are expected but not found."""
     with one_thread():
         difference = torch.linalg.vector_norm(found - expected).item()
         magnitude = torch.linalg.vector_norm(expected).item()

@@ -1,8 +1,9 @@
-"""Operands of scaled formats: quantized from their values with scales computed from the data, and read back exactly.
+"""Operands of scaled formats: quantization with scales computed from the data, and exact dequantization.
 
-fp8 with float32 scales: a block's scale maps its largest value to the largest of the format. MX (OCP Microscaling
-Formats 1.0, 6.3): the scale is 2^(floor(log2 largest) - e), e the exponent of the format's largest value; what lies
-above that value saturates. NVFP4: scales are e4m3, largest / 6 rounded. Values round to nearest, ties to even.
+fp8 with float32 scales: a block's scale maps its largest value to the largest value of the format. MX (OCP
+Microscaling Formats 1.0, 6.3): the scale is 2^(floor(log2 largest) - e), where e is the exponent of the format's
+largest value; larger values saturate. NVFP4: scales are e4m3, largest / 6 rounded. Values round to nearest, ties to
+even.
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ import torch
 from mamf.dtypes import DTYPES, Format, Scaling
 from mamf.operations.outputs import select
 
-#: The magnitudes of e2m1 by their codes; bit 3 is the sign.
+#: The magnitudes of e2m1, indexed by code; bit 3 is the sign.
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _SIGN = 8
 # Exponents of e8m0 are biased by 127.
 _E8M0_BIAS = 127
-# Values quantized at once: what that takes beside the operands is a few times 256 MiB.
+# Values quantized at once: the temporary memory is a few times 256 MiB.
 _CHUNK = 2**26
-# A chunk is a whole number of blocks of any format.
+# A chunk contains whole blocks of any format.
 _CHUNK_ROWS = 128
 
 
 @dataclass(frozen=True)
 class Quantized:
-    """An operand of rows of K values. ``elements``: (rows, K) 8-bit floats, or (rows, K/2) bytes of two e2m1, the first
-    in the lower half; ``scales``: one a block, (rows of blocks, blocks along K), bytes of e8m0 where those are meant.
+    """A quantized operand with rows of K values. ``elements``: (rows, K) 8-bit floats, or (rows, K/2) bytes of two e2m1
+    values, the first in the lower half. ``scales``: one per block, (rows of blocks, blocks along K); e8m0 as bytes.
     """
 
     elements: torch.Tensor
@@ -38,7 +39,7 @@ class Quantized:
 
     @property
     def packed(self) -> torch.Tensor:
-        """The elements as torch's own dtype: float4_e2m1fn_x2 for two in a byte."""
+        """The elements in torch's dtype: float4_e2m1fn_x2 for two values per byte."""
         return self.elements.view(torch.float4_e2m1fn_x2) if self.elements.dtype == torch.uint8 else self.elements
 
     @property
@@ -48,22 +49,24 @@ class Quantized:
         return rows, k * (2 if self.elements.dtype == torch.uint8 else 1)
 
     def part(self, start: int, stop: int) -> Quantized:
-        """Its rows from ``start``, the first of a block, to ``stop``."""
+        """The rows from ``start``, the first row of a block, to ``stop`` (excluded)."""
         blocks = slice(start // self.scaling.rows, -(-stop // self.scaling.rows))
         return Quantized(self.elements[start:stop], self.scales[blocks], self.scaling)
 
     def parts(self, elements: int) -> Iterator[Quantized]:
-        """Whole blocks of about so many elements at a time."""
+        """Parts of whole blocks with about ``elements`` elements each."""
         rows, k = self.shape
         step = max(_CHUNK_ROWS, elements // k // _CHUNK_ROWS * _CHUNK_ROWS)
         return (self.part(start, min(start + step, rows)) for start in range(0, rows, step))
 
     def values(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """What the elements stand for, scales applied: (rows, K)."""
-        return scaled(decoded(self.elements, dtype), decoded_scales(self.scales, self.scaling).to(dtype), self.scaling)
+        """The dequantized values: (rows, K)."""
+        return apply_scales(
+            decode(self.elements, dtype), decode_scales(self.scales, self.scaling).to(dtype), self.scaling
+        )
 
     def on_host(self, rows: torch.Tensor) -> torch.Tensor:
-        """The values of some rows, in float64."""
+        """The dequantized values of these rows on the host, in float64."""
         chosen = Quantized(
             select(self.elements, 0, rows).cpu(),
             select(self.scales, 0, rows // self.scaling.rows).cpu(),
@@ -72,9 +75,9 @@ class Quantized:
         return chosen.values(torch.float64)
 
 
-def quantized(values: torch.Tensor, dtype: str, operand: str, memory: torch.Tensor, e4m3: torch.dtype) -> Quantized:
-    """``values`` (rows, K) as ``operand`` (``a`` or ``b``) of a format; its elements are written into ``memory``
-    (bytes). ``e4m3``: the kind of 8-bit float that the device has.
+def quantize(values: torch.Tensor, dtype: str, operand: str, memory: torch.Tensor, e4m3: torch.dtype) -> Quantized:
+    """Quantize ``values`` (rows, K) as ``operand`` (``a`` or ``b``) of a format; the elements are written to ``memory``
+    (bytes). ``e4m3``: the 8-bit float dtype that the device supports.
     """
     format = DTYPES[dtype].format
     assert format is not None
@@ -86,7 +89,7 @@ def quantized(values: torch.Tensor, dtype: str, operand: str, memory: torch.Tens
         chunk = values[start : start + step].float()
         scale = scales_of(largest_of_blocks(chunk, scaling), scaling, largest_value(format, e4m3))
         scales.append(scale)
-        elements[start : start + step] = encoded(chunk, scale, scaling, format, e4m3)
+        elements[start : start + step] = encode(chunk, scale, scaling, format, e4m3)
     return Quantized(elements if format.values_per_byte == 2 else elements.view(e4m3), torch.cat(scales), scaling)
 
 
@@ -102,7 +105,7 @@ def largest_of_blocks(values: torch.Tensor, scaling: Scaling) -> torch.Tensor:
 
 
 def scales_of(largest: torch.Tensor, scaling: Scaling, most: float) -> torch.Tensor:
-    """Scales of blocks with these largest magnitudes, ``most`` being the format's own."""
+    """Scales for blocks with these largest magnitudes; ``most``: the format's largest value."""
     if scaling.dtype == "float8_e8m0fnu":
         # frexp's exponents are one above the logarithm's floor.
         exponents = torch.frexp(largest)[1] - torch.frexp(torch.tensor(most))[1].to(largest.device)
@@ -114,42 +117,42 @@ def scales_of(largest: torch.Tensor, scaling: Scaling, most: float) -> torch.Ten
     return scales
 
 
-def decoded_scales(scales: torch.Tensor, scaling: Scaling) -> torch.Tensor:
+def decode_scales(scales: torch.Tensor, scaling: Scaling) -> torch.Tensor:
     """Scales as float32."""
     if scaling.dtype == "float8_e8m0fnu":
-        # The exponent's bits of a float32, exact on any device; 2^-127 is below its smallest normal number.
+        # Written to the exponent bits of a float32, exact on any device; 2^-127 is below its smallest normal number.
         words = scales.int() << 23
         return torch.where(words == 0, 1 << 22, words).view(torch.float32)
     return scales.float()
 
 
-def scaled(values: torch.Tensor, scales: torch.Tensor, scaling: Scaling) -> torch.Tensor:
-    """Values (rows, K) times the scales of their blocks."""
+def apply_scales(values: torch.Tensor, scales: torch.Tensor, scaling: Scaling) -> torch.Tensor:
+    """Multiply values (rows, K) by the scales of their blocks."""
     rows, k = values.shape
     columns = scaling.columns or k
     blocks = values.view(rows // scaling.rows, scaling.rows, k // columns, columns)
     return (blocks * scales[:, None, :, None]).view(rows, k)
 
 
-def encoded(
+def encode(
     values: torch.Tensor, scales: torch.Tensor, scaling: Scaling, format: Format, e4m3: torch.dtype
 ) -> torch.Tensor:
-    """The bytes of values, divided by their scales."""
+    """Divide values by their scales and convert them to the format's bytes."""
     most = largest_value(format, e4m3)
-    rest = scaled(values, 1 / decoded_scales(scales, scaling), scaling).clamp(-most, most)
-    return rest.to(e4m3).view(torch.uint8) if format.values_per_byte == 1 else packed_e2m1(rest)
+    rest = apply_scales(values, 1 / decode_scales(scales, scaling), scaling).clamp(-most, most)
+    return rest.to(e4m3).view(torch.uint8) if format.values_per_byte == 1 else pack_e2m1(rest)
 
 
-def packed_e2m1(values: torch.Tensor) -> torch.Tensor:
-    """Two values in a byte, rounded to nearest, ties to the even code."""
+def pack_e2m1(values: torch.Tensor) -> torch.Tensor:
+    """Round to e2m1, to nearest with ties to the even code, and pack two values per byte."""
     codes = torch.bucketize(values.abs(), _boundaries().to(values.device)).to(torch.uint8)
     codes += _SIGN * torch.signbit(values).to(torch.uint8)
     return codes[:, ::2] + 16 * codes[:, 1::2]
 
 
 def _boundaries() -> torch.Tensor:
-    """Where rounding goes from one magnitude to the next; a value at a boundary goes down, so those that go up to an
-    even code are a hair below the middle.
+    """The boundaries between magnitudes for rounding. A value at a boundary rounds down, so boundaries at which ties go
+    up to an even code are slightly below the middle.
     """
     magnitudes = torch.tensor(E2M1)
     middles = (magnitudes[1:] + magnitudes[:-1]) / 2
@@ -157,8 +160,8 @@ def _boundaries() -> torch.Tensor:
     return torch.where(goes_up, torch.nextafter(middles, torch.zeros(())), middles)
 
 
-def decoded(elements: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Elements as numbers, without their scales: (rows, K)."""
+def decode(elements: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The elements as numbers, without scales: (rows, K)."""
     if elements.dtype != torch.uint8:
         return elements.to(dtype)
     table = torch.tensor([*E2M1, *(-value for value in E2M1)], dtype=dtype, device=elements.device)
@@ -166,11 +169,11 @@ def decoded(elements: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return table[codes.int()]
 
 
-def swizzled(scales: torch.Tensor) -> torch.Tensor:
-    """Scales of blocks along K as tensor cores of Blackwell read them, flat, padded with zeros.
+def swizzle(scales: torch.Tensor) -> torch.Tensor:
+    """Rearrange scales of blocks along K into the layout of Blackwell's tensor cores: flat, padded with zeros.
 
-    Tiles of 128 rows by 4 scales, one after another along K; in a tile the scale of row r and column c lies at
-    16 * (r % 32) + 4 * (r // 32) + c (cuBLAS, 1D block scaling factors layout).
+    The layout has tiles of 128 rows by 4 scales, ordered along K first; in a tile, the scale of row r and column c is
+    at 16 * (r % 32) + 4 * (r // 32) + c (cuBLAS, 1D block scaling factors layout).
     """
     rows, columns = (-(-size // step) for size, step in zip(scales.shape, (128, 4), strict=True))
     words = scales.view(torch.uint8)

@@ -1,4 +1,4 @@
-"""An operation that is not installed here: known by what its rows say of themselves, enough to show them."""
+"""A placeholder for an operation that is not installed here: shows rows from the data that they contain."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mamf.work import Work
 
 @dataclass(frozen=True)
 class UnknownShape:
-    """A shape by its fields as written, and the work that its row says it is."""
+    """A shape as the fields in a log, with the work that its row states."""
 
     fields: tuple[tuple[str, Any], ...]
     work: Work = field(compare=False)
@@ -26,7 +26,7 @@ class UnknownShape:
 
 @dataclass(frozen=True)
 class UnknownProblem:
-    operation: str  # type: ignore[misc]  # of the row, where others have one for all
+    operation: str  # type: ignore[misc]  # per instance here, per class in other problems
     fields: tuple[tuple[str, Any], ...]
 
     @property
@@ -52,10 +52,10 @@ class UnknownProblem:
 
 
 class Unknown(Operation[Any, Any]):
-    """``record``: the row that is read."""
+    """``record``: the row of the log."""
 
     kernel_group = ""
-    kernel_type = Kernel  # type: ignore[type-abstract]  # nobody has any
+    kernel_type = Kernel  # type: ignore[type-abstract]  # there are no kernels
     shape_type = UnknownShape
     problem_type = UnknownProblem
     shape_example = ""
@@ -68,28 +68,28 @@ class Unknown(Operation[Any, Any]):
         return ()
 
     def parse_shape(self, text: str) -> UnknownShape:
-        """Of a ceiling, whose work nobody here can tell."""
+        """The shape of a ceiling, whose work is unknown."""
         unit = str(self._record.get("unit", "TFLOPS"))
         return UnknownShape((("shape", text),), Work(0.0, 0, "as its log says", unit))
 
     def shape_from_record(self, record: Mapping[str, Any]) -> UnknownShape:
         row = self._record
         work = Work(float(row["flop"]), int(row["bytes"]), "as its log says", str(row["unit"]))
-        return UnknownShape(frozen(record), work)
+        return UnknownShape(freeze(record), work)
 
     def shape_record(self, shape: UnknownShape) -> dict[str, Any]:
-        return thawed(shape.fields)
+        return thaw(shape.fields)
 
     def problem_from_record(self, record: Mapping[str, Any]) -> UnknownProblem:
-        return UnknownProblem(self.name, frozen(record))
+        return UnknownProblem(self.name, freeze(record))
 
     def problem_record(self, problem: UnknownProblem) -> dict[str, Any]:
-        return thawed(problem.fields)
+        return thaw(problem.fields)
 
 
-def frozen(record: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+def freeze(record: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     return tuple((str(name), tuple(value) if isinstance(value, list) else value) for name, value in record.items())
 
 
-def thawed(fields: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
+def thaw(fields: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in fields}

@@ -1,7 +1,7 @@
-"""Operands that change between launches: signs along K are flipped at random, so that a remembered answer is wrong.
+"""Operands that change between launches: random sign flips along K make a remembered result wrong.
 
-A flip is exact in every dtype and undoes itself. Signs come from fresh entropy, which no kernel can foresee, and are
-drawn on the operand's device: nothing waits for the host.
+A flip is exact in every dtype, and a second flip undoes it. Signs come from fresh entropy, which no kernel can predict,
+and are drawn on the operand's device, so nothing waits for the host.
 """
 
 from __future__ import annotations
@@ -16,50 +16,50 @@ _PATTERNS = 16
 
 
 def fresh_generator(device: torch.device) -> torch.Generator:
-    """Random numbers that cannot be foreseen."""
+    """A random generator with an unpredictable seed."""
     return torch.Generator(device=device).manual_seed(secrets.randbits(63))
 
 
 def fresh_choices(size: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Random True and False."""
+    """Random booleans."""
     return torch.randint(0, 2, tuple(size), generator=fresh_generator(device), device=device, dtype=torch.int8) == 1
 
 
 def fresh_signs(size: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Random 1 and -1, as int8."""
+    """Random signs, 1 and -1, as int8."""
     return torch.where(fresh_choices(size, device), -1, 1).to(torch.int8)
 
 
 class Signs:
-    """The signs of an operand whose last dimension is K: of 8-bit floats, of two e2m1 a byte (uint8), or of numbers.
+    """Sign flips of an operand whose last dimension is K: 8-bit floats, two e2m1 values per byte (uint8), or numbers.
 
-    Patterns are drawn once, so that a change is a single pass over the operand.
+    Patterns are drawn once, so a change is a single pass over the operand.
     """
 
     def __init__(self, operand: torch.Tensor) -> None:
         self._operand = operand
         self._patterns: torch.Tensor | None = None
-        #: Patterns that are in the operand an odd number of times.
+        #: Patterns that have been applied an odd number of times.
         self._present: set[int] = set()
         self._last: int | None = None
 
     def change(self) -> None:
-        """Queue a pattern of flips, other than the last."""
+        """Queue a pattern of flips that differs from the last one."""
         if self._patterns is None:
-            self._patterns = self._drawn()
+            self._patterns = self._draw_patterns()
         index = self._last = secrets.choice([index for index in range(_PATTERNS) if index != self._last])
         self._present ^= {index}
         self._apply(self._patterns[index])
 
     def restore(self) -> None:
-        """Queue what makes the operand as it was in the beginning."""
+        """Queue flips that restore the original operand."""
         for index in self._present:
             assert self._patterns is not None
             self._apply(self._patterns[index])
         self._present = set()
 
-    def _drawn(self) -> torch.Tensor:
-        """Patterns as factors of numbers, or as bits to flip, each with a flip at least."""
+    def _draw_patterns(self) -> torch.Tensor:
+        """Patterns with at least one flip each, as factors for numbers or as bits to flip."""
         operand, count = self._operand, self._operand.shape[-1] * (2 if self._operand.dtype == torch.uint8 else 1)
         flips = fresh_choices((_PATTERNS, count), operand.device)
         flips[:, secrets.randbelow(count)] = True
@@ -77,5 +77,5 @@ class Signs:
             operand.mul_(pattern)
             return
         bits = operand.view(torch.uint8)
-        # The kinds of float8 without a negative zero have NaN in its place.
+        # float8 dtypes without a negative zero have NaN in its place.
         bits.bitwise_xor_(pattern * (bits != 0) if "fnuz" in str(operand.dtype) else pattern)

@@ -1,15 +1,15 @@
-"""Freivalds' test (1977): all of C = scale * A @ B is checked with random vectors x of 1 and -1, without computing it.
+"""Freivalds' test (1977): verifies all of C = scale * A @ B with random vectors x of 1 and -1, without computing A @ B.
 
-If C = scale * A @ B + E, then r = C x - scale * A (B x) = E x, and r tells three things about E:
+If C = scale * A @ B + E, then r = C x - scale * A (B x) = E x, and r gives three facts about E:
 
-- The mean of r^2 over all rows and vectors is the square of ||E||: the relative error of all of C.
-- In row i, |r| exceeds t ||E_i|| with a probability of at most 2 exp(-t^2 / 2) (Hoeffding). More than that is not
-  rounding: the row holds an error that is too small to show in the norm of C.
+- The mean of r^2 over all rows and vectors is the square of ||E||, so it gives the relative error of all of C.
+- In row i, |r| exceeds t ||E_i|| with a probability of at most 2 exp(-t^2 / 2) (Hoeffding). A larger |r| is not
+  rounding: the row contains an error that is too small to show in the norm of C.
 - The slope of C x against A (B x) is that of C against A @ B.
 
-x comes from fresh entropy after the launch. The arithmetic is our own, elementwise products and torch's sums, without
-any library of products: O(MK + KN + MN), bound by memory. It is exact for int8 (modulo 2^32, as int32 is), in float32
-for operands of 8 and 16 bits and tf32 (its error is 1e-6, their bounds 1e-3), else in float64.
+x comes from fresh entropy after the launch. The arithmetic uses only elementwise products and torch's sums, and no
+library for matrix products: O(MK + KN + MN), memory-bound. It is exact for int8 (modulo 2^32, like int32), uses float32
+for operands of 8 and 16 bits and tf32 (its error is 1e-6, their bounds 1e-3), and float64 otherwise.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from mamf.operations.outputs import one_thread
 from mamf.operations.quantization import Quantized
 from mamf.operations.variation import fresh_signs
 
-#: Vectors of a test.
+#: The number of random vectors in a test.
 VECTORS = 2
-# Elements that are multiplied at once: 64 MiB in float32, and less where that much is not free. A host's fit its cache.
+# Elements that are multiplied at once: 64 MiB in float32, and fewer if that is not free. A host's fit in its cache.
 _CHUNKS = (2**24, 2**16)
 _HOST_CHUNK = 2**17
-# Chance of a false alarm in a figure of a test, as -ln: e^-20 = 2e-9.
+# The probability of a false alarm per figure of a test, as -ln: e^-20 = 2e-9.
 _RARITY = 20.0
 _WIDE = {"int8": torch.int32, "float32": torch.float64, "float64": torch.float64}
 
-#: (batch, rows, K), or quantized rows of K.
+#: An operand (batch, rows, K), or quantized (rows, K).
 Operand = torch.Tensor | Quantized
 
 
@@ -49,19 +49,19 @@ class Part:
     c: torch.Tensor
 
     def oriented(self) -> Part:
-        """C or its transpose, whichever has the shorter rows: fewer errors of rounding add up in a sum."""
+        """The part or its transpose, whichever has the shorter rows, because fewer rounding errors add up in a sum."""
         return Part(self.right, self.left, self.c.mT) if self.c.shape[2] > self.c.shape[1] else self
 
 
 def whole_verdict(problem: ProductProblem, parts: Sequence[Part], scale: float = 1.0) -> Verdict:
-    """The verdict on every entry of all parts. Its error is that of all of C, less what chance may add to it."""
+    """The verdict on all entries of all parts. Its error is that of all of C, minus what chance may add."""
     if parts[0].c.is_cpu:
         with one_thread():
             return _verdict(problem, parts, scale, _HOST_CHUNK)
     try:
         return _verdict(problem, parts, scale, _CHUNKS[0])
     except torch.OutOfMemoryError:
-        pass  # outside of the handler, whose traceback holds memory
+        pass  # retry outside the handler, whose traceback keeps memory alive
     return _verdict(problem, parts, scale, _CHUNKS[1])
 
 
@@ -77,15 +77,15 @@ def _verdict(problem: ProductProblem, parts: Sequence[Part], scale: float, eleme
     sums = sum(part.c.shape[0] * part.c.shape[1] for part in oriented) * VECTORS
     worst, most = max(of_worst), math.sqrt(2 * (math.log(2 * sums) + _RARITY)) * max(tolerance / 2, error)
     slope, steepest = _ratio(sum(along), sum(of_expected)), slope_tolerance(problem.dtype, problem.fast_accumulation)
-    # With a short K, errors of rows go together: they follow from few numbers.
+    # With a short K the errors of rows are correlated, because they depend on few numbers.
     freedom = VECTORS * sum(part.c.shape[0] * min(part.c.shape[1], part.left.shape[-1]) for part in oriented)
     steepest += math.sqrt(2 * _RARITY / freedom) * max(tolerance / 2, error)
     reason = ""
     if worst > most:
-        reason = f"a part of the output is wrong: {worst:.2g} in the sums of a row, at most {most:.2g} is rounding"
+        reason = f"part of the output is wrong: row sums are off by {worst:.2g}; rounding explains at most {most:.2g}"
     elif abs(slope) > steepest:
-        reason = f"the output is {1 + slope:.6g} times what it should be; rounding changes {steepest:.1g} at most"
-    return Verdict(error / _spread(freedom), tolerance, reference=_REFERENCE, reason=reason)
+        reason = f"the output is {1 + slope:.6g} times the expected one; rounding changes it by at most {steepest:.1g}"
+    return Verdict(error / _spread_factor(freedom), tolerance, reference=_REFERENCE, reason=reason)
 
 
 _REFERENCE = "A (B x) for random x"
@@ -95,30 +95,32 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else (math.inf if part else 0.0)
 
 
-def _spread(freedom: int) -> float:
-    """How far the root of a mean of so many squares may lie above what it estimates (Laurent and Massart, 2000)."""
+def _spread_factor(freedom: int) -> float:
+    """The factor by which the root of a mean of ``freedom`` squares may exceed what it estimates (Laurent and Massart,
+    2000).
+    """
     share = _RARITY / freedom
     return math.sqrt(1 + 2 * math.sqrt(share) + 2 * share)
 
 
 def _figures(part: Part, scale: float, wide: torch.dtype, elements: int) -> torch.Tensor:
-    """Mean square of r over vectors, square of C; the largest |r| in units of its row's norm; <r, A (B x)> and
-    <A (B x), A (B x)>. On the device.
+    """Five figures on the device: ||r||^2 / VECTORS, ||C||^2, the largest |r| in units of its row's norm,
+    <r, A (B x)> and <A (B x), A (B x)>.
     """
     c = part.c
     x = fresh_signs((c.shape[0], c.shape[2], VECTORS), c.device)
-    expected = _times(part.left, _times_transposed(part.right, x, wide, elements), wide, elements)
+    expected = _multiply(part.left, _multiply_transposed(part.right, x, wide, elements), wide, elements)
     expected = expected if scale == 1 else expected * scale
-    found = _times(c, x, wide, elements)
+    found = _multiply(c, x, wide, elements)
     if wide == torch.int32:
         wrong = (found != expected).sum().float()
         return torch.stack([wrong, wrong * 0, wrong, wrong, wrong])
-    # torch widens while it reads, but for 8-bit floats: a copy would be five times the traffic.
+    # torch widens while it reads, except 8-bit floats; copying everything would be five times the traffic.
     read = c if c.dtype.itemsize > 1 else c.to(wide)
     sizes = [torch.linalg.vector_norm(chunk, dim=-1, dtype=wide) for chunk in _chunks(read, elements)]
     squares = torch.cat(sizes, dim=1).square()
     r = found - expected
-    # A row is held to the mean of all rows if it is smaller by chance: its rounding may be theirs.
+    # A row that is smaller by chance is compared with the mean of all rows, because its rounding may be as large.
     norms = torch.maximum(squares, squares.mean()).sqrt()[..., None]
     worst = torch.where(r == 0, r, r.abs() / norms).max()
     along, of_expected = (r * expected).sum(), expected.square().sum()
@@ -126,7 +128,7 @@ def _figures(part: Part, scale: float, wide: torch.dtype, elements: int) -> torc
 
 
 def _wide_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """What sums are computed in: float32 where a device has no float64."""
+    """The dtype of sums: float32 if the device has no float64."""
     wide = _WIDE.get(dtype, torch.float32)
     try:
         torch.empty(0, dtype=wide, device=device)
@@ -135,17 +137,17 @@ def _wide_dtype(dtype: str, device: torch.device) -> torch.dtype:
     return wide
 
 
-def _times(operand: Operand, vectors: torch.Tensor, wide: torch.dtype, elements: int) -> torch.Tensor:
+def _multiply(operand: Operand, vectors: torch.Tensor, wide: torch.dtype, elements: int) -> torch.Tensor:
     """Rows (batch, rows, K) times vectors (batch, K, count)."""
     if isinstance(operand, Quantized):
         values = (part.values()[None] for part in operand.parts(elements))
-        return torch.cat([_times(each, vectors, wide, elements) for each in values], dim=1)
+        return torch.cat([_multiply(each, vectors, wide, elements) for each in values], dim=1)
     batch = len(operand)
     if batch > 1 and batch * max(operand.shape[1:]) * VECTORS > elements:
         pairs = zip(operand.split(1), vectors.split(1), strict=True)
-        return torch.cat([_times(*pair, wide, elements) for pair in pairs])
-    # Signs times numbers are exact in the numbers' own dtype, which is less to move. Nothing multiplies 8-bit floats,
-    # and a host is slow in 16 bits.
+        return torch.cat([_multiply(*pair, wide, elements) for pair in pairs])
+    # Signs times numbers are exact in the numbers' dtype, which moves fewer bytes. 8-bit floats cannot be multiplied
+    # elementwise, and a host is slow with 16 bits.
     is_widened = operand.is_cpu or (operand.dtype.itemsize == 1 and operand.dtype != torch.int8)
     own = wide if is_widened else operand.dtype
     factors = vectors.to(own) if vectors.dtype == torch.int8 else vectors
@@ -162,18 +164,18 @@ def _times(operand: Operand, vectors: torch.Tensor, wide: torch.dtype, elements:
     return found.mT
 
 
-def _times_transposed(operand: Operand, vectors: torch.Tensor, wide: torch.dtype, elements: int) -> torch.Tensor:
+def _multiply_transposed(operand: Operand, vectors: torch.Tensor, wide: torch.dtype, elements: int) -> torch.Tensor:
     """The transposed rows (batch, K, rows) times vectors (batch, rows, count)."""
     if not isinstance(operand, Quantized):
-        return _times(operand.mT, vectors, wide, elements)
+        return _multiply(operand.mT, vectors, wide, elements)
     found, start = torch.zeros(1, operand.shape[1], vectors.shape[-1], dtype=wide, device=vectors.device), 0
     for part in operand.parts(elements):
         values = part.values()
-        found += _times(values.mT[None], vectors[:, start : start + len(values)], wide, elements)
+        found += _multiply(values.mT[None], vectors[:, start : start + len(values)], wide, elements)
         start += len(values)
     return found
 
 
 def _chunks(tensor: torch.Tensor, elements: int) -> Iterator[torch.Tensor]:
-    """Some rows at a time."""
+    """Chunks of rows with about ``elements`` elements each."""
     yield from tensor.split(max(1, elements // (tensor.shape[0] * tensor.shape[2])), dim=1)

@@ -1,1 +1,1 @@
-"""Third-party code: found by entry point, with one guard that enforces its contract."""
+"""Plugins: found by entry point, with one guard that enforces their contracts."""

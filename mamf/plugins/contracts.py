@@ -1,9 +1,9 @@
-"""The one guard between mamf and its plugins: what they raise or return against their contract names them.
+"""The guard between mamf and its plugins: violations of a contract raise an error that names the plugin.
 
-A contract is an abstract class: Backend, Kernel, Operation. Its annotations say what attributes are and what methods
-return; ``_REQUIREMENTS`` adds what types cannot say. Methods in ``_DIRECT`` are called without the guard: they run
-between two marks, where nothing may stand but the launch, or raise the device's own errors. These become the status of
-a row (mamf.engine.measure).
+A contract is an abstract class: Backend, Kernel, Operation. Its annotations define the types of attributes and return
+values; ``_REQUIREMENTS`` adds conditions that types cannot express. Methods in ``_DIRECT`` are called without the
+guard: they run between two marks, where only the launch may run, or they raise the device's own errors, which become
+the status of a row (mamf.engine.measure).
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type
 
 from mamf.backend import DeviceInfo, OperandPool, Reading, Telemetry
 from mamf.dtypes import DTYPES
-from mamf.errors import MamfError, PluginError, UsageError, fault, first_line
+from mamf.errors import MamfError, PluginError, UsageError, describe_error, first_line
 from mamf.regime_traits import BurstTraits, SustainedTraits
 
 Plugin = TypeVar("Plugin")
 Errors = tuple[type[Exception], ...]
-#: What a value must be, and whether it is.
+#: A description of valid values, and a check.
 Requirement = tuple[str, Callable[[Any], object]]
 
 _GUARDED = "_is_guarded_by_mamf"
 _DIRECT = ("mark", "wait", "submit", "synchronize", "flush_cache", "sleep", "now", "take")
-#: What a method may raise: a status of the shape, no axis, or a record that somebody else wrote wrongly.
+#: Errors that a method may raise: they become the status of a shape, mean that there is no axis, or that a record in a
+#: log is malformed.
 _MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 _MAY_RAISE: Mapping[str, Errors] = {
     "prepare": (Exception,),
@@ -36,13 +37,13 @@ _MAY_RAISE: Mapping[str, Errors] = {
     "shape_from_record": _MALFORMED,
     "problem_from_record": _MALFORMED,
 }
-#: What a method raises to refuse a request.
+#: Errors by which a method rejects a request.
 _REFUSES: Mapping[str, Errors] = dict.fromkeys(("problem_for", "parse_shape"), (TypeError, ValueError))
-#: Data whose fields are checked too.
+#: Records whose fields are checked too.
 _RECORDS = (DeviceInfo, Reading, BurstTraits, SustainedTraits)
-#: What a plugin hands out that has a contract too.
+#: Objects from a plugin that have contracts too.
 _PARTS = (OperandPool, Telemetry)
-#: Which attribute of an operation is the type that its contract leaves open.
+#: The operation's attributes that replace the contract's type variables.
 _OPEN_TYPES = {"ProblemT": "problem_type", "ShapeT": "shape_type"}
 _DESCRIPTIONS = {
     str: "text",
@@ -55,7 +56,7 @@ _DESCRIPTIONS = {
 }
 
 
-# -- what values must be -----------------------------------------------------------------------------------------------
+# -- valid values ------------------------------------------------------------------------------------------------------
 
 
 def _is_json(value: object) -> bool:
@@ -67,14 +68,14 @@ def _is_json(value: object) -> bool:
 
 
 def _is_plain(values: Mapping[str, object]) -> bool:
-    return all(not misfit(each, str | bool | int | float | None) for each in values.values())
+    return all(not describe_misfit(each, str | bool | int | float | None) for each in values.values())
 
 
 def _each(names: str, description: str, is_met: Callable[[Any], object]) -> dict[str, Requirement]:
     return dict.fromkeys(names.split(), (description, is_met))
 
 
-#: What values must be beside their types, by attribute, field or method.
+#: Conditions on values in addition to their types, by attribute, field or method.
 _REQUIREMENTS: Mapping[str, Requirement] = {
     **_each("name timer operation kernel_group backend vendor", "text that is not empty", lambda text: text.strip()),
     **_each(
@@ -91,13 +92,13 @@ _REQUIREMENTS: Mapping[str, Requirement] = {
 }
 
 
-def misfit(value: object, hint: Any) -> str:
-    """What a value should be by the annotation ``hint``; empty if it is."""
+def describe_misfit(value: object, hint: Any) -> str:
+    """The valid values for the annotation ``hint``, in words; empty if ``value`` is valid."""
     origin, parameters = get_origin(hint) or hint, get_args(hint)
     if origin is ClassVar:
-        return misfit(value, parameters[0])
+        return describe_misfit(value, parameters[0])
     if origin in (Union, UnionType):
-        fits = any(not misfit(value, each) for each in parameters)
+        fits = any(not describe_misfit(value, each) for each in parameters)
     elif origin in (int, float):
         fits = isinstance(value, Integral if origin is int else Real) and not isinstance(value, bool)
         fits = fits and math.isfinite(value)  # type: ignore[arg-type]
@@ -115,14 +116,14 @@ def misfit(value: object, hint: Any) -> str:
 
 def _misfit_of_fields(value: object, kind: type) -> str:
     for name, hint in _hints(kind).items():
-        if wrong := _wrong(getattr(value, name), hint, name):
+        if wrong := _describe_violation(getattr(value, name), hint, name):
             return f"one whose {name} is {wrong}"
     return ""
 
 
-def _wrong(value: object, hint: Any, name: str) -> str:
-    """The same of a value with a name, which may have a requirement."""
-    wrong = misfit(value, hint)
+def _describe_violation(value: object, hint: Any, name: str) -> str:
+    """The same for a value with a name, which may have a requirement."""
+    wrong = describe_misfit(value, hint)
     if wrong or value is None or name not in _REQUIREMENTS:
         return wrong
     description, is_met = _REQUIREMENTS[name]
@@ -130,7 +131,7 @@ def _wrong(value: object, hint: Any, name: str) -> str:
 
 
 def _all_fit(values: Iterable[object], hint: Any) -> bool:
-    return not any(misfit(each, hint) for each in values)
+    return not any(describe_misfit(each, hint) for each in values)
 
 
 def _is_kind(origin: Any, kind: Any) -> bool:
@@ -150,19 +151,19 @@ def _description(hint: Any) -> str:
 
 @functools.cache
 def _hints(kind: type) -> Mapping[str, Any]:
-    """The annotations of a contract's attributes, or of a record's fields."""
+    """The annotations of a contract's attributes or of a record's fields."""
     return get_type_hints(kind)
 
 
 @functools.cache
 def _returns(contract: type) -> Mapping[str, Any]:
-    """What the methods of a contract return, by name."""
+    """The return types of a contract's methods, by name."""
     calls = {name: getattr(contract, name) for name in vars(contract) if not name.startswith("_")}
     return {name: get_type_hints(call)["return"] for name, call in calls.items() if callable(call)}
 
 
-def _closed(hint: Any, plugin: object) -> Any:
-    """An annotation with an operation's own types in place of those that the contract leaves open."""
+def _resolve_hint(hint: Any, plugin: object) -> Any:
+    """An annotation in which an operation's types replace the contract's type variables."""
     open_types = (hint,) if isinstance(hint, TypeVar) else getattr(hint, "__parameters__", ())
     own = tuple(getattr(plugin, _OPEN_TYPES[each.__name__], Any) for each in open_types)
     return own[0] if isinstance(hint, TypeVar) else hint[own] if own else hint
@@ -172,9 +173,10 @@ def _closed(hint: Any, plugin: object) -> Any:
 
 
 class attribute_errors_to:
-    """What is raised within becomes a PluginError naming the plugin; mamf's own errors are meant, and pass.
+    """Convert errors raised within into a PluginError that names the plugin; mamf's own errors pass unchanged.
 
-    A class, because methods are called for each row, and a generator takes longer than most of them.
+    ``passes``: further errors that pass. ``refuses``: errors that become a UsageError. This is a class because guarded
+    methods run for each row, and a generator would take longer than most of them.
     """
 
     def __init__(self, plugin: str, what: str, passes: Errors = (), refuses: Errors = ()) -> None:
@@ -188,32 +190,34 @@ class attribute_errors_to:
             return
         if isinstance(error, self._refuses):
             raise UsageError(f"{self._plugin}: {first_line(error)}") from error
-        raise PluginError(f"{self._plugin} is broken: {self._what} raised {fault(error)}") from error
+        raise PluginError(f"{self._plugin} is broken: {self._what} raised {describe_error(error)}") from error
 
 
 def enforce_contract(plugin: Plugin, contract: type, label: str) -> Plugin:
-    """The same plugin, with its methods guarded. ``label`` names it. Raises PluginError for a wrong attribute."""
+    """Guard the methods of a plugin and return it. ``label``: its name in errors. Raises PluginError for an invalid
+    attribute.
+    """
     if _GUARDED in vars(plugin):
         return plugin
     for name in _hints(contract):
-        guarded_attribute(plugin, contract, name, label)
+        check_attribute(plugin, contract, name, label)
     for name in _returns(contract).keys() - _DIRECT:
-        object.__setattr__(plugin, name, guarded(plugin, contract, name, label))
+        object.__setattr__(plugin, name, guard_method(plugin, contract, name, label))
     object.__setattr__(plugin, _GUARDED, True)
     return plugin
 
 
-def guarded_attribute(plugin: object, contract: type, name: str, label: str) -> Any:
-    """An attribute of a plugin. Raises PluginError for one that is missing or against the contract."""
+def check_attribute(plugin: object, contract: type, name: str, label: str) -> Any:
+    """The value of a plugin's attribute. Raises PluginError if it is missing or violates the contract."""
     with attribute_errors_to(label, name):
         value = getattr(plugin, name)
-    _accept(value, _hints(contract)[name], label, name, "is")
+    _require_valid(value, _hints(contract)[name], label, name, "is")
     return value
 
 
-def guarded(plugin: object, contract: type, name: str, label: str) -> Callable[..., Any]:
-    """A method of a plugin. Raises PluginError for what it raises or returns against the contract."""
-    call, hint = getattr(plugin, name), _closed(_returns(contract)[name], plugin)
+def guard_method(plugin: object, contract: type, name: str, label: str) -> Callable[..., Any]:
+    """A guarded method of a plugin. It raises PluginError if the method violates the contract."""
+    call, hint = getattr(plugin, name), _resolve_hint(_returns(contract)[name], plugin)
     errors = attribute_errors_to(label, name, _MAY_RAISE.get(name, ()), _REFUSES.get(name, ()))
 
     @functools.wraps(call)
@@ -221,15 +225,15 @@ def guarded(plugin: object, contract: type, name: str, label: str) -> Callable[.
         with errors:
             value = call(*arguments, **keywords)
         if hint is not NoneType:
-            _accept(value, hint, label, name, "gave")
+            _require_valid(value, hint, label, name, "returned")
         return value
 
     return guard
 
 
-def _accept(value: object, hint: Any, label: str, name: str, verb: str) -> None:
-    """Raises PluginError for a value that is not what the contract says."""
-    if wrong := _wrong(value, hint, name):
+def _require_valid(value: object, hint: Any, label: str, name: str, verb: str) -> None:
+    """Raises PluginError for a value that violates the contract."""
+    if wrong := _describe_violation(value, hint, name):
         shown = str(value) if value is None or isinstance(value, (bool, float)) else f"a {type(value).__name__}"
         raise PluginError(f"{label} is broken: {name} {verb} {shown}, not {wrong}")
     for part in _PARTS:
@@ -238,18 +242,18 @@ def _accept(value: object, hint: Any, label: str, name: str, verb: str) -> None:
 
 
 class Clock:
-    """A backend's ``now`` as loops over time need it: it gives finite numbers and never goes back."""
+    """A backend's ``now``, checked: it returns finite numbers and never goes back."""
 
     def __init__(self, now: Callable[[], float], label: str) -> None:
         self._now, self._label, self._last = now, label, -math.inf
         self._errors = attribute_errors_to(label, "now")
 
     def __call__(self) -> float:
-        """Raises PluginError."""
+        """Host seconds. Raises PluginError for a time that is not finite or before the last one."""
         with self._errors:
             now = self._now()
         if not self._last <= now < math.inf:
             due = "a finite number" if not math.isfinite(now) else f"{self._last} or later, as before"
-            raise PluginError(f"{self._label} is broken: now gave {now}, not {due}")
+            raise PluginError(f"{self._label} is broken: now returned {now}, not {due}")
         self._last = now
         return now

@@ -1,8 +1,8 @@
-"""Entry points -> backends, operations and kernels by name, loaded only when asked for and held to their contracts.
+"""Finds backends, operations and kernels by entry point, loads them on request and enforces their contracts.
 
-A third party adds an adapter by declaring an entry point in its own distribution (groups ``mamf.backends`` and
-``mamf.kernels``); ``package.module:Class`` in place of a name tries one without installing it. Whatever goes wrong in
-loading or making one is a PluginError that names it.
+A third party adds an adapter by declaring an entry point in its own distribution (groups ``mamf.backends``,
+``mamf.operations``, ``mamf.kernels`` and the groups of other operations); ``package.module:Class`` instead of a name
+uses one without installing it. All errors while loading or creating a plugin are PluginErrors that name it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from importlib.metadata import EntryPoint
 from typing import Any, TypeVar
 
 from mamf.backend import Backend, Unavailable
-from mamf.errors import MamfError, PluginError, PluginWarning, UnavailableError, UsageError, fault
+from mamf.errors import MamfError, PluginError, PluginWarning, UnavailableError, UsageError, describe_error
 from mamf.kernel import AnyKernel, Kernel
 from mamf.limits import require_known
 from mamf.operation import Operation
-from mamf.plugins.contracts import Clock, attribute_errors_to, enforce_contract, guarded
+from mamf.plugins.contracts import Clock, attribute_errors_to, enforce_contract, guard_method
 
 BACKENDS = "mamf.backends"
 OPERATIONS = "mamf.operations"
@@ -39,7 +39,7 @@ Contract = TypeVar("Contract")
 
 @dataclass(frozen=True)
 class BackendStatus:
-    """A backend as ``mamf backends`` lists it: its devices' names, or why there are none."""
+    """A backend as ``mamf backends`` lists it: the names of its devices, or why there are none."""
 
     name: str
     devices: tuple[str, ...] = ()
@@ -49,17 +49,17 @@ class BackendStatus:
 
 
 def entry_points(group: str) -> Sequence[EntryPoint]:
-    """The entry points of a group that installed distributions declare."""
-    return _declared(group, tuple(sys.path))
+    """The entry points that installed distributions declare in a group."""
+    return _read_entry_points(group, tuple(sys.path))
 
 
-@functools.lru_cache  # read from a file of every distribution, and asked for many times in a command
-def _declared(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+@functools.lru_cache  # read from a file per distribution, and needed many times in a command
+def _read_entry_points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
     return tuple(importlib.metadata.entry_points(group=group))
 
 
-def registered(group: str) -> dict[str, EntryPoint]:
-    """Entry points of a group by name. Raises UsageError when there are none, or when two distributions claim one."""
+def find_registered(group: str) -> dict[str, EntryPoint]:
+    """Entry points of a group by name. Raises UsageError if there are none, or if two distributions claim a name."""
     found: dict[str, EntryPoint] = {}
     for point in entry_points(group=group):
         known = found.setdefault(point.name, point)
@@ -78,7 +78,7 @@ def _origin(point: EntryPoint) -> str:
 
 
 def is_path(name: str) -> bool:
-    """Whether a name is of a class that nobody registered, and means importing its module."""
+    """Whether a name is the path of a class (``package.module:Class``) and not a registered name."""
     return ":" in name
 
 
@@ -91,55 +91,57 @@ def _load(what: str, point: EntryPoint, contract: type[Contract]) -> type[Contra
         path = is_path(point.name)
         shown = repr(point.name) if path else f"{point.name}: {point.value}"
         hint = "" if path else f"; if files moved, {_INSTALL} again"
-        raise PluginError(f"{what} {shown} cannot be loaded: {fault(error)}{hint}") from error
+        raise PluginError(f"{what} {shown} cannot be loaded: {describe_error(error)}{hint}") from error
     if not (isinstance(loaded, type) and issubclass(loaded, contract)):
         raise PluginError(f"{point.value} is not a subclass of mamf's {contract.__name__}")
     if inspect.isabstract(loaded):
         missing = ", ".join(sorted(loaded.__abstractmethods__))  # type: ignore[attr-defined]
-        raise PluginError(f"{point.value} is abstract, and defines no {missing}")
+        raise PluginError(f"{point.value} is abstract: it does not define {missing}")
     return loaded
 
 
 def _import(what: str, path: str, contract: type[Contract]) -> type[Contract]:
     if not _PATH.fullmatch(path):
         listed = "backends" if contract is Backend else "kernels"
-        raise UsageError(f"{path!r} names no {what}: write package.module:Class, or a name of 'mamf {listed}'")
+        raise UsageError(f"{path!r} is not a {what}: write package.module:Class, or a name from 'mamf {listed}'")
     return _load(what, EntryPoint(path, path, group=""), contract)
 
 
-def _by_name(group: str, what: str, name: str, contract: type[Contract]) -> type[Contract]:
+def _load_by_name(group: str, what: str, name: str, contract: type[Contract]) -> type[Contract]:
     if is_path(name):
         return _import(what, name, contract)
-    points = registered(group)
+    points = find_registered(group)
     require_known((what, name, points))
     return _load(what, points[name], contract)
 
 
 def backend_class(name: str) -> type[Backend]:
-    """Raises UnknownNameError, UsageError for what is no name, or PluginError when it cannot be loaded."""
-    return _by_name(BACKENDS, "backend", name, Backend)  # type: ignore[type-abstract]
+    """The class of a backend, by name or path. Raises UnknownNameError, UsageError for an invalid path, or PluginError
+    if it cannot be loaded.
+    """
+    return _load_by_name(BACKENDS, "backend", name, Backend)  # type: ignore[type-abstract]
 
 
 def kernel_class(path: str) -> type[AnyKernel]:
-    """A kernel's class by ``package.module:Class``. Raises UsageError for what is no path, PluginError."""
+    """A kernel's class by ``package.module:Class``. Raises UsageError for an invalid path, or PluginError."""
     return _import("kernel", path, Kernel)  # type: ignore[type-abstract]
 
 
 def _kernel(group: str, what: str, name: str, contract: type[Any]) -> Any:
-    """A kernel, or one of its algorithms, or one with what it takes."""
+    """A kernel, one of its algorithms, or a kernel with its argument in brackets."""
     algorithm, bracketed = _ALGORITHM.fullmatch(name), _BRACKETED.fullmatch(name)
     parts = algorithm or bracketed
     base, taken = parts.groups() if parts else (name, None)
-    kind = _by_name(group, what, base, contract)
+    kind = _load_by_name(group, what, base, contract)
     label = f"{what} {name}"
     if taken is None or kind.takes:
-        with attribute_errors_to(label, "making it"):
+        with attribute_errors_to(label, "creating it"):
             made = kind() if taken is None else kind(taken)
     elif algorithm is None:
-        raise UsageError(f"{what} {base} takes nothing in brackets: leave [{taken}] out")
+        raise UsageError(f"{what} {base} takes no argument in brackets: leave [{taken}] out")
     else:
         try:
-            with attribute_errors_to(label, "making it", passes=(TypeError,)):
+            with attribute_errors_to(label, "creating it", passes=(TypeError,)):
                 made = kind(int(taken))
         except TypeError:
             raise UsageError(f"kernel {base} has no algorithms to choose from: leave [{taken}] out") from None
@@ -152,47 +154,47 @@ def _kernel(group: str, what: str, name: str, contract: type[Any]) -> Any:
 
 
 def operation(name: str) -> Operation[Any, Any]:
-    """A registered operation. Raises UnknownNameError, or PluginError when it is broken."""
-    points = registered(OPERATIONS)
+    """A registered operation. Raises UnknownNameError, or PluginError if it is broken."""
+    points = find_registered(OPERATIONS)
     require_known(("operation", name, points))
     kind: Any = _load("operation", points[name], Operation)  # type: ignore[type-abstract]
     label = f"operation {name}"
-    with attribute_errors_to(label, "making it"):
+    with attribute_errors_to(label, "creating it"):
         made: Operation[Any, Any] = kind()
-    if made.name != name:  # by which its logs are read
+    if made.name != name:  # logs are read by this name
         raise PluginError(f"{label} is broken: its class calls it {made.name!r}, its entry point {name!r}")
     return enforce_contract(made, Operation, label)
 
 
 def kernel_of(of: Operation[Any, Any], name: str) -> AnyKernel:
-    """A kernel of an operation by name, or ``package.module:Class``; with what it takes in brackets, if it takes
-    anything: ``torch[sdpa-flash]``, or one of its algorithms: ``cublaslt[3]``.
+    """A kernel of an operation by name or ``package.module:Class``, with an argument in brackets if it takes one
+    (``torch[sdpa-flash]``), or one of its algorithms (``cublaslt[3]``).
 
-    Raises UnknownNameError, UsageError when it has no algorithms to choose from, or PluginError when it is broken.
+    Raises UnknownNameError, UsageError if it has no algorithms to choose from, or PluginError if it is broken.
     """
     what = "kernel" if of.kernel_group == KERNELS else f"{of.name} kernel"
     return _kernel(of.kernel_group, what, name, of.kernel_type)  # type: ignore[no-any-return]
 
 
 def kernel_names(of: Operation[Any, Any]) -> list[str]:
-    """The registered kernels of an operation. Raises UsageError when there are none."""
+    """The registered kernels of an operation. Raises UsageError if there are none."""
     if not entry_points(group=of.kernel_group):
         raise UsageError(
-            f"nobody provides a kernel of {of.name}: declare one in the entry point group {of.kernel_group}"
+            f"no installed package has a kernel for {of.name}: declare one in the entry point group {of.kernel_group}"
         )
-    return sorted(registered(of.kernel_group))
+    return sorted(find_registered(of.kernel_group))
 
 
 def backend_statuses() -> list[BackendStatus]:
-    """Every registered backend, accelerators first, each with its devices or the reason why it has none."""
-    statuses = [_status(name) for name in sorted(registered(BACKENDS))]
+    """All registered backends, accelerators first, each with its devices or the reason why it has none."""
+    statuses = [_status(name) for name in sorted(find_registered(BACKENDS))]
     return sorted(statuses, key=lambda status: not status.is_accelerator)
 
 
 def _status(name: str) -> BackendStatus:
     try:
         kind = backend_class(name)
-        ask = functools.partial(guarded, kind, Backend, label=f"backend {name}")
+        ask = functools.partial(guard_method, kind, Backend, label=f"backend {name}")
         reason, is_accelerator = ask("unavailable")(), bool(kind.is_accelerator)
         if reason is not None:
             return BackendStatus(name, unavailable=reason, is_accelerator=is_accelerator)
@@ -205,38 +207,39 @@ def _status(name: str) -> BackendStatus:
 
 
 def open_backend(name: str = "auto", index: int | None = 0) -> Backend:
-    """Open a device. ``auto`` takes the first available accelerator, else the CPU, and warns of what is broken; an
-    ``index`` of None is the device that this process uses.
+    """Open a device. ``auto`` takes the first available accelerator, else the CPU, and warns about broken backends. If
+    ``index`` is None, the device that this process already uses is opened.
 
-    Raises UnavailableError, or PluginError for a named backend that is broken.
+    Raises UnavailableError if no backend or device is available, UnknownNameError, or PluginError for a named backend
+    that is broken.
     """
     if name != "auto":
-        return _opened(name, index)
+        return _open(name, index)
     for status in backend_statuses():
-        with left_out_if_broken():
+        with skip_if_broken():
             if status.fault is not None:
                 raise status.fault
             if status.unavailable is None:
-                return _opened(status.name, index)
+                return _open(status.name, index)
     raise UnavailableError("no backend is available; 'mamf backends' says why")
 
 
-def _opened(name: str, index: int | None) -> Backend:
+def _open(name: str, index: int | None) -> Backend:
     kind, label = backend_class(name), f"backend {name}"
     with attribute_errors_to(label, "opening it"):
         if index is None:
-            # A backend that cannot be used says so when it is opened, before its library is asked anything else.
-            index = 0 if kind.unavailable() else guarded(kind, Backend, "current_index", label)()
+            # Opening an unavailable backend raises its reason; its library must not be called before that.
+            index = 0 if kind.unavailable() else guard_method(kind, Backend, "current_index", label)()
         backend = kind(index)
-    guarded(backend, Backend, "now", label)()
+    guard_method(backend, Backend, "now", label)()
     object.__setattr__(backend, "now", Clock(backend.now, label))
     return enforce_contract(backend, Backend, label)
 
 
 @contextmanager
-def left_out_if_broken() -> Iterator[None]:
-    """Warn of a plugin that is broken, which nobody asked for by name, and go on without it."""
+def skip_if_broken() -> Iterator[None]:
+    """Skip a plugin that is broken and was not requested by name, with a warning."""
     try:
         yield
     except PluginError as error:
-        warnings.warn(f"{error}; it is left out", PluginWarning, stacklevel=3)
+        warnings.warn(f"{error}; it is skipped", PluginWarning, stacklevel=3)

@@ -1,6 +1,6 @@
-"""Which kernels are measured: those that are named, or all that are registered and can be used on a device.
+"""Selects the kernels to measure: those requested by name, or all registered kernels that work on a device.
 
-A registered kernel that is broken is left out with a warning; one that is asked for by name is refused.
+A broken kernel is skipped with a warning, unless it was requested by name, which is an error.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ from mamf.errors import UnavailableError, UnknownNameError, UsageError
 from mamf.kernel import AnyKernel, Kernel
 from mamf.limits import require_some
 from mamf.operation import Operation
-from mamf.plugins.contracts import guarded_attribute
+from mamf.plugins.contracts import check_attribute
 from mamf.plugins.discovery import (
     OPERATIONS,
     entry_points,
+    find_registered,
     is_path,
     kernel_class,
     kernel_names,
     kernel_of,
-    left_out_if_broken,
     operation,
-    registered,
+    skip_if_broken,
 )
 
 AnyOperation = Operation[Any, Any]
 
 
-def chosen_kernels(
+def choose_kernels(
     of: AnyOperation, backend: Backend, names: Sequence[str] | None = None
 ) -> list[tuple[str, AnyKernel]]:
-    """The named kernels of an operation, or all that can be used here, each with the name that it is asked for by.
+    """The named kernels of an operation, or all that are available here, each with the name that was requested.
 
-    A kernel that is named in two ways is there once. Raises UnavailableError when there is none, or a named one cannot
-    be used here; PluginError when a named one is broken.
+    A kernel that is named in two ways appears once. Raises UnavailableError if there is none or a named kernel is not
+    available; PluginError if a named kernel is broken.
     """
     if names is None:
-        return _available(of, backend)
+        return _find_available(of, backend)
     require_some("kernels", names, str)
     chosen: dict[str, tuple[str, AnyKernel]] = {}
     for name in names:
@@ -49,10 +49,10 @@ def chosen_kernels(
     return list(chosen.values())
 
 
-def _available(of: AnyOperation, backend: Backend) -> list[tuple[str, AnyKernel]]:
+def _find_available(of: AnyOperation, backend: Backend) -> list[tuple[str, AnyKernel]]:
     found, reasons = [], []
     for name, each in registered_kernels(of):
-        with left_out_if_broken():
+        with skip_if_broken():
             unavailable = each.unavailable(backend)
             if unavailable is None:
                 found.append((name, each))
@@ -64,26 +64,26 @@ def _available(of: AnyOperation, backend: Backend) -> list[tuple[str, AnyKernel]
 
 
 def registered_kernels(of: AnyOperation) -> Iterator[tuple[str, AnyKernel]]:
-    """Every registered kernel that can be loaded."""
+    """All registered kernels that can be loaded."""
     for name in kernel_names(of):
-        with left_out_if_broken():
+        with skip_if_broken():
             yield name, kernel_of(of, name)
 
 
-def operation_of(name: str) -> AnyOperation:
-    """The operation that a kernel is of. Raises UnknownNameError for a name that none has, UsageError for one that
-    several have, PluginError where it cannot be loaded.
+def find_operation(name: str) -> AnyOperation:
+    """The operation of a kernel. Raises UnknownNameError for an unknown name, UsageError for a name that several
+    operations have, and PluginError if the kernel cannot be loaded.
     """
     if is_path(name):
-        return operation(guarded_attribute(kernel_class(name), Kernel, "operation", f"kernel {name}"))
+        return operation(check_attribute(kernel_class(name), Kernel, "operation", f"kernel {name}"))
     base = name.partition("[")[0]
     kernels: dict[str, set[str]] = {}
-    for of in registered(OPERATIONS):
-        with left_out_if_broken():
+    for of in find_registered(OPERATIONS):
+        with skip_if_broken():
             kernels[of] = {point.name for point in entry_points(operation(of).kernel_group)}
     having = [of for of, names in kernels.items() if base in names]
     if not having:
         raise UnknownNameError("kernel", name, set().union(*kernels.values()))
     if len(having) > 1:
-        raise UsageError(f"{name} is a kernel of {' and of '.join(sorted(having))}: say which by --operation")
+        raise UsageError(f"{name} is a kernel of {' and of '.join(sorted(having))}: choose one with --operation")
     return operation(having[0])

@@ -9,7 +9,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from mamf.backend import Backend
-from mamf.errors import fault
+from mamf.errors import describe_error
 
 
 class ModuleRanges:
@@ -32,7 +32,7 @@ class ModuleRanges:
         try:
             self._start()
         except Exception as error:
-            self._give_up(fault(error))
+            self._give_up(describe_error(error))
 
     def _start(self) -> None:
         from torch.nn.modules import module
@@ -55,7 +55,7 @@ class ModuleRanges:
                 self._open.ranges.pop()[1].__exit__(None, None, None)
             self._running.close()
         except Exception as error:
-            self._give_up(fault(error))
+            self._give_up(describe_error(error))
 
     def _give_up(self, reason: str) -> None:
         self.remark = f"there are no ranges by module: {reason}"
@@ -71,7 +71,7 @@ class ModuleRanges:
             own = self._backend.profiler_range(self._name(module))
             own.__enter__()
         except Exception as error:
-            self._give_up(fault(error))
+            self._give_up(describe_error(error))
         else:
             self._open.ranges.append((module, own))
 
@@ -85,7 +85,7 @@ class ModuleRanges:
             try:
                 ranges.pop()[1].__exit__(None, None, None)
             except Exception as error:
-                self._give_up(fault(error))
+                self._give_up(describe_error(error))
 
     def _name(self, module: Any) -> str:
         """Such as ``model.layers.0.mlp: LlamaMLP``."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mamf.ceilings.ceiling import CHOOSE, Ceiling, figures, median_rate, why_hopeless
+from mamf.ceilings.ceiling import CHOOSE, Ceiling, group_rounds, median_rate, why_hopeless
 from mamf.logs.records import significant_digits
 from mamf.measurement import TERA, Measurement
 from mamf.peaks import find_peak
@@ -75,7 +75,7 @@ def _default_note(ceiling: Ceiling, rows: Sequence[Measurement]) -> list[str]:
     """The best of the library's default, which scouts, if another kernel reaches the ceiling."""
     default = next((row.kernel for row in rows if row.phase == "scout"), ceiling.kernel)
     choosing = (row for row in rows if (row.regime, row.phase, row.kernel) == (ceiling.regime, CHOOSE, default))
-    rates = {shape: median_rate(rounds.values()) for (shape, _), rounds in figures(choosing).items()}
+    rates = {shape: median_rate(rounds.values()) for (shape, _), rounds in group_rounds(choosing).items()}
     if default == ceiling.kernel or not rates:
         return []
     best = max(rates, key=rates.__getitem__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mamf.ceilings.explanation import NORMAL, FallStep, by_data, row_of
+from mamf.ceilings.explanation import NORMAL, WaterfallStep, find_row, rank_bursts
 from mamf.measurement import Measurement
 from mamf.regime_names import BURST
 from mamf.report.columns import interval_columns, sensor_columns
@@ -13,25 +13,25 @@ from mamf.report.text import percent, significant
 
 
 def explanation_document(
-    steps: Sequence[FallStep], rows: Sequence[Measurement], head: Sequence[str], foot: Sequence[str] = ()
+    steps: Sequence[WaterfallStep], rows: Sequence[Measurement], head: Sequence[str], foot: Sequence[str] = ()
 ) -> Document:
     """``head`` and ``foot``: lines around the tables. Csv holds the steps."""
-    normal = row_of(rows, NORMAL, BURST)
-    by_step: Table[FallStep] = Table(
+    normal = find_row(rows, NORMAL, BURST)
+    by_step: Table[WaterfallStep] = Table(
         step_columns(steps[0].tflops),
         steps,
         key="steps",
         remarks=lambda step: [step.cause],
         label=lambda step: step.name,
     )
-    data = Table(data_columns(normal), by_data(rows), key="burst_by_data")
+    data = Table(data_columns(normal), rank_bursts(rows), key="burst_by_data")
     return Document("Where the FLOPS went", [Lines(head), by_step, data, Lines(foot), Answer(conclusion(steps))])
 
 
-def step_columns(datasheet: float | None) -> list[Column[FallStep]]:
+def step_columns(datasheet: float | None) -> list[Column[WaterfallStep]]:
     """``datasheet``: its peak in TFLOPS."""
 
-    def share(step: FallStep) -> float | None:
+    def share(step: WaterfallStep) -> float | None:
         return step.tflops / datasheet if step.tflops is not None and datasheet else None
 
     return [
@@ -63,7 +63,7 @@ def change_cell(change: float) -> str:
     return f"{100 * change:+.1f} %"
 
 
-def conclusion(steps: Sequence[FallStep]) -> list[str]:
+def conclusion(steps: Sequence[WaterfallStep]) -> list[str]:
     """What is left of the datasheet's peak, and the step that costs most."""
     known = [(step.name, step.tflops, step.change or 0.0) for step in steps if step.tflops is not None]
     if not known:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from mamf.ceilings.ceiling import Ceiling
-from mamf.ceilings.roof import LEVELS, MEMORY, NEAR, RoofPoint, Roofs, point_of
+from mamf.ceilings.roof import LEVELS, MEMORY, NEAR, RoofPoint, Roofs, make_roof_point
 from mamf.logs.known import operation_called
 from mamf.measurement import Measurement
 from mamf.operations.bandwidth.shapes import CACHES_OF_MEMORY
@@ -30,7 +30,7 @@ class Named(NamedTuple):
 def points_of(rows: Iterable[Measurement], roofs: Roofs) -> list[RoofPoint]:
     """Measured rows under their roofs, without references and the rows of a search."""
     kept = [row for row in rows if row.ok and not row.is_reference and not row.phase]
-    return [point_of(row, roofs, named(row)) for row in kept]
+    return [make_roof_point(row, roofs, named(row)) for row in kept]
 
 
 def named(row: Measurement | Ceiling) -> str:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mamf.ceilings.known import KnownCeiling, KnownCeilings, known_share
-from mamf.ceilings.roof import NEAR, RoofPoint, Roofs, point_of
-from mamf.ceilings.share import STATE_TOLERANCE, Ceilings, has_drifted, is_beyond, mamfu, share_accuracy, state
+from mamf.ceilings.roof import NEAR, RoofPoint, Roofs, make_roof_point
+from mamf.ceilings.share import STATE_TOLERANCE, Ceilings, compute_drift, has_drifted, is_beyond, mamfu, share_accuracy
 from mamf.logs.known import operation_called
 from mamf.measurement import TERA, Measurement
 from mamf.peaks import find_peak
@@ -45,7 +45,7 @@ class Shares:
 
     def point(self, row: Measurement) -> RoofPoint | None:
         """The row under its roof."""
-        return point_of(row, self.roofs, str(row.shape)) if self.roofs is not None and row.ok else None
+        return make_roof_point(row, self.roofs, str(row.shape)) if self.roofs is not None and row.ok else None
 
     def columns(self, rows: Sequence[Measurement]) -> list[Column[Measurement]]:
         is_model = any(operation_called(row.operation).counts_model_flop for row in rows[:1])
@@ -78,7 +78,13 @@ class Shares:
         """The state of the card around a row."""
         return [
             Column("reference_tflops", "", lambda row: row.details.get("reference_tflops")),
-            Column("state", "state %", lambda row: state(row, self.ceilings), lambda drift: f"{100 * drift:+.1f}", 5),
+            Column(
+                "state",
+                "state %",
+                lambda row: compute_drift(row, self.ceilings),
+                lambda drift: f"{100 * drift:+.1f}",
+                5,
+            ),
         ]
 
     def remarks(self, row: Measurement) -> Iterator[str]:

@@ -8,7 +8,7 @@ import pytest
 
 from mamf.backend import Backend, Telemetry, Unavailable
 from mamf.errors import MamfError
-from mamf.plugins.contracts import guarded, guarded_attribute
+from mamf.plugins.contracts import check_attribute, guard_method
 
 
 class BackendContract:
@@ -24,11 +24,11 @@ class BackendContract:
     def test_attributes_and_answers_are_what_the_contract_says(self, backend: Backend) -> None:
         label = f"backend {backend.name}"
         for name in ("info", "telemetry", "burst_traits", "sustained_traits", "environment_variables"):
-            guarded_attribute(backend, Backend, name, label)
+            check_attribute(backend, Backend, name, label)
         for name in ("free_memory", "allocated_memory", "peak_memory", "without_counters", "advice", "settings"):
-            guarded(backend, Backend, name, label)()
+            guard_method(backend, Backend, name, label)()
         if not isinstance(backend.telemetry, Unavailable):
-            guarded(backend.telemetry, Telemetry, "read", label)(energy=True)
+            guard_method(backend.telemetry, Telemetry, "read", label)(energy=True)
 
     def test_says_whether_it_is_available(self, backend: Backend) -> None:
         assert backend.unavailable() is None

@@ -142,9 +142,9 @@ def test_a_lazy_tensor_is_refused_in_a_clear_line(cpu):
 @pytest.mark.parametrize(
     ("result", "said"),
     [
-        (lambda c: c.to(torch.float64), "torch.float64 (512, 384) on cpu, not of torch.float32"),
-        (lambda c: c.mT, "torch.float32 (384, 512) on cpu, not of torch.float32 (512, 384)"),
-        (lambda c: torch._neg_view(-c), "a Tensor (torch.strided, not written out): return a plain"),
+        (lambda c: c.to(torch.float64), "torch.float64 (512, 384) on cpu, not torch.float32"),
+        (lambda c: c.mT, "torch.float32 (384, 512) on cpu, not torch.float32 (512, 384)"),
+        (lambda c: torch._neg_view(-c), "a Tensor (torch.strided, negated on read): return a plain"),
         (lambda c: c.to_sparse(), "a Tensor (torch.sparse_coo)"),
     ],
 )

@@ -18,7 +18,7 @@ from mamf.operations.attention.kernels.torch_attention import PreparedAttention
 from mamf.operations.attention.operation import attention_kernel
 from mamf.operations.attention.shapes import DIRECTIONS, AttentionProblem, AttentionShape
 from mamf.operations.operand_sets import take_buffers
-from mamf.plugins.discovery import ATTENTION_KERNELS, backend_class, open_backend, registered
+from mamf.plugins.discovery import ATTENTION_KERNELS, backend_class, find_registered, open_backend
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
@@ -130,7 +130,7 @@ def traced(monkeypatch):
 
 
 def test_every_entry_point_is_a_kernel_of_that_name():
-    for name in registered(ATTENTION_KERNELS):
+    for name in find_registered(ATTENTION_KERNELS):
         kernel = attention_kernel(name)
         assert kernel.name == name
         assert set(kernel.directions) <= set(DIRECTIONS)
@@ -175,7 +175,7 @@ def test_an_absent_library_or_a_foreign_device_is_a_reason_with_a_command(monkey
         )
 
 
-@pytest.mark.parametrize("name", sorted(set(registered(ATTENTION_KERNELS)) - set(LIBRARIES)))
+@pytest.mark.parametrize("name", sorted(set(find_registered(ATTENTION_KERNELS)) - set(LIBRARIES)))
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_torchs_own_say_where_they_are_not(name, backend):
     reason = attention_kernel(name).unavailable(bare_backend(backend))
@@ -374,7 +374,7 @@ def test_a_card_that_a_library_has_no_code_for_is_told_before_anything_is_import
     else:
         assert f"not on sm{card[0]}{card[1]}" in reason.reason
         assert_actionable(reason)
-        assert reason.remedy.split()[-1] in registered(ATTENTION_KERNELS)
+        assert reason.remedy.split()[-1] in find_registered(ATTENTION_KERNELS)
 
 
 def test_values_of_another_width_than_keys(library):

@@ -14,7 +14,7 @@ from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule, Sustained
 from mamf.kernel import Verdict
 from mamf.operations.bandwidth.kernels.arrays import SCALAR
-from mamf.operations.bandwidth.kernels.torch_functions import TorchFunctions, one_pass
+from mamf.operations.bandwidth.kernels.torch_functions import TorchFunctions, make_pass
 from mamf.operations.bandwidth.shapes import PATTERNS, BandwidthProblem, BandwidthShape
 from mamf.plugins.discovery import kernel_of, open_backend, operation
 
@@ -53,7 +53,7 @@ class Lazy(TorchFunctions):
     """Works once and never again."""
 
     def bind(self, backend, problem, arrays, sums):
-        calls = [one_pass(problem.pattern, arrays, sums)]
+        calls = [make_pass(problem.pattern, arrays, sums)]
 
         def lazy():
             for call in (calls.pop() for _ in tuple(calls)):
@@ -223,7 +223,7 @@ def test_triton_that_finds_no_driver_is_a_reason(cuda, monkeypatch):
     kernel = kernel_of(operation("bandwidth"), "triton")
     assert "0 active drivers" in kernel.unavailable(cuda.kind(0)).reason
     monkeypatch.setattr(f"{room}.driven_device", lambda: "xpu")
-    assert "drives xpu" in kernel.unavailable(cuda.kind(0)).reason
+    assert "runs on xpu" in kernel.unavailable(cuda.kind(0)).reason
     monkeypatch.setattr(f"{room}.driven_device", lambda: "cuda")
     assert kernel.unavailable(cuda.kind(0)) is None
 

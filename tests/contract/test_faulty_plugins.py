@@ -223,9 +223,15 @@ def test_ctrl_c_from_within_a_plugin_ends_the_run_with_its_log(run, monkeypatch,
             "advice",
             gives(None),
             SWEEP,
-            "backend faulty is broken: advice gave None, not a list of Advice",
+            "backend faulty is broken: advice returned None, not a list of Advice",
         ),
-        (FaultyBackend, "now", gives(math.nan), SWEEP, "backend faulty is broken: now gave nan, not a finite number"),
+        (
+            FaultyBackend,
+            "now",
+            gives(math.nan),
+            SWEEP,
+            "backend faulty is broken: now returned nan, not a finite number",
+        ),
         (
             FaultyBackend,
             "__init__",
@@ -239,7 +245,7 @@ def test_ctrl_c_from_within_a_plugin_ends_the_run_with_its_log(run, monkeypatch,
             "__init__",
             raises,
             [*MATMUL, "faulty"],
-            "kernel faulty is broken: making it raised RuntimeError",
+            "kernel faulty is broken: creating it raised RuntimeError",
         ),
         (FaultyMatmul, "unsupported", raises, [*MATMUL, "faulty"], "kernel faulty is broken: unsupported raised"),
         (
@@ -247,14 +253,14 @@ def test_ctrl_c_from_within_a_plugin_ends_the_run_with_its_log(run, monkeypatch,
             "default_shapes",
             gives([]),
             OPERATION,
-            "default_shapes gave a list, not a list of at least one",
+            "default_shapes returned a list, not a list of at least one",
         ),
         (
             FaultyOperation,
             "fastest_possible",
             gives(math.nan),
             OPERATION,
-            "fastest_possible gave nan, not a finite number",
+            "fastest_possible returned nan, not a finite number",
         ),
         (FaultyProblem, "work", gives(Work(0, 0, "")), OPERATION, "is 0, not a number above 0"),
         (
@@ -262,21 +268,21 @@ def test_ctrl_c_from_within_a_plugin_ends_the_run_with_its_log(run, monkeypatch,
             "columns",
             gives({1: 2}),
             OPERATION,
-            "columns gave a dict, not a mapping of text to anything",
+            "columns returned a dict, not a mapping of text to anything",
         ),
         (
             FaultyOperation,
             "columns",
             gives({"a": object()}),
             OPERATION,
-            "gave a dict, not text and finite numbers by name",
+            "returned a dict, not text and finite numbers by name",
         ),
         (
             FaultyOperation,
             "columns",
             gives({"a": math.nan}),
             OPERATION,
-            "gave a dict, not text and finite numbers by name",
+            "returned a dict, not text and finite numbers by name",
         ),
         (
             FaultyOperation,
@@ -300,7 +306,7 @@ def test_ctrl_c_from_within_a_plugin_ends_the_run_with_its_log(run, monkeypatch,
             "free_memory",
             gives(-1),
             ["find", "--backend", "faulty", "--dry-run"],
-            "free_memory gave a int, not a number of at least 0",
+            "free_memory returned a int, not a number of at least 0",
         ),
     ],
 )
@@ -328,7 +334,7 @@ def clock(right_for, then):
 @pytest.mark.parametrize(
     ("then", "told"),
     [
-        (lambda last: math.nan, "backend faulty is broken: now gave nan, not a finite number"),
+        (lambda last: math.nan, "backend faulty is broken: now returned nan, not a finite number"),
         (lambda last: last - 1, "or later, as before"),
         (lambda last: last, "backend faulty is broken: its clock stood still for 20 rounds of launches"),
     ],
@@ -363,7 +369,7 @@ def test_details_that_json_does_not_hold_fail_their_row_alone(run, monkeypatch, 
     assert run(*MATMUL, "faulty")[0] == 1
     (row,) = read_run_log(tmp_path / "run.jsonl").measurements
     assert row.status == "failed"
-    assert "detail 'kind' is a object, neither a number nor a text" in row.reason
+    assert "detail 'kind' is a object, neither a number nor text" in row.reason
 
 
 def test_details_without_a_number_are_left_out():
@@ -382,7 +388,7 @@ def test_a_sensor_that_gives_no_number_fails_no_log(run, monkeypatch, tmp_path):
     )
     assert run(*SWEEP)[0] == 1
     (row,) = read_run_log(tmp_path / "run.jsonl").measurements
-    expected = "read gave a Reading, not one whose watts is a finite number or None"
+    expected = "read returned a Reading, not one whose watts is a finite number or None"
     assert f"backend faulty's telemetry is broken: {expected}" in row.reason
 
 
@@ -429,7 +435,7 @@ def test_a_registered_plugin_that_is_broken_is_told_and_left_out(broken, run):
         assert code == 0
         assert "mamf: backend aaa: mamf_broken:Broken cannot be loaded" in err
         assert "kernel aaa: mamf_broken:Broken cannot be loaded" in err
-        assert all(line.endswith("; it is left out") for line in err.splitlines())
+        assert all(line.endswith("; it is skipped") for line in err.splitlines())
     for command in (["kernels"], ["backends"]):
         code, out, _ = run(*command)
         assert code == 0
@@ -462,7 +468,7 @@ def test_a_default_kernel_that_does_not_work_is_told_and_the_others_are_searched
     monkeypatch.setattr(FaultyMatmul, "is_default", True)
     monkeypatch.setattr(FaultyMatmul, method, raises)
     code, out, err = run(*FIND, *quick)
-    assert (code, err) == (0, f"{told}; it is left out\n")
+    assert (code, err) == (0, f"{told}; it is skipped\n")
     assert "\nkernels: simulated.mm\n" in out
 
 

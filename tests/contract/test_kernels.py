@@ -13,7 +13,7 @@ from mamf.engine.regimes import Burst, StoppingRule
 from mamf.operations.matmul.kernel import LAYOUTS, MatmulProblem
 from mamf.operations.matmul.selection import kernel
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.plugins.discovery import KERNELS, open_backend, registered
+from mamf.plugins.discovery import KERNELS, find_registered, open_backend
 from mamf.testing import KernelContract, SimulatedBackend, SimulatedMatmul
 
 SHAPE = MatmulShape(96, 80, 64)
@@ -99,7 +99,7 @@ class TestSimulated(KernelContract):
 def test_every_kernel_is_held_to_the_contract_with_every_dtype_it_takes_here(backend):
     taken = {
         (name, dtype)
-        for name in registered(KERNELS)
+        for name in find_registered(KERNELS)
         if kernel(name).unavailable(backend) is None
         for dtype in OPERAND_DTYPES
         if dtype not in FORMATS  # test_scaled_formats.py

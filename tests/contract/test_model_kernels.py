@@ -108,8 +108,8 @@ def test_a_launch_tells_what_its_time_goes_to():
 def test_time_that_only_the_host_was_seen_to_spend_is_no_share_of_a_device(monkeypatch):
     step = checked(GPT2)
     monkeypatch.setattr(Step, "_device", torch.device("cuda"))
-    monkeypatch.setattr("mamf.operations.model.kernels.step.trace_of", lambda launch: Trace((), 0.0, 1.0))
-    with pytest.raises(UnavailableError, match="no kernels of this device"):
+    monkeypatch.setattr("mamf.operations.model.kernels.step.trace_launch", lambda launch: Trace((), 0.0, 1.0))
+    with pytest.raises(UnavailableError, match="no kernels on this device"):
         step.class_seconds()
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from mamf.operations.attention.operation import attention_kernel
 from mamf.operations.matmul.selection import kernel
-from mamf.plugins.discovery import OPERATIONS, kernel_names, kernel_of, open_backend, operation, registered
+from mamf.plugins.discovery import OPERATIONS, find_registered, kernel_names, kernel_of, open_backend, operation
 from mamf.testing import AttentionKernelContract, OperationContract, SimulatedBackend
 
 #: A kernel of each operation that runs on any CPU.
@@ -32,7 +32,7 @@ FIELDS = {"model": {"d_model": 32, "d_ff": 64, "layers": 1, "heads": 2, "kv_head
 
 
 def test_every_operation_is_held_to_the_contract():
-    assert set(registered(OPERATIONS)) == set(OF_CPU)
+    assert set(find_registered(OPERATIONS)) == set(OF_CPU)
 
 
 @pytest.mark.parametrize("name", OF_CPU)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mamf.dtypes import DTYPES, FORMATS, Scaling
-from mamf.operations.quantization import E2M1, decoded_scales, packed_e2m1, quantized, swizzled
+from mamf.operations.quantization import E2M1, decode_scales, pack_e2m1, quantize, swizzle
 
 E4M3 = torch.float8_e4m3fn
 #: Every value of a format.
@@ -23,7 +23,7 @@ each_format = pytest.mark.parametrize("dtype", FORMATS)
 def of(dtype, values, operand="a"):
     format = DTYPES[dtype].format
     memory = torch.empty(values.numel() // format.values_per_byte, dtype=torch.uint8)
-    return quantized(values, dtype, operand, memory, E4M3)
+    return quantize(values, dtype, operand, memory, E4M3)
 
 
 def normal(seed, exponent, rows=128, k=128):
@@ -49,7 +49,7 @@ def grid_of(dtype):
 def test_values_come_back_as_the_nearest_of_the_format(dtype, operand, seed, exponent):
     values = normal(seed, min(exponent, 8) if dtype == "nvfp4" else exponent)
     result = of(dtype, values, operand)
-    scales = spread(decoded_scales(result.scales, result.scaling), result.scaling, values)
+    scales = spread(decode_scales(result.scales, result.scaling), result.scaling, values)
     grid = grid_of(dtype)
     # What lies above the largest saturates.
     wanted = (values / scales).clamp(grid[0], grid[-1])
@@ -75,7 +75,7 @@ def test_host_and_device_read_the_same(dtype, seed, exponent):
 @given(seed=seeds, exponent=exponents)
 def test_mx_scales_are_the_powers_of_two_that_ocp_defines(dtype, most, seed, exponent):
     values = normal(seed, exponent)
-    found = decoded_scales(of(dtype, values).scales, DTYPES[dtype].format.a)
+    found = decode_scales(of(dtype, values).scales, DTYPES[dtype].format.a)
     largest = values.abs().view(128, -1, 32).amax(-1)
     assert torch.equal(found, torch.exp2(torch.floor(torch.log2(largest.double())) - most).float())
 
@@ -107,7 +107,7 @@ def test_the_largest_of_a_block_is_the_largest_of_the_format(dtype, operand, see
 def test_zeros_stay_zeros_and_need_no_scale(dtype):
     result = of(dtype, torch.zeros(128, 256))
     assert (result.values() == 0).all()
-    assert decoded_scales(result.scales, result.scaling).isfinite().all()
+    assert decode_scales(result.scales, result.scaling).isfinite().all()
 
 
 @each_format
@@ -117,7 +117,7 @@ def test_values_of_a_chunk_are_quantized_as_all_together(dtype, monkeypatch):
     monkeypatch.setattr("mamf.operations.quantization._CHUNK", 1)
     parts = of(dtype, values, "b")
     assert torch.equal(whole.values(), parts.values())
-    assert torch.equal(decoded_scales(whole.scales, whole.scaling), decoded_scales(parts.scales, parts.scaling))
+    assert torch.equal(decode_scales(whole.scales, whole.scaling), decode_scales(parts.scales, parts.scaling))
 
 
 # -- e2m1 --------------------------------------------------------------------------------------------------------------
@@ -128,14 +128,14 @@ def test_values_of_a_chunk_are_quantized_as_all_together(dtype, monkeypatch):
     [(0.0, 0), (0.25, 0), (0.26, 1), (0.75, 2), (1.25, 2), (1.75, 4), (2.5, 4), (3.5, 6), (5.0, 6), (5.1, 7), (6.0, 7)],
 )
 def test_e2m1_rounds_to_nearest_and_ties_to_even(value, code):
-    assert packed_e2m1(torch.tensor([[value, -value]])).item() == code + 16 * (code + 8)
+    assert pack_e2m1(torch.tensor([[value, -value]])).item() == code + 16 * (code + 8)
 
 
 def test_every_e2m1_is_itself_and_the_first_lies_in_the_lower_half():
     values = torch.tensor([[2.0, -0.5]])
-    assert packed_e2m1(values).item() == 4 | (1 | 8) << 4
+    assert pack_e2m1(values).item() == 4 | (1 | 8) << 4
     every = torch.tensor([E2M1])
-    assert packed_e2m1(every).tolist() == [[0 | 1 << 4, 2 | 3 << 4, 4 | 5 << 4, 6 | 7 << 4]]
+    assert pack_e2m1(every).tolist() == [[0 | 1 << 4, 2 | 3 << 4, 4 | 5 << 4, 6 | 7 << 4]]
 
 
 # -- scales as tensor cores read them ----------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ def test_every_e2m1_is_itself_and_the_first_lies_in_the_lower_half():
 @given(st.integers(1, 300), st.integers(1, 11))
 def test_swizzled_scales_lie_where_cublas_looks(rows, columns):
     scales = (torch.arange(rows * columns) % 251).to(torch.uint8).view(rows, columns)
-    flat, tiles = swizzled(scales), -(-columns // 4)
+    flat, tiles = swizzle(scales), -(-columns // 4)
     assert flat.numel() == -(-rows // 128) * tiles * 512
     for row, column in [(0, 0), (rows - 1, columns - 1), (rows // 2, columns // 2), (min(rows - 1, 40), 0)]:
         tile = row // 128 * tiles + column // 4
@@ -154,5 +154,5 @@ def test_swizzled_scales_lie_where_cublas_looks(rows, columns):
 
 
 def test_scales_of_a_dtype_are_swizzled_as_such():
-    assert swizzled(torch.ones(4, 4).to(E4M3)).dtype == E4M3
+    assert swizzle(torch.ones(4, 4).to(E4M3)).dtype == E4M3
     assert Scaling(1, 32).count(100, 128) == 400

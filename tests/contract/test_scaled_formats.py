@@ -17,7 +17,7 @@ from mamf.operations.matmul.selection import kernel, kernel_for
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.operations.quantization import E2M1
 from mamf.peaks import find_peak
-from mamf.plugins.discovery import KERNELS, open_backend, registered
+from mamf.plugins.discovery import KERNELS, find_registered, open_backend
 from mamf.testing import KernelContract
 
 SHAPE = MatmulShape(96, 256, 384)
@@ -66,7 +66,9 @@ class TestOnCpu(KernelContract):
 
 def test_every_format_has_the_same_kernels(backend):
     for dtype in FORMATS:
-        able = {name for name in registered(KERNELS) if kernel(name).unsupported(backend, MatmulProblem(dtype)) is None}
+        able = {
+            name for name in find_registered(KERNELS) if kernel(name).unsupported(backend, MatmulProblem(dtype)) is None
+        }
         assert able == {"F.scaled_mm", "dequantized"}
         assert kernel_for(backend, MatmulProblem(dtype)).name == "F.scaled_mm"
 

@@ -10,7 +10,7 @@ from mamf.operations.attention.operation import attention_kernel
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.operations.matmul.selection import kernel
 from mamf.plans import SWEEP, Plan
-from mamf.plugins.discovery import ATTENTION_KERNELS, open_backend, registered
+from mamf.plugins.discovery import ATTENTION_KERNELS, find_registered, open_backend
 
 try:
     ACCELERATOR = open_backend("auto")
@@ -20,7 +20,9 @@ if ACCELERATOR is None or not ACCELERATOR.is_accelerator:
     pytest.skip("no accelerator on this machine", allow_module_level=True)
 
 KERNELS = [
-    name for name in sorted(registered(ATTENTION_KERNELS)) if attention_kernel(name).unavailable(ACCELERATOR) is None
+    name
+    for name in sorted(find_registered(ATTENTION_KERNELS))
+    if attention_kernel(name).unavailable(ACCELERATOR) is None
 ]
 SHAPE = AttentionShape(2, 8, 8, 1024, 1024, 64, 64)
 

@@ -14,7 +14,7 @@ from made_plans import kernels_plan
 
 from mamf.backend import Unavailable
 from mamf.ceilings.ceiling import Ceiling
-from mamf.ceilings.share import mamfu, require_same_card, state
+from mamf.ceilings.share import compute_drift, mamfu, require_same_card
 from mamf.cli.attention_options import shapes_from
 from mamf.engine.strategies.kernels import KernelsSweep
 from mamf.errors import IncomparableError, UnknownNameError, UsageError
@@ -124,7 +124,7 @@ def test_a_share_of_the_ceiling_is_the_kernels_true_share(regime):
     for row in (row for row in rows if not row.is_reference):
         share = 0.7 if row.kernel == SimulatedAttention.name else 0.35
         assert mamfu(row, ceilings) == pytest.approx(share * peak, rel=0.006)
-        assert abs(state(row, ceilings)) < 0.006
+        assert abs(compute_drift(row, ceilings)) < 0.006
 
 
 def test_the_reference_is_measured_before_and_after_every_row():
@@ -141,7 +141,7 @@ def test_a_card_away_from_its_ceiling_is_told():
     backend = SimulatedBackend()
     ceilings = {("bfloat16", "burst"): ceiling_of(backend, tflops=1000.0)}
     row = next(row for row in swept(backend, plan_of(), ceilings).results() if not row.is_reference)
-    assert state(row, ceilings) < -0.1
+    assert compute_drift(row, ceilings) < -0.1
 
 
 def test_a_ratio_across_regimes_devices_or_dtypes_is_refused_or_absent():

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 from contribution_logs import DEVICE, found, rows, write
 
-from mamf.ceilings.ceiling import confirmed
+from mamf.ceilings.ceiling import confirm_ceiling
 from mamf.ceilings.search_plan import SearchPlan
 from mamf.contribution.collection import collect
 from mamf.contribution.rules import review
@@ -90,7 +90,7 @@ def test_the_log_holds_the_search_that_its_ceiling_follows_from(whole, tmp_path)
     phases = ["scout", "refine", "choose", "confirm"]
     assert [row.phase for row in own] == sorted((row.phase for row in own), key=phases.index)
     last_rounds = [row for row in own if row.phase in ("choose", "confirm")]
-    again = confirmed(last_rounds, log.header["device"]["name"], None, "simulated.mm")
+    again = confirm_ceiling(last_rounds, log.header["device"]["name"], None, "simulated.mm")
     assert ceiling_record(again) == ceiling_record(ceiling)
 
 

@@ -48,7 +48,7 @@ def test_every_rank_has_an_equal_part_whatever_their_number(collective):
     most = max(problem.elements(shape))
     assert (most, most % 3) == (MIB // 2 - 2, 0)
     assert problem.work(shape).nbytes == (4 if collective == "all_reduce" else 2) * most // 3 * 2
-    assert "no 3 parts" in problem.unsupported_shape(CollectiveShape(5))
+    assert "3 equal parts" in problem.unsupported_shape(CollectiveShape(5))
     assert problem.unsupported_shape(CollectiveShape(6)) is None
 
 

@@ -337,7 +337,7 @@ def test_a_dry_run_says_the_commands(run, counted, tmp_path):
         ([*DEVICE], "nothing to count: name a KERNEL of 'mamf kernels'"),
         (
             [MM, *DEVICE, *SHAPE],
-            "mamf reads hardware counters by NVIDIA's ncu, and Simulated H100 is no device of theirs",
+            "mamf reads hardware counters with NVIDIA's ncu, which does not support Simulated H100",
         ),
         ([MM, *DEVICE, "--shape", "4096"], "'4096'"),
         ([MM, *DEVICE, "--set", "everything"], "unknown field of matmul 'everything'"),

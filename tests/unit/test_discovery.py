@@ -6,7 +6,7 @@ from mamf.errors import PluginError, UnavailableError, UnknownNameError, UsageEr
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.selection import kernel, kernel_for
 from mamf.plugins import discovery
-from mamf.plugins.discovery import backend_class, backend_statuses, open_backend, registered
+from mamf.plugins.discovery import backend_class, backend_statuses, find_registered, open_backend
 from mamf.testing import SimulatedBackend
 
 
@@ -55,7 +55,7 @@ def test_auto_prefers_an_accelerator(distribution):
 def test_a_name_that_two_distributions_claim_names_both(distribution):
     distribution("mamf_rival", "cpu", "mamf_rival:Rival")
     with pytest.raises(UsageError, match=r"'cpu' is claimed by .*mamf.*mamf_rival|mamf_rival.*mamf"):
-        registered(discovery.BACKENDS)
+        find_registered(discovery.BACKENDS)
 
 
 def test_an_entry_point_whose_file_is_gone_says_what_to_run(distribution):
@@ -74,7 +74,7 @@ def test_what_is_no_backend_is_refused(distribution):
 def test_an_uninstalled_checkout_says_which_command_installs_it(monkeypatch):
     monkeypatch.setattr(discovery, "entry_points", lambda group: [])
     with pytest.raises(UsageError, match=r"not installed.*pip install -e \."):
-        registered(discovery.BACKENDS)
+        find_registered(discovery.BACKENDS)
 
 
 def test_a_class_can_be_tried_without_installing_it():

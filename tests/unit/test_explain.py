@@ -11,7 +11,7 @@ from rendering import render_explanation
 
 import mamf
 from mamf.backend import DeviceInfo
-from mamf.ceilings.explanation import FallStep, by_data, fall
+from mamf.ceilings.explanation import WaterfallStep, rank_bursts, waterfall_steps
 from mamf.cli import explain_session, main
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import Conditions, Measurement
@@ -49,14 +49,14 @@ ROWS = [
 
 
 def test_the_way_down_from_an_h200s_datasheet():
-    steps = fall(ROWS, H200, [FallStep("mine", 640.0, "of my log")])
+    steps = waterfall_steps(ROWS, H200, [WaterfallStep("mine", 640.0, "of my log")])
     assert [round(step.tflops) for step in steps] == [989, 1071, 940, 862, 707, 640]
     assert [round(100 * step.change) for step in steps[1:]] == [8, -12, -8, -18, -9]
     assert [step.cause for step in steps] == [
         "dense bf16 of H200 SXM, at 1830 MHz",
         "132 units x 4096 FLOP x 1980 MHz, as read in burst",
-        "what the kernel issues where data cost nothing",
-        "real data draw more current; held back although the clock reads 1980 MHz as on zeros",
+        "the kernel's rate when data cost no power",
+        "real data draw more current; slower although the clock reads 1980 MHz as on zeros",
         "power limit: 699 of 700 W, 0.989 J/TFLOP, 1470 MHz",
         "of my log",
     ]
@@ -75,59 +75,64 @@ def test_flop_per_cycle_follow_from_the_datasheet(device, dtype, per_cycle):
 @pytest.mark.parametrize(
     ("rows", "info", "index", "cause"),
     [
-        (ROWS, replace(H200, name="Nobody's"), 0, "no datasheet of Nobody's is listed for bfloat16"),
-        (ROWS, replace(H200, name="Nobody's"), 1, "FLOP per cycle follow from a datasheet, and none is listed"),
-        (ROWS, replace(H200, compute_units=None), 1, "the number of units is not known, nor so the FLOP per cycle"),
-        (ROWS, replace(H200, name="NVIDIA H200 NVL"), 1, "the clock of that peak is not known, nor so the FLOP per"),
-        ([row("normal", 862.0, clock=None)], H200, 1, "no sensor tells the clock"),
+        (ROWS, replace(H200, name="Nobody's"), 0, "no datasheet figure of Nobody's is listed for bfloat16"),
+        (ROWS, replace(H200, name="Nobody's"), 1, "FLOP per cycle are unknown, because no datasheet figure is listed"),
+        (
+            ROWS,
+            replace(H200, compute_units=None),
+            1,
+            "FLOP per cycle are unknown, because the number of units is unknown",
+        ),
+        (ROWS, replace(H200, name="NVIDIA H200 NVL"), 1, "FLOP per cycle are unknown, because the clock of that peak"),
+        ([row("normal", 862.0, clock=None)], H200, 1, "no sensor reads the clock"),
         (ROWS[:1], H200, 2, "not measured"),
     ],
 )
 def test_what_nobody_can_tell_has_its_reason(rows, info, index, cause):
-    step = fall(rows, info)[index]
+    step = waterfall_steps(rows, info)[index]
     assert step.tflops is None and step.cause.startswith(cause)
 
 
 @pytest.mark.parametrize(
     ("zeros", "normal", "cause"),
     [
-        (row("zeros", 864.0), row("normal", 862.0), "data cost nothing that can be told from zeros"),
+        (row("zeros", 864.0), row("normal", 862.0), "no significant cost of real data"),
         (row("zeros", 940.0), row("normal", 862.0, clock=1800e6), "real data: the clock goes from 1980 to 1800 MHz"),
-        (row("zeros", 940.0, clock=None), row("normal", 862.0), "what real data cost; no sensor tells the clock"),
+        (row("zeros", 940.0, clock=None), row("normal", 862.0), "the cost of real data; no sensor reads the clock"),
         (
             row("zeros", 862.0),
             row("normal", 940.0),
-            "faster than on zeros: no cost of data, the device was not at rest (measure again)",
+            "faster than on zeros: the device was not at rest (measure again)",
         ),
     ],
 )
 def test_the_cause_of_what_data_cost_is_what_the_rows_say(zeros, normal, cause):
-    assert fall([zeros, normal], H200)[3].cause == cause
+    assert waterfall_steps([zeros, normal], H200)[3].cause == cause
 
 
 def test_a_sustained_figure_without_sensors_says_so():
-    assert fall([row("normal", 5.0, "sustained", None)], H200)[4].cause == "no sensor tells power or clock"
+    assert waterfall_steps([row("normal", 5.0, "sustained", None)], H200)[4].cause == "no sensor reads power or clock"
     below = row("normal", 5.0, "sustained", None, 300.0)
-    assert fall([below], H200)[4].cause == "300 of 700 W, 60.000 J/TFLOP"
+    assert waterfall_steps([below], H200)[4].cause == "300 of 700 W, 60.000 J/TFLOP"
 
 
 def test_a_change_is_to_the_last_step_that_is_known():
-    steps = fall([row("normal", 862.0, clock=None)], H200)
+    steps = waterfall_steps([row("normal", 862.0, clock=None)], H200)
     assert steps[3].change == pytest.approx(862 / 989 - 1)
 
 
 def test_a_burst_is_no_share_of_a_sustained_figure():
-    mine, model = row("normal", 640.0), FallStep("train.py", 380.0, "a step", regime="sustained")
-    steps = fall(ROWS, H200, [FallStep("mine", 640.0, "", mine), model])
+    mine, model = row("normal", 640.0), WaterfallStep("train.py", 380.0, "a step", regime="sustained")
+    steps = waterfall_steps(ROWS, H200, [WaterfallStep("mine", 640.0, "", mine), model])
     assert (steps[5].before, steps[6].before) == (pytest.approx(862.0), pytest.approx(707.0))
 
 
 def test_data_are_ranked_by_what_a_burst_gives_on_them():
-    assert [each.problem.data for each in by_data(ROWS)] == ["zeros", "integers", "uniform", "normal"]
+    assert [each.problem.data for each in rank_bursts(ROWS)] == ["zeros", "integers", "uniform", "normal"]
 
 
 def test_the_picture_has_a_bar_for_each_step_and_no_label_touches_another():
-    steps = fall(ROWS, H200)
+    steps = waterfall_steps(ROWS, H200)
     chart = waterfall_chart(steps, ROWS, HEADER)
     assert [round(bar.tflops) for bar in chart.steps] == [989, 1071, 940, 862, 707]
     assert [round(bar.lost) for bar in chart.steps] == [0, 0, 131, 78, 155]
@@ -141,7 +146,7 @@ def test_the_picture_has_a_bar_for_each_step_and_no_label_touches_another():
 
 def test_a_figure_stands_above_the_interval_of_its_bar():
     rows = [row("zeros", 940.0), row("normal", 862.0, spread=0.02)]
-    figure = draw(waterfall_chart(fall(rows, H200), rows, HEADER))
+    figure = draw(waterfall_chart(waterfall_steps(rows, H200), rows, HEADER))
     high = rows[1].rate_interval.high
     assert high > 1.01 * 862.0
     label = next(text for text in figure.axes[1].texts if text.get_text() == "862")
@@ -150,7 +155,7 @@ def test_a_figure_stands_above_the_interval_of_its_bar():
 
 @pytest.mark.parametrize("form", ["table", "csv", "json", "markdown"])
 def test_it_is_told_in_every_format(form):
-    told = render_explanation(form, fall(ROWS, H200), ROWS, ["head"])
+    told = render_explanation(form, waterfall_steps(ROWS, H200), ROWS, ["head"])
     assert "sustained, normal data" in told and "power limit" in told
     if form == "json":
         (zeros,) = [each for each in json.loads(told)["burst_by_data"] if each["data"] == "zeros"]

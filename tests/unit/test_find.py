@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mamf
-from mamf.ceilings.ceiling import FEWEST_ROUNDS, Ceiling, confirmed
+from mamf.ceilings.ceiling import FEWEST_ROUNDS, Ceiling, confirm_ceiling
 from mamf.ceilings.search_plan import SearchPlan
 from mamf.engine.regimes import Sustained
 from mamf.engine.search.candidates import best_of_their_kind
@@ -59,7 +59,7 @@ def rows_of(shape, figures, **fields):
 
 
 def test_a_ceiling_is_the_median_of_the_rounds_of_the_best_candidate():
-    ceiling = confirmed([*rows_of(A, [700, 710, 705]), *rows_of(B, [600, 800, 650])], "card", "hash")
+    ceiling = confirm_ceiling([*rows_of(A, [700, 710, 705]), *rows_of(B, [600, 800, 650])], "card", "hash")
     assert (ceiling.shape, ceiling.kernel, ceiling.rounds) == (A, KERNEL, 3)
     assert ceiling.tflops == pytest.approx(705)
     assert (ceiling.interval.low, ceiling.interval.high) == (pytest.approx(700), pytest.approx(710))
@@ -68,43 +68,43 @@ def test_a_ceiling_is_the_median_of_the_rounds_of_the_best_candidate():
 
 @pytest.mark.parametrize("rounds", range(FEWEST_ROUNDS))
 def test_nothing_is_confirmed_before_there_were_enough_rounds(rounds):
-    assert confirmed(rows_of(A, [700.0] * rounds), "card") is None
+    assert confirm_ceiling(rows_of(A, [700.0] * rounds), "card") is None
 
 
 def test_what_was_not_measured_does_not_count():
     failed = [dataclasses.replace(row, status="failed", summary=None) for row in rows_of(B, [900] * 3)]
-    assert confirmed([*rows_of(A, [700] * 3), *failed], "card").shape == A
-    assert confirmed(failed, "card") is None
+    assert confirm_ceiling([*rows_of(A, [700] * 3), *failed], "card").shape == A
+    assert confirm_ceiling(failed, "card") is None
 
 
 def test_a_candidate_that_dropped_out_neither_wins_nor_ties():
-    ceiling = confirmed([*rows_of(A, [700] * 9), *rows_of(B, [710, 690, 710])], "card")
+    ceiling = confirm_ceiling([*rows_of(A, [700] * 9), *rows_of(B, [710, 690, 710])], "card")
     assert (ceiling.shape, ceiling.tied) == (A, ())
 
 
 def test_ties_are_what_the_rounds_cannot_tell_apart():
     close, beaten = [699, 702, 698, 701, 699, 701], [697] * 6
-    ceiling = confirmed([*rows_of(A, [700] * 6), *rows_of(B, close), *rows_of(C, beaten)], "card")
+    ceiling = confirm_ceiling([*rows_of(A, [700] * 6), *rows_of(B, close), *rows_of(C, beaten)], "card")
     assert {ceiling.shape, *(shape for shape, _ in ceiling.tied)} == {A, B}
 
 
 def test_what_is_faster_than_the_winner_in_fresh_rounds_is_told_beside_it():
     chosen = [*rows_of(A, [701] * 6, phase="choose"), *rows_of(B, [700] * 6, phase="choose")]
-    ceiling = confirmed([*chosen, *rows_of(A, [700] * 6), *rows_of(B, [702] * 6)], "card")
+    ceiling = confirm_ceiling([*chosen, *rows_of(A, [700] * 6), *rows_of(B, [702] * 6)], "card")
     assert (ceiling.shape, ceiling.tied) == (A, ((B, KERNEL),))
 
 
 @given(st.lists(st.floats(0.9, 1.1), min_size=6, max_size=12))
 def test_drift_that_all_candidates_share_in_a_round_does_not_hide_who_is_faster(drift):
     faster, slower = ([share * figure for share in drift] for figure in (700, 699))
-    ceiling = confirmed([*rows_of(A, faster), *rows_of(B, slower)], "card")
+    ceiling = confirm_ceiling([*rows_of(A, faster), *rows_of(B, slower)], "card")
     assert (ceiling.shape, ceiling.tied) == (A, ())
 
 
 @given(st.lists(st.lists(st.floats(1, 1000), min_size=3, max_size=9), min_size=1, max_size=3))
 def test_the_interval_holds_the_figure_and_no_finalist_is_higher(rounds):
     rows = [row for shape, figures in zip((A, B, C), rounds, strict=False) for row in rows_of(shape, figures)]
-    ceiling = confirmed(rows, "card")
+    ceiling = confirm_ceiling(rows, "card")
     most = max(map(len, rounds))
     assert ceiling.interval.low <= ceiling.tflops <= ceiling.interval.high
     assert ceiling.tflops == pytest.approx(
@@ -114,10 +114,10 @@ def test_the_interval_holds_the_figure_and_no_finalist_is_higher(rounds):
 
 def test_the_gain_over_the_default_kernel_is_of_the_same_shape_and_rounds():
     fast, default = rows_of(A, [770, 880, 660], kernel="lib[3]"), rows_of(A, [700, 800, 600])
-    ceiling = confirmed([*fast, *default, *rows_of(B, [100] * 3)], "card", default_kernel=KERNEL)
+    ceiling = confirm_ceiling([*fast, *default, *rows_of(B, [100] * 3)], "card", default_kernel=KERNEL)
     assert ceiling.gain_over_default == pytest.approx(0.1)
-    assert confirmed(default, "card", default_kernel=KERNEL).gain_over_default is None
-    assert confirmed(fast, "card", default_kernel=KERNEL).gain_over_default is None
+    assert confirm_ceiling(default, "card", default_kernel=KERNEL).gain_over_default is None
+    assert confirm_ceiling(fast, "card", default_kernel=KERNEL).gain_over_default is None
 
 
 def test_conditions_are_typical_of_the_rounds():
@@ -127,7 +127,7 @@ def test_conditions_are_typical_of_the_rounds():
         {"clock_hz": 1100e6, "watts": 700.0},
     ]
     rows = [row_of(A, 700, number, **conditions) for number, conditions in enumerate(seen)]
-    assert confirmed(rows, "card").conditions == Conditions(1970e6, 650.0, None, ("power cap",))
+    assert confirm_ceiling(rows, "card").conditions == Conditions(1970e6, 650.0, None, ("power cap",))
 
 
 def ceiling_of(regime, tflops=800.0, watts=640.0):
@@ -140,7 +140,7 @@ def test_utilization_is_a_share_within_one_regime():
     ceiling = ceiling_of("burst")
     assert ceiling.utilization(flop=400e12, seconds=1.0, regime="burst") == pytest.approx(0.5)
     assert ceiling.utilization(flop=400e12, seconds=2.0, regime="burst") == pytest.approx(0.25)
-    with pytest.raises(IncomparableError, match="sustained figure is no share of a burst ceiling"):
+    with pytest.raises(IncomparableError, match="sustained figure is not a share of a burst ceiling"):
         ceiling.utilization(flop=400e12, seconds=1.0, regime="sustained")
 
 
@@ -237,7 +237,7 @@ def test_what_chose_a_candidate_never_confirms_it(both, regime):
     find, rows = both
     info = find.backend.info
     ceiling = find.ceilings[regime]
-    assert ceiling == confirmed(final_rounds(rows, regime), info.name, info.uuid_hash, KERNEL)
+    assert ceiling == confirm_ceiling(final_rounds(rows, regime), info.name, info.uuid_hash, KERNEL)
     own = [row for row in confirmations(rows, regime) if row.shape == ceiling.shape]
     assert ceiling.tflops == pytest.approx(statistics.median(row.best_rate for row in own), rel=2e-3)
     assert ceiling.rounds == len(own)
@@ -493,12 +493,12 @@ def test_the_report_says_what_the_default_gives():
     fast = [*rows_of(A, [800.0] * 3, kernel="triton[x]"), *rows_of(A, [790.0] * 3, kernel="triton[x]", phase="choose")]
     default = [*rows_of(A, [600.0] * 3, phase="choose"), *rows_of(B, [640.0, 650.0, 660.0], phase="choose")]
     scouts = rows_of(C, [655.0], phase="scout")
-    ceiling = confirmed([*fast, *default], "card", default_kernel=KERNEL)
+    ceiling = confirm_ceiling([*fast, *default], "card", default_kernel=KERNEL)
     header = {"device": {"name": "card", "compute_units": None}}
     told = notes(ceiling, [*scouts, *default, *fast], header)
     assert any("triton[x] gains +31.7 % over the default kernel there" in line for line in told)
     assert f"    the default kernel, {KERNEL}, reaches 650.0 TFLOPS at best, @ {B}" in told
-    own = confirmed([*default, *rows_of(B, [650.0] * 3)], "card", default_kernel=KERNEL)
+    own = confirm_ceiling([*default, *rows_of(B, [650.0] * 3)], "card", default_kernel=KERNEL)
     assert not any("default" in line for line in notes(own, [*scouts, *default], header))
 
 
@@ -648,7 +648,7 @@ def test_the_log_holds_every_measurement_with_its_phase_and_a_record_a_ceiling(w
     assert {record["phase"] for record in records[1:-3]} == {"scout", "refine", "visit", "choose", "confirm"}
     log = read_run_log(tmp_path / "run.jsonl")
     for regime in ("burst", "sustained"):
-        ceiling = confirmed(final_rounds(log.measurements, regime), "Simulated H100", None, KERNEL)
+        ceiling = confirm_ceiling(final_rounds(log.measurements, regime), "Simulated H100", None, KERNEL)
         assert log.ceilings[regime].tflops == pytest.approx(ceiling.tflops, abs=1e-3)
         assert (log.ceilings[regime].shape, log.ceilings[regime].tied) == (ceiling.shape, ceiling.tied)
     assert log.summary["phases"] == dict(Counter(f"{row.regime} {row.phase}" for row in log.measurements))

@@ -6,7 +6,7 @@ import shutil
 import pytest
 from contribution_logs import found
 
-from mamf.ceilings.ceiling import CHOOSE, CONFIRM, confirmed
+from mamf.ceilings.ceiling import CHOOSE, CONFIRM, confirm_ceiling
 from mamf.cli import main
 from mamf.contribution.rules import review
 from mamf.logs.run_log import read_run_log
@@ -43,7 +43,7 @@ def test_ceilings_are_what_fresh_rounds_give(log):
     for (problem, regime), ceiling in log.own_ceilings.items():
         rows = [row for row in log.measurements if row.phase in (CHOOSE, CONFIRM)]
         own = [row for row in rows if (row.problem, row.regime) == (problem, regime)]
-        again = confirmed(own, device["name"], device["uuid_hash"], "simulated-attention")
+        again = confirm_ceiling(own, device["name"], device["uuid_hash"], "simulated-attention")
         assert (again.shape, again.kernel, again.rounds) == (ceiling.shape, ceiling.kernel, ceiling.rounds)
         assert ceiling.rate == pytest.approx(again.rate, rel=1e-5)
 

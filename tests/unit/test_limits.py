@@ -18,7 +18,7 @@ from mamf.ceilings.search_plan import SearchPlan
 from mamf.cli import main
 from mamf.cli.session import datetime
 from mamf.errors import MamfError, UnknownNameError, UsageError
-from mamf.limits import MOST_STEPS, count_of, require_known, require_steps, shortened, whole_number
+from mamf.limits import MOST_STEPS, count_values, require_known, require_steps, shorten, whole_number
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
@@ -46,19 +46,19 @@ MANY = list(map(str, range(1, 101)))
         ([*SWEEP, "--m-range", "0", "1001", "1", "--k-range", "0", "1003", "1"], "1002000 steps"),
         ([*SWEEP, "--m-range", "0", "600001", "1", "--regime", "burst", "sustained"], "1200000 steps"),
         ([*SWEEP, "--m-range", "0", "9" * 19, "1"], "9999999999999999998 steps"),
-        ([*SWEEP, "--m-range", "0", BEYOND_PYTHON, "1"], "(5000 characters) is too large a number"),
-        ([*SWEEP, "--m", "1" + "0" * 300], "(301 characters) is too large a number"),
-        ([*SWEEP, "--m", BEYOND_PYTHON], "(5000 characters) is too large a number"),
-        ([*SWEEP, "--shapes", f"{BEYOND_PYTHON}x1x1"], "(5000 characters) is too large a number"),
-        ([*SWEEP, "--seed", str(2**64)], "18446744073709551616 is too large a number"),
+        ([*SWEEP, "--m-range", "0", BEYOND_PYTHON, "1"], "(5000 characters) is too large"),
+        ([*SWEEP, "--m", "1" + "0" * 300], "(301 characters) is too large"),
+        ([*SWEEP, "--m", BEYOND_PYTHON], "(5000 characters) is too large"),
+        ([*SWEEP, "--shapes", f"{BEYOND_PYTHON}x1x1"], "(5000 characters) is too large"),
+        ([*SWEEP, "--seed", str(2**64)], "18446744073709551616 is too large"),
         ([*SWEEP, "--seed", str(2**63)], "seed 9223372036854775808: it must be at most 9223372036854775807"),
         ([*SWEEP, "--budget", NINES], "(400 characters)' is not a duration"),
         (["find", *DEVICE, *KERNEL, "--budget", "0.000000001s"], "are too few for a search on this device"),
         ([*ATTENTION, "--seq-lens", *MANY, "--heads", *MANY, "--batch", *MANY, "--window", *MANY], "steps are more"),
         ([*ATTENTION, "--causal", "yes", "--no-causal"], "not allowed with argument --causal"),
         ([*ATTENTION, "--baseline", "nope"], "unknown baseline 'nope'; known: simulated-attention"),
-        ([*ATTENTION, "--seq-lens", BEYOND_PYTHON], "is too large a number"),
-        (["bandwidth", *DEVICE, "--size", f"{NINES}GiB"], "is too large a number"),
+        ([*ATTENTION, "--seq-lens", BEYOND_PYTHON], "is too large"),
+        (["bandwidth", *DEVICE, "--size", f"{NINES}GiB"], "is too large"),
         (["bandwidth", *DEVICE, "--pattern", ""], "argument --pattern: it is empty"),
         ([*SWEEP, "--kernel", ""], "argument --kernel: it is empty"),
         ([*SWEEP, "--dtype", ""], "argument --dtype: it is empty"),
@@ -74,13 +74,16 @@ MANY = list(map(str, range(1, 101)))
         ([*SWEEP, "--resume", "/dev/null"], "cannot resume /dev/null: it is no regular file"),
         (
             [*SWEEP[:3], "--kernel", "::"],
-            "'::' names no kernel: write package.module:Class, or a name of 'mamf kernels'",
+            "'::' is not a kernel: write package.module:Class, or a name from 'mamf kernels'",
         ),
-        ([*SWEEP[:3], "--kernel", ":Y"], "':Y' names no kernel"),
-        ([*SWEEP[:3], "--kernel", "../x:Y"], "'../x:Y' names no kernel"),
-        (["sweep", "--backend", ":"], "':' names no backend"),
-        (["doctor", "--backend", "mamf.backend:Backend"], "mamf.backend:Backend is abstract, and defines no __init__,"),
-        (["doctor", "--backend", "mamf.torch_backend:TorchBackend"], "is abstract, and defines no describe,"),
+        ([*SWEEP[:3], "--kernel", ":Y"], "':Y' is not a kernel"),
+        ([*SWEEP[:3], "--kernel", "../x:Y"], "'../x:Y' is not a kernel"),
+        (["sweep", "--backend", ":"], "':' is not a backend"),
+        (
+            ["doctor", "--backend", "mamf.backend:Backend"],
+            "mamf.backend:Backend is abstract: it does not define __init__,",
+        ),
+        (["doctor", "--backend", "mamf.torch_backend:TorchBackend"], "is abstract: it does not define describe,"),
     ],
 )
 def test_it_is_one_line_and_exit_code_2(run, tmp_path, arguments, told):
@@ -93,19 +96,19 @@ def test_it_is_one_line_and_exit_code_2(run, tmp_path, arguments, told):
 
 def test_a_range_that_is_long_is_not_listed_to_be_counted():
     sizes = parse_range(0, 10**18, 1)
-    assert count_of(sizes) == 10**18 - 1
-    assert count_of(range(5, 6, 4)) == len(range(5, 6, 4))
+    assert count_values(sizes) == 10**18 - 1
+    assert count_values(range(5, 6, 4)) == len(range(5, 6, 4))
     with pytest.raises(MamfError, match="are more than"):
         matmul_grid(sizes, sizes, sizes)
     require_steps(MOST_STEPS)
-    with pytest.raises(MamfError, match="ask for fewer sizes"):
+    with pytest.raises(MamfError, match="choose fewer sizes"):
         require_steps(MOST_STEPS, 2)
 
 
 def test_what_a_line_holds_is_short():
-    assert shortened("x" * 48) == "x" * 48
-    assert shortened("x" * 49) == "x" * 24 + "... (49 characters)"
-    assert shortened(10**5000) == "of thousands of digits"
+    assert shorten("x" * 48) == "x" * 48
+    assert shorten("x" * 49) == "x" * 24 + "... (49 characters)"
+    assert shorten(10**5000) == "with thousands of digits"
 
 
 # -- files and streams -------------------------------------------------------------------------------------------------

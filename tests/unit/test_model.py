@@ -164,7 +164,7 @@ def test_a_kernel_is_named_with_its_attention(backend):
     assert kernel_of(model, "torch[sdpa-math]").unavailable(backend).reason
     with pytest.raises(UnknownNameError, match="attention kernel 'sdpa-flesh'"):
         kernel_of(model, "torch[sdpa-flesh]")
-    with pytest.raises(UsageError, match="takes nothing in brackets"):
+    with pytest.raises(UsageError, match="takes no argument in brackets"):
         kernel_of(operation("bandwidth"), "torch[sdpa]")
 
 

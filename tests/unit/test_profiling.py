@@ -19,7 +19,7 @@ from mamf.measurement import IDLE
 from mamf.operations.tracing.classes import CLASSES, COMMUNICATION, UNCLASSIFIED, class_of
 from mamf.operations.tracing.events import Event, Trace
 from mamf.operations.tracing.shares import gaps, length, shares, union
-from mamf.operations.tracing.torch_traces import trace_of
+from mamf.operations.tracing.torch_traces import trace_launch
 from mamf.operations.tracing.traces import read_chrome_trace
 from mamf.profiling.comparison import profiles_document
 from mamf.profiling.flops import dtype_of, flop_of, unaligned_product
@@ -350,7 +350,7 @@ def test_a_profile_of_a_launch_leaves_nothing_attached_that_slows_later_ones(mon
     if own is None:
         monkeypatch.delenv("TEARDOWN_CUPTI")
     during = []
-    trace_of(lambda: during.append(os.environ.get("TEARDOWN_CUPTI")))
+    trace_launch(lambda: during.append(os.environ.get("TEARDOWN_CUPTI")))
     assert during == [told]
     assert os.environ.get("TEARDOWN_CUPTI") == own
 
@@ -399,7 +399,7 @@ def test_a_packed_trace_is_read(tmp_path):
 def test_what_is_no_trace_is_refused_in_a_line(tmp_path, text):
     path = tmp_path / "trace.json"
     path.write_text(text)
-    with pytest.raises(UsageError, match=r"is no Chrome trace of torch.profiler"):
+    with pytest.raises(UsageError, match=r"is not a Chrome trace of torch.profiler"):
         read_chrome_trace(path)
 
 

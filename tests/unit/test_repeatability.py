@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mamf.calibration import ANEW, calibrated
-from mamf.ceilings.ceiling import combined, confirmed
+from mamf.calibration import ANEW, find_calibration
+from mamf.ceilings.ceiling import combine_rounds, confirm_ceiling
 from mamf.contribution.best_rules import _WIDEST, _WIDEST_OF_CPU
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule, Sustained
@@ -46,7 +46,7 @@ SHAPE = MatmulShape(3072, 2816, 19328)
 LARGE = MatmulShape(6144, 5632, 38656)  # a soak of few launches
 KNOWN = Repeatability(visit=0.0010, run=0.0007)
 #: What the intervals of an accelerator are calibrated with.
-BOOST, CAPPED = calibrated("", "burst", "matmul"), calibrated("", "sustained", "matmul")
+BOOST, CAPPED = find_calibration("", "burst", "matmul"), find_calibration("", "sustained", "matmul")
 RESTLESS = replace(Physics(), at_boost=BOOST, capped=CAPPED, rested_gain=0.0)
 
 
@@ -124,7 +124,7 @@ def test_an_interval_wider_than_half_of_its_figure_is_unknown():
 def test_a_calibration_alone_keeps_no_log_out(name):
     """What a single visit of a quiet device must be known to for results/."""
     for regime in ("burst", "sustained"):
-        half_width = repeat_interval([1.0], 1.0, [0.001], calibrated(backend_class(name).name, regime)).half_width
+        half_width = repeat_interval([1.0], 1.0, [0.001], find_calibration(backend_class(name).name, regime)).half_width
         assert half_width < 0.8 * (_WIDEST_OF_CPU if name == "cpu" else _WIDEST)
 
 
@@ -220,7 +220,7 @@ def test_held_out_rounds_take_the_winners_curse_off():
     for _ in range(200):
         choosing = [row for shape in shapes for row in rounds_of("choose", 800.0, 6, chooser, shape)]
         fresh = [row for shape in shapes for row in rounds_of("confirm", 800.0, 9, chooser, shape)]
-        ceiling = confirmed([*choosing, *fresh], "card")
+        ceiling = confirm_ceiling([*choosing, *fresh], "card")
         chosen = [row.best_rate for row in choosing if row.shape == ceiling.shape]
         of_choice.append(statistics.median(chosen) / 800 - 1)
         of_ceiling.append(ceiling.tflops / 800 - 1)
@@ -231,7 +231,7 @@ def test_held_out_rounds_take_the_winners_curse_off():
 def test_a_ceiling_of_an_early_log_is_the_median_of_the_rounds_that_chose_it():
     chooser = random.Random(1)
     rows = [replace(row, repeatability=None) for row in rounds_of("confirm", 800.0, 9, chooser, SHAPE)]
-    ceiling = confirmed(rows, "card")
+    ceiling = confirm_ceiling(rows, "card")
     assert ceiling.tflops == statistics.median(row.best_rate for row in rows)
     assert ceiling.repeatability is None
 
@@ -244,7 +244,7 @@ def test_a_sustained_ceiling_is_all_work_over_all_time():
     ]
     seconds = sum(row.launches * row.summary.mean for row in rows)
     choosing = [replace(row, phase="choose") for row in rows]
-    assert confirmed([*choosing, *rows], "card").tflops == pytest.approx(1000 * SHAPE.flop / seconds / 1e12)
+    assert confirm_ceiling([*choosing, *rows], "card").tflops == pytest.approx(1000 * SHAPE.flop / seconds / 1e12)
 
 
 def test_visits_that_scatter_more_than_calibrated_are_not_held_to_the_calibration():
@@ -268,7 +268,7 @@ def test_rows_of_an_old_log_get_the_calibration_of_today():
     visits = {row.phase: row for row in log.measurements if row.regime == "sustained"}
     assert next(row for row in log.measurements if row.regime == "burst").repeatability == BOOST
     assert visits["visit"].repeatability == CAPPED
-    assert visits["confirm"].repeatability == calibrated("cuda", ANEW, "matmul")
+    assert visits["confirm"].repeatability == find_calibration("cuda", ANEW, "matmul")
 
 
 def test_visits_that_start_anew_are_known_as_such_when_their_constants_change(monkeypatch):
@@ -278,8 +278,8 @@ def test_visits_that_start_anew_are_known_as_such_when_their_constants_change(mo
     spec.loader.exec_module(tool)
     log = read_run_log(log_of_a_find())
     row = next(row for row in log.measurements if (row.phase, row.regime) == ("confirm", "sustained"))
-    early = replace(row, repeatability=replace(calibrated("cuda", ANEW, "matmul"), run=0.5, common=0.0))
-    assert tool.as_today(early, log).repeatability == calibrated("cuda", ANEW, "matmul")
+    early = replace(row, repeatability=replace(find_calibration("cuda", ANEW, "matmul"), run=0.5, common=0.0))
+    assert tool.as_today(early, log).repeatability == find_calibration("cuda", ANEW, "matmul")
     assert tool.as_today(replace(row, repeatability=CAPPED), log).repeatability == CAPPED
 
 
@@ -288,7 +288,7 @@ def test_a_ceiling_of_an_old_log_gets_the_interval_of_today():
     for regime, ceiling in log.ceilings.items():
         what = (ceiling.shape, ceiling.kernel, regime, "confirm")
         rounds = [row for row in log.measurements if (row.shape, row.kernel, row.regime, row.phase) == what]
-        assert (ceiling.rate, ceiling.interval) == combined(rounds)
+        assert (ceiling.rate, ceiling.interval) == combine_rounds(rounds)
         assert ceiling.repeatability == rounds[0].repeatability
         assert ceiling.interval.half_width < 0.01 * ceiling.rate
     line = next(text for text in log_of_a_find().read_text().splitlines() if '"record": "ceiling"' in text)
@@ -304,17 +304,17 @@ def test_a_new_log_keeps_the_calibration_that_it_holds():
     header = {"device": {"backend": "cuda"}}
     assert measurement_from_record(record, header).repeatability == kept.repeatability
     del record["repeatability"]["launch_seconds"]
-    assert measurement_from_record(record, header).repeatability == calibrated("cuda", "burst", "matmul")
+    assert measurement_from_record(record, header).repeatability == find_calibration("cuda", "burst", "matmul")
 
 
 def test_operations_have_calibrations_of_their_own():
-    products, copies = (calibrated("cuda", "burst", operation) for operation in ("matmul", "bandwidth"))
-    assert calibrated("cuda", "burst", "attention").run > products.run
+    products, copies = (find_calibration("cuda", "burst", operation) for operation in ("matmul", "bandwidth"))
+    assert find_calibration("cuda", "burst", "attention").run > products.run
     assert copies.run == products.run and copies.launch_seconds < products.launch_seconds
-    assert calibrated("cuda", "burst", "collective").launch_seconds > products.launch_seconds
-    assert calibrated("cuda", "burst", "model").run > 0.1, "the host bounds short steps"
-    assert calibrated("cuda", "burst", "copies") == calibrated("xpu", "burst", "matmul")
-    assert calibrated("cpu", "burst", "attention") == calibrated("cpu", "burst")
+    assert find_calibration("cuda", "burst", "collective").launch_seconds > products.launch_seconds
+    assert find_calibration("cuda", "burst", "model").run > 0.1, "the host bounds short steps"
+    assert find_calibration("cuda", "burst", "copies") == find_calibration("xpu", "burst", "matmul")
+    assert find_calibration("cpu", "burst", "attention") == find_calibration("cpu", "burst")
 
 
 def test_an_unknown_interval_says_why():

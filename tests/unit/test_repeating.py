@@ -7,7 +7,7 @@ from mamf.engine.repeating import Repeating
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.selection import kernel
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.operations.outputs import queued_checksum
+from mamf.operations.outputs import queue_checksum
 from mamf.plugins.discovery import open_backend
 from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
 
@@ -88,14 +88,14 @@ def test_torchs_products_on_a_cpu_are_equal_and_their_checksums_see_a_bit():
     row = Repeating(kernel("torch.mm"), problem, shape, backend, 20).row(backend.operand_pool("normal", 0))
     assert row.ok, row.reason
     c = torch.randn(8, 4096)
-    before = queued_checksum(c)()
-    assert queued_checksum(c.clone())() == before
+    before = queue_checksum(c)()
+    assert queue_checksum(c.clone())() == before
     c.view(torch.int32)[3, 77] ^= 1
-    assert queued_checksum(c)() != before
+    assert queue_checksum(c)() != before
 
 
 def test_words_that_change_places_show():
     c = torch.randn(2, 4096)
-    before = queued_checksum(c)()
+    before = queue_checksum(c)()
     c[0, 1], c[0, 2] = c[0, 2].clone(), c[0, 1].clone()
-    assert queued_checksum(c)() != before
+    assert queue_checksum(c)() != before

@@ -8,7 +8,7 @@ from rendering import render, render_roofline
 
 from mamf.backend import DeviceInfo
 from mamf.ceilings.ceiling import Ceiling
-from mamf.ceilings.roof import CACHE, MEMORY, level_of, point_of, roofs_of
+from mamf.ceilings.roof import CACHE, MEMORY, build_roofs, level_of, make_roof_point
 from mamf.errors import IncomparableError, UsageError
 from mamf.measurement import Measurement
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
@@ -54,7 +54,7 @@ MEASURED = [
     *(product(862.0), product(707.0, "sustained"), product(1693.0, dtype="float8_e4m3fn")),
     *(read(16 * GIB, 4.39), read(16 * GIB, 4.38, "sustained"), read(16 * MIB, 7.6, warm=32)),
 ]
-ROOFS = roofs_of(MEASURED, L2)
+ROOFS = build_roofs(MEASURED, L2)
 DECODE = [
     row(MatmulProblem(), MatmulShape(m, SIDE, SIDE), rate, "torch.mm")
     for m, rate in ((1, 3.7), (64, 207.0), (512, 788.0))
@@ -65,7 +65,7 @@ DECODE = [
 
 
 def test_a_decode_row_is_held_to_bandwidth_and_a_fat_one_to_computing():
-    skinny, fat = (point_of(each, ROOFS, "") for each in (DECODE[0], row(MatmulProblem(), WINNER, 840.0)))
+    skinny, fat = (make_roof_point(each, ROOFS, "") for each in (DECODE[0], row(MatmulProblem(), WINNER, 840.0)))
     nbytes = 2 * (SIDE * SIDE + 2 * SIDE)
     assert skinny.intensity == pytest.approx(2 * SIDE * SIDE / nbytes)
     assert (skinny.bound, skinny.roof) == ("bandwidth", pytest.approx(skinny.intensity * 4.39))
@@ -75,27 +75,29 @@ def test_a_decode_row_is_held_to_bandwidth_and_a_fat_one_to_computing():
 
 def test_what_is_near_its_limit_says_so():
     near = row(MatmulProblem(), MatmulShape(1, SIDE, SIDE), 0.85 * ROOFS.over(DECODE[0]).rate(DECODE[0].work))
-    assert bound_cell(point_of(near, ROOFS, "")) == "bandwidth, near its limit"
-    assert bound_cell(point_of(DECODE[1], ROOFS, "")) == "bandwidth"
+    assert bound_cell(make_roof_point(near, ROOFS, "")) == "bandwidth, near its limit"
+    assert bound_cell(make_roof_point(DECODE[1], ROOFS, "")) == "bandwidth"
 
 
 def test_what_counts_bytes_runs_into_bandwidth_alone():
-    copy = point_of(row(BandwidthProblem("copy"), BandwidthShape(GIB), 4.26), ROOFS, "")
+    copy = make_roof_point(row(BandwidthProblem("copy"), BandwidthShape(GIB), 4.26), ROOFS, "")
     assert (copy.unit, copy.roof, copy.bound, copy.tflops) == ("TB/s", pytest.approx(4.39), "bandwidth", None)
-    triad = point_of(row(BandwidthProblem("triad"), BandwidthShape(GIB), 4.35), ROOFS, "")
+    triad = make_roof_point(row(BandwidthProblem("triad"), BandwidthShape(GIB), 4.35), ROOFS, "")
     assert triad.intensity == pytest.approx(2 / 12)
 
 
 def test_a_share_is_of_its_own_dtype_and_regime_or_none():
-    assert point_of(row(MatmulProblem("float16"), WINNER, 800.0), ROOFS, "").share is None
-    assert point_of(row(MatmulProblem(), WINNER, 700.0, regime="classic"), ROOFS, "").share is None
-    assert point_of(row(MatmulProblem(), WINNER, 700.0, regime="sustained"), ROOFS, "").roof == pytest.approx(707.0)
+    assert make_roof_point(row(MatmulProblem("float16"), WINNER, 800.0), ROOFS, "").share is None
+    assert make_roof_point(row(MatmulProblem(), WINNER, 700.0, regime="classic"), ROOFS, "").share is None
+    assert make_roof_point(row(MatmulProblem(), WINNER, 700.0, regime="sustained"), ROOFS, "").roof == pytest.approx(
+        707.0
+    )
 
 
 def test_a_fill_is_no_roof_and_under_none():
     fill = read(16 * GIB, 4.68, pattern="write")
-    assert roofs_of([*MEASURED, fill], L2).bandwidth == ROOFS.bandwidth
-    assert point_of(row(BandwidthProblem("write"), BandwidthShape(GIB), 4.6), ROOFS, "").share is None
+    assert build_roofs([*MEASURED, fill], L2).bandwidth == ROOFS.bandwidth
+    assert make_roof_point(row(BandwidthProblem("write"), BandwidthShape(GIB), 4.6), ROOFS, "").share is None
 
 
 @pytest.mark.parametrize(
@@ -126,7 +128,7 @@ def test_what_a_find_takes_for_a_ceiling_of_memory_is_a_roof_of_memory(pattern, 
 
 
 def test_the_highest_of_what_was_confirmed_is_the_roof():
-    known = roofs_of([*MEASURED, product(850.0), read(GIB, 4.3), product(940.0, data="zeros")], L2)
+    known = build_roofs([*MEASURED, product(850.0), read(GIB, 4.3), product(940.0, data="zeros")], L2)
     assert known.compute["bfloat16", "burst"].rate == 862.0
     assert known.bandwidth[MEMORY, "burst"].rate == 4.39
 
@@ -134,15 +136,15 @@ def test_the_highest_of_what_was_confirmed_is_the_roof():
 def test_ceilings_of_two_cards_make_no_roof_unless_asked_to():
     one, other = replace(MEASURED[0], uuid_hash="a"), replace(MEASURED[3], uuid_hash="b")
     with pytest.raises(IncomparableError, match="two cards, both H200"):
-        roofs_of([one, other], L2)
-    assert roofs_of([one, other], L2, anyway=True).roof("bfloat16", "burst")
+        build_roofs([one, other], L2)
+    assert build_roofs([one, other], L2, anyway=True).roof("bfloat16", "burst")
     with pytest.raises(UsageError, match="mamf roofline"):
-        roofs_of([], L2)
+        build_roofs([], L2)
 
 
 def test_roofs_of_some_regimes_alone():
     assert ROOFS.only(["sustained"]).regimes == ["sustained"]
-    with pytest.raises(UsageError, match="no ceiling is of classic: these are of burst, sustained"):
+    with pytest.raises(UsageError, match="no ceiling for classic: the known ceilings are for burst, sustained"):
         ROOFS.only(["classic"])
 
 
@@ -200,7 +202,7 @@ def test_ceilings_are_lines_and_rows_are_marks():
     rising = next(line for line in chart.lines if line.of == MEMORY and not line.is_sustained)
     assert rising.end == pytest.approx((1693 / 4.39, 1693))
     assert [mark.label for mark in chart.marks] == ["1x8192x8192", "64x8192x8192", "512x8192x8192"]
-    assert chart.marks[0].place == pytest.approx((point_of(DECODE[0], ROOFS, "").intensity, 3.7))
+    assert chart.marks[0].place == pytest.approx((make_roof_point(DECODE[0], ROOFS, "").intensity, 3.7))
 
 
 def test_what_does_no_flop_is_told_and_not_drawn():
@@ -256,5 +258,5 @@ def test_tracelens_is_told_what_was_measured_and_nothing_else():
     assert told["max_achievable_tflops"] == {"matrix_bf16": 707.0, "matrix_fp8": 1693.0}
     assert (told["mem_bw_gbps"], told["memory_gb"]) == (4380.0, 140)
     assert told["_regimes"] == {"matrix_bf16": "sustained", "matrix_fp8": "burst", "mem_bw_gbps": "sustained"}
-    alone = tracelens_arch(roofs_of([product(862.0)], None), None)
+    alone = tracelens_arch(build_roofs([product(862.0)], None), None)
     assert "mem_bw_gbps" not in alone and "memory_gb" not in alone

@@ -83,7 +83,7 @@ def test_what_the_dtype_of_c_is_where_none_is_named(run):
     ("given", "told"),
     [
         (["sdpa-flsh"], "unknown kernel 'sdpa-flsh' (did you mean 'sdpa-flash'?)"),
-        (["torch"], "torch is a kernel of bandwidth and of copies and of model: say which by --operation"),
+        (["torch"], "torch is a kernel of bandwidth and of copies and of model: choose one with --operation"),
         (["torch.mm", "--seq-lens", "5"], "--seq-lens is of attention: write a shape of matmul by --shape"),
         ([*ATTENTION[1:]], "one shape is run, not 3: name it, as --shape b1h16q4096k4096d128c"),
         ([*ATTENTION[1:], "--seq-lens", "64", "128"], "one shape is run, not 2"),

@@ -14,7 +14,7 @@ from mamf.logs.plan_records import plan_record
 from mamf.logs.records import measurement_record
 from mamf.logs.run_log import SCHEMA, read_run_log
 from mamf.logs.writer import RunLogWriter
-from mamf.machine.environment import _private_names, command_line, scrub
+from mamf.machine.environment import _find_private_names, command_line, scrub
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
 from mamf.report import bests, summary_record
@@ -188,8 +188,8 @@ def test_a_broken_line_is_named(tmp_path, line, complaint):
 
 
 def test_nothing_private_is_written(monkeypatch, request):
-    request.addfinalizer(_private_names.cache_clear)
-    _private_names.cache_clear()
+    request.addfinalizer(_find_private_names.cache_clear)
+    _find_private_names.cache_clear()
     monkeypatch.setattr("socket.gethostname", lambda: "gpu-box.example.org")
     monkeypatch.setattr("getpass.getuser", lambda: "alice")
     text = (
@@ -205,11 +205,11 @@ def names(monkeypatch, request):
     """Let this host and its user have these names."""
 
     def called(host, user):
-        _private_names.cache_clear()
+        _find_private_names.cache_clear()
         monkeypatch.setattr("socket.gethostname", lambda: host)
         monkeypatch.setattr("getpass.getuser", lambda: user)
 
-    request.addfinalizer(_private_names.cache_clear)
+    request.addfinalizer(_find_private_names.cache_clear)
     return called
 
 

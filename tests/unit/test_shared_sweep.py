@@ -17,7 +17,7 @@ from forked import LONGEST_SECONDS, Child
 from made_plans import sweep_plan
 
 from mamf.ceilings.ceiling import Ceiling
-from mamf.ceilings.share import mamfu, state
+from mamf.ceilings.share import compute_drift, mamfu
 from mamf.cli.interruption import EXIT_CODE
 from mamf.cli.progress import Progress
 from mamf.engine.measure import measure
@@ -654,7 +654,7 @@ def test_a_ceilings_product_is_visited_by_the_device_of_the_row_and_shares_are_o
     shares = {each.kernel: [] for each in own(log)}
     for each in own(log):
         shares[each.kernel].append(mamfu(each, log.all_ceilings))
-        assert abs(state(each, log.all_ceilings)) < 0.005
+        assert abs(compute_drift(each, log.all_ceilings)) < 0.005
     assert len({each.device for each in own(log)}) > 1
     assert all(max(each) / min(each) < 1.01 for each in shares.values())
     assert found(run.folder / "log.jsonl") == {"simulated"}

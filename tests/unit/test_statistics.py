@@ -18,7 +18,7 @@ from mamf.statistics import (
     standard_deviation,
     standard_error,
     summarize,
-    widened,
+    widen,
 )
 
 samples = st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=60)
@@ -95,13 +95,13 @@ def test_an_interval_of_any_coverage_stands_for_a_standard_error():
 
 
 def test_widths_of_a_figure_and_of_what_corrects_it_add_in_quadrature():
-    wide = widened(Interval(99.7, 100.3, 0.95), 100.0, 0.004)
+    wide = widen(Interval(99.7, 100.3, 0.95), 100.0, 0.004)
     assert (wide.low, wide.high) == pytest.approx((99.5, 100.5), abs=0.003)
-    assert widened(Interval(50.0, 400.0, 0.9), 100.0, 0.0) == Interval(50.0, 400.0, 0.9)
-    wide = widened(Interval(20.0, 500.0, 0.9), 100.0, 5.0)
+    assert widen(Interval(50.0, 400.0, 0.9), 100.0, 0.0) == Interval(50.0, 400.0, 0.9)
+    wide = widen(Interval(20.0, 500.0, 0.9), 100.0, 5.0)
     assert 0 < wide.low < 20.0 < 500.0 < wide.high
-    assert widened(Interval(20.0, 500.0, 0.9), 100.0, 1e27).low > 0, "however wide a log claims it to be"
-    assert widened(Interval(-1.0, 500.0, 0.9), 100.0, 0.1) == Interval(-1.0, 500.0, 0.9), "no interval of a time"
+    assert widen(Interval(20.0, 500.0, 0.9), 100.0, 1e27).low > 0, "however wide a log claims it to be"
+    assert widen(Interval(-1.0, 500.0, 0.9), 100.0, 0.1) == Interval(-1.0, 500.0, 0.9), "no interval of a time"
 
 
 def test_geometric_mean():

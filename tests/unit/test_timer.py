@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mamf.ceilings.ceiling import recomputed
+from mamf.ceilings.ceiling import recompute
 from mamf.cli.session import RunEnd, Session
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule
@@ -65,7 +65,7 @@ def test_a_burst_says_that_it_assumed_the_overhead(monkeypatch):
     backend = Hiccup(physics=dataclasses.replace(Physics(), timer_overhead=CUDA.typical, noise=0.0))
     row = measured(backend)
     assert row.timer_overhead == pytest.approx(CUDA.typical)
-    assert "absurd" in " ".join(row.remarks)
+    assert "implausible" in " ".join(row.remarks)
     assert row.accuracy == pytest.approx(CUDA.accuracy / row.seconds)
 
 
@@ -115,7 +115,7 @@ def test_only_burst_rows_of_a_known_timer_are_recomputed():
 def test_a_ceiling_whose_rounds_are_elsewhere_stays_as_written():
     (path,) = RESULTS.rglob("find-bfloat16-burst-sustained-20261122-101216.jsonl")
     ceiling = read_run_log(path).ceilings["burst"]
-    assert recomputed(ceiling, []) is ceiling
+    assert recompute(ceiling, []) is ceiling
 
 
 def test_the_winner_of_an_early_find_may_be_another_shape():

@@ -5,7 +5,7 @@ import json
 import threading
 from queue import Queue
 
-from mamf.errors import fault
+from mamf.errors import describe_error
 from mamf.node.children import FAILURE, Event
 from mamf.node.pool import DevicePool
 from mamf.node.worker import Worker
@@ -33,7 +33,7 @@ class Device:
         except SystemExit:
             self.end(-9)
         except Exception as error:
-            self.tell({FAILURE: fault(error)})
+            self.tell({FAILURE: describe_error(error)})
             self.end(1)
         self.is_idle.set()
 

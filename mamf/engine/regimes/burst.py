@@ -6,7 +6,7 @@ import statistics as stdlib_statistics
 from typing import ClassVar
 
 from mamf.backend import Backend, Reading
-from mamf.calibration import calibrated
+from mamf.calibration import find_calibration
 from mamf.engine.regimes.base import Launch, Regime, Samples, StoppingRule
 from mamf.engine.regimes.checking import Checked, refuse_skipped_work, skipped_work
 from mamf.machine.garbage import no_garbage_collection
@@ -45,7 +45,7 @@ class Burst(Regime):
         self._host_seconds = 100e-6
 
     def repeatability_of(self, operation: str) -> Repeatability:
-        return self.backend.burst_traits.repeatability or calibrated(self.backend.name, self.name, operation)
+        return self.backend.burst_traits.repeatability or find_calibration(self.backend.name, self.name, operation)
 
     def outlasted_by(self, seconds: float) -> str | None:
         longest = self.backend.burst_traits.train_seconds

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar, NamedTuple
 
 from mamf.backend import Backend, Reading
-from mamf.calibration import ANEW, calibrated
+from mamf.calibration import ANEW, find_calibration
 from mamf.engine.regimes.base import Launch, Regime, Samples, StoppingRule
 from mamf.engine.regimes.checking import Checked
 from mamf.machine.garbage import no_garbage_collection
@@ -73,7 +73,7 @@ class Sustained(Regime):
     def repeatability_of(self, operation: str) -> Repeatability:
         traits = self.backend.sustained_traits
         known = traits.anew_repeatability if self.anew else traits.repeatability
-        return known or calibrated(self.backend.name, ANEW if self.anew else self.name, operation)
+        return known or find_calibration(self.backend.name, ANEW if self.anew else self.name, operation)
 
     @classmethod
     def shortest_anew(cls, backend: Backend) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from mamf.ceilings.ceiling import Candidate, figures, median_rate
+from mamf.ceilings.ceiling import Candidate, group_rounds, median_rate
 from mamf.measurement import Measurement
 from mamf.operations.matmul.shapes import MatmulShape
 
@@ -52,7 +52,7 @@ def frugal_and_fast(visits: Sequence[Measurement], count: int) -> list[Candidate
 
 def not_beaten(rows: Sequence[Measurement], left: Sequence[Candidate], hopeless: float) -> list[Candidate]:
     """The candidates whose median is within ``hopeless`` of the best one's."""
-    found = {candidate: rounds for candidate, rounds in figures(rows).items() if candidate in left}
+    found = {candidate: rounds for candidate, rounds in group_rounds(rows).items() if candidate in left}
     if not found:
         return []
     middle = {candidate: median_rate(rounds.values()) for candidate, rounds in found.items()}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from mamf.backend import Backend
-from mamf.ceilings.ceiling import Ceiling, confirmed_of
+from mamf.ceilings.ceiling import Ceiling, confirm_ceilings
 from mamf.ceilings.search_plan import SearchPlan
 from mamf.engine.runner import Runner
 from mamf.engine.search.strategy import FindStrategy
@@ -49,7 +49,7 @@ class Find:
         """What rows of this plan confirm, by regime: of those that were kept when the run was broken off, say."""
         info, problem, default = self.backend.info, self.plan.problem, self.kernels[0].name
         sought = [(problem, regime, default) for regime in self.plan.regimes]
-        found = confirmed_of(rows, sought, info.name, info.uuid_hash)
+        found = confirm_ceilings(rows, sought, info.name, info.uuid_hash)
         return {regime: ceiling for (_, regime), ceiling in found.items()}
 
     @property

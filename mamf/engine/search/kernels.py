@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from mamf.ceilings.ceiling import Candidate, Ceiling, confirmed_of
+from mamf.ceilings.ceiling import Candidate, Ceiling, confirm_ceilings
 from mamf.engine.regimes import Regime, StoppingRule, Sustained
 from mamf.engine.runner import Runner, Steps
 from mamf.engine.search.rounds import Confirmation, Rounds
@@ -45,7 +45,7 @@ class KernelsFind(KernelsSweep):
         """What rows of this plan confirm: of those that were kept when the run was broken off, say."""
         info, default = self.backend.info, self.kernels[0].name
         sought = [(problem, regime, default) for problem in self.plan.problems for regime in self.plan.regimes]
-        return confirmed_of(rows, sought, info.name, info.uuid_hash)
+        return confirm_ceilings(rows, sought, info.name, info.uuid_hash)
 
     def results(self) -> Iterator[Measurement]:
         """Measure every step that is not held, then choose and confirm."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mamf.backend import DeviceInfo
 from mamf.ceilings.contributed import contributed_ceilings
-from mamf.ceilings.known import named_dtype
+from mamf.ceilings.known import label_dtype
 from mamf.errors import MamfError
 from mamf.logs.found import found
 from mamf.operations.matmul.kernel import MatmulProblem
@@ -14,7 +14,7 @@ from mamf.regime_names import CEILINGS
 
 def priors(info: DeviceInfo, problem: MatmulProblem) -> list[MatmulShape]:
     """Of a find on this very device, then of contributed ones of its kind; both ceilings' shapes, each once."""
-    dtype = named_dtype(problem)
+    dtype = label_dtype(problem)
     shapes = [shape for regime in CEILINGS for shape in _found_here(info, dtype, regime)]
     kind = (info.name, info.compute_units, dtype)
     for ceiling in contributed_ceilings():

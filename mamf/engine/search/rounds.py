@@ -13,10 +13,10 @@ from mamf.ceilings.ceiling import (
     CONFIRM,
     FEWEST_ROUNDS,
     Candidate,
-    figures,
+    group_rounds,
     median_rate,
-    ranked,
-    typical,
+    rank_candidates,
+    summarize_conditions,
 )
 from mamf.engine.regimes import Regime, StoppingRule, Sustained
 from mamf.engine.runner import Runner, Step
@@ -90,7 +90,7 @@ class Confirmation:
             self.run.on_phase(f"{regime.name}: choosing")
             left = yield from self._round_after_round(choosing, candidates)
             if choosing.rows:  # the best of them first: a slow device confirms what it can
-                best_first = [candidate for candidate in ranked(choosing.rows) if candidate in left]
+                best_first = [candidate for candidate in rank_candidates(choosing.rows) if candidate in left]
         self.run.on_phase(f"{regime.name}: confirming")
         if regime.name != Sustained.name:
             confirming = _Phase(regime, CONFIRM, most.confirm, confirmed_by)
@@ -98,7 +98,7 @@ class Confirmation:
             return choosing.rows + confirming.rows
         rows = choosing.rows
         chosen = [row for row in rows if best_first and (row.shape, row.kernel) == best_first[0]]
-        conditions = typical(chosen) if chosen else Conditions()
+        conditions = summarize_conditions(chosen) if chosen else Conditions()
         # Visits of seconds are dear: the next candidate has them only where the one before it failed.
         for candidate in best_first:
             visits = yield from self._visits(regime, conditions, candidate, most.confirm, confirmed_by)
@@ -210,6 +210,6 @@ class Confirmation:
     ) -> list[Candidate]:
         """The best so far, as many as the budget still lets have so many rounds: a slow device confirms few."""
         count = (self.deadline - self.run.now()) / max(seconds_each, 1e-9) / rounds
-        found = figures(rows)
+        found = group_rounds(rows)
         best_first = sorted(left, key=lambda each: median_rate(found[each].values()), reverse=True)
         return best_first[: max(1, int(min(count, len(left))))]

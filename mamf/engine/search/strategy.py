@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from mamf.ceilings.ceiling import CHOOSE, FEWEST_ROUNDS, Candidate, ranked
+from mamf.ceilings.ceiling import CHOOSE, FEWEST_ROUNDS, Candidate, rank_candidates
 from mamf.ceilings.search_plan import SearchPlan
 from mamf.engine.regimes import Burst, Regime, StoppingRule, Sustained
 from mamf.engine.runner import Runner, Step, Steps
@@ -190,7 +190,7 @@ class FindStrategy:
     def _sustained(self, burst: Sequence[Measurement]) -> Steps:
         regime, rounds = Sustained(self.backend, self.visit_seconds), self.pace.sustained_rounds
         # By burst's rounds: the fastest of all single rows is the luckiest where they scatter.
-        chosen = ranked(row for row in burst if row.phase == CHOOSE)
+        chosen = rank_candidates(row for row in burst if row.phase == CHOOSE)
         finalists = (chosen or best_of_their_kind(burst))[: self.sustained_finalists]
         if self.pace.visits:
             finalists = yield from self._finalists(regime, burst)

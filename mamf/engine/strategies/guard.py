@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mamf.ceilings.ceiling import CONFIRM, typical
+from mamf.ceilings.ceiling import CONFIRM, summarize_conditions
 from mamf.engine.regimes import Regime
 from mamf.engine.runner import Runner, Step, Steps
 from mamf.engine.strategies.kernels import KernelsSweep
@@ -44,7 +44,7 @@ class GuardSweep(KernelsSweep):
             regime = run.started(self._regime(name))
             steps = [step for step in self.plan.steps() if step[0] == name]
             yield from self._visited(regime, [step for step in steps if step not in self.held], "", 1)
-            confirming = regime.confirming(typical(self._measured(name)), math.inf)
+            confirming = regime.confirming(summarize_conditions(self._measured(name)), math.inf)
             for number in range(1, self.plan.options.rounds + 1):
                 doubtful = [step for step in steps if self._is_in_doubt(step)]
                 if not doubtful:

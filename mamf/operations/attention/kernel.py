@@ -11,10 +11,10 @@ from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 
 
 class AttentionKernel(Kernel[AttentionProblem, AttentionShape]):
-    """One implementation: ``dtypes`` it takes, ``directions`` it has."""
+    """One implementation. ``dtypes`` and ``directions``: those that it supports."""
 
     operation = "attention"
-    tells_memory = True
+    reports_memory = True
     dtypes: ClassVar[tuple[str, ...]] = ("bfloat16", "float16")
     directions: ClassVar[tuple[str, ...]] = ("fwd", "bwd", "fwd+bwd")
 
@@ -24,4 +24,4 @@ class AttentionKernel(Kernel[AttentionProblem, AttentionShape]):
     def unsupported(self, backend: Backend, problem: AttentionProblem) -> str | None:
         if problem.direction not in self.directions:
             return f"{self.name} has no {problem.direction}; it has {', '.join(self.directions)}"
-        return self._lacks_dtype(problem)
+        return self._unsupported_dtype(problem)

@@ -1,4 +1,4 @@
-"""Attention as an operation."""
+"""The operation ``attention``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
         return [AttentionShape(_TOKENS // length, 16, 16, length, length, 128, 128) for length in _LENGTHS]
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
-        """Memory and traffic; how sparse attention was computed, and how far it is from dense attention."""
+        """Memory and traffic; the sparsity of the computed attention, and its distance from dense attention."""
         details, traffic = row.details, row.problem.traffic(row.shape)
         dense = 1 - float(details.get("sparsity", 0.0))
         names = {"sparsity": "sparsity", "cosine": "cosine_similarity", "relative L1": "relative_l1"}
@@ -69,6 +69,6 @@ def attention_kernel(name: str) -> AttentionKernel:
 
 
 def saved_mib(row: Measurement) -> float | None:
-    """MiB that the forward pass left for a backward pass alone; None if the device cannot say."""
+    """MiB that the forward pass saves for a backward pass measured alone; None if the device does not report it."""
     held = row.details.get("held_bytes")
     return None if held is None or row.problem.direction != "bwd" else float(held) / 2**20

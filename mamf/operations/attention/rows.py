@@ -1,4 +1,4 @@
-"""Rows of attention among those of a run."""
+"""Selects the attention rows of a run."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from mamf.operations.attention.shapes import AttentionShape
 
 
 def is_attention(row: Measurement) -> bool:
-    """Whether a row is of attention, and neither of a product measured for its ceiling nor a visit of a reference."""
+    """Whether a row measures attention, and neither a product for its ceiling nor a reference."""
     return isinstance(row.shape, AttentionShape) and not row.is_reference

@@ -1,8 +1,8 @@
 """Attention problems: shapes, directions and their exact FLOP and byte counts. Pure.
 
-FLOP conventions: forward 2 per multiply-add of Q K^T and of P V, so 4*b*h*sq*sk*d where nothing is masked and d = dv;
-causal masks and windows are counted exactly, element by element. Backward counts 2.5 times the forward (five products
-where the forward has two, the recomputed scores among them), or twice it by the convention of model FLOP.
+FLOP conventions: the forward pass counts 2 per multiply-add of Q K^T and of P V, which is 4*b*h*sq*sk*d without a mask
+and with d = dv; causal masks and windows are counted exactly, element by element. The backward pass counts 2.5 times
+the forward (five products instead of two, including the recomputed scores), or 2 times by the convention of model FLOP.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import ClassVar, Literal, get_args
 from mamf.dtypes import DTYPES
 from mamf.errors import UsageError
 from mamf.kernel import DATA, Buffer, aligned
-from mamf.limits import LARGEST_SEED, number_of, require_known, require_share, whole_number
+from mamf.limits import LARGEST_SEED, parse_digits, require_known, require_share, whole_number
 from mamf.work import Work
 
 Direction = Literal["fwd", "bwd", "fwd+bwd"]
 DIRECTIONS: tuple[str, ...] = get_args(Direction)
-#: Backward FLOP as a multiple of the forward's.
+#: The FLOP of the backward pass as a multiple of the forward pass's.
 BACKWARD_COUNTS: Mapping[str, float] = {"hardware": 2.5, "model": 2.0}
 _PATTERN = re.compile(r"b(\d+)h(\d+)(?:kv(\d+))?q(\d+)k(\d+)d(\d+)(?:v(\d+))?(c?)(?:w(\d+))?", re.ASCII)
 
@@ -65,13 +65,13 @@ class AttentionShape:
 
     @classmethod
     def parse(cls, text: str) -> AttentionShape:
-        """Raises UsageError for anything but what ``str`` gives."""
+        """Read the text that ``str`` writes. Raises UsageError for any other text."""
         match = _PATTERN.fullmatch(text.strip())
         if match is None:
             raise UsageError(f"{text!r} is not an attention shape; for example b1h16q4096k4096d128c")
         batch, heads, kv, q, k, d, v, causal, window = match.groups()
-        sizes = dict(zip(_SIZES, map(number_of, (batch, heads, kv or heads, q, k, d, v or d)), strict=True))
-        return cls(**sizes, causal=bool(causal), window=number_of(window) if window else None)
+        sizes = dict(zip(_SIZES, map(parse_digits, (batch, heads, kv or heads, q, k, d, v or d)), strict=True))
+        return cls(**sizes, causal=bool(causal), window=parse_digits(window) if window else None)
 
     @property
     def pairs(self) -> int:
@@ -113,9 +113,9 @@ def _clamped_sum(start: int, count: int, high: int) -> int:
 
 @dataclass(frozen=True)
 class AttentionProblem:
-    """Everything about an attention but its shape.
+    """All parameters of an attention except its shape.
 
-    ``backward_count``: ``hardware`` (2.5 times the forward's FLOP) or ``model`` (2 times). ``sparsity``: share of
+    ``backward_count``: ``hardware`` (2.5 times the forward's FLOP) or ``model`` (2 times). ``sparsity``: the share of
     key blocks that the inputs make irrelevant, for kernels that skip them; 0 is dense.
     """
 
@@ -158,7 +158,7 @@ class AttentionProblem:
         return shape.flop * {"fwd": 1.0, "bwd": backward, "fwd+bwd": 1.0 + backward}[self.direction]
 
     def traffic(self, shape: AttentionShape) -> int:
-        """Bytes that must be moved at least: each operand read and each result written once."""
+        """The fewest bytes that must be moved: each operand is read and each result is written once."""
         elements, itemsize = shape.elements, DTYPES[self.dtype].itemsize
         forward = sum(elements.values())
         # Reads q, k, v, o and do, writes dq, dk and dv.
@@ -166,22 +166,22 @@ class AttentionProblem:
         return itemsize * {"fwd": forward, "bwd": backward, "fwd+bwd": forward + backward}[self.direction]
 
     def buffers(self, shape: AttentionShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
-        """The device buffers that operands need: ``sets`` each of q, k, v and, for a backward pass, the gradient of
-        the output.
+        """The device buffers of the operands: ``sets`` each of q, k, v and, for a backward pass, the gradient of the
+        output.
         """
         names = ("q", "k", "v", "o") if self.has_backward else ("q", "k", "v")
         buffers = {name: Buffer(aligned(shape.elements[name]) * sets, self.dtype) for name in names}
         return {("do" if name == "o" else name): buffer for name, buffer in buffers.items()}
 
     def nbytes(self, shape: AttentionShape, sets: int = 1, rewrite: bool = False) -> int:
-        """Bytes of all operands and results together."""
+        """Bytes of all operands and results."""
         return sum(buffer.nbytes for buffer in self.buffers(shape, sets).values()) + self.traffic(shape)
 
 
 @dataclass(frozen=True)
 class Preset:
-    """``heads`` None: as many as make ``hidden`` wide; ``batch`` None: as many sequences as make the tokens.
-    ``directions``, ``kernels``: those that it is about; none: the usual ones.
+    """A named set of shapes. ``heads`` None: as many heads as give the width ``hidden``; ``batch`` None: as many
+    sequences as give the number of tokens. ``directions``, ``kernels``: those to measure; if empty, the usual ones.
     """
 
     head_dims: tuple[int, ...]

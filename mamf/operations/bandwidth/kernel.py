@@ -10,7 +10,7 @@ from mamf.operations.bandwidth.shapes import PATTERNS, BandwidthProblem, Bandwid
 
 
 class BandwidthKernel(Kernel[BandwidthProblem, BandwidthShape]):
-    """One implementation: ``dtypes`` it takes, ``patterns`` it has."""
+    """One implementation. ``dtypes`` and ``patterns``: those that it supports."""
 
     operation = "bandwidth"
     dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16")
@@ -19,7 +19,7 @@ class BandwidthKernel(Kernel[BandwidthProblem, BandwidthShape]):
     def unsupported(self, backend: Backend, problem: BandwidthProblem) -> str | None:
         if problem.pattern not in self.patterns:
             return f"{self.name} has no {problem.pattern}; it has {', '.join(self.patterns)}"
-        return self._lacks_dtype(problem) or backend.unsupported_dtype(problem.dtype)
+        return self._unsupported_dtype(problem) or backend.unsupported_dtype(problem.dtype)
 
     def unsupported_shape(self, problem: BandwidthProblem, shape: BandwidthShape) -> str | None:
         return problem.unsupported_shape(shape)

@@ -1,4 +1,4 @@
-"""Memory bandwidth as an operation."""
+"""The operation ``bandwidth``: memory bandwidth."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from mamf.operations.bandwidth.kernel import BandwidthKernel
 from mamf.operations.bandwidth.shapes import MOST_ARRAYS, UNTOLD_CACHE_BYTES, BandwidthProblem, BandwidthShape
 from mamf.peaks import find_bandwidth
 
-# Memory runs at its own clock, which no board raises above its datasheet unasked.
+# Memory has its own clock, which no board raises above its datasheet by default.
 _HEADROOM = 1.02
-# Arrays together that are this many caches leave at least half of their bytes to the memory.
+# If all arrays together are this many times the cache, memory serves at least half of their bytes.
 _CACHES = 2
-# Where the device does not tell.
+# If the device does not report it.
 _MEMORY_BYTES = 8 * 1024 * MIB
 
 
@@ -38,16 +38,16 @@ class Bandwidth(Operation[BandwidthProblem, BandwidthShape]):
         return [BandwidthShape(size) for size in sizes]
 
     def problem_for(self, backend: Backend, asked: Mapping[str, Any]) -> BandwidthProblem:
-        """In float32 where nothing else is asked for: bytes are bytes, and every device has it."""
+        """As in Operation; the dtype defaults to float32, which every device supports."""
         return super().problem_for(backend, {**asked, "dtype": asked.get("dtype") or "float32"})
 
     def fastest_possible(
         self, info: DeviceInfo, problem: BandwidthProblem, shape: BandwidthShape | None = None
     ) -> float | None:
-        """Bytes a second of the datasheet's, where a launch must go to memory for most of its bytes; else None.
+        """The datasheet's bytes per second if memory must serve most bytes of a launch, else None.
 
-        What the cache holds of a launch's last writes when it ends, or of its operands when it begins, need not be
-        moved within it.
+        Operands that the cache holds when a launch begins, and writes that it holds when the launch ends, need not be
+        moved within the launch.
         """
         peak = find_bandwidth(info.name, info.compute_units, is_verified_only=True)
         if peak is None or shape is None or problem.warm > 1 or not info.cache_bytes:
@@ -58,15 +58,15 @@ class Bandwidth(Operation[BandwidthProblem, BandwidthShape]):
         return _HEADROOM * peak * nbytes / (nbytes - info.cache_bytes)
 
     def peak(self, info: DeviceInfo, problem: BandwidthProblem) -> float | None:
-        """The datasheet's bytes a second, read and written together."""
+        """The datasheet's bytes per second, reads plus writes."""
         return find_bandwidth(info.name, info.compute_units)
 
     def may_be_ceiling(self, info: DeviceInfo, problem: BandwidthProblem, shape: BandwidthShape) -> bool:
-        """Of one pass only where the memory answers for it; of many, which show a cache, wherever it is fastest."""
+        """For one pass, only if memory serves it; for several passes, which measure a cache, any shape."""
         return problem.warm > 1 or problem.is_of_memory(shape, info.cache_bytes)
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
-        """Passes if there are several; the share of the datasheet's bandwidth."""
+        """The number of passes if there are several, and the share of the datasheet's bandwidth."""
         columns: dict[str, object] = {"passes": row.problem.warm} if row.problem.warm > 1 else {}
         peak = None if info is None else self.peak(info, row.problem)
         if peak and row.ok:
@@ -74,10 +74,10 @@ class Bandwidth(Operation[BandwidthProblem, BandwidthShape]):
         return columns
 
     def axis(self, shape: BandwidthShape) -> float:
-        """Bytes of an array."""
+        """Bytes of each array."""
         return float(shape.nbytes)
 
 
 def power_of_two(limit: int) -> int:
-    """The largest that is at most ``limit``, and at least 1 KiB."""
+    """The largest power of two up to ``limit``, and at least 1 KiB."""
     return 1 << max(limit.bit_length() - 1, 10)

@@ -1,13 +1,13 @@
 """Bandwidth problems: array sizes, patterns and their exact byte counts. Pure.
 
-Bytes are counted by STREAM's convention, those read plus those written, each array once a pass; what a cache fetches
-before it may write a line (write allocate) is not counted. So, of the same arrays on the same device:
+Bytes are counted by STREAM's convention: reads plus writes, each array once per pass. Cache lines that are fetched
+before a write (write allocate) are not counted. So, for the same arrays on the same device:
 
 - ``copy`` (a = b) is STREAM's and BabelStream's Copy, and twice the figure of nvbandwidth's ``device_local_copy``,
   which counts the size of the copy once (memcpy.cpp; 1519 GB/s there on an H100 is 3.04 TB/s here).
 - ``triad`` (a = b + s*c) is STREAM's and BabelStream's Triad: two arrays read, one written.
-- ``read`` (the sum of b) has no equal in either. BabelStream's Dot reads too and writes nothing, but two arrays.
-- ``write`` (a = s) has none either: fills are in neither (BabelStream times its Init apart).
+- ``read`` (the sum of b) has no counterpart in either: BabelStream's Dot also only reads, but two arrays.
+- ``write`` (a = s) has no counterpart in either (BabelStream times its Init separately).
 
 Units: an array's size is written in powers of two (MiB), rates are in powers of ten (TB/s).
 """
@@ -22,24 +22,24 @@ from typing import ClassVar, Literal, get_args
 from mamf.dtypes import DTYPES
 from mamf.errors import UsageError
 from mamf.kernel import DATA, Buffer, aligned
-from mamf.limits import LARGEST_SEED, number_of, require_known, whole_number
+from mamf.limits import LARGEST_SEED, parse_digits, require_known, whole_number
 from mamf.work import Work
 
 Pattern = Literal["copy", "read", "write", "triad"]
 PATTERNS: tuple[str, ...] = get_args(Pattern)
-#: The arrays that a pattern reads and the one that it writes, by STREAM's names.
+#: The arrays that a pattern reads and writes, by STREAM's names.
 READS: Mapping[str, tuple[str, ...]] = {"copy": ("b",), "read": ("b",), "write": (), "triad": ("b", "c")}
 WRITES: Mapping[str, tuple[str, ...]] = {"copy": ("a",), "read": (), "write": ("a",), "triad": ("a",)}
 _FORMULAS = {"copy": "a = b", "read": "sum of b", "write": "a = s", "triad": "a = b + s*c"}
-#: Arrays of the pattern that has most.
+#: The most arrays of any pattern.
 MOST_ARRAYS = 3
-#: A launch over so many bytes leaves next to nothing in the largest cache there is (1.1 GB: an EPYC 9684X's) for the
-#: next one to find, so more operand sets would take memory and bring nothing.
+#: After a launch over this many bytes even the largest cache (1.1 GB on an EPYC 9684X) holds almost nothing that the
+#: next launch can use, so more operand sets would only take memory.
 _ALONE_BYTES = 4 * 2**30
-#: The last-level cache of a device that does not tell.
+#: The assumed last-level cache of a device that does not report it.
 UNTOLD_CACHE_BYTES = 32 * 2**20
-#: What a cache holds of a pass when it begins or ends need not be moved within it: of one that moves so many caches a
-#: sixteenth at most, and 1 % measured (an H200, 1 GiB written).
+#: Bytes that the cache holds when a pass begins or ends need not be moved within the pass. For a pass over this many
+#: cache sizes that is at most a sixteenth, and 1 % was measured (an H200, 1 GiB written).
 CACHES_OF_MEMORY = 16
 _UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 _PATTERN = re.compile(r"(\d+)(GiB|MiB|KiB)?", re.ASCII)
@@ -49,7 +49,7 @@ _PATTERN = re.compile(r"(\d+)(GiB|MiB|KiB)?", re.ASCII)
 class BandwidthShape:
     """``nbytes``: the size of each array; a copy of 1 GiB has two of them and moves 2 GiB.
 
-    Printed in the largest unit that it is a whole number of: ``256MiB``, ``1GiB``, ``1000`` (bytes).
+    Printed in the largest unit that divides it: ``256MiB``, ``1GiB``, ``1000`` (bytes).
     """
 
     nbytes: int
@@ -70,15 +70,15 @@ class BandwidthShape:
         if match is None:
             raise UsageError(f"{text!r} is not the size of an array; write KiB, MiB, GiB or bytes, for example 256MiB")
         count, unit = match.groups()
-        return cls(number_of(count) * _UNITS.get(unit, 1))
+        return cls(parse_digits(count) * _UNITS.get(unit, 1))
 
 
 @dataclass(frozen=True)
 class BandwidthProblem:
-    """Everything about a pass over arrays but their size.
+    """All parameters of a pass over arrays except their size.
 
-    ``warm``: passes over the same arrays within one launch, all of them counted. With more than one the caches become
-    visible: arrays that fit in one are moved from memory in the first pass alone.
+    ``warm``: the number of passes over the same arrays within one launch, all of them counted. Several passes measure
+    the caches: arrays that fit in a cache come from memory in the first pass only.
     """
 
     operation: ClassVar[str] = "bandwidth"
@@ -112,12 +112,12 @@ class BandwidthProblem:
         return shape.nbytes // DTYPES[self.dtype].itemsize
 
     def is_of_memory(self, shape: BandwidthShape, cache_bytes: int | None) -> bool:
-        """Whether the memory answers for passes over such arrays, and no cache. ``cache_bytes``: of the last level."""
+        """Whether memory and not a cache serves passes over such arrays. ``cache_bytes``: the last-level cache."""
         a_pass = len(self.arrays) * shape.nbytes
         return a_pass >= CACHES_OF_MEMORY * (cache_bytes or UNTOLD_CACHE_BYTES)
 
     def unsupported_shape(self, shape: BandwidthShape) -> str | None:
-        """Why arrays of this size cannot be, or None."""
+        """Why arrays of this size are invalid, or None."""
         if shape.nbytes % DTYPES[self.dtype].itemsize:
             return f"{shape.nbytes} bytes are no whole number of {self.dtype}"
         return None
@@ -129,19 +129,19 @@ class BandwidthProblem:
         return Work(self.flop(shape), self.warm * (read + written) * shape.nbytes, convention, "TB/s")
 
     def flop(self, shape: BandwidthShape) -> float:
-        """FLOP of one launch: an add per element of a sum, and a multiply too in a triad."""
+        """FLOP of one launch: one add per element for a sum, one add and one multiply for a triad."""
         per_element = {"copy": 0, "read": 1, "write": 0, "triad": 2}[self.pattern]
         return float(self.warm * per_element * self.elements(shape))
 
     def sets(self, shape: BandwidthShape, asked: int) -> int:
-        """Operand sets to rotate where ``asked`` would be: one where it fills every cache many times over."""
+        """The number of operand sets: ``asked``, or one if a set is many times larger than any cache."""
         return 1 if len(self.arrays) * shape.nbytes >= _ALONE_BYTES else asked
 
     def buffers(self, shape: BandwidthShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
-        """The device buffers that the arrays need: ``sets`` of each."""
+        """The device buffers of the arrays: ``sets`` of each."""
         elements = aligned(self.elements(shape)) * self.sets(shape, sets)
         return {name: Buffer(elements, self.dtype, name in READS[self.pattern]) for name in self.arrays}
 
     def nbytes(self, shape: BandwidthShape, sets: int = 1, rewrite: bool = False) -> int:
-        """Bytes of all arrays together."""
+        """Bytes of all arrays."""
         return sum(buffer.nbytes for buffer in self.buffers(shape, sets, rewrite).values())

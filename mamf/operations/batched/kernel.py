@@ -7,6 +7,6 @@ from mamf.operations.batched.shapes import BatchedProblem, BatchedShape
 
 
 class BatchedKernel(Kernel[BatchedProblem, BatchedShape]):
-    """One implementation of a batch of products."""
+    """One implementation of batched products."""
 
     operation = "batched"

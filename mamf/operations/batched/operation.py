@@ -1,4 +1,4 @@
-"""Batches of products as an operation."""
+"""The operation ``batched``: batches of products."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Batched(ProductOperation[BatchedProblem, BatchedShape]):
     axis_label = "FLOP"
 
     def default_shapes(self, backend: Backend) -> Sequence[BatchedShape]:
-        """Scores of attention's heads, short and long, and square products."""
+        """The scores of attention heads, short and long, and square products."""
         return [
             BatchedShape(64, 1024, 1024, 128),
             BatchedShape(16, 4096, 4096, 128),

@@ -1,1 +1,1 @@
-"""Collectives: how fast ranks exchange data, by nccl-tests' conventions."""
+"""Collectives: the bandwidth of data exchange between ranks, by the conventions of nccl-tests."""

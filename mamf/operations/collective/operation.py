@@ -1,4 +1,4 @@
-"""Collectives as an operation."""
+"""The operation ``collective``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mamf.operations.collective.kernel import CollectiveKernel
 from mamf.operations.collective.shapes import CollectiveProblem, CollectiveShape
 
 _SIZES = tuple(CollectiveShape(size * MIB) for size in (1, 16, 128, 1024, 4096))
-# Both buffers of the largest: a device has other things to hold too.
+# The most memory for both buffers of the largest size: the device needs memory for other things too.
 _SHARE_OF_MEMORY = 0.25
 
 
@@ -27,7 +27,7 @@ class CollectiveOperation(Operation[CollectiveProblem, CollectiveShape]):
     is_of_links = True
 
     def default_shapes(self, backend: Backend) -> Sequence[CollectiveShape]:
-        """1 MiB to 4 GiB, as far as the memory goes; between CPUs to 16 MiB."""
+        """1 MiB to 4 GiB, limited by memory; for CPUs up to 16 MiB."""
         if not backend.is_accelerator:
             return _SIZES[:2]
         free = backend.free_memory()
@@ -35,7 +35,7 @@ class CollectiveOperation(Operation[CollectiveProblem, CollectiveShape]):
         return [size for size in _SIZES if most is None or size == _SIZES[0] or size.nbytes <= most]
 
     def problem_for(self, backend: Backend, asked: Mapping[str, Any]) -> CollectiveProblem:
-        """Of the ranks that this process is one of, where nothing else is asked for."""
+        """As in Operation; ``ranks`` defaults to the size of this process's group."""
         ranks = asked.get("ranks") or max(2, int(os.environ.get("WORLD_SIZE") or 0))
         return super().problem_for(backend, {**asked, "ranks": ranks})
 
@@ -44,5 +44,5 @@ class CollectiveOperation(Operation[CollectiveProblem, CollectiveShape]):
         return {"size / time": row.shape.nbytes / row.seconds / TERA if row.ok else None}
 
     def axis(self, shape: CollectiveShape) -> float:
-        """Bytes of the larger buffer of a rank."""
+        """Bytes of a rank's larger buffer."""
         return float(shape.nbytes)

@@ -1,12 +1,12 @@
-"""Collectives, their sizes and what they move. Pure.
+"""Collectives: sizes and exact byte counts. Pure.
 
-By the conventions of nccl-tests (doc/PERFORMANCE.md there): the size S is that of the larger buffer of a rank, what it
-sends or what it receives; algorithm bandwidth is S / time; bus bandwidth is that times a factor, so that it can be held
-to the speed of the links whatever the number of ranks n:
+The conventions are those of nccl-tests (its doc/PERFORMANCE.md): the size S is that of a rank's larger buffer (send or
+receive); algorithm bandwidth is S / time; bus bandwidth is that times a factor, so it is comparable with the speed of
+the links for any number of ranks n:
 
-- ``all_reduce``: S sent and received by each, factor 2(n-1)/n.
-- ``all_gather``: S received, S/n sent; ``reduce_scatter``: S sent, S/n received; ``all_to_all``: S sent and received;
-  of all three the factor is (n-1)/n.
+- ``all_reduce``: each rank sends and receives S; the factor is 2(n-1)/n.
+- ``all_gather``: receives S, sends S/n; ``reduce_scatter``: sends S, receives S/n; ``all_to_all``: sends and receives
+  S. The factor of all three is (n-1)/n.
 
 The rate is the bus bandwidth. Sizes are written in powers of two (MiB), rates are in powers of ten (TB/s).
 """
@@ -27,12 +27,12 @@ COLLECTIVES: tuple[str, ...] = get_args(Collective)
 
 
 class CollectiveShape(BandwidthShape):
-    """``nbytes``: the larger buffer of a rank, what it sends or what it receives."""
+    """``nbytes``: the size of a rank's larger buffer (send or receive)."""
 
 
 @dataclass(frozen=True)
 class CollectiveProblem:
-    """Everything about a collective but its size; ``ranks``: how many take part."""
+    """All parameters of a collective except its size; ``ranks``: the number of ranks."""
 
     operation: ClassVar[str] = "collective"
 
@@ -56,19 +56,19 @@ class CollectiveProblem:
         return self.dtype
 
     def elements(self, shape: CollectiveShape) -> tuple[int, int]:
-        """Elements that a rank sends, and that it receives: as many as make an equal part for each rank."""
+        """The elements that a rank sends and receives, rounded to equal parts for all ranks."""
         part = shape.nbytes // DTYPES[self.dtype].itemsize // self.ranks
         most = part * self.ranks
         return {"all_gather": (part, most), "reduce_scatter": (most, part)}.get(self.collective, (most, most))
 
     def part(self, shape: CollectiveShape) -> int:
-        """Elements of the parts that both buffers consist of: one of all, or one a rank."""
+        """Elements per part: a buffer has a single part, or one part per rank."""
         return min(self.elements(shape)) // (self.ranks if self.collective == "all_to_all" else 1)
 
     def unsupported_shape(self, shape: CollectiveShape) -> str | None:
-        """Why this size cannot be, or None."""
+        """Why this size is invalid, or None."""
         has_parts = self.part(shape) > 0
-        return None if has_parts else f"{shape.nbytes} bytes are no {self.ranks} parts of at least one {self.dtype}"
+        return None if has_parts else f"{shape.nbytes} bytes do not make {self.ranks} equal parts of {self.dtype}"
 
     def work(self, shape: CollectiveShape) -> Work:
         passes = 2 if self.collective == "all_reduce" else 1
@@ -78,7 +78,7 @@ class CollectiveProblem:
         return Work(0.0, passes * (self.ranks - 1) * size // self.ranks, convention, "TB/s")
 
     def buffers(self, shape: CollectiveShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
-        """What a rank sends and where it receives. One set does: what is sent is read from the memory anyway."""
+        """The send and receive buffers of a rank. One set is enough, because sent data is read from memory anyway."""
         sent, received = self.elements(shape)
         return {"sent": Buffer(sent, self.dtype), "received": Buffer(received, self.dtype, fill=False)}
 

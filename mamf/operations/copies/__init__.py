@@ -1,1 +1,1 @@
-"""Copies from one memory to another: host and device, device and device."""
+"""Copies between memories: host and device, device and device."""

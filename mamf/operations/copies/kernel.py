@@ -1,4 +1,4 @@
-"""The contract of a copy's kernel."""
+"""The contract of a copy kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies between memories as an operation."""
+"""The operation ``copies``: copies between memories."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Copies(Operation[CopyProblem, CopyShape]):
         return [CopyShape(size * MIB) for size in (1, 16, 256)]
 
     def problem_for(self, backend: Backend, asked: Mapping[str, Any]) -> CopyProblem:
-        """Bytes are bytes."""
+        """As in Operation; the dtype is always int8, because copies count bytes."""
         return super().problem_for(backend, {**asked, "dtype": asked.get("dtype") or CopyProblem.dtype})
 
     def axis(self, shape: CopyShape) -> float:

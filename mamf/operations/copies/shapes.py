@@ -1,6 +1,6 @@
-"""Copies between memories: sizes, directions and what they move. Pure.
+"""Copies between memories: sizes, directions and byte counts. Pure.
 
-Bytes are counted once, as nvbandwidth and the links' own figures have it: not as read plus written.
+Bytes are counted once, like in nvbandwidth and in the specifications of links, and not as reads plus writes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PATHS = {"to_device": "pinned host to device", "to_host": "device to pinned hos
 
 
 class CopyShape(BandwidthShape):
-    """``nbytes``: what is copied."""
+    """``nbytes``: the bytes to copy."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class CopyProblem:
         return Work(0.0, shape.nbytes, f"{_PATHS[self.direction]}, bytes counted once", "TB/s")
 
     def buffers(self, shape: CopyShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
-        """What lies on the device itself."""
+        """The buffer on the device."""
         return {"own": Buffer(shape.nbytes, self.dtype)}
 
     def nbytes(self, shape: CopyShape, sets: int = 1, rewrite: bool = False) -> int:

@@ -1,1 +1,1 @@
-"""Products of groups of tokens, each with the weights of its own expert."""
+"""Grouped products: each group of tokens is multiplied with the weights of its expert."""

@@ -1,4 +1,4 @@
-"""The contract of a grouped kernel: one implementation of every expert's product."""
+"""The contract of a grouped kernel: one implementation of the products of all experts."""
 
 from __future__ import annotations
 

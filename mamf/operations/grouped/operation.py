@@ -1,4 +1,4 @@
-"""Grouped products as an operation."""
+"""The operation ``grouped``: grouped products."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Grouped(ProductOperation[GroupedProblem, GroupedShape]):
     axis_label = "FLOP"
 
     def default_shapes(self, backend: Backend) -> Sequence[GroupedShape]:
-        """Few large experts (as Mixtral 8x7B's), more (DeepSeek-V2-Lite's) and many small ones (Qwen3-30B-A3B's)."""
+        """Few large experts (Mixtral 8x7B), more (DeepSeek-V2-Lite) and many small ones (Qwen3-30B-A3B)."""
         return [
             GroupedShape(8, 16384, 14336, 4096),
             GroupedShape(64, 16384, 1408, 2048),
@@ -33,5 +33,5 @@ class Grouped(ProductOperation[GroupedProblem, GroupedShape]):
         return PRESETS
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
-        """Those of all products, and the most tokens that an expert has."""
+        """The columns of all products, and the most tokens of an expert."""
         return {**super().columns(row, info), "most tokens": max(row.problem.tokens_of_experts(row.shape))}

@@ -1,9 +1,9 @@
-"""The experts of known mixtures as grouped products. Pure.
+"""The experts of known mixture-of-experts models as grouped products. Pure.
 
-Sizes are of the models' published configurations: Mixtral 8x7B (arXiv 2401.04088: 8 experts, 2 a token, hidden 4096,
-inside 14336), DeepSeek-V2-Lite (arXiv 2405.04434, appendix B: 64, 6, 2048, 1408), Qwen3-30B-A3B (arXiv 2505.09388: 128,
-8, 2048, 768), DeepSeek-V3 (arXiv 2412.19437: 256, 8, 7168, 2048; of which each of eight devices has 32, and gets
-as many tokens as it sends).
+Sizes come from the models' published configurations: Mixtral 8x7B (arXiv 2401.04088: 8 experts, 2 per token, hidden
+4096, MLP 14336), DeepSeek-V2-Lite (arXiv 2405.04434, appendix B: 64, 6, 2048, 1408), Qwen3-30B-A3B (arXiv 2505.09388:
+128, 8, 2048, 768), DeepSeek-V3 (arXiv 2412.19437: 256, 8, 7168, 2048; each of eight devices has 32 experts and
+receives as many tokens as it sends).
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 from mamf.operations.grouped.shapes import GroupedShape
 
-#: Tokens of a device, each of which goes to several experts.
+#: Tokens per device, each of which goes to several experts.
 _TOKENS = 8192
 _FEW_TOKENS = 64
 
 
 @dataclass(frozen=True)
 class Experts:
-    """``experts`` of a layer on a device, ``active`` of them a token; gate and up are one product."""
+    """``experts`` of a layer on a device, ``active`` of them per token; gate and up are one product."""
 
     name: str
     experts: int
@@ -29,7 +29,7 @@ class Experts:
     inside: int
 
     def shapes(self, tokens: int) -> dict[GroupedShape, str]:
-        """Both products of the experts, by what they are."""
+        """The shapes of both products of the experts, with labels."""
         rows = tokens * self.active
         return {
             GroupedShape(self.experts, rows, 2 * self.inside, self.hidden): f"{self.name} gate+up",

@@ -1,4 +1,4 @@
-"""Grouped products: shapes, how tokens fall to experts, and exact FLOP and byte counts. Pure.
+"""Grouped products: shapes, the distribution of tokens over experts, and exact FLOP and byte counts. Pure.
 
 A mixture of experts multiplies the tokens of each expert, sorted by expert, with the weights of that expert alone.
 """
@@ -20,9 +20,9 @@ ROUTINGS: tuple[str, ...] = get_args(Routing)
 
 @dataclass(frozen=True, order=True)
 class GroupedShape(Sizes):
-    """C[T,N]: rows of A[T,K] that fall to expert e times its weights B[e,K,N]. Written ``e8t16384n14336k4096``.
+    """C[T,N]: the rows of A[T,K] assigned to expert e times its weights B[e,K,N]. Written ``e8t16384n14336k4096``.
 
-    ``tokens``: rows that experts get, all experts together; a token that goes to two experts counts twice.
+    ``tokens``: rows of all experts together; a token that goes to two experts counts twice.
     """
 
     pattern: ClassVar[re.Pattern[str]] = re.compile(r"e(\d+)t(\d+)n(\d+)k(\d+)", re.ASCII)
@@ -38,7 +38,7 @@ class GroupedShape(Sizes):
 
     @property
     def flop(self) -> int:
-        """2*T*N*K, however tokens fall."""
+        """2*T*N*K for any distribution of tokens."""
         return 2 * self.tokens * self.n * self.k
 
     @property
@@ -48,16 +48,16 @@ class GroupedShape(Sizes):
 
     @property
     def rows(self) -> dict[str, int]:
-        """Rows of K elements that ``a`` and ``b`` have."""
+        """The number of rows (of K elements) of ``a`` and ``b``."""
         return {"a": self.tokens, "b": self.experts * self.n}
 
 
 @dataclass(frozen=True)
 class GroupedProblem(ProductProblem):
-    """Everything about grouped products but their shape; most of its fields are those of all products.
+    """All parameters of grouped products except their shape; most fields are those of all products.
 
-    ``routing``: ``balanced`` (as many tokens for each expert, as near as can be) or ``skewed`` (by Zipf's law: the
-    expert of rank r gets a share proportional to 1/r; which expert that is follows from the seed).
+    ``routing``: ``balanced`` (the same number of tokens for each expert, as nearly as possible) or ``skewed`` (Zipf's
+    law: the expert of rank r gets a share proportional to 1/r; the seed decides the ranks).
     """
 
     operation: ClassVar[str] = "grouped"
@@ -70,23 +70,23 @@ class GroupedProblem(ProductProblem):
         require_known(("routing", self.routing, ROUTINGS))
 
     def tokens_of_experts(self, shape: GroupedShape) -> tuple[int, ...]:
-        """Tokens of each expert, ``shape.tokens`` in all."""
+        """The number of tokens of each expert, ``shape.tokens`` in total."""
         ranks = list(range(shape.experts))
         if self.routing == "balanced":
-            return apportioned(shape.tokens, [1.0] * shape.experts)
+            return apportion(shape.tokens, [1.0] * shape.experts)
         random.Random(self.seed).shuffle(ranks)
-        return apportioned(shape.tokens, [1 / (1 + rank) for rank in ranks])
+        return apportion(shape.tokens, [1 / (1 + rank) for rank in ranks])
 
     def work(self, shape: GroupedShape) -> Work:  # type: ignore[override]
-        """Weights of experts without tokens are not read."""
+        """FLOP and bytes of one launch; weights of experts without tokens are not read."""
         busy = sum(tokens > 0 for tokens in self.tokens_of_experts(shape))
         idle = super().operand_bytes(shape, "b") // shape.experts * (shape.experts - busy)
         usual = super().work(shape)
         return replace(usual, nbytes=usual.nbytes - idle)
 
 
-def apportioned(total: int, weights: list[float]) -> tuple[int, ...]:
-    """Whole parts of ``total`` proportional to ``weights``, by the largest remainders."""
+def apportion(total: int, weights: list[float]) -> tuple[int, ...]:
+    """Integer parts of ``total`` proportional to ``weights``, by the largest remainder method."""
     exact = [total * weight / sum(weights) for weight in weights]
     parts = [int(each) for each in exact]
     by_remainder = sorted(range(len(parts)), key=lambda index: parts[index] - exact[index])

@@ -1,4 +1,4 @@
-"""A product but for its shape, and the contract of a matmul kernel: one implementation of C = A @ B."""
+"""The problem of a matrix product, and the contract of a matmul kernel: one implementation of C = A @ B."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from mamf.operations.matmul.shapes import MatmulShape
 from mamf.work import Work
 
 LAYOUTS = ("nt", "nn", "tn", "tt")
-#: What the operands of a scaled format are quantized from.
+#: The dtype of the values that operands of a scaled format are quantized from.
 UNQUANTIZED = "bfloat16"
 
 
 class ProductShape(Protocol):
-    """What a shape of products says of itself."""
+    """The shape of matrix products."""
 
     @property
     def n(self) -> int: ...
@@ -33,12 +33,12 @@ class ProductShape(Protocol):
 
     @property
     def rows(self) -> Mapping[str, int]:
-        """Rows of K elements that ``a`` and ``b`` have, all products together."""
+        """The number of rows (of K elements) of ``a`` and ``b``, for all products together."""
 
 
 @dataclass(frozen=True)
 class ProductProblem:
-    """What the problems of one product, of a batch and of groups have in common; ``layout`` as MatmulProblem says."""
+    """The common fields of single, batched and grouped products; see MatmulProblem for ``layout``."""
 
     operation: ClassVar[str]
     convention: ClassVar[str]
@@ -65,16 +65,15 @@ class ProductProblem:
 
     @property
     def b_dtype(self) -> str:
-        """B's dtype: A's own, but float8_e5m2 is multiplied with float8_e4m3fn, as gradients are; no vendor
-        multiplies two e5m2.
+        """The dtype of B: that of A, except that float8_e5m2 is multiplied with float8_e4m3fn, as for gradients; no
+        vendor multiplies two e5m2 operands.
         """
         return "float8_e4m3fn" if self.dtype == "float8_e5m2" else self.dtype
 
     def buffers(self, shape: ProductShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
-        """The device buffers that products need: ``sets`` each of A, B and C, and one to rewrite C from if asked.
+        """The device buffers of products: ``sets`` each of A, B and C, and with ``rewrite`` one to overwrite C from.
 
-        Of a scaled format, A and B are what is quantized, and ``a_quantized`` and ``b_quantized`` bytes that launches
-        read.
+        For a scaled format, A and B are the values to quantize, and launches read ``a_quantized`` and ``b_quantized``.
         """
         elements, format = shape.elements, DTYPES[self.dtype].format
         needed = {
@@ -96,7 +95,7 @@ class ProductProblem:
         return Work(shape.flop, operands + written, self.convention)
 
     def operand_bytes(self, shape: ProductShape, operand: str) -> int:
-        """Bytes of ``a`` or ``b`` as launches read it, with its scales."""
+        """Bytes of ``a`` or ``b`` that a launch reads, including scales."""
         count, format = shape.elements[operand], DTYPES[self.dtype].format
         if format is None:
             return count * DTYPES[self.dtype].itemsize
@@ -105,7 +104,7 @@ class ProductProblem:
         return count // format.values_per_byte + scaling.count(shape.rows[operand], shape.k) * scale_size
 
     def nbytes(self, shape: ProductShape, sets: int = 1, rewrite: bool = False) -> int:
-        """Bytes of all buffers that launches touch."""
+        """Bytes of all buffers that a launch touches."""
         buffers = self.buffers(shape, sets, rewrite)
         unread = ("a", "b") if DTYPES[self.dtype].format else ()
         return sum(buffer.nbytes for name, buffer in buffers.items() if name not in unread)
@@ -117,11 +116,10 @@ ProductShapeT = TypeVar("ProductShapeT", bound=ProductShape)
 
 @dataclass(frozen=True)
 class MatmulProblem(ProductProblem):
-    """Everything about a product but its shape.
+    """All parameters of a matrix product except its shape.
 
-    ``layout`` names how A and B lie in memory, in BLAS terms for row-major storage: ``n`` as multiplied, ``t``
-    transposed.
-    ``nt`` (B stored N x K) is what a linear layer does, and mamf-finder's.
+    ``layout``: how A and B are stored, in BLAS terms for row-major storage: ``n`` as multiplied, ``t`` transposed.
+    ``nt`` (B stored as N x K) is the layout of a linear layer and of mamf-finder.
     """
 
     operation: ClassVar[str] = "matmul"

@@ -1,4 +1,4 @@
-"""Matrix products as an operation."""
+"""The operation ``matmul``: matrix products."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from mamf.operations.matmul.shapes import MatmulShape
 
 
 class ProductOperation(FlopOperation[ProductProblemT, ProductShapeT]):
-    """What matrix products have in common: of one, of a batch and of groups."""
+    """Base class of single, batched and grouped matrix products."""
 
     def problem_for(self, backend: Backend, asked: Mapping[str, Any]) -> ProductProblemT:
-        """With the dtype of the output that goes with the operands', where none is asked for."""
+        """As in Operation; the output dtype defaults to the one for the operand dtype."""
         operand = backend.resolve_dtype(canonical_name(asked.get("dtype") or backend.default_dtype))
         output = asked.get("out_dtype") or DTYPES[operand].default_output
         if output not in DTYPES:
@@ -26,12 +26,12 @@ class ProductOperation(FlopOperation[ProductProblemT, ProductShapeT]):
         return super().problem_for(backend, {**asked, "dtype": operand, "out_dtype": output})
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
-        """FLOP a byte that a launch moves at least; how far a scaled format is from what it was quantized from."""
+        """FLOP per byte (the least that a launch moves), and the quantization error of a scaled format."""
         error = row.details.get("quantization_error")
         return {"FLOP/byte": row.flop / row.work.nbytes, **({} if error is None else {"quantization error": error})}
 
     def words(self, problem: ProductProblemT) -> Sequence[str]:
-        """What is not as it is where nothing is asked for."""
+        """The fields that differ from the defaults."""
         usual = {**asdict(self.problem_type(problem.dtype)), "out_dtype": DTYPES[problem.dtype].default_output}
         return [f"{name} {value}" for name, value in asdict(problem).items() if value != usual[name]]
 
@@ -60,10 +60,10 @@ def problem_for(
     seed: int = 0,
     fast_accumulation: bool = False,
 ) -> MatmulProblem:
-    """A product's problem with the defaults of an open backend filled in; ``fp8`` is the kind that the device has.
+    """A matmul problem with the defaults of an open backend; ``fp8`` is the 8-bit format that the device supports.
 
-    ``layout``: how A and B lie in memory, ``nt`` as a linear layer has them. ``data``: normal, uniform, zeros or
-    integers. Raises UnknownNameError for names that mean nothing.
+    ``layout``: how A and B are stored, ``nt`` as in a linear layer. ``data``: normal, uniform, zeros or integers.
+    Raises UnknownNameError for unknown names.
 
     >>> mamf.problem_for(mamf.open_backend(), "bfloat16", layout="nn").out_dtype
     'bfloat16'

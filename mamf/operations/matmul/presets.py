@@ -1,9 +1,9 @@
-"""The linear layers of known models as products: forward, and the gradients of its input and of its weights. Pure.
+"""The linear layers of known models as products: forward, and the gradients of input and weights. Pure.
 
-Sizes are of the models' published configurations: Llama 3.1 8B (hidden 4096, inside the MLP 14336, 32 heads and 8 kv
-heads of 128, 128256 tokens) and 70B (8192, 28672, 64 and 8) of arXiv 2407.21783, table 3; DeepSeek-V3's attention
-(hidden 7168, 128 heads of 128 + 64, latents of 1536 and 512) of arXiv 2412.19437, section 4.2. Projections of one input
-are one product, as libraries that serve models run them (q, k and v; gate and up).
+Sizes come from the models' published configurations: Llama 3.1 8B (hidden 4096, MLP 14336, 32 heads and 8 kv heads of
+128, vocabulary 128256) and 70B (8192, 28672, 64 and 8), arXiv 2407.21783, table 3; DeepSeek-V3's attention (hidden
+7168, 128 heads of 128 + 64, latents of 1536 and 512), arXiv 2412.19437, section 4.2. Projections of one input are one
+product, as in libraries that serve models (q, k and v; gate and up).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from mamf.operations.matmul.shapes import MatmulShape
 
-#: What a linear layer multiplies, with the layout of each: y = x W^T, dx = dy W, dW = dy^T x.
+#: The products of a linear layer with their layouts: y = x W^T, dx = dy W, dW = dy^T x.
 LAYOUT_OF: Mapping[str, str] = {"forward": "nt", "grad-input": "nn", "grad-weight": "tn"}
 _DECODE = (1, 8, 16, 32, 64, 128, 256, 512)
 _TRAINING = (8192,)
@@ -28,7 +28,7 @@ class Linear:
     inputs: int
 
     def shape(self, tokens: int, product: str = "forward") -> MatmulShape:
-        """The product that a pass is, by its name in LAYOUT_OF."""
+        """The shape of a product, by its name in LAYOUT_OF."""
         return {
             "forward": MatmulShape(tokens, self.outputs, self.inputs),
             "grad-input": MatmulShape(tokens, self.inputs, self.outputs),
@@ -38,13 +38,13 @@ class Linear:
 
 @dataclass(frozen=True)
 class Preset:
-    """Layers, and how many tokens they are measured with."""
+    """Layers, and the numbers of tokens to measure them with."""
 
     layers: tuple[Linear, ...]
     tokens: tuple[int, ...] = _TRAINING
 
     def shapes(self, product: str = "forward", tokens: Sequence[int] | None = None) -> dict[MatmulShape, str]:
-        """The products by what they are of; layers of one shape share a row."""
+        """The shapes of the products, each with the names of its layers; layers with the same shape share a row."""
         found: dict[MatmulShape, list[str]] = {}
         for count in tokens or self.tokens:
             for layer in self.layers:

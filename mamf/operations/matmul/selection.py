@@ -1,4 +1,4 @@
-"""Which kernels multiply matrices: the named ones, the default for a problem, or those that a search tries."""
+"""Selects matmul kernels: the named ones, the default for a problem, or those that a search tries."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from mamf.errors import UnavailableError, UnknownNameError, UnsupportedError, Us
 from mamf.limits import require_some
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.operation import Matmul
-from mamf.plugins.discovery import is_path, kernel_of, left_out_if_broken
-from mamf.plugins.selection import chosen_kernels, registered_kernels
+from mamf.plugins.discovery import is_path, kernel_of, skip_if_broken
+from mamf.plugins.selection import choose_kernels, registered_kernels
 
 
 def kernel(name: str) -> MatmulKernel:
     """A kernel by name, or one of its algorithms: ``cublaslt[3]``.
 
-    Raises UnknownNameError, UsageError when it has no algorithms to choose from, or PluginError when it is broken.
+    Raises UnknownNameError, UsageError if it has no algorithms to choose from, or PluginError if it is broken.
     """
     return kernel_of(Matmul(), name)  # type: ignore[return-value]
 
 
 def kernel_for(backend: Backend, problem: MatmulProblem, name: str = "auto") -> MatmulKernel:
-    """The named kernel of a product, or the first that can do this problem. Raises UnavailableError, UnknownNameError
-    or PluginError.
+    """The named matmul kernel, or the first default kernel that supports this problem. Raises UnavailableError,
+    UnknownNameError or PluginError.
     """
     if name != "auto":
-        return chosen_kernels(Matmul(), backend, [name])[0][1]  # type: ignore[return-value]
-    return _default(backend, _usable(backend, problem, lambda each: each.is_default))
+        return choose_kernels(Matmul(), backend, [name])[0][1]  # type: ignore[return-value]
+    return _choose_default(backend, _find_usable(backend, problem, lambda each: each.is_default))
 
 
 def kernels_for(backend: Backend, problem: MatmulProblem, names: Sequence[str] | None = None) -> list[MatmulKernel]:
-    """The kernels that a search for a ceiling tries: the named ones, or the default and all that are tried unasked.
+    """The kernels that a search for a ceiling tries: the named ones, or the default and all that are tried by default.
 
-    Raises UnavailableError, UnknownNameError, UnsupportedError or PluginError when a named one cannot be used.
+    Raises UnavailableError, UnknownNameError, UnsupportedError or PluginError if a named kernel cannot be used.
     """
     if names is None:
-        usable = _usable(backend, problem, lambda each: each.is_default or each.is_tried_unasked)
-        default = _default(backend, usable)
+        usable = _find_usable(backend, problem, lambda each: each.is_default or each.is_tried_unasked)
+        default = _choose_default(backend, usable)
         others = (each for each, reason in usable if reason is None and each.is_tried_unasked)
         return [default, *(other for other in others if other.name != default.name)]
     require_some("kernels", names, str)
@@ -51,35 +51,35 @@ def kernels_for(backend: Backend, problem: MatmulProblem, names: Sequence[str] |
     return chosen
 
 
-def _usable(
+def _find_usable(
     backend: Backend, problem: MatmulProblem, is_wanted: Callable[[MatmulKernel], bool]
 ) -> list[tuple[MatmulKernel, str | None]]:
-    """The wanted kernels of a product that run here, each with the reason why it cannot do this problem."""
+    """The available kernels among the wanted ones, each with the reason why it does not support this problem."""
     found: list[tuple[MatmulKernel, str | None]] = []
     kernels: Any = registered_kernels(Matmul())
     for _, each in kernels:
-        with left_out_if_broken():
+        with skip_if_broken():
             if is_wanted(each) and each.unavailable(backend) is None:
                 found.append((each, each.unsupported(backend, problem)))
     return found
 
 
-def _default(backend: Backend, usable: Sequence[tuple[MatmulKernel, str | None]]) -> MatmulKernel:
+def _choose_default(backend: Backend, usable: Sequence[tuple[MatmulKernel, str | None]]) -> MatmulKernel:
     reasons = []
     for each, reason in usable:
         if each.is_default:
             if reason is None:
                 return each
             reasons.append(reason)
-    # None fits: the reason that says most is of the kernel that has the dtype at all.
-    telling = [reason for reason in reasons if "has no dtype" not in reason]
-    none = f"no kernel of products that is chosen unasked runs on {backend.name}: name one"
-    raise UnavailableError((telling or reasons or [none])[0])
+    # No kernel fits: the most specific reason comes from a kernel that has the dtype.
+    specific = [reason for reason in reasons if "has no dtype" not in reason]
+    none = f"no default matmul kernel runs on {backend.name}: name one"
+    raise UnavailableError((specific or reasons or [none])[0])
 
 
 def installed_kernel(name: str) -> MatmulKernel:
-    """A kernel by the name that a log gives it. Raises UsageError for one that is not installed: a log is somebody
-    else's, and nothing is imported because it says so.
+    """A kernel by its name in a log. Raises UsageError if it is not installed: a log may come from anyone, so it must
+    not cause an import.
     """
     if not is_path(name):
         with suppress(UnknownNameError):
@@ -93,11 +93,11 @@ def installed_kernel(name: str) -> MatmulKernel:
 def reference_kernels(
     names: Iterable[str], given: Iterable[str] = (), warn: Callable[[str], object] = lambda remark: None
 ) -> dict[str, MatmulKernel]:
-    """The kernels that ceilings were measured with, by the names that logs give them.
+    """The kernels that ceilings were measured with, by their names in logs.
 
-    ``given``: kernels as the caller names them, such as ``package.module:Class``, whose own name may be among
-    ``names``. ``warn`` is called with a remark for each kernel that is neither given nor installed: its ceiling still
-    makes shares, but is not measured beside the rows. Raises UsageError for a given kernel that no ceiling is of.
+    ``given``: kernels named by the caller, such as ``package.module:Class``, whose kernel name may be among ``names``.
+    ``warn`` is called with a remark for each kernel that is neither given nor installed: its ceiling still gives
+    shares, but its product is not measured beside the rows. Raises UsageError for a given kernel without a ceiling.
     """
     wanted, found = set(names), {each.name: each for each in map(kernel, given)}
     if unused := found.keys() - wanted:

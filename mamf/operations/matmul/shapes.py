@@ -1,4 +1,4 @@
-"""Problem sizes and their exact FLOP and byte counts. Pure: no torch, no clock, no printing."""
+"""Shapes of matrix products and their exact FLOP counts. Pure: no torch, no clock, no printing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mamf.errors import UsageError
-from mamf.limits import LARGEST_SIZE, Sizes, count_of, require_steps, whole_number
+from mamf.limits import LARGEST_SIZE, Sizes, count_values, require_steps, whole_number
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -27,7 +27,7 @@ class MatmulShape(Sizes):
     def __post_init__(self) -> None:
         m, n, k = self.m, self.n, self.k
         if type(m) is type(n) is type(k) is int and min(m, n, k) > 0 and max(m, n, k) <= LARGEST_SIZE:
-            return  # as of thousands of shapes of a grid
+            return  # a shortcut for the thousands of shapes of a grid
         for name in ("m", "n", "k"):
             object.__setattr__(self, name, whole_number(name.upper(), getattr(self, name)))
 
@@ -36,7 +36,7 @@ class MatmulShape(Sizes):
 
     @property
     def flop(self) -> int:
-        """Floating-point operations of the product: 2*M*N*K (a multiply and an add each)."""
+        """Floating-point operations of the product: 2*M*N*K (one multiply and one add per term)."""
         return 2 * self.m * self.n * self.k
 
     @property
@@ -46,14 +46,14 @@ class MatmulShape(Sizes):
 
     @property
     def rows(self) -> dict[str, int]:
-        """Rows of K elements that ``a`` and ``b`` have."""
+        """The number of rows (of K elements) of ``a`` and ``b``."""
         return {"a": self.m, "b": self.n}
 
 
 def parse_range(start: int, stop: int, step: int) -> range:
-    """Sizes from START to STOP (excluded) by STEP; a START of 0 means STEP, since no dimension is 0. Not listed yet.
+    """Sizes from START to STOP (excluded) by STEP, as a range; a START of 0 means STEP, since no dimension is 0.
 
-    Raises UsageError when the step is not positive, the start negative or the range empty.
+    Raises UsageError if the step is not positive, the start is negative or the range is empty.
 
     >>> list(mamf.parse_range(0, 20480, 4096))
     [4096, 8192, 12288, 16384]
@@ -70,7 +70,7 @@ def parse_range(start: int, stop: int, step: int) -> range:
 
 @dataclass(frozen=True)
 class MatmulGrid:
-    """Every combination of these sizes of M, N and K, up to ``most_flop``; steps need not be uniform."""
+    """All combinations of these sizes of M, N and K, up to ``most_flop``; sizes need not be evenly spaced."""
 
     m: Sequence[int]
     n: Sequence[int]
@@ -84,15 +84,15 @@ class MatmulGrid:
         return [shape for shape in matmul_grid(self.m, self.n, self.k) if self.accepts(shape)]
 
     def __len__(self) -> int:
-        """Combinations of sizes."""
+        """The number of combinations of sizes."""
         return len(self.m) * len(self.n) * len(self.k)
 
 
 def matmul_grid(m: Sequence[int], n: Sequence[int], k: Sequence[int]) -> list[MatmulShape]:
-    """Every combination of the sizes, once each, in the order given. Raises UsageError for more than MOST_STEPS.
+    """All combinations of the sizes, once each, in the given order. Raises UsageError for more than MOST_STEPS.
 
     >>> [str(shape) for shape in mamf.matmul_grid([1024, 2048], [4096], [4096])]
     ['1024x4096x4096', '2048x4096x4096']
     """
-    require_steps(*map(count_of, (m, n, k)))
+    require_steps(*map(count_values, (m, n, k)))
     return list(dict.fromkeys(MatmulShape(*sizes) for sizes in itertools.product(m, n, k)))

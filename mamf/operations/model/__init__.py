@@ -1,1 +1,1 @@
-"""A step of a language model: forward, forward and backward, or with the optimizer."""
+"""A training step of a language model: forward, forward and backward, or with the optimizer."""

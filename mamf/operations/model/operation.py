@@ -1,4 +1,4 @@
-"""A model's step as an operation."""
+"""The operation ``model``: a model's training step."""
 
 from __future__ import annotations
 
@@ -12,8 +12,19 @@ from mamf.operations.model.kernel import ModelKernel
 from mamf.operations.model.shapes import ModelProblem, ModelShape
 
 _BATCH, _CONTEXTS = 8, (256, 512, 1024)
-#: Fields that ``architecture`` and the phase tell, or that a title names anyway.
-_TOLD = ("style", "d_model", "d_ff", "layers", "heads", "kv_heads", "experts", "active_experts", "phase", "dtype")
+#: Fields that ``architecture``, the phase or the title already contain.
+_NAMED_ALREADY = (
+    "style",
+    "d_model",
+    "d_ff",
+    "layers",
+    "heads",
+    "kv_heads",
+    "experts",
+    "active_experts",
+    "phase",
+    "dtype",
+)
 
 
 class Model(FlopOperation[ModelProblem, ModelShape]):
@@ -30,8 +41,8 @@ class Model(FlopOperation[ModelProblem, ModelShape]):
         return [ModelShape(_BATCH, context) for context in _CONTEXTS]
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
-        """Tokens a second; the shares of attention and of products in a step's time; parameters; GB of memory that a
-        launch needs, and that were reserved; the same shares of the FLOP.
+        """Tokens per second; the shares of attention and of products in the time of a training step; parameters; GB of
+        memory that a launch needs, and GB reserved; the shares of attention and of products in the FLOP.
         """
         problem, shape = row.problem, row.shape
         forward = problem.attention_flop(shape) + problem.matmul_flop(shape)
@@ -47,22 +58,24 @@ class Model(FlopOperation[ModelProblem, ModelShape]):
         }
 
     def words(self, problem: ModelProblem) -> Sequence[str]:
-        """The architecture and the phase, then what is not as usual."""
+        """The architecture and the phase, then the fields that differ from the defaults."""
         usual = {field.name: field.default for field in fields(problem)}
-        told = [(name, getattr(problem, name)) for name in usual if name not in _TOLD]
+        others = [(name, getattr(problem, name)) for name in usual if name not in _NAMED_ALREADY]
         return [
             problem.architecture,
             problem.phase,
-            *(f"{name} {value}" for name, value in told if value != usual[name]),
+            *(f"{name} {value}" for name, value in others if value != usual[name]),
         ]
 
     def axis(self, shape: ModelShape) -> float:
-        """Tokens of a sequence."""
+        """Tokens per sequence."""
         return float(shape.context)
 
 
 def _time_share(row: Measurement, name: str) -> str | None:
-    """From the share of a launch with the profiler to that of its work alone, where a log has no time without it."""
+    """A share of a launch's time. If a log has only the time under a profiler: the range from the share of that time to
+    the share of the busy time.
+    """
     share, added = row.time_shares.get(name), row.time_shares.get(IDLE, 0.0) if row.idle_is_bound else 0.0
     bounds = () if share is None else (f"{share:.1%}", f"{share / max(1 - added, share, 1e-9):.1%}")
     return " to ".join(dict.fromkeys(bounds)) or None

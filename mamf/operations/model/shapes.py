@@ -1,6 +1,6 @@
 """Model problems: architectures, phases, and their exact parameters, FLOP and bytes. Pure.
 
-FLOP are a model's, not a card's: what is recomputed (by activation checkpointing, by attention's backward) is counted
+FLOP are a model's FLOP, not the card's: recomputed work (activation checkpointing, attention's backward pass) counts
 once, as if it had been kept.
 """
 
@@ -24,9 +24,9 @@ Optimizer = Literal["adamw", "adamw-fused"]
 STYLES: tuple[str, ...] = get_args(Style)
 PHASES: tuple[str, ...] = get_args(Phase)
 OPTIMIZERS: tuple[str, ...] = get_args(Optimizer)
-#: FLOP of a phase, of which a backward pass has twice the forward's: a product for each of the two operands' gradients.
+#: FLOP of a phase relative to the forward pass. A backward pass has twice the forward's: one product per gradient.
 FORWARDS: Mapping[str, int] = {"forward": 1, "forward-backward": 3, "step": 3}
-#: What a phase moves at least, in bytes of all parameters: themselves, their gradients, AdamW's two moments.
+#: The fewest bytes that a phase moves, in multiples of the parameters' bytes: parameters, gradients, AdamW's moments.
 _COPIES: Mapping[str, tuple[int, str]] = {
     "forward": (1, "parameters once"),
     "forward-backward": (2, "parameters and gradients once"),
@@ -39,7 +39,7 @@ class ModelShape(Sizes):
     """``batch`` sequences of ``context`` tokens each, written ``b8s1024``."""
 
     pattern: ClassVar[re.Pattern[str]] = re.compile(r"b(\d+)s(\d+)", re.ASCII)
-    written: ClassVar[str] = "the shape of a step; write bBATCHsCONTEXT, for example b8s1024"
+    written: ClassVar[str] = "the shape of a training step; write bBATCHsCONTEXT, for example b8s1024"
 
     batch: int
     context: int
@@ -54,13 +54,13 @@ class ModelShape(Sizes):
 
 @dataclass(frozen=True)
 class ModelProblem:
-    """Everything about a model's step but its shape.
+    """All parameters of a model's training step except its shape.
 
     ``style``: ``gpt2`` (LayerNorm, learned positions, GELU, biases), ``llama`` (RMSNorm, rotary positions, SwiGLU,
     fewer kv heads) or ``moe`` (llama with ``experts`` in place of its MLP, ``active_experts`` of them for each token).
-    ``tied``: the logits are by the embedding's own weights. ``autocast``: parameters are float32, and torch.autocast
-    computes products in ``dtype``. ``checkpointing``: each block keeps its input alone and runs again in the backward
-    pass. ``optimizer`` is of the phase ``step``.
+    ``tied``: the logits use the embedding's weights. ``autocast``: parameters are float32, and torch.autocast computes
+    products in ``dtype``. ``checkpointing``: each block saves only its input and runs again in the backward pass.
+    ``optimizer``: used in the phase ``step`` only.
     """
 
     operation: ClassVar[str] = "model"
@@ -98,11 +98,11 @@ class ModelProblem:
 
     def _require_divisible(self) -> None:
         if self.d_model % self.heads:
-            raise UsageError(f"d_model {self.d_model} is no multiple of {self.heads} heads")
+            raise UsageError(f"d_model {self.d_model} is not a multiple of {self.heads} heads")
         if self.heads % self.kv_heads:
             raise UsageError(f"{self.heads} heads cannot share {self.kv_heads} kv heads: heads must be a multiple")
         if self.style == "gpt2" and self.kv_heads != self.heads:
-            raise UsageError(f"gpt2 has as many kv heads as heads, not {self.kv_heads} of {self.heads}: take llama")
+            raise UsageError(f"gpt2 needs as many kv heads as heads, not {self.kv_heads} of {self.heads}: use llama")
         if self.style != "gpt2" and self.head_dim % 2:
             raise UsageError(f"rotary positions need an even head dimension, not {self.head_dim}")
         if self.active_experts > self.experts:
@@ -128,19 +128,19 @@ class ModelProblem:
 
     @property
     def architecture(self) -> str:
-        """In short, such as ``gpt2 768/3072/12/12``: d_model, d_ff, layers and heads."""
+        """A short description such as ``gpt2 768/3072/12/12``: d_model, d_ff, layers and heads."""
         kv = "" if self.kv_heads == self.heads else f"/{self.kv_heads}"
         experts = f", {self.active_experts} of {self.experts} experts" if self.style == "moe" else ""
         return f"{self.style} {self.d_model}/{self.d_ff}/{self.layers}/{self.heads}{kv}{experts}"
 
     def unsupported_shape(self, shape: ModelShape) -> str | None:
-        """Why a step cannot be of this shape, or None."""
+        """Why a training step cannot have this shape, or None."""
         if shape.context % self.experts:
-            return f"{self.experts} experts take turns: a context of {shape.context} is no multiple of them"
+            return f"{self.experts} experts take turns: a context of {shape.context} is not a multiple of them"
         return None
 
     def attention(self, shape: ModelShape) -> AttentionShape:
-        """The attention of one layer."""
+        """The attention shape of one layer."""
         lengths = (shape.context, shape.context)
         return AttentionShape(shape.batch, self.heads, self.kv_heads, *lengths, self.head_dim, self.head_dim, True)
 
@@ -148,12 +148,12 @@ class ModelProblem:
 
     @property
     def _projections(self) -> int:
-        """Weights of a layer's attention."""
+        """The number of weights of a layer's attention."""
         return 2 * self.d_model * (self.heads + self.kv_heads) * self.head_dim
 
     @property
     def _expert(self) -> int:
-        """Weights of an MLP: two matrices, three where one gates."""
+        """The number of weights of an MLP: two matrices, or three with a gate."""
         return (2 if self.style == "gpt2" else 3) * self.d_model * self.d_ff
 
     @property
@@ -161,7 +161,7 @@ class ModelProblem:
         return self.d_model * self.experts if self.style == "moe" else 0
 
     def parameters(self, shape: ModelShape) -> int:
-        """All of them; learned positions are as many as the context."""
+        """The number of parameters; there are as many learned positions as the context has tokens."""
         d = self.d_model
         layer = self._projections + self._router + self.experts * self._expert
         if self.style == "gpt2":
@@ -191,7 +191,7 @@ class ModelProblem:
         return float(FORWARDS[self.phase] * (self.matmul_flop(shape) + self.attention_flop(shape)))
 
     def matmul_flop(self, shape: ModelShape) -> int:
-        """FLOP of the forward pass's products with weights, the logits' among them."""
+        """FLOP of the forward pass's products with weights, including the logits."""
         layer = self._projections + self._router + self.active_experts * self._expert
         return 2 * shape.tokens * (self.layers * layer + self.vocabulary * self.d_model)
 
@@ -200,7 +200,7 @@ class ModelProblem:
         return self.layers * self.attention(shape).flop
 
     def buffers(self, shape: ModelShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
-        """None of the pool's: a model holds its parameters, and launches of all sets share them."""
+        """No buffers: a model holds its parameters, and launches of all sets share them."""
         return {}
 
     def nbytes(self, shape: ModelShape, sets: int = 1, rewrite: bool = False) -> int:
@@ -217,7 +217,7 @@ def _gpt2(d_model: int, d_ff: int, layers: int, heads: int) -> dict[str, Any]:
     return {"style": "gpt2", **wide, "vocabulary": 50257, "tied": True}
 
 
-#: Architectures by name: GPT-2's, Llama 3's, and a mixture of experts as wide as GPT-2's small.
+#: Architectures by name: GPT-2, Llama 3, and a mixture of experts as wide as the small GPT-2.
 SIZES: Mapping[str, Mapping[str, Any]] = {
     "small": _gpt2(768, 3072, 12, 12),
     "medium": _gpt2(1024, 4096, 24, 16),

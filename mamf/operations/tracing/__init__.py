@@ -1,1 +1,1 @@
-"""What ran on a device: events, their classes and shares, from traces of torch.profiler."""
+"""Traces of torch.profiler: the events on a device, their classes and their shares of the time."""

@@ -12,7 +12,7 @@ from mamf.operations.tracing.events import ON_DEVICE, Event
 UNCLASSIFIED = "unclassified"
 COMMUNICATION = "communication"
 COPIES = "memory copies"
-#: In the order in which they are told, and in which an instant that several share is given: communication last.
+#: Classes in report order, which is also the priority of classes that are at work at the same time: communication last.
 CLASSES = (
     "attention",
     "matmul",
@@ -34,7 +34,7 @@ class _Rule(NamedTuple):
     pattern: str
 
 
-#: Operations that give all that they call their class: an attention's products are attention.
+#: Operations whose class applies to all operations that they call: the products of an attention are attention.
 ENCLOSING = (
     _Rule(COMMUNICATION, r"nccl:|gloo:|ucc:|mpi:|c10d::|_c10d_functional::|record_param_comms"),
     _Rule(
@@ -45,7 +45,7 @@ ENCLOSING = (
     ),
     _Rule("optimizer", r"Optimizer\.(step|zero_grad)#"),
 )
-#: Operations by themselves; the innermost that has a rule counts.
+#: Other operations; the innermost operation with a rule decides.
 OPERATIONS = (
     _Rule("attention", r"\w*::\w*(attention|attn)\w*"),
     _Rule(
@@ -97,7 +97,7 @@ OPERATIONS = (
         r"|silu_mul|_amp_\w+|rotary\w*|special_\w+|randint_like|logaddexp2?|bucketize)(_backward|_jvp)?_?(_backward)?",
     ),
 )
-#: Kernels by name: where no operation tells, as in the replay of a graph, and in what other profilers write.
+#: Kernels by name, if no operation is known: in the replay of a graph, and in traces of other profilers.
 KERNELS = (
     _Rule(COMMUNICATION, r"nccl|rccl|\bncclDevKernel|all_?reduce|all_?gather|reduce_?scatter|nvshmem|symm_mem|deep_ep"),
     _Rule(
@@ -127,9 +127,9 @@ KERNELS = (
     ),
     _Rule("reduction and softmax", r"reduc|norm"),
 )
-#: Kernels and operations of the class elementwise that add and do nothing else.
+#: Kernels and operations of the class elementwise that only add.
 ADDITIONS = r"CUDAFunctor_add\b|CUDAFunctorOnSelf_add\b|aten::_?(foreach_)?add_?$"
-#: What torch does around operations: its own time where nothing that called it has a class.
+#: torch's own work around operations: the class of events if none of their callers has a class.
 FRAMEWORK = (
     _Rule(
         "other",
@@ -147,7 +147,7 @@ def class_of(event: Event) -> str:
     """One of CLASSES."""
     callers = [each for each in event.lineage() if each.kind in ("operation", "annotation")]
     operations = [each.name for each in callers]
-    # What an attention was made of runs backward outside of it.
+    # The operations of an attention run outside of it in the backward pass.
     forward = [each.name for caller in callers if caller.forward for each in caller.forward.lineage()]
     enclosing = min(filter(None, map(_enclosing, [*operations, *forward])), key=_ENCLOSING_ORDER.index, default=None)
     return (

@@ -15,10 +15,10 @@ ON_DEVICE = ("kernel", "copy")
 class Event:
     """``begun``, ``ended``: seconds from the beginning of the trace. ``lane``: the stream or the thread.
 
-    ``parent``: what called it, or launched it; None: nobody, or it is not known. ``forward``: the operation that a node
-    of autograd is the backward of. ``dimensions``, ``strides``, ``dtypes`` and
-    ``values``: of the arguments of an operation, in their order, empty where they were not recorded; ``dtypes`` as
-    torch prints them, ``values`` of what is no tensor. ``calls``: more than one for a sum over a kernel's launches.
+    ``parent``: the event that called or launched it; None if there is none or it is unknown. ``forward``: for a node of
+    autograd, the operation that it differentiates. ``dimensions``, ``strides``, ``dtypes`` and ``values``: the
+    arguments of an operation, in order, empty if they were not recorded; ``dtypes`` as torch prints them, ``values`` of
+    arguments that are not tensors. ``calls``: more than 1 for a sum over a kernel's launches.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Event:
         return self.kind in ON_DEVICE
 
     def lineage(self) -> Iterator[Event]:
-        """The event, what called it, what called that, and so on."""
+        """The event, its caller, the caller of that, and so on."""
         event: Event | None = self
         while event is not None:
             yield event
@@ -52,7 +52,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """A stretch of time in which an event, and nothing that it called, was at work."""
+    """An interval in which an event, and no event that it called, was at work."""
 
     event: Event
     begun: float
@@ -61,9 +61,9 @@ class Busy:
 
 @dataclass(frozen=True)
 class Trace:
-    """``events``: those of the profiled steps. ``begun``, ``ended``: of these steps, in seconds. ``steps``: how many;
-    None where the trace does not tell its steps. ``device``: its name, empty where it is not known. ``notes``: what a
-    reader of figures must know.
+    """The profiled training steps: their ``events``, when they ``begun`` and ``ended`` in seconds, and how many
+    ``steps`` there are (None if the trace has no marks). ``device``: its name, empty if unknown. ``notes``: remarks for
+    readers of the figures.
     """
 
     events: tuple[Event, ...]
@@ -79,5 +79,5 @@ class Trace:
 
     @property
     def is_of_device(self) -> bool:
-        """Whether a device worked; else the time is that of the CPU's operations."""
+        """Whether a device was at work; if not, times are those of the CPU's operations."""
         return any(event.is_on_device for event in self.events)

@@ -1,7 +1,7 @@
-"""Shares of a step by the union of intervals: an instant counts once, whatever runs in it, so that shares add up to 1.
+"""Shares of a training step from unions of intervals: each instant counts once, so the shares add up to 1.
 
-Sums of durations would count twice what runs at once. Here an instant in which several classes are at work is given to
-the first of them in CLASSES, communication last: of communication only what no computing hides is a cost.
+Sums of durations would count concurrent work twice. Here, an instant in which several classes are at work counts for
+the first of them in CLASSES. Communication is last: only communication that is not hidden by computation is a cost.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from mamf.operations.tracing.classes import CLASSES, class_of
 from mamf.operations.tracing.events import Busy, Event, Trace
 
-#: Intervals in seconds that do not touch, in their order.
+#: Disjoint intervals in seconds, in order.
 Union = list[tuple[float, float]]
 
 
 @dataclass(frozen=True)
 class Share:
-    """Of one class: ``visible``, the seconds that are given to it, and ``hidden``, those in which another is told."""
+    """The seconds of one class: ``visible``, those that count for it, and ``hidden``, those that count for another."""
 
     visible: float
     hidden: float
@@ -44,8 +44,8 @@ def length(intervals: Union) -> float:
 
 
 def shares(by_class: Mapping[str, Iterable[tuple[float, float]]]) -> dict[str, Share]:
-    """By class, from intervals of its events that lie within the step: in the order of CLASSES, those at work alone."""
-    told: dict[str, Share] = {}
+    """The share of each class that was at work, in the order of CLASSES, from the intervals of its events."""
+    found: dict[str, Share] = {}
     taken: Union = []
     for name in CLASSES:
         own = union(by_class.get(name, ()))
@@ -53,13 +53,13 @@ def shares(by_class: Mapping[str, Iterable[tuple[float, float]]]) -> dict[str, S
             continue
         with_own = union([*taken, *own])
         visible = length(with_own) - length(taken)
-        told[name] = Share(visible, max(0.0, length(own) - visible))
+        found[name] = Share(visible, max(0.0, length(own) - visible))
         taken = with_own
-    return told
+    return found
 
 
 def class_seconds(trace: Trace) -> dict[str, float]:
-    """The seconds of a trace that are given to each class."""
+    """The seconds of a trace that count for each class."""
     by_class: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for each in busy(trace):
         by_class[class_of(each.event)].append((each.begun, each.ended))
@@ -67,14 +67,14 @@ def class_seconds(trace: Trace) -> dict[str, float]:
 
 
 def gaps(covered: Union, begun: float, ended: float) -> Union:
-    """What of a step no interval covers."""
+    """The parts of a training step that no interval covers."""
     edges = [begun, *(edge for interval in covered for edge in interval), ended]
     return [(low, high) for low, high in zip(edges[::2], edges[1::2], strict=True) if high > low]
 
 
 def busy(trace: Trace) -> list[Busy]:
-    """When which event was at work, within the steps: on the device if it has one, else the CPU's operations, each
-    without the operations that it calls.
+    """The busy intervals of events within the training steps: events on the device if there is one, else the CPU's
+    operations, each without the operations that it calls.
     """
     if trace.is_of_device:
         found = [Busy(event, event.begun, event.ended) for event in trace.events if event.is_on_device]

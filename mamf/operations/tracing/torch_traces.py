@@ -1,4 +1,4 @@
-"""Traces of launches by torch.profiler."""
+"""Traces launches with torch.profiler."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Any
 from mamf.operations.tracing.events import Trace
 from mamf.operations.tracing.traces import STEP_MARK, read_chrome_trace
 
-# Of the profiler's library, which otherwise prints a line whenever it starts and stops.
+# Silences the profiler's library, which otherwise prints a line on each start and stop.
 _QUIET = "6"
-# What it looks up when a profile ends.
+# The variable that the library reads when a profile ends.
 _TEARDOWN = "TEARDOWN_CUPTI"
 
 
-def trace_of(launch: Callable[[], object]) -> Trace:
-    """A launch as one step under torch.profiler, which leaves nothing behind. Raises RuntimeError where another
-    profiler is at work.
+def trace_launch(launch: Callable[[], object]) -> Trace:
+    """Trace a launch as one step under torch.profiler, without lasting effects. Raises RuntimeError if another profiler
+    is active.
     """
-    with _torn_down(), torch_profiler() as profiler:
+    with _tear_down_after(), torch_profiler() as profiler:
         synchronize()
         mark_step()
         launch()
@@ -35,9 +35,9 @@ def trace_of(launch: Callable[[], object]) -> Trace:
 
 
 @contextmanager
-def _torn_down() -> Iterator[None]:
-    """CUPTI is detached when a profile ends, where it can be. It is not by default, and then every later launch of the
-    process is dearer: on an H200 a graph's kernels of 1 us took 25 % longer (torch 2.11).
+def _tear_down_after() -> Iterator[None]:
+    """Detach CUPTI when a profile ends, if possible. By default it stays attached and slows all later launches of the
+    process: on an H200 a graph's kernels of 1 us took 25 % longer (torch 2.11).
     """
     before = os.environ.get(_TEARDOWN)
     if _can_be_torn_down():
@@ -50,25 +50,27 @@ def _torn_down() -> Iterator[None]:
 
 
 def _can_be_torn_down() -> bool:
-    """Before CUDA 12.6 a graph that is replayed in a later profile crashes (pytorch/pytorch#150957)."""
+    """Whether CUPTI can be detached. Before CUDA 12.6, a graph replayed in a later profile would crash
+    (pytorch/pytorch#150957).
+    """
     import torch
 
     version = torch.version.cuda
     return version is not None and tuple(map(int, version.split(".")[:2])) >= (12, 6)
 
 
-def device_kernels_of(launch: Callable[[], object]) -> list[str]:
-    """The names of what a launch runs on the device, in its order; none on a CPU."""
-    ran = [event for event in trace_of(launch).events if event.is_on_device]
+def list_device_kernels(launch: Callable[[], object]) -> list[str]:
+    """The names of the kernels that a launch runs on the device, in order; empty on a CPU."""
+    ran = [event for event in trace_launch(launch).events if event.is_on_device]
     return [event.name for event in sorted(ran, key=lambda event: event.begun)]
 
 
 def torch_profiler(**options: Any) -> Any:
-    """Of the host and of every device that torch can watch."""
+    """A profiler for the host and all devices that torch supports."""
     os.environ.setdefault("KINETO_LOG_LEVEL", _QUIET)
     from torch.profiler import profile, supported_activities
 
-    # What is accumulated is one cycle: without it some releases warn that only one is kept.
+    # Events of a single cycle are kept; without this option some releases warn about that.
     return profile(activities=supported_activities(), acc_events=True, **options)
 
 
@@ -80,7 +82,7 @@ def mark_step() -> None:
 
 
 def synchronize() -> None:
-    """Wait for the device; the CPU needs no waiting for."""
+    """Wait for the device, if there is one."""
     import torch
 
     accelerator = getattr(torch, "accelerator", torch.cuda)  # torch 2.5 has no torch.accelerator

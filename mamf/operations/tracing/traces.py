@@ -1,4 +1,4 @@
-"""Chrome traces, as torch.profiler writes them: who called whom, and which steps are in them."""
+"""Reads Chrome traces of torch.profiler: the events, their callers and the training steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from mamf.errors import UsageError
 from mamf.operations.tracing.events import Event, Kind, Trace
 
-#: What ``mamf profile`` leaves in a trace where a step ends.
+#: The mark in a trace with which ``mamf profile`` ends a training step.
 STEP_MARK = "mamf: step"
 _STEP_OF_PROFILER = "ProfilerStep#"
 _ANNOTATION_OF_DEVICE = "gpu_user_annotation"
@@ -28,14 +28,16 @@ _KINDS: Mapping[str, Kind] = {
 }
 _GRAPH_LAUNCH = "GraphLaunch"
 _BACKWARD_NODE = "autograd::engine::evaluate_function"
-# Times are rounded to the nanosecond, so that a call may seem to end after its caller.
+# Times are rounded to the nanosecond, so a call may appear to end after its caller.
 _ROUNDING = 2e-9
 _MICROSECOND = 1e-6
 _Raw = Mapping[str, Any]
 
 
 def read_chrome_trace(path: Path) -> Trace:
-    """The steps in a Chrome trace (.json or .json.gz) of torch.profiler. Raises UsageError for anything else."""
+    """Read the training steps in a Chrome trace (.json or .json.gz) of torch.profiler. Raises UsageError for any other
+    file.
+    """
     try:
         data = path.read_bytes()
         trace = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
@@ -43,7 +45,7 @@ def read_chrome_trace(path: Path) -> Trace:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
     except (ValueError, KeyError, TypeError, AttributeError, EOFError, RecursionError):
-        raise UsageError(f"{path} is no Chrome trace of torch.profiler") from None
+        raise UsageError(f"{path} is not a Chrome trace of torch.profiler") from None
 
 
 def _trace(trace: Mapping[str, Any]) -> Trace:
@@ -74,7 +76,7 @@ def _notes(replayed: int, kernels: int) -> tuple[str, ...]:
 
 
 class _Host:
-    """Events of the host, and where to find them."""
+    """Events of the host, with indices to find them."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -83,7 +85,7 @@ class _Host:
 
 
 def _of_host(raw: Iterable[_Raw], origin: float) -> _Host:
-    """Calls by nesting: what runs within another on one thread was called by it."""
+    """Derive callers from nesting: an event within another on the same thread was called by it."""
     host = _Host()
     open_calls: dict[str, list[Event]] = defaultdict(list)
     forward: dict[int, Event] = {}
@@ -110,7 +112,7 @@ def _of_host(raw: Iterable[_Raw], origin: float) -> _Host:
         )
         stack.append(event)
         if sequence is not None and not is_backward:
-            forward[sequence] = event  # the last that saw a number is what made the node
+            forward[sequence] = event  # the last event with a sequence number created the node
         host.events.append(event)
         if event.kind == "runtime":
             host.by_correlation[arguments.get("correlation")] = event
@@ -120,7 +122,7 @@ def _of_host(raw: Iterable[_Raw], origin: float) -> _Host:
 
 
 def _of_device(raw: _Raw, origin: float, host: _Host, replays: set[Any]) -> Event:
-    """A kernel or copy, with the call that launched it; a replayed one has none: the launch is of the whole graph."""
+    """A kernel or copy with the call that launched it; None for replayed ones, where a call launches a whole graph."""
     arguments = raw.get("args", {})
     correlation = arguments.get("correlation")
     parent = host.by_correlation.get(correlation) or host.by_external_id.get(arguments.get("External id"))
@@ -144,14 +146,14 @@ def _is_step_on_device(raw: _Raw) -> bool:
 
 
 def _steps(events: Sequence[Event], on_device: Sequence[tuple[float, float]]) -> tuple[float, float, int | None]:
-    """When the whole steps of a trace begin and end, and how many they are; without steps, all that it holds.
+    """The begin and end of the complete training steps of a trace, and their number; without marks, the whole trace.
 
-    ``on_device``: steps of torch.profiler's as its kernels ran, later than the host had them.
+    ``on_device``: the steps of torch.profiler as their kernels ran, which is later than on the host.
     """
     marks = sorted(event.ended for event in events if event.name == STEP_MARK)
     if len(marks) > 1:
         return marks[0], marks[-1], len(marks) - 1
     on_host = [(event.begun, event.ended) for event in events if event.name.startswith(_STEP_OF_PROFILER)]
-    if told := on_device or on_host:
-        return min(begun for begun, _ in told), max(ended for _, ended in told), len(told)
+    if steps := on_device or on_host:
+        return min(begun for begun, _ in steps), max(ended for _, ended in steps), len(steps)
     return min(event.begun for event in events), max(event.ended for event in events), None

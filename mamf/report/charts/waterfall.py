@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mamf.ceilings.explanation import FallStep, by_data
+from mamf.ceilings.explanation import WaterfallStep, rank_bursts
 from mamf.errors import UsageError
 from mamf.measurement import Measurement
 from mamf.report.charts.chart import machine
@@ -37,7 +37,7 @@ class WaterfallChart:
 
 
 def waterfall_chart(
-    steps: Sequence[FallStep], rows: Sequence[Measurement], header: Mapping[str, Any]
+    steps: Sequence[WaterfallStep], rows: Sequence[Measurement], header: Mapping[str, Any]
 ) -> WaterfallChart:
     """Steps that nobody can tell are told in a note. Raises UsageError where none is known."""
     known = [step for step in steps if step.tflops is not None]
@@ -48,12 +48,12 @@ def waterfall_chart(
         f"Where the FLOPS went: {first.problem.dtype}, {first.shape} by {first.kernel}",
         machine(header),
         tuple(_bars(known)),
-        tuple(Bar(row.problem.data, row.best_rate, interval=_interval(row)) for row in by_data(rows)),
+        tuple(Bar(row.problem.data, row.best_rate, interval=_interval(row)) for row in rank_bursts(rows)),
         tuple(f"{step.name}: {step.cause}" for step in steps if step.cause),
     )
 
 
-def _bars(steps: Iterable[FallStep]) -> Iterable[Bar]:
+def _bars(steps: Iterable[WaterfallStep]) -> Iterable[Bar]:
     for step in steps:
         assert step.tflops is not None, "those without are left out"
         lost = max(0.0, step.before - step.tflops) if step.before is not None else 0.0

@@ -15,7 +15,7 @@ from mamf.backend import Backend
 from mamf.errors import UsageError
 from mamf.kernel import Buffer, Verdict, aligned
 from mamf.operation import Operation
-from mamf.operations.operand_sets import OperandSet, TorchKernel, shaped
+from mamf.operations.operand_sets import OperandSet, TorchKernel, view_as
 from mamf.work import Work
 
 _TOLERANCES = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
@@ -67,7 +67,7 @@ class TorchLayerNorm(TorchKernel[LayerNormProblem, Rows]):
         self, backend: Backend, problem: LayerNormProblem, shape: Rows, flat: Mapping[str, torch.Tensor]
     ) -> OperandSet:
         normalize = functools.partial(layer_norm, normalized_shape=[shape.width], eps=problem.eps)
-        x = shaped(flat["x"], shape.rows, shape.width)
+        x = view_as(flat["x"], shape.rows, shape.width)
 
         def verify(result: torch.Tensor) -> Verdict:
             reference = normalize(x[:16].cpu().double())

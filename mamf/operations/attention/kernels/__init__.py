@@ -1,1 +1,1 @@
-"""One file a library."""
+"""Attention kernels: one file per library."""

@@ -14,7 +14,7 @@ _ARCHITECTURES = ("gfx942", "gfx950")
 
 
 class Aiter(LibraryAttention):
-    """Builds its kernels at their first launch, which is the verification's."""
+    """Builds its kernels in the first launch, which is for verification and not timed."""
 
     name = "aiter"
     library = "AITER"
@@ -54,9 +54,9 @@ class Aiter(LibraryAttention):
             v,
             causal=shape.causal,
             window_size=window_of(shape, -1),
-            # Its default; the other FlashAttentions' is not, and on gfx950 it excludes the fast backward pass.
+            # AITER's default, unlike that of other FlashAttentions; on gfx950 it excludes the fast backward pass.
             deterministic=False,
-            # Asserted wherever a gradient will be asked for.
+            # AITER asserts this if a gradient is needed.
             return_lse=problem.has_backward,
         )
         return output_of(result)

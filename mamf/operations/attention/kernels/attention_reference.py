@@ -1,10 +1,11 @@
-"""Attention by other means: plain products and exponentials in float64 (float32 where a device has none), in blocks of
-rows.
+"""The reference for attention: plain products and exponentials in float64 (float32 if a device has no float64), in
+blocks of rows.
 
-For two heads, the first and the last, the whole output and the whole gradients are computed, so no row or tile of them
-goes unseen. Of all heads every 64th row of the output and of dQ is computed, at random places, which a zeroed tile of
-128 rows cannot miss; and sums of dK and dV along the keys, which are known without any product. All run on the device
-(a head of 16384 tokens is 10**12 FLOP), by none of the code that is judged, and a few rows on the host too.
+For two heads, the first and the last, the whole output and all gradients are compared, so every row and tile of them is
+checked. For all heads one random row of every 64 of the output and of dQ is compared, so a zeroed tile of 128 rows
+cannot escape, and the sums of dK and dV along the keys, which are known without any product. The reference runs on the
+device (a head of 16384 tokens takes 10**12 FLOP), with code that is independent of the kernels, and for a few rows also
+on the host.
 """
 
 from __future__ import annotations
@@ -21,23 +22,23 @@ from mamf.operations.outputs import float32_precision, one_thread
 from mamf.operations.variation import fresh_generator
 
 _ROWS = 1024
-#: One row of so many is compared in every head.
+#: One row of this many is compared in each head.
 _EVERY = 64
-# Elements of the scores, or of an operand, that are computed at once for the rows of all heads.
+# Elements of scores, or of an operand, that are computed at once for the rows of all heads.
 _CHUNK = 2**24
-# Elements of the keys of a head that are copied to the host, at most, and rows that are compared there.
+# The most elements of a head's keys that are copied to the host, and the number of rows compared there.
 _MOST_ON_HOST, _ROWS_ON_HOST = 2**22, 4
 
 
-#: By result: batch, kv heads, 1, 1, width or 1.
+#: Signs by result, with dimensions batch, kv heads, 1, 1, width or 1.
 Signs = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Distance:
-    """How far results are from the reference: ||x - reference|| / ||reference|| of ``o``, ``dq``, ``dk``, ``dv``, and
-    by how much the slope of x against the reference differs from 1. Of the output also the error of its worst row, the
-    cosine similarity and the L1 distance relative to its L1 norm. ``rows``: that were compared, of the least.
+    """The distance of results from the reference: ||x - reference|| / ||reference|| for ``o``, ``dq``, ``dk``, ``dv``,
+    and the deviation of the slope of x against the reference from 1. For the output also the error of the worst row,
+    the cosine similarity and the L1 distance relative to its L1 norm. ``rows``: the fewest rows compared for a result.
     """
 
     errors: dict[str, float]
@@ -49,7 +50,7 @@ class Distance:
 
 
 class _Tally:
-    """Sums over pairs of a result and what it must be."""
+    """Sums over pairs of a result and its expected value."""
 
     def __init__(self) -> None:
         self._sums: dict[str, list[float]] = {}
@@ -78,7 +79,7 @@ class _Tally:
 class Reference:
     """Output and gradients of the first and the last head, given q, k, v (and do) as batch, heads, sequence, width.
 
-    ``signs``: those that results have now because operands changed theirs.
+    ``signs``: the current signs of the results, which follow from the operands' sign changes.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class Reference:
             self._heads.append((batch, kv, {name: each * signs[name][batch, kv] for name, each in found.items()}))
 
     def distance(self, results: Mapping[str, torch.Tensor], signs: Signs) -> Distance:
-        """How far ``o`` (and ``dq``, ``dk``, ``dv``), all batch, heads, sequence, width, are from it."""
+        """The distance of ``o`` (and ``dq``, ``dk``, ``dv``), each as batch, heads, sequence, width."""
         tally = _Tally()
         for batch, kv, reference in self._heads:
             for name, expected in reference.items():
@@ -103,13 +104,13 @@ class Reference:
 def distance_of_rows(
     shape: AttentionShape, operands: Mapping[str, torch.Tensor], results: Mapping[str, torch.Tensor], has_backward: bool
 ) -> Distance:
-    """The same of random rows of ``o`` and ``dq`` of all heads, one of each _EVERY. In float32 for operands of 16 bits:
-    cards are not slowed whose float64 is slow.
+    """The same for random rows of ``o`` and ``dq`` in all heads, one of every _EVERY. In float32 for operands of 16
+    bits, because float64 is slow on some cards.
     """
     tally, names, device = _Tally(), ("o", "dq") if has_backward else ("o",), operands["q"].device
     starts = torch.arange(0, shape.seqlen_q + _EVERY, _EVERY, device=device)
     offsets = torch.randint(0, _EVERY, starts.shape, generator=fresh_generator(device), device=device)
-    # The last too: under a causal mask the first has a dQ of 0, which nothing can be compared with alone.
+    # The last row too: under a causal mask the first row has a dQ of 0, which alone allows no relative error.
     rows = (starts + offsets).clamp_max(shape.seqlen_q - 1)
     widest = max(shape.head_dim, shape.head_dim_v, shape.heads // shape.kv_heads * min(len(rows), _ROWS))
     step = max(1, _CHUNK // (shape.seqlen_k * widest))
@@ -126,7 +127,7 @@ def distance_of_rows(
 def distance_on_host(
     shape: AttentionShape, operands: Mapping[str, torch.Tensor], results: Mapping[str, torch.Tensor]
 ) -> Distance | None:
-    """The same of a few rows of a random head's output, computed by the host in float64; None of heads too long."""
+    """The same for a few rows of a random head's output, on the host in float64; None if heads are too long."""
     if shape.seqlen_k * max(shape.head_dim, shape.head_dim_v) > _MOST_ON_HOST:
         return None
     tally, batch, head = _Tally(), secrets.randbelow(shape.batch), secrets.randbelow(shape.kv_heads)
@@ -143,18 +144,18 @@ def distance_on_host(
 def error_of_key_sums(
     shape: AttentionShape, operands: Mapping[str, torch.Tensor], results: Mapping[str, torch.Tensor]
 ) -> float:
-    """The largest error of the sums of ``dk`` and ``dv`` along the keys, in units of the norm of what is summed.
+    """The largest error of the sums of ``dk`` and ``dv`` along the keys, in units of the norm of the summed elements.
 
-    Rows of P add up to 1 and those of dS to 0, so dV = P^T dO adds up to the sum of dO over the queries that see a key,
-    and dK = dS^T Q / sqrt(d) to 0.
+    Rows of P sum to 1 and rows of dS to 0, so dV = P^T dO sums to the sum of dO over the queries that see a key, and
+    dK = dS^T Q / sqrt(d) sums to 0.
     """
     unseen = shape.seqlen_q - shape.seqlen_k - (0 if shape.causal else shape.window or shape.seqlen_q)
     worst = 0.0
     for batch in range(shape.batch):
-        seen = precise(operands["do"][batch, :, max(0, unseen) :])
+        seen = to_float64(operands["do"][batch, :, max(0, unseen) :])
         of_queries = seen.sum(1).unflatten(0, (shape.kv_heads, -1)).sum(1)
         for name, expected in (("dk", 0.0), ("dv", of_queries)):
-            summed = precise(results[name][batch])
+            summed = to_float64(results[name][batch])
             norms = torch.linalg.vector_norm(summed, dim=1)
             error = (summed.sum(1) - expected).abs() / torch.maximum(norms, norms.mean())
             worst = max(worst, error.nan_to_num(nan=0.0 if not norms.any() else math.inf).max().item())
@@ -162,7 +163,7 @@ def error_of_key_sums(
 
 
 def worst_relative_row(result: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest relative error of a row; infinite where one holds NaN."""
+    """The largest relative error of a row; infinite if a row contains NaN."""
     difference = torch.linalg.vector_norm(result - expected, dim=-1)
     size = torch.linalg.vector_norm(expected, dim=-1)
     ratio = torch.where(size > 0, difference / size, difference)
@@ -176,7 +177,7 @@ def relative(difference: float, size: float) -> float:
 
 
 def pick(tensor: torch.Tensor, shape: AttentionShape, batch: int, kv: slice) -> torch.Tensor:
-    """Some kv heads, and the heads that share each: kv heads, heads (1 of what keys have), length, width."""
+    """Some kv heads, and the heads that share each, as kv heads, heads (1 for keys and values), length, width."""
     found: torch.Tensor = tensor[batch].unflatten(0, (shape.kv_heads, -1))[kv]
     return found
 
@@ -189,13 +190,13 @@ def reference_of(
     has_backward: bool,
     rows: torch.Tensor | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Output and gradients of some kv heads and the heads that share them; of some ``rows``, the output and dQ.
+    """Output and gradients of some kv heads and the heads that share them; with ``rows``, only their output and dQ.
 
     dV = P^T dO, dS = P * (dO V^T - rowsum(dO * O)), dQ = dS K / sqrt(d), dK = dS^T Q / sqrt(d) (Dao, FlashAttention-2,
     2023, section 2.2).
     """
     names = ("q", "k", "v", "do") if has_backward else ("q", "k", "v")
-    q, k, v, *rest = (precise(pick(tensors[name], shape, batch, kv), rows is not None) for name in names)
+    q, k, v, *rest = (to_float64(pick(tensors[name], shape, batch, kv), rows is not None) for name in names)
     scale = 1 / math.sqrt(shape.head_dim)
     results: dict[str, list[torch.Tensor]] = {"o": [], "dq": []}
     dk, dv = torch.zeros_like(k), torch.zeros_like(v)
@@ -216,8 +217,8 @@ def reference_of(
     return {**found, "dk": dk, "dv": dv} if rest and rows is None else found
 
 
-def precise(tensor: torch.Tensor, may_be_float32: bool = False) -> torch.Tensor:
-    """In float64; in float32 where torch has no other for the device, or where that is enough for its 16 bits."""
+def to_float64(tensor: torch.Tensor, may_be_float32: bool = False) -> torch.Tensor:
+    """A tensor in float64, or in float32 if the device has no float64 or if float32 is enough for 16-bit operands."""
     wide = torch.float32 if may_be_float32 and tensor.dtype.itemsize < 4 else torch.float64
     try:
         return tensor.detach().to(wide)
@@ -228,7 +229,7 @@ def precise(tensor: torch.Tensor, may_be_float32: bool = False) -> torch.Tensor:
 def row_blocks(
     shape: AttentionShape, device: torch.device, rows: torch.Tensor | None = None
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Blocks of query rows, all or these, and which keys are masked for them."""
+    """Blocks of query rows (all, or these), each with its mask of keys."""
     offset = shape.seqlen_k - shape.seqlen_q
     keys = torch.arange(shape.seqlen_k, device=device)
     for block in (torch.arange(shape.seqlen_q, device=device) if rows is None else rows).split(_ROWS):

@@ -1,4 +1,4 @@
-"""Attention written out in PyTorch: what a kernel is worth is measured against it."""
+"""Attention in plain PyTorch: the baseline for other kernels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mamf.backend import Backend, Unavailable
 from mamf.operations.attention.kernels.attention_reference import row_blocks
 from mamf.operations.attention.kernels.torch_attention import TorchAttention
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
-from mamf.operations.compilation import compile_for_shape, compiled_for_repetition
+from mamf.operations.compilation import compile_for_shape, keep_backward_buffers
 from mamf.torch_backend import TorchBackend
 
 
@@ -25,27 +25,27 @@ class Eager(TorchAttention):
     has_window = True
 
     def bound(self, problem: AttentionProblem) -> float:
-        # Scores are rounded too, where they are kept in 16 bits: 5.9e-3 in bfloat16, at most, in results/.
+        # Scores kept in 16 bits are rounded too: the largest error in results/ is 5.9e-3 in bfloat16.
         return super().bound(problem) * 2.4
 
     def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
         if shape.causal and shape.seqlen_q > shape.seqlen_k:
-            return f"{self.name} has no answer for queries that see no key: causal with more queries than keys"
+            return f"{self.name} has no result for queries that see no key: causal with more queries than keys"
         return super().unsupported_shape(problem, shape)
 
     def bind(self, backend: Backend, problem: AttentionProblem, shape: AttentionShape) -> Callable[..., torch.Tensor]:
         assert isinstance(backend, TorchBackend)
-        return written_out(shape, masked_keys(shape, backend.device))
+        return make_attention(shape, masked_keys(shape, backend.device))
 
 
 def masked_keys(shape: AttentionShape, device: torch.device) -> torch.Tensor | None:
-    """Which keys each query must not see, made outside of timing; None where every query sees all."""
+    """The mask of keys for each query, made outside the timed launch; None if all queries see all keys."""
     if not shape.causal and shape.window is None:
         return None
     return torch.cat([masked for _, masked in row_blocks(shape, device)])
 
 
-def written_out(shape: AttentionShape, masked: torch.Tensor | None) -> Callable[..., torch.Tensor]:
+def make_attention(shape: AttentionShape, masked: torch.Tensor | None) -> Callable[..., torch.Tensor]:
     scale, group = 1 / math.sqrt(shape.head_dim), shape.heads // shape.kv_heads
 
     def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -61,7 +61,7 @@ def written_out(shape: AttentionShape, masked: torch.Tensor | None) -> Callable[
 
 
 class CompiledEager(Eager):
-    """The same under torch.compile, kept from being rewritten into SDPA, which is measured by its own name."""
+    """The same under torch.compile, without the rewrite into SDPA, which is a separate kernel."""
 
     name = "compiled-eager"
 
@@ -69,7 +69,7 @@ class CompiledEager(Eager):
         return backend.without_compiler() or super().unavailable(backend)
 
     def settings(self, backend: Backend, problem: AttentionProblem) -> AbstractContextManager[object]:
-        return compiled_for_repetition()
+        return keep_backward_buffers()
 
     def bind(self, backend: Backend, problem: AttentionProblem, shape: AttentionShape) -> Callable[..., torch.Tensor]:
         return compile_for_shape(super().bind(backend, problem, shape), options={"pattern_matcher": False})

@@ -1,4 +1,4 @@
-"""FlashAttention 2, 3 and 4: three libraries of one family, each its own package, signature and set of cards."""
+"""FlashAttention 2, 3 and 4: three libraries with different packages, signatures and supported cards."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _FA3_MODULES = ("flash_attn_interface", "flash_attn_3.flash_attn_interface")
 _FA4_DISTRIBUTION = "flash-attn-4"
 _FA4_FORWARD_MAJORS = (8, 9, 10, 11, 12)
 _BLACKWELL_DATACENTER_MAJORS = (10, 11)
-#: Head dimensions of keys and values beyond 128 that its Blackwell kernels have.
+#: Head dimensions of keys and values above 128 that its Blackwell kernels support.
 _FA4_WIDE_ON_BLACKWELL = ((192, 128), (256, 256))
 
 
 class _FlashAttention(LibraryAttention):
     layout = "bshd"
     has_window = True
-    #: How this library writes a side of the window that has no end.
+    #: The library's value for an unlimited side of the window.
     no_window: ClassVar[int | None] = -1
 
     def call(
@@ -43,7 +43,7 @@ class _FlashAttention(LibraryAttention):
         k: torch.Tensor,
         v: torch.Tensor,
     ) -> torch.Tensor:
-        # Older builds of FA3, and FA4 always, return the log-sum-exp beside the output.
+        # Older builds of FA3, and all of FA4, also return the log-sum-exp.
         return output_of(function(q, k, v, causal=shape.causal, window_size=window_of(shape, self.no_window)))
 
 
@@ -63,7 +63,7 @@ class FlashAttention2(_FlashAttention):
         module = importlib.import_module(self.module)
         # flash-attn-4 makes a namespace of the same name, with nothing but ``cute`` inside.
         if not hasattr(module, "flash_attn_func"):
-            raise AbsentError("the flash_attn that is there holds no flash_attn_func, only FlashAttention 4 (cute)")
+            raise AbsentError("the installed flash_attn has no flash_attn_func, only FlashAttention 4 (cute)")
         return module.flash_attn_func
 
 
@@ -103,7 +103,7 @@ class FlashAttention3(_FlashAttention):
 
 
 class FlashAttention4(_FlashAttention):
-    """Written in CuTe DSL: compiles at the first launch of a configuration, which is the verification's."""
+    """Written in CuTe DSL. Compiles in the first launch of a configuration, which is for verification and not timed."""
 
     name = "flash-attn-4"
     library = "FlashAttention 4"
@@ -120,9 +120,9 @@ class FlashAttention4(_FlashAttention):
 
     def load(self) -> Any:
         function = importlib.import_module(self.module).flash_attn_func
-        # Its own __version__ is always 0.0.0, and flash-attn 2.8 brings an early copy of this module along.
+        # Its __version__ is always 0.0.0, and flash-attn 2.8 includes an early copy of this module.
         if package_version(self.distribution) is None:
-            raise AbsentError("the flash_attn.cute that is there came with another package (an early copy)")
+            raise AbsentError("the installed flash_attn.cute came with another package (an early copy)")
         return function
 
     def unsupported(self, backend: Backend, problem: AttentionProblem) -> str | None:

@@ -12,7 +12,7 @@ from mamf.backend import Backend, Unavailable
 from mamf.errors import first_line
 from mamf.operations.attention.kernels.torch_attention import TorchAttention
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
-from mamf.operations.compilation import compile_for_shape, compiled_for_repetition
+from mamf.operations.compilation import compile_for_shape, keep_backward_buffers
 from mamf.torch_backend import TorchBackend
 
 #: Query-key pairs up to which the mask is made densely, before it is reduced to blocks: some bytes each.
@@ -42,7 +42,7 @@ class Flex(TorchAttention):
         return super().unsupported(backend, problem)
 
     def settings(self, backend: Backend, problem: AttentionProblem) -> AbstractContextManager[object]:
-        return compiled_for_repetition()
+        return keep_backward_buffers()
 
     def bind(self, backend: Backend, problem: AttentionProblem, shape: AttentionShape) -> Callable[..., torch.Tensor]:
         assert isinstance(backend, TorchBackend)

@@ -1,7 +1,7 @@
 """What attention kernels of vendors' and third parties' libraries share: loaded late, and bound once to a shape.
 
 A library may be absent, half installed, built for another card or another CUDA: importing it may raise anything, and
-whatever it raises is a reason with the command that mends it. What it prints on import goes to stderr, because stdout
+all errors become a reason with the command that fixes it. What it prints on import goes to stderr, because stdout
 holds results.
 """
 
@@ -90,7 +90,7 @@ class LibraryAttention(TorchAttention):
         return Unavailable(f"{self.library} is installed but does not load: {first_line(error)}", self.repair(error))
 
     def repair(self, error: Exception) -> str:
-        """The command that mends an installation that does not load."""
+        """The command that fixes an installation that does not load."""
         # --no-deps: a forced reinstallation of all it depends on would replace torch.
         return self.install.replace(" --no-deps", "").replace(
             "pip install", "pip install --force-reinstall --no-deps", 1

@@ -51,11 +51,11 @@ class _Sage(QuantizedAttention):
         return module.sageattn
 
     def require_built(self) -> None:
-        """Raise ImportError where its compiled part does not fit this card."""
+        """Raise ImportError if the compiled part does not support this card."""
 
     @abstractmethod
     def arguments(self, shape: AttentionShape, k: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
-        """K to hand over, and what this release takes beside the common arguments."""
+        """The K to pass, and this release's additional arguments."""
 
     def call(
         self,
@@ -71,10 +71,10 @@ class _Sage(QuantizedAttention):
 
 
 class Sage1(_Sage):
-    """Triton. It subtracts the mean of K from the caller's K, in place, so each launch hands it a copy of K.
+    """Triton. It subtracts the mean of K from the caller's K in place, so each launch passes a copy of K.
 
-    The copy is made inside the launch and so counts in its time, reading and writing K once: a model that needs its K
-    afterwards pays for it too. Without it the first launch would change the operands, and no later one see the same.
+    The copy is part of the launch and counts in its time (K is read and written once): a model that needs K afterward
+    pays for it too. Without the copy, the first launch would change the operands of later launches.
     """
 
     name = "sage-1"
@@ -102,7 +102,7 @@ class Sage1(_Sage):
 
 
 class Sage2(_Sage):
-    """CUDA, and Triton on sm86. What its products are in depends on the card, so each row says it."""
+    """CUDA, and Triton on sm86. The dtypes of its products depend on the card, so each row reports them."""
 
     name = "sage-2"
     release = 2
@@ -119,7 +119,7 @@ class Sage2(_Sage):
         return capability in _PRODUCTS
 
     def require_built(self) -> None:
-        # CudaBackend made the card that it opened the current one.
+        # The current device is the one that CudaBackend opened.
         capability = torch.cuda.get_device_capability()
         flag = _BUILT_FLAGS.get(capability)
         core = importlib.import_module("sageattention.core")

@@ -1,4 +1,4 @@
-"""torch.nn.functional.scaled_dot_product_attention: each of its backends forced, and its own choice, named."""
+"""torch.nn.functional.scaled_dot_product_attention: its own choice of backend, and each backend forced."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 
 
 class Sdpa(TorchAttention):
-    """torch's own choice. The row names the backend that ran."""
+    """torch's choice of backend. The row names the backend that ran."""
 
     name = "sdpa"
     dtypes: ClassVar[tuple[str, ...]] = ("bfloat16", "float16", "float32", "float64")
@@ -34,7 +34,7 @@ class Sdpa(TorchAttention):
 
 
 def chosen_backend(shape: AttentionShape, operands: Sequence[torch.Tensor], has_backward: bool) -> str:
-    """The backend that torch's dispatcher takes for these operands, by its own function."""
+    """The backend that torch's dispatcher chooses for these operands."""
     q, k, v = (tensor.detach().requires_grad_(has_backward) for tensor in operands)
     gqa = shape.heads != shape.kv_heads
     with torch.set_grad_enabled(has_backward):
@@ -43,7 +43,7 @@ def chosen_backend(shape: AttentionShape, operands: Sequence[torch.Tensor], has_
 
 
 class _Forced(Sdpa):
-    """One backend and no other: where it cannot serve, the row is unsupported."""
+    """A single backend: if it does not support a shape, the row is unsupported."""
 
     forced: ClassVar[SDPBackend]
     runtimes: ClassVar[tuple[str, ...]] = ("cuda", "hip")

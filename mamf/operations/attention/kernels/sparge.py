@@ -1,8 +1,8 @@
-"""SpargeAttention: SageAttention that skips blocks of keys it predicts to be irrelevant. Forward only.
+"""SpargeAttention: SageAttention that skips blocks of keys that it predicts to be irrelevant. Forward only.
 
-How much it skips depends on the data: on inputs without block structure every block matters, a threshold skips none,
-and a fixed share of blocks left out would be a wrong result. So ``topk`` keeps the largest share that the problem's
-inputs make relevant (``AttentionProblem.sparsity``), and each row says what was skipped.
+The skipped share depends on the data: on inputs without block structure every block matters, a threshold skips none,
+and skipping a fixed share of blocks would give a wrong result. So ``topk`` keeps the largest share that is relevant in
+the problem's inputs (``AttentionProblem.sparsity``), and each row reports the skipped share.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from mamf.operations.attention.kernels.structured_inputs import relevant_share
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 
 _SHORTEST = 128
-#: Keys in the larger of the blocks that it works with.
+#: The number of keys in the larger of its block sizes.
 _BLOCK = 128
 _FP16_CAPABILITIES = ((8, 0), (8, 6), (8, 7), (8, 9), (9, 0))
-#: On the others its fp8 functions quietly run the float16 kernel.
+#: On other cards its fp8 functions silently run the float16 kernel.
 _FP8_CAPABILITIES = ((8, 9), (9, 0))
 
 
@@ -49,7 +49,7 @@ class _Sparge(QuantizedAttention):
         return super().unsupported_shape(problem, shape)
 
     def options(self, problem: AttentionProblem, shape: AttentionShape) -> dict[str, Any]:
-        """What decides which blocks are skipped; the library's own values where none is given."""
+        """Options that decide which blocks are skipped; the library's defaults if empty."""
         return {}
 
     def call(
@@ -66,13 +66,13 @@ class _Sparge(QuantizedAttention):
     def details(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
     ) -> dict[str, Any]:
-        """With the share of blocks of Q K^T that were skipped, by a launch of its own: asking for it waits."""
+        """With the skipped share of the blocks of Q K^T, from a separate launch, because reading it synchronizes."""
         details = super().details(problem, shape, operands)
         options = {"is_causal": shape.causal, "tensor_layout": "HND", **self.options(problem, shape)}
         result = self.loaded()(*operands, **options, return_sparsity=True)
         if not isinstance(result, tuple):
             return details
-        # Causal, it counts against a whole number of 128 x 64 blocks: a hair below 0 where lengths are none.
+        # For causal attention the library counts whole blocks of 128 x 64, so other lengths can give less than 0.
         return {**details, "sparsity": max(0.0, float(result[1]))}
 
 
@@ -80,7 +80,7 @@ class _Fp16(_Sparge):
     cards = "sm80, sm86, sm87, sm89 and sm90"
     capabilities = _FP16_CAPABILITIES
     product_dtypes = ("int8", "float16")
-    #: int8 costs 1.3e-2 on normal data (see sage.py); the rest is room for what skipped blocks would have added.
+    #: int8 costs 1.3e-2 on normal data (see sage.py); the rest is for the contribution of skipped blocks.
     tolerance = 5e-2
 
 
@@ -88,7 +88,7 @@ class _Fp8(_Sparge):
     cards = "sm89 and sm90"
     capabilities = _FP8_CAPABILITIES
     product_dtypes = ("int8", "float8_e4m3fn")
-    #: fp8 costs 4e-2 on normal data (see sage.py); the rest is room for what skipped blocks would have added.
+    #: fp8 costs 4e-2 on normal data (see sage.py); the rest is for the contribution of skipped blocks.
     tolerance = 1e-1
 
     def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:

@@ -6,18 +6,18 @@ import math
 
 import torch
 
-# Structured inputs: tokens a block, directions to tell blocks apart by, and how strongly: at 2.2 keys of one
-# block are alike enough for kernels that skip only blocks whose keys are.
+# Structured inputs: tokens per block, the number of directions that distinguish blocks, and their strength: at 2.2, the
+# keys of a block are similar enough for kernels that skip only blocks of similar keys.
 _STRUCTURE_BLOCK = 128
 _GROUPS = 10
 _STRUCTURE = 2.2
 
 
 def block_structured(q: torch.Tensor, k: torch.Tensor, sparsity: float, sequence: int) -> dict[str, torch.Tensor]:
-    """q and k for which each block of queries matters to a share of 1 - ``sparsity`` of the blocks of keys alone.
+    """q and k for which only a share of 1 - ``sparsity`` of the key blocks matters to each block of queries.
 
-    Random data has no such structure: every key matters a little. Here blocks of keys point along one of _GROUPS axes,
-    in turn, and queries along those that they attend to, so that other scores vanish in the softmax.
+    Random data has no such structure: every key matters a little. Here each block of keys points along one of _GROUPS
+    axes, in turn, and queries point along the axes that they attend to, so other scores vanish in the softmax.
     """
     width = q.shape[-1]
     attended = _attended(sparsity)
@@ -34,12 +34,12 @@ def block_structured(q: torch.Tensor, k: torch.Tensor, sparsity: float, sequence
 
 
 def _attended(sparsity: float) -> int:
-    """How many of the _GROUPS of blocks of keys a query attends to."""
+    """The number of groups of key blocks, out of _GROUPS, that a query attends to."""
     return max(1, round((1 - sparsity) * _GROUPS))
 
 
 def relevant_share(sparsity: float, length: int) -> float:
-    """The largest share of the blocks of ``length`` keys that matters to a query, in inputs of this ``sparsity``."""
+    """The largest share of the blocks of ``length`` keys that matters to a query, for inputs with this ``sparsity``."""
     if not sparsity:
         return 1.0
     blocks = -(-length // _STRUCTURE_BLOCK)

@@ -1,6 +1,6 @@
-"""What attention kernels on torch tensors share: operands, launches in each direction, verification.
+"""Base class of attention kernels on torch tensors: operands, launches in each direction, verification.
 
-A kernel of a library says which layout it takes and how it is called; see sdpa.py for the shortest.
+A kernel for a library defines its layout and its call; sdpa.py is the shortest example.
 """
 
 from __future__ import annotations
@@ -25,30 +25,32 @@ from mamf.operations.attention.kernels.attention_reference import (
 )
 from mamf.operations.attention.kernels.structured_inputs import block_structured
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
-from mamf.operations.operand_sets import OperandSet, prepared_sets, shaped, split, take_buffers
-from mamf.operations.outputs import Unchanged, tensors_of, without_torch, wrong_type
+from mamf.operations.operand_sets import OperandSet, prepare_sets, split_sets, take_buffers, view_as
+from mamf.operations.outputs import Unchanged, check_torch, explain_wrong_type, tensors_of
 from mamf.operations.variation import fresh_signs
 
-#: The command where a device is not one that a kernel is made for: torch's own choice runs on each.
+#: The command for devices that a kernel does not support: torch's own choice runs on all devices.
 ON_ANY_DEVICE = "mamf attention --kernel sdpa"
-#: How torch's dispatchers say that nothing fits.
+#: The messages of torch's dispatchers if no kernel fits.
 _NOTHING_FITS = ("No available kernel", "No viable backend")
-# ||O - reference|| / ||reference||: P and O are rounded, to 8 bits by sqrt(2) 1.65e-3 = 2.3e-3, which is what exact
-# kernels reach in results/, to 11 bits by an eighth. Twice that and more. Float32 and float64 round sums and exponents.
+# ||O - reference|| / ||reference||: rounding P and O to 8 bits gives sqrt(2) 1.65e-3 = 2.3e-3, as exact kernels show in
+# results/, and to 11 bits an eighth of that. The bounds are at least twice as large. Float32 and float64 round sums and
+# exponents.
 _TOLERANCE = {"bfloat16": 5e-3, "float16": 1.2e-3, "float32": 2e-5, "float64": 1e-12}
-# Gradients go through more roundings: 3.3e-3 at most in results/.
+# Gradients are rounded more often: the largest error in results/ is 3.3e-3.
 _GRADIENT_FACTOR = 2.0
-# How far the slope of a result against the reference may be from 1; deviations beyond so many standard ones are rare.
+# The largest deviation from 1 of the slope of a result against the reference, and the deviations, in standard ones,
+# that are rare by chance.
 _SLOPE, _RARE = 1e-3, 8.0
-# Operands whose signs change, by direction: a saved forward pass keeps its V.
+# Operands whose signs change, by direction; a saved forward pass keeps its V.
 _SIGNED = {"fwd": ("v",), "bwd": ("do",), "fwd+bwd": ("v", "do")}
-# How far a single row of the output may be off: far above rounding, far below a row that was not written.
+# The largest error of a single row of the output: far above rounding, far below that of a row that was not written.
 _ROW_TOLERANCE, _ROW_TOLERANCE_APPROXIMATE = 0.25, 0.6
 
 
 class TorchAttention(AttentionKernel):
     """Derived kernels supply ``attend`` or ``bind``. ``layout``: the order of batch, heads and sequence, ``bhsd`` or
-    ``bshd``. ``has_gqa``: takes fewer kv heads than heads.
+    ``bshd``. ``has_gqa``: whether it supports fewer kv heads than heads.
     """
 
     layout: ClassVar[str] = "bhsd"
@@ -56,24 +58,24 @@ class TorchAttention(AttentionKernel):
     has_window: ClassVar[bool] = False
     has_unequal_lengths: ClassVar[bool] = True
     head_dims: ClassVar[range | tuple[int, ...]] = range(8, 257, 8)
-    #: ||O - reference|| / ||reference|| at which a result counts as right; None: by dtype.
+    #: The largest ||O - reference|| / ||reference|| of a correct result; None: by dtype.
     tolerance: ClassVar[float | None] = None
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
-        return without_torch(backend)
+        return check_torch(backend)
 
     def attend(self, shape: AttentionShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """The output, in the kernel's layout."""
         raise NotImplementedError(f"{type(self).__name__} supplies neither attend nor bind")
 
     def bind(self, backend: Backend, problem: AttentionProblem, shape: AttentionShape) -> Callable[..., torch.Tensor]:
-        """``attend`` for one shape; compiling kernels compile here. Called with q, k, v."""
+        """``attend`` for one shape, called with q, k, v. Kernels that compile do so here."""
         return lambda q, k, v: self.attend(shape, q, k, v)
 
     def details(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
     ) -> dict[str, Any]:
-        """What a reader should know of how this launch ran (which kernel a dispatcher chose, the sparsity reached)."""
+        """Further findings about a launch, such as the kernel that a dispatcher chose, or the sparsity."""
         return {}
 
     def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
@@ -97,10 +99,10 @@ class TorchAttention(AttentionKernel):
         rewrite: bool = False,
     ) -> Prepared:
         call = self.bind(backend, problem, shape)
-        memory = split(take_buffers(pool, problem.buffers(shape, sets)), sets)
+        memory = split_sets(take_buffers(pool, problem.buffers(shape, sets)), sets)
         attentions = [PreparedAttention(self, problem, shape, self.operands(problem, shape, flat)) for flat in memory]
         if problem.direction == "bwd":
-            # What a library allocates once, such as a workspace, is not what a saved forward pass holds.
+            # A one-time allocation of a library, such as a workspace, is not part of a saved forward pass.
             attentions[0].launch_of(call)
             attentions[0].forget()
         before = backend.allocated_memory()
@@ -112,7 +114,7 @@ class TorchAttention(AttentionKernel):
             return tuple(dict.fromkeys(name for each in attentions for name in each.unchanged()))
 
         held = 0 if before is None or after is None else (after - before) // sets
-        return prepared_sets(ready, unchanged, held_bytes=held)
+        return prepare_sets(ready, unchanged, held_bytes=held)
 
     def operands(
         self, problem: AttentionProblem, shape: AttentionShape, flat: Mapping[str, torch.Tensor]
@@ -122,7 +124,7 @@ class TorchAttention(AttentionKernel):
         for name, tensor in flat.items():
             heads, length, width = dimensions(shape)[name]
             order = (heads, length) if self.layout == "bhsd" else (length, heads)
-            views[name] = shaped(tensor, shape.batch, *order, width)
+            views[name] = view_as(tensor, shape.batch, *order, width)
         if problem.sparsity:
             views |= block_structured(views["q"], views["k"], problem.sparsity, 2 if self.layout == "bhsd" else 1)
         return views
@@ -131,7 +133,7 @@ class TorchAttention(AttentionKernel):
         return isinstance(error, RuntimeError) and any(text in str(error) for text in _NOTHING_FITS)
 
     def bound(self, problem: AttentionProblem) -> float:
-        """||O - reference|| / ||reference|| at which a result counts as right."""
+        """The largest ||O - reference|| / ||reference|| of a correct result."""
         return self.tolerance if self.tolerance is not None else _TOLERANCE[problem.dtype]
 
     def canonical(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -140,7 +142,7 @@ class TorchAttention(AttentionKernel):
 
 
 class PreparedAttention:
-    """One operand set: its launch, and what that must give, computed by other operations in more bits."""
+    """One operand set: its launch and the reference result, computed by other operations in higher precision."""
 
     def __init__(
         self,
@@ -154,7 +156,7 @@ class PreparedAttention:
         self._reference: Reference | None = None
         self._details: dict[str, Any] = {}
         self.unchanged = Unchanged(operands)
-        # Signs of V and of dO against what they were.
+        # Signs of V and of dO relative to their original values.
         self._heads, self._last = (shape.batch, shape.kv_heads, 1, 1), 0
         self._of_v = self._of_do = torch.ones((*self._heads, 1), dtype=torch.int8, device=operands["v"].device)
 
@@ -168,8 +170,8 @@ class PreparedAttention:
             return call(*(self._operands[name] for name in "qkv"))
 
     def launch_of(self, call: Callable[..., torch.Tensor]) -> Callable[[], object]:
-        """A launch with no argument. For ``bwd`` the forward runs here, once: its graph is kept and differentiated
-        anew.
+        """A launch without arguments. For ``bwd`` the forward pass runs once, here; its graph is kept and
+        differentiated in each launch.
         """
         if self._problem.direction == "fwd":
             return lambda: self.forward(call)
@@ -187,17 +189,17 @@ class PreparedAttention:
         return both
 
     def forget(self) -> None:
-        """Let go of a saved forward pass."""
+        """Release a saved forward pass."""
         self._forward = None
 
     def change_signs(self) -> None:
-        """Flip columns of V in each head, and dO alike and by head: then results change their signs, and nothing else.
+        """Flip the signs of columns of V in each head, and of dO alike and per head: results change only their signs.
 
         O = P V, dV = P^T dO, and dQ and dK are linear in dO V^T.
         """
         device, width = self._of_v.device, self._shape.head_dim_v
         of_v, of_do = fresh_signs((*self._heads, width), device), fresh_signs((*self._heads, 1), device)
-        # Each verification compares the first and the last head: together, their signs are never those of last time.
+        # Verification compares the first and the last head, so their signs together always differ from the last ones.
         self._last ^= secrets.choice((1, 2, 3) if of_do.numel() > 1 else (2, 3))
         for place, is_negative in ((0, self._last & 1), (-1, self._last & 2)):
             of_do.view(-1)[place] = self._of_do.view(-1)[place] * (-1 if is_negative else 1)
@@ -214,7 +216,7 @@ class PreparedAttention:
         self._flip(self._of_v, self._of_do)
 
     def verify(self, result: object) -> Verdict:
-        """All of the output and gradients of two heads."""
+        """Verify the whole output and all gradients of two heads."""
         if reason := self._wrong_type(result):
             return Verdict(math.inf, 0.0, reason=reason)
         shape, of_do = self._shape, self._of_do
@@ -226,7 +228,7 @@ class PreparedAttention:
         return self._verdict(self._reference.distance(self._canonical(self._named(result)), signs))
 
     def verify_whole(self, result: object) -> Verdict:
-        """Rows of the output and of dQ in all heads, sums of all dK and dV, and some rows of a head by the host."""
+        """Verify rows of the output and of dQ in all heads, sums of all dK and dV, and some rows on the host."""
         shape, has_backward = self._shape, self._problem.has_backward
         operands, results = self._canonical(self._operands), self._canonical(self._named(result))
         found = [distance_of_rows(shape, operands, results, has_backward), distance_on_host(shape, operands, results)]
@@ -235,7 +237,9 @@ class PreparedAttention:
         if has_backward and worst.ok:
             sums = error_of_key_sums(shape, operands, results)
             most = _RARE * self._kernel.bound(self._problem)
-            reason = f"sums of dK or dV are off by {sums:.2g}, at most {most:.2g} is rounding" if sums > most else ""
+            reason = (
+                f"sums of dK or dV are off by {sums:.2g}; rounding explains at most {most:.2g}" if sums > most else ""
+            )
         return replace(worst, details={}, reason=reason)
 
     def _verdict(self, found: Distance) -> Verdict:
@@ -247,15 +251,15 @@ class PreparedAttention:
         if not kernel.is_exact:
             details |= {"cosine_similarity": found.cosine, "relative_l1": found.relative_l1}
         bound = kernel.bound(problem)
-        # A lost row vanishes in the norm of a long output, so the worst row counts too, in units of its own bound.
+        # A missing row vanishes in the norm of a long output, so the worst row counts too, in units of its bound.
         row = found.worst_row / (_ROW_TOLERANCE if kernel.is_exact else _ROW_TOLERANCE_APPROXIMATE) * bound
         worst = _worst((found.errors["o"], gradients / _GRADIENT_FACTOR, row if row > bound else 0.0))
         reason = ""
         for name, slope in found.slopes.items() if kernel.is_exact and worst <= bound else ():
             most = min(_SLOPE, bound) + _RARE * found.errors[name] / math.sqrt(found.rows)
             if abs(slope) > most:
-                reason = f"{name} is {1 + slope:.6g} times what it should be; rounding changes {most:.1g} at most"
-        # Of few rows, errors do not average out: gradients of three tokens are off by twice as much as those of many.
+                reason = f"{name} is {1 + slope:.6g} times the expected one; rounding changes it by at most {most:.1g}"
+        # Errors of few rows do not average out: gradients of three tokens have twice the error of those of many.
         averaged = worst if worst <= bound else worst / (1 + 2 / math.sqrt(found.rows))
         return Verdict(averaged, bound, details, reason=reason)
 
@@ -267,10 +271,10 @@ class PreparedAttention:
         alike = [q[..., :1].expand(*q.shape[:-1], v.shape[-1]), q, k, v]
         returned = result if isinstance(result, tuple) else (result,)
         pairs = zip(returned, alike if self._forward is None else alike[1:], strict=False)
-        return next(filter(None, (wrong_type(each, expected) for each, expected in pairs)), "")
+        return next(filter(None, (explain_wrong_type(each, expected) for each, expected in pairs)), "")
 
     def _named(self, result: object) -> dict[str, torch.Tensor]:
-        """The output ``o`` and, for a backward pass, ``dq``, ``dk`` and ``dv`` of what a launch returned."""
+        """The output ``o`` and, for a backward pass, ``dq``, ``dk`` and ``dv`` from the result of a launch."""
         outputs = tensors_of(result)
         if self._forward is not None:
             outputs = [self._forward, *outputs]
@@ -279,7 +283,7 @@ class PreparedAttention:
 
 
 def _worst(errors: Iterable[float]) -> float:
-    """The largest, or NaN where any is: ``max`` passes over a NaN that does not come first."""
+    """The largest error, or NaN if any is NaN: ``max`` ignores a NaN that does not come first."""
     found = list(errors)
     return math.nan if any(map(math.isnan, found)) else max(found, default=0.0)
 

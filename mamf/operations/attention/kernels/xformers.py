@@ -31,14 +31,14 @@ class XFormers(LibraryAttention):
     def load(self) -> Any:
         ops = importlib.import_module(self.module)
         function = ops.memory_efficient_attention
-        # After 0.0.35 its kernels come with another package (mslk), whatever became of its own library.
+        # After 0.0.35 its kernels come from another package (mslk), independent of its own library.
         if function.__module__.startswith("xformers") and not _is_built():
             raise ImportError(f"xFormers wasn't build with CUDA support for torch {torch.__version__}")
         return ops
 
     def repair(self, error: Exception) -> str:
         if "flash_attn" in str(error):
-            # It takes the namespace that flash-attn-4 makes for FlashAttention 2.
+            # xFormers mistakes the namespace of flash-attn-4 for FlashAttention 2.
             return "pip install flash-attn --no-build-isolation   # or: pip uninstall flash-attn-4"
         return super().repair(error)
 
@@ -56,12 +56,12 @@ class XFormers(LibraryAttention):
         k: torch.Tensor,
         v: torch.Tensor,
     ) -> torch.Tensor:
-        q, k, v = grouped(shape, q, k, v)
+        q, k, v = group_heads(shape, q, k, v)
         bias = function.LowerTriangularMask() if shape.causal else None
         try:
             output: torch.Tensor = function.memory_efficient_attention(q, k, v, attn_bias=bias)
-        except NotImplementedError as error:  # no operator fits; a page of reasons, operator by operator
-            raise UnsupportedError(reasons_in(str(error))) from error
+        except NotImplementedError as error:  # no operator fits; the message lists the reasons of each operator
+            raise UnsupportedError(extract_reasons(str(error))) from error
         return output.flatten(2, 3) if output.ndim == 5 else output
 
     def details(
@@ -72,29 +72,29 @@ class XFormers(LibraryAttention):
         return details if chosen is None else {**details, "ran": chosen}
 
     def _chosen(self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]) -> str | None:
-        """The operator that its dispatcher takes, by its own function; None where a release has none such."""
+        """The operator that its dispatcher chooses; None if the release has no function for this."""
         try:
             ops, fmha = self.loaded(), importlib.import_module("xformers.ops.fmha")
-            q, k, v = grouped(shape, *operands)
+            q, k, v = group_heads(shape, *operands)
             bias = ops.LowerTriangularMask() if shape.causal else None
             inputs = fmha.Inputs(query=q, key=k, value=v, attn_bias=bias)
             return str(fmha.dispatch._dispatch_fw(inputs, problem.has_backward).NAME)
-        except Exception:  # not part of its interface: a name in a remark is not worth a row
+        except Exception:  # not part of its public interface: a missing name must not fail the row
             return None
 
 
 def _is_built() -> bool:
-    """Whether its compiled library loads: a wheel for another CUDA imports and then has no operator at all."""
+    """Whether its compiled library loads: a wheel for another CUDA version imports but has no operators."""
     own = importlib.import_module("xformers._cpp_lib")
     if torch.version.hip is not None:
         return getattr(own, "_cpp_library_load_exception", None) is None
     return bool(getattr(own, "_built_with_cuda", True))
 
 
-def grouped(
+def group_heads(
     shape: AttentionShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Heads as (groups, heads a group) where some share their keys: views, nothing is copied."""
+    """View heads as (groups, heads per group) if heads share keys."""
     if shape.heads == shape.kv_heads:
         return q, k, v
     group = shape.heads // shape.kv_heads
@@ -102,8 +102,8 @@ def grouped(
     return q.unflatten(2, (shape.kv_heads, group)), keys, values
 
 
-def reasons_in(message: str) -> str:
-    """The reasons of all operators in a line, without the description of the inputs before them."""
+def extract_reasons(message: str) -> str:
+    """The reasons of all operators in one line, without the preceding description of the inputs."""
     lines = [line.strip() for line in message.splitlines()]
     first = next((at for at, line in enumerate(lines) if line.endswith("not supported because:")), 0)
     return " ".join(lines[first:])

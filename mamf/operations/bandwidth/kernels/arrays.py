@@ -1,7 +1,7 @@
-"""What kernels over torch's tensors share: arrays as views of the pool's buffers, and verification of every element.
+"""Base class of kernels on torch tensors: arrays as views of the pool's buffers, and verification of all elements.
 
-All elements are compared on the device, since an array fills much of its memory, and sampled ones again on the host in
-float64, so that a device is never its only judge.
+All elements are compared on the device, since an array fills much of its memory, and sampled elements again on the host
+in float64, so the device never judges itself alone.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from mamf.kernel import Prepared, Verdict
 from mamf.operations.bandwidth.kernel import BandwidthKernel
 from mamf.operations.bandwidth.shapes import READS, BandwidthProblem, BandwidthShape
 from mamf.operations.operand_sets import OperandSet, TorchKernel
-from mamf.operations.outputs import as_words, sampled_indices
+from mamf.operations.outputs import as_words, sample_indices
 from mamf.torch_backend import torch_dtype
 
-#: What is written, and what a triad multiplies by: exact in every dtype, so a triad rounds twice at most.
+#: The scalar to write, or the factor of a triad: exact in every dtype, so a triad rounds at most twice.
 SCALAR = 3.0
-# Elements compared at once: what that takes beside the arrays is a few times 64 MiB.
+# Elements compared at once: the temporary memory is a few times 64 MiB.
 _CHUNK = 2**24
 _SAMPLED = 256
-# Operands below this are held to an absolute error: float16 has no smaller steps to be relative in.
+# Smaller operands are compared by absolute error, because float16 is not precise enough for a relative one.
 _SMALLEST = 1e-3
-# Standard deviations within which a sum surely is.
+# The most standard deviations of a sum from its mean.
 _SURELY = 6
 
 
 class TorchArrays(TorchKernel[BandwidthProblem, BandwidthShape], BandwidthKernel):
-    """A kernel over torch's tensors. Derived kernels say how they launch."""
+    """A kernel on torch tensors. Derived kernels supply the launch."""
 
     def sums(self, backend: Backend, problem: BandwidthProblem) -> tuple[int, str]:
-        """Elements and dtype of what a read writes: sums of parts of the array."""
+        """The number and dtype of the sums (over parts of the array) that a read writes."""
         return 1, "float32"
 
     @abstractmethod
     def bind(
         self, backend: Backend, problem: BandwidthProblem, arrays: Mapping[str, torch.Tensor], sums: torch.Tensor
     ) -> tuple[Callable[[], None], float]:
-        """The launch, all passes of it, and how many times over its sums hold the array's."""
+        """The launch with all its passes, and the multiple of the array's sum that its sums contain."""
 
     def prepare(
         self,
@@ -76,9 +76,9 @@ class TorchArrays(TorchKernel[BandwidthProblem, BandwidthShape], BandwidthKernel
 def verify_sum(
     array: torch.Tensor, sums: torch.Tensor, times: float, device: torch.device | str
 ) -> Callable[[object], Verdict]:
-    """How far ``sums`` are off from ``times`` the sum of the array, as a share of its norm: any element left out shows
-    in a float32's. ``device``: one that has float64. Raises UnsupportedError for an array whose sum may be out of
-    range.
+    """Make a check of ``sums`` against ``times`` the sum of the array, relative to the array's norm: in float32 any
+    missing element shows. ``device``: one that has float64. Raises UnsupportedError for an array whose sum may be out
+    of range.
     """
     tolerance = 2 * DTYPES[str(sums.dtype).removeprefix("torch.")].tolerance
     total, norm = (times * each for each in sum_and_norm(array, device))
@@ -94,10 +94,10 @@ def verify_sum(
 def verify_elements(
     problem: BandwidthProblem, operands: Sequence[torch.Tensor], output: torch.Tensor
 ) -> Callable[[object], Verdict]:
-    """The worst error of an element, by the device; of sampled ones also by the host, from operands as they are now."""
+    """Make a check of the worst element on the device, and of sampled elements on the host, with current operands."""
     # Each element of a triad is rounded twice.
     tolerance = 2 * DTYPES[problem.dtype].tolerance if problem.pattern == "triad" else 0.0
-    sampled = sampled_indices(output.numel(), _SAMPLED, random.Random(problem.seed)).to(output.device)
+    sampled = sample_indices(output.numel(), _SAMPLED, random.Random(problem.seed)).to(output.device)
     sampled_operands = [on_host(operand, sampled) for operand in operands]
     wide = torch.float64 if output.dtype == torch.float64 else torch.float32
 
@@ -111,7 +111,7 @@ def verify_elements(
 
 
 def error_of(pattern: str, a: torch.Tensor, operands: Sequence[torch.Tensor], wide: torch.dtype) -> torch.Tensor:
-    """Share of elements that are wrong by a bit (copy, write); the largest relative error of one (triad)."""
+    """The share of elements that are not bit-exact (copy, write), or the largest relative error (triad)."""
     if pattern == "copy":
         return (as_words(a) != as_words(operands[0])).to(torch.float32).mean()
     if pattern == "write":
@@ -122,7 +122,7 @@ def error_of(pattern: str, a: torch.Tensor, operands: Sequence[torch.Tensor], wi
 
 
 def sum_and_norm(array: torch.Tensor, device: torch.device | str) -> tuple[float, float]:
-    """In float64, on a device that has it."""
+    """The sum and the norm of an array in float64, on a device that has float64."""
     total = squares = 0.0
     for chunk in array.split(_CHUNK):
         wide = chunk.to(device).to(torch.float64)
@@ -132,9 +132,9 @@ def sum_and_norm(array: torch.Tensor, device: torch.device | str) -> tuple[float
 
 
 def require_range(norm: float, dtype: torch.dtype) -> None:
-    """Raises UnsupportedError where a sum of elements of this norm may be more than its dtype holds."""
+    """Raises UnsupportedError if a sum of elements with this norm may exceed the range of its dtype."""
     if _SURELY * norm > torch.finfo(dtype).max:
-        raise UnsupportedError(f"the sum of an array this long may be more than {dtype} holds".replace("torch.", ""))
+        raise UnsupportedError(f"the sum of an array this long may exceed the range of {dtype}".replace("torch.", ""))
 
 
 def on_host(tensor: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""The passes themselves; imported where Triton is.
+"""Triton kernels for the passes; imported only if Triton is installed.
 
-A program starts a pass some blocks further than the one before, so that no block comes from its own unit's first cache,
-which is not what is measured, and no compiler finds a pass that repeats another.
+Each pass of a program starts some blocks after the one before, so that no block comes from the unit's first-level
+cache, which is not measured, and the compiler cannot merge equal passes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# Programs by which a pass is shifted: no divisor of how many there are on any device.
+# The shift of a pass in programs: not a divisor of the number of programs on any device.
 _SHIFT = tl.constexpr(37)
 
 

@@ -1,4 +1,4 @@
-"""Passes written in Triton: a grid that stays on the device and strides over the arrays."""
+"""Passes written in Triton: a persistent grid that strides over the arrays."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.kernel import Prepared
 from mamf.operations.bandwidth.kernels.arrays import SCALAR, TorchArrays
 from mamf.operations.bandwidth.shapes import BandwidthProblem, BandwidthShape
-from mamf.operations.triton_driver import without_triton
+from mamf.operations.triton_driver import check_triton
 
-# Programs a compute unit: with 8 warps each they fill the 2048 threads that one holds.
+# Programs per compute unit: with 8 warps each they fill its 2048 threads.
 _PROGRAMS_PER_UNIT = 8
-# Where the device does not tell.
+# If the device does not report it.
 _COMPUTE_UNITS = 64
 _WARPS = 8
-# Of an array, that a program moves at once: two loads of 16 bytes a thread.
+# Bytes of an array that a program moves at once: two loads of 16 bytes per thread.
 _BLOCK_BYTES = _WARPS * 32 * 32
 
 
 class TritonPasses(TorchArrays):
-    """All passes of a launch within one kernel, so that a warm one shows the caches and no gaps between kernels."""
+    """All passes of a launch in one kernel, so warm passes measure the caches without gaps between kernels."""
 
     name = "triton"
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
-        return without_triton(backend, "torch")
+        return check_triton(backend, "torch")
 
     def sums(self, backend: Backend, problem: BandwidthProblem) -> tuple[int, str]:
         return programs(backend), "float32"
@@ -43,7 +43,7 @@ class TritonPasses(TorchArrays):
         if problem.pattern == "read":
             operands.append(sums)
         count, block = operands[0].numel(), _BLOCK_BYTES // operands[0].element_size()
-        # Those that multiply or write take the scalar.
+        # Patterns that multiply or fill take the scalar.
         scalar = (SCALAR,) if problem.pattern in ("write", "triad") else ()
 
         def launch() -> None:

@@ -1,1 +1,1 @@
-"""Kernels of a batch of products."""
+"""Kernels for batched products."""

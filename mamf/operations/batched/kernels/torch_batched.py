@@ -10,18 +10,18 @@ import torch
 from mamf.backend import Backend
 from mamf.operations.batched.kernel import BatchedKernel
 from mamf.operations.batched.shapes import BatchedProblem, BatchedShape
-from mamf.operations.operand_sets import OperandSet, shaped
+from mamf.operations.operand_sets import OperandSet, view_as
 from mamf.operations.products import (
     TorchProducts,
-    laid_out,
+    lay_out,
     product_set,
-    smaller,
+    smaller_operand,
 )
 from mamf.operations.whole_products import Part
 
 
 class TorchBatched(TorchProducts[BatchedProblem, BatchedShape], BatchedKernel):
-    """A batch by one torch function. Derived kernels say how they launch."""
+    """A batch computed by one torch function. Derived kernels supply the launch."""
 
     dtypes = ("bfloat16", "float16", "float32", "tf32", "float64")
 
@@ -32,10 +32,12 @@ class TorchBatched(TorchProducts[BatchedProblem, BatchedShape], BatchedKernel):
     def operand_set(
         self, backend: Backend, problem: BatchedProblem, shape: BatchedShape, flat: Mapping[str, torch.Tensor]
     ) -> OperandSet:
-        a = laid_out(flat["a"], shape.m, shape.k, problem.layout[0], shape.batch)
-        b = laid_out(flat["b"], shape.k, shape.n, problem.layout[1], shape.batch)
-        c = shaped(flat["c"], shape.batch, shape.m, shape.n)
-        return product_set(problem, self.bind(a, b, c), c, lambda output: [Part(a, b.mT, output)], smaller(a, b.mT))
+        a = lay_out(flat["a"], shape.m, shape.k, problem.layout[0], shape.batch)
+        b = lay_out(flat["b"], shape.k, shape.n, problem.layout[1], shape.batch)
+        c = view_as(flat["c"], shape.batch, shape.m, shape.n)
+        return product_set(
+            problem, self.bind(a, b, c), c, lambda output: [Part(a, b.mT, output)], smaller_operand(a, b.mT)
+        )
 
 
 class Bmm(TorchBatched):
@@ -47,7 +49,7 @@ class Bmm(TorchBatched):
 
 
 class BatchedMatmul(TorchBatched):
-    """torch.matmul, which reshapes and dispatches before it gets to the same library."""
+    """torch.matmul, which reshapes and dispatches before it calls the same library."""
 
     name = "torch.matmul"
 

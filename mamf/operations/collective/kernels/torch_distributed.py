@@ -1,7 +1,7 @@
-"""torch.distributed's collectives: NCCL, RCCL, XCCL, HCCL or Gloo, whichever the ranks' group has for the device.
+"""torch.distributed's collectives: NCCL, RCCL, XCCL, HCCL or Gloo, depending on the group and the device.
 
-Results are held to what the ranks say on the host that they sent: sampled entries, reduced there in float64. The
-samples and the verdicts pass between ranks as objects, on the group's host backend.
+Results are compared with samples of what the ranks sent, reduced on the host in float64. Ranks exchange the samples and
+the verdicts as objects over the group's host backend.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from mamf.dtypes import DTYPES
 from mamf.kernel import Prepared, Verdict
 from mamf.operations.collective.kernel import CollectiveKernel
 from mamf.operations.collective.shapes import CollectiveProblem, CollectiveShape
-from mamf.operations.outputs import Unchanged, as_words, poison, without_torch
+from mamf.operations.outputs import Unchanged, as_words, check_torch, poison
 
 _SAMPLED = 256
-# More of them than any dtype holds.
+# An error that is larger than any valid one.
 _MOST_GROWTH = 500
 _NO_GROUP = Unavailable("this process is no rank of a group", "run 'mamf node', or it under torchrun or srun")
 
@@ -34,7 +34,7 @@ class TorchDistributed(CollectiveKernel):
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
         is_rank = torch.distributed.is_available() and torch.distributed.is_initialized()
-        return without_torch(backend) if is_rank else _NO_GROUP
+        return check_torch(backend) if is_rank else _NO_GROUP
 
     def unsupported(self, backend: Backend, problem: CollectiveProblem) -> str | None:
         if (reason := self.unavailable(backend)) is not None:
@@ -58,7 +58,7 @@ class TorchDistributed(CollectiveKernel):
             taken = take(problem, shape, pool)
         except Exception as failed:  # the others would wait for this rank
             error = failed
-        failures = [each for each in exchanged(None if error is None else str(error)) if each is not None]
+        failures = [each for each in gather_objects(None if error is None else str(error)) if each is not None]
         if taken is None or failures:
             raise error or MemoryError(f"out of memory on another rank: {failures[0]}")
         exchange = Exchange(problem, problem.part(shape), *taken)
@@ -72,21 +72,21 @@ class TorchDistributed(CollectiveKernel):
 
 
 def take(problem: CollectiveProblem, shape: CollectiveShape, pool: OperandPool) -> tuple[torch.Tensor, torch.Tensor]:
-    """What is sent, other data on each rank, and where is received."""
+    """The send buffer, with different data on each rank, and the receive buffer."""
     buffers = problem.buffers(shape)
     sent = pool.take(f"sent by {torch.distributed.get_rank()}", *buffers["sent"])
     return sent, pool.take("received", *buffers["received"])
 
 
-def exchanged(own: object) -> list[Any]:
-    """What every rank gave, by rank."""
+def gather_objects(own: object) -> list[Any]:
+    """The objects of all ranks, by rank."""
     found: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(found, own)
     return found
 
 
 class Exchange:
-    """One collective: its launch, and what it must leave. Buffers are seen as equal parts, one a rank or one alone."""
+    """One collective: its launch and its expected result. Buffers are viewed as equal parts: one, or one per rank."""
 
     def __init__(self, problem: CollectiveProblem, part: int, sent: torch.Tensor, received: torch.Tensor) -> None:
         self._collective, self._ranks = problem.collective, problem.ranks
@@ -99,8 +99,8 @@ class Exchange:
         self._places = torch.tensor(places, device=sent.device)
         self._launches = 0
         self._call = calls(sent, received)[problem.collective]
-        self._expected = self._reduced(torch.stack(exchanged(self._sampled(sent))))
-        self._expected_sums = None if self._tolerance else self._reduced(torch.stack(exchanged(self._sums(sent))))
+        self._expected = self._reduced(torch.stack(gather_objects(self._sampled(sent))))
+        self._expected_sums = None if self._tolerance else self._reduced(torch.stack(gather_objects(self._sums(sent))))
         self._unchanged = Unchanged({"sent": sent})
 
     def launch(self) -> None:
@@ -108,7 +108,7 @@ class Exchange:
         self._call()
 
     def poison(self) -> None:
-        """Before an all_reduce, which works in place, what is sent stands where the sum is to be: no rank's answer."""
+        """Overwrite the receive buffer; for all_reduce, which works in place, with the sent data."""
         self._launches = 0
         if self._collective == "all_reduce":
             self._received.copy_(self._sent)
@@ -116,16 +116,16 @@ class Exchange:
             poison(self._received)
 
     def verify(self) -> Verdict:
-        """The worst of all ranks: they must end alike."""
-        worst = max(error if math.isfinite(error) else math.inf for error in exchanged(self._error()))
+        """The worst verdict of all ranks, because they must stop together."""
+        worst = max(error if math.isfinite(error) else math.inf for error in gather_objects(self._error()))
         return Verdict(worst, self._tolerance * max(self._launches, 1))
 
     def changed_operands(self) -> Sequence[str]:
-        """Of any rank."""
-        return sorted({name for names in exchanged(self._unchanged()) for name in names})
+        """The operands that changed on any rank."""
+        return sorted({name for names in gather_objects(self._unchanged()) for name in names})
 
     def _reduced(self, of_all: torch.Tensor) -> torch.Tensor:
-        """What this rank receives, by part, of what all ranks send, by rank and part."""
+        """The expected result of this rank, by part, from the data of all ranks, by rank and part."""
         rank = torch.distributed.get_rank()
         if self._collective == "all_gather":
             return of_all[:, 0]
@@ -134,11 +134,11 @@ class Exchange:
         return of_all.sum(0)[rank : rank + 1] if self._collective == "reduce_scatter" else of_all.sum(0)
 
     def _sampled(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The same entries of every part, on the host."""
+        """The sampled entries of each part, on the host."""
         return tensor.view(-1, self._part).index_select(1, self._places).cpu().double()
 
     def _sums(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Of each part the sum of its bits, so that every element of what is only moved counts."""
+        """The sum of the bits of each part, which checks all elements of data that is only moved."""
         return torch.stack([as_words(part).sum(dtype=torch.int64) for part in tensor.split(self._part)]).cpu()
 
     def _error(self) -> float:
@@ -146,7 +146,7 @@ class Exchange:
             return math.inf
         found, expected = self._sampled(self._received), self._expected
         if self._collective == "all_reduce":
-            # A sum of sums: each further launch adds equal values up, until they leave the dtype's range.
+            # A sum of sums: further launches add equal values until they exceed the range of the dtype.
             grown = expected * float(self._ranks) ** min(self._launches - 1, _MOST_GROWTH)
             expected = grown.to(self._received.dtype).double()
             is_finite = expected.isfinite()
@@ -159,7 +159,7 @@ class Exchange:
 
 def calls(sent: torch.Tensor, received: torch.Tensor) -> dict[str, Callable[[], object]]:
     group: Any = torch.distributed
-    # Their names of old warn since torch 2.13.
+    # Their older names give warnings since torch 2.13.
     all_gather = getattr(group, "all_gather_single", None) or group.all_gather_into_tensor
     reduce_scatter = getattr(group, "reduce_scatter_single", None) or group.reduce_scatter_tensor
     return {

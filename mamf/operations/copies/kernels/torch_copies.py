@@ -1,4 +1,4 @@
-"""torch's copies between memories: what a data loader, an offloaded optimizer or a pipeline calls."""
+"""torch's copies between memories, as in a data loader, an offloaded optimizer or a pipeline."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.kernel import Prepared, Verdict
 from mamf.operations.copies.kernel import CopyKernel
 from mamf.operations.copies.shapes import CopyProblem, CopyShape
-from mamf.operations.outputs import Unchanged, as_words, poison, without_torch
+from mamf.operations.outputs import Unchanged, as_words, check_torch, poison
 
 
 class TorchCopies(CopyKernel):
-    """``copy_`` without waiting, of pinned memory on the host. Every byte is compared, on the device."""
+    """Non-blocking ``copy_``, with pinned memory on the host. All bytes are compared, on the device."""
 
     name = "torch"
     is_default = True
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
-        return without_torch(backend)
+        return check_torch(backend)
 
     def prepare(
         self,
@@ -54,7 +54,7 @@ class TorchCopies(CopyKernel):
 
 
 def elsewhere(own: torch.Tensor, problem: CopyProblem, backend: Backend) -> torch.Tensor:
-    """As much memory as ``own`` has, where it is copied from or to."""
+    """A buffer of the same size as ``own`` at the other end of the copy."""
     if problem.direction == "to_peer":
         index = (backend.index + 1) % backend.device_count()
         return torch.empty_like(own, device=torch.device(own.device.type, index))

@@ -1,1 +1,1 @@
-"""Kernels of grouped products."""
+"""Kernels for grouped products."""

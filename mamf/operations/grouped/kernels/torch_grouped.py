@@ -1,4 +1,4 @@
-"""Grouped products by torch: its grouped kernel, and a loop over experts."""
+"""Grouped products in torch: its grouped kernel, and a loop over experts."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import torch
 from mamf.backend import Backend, Unavailable
 from mamf.operations.grouped.kernel import GroupedKernel
 from mamf.operations.grouped.shapes import GroupedProblem, GroupedShape
-from mamf.operations.operand_sets import OperandSet, shaped
+from mamf.operations.operand_sets import OperandSet, view_as
 from mamf.operations.products import (
     TorchProducts,
-    laid_out,
+    lay_out,
     product_set,
-    smaller,
+    smaller_operand,
 )
 from mamf.operations.whole_products import Part
 
-#: What torch's checks of grouped_mm say.
+#: Error messages of torch's checks in grouped_mm.
 _REFUSALS = ("Expected mat_", "expected mat", "strides should be multiple of", "is only supported on")
 
 
 class TorchGrouped(TorchProducts[GroupedProblem, GroupedShape], GroupedKernel):
-    """Grouped products by torch. Derived kernels say which dtypes they take and how they launch."""
+    """Grouped products in torch. Derived kernels supply their dtypes and the launch."""
 
     @abstractmethod
     def bind(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, tokens: Sequence[int]) -> Callable[[], object]:
@@ -34,19 +34,19 @@ class TorchGrouped(TorchProducts[GroupedProblem, GroupedShape], GroupedKernel):
     def operand_set(
         self, backend: Backend, problem: GroupedProblem, shape: GroupedShape, flat: Mapping[str, torch.Tensor]
     ) -> OperandSet:
-        a = laid_out(flat["a"], shape.tokens, shape.k, problem.layout[0])
-        b = laid_out(flat["b"], shape.k, shape.n, problem.layout[1], shape.experts)
-        c, tokens = shaped(flat["c"], shape.tokens, shape.n), problem.tokens_of_experts(shape)
+        a = lay_out(flat["a"], shape.tokens, shape.k, problem.layout[0])
+        b = lay_out(flat["b"], shape.k, shape.n, problem.layout[1], shape.experts)
+        c, tokens = view_as(flat["c"], shape.tokens, shape.n), problem.tokens_of_experts(shape)
 
         def parts(output: torch.Tensor) -> list[Part]:
             groups = zip(a.split(list(tokens)), b.mT, output.split(list(tokens)), strict=True)
             return [Part(rows[None], weights[None], of[None]) for rows, weights, of in groups if len(rows)]
 
-        return product_set(problem, self.bind(a, b, c, tokens), c, parts, smaller(a, b.mT))
+        return product_set(problem, self.bind(a, b, c, tokens), c, parts, smaller_operand(a, b.mT))
 
 
 class GroupedMm(TorchGrouped):
-    """torch.nn.functional.grouped_mm (torch 2.10), which before was torch._grouped_mm: one launch for all experts."""
+    """torch.nn.functional.grouped_mm (torch 2.10, before that torch._grouped_mm): one launch for all experts."""
 
     name = "F.grouped_mm"
     is_default = True
@@ -59,7 +59,7 @@ class GroupedMm(TorchGrouped):
 
     def unsupported_problem(self, backend: Backend, problem: GroupedProblem) -> str | None:
         if problem.layout[0] == "t":
-            return f"kernel {self.name} takes tokens by rows: layout nt or nn, not {problem.layout}"
+            return f"kernel {self.name} needs tokens by rows: layout nt or nn, not {problem.layout}"
         return super().unsupported_problem(backend, problem)
 
     def refuses(self, error: Exception) -> bool:
@@ -81,12 +81,12 @@ def grouped_mm() -> Callable[..., torch.Tensor] | None:
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether torch says that it has no such product: for this dtype or with these strides."""
+    """Whether torch reports that it does not support this product, for its dtype or its strides."""
     return isinstance(error, (RuntimeError, ValueError)) and any(text in str(error) for text in _REFUSALS)
 
 
 class Loop(TorchGrouped):
-    """torch.mm for each expert that has tokens: what any library can do, and what a grouped kernel has to beat."""
+    """torch.mm for each expert that has tokens: any library can do this, so it is the baseline for grouped kernels."""
 
     name = "loop"
     dtypes = ("bfloat16", "float16", "float32", "tf32", "float64")

@@ -1,1 +1,1 @@
-"""One file a library."""
+"""Matmul kernels: one file per library."""

@@ -1,4 +1,4 @@
-"""torch.compile with max-autotune: whatever Inductor finds faster than the library, by its own clock."""
+"""torch.compile with max-autotune: Inductor chooses between the library and its own kernels with its own timing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mamf.operations.matmul.kernels.torch_mm import TorchMm
 
 
 class Compiled(TorchMm):
-    """Compiles anew for every shape, for seconds to minutes: tried by a search only when asked for."""
+    """Compiles for each shape, which takes seconds to minutes, so a search tries it only on request."""
 
     is_default = False
     name = "compiled"
@@ -25,7 +25,7 @@ class Compiled(TorchMm):
     def bind(
         self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
     ) -> tuple[Callable[[], object], float]:
-        # Not into C: Inductor would run the product and then copy.
+        # The product is returned and not written to C: Inductor would compute it and then copy.
         def multiply(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
             return torch.mm(left, right)
 

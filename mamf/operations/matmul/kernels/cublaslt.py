@@ -1,7 +1,7 @@
-"""cuBLASLt by nvmath-python: any of the algorithms that its heuristic proposes, not only the first.
+"""cuBLASLt via nvmath-python: all algorithms that its heuristic proposes, not only the first.
 
-``torch.mm`` runs the heuristic's first choice, which at some shapes is not the fastest; nvmath's own autotune ranks
-them in a loop at whatever clock that has. A search for a ceiling ranks them in its own regime instead (``variants``).
+``torch.mm`` runs the heuristic's first choice, which is not the fastest for some shapes. nvmath's autotune ranks the
+algorithms in a loop at an uncontrolled clock; a search for a ceiling ranks them in its own regime (``variants``).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.kernels.torch_matmul import TorchMatmul
 from mamf.operations.matmul.shapes import MatmulShape
 
-# What the heuristic is asked for; further ones are ever less likely.
+# The number of proposals requested from the heuristic; later ones are less and less likely to be fast.
 _ALGORITHMS = 8
 
 
 class CublasLt(TorchMatmul):
-    """``rank``: which of the heuristic's proposals, the first by default."""
+    """``rank``: the index of the heuristic's proposal, the first by default."""
 
     dtypes = ("bfloat16", "float16", "float32", "tf32", "float64")
 
@@ -34,7 +34,7 @@ class CublasLt(TorchMatmul):
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
         if backend.runtime != "cuda":
-            return Unavailable("cuBLASLt is NVIDIA's", "use --backend cuda on an NVIDIA GPU")
+            return Unavailable("cuBLASLt runs on NVIDIA GPUs only", "use --backend cuda on an NVIDIA GPU")
         if importlib.util.find_spec("nvmath") is None:
             return Unavailable("nvmath-python is not installed", "pip install 'mamf[cublaslt]'")
         return None
@@ -48,14 +48,14 @@ class CublasLt(TorchMatmul):
         try:
             from nvmath.linalg.advanced import Matmul, MatmulOptions, MatmulPlanPreferences
         except (ImportError, AttributeError) as error:
-            raise UnsupportedError(f"this nvmath-python has no products by cuBLASLt ({error})") from error
+            raise UnsupportedError(f"this nvmath-python does not support cuBLASLt products ({error})") from error
 
-        # beta 0 and in place: C is written and never read.
+        # With beta = 0 and in place, C is written and never read.
         product = Matmul(a, b, c=c, alpha=1.0, beta=0.0, options=MatmulOptions(inplace=True, **_precision(problem)))
         found = product.plan(preferences=MatmulPlanPreferences(limit=_ALGORITHMS))
         if self.rank >= len(found):
             product.free()
-            raise UnsupportedError(f"cuBLASLt proposes {len(found)} algorithms for this shape")
+            raise UnsupportedError(f"cuBLASLt proposes only {len(found)} algorithms for this shape")
         algorithm = found[self.rank]
 
         def launch() -> object:

@@ -1,6 +1,6 @@
-"""quack-kernels' products (CuTe DSL), each of its configurations a kernel of its own.
+"""Matrix products of quack-kernels (CuTe DSL), with one kernel per configuration.
 
-Its own tuner ranks them by a short loop, at whatever clock that has; a regime ranks them instead (``variants``).
+Its tuner ranks configurations in a short loop at an uncontrolled clock; here a regime ranks them (``variants``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mamf.operations.matmul.shapes import MatmulShape
 
 _PATTERN = re.compile(r"(\d{2,3})x(\d{2,3})/c([12])x([12])(/pingpong)?", re.ASCII)
 _ALIGNMENT = 8  # elements
-#: Tiles of C and clusters of them, by the major number of the architecture; the first is what runs where none is named.
+#: Tiles of C and their clusters, by the architecture's major version; the first configuration is the default.
 _CONFIGURATIONS = {
     9: (
         "256x128/c2x1",
@@ -36,10 +36,10 @@ _CONFIGURATIONS = {
 
 
 class Quack(TorchMatmul):
-    """``text``: a configuration such as ``256x192/c2x1``; without one, the likeliest. ``architecture``: of the device,
-    its major number.
+    """``text``: a configuration such as ``256x192/c2x1``, by default the most promising one. ``architecture``: the
+    major version of the device's architecture.
 
-    Compiles for seconds a configuration: tried by a search only when asked for.
+    Compiles for seconds per configuration, so a search tries it only on request.
     """
 
     dtypes = ("bfloat16", "float16")
@@ -49,14 +49,14 @@ class Quack(TorchMatmul):
     def __init__(self, text: str | None = None, architecture: int = 9) -> None:
         self.text, self._architecture = text, architecture
         if text is not None and _PATTERN.fullmatch(text) is None:
-            raise UsageError(f"{text!r} is no configuration of kernel quack; write 256x192/c2x1")
+            raise UsageError(f"{text!r} is not a configuration of kernel quack; for example 256x192/c2x1")
         self.name = "quack" if text is None else f"quack[{text}]"
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
         if backend.runtime != "cuda":
-            return Unavailable("quack's kernels are for NVIDIA GPUs", "use --backend cuda on an NVIDIA GPU")
+            return Unavailable("quack supports NVIDIA GPUs only", "use --backend cuda on an NVIDIA GPU")
         if architecture_of(backend) not in _CONFIGURATIONS:
-            return Unavailable("quack's kernels are tried on Hopper and Blackwell", "use the kernel torch.mm")
+            return Unavailable("quack supports Hopper and Blackwell only", "use the kernel torch.mm")
         if importlib.util.find_spec("quack") is None:
             return Unavailable("quack-kernels is not installed", "pip install 'mamf[quack]'")
         return None
@@ -81,7 +81,7 @@ class Quack(TorchMatmul):
         return Quack(self.text, architecture_of(backend))
 
     def refuses(self, error: Exception) -> bool:
-        """Whether CuTe DSL, or quack's own checks, do not take a configuration."""
+        """Whether CuTe DSL or quack's own checks reject a configuration."""
         return isinstance(error, AssertionError) or type(error).__module__.startswith("cutlass")
 
     def bind(
@@ -91,10 +91,10 @@ class Quack(TorchMatmul):
             from quack.gemm_config import GemmConfig
             from quack.gemm_interface import gemm_tuned
 
-            product: Any = gemm_tuned.fn  # as it is before its tuner
+            product: Any = gemm_tuned.fn  # the function without its tuner
             config = GemmConfig(**self._fields())
         except (ImportError, AttributeError, TypeError) as error:
-            raise UnsupportedError(f"this quack-kernels is not as release 0.6 is ({error})") from error
+            raise UnsupportedError(f"this release of quack-kernels differs from 0.6 ({error})") from error
         return functools.partial(_launch, product, a, b, c, config), 1.0
 
     def details(self, problem: MatmulProblem) -> Mapping[str, str]:

@@ -12,10 +12,10 @@ import torch
 from mamf.backend import Backend
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.operations.operand_sets import OperandSet, shaped
+from mamf.operations.operand_sets import OperandSet, view_as
 from mamf.operations.outputs import float32_precision
-from mamf.operations.products import product_set, smaller
-from mamf.operations.quantization import Quantized, swizzled
+from mamf.operations.products import product_set, smaller_operand
+from mamf.operations.quantization import Quantized, swizzle
 from mamf.operations.scaled_products import ScaledProducts, quantized_operand, rows_of
 from mamf.operations.whole_products import Part
 
@@ -45,13 +45,13 @@ class FormatMatmul(ScaledProducts[MatmulProblem, MatmulShape], MatmulKernel):
     ) -> OperandSet:
         a, b = (quantized_operand(backend, problem, shape, name, flat) for name in ("a", "b"))
         values, weights = (rows_of(shape, name, flat)[None] for name in ("a", "b"))
-        c = shaped(flat["c"], shape.m, shape.n)
+        c = view_as(flat["c"], shape.m, shape.n)
         return product_set(
             problem,
             self.bind(backend, problem, a, b, c),
             c,
             lambda output: [Part(a, b, output[None])],
-            smaller(a.elements, b.elements),
+            smaller_operand(a.elements, b.elements),
             exact=lambda output: [Part(values, weights, output[None])],
         )
 
@@ -89,7 +89,7 @@ def laid_out_scales(operand: Quantized, has_swizzle: bool) -> torch.Tensor:
     """
     scales, scaling = operand.scales, operand.scaling
     if scaling.dtype != "float32":
-        flat = swizzled(scales) if has_swizzle else scales.reshape(-1)
+        flat = swizzle(scales) if has_swizzle else scales.reshape(-1)
         return flat.view(getattr(torch, scaling.dtype))
     if scaling.rows > 1:
         return torch.nn.functional.pad(scales, (0, -scales.shape[1] % _PADDED_TO))

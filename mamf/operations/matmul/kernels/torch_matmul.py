@@ -11,8 +11,8 @@ import torch
 from mamf.backend import Backend, Unavailable
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.operations.operand_sets import OperandSet, shaped
-from mamf.operations.products import TorchProducts, laid_out, product_set, smaller
+from mamf.operations.operand_sets import OperandSet, view_as
+from mamf.operations.products import TorchProducts, lay_out, product_set, smaller_operand
 from mamf.operations.whole_products import Part
 
 
@@ -40,16 +40,16 @@ class TorchMatmul(TorchProducts[MatmulProblem, MatmulShape], MatmulKernel):
     def operand_set(
         self, backend: Backend, problem: MatmulProblem, shape: MatmulShape, flat: Mapping[str, torch.Tensor]
     ) -> OperandSet:
-        a = laid_out(flat["a"], shape.m, shape.k, problem.layout[0])
-        b = laid_out(flat["b"], shape.k, shape.n, problem.layout[1])
-        c = shaped(flat["c"], shape.m, shape.n)
+        a = lay_out(flat["a"], shape.m, shape.k, problem.layout[0])
+        b = lay_out(flat["b"], shape.k, shape.n, problem.layout[1])
+        c = view_as(flat["c"], shape.m, shape.n)
         launch, scale = self.bind(problem, a, b, c)
         return product_set(
             problem,
             launch,
             c,
             lambda output: [Part(a[None], b.mT[None], output[None])],
-            smaller(a, b.mT),
+            smaller_operand(a, b.mT),
             scale,
             self.details(problem),
         )

@@ -31,7 +31,7 @@ class Configuration:
         """Reads what ``str`` writes: ``128x256x64/8w3s`` or ``128x256x64/8w3s/tma``. Raises UsageError."""
         match = _PATTERN.fullmatch(text)
         if match is None:
-            raise UsageError(f"{text!r} is no configuration of kernel triton; write {_EXAMPLE}")
+            raise UsageError(f"{text!r} is not a configuration of kernel triton; for example {_EXAMPLE}")
         *numbers, schedule = match.groups(default="tile")
         sizes = block_m, block_n, block_k, warps, stages = [int(number) for number in numbers]
         if any(size & (size - 1) for size in sizes[:4]) or min(sizes[:3]) < 16 or not (warps and stages):
@@ -63,7 +63,7 @@ _OF_8_BITS_FLOAT = (
     "128x128x128/4w3s",
 )
 _OF_FLOAT32 = ("128x128x16/8w3s", "64x128x16/4w3s", "64x64x16/4w3s")
-#: On NVIDIA, Hopper above all; the first is what the kernel runs when none is named.
+#: For NVIDIA, mainly Hopper; the first configuration is the kernel's default.
 _CUDA = {
     "bfloat16": _OF_16_BITS,
     "float16": _OF_16_BITS,
@@ -79,7 +79,7 @@ _CUDA = {
         "128x256x128/8w3s/tma",
     ),
 }
-#: Elsewhere: shared memory is 64 KiB on AMD's CDNA 3.
+#: For other devices: shared memory is 64 KiB on AMD's CDNA 3.
 _ELSEWHERE = {
     **dict.fromkeys(("bfloat16", "float16"), ("256x256x64/8w2s", "256x128x64/8w2s", "128x128x64/4w2s")),
     **dict.fromkeys(
@@ -92,6 +92,6 @@ _ELSEWHERE = {
 
 
 def configurations(runtime: str, dtype: str) -> list[Configuration]:
-    """What is worth trying for a dtype, the likeliest first."""
+    """The configurations worth trying for a dtype, most promising first."""
     texts = _CUDA.get(dtype) if runtime == "cuda" else None
     return [Configuration.parse(text) for text in texts or _ELSEWHERE[dtype]]

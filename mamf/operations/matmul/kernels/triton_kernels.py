@@ -1,8 +1,8 @@
-"""The products themselves; imported where Triton is.
+"""Triton kernels for matrix products; imported only if Triton is installed.
 
-A program computes tile after tile of C, as many apart as there are programs: with a program a tile it computes one.
-Tiles go down a group of rows before they go on to the next column, so that programs at work together share operands
-in the cache.
+A program computes tiles of C with a stride of the number of programs: with one program per tile it computes one tile.
+Tiles run down a group of rows before they continue in the next column, so concurrent programs share operands in the
+cache.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ def place(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):  # type: ignore[no-unt
 
 @triton.jit  # type: ignore[untyped-decorator]
 def indices_within(first, size, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A block of indices. Those over the border are the first, which may be read; what comes of them is not stored."""
+    """A block of indices. Indices beyond the border are replaced by 0, which is safe to read; their results are not
+    stored.
+    """
     indices = first * BLOCK + tl.arange(0, BLOCK)
     return tl.max_contiguous(tl.multiple_of(tl.where(indices < size, indices, 0), BLOCK), BLOCK).to(tl.int64)
 
@@ -48,7 +50,7 @@ def multiply_by_pointers(  # type: ignore[no-untyped-def]
     PRECISION: tl.constexpr,
     IMPRECISE: tl.constexpr,
 ):
-    """``a_row`` to ``b_column``: elements from one row or column of an operand to the next. C lies by rows."""
+    """``a_row`` to ``b_column``: strides of the operands in elements. C is stored by rows."""
     tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
     along_k = tl.arange(0, BLOCK_K)
     for tile in range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0)):
@@ -90,11 +92,11 @@ def multiply_by_descriptors(  # type: ignore[no-untyped-def]
     PRECISION: tl.constexpr,
     IMPRECISE: tl.constexpr,
 ):
-    """``a`` and ``b`` describe what lies by columns transposed; ``c`` has blocks half as wide. Beyond a border a
-    descriptor reads zeros and writes nothing.
+    """``a`` and ``b`` describe operands stored by columns as transposed; ``c`` has blocks of half the width. Beyond a
+    border a descriptor reads zeros and writes nothing.
     """
     tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
-    # Counted apart from the loop: what is stored does not hold back the next tile's first loads.
+    # A counter separate from the loop's, so that stores do not delay the next tile's first loads.
     stored = tl.program_id(0) - tl.num_programs(0)
     for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0), flatten=True):
         row, column = place(tile, tiles_m, tiles_n, GROUP_M)

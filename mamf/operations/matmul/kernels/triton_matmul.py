@@ -1,6 +1,6 @@
-"""Products written in Triton: a family of kernels of our own, whose configurations a regime ranks.
+"""Matrix products written in Triton, with one kernel per configuration; a regime ranks the configurations.
 
-Triton comes with torch on NVIDIA, AMD and Intel. Libraries leave something to it: int8 on Hopper above all.
+Triton ships with torch on NVIDIA, AMD and Intel. It is faster than libraries for some problems, mainly int8 on Hopper.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.kernels.torch_matmul import TorchMatmul
 from mamf.operations.matmul.kernels.triton_configurations import Configuration, configurations
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.operations.triton_driver import without_triton
+from mamf.operations.triton_driver import check_triton
 
 _FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
-# Rows of tiles that programs at work together share.
+# Rows of tiles per group: concurrent programs share their operands.
 _GROUP_M = 8
-# Where the device does not tell.
+# If the device does not report it.
 _COMPUTE_UNITS = 64
-# Of persistent programs on a unit, all together: two of 128 x 128 or one of 128 x 256 fill its registers.
+# Elements of C per compute unit, all persistent programs together: two of 128 x 128 or one of 128 x 256 fill its
+# registers.
 _WARPS_PER_UNIT = 8
 _DESCRIPTOR_ALIGNMENT = 16  # bytes
 _HOPPER = 90
 
 
 class TritonMatmul(TorchMatmul):
-    """``text``: a configuration such as ``128x256x64/8w3s``; without one, the likeliest of the dtype's.
+    """``text``: a configuration such as ``128x256x64/8w3s``, by default the most promising one for the dtype.
 
-    ``compute_units``: of the device that it is prepared for.
+    ``compute_units``: the number of compute units of the device that it is prepared for.
     """
 
     dtypes = ("bfloat16", "float16", "tf32", "float32", *_FLOAT8, "int8")
@@ -45,20 +46,20 @@ class TritonMatmul(TorchMatmul):
         self._compute_units = compute_units or _COMPUTE_UNITS
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
-        return without_triton(backend, "torch.mm")
+        return check_triton(backend, "torch.mm")
 
     def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:
         outputs = _outputs(problem.dtype)
         if problem.out_dtype not in outputs:
             return f"kernel {self.name} writes {', '.join(outputs)} for {problem.dtype}, not {problem.out_dtype}"
         if problem.fast_accumulation and problem.dtype not in _FLOAT8:
-            return f"kernel {self.name} has no fast accumulation for {problem.dtype}; it is a mode of 8-bit floats"
+            return f"kernel {self.name} has no fast accumulation for {problem.dtype}; only 8-bit floats have it"
         if not self._is_described:
             return None
         if not has_descriptors(backend):
             return f"kernel {self.name} needs an NVIDIA GPU from Hopper on and a Triton with tensor descriptors"
         if DTYPES[problem.dtype].itemsize != 2 and problem.layout != "nt":
-            return f"kernel {self.name} takes {problem.dtype} in layout nt only, not {problem.layout}"
+            return f"kernel {self.name} supports {problem.dtype} only in layout nt, not {problem.layout}"
         return None
 
     def unsupported_shape(self, problem: MatmulProblem, shape: MatmulShape) -> str | None:
@@ -95,8 +96,8 @@ class TritonMatmul(TorchMatmul):
         return isinstance(error, TritonError) or "PassManager::run failed" in str(error)
 
     def details(self, problem: MatmulProblem) -> Mapping[str, str]:
-        """Its configuration, and how 8-bit floats are summed: Hopper keeps 14 bits unless partial sums are moved to
-        float32 in time.
+        """The configuration, and how 8-bit floats are summed: Hopper keeps 14 bits unless partial sums are added to
+        float32 regularly.
         """
         assert self.configuration is not None, "the kernel that is prepared has one"
         details = {"configuration": str(self.configuration)}
@@ -132,7 +133,7 @@ class TritonMatmul(TorchMatmul):
         arguments: tuple[Any, ...]
         if chosen.schedule == "tma":
             kernel = kernels.multiply_by_descriptors[(programs,)]
-            arguments = (*_described(a, b, c, problem.layout, chosen), m, n, k)
+            arguments = (*_describe_operands(a, b, c, problem.layout, chosen), m, n, k)
             options |= {"A_BY_COLUMNS": problem.layout[0] == "t", "B_BY_COLUMNS": problem.layout[1] == "t"}
         else:
             kernel = kernels.multiply_by_pointers[(programs,)]
@@ -146,7 +147,7 @@ class TritonMatmul(TorchMatmul):
 
 
 def has_descriptors(backend: Backend) -> bool:
-    """Whether the device loads blocks by tensor descriptors, and this Triton lets the host make them."""
+    """Whether the device loads blocks with tensor descriptors, and this Triton release lets the host create them."""
     architecture = backend.info.architecture or ""
     is_known = backend.runtime == "cuda" and architecture.startswith("sm_")
     if not is_known or int(architecture.removeprefix("sm_")) < _HOPPER:
@@ -168,13 +169,15 @@ def _arithmetic(problem: MatmulProblem, chosen: Configuration) -> dict[str, Any]
     return {
         "SUMS": tl.int32 if problem.dtype == "int8" else tl.float32,
         "PRECISION": "tf32" if problem.dtype == "tf32" else "ieee",
-        # Hopper alone looks at it; None lets it keep what its tensor cores sum.
+        # Only Hopper uses this; None keeps sums in the precision of its tensor cores.
         "IMPRECISE": chosen.block_k if is_precise_float8 else None,
     }
 
 
-def _described(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, layout: str, chosen: Configuration) -> list[Any]:
-    """Descriptors of A, B and C as they lie in memory; C is stored in halves, to take less shared memory."""
+def _describe_operands(
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, layout: str, chosen: Configuration
+) -> list[Any]:
+    """Descriptors of A, B and C in their memory layouts; C is stored in halves, to use less shared memory."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     a_block, b_block = [chosen.block_m, chosen.block_k], [chosen.block_k, chosen.block_n]

@@ -1,4 +1,4 @@
-"""torch.mm with TunableOp: ROCm's libraries, the fastest of their algorithms by torch's own tuning."""
+"""torch.mm with TunableOp: torch's tuning selects the fastest algorithm of ROCm's libraries."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from mamf.operations.matmul.kernels.torch_mm import TorchMm
 
 
 class TunableOp(TorchMm):
-    """Tunes in the first launch of a shape, which is the verification's and not timed."""
+    """Tunes in the first launch of a shape, which is for verification and not timed."""
 
     is_default = False
     name = "tunableop"
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
         if backend.runtime != "hip":
-            # On CUDA, torch up to 2.13 has nothing to choose from.
+            # On CUDA, torch up to 2.13 has no algorithms to choose from.
             return Unavailable("TunableOp tunes on ROCm only", "use --backend rocm on an AMD GPU")
         if not hasattr(torch.cuda, "tunable"):
             return Unavailable("this torch has no torch.cuda.tunable", "pip install --upgrade torch")

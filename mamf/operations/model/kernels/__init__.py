@@ -1,1 +1,1 @@
-"""Ways to run a step, by what computes its attention."""
+"""Model kernels: ways to run a training step, by attention kernel."""

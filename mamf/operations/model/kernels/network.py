@@ -1,4 +1,4 @@
-"""GPT-2, Llama and a mixture of experts in plain torch. Attention is handed in: (q, k, v) -> output, each of
+"""GPT-2, Llama and a mixture of experts in plain torch. The caller supplies attention: (q, k, v) -> output, all of them
 (batch, sequence, heads, head dimension).
 """
 
@@ -16,18 +16,18 @@ from mamf.operations.model.shapes import ModelProblem, ModelShape
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 _ROTARY_BASE = 500_000.0
-#: Standard deviations of scores before the softmax: sharp enough that attention to the wrong keys shows in the loss.
+#: The standard deviation of scores before the softmax: large enough for attention to wrong keys to change the loss.
 _SCORE_DEVIATION = 2.0
 
 
 class Network(nn.Module):
-    """Tokens and targets of (batch, context) to the loss of every token, in float32."""
+    """Maps tokens and targets (batch, context) to the loss of each token, in float32."""
 
     def __init__(self, problem: ModelProblem, shape: ModelShape, attend: Attend) -> None:
         super().__init__()
         self.checkpointing = problem.checkpointing
         self.embedding = Embedding(problem, shape)
-        #: The same as ``blocks``, with a type.
+        #: The same as ``blocks``, with type annotations.
         self.stack = tuple(Block(problem, shape, attend) for _ in range(problem.layers))
         self.blocks = nn.ModuleList(self.stack)
         self.head = Head(problem)
@@ -43,7 +43,7 @@ class Network(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Tokens, and in GPT-2 their positions, as vectors."""
+    """Embeds tokens, and in GPT-2 also their positions."""
 
     def __init__(self, problem: ModelProblem, shape: ModelShape) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Embedding(nn.Module):
 
 
 class Head(nn.Module):
-    """The loss of every token. The logits are in float32 from here on, as training code has them."""
+    """The loss of each token. Logits are in float32, as in training code."""
 
     def __init__(self, problem: ModelProblem) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Queries, keys and values by one product; causal."""
+    """Causal attention; one product computes queries, keys and values."""
 
     cosine: torch.Tensor
     sine: torch.Tensor
@@ -105,7 +105,7 @@ class Attention(nn.Module):
         heads = self.qkv(x).view(batch, context, self.heads + 2 * self.kv_heads, self.head_dim)
         q, k, v = heads.split((self.heads, self.kv_heads, self.kv_heads), dim=2)
         if self.is_rotary:
-            q, k = (rotated(each, self.cosine, self.sine) for each in (q, k))
+            q, k = (rotate(each, self.cosine, self.sine) for each in (q, k))
         mixed: torch.Tensor = self.out(self.attend(q, k, v).reshape(batch, context, d_model))
         return mixed
 
@@ -134,8 +134,8 @@ class SwiGluMlp(nn.Module):
 
 
 class Experts(nn.Module):
-    """SwiGLU experts that tokens take in turns, so that each has equally many and a launch is the same every time; the
-    router gives their weights in the sum.
+    """SwiGLU experts. Tokens are assigned to experts in turn, so all experts have the same number and all launches are
+    alike; the router supplies the weights of the sum.
     """
 
     def __init__(self, problem: ModelProblem) -> None:
@@ -147,7 +147,7 @@ class Experts(nn.Module):
         self.down = nn.Parameter(torch.empty(self.experts, wide, d))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        # Group e holds the tokens e, e + experts, ...; its turn n is expert (e + n) % experts.
+        # Group e contains the tokens e, e + experts, ...; in turn n it uses expert (e + n) % experts.
         groups = x.view(-1, self.experts, x.shape[-1]).transpose(0, 1)
         own = torch.arange(self.experts, device=x.device)
         turns = [(own + turn) % self.experts for turn in range(self.active)]
@@ -160,7 +160,7 @@ class Experts(nn.Module):
         return mixed.transpose(0, 1).reshape(x.shape)
 
     def run(self, groups: torch.Tensor) -> torch.Tensor:
-        """Each group by the expert of its place."""
+        """Run group i with expert i."""
         return (functional.silu(groups @ self.gate) * (groups @ self.up)) @ self.down
 
 
@@ -176,14 +176,14 @@ def rotary_tables(context: int, head_dim: int, device: torch.device) -> tuple[to
     return angles.cos(), angles.sin()
 
 
-def rotated(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+def rotate(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1).to(x.dtype)
 
 
 @torch.no_grad()
 def fill(network: Network, generator: torch.Generator) -> None:
-    """Normal weights that keep activations at unit deviation and scores sharp; norms 1 and biases 0."""
+    """Draw normal weights that give activations a standard deviation of 1 and sharp scores; norms are 1, biases 0."""
     for module in network.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             module.weight.normal_(0, 1 / math.sqrt(module.weight.shape[1]), generator=generator)

@@ -1,4 +1,4 @@
-"""What a step must give: the same network in float32 with attention written out, a sequence and a block at a time."""
+"""The reference for a training step: the same network in float32 with plain attention, one block at a time."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from mamf.operations.model.kernels.network import Network
 
 
 class Reference:
-    """Of a network's parameters as they are. Never holds more than a block of them in float32."""
+    """Losses and gradients with a network's current parameters. Holds at most one block of them in float32."""
 
     def __init__(self, network: Network) -> None:
         self._network = network
 
     def losses(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """The loss of every token."""
+        """The loss of each token."""
         head, pairs = self._network.head, zip(tokens.split(1), targets.split(1), strict=True)
-        with torch.no_grad(), written_out(self._network):
+        with torch.no_grad(), use_eager_attention(self._network):
             return torch.cat([in_float32(head, self._inputs(own)[-1], follow) for own, follow in pairs])
 
     def gradients(
         self, tokens: torch.Tensor, targets: torch.Tensor, of: Sequence[nn.Parameter]
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """The loss of every token, and the gradients of the mean loss."""
+        """The loss of each token, and the gradients of the mean loss."""
         sums = {each: torch.zeros_like(each, dtype=torch.float32) for each in of}
         losses = []
-        with written_out(self._network):
+        with use_eager_attention(self._network):
             for own, follow in zip(tokens.split(1), targets.split(1), strict=True):
                 with torch.no_grad():
                     inputs = self._inputs(own)
@@ -45,7 +45,7 @@ class Reference:
         return torch.cat(losses), list(sums.values())
 
     def _inputs(self, tokens: torch.Tensor) -> list[torch.Tensor]:
-        """What goes into each block, and into the head."""
+        """The inputs of each block and of the head."""
         inputs = [in_float32(self._network.embedding, tokens)]
         for block in self._network.stack:
             inputs.append(in_float32(block, inputs[-1]))
@@ -53,8 +53,8 @@ class Reference:
 
 
 @contextmanager
-def written_out(network: Network) -> Iterator[None]:
-    """The network's own attention put aside."""
+def use_eager_attention(network: Network) -> Iterator[None]:
+    """Replace the network's attention by plain attention within the context."""
     attentions = [block.attention for block in network.stack]
     own = [each.attend for each in attentions]
     try:
@@ -73,7 +73,7 @@ def add_gradients(
     output: torch.Tensor,
     gradient: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Add the gradients of a module's parameters to the sums that there are; returns that of its input."""
+    """Add the gradients of a module's parameters to the existing sums; returns the gradient of its input."""
     wanted = [each for each in module.parameters() if each in sums]
     of_input, *found = torch.autograd.grad(output, [x, *wanted], gradient)
     for parameter, own in zip(wanted, found, strict=True):
@@ -82,7 +82,7 @@ def add_gradients(
 
 
 def in_float32(module: nn.Module, *inputs: torch.Tensor) -> torch.Tensor:
-    """A module's output by its parameters and buffers in float32."""
+    """A module's output with its parameters and buffers in float32."""
     named = (*module.named_parameters(), *module.named_buffers())
     output: torch.Tensor = functional_call(module, {name: each.float() for name, each in named}, inputs)
     return output

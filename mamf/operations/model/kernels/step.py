@@ -1,8 +1,9 @@
-"""What a launch is in each phase, and how it is held to the reference.
+"""The launch in each phase of a training step, and its verification.
 
-The optimizer runs at a learning rate of 0: it does all of its work and leaves the parameters as they were, so that the
-last of thousands of steps still has an answer that is known. Losses and gradients are verified after each train, the
-parameters as operands that must not change, and that the optimizer ran by its moments, which are emptied before.
+The optimizer runs with a learning rate of 0: it does all of its work but leaves the parameters unchanged, so the last
+of thousands of training steps has a known result. Losses and gradients are verified after each train of launches.
+The parameters are checked as operands that must not change. The optimizer's moments are cleared before, to verify that
+it ran.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from mamf.operations.model.kernels.reference import Reference
 from mamf.operations.model.shapes import ModelProblem, ModelShape, Phase
 from mamf.operations.outputs import Unchanged, poison, tensors_of
 from mamf.operations.tracing.shares import class_seconds
-from mamf.operations.tracing.torch_traces import trace_of
+from mamf.operations.tracing.torch_traces import trace_launch
 
-#: How far the losses may be from the reference's, in standard deviations of these.
+#: The largest error of the losses, in standard deviations of the reference's losses.
 _TOLERANCE = {"bfloat16": 0.05, "float32": 5e-4}
 _GRADIENT_FACTOR = 2.0
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -34,8 +35,8 @@ _Answer = tuple[torch.Tensor, list[torch.Tensor]]
 class Step:
     """A network with the batches that its launches rotate over.
 
-    A launch returns the loss of every token and, with a backward pass, gradients of some of the parameters: those of
-    the first block's attention, which all others lead to, and of the last norm.
+    A launch returns the loss of each token and, with a backward pass, gradients of some parameters: those of the first
+    block's attention, which depend on all other layers, and of the last norm.
     """
 
     def __init__(
@@ -47,9 +48,9 @@ class Step:
         batches: int,
     ) -> None:
         self._problem, self._shape, self._network, self._run = problem, shape, network, run
-        self._batches = [drawn(problem, shape, index, self._device) for index in range(batches)]
+        self._batches = [draw_batch(problem, shape, index, self._device) for index in range(batches)]
         self._reference = Reference(network)
-        self._known = known_answers(as_reference_has_it(problem), shape, self._device)
+        self._known = known_answers(normalize_problem(problem), shape, self._device)
         self._answers = dict(self._known)
         self._optimizer = optimizer_of(problem, network)
         self._sampled = [*network.stack[0].attention.parameters(), *network.head.norm.parameters()]
@@ -76,20 +77,20 @@ class Step:
         """By class of what ran in one launch. Raises UnavailableError where only the host's operations were seen, and a
         device did the work.
         """
-        trace = trace_of(self._launch_of(0))
+        trace = trace_launch(self._launch_of(0))
         if self._device.type != "cpu" and not trace.is_of_device:
-            raise UnavailableError("torch.profiler sees no kernels of this device, or may not")
+            raise UnavailableError("torch.profiler sees no kernels on this device, or lacks permission")
         return class_seconds(trace)
 
     def _held_bytes(self) -> int:
-        """Parameters, and what the optimizer keeps of each."""
+        """Bytes of the parameters and of the optimizer's state."""
         kept = 1 + (len(_MOMENTS) if self._optimizer else 0)
         return kept * self._problem.parameter_bytes(self._shape)
 
     def _launch_of(self, index: int) -> Callable[[], object]:
         tokens, targets = self._batches[index]
         if not self._problem.has_backward:
-            # Recorded as in training, so that a step less this is the backward pass and no more.
+            # The graph is recorded as in training, so that the difference to other phases is only the backward pass.
             return lambda: self._run(tokens, targets).detach()
         return lambda: self._forward_backward(tokens, targets)
 
@@ -104,7 +105,7 @@ class Step:
     # -- verification ------------------------------------------------------------------------------------------------
 
     def poison(self, returned: Sequence[object]) -> None:
-        """Also lets go of all gradients, and empties the moments of the sampled parameters."""
+        """Also release all gradients and clear the moments of the sampled parameters."""
         for result in returned:
             for tensor in tensors_of(result):
                 poison(tensor)
@@ -113,21 +114,21 @@ class Step:
             moment.zero_()
 
     def changed_operands(self) -> Sequence[str]:
-        """Answers are passed on to other kernels only where launches had left the parameters as they were."""
+        """The changed operands. Only if there are none, the reference results are shared with other kernels."""
         changed = self._unchanged()
         if not changed:
             self._known |= self._answers
         return changed
 
     def _moments(self) -> list[torch.Tensor]:
-        """Those of the sampled parameters, once the optimizer has run."""
+        """The optimizer's moments of the sampled parameters, after it has run."""
         if self._optimizer is None:
             return []
         states = [self._optimizer.state[each] for each in self._sampled]
         return [state[name] for state in states for name in _MOMENTS if state]
 
     def verify(self, index: int, result: object) -> Verdict:
-        """Losses against the spread of the reference's, each sampled gradient against its own norm."""
+        """The errors of losses, relative to the reference's spread, and of gradients, relative to their norms."""
         losses, gradients = self._answer(index)
         found, *own = tensors_of(result)
         error = relative(found, losses, losses - losses.mean())
@@ -153,27 +154,27 @@ class Step:
 
 @functools.lru_cache(maxsize=4)
 def known_answers(problem: ModelProblem, shape: ModelShape, device: torch.device) -> dict[int, _Answer]:
-    """Of each batch, in the host's memory: a reference takes longer than a row, and kernels of one shape share it."""
+    """The reference results of each batch, in host memory. A reference takes longer than a row, so kernels share it."""
     return {}
 
 
-def as_reference_has_it(problem: ModelProblem) -> ModelProblem:
-    """Without what changes no answer."""
+def normalize_problem(problem: ModelProblem) -> ModelProblem:
+    """The problem without the fields that do not change the result."""
     phase: Phase = "forward-backward" if problem.has_backward else "forward"
     return replace(problem, phase=phase, checkpointing=False, optimizer="adamw")
 
 
-def drawn(
+def draw_batch(
     problem: ModelProblem, shape: ModelShape, index: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens and the targets that follow them, of (batch, context) each."""
+    """Draw tokens, and the targets that follow them, (batch, context) each."""
     generator = torch.Generator().manual_seed(problem.seed + index)
     text = torch.randint(problem.vocabulary, (shape.batch, shape.context + 1), generator=generator)
     return text[:, :-1].contiguous().to(device), text[:, 1:].contiguous().to(device)
 
 
 def optimizer_of(problem: ModelProblem, network: nn.Module) -> torch.optim.Optimizer | None:
-    """At a learning rate of 0; of the phase ``step`` alone."""
+    """The optimizer with a learning rate of 0; None except in the phase ``step``."""
     if problem.phase != "step":
         return None
     return torch.optim.AdamW(network.parameters(), lr=0.0, fused=problem.optimizer == "adamw-fused")
@@ -185,6 +186,6 @@ def relative(found: torch.Tensor, reference: torch.Tensor, scale: torch.Tensor) 
 
 
 def worst(errors: Iterable[float]) -> float:
-    """The largest, or NaN where any is."""
+    """The largest error, or NaN if any is NaN."""
     found = list(errors)
     return math.nan if any(map(math.isnan, found)) else max(found)

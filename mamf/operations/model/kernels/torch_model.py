@@ -1,4 +1,4 @@
-"""A step in torch, its attention by any registered attention kernel, named in brackets: ``torch[sdpa-flash]``."""
+"""A training step in torch with any registered attention kernel, named in brackets: ``torch[sdpa-flash]``."""
 
 from __future__ import annotations
 
@@ -18,38 +18,40 @@ from mamf.operations.model.kernel import ModelKernel
 from mamf.operations.model.kernels.network import Attend, Network, fill
 from mamf.operations.model.kernels.step import Step
 from mamf.operations.model.shapes import ModelProblem, ModelShape
-from mamf.operations.outputs import without_torch
+from mamf.operations.outputs import check_torch
 from mamf.torch_backend import TorchBackend, require_memory, torch_dtype
 
-#: Batches to rotate: launches of all share the parameters, so more of them would evict nothing.
+#: Batches to rotate: all launches share the parameters, so more batches would not evict anything.
 _MOST_BATCHES = 3
 
 
 class TorchModel(ModelKernel):
-    """Parameters and activations in the problem's dtype, attention by the kernel named in brackets."""
+    """Parameters and activations in the problem's dtype, attention with the kernel named in brackets."""
 
     takes = "an attention kernel"
     base: ClassVar[str] = "torch"
 
     def __init__(self, attention: str = "sdpa") -> None:
-        """Raises UnknownNameError, or UsageError where the attention kernel cannot be loaded."""
+        """Raises UnknownNameError, or UsageError if the attention kernel cannot be loaded."""
         self.attention = attention_kernel(attention)
         self.name = f"{self.base}[{self.attention.name}]"
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
-        return without_torch(backend) or self.attention.unavailable(backend)
+        return check_torch(backend) or self.attention.unavailable(backend)
 
     def unsupported(self, backend: Backend, problem: ModelProblem) -> str | None:
         if not isinstance(self.attention, TorchAttention):
-            return f"{self.attention.name} is no TorchAttention, so a model cannot call it"
-        return super().unsupported(backend, problem) or self.attention.unsupported(backend, of_attention(problem))
+            return f"{self.attention.name} is not a TorchAttention, so a model cannot call it"
+        return super().unsupported(backend, problem) or self.attention.unsupported(
+            backend, make_attention_problem(problem)
+        )
 
     def unsupported_shape(self, problem: ModelProblem, shape: ModelShape) -> str | None:
         reason = super().unsupported_shape(problem, shape)
-        return reason or self.attention.unsupported_shape(of_attention(problem), problem.attention(shape))
+        return reason or self.attention.unsupported_shape(make_attention_problem(problem), problem.attention(shape))
 
     def settings(self, backend: Backend, problem: ModelProblem) -> AbstractContextManager[object]:
-        return self.attention.settings(backend, of_attention(problem))
+        return self.attention.settings(backend, make_attention_problem(problem))
 
     def refuses(self, error: Exception) -> bool:
         return self.attention.refuses(error)
@@ -58,7 +60,7 @@ class TorchModel(ModelKernel):
         """The attention kernel's function, in the network's layout."""
         attention = self.attention
         assert isinstance(attention, TorchAttention)
-        call = attention.bind(backend, of_attention(problem), problem.attention(shape))
+        call = attention.bind(backend, make_attention_problem(problem), problem.attention(shape))
         recorded = nullcontext if "fwd+bwd" in attention.directions else torch.no_grad
         is_sequence_first = attention.layout == "bshd"
 
@@ -71,7 +73,7 @@ class TorchModel(ModelKernel):
         return attend
 
     def runnable(self, network: Network) -> Callable[..., torch.Tensor]:
-        """What a launch calls."""
+        """The function that a launch calls."""
         return network
 
     def prepare(
@@ -84,7 +86,7 @@ class TorchModel(ModelKernel):
         rewrite: bool = False,
     ) -> Prepared:
         assert isinstance(backend, TorchBackend)
-        gc.collect()  # the model before this one may be part of a cycle, and its memory is needed
+        gc.collect()  # the previous model may be part of a reference cycle, and its memory is needed
         require_memory(backend, problem.nbytes(shape))
         network = network_on(backend.device, problem, shape, self.attend(backend, problem, shape))
         run = self.runnable(network)
@@ -94,7 +96,7 @@ class TorchModel(ModelKernel):
 
 
 class CompiledModel(TorchModel):
-    """The same under torch.compile, for each shape anew."""
+    """The same under torch.compile, compiled for each shape."""
 
     base = "compiled"
 
@@ -102,7 +104,7 @@ class CompiledModel(TorchModel):
         return backend.without_compiler() or super().unavailable(backend)
 
     def runnable(self, network: Network) -> Callable[..., torch.Tensor]:
-        # Dynamo keeps what it compiled by code object, and after 8 networks runs further ones uncompiled.
+        # Dynamo caches compilations per code object, and after 8 networks further ones run uncompiled.
         torch.compiler.reset()
         compiled: Any = torch.compile(network, dynamic=False)
         call: Callable[..., torch.Tensor] = compiled
@@ -112,7 +114,7 @@ class CompiledModel(TorchModel):
 def autocast(
     run: Callable[..., torch.Tensor], device: torch.device, problem: ModelProblem
 ) -> Callable[..., torch.Tensor]:
-    """The forward pass alone within it, as training code has it: the backward pass follows the forward's dtypes."""
+    """Run only the forward pass under autocast, as training code does; the backward pass uses the same dtypes."""
 
     def call(tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         with torch.autocast(device.type, torch_dtype(problem.dtype)):
@@ -121,13 +123,13 @@ def autocast(
     return call
 
 
-def of_attention(problem: ModelProblem) -> AttentionProblem:
-    """What a layer asks of its attention."""
+def make_attention_problem(problem: ModelProblem) -> AttentionProblem:
+    """The attention problem of a layer."""
     return AttentionProblem(problem.dtype, "fwd+bwd" if problem.has_backward else "fwd")
 
 
 def network_on(device: torch.device, problem: ModelProblem, shape: ModelShape, attend: Attend) -> Network:
-    """A network of the seed's parameters."""
+    """A network with parameters drawn from the seed."""
     usual = torch.get_default_dtype()
     torch.set_default_dtype(torch_dtype(problem.parameter_dtype))
     try:

@@ -260,8 +260,8 @@ def print_fit(pairs: Sequence[Pair]) -> None:
         if not own:
             continue
         fitted, common = fit(own, calibration_of(state)), common_of(own)
-        told = "-" if common is None else f"{min(common, fitted.run):.5f}"
-        values = f"{fitted.visit:g},{fitted.run:.5f},{told},{fitted.launch_seconds:.2g},{fitted.degrees}"
+        margin = "-" if common is None else f"{min(common, fitted.run):.5f}"
+        values = f"{fitted.visit:g},{fitted.run:.5f},{margin},{fitted.launch_seconds:.2g},{fitted.degrees}"
         print(f"{state[0]},{state[1]},{values}: {len(own)}, {len({pair.a.card for pair in own})}")
 
 

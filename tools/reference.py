@@ -131,8 +131,9 @@ def _is_error(what: Any) -> bool:
 
 def docstring(what: Any) -> str:
     """Its own; none for what a dataclass makes up, or a base class says."""
-    told = inspect.cleandoc(vars(what).get("__doc__") or "") if inspect.isclass(what) else inspect.getdoc(what) or ""
-    return "" if told.startswith(f"{what.__name__}(") else told
+    own = vars(what).get("__doc__") or "" if inspect.isclass(what) else inspect.getdoc(what) or ""
+    docstring = inspect.cleandoc(own)
+    return "" if docstring.startswith(f"{what.__name__}(") else docstring
 
 
 def signature(name: str, what: Any) -> str:

@@ -36,14 +36,14 @@ _NOT_RECOMPUTED = {"record", "time", "timer_overhead_after_seconds"}
 _NOT_FROM_ROWS = {"elapsed_seconds", "left", "status", "reason"}
 
 
-def tier_is_told(evidence: Evidence) -> Iterator[Finding]:
+def run_was_completed(evidence: Evidence) -> Iterator[Finding]:
     """Whether the run came to its end."""
     summary = evidence.log.summary
     if summary is None:
         yield Finding("interrupted", "the run has no summary: it was killed, or is not over", is_warning=True)
     elif evidence.tier == "interrupted":
-        told = f"the run was interrupted ({summary['reason'] or 'no reason given'}): its best may never have been tried"
-        yield Finding("interrupted", told, is_warning=True)
+        message = f"the run was interrupted ({summary['reason'] or 'no reason given'}): the best shape may be untested"
+        yield Finding("interrupted", message, is_warning=True)
 
 
 def summary_recomputes(evidence: Evidence) -> Iterator[Finding]:
@@ -58,8 +58,8 @@ def summary_recomputes(evidence: Evidence) -> Iterator[Finding]:
     # Converted logs counted no phases.
     for name in sorted((again.keys() & summary.keys() | {"best", "measured"}) - _NOT_FROM_ROWS):
         if not agree(summary.get(name), again[name], same_rate):
-            told = f"{name}: the rows give {again[name]}, the summary says {summary.get(name)}"
-            yield Finding("best-mismatch", told, line)
+            message = f"{name}: the rows give {again[name]}, the summary says {summary.get(name)}"
+            yield Finding("best-mismatch", message, line)
     if evidence.tier == "complete" and summary["left"]:
         yield Finding("best-mismatch", f"complete, but {summary['left']} shapes are left", line)
 
@@ -99,8 +99,8 @@ def ceilings_recompute(evidence: Evidence) -> Iterator[Finding]:
         # Logs of schema 4 lack fields of today.
         wrong = [name for name in expected if name in record and not _same(record[name], expected[name])]
         if wrong:
-            told = ", ".join(f"{name} {record[name]} (the rounds give {expected[name]})" for name in wrong)
-            yield Finding("ceiling-mismatch", f"{ceiling.regime}: {told}", line)
+            message = ", ".join(f"{name} {record[name]} (the rounds give {expected[name]})" for name in wrong)
+            yield Finding("ceiling-mismatch", f"{ceiling.regime}: {message}", line)
         known = {"record", "time", *(("dtype",) if record.get("dtype") == ceiling.problem.dtype else ())}
         for name in sorted(record.keys() - expected.keys() - known):
             yield Finding("unknown-field", f"mamf writes no field {name!r} of a ceiling: remove it", line)
@@ -144,8 +144,8 @@ def ceilings_fit_attention(evidence: Evidence) -> Iterator[Finding]:
         return
     ceilings = evidence.log.all_ceilings
     if not ceilings:
-        told = "the log holds no ceiling: its rows have no share and stand in no table (--ceiling LOG)"
-        yield Finding("missing-field", told, 1, is_warning=True)
+        message = "the log holds no ceiling: its rows have no share and stand in no table (--ceiling LOG)"
+        yield Finding("missing-field", message, 1, is_warning=True)
     for ceiling in ceilings.values():
         name = f"the {ceiling.regime} ceiling of {ceiling.problem.dtype}"
         if not ceiling.interval.low <= ceiling.tflops <= ceiling.interval.high:
@@ -159,8 +159,8 @@ def ceilings_fit_attention(evidence: Evidence) -> Iterator[Finding]:
             continue
         seen = max(row.best_rate, float(row.details.get("reference_tflops", 0.0))) / (row.device_speed or 1.0)
         if seen > most * own.tflops:
-            told = f"{row.shape}: {seen:.4g} TFLOPS were seen, the ceiling is {own.tflops:.4g}: find it anew"
-            yield Finding("ceiling-mismatch", told, line)
+            message = f"{row.shape}: {seen:.4g} TFLOPS were seen, the ceiling is {own.tflops:.4g}: find it anew"
+            yield Finding("ceiling-mismatch", message, line)
 
 
 def claims_are_firm(evidence: Evidence) -> Iterator[Finding]:
@@ -168,8 +168,8 @@ def claims_are_firm(evidence: Evidence) -> Iterator[Finding]:
     for regime, row in evidence.claims.items():
         name = f"the best of {regime}, {row.shape},"
         if len(row.samples) < _FEWEST_SAMPLES:
-            told = f"{name} has {len(row.samples)} samples, fewer than {_FEWEST_SAMPLES}: raise --time-limit"
-            yield Finding("few-samples", told)
+            message = f"{name} has {len(row.samples)} samples, fewer than {_FEWEST_SAMPLES}: raise --time-limit"
+            yield Finding("few-samples", message)
         yield from _too_wide(evidence, name, _half_width(row), "--time-limit")
         yield from _throttled(evidence, name, regime, row.conditions)
     for ceiling in (*evidence.log.all_ceilings.values(), *evidence.log.own_ceilings.values()):
@@ -188,9 +188,9 @@ def kernels_are_firm(evidence: Evidence) -> Iterator[Finding]:
     rows = [row for _, _, row in evidence.rows if row.ok and evidence.counts(row)]
     if rough := [row for row in rows if _half_width(row) > _widest(evidence)]:
         worst = max(rough, key=_half_width)
-        told = f"{len(rough)} of {len(rows)} rows are known to worse than {_widest(evidence):.0%}"
-        told += f", {worst.shape} by {worst.kernel} to +-{_half_width(worst):.0%}"
-        yield Finding("wide-interval", told, is_warning=True)
+        message = f"{len(rough)} of {len(rows)} rows are known to worse than {_widest(evidence):.0%}"
+        message += f", {worst.shape} by {worst.kernel} to +-{_half_width(worst):.0%}"
+        yield Finding("wide-interval", message, is_warning=True)
 
 
 def _half_width(row: Measurement) -> float:
@@ -205,8 +205,8 @@ def _too_wide(evidence: Evidence, name: str, half_width: float, option: str) -> 
     """``option``: that gives it more time."""
     widest = _widest(evidence)
     if half_width > widest:
-        told = f"{name} is known to +-{half_width:.1%}, not {widest:.0%}: leave the machine alone, raise {option}"
-        yield Finding("wide-interval", told)
+        message = f"{name} is known to +-{half_width:.1%}, not {widest:.0%}: leave the machine alone, raise {option}"
+        yield Finding("wide-interval", message)
 
 
 def _throttled(evidence: Evidence, name: str, regime: str, conditions: Conditions) -> Iterator[Finding]:
@@ -214,5 +214,7 @@ def _throttled(evidence: Evidence, name: str, regime: str, conditions: Condition
     if regime != "burst" or not conditions.throttle_reasons or not highest or not clock:
         return
     if clock < _LOWEST_BURST_CLOCK * highest:
-        told = f"{name} ran at {clock / 1e6:.0f} of {highest / 1e6:.0f} MHz ({', '.join(conditions.throttle_reasons)})"
-        yield Finding("throttled", f"{told}: burst is measured unthrottled; see 'mamf doctor'")
+        message = (
+            f"{name} ran at {clock / 1e6:.0f} of {highest / 1e6:.0f} MHz ({', '.join(conditions.throttle_reasons)})"
+        )
+        yield Finding("throttled", f"{message}: burst is measured unthrottled; see 'mamf doctor'")

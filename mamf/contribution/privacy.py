@@ -52,7 +52,7 @@ _PATTERNS = (
 
 
 # What is found of a field: what is said before its name, and behind it.
-_Told = tuple[str, str]
+_Wording = tuple[str, str]
 
 
 def private_findings(line: int, record: dict[str, Any]) -> Iterator[Finding]:
@@ -61,29 +61,29 @@ def private_findings(line: int, record: dict[str, Any]) -> Iterator[Finding]:
         yield Finding("private", f"{before}{'.'.join(path)}{behind}", line)
 
 
-def _private(value: Any) -> list[tuple[tuple[str, ...], _Told]]:
+def _private(value: Any) -> list[tuple[tuple[str, ...], _Wording]]:
     """What is private in an object or a list, with the names and numbers that lead to it."""
     found = []
-    for step, item in value.items() if isinstance(value, dict) else enumerate(value):
-        told = _of_name(step, item is not None) if isinstance(step, str) else None
-        if told is None and isinstance(item, str):
-            told = _of_text(item)
-        elif told is None and _is_parted(item):
-            found += [((str(step), *path), within) for path, within in _private(item)]
-        if told is not None:
-            found.append(((str(step),), told))
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+        wording = _describe_name(key, item is not None) if isinstance(key, str) else None
+        if wording is None and isinstance(item, str):
+            wording = _describe_text(item)
+        elif wording is None and _has_nested_objects(item):
+            found += [((str(key), *path), within) for path, within in _private(item)]
+        if wording is not None:
+            found.append(((str(key),), wording))
     return found
 
 
 @functools.lru_cache(4096)  # the same names stand in every row
-def _of_name(name: str, has_value: bool) -> _Told | None:
+def _describe_name(name: str, has_value: bool) -> _Wording | None:
     if has_value and _PRIVATE_KEY.search(name):
         return "field ", " names a host, user or device: remove it"
     found = private_part(name)
     return ("the name of field ", f" holds {found!r}") if found else None
 
 
-def _of_text(text: str) -> _Told | None:
+def _describe_text(text: str) -> _Wording | None:
     if len(text) > _LONGEST_TEXT:
         return "", f" is a text of {len(text)} characters: nobody can look through it"
     found = private_part(text)
@@ -131,14 +131,14 @@ def fields(record: dict[str, Any]) -> list[Field]:
 
 
 def _add_fields(value: dict[str, Any] | list[Any], path: tuple[str, ...], found: list[Field]) -> None:
-    parts = value.items() if isinstance(value, dict) else zip(map(str, itertools.count()), value, strict=False)
-    for name, item in parts:
-        if _is_parted(item):
+    children = value.items() if isinstance(value, dict) else zip(map(str, itertools.count()), value, strict=False)
+    for name, item in children:
+        if _has_nested_objects(item):
             _add_fields(item, (*path, name), found)
         else:
             found.append(((*path, name), item))
 
 
-def _is_parted(value: Any) -> bool:
+def _has_nested_objects(value: Any) -> bool:
     """Whether fields of their own are in it: of a list of numbers are none."""
     return isinstance(value, dict) or (isinstance(value, list) and not _NO_NUMBERS.isdisjoint(map(type, value)))

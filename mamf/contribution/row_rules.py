@@ -120,8 +120,10 @@ def possible(evidence: Evidence) -> Iterator[Finding]:
         limit = _limit(info, row) if is_exact(evidence, row) else None
         fastest, unit = row.amount / min(row.samples), row.work.unit
         if limit is not None and split_impossible(row.samples, row.amount, limit, row.timer_accuracy)[1]:
-            told = f"{row.shape}: {fastest / TERA:.4g} {unit}, more than the {limit / TERA:.4g} that {info.name} can do"
-            yield Finding("implausible", told, line)
+            message = (
+                f"{row.shape}: {fastest / TERA:.4g} {unit}, more than the {limit / TERA:.4g} that {info.name} can do"
+            )
+            yield Finding("implausible", message, line)
         elif reason := why_implausible(row, info, limit):
             yield Finding("implausible", f"{row.shape}: {reason}", line)
 
@@ -132,8 +134,8 @@ def _unbounded(evidence: Evidence) -> Iterator[Finding]:
     for dtype, count in sorted(unbounded.items()):
         of = sum(row.problem.dtype == dtype for row in rows)
         name = evidence.log.device(None).name
-        told = f"nothing bounds {count} of its {of} rows in {dtype}: no known peak of {name} does"
-        yield Finding("implausible", told, 1, is_warning=True)
+        message = f"nothing bounds {count} of its {of} rows in {dtype}: no known peak of {name} does"
+        yield Finding("implausible", message, 1, is_warning=True)
 
 
 def _limit(info: DeviceInfo, row: Measurement) -> float | None:
@@ -142,8 +144,8 @@ def _limit(info: DeviceInfo, row: Measurement) -> float | None:
 
 def is_exact(evidence: Evidence, row: Measurement) -> bool:
     """Whether FLOP were all done, and in the row's dtype: approximate attention skips work or does it in int8."""
-    told = ("product_dtypes", "sparsity", "cosine_similarity")
-    return not evidence.is_of_kernels or not any(name in row.details for name in told)
+    approximations = ("product_dtypes", "sparsity", "cosine_similarity")
+    return not evidence.is_of_kernels or not any(name in row.details for name in approximations)
 
 
 def verified(evidence: Evidence) -> Iterator[Finding]:
@@ -179,8 +181,8 @@ def sensors_plausible(evidence: Evidence) -> Iterator[Finding]:
         peak_memory = row.peak_memory_bytes
         if peak_memory is not None and not 0 <= peak_memory <= (device.memory_bytes or math.inf):
             yield Finding("implausible", f"{row.shape}: {peak_memory} bytes, more than the device has", line)
-        told = [name for name in row.details if name.endswith(TIME)]
-        if len(told) > len(row.time_shares) or sum(row.time_shares.values()) > _MOST_OF_TIME:
+        timed = [name for name in row.details if name.endswith(TIME)]
+        if len(timed) > len(row.time_shares) or sum(row.time_shares.values()) > _MOST_OF_TIME:
             yield Finding("implausible", f"{row.shape}: what its time goes to is no share, or more than all", line)
 
 

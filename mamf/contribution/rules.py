@@ -14,8 +14,8 @@ from mamf.contribution.best_rules import (
     ceilings_recompute,
     claims_are_firm,
     kernels_are_firm,
+    run_was_completed,
     summary_recomputes,
-    tier_is_told,
 )
 from mamf.contribution.collection import entries_of
 from mamf.contribution.confirming import Entry, part_confirmed, shortened
@@ -106,7 +106,7 @@ _RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
     ceilings_fit_attention,
     claims_are_firm,
     kernels_are_firm,
-    tier_is_told,
+    run_was_completed,
     circumstances,
 )
 

@@ -137,7 +137,7 @@ class Meter:
     def step(self, tokens: float | None = None, flops: Flops | None = None) -> StepFigures | None:
         """A step ends. Returns the figures of the step before; None while that was of the warm-up.
 
-        ``tokens``, ``flops``: of this whole step on this rank, where they are not as told at the beginning; below 0
+        ``tokens``, ``flops``: of this whole step on this rank, if they differ from the arguments of Meter; below 0
         they are not known, and what follows from them is NaN.
         """
         end, start = self._mark(), self._begun if self._end is None else self._end
@@ -200,26 +200,26 @@ class Meter:
 
     # -- work --------------------------------------------------------------------------------------------------------
 
-    def _tokens_of(self, told: float | None) -> float:
-        if told is not None:
-            return _known(told)
+    def _tokens_of(self, tokens: float | None) -> float:
+        if tokens is not None:
+            return _known(tokens)
         return _NAN if self._tokens is None else float(self._tokens * self.accumulation)
 
-    def _work(self, marks: tuple[Any, Any, Any], tokens: float, told: Flops | None) -> _Step:
-        by_dtype = self._flop_by_dtype(tokens, told)
+    def _work(self, marks: tuple[Any, Any, Any], tokens: float, flops: Flops | None) -> _Step:
+        by_dtype = self._flop_by_dtype(tokens, flops)
         speeds = {name: self._speed(name) for name in by_dtype}
         at_peak, at_ceiling = (sum(flop / speeds[name][which] for name, flop in by_dtype.items()) for which in (0, 1))
         return _Step(self._number, marks, tokens, sum(by_dtype.values()), at_peak, at_ceiling)
 
-    def _flop_by_dtype(self, tokens: float, told: Flops | None) -> dict[str, float]:
+    def _flop_by_dtype(self, tokens: float, flops: Flops | None) -> dict[str, float]:
         passes = 1
-        if told is None and self._flops is not None:
-            told, passes = self._flops, self.accumulation
-        if told is None:
-            told = tokens * self._per_token if self._per_token else _NAN
-        if isinstance(told, Mapping):
-            return {self._name(name): _known(flop) * passes for name, flop in told.items()}
-        return {self.dtype: _known(told) * passes}
+        if flops is None and self._flops is not None:
+            flops, passes = self._flops, self.accumulation
+        if flops is None:
+            flops = tokens * self._per_token if self._per_token else _NAN
+        if isinstance(flops, Mapping):
+            return {self._name(name): _known(flop) * passes for name, flop in flops.items()}
+        return {self.dtype: _known(flops) * passes}
 
     def _name(self, dtype: str) -> str:
         return self.backend.resolve_dtype(canonical_name(dtype))
@@ -266,9 +266,9 @@ class Meter:
             warnings.warn(f"MAMFU is NaN: {reason}", MamfWarning, stacklevel=4)
 
 
-def _require_counts(what: str, told: Flops | None) -> None:
+def _require_counts(what: str, counts: Flops | None) -> None:
     """Raises UsageError for anything but finite numbers of at least 0."""
-    for count in told.values() if isinstance(told, Mapping) else (told,):
+    for count in counts.values() if isinstance(counts, Mapping) else (counts,):
         if count is not None and not 0 <= count < math.inf:
             raise UsageError(f"{what} {shortened(count)}: it must be a number of at least 0")
 

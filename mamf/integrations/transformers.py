@@ -32,8 +32,8 @@ class MamfuCallback(TrainerCallback):  # type: ignore[misc]
         return self
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
-        told = {"dtype": _dtype(args, model), "world_size": args.world_size} | self.options
-        self.training = MeteredTraining(model if self.model is None else self.model, told)
+        options = {"dtype": _dtype(args, model), "world_size": args.world_size} | self.options
+        self.training = MeteredTraining(model if self.model is None else self.model, options)
         self._hook = model.register_forward_pre_hook(self._count, with_kwargs=True)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:

@@ -1,4 +1,4 @@
-"""A process for each device, watched: one that hangs, vanishes or fails is told with its reason, and the rest go on."""
+"""One watched process per device. A process that hangs, vanishes or fails is reported; the others continue."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ class Watch:
         elif rank in self.running:
             self.running.discard(rank)
             if event.code not in (0, _INTERRUPTED) and rank not in self.failures:
-                told = f"killed by signal {-event.code}" if event.code < 0 else f"exit code {event.code}"
+                reason = f"killed by signal {-event.code}" if event.code < 0 else f"exit code {event.code}"
                 self.failures[rank] = (
-                    f"it ended while it measured ({self.phases.get(rank, 'start')}): {event.words or told}"
+                    f"it ended while it measured ({self.phases.get(rank, 'start')}): {event.words or reason}"
                 )
                 self._without_a_word.add(rank)
 
@@ -94,8 +94,8 @@ class Watch:
         found = [rank for rank in sorted(self.running) if self._heard[rank] < late and self.phases.get(rank) != WAITS]
         or_waits = ", or waits for one that does" if len(found) > 1 and self.phases.get(found[0]) == TOGETHER else ""
         for rank in found:
-            told = f"it hangs{or_waits}: silent for {self.patience:.0f} s ({self.phases.get(rank, 'start')})"
-            self.failures.setdefault(rank, told)
+            reason = f"it hangs{or_waits}: silent for {self.patience:.0f} s ({self.phases.get(rank, 'start')})"
+            self.failures.setdefault(rank, reason)
             self._without_a_word.add(rank)
         return found
 
@@ -190,7 +190,7 @@ class Children:
         for rank, process in self.processes.items():
             threading.Thread(target=self._read, args=(rank, process), daemon=True).start()
 
-    def tell(self, rank: int, line: str) -> None:
+    def send(self, rank: int, line: str) -> None:
         """A line to a child that listens; of one that is gone the watch hears."""
         stdin = self.processes[rank].stdin
         assert stdin is not None

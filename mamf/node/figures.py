@@ -71,8 +71,8 @@ class Device:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Device:
-        told = dict(record["conditions"])
-        conditions = Conditions(**{**told, "throttle_reasons": tuple(told["throttle_reasons"])})
+        reasons = tuple(record["conditions"]["throttle_reasons"])
+        conditions = Conditions(**{**record["conditions"], "throttle_reasons": reasons})
         lines = {name: tuple(record[name]) for name in ("failures", "lacks")}
         return cls(**{**record, **lines, "conditions": conditions})
 

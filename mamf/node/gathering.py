@@ -82,8 +82,8 @@ def devices_of(folders: Sequence[Path], known: Run | None = None) -> tuple[Run, 
                 of_place = logs.setdefault(place, {})
                 if has_begun(path):
                     of_place[part] = read(path)
-        if known is None and (told := read_run(folder)) is not None:
-            run = _joined(run, told)
+        if known is None and (written := read_run(folder)) is not None:
+            run = _joined(run, written)
     if not logs and not run.places:
         raise UsageError(f"no logs of 'mamf node' in {', '.join(map(str, folders))}")
     for place, beside in itertools.pairwise(sorted(logs)):
@@ -260,10 +260,10 @@ def _lacks(part: str, log: RunLog) -> Iterable[str]:
     summary: Mapping[str, Any] = log.summary or {}
     if part == "find":
         missing = [name for name in (BURST, SUSTAINED) if name not in log.ceilings]
-        told = " and ".join(missing)
+        ceilings = " and ".join(missing)
         if missing:
             reason = str(summary.get("reason") or "it was not confirmed")
-            yield f"no {told} ceiling: {'interrupted ' if reason.startswith('by ') else ''}{reason}"
+            yield f"no {ceilings} ceiling: {'interrupted ' if reason.startswith('by ') else ''}{reason}"
     elif part == "collective" and all(row.status == "unsupported" for row in log.measurements):
         yield f"no collectives: {log.measurements[0].reason if log.measurements else 'none was measured'}"
     elif str(summary.get("reason", "")).startswith("by "):

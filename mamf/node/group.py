@@ -43,29 +43,29 @@ class Meeting:
         except Exception as error:
             raise UnavailableError(f"rank 0 is not met at {host}:{port}: {first_line(error)}") from None
         self.port = int(self._store.port)
-        self._told = self._torch.PrefixStore(_KEYS, self._store)
+        self._values = self._torch.PrefixStore(_KEYS, self._store)
 
     @classmethod
     def of(cls, launched: Launched, seconds: float) -> Meeting:
         is_host = launched.leads and not launched.meets_agent
         return cls(launched.host, launched.port, is_host, seconds)
 
-    def tell(self, key: str, value: object) -> None:
+    def publish(self, key: str, value: object) -> None:
         """Raises UnavailableError where the one who keeps the meeting place is gone, or hangs."""
         try:
-            _interruptible(lambda: self._told.set(key, json.dumps(value)), _ANSWER_SECONDS)
+            _interruptible(lambda: self._values.set(key, json.dumps(value)), _ANSWER_SECONDS)
         except Exception as error:
             raise UnavailableError(f"the meeting place of the ranks is gone: {first_line(error)}") from None
 
-    def hear(self, key: str, seconds: float) -> Any:
+    def receive(self, key: str, seconds: float) -> Any:
         """What was told, or None where nobody did within so many seconds."""
 
-        def told() -> Any:
-            self._told.wait([key], timedelta(seconds=max(seconds, _LEAST_SECONDS)))
-            return self._told.get(key)
+        def value() -> Any:
+            self._values.wait([key], timedelta(seconds=max(seconds, _LEAST_SECONDS)))
+            return self._values.get(key)
 
         try:
-            return json.loads(_interruptible(told, seconds + _ANSWER_SECONDS))
+            return json.loads(_interruptible(value, seconds + _ANSWER_SECONDS))
         except Exception:  # late, or gone
             return None
 

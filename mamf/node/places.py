@@ -94,15 +94,15 @@ def _number(name: str, text: str) -> int:
 
 
 def _host(environment: Mapping[str, str]) -> str:
-    told = environment.get("MASTER_ADDR") or first_host(environment.get("SLURM_STEP_NODELIST", ""))
-    if not told:
+    host = environment.get("MASTER_ADDR") or first_host(environment.get("SLURM_STEP_NODELIST", ""))
+    if not host:
         raise UsageError("several ranks, and nothing says where they meet: set MASTER_ADDR to the host of rank 0")
-    return told
+    return host
 
 
 def _port(environment: Mapping[str, str]) -> int:
-    if told := environment.get("MASTER_PORT"):
-        return _number("MASTER_PORT", told)
+    if port := environment.get("MASTER_PORT"):
+        return _number("MASTER_PORT", port)
     # Jobs of one host must not meet.
     return _DEFAULT_PORT + _number("SLURM_JOB_ID", environment.get("SLURM_JOB_ID") or "0") % _PORTS
 

@@ -64,8 +64,8 @@ class DevicePool:
             raise UnavailableError(f"no device could be opened: {failures}")
         names = {info.name: device for device, info in self.infos.items()}
         if len(names) > 1:
-            told = ", ".join(f"{device} is a {name}" for name, device in names.items())
-            raise UsageError(f"--devices share a run that compares them: {told}; sweep each model by itself")
+            models = ", ".join(f"{device} is a {name}" for name, device in names.items())
+            raise UsageError(f"--devices share a run that compares them: {models}; sweep each model by itself")
 
     @property
     def able(self) -> list[int]:
@@ -88,7 +88,7 @@ class DevicePool:
             return -1, {}
         return event.rank, event.said
 
-    def tell(self, device: int, said: object, phase: str = WAITS) -> None:
+    def send(self, device: int, said: object, phase: str = WAITS) -> None:
         """``phase``: what it does from now on; where it does not wait it is expected to be heard of."""
         self.watch.go_on([device], phase)
-        self._children.tell(device, json.dumps(said))
+        self._children.send(device, json.dumps(said))

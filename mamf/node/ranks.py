@@ -68,21 +68,21 @@ class Rank:
         logs = {} if run is None else logs_of(self.folder, place)
         device = replace(device_of(place, logs, known), address=address)
         if self.meeting is not None:
-            self.meeting.tell(f"done/{place.rank}", device.record())
+            self.meeting.publish(f"done/{place.rank}", device.record())
         return device
 
     def _decided(self, failure: str | None) -> str:
         """What the leader says, after it has heard of all."""
         assert self.meeting is not None
         place = self.launched.place
-        self.meeting.tell(f"alone/{place.rank}", {"failure": failure, "complete": is_complete(self.folder, place)})
+        self.meeting.publish(f"alone/{place.rank}", {"failure": failure, "complete": is_complete(self.folder, place)})
         if self.launched.leads:
-            came = heard(self.meeting, "alone", range(self.launched.ranks), self.patience)
-            self.missing = frozenset(rank for rank, told in came.items() if told is None)
-            self.meeting.tell("together", word(came))
+            came = received(self.meeting, "alone", range(self.launched.ranks), self.patience)
+            self.missing = frozenset(rank for rank, report in came.items() if report is None)
+            self.meeting.publish("together", joint_decision(came))
         self.on_wait()
-        told = self.meeting.hear("together", 2 * self.patience)
-        return str(told or "nothing was heard of the leader")
+        decision = self.meeting.receive("together", 2 * self.patience)
+        return str(decision or "nothing was heard of the leader")
 
     def _together(self, run: DeviceRun) -> str | None:
         assert self.meeting is not None
@@ -112,40 +112,40 @@ def _reason(error: Exception, when: str = "") -> str:
     return f"{UNMEASURABLE}: {error}" if is_asked_wrong else f"{when}{fault(error)}"
 
 
-def heard(meeting: Meeting, key: str, ranks: Iterable[int], patience: float) -> dict[int, Any]:
+def received(meeting: Meeting, key: str, ranks: Iterable[int], patience: float) -> dict[int, Any]:
     """What each rank told, None of one that is late or gone; all are waited for at once."""
     deadline = time.monotonic() + patience
-    return {rank: meeting.hear(f"{key}/{rank}", deadline - time.monotonic()) for rank in ranks}
+    return {rank: meeting.receive(f"{key}/{rank}", deadline - time.monotonic()) for rank in ranks}
 
 
 def arrive(meeting: Meeting, place: Place) -> None:
     """Tell the leader where this rank is, should nothing more be heard of it, and its host, which no log names."""
-    meeting.tell(f"place/{place.rank}", {"place": [place.node, place.index], "host": socket.gethostname()})
+    meeting.publish(f"place/{place.rank}", {"place": [place.node, place.index], "host": socket.gethostname()})
 
 
 def _places(came: Mapping[int, Any]) -> dict[int, Place]:
     """``came``: what each rank told when it came."""
-    known = {rank: Place(rank, *told["place"]) for rank, told in came.items() if told is not None}
+    known = {rank: Place(rank, *report["place"]) for rank, report in came.items() if report is not None}
     return places_of_all(known, len(came))
 
 
-def word(told: Mapping[int, Any]) -> str:
-    """Whether all measure together: GO, or why not. ``told``: what each rank said when it had measured alone."""
-    if bad := [rank for rank, each in told.items() if each is None or each["failure"]]:
+def joint_decision(reports: Mapping[int, Any]) -> str:
+    """Whether all measure together: GO, or why not. ``reports``: what each rank sent when it had measured alone."""
+    if bad := [rank for rank, each in reports.items() if each is None or each["failure"]]:
         return f"rank {', '.join(map(str, bad))} did not come so far"
-    return COMPLETE if all(each["complete"] for each in told.values()) else GO
+    return COMPLETE if all(each["complete"] for each in reports.values()) else GO
 
 
 def gathered(
     meeting: Meeting, launched: Launched, patience: float, missing: frozenset[int] = frozenset()
 ) -> tuple[Run, list[Device]]:
     """The run and every rank's device, as the leader hears of them; one that is not heard of has failed."""
-    came = heard(meeting, "place", range(launched.ranks), 0.0)
+    came = received(meeting, "place", range(launched.ranks), 0.0)
     run, devices = Run(launched.ranks, is_over=True, places=_places(came)), list[Device]()
-    run.apart = str(meeting.hear("together", 1.0) or "")
+    run.apart = str(meeting.receive("together", 1.0) or "")
     run.apart = "" if run.apart in (GO, COMPLETE) else run.apart
-    done = heard(meeting, "done", sorted(set(range(launched.ranks)) - missing), patience)
-    silent = [rank for rank, told in done.items() if told is None]
+    done = received(meeting, "done", sorted(set(range(launched.ranks)) - missing), patience)
+    silent = [rank for rank, report in done.items() if report is None]
     if silent and not run.apart:
         run.apart = f"rank {', '.join(map(str, silent))} ended while all measured together"
     for rank, place in run.places.items():

@@ -44,9 +44,9 @@ class SharedSweep:
         self._speeds: DeviceSpeeds = {}
         self._idle: deque[int] = deque()
         self._steps: list[Any] = list(self.plan.steps())
-        told = assignment(self.plan, self.kernel, self.ceilings, self.ceiling_kernels)
+        message = assignment(self.plan, self.kernel, self.ceilings, self.ceiling_kernels)
         for device in self.pool.able if not shares.are_done else ():
-            self.pool.tell(device, told, "preparing")
+            self.pool.send(device, message, "preparing")
         while not shares.are_done:
             device, record = self.pool.next()
             self._take_back()
@@ -90,4 +90,4 @@ class SharedSweep:
             part = self._shares.take(device)
             phase = str(self._steps[part[0]][0])
             self.on_phase(f"{phase} on {len(self.pool.able)} devices")
-            self.pool.tell(device, part, phase)
+            self.pool.send(device, part, phase)

@@ -70,10 +70,10 @@ def judged(
     total = sum(each.weight for each in compared)
     findings = [finding for device in devices for finding in _of_its_own(device)]
     findings += [found for each in compared if (found := _finding(each, each.weight / total)) is not None]
-    findings += [Finding(UNKNOWN, None, told) for told in unfit]
+    findings += [Finding(UNKNOWN, None, reason) for reason in unfit]
     if not compared:
-        told = "there is neither a second device of its kind nor a baseline: nothing tells whether it is slow"
-        findings.append(Finding(UNKNOWN, None, told if devices else "no device was measured"))
+        message = "there is neither a second device of its kind nor a baseline: nothing tells whether it is slow"
+        findings.append(Finding(UNKNOWN, None, message if devices else "no device was measured"))
     findings.sort(key=lambda finding: -_SEVERITY.index(finding.level))
     level = findings[0].level if findings else OK
     notes = tuple(_wide(group, total) for group in peers.values() if group.contradicted)
@@ -101,12 +101,12 @@ def slowest_line(devices: Sequence[Device]) -> str:
     if len(measured) < 2:
         return f"{figure} {shown(figure, measured[0].figures[figure])}" if measured else "nothing was measured"
     slowest = min(measured, key=lambda device: device.figures[figure])
-    told = f"{shown(figure, slowest.figures[figure])} {figure}"
-    return f"the slowest is {slowest.place} with {told}: a synchronous job loses {lost(devices):.1%} to it"
+    rate = f"{shown(figure, slowest.figures[figure])} {figure}"
+    return f"the slowest is {slowest.place} with {rate}: a synchronous job loses {lost(devices):.1%} to it"
 
 
 def pace_figure(devices: Iterable[Device]) -> str:
-    """What a job's pace is told by: sustained, where there is one."""
+    """What a job's pace is measured by: sustained, where there is one."""
     return SUSTAINED if any(SUSTAINED in device.figures for device in devices) else BURST
 
 
@@ -125,9 +125,9 @@ def _of_its_own(device: Device) -> Iterable[Finding]:
         yield Finding(UNKNOWN, device.rank, f"{device.who}: {lacking}")
     for figure, half_width in device.half_widths.items():
         if figure in device.figures and figure not in SHARED and half_width > _UNSTEADY:
-            told = f"{figure} {shown(figure, device.figures[figure])} is known to +-{half_width:.0%} only"
+            message = f"{figure} {shown(figure, device.figures[figure])} is known to +-{half_width:.0%} only"
             yield Finding(
-                WARN, device.rank, f"{device.who}: {told}: something else runs on it, or holds it back in turns"
+                WARN, device.rank, f"{device.who}: {message}: something else runs on it, or holds it back in turns"
             )
     for reason, share in device.throttled.items():
         if reason not in _EXPECTED_REASONS and share >= _LITTLE_TIME:

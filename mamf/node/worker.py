@@ -39,39 +39,39 @@ def assignment(plan: Plan, kernel: str, ceilings: Ceilings, ceiling_kernels: Seq
 
 @dataclass
 class Worker:
-    """``tell``: sends a record; ``hear``: the next line, once there is one."""
+    """``send``: sends a record; ``receive``: waits for the next line and returns it."""
 
     backend: Backend
-    tell: Callable[[Mapping[str, Any]], None]
-    hear: Callable[[], str]
+    send: Callable[[Mapping[str, Any]], None]
+    receive: Callable[[], str]
     _current: int = field(default=0, init=False)
 
     def work(self) -> None:
         """Until the process is ended by who leads it. Raises what a device raises that fails."""
-        self.tell({PHASE: WAITS, DEVICE: asdict(self.backend.info)})
-        for row in self._strategy(json.loads(self.hear())).results():
+        self.send({PHASE: WAITS, DEVICE: asdict(self.backend.info)})
+        for row in self._strategy(json.loads(self.receive())).results():
             if row.status == "failed":
                 self.backend.synchronize()  # where that fails too the device is gone: the step is another's
-            self.tell({ROW: measurement_record(row), STEP: None if row.is_reference else self._current})
+            self.send({ROW: measurement_record(row), STEP: None if row.is_reference else self._current})
 
-    def _strategy(self, told: Mapping[str, Any]) -> Sweep | KernelsSweep:
-        plan, backend = plan_from_record(told["plan"]), self.backend
+    def _strategy(self, message: Mapping[str, Any]) -> Sweep | KernelsSweep:
+        plan, backend = plan_from_record(message["plan"]), self.backend
         if plan.operation == MATMUL:
             return Sweep(
-                plan, kernel_for(backend, plan.problem, told["kernel"]), backend, queue=self._steps(plan.steps())
+                plan, kernel_for(backend, plan.problem, message["kernel"]), backend, queue=self._steps(plan.steps())
             )
         kernels = [kernel for _, kernel in chosen_kernels(operation(plan.operation), backend, plan.kernels)]
         header = {DEVICE: asdict(backend.info)}
-        found = [ceiling_from_record(record, header) for record in told["ceilings"]]
+        found = [ceiling_from_record(record, header) for record in message["ceilings"]]
         ceilings = {(ceiling.problem.dtype, ceiling.regime): ceiling for ceiling in found}
-        references = reference_kernels({ceiling.kernel for ceiling in found}, told["ceiling_kernels"])
+        references = reference_kernels({ceiling.kernel for ceiling in found}, message["ceiling_kernels"])
         return KernelsSweep(plan, kernels, backend, ceilings, references, queue=self._steps(plan.steps()))
 
     def _steps(self, steps: Collection[Any]) -> Iterator[Any]:
         """Steps as they are given, by number."""
         steps = list(steps)
         while True:
-            self.tell({PHASE: WAITS, ASKS: True})
-            part = json.loads(self.hear())
+            self.send({PHASE: WAITS, ASKS: True})
+            part = json.loads(self.receive())
             for self._current in part:
                 yield steps[self._current]

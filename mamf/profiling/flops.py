@@ -1,7 +1,7 @@
 """FLOP of an operation from the shapes of its arguments, 2 per multiply-add. Pure.
 
 A causal attention counts what is not masked, and a backward 2.5 times the forward (mamf.operations.attention.shapes).
-What no formula here names has no FLOP, and is told as such.
+What no formula here names has no FLOP, and is reported as such.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def _here(tensors: Iterable[Any]) -> Iterable[Any]:
 
 
 def _peak() -> tuple[str, int | None]:
-    """The device whose peak is told, and its bytes; None where nothing was allocated on a device that tells."""
+    """The device whose peak is reported, and its bytes; None where nothing was allocated on a device that tells."""
     import torch
 
     if not torch.cuda.is_available():

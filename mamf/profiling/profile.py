@@ -193,8 +193,7 @@ def profile_of(
 
 def _class_rows(by_class: Mapping[str, Sequence[Busy]], ceiling_of: CeilingOf) -> Iterable[ClassRow]:
     """Their shares follow from the step (Profile)."""
-    told = shares({name: _intervals(found) for name, found in by_class.items()})
-    for name, share in told.items():
+    for name, share in shares({name: _intervals(found) for name, found in by_class.items()}).items():
         flop, multiplying = _flop(name, by_class[name])
         yield ClassRow(
             name=name,

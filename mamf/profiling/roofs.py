@@ -22,7 +22,7 @@ class Roofs:
     memory: float | None
 
     @property
-    def told(self) -> str:
+    def verdict(self) -> str:
         """What bounds the row, with the figures that say so."""
         known = {"compute": self.compute, "memory": self.memory}
         shares = {name: share for name, share in known.items() if share is not None}

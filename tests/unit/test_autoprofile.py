@@ -352,7 +352,7 @@ def test_another_operation_takes_the_place_of_attention(profiled, undrawn):
     ],
 )
 def test_what_bounds_a_kernel_is_said_with_its_figures(compute, memory, line):
-    assert Roofs(compute, memory).told.startswith(line)
+    assert Roofs(compute, memory).verdict.startswith(line)
 
 
 def test_roofs_are_shares_of_a_rows_time(folder):

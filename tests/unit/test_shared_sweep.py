@@ -235,10 +235,10 @@ def test_a_device_in_a_launch_that_never_ends_is_let_go_when_the_one_is_gone_who
     monkeypatch.setitem(simulated_node.POINTS[discovery.BACKENDS], "simulated", "test_shared_sweep:Stuck")
     plan = sweep_plan((MatmulShape(8192, 8192, 8192),), MatmulProblem())
     with DevicePool("simulated", [0]) as pool:
-        pool.tell(0, assignment(plan, "simulated.mm", {}))
+        pool.send(0, assignment(plan, "simulated.mm", {}))
         while ASKS not in pool.next()[1]:
             pass
-        pool.tell(0, [0])
+        pool.send(0, [0])
         while not (run.folder / "stuck").exists():
             time.sleep(0.001)
         pool._children.dismiss()  # as where the leader is killed

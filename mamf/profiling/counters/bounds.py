@@ -22,7 +22,7 @@ _FEW_WAVES = 0.5
 # Of a launch's time in burst, the share that its kernels are at work: below, the device waits between them.
 _GAPS = 0.7
 _WHOLE = 100.0
-# Of a launch's cycles, what its longest kernel must take for its bound to be told without a word on the others.
+# Of a launch's cycles, what its longest kernel must take for its bound to be reported without naming the others.
 _ALL = 0.98
 # Characters of a kernel's name.
 _LONGEST_NAME = 48
@@ -96,8 +96,8 @@ def _too_little(kernel: DeviceKernel, busiest: str) -> Bound | None:
     """That a kernel is too small for the device."""
     waves, blocks, seconds = kernel.metrics.get(WAVES), kernel.metrics.get(BLOCKS), kernel.seconds
     if waves is not None and waves < _FEW_WAVES:
-        told = "" if blocks is None else f", {blocks:.0f} blocks"
-        return Bound(LAUNCH, f"too little to do: {waves:.2g} waves{told}; {busiest}")
+        size = "" if blocks is None else f", {blocks:.0f} blocks"
+        return Bound(LAUNCH, f"too little to do: {waves:.2g} waves{size}; {busiest}")
     if seconds is not None and seconds < _SHORT_SECONDS:
         return Bound(LAUNCH, f"too little to do: {seconds * 1e6:.3g} us, about what starting it takes; {busiest}")
     return None

@@ -86,9 +86,9 @@ def _of_long(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[DeviceK
     metrics: dict[str, dict[str, float | None]] = {}
     for row in rows:
         cell = dict(zip(head, row, strict=True))
-        told = metrics.setdefault(cell["ID"], {})
-        told[cell[_METRIC]] = number(cell[_VALUE])
-        found.setdefault(cell["ID"], DeviceKernel(cell[_NAME], cell[_GRID], cell[_BLOCK], told))
+        values = metrics.setdefault(cell["ID"], {})
+        values[cell[_METRIC]] = number(cell[_VALUE])
+        found.setdefault(cell["ID"], DeviceKernel(cell[_NAME], cell[_GRID], cell[_BLOCK], values))
     return list(found.values())
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from mamf.errors import UnavailableError
 from mamf.profiling.counters.ncu import WITHOUT_COUNTERS
 
-# How long a profiler may take to end once it is told to.
+# How long a profiler may take to end once it is asked to.
 _SECONDS_TO_END = 5.0
 
 
@@ -40,7 +40,7 @@ def output_of(command: Sequence[str]) -> Output:
     Raises UnavailableError where it cannot be started.
     """
     try:
-        # In a session of its own: Ctrl-C is told to this process alone, which ends them all.
+        # In a session of its own: Ctrl-C reaches this process only, which ends them all.
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True
         )

@@ -28,7 +28,7 @@ Source = Literal["measured", "contributed", "datasheet"]
 @dataclass(frozen=True)
 class KnownPeak:
     """``flops``: FLOP/s of a device for a dtype, and ``interval`` (FLOP/s), the 95 % repeat interval. Of a datasheet's
-    figure regime and interval are None. ``description``: what it is and where it is from, a line.
+    figure regime and interval are None. ``description``: what it is and where it comes from, one line.
     """
 
     flops: float
@@ -83,8 +83,8 @@ def peak(
 
 
 def measured_peak(device: int | str | Backend | None, dtype: str, regime: str = "sustained") -> KnownPeak:
-    """The same of what somebody measured, here or on a device of its kind. Raises UnavailableError too where only a
-    datasheet tells.
+    """As :func:`peak`, but measured, here or on a device of the same kind. Also raises UnavailableError if only a
+    datasheet is known.
     """
     known = peak(device, dtype, regime)
     if known.source == "datasheet":
@@ -103,7 +103,7 @@ def opened(device: int | str | Backend | None) -> Backend:
 
 
 def _labels(dtype: str) -> tuple[str, str]:
-    """8-bit floats may be multiplied with fewer bits in partial sums: where nothing else is known, that counts."""
+    """8-bit floats may be multiplied with fewer bits in partial sums: used if nothing else is known."""
     return dtype, f"{dtype}, fast accumulation"
 
 
@@ -152,8 +152,8 @@ def _contributed(info: DeviceInfo, dtype: str, regime: str, anyway: bool) -> Kno
 
 
 def _differences(row: ContributedCeiling, info: DeviceInfo) -> str:
-    """How the device that was measured is not built or set as this one. What is unknown counts for a CPU alone: virtual
-    machines give many CPUs one name, and its clock tells them apart.
+    """How the build and settings of the measured device differ from this one. Unknown values count only for CPUs:
+    virtual machines give many CPUs one name, and the clock distinguishes them.
     """
     compared = (
         ("{} compute units, here {}", row.compute_units, info.compute_units),
@@ -169,7 +169,7 @@ def _differences(row: ContributedCeiling, info: DeviceInfo) -> str:
 
 
 def datasheet_peak(info: DeviceInfo, dtype: str) -> KnownPeak | None:
-    """The dense figure that a device's vendor promises, or None where none is listed."""
+    """The dense figure that a device's vendor promises, or None if no figure is listed."""
     listed = find_peak(info.name, dtype, info.compute_units)
     if listed is None:
         return None

@@ -16,7 +16,7 @@ from mamf.regime_names import BURST, SUSTAINED
 
 # A visit of sustained takes 2 s and more, in a quick search half a second and more.
 _SHORTEST_SUSTAINED_SECONDS = 0.45
-# Fewer samples than these may agree by chance, to the nanosecond that they are written with.
+# Fewer samples may agree by chance: they are written in whole nanoseconds.
 _DISTINCTIVE_SAMPLES = 5
 
 
@@ -33,7 +33,7 @@ def samples_whole(evidence: Evidence) -> Iterator[Finding]:
             message = f"{row.shape}: {row.launches} launches, {len(row.samples) + len(aside)} samples"
             yield Finding("lost-samples", message, line)
         if aside and (max(aside) >= min(row.samples) or len(aside) > len(row.samples)):
-            yield Finding("lost-samples", f"{row.shape}: samples called implausible are none", line)
+            yield Finding("lost-samples", f"{row.shape}: its implausible samples are plausible", line)
         if _is_too_short(evidence, row):
             yield Finding("lost-samples", f"{row.shape}: too short to have been sustained", line)
         if len(row.samples) >= _DISTINCTIVE_SAMPLES and (before := seen.setdefault(row.samples, line)) != line:
@@ -52,7 +52,9 @@ def rows_of_plan(evidence: Evidence) -> Iterator[Finding]:
     if not any(evidence.counts(row) for _, row in good_rows(evidence)):
         yield Finding("missing-row", "nothing was measured")
     elif evidence.is_search and not evidence.log.all_ceilings:
-        message = "no ceiling was confirmed, and a find is known by nothing else: go on with 'mamf find --resume LOG'"
+        message = (
+            "no ceiling was confirmed, and a find is known by nothing else: resume it with 'mamf find --resume LOG'"
+        )
         yield Finding("missing-row", message)
     yield from _rows_of_searches(evidence)
     yield from _rows_of_devices(evidence)
@@ -104,7 +106,7 @@ def _step(evidence: Evidence, row: Measurement) -> StepKey:
 
 
 def _planned_kernel(planned: Collection[str], name: str) -> str:
-    """What a plan calls a row's kernel: an algorithm by its library, one tried without installing it by its path."""
+    """The plan's name of a row's kernel: the library of an algorithm, the path of a kernel not installed."""
     family = name.partition("[")[0]
     if name in planned or family in planned:
         return name if name in planned else family
@@ -124,7 +126,7 @@ def _is_own(evidence: Evidence, row: Measurement) -> bool:
 
 
 def _is_common(evidence: Evidence, row: Measurement) -> bool:
-    """Whether a visit is of what the devices that shared the run are compared on."""
+    """Whether a visit is of the common row, by which devices that share a run are compared."""
     plan = evidence.plan
     of_plan = any(row.problem == problem for problem in plan.problems) and row.device is not None
     return of_plan and (row.problem, row.shape) == plan.common(row.problem.dtype)

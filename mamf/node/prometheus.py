@@ -25,7 +25,7 @@ def _families(devices: Sequence[Device], verdict: Verdict) -> Iterator[tuple[str
     yield "mamf_node_verdict", "0 OK, 1 WARN, 2 CRITICAL, 3 UNKNOWN", [({}, verdict.exit_code)]
     yield "mamf_node_lost_share", "What a synchronous job loses to the slowest device", [({}, lost(devices))]
     failed = [(_of(device), float(bool(device.failures))) for device in devices]
-    yield "mamf_device_failed", "1 where the device is no good", failed
+    yield "mamf_device_failed", "1 if the device failed", failed
     rates = [({**_of(each), "figure": name}, rate * TERA) for each in devices for name, rate in each.figures.items()]
     yield "mamf_device_rate", "FLOP or bytes a second", rates
     throttled = [({**_of(each), "reason": why}, share) for each in devices for why, share in each.throttled.items()]

@@ -1,4 +1,4 @@
-"""One rank of several: its own device alone, then all together; and, of the leader, what has become of each."""
+"""One rank of several: measures its device alone, then with all others. The leader collects the results of all."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from mamf.node.group import Meeting, agreed, met
 from mamf.node.places import Launched, Place, places_of_all
 from mamf.plugins.discovery import backend_class
 
-#: What the leader says when all measure together; everything else is why they do not.
+#: The leader's decisions; any other text is the reason why the ranks do not measure together.
 GO, COMPLETE = "go", "what is measured together is complete"
-# How it begins what a rank tells that ended while all measured together: another may have ended first.
+# Prefix of failures during the joint measurement: another rank may have caused them.
 _SUFFERED = "together with the others: "
 
 
 def visible_index(backend: str, index: int) -> int:
-    """The number of a node's device within this process: a launcher may show each rank its own device alone."""
+    """The number of a node's device within this process: a launcher may hide the other ranks' devices."""
     count = backend_class(backend).device_count()
     return index if count > index else index % max(count, 1)
 
 
 @dataclass
 class Rank:
-    """This process's part. ``meeting``: None of a rank that is alone. ``patience``: seconds that the others are waited
+    """This process's part. ``meeting``: None for a single rank. ``patience``: seconds that the others are waited
     for. ``opens``: opens the device. ``on_wait``: called before the others are waited for; ``on_failure``:
     as soon as the device failed.
     """
@@ -43,11 +43,11 @@ class Rank:
     opens: Callable[[], DeviceRun]
     on_wait: Callable[[], None] = lambda: None
     on_failure: Callable[[str], None] = lambda reason: None
-    #: Of the leader, once it has decided: ranks that did not come so far as to be heard of.
+    #: Set by the leader: ranks that did not report before the joint measurement.
     missing: frozenset[int] = frozenset()
 
     def measure(self) -> Device:
-        """Measure alone, and with the others if all are well; what failed is told in the device."""
+        """Measure alone, and with the others if all are well; failures are part of the returned device."""
         run, failure, address = None, None, None
         try:
             run = self.opens()
@@ -64,7 +64,7 @@ class Rank:
         place = self.launched.place
         known = Run(self.launched.ranks, apart="" if apart in (GO, COMPLETE) else apart or "alone")
         known.failures = {} if failure is None else {place.rank: failure}
-        # Logs that were there before say nothing of a device that could not be opened.
+        # Earlier logs do not describe a device that could not be opened.
         logs = {} if run is None else logs_of(self.folder, place)
         device = replace(device_of(place, logs, known), address=address)
         if self.meeting is not None:
@@ -72,7 +72,7 @@ class Rank:
         return device
 
     def _decided(self, failure: str | None) -> str:
-        """What the leader says, after it has heard of all."""
+        """The leader's decision, made after all ranks have reported or are late."""
         assert self.meeting is not None
         place = self.launched.place
         self.meeting.publish(f"alone/{place.rank}", {"failure": failure, "complete": is_complete(self.folder, place)})
@@ -93,7 +93,7 @@ class Rank:
                 try:
                     run.together()
                 except Exception as error:
-                    failure = self._failed(error)  # told before the group ends, by which the others fail too
+                    failure = self._failed(error)  # reported before the group ends, which makes the others fail too
         except Exception as error:
             failure = failure or self._failed(error)
         return failure
@@ -105,7 +105,7 @@ class Rank:
 
 
 def _reason(error: Exception, when: str = "") -> str:
-    """Why a rank ended; neither a full disk nor what cannot be asked for is a fault of its device."""
+    """Why a rank ended; a full disk or a wrong request is not a fault of the device."""
     if isinstance(error, RunLogWriteError):
         return f"{UNWRITTEN}: {error}"
     is_asked_wrong = isinstance(error, (UsageError, UnsupportedError))
@@ -113,18 +113,18 @@ def _reason(error: Exception, when: str = "") -> str:
 
 
 def received(meeting: Meeting, key: str, ranks: Iterable[int], patience: float) -> dict[int, Any]:
-    """What each rank told, None of one that is late or gone; all are waited for at once."""
+    """The message of each rank, None if it is late or gone; all share one deadline."""
     deadline = time.monotonic() + patience
     return {rank: meeting.receive(f"{key}/{rank}", deadline - time.monotonic()) for rank in ranks}
 
 
 def arrive(meeting: Meeting, place: Place) -> None:
-    """Tell the leader where this rank is, should nothing more be heard of it, and its host, which no log names."""
+    """Report this rank's place and host to the leader, in case it fails later. No log names the host."""
     meeting.publish(f"place/{place.rank}", {"place": [place.node, place.index], "host": socket.gethostname()})
 
 
 def _places(came: Mapping[int, Any]) -> dict[int, Place]:
-    """``came``: what each rank told when it came."""
+    """``came``: what each rank reported on arrival."""
     known = {rank: Place(rank, *report["place"]) for rank, report in came.items() if report is not None}
     return places_of_all(known, len(came))
 
@@ -139,7 +139,7 @@ def joint_decision(reports: Mapping[int, Any]) -> str:
 def gathered(
     meeting: Meeting, launched: Launched, patience: float, missing: frozenset[int] = frozenset()
 ) -> tuple[Run, list[Device]]:
-    """The run and every rank's device, as the leader hears of them; one that is not heard of has failed."""
+    """The run and every rank's device, as reported to the leader; a rank that did not report has failed."""
     came = received(meeting, "place", range(launched.ranks), 0.0)
     run, devices = Run(launched.ranks, is_over=True, places=_places(came)), list[Device]()
     run.apart = str(meeting.receive("together", 1.0) or "")
@@ -154,7 +154,7 @@ def gathered(
             device = Device(rank, place.node, place.index, failures=(failure,))
         else:
             device = Device.from_record(record)
-            if silent:  # who is heard of has only suffered from it
+            if silent:  # the ranks that reported only suffered from it
                 own = [failure for failure in device.failures if not failure.startswith(_SUFFERED)]
                 device = replace(device, failures=tuple(own))
         devices.append(replace(device, host=(came[rank] or {}).get("host")))

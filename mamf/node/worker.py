@@ -1,4 +1,4 @@
-"""A device's part of a run that several share: it asks for steps whenever it is free, and tells its rows."""
+"""A device's part of a shared run: it requests steps whenever it is free, and sends its rows."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from mamf.plans import MATMUL, Plan
 from mamf.plugins.discovery import operation
 from mamf.plugins.selection import chosen_kernels
 
-#: What a line of a worker holds beside its phase: the device that it opened, a row and the step that it answers, and
-#: whether it asks for more.
+#: Keys of a worker's message in addition to its phase: the opened device, a row and its step, and a request for more.
 DEVICE, ROW, STEP, ASKS = "device", "row", "step", "asks"
 
 
@@ -47,11 +46,11 @@ class Worker:
     _current: int = field(default=0, init=False)
 
     def work(self) -> None:
-        """Until the process is ended by who leads it. Raises what a device raises that fails."""
+        """Measure until the leader ends the process. Raises the errors of a failed device."""
         self.send({PHASE: WAITS, DEVICE: asdict(self.backend.info)})
         for row in self._strategy(json.loads(self.receive())).results():
             if row.status == "failed":
-                self.backend.synchronize()  # where that fails too the device is gone: the step is another's
+                self.backend.synchronize()  # raises if the device is gone: another device takes the step
             self.send({ROW: measurement_record(row), STEP: None if row.is_reference else self._current})
 
     def _strategy(self, message: Mapping[str, Any]) -> Sweep | KernelsSweep:
@@ -68,7 +67,7 @@ class Worker:
         return KernelsSweep(plan, kernels, backend, ceilings, references, queue=self._steps(plan.steps()))
 
     def _steps(self, steps: Collection[Any]) -> Iterator[Any]:
-        """Steps as they are given, by number."""
+        """The steps whose numbers the leader sends."""
         steps = list(steps)
         while True:
             self.send({PHASE: WAITS, ASKS: True})

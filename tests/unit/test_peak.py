@@ -162,7 +162,7 @@ def test_the_clock_of_a_cpu_travels(monkeypatch, tmp_path, is_accelerator, clock
     # Nothing bounds a CPU's figures, so that they stand apart; here they travel.
     monkeypatch.setattr(contributed, "part_confirmed", lambda entries: (list(entries), []))
     (tmp_path / "contributed.csv").write_text(contributed.contributed_csv(held.ceilings))
-    monkeypatch.setattr(contributed, "FILE", str(tmp_path / "contributed.csv"))
+    monkeypatch.setattr("mamf.ceilings.contributed.FILE", str(tmp_path / "contributed.csv"))
     contributed.contributed_ceilings.cache_clear()
     read = contributed.contributed_ceilings()
     contributed.contributed_ceilings.cache_clear()

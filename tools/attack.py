@@ -26,7 +26,7 @@ from attacks.counts import Counts, table
 from attacks.honest import little_work, make
 
 _MOST_BYTES = 10**9
-#: A process that wants more is stopped by an error of its own, before the machine is.
+#: A process that wants more fails with an error before the machine runs out.
 _LIMIT_BYTES = 3 * 10**9
 
 

@@ -242,7 +242,7 @@ def parsed() -> argparse.Namespace:
     )
     parser.add_argument("--noise", type=float, default=0.0, help="standard deviation of a measurement (default: 0)")
     parser.add_argument("--made", action="store_true", help="search made landscapes of other chips too")
-    parser.add_argument("--draws", action="store_true", help="each run on a draw of its own of a made chip")
+    parser.add_argument("--draws", action="store_true", help="a separate draw of a simulated chip for each run")
     parser.add_argument("--several", action="store_true", help="landscapes of several kernels too")
     parser.add_argument("--only", default="", metavar="NAME", help="of the searches whose names begin so")
     return parser.parse_args()

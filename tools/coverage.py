@@ -119,7 +119,7 @@ def _key(log: RunLog, row: Measurement) -> tuple[Any, ...]:
 
 def _state(log: RunLog, row: Measurement) -> tuple[str, str]:
     """The calibration that a row has: the state of the device and the operation. Calibrations change; those of visits
-    that start anew have always had degrees of freedom of their own.
+    that start anew have always had separate degrees of freedom.
     """
     known, anew = row.repeatability, calibrated(log.header["device"]["backend"], ANEW, row.operation)
     is_anew = row.regime == SUSTAINED and known is not None and known.degrees == anew.degrees

@@ -11,7 +11,7 @@ The strategy, the doubts and the verdicts are the guard's own; only the figures 
 - stuck: as sustained, but a row stays in its state for a whole run: no number of visits shows it. The worst case.
 - everywhere the card drifts by up to 0.3 % over a guard, either way.
 
-Each guard has a baseline of its own, drawn as --update measures it. What is slower is one row of the twenty,
+Each guard has a separate baseline, drawn as --update measures it. What is slower is one row of the twenty,
 whose rate is 3 % lower.
 """
 
@@ -89,7 +89,7 @@ class Guards:
         self.backend = SimulatedBackend()
 
     def guard(self, seed: int, slower: float = 0.0) -> Seen:
-        """One guard with a baseline of its own; the first row got slower by a share."""
+        """One guard with its baseline; the first row got slower by a share."""
         chooser = random.Random(seed)
         # How often a row's visits fall into the slow state is the row's own, the same in both runs.
         odds = {shape: chooser.random() for shape in self.shapes}

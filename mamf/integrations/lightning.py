@@ -1,4 +1,4 @@
-"""MFU and MAMFU in the logs of a Trainer of Lightning."""
+"""MFU and MAMFU in the logs of Lightning's Trainer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """``mamf.Meter``: how close the steps of a training loop come to what the device can do.
 
 A step's time is read from marks in the device's queue, a step later, when the next one is queued already: the loop
-never waits for the meter. Where a vendor has no events to trust, the host's clock is read, without synchronizing.
+never waits for the meter. If a vendor has no reliable events, the host's clock is read, without synchronizing.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class StepFigures:
     """A training step, or the mean of several.
 
     ``seconds``: from the end of the step before to its own; ``seconds_between``: of these, how long the device waited
-    for data and host before ``Meter.begin``, NaN where that is not called. ``tokens_per_second`` is of all ranks,
+    for data and host before ``Meter.begin``, NaN if that is not called. ``tokens_per_second`` is of all ranks,
     ``tflops`` (1e12 FLOP/s) of this device; so are the shares of its datasheet's dense peak and of its ceiling, NaN
-    where there is none.
+    if unknown.
     """
 
     step: int
@@ -68,16 +68,16 @@ class Meter:
       dtype: ``{"float8_e4m3fn": 8e12, "bfloat16": 2e12}``, each of which counts against its own ceiling.
     - ``tokens_per_step``, ``flops_per_step``: of one forward and backward pass on this rank; an optimizer step has
       ``accumulation`` of them.
-    - ``dtype``: of the products where ``flops_per_step`` tells none; by default the device's own.
+    - ``dtype``: of the products, unless ``flops_per_step`` is by dtype; by default the device's own.
     - ``ceiling``: FLOP/s, a KnownPeak or a Ceiling, or these by dtype; by default what ``mamf.peak`` knows of
-      ``regime``. A datasheet is none. Without one the shares are NaN, and one warning says so.
+      ``regime``. A datasheet is not a ceiling. Without one the shares are NaN, and one warning says so.
     - ``backend``: a device as ``mamf.peak`` takes it; by default the one that this process uses.
     - ``causal``: of attention only the half counts that a causal mask leaves, as in ``mamf model``; the convention of
       published MFU is the whole square.
     - ``warmup_steps``: left out.
 
-    Raises UsageError or UnsupportedError when the FLOP of a step cannot be known, or are no number. Afterwards nothing
-    is raised.
+    Raises UsageError or UnsupportedError if the FLOP of a step are unknown or not a number. Later calls raise
+    nothing.
 
     >>> meter = mamf.Meter(tokens_per_step=8192, flops_per_step=6e13, ceiling=700e12, warmup_steps=0)
     >>> meter.begin()
@@ -149,7 +149,7 @@ class Meter:
         return figures
 
     def finish(self) -> StepFigures | None:
-        """The figures of the last step, which this waits for; None where they were read before."""
+        """The figures of the last step, which this waits for; None if they were already returned."""
         step, self._unread = self._unread, None
         if step is None:
             return None
@@ -164,7 +164,7 @@ class Meter:
         return self._figures(step.number, 1, *sums)
 
     def mean(self) -> StepFigures | None:
-        """All steps that were read since ``reset``, together: work over time. ``step`` is how many they are."""
+        """All steps since ``reset`` together: work over time. ``step`` is their number."""
         return self._figures(self._steps_read, self._steps_read, *self._read) if self._steps_read else None
 
     def reset(self) -> None:
@@ -172,7 +172,7 @@ class Meter:
         self._read, self._steps_read = [0.0] * 6, 0
 
     def pause(self) -> None:
-        """What comes until the next ``begin`` is no part of a step: an evaluation, a checkpoint."""
+        """The time until the next ``begin`` belongs to no step: an evaluation, a checkpoint."""
         self.finish()
         self._end = self._begun = None
 
@@ -242,7 +242,7 @@ class Meter:
     # -- what it is held against -------------------------------------------------------------------------------------
 
     def _speed(self, dtype: str) -> tuple[float, float]:
-        """FLOP/s of the datasheet and of the ceiling, NaN where there is none."""
+        """FLOP/s of the datasheet and of the ceiling, NaN if unknown."""
         if dtype not in self._speeds:
             listed = datasheet_peak(self.backend.info, dtype)
             self._speeds[dtype] = (listed.flops if listed else _NAN, self._ceiling(dtype))

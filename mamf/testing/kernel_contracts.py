@@ -133,7 +133,7 @@ class AttentionKernelContract(AnyKernelContract):
 
 
 class OperationContract:
-    """What every operation must do. Supply the fixtures ``backend``, ``operation`` and ``kernel`` (one of its own)."""
+    """What every operation must do. Supply the fixtures ``backend``, ``operation`` and ``kernel`` (one of the operation)."""
 
     @pytest.fixture
     def backend(self) -> Backend:

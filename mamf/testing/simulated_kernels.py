@@ -34,7 +34,7 @@ class Simulated(Kernel[ProblemT, ShapeT]):
         return None if isinstance(backend, SimulatedBackend) else Unavailable("it is simulated", "use SimulatedBackend")
 
     def run_of(self, device: SimulatedBackend, problem: ProblemT, shape: ShapeT) -> Callable[[object], None]:
-        """A launch, given what tells operand sets apart."""
+        """A launch, given a key that identifies the operand set."""
         raise NotImplementedError
 
     def prepare(
@@ -86,7 +86,7 @@ class SimulatedAttention(SimulatedUnits[AttentionProblem, AttentionShape], Atten
 
 
 class SimulatedModel(SimulatedUnits[ModelProblem, ModelShape], ModelKernel):
-    """A step of a model in virtual time."""
+    """A training step of a model in virtual time."""
 
     name = "simulated-model"
     share: ClassVar[float] = 0.5

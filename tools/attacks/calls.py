@@ -93,7 +93,7 @@ def call(arguments: Sequence[str], counts: Counts) -> Ended:
 
 
 def _faults(ended: Ended) -> Iterator[str]:
-    """What is wrong with the output of a command that ended by itself."""
+    """What is wrong with the output of a command that was not killed."""
     if ended.code not in EXIT_CODES:
         yield f"exit code {ended.code}"
     if found := _CONTROL.search(ended.out + ended.err):

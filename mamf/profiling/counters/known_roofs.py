@@ -1,4 +1,4 @@
-"""Where roofs are from: the ceiling of products, for MAMFU, and that of memory."""
+"""Finds the roofs: the compute ceiling, for MAMFU, and the memory bandwidth."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from mamf.regime_names import BURST
 
 
 def given_compute_roof(ceiling: Ceiling) -> Roof:
-    """Of a log that was named."""
+    """The roof from the log of --ceiling."""
     dtype = ceiling.problem.dtype
     description = f"measured: {dtype} at {ceiling.shape} by {ceiling.kernel}"
     return Roof(COMPUTE, ceiling.rate * TERA, "measured", description, dtype)
 
 
 def known_compute_roof(backend: Backend, dtype: str) -> Roof | None:
-    """What ``mamf peak`` knows of burst; a datasheet's figure is no ceiling."""
+    """What ``mamf peak`` knows of burst; a datasheet's figure is not a ceiling."""
     try:
         known = measured_peak(backend, dtype, BURST)
     except MamfError:

@@ -129,7 +129,7 @@ class HpuBackend(AcceleratorBackend):
         return int(statistics["Limit"] - statistics["InUse"])
 
     def release_memory(self) -> None:
-        """The bridge's pool returns freed memory by itself."""
+        """Nothing to do: the bridge's pool returns freed memory."""
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         return super().is_out_of_memory(error) or "Allocation failed" in str(error)

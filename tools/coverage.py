@@ -5,12 +5,12 @@
     python tools/coverage.py results --as-logged        # with the timer overhead that early logs hold
 
 A pair is the same figure from two runs (separate processes) on the same card, with the same driver, kernel libraries,
-torch, kernel, problem (but for its seed), shape and regime: the first row of a run for each, or the ceilings of two
+torch, kernel, problem (except its seed), shape and regime: the first row of a run for each, or the ceilings of two
 finds, whichever shapes they found. Each pair counts twice, because each run predicts the other. Intervals are those of
 today's code with today's calibration, whatever the log holds. The last line is the winner's curse: how much higher the
 best of one half of the rounds of a find reads there than in the other half.
 
-A card weighs as much as it has repeats: its runs less one. The bootstrap resamples cards, and runs within a card. "left
+A card is weighted by its repeats: its runs minus one. The bootstrap resamples cards, and runs within a card. "left
 out" is the coverage with constants that were fitted without the card that is tested.
 """
 

@@ -73,7 +73,7 @@ class DevicePool:
         return [device for device in self.devices if device not in self._gone]
 
     def next(self) -> tuple[int, Mapping[str, Any]]:
-        """The next message of a device; (-1, {}) if there is none for a moment. Ends devices that hang."""
+        """The next message of a device; (-1, {}) if no message arrives for a moment. Ends devices that hang."""
         event = self._children.next(_TICK_SECONDS)
         if event is not None:
             self.watch.take(event)

@@ -110,7 +110,7 @@ def _convolution_backward(shapes: _Shapes, values: Sequence[str]) -> int:
 
 
 def _attention(causal: int, first: int = 0, count: float = 1.0) -> Callable[[_Shapes, Sequence[str]], int]:
-    """Q, K, V (batch, heads, length, head dimension) from the argument ``first`` on; ``causal``: the index of that flag.
+    """Q, K, V (batch, heads, length, head dimension) from the argument ``first`` on; ``causal``: that flag's index.
 
     torch aligns a causal mask to the top left: keys beyond the last query are masked.
     """

@@ -23,12 +23,12 @@ from mamf.operations.model.kernel import ModelKernel
 from mamf.operations.model.shapes import ModelProblem, ModelShape
 from mamf.testing.simulated import SimulatedBackend
 
-#: Relative error at which a result counts as right, where the problem has no tolerance.
+#: Relative error up to which a result is correct, if the problem has no tolerance.
 _TOLERANCE = 1e-2
 
 
 class Simulated(Kernel[ProblemT, ShapeT]):
-    """A kernel for simulated devices alone. Derived kernels supply ``run_of``; faults are by shape."""
+    """A kernel for simulated devices only. Derived kernels supply ``run_of``; faults are by shape."""
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
         return None if isinstance(backend, SimulatedBackend) else Unavailable("it is simulated", "use SimulatedBackend")
@@ -144,8 +144,8 @@ class SimulatedMatmul(Simulated[MatmulProblem, MatmulShape], MatmulKernel):
 def prepared(
     device: SimulatedBackend, shape: object, sets: int, tolerance: float, run_of: Callable[[int], Callable[[], None]]
 ) -> Prepared:
-    """Launches that run on the device, ``run_of`` an operand set, whose outputs are right once they ran and since they
-    were poisoned last, but for the fault that the device has for the shape.
+    """Launches that run on the device, ``run_of`` an operand set, whose outputs are correct if they ran after the last
+    poisoning, unless the device has a fault for the shape.
     """
     device.begin_visit()
     written: set[int] = set()

@@ -2,7 +2,7 @@
 
 Its CSV stands among its own messages (``==PROF==``) and what the profiled program prints. It is long (one
 line per metric) for ``--metrics``, and wide (a line per kernel, units in the second) as page ``raw``, which
-``--set`` needs. Figures have thousands separators even in base units; a metric that the device does not have is ``n/a``.
+``--set`` needs. Figures have thousands separators even in base units; a metric that the device lacks is ``n/a``.
 """
 
 from __future__ import annotations

@@ -46,7 +46,6 @@ GROUPS = (
     Group(
         "Models against the ceiling",
         ("peak", "KnownPeak", "Meter", "StepFigures", "model_flops", "ModelFlops", "count_flops"),
-        "mamf.models",
     ),
     Group("What is measured", ("Measurement", "Ceiling")),
     Group(

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from mamf.ceilings.grid import THOROUGH, plan_for
 from mamf.ceilings.strategy import FindStrategy
 from mamf.regimes.classic import Classic
 
 from attacks.calls import call
 from attacks.counts import Counts
+from mamf.engine.search.grid import THOROUGH, plan_for
 from mamf.operations.matmul.shapes import MatmulGrid
 
 BACKEND = ("--backend", "mamf.testing:SimulatedBackend")
@@ -142,6 +142,6 @@ def little_work() -> Iterator[None]:
         mock.patch("mamf.cli.find.plan_for", short),
         mock.patch.object(Classic.__init__, "__defaults__", (50, 100, _WARMUP_SECONDS)),
         mock.patch.object(FindStrategy, "fine_shapes", 1),
-        mock.patch("mamf.ceilings.grid.THOROUGH", replace(THOROUGH, candidates=4)),
+        mock.patch("mamf.engine.search.grid.THOROUGH", replace(THOROUGH, candidates=4)),
     ):
         yield

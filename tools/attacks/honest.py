@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from mamf.ceilings.strategy import FindStrategy
 from mamf.regimes.classic import Classic
 
 from attacks.calls import call
 from attacks.counts import Counts
 from mamf.engine.search.grid import THOROUGH, plan_for
+from mamf.engine.search.strategy import FindStrategy
 from mamf.operations.matmul.shapes import MatmulGrid
 
 BACKEND = ("--backend", "mamf.testing:SimulatedBackend")

@@ -56,7 +56,7 @@ class CountingCuda:
         monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: self.calls.append("reset"))
         monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", self.record)
         monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", self.dump)
-        monkeypatch.setattr("mamf.profiling.running._synchronize", lambda: None)
+        monkeypatch.setattr("mamf.profiling.running.synchronize", lambda: None)
 
     def record(self, enabled="all", max_entries=0):
         self.calls.append(f"history {enabled}")

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from mamf.regimes.classic import Classic
-
 from attacks.calls import call
 from attacks.counts import Counts
+from mamf.engine.regimes.classic import Classic
 from mamf.engine.search.grid import THOROUGH, plan_for
 from mamf.engine.search.strategy import FindStrategy
 from mamf.operations.matmul.shapes import MatmulGrid

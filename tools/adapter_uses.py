@@ -1,7 +1,7 @@
-"""What the adapters use of torch and of their vendors' libraries, read off their syntax: nothing is imported.
+"""Lists what the adapters use of torch and of the vendors' libraries, from their syntax, without imports.
 
 The names that adapters give a library (``nvml``, ``smi``, ``hlml``, ``vendor``), and the helpers they call it through
-(``ask``, ``number``), are known here. What such a call returns is followed through variables, so that
+(``ask``, ``number``), are known here. Results of such calls are followed through variables, so that
 ``rates.gpu`` reads as ``pynvml.nvmlDeviceGetUtilizationRates().gpu``.
 """
 

@@ -5,8 +5,8 @@
     python tools/attack.py --logs 0 --inputs 2000 --virtual-kills 0 --real-kills 0 --seed 7
 
 Everything is measured on the simulated device of mamf.testing, in a temporary folder; nothing touches an accelerator.
-A seed and a count repeat an attack exactly, real kills but for their moments. Exit code 1: a row was lost or measured
-twice, something escaped or hung, a message was not what it should be, or a process took more than 1 GB.
+A seed and a count repeat an attack exactly, except for the times of real kills. Exit code 1: a row was lost or measured
+twice, an exception escaped, a command hung, a message was not what it should be, or a process took more than 1 GB.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from attacks.counts import Counts, table
 from attacks.honest import little_work, make
 
 _MOST_BYTES = 10**9
-#: A process that wants more is stopped by an error of its own, before the machine is.
+#: A process that wants more fails with an error before the machine runs out.
 _LIMIT_BYTES = 3 * 10**9
 
 

@@ -1,14 +1,14 @@
 """How few measurements does the search need? Share of a landscape's best reached, against other searches.
 
     python tools/bench_search.py LANDSCAPE.csv                # columns m,n,k,tflops; absent shapes cannot be measured
-    python tools/bench_search.py LANDSCAPE.csv --made         # on the made chips of mamf.testing.landscapes too
-    python tools/bench_search.py LANDSCAPE.csv --made --draws # where each shape's luck is another in each run
+    python tools/bench_search.py LANDSCAPE.csv --made         # also on the simulated chips of mamf.testing.landscapes
+    python tools/bench_search.py LANDSCAPE.csv --made --draws # with new noise per shape in each run
     python tools/bench_search.py LANDSCAPE.csv --noise 0.003  # each measurement 0.3 % off, as on a card
     python tools/bench_search.py LANDSCAPE.csv --several      # several kernels at once, and one that is best elsewhere
-    python tools/bench_search.py LANDSCAPE.csv --only mamf    # of the searches whose names begin so
+    python tools/bench_search.py LANDSCAPE.csv --only mamf    # only searches whose names begin with this
 
-"reached" is the true figure of the best shape among those measured, as a share of the landscape's best: what a search
-saw is noisy, what it found is not. A shape counts once, however often a search asks for it. Optuna's samplers run if
+"reached" is the true figure of the best shape among those measured, as a share of the landscape's best, without
+the noise that the search saw. A shape counts once, even if it is measured again. Optuna's samplers run if
 optuna is installed (GP needs scipy too). "ms a step" is a search's own time between two measurements, mean and longest.
 """
 
@@ -242,7 +242,7 @@ def parsed() -> argparse.Namespace:
     )
     parser.add_argument("--noise", type=float, default=0.0, help="standard deviation of a measurement (default: 0)")
     parser.add_argument("--made", action="store_true", help="search made landscapes of other chips too")
-    parser.add_argument("--draws", action="store_true", help="each run on a draw of its own of a made chip")
+    parser.add_argument("--draws", action="store_true", help="a separate draw of a simulated chip for each run")
     parser.add_argument("--several", action="store_true", help="landscapes of several kernels too")
     parser.add_argument("--only", default="", metavar="NAME", help="of the searches whose names begin so")
     return parser.parse_args()

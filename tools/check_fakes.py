@@ -1,17 +1,17 @@
-"""Do the vendors' sensor libraries have what the adapters use of them, and what the tests' fakes pretend?
+"""Checks that the vendors' sensor libraries have what the adapters and the tests' fakes use.
 
     python tools/check_fakes.py                  # downloads the wheels with pip into a temporary folder
-    python tools/check_fakes.py --wheels FOLDER  # takes a wheel that is there, downloads one that is not
-    python tools/check_fakes.py --write          # takes what was found over into the snapshot
+    python tools/check_fakes.py --wheels FOLDER  # uses the wheels in a folder, downloads missing ones
+    python tools/check_fakes.py --write          # updates the snapshot
 
-The wheels are read, never imported. A line a name that an adapter uses: the function's own parameters, or the
-constant's value, and what does not fit: an unknown name, a call that it does not take, a key or field that its result
+The wheels are read, never imported. One line per name that an adapter uses: the function's own parameters, or the
+constant's value, and any mismatch: an unknown name, a wrong call, a key or field that its result
 lacks, an exception that the adapter does not mention. The snapshot is ``tests/contract/vendor_interfaces.json``;
-``test_vendor_interfaces.py`` holds adapters and fakes to it, without the network. Exit code 1: something does not fit,
-or the snapshot is no longer what the wheels say. 2: a wheel could not be had, so its library is unchecked.
+``test_vendor_interfaces.py`` compares adapters and fakes with it, without the network. Exit code 1: a mismatch,
+or an outdated snapshot. 2: a wheel is not available, so its library is unchecked.
 
-torch needs no wheel: ``test_torch_interfaces.py`` looks at the one that is installed. torch.hpu is not checked:
-habana_frameworks is in Intel's images and on no package index.
+torch needs no wheel: ``test_torch_interfaces.py`` checks the installed version. torch.hpu is not checked:
+habana_frameworks is only in Intel's images, not on a package index.
 """
 
 from __future__ import annotations

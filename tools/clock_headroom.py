@@ -1,10 +1,10 @@
-"""How far rows lie above the peak at the clock that was read during them: the evidence for HEADROOM_OF_READ_CLOCK.
+"""How far rows exceed the peak at the clock read during them: the evidence for HEADROOM_OF_READ_CLOCK.
 
     python tools/clock_headroom.py [RESULTS]      the distribution over all run logs of a results folder, as markdown
 
 The ratio is rate / (peak * clock / datasheet's clock), by the statistic that a best is chosen by, for every good row
-whose device has a verified peak with its clock, whose clock was read and not slowed by another reason than the power
-cap, and whose FLOP were all done.
+whose device has a verified peak with its clock, whose clock was read and only slowed by the power cap,
+and whose FLOP were all computed.
 """
 
 from __future__ import annotations

@@ -5,12 +5,12 @@
     python tools/coverage.py results --as-logged        # with the timer overhead that early logs hold
 
 A pair is the same figure from two runs (separate processes) on the same card, with the same driver, kernel libraries,
-torch, kernel, problem (but for its seed), shape and regime: the first row of a run for each, or the ceilings of two
+torch, kernel, problem (except its seed), shape and regime: the first row of a run for each, or the ceilings of two
 finds, whichever shapes they found. Each pair counts twice, because each run predicts the other. Intervals are those of
 today's code with today's calibration, whatever the log holds. The last line is the winner's curse: how much higher the
 best of one half of the rounds of a find reads there than in the other half.
 
-A card weighs as much as it has repeats: its runs less one. The bootstrap resamples cards, and runs within a card. "left
+A card is weighted by its repeats: its runs minus one. The bootstrap resamples cards, and runs within a card. "left
 out" is the coverage with constants that were fitted without the card that is tested.
 """
 
@@ -119,7 +119,7 @@ def _key(log: RunLog, row: Measurement) -> tuple[Any, ...]:
 
 def _state(log: RunLog, row: Measurement) -> tuple[str, str]:
     """The calibration that a row has: the state of the device and the operation. Calibrations change; those of visits
-    that start anew have always had degrees of freedom of their own.
+    that start anew have always had separate degrees of freedom.
     """
     known, anew = row.repeatability, find_calibration(log.header["device"]["backend"], ANEW, row.operation)
     is_anew = row.regime == SUSTAINED and known is not None and known.degrees == anew.degrees
@@ -260,8 +260,8 @@ def print_fit(pairs: Sequence[Pair]) -> None:
         if not own:
             continue
         fitted, common = fit(own, calibration_of(state)), common_of(own)
-        told = "-" if common is None else f"{min(common, fitted.run):.5f}"
-        values = f"{fitted.visit:g},{fitted.run:.5f},{told},{fitted.launch_seconds:.2g},{fitted.degrees}"
+        margin = "-" if common is None else f"{min(common, fitted.run):.5f}"
+        values = f"{fitted.visit:g},{fitted.run:.5f},{margin},{fitted.launch_seconds:.2g},{fitted.degrees}"
         print(f"{state[0]},{state[1]},{values}: {len(own)}, {len({pair.a.card for pair in own})}")
 
 

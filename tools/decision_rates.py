@@ -1,14 +1,14 @@
 """How often does mamf compare call equal runs slower, and which loss of all rows does it find?
 
     python tools/decision_rates.py results                        # all tables: two minutes
-    python tools/decision_rates.py results --comparisons 200      # rough ones
+    python tools/decision_rates.py results --comparisons 200      # fewer draws, rougher tables
 
-The decisions are compare's own, on three kinds of runs:
+The decisions are those of mamf compare, on three kinds of runs:
 
 - real: every two equal runs below the folder (same card, same software, same rows), in both orders; by what compare
   pairs of them, and by all rows that both measured.
 - drawn, burst: the shift of a run is drawn from those of real pairs, each row's own part from what real pairs of rows
-  leave, in units of the error that compare gives them. Nothing is normal there that is not so in results/.
+  leave, in units of the error that compare gives them. No distribution is assumed to be normal.
 - drawn, sustained: real pairs of rows are too few. Each visit falls into one of two states of the power controller
   1.1 % apart, how often into which is the row's own, with 0.1 % beside that; the shift of a run is normal, 0.12 %.
 

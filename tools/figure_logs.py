@@ -1,4 +1,4 @@
-"""What README.md and docs/ show of run logs: rows and single figures, by the library's own readers and reports."""
+"""Rows and single figures of run logs for README.md and docs/, from the library's readers and reports."""
 
 from __future__ import annotations
 

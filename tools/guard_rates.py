@@ -1,9 +1,9 @@
-"""How often does mamf guard cry wolf, and how often does it see the wolf? The real decisions on drawn visits.
+"""Rates of false alarms and of detected slowdowns of mamf guard: its real decisions on drawn visits.
 
     python tools/guard_rates.py                         # 10,000 guards of 20 rows, of each kind: minutes
     python tools/guard_rates.py --guards 1000 --cards sustained
 
-The strategy, the doubts and the verdicts are the guard's own; only the figures of visits are drawn, as H200s gave them:
+The strategy, the doubts and the verdicts are those of the guard; only the figures of visits are drawn, as on H200s:
 
 - burst: 0.1 % from visit to visit (standard deviation), 0.1 % from run to run.
 - sustained: every visit falls into one of two states 1.1 % apart, how often into which is the row's own; 0.1 % beside
@@ -11,8 +11,8 @@ The strategy, the doubts and the verdicts are the guard's own; only the figures 
 - stuck: as sustained, but a row stays in its state for a whole run: no number of visits shows it. The worst case.
 - everywhere the card drifts by up to 0.3 % over a guard, either way.
 
-Each guard has a baseline of its own, drawn as --update measures it. What is slower is one row of the twenty,
-whose rate is 3 % lower.
+Each guard has a separate baseline, drawn as --update measures it. One row of the twenty is slower by
+3 %.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Guards:
         self.backend = SimulatedBackend()
 
     def guard(self, seed: int, slower: float = 0.0) -> Seen:
-        """One guard with a baseline of its own; the first row got slower by a share."""
+        """One guard with its baseline; the first row got slower by a share."""
         chooser = random.Random(seed)
         # How often a row's visits fall into the slow state is the row's own, the same in both runs.
         odds = {shape: chooser.random() for shape in self.shapes}

@@ -3,9 +3,9 @@
     python tools/meter_overhead.py                   # the first accelerator, else the CPU
     python tools/meter_overhead.py --seconds 0.01    # of a step
 
-A step is additions to a large array, one after another: what the memory bounds keeps its clock, where products swing
-with the power limit by more than a meter costs. Prints the median of the pairs' ratios, and what the host spends on a
-call.
+A step is additions to a large array, one after another: memory-bound work keeps its clock, while products
+vary with the power limit by more than the meter's cost. Prints the median of the pairs' ratios, and the
+host time of a call.
 """
 
 from __future__ import annotations

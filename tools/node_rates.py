@@ -1,9 +1,9 @@
-"""How often does mamf node warn of healthy cards, and find a slow one? The real verdict on drawn nodes.
+"""Rates of false warnings and of detected slow cards of mamf node: its real verdict on drawn nodes.
 
     python tools/node_rates.py                          # 1,000 nodes for each number: about 3 minutes
     python tools/node_rates.py --nodes 200 --cards 8
 
-Only the figures of cards are drawn, as H200s gave them: standard deviation between cards 1.2 % in burst and 1.0 % in
+Only the figures of cards are drawn, as measured on H200s: standard deviation between cards 1.2 % in burst and 1.0 % in
 sustained with a correlation of 0.83, memory and copies to the next card 0.3 %, copies to and from the host 5 %. Where
 the spread varies, burst and sustained have it alone ("products"), or one factor for each card is in all of its figures
 ("all"), beside 0.1 % in burst, 0.5 % in sustained and 0.2 % elsewhere. The slow card is one of the node's. A baseline

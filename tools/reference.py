@@ -46,7 +46,6 @@ GROUPS = (
     Group(
         "Models against the ceiling",
         ("peak", "KnownPeak", "Meter", "StepFigures", "model_flops", "ModelFlops", "count_flops"),
-        "mamf.integrations",
     ),
     Group("What is measured", ("Measurement", "Ceiling")),
     Group(
@@ -131,8 +130,9 @@ def _is_error(what: Any) -> bool:
 
 def docstring(what: Any) -> str:
     """Its own; none for what a dataclass makes up, or a base class says."""
-    told = inspect.cleandoc(vars(what).get("__doc__") or "") if inspect.isclass(what) else inspect.getdoc(what) or ""
-    return "" if told.startswith(f"{what.__name__}(") else told
+    own = vars(what).get("__doc__") or "" if inspect.isclass(what) else inspect.getdoc(what) or ""
+    docstring = inspect.cleandoc(own)
+    return "" if docstring.startswith(f"{what.__name__}(") else docstring
 
 
 def signature(name: str, what: Any) -> str:

@@ -1,4 +1,4 @@
-"""A distribution's modules as their syntax tells: which names there are, what functions take, return and raise."""
+"""Reads a distribution's modules from their syntax: names, and what functions take, return and raise."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""What verification costs of a command of mamf: seconds in checks beside the others, or the command before and after.
+"""The cost of verification in a mamf command: seconds spent in checks, or the command before and after a change.
 
     python tools/verification_cost.py sweep --m-range 0 20480 256       # seconds by check, in one run
-    python tools/verification_cost.py --without find --quick            # as often with the whole checks left out
+    python tools/verification_cost.py --without find --quick            # as often without the full checks
     python tools/verification_cost.py --before CHECKOUT --pairs 3 sweep --m-range 0 20480 256
 
-``--before``: another checkout of mamf, whose runs take turns with this one's. Each run is a process with a log of its
-own; a run that ends by its budget shows in its rows, so seconds a row are what is compared.
+``--before``: another checkout of mamf, whose runs take turns with this one's. Each run is a process with a separate
+log; a run that ends by its budget shows in its rows, so seconds a row are what is compared.
 """
 
 from __future__ import annotations

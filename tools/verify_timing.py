@@ -1,4 +1,4 @@
-"""Is the time right? mamf's figures beside the profiler's durations of the same kernels, and the timer's overhead.
+"""Checks the timing: mamf's figures against the profiler's durations of the same kernels, and the timer's overhead.
 
     python tools/verify_timing.py                   # needs an NVIDIA GPU with CUPTI; 20 s
     python tools/verify_timing.py --processes 20    # the overhead in 20 processes, cold and after load; 5 s each

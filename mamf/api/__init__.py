@@ -1,1 +1,1 @@
-"""mamf as calls: what measures, and what reads logs."""
+"""The Python API: calls that measure, and calls that read logs."""

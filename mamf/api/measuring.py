@@ -1,6 +1,6 @@
-"""What the command line measures, as calls for programs and notebooks.
+"""The measurements of the command line as calls for programs and notebooks.
 
-Every call streams its rows, may be broken off at any moment, and keeps a run log where ``log`` names a file. They share
+Every call streams its rows, may be interrupted at any moment, and writes a run log if ``log`` names a file. They share
 these options:
 
 - ``backend``: a name of ``mamf backends``, ``auto`` for the first accelerator, or an open one; ``device``: which of it.
@@ -247,7 +247,7 @@ def bandwidth(sizes: Iterable[BandwidthShape | str] | str | None = None, **optio
 
 
 def _require_options(call: str, taker: Callable[..., object], options: Mapping[str, Any]) -> None:
-    """Raises TypeError that names the call which was made, not what takes its options."""
+    """Raises TypeError that names the public call, not the function behind it."""
     known = inspect.signature(taker).parameters
     if unknown := next((name for name in options if name not in known), None):
         raise TypeError(f"{call}() got an unexpected keyword argument {unknown!r}")

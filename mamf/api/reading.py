@@ -1,4 +1,4 @@
-"""Run logs as calls: read, compared, drawn, imported and checked. Nothing that measures is loaded for it."""
+"""Calls that read, compare, draw, import and check run logs. They load no measuring code."""
 
 from __future__ import annotations
 

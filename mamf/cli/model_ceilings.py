@@ -38,4 +38,4 @@ def known_here(backend: Backend, needed: Collection[tuple[str, str]]) -> Iterato
         except MamfError as error:
             warn(f"no MAMFU in {regime}: {error}")
             continue
-        yield KnownCeiling(dtype, regime, known.tflops, known.source, known.told)
+        yield KnownCeiling(dtype, regime, known.tflops, known.source, known.description)

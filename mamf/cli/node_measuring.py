@@ -22,7 +22,7 @@ from mamf.node.device import DeviceRun
 from mamf.node.gathering import Run, devices_of, read_run
 from mamf.node.group import Meeting
 from mamf.node.places import Launched, Place, launched, nowhere, place_of
-from mamf.node.ranks import COMPLETE, GO, Rank, arrive, gathered, heard, visible_index, word
+from mamf.node.ranks import COMPLETE, GO, Rank, arrive, gathered, joint_decision, received, visible_index
 from mamf.node.verdict import EXIT_CODES, UNKNOWN
 from mamf.plans import NODE_BUDGET_SECONDS
 from mamf.plugins.discovery import backend_class, backend_statuses, open_backend
@@ -142,10 +142,10 @@ def _measured_by_children(options: argparse.Namespace, folder: Path, run: Run, w
     def together() -> None:
         if meeting is None:
             return
-        came = {rank: meeting.hear(f"alone/{rank}", 1.0) if rank in watch.running else None for rank in run.places}
-        decided = word(came)
+        came = {rank: meeting.receive(f"alone/{rank}", 1.0) if rank in watch.running else None for rank in run.places}
+        decided = joint_decision(came)
         run.apart = "" if decided in (GO, COMPLETE) else decided
-        meeting.tell("together", decided)
+        meeting.publish("together", decided)
 
     with Children(commands, {**os.environ, "PYTHONUNBUFFERED": "1"}) as children, Phases(names(run)) as phases:
         watched(watch, children.processes, children.next, together, lambda: phases.show(watch.phases))
@@ -251,8 +251,8 @@ def _followed(rank: Rank, meeting: Meeting) -> int:
     """Measure, and wait for the verdict, which is the leader's to tell."""
     with suppress(UnavailableError):  # the meeting place is gone
         rank.measure()
-        if meeting.hear("over", rank.patience * 2) is not None:
-            meeting.tell(f"heard/{rank.launched.place.rank}", True)
+        if meeting.receive("over", rank.patience * 2) is not None:
+            meeting.publish(f"heard/{rank.launched.place.rank}", True)
             return 0
     raise UnavailableError(f"nothing was heard of rank 0: 'mamf node --from {rank.folder}' tells what was measured")
 
@@ -265,25 +265,25 @@ def _led_folder(options: argparse.Namespace, own: Launched, meeting: Meeting) ->
     except MamfError:
         _dismiss(meeting, "folder", "", range(1, own.ranks))
         raise
-    meeting.tell("folder", str(folder))
+    meeting.publish("folder", str(folder))
     return folder
 
 
 def _heard_folder(options: argparse.Namespace, own: Launched, meeting: Meeting) -> Path | None:
     """This rank's folder, which may be its node's own; None where the leader's is no good, as the leader says."""
-    name = meeting.hear("folder", _MEETING_SECONDS)
+    name = meeting.receive("folder", _MEETING_SECONDS)
     if name is None:
         raise UnavailableError("nothing was heard of rank 0")
     if not name:
-        meeting.tell(f"heard/{own.place.rank}", True)
+        meeting.publish(f"heard/{own.place.rank}", True)
         return None
     return _made(options.resume or options.output_folder or Path(name), is_shared=True)
 
 
 def _dismiss(meeting: Meeting, key: str, value: object, ranks: Iterable[int]) -> None:
     """Tell the others the last that they wait for. The meeting place ends with this process: they hear it first."""
-    meeting.tell(key, value)
-    heard(meeting, "heard", sorted(ranks), _FAREWELL_SECONDS)
+    meeting.publish(key, value)
+    received(meeting, "heard", sorted(ranks), _FAREWELL_SECONDS)
 
 
 def _resumed(folder: Path, own: Launched) -> Path:

@@ -36,7 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     backend = open_backend(options.backend or "auto", options.device or 0)
     known = peak(backend, options.dtype, options.regime, anyway=options.anyway)
-    print_document(options, Document("Peak", [Answer([_line(known), known.told])], asdict(known)))
+    print_document(options, Document("Peak", [Answer([_line(known), known.description])], asdict(known)))
     return 0
 
 

@@ -190,4 +190,4 @@ def _known_here(regime: str, dtype: str) -> KnownCeiling | None:
         known = measured_peak(None, dtype, regime)
     except MamfError:
         return None
-    return KnownCeiling(dtype, regime, known.tflops, known.source, known.told)
+    return KnownCeiling(dtype, regime, known.tflops, known.source, known.description)

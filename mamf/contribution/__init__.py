@@ -1,1 +1,1 @@
-"""What makes a contributed run log believable, where it belongs, and the table of them all."""
+"""Checks contributed run logs, places them in results/ and writes the tables of results/README.md."""

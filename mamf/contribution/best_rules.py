@@ -1,4 +1,4 @@
-"""Rules about what a log is known by: its summary, its ceilings, and the rows that they rest on."""
+"""Rules about a log's claims: its summary, its ceilings, and the rows behind them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from mamf.measurement import Conditions, Measurement
 from mamf.plans import FIND, ROOFLINE
 from mamf.report.own_ceilings import problem_title
 
-# A median of fewer samples has no interval to speak of.
+# With fewer samples the interval of a median is meaningless.
 _FEWEST_SAMPLES = 5
-# Half the width of an interval, as a share: what an accelerator stays within, and what a CPU's host clock does.
-# Of a CPU its calibration alone takes 31 % for a single visit.
+# The largest half-width of an interval, as a share, on an accelerator and on a CPU (timed by the host clock).
+# On a CPU, the calibration alone contributes 31 % for a single visit.
 _WIDEST, _WIDEST_OF_CPU = 0.03, 0.4
-# Burst is measured at the boost clock; sensors also flag a cap that costs nothing, so the clock decides.
+# Burst is measured at the boost clock; sensors also flag power caps without effect, so the clock decides.
 _LOWEST_BURST_CLOCK = 0.97
-# How far above a ceiling its own product may be seen again; a CPU's moves with its load.
+# How far above the ceiling later measurements of the same product may be; a CPU's speed varies with its load.
 _ABOVE_CEILING, _ABOVE_CEILING_OF_CPU = 1.05, 1.25
 # Ceilings are written with six digits.
 _CEILING_ROUNDING = 1e-5
@@ -36,14 +36,14 @@ _NOT_RECOMPUTED = {"record", "time", "timer_overhead_after_seconds"}
 _NOT_FROM_ROWS = {"elapsed_seconds", "left", "status", "reason"}
 
 
-def tier_is_told(evidence: Evidence) -> Iterator[Finding]:
-    """Whether the run came to its end."""
+def run_was_completed(evidence: Evidence) -> Iterator[Finding]:
+    """The run was completed (a warning if not)."""
     summary = evidence.log.summary
     if summary is None:
         yield Finding("interrupted", "the run has no summary: it was killed, or is not over", is_warning=True)
     elif evidence.tier == "interrupted":
-        told = f"the run was interrupted ({summary['reason'] or 'no reason given'}): its best may never have been tried"
-        yield Finding("interrupted", told, is_warning=True)
+        message = f"the run was interrupted ({summary['reason'] or 'no reason given'}): the best shape may be untested"
+        yield Finding("interrupted", message, is_warning=True)
 
 
 def summary_recomputes(evidence: Evidence) -> Iterator[Finding]:
@@ -58,8 +58,8 @@ def summary_recomputes(evidence: Evidence) -> Iterator[Finding]:
     # Converted logs counted no phases.
     for name in sorted((again.keys() & summary.keys() | {"best", "measured"}) - _NOT_FROM_ROWS):
         if not agree(summary.get(name), again[name], same_rate):
-            told = f"{name}: the rows give {again[name]}, the summary says {summary.get(name)}"
-            yield Finding("best-mismatch", told, line)
+            message = f"{name}: the rows give {again[name]}, the summary says {summary.get(name)}"
+            yield Finding("best-mismatch", message, line)
     if evidence.tier == "complete" and summary["left"]:
         yield Finding("best-mismatch", f"complete, but {summary['left']} shapes are left", line)
 
@@ -72,7 +72,7 @@ def _summary(evidence: Evidence, summary: dict[str, object]) -> dict[str, object
 
 
 def recomputed_ceilings(evidence: Evidence, before_line: float = math.inf) -> OwnCeilings:
-    """What the run confirmed, by problem and regime, as its last rounds (up to a line of the log) give it."""
+    """The ceilings by problem and regime, recomputed from the last rounds above ``before_line`` of the log."""
     device = evidence.header["device"]
     rows = latest(row for line, _, row in evidence.rows if line < before_line)
     return confirm_ceilings(rows, evidence.sought, device["name"], device["uuid_hash"])
@@ -81,7 +81,7 @@ def recomputed_ceilings(evidence: Evidence, before_line: float = math.inf) -> Ow
 def ceilings_recompute(evidence: Evidence) -> Iterator[Finding]:
     """Ceilings that were searched for follow from the rounds that confirmed them, one for each regime of the plan.
 
-    A search that was resumed holds what it knew when it was interrupted too: that follows from the rounds before it.
+    A resumed search also has the ceilings from before its interruption: those follow from the earlier rounds.
     """
     if not evidence.sought:
         return
@@ -99,8 +99,8 @@ def ceilings_recompute(evidence: Evidence) -> Iterator[Finding]:
         # Logs of schema 4 lack fields of today.
         wrong = [name for name in expected if name in record and not _same(record[name], expected[name])]
         if wrong:
-            told = ", ".join(f"{name} {record[name]} (the rounds give {expected[name]})" for name in wrong)
-            yield Finding("ceiling-mismatch", f"{ceiling.regime}: {told}", line)
+            message = ", ".join(f"{name} {record[name]} (the rounds give {expected[name]})" for name in wrong)
+            yield Finding("ceiling-mismatch", f"{ceiling.regime}: {message}", line)
         known = {"record", "time", *(("dtype",) if record.get("dtype") == ceiling.problem.dtype else ())}
         for name in sorted(record.keys() - expected.keys() - known):
             yield Finding("unknown-field", f"mamf writes no field {name!r} of a ceiling: remove it", line)
@@ -111,7 +111,7 @@ def ceilings_recompute(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _repeats(evidence: Evidence, logged: Iterable[tuple[int, object, Sought]]) -> bool:
-    """Whether a ceiling stands twice in what one process wrote."""
+    """Whether one process wrote the same ceiling twice."""
     begun = [line for line, _ in evidence.of_kind("resume")]
     written = [(bisect(begun, line), key) for line, _, key in logged]
     return len(written) != len(set(written))
@@ -123,7 +123,7 @@ def _key(evidence: Evidence, record: Mapping[str, Any]) -> Sought:
 
 
 def _wanted(evidence: Evidence, again: Iterable[Sought]) -> set[Sought]:
-    """Ceilings that must be there. Attention is measured without one too, so there it is those that rounds confirm."""
+    """Ceilings that must be there. Attention does not need one: there, only those that rounds confirm."""
     if evidence.confirms_own:
         measured = {row.problem for row in evidence.log.measurements if row.ok}
         is_whole = evidence.tier == "complete"
@@ -139,13 +139,13 @@ def _same(written: object, again: object) -> bool:
 
 
 def ceilings_fit_attention(evidence: Evidence) -> Iterator[Finding]:
-    """What shares are of: a ceiling within its own interval, of normal data, not surpassed by its own product."""
+    """Ceilings behind shares lie in their intervals, used normal data, and their products were never faster."""
     if not evidence.is_attention or evidence.confirms_own:
         return
     ceilings = evidence.log.all_ceilings
     if not ceilings:
-        told = "the log holds no ceiling: its rows have no share and stand in no table (--ceiling LOG)"
-        yield Finding("missing-field", told, 1, is_warning=True)
+        message = "the log holds no ceiling: its rows have no share and stand in no table (--ceiling LOG)"
+        yield Finding("missing-field", message, 1, is_warning=True)
     for ceiling in ceilings.values():
         name = f"the {ceiling.regime} ceiling of {ceiling.problem.dtype}"
         if not ceiling.interval.low <= ceiling.tflops <= ceiling.interval.high:
@@ -159,17 +159,17 @@ def ceilings_fit_attention(evidence: Evidence) -> Iterator[Finding]:
             continue
         seen = max(row.best_rate, float(row.details.get("reference_tflops", 0.0))) / (row.device_speed or 1.0)
         if seen > most * own.tflops:
-            told = f"{row.shape}: {seen:.4g} TFLOPS were seen, the ceiling is {own.tflops:.4g}: find it anew"
-            yield Finding("ceiling-mismatch", told, line)
+            message = f"{row.shape}: {seen:.4g} TFLOPS were seen, the ceiling is {own.tflops:.4g}: find it anew"
+            yield Finding("ceiling-mismatch", message, line)
 
 
 def claims_are_firm(evidence: Evidence) -> Iterator[Finding]:
-    """What a log is known by rests on enough samples, a narrow interval and an unthrottled clock."""
+    """A log's claims have enough samples, a narrow interval and an unthrottled clock."""
     for regime, row in evidence.claims.items():
         name = f"the best of {regime}, {row.shape},"
         if len(row.samples) < _FEWEST_SAMPLES:
-            told = f"{name} has {len(row.samples)} samples, fewer than {_FEWEST_SAMPLES}: raise --time-limit"
-            yield Finding("few-samples", told)
+            message = f"{name} has {len(row.samples)} samples, fewer than {_FEWEST_SAMPLES}: raise --time-limit"
+            yield Finding("few-samples", message)
         yield from _too_wide(evidence, name, _half_width(row), "--time-limit")
         yield from _throttled(evidence, name, regime, row.conditions)
     for ceiling in (*evidence.log.all_ceilings.values(), *evidence.log.own_ceilings.values()):
@@ -182,15 +182,15 @@ def claims_are_firm(evidence: Evidence) -> Iterator[Finding]:
 
 
 def kernels_are_firm(evidence: Evidence) -> Iterator[Finding]:
-    """Rows of kernels are each a figure of its own: how many of them are known only roughly."""
+    """In a log of kernels every row is a result: warns how many have wide intervals."""
     if not evidence.is_of_kernels:
         return
     rows = [row for _, _, row in evidence.rows if row.ok and evidence.counts(row)]
     if rough := [row for row in rows if _half_width(row) > _widest(evidence)]:
         worst = max(rough, key=_half_width)
-        told = f"{len(rough)} of {len(rows)} rows are known to worse than {_widest(evidence):.0%}"
-        told += f", {worst.shape} by {worst.kernel} to +-{_half_width(worst):.0%}"
-        yield Finding("wide-interval", told, is_warning=True)
+        message = f"{len(rough)} of {len(rows)} rows are known to worse than {_widest(evidence):.0%}"
+        message += f", {worst.shape} by {worst.kernel} to +-{_half_width(worst):.0%}"
+        yield Finding("wide-interval", message, is_warning=True)
 
 
 def _half_width(row: Measurement) -> float:
@@ -202,11 +202,11 @@ def _widest(evidence: Evidence) -> float:
 
 
 def _too_wide(evidence: Evidence, name: str, half_width: float, option: str) -> Iterator[Finding]:
-    """``option``: that gives it more time."""
+    """``option``: the option that allows more time."""
     widest = _widest(evidence)
     if half_width > widest:
-        told = f"{name} is known to +-{half_width:.1%}, not {widest:.0%}: leave the machine alone, raise {option}"
-        yield Finding("wide-interval", told)
+        message = f"{name} is known to +-{half_width:.1%}, not {widest:.0%}: leave the machine alone, raise {option}"
+        yield Finding("wide-interval", message)
 
 
 def _throttled(evidence: Evidence, name: str, regime: str, conditions: Conditions) -> Iterator[Finding]:
@@ -214,5 +214,7 @@ def _throttled(evidence: Evidence, name: str, regime: str, conditions: Condition
     if regime != "burst" or not conditions.throttle_reasons or not highest or not clock:
         return
     if clock < _LOWEST_BURST_CLOCK * highest:
-        told = f"{name} ran at {clock / 1e6:.0f} of {highest / 1e6:.0f} MHz ({', '.join(conditions.throttle_reasons)})"
-        yield Finding("throttled", f"{told}: burst is measured unthrottled; see 'mamf doctor'")
+        message = (
+            f"{name} ran at {clock / 1e6:.0f} of {highest / 1e6:.0f} MHz ({', '.join(conditions.throttle_reasons)})"
+        )
+        yield Finding("throttled", f"{message}: burst is measured unthrottled; see 'mamf doctor'")

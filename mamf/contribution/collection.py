@@ -1,4 +1,4 @@
-"""What results/ holds, as the entries of its tables: ceilings by accelerator, attention by MAMFU, legacy figures."""
+"""The contents of results/ as table entries: ceilings by accelerator, attention by MAMFU, legacy figures."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ class AttentionEntry(Entry):
 
 @dataclass(frozen=True)
 class KernelEntry(Entry):
-    """A row of an operation that has no table of its own; ``ceiling``: what a find confirmed of that shape and kernel
-    in fresh rounds, which then counts in the row's place.
+    """A row of an operation without a separate table. ``ceiling``: what a find confirmed for that shape and kernel
+    in fresh rounds; it then replaces the row's rate.
     """
 
     row: Measurement
@@ -145,7 +145,7 @@ def collect(root: Path, paths: Iterable[Path]) -> Collection:
 
 
 def entries_of(log: RunLog, place: Path) -> Sequence[Entry]:
-    """What a log is known by."""
+    """The entries of a log: its ceilings, its best rows, or all rows of kernels."""
     plan = log.plan
     if plan.is_search:
         return [_of_ceiling(log, place, ceiling) for ceiling in log.all_ceilings.values()]

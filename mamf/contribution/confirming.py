@@ -1,4 +1,4 @@
-"""Which figures of results/ a second submitter confirms: the others are shown apart and ranked with none.
+"""Which figures of results/ a second submitter confirms. The others are listed separately, without a rank.
 
 A second submitter is another card (``uuid_hash``) in a separate log: a log does not say who sent it. The rule reads the
 logs alone, never their dates, so it gives the same answer in whatever order they came.
@@ -90,5 +90,5 @@ def part_confirmed(entries: Iterable[EntryT]) -> tuple[list[EntryT], list[tuple[
 
 
 def shortened(reasons: Sequence[str]) -> str:
-    """The first of several reasons, and how many more there are; empty if there is none."""
+    """The first of several reasons, and how many more there are; empty without reasons."""
     return "".join(reasons[:1]) + (f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else "")

@@ -22,8 +22,8 @@ _MOST_SHAPES = 6
 
 
 def contributed_csv(entries: Iterable[CeilingEntry]) -> str:
-    """The highest ceiling of each kind of device, dtype and regime that a complete find with normal data confirmed, and
-    that is not unconfirmed by a second submitter.
+    """The highest ceiling of each kind of device, dtype and regime that a complete find with normal data confirmed,
+    except those that need a second submitter.
     """
     groups: dict[tuple[str, ...], list[CeilingEntry]] = {}
     for entry in part_confirmed(entries)[0]:
@@ -46,7 +46,7 @@ def _counts(entry: CeilingEntry) -> bool:
 
 
 def _build(entry: CeilingEntry) -> tuple[str, ...]:
-    """Unit count and power limit, and a CPU's clock: devices of one name are built and set in several ways."""
+    """Unit count and power limit, and a CPU's clock: devices with one name exist in several builds."""
     device: dict[str, Any] = entry.header["device"]
     clock_mhz = None if device.get("is_accelerator", True) else (device["max_clock_hz"] or 0) / 1e6 or None
     figures = (device["compute_units"], device["power_limit_watts"], clock_mhz)
@@ -54,8 +54,8 @@ def _build(entry: CeilingEntry) -> tuple[str, ...]:
 
 
 def why_above_contributed(entries: Iterable[Entry]) -> str:
-    """Why a log's figures are unconfirmed beside the ceilings that came with this package, or nothing: for a log that
-    does not lie in results/.
+    """Why a log's figures are unconfirmed beside the ceilings that came with this package, or an empty
+    text. For logs outside of results/.
     """
     known = by_key(
         Claim((kind, row.device, row.dtype, row.regime), "", Path(row.log), row.tflops, row.high, True, "")

@@ -1,4 +1,4 @@
-"""A run log as a reviewer sees it: its records as written, with their lines, beside what mamf reads from them."""
+"""A run log under review: its records as written, with line numbers, and the log that mamf reads from them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Evidence:
 
     @property
     def header(self) -> dict[str, Any]:
-        """As written: what is missing in it is not made up."""
+        """As written, without defaults for missing fields."""
         return self.records[0][1]
 
     @cached_property
@@ -52,7 +52,7 @@ class Evidence:
 
     @property
     def is_of_kernels(self) -> bool:
-        """Whether kernels of one operation were measured, each row a figure of its own."""
+        """Whether kernels of one operation were measured, so that every row is a result."""
         return self.plan.operation != MATMUL or self.plan.kind not in (SWEEP, FIND)
 
     @property
@@ -61,16 +61,16 @@ class Evidence:
 
     @property
     def is_known(self) -> bool:
-        """Whether what the rows are of is installed here."""
+        """Whether the operation of the rows is installed here."""
         return not isinstance(operation_called(self.plan.operation), Unknown)
 
     def counts(self, row: Measurement) -> bool:
-        """Whether a row is what the run is for, and not measured beside it."""
+        """Whether a row belongs to the run's operation and is not an auxiliary measurement."""
         return row.operation == self.plan.operation
 
     @property
     def searches(self) -> tuple[SearchPlan, ...]:
-        """The searches for ceilings whose rows the log holds: the run itself, or what went before attention."""
+        """The searches for ceilings whose rows the log holds: the run itself, or the searches before attention."""
         return self.plan.searches
 
     @property
@@ -80,7 +80,7 @@ class Evidence:
 
     @property
     def explains(self) -> bool:
-        """Whether what operands hold was varied on purpose: no figure of it is a claim."""
+        """Whether the operands' data were varied on purpose, so that no figure is a claim."""
         return self.plan.kind == EXPLAIN
 
     @property
@@ -103,7 +103,7 @@ class Evidence:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether no sensor of a vendor tells clock and power, and the load of the host moves every figure."""
+        """Whether the device is a CPU: no vendor sensors for clock and power, and figures vary with the host's load."""
         return not self.log.header["device"]["is_accelerator"]
 
     @property
@@ -136,10 +136,10 @@ class Evidence:
 
 
 def problems_of(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What a plan, as written, is of: one product, or several problems of kernels."""
+    """The problems of a plan as written: one product, or several problems of kernels."""
     return list(plan["problems"]) if "problems" in plan else [plan["problem"]]
 
 
 def records_of(path: Path, seen: Seen | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Each record with its line, one at a time. Raises RunLogError naming the line that is no record."""
+    """Each record with its line, one at a time. Raises RunLogError that names a line which is not a record."""
     return parsed(path, lines_of(path, seen))

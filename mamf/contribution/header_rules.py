@@ -1,4 +1,4 @@
-"""Rules about a log's header: a figure without its circumstances is no result."""
+"""Rules about a log's header: a figure means nothing without the conditions it was measured under."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _REQUIRED = (
     "environment.packages.torch",
     "findings",
 )
-#: Named on every device; null where its libraries do not tell.
+#: Named on every device; null if its libraries do not report them.
 _NAMED = (
     "device.compute_units",
     "device.memory_bytes",
@@ -38,7 +38,7 @@ _NAMED = (
     "settings",
     "environment.variables",
 )
-#: What an accelerator's sensors tell.
+#: Reported by an accelerator's sensors.
 _WITH_SENSORS = ("device.max_clock_hz", "device.power_limit_watts", "device.driver")
 _OF_PROBLEM = ("dtype", "data", "seed")
 _OF_MATMUL = (*_OF_PROBLEM, "out_dtype", "layout")
@@ -60,14 +60,13 @@ _KNOWN = {
     ),
     *("environment", "findings", "notes"),
 }
-#: The backend of mamf.testing.
 # No markup, and no bracket that begins a picture or a link.
 _PLAIN = re.compile(r"(?:(?!!\[|\]\()[ -;=?-~])*")
 _PLACEHOLDER = re.compile(r"\W*|unknown|undefined|n/?a|none|null|to-?do|tbd|fix-?me|x{3,}|your .*|<[^>]*>", re.I)
 
 
 def missing_fields(evidence: Evidence) -> Iterator[Finding]:
-    """Required fields that are not there or empty, and fields that mamf does not write."""
+    """Reports required fields that are missing or empty, and fields that mamf does not write."""
     header = evidence.header
     required = {*_REQUIRED, *(_WITH_SENSORS if _has_sensors(evidence) else ())}
     for name in (*_REQUIRED, *_NAMED):
@@ -99,7 +98,7 @@ def _has_sensors(evidence: Evidence) -> bool:
 
 
 def sensors_were_read(evidence: Evidence) -> Iterator[Finding]:
-    """Sensors that were there have said something; without them a reader is told so."""
+    """Available sensors were read; a warning says if there were none."""
     sensors, rows = evidence.header["sensors"], [row.conditions for _, _, row in evidence.rows if row.ok]
     if sensors != "available":
         yield Finding("sensors", f"clock, power and temperature: {sensors}", 1, is_warning=True)
@@ -123,7 +122,7 @@ def plain_texts(evidence: Evidence) -> Iterator[Finding]:
 
 
 def placeholders(evidence: Evidence) -> Iterator[Finding]:
-    """Fields that somebody has yet to fill in."""
+    """Reports fields that still hold a placeholder."""
     for name in (*_REQUIRED, *_WITH_SENSORS):
         value = value_at(evidence.header, name)
         if isinstance(value, str) and value and _PLACEHOLDER.fullmatch(value.strip()):
@@ -131,7 +130,7 @@ def placeholders(evidence: Evidence) -> Iterator[Finding]:
 
 
 def circumstances(evidence: Evidence) -> Iterator[Finding]:
-    """What a reader should know before believing: changed code, a busy machine."""
+    """Warns of changed code and of a busy machine."""
     commit = evidence.header["tool"].get("commit")
     if commit and commit.endswith("+"):
         yield Finding("changed-code", f"mamf had uncommitted changes on top of {commit[:-1]}", 1, is_warning=True)
@@ -141,7 +140,7 @@ def circumstances(evidence: Evidence) -> Iterator[Finding]:
 
 
 def simulated(evidence: Evidence) -> Iterator[Finding]:
-    """A simulated device proves that mamf works, and nothing about a card."""
+    """Simulated devices are rejected: their figures say nothing about hardware."""
     if evidence.header["device"]["backend"] == SIMULATED:
         yield Finding("simulated", "measured on the simulated backend", 1)
 
@@ -158,7 +157,7 @@ def shared_devices(evidence: Evidence) -> Iterator[Finding]:
 
 
 def structured_data(evidence: Evidence) -> Iterator[Finding]:
-    """Zeros and patterns draw less power, and are no ceiling."""
+    """Zeros and patterns draw less power, so their rates are not ceilings."""
     for problem in problems_of(evidence.header["plan"]):
         if problem.get("data") not in (None, "normal") and not evidence.explains:
             yield Finding("data", f"measured with {problem['data']} data: results are of --data normal", 1)

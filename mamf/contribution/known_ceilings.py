@@ -1,4 +1,4 @@
-"""``mamf.peak``: how fast a device multiplies, from the best source there is, which is always told.
+"""``mamf.peak``: how fast a device multiplies, from the best source there is, which is always named.
 
 Measured on this device, else contributed for devices of its name, build and power limit (a CPU: name, core count and
 clock), else its datasheet's dense figure; never another device's.
@@ -28,14 +28,14 @@ Source = Literal["measured", "contributed", "datasheet"]
 @dataclass(frozen=True)
 class KnownPeak:
     """``flops``: FLOP/s of a device for a dtype, and ``interval`` (FLOP/s), the 95 % repeat interval. Of a datasheet's
-    figure regime and interval are None. ``told``: what it is and where it is from, a line.
+    figure regime and interval are None. ``description``: what it is and where it comes from, one line.
     """
 
     flops: float
     interval: Interval | None
     regime: str | None
     source: Source
-    told: str
+    description: str
     dtype: str
     device: str
 
@@ -83,8 +83,8 @@ def peak(
 
 
 def measured_peak(device: int | str | Backend | None, dtype: str, regime: str = "sustained") -> KnownPeak:
-    """The same of what somebody measured, here or on a device of its kind. Raises UnavailableError too where only a
-    datasheet tells.
+    """As :func:`peak`, but measured, here or on a device of the same kind. Also raises UnavailableError if only a
+    datasheet is known.
     """
     known = peak(device, dtype, regime)
     if known.source == "datasheet":
@@ -103,7 +103,7 @@ def opened(device: int | str | Backend | None) -> Backend:
 
 
 def _labels(dtype: str) -> tuple[str, str]:
-    """8-bit floats may be multiplied with fewer bits in partial sums: where nothing else is known, that counts."""
+    """8-bit floats may be multiplied with fewer bits in partial sums: used if nothing else is known."""
     return dtype, f"{dtype}, fast accumulation"
 
 
@@ -123,9 +123,9 @@ def _measured(backend: Backend, dtype: str, regime: str) -> KnownPeak | None:
         is_this = backend.info.uuid_hash is not None or not backend.is_accelerator
         which = "this very device" if is_this else "a device of this name in this machine"
         ceiling = before.ceiling
-        told = f"measured on {which}, {before.started[:10]}: {label} at {ceiling.shape} by {ceiling.kernel}"
+        description = f"measured on {which}, {before.started[:10]}: {label} at {ceiling.shape} by {ceiling.kernel}"
         interval = _flops(ceiling.interval.low, ceiling.interval.high, ceiling.interval.coverage)
-        return KnownPeak(ceiling.rate * TERA, interval, regime, "measured", told, dtype, ceiling.device)
+        return KnownPeak(ceiling.rate * TERA, interval, regime, "measured", description, dtype, ceiling.device)
     return None
 
 
@@ -143,15 +143,17 @@ def _contributed(info: DeviceInfo, dtype: str, regime: str, anyway: bool) -> Kno
                 "or take it anyway (--anyway, anyway=True)"
             )
         remark = f", although of {differences}" if differences else ""
-        told = f"contributed for {info.name}{remark}: {label}, results/{row.log}; cards differ: {_command(dtype)}"
+        description = (
+            f"contributed for {info.name}{remark}: {label}, results/{row.log}; cards differ: {_command(dtype)}"
+        )
         interval = _flops(row.low, row.high, CONFIDENCE)
-        return KnownPeak(row.tflops * TERA, interval, regime, "contributed", told, dtype, info.name)
+        return KnownPeak(row.tflops * TERA, interval, regime, "contributed", description, dtype, info.name)
     return None
 
 
 def _differences(row: ContributedCeiling, info: DeviceInfo) -> str:
-    """How the device that was measured is not built or set as this one. What is unknown counts for a CPU alone: virtual
-    machines give many CPUs one name, and its clock tells them apart.
+    """How the build and settings of the measured device differ from this one. Unknown values count only for CPUs:
+    virtual machines give many CPUs one name, and the clock distinguishes them.
     """
     compared = (
         ("{} compute units, here {}", row.compute_units, info.compute_units),
@@ -167,12 +169,12 @@ def _differences(row: ContributedCeiling, info: DeviceInfo) -> str:
 
 
 def datasheet_peak(info: DeviceInfo, dtype: str) -> KnownPeak | None:
-    """The dense figure that a device's vendor promises, or None where none is listed."""
+    """The dense figure that a device's vendor promises, or None if no figure is listed."""
     listed = find_peak(info.name, dtype, info.compute_units)
     if listed is None:
         return None
-    told = f"datasheet of {listed.origin}, dense {listed.dtype}; no kernel reaches it: {_command(dtype)}"
-    return KnownPeak(listed.flops, None, None, "datasheet", told, dtype, info.name)
+    description = f"datasheet of {listed.origin}, dense {listed.dtype}; no kernel reaches it: {_command(dtype)}"
+    return KnownPeak(listed.flops, None, None, "datasheet", description, dtype, info.name)
 
 
 def _flops(low: float, high: float, coverage: float) -> Interval:

@@ -1,4 +1,4 @@
-"""Rules about imported runs of mamf-finder: little can be checked, and that little is."""
+"""Rules about imported runs of mamf-finder: only a few properties can be checked."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from mamf.contribution.evidence import problems_of
 from mamf.logs.legacy import FinderRun
 from mamf.plans import EXPLAIN, FIND, ROOFLINE
 
-# Names of devices on Windows, where no folder may be called so.
+# Names of devices on Windows, which cannot be names of folders.
 _RESERVED = re.compile(r"con|prn|aux|nul|(?:com|lpt)\d")
 
 
@@ -66,11 +66,11 @@ def lies_at(actual: Path, place: Path) -> bool:
 
 
 def moment(iso: str) -> str:
-    """An ISO time as in a file name; raises ValueError for what is none."""
+    """An ISO time as in a file name; raises ValueError for any other text."""
     return datetime.fromisoformat(iso).strftime("%Y%m%d-%H%M%S")
 
 
 def slug(parts: Iterable[str]) -> str:
-    """Lower-case words by dashes; each part once."""
+    """Lower-case words joined by dashes; each part once."""
     texts = (re.sub(r"[^a-z0-9_]+", "-", part.lower()).strip("-") for part in dict.fromkeys(parts))
     return "-".join(text for text in texts if text)

@@ -1,4 +1,4 @@
-"""What names a person or a machine: host names, accounts, absolute paths, addresses, serial numbers."""
+"""Finds and removes private texts: host names, accounts, absolute paths, addresses, serial numbers."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ _PRIVATE_KEY = re.compile(
 )
 _NO_NUMBERS = frozenset((dict, list, str))
 _GRAMMAR = "|".join(re.escape(one) for one in sorted({grammar.version for grammar in GRAMMARS}))
-# What mamf writes itself and in every row: shapes, and the grammars of a log, of which v1c+/F1 looks like a path.
+# Written by mamf in every row: shapes, and names of log grammars, of which v1c+/F1 looks like a path.
 _OURS = re.compile(rf"\d+x\d+x\d+|(?:{_GRAMMAR})(?:/(?:{_GRAMMAR}))*")
-# A text of this length is no note; searching it for names would take for ever.
+# Longer texts are not searched: that would take too long, and no note is that long.
 _LONGEST_TEXT = 10_000
 _LABEL = r"[a-z0-9][a-z0-9-]{0,62}"
 _OWN_DOMAINS = "local|localdomain|lan|internal|intra|corp|cluster|home"
 _PUBLIC_DOMAINS = "com|net|org|edu|gov|io|ai|cloud|dev|at|au|be|ca|ch|cn|cz|de|dk|es|eu|fi|fr|il|in|it|jp|kr|nl|no|pl"
 _PUBLIC_DOMAINS += "|ru|se|sg|tw|uk|us"
-# Below 20 an address looks like a version (cuBLAS 12.1.3.1), but for the ranges that machines of a site have.
+# Below 20 an address looks like a version (cuBLAS 12.1.3.1), except in private address ranges.
 _ADDRESS = r"(?:10|127|(?:[2-9]\d|1\d\d|2[0-4]\d|25[0-5]))(?:\.(?:25[0-5]|2[0-4]\d|1?\d?\d)){3}"
-# Of addresses in use the first group has four digits, which those of a time, a slice or a C++ name do not have.
+# Addresses in use begin with a group of four digits, unlike times, slices and C++ names.
 _GROUP = r"[0-9a-f]{1,4}"
 _GROUPS = rf"{_GROUP}(?::{_GROUP}){{0,6}}"
 _ADDRESS_6 = rf"(?:{_GROUP}:){{7}}{_GROUP}|(?=[23][0-9a-f]{{3}}:|f[cdef][0-9a-f]{{2}}:){_GROUPS}::(?:{_GROUPS})?"
 _SERIAL = r"serial(?:[ _-]?(?:number|num|no)\b\.?)?|s/n|sn(?=[:#=])"
-# Each with the text that takes its place.
+# Each with its replacement.
 _PATTERNS = (
     (re.compile(rf"\b[\w.+-]{{1,64}}@(?!\d){_LABEL}(?:\.{_LABEL}){{0,8}}", re.I), "<user>@<host>"),
     (re.compile(rf"(?<![/\w.-])(?:{_LABEL}\.){{1,8}}(?:{_OWN_DOMAINS})\b(?![./(\w:-])", re.I), "<host>"),
@@ -51,8 +51,8 @@ _PATTERNS = (
 )
 
 
-# What is found of a field: what is said before its name, and behind it.
-_Told = tuple[str, str]
+# A finding about a field: the text before the field's name and the text after it.
+_Wording = tuple[str, str]
 
 
 def private_findings(line: int, record: dict[str, Any]) -> Iterator[Finding]:
@@ -61,31 +61,31 @@ def private_findings(line: int, record: dict[str, Any]) -> Iterator[Finding]:
         yield Finding("private", f"{before}{'.'.join(path)}{behind}", line)
 
 
-def _private(value: Any) -> list[tuple[tuple[str, ...], _Told]]:
-    """What is private in an object or a list, with the names and numbers that lead to it."""
+def _private(value: Any) -> list[tuple[tuple[str, ...], _Wording]]:
+    """Private fields in an object or a list, by their path of names and indices."""
     found = []
-    for step, item in value.items() if isinstance(value, dict) else enumerate(value):
-        told = _of_name(step, item is not None) if isinstance(step, str) else None
-        if told is None and isinstance(item, str):
-            told = _of_text(item)
-        elif told is None and _is_parted(item):
-            found += [((str(step), *path), within) for path, within in _private(item)]
-        if told is not None:
-            found.append(((str(step),), told))
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+        wording = _describe_name(key, item is not None) if isinstance(key, str) else None
+        if wording is None and isinstance(item, str):
+            wording = _describe_text(item)
+        elif wording is None and _has_nested_objects(item):
+            found += [((str(key), *path), within) for path, within in _private(item)]
+        if wording is not None:
+            found.append(((str(key),), wording))
     return found
 
 
 @functools.lru_cache(4096)  # the same names stand in every row
-def _of_name(name: str, has_value: bool) -> _Told | None:
+def _describe_name(name: str, has_value: bool) -> _Wording | None:
     if has_value and _PRIVATE_KEY.search(name):
         return "field ", " names a host, user or device: remove it"
     found = private_part(name)
     return ("the name of field ", f" holds {found!r}") if found else None
 
 
-def _of_text(text: str) -> _Told | None:
+def _describe_text(text: str) -> _Wording | None:
     if len(text) > _LONGEST_TEXT:
-        return "", f" is a text of {len(text)} characters: nobody can look through it"
+        return "", f" is a text of {len(text)} characters: too long to be reviewed"
     found = private_part(text)
     return ("", f" holds {found!r}") if found else None
 
@@ -122,23 +122,21 @@ def _replaced(text: str) -> str:
 
 
 def fields(record: dict[str, Any]) -> list[Field]:
-    """Every value with the names that lead to it. An element of a list is led to by its number; lists of numbers are
-    given whole.
-    """
+    """Every value with its path: names, and indices of list elements. Lists of numbers are one value."""
     found: list[Field] = []
     _add_fields(record, (), found)
     return found
 
 
 def _add_fields(value: dict[str, Any] | list[Any], path: tuple[str, ...], found: list[Field]) -> None:
-    parts = value.items() if isinstance(value, dict) else zip(map(str, itertools.count()), value, strict=False)
-    for name, item in parts:
-        if _is_parted(item):
+    children = value.items() if isinstance(value, dict) else zip(map(str, itertools.count()), value, strict=False)
+    for name, item in children:
+        if _has_nested_objects(item):
             _add_fields(item, (*path, name), found)
         else:
             found.append(((*path, name), item))
 
 
-def _is_parted(value: Any) -> bool:
-    """Whether fields of their own are in it: of a list of numbers are none."""
+def _has_nested_objects(value: Any) -> bool:
+    """Whether a value has fields or elements with separate paths; a list of numbers has not."""
     return isinstance(value, dict) or (isinstance(value, list) and not _NO_NUMBERS.isdisjoint(map(type, value)))

@@ -1,4 +1,4 @@
-"""Rules about single rows: each figure follows from its samples, and the samples from physics."""
+"""Rules about single rows: figures follow from their samples, and samples are physically possible."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from mamf.regime_names import BEST_BY
 _RATE_ROUNDING, _EARLY_RATE_ROUNDING = 1.1e-5, 5.5e-4
 # Products whose rounding shows: float64 may agree with the float64 reference to the last bit, integers must.
 _ROUNDED = ("bfloat16", "float16", "tf32", "float32", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
-# Verification decides by kernel; nothing that passed it is further off.
+# Verification decides by kernel; no result that passed it has a larger error.
 _WORST = {True: 0.05, False: 0.5}
 _MOST_WATTS = 1.2
 # Seconds that two marks may hold beside a launch: of launches as short as that the share is larger than what is left.
@@ -84,8 +84,8 @@ def same_rate(written: float, again: float) -> bool:
 
 
 def agree(written: Any, again: Any, same: Callable[[float, float], bool] = same_number) -> bool:
-    """Whether two JSON values are the same but for their numbers, which need be so up to rounding."""
-    if written is again:  # what was taken over as it was written: of a row nearly all
+    """Whether two JSON values are equal, numbers up to rounding."""
+    if written is again:  # copied as written: nearly all fields of a row
         return True
     if isinstance(again, float) and isinstance(written, (int, float)) and not isinstance(written, bool):
         return same(written, again)
@@ -111,8 +111,8 @@ _FROM_SAMPLES: Mapping[str, Callable[[float, float], bool]] = {
 
 
 def possible(evidence: Evidence) -> Iterator[Finding]:
-    """No sample is faster than the device's highest clock or its memory allows, and no figure than the clock that was
-    read.
+    """No sample is faster than the device's highest clock or its memory allows, and no figure faster than the clock
+    that was read allows.
     """
     yield from _unbounded(evidence)
     for line, row in good_rows(evidence):
@@ -120,8 +120,10 @@ def possible(evidence: Evidence) -> Iterator[Finding]:
         limit = _limit(info, row) if is_exact(evidence, row) else None
         fastest, unit = row.amount / min(row.samples), row.work.unit
         if limit is not None and split_impossible(row.samples, row.amount, limit, row.timer_accuracy)[1]:
-            told = f"{row.shape}: {fastest / TERA:.4g} {unit}, more than the {limit / TERA:.4g} that {info.name} can do"
-            yield Finding("implausible", told, line)
+            message = (
+                f"{row.shape}: {fastest / TERA:.4g} {unit}, more than the {limit / TERA:.4g} that {info.name} can do"
+            )
+            yield Finding("implausible", message, line)
         elif reason := why_implausible(row, info, limit):
             yield Finding("implausible", f"{row.shape}: {reason}", line)
 
@@ -132,8 +134,8 @@ def _unbounded(evidence: Evidence) -> Iterator[Finding]:
     for dtype, count in sorted(unbounded.items()):
         of = sum(row.problem.dtype == dtype for row in rows)
         name = evidence.log.device(None).name
-        told = f"nothing bounds {count} of its {of} rows in {dtype}: no known peak of {name} does"
-        yield Finding("implausible", told, 1, is_warning=True)
+        message = f"nothing bounds {count} of its {of} rows in {dtype}: no known peak of {name} does"
+        yield Finding("implausible", message, 1, is_warning=True)
 
 
 def _limit(info: DeviceInfo, row: Measurement) -> float | None:
@@ -141,13 +143,13 @@ def _limit(info: DeviceInfo, row: Measurement) -> float | None:
 
 
 def is_exact(evidence: Evidence, row: Measurement) -> bool:
-    """Whether FLOP were all done, and in the row's dtype: approximate attention skips work or does it in int8."""
-    told = ("product_dtypes", "sparsity", "cosine_similarity")
-    return not evidence.is_of_kernels or not any(name in row.details for name in told)
+    """Whether all FLOP were computed in the row's dtype: approximate attention skips work or uses int8."""
+    approximations = ("product_dtypes", "sparsity", "cosine_similarity")
+    return not evidence.is_of_kernels or not any(name in row.details for name in approximations)
 
 
 def verified(evidence: Evidence) -> Iterator[Finding]:
-    """Every good row's result was checked, and rounding shows that its operands were no zeros."""
+    """Every good row's result was checked, and its rounding error shows that its operands were not zeros."""
     for line, row in good_rows(evidence):
         exact, is_product = is_exact(evidence, row), row.operation == MATMUL
         bound = row.problem.tolerance if is_product else _WORST[exact]
@@ -160,7 +162,7 @@ def verified(evidence: Evidence) -> Iterator[Finding]:
 
 
 def is_rounded(row: Measurement) -> bool:
-    """Whether rounding must show in a result: of products of normal data."""
+    """Whether rounding must show in a result: true for products of normal data."""
     is_product = row.operation == MATMUL or is_attention(row)
     return is_product and row.problem.data == "normal" and row.problem.dtype in _ROUNDED
 
@@ -179,8 +181,8 @@ def sensors_plausible(evidence: Evidence) -> Iterator[Finding]:
         peak_memory = row.peak_memory_bytes
         if peak_memory is not None and not 0 <= peak_memory <= (device.memory_bytes or math.inf):
             yield Finding("implausible", f"{row.shape}: {peak_memory} bytes, more than the device has", line)
-        told = [name for name in row.details if name.endswith(TIME)]
-        if len(told) > len(row.time_shares) or sum(row.time_shares.values()) > _MOST_OF_TIME:
+        timed = [name for name in row.details if name.endswith(TIME)]
+        if len(timed) > len(row.time_shares) or sum(row.time_shares.values()) > _MOST_OF_TIME:
             yield Finding("implausible", f"{row.shape}: what its time goes to is no share, or more than all", line)
 
 

@@ -14,8 +14,8 @@ from mamf.contribution.best_rules import (
     ceilings_recompute,
     claims_are_firm,
     kernels_are_firm,
+    run_was_completed,
     summary_recomputes,
-    tier_is_told,
 )
 from mamf.contribution.collection import entries_of
 from mamf.contribution.confirming import Entry, part_confirmed, shortened
@@ -47,7 +47,7 @@ from mamf.errors import RunLogError
 from mamf.logs.legacy import TIER, legacy_run
 from mamf.logs.run_log import MALFORMED, Seen, run_log_of, what, why_unreadable
 
-#: Every rule and what it asks.
+#: Every rule and its requirement.
 RULES = {
     "unreadable": "the file is a run log, every line of it a record of the right fields",
     "schema": "its schema is known",
@@ -69,7 +69,7 @@ RULES = {
     "timer": "what was subtracted from a window is what the timer of the device adds to it",
     "unverified": "every result was checked, with an error within its tolerance",
     "lost-samples": "a row has all of its samples, and its own",
-    "unknown-operation": "what the rows are of is installed here, or nobody can tell whether they are right",
+    "unknown-operation": "what the rows are of is installed here, otherwise they cannot be checked",
     "foreign-row": "rows are of the run's plan",
     "duplicate-row": "no step is measured twice",
     "missing-row": "no row of a complete run is missing, and a figure is there",
@@ -106,7 +106,7 @@ _RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
     ceilings_fit_attention,
     claims_are_firm,
     kernels_are_firm,
-    tier_is_told,
+    run_was_completed,
     circumstances,
 )
 
@@ -114,8 +114,8 @@ _RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
 @dataclass(frozen=True)
 class Review:
     """What the rules say of a log. ``tier``: complete, interrupted or legacy; None when it cannot be read. ``place``:
-    where it belongs within results/. ``digest``: of its samples, the same for copies of one run. ``entries``: what an
-    accepted log is known by. ``unconfirmed``: which of it no second submitter confirms, if any.
+    where it belongs within results/. ``digest``: of its samples, the same for copies of one run. ``entries``: the
+    table entries of an accepted log. ``unconfirmed``: which of them no second submitter confirms, if any.
     """
 
     path: Path
@@ -131,8 +131,8 @@ class Review:
 
 
 def review(path: Path, seen: Seen | None = None) -> Review:
-    """All findings about a log; an unreadable one is a finding too. Never raises for what the file holds. ``seen`` is
-    told how many bytes are read.
+    """All findings about a log; an unreadable log is also a finding. Never raises for the file's contents. ``seen``:
+    called with the number of bytes read.
     """
     try:
         found = _review(path, seen)
@@ -186,7 +186,7 @@ def _unreadable(path: Path, error: Exception) -> Finding:
 
 
 def _findings_of(rule: Callable[[Evidence], Iterator[Finding]], evidence: Evidence) -> list[Finding]:
-    """A log that breaks a rule's own assumptions (a header edited by hand) is found wrong, and not a crash."""
+    """A log that breaks a rule's own assumptions (a header edited by hand) yields a finding instead of a crash."""
     try:
         return list(rule(evidence))
     except MALFORMED as error:

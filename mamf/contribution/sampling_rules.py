@@ -16,8 +16,8 @@ from mamf.regime_names import BURST, SUSTAINED
 
 # A visit of sustained takes 2 s and more, in a quick search half a second and more.
 _SHORTEST_SUSTAINED_SECONDS = 0.45
-# Fewer samples than these may agree by chance, to the nanosecond that they are written with.
-_TELLING_SAMPLES = 5
+# Fewer samples may agree by chance: they are written in whole nanoseconds.
+_DISTINCTIVE_SAMPLES = 5
 
 
 def samples_whole(evidence: Evidence) -> Iterator[Finding]:
@@ -30,13 +30,13 @@ def samples_whole(evidence: Evidence) -> Iterator[Finding]:
             continue
         aside = row.implausible_samples
         if row.regime == BURST and row.launches != len(row.samples) + len(aside):
-            told = f"{row.shape}: {row.launches} launches, {len(row.samples) + len(aside)} samples"
-            yield Finding("lost-samples", told, line)
+            message = f"{row.shape}: {row.launches} launches, {len(row.samples) + len(aside)} samples"
+            yield Finding("lost-samples", message, line)
         if aside and (max(aside) >= min(row.samples) or len(aside) > len(row.samples)):
-            yield Finding("lost-samples", f"{row.shape}: samples called implausible are none", line)
+            yield Finding("lost-samples", f"{row.shape}: its implausible samples are plausible", line)
         if _is_too_short(evidence, row):
             yield Finding("lost-samples", f"{row.shape}: too short to have been sustained", line)
-        if len(row.samples) >= _TELLING_SAMPLES and (before := seen.setdefault(row.samples, line)) != line:
+        if len(row.samples) >= _DISTINCTIVE_SAMPLES and (before := seen.setdefault(row.samples, line)) != line:
             yield Finding("lost-samples", f"{row.shape}: has the samples of line {before}", line)
 
 
@@ -52,13 +52,15 @@ def rows_of_plan(evidence: Evidence) -> Iterator[Finding]:
     if not any(evidence.counts(row) for _, row in good_rows(evidence)):
         yield Finding("missing-row", "nothing was measured")
     elif evidence.is_search and not evidence.log.all_ceilings:
-        told = "no ceiling was confirmed, and a find is known by nothing else: go on with 'mamf find --resume LOG'"
-        yield Finding("missing-row", told)
+        message = (
+            "no ceiling was confirmed, and a find is known by nothing else: resume it with 'mamf find --resume LOG'"
+        )
+        yield Finding("missing-row", message)
     yield from _rows_of_searches(evidence)
     yield from _rows_of_devices(evidence)
     if not evidence.is_known:
-        told = f"{evidence.plan.operation} is not installed here: whether rows are of the plan is not known"
-        yield Finding("unknown-operation", told, 1)
+        message = f"{evidence.plan.operation} is not installed here: whether rows are of the plan is not known"
+        yield Finding("unknown-operation", message, 1)
     elif not evidence.is_search:
         yield from _rows_of_steps(evidence, evidence.plan.steps())
 
@@ -78,8 +80,8 @@ def _rows_of_steps(evidence: Evidence, steps: list[StepKey]) -> Iterator[Finding
     held = {_step(evidence, row) for row in evidence.log.measurements if not row.is_reference}
     lost = [step for step in steps if step not in held]
     if evidence.tier == "complete" and lost:
-        told = " ".join(map(str, lost[0][-2:]))
-        yield Finding("missing-row", f"a complete run lacks {len(lost)} of its {len(steps)} steps, the first {told}")
+        first = " ".join(map(str, lost[0][-2:]))
+        yield Finding("missing-row", f"a complete run lacks {len(lost)} of its {len(steps)} steps, the first {first}")
     reference = _reference(evidence)
     if reference is not None and not any(row.is_reference for row in evidence.log.measurements):
         yield Finding("missing-row", f"no visit of the reference {reference} is there")
@@ -90,8 +92,8 @@ def _rows_of_devices(evidence: Evidence) -> Iterator[Finding]:
     shared: set[int | None] = {device.index for device in evidence.log.devices}
     for line, _, row in evidence.rows:
         if not row.phase and row.device not in (shared or {None}):
-            told = "no device" if row.device is None else f"device {row.device}"
-            yield Finding("foreign-row", f"{row.shape} is of {told}, of which the header says nothing", line)
+            device = "no device" if row.device is None else f"device {row.device}"
+            yield Finding("foreign-row", f"{row.shape} is of {device}, of which the header says nothing", line)
 
 
 def _reference(evidence: Evidence) -> Any:
@@ -104,7 +106,7 @@ def _step(evidence: Evidence, row: Measurement) -> StepKey:
 
 
 def _planned_kernel(planned: Collection[str], name: str) -> str:
-    """What a plan calls a row's kernel: an algorithm by its library, one tried without installing it by its path."""
+    """The plan's name of a row's kernel: the library of an algorithm, the path of a kernel not installed."""
     family = name.partition("[")[0]
     if name in planned or family in planned:
         return name if name in planned else family
@@ -124,7 +126,7 @@ def _is_own(evidence: Evidence, row: Measurement) -> bool:
 
 
 def _is_common(evidence: Evidence, row: Measurement) -> bool:
-    """Whether a visit is of what the devices that shared the run are compared on."""
+    """Whether a visit is of the common row, by which devices that share a run are compared."""
     plan = evidence.plan
     of_plan = any(row.problem == problem for problem in plan.problems) and row.device is not None
     return of_plan and (row.problem, row.shape) == plan.common(row.problem.dtype)

@@ -1,4 +1,4 @@
-"""A log on its way into results/: scrubbed, reviewed once more, and put at its place."""
+"""Submits a log to results/: scrubs it, reviews the result and writes it to its place."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def prepare(path: Path) -> Submission:
     changes = tuple(
         change for (line, old), new in zip(records, scrubbed, strict=True) for change in _changes(line, old, new)
     )
-    # A line that was cut off at the end stays one.
+    # An incomplete last line stays incomplete.
     cut = path.read_bytes().rpartition(b"\n")[2].decode(errors="replace")
     text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in scrubbed) + cut
     with tempfile.TemporaryDirectory() as folder:
@@ -64,8 +64,8 @@ def _changes(line: int, old: Any, new: Any) -> Iterator[str]:
 
 
 def free_place(submission: Submission, root: Path) -> Path:
-    """Where in the results folder it goes: the first place that no other run has. Raises UsageError where this run is
-    there, or where nobody can tell where it belongs.
+    """The first free place for it in the results folder. Raises UsageError if this run is already there, or if the
+    log does not say where it belongs.
     """
     for target in (root / place for place in numbered(submission.place)):
         if not target.exists():

@@ -1,4 +1,4 @@
-"""Rules about the timer: what was subtracted from a window is what its device's timer adds."""
+"""Rules about the timer: the overhead subtracted from a window matches what the device's timer adds."""
 
 from __future__ import annotations
 

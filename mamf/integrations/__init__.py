@@ -1,1 +1,1 @@
-"""What needs torch or a training library: each is imported here alone, when it is asked for."""
+"""Integrations that need torch or a training library. These are imported only here, and only when used."""

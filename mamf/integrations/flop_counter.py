@@ -25,9 +25,9 @@ _FUSED = (
 def count_flops(step: Callable[[], object]) -> float:
     """FLOP of the products that ``step`` runs: forward and, where it calls ``backward``, backward too.
 
-    torch.utils.flop_counter counts by operation, and misses what is none of torch's: custom kernels (Triton,
+    torch.utils.flop_counter counts by operation, and misses operations that are not torch's: custom kernels (Triton,
     flash-attn's own), flex attention, graph replays; and recurrent layers and matrix-vector products. It counts the
-    whole square of causal attention, and everything that is computed anew. ``ModelFlops.beside`` explains a difference.
+    whole square of causal attention, and all recomputation. ``ModelFlops.beside`` explains a difference.
 
     >>> import torch
     >>> a = torch.ones(64, 32)
@@ -41,7 +41,7 @@ def count_flops(step: Callable[[], object]) -> float:
 
 @contextmanager
 def _whole_layers_apart() -> Iterator[None]:
-    """Without gradients torch runs attention and encoder layers as one operation each, which nothing counts."""
+    """Without gradients torch runs attention and encoder layers as one operation each, unknown to the counter."""
     usual = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -51,8 +51,8 @@ def _whole_layers_apart() -> Iterator[None]:
 
 
 def _formulas() -> dict[Any, Callable[..., int]]:
-    """torch's own know few products, no attention of a CPU, and before 2.13 none whose keys have fewer heads than its
-    queries.
+    """torch's own formulas miss some products, attention on CPUs, and before 2.13 attention with fewer key heads than
+    query heads.
     """
     formulas: dict[str, Callable[..., int]] = {name: _product(first) for name, first in _PRODUCTS.items()}
     for name in _FUSED:

@@ -1,4 +1,4 @@
-"""MFU and MAMFU in the logs of a Trainer of Lightning."""
+"""MFU and MAMFU in the logs of Lightning's Trainer."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class MamfuCallback(Callback):  # type: ignore[misc]
         inner = getattr(pl_module, "model", None)
         own = inner if hasattr(inner, "config") else pl_module
         dtype = _DTYPES.get(str(trainer.precision).partition("-")[0], "bfloat16")
-        told = {"dtype": dtype, "world_size": trainer.world_size} | self.options
-        self.training = MeteredTraining(own if self.model is None else self.model, told)
+        options = {"dtype": dtype, "world_size": trainer.world_size} | self.options
+        self.training = MeteredTraining(own if self.model is None else self.model, options)
         self._steps = trainer.global_step
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:

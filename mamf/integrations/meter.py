@@ -1,7 +1,7 @@
 """``mamf.Meter``: how close the steps of a training loop come to what the device can do.
 
 A step's time is read from marks in the device's queue, a step later, when the next one is queued already: the loop
-never waits for the meter. Where a vendor has no events to trust, the host's clock is read, without synchronizing.
+never waits for the meter. If a vendor has no reliable events, the host's clock is read, without synchronizing.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class StepFigures:
     """A training step, or the mean of several.
 
     ``seconds``: from the end of the step before to its own; ``seconds_between``: of these, how long the device waited
-    for data and host before ``Meter.begin``, NaN where that is not called. ``tokens_per_second`` is of all ranks,
+    for data and host before ``Meter.begin``, NaN if that is not called. ``tokens_per_second`` is of all ranks,
     ``tflops`` (1e12 FLOP/s) of this device; so are the shares of its datasheet's dense peak and of its ceiling, NaN
-    where there is none.
+    if unknown.
     """
 
     step: int
@@ -68,16 +68,16 @@ class Meter:
       dtype: ``{"float8_e4m3fn": 8e12, "bfloat16": 2e12}``, each of which counts against its own ceiling.
     - ``tokens_per_step``, ``flops_per_step``: of one forward and backward pass on this rank; an optimizer step has
       ``accumulation`` of them.
-    - ``dtype``: of the products where ``flops_per_step`` tells none; by default the device's own.
+    - ``dtype``: of the products, unless ``flops_per_step`` is by dtype; by default the device's own.
     - ``ceiling``: FLOP/s, a KnownPeak or a Ceiling, or these by dtype; by default what ``mamf.peak`` knows of
-      ``regime``. A datasheet is none. Without one the shares are NaN, and one warning says so.
+      ``regime``. A datasheet is not a ceiling. Without one the shares are NaN, and one warning says so.
     - ``backend``: a device as ``mamf.peak`` takes it; by default the one that this process uses.
     - ``causal``: of attention only the half counts that a causal mask leaves, as in ``mamf model``; the convention of
       published MFU is the whole square.
     - ``warmup_steps``: left out.
 
-    Raises UsageError or UnsupportedError when the FLOP of a step cannot be known, or are no number. Afterwards nothing
-    is raised.
+    Raises UsageError or UnsupportedError if the FLOP of a step are unknown or not a number. Later calls raise
+    nothing.
 
     >>> meter = mamf.Meter(tokens_per_step=8192, flops_per_step=6e13, ceiling=700e12, warmup_steps=0)
     >>> meter.begin()
@@ -137,7 +137,7 @@ class Meter:
     def step(self, tokens: float | None = None, flops: Flops | None = None) -> StepFigures | None:
         """A step ends. Returns the figures of the step before; None while that was of the warm-up.
 
-        ``tokens``, ``flops``: of this whole step on this rank, where they are not as told at the beginning; below 0
+        ``tokens``, ``flops``: of this whole step on this rank, if they differ from the arguments of Meter; below 0
         they are not known, and what follows from them is NaN.
         """
         end, start = self._mark(), self._begun if self._end is None else self._end
@@ -149,7 +149,7 @@ class Meter:
         return figures
 
     def finish(self) -> StepFigures | None:
-        """The figures of the last step, which this waits for; None where they were read before."""
+        """The figures of the last step, which this waits for; None if they were already returned."""
         step, self._unread = self._unread, None
         if step is None:
             return None
@@ -164,7 +164,7 @@ class Meter:
         return self._figures(step.number, 1, *sums)
 
     def mean(self) -> StepFigures | None:
-        """All steps that were read since ``reset``, together: work over time. ``step`` is how many they are."""
+        """All steps since ``reset`` together: work over time. ``step`` is their number."""
         return self._figures(self._steps_read, self._steps_read, *self._read) if self._steps_read else None
 
     def reset(self) -> None:
@@ -172,7 +172,7 @@ class Meter:
         self._read, self._steps_read = [0.0] * 6, 0
 
     def pause(self) -> None:
-        """What comes until the next ``begin`` is no part of a step: an evaluation, a checkpoint."""
+        """The time until the next ``begin`` belongs to no step: an evaluation, a checkpoint."""
         self.finish()
         self._end = self._begun = None
 
@@ -200,26 +200,26 @@ class Meter:
 
     # -- work --------------------------------------------------------------------------------------------------------
 
-    def _tokens_of(self, told: float | None) -> float:
-        if told is not None:
-            return _known(told)
+    def _tokens_of(self, tokens: float | None) -> float:
+        if tokens is not None:
+            return _known(tokens)
         return _NAN if self._tokens is None else float(self._tokens * self.accumulation)
 
-    def _work(self, marks: tuple[Any, Any, Any], tokens: float, told: Flops | None) -> _Step:
-        by_dtype = self._flop_by_dtype(tokens, told)
+    def _work(self, marks: tuple[Any, Any, Any], tokens: float, flops: Flops | None) -> _Step:
+        by_dtype = self._flop_by_dtype(tokens, flops)
         speeds = {name: self._speed(name) for name in by_dtype}
         at_peak, at_ceiling = (sum(flop / speeds[name][which] for name, flop in by_dtype.items()) for which in (0, 1))
         return _Step(self._number, marks, tokens, sum(by_dtype.values()), at_peak, at_ceiling)
 
-    def _flop_by_dtype(self, tokens: float, told: Flops | None) -> dict[str, float]:
+    def _flop_by_dtype(self, tokens: float, flops: Flops | None) -> dict[str, float]:
         passes = 1
-        if told is None and self._flops is not None:
-            told, passes = self._flops, self.accumulation
-        if told is None:
-            told = tokens * self._per_token if self._per_token else _NAN
-        if isinstance(told, Mapping):
-            return {self._name(name): _known(flop) * passes for name, flop in told.items()}
-        return {self.dtype: _known(told) * passes}
+        if flops is None and self._flops is not None:
+            flops, passes = self._flops, self.accumulation
+        if flops is None:
+            flops = tokens * self._per_token if self._per_token else _NAN
+        if isinstance(flops, Mapping):
+            return {self._name(name): _known(flop) * passes for name, flop in flops.items()}
+        return {self.dtype: _known(flops) * passes}
 
     def _name(self, dtype: str) -> str:
         return self.backend.resolve_dtype(canonical_name(dtype))
@@ -242,7 +242,7 @@ class Meter:
     # -- what it is held against -------------------------------------------------------------------------------------
 
     def _speed(self, dtype: str) -> tuple[float, float]:
-        """FLOP/s of the datasheet and of the ceiling, NaN where there is none."""
+        """FLOP/s of the datasheet and of the ceiling, NaN if unknown."""
         if dtype not in self._speeds:
             listed = datasheet_peak(self.backend.info, dtype)
             self._speeds[dtype] = (listed.flops if listed else _NAN, self._ceiling(dtype))
@@ -266,9 +266,9 @@ class Meter:
             warnings.warn(f"MAMFU is NaN: {reason}", MamfWarning, stacklevel=4)
 
 
-def _require_counts(what: str, told: Flops | None) -> None:
+def _require_counts(what: str, counts: Flops | None) -> None:
     """Raises UsageError for anything but finite numbers of at least 0."""
-    for count in told.values() if isinstance(told, Mapping) else (told,):
+    for count in counts.values() if isinstance(counts, Mapping) else (counts,):
         if count is not None and not 0 <= count < math.inf:
             raise UsageError(f"{what} {shorten(count)}: it must be a number of at least 0")
 

@@ -1,4 +1,4 @@
-"""What the callbacks share: tokens and FLOP are gathered over the passes of a step, and nothing stops the training."""
+"""Shared by the callbacks: sums tokens and FLOP over the passes of a training step. Errors never stop the training."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class MeteredTraining:
         self._is_between = True
 
     def begin(self) -> None:
-        """The data of a pass are there; of a step the first counts."""
+        """The data of a pass are ready; only the first pass of a step counts."""
         if self._is_between and self.meter is not None:
             self.meter.begin()
         self._is_between = False
@@ -49,7 +49,7 @@ class MeteredTraining:
             self.meter.pause()
 
     def figures(self) -> dict[str, float]:
-        """The mean since the last call; nothing while there was no step but of the warm-up."""
+        """The mean since the last call; empty during the warm-up."""
         if self.meter is None:
             return {}
         self.meter.finish()

@@ -3,7 +3,7 @@
 Each weight that a token is multiplied with costs it 2 FLOP forward and 4 backward: 6 N (Kaplan et al. 2020, arXiv
 2001.08361, section 2.1). Attention adds 12 L H Q T a token: layers, heads, head dimension, sequence length (Chowdhery
 et al. 2022, PaLM, arXiv 2204.02311, appendix B). That counts the whole square of scores; a causal mask needs half.
-What is computed anew (activation checkpointing, a flash kernel's scores) is not counted: it is no work of the model.
+What is computed anew (activation checkpointing, a flash kernel's scores) is not counted: it is not work of the model.
 """
 
 from __future__ import annotations

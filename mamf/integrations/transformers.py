@@ -1,4 +1,4 @@
-"""MFU and MAMFU in the logs of a Trainer of transformers."""
+"""MFU and MAMFU in the logs of the transformers Trainer."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class MamfuCallback(TrainerCallback):  # type: ignore[misc]
 
         MamfuCallback().attach(trainer)
 
-    A Trainer runs its users' callbacks after its reporters, and tells them nothing of the batch. So ``attach`` puts
-    this one first, and tokens are counted where the model takes them. ``model``: what ``mamf.model_flops`` takes or
+    A Trainer runs its users' callbacks after its reporters, and does not pass them the batch. So ``attach`` puts
+    this one first, and a hook on the model counts tokens. ``model``: what ``mamf.model_flops`` takes or
     gives, by default the trainer's own; ``options``: those of ``mamf.Meter``, by default the trainer's dtype and ranks.
     """
 
@@ -32,8 +32,8 @@ class MamfuCallback(TrainerCallback):  # type: ignore[misc]
         return self
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
-        told = {"dtype": _dtype(args, model), "world_size": args.world_size} | self.options
-        self.training = MeteredTraining(model if self.model is None else self.model, told)
+        options = {"dtype": _dtype(args, model), "world_size": args.world_size} | self.options
+        self.training = MeteredTraining(model if self.model is None else self.model, options)
         self._hook = model.register_forward_pre_hook(self._count, with_kwargs=True)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
@@ -72,7 +72,7 @@ class MamfuCallback(TrainerCallback):  # type: ignore[misc]
 
 
 def _dtype(args: Any, model: Any) -> str:
-    """What the products of the training are of, as far as the trainer says."""
+    """The dtype of the training's products, from the trainer's arguments."""
     if args.bf16 or args.fp16:
         return "bfloat16" if args.bf16 else "float16"
     name = str(model.dtype).removeprefix("torch.")

@@ -1,1 +1,1 @@
-"""All devices of a machine, or of many, measured at once: is one of them slow, wrong or gone?"""
+"""Measures all devices of one or more machines at once, to find slow, faulty and missing ones."""

@@ -1,4 +1,4 @@
-"""What a healthy device should give: by logs that somebody names, or by what was contributed."""
+"""Expected figures of healthy devices, from baseline logs or from contributed ceilings."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from mamf.node.gathering import read, with_figures
 
 
 def baseline_of(paths: Sequence[Path]) -> dict[str, Baseline]:
-    """What logs of find, bandwidth or copies say that devices of their kind give, by name: a card for each uuid, or for
-    each log that has none. A later log of a card replaces the figures of an earlier one.
+    """Baselines by device name, from logs of find, bandwidth or copies: one card per uuid, or per log without a
+    uuid. A later log of a card replaces the figures of an earlier one.
     """
     cards, dtypes = dict[tuple[str, str], Device](), dict[str, str]()
     for path in paths:
@@ -41,7 +41,7 @@ def baseline_of(paths: Sequence[Path]) -> dict[str, Baseline]:
 
 
 def unfit(baselines: Mapping[str, Baseline], devices: Iterable[Device], headers: Mapping[str, Any]) -> dict[str, str]:
-    """Why a baseline tells nothing of a run's devices, by the name of its own. ``headers``: of ``headers_of``."""
+    """Why baselines do not apply to a run, by the baseline device's name. ``headers``: from ``headers_of``."""
     names = {device.name for device in devices}
     found = {}
     for name, baseline in baselines.items():
@@ -54,7 +54,7 @@ def unfit(baselines: Mapping[str, Baseline], devices: Iterable[Device], headers:
 
 
 def contributed_baselines(devices: Iterable[Device], headers: Mapping[str, Mapping[str, Any]]) -> dict[str, Baseline]:
-    """What was contributed for devices of these names, as they are built and set. ``headers``: the device of a log and
+    """Contributed figures for devices with these names, builds and settings. ``headers``: the device of a log and
     its dtype, by name.
     """
     found = {}
@@ -69,7 +69,7 @@ def contributed_baselines(devices: Iterable[Device], headers: Mapping[str, Mappi
 
 
 def headers_of(folders: Sequence[Path]) -> dict[str, Mapping[str, Any]]:
-    """Of each kind of device that a find was of: its dtype, unit count and power limit."""
+    """The dtype, unit count and power limit of each device model with a find."""
     found: dict[str, Mapping[str, Any]] = {}
     for path in (path for folder in folders for path in folder.glob("*-find.jsonl")):
         log = read(path)

@@ -9,14 +9,14 @@ from mamf.node.figures import UNITS, Device, shown
 from mamf.node.verdict import Verdict, distribution, slowest_line
 from mamf.report.charts.chart import Axis, Chart, Line, Panel, Point
 
-#: What the devices of a figure take of the way to the next.
+#: Width of a figure's group of devices and of one device, as shares of the distance between figures.
 _WIDTH_OF_GROUP, _WIDTH_OF_DEVICE = 0.7, 0.15
 _MOST_NAMED = 12
 _MOST_FINDINGS = 4
 
 
 def node_chart(devices: Sequence[Device], verdict: Verdict) -> Chart:
-    """Raises UsageError where no device has a figure."""
+    """Raises UsageError if no device has a figure."""
     figures = [name for name in UNITS if any(name in device.figures for device in devices)]
     if not figures:
         raise UsageError("nothing to draw: no device has a figure")
@@ -47,7 +47,7 @@ def node_chart(devices: Sequence[Device], verdict: Verdict) -> Chart:
 
 
 def _names(devices: Sequence[Device]) -> list[str]:
-    """Each device's name in the legend: its node's where there are too many of them."""
+    """Each device's name in the legend: if there are too many, its node's name."""
     if len(devices) <= _MOST_NAMED:
         return [device.place for device in devices]
     nodes = {device.node for device in devices}

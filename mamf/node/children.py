@@ -1,4 +1,4 @@
-"""A process for each device, watched: one that hangs, vanishes or fails is told with its reason, and the rest go on."""
+"""One watched process per device. A process that hangs, vanishes or fails is reported; the others continue."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-#: What a line of a child holds: what it does now, why its device failed, where that sits.
+#: Keys of a child's message: its current phase, why its device failed, the device's bus address.
 PHASE, FAILURE, ADDRESS = "phase", "failure", "address"
 #: The phase of a child that waits for the others.
 WAITS, TOGETHER = "waits for the others", "together"
 _TICK_SECONDS = 0.5
-#: After the first failure of those that measure together: whose fault it is may be heard of later than who suffers.
+#: Waiting time after the first failure of a joint measurement: the cause may be reported after its consequences.
 _AFTERMATH_SECONDS = 2.0
 _LONGEST_END_SECONDS = 15.0
-# Of a child whose run was interrupted, in order.
+# Exit code of a child whose run was interrupted.
 _INTERRUPTED = 130
 
 
 class Event(NamedTuple):
-    """What a line of a child ``said``, or with None that it has ended, with an exit code and its last words."""
+    """A message of a child (``said``), or its end (None) with the exit code and the last line of stderr."""
 
     rank: int
     said: Mapping[str, Any] | None
@@ -36,7 +36,7 @@ class Event(NamedTuple):
 
 
 class Process(Protocol):
-    """What is asked of a child's process."""
+    """The methods of a child's process that are used here."""
 
     def kill(self) -> None: ...
     def terminate(self) -> None: ...
@@ -44,7 +44,7 @@ class Process(Protocol):
 
 @dataclass
 class Watch:
-    """What is known of the children, whose ``ranks`` are all that were started. ``now``: of a clock of seconds."""
+    """The state of the children. ``ranks``: all that were started. ``now``: a clock in seconds."""
 
     ranks: Sequence[int]
     patience: float
@@ -58,7 +58,7 @@ class Watch:
     def __post_init__(self) -> None:
         self.running = set(self.ranks)
         self._heard = dict.fromkeys(self.ranks, self.now())
-        #: Of those that failed, who ended or fell silent without a word of why.
+        #: Ranks that ended or fell silent without a reason.
         self._without_a_word: set[int] = set()
 
     def take(self, event: Event) -> None:
@@ -73,9 +73,9 @@ class Watch:
         elif rank in self.running:
             self.running.discard(rank)
             if event.code not in (0, _INTERRUPTED) and rank not in self.failures:
-                told = f"killed by signal {-event.code}" if event.code < 0 else f"exit code {event.code}"
+                reason = f"killed by signal {-event.code}" if event.code < 0 else f"exit code {event.code}"
                 self.failures[rank] = (
-                    f"it ended while it measured ({self.phases.get(rank, 'start')}): {event.words or told}"
+                    f"it ended while it measured ({self.phases.get(rank, 'start')}): {event.words or reason}"
                 )
                 self._without_a_word.add(rank)
 
@@ -84,24 +84,24 @@ class Watch:
         return all(self.phases.get(rank) == WAITS for rank in self.running)
 
     def go_on(self, ranks: Iterable[int], phase: str = TOGETHER) -> None:
-        """Those that waited measure from now on."""
+        """Ranks that waited continue with ``phase``."""
         for rank in ranks:
             self.phases[rank], self._heard[rank] = phase, self.now()
 
     def hanging(self) -> list[int]:
-        """Children that run, wait for nobody, and were not heard of for too long: each has failed from now on."""
+        """Children that run, do not wait, and were silent for too long; each counts as failed from now on."""
         late = self.now() - self.patience
         found = [rank for rank in sorted(self.running) if self._heard[rank] < late and self.phases.get(rank) != WAITS]
         or_waits = ", or waits for one that does" if len(found) > 1 and self.phases.get(found[0]) == TOGETHER else ""
         for rank in found:
-            told = f"it hangs{or_waits}: silent for {self.patience:.0f} s ({self.phases.get(rank, 'start')})"
-            self.failures.setdefault(rank, told)
+            reason = f"it hangs{or_waits}: silent for {self.patience:.0f} s ({self.phases.get(rank, 'start')})"
+            self.failures.setdefault(rank, reason)
             self._without_a_word.add(rank)
         return found
 
     def acquit(self, before: Collection[int]) -> None:
-        """Of those that failed after ``before``, measuring together, who told only of what it suffered from another is
-        to blame for nothing: from one that ended without a word, else from the first that told.
+        """Clear ranks that failed after ``before`` only because another did: the cause is a rank that ended without a
+        reason, else the first that reported one.
         """
         failed = [rank for rank in self.failures if rank not in before]
         to_blame = self._without_a_word.intersection(failed) or failed[:1]
@@ -110,7 +110,7 @@ class Watch:
 
 
 def parsed(line: str) -> dict[str, Any]:
-    """A child's line; what is none of ours says nothing."""
+    """A child's message as a dict; empty for any other output."""
     try:
         record = json.loads(line)
     except ValueError:
@@ -125,8 +125,8 @@ def watched(
     together: Callable[[], None],
     on_event: Callable[[], None] = lambda: None,
 ) -> None:
-    """Until all children have ended: kills those that hang, says ``together`` once when all wait, and ends the others
-    where one fails after that, since they wait for it. ``events``: the next, or None after so many seconds.
+    """Watch until all children have ended: kill those that hang, call ``together`` once when all wait, and end all
+    if one fails after that, since the others wait for it. ``events``: the next, or None after so many seconds.
     """
     is_together, before, failed_at = False, frozenset[int](), math.inf
     while watch.running and watch.now() < failed_at + _AFTERMATH_SECONDS:
@@ -136,7 +136,7 @@ def watched(
             on_event()
         for rank in watch.hanging() if failed_at == math.inf else ():
             processes[rank].kill()
-            watch.running.discard(rank)  # who is deep in a driver outlives that
+            watch.running.discard(rank)  # a process blocked in a driver survives the kill
         if watch.running and not is_together and watch.all_wait():
             is_together, before = True, frozenset(watch.failures)
             watch.go_on(watch.running)
@@ -151,7 +151,7 @@ def watched(
 
 
 def started(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
-    """Out of reach of Ctrl-C, which is for the one who started it, who tells it once."""
+    """Start a child in a new session: Ctrl-C reaches only the parent, which ends the child."""
     return subprocess.Popen(
         command,
         env=dict(environment),
@@ -165,8 +165,8 @@ def started(command: Sequence[str], environment: Mapping[str, str]) -> subproces
 
 
 def shared_cores(processes: int) -> dict[str, str]:
-    """The environment in which so many processes use all cores between them: threads of torch's spin while they wait,
-    and each process has by default as many as there are cores.
+    """The environment that divides the cores among so many processes: by default each starts a torch thread per core,
+    and these threads spin while they wait.
     """
     if processes < 2:
         return {}
@@ -175,7 +175,7 @@ def shared_cores(processes: int) -> dict[str, str]:
 
 
 class Children:
-    """The processes and what comes from them. Use as a context manager: none is left behind."""
+    """The child processes and their messages. Use as a context manager, which ends all of them."""
 
     def __init__(self, commands: Mapping[int, Sequence[str]], environment: Mapping[str, str]) -> None:
         self._events: queue.Queue[Event] = queue.Queue()
@@ -190,8 +190,8 @@ class Children:
         for rank, process in self.processes.items():
             threading.Thread(target=self._read, args=(rank, process), daemon=True).start()
 
-    def tell(self, rank: int, line: str) -> None:
-        """A line to a child that listens; of one that is gone the watch hears."""
+    def send(self, rank: int, line: str) -> None:
+        """Send a line to a child. A child that is gone is ignored here: the watch notices its end."""
         stdin = self.processes[rank].stdin
         assert stdin is not None
         with contextlib.suppress(OSError):
@@ -199,7 +199,7 @@ class Children:
             stdin.flush()
 
     def dismiss(self) -> None:
-        """Those that listen hear no more, which is how they know that they may end."""
+        """Close the children's stdin, so that they end."""
         for process in self.processes.values():
             assert process.stdin is not None
             with contextlib.suppress(OSError):
@@ -223,7 +223,7 @@ class Children:
         self._events.put(Event(rank, None, code, words[-1] if words else ""))
 
     def end(self) -> None:
-        """Ask all to end, each with its log; then make them."""
+        """Ask all to end and to close their logs; then kill the rest."""
         for process in self.processes.values():
             process.terminate()
         deadline = time.monotonic() + _LONGEST_END_SECONDS

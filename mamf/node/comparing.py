@@ -35,7 +35,7 @@ _FASTEST, _OF_FASTEST = 1.87, 0.28
 class Baseline:
     """Figures that a device should have, in the units of a Device. ``source``: as printed. ``dtype``: of the products.
 
-    ``figures``: from cards that are not named. ``is_fastest``: they are the highest of several cards. ``cards``: by
+    ``figures``: from cards that are not named. ``is_fastest``: the highest of several cards. ``cards``: by
     hashed uuid where that is known; a device among them is compared with itself, any other with their median.
     """
 

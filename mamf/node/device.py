@@ -1,4 +1,4 @@
-"""What one device does: its parts one after another, each kept in a log of its own that can be gone on with."""
+"""Measures one device, part by part, each with a separate log that can be resumed."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ from mamf.plans import MATMUL, NODE_BUDGET_SECONDS, SWEEP, Plan
 from mamf.plugins.discovery import operation
 from mamf.plugins.selection import choose_kernels
 
-# Of a row that is measured beside many others.
+# Seconds per row of bandwidth, copies and collectives.
 _ROW_SECONDS = 0.3
-# In which peer copies are measured.
+# Peer copies are measured in so many turns.
 _TURNS = 3
-#: Told what a device does now, at least once a row: who is silent hangs.
+#: Called with the current activity, at least once per row: a silent device counts as hanging.
 OnProgress = Callable[[str], None]
-#: The log that is gone on with, if any, and its writer.
+#: The log to resume and its writer, if any.
 Before = tuple[RunLog, RunLogWriter] | None
 
 
 class Sizes(NamedTuple):
-    """What is launched thousands of times, the arrays of bandwidth at most, and what is copied."""
+    """Shapes: of the repeated product, of the largest bandwidth arrays, and of copies."""
 
     repeated: MatmulShape
     array: BandwidthShape
@@ -62,8 +62,8 @@ _OF_HOSTS = Sizes(MatmulShape(256, 256, 256), BandwidthShape(64 * MIB), CopyShap
 
 @dataclass
 class DeviceRun:
-    """One rank's device. ``agree``: a decision of all ranks, for what they measure together. Raises MamfError where the
-    device cannot go on.
+    """One rank's device. ``agree``: makes a decision common to all ranks. Raises MamfError if the
+    device cannot continue.
     """
 
     backend: Backend
@@ -75,11 +75,11 @@ class DeviceRun:
     find_seconds: float | None = None
     on_progress: OnProgress = lambda text: None
     agree: Callable[[float], float] = lambda own: own
-    #: Returns when all ranks have come to it.
+    #: Returns when all ranks have called it.
     meet: Callable[[], None] = lambda: None
 
     def alone(self) -> None:
-        """What needs no other rank."""
+        """Measure the parts that need no other rank."""
         for part in ALONE:
             path = self.place.log(self.folder, part)
             log = read_run_log(path) if path.is_file() and has_begun(path) else None
@@ -89,7 +89,7 @@ class DeviceRun:
                 self._require_own(log)
 
     def together(self) -> None:
-        """What all ranks do at the same time: anew, where a log was begun, since what they hold may differ."""
+        """Measure the parts that all ranks run at the same time; always anew, since the ranks' logs may differ."""
         for turn in range(_TURNS):
             if turn == self._turn:
                 self._part("peers")
@@ -116,14 +116,14 @@ class DeviceRun:
             with writer:
                 self._require_own(log)
                 self._measured(part, path, (log, writer))
-        except UnavailableError as error:  # no kernel of this part: it is missing in the verdict
+        except UnavailableError as error:  # no kernel for this part: the verdict reports it as missing
             self.on_progress(f"{part}: {error}")
 
     def _require_own(self, log: RunLog) -> None:
         require_same_device(log, DeviceInfo(**log.header["device"]), self.backend.info)
 
     def _measured(self, part: str, path: Path, before: Before) -> None:
-        with closing(self._rows_of(part, path, before)) as running:  # broken off, its log says so
+        with closing(self._rows_of(part, path, before)) as running:  # if interrupted, the log says so
             for row in running:
                 self.on_progress(f"{part} {row.phase or row.shape}")
 

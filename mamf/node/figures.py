@@ -1,4 +1,4 @@
-"""What a device gave, as data: the figures that devices are compared by, and what stands beside them. Pure."""
+"""The results of a device as data: the figures that devices are compared by, and their conditions. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mamf.measurement import Conditions
 from mamf.node.places import NOWHERE
 from mamf.report.text import significant
 
-#: Figures of a device that are compared, by name: the unit that they are shown in, and what 1e12 a second are in it.
+#: Figures of a device that are compared, by name: the unit that they are shown in, and the value of 1e12/s in it.
 BURST, SUSTAINED, COPY, READ = "burst", "sustained", "copy", "read"
 TO_DEVICE, TO_HOST, TO_PEER = "to_device", "to_host", "to_peer"
 UNITS = {
@@ -26,12 +26,12 @@ UNITS = {
 
 @dataclass(frozen=True)
 class Device:
-    """One device of a node, or with the node NOWHERE a rank of which nothing was heard.
+    """One device of a node, or with the node NOWHERE a rank that never reported.
 
     ``figures``: 1e12 FLOP or bytes a second, by the names of UNITS. ``half_widths``: of their intervals, as a share.
-    ``failures``: why it is no good at all, a line each. ``lacks``: what was not measured, and why. ``conditions``: of
+    ``failures``: why the device failed, a line each. ``lacks``: what was not measured, and why. ``conditions``: of
     the sustained ceiling, else of burst; ``throttled``: the largest share of time by reason. ``host``, ``address`` of
-    the bus: known only to who measured just now, the host only of ranks. ``collectives``: bus bandwidth in TB/s by
+    the bus: known only in the measuring process, the host only for ranks. ``collectives``: bus bandwidth in TB/s by
     ``collective size``.
     """
 
@@ -53,26 +53,26 @@ class Device:
 
     @property
     def place(self) -> str:
-        """How it is called among the devices of a run."""
+        """The name of the device within a run."""
         if self.node == NOWHERE:
             return f"rank {self.rank} (place unknown)"
         return f"device {self.index}" if self.node == 0 else f"node {self.node} device {self.index}"
 
     @property
     def who(self) -> str:
-        """Its place, and what it is known by elsewhere."""
+        """Its place, host, bus address and uuid, as far as they are known."""
         uuid = self.uuid_hash and f"uuid {self.uuid_hash}"
         known = [each for each in (self.host, self.address, uuid) if each]
         return f"{self.place} ({', '.join(known)})" if known else self.place
 
     def record(self) -> dict[str, Any]:
-        """As JSON values, from rank to rank."""
+        """JSON values, to send from rank to rank."""
         return asdict(self)
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Device:
-        told = dict(record["conditions"])
-        conditions = Conditions(**{**told, "throttle_reasons": tuple(told["throttle_reasons"])})
+        reasons = tuple(record["conditions"]["throttle_reasons"])
+        conditions = Conditions(**{**record["conditions"], "throttle_reasons": reasons})
         lines = {name: tuple(record[name]) for name in ("failures", "lacks")}
         return cls(**{**record, **lines, "conditions": conditions})
 

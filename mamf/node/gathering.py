@@ -1,4 +1,4 @@
-"""Logs of ranks -> devices: all that is printed of a run is read from them, so it can be printed again."""
+"""Builds devices from the logs of ranks. Reports use only these logs, so they can be printed again later."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from mamf.measurement import Measurement
 from mamf.node.figures import BURST, SUSTAINED, UNITS, Device
 from mamf.node.places import Place, place_of, places_of_all
 
-#: What a device does, in order, a log each: alone, then together with all others.
+#: The parts of a device's run in order, one log each: alone, then together with all others.
 ALONE = ("find", "bandwidth", "copies", "repeated")
 TOGETHER = ("peers", "collective")
 _RUN = "run.json"
-# More than any cluster has: what claims them is not ours, and who reads it would list them all.
+# More than any cluster has: a file that claims more is not from mamf, and all ranks would be listed.
 _MOST_RANKS = 250_000
 _SCHEMA = 1
-#: How it begins why a rank ended early through no fault of its device: of that nothing is known, and nothing bad.
+#: Beginnings of reasons for an early end that are not a fault of the device.
 UNWRITTEN, UNMEASURABLE = "its log could not be written", "what was asked for cannot be measured"
-# Why a run ended early that is no fault of a device.
+# Reasons for an early end that are not a fault of the device.
 _NO_FAULTS = ("by the user", "the budget ended", "by the caller")
 
 
 @dataclass
 class Run:
-    """What the leader knows beside the logs: how many ranks there were to be, whether they were to meet, and why some
-    ended.
+    """What the leader knows in addition to the logs: the number of ranks, why they did not measure together, and why
+    some failed.
     """
 
     ranks: int = 0
@@ -43,7 +43,7 @@ class Run:
     apart: str = ""
     failures: dict[int, str] = field(default_factory=dict)
     places: dict[int, Place] = field(default_factory=dict)
-    #: Whether it was killed as a whole, as its logs tell: none of them says how it ended.
+    #: Whether the whole run was killed: none of its logs has a summary.
     is_cut: bool = False
 
     def write(self, folder: Path) -> None:
@@ -54,7 +54,7 @@ class Run:
 
 
 def read_run(folder: Path) -> Run | None:
-    """None where no leader wrote. Raises RunLogError for what no leader writes."""
+    """None if no leader wrote one. Raises RunLogError for any other file."""
     path = folder / _RUN
     if not path.is_file():
         return None
@@ -71,8 +71,8 @@ def read_run(folder: Path) -> Run | None:
 
 
 def devices_of(folders: Sequence[Path], known: Run | None = None) -> tuple[Run, list[Device]]:
-    """The run and its devices, by rank, as the logs in these folders tell. ``known``: what its leader knows, in place
-    of what is written there. Raises UsageError where there is none.
+    """The run and its devices, by rank, from the logs in these folders. ``known``: used instead of the leader's
+    file. Raises UsageError if the folders hold no logs.
     """
     run, logs = known or Run(), dict[Place, dict[str, RunLog | str]]()
     for folder in folders:
@@ -82,8 +82,8 @@ def devices_of(folders: Sequence[Path], known: Run | None = None) -> tuple[Run, 
                 of_place = logs.setdefault(place, {})
                 if has_begun(path):
                     of_place[part] = read(path)
-        if known is None and (told := read_run(folder)) is not None:
-            run = _joined(run, told)
+        if known is None and (written := read_run(folder)) is not None:
+            run = _joined(run, written)
     if not logs and not run.places:
         raise UsageError(f"no logs of 'mamf node' in {', '.join(map(str, folders))}")
     for place, beside in itertools.pairwise(sorted(logs)):
@@ -103,12 +103,12 @@ def devices_of(folders: Sequence[Path], known: Run | None = None) -> tuple[Run, 
 
 
 def logs_of(folder: Path, place: Place) -> dict[str, RunLog | str]:
-    """What a rank wrote, by part; why it cannot be read, of what cannot."""
+    """A rank's logs by part; for an unreadable log the reason."""
     return {part: read(log) for part in (*ALONE, *TOGETHER) if has_begun(log := place.log(folder, part))}
 
 
 def is_complete(folder: Path, place: Place) -> bool:
-    """Whether what is measured together needs not be measured again."""
+    """Whether the joint measurements are complete."""
     logs = logs_of(folder, place)
     return all(isinstance(log := logs.get(part), RunLog) and log.tier == "complete" for part in TOGETHER)
 
@@ -124,18 +124,18 @@ def _joined(one: Run, other: Run) -> Run:
 
 
 def has_begun(path: Path) -> bool:
-    """Whether there is anything in a log: one without a whole line was killed before it began, and is as none."""
+    """Whether a log has content; a log without a whole line was killed before it began and counts as missing."""
     if not path.is_file():
         return path.exists()
     try:
         with path.open("rb") as file:
             return file.readline().endswith(b"\n")
     except OSError:
-        return True  # who reads it says why it cannot be read
+        return True  # reading it reports the error
 
 
 def read(path: Path) -> RunLog | str:
-    """A log, or why it cannot be read. Nobody waits for a pipe that bears a log's name."""
+    """A log, or why it cannot be read. A pipe with a log's name is refused, not waited for."""
     if not path.is_file():
         return f"cannot read {path}: it is no regular file"
     try:
@@ -145,7 +145,7 @@ def read(path: Path) -> RunLog | str:
 
 
 def device_of(place: Place, logs: Mapping[str, RunLog | str], run: Run) -> Device:
-    """One device, as its logs tell. ``logs``: by part."""
+    """One device from its logs, by part."""
     device = Device(place.rank, place.node, place.index)
     reason = run.failures.get(place.rank, "")
     is_no_fault = reason.startswith((UNWRITTEN, UNMEASURABLE))
@@ -164,13 +164,13 @@ def device_of(place: Place, logs: Mapping[str, RunLog | str], run: Run) -> Devic
             lacks += _lacks(part, log)
         elif not reason:
             lacks.append(f"{part} was not measured")
-    if reason:  # which is why it lacks what it lacks
+    if reason:  # the reason explains all that is missing
         failures, lacks = (failures, lacks[:1]) if is_no_fault else (failures[:1], [])
     return replace(device, failures=tuple(dict.fromkeys(failures)), lacks=tuple(lacks))
 
 
 def with_figures(device: Device, part: str, log: RunLog) -> Device:
-    """A device and what a log tells of it."""
+    """The device with the figures of a log added."""
     info = log.header["device"]
     device = replace(device, name=str(info["name"]), uuid_hash=info["uuid_hash"])
     if part == "find":
@@ -195,7 +195,7 @@ def with_figures(device: Device, part: str, log: RunLog) -> Device:
 
 
 def figure_name(row: Measurement) -> str:
-    """What a row's figure is called: that of a device by its kind, that of all together with its size."""
+    """The name of a row's figure; collectives include the size."""
     problem = row.problem
     name = getattr(problem, "pattern", None) or getattr(problem, "direction", None)
     if name is None and hasattr(problem, "collective"):
@@ -230,8 +230,8 @@ def throttled(rows: Iterable[Measurement]) -> dict[str, float]:
 
 
 def _wrong(part: str, log: RunLog) -> Iterable[str]:
-    """What makes a device bad: wrong results of what every model calls, or what no kernel could run. A find has
-    candidates that fail on any device.
+    """Faults of a device: wrong results of the default kernel, or shapes that no kernel could run. In a find some
+    candidates fail on any device.
     """
     default = log.header["kernel"].split()[0]
     for row in log.measurements:
@@ -249,7 +249,7 @@ def _wrong(part: str, log: RunLog) -> Iterable[str]:
 
 
 def _ended(part: str, log: RunLog) -> Iterable[str]:
-    """An end of a part that is a device's fault."""
+    """An early end of a part that is the device's fault."""
     if log.summary is None:
         yield f"it was gone or killed while {part} was measured"
     elif log.summary["reason"] and log.summary["reason"] not in _NO_FAULTS:
@@ -260,10 +260,10 @@ def _lacks(part: str, log: RunLog) -> Iterable[str]:
     summary: Mapping[str, Any] = log.summary or {}
     if part == "find":
         missing = [name for name in (BURST, SUSTAINED) if name not in log.ceilings]
-        told = " and ".join(missing)
+        ceilings = " and ".join(missing)
         if missing:
             reason = str(summary.get("reason") or "it was not confirmed")
-            yield f"no {told} ceiling: {'interrupted ' if reason.startswith('by ') else ''}{reason}"
+            yield f"no {ceilings} ceiling: {'interrupted ' if reason.startswith('by ') else ''}{reason}"
     elif part == "collective" and all(row.status == "unsupported" for row in log.measurements):
         yield f"no collectives: {log.measurements[0].reason if log.measurements else 'none was measured'}"
     elif str(summary.get("reason", "")).startswith("by "):

@@ -1,4 +1,4 @@
-"""Which rank of which node a process is, by what torchrun or srun put into its environment, and where its logs lie."""
+"""Which rank of which node a process is, from the environment of torchrun or srun, and the names of its logs."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from pathlib import Path
 
 from mamf.errors import UsageError
 
-#: What each launcher calls rank, ranks, the rank within the node and the node.
+#: Each launcher's variables for rank, ranks, the rank within the node and the node.
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK")
 _SRUN = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID")
 _FIRST_HOST = re.compile(r"([^\[,]+)(?:\[(\d+)[^\]]*\]([^,]*))?")
 _LOG = re.compile(r"rank(\d+)-node(\d+)-device(\d+)-([a-z]+)\.jsonl")
 _DEFAULT_PORT, _PORTS = 29400, 1000
-#: The node of a rank whose place nobody knows.
+#: The node of a rank whose place is unknown.
 NOWHERE = -1
 
 
 @dataclass(frozen=True, order=True)
 class Place:
-    """``index``: of the device within its node, which is what it is called by; the rank where the node is NOWHERE."""
+    """``index``: of the device within its node; the rank if the node is NOWHERE."""
 
     rank: int
     node: int
@@ -32,7 +32,7 @@ class Place:
 
 
 def place_of(log: Path) -> tuple[Place, str] | None:
-    """Where a log of a rank is from, and of which part; None of any other file."""
+    """The place and the part of a rank's log; None for any other file."""
     found = _LOG.fullmatch(log.name)
     return found and (Place(*map(int, found.groups()[:3])), found[4])
 
@@ -42,7 +42,8 @@ def nowhere(rank: int) -> Place:
 
 
 def places_of_all(known: Mapping[int, Place], ranks: int) -> dict[int, Place]:
-    """By rank; of one that told none what follows where each node has as many and the others leave one answer."""
+    """By rank. The place of a rank that reported none is inferred if all nodes have the same number of devices and only
+    one place fits."""
     sizes = [
         size
         for size in range(1, ranks + 1)
@@ -75,7 +76,7 @@ class Launched:
 
 
 def launched(environment: Mapping[str, str]) -> Launched | None:
-    """What a launcher made of this process: None where it is the only one. Raises UsageError for half an answer."""
+    """This process as a launcher started it; None if it is the only one. Raises UsageError for incomplete variables."""
     for names in (_TORCHRUN, _SRUN):
         ranks = environment.get(names[1], "")
         if names[0] not in environment or not ranks.isdecimal() or int(ranks) < 2:
@@ -94,20 +95,20 @@ def _number(name: str, text: str) -> int:
 
 
 def _host(environment: Mapping[str, str]) -> str:
-    told = environment.get("MASTER_ADDR") or first_host(environment.get("SLURM_STEP_NODELIST", ""))
-    if not told:
+    host = environment.get("MASTER_ADDR") or first_host(environment.get("SLURM_STEP_NODELIST", ""))
+    if not host:
         raise UsageError("several ranks, and nothing says where they meet: set MASTER_ADDR to the host of rank 0")
-    return told
+    return host
 
 
 def _port(environment: Mapping[str, str]) -> int:
-    if told := environment.get("MASTER_PORT"):
-        return _number("MASTER_PORT", told)
-    # Jobs of one host must not meet.
+    if port := environment.get("MASTER_PORT"):
+        return _number("MASTER_PORT", port)
+    # Jobs on one host must not share a port.
     return _DEFAULT_PORT + _number("SLURM_JOB_ID", environment.get("SLURM_JOB_ID") or "0") % _PORTS
 
 
 def first_host(nodes: str) -> str:
-    """Of a list as Slurm writes it: ``gpu01`` of ``gpu[01-03,07],cpu1``."""
+    """The first host of a Slurm node list: ``gpu01`` of ``gpu[01-03,07],cpu1``."""
     found = _FIRST_HOST.match(nodes)
     return "" if found is None else found[1] + (found[2] or "") + (found[3] or "")

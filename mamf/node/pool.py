@@ -1,4 +1,4 @@
-"""Devices that share a run, a process each: opened, told what to do, heard, and watched."""
+"""Devices that share a run, one process each: opens them, sends their work, receives their messages, watches them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from mamf.node.children import WAITS, Children, Watch
 from mamf.node.worker import DEVICE
 
 _TICK_SECONDS = 0.5
-#: A device that is silent for so long hangs: nothing that is measured or compiled takes as long.
+#: A device that is silent for so long hangs: no measurement or compilation takes as long.
 PATIENCE_SECONDS = 300.0
 
 
 @dataclass
 class DevicePool:
-    """Use as a context manager: entered, every device was opened or has failed. ``on_failure``: told which and why, and
-    whether there are others.
+    """Use as a context manager: once entered, every device was opened or has failed. ``on_failure``: called with the
+    device and reason, and whether other devices remain.
 
     Raises UnavailableError where none can be opened, UsageError where they are of several models.
     """
@@ -31,7 +31,7 @@ class DevicePool:
     devices: Sequence[int]
     patience: float = PATIENCE_SECONDS
     on_failure: Callable[[str, bool], None] = lambda text, are_others: None
-    #: Of those that were opened.
+    #: Opened devices.
     infos: dict[int, DeviceInfo] = field(default_factory=dict, init=False)
 
     def __enter__(self) -> DevicePool:
@@ -64,8 +64,8 @@ class DevicePool:
             raise UnavailableError(f"no device could be opened: {failures}")
         names = {info.name: device for device, info in self.infos.items()}
         if len(names) > 1:
-            told = ", ".join(f"{device} is a {name}" for name, device in names.items())
-            raise UsageError(f"--devices share a run that compares them: {told}; sweep each model by itself")
+            models = ", ".join(f"{device} is a {name}" for name, device in names.items())
+            raise UsageError(f"--devices share a run that compares them: {models}; sweep each model separately")
 
     @property
     def able(self) -> list[int]:
@@ -73,7 +73,7 @@ class DevicePool:
         return [device for device in self.devices if device not in self._gone]
 
     def next(self) -> tuple[int, Mapping[str, Any]]:
-        """What a device says next; nothing of interest where none says anything for a moment. Ends who hangs."""
+        """The next message of a device; (-1, {}) if no message arrives for a moment. Ends devices that hang."""
         event = self._children.next(_TICK_SECONDS)
         if event is not None:
             self.watch.take(event)
@@ -88,7 +88,7 @@ class DevicePool:
             return -1, {}
         return event.rank, event.said
 
-    def tell(self, device: int, said: object, phase: str = WAITS) -> None:
-        """``phase``: what it does from now on; where it does not wait it is expected to be heard of."""
+    def send(self, device: int, said: object, phase: str = WAITS) -> None:
+        """``phase``: what the device does from now on; unless it waits, it must keep sending messages."""
         self.watch.go_on([device], phase)
-        self._children.tell(device, json.dumps(said))
+        self._children.send(device, json.dumps(said))

@@ -1,4 +1,4 @@
-"""One rank of several: its own device alone, then all together; and, of the leader, what has become of each."""
+"""One rank of several: measures its device alone, then with all others. The leader collects the results of all."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from mamf.node.group import Meeting, agreed, met
 from mamf.node.places import Launched, Place, places_of_all
 from mamf.plugins.discovery import backend_class
 
-#: What the leader says when all measure together; everything else is why they do not.
+#: The leader's decisions; any other text is the reason why the ranks do not measure together.
 GO, COMPLETE = "go", "what is measured together is complete"
-# How it begins what a rank tells that ended while all measured together: another may have ended first.
+# Prefix of failures during the joint measurement: another rank may have caused them.
 _SUFFERED = "together with the others: "
 
 
 def visible_index(backend: str, index: int) -> int:
-    """The number of a node's device within this process: a launcher may show each rank its own device alone."""
+    """The number of a node's device within this process: a launcher may hide the other ranks' devices."""
     count = backend_class(backend).device_count()
     return index if count > index else index % max(count, 1)
 
 
 @dataclass
 class Rank:
-    """This process's part. ``meeting``: None of a rank that is alone. ``patience``: seconds that the others are waited
+    """This process's part. ``meeting``: None for a single rank. ``patience``: seconds that the others are waited
     for. ``opens``: opens the device. ``on_wait``: called before the others are waited for; ``on_failure``:
     as soon as the device failed.
     """
@@ -43,11 +43,11 @@ class Rank:
     opens: Callable[[], DeviceRun]
     on_wait: Callable[[], None] = lambda: None
     on_failure: Callable[[str], None] = lambda reason: None
-    #: Of the leader, once it has decided: ranks that did not come so far as to be heard of.
+    #: Set by the leader: ranks that did not report before the joint measurement.
     missing: frozenset[int] = frozenset()
 
     def measure(self) -> Device:
-        """Measure alone, and with the others if all are well; what failed is told in the device."""
+        """Measure alone, and with the others if all are well; failures are part of the returned device."""
         run, failure, address = None, None, None
         try:
             run = self.opens()
@@ -64,25 +64,25 @@ class Rank:
         place = self.launched.place
         known = Run(self.launched.ranks, apart="" if apart in (GO, COMPLETE) else apart or "alone")
         known.failures = {} if failure is None else {place.rank: failure}
-        # Logs that were there before say nothing of a device that could not be opened.
+        # Earlier logs do not describe a device that could not be opened.
         logs = {} if run is None else logs_of(self.folder, place)
         device = replace(device_of(place, logs, known), address=address)
         if self.meeting is not None:
-            self.meeting.tell(f"done/{place.rank}", device.record())
+            self.meeting.publish(f"done/{place.rank}", device.record())
         return device
 
     def _decided(self, failure: str | None) -> str:
-        """What the leader says, after it has heard of all."""
+        """The leader's decision, made after all ranks have reported or are late."""
         assert self.meeting is not None
         place = self.launched.place
-        self.meeting.tell(f"alone/{place.rank}", {"failure": failure, "complete": is_complete(self.folder, place)})
+        self.meeting.publish(f"alone/{place.rank}", {"failure": failure, "complete": is_complete(self.folder, place)})
         if self.launched.leads:
-            came = heard(self.meeting, "alone", range(self.launched.ranks), self.patience)
-            self.missing = frozenset(rank for rank, told in came.items() if told is None)
-            self.meeting.tell("together", word(came))
+            came = received(self.meeting, "alone", range(self.launched.ranks), self.patience)
+            self.missing = frozenset(rank for rank, report in came.items() if report is None)
+            self.meeting.publish("together", joint_decision(came))
         self.on_wait()
-        told = self.meeting.hear("together", 2 * self.patience)
-        return str(told or "nothing was heard of the leader")
+        decision = self.meeting.receive("together", 2 * self.patience)
+        return str(decision or "nothing was heard of the leader")
 
     def _together(self, run: DeviceRun) -> str | None:
         assert self.meeting is not None
@@ -93,7 +93,7 @@ class Rank:
                 try:
                     run.together()
                 except Exception as error:
-                    failure = self._failed(error)  # told before the group ends, by which the others fail too
+                    failure = self._failed(error)  # reported before the group ends, which makes the others fail too
         except Exception as error:
             failure = failure or self._failed(error)
         return failure
@@ -105,47 +105,47 @@ class Rank:
 
 
 def _reason(error: Exception, when: str = "") -> str:
-    """Why a rank ended; neither a full disk nor what cannot be asked for is a fault of its device."""
+    """Why a rank ended; a full disk or a wrong request is not a fault of the device."""
     if isinstance(error, RunLogWriteError):
         return f"{UNWRITTEN}: {error}"
     is_asked_wrong = isinstance(error, (UsageError, UnsupportedError))
     return f"{UNMEASURABLE}: {error}" if is_asked_wrong else f"{when}{describe_error(error)}"
 
 
-def heard(meeting: Meeting, key: str, ranks: Iterable[int], patience: float) -> dict[int, Any]:
-    """What each rank told, None of one that is late or gone; all are waited for at once."""
+def received(meeting: Meeting, key: str, ranks: Iterable[int], patience: float) -> dict[int, Any]:
+    """The message of each rank, None if it is late or gone; all share one deadline."""
     deadline = time.monotonic() + patience
-    return {rank: meeting.hear(f"{key}/{rank}", deadline - time.monotonic()) for rank in ranks}
+    return {rank: meeting.receive(f"{key}/{rank}", deadline - time.monotonic()) for rank in ranks}
 
 
 def arrive(meeting: Meeting, place: Place) -> None:
-    """Tell the leader where this rank is, should nothing more be heard of it, and its host, which no log names."""
-    meeting.tell(f"place/{place.rank}", {"place": [place.node, place.index], "host": socket.gethostname()})
+    """Report this rank's place and host to the leader, in case it fails later. No log names the host."""
+    meeting.publish(f"place/{place.rank}", {"place": [place.node, place.index], "host": socket.gethostname()})
 
 
 def _places(came: Mapping[int, Any]) -> dict[int, Place]:
-    """``came``: what each rank told when it came."""
-    known = {rank: Place(rank, *told["place"]) for rank, told in came.items() if told is not None}
+    """``came``: what each rank reported on arrival."""
+    known = {rank: Place(rank, *report["place"]) for rank, report in came.items() if report is not None}
     return places_of_all(known, len(came))
 
 
-def word(told: Mapping[int, Any]) -> str:
-    """Whether all measure together: GO, or why not. ``told``: what each rank said when it had measured alone."""
-    if bad := [rank for rank, each in told.items() if each is None or each["failure"]]:
+def joint_decision(reports: Mapping[int, Any]) -> str:
+    """Whether all measure together: GO, or why not. ``reports``: what each rank sent when it had measured alone."""
+    if bad := [rank for rank, each in reports.items() if each is None or each["failure"]]:
         return f"rank {', '.join(map(str, bad))} did not come so far"
-    return COMPLETE if all(each["complete"] for each in told.values()) else GO
+    return COMPLETE if all(each["complete"] for each in reports.values()) else GO
 
 
 def gathered(
     meeting: Meeting, launched: Launched, patience: float, missing: frozenset[int] = frozenset()
 ) -> tuple[Run, list[Device]]:
-    """The run and every rank's device, as the leader hears of them; one that is not heard of has failed."""
-    came = heard(meeting, "place", range(launched.ranks), 0.0)
+    """The run and every rank's device, as reported to the leader; a rank that did not report has failed."""
+    came = received(meeting, "place", range(launched.ranks), 0.0)
     run, devices = Run(launched.ranks, is_over=True, places=_places(came)), list[Device]()
-    run.apart = str(meeting.hear("together", 1.0) or "")
+    run.apart = str(meeting.receive("together", 1.0) or "")
     run.apart = "" if run.apart in (GO, COMPLETE) else run.apart
-    done = heard(meeting, "done", sorted(set(range(launched.ranks)) - missing), patience)
-    silent = [rank for rank, told in done.items() if told is None]
+    done = received(meeting, "done", sorted(set(range(launched.ranks)) - missing), patience)
+    silent = [rank for rank, report in done.items() if report is None]
     if silent and not run.apart:
         run.apart = f"rank {', '.join(map(str, silent))} ended while all measured together"
     for rank, place in run.places.items():
@@ -154,7 +154,7 @@ def gathered(
             device = Device(rank, place.node, place.index, failures=(failure,))
         else:
             device = Device.from_record(record)
-            if silent:  # who is heard of has only suffered from it
+            if silent:  # the ranks that reported only suffered from it
                 own = [failure for failure in device.failures if not failure.startswith(_SUFFERED)]
                 device = replace(device, failures=tuple(own))
         devices.append(replace(device, host=(came[rank] or {}).get("host")))

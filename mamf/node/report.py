@@ -113,7 +113,7 @@ def throttled(device: Device) -> str:
 
 
 def node_columns(pace: str) -> list[Column[Sequence[Device]]]:
-    """A row for the devices of each node: the slowest, and what the node's own pace loses to it."""
+    """A row for the devices of each node: the slowest, and what the node loses to it."""
 
     def measured(own: Sequence[Device]) -> list[Device]:
         return [device for device in own if pace in device.figures]
@@ -177,7 +177,7 @@ def collective_columns(devices: Sequence[Device]) -> list[Column[str]]:
 
 
 def slowest_collectives(devices: Iterable[Device]) -> dict[str, float]:
-    """Bus bandwidth in TB/s by collective and size: ranks end together, so their figures differ by their timers."""
+    """Bus bandwidth in TB/s by collective and size: ranks end together, so their figures differ only by timing."""
     found: dict[str, float] = {}
     for device in devices:
         for name, rate in device.collectives.items():

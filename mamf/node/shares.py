@@ -1,4 +1,4 @@
-"""Who of several devices measures which steps of a plan: each takes the next ones when it is free. Pure."""
+"""Distributes the steps of a plan over devices: each takes the next ones when it is free. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 from mamf.plans import Plan, StepKey
 
-#: Devices that may end on a step before it is left: it would take all of them.
+#: A step on which so many devices ended is dropped: otherwise it could end all of them.
 _MOST_ENDS = 2
 #: Parts that a device takes at once while many wait: it idles for a few milliseconds whenever it asks.
 _MOST_AT_ONCE = 4
@@ -17,7 +17,7 @@ _MOST_AT_ONCE = 4
 class Shares:
     """Steps by number, in parts that one device measures together, for so many ``devices``.
 
-    ``left``: what a device had time for no more. ``deadly``: what more than one device ended on.
+    ``left``: steps left out at the end of the budget. ``deadly``: steps on which more than one device ended.
     """
 
     def __init__(self, parts: Collection[Collection[int]], devices: int) -> None:
@@ -43,11 +43,11 @@ class Shares:
         self.taken[device].remove(step)
 
     def finish(self, device: int) -> None:
-        """It has done with its part; what it did not answer is left."""
+        """A device has finished its part; unanswered steps are left out."""
         self.left += self.taken.pop(device, [])
 
     def give_back(self, device: int) -> None:
-        """It has ended: what it had not measured is the others'."""
+        """A device has ended: its unmeasured steps return to the queue."""
         part = self.taken.pop(device, [])
         if part:
             self._ends[part[0]] += 1

@@ -1,5 +1,5 @@
 """A plan whose steps are shared out over devices: the same strategy runs in a process for each, over a queue of steps
-that all take from. Rows come here, each with its device and how fast that is to the others.
+that all take from. Rows are collected here, each with its device and that device's relative speed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mamf.plans import Plan
 @dataclass
 class SharedSweep:
     """One run of a plan on the devices of a pool, as Sweep and KernelsSweep are on one: kernels of a shape by one
-    device, other steps by whichever is free. What a device that fails had taken is done by the others.
+    device, other steps by whichever is free. The other devices take over the steps of a failed one.
 
     ``kernel``: of products, as it is asked for; ``ceiling_kernels``: those of ceilings, likewise. ``results`` raises
     DeviceError where no device is left, or where more than one ended on the same step.
@@ -38,15 +38,15 @@ class SharedSweep:
     ceiling_kernels: Sequence[str] = ()
 
     def results(self) -> Iterator[Measurement]:
-        """Measure every step that is not held; breaking off loses the shape in flight of each device."""
+        """Measure every step that is not held; an interrupt loses the current shape of each device."""
         self._shares = shares = Shares(numbered_parts(self.plan, self.held), len(self.pool.able))
         self._visits: list[Measurement] = []
         self._speeds: DeviceSpeeds = {}
         self._idle: deque[int] = deque()
         self._steps: list[Any] = list(self.plan.steps())
-        told = assignment(self.plan, self.kernel, self.ceilings, self.ceiling_kernels)
+        message = assignment(self.plan, self.kernel, self.ceilings, self.ceiling_kernels)
         for device in self.pool.able if not shares.are_done else ():
-            self.pool.tell(device, told, "preparing")
+            self.pool.send(device, message, "preparing")
         while not shares.are_done:
             device, record = self.pool.next()
             self._take_back()
@@ -76,13 +76,13 @@ class SharedSweep:
         return with_speed(row, self._speeds)
 
     def _take_back(self) -> None:
-        """What failed devices had taken."""
+        """Return the steps of failed devices to the queue."""
         able = self.pool.able
         for device in set(self._shares.taken) - set(able):
             self._shares.give_back(device)
         self._idle = deque(device for device in self._idle if device in able)
         if not able and not self._shares.are_done:
-            raise DeviceError("every device failed; --resume goes on with those that can be opened")
+            raise DeviceError("every device failed; --resume continues with those that can be opened")
 
     def _hand_out(self) -> None:
         while self._idle and self._shares.waiting:
@@ -90,4 +90,4 @@ class SharedSweep:
             part = self._shares.take(device)
             phase = str(self._steps[part[0]][0])
             self.on_phase(f"{phase} on {len(self.pool.able)} devices")
-            self.pool.tell(device, part, phase)
+            self.pool.send(device, part, phase)

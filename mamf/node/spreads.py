@@ -1,4 +1,4 @@
-"""How far healthy cards lie apart: what to expect, and what the cards of a run say themselves. Pure.
+"""How far healthy cards lie apart: the expected spread, and the spread within a run. Pure.
 
 Expected spreads are measured; the cards of a run are judged by them unless the cards contradict them. The run's own
 spread is the slope of a normal probability plot (Blom's scores; Chambers et al., Graphical Methods for Data Analysis,
@@ -86,7 +86,7 @@ def spread_of(figure: str, values: Sequence[float], noise: float = 0.0) -> tuple
 
 
 def own_spread(values: Sequence[float], share: int = _FEW) -> Spread | None:
-    """The slope of the normal plot through all values but the slowest, one of ``share``; None of fewer than three.
+    """The slope of the normal plot through all values but the slowest, one of ``share``; None for fewer than three.
 
     The degrees of freedom are those of the t distribution that drawn nodes of 3 to 32 cards follow.
     """

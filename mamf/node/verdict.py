@@ -20,11 +20,11 @@ from mamf.node.spreads import CRITICAL_AT_LEAST, SHARED, SPEED, WIDEST
 OK, WARN, CRITICAL, UNKNOWN = "OK", "WARN", "CRITICAL", "UNKNOWN"
 EXIT_CODES = {OK: 0, WARN: 1, CRITICAL: 2, UNKNOWN: 3}
 _SEVERITY = (OK, UNKNOWN, WARN, CRITICAL)
-#: The chance that anything is said of a run whose devices are all healthy, and that one of them is called bad.
+#: The probability of any finding, and of a CRITICAL one, in a run whose devices are all healthy.
 FALSE_WARNINGS, FALSE_CRITICALS = 0.005, 1e-6
 #: A slowdown that "could go unnoticed" is found at least this often.
 _FOUND = 0.95
-#: What every device at its power limit says, and for how much of the time another reason is none to speak of.
+#: The usual reason at the power limit, and the share of time below which another reason is ignored.
 _EXPECTED_REASONS = ("power cap",)
 _LITTLE_TIME = 0.1
 #: Half of an interval: a healthy card's are under 1 % in burst and 3 % in sustained. Not of what all devices use at the
@@ -35,7 +35,7 @@ _UNSTEADY = 0.1
 
 @dataclass(frozen=True)
 class Finding:
-    """Something to say of a device, or of all (rank None), in a line."""
+    """A finding about a device, or about all (rank None), in a line."""
 
     level: str
     rank: int | None
@@ -44,7 +44,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verdict:
-    """``reason``: a line for a pager. ``findings``: the worst first. ``notes``: what could not be seen, and why."""
+    """``reason``: a line for a pager. ``findings``: the worst first. ``notes``: what could not be detected, and why."""
 
     level: str
     reason: str
@@ -59,8 +59,8 @@ class Verdict:
 def judged(
     devices: Sequence[Device], baselines: Mapping[str, Baseline] | None = None, unfit: Iterable[str] = ()
 ) -> Verdict:
-    """The verdict over all devices of a run. ``baselines``: by the name of the device. ``unfit``: why others that were
-    asked for tell nothing.
+    """The verdict over all devices of a run. ``baselines``: by the name of the device. ``unfit``: why other requested
+    baselines do not apply.
     """
     peers = peers_of(devices)
     compared = [each for group in peers.values() for each in against_peers(group)]
@@ -70,10 +70,10 @@ def judged(
     total = sum(each.weight for each in compared)
     findings = [finding for device in devices for finding in _of_its_own(device)]
     findings += [found for each in compared if (found := _finding(each, each.weight / total)) is not None]
-    findings += [Finding(UNKNOWN, None, told) for told in unfit]
+    findings += [Finding(UNKNOWN, None, reason) for reason in unfit]
     if not compared:
-        told = "there is neither a second device of its kind nor a baseline: nothing tells whether it is slow"
-        findings.append(Finding(UNKNOWN, None, told if devices else "no device was measured"))
+        message = "there is neither a second device of its kind nor a baseline: whether it is slow is unknown"
+        findings.append(Finding(UNKNOWN, None, message if devices else "no device was measured"))
     findings.sort(key=lambda finding: -_SEVERITY.index(finding.level))
     level = findings[0].level if findings else OK
     notes = tuple(_wide(group, total) for group in peers.values() if group.contradicted)
@@ -101,33 +101,33 @@ def slowest_line(devices: Sequence[Device]) -> str:
     if len(measured) < 2:
         return f"{figure} {shown(figure, measured[0].figures[figure])}" if measured else "nothing was measured"
     slowest = min(measured, key=lambda device: device.figures[figure])
-    told = f"{shown(figure, slowest.figures[figure])} {figure}"
-    return f"the slowest is {slowest.place} with {told}: a synchronous job loses {lost(devices):.1%} to it"
+    rate = f"{shown(figure, slowest.figures[figure])} {figure}"
+    return f"the slowest is {slowest.place} with {rate}: a synchronous job loses {lost(devices):.1%} to it"
 
 
 def pace_figure(devices: Iterable[Device]) -> str:
-    """What a job's pace is told by: sustained, where there is one."""
+    """The figure that sets a job's pace: sustained, if it was measured."""
     return SUSTAINED if any(SUSTAINED in device.figures for device in devices) else BURST
 
 
 def lost(devices: Sequence[Device]) -> float:
-    """Share of the devices' speed that is lost where all wait for the slowest."""
+    """Share of the devices' speed that is lost if all wait for the slowest."""
     figure = pace_figure(devices)
     values = [device.figures[figure] for device in devices if figure in device.figures]
     return 1 - min(values) / fmean(values) if values else 0.0
 
 
 def _of_its_own(device: Device) -> Iterable[Finding]:
-    """What needs no comparison."""
+    """Findings that need no comparison."""
     for failure in device.failures:
         yield Finding(CRITICAL, device.rank, f"{device.who}: {failure}")
     for lacking in device.lacks:
         yield Finding(UNKNOWN, device.rank, f"{device.who}: {lacking}")
     for figure, half_width in device.half_widths.items():
         if figure in device.figures and figure not in SHARED and half_width > _UNSTEADY:
-            told = f"{figure} {shown(figure, device.figures[figure])} is known to +-{half_width:.0%} only"
+            message = f"{figure} {shown(figure, device.figures[figure])} is known to +-{half_width:.0%} only"
             yield Finding(
-                WARN, device.rank, f"{device.who}: {told}: something else runs on it, or holds it back in turns"
+                WARN, device.rank, f"{device.who}: {message}: something else runs on it, or holds it back in turns"
             )
     for reason, share in device.throttled.items():
         if reason not in _EXPECTED_REASONS and share >= _LITTLE_TIME:

@@ -1,4 +1,4 @@
-"""A device's part of a run that several share: it asks for steps whenever it is free, and tells its rows."""
+"""A device's part of a shared run: it requests steps whenever it is free, and sends its rows."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from mamf.plans import MATMUL, Plan
 from mamf.plugins.discovery import operation
 from mamf.plugins.selection import choose_kernels
 
-#: What a line of a worker holds beside its phase: the device that it opened, a row and the step that it answers, and
-#: whether it asks for more.
+#: Keys of a worker's message in addition to its phase: the opened device, a row and its step, and a request for more.
 DEVICE, ROW, STEP, ASKS = "device", "row", "step", "asks"
 
 
@@ -39,39 +38,39 @@ def assignment(plan: Plan, kernel: str, ceilings: Ceilings, ceiling_kernels: Seq
 
 @dataclass
 class Worker:
-    """``tell``: sends a record; ``hear``: the next line, once there is one."""
+    """``send``: sends a record; ``receive``: waits for the next line and returns it."""
 
     backend: Backend
-    tell: Callable[[Mapping[str, Any]], None]
-    hear: Callable[[], str]
+    send: Callable[[Mapping[str, Any]], None]
+    receive: Callable[[], str]
     _current: int = field(default=0, init=False)
 
     def work(self) -> None:
-        """Until the process is ended by who leads it. Raises what a device raises that fails."""
-        self.tell({PHASE: WAITS, DEVICE: asdict(self.backend.info)})
-        for row in self._strategy(json.loads(self.hear())).results():
+        """Measure until the leader ends the process. Raises the errors of a failed device."""
+        self.send({PHASE: WAITS, DEVICE: asdict(self.backend.info)})
+        for row in self._strategy(json.loads(self.receive())).results():
             if row.status == "failed":
-                self.backend.synchronize()  # where that fails too the device is gone: the step is another's
-            self.tell({ROW: measurement_record(row), STEP: None if row.is_reference else self._current})
+                self.backend.synchronize()  # raises if the device is gone: another device takes the step
+            self.send({ROW: measurement_record(row), STEP: None if row.is_reference else self._current})
 
-    def _strategy(self, told: Mapping[str, Any]) -> Sweep | KernelsSweep:
-        plan, backend = plan_from_record(told["plan"]), self.backend
+    def _strategy(self, message: Mapping[str, Any]) -> Sweep | KernelsSweep:
+        plan, backend = plan_from_record(message["plan"]), self.backend
         if plan.operation == MATMUL:
             return Sweep(
-                plan, kernel_for(backend, plan.problem, told["kernel"]), backend, queue=self._steps(plan.steps())
+                plan, kernel_for(backend, plan.problem, message["kernel"]), backend, queue=self._steps(plan.steps())
             )
         kernels = [kernel for _, kernel in choose_kernels(operation(plan.operation), backend, plan.kernels)]
         header = {DEVICE: asdict(backend.info)}
-        found = [ceiling_from_record(record, header) for record in told["ceilings"]]
+        found = [ceiling_from_record(record, header) for record in message["ceilings"]]
         ceilings = {(ceiling.problem.dtype, ceiling.regime): ceiling for ceiling in found}
-        references = reference_kernels({ceiling.kernel for ceiling in found}, told["ceiling_kernels"])
+        references = reference_kernels({ceiling.kernel for ceiling in found}, message["ceiling_kernels"])
         return KernelsSweep(plan, kernels, backend, ceilings, references, queue=self._steps(plan.steps()))
 
     def _steps(self, steps: Collection[Any]) -> Iterator[Any]:
-        """Steps as they are given, by number."""
+        """The steps whose numbers the leader sends."""
         steps = list(steps)
         while True:
-            self.tell({PHASE: WAITS, ASKS: True})
-            part = json.loads(self.hear())
+            self.send({PHASE: WAITS, ASKS: True})
+            part = json.loads(self.receive())
             for self._current in part:
                 yield steps[self._current]

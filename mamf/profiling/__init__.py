@@ -1,4 +1,4 @@
-"""Where a script's step goes: its kernels and operations by class, as shares of the step. See docs/profiling.md."""
+"""Profiles a script: its kernels and operations by class, as shares of a training step. See docs/profiling.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to try next, in the order of what it may bring, each with the figure that says so. Pure."""
+"""Suggestions, those with the largest gain first, each with its figure. Pure."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _DEFAULT = "sdpa"
 
 
 def advice(folder: Folder, groups: Sequence[Group]) -> list[str]:
-    """A line each; one that says so where nothing stands out."""
+    """One line per suggestion, or a line that says that nothing stands out."""
     of_kernels = [*_far_below(folder, groups), *_faster_kernels(groups), *_left_out(groups)]
     return [*_step(folder), *_machine(folder), *of_kernels] or [_nothing(_shares(folder, groups))]
 
 
 def _nothing(shares: Sequence[tuple[float, Group]]) -> str:
     if not shares:
-        return "Measure a ceiling of these kernels (mamf find): without one nothing tells how far they are from it"
+        return "Measure a ceiling of these kernels (mamf find): without one their distance from it is unknown"
     least = min(share for share, _ in shares)
     return f"Nothing stands out: the best kernel of every shape reaches {least:.0%} of its ceiling and more"
 
 
 def _shares(folder: Folder, groups: Sequence[Group]) -> list[tuple[float, Group]]:
-    """Of the ceiling that the best kernel of each group reaches, where one is known."""
+    """The share of the ceiling that the best kernel of each group reaches, if the ceiling is known."""
     ceilings = folder.kernels.all_ceilings if folder.kernels else {}
     return [(share, group) for group in groups for row in group.rows[:1] if (share := mamfu(row, ceilings))]
 
@@ -43,7 +43,7 @@ def _machine(folder: Folder) -> Iterator[str]:
 
 
 def _faster_kernels(groups: Sequence[Group]) -> Iterator[str]:
-    """Where torch's own choice is surely not the fastest."""
+    """Shapes for which torch's own choice is surely not the fastest."""
     gains = []
     for group in groups:
         usual = next((row for row in group.rows if row.kernel == _DEFAULT), None)
@@ -79,7 +79,7 @@ def _left_out(groups: Sequence[Group]) -> Iterator[str]:
 
 
 def _step(folder: Folder) -> Iterator[str]:
-    """What takes most of a model's step first."""
+    """Suggestions for a model's training step, by time."""
     if folder.step is None:
         return
     _, profile = folder.step

@@ -1,4 +1,4 @@
-"""Profiles as stacked bars: a bar a run, its classes from the bottom to the top. Pure."""
+"""Profiles as stacked bars: one bar per run, its classes from the bottom to the top. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from mamf.report.charts.stacked import LEAST_SHARE, Stack, StackedChart, Stacked
 
 
 def profile_chart(runs: Sequence[tuple[str, Profile]]) -> StackedChart:
-    """Profiles, each with what its bar is called. Raises IncomparableError where some tell their steps and some not."""
+    """Profiles with the labels of their bars. Raises IncomparableError if the steps of only some are known."""
     if len({profile.steps is None for _, profile in runs}) > 1:
-        raise IncomparableError("some of the profiles do not tell their steps: there is no step to compare")
+        raise IncomparableError("the steps of some of the profiles are unknown: there is no step to compare")
     devices = list(dict.fromkeys(_device(profile) for _, profile in runs))
     bars = [
         Stack(name if len(devices) == 1 else f"{name}, {_device(profile)}", tuple(_parts(profile)))

@@ -96,7 +96,7 @@ def _one(side: str, profile: Profile, row: ClassRow | None) -> dict[str, Any]:
 
 
 def _additions(side: str, profile: Profile) -> dict[str, Any]:
-    """What comparisons of attention kernels name beside the copies: residuals and gradients that are summed."""
+    """Additions, which attention comparisons list beside the copies: residuals and gradients that are summed."""
     rows = [row for row in profile.kernels if row.class_name == "elementwise" and re.search(ADDITIONS, row.name)]
     seconds, steps = sum(row.seconds for row in rows), profile.steps or 1
     return _figures(side, seconds / steps, seconds / profile.whole_seconds, sum(row.calls for row in rows) / steps)

@@ -1,7 +1,7 @@
 """FLOP of an operation from the shapes of its arguments, 2 per multiply-add. Pure.
 
 A causal attention counts what is not masked, and a backward 2.5 times the forward (mamf.operations.attention.shapes).
-What no formula here names has no FLOP, and is told as such.
+Operations without a formula here have no FLOP, and are reported as such.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def flop_of(event: Event) -> int | None:
 
 
 def dtype_of(event: Event) -> str:
-    """mamf's name of the dtype that an operation multiplies; torch's where mamf has none."""
+    """mamf's name of the dtype that an operation multiplies; torch's if mamf has no name for it."""
     operand = _FIRST_OPERAND.get(event.name, 0)
     recorded = event.dtypes[operand] if len(event.dtypes) > operand else ""
     return DTYPES.get(recorded, recorded or "unknown")
@@ -49,7 +49,7 @@ def dtype_of(event: Event) -> str:
 
 def unaligned_product(event: Event) -> str | None:
     """MxNxK of the product that launched a kernel, if rows of its operands or of its result do not begin at multiples
-    of 16 bytes: matrix units then take slower kernels. None for all else, and for dtypes of 4 bytes and more.
+    of 16 bytes: matrix units then take slower kernels. None for other kernels, and for dtypes of 4 bytes and more.
     """
     operation = next((each for each in event.lineage() if each.name in _PRODUCTS and flop_of(each)), None)
     dtype = MAMF_DTYPES.get(dtype_of(operation)) if operation and event.is_on_device else None
@@ -102,7 +102,7 @@ def _numbers(text: str, count: int) -> list[int]:
 
 
 def _convolution_backward(shapes: _Shapes, values: Sequence[str]) -> int:
-    """Gradient of the output (N, O, ...), input, weight; the mask at the end says of which the gradient is taken."""
+    """Gradient of the output (N, O, ...), input, weight; the mask at the end selects the gradients."""
     gradient, size, weight = shapes[:3]
     transposed = values[7] == "True"
     one = 2 * math.prod(size if transposed else gradient) * math.prod(weight[1:])
@@ -110,7 +110,7 @@ def _convolution_backward(shapes: _Shapes, values: Sequence[str]) -> int:
 
 
 def _attention(causal: int, first: int = 0, count: float = 1.0) -> Callable[[_Shapes, Sequence[str]], int]:
-    """Q, K, V (batch, heads, length, head dimension) from the argument ``first`` on; ``causal``: which one tells.
+    """Q, K, V (batch, heads, length, head dimension) from the argument ``first`` on; ``causal``: that flag's index.
 
     torch aligns a causal mask to the top left: keys beyond the last query are masked.
     """
@@ -161,5 +161,5 @@ _FORMULAS: Mapping[str, Callable[[_Shapes, Sequence[str]], int]] = {
     "aten::_scaled_dot_product_efficient_attention_backward": _attention(11, 1, _BACKWARD),
     "aten::_scaled_dot_product_cudnn_attention_backward": _attention(14, 1, _BACKWARD),
 }
-#: Where what is multiplied is not the first argument.
+#: Operations whose first operand is not the first argument.
 _FIRST_OPERAND = {name: 1 for name in _FORMULAS if "add" in name or name.endswith("attention_backward")}

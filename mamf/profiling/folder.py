@@ -1,4 +1,4 @@
-"""What a folder of ``mamf autoprofile`` holds: a log a step, their pictures, and what became of the steps."""
+"""A folder of ``mamf autoprofile``: one log per part, their pictures, and the status of the parts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mamf.logs.validator import require
 from mamf.profiling.log import read_profile_or_none
 from mamf.profiling.profile import Profile
 
-#: The steps, in their order, and their logs.
+#: The parts, in their order, and their logs.
 LOGS = {
     "ceilings": "ceilings.jsonl",
     "bandwidth": "bandwidth.jsonl",
@@ -31,7 +31,7 @@ _SCHEMA = {"steps": [_END], "remarks": [str]}
 
 @dataclass(frozen=True)
 class StepEnd:
-    """What became of a step. ``status``: complete, interrupted, failed or left out; ``reason`` where not complete."""
+    """The end of a part. ``status``: complete, interrupted, failed or left out; ``reason`` where not complete."""
 
     name: str
     command: str
@@ -41,7 +41,7 @@ class StepEnd:
 
 @dataclass(frozen=True)
 class Folder:
-    """What was measured, None where it was not. ``step``: the script's name and its profile."""
+    """The measured parts; None for those that were not measured. ``step``: the script's name and its profile."""
 
     ceilings: RunLog | None
     bandwidth: RunLog | None
@@ -59,16 +59,16 @@ class Folder:
 
 
 def require_own(path: Path) -> None:
-    """Raises UsageError for a folder that holds what no autoprofile wrote."""
+    """Raises UsageError for a folder with files that autoprofile did not write."""
     if path.exists() and not path.is_dir():
-        raise UsageError(f"{path} is no folder: name another --output-folder")
+        raise UsageError(f"{path} is not a folder: name another --output-folder")
     foreign = sorted(each.name for each in path.iterdir() if each.name not in _OWN) if path.exists() else []
     if foreign:
-        raise UsageError(f"{path} holds {foreign[0]}, which is none of autoprofile's: name another --output-folder")
+        raise UsageError(f"{path} holds {foreign[0]}, which is not from autoprofile: name another --output-folder")
 
 
 def read_folder(path: Path) -> Folder:
-    """Raises RunLogError for a log that cannot be read, UsageError where there is none."""
+    """Raises RunLogError for a log that cannot be read, UsageError without any log."""
     if not path.is_dir():
         raise UsageError(f"there is no folder {path}")
     held = {name: path / log for name, log in LOGS.items() if (path / log).exists()}
@@ -100,5 +100,5 @@ def _read_ends(path: Path) -> tuple[list[StepEnd], tuple[str, ...]]:
         record = json.loads(path.read_text(encoding="utf-8"))
         require(record, _SCHEMA)
     except ValueError as error:
-        raise RunLogError(f"{path}: {error}; remove it, it only tells what became of the steps") from None
+        raise RunLogError(f"{path}: {error}; remove it, it only says how the steps ended") from None
     return [StepEnd(**{name: each[name] for name in _END}) for each in record["steps"]], tuple(record["remarks"])

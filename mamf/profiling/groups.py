@@ -20,7 +20,7 @@ class Group:
 
     @property
     def leanest(self) -> Measurement | None:
-        """The row of the least memory, where that is known of all."""
+        """The row of the least memory, if that is known for all."""
         if any(row.peak_memory_bytes is None for row in self.rows):
             return None
         return min(self.rows, key=lambda row: row.peak_memory_bytes or 0, default=None)

@@ -41,9 +41,9 @@ _TABLES = (
 
 
 def read_kernel_table(path: Path) -> Trace:
-    """All that a table holds, whose steps are not known. Lines before its head, as of nsys's progress, are passed over.
+    """The kernels of a table, without training steps. Lines before its header (nsys's progress) are skipped.
 
-    Raises UsageError for a file that is none of these tables.
+    Raises UsageError for any other file.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -53,7 +53,7 @@ def read_kernel_table(path: Path) -> Trace:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, KeyError, AttributeError, csv.Error):
-        raise UsageError(f"{path} is no table of kernels of nsys stats or rocprofv3") from None
+        raise UsageError(f"{path} is not a table of kernels from nsys stats or rocprofv3") from None
 
 
 def _trace(events: tuple[Event, ...], notes: tuple[str, ...]) -> Trace:
@@ -81,7 +81,7 @@ def _launches(columns: _Columns, rows: Iterable[Mapping[str, str]]) -> Iterable[
 
 
 def _sums(columns: _Columns, rows: Iterable[Mapping[str, str]]) -> Iterable[Event]:
-    """Laid one behind the other: their order is not known."""
+    """Kernels one after another: their real order is unknown."""
     begun = 0.0
     for row in rows:
         ended = begun + _seconds(row[columns.duration])

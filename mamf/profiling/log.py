@@ -1,6 +1,6 @@
 """A profile as a run log of tier ``profile``: a record for each class, kernel, gap, part of memory, ceiling; a summary.
 
-A profile has no samples, so it is no measurement, and no ranking, comparison or table of mamf's takes it for one.
+A profile has no samples, so it is not a measurement: rankings, comparisons and result tables ignore it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The end of a step, as a script tells it that has no optimizer."""
+"""Marks the end of a training step in scripts without an optimizer."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What holds a step's memory: parameters, gradients and optimizer state of the optimizers that step, and the rest.
+"""The memory of a training step: parameters, gradients, optimizer state, and the rest.
 
-The peak is of the profiled steps. All three are counted where an optimizer has stepped, when all are there at once.
+The peak is that of the profiled steps. The three parts are counted right after an optimizer step, when all exist.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _MOST_ENTRIES = 1_000_000
 
 
 class MemoryWatch:
-    """``snapshot``: where the history of allocations goes, as https://pytorch.org/memory_viz reads it. ``remark``: why
-    there is none, a line. The script is never ended by it.
+    """``snapshot``: the file for the history of allocations, for https://pytorch.org/memory_viz. ``remark``: why the
+    file is missing, a line. Errors here never end the script.
     """
 
     def __init__(self, snapshot: Path) -> None:
@@ -47,7 +47,7 @@ class MemoryWatch:
             self._held[id(optimizer)] = held_by(optimizer)
 
     def finish(self) -> None:
-        """Once stopped, nothing happens."""
+        """Has no effect after the first call."""
         if not self._is_running:
             return
         self._is_running = False
@@ -67,7 +67,7 @@ class MemoryWatch:
 
 
 def held_by(optimizer: Any) -> Counter[tuple[str, str]]:
-    """Bytes by device and what they hold, each tensor once; of a sharded one the part that is here."""
+    """Bytes by device and kind, each tensor once; only the local part of a sharded tensor."""
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     states = [value for state in optimizer.state.values() for value in state.values() if hasattr(value, "element_size")]
     by_kind = {
@@ -87,7 +87,7 @@ def _here(tensors: Iterable[Any]) -> Iterable[Any]:
 
 
 def _peak() -> tuple[str, int | None]:
-    """The device whose peak is told, and its bytes; None where nothing was allocated on a device that tells."""
+    """The device whose peak is reported, and its bytes; None if no device that reports its peak was used."""
     import torch
 
     if not torch.cuda.is_available():

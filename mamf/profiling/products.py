@@ -24,16 +24,16 @@ UNALIGNED = r"align[12](?!\d)"
 
 
 def is_older(kernel: str, architecture: str | None) -> bool:
-    """Whether a kernel is of an older generation than the device; False where one of the two is unknown."""
+    """Whether a kernel is of an older generation than the device; False if one of the two is unknown."""
     device = next((number for number, pattern in DEVICES if re.search(pattern, architecture or "")), 0)
     own = next((number for number, pattern in KERNELS if re.search(pattern, kernel, re.IGNORECASE)), device)
     return own < device and not re.search(UNCHANGED, kernel, re.IGNORECASE)
 
 
 def slow_products(profile: Profile, architecture: str | None, usual: Iterable[int]) -> Iterator[tuple[float, str]]:
-    """Seconds of all profiled steps and what they go to: products with a dimension that is not a multiple of 8, then
-    others on kernels of an older generation. ``architecture``: the device's. ``usual``: sizes of the model, which count
-    where the profile holds no shapes.
+    """Seconds in all profiled steps and their cause: products with a dimension that is not a multiple of 8, then
+    others on kernels of an older generation. ``architecture``: the device's. ``usual``: sizes of the model, used
+    if the profile holds no shapes.
     """
     products = [row for row in profile.kernels if row.class_name == "matmul"]
     unaligned = [row for row in products if row.unaligned or re.search(UNALIGNED, row.name)]

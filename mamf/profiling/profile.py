@@ -1,4 +1,4 @@
-"""A profile: what of a step each class takes, what it computes there, the top kernels and the gaps. Pure.
+"""A profile: the share of each class in a training step, its FLOP, the top kernels and the gaps. Pure.
 
 Shares and idle are of a step without the profiler, if that was timed. Idle is that time less the time in which the
 device worked in the trace, so what the profiler adds between two kernels is not idle time.
@@ -23,7 +23,7 @@ _UNKNOWN = "unknown: there are no events of the host"
 #: Share of a class's FLOP that may be of dtypes without a ceiling, and is left out: a rotary table of float32 beside
 #: all products of bfloat16.
 _MOST_UNKNOWN = 0.01
-#: The ceiling of a dtype (mamf's name), or None where none is known.
+#: The ceiling of a dtype (mamf's name), or None if it is unknown.
 CeilingOf = Callable[[str], KnownCeiling | None]
 
 
@@ -32,7 +32,7 @@ class ClassRow:
     """A class in all profiled steps. ``visible`` and ``hidden``: seconds (tracing.shares.Share); ``share``: the visible
     ones of Profile.whole_seconds. Calls of idle are the gaps in the trace. ``flop`` by dtype, and
     ``multiplying``, the seconds in which they were computed. ``mamfu``: the share of the ceilings of these dtypes, None
-    where none is known of more than a hundredth of the FLOP.
+    if more than a hundredth of the FLOP has no known ceiling.
     """
 
     name: str
@@ -68,7 +68,7 @@ class KernelRow:
 
 @dataclass(frozen=True)
 class GapRow:
-    """Stretches in which nothing ran, by what the host did then, in all profiled steps."""
+    """Stretches in which nothing ran, by the host's activity, in all profiled steps."""
 
     during: str
     count: int
@@ -77,7 +77,7 @@ class GapRow:
 
 @dataclass(frozen=True)
 class MemoryRow:
-    """A part of the peak of the profiled steps: ``nbytes``, None where the device does not tell its peak."""
+    """A part of the peak of the profiled steps: ``nbytes``, None if the device does not report its peak."""
 
     name: str
     nbytes: int | None
@@ -85,9 +85,9 @@ class MemoryRow:
 
 @dataclass(frozen=True)
 class Profile:
-    """``steps``: None where the trace does not tell them; ``seconds``: of all of them, with the profiler.
-    ``unprofiled_step_seconds``: what a step takes without it, where that was measured. ``device``: empty where it is
-    not known; ``is_of_device``: whether it worked at all, else these are a CPU's operations. Rows are in the order of
+    """``steps``: None if the trace does not mark them; ``seconds``: of all of them, with the profiler.
+    ``unprofiled_step_seconds``: the time of a step without it, if that was measured. ``device``: empty if
+    unknown; ``is_of_device``: whether it worked at all, else these are a CPU's operations. Rows are in the order of
     CLASSES, idle last, and their shares and idle follow from ``whole_seconds``; kernels and gaps are in the order of
     their seconds, gaps as they are in the trace.
     """
@@ -101,9 +101,9 @@ class Profile:
     gaps: tuple[GapRow, ...]
     unprofiled_step_seconds: float | None = None
     notes: tuple[str, ...] = ()
-    #: Where it was asked for.
+    #: Empty unless requested.
     memory: tuple[MemoryRow, ...] = ()
-    #: What MAMFU is of.
+    #: The ceilings that MAMFU refers to.
     ceilings: tuple[KnownCeiling, ...] = ()
 
     def __post_init__(self) -> None:
@@ -144,14 +144,14 @@ class Profile:
 
     @property
     def mamfu(self) -> float | None:
-        """The time that the ceilings would take, as a share of that of whole steps; None where one is not known."""
+        """The time that the ceilings would take, as a share of that of whole steps; None if a ceiling is unknown."""
         at_ceilings = [None if row.mamfu is None else row.mamfu * row.multiplying for row in self.classes if row.flop]
         if not at_ceilings or None in at_ceilings:
             return None
         return sum(filter(None, at_ceilings)) / self._usual_seconds
 
     def burst_mamfu(self, row: ClassRow) -> float | None:
-        """A class as a share of the burst ceilings of its dtypes; None where they are not known."""
+        """A class as a share of the burst ceilings of its dtypes; None if they are unknown."""
         burst = {each.dtype: each for each in self.ceilings if each.regime == BURST}.get
         return share_of_ceilings(row.flop, row.multiplying, burst)
 
@@ -167,7 +167,7 @@ def profile_of(
     burst_ceiling_of: CeilingOf = lambda dtype: None,
     unprofiled_step_seconds: float | None = None,
 ) -> Profile:
-    """``ceiling_of``: what MAMFU is of; ``burst_ceiling_of``: what stands beside it above the sustained ceiling."""
+    """``ceiling_of``: the ceilings for MAMFU; ``burst_ceiling_of``: shown in addition above the sustained ceiling."""
     at_work = busy(trace)
     by_class: dict[str, list[Busy]] = defaultdict(list)
     for each in at_work:
@@ -193,8 +193,7 @@ def profile_of(
 
 def _class_rows(by_class: Mapping[str, Sequence[Busy]], ceiling_of: CeilingOf) -> Iterable[ClassRow]:
     """Their shares follow from the step (Profile)."""
-    told = shares({name: _intervals(found) for name, found in by_class.items()})
-    for name, share in told.items():
+    for name, share in shares({name: _intervals(found) for name, found in by_class.items()}).items():
         flop, multiplying = _flop(name, by_class[name])
         yield ClassRow(
             name=name,
@@ -271,7 +270,7 @@ def _gap_rows(idle: Union, trace: Trace) -> list[GapRow]:
 
 
 def _hosts(idle: Union, trace: Trace) -> Iterable[str]:
-    """What the host was at in the middle of each gap: the innermost of the calls that were open then."""
+    """The host's activity in the middle of each gap: the innermost open call."""
     events = sorted((event for event in trace.events if not event.is_on_device), key=lambda event: event.begun)
     open_calls: list[Event] = []
     begun = 0

@@ -14,9 +14,9 @@ from mamf.errors import describe_error
 
 class ModuleRanges:
     """A range around the forward pass of every module, from ``start`` to ``finish``, within a window of the vendor's
-    profiler. ``remark``: why there are none, a line. The script is never ended by it.
+    profiler. ``remark``: why ranges are missing, a line. Errors here never end the script.
 
-    The device is opened by ``start`` and not before: a script may choose its devices first.
+    ``start`` opens the device, not the constructor: the script may first choose its devices.
     """
 
     def __init__(self, opened: Callable[[], Backend]) -> None:
@@ -49,7 +49,7 @@ class ModuleRanges:
             self._running.callback(hook.remove)
 
     def finish(self) -> None:
-        """Once stopped, nothing happens."""
+        """Has no effect after the first call."""
         try:
             while self._open.ranges:
                 self._open.ranges.pop()[1].__exit__(None, None, None)
@@ -65,7 +65,7 @@ class ModuleRanges:
     def _enter(self, module: Any, *_: object) -> None:
         import torch
 
-        if torch.compiler.is_compiling():  # what is compiled stays as it would be
+        if torch.compiler.is_compiling():  # compiled code stays unchanged
             return
         try:
             own = self._backend.profiler_range(self._name(module))
@@ -97,7 +97,7 @@ class ModuleRanges:
 
 
 class _Open(threading.local):
-    """Ranges that have not ended, of each thread its own: what is checkpointed runs again in the backward's."""
+    """Open ranges per thread: checkpointed modules run again in the thread of the backward pass."""
 
     def __init__(self) -> None:
         self.ranges: list[tuple[Any, AbstractContextManager[object]]] = []

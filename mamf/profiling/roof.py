@@ -1,4 +1,4 @@
-"""Classes of a profile under the roof: by their FLOP and their seconds; of their bytes a trace tells nothing."""
+"""Classes of a profile under the roof: by their FLOP and seconds; a trace has no bytes."""
 
 from __future__ import annotations
 

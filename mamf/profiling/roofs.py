@@ -1,4 +1,4 @@
-"""What bounds a kernel, by the roofs that were measured beside it: the compute ceiling and the memory's. Pure."""
+"""What bounds a kernel, by the measured roofs: the compute ceiling and the memory bandwidth. Pure."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from mamf.ceilings.share import STATE_TOLERANCE, Ceilings
 from mamf.logs.run_log import RunLog
 from mamf.measurement import TERA, Measurement
 
-# From here on a roof is what a kernel runs into; below both, neither explains its time.
+# From this share on, a roof bounds a kernel; below it on both, neither explains the kernel's time.
 _AT_A_ROOF = 0.7
 
 
 @dataclass(frozen=True)
 class Roofs:
-    """Shares of a row's time that its FLOP at the ceiling, and its bytes at the bandwidth, would take; None where that
+    """Shares of a row's time that its FLOP at the ceiling, and its bytes at the bandwidth, would take; None if that
     roof was not measured.
     """
 
@@ -22,7 +22,7 @@ class Roofs:
     memory: float | None
 
     @property
-    def told(self) -> str:
+    def verdict(self) -> str:
         """What bounds the row, with the figures that say so."""
         known = {"compute": self.compute, "memory": self.memory}
         shares = {name: share for name, share in known.items() if share is not None}

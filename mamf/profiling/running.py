@@ -1,7 +1,7 @@
 """Runs a script in this process as Python would, and some of its steps under torch.profiler.
 
-A step ends where its optimizer has stepped, where a named function returns, or where the script says so. Steps without
-the profiler are timed right before those with it, so that the profiler's own cost is seen.
+A training step ends when its optimizer has stepped, a named function returns, or the script marks its end. Steps
+without the profiler are timed right before those with it, so that the profiler's own cost is seen.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _INTERRUPTED = 130
 
 
 class StepProfiler:
-    """Told of each step's end, profiles the steps that are due. ``steps``: how many are timed, then profiled;
-    ``memory`` and ``ranges``: told of the same steps.
+    """Profiles the steps that are due, called at each step's end. ``steps``: how many are timed, then profiled;
+    ``memory`` and ``ranges``: observe the same steps.
 
-    The script is never ended by it: what goes wrong is a ``failure``, one line.
+    Errors never end the script: they are reported in ``failure``, one line.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class StepProfiler:
         mark_step()
 
     def finish(self) -> None:
-        """Stop; the last of the steps ends with what the device still had to do. Once stopped, nothing happens."""
+        """Stop after the device has finished its queue. Has no effect after the first call."""
         if not self._is_running:
             return
         self._is_running = False
@@ -101,7 +101,7 @@ class StepProfiler:
         self._profiler.export_chrome_trace(str(path))
 
     def why_nothing(self, function: str | None) -> str:
-        """Why there is no profiled step, in a line. ``function``: that which a step is a call of."""
+        """Why there is no profiled step, in a line. ``function``: the function whose calls are the steps."""
         if self.failure:
             return f"torch.profiler says: {self.failure}"
         if not self.seen and function is not None:
@@ -112,10 +112,10 @@ class StepProfiler:
 
 
 def profile_script(script: Path, arguments: Sequence[str], profiler: StepProfiler, function: str | None = None) -> int:
-    """Run a script whose steps a profiler is told of: a step ends where ``function`` (``module:function``) returns, by
-    default where the script's first optimizer has stepped. Returns the script's exit code.
+    """Run a script under a profiler: a training step ends when ``function`` (``module:function``) returns, by
+    default when the script's first optimizer has stepped. Returns the script's exit code.
 
-    Raises UsageError for a function that is not there, NothingProfiledError.
+    Raises UsageError for an unknown function, NothingProfiledError if no step was profiled.
     """
     with _as_program(script, arguments), _following_steps(profiler, function):
         code = _run(script)
@@ -197,7 +197,7 @@ def _follow_optimizer(profiler: StepProfiler) -> Any:
     first: list[object] = []
 
     def stepped(optimizer: object, *_: object) -> None:
-        """Where several optimizers step, as of a GAN, the first of them ends the step."""
+        """With several optimizers (a GAN), the first of them ends the step."""
         if not first:
             first.append(optimizer)
         if first[0] is optimizer:
@@ -207,7 +207,7 @@ def _follow_optimizer(profiler: StepProfiler) -> Any:
 
 
 def _follow_function(profiler: StepProfiler, function: str) -> Callable[[], None]:
-    """Returns what undoes it."""
+    """Wrap a function to mark steps; returns a call that restores it."""
     module_name, colon, name = function.partition(":")
     *owners, attribute = name.split(".")
     try:
@@ -229,5 +229,5 @@ def _follow_function(profiler: StepProfiler, function: str) -> Callable[[], None
 
 
 def is_reporting_rank() -> bool:
-    """Of several processes, as torchrun starts them, the first reports."""
+    """Whether this process reports: of torchrun's processes only the first does."""
     return os.environ.get("RANK", "0") == "0"

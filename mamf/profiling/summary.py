@@ -132,7 +132,7 @@ def _bounds(folder: Folder) -> list[Block]:
     fastest = best_bandwidth(folder.bandwidth)
     bandwidth = None if fastest is None else fastest.best_rate
     lines = [
-        f"{group.title}, {row.kernel}: {roofs(row, _ceilings(folder), bandwidth).told}."
+        f"{group.title}, {row.kernel}: {roofs(row, _ceilings(folder), bandwidth).verdict}."
         for group in groups_of(folder.kernels)
         for row in group.rows[:1]
     ]

@@ -1,4 +1,4 @@
-"""What a third party needs to test an adapter: the contracts as test suites, and an accelerator in virtual time.
+"""Tests for third-party adapters: the contracts as test suites, and an accelerator in virtual time.
 
     class TestMyBackend(BackendContract):
         @pytest.fixture

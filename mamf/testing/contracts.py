@@ -76,8 +76,8 @@ class BackendContract:
         with pytest.raises(ZeroDivisionError), backend.profiler_window("what breaks"):
             raise ZeroDivisionError
 
-    def test_a_profilers_ranges_hold_one_another_and_end_with_what_breaks(self, backend: Backend) -> None:
-        ranges = backend.profiler_range("a module"), backend.profiler_range("one of its own {0}")
+    def test_profiler_ranges_nest_and_end_with_an_error(self, backend: Backend) -> None:
+        ranges = backend.profiler_range("a module"), backend.profiler_range("a nested one {0}")
         if None in ranges:
             assert ranges == (None, None)
             return

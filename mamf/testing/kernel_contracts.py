@@ -51,7 +51,7 @@ class AnyKernelContract:
     def test_every_operand_set_is_right_and_stays_as_it_was(
         self, backend: Backend, kernel: AnyKernel, problem: Any, shape: Any
     ) -> None:
-        """A kernel that changed its operands, served one set alone or did nothing later would fail."""
+        """Fails for a kernel that changes its operands, uses only one set, or does nothing in later launches."""
         pool = backend.operand_pool(problem.data, problem.seed)
         with kernel.settings(backend, problem):
             checked = Checked(kernel.prepare(backend, problem, shape, pool, sets=3))
@@ -116,7 +116,7 @@ class KernelContract(AnyKernelContract):
 
 
 class AttentionKernelContract(AnyKernelContract):
-    """What every attention kernel must do. Supply the fixtures ``backend`` and ``kernel``; dtype and shape may do."""
+    """What every attention kernel must do. Supply the fixtures ``backend`` and ``kernel``; others are optional."""
 
     @pytest.fixture
     def problem(self) -> AttentionProblem:
@@ -133,7 +133,7 @@ class AttentionKernelContract(AnyKernelContract):
 
 
 class OperationContract:
-    """What every operation must do. Supply the fixtures ``backend``, ``operation`` and ``kernel`` (one of its own)."""
+    """What every operation must do. Supply the fixtures ``backend``, ``operation`` and its ``kernel``."""
 
     @pytest.fixture
     def backend(self) -> Backend:

@@ -1,7 +1,7 @@
-"""Landscapes to search: burst TFLOPS by shape, recorded or made, with a known best.
+"""Landscapes to search: burst TFLOPS by shape, recorded or generated, with a known best.
 
-A made one follows what a library does: of several tiles it takes the fastest, a product takes as many waves as its
-tiles need, each wave reads and multiplies along K, and a part of every figure is the shape's own.
+A generated landscape imitates a library: of several tiles it takes the fastest, a product takes as many waves as its
+tiles need, each wave reads and multiplies along K, and a part of every figure is specific to the shape.
 """
 
 from __future__ import annotations

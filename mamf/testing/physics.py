@@ -1,4 +1,4 @@
-"""What a simulated device is made of. By default an NVIDIA H100."""
+"""The properties of a simulated device. By default an NVIDIA H100."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mamf.statistics import Repeatability
 
 @dataclass(frozen=True)
 class Physics:
-    """What the simulated device is made of. Times in seconds, power in watts, memory in bytes.
+    """Properties of a simulated device. Times in seconds, power in watts, memory in bytes.
 
     ``reaction_seconds``: time constant of the averaged power that the controller acts on. ``thermal_drift``: share of
     the clock lost when hot. ``cache_gain``: share of a launch's time saved by operands still in the cache. ``noise``:
@@ -21,7 +21,7 @@ class Physics:
     far visits and runs lie apart, as shares of a launch's time. ``hunting``: share by which two levels of the clock lie
     apart that a capped device alternates between, every ``hunting_seconds``. ``wrong_every``: every so many launches
     leave wrong bits that no sampled entry shows. ``throttled``: share of the time at half the clock, for a thermal
-    reason. ``link``: bytes a second between devices.
+    reason. ``link``: bytes per second between devices.
     """
 
     compute_units: int = 132

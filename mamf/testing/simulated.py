@@ -1,4 +1,4 @@
-"""An accelerator in virtual time: deterministic, instant, and with the faults that real ones have.
+"""An accelerator in virtual time: deterministic, instant, with the faults of real ones.
 
 Its host and its device each have a clock that only its own methods advance, so a minute of measuring takes
 milliseconds and always ends the same. The defaults of ``Physics`` are an NVIDIA H100's: 842 TFLOPS in bf16 at boost
@@ -24,7 +24,7 @@ class SimulatedOutOfMemoryError(MemoryError):
 
 
 class SimulatedPool(OperandPool):
-    """Accounts for memory without having any."""
+    """Counts memory without allocating any."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -148,7 +148,7 @@ class SimulatedBackend(Backend):
         return 0.0 if known is None else self.random.gauss(0.0, getattr(known, of))
 
     def _state(self) -> float:
-        """The time of a launch now, as a share of what it would be without states."""
+        """The time of a launch now, as a share of the time without states."""
         state = self._of_run_and_visit[self.is_capped]
         if self.is_capped and self.world.hunting:
             is_low = int(self.device_time / self.world.hunting_seconds) % 2
@@ -178,7 +178,7 @@ class SimulatedBackend(Backend):
         self._execute((size or 2 * self.world.cache_bytes) / self.world.bandwidth, self.world.flush_watts)
 
     def multiply(self, shape: MatmulShape, operands: object) -> None:
-        """Launch a product; ``operands`` tells operand sets apart, which the cache may still hold."""
+        """Launch a product; ``operands`` identifies the operand set, which the cache may still hold."""
         self.compute(self.cycles(shape), operands)
 
     def cycles(self, shape: MatmulShape) -> float:
@@ -191,7 +191,7 @@ class SimulatedBackend(Backend):
         self._launch(cycles, self.clock_hz, watts, operands)
 
     def move(self, nbytes: float, operands: object) -> None:
-        """Launch a kernel that reads and writes so many bytes of memory; the clock does not matter to it."""
+        """Launch a kernel that reads and writes so many bytes of memory; independent of the clock."""
         self._launch(nbytes, self.world.bandwidth, self.world.flush_watts, operands)
 
     def send(self, nbytes: float, operands: object) -> None:

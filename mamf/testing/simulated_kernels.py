@@ -23,18 +23,18 @@ from mamf.operations.model.kernel import ModelKernel
 from mamf.operations.model.shapes import ModelProblem, ModelShape
 from mamf.testing.simulated import SimulatedBackend
 
-#: Relative error at which a result counts as right, where the problem has no tolerance.
+#: Relative error up to which a result is correct, if the problem has no tolerance.
 _TOLERANCE = 1e-2
 
 
 class Simulated(Kernel[ProblemT, ShapeT]):
-    """A kernel for simulated devices alone. Derived kernels supply ``run_of``; faults are by shape."""
+    """A kernel for simulated devices only. Derived kernels supply ``run_of``; faults are by shape."""
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
         return None if isinstance(backend, SimulatedBackend) else Unavailable("it is simulated", "use SimulatedBackend")
 
     def run_of(self, device: SimulatedBackend, problem: ProblemT, shape: ShapeT) -> Callable[[object], None]:
-        """A launch, given what tells operand sets apart."""
+        """A launch, given a key that identifies the operand set."""
         raise NotImplementedError
 
     def prepare(
@@ -86,7 +86,7 @@ class SimulatedAttention(SimulatedUnits[AttentionProblem, AttentionShape], Atten
 
 
 class SimulatedModel(SimulatedUnits[ModelProblem, ModelShape], ModelKernel):
-    """A step of a model in virtual time."""
+    """A training step of a model in virtual time."""
 
     name = "simulated-model"
     share: ClassVar[float] = 0.5
@@ -144,8 +144,8 @@ class SimulatedMatmul(Simulated[MatmulProblem, MatmulShape], MatmulKernel):
 def prepared(
     device: SimulatedBackend, shape: object, sets: int, tolerance: float, run_of: Callable[[int], Callable[[], None]]
 ) -> Prepared:
-    """Launches that run on the device, ``run_of`` an operand set, whose outputs are right once they ran and since they
-    were poisoned last, but for the fault that the device has for the shape.
+    """Launches that run on the device, ``run_of`` an operand set, whose outputs are correct if they ran after the last
+    poisoning, unless the device has a fault for the shape.
     """
     device.begin_visit()
     written: set[int] = set()

@@ -306,8 +306,8 @@ def test_sizes_of_the_environment_are_defaults_and_said(profiled, undrawn, monke
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        (["--output-folder", "."], "holds after.jsonl, which is none of autoprofile's"),
-        (["--output-folder", "find.jsonl"], "find.jsonl is no folder"),
+        (["--output-folder", "."], "holds after.jsonl, which is not from autoprofile"),
+        (["--output-folder", "find.jsonl"], "find.jsonl is not a folder"),
         (["--from", "nowhere"], "there is no folder nowhere"),
         (["--ceiling", "sweep.jsonl"], "sweep.jsonl holds no ceiling"),
         (["--operation", "bandwith"], "unknown operation 'bandwith' (did you mean 'bandwidth'?)"),
@@ -352,7 +352,7 @@ def test_another_operation_takes_the_place_of_attention(profiled, undrawn):
     ],
 )
 def test_what_bounds_a_kernel_is_said_with_its_figures(compute, memory, line):
-    assert Roofs(compute, memory).told.startswith(line)
+    assert Roofs(compute, memory).verdict.startswith(line)
 
 
 def test_roofs_are_shares_of_a_rows_time(folder):
@@ -393,7 +393,7 @@ def test_without_a_ceiling_no_kernel_is_called_near_it(folder):
     whole = read_folder(folder)
     group = groups_of(whole.kernels)[0]
     assert advice(replace(whole, kernels=None, step=None, ceilings=None, bandwidth=None), [group]) == [
-        "Measure a ceiling of these kernels (mamf find): without one nothing tells how far they are from it"
+        "Measure a ceiling of these kernels (mamf find): without one their distance from it is unknown"
     ]
 
 

@@ -379,7 +379,7 @@ def test_a_find_that_confirmed_no_ceiling_is_to_be_gone_on_with(find_records, tm
     begun = [each for each in find_records[:-1] if each["record"] != "ceiling" and each.get("phase") not in late]
     errors = [each for each in review(write(tmp_path / "log.jsonl", begun)).findings if not each.is_warning]
     assert [each.rule for each in errors] == ["missing-row"]
-    assert "go on with 'mamf find --resume LOG'" in errors[0].message
+    assert "resume it with 'mamf find --resume LOG'" in errors[0].message
 
 
 def test_a_ceiling_that_is_known_too_roughly_needs_a_larger_budget(find_records, tmp_path):

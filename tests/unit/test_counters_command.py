@@ -332,7 +332,7 @@ def test_a_dry_run_says_the_commands(run, counted, tmp_path):
     [
         (
             [MM, *SHAPE, "--ncu", "nowhere/ncu"],
-            "nowhere/ncu is no program that can be run: install NVIDIA Nsight Compute",
+            "nowhere/ncu is not an executable program: install NVIDIA Nsight Compute",
         ),
         ([*DEVICE], "nothing to count: name a KERNEL of 'mamf kernels'"),
         (
@@ -363,7 +363,7 @@ def test_without_ncu_it_is_told_what_can_be_had(run, monkeypatch):
     ("damage", "told"),
     [
         ({"cycles": ["many"]}, "field cycles[0]: a finite number is due, not 'many'"),
-        ({"cycles": [0]}, "cycles of a launch that are no positive number"),
+        ({"cycles": [0]}, "cycles of a launch that are not a positive number"),
         ({"kernels": [{"name": "x"}]}, "field kernels[0].grid is missing"),
         ({"shape": {"m": "wide"}}, "counters"),
     ],

@@ -32,7 +32,7 @@ from mamf.node.figures import Device
 from mamf.node.gathering import Run, devices_of
 from mamf.node.group import Meeting
 from mamf.node.places import Launched, Place, first_host, launched, nowhere, places_of_all
-from mamf.node.ranks import COMPLETE, GO, Rank, arrive, gathered, word
+from mamf.node.ranks import COMPLETE, GO, Rank, arrive, gathered, joint_decision
 from mamf.node.report import node_document
 from mamf.node.verdict import judged
 
@@ -432,7 +432,7 @@ def test_ranks_go_on_with_their_logs_at_their_own_places_only(tmp_path, monkeypa
 def test_where_rank_0_is_gone_the_others_say_how_to_go_on(measure):
     rank = SimpleNamespace(measure=measure, folder="logs", patience=1.0)
     with pytest.raises(UnavailableError, match="nothing was heard of rank 0: 'mamf node --from logs' tells"):
-        _followed(rank, Told())
+        _followed(rank, InstantMeeting())
 
 
 class Frozen:
@@ -453,37 +453,39 @@ class Frozen:
 @pytest.fixture
 def frozen():
     meeting = Meeting("127.0.0.1", 0, True, 60.0)
-    meeting._told = Frozen(lambda: None)
+    meeting._values = Frozen(lambda: None)
     yield meeting
-    meeting._told.thawed.set()
+    meeting._values.thawed.set()
 
 
 def test_ctrl_c_is_heard_while_others_are_waited_for(frozen):
-    frozen._told.on_wait = lambda: os.kill(os.getpid(), signal.SIGINT)
+    frozen._values.on_wait = lambda: os.kill(os.getpid(), signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        frozen.hear("word", 60.0)
+        frozen.receive("word", 60.0)
 
 
 def test_nobody_waits_for_a_meeting_place_that_hangs(frozen, monkeypatch):
     monkeypatch.setattr("mamf.node.group._ANSWER_SECONDS", 0.0)
-    assert frozen.hear("word", 0.0) is None
+    assert frozen.receive("word", 0.0) is None
     with pytest.raises(UnavailableError, match="the meeting place of the ranks is gone: no answer for 0 s"):
-        frozen.tell("word", 1)
+        frozen.publish("word", 1)
 
 
-class Told(dict):
+class InstantMeeting(dict):
     """A meeting of ranks that all came before, or never will."""
 
-    tell = dict.__setitem__
+    publish = dict.__setitem__
 
-    def hear(self, key, seconds):
+    def receive(self, key, seconds):
         return self.get(key)
 
 
 def test_a_rank_that_never_comes_is_named_and_holds_nobody(tmp_path):
     own = Launched(Place(0, 0, 0), 3, "host", 1)
     came = Device(1, 0, 1, "Simulated H100", figures={"burst": 800.0, "sustained": 690.0})
-    meeting = Told({"alone/1": {"failure": None, "complete": False}, "done/1": json.loads(json.dumps(came.record()))})
+    meeting = InstantMeeting(
+        {"alone/1": {"failure": None, "complete": False}, "done/1": json.loads(json.dumps(came.record()))}
+    )
     run = DeviceRun(simulated_node.Node(0), own.place, tmp_path, 3, find_seconds=60.0)
     rank = Rank(own, meeting, tmp_path, 6.0, lambda: run)
     arrive(meeting, own.place)
@@ -498,12 +500,12 @@ def test_a_rank_that_never_comes_is_named_and_holds_nobody(tmp_path):
 
 
 def test_of_ranks_that_measure_together_the_one_that_ended_is_blamed_and_not_who_suffers_from_it():
-    meeting = Told({"together": GO})
+    meeting = InstantMeeting({"together": GO})
     for rank in range(3):
         arrive(meeting, Place(rank, 0, rank))
     reset = "together with the others: RuntimeError: connection reset by peer"
     for rank, failures in ((0, (reset,)), (2, (reset, "wrong results in find"))):
-        meeting.tell(f"done/{rank}", Device(rank, 0, rank, failures=failures).record())
+        meeting.publish(f"done/{rank}", Device(rank, 0, rank, failures=failures).record())
     run, devices = gathered(meeting, Launched(Place(0, 0, 0), 3, "host", 1), 6.0)
     assert run.apart == "rank 1 ended while all measured together"
     told = [(), ("nothing was heard of rank 1 for 6 s",), ("wrong results in find",)]
@@ -532,7 +534,7 @@ def test_the_place_of_a_rank_that_told_none_follows_from_the_others_or_is_unknow
 
 def test_ranks_of_unknown_place_are_called_so_and_their_run_is_read_again(tmp_path):
     own = Launched(Place(0, 0, 0), 4, "host", 1)
-    meeting = Told()
+    meeting = InstantMeeting()
     for index in (0, 1):
         arrive(meeting, Place(index, 0, index))
     run, devices = gathered(meeting, own, 6.0)
@@ -547,9 +549,11 @@ def test_ranks_of_unknown_place_are_called_so_and_their_run_is_read_again(tmp_pa
 
 def test_all_go_on_together_only_when_all_are_well():
     well, complete = {"failure": None, "complete": False}, {"failure": None, "complete": True}
-    assert word({0: well, 1: complete}) == GO
-    assert word({0: complete, 1: complete}) == COMPLETE
-    assert word({0: well, 1: {"failure": "lost", "complete": False}, 2: None}) == "rank 1, 2 did not come so far"
+    assert joint_decision({0: well, 1: complete}) == GO
+    assert joint_decision({0: complete, 1: complete}) == COMPLETE
+    assert (
+        joint_decision({0: well, 1: {"failure": "lost", "complete": False}, 2: None}) == "rank 1, 2 did not come so far"
+    )
 
 
 def test_launchers_tell_a_rank_its_place():

@@ -45,7 +45,7 @@ def test_what_a_find_left_comes_first(cache, same_torch):
     assert (known.source, known.regime, known.tflops) == ("measured", "sustained", pytest.approx(711.981))
     ceiling = read_run_log(H200).ceilings["sustained"]
     assert known.interval.low == pytest.approx(ceiling.interval.low * 1e12, rel=1e-5)
-    assert known.told.startswith("measured on this very device, 2026-11-21: bfloat16 at")
+    assert known.description.startswith("measured on this very device, 2026-11-21: bfloat16 at")
     assert mamf.peak(device(), regime="burst").tflops == pytest.approx(861.8, abs=0.5)
     assert len(list(cache.iterdir())) == 2
 
@@ -70,7 +70,7 @@ def test_a_device_without_uuid_is_not_called_this_very_one(same_torch, tmp_path)
     log = tmp_path / "log.jsonl"
     log.write_text(json.dumps(record) + "\n" + rest)
     found.leave(log, pytest.fail)
-    assert "a device of this name in this machine" in mamf.peak(device(uuid_hash=None)).told
+    assert "a device of this name in this machine" in mamf.peak(device(uuid_hash=None)).description
 
 
 def test_an_interrupted_find_leaves_nothing(cache, tmp_path):
@@ -101,15 +101,15 @@ def test_the_contributed_figure_is_that_of_the_table():
     line = next(line for line in lines if line.startswith("| burst | NVIDIA H200 "))
     assert known.source == "contributed"
     assert f"**{known.tflops:.4g}**" in line
-    assert "results/nvidia-h200/find-bfloat16" in known.told
-    assert "mamf find --dtype bfloat16" in known.told
+    assert "results/nvidia-h200/find-bfloat16" in known.description
+    assert "mamf find --dtype bfloat16" in known.description
 
 
 def test_fast_accumulation_counts_where_nothing_else_is_known_and_is_told():
     alone = mamf.peak(device(name="NVIDIA H100 80GB HBM3"), "float8_e4m3fn")
     assert alone.tflops == pytest.approx(1390.39)
-    assert "fast accumulation" in alone.told
-    assert "fast accumulation" not in mamf.peak(device(), "float8_e4m3fn").told
+    assert "fast accumulation" in alone.description
+    assert "fast accumulation" not in mamf.peak(device(), "float8_e4m3fn").description
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_fast_accumulation_counts_where_nothing_else_is_known_and_is_told():
 def test_another_build_or_power_limit_is_refused_unless_told(change, told):
     with pytest.raises(IncomparableError, match=told):
         mamf.peak(device(**change))
-    assert told in mamf.peak(device(**change), anyway=True).told
+    assert told in mamf.peak(device(**change), anyway=True).description
 
 
 def cpu(**changes):
@@ -149,7 +149,7 @@ def test_a_cpu_inherits_nothing_from_another_of_its_name(monkeypatch, known_cloc
         return
     with pytest.raises(IncomparableError, match=told):
         mamf.peak(cpu(**change), regime="burst")
-    assert told in mamf.peak(cpu(**change), regime="burst", anyway=True).told
+    assert told in mamf.peak(cpu(**change), regime="burst", anyway=True).description
 
 
 @pytest.mark.parametrize(("is_accelerator", "clock"), [(False, 3100.0), (True, None)])

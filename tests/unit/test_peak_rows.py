@@ -243,8 +243,8 @@ def test_a_figure_from_memory_is_shown_as_unverified_and_bounds_nothing(device, 
 
 def test_a_peak_from_memory_is_called_unverified():
     nvl = DeviceInfo("cuda", 0, "NVIDIA H200 NVL", "NVIDIA")
-    assert datasheet_peak(nvl, "bfloat16").told.startswith("datasheet of H200 NVL (unverified), dense bf16;")
-    assert "unverified" not in datasheet_peak(replace(nvl, name="NVIDIA H200"), "bfloat16").told
+    assert datasheet_peak(nvl, "bfloat16").description.startswith("datasheet of H200 NVL (unverified), dense bf16;")
+    assert "unverified" not in datasheet_peak(replace(nvl, name="NVIDIA H200"), "bfloat16").description
 
 
 def test_a_bandwidth_from_memory_bounds_nothing():

@@ -487,7 +487,7 @@ def test_calls_that_were_summed_up_are_counted(tmp_path):
 def test_what_is_no_such_table_is_refused_in_a_line(tmp_path, text):
     path = tmp_path / "kernels.csv"
     path.write_text(text)
-    with pytest.raises(UsageError, match="is no table of kernels of nsys stats or rocprofv3"):
+    with pytest.raises(UsageError, match="is not a table of kernels from nsys stats or rocprofv3"):
         read_kernel_table(path)
 
 

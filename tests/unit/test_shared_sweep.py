@@ -235,10 +235,10 @@ def test_a_device_in_a_launch_that_never_ends_is_let_go_when_the_one_is_gone_who
     monkeypatch.setitem(simulated_node.POINTS[discovery.BACKENDS], "simulated", "test_shared_sweep:Stuck")
     plan = sweep_plan((MatmulShape(8192, 8192, 8192),), MatmulProblem())
     with DevicePool("simulated", [0]) as pool:
-        pool.tell(0, assignment(plan, "simulated.mm", {}))
+        pool.send(0, assignment(plan, "simulated.mm", {}))
         while ASKS not in pool.next()[1]:
             pass
-        pool.tell(0, [0])
+        pool.send(0, [0])
         while not (run.folder / "stuck").exists():
             time.sleep(0.001)
         pool._children.dismiss()  # as where the leader is killed
@@ -256,7 +256,7 @@ def test_a_device_that_fails_in_a_row_gives_the_step_back(shared):
 def test_where_every_device_fails_the_log_says_so_and_is_gone_on_with(shared):
     (code, _, err), log = shared(*SWEEP, *GRID, ends={0: 4, 1: 3, 2: 3, 3: 2})
     assert code == 1
-    assert log.summary["reason"] == "every device failed; --resume goes on with those that can be opened"
+    assert log.summary["reason"] == "every device failed; --resume continues with those that can be opened"
     assert err.count(" failed: ") == 4
     assert 0 < len(own(log)) < 12
     before = len(log.measurements)
@@ -531,7 +531,7 @@ def test_cards_of_two_models_share_no_run(run, monkeypatch):
 
     virtual_pool.install(monkeypatch, other)
     code, _, err = run(*SWEEP, *GRID)
-    assert (code, err.count("sweep each model by itself")) == (2, 1)
+    assert (code, err.count("sweep each model separately")) == (2, 1)
     assert not (run.folder / "log.jsonl").exists()
 
 

@@ -28,19 +28,19 @@ class Device:
 
     def run(self):
         try:
-            Worker(self.backend, self.tell, self.hear).work()
+            Worker(self.backend, self.send, self.receive).work()
             self.end(0)
         except SystemExit:
             self.end(-9)
         except Exception as error:
-            self.tell({FAILURE: describe_error(error)})
+            self.send({FAILURE: describe_error(error)})
             self.end(1)
         self.is_idle.set()
 
-    def tell(self, record):
+    def send(self, record):
         self.events.append((self.backend.now(), Event(self.rank, json.loads(json.dumps(record)))))
 
-    def hear(self):
+    def receive(self):
         self.is_idle.set()
         line = self.lines.get()
         if line is GONE or (self.heard == self.ends and not self.hangs):
@@ -80,7 +80,7 @@ class VirtualChildren:
         self.time = max(self.time, moment)
         return event
 
-    def tell(self, rank, line):
+    def send(self, rank, line):
         device = self.processes[rank]
         if device.hangs and device.heard == device.ends:
             return

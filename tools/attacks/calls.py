@@ -63,7 +63,7 @@ class Ended(NamedTuple):
 
 def call(arguments: Sequence[str], counts: Counts) -> Ended:
     """Run a command, and count what is wrong with how it ends."""
-    told = shlex.join(["mamf", *arguments])[:500]
+    command = shlex.join(["mamf", *arguments])[:500]
     code: int | None = None
     is_killed = False
     with (
@@ -80,20 +80,20 @@ def call(arguments: Sequence[str], counts: Counts) -> Ended:
         except Killed:
             is_killed = True
         except _Hang:
-            counts.fault("hangs", told, "hung")
+            counts.fault("hangs", command, "hung")
         except BaseException as error:  # what escapes is what is sought
-            counts.fault("tracebacks", told, _where(error))
+            counts.fault("tracebacks", command, _where(error))
         ended = Ended(code, out.getvalue(), err.getvalue(), is_killed)
     counts.of["calls"] += 1
     counts.codes[code] += 1
     if code is not None:
         for fault in _faults(ended):
-            counts.fault("other", told, fault)
+            counts.fault("other", command, fault)
     return ended
 
 
 def _faults(ended: Ended) -> Iterator[str]:
-    """What is wrong with the output of a command that ended by itself."""
+    """What is wrong with the output of a command that was not killed."""
     if ended.code not in EXIT_CODES:
         yield f"exit code {ended.code}"
     if found := _CONTROL.search(ended.out + ended.err):

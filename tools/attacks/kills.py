@@ -56,7 +56,7 @@ def undisturbed(run: Run, path: Path, counts: Counts) -> Whole:
     with mock.patch.object(SimulatedBackend, "on_launch", staticmethod(on_launch)):
         ended = call(run.new(path), counts)
     if ended.code != 0:
-        raise RuntimeError(f"{run.name} does not end by itself: {ended.err}")
+        raise RuntimeError(f"{run.name} does not end without a kill: {ended.err}")
     return whole
 
 
@@ -144,7 +144,7 @@ def at_a_write(due: int, random: Random, met: Callable[[], None]) -> Iterator[No
 
 
 def whole_lines(path: Path) -> list[bytes]:
-    """What a reader takes of a log; nothing where there is none."""
+    """What a reader takes from a log; empty without a log."""
     data = path.read_bytes() if path.exists() else b""
     return [line for line in data.splitlines(keepends=True) if line.endswith(b"\n")]
 

@@ -36,7 +36,7 @@ def attack(folder: Path, random: Random, count: int) -> Counts:
         code, _, err = _finished(_started(run.new(whole[run.name])), counts)
         seconds[run.name] = time.monotonic() - began
         if code != 0:
-            raise RuntimeError(f"{run.name} does not end by itself: {err}")
+            raise RuntimeError(f"{run.name} does not end without a kill: {err}")
     path = folder / "killed.jsonl"
     while counts.of["kills"] < count:
         run = random.choice(RUNS)

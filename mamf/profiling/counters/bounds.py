@@ -1,8 +1,8 @@
-"""What bounds a kernel, from its counters and the measured roofs; every verdict with the figures that it is from. Pure.
+"""What bounds a kernel, from its counters and the measured roofs; each verdict comes with its figures. Pure.
 
 Above ``BUSY`` of its peak a part of the device is what the kernel waits for: the share below which NVIDIA's own rules
 (Nsight Compute, Speed Of Light) call neither computing nor memory well used. Memory is held to the measured ceiling of
-bandwidth, which no kernel exceeds, where one is known, and else to the peak that ncu knows.
+bandwidth, which no kernel exceeds, if it is known, else to ncu's peak.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FEW_WAVES = 0.5
 # Of a launch's time in burst, the share that its kernels are at work: below, the device waits between them.
 _GAPS = 0.7
 _WHOLE = 100.0
-# Of a launch's cycles, what its longest kernel must take for its bound to be told without a word on the others.
+# Of a launch's cycles, what its longest kernel must take for its bound to be reported without naming the others.
 _ALL = 0.98
 # Characters of a kernel's name.
 _LONGEST_NAME = 48
@@ -68,13 +68,13 @@ def bound_of_kernel(kernel: DeviceKernel, bandwidth: Roof | None = None) -> Boun
 
 
 def busy_parts(kernel: DeviceKernel, bandwidth: Roof | None) -> dict[str, float | None]:
-    """Percent of what each part of the device can do. What several count is named by the one that says most."""
+    """Percent of the peak of each part of the device. Work in several counters is listed once, where most specific."""
     metrics = kernel.metrics
     tensor, units = metrics.get(TENSOR), metrics.get(UNITS_BUSY)
     dram, l2, pipes = metrics.get(DRAM), metrics.get(L2), metrics.get(MEMORY_PIPES)
     if bandwidth is not None and kernel.dram_rate is not None:
         dram = 100 * kernel.dram_rate / bandwidth.rate
-    # Who fills the memory fills the L2 on the way there.
+    # Traffic that fills the memory also fills the L2.
     is_of_memory = dram is not None and dram >= BUSY
     is_of_others = {each for each in (tensor, metrics.get(DRAM), l2) if each is not None}
     return {
@@ -93,11 +93,11 @@ def _peak(part: str, bandwidth: Roof | None) -> str:
 
 
 def _too_little(kernel: DeviceKernel, busiest: str) -> Bound | None:
-    """That a kernel is too small for the device."""
+    """The bound of a kernel that is too small for the device, else None."""
     waves, blocks, seconds = kernel.metrics.get(WAVES), kernel.metrics.get(BLOCKS), kernel.seconds
     if waves is not None and waves < _FEW_WAVES:
-        told = "" if blocks is None else f", {blocks:.0f} blocks"
-        return Bound(LAUNCH, f"too little to do: {waves:.2g} waves{told}; {busiest}")
+        size = "" if blocks is None else f", {blocks:.0f} blocks"
+        return Bound(LAUNCH, f"too little to do: {waves:.2g} waves{size}; {busiest}")
     if seconds is not None and seconds < _SHORT_SECONDS:
         return Bound(LAUNCH, f"too little to do: {seconds * 1e6:.3g} us, about what starting it takes; {busiest}")
     return None

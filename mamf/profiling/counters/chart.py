@@ -1,4 +1,4 @@
-"""Cycles as bars: a group a shape, a colour a kernel. Pure."""
+"""Cycles as bars: one group per shape, one color per kernel. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from mamf.profiling.counters.counts import Counts
 from mamf.profiling.counters.log import Counted
 from mamf.report.charts.chart import Axis, Chart, Line, Panel, Point, failures, machine
 
-#: What the bars of a group take of the way to the next.
+#: Width of a group of bars, as a share of the distance to the next group.
 _WIDTH_OF_GROUP = 0.8
 
 
 def counters_chart(rows: Sequence[Measurement], counted: Counted, header: Mapping[str, Any]) -> Chart:
-    """Raises UsageError where no cycles were counted."""
+    """Raises UsageError if no cycles were counted."""
     counts = [each for each in counted.counts if each.cycles]
     if not counts:
         raise UsageError("nothing to draw: no cycles were counted")

@@ -1,4 +1,4 @@
-"""Two logs of counters: which kernels take fewer cycles, which more, and what their launches cannot tell."""
+"""Two logs of counters: which kernels take fewer or more cycles, and which differences are uncertain."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mamf.statistics import Interval
 
 @dataclass(frozen=True)
 class CounterPair:
-    """A kernel on a shape that both counted. Pair takes the higher for the faster: here it is launches a cycle."""
+    """A kernel on a shape that both counted. Pair treats higher values as faster, so it gets launches per cycle."""
 
     a: Counts
     b: Counts
@@ -49,7 +49,7 @@ class CounterPair:
 
 
 def _speed(counts: Counts) -> Entry:
-    """Launches a cycle."""
+    """Launches per cycle."""
     interval, cycles = counts.interval, counts.median_cycles
     assert interval is not None and cycles is not None, "only what has cycles is paired"
     speed = Interval(1 / interval.high, 1 / interval.low, interval.coverage)
@@ -73,13 +73,11 @@ class CounterComparison:
 
 
 def compare_counters(a: RunLog, b: RunLog, anyway: bool = False) -> CounterComparison:
-    """Raises IncomparableError for other devices, unless ``anyway``, and where no kernel and shape is in both."""
+    """Raises IncomparableError for other devices, unless ``anyway``, or if no kernel and shape is in both logs."""
     forced = differences_of(a.header, b.header)
     if forced and not anyway:
         differences = ", ".join(map(str, forced))
-        raise IncomparableError(
-            f"{a.path} and {b.path} are not comparable: {differences}; --anyway compares them still"
-        )
+        raise IncomparableError(f"{a.path} and {b.path} are not comparable: {differences}; --anyway compares them")
     of_a, of_b = ({_key(each): each for each in counted_in(log).counts if each.cycles} for log in (a, b))
     keys = [key for key in of_a if key in of_b]
     if not keys:

@@ -1,4 +1,4 @@
-"""Counts a kernel: ``mamf run`` under ncu, and what came of it. Whatever goes wrong with one kernel is its reason."""
+"""Counts a kernel with ``mamf run`` under ncu. An error in one kernel becomes the reason of its counts."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from mamf.profiling.counters.counts import Counts, DeviceKernel, launches_of, me
 from mamf.profiling.counters.metrics import DEFAULT
 from mamf.profiling.counters.running import output_of
 
-#: Of ncu's ``--set``: what its viewer shows, read beside the metrics.
+#: Of ncu's ``--set``: what its viewer shows, in addition to the metrics.
 SECTION_SETS = ("basic", "detailed", "full", "roofline")
 
 
 @dataclass(frozen=True)
 class Counter:
-    """``ncu``: its path; ``backend``, ``device``: as they are asked for; ``launches``: counted of each kernel;
-    ``metrics``: beside those that are read unasked; ``sections``: of SECTION_SETS, or None; ``determinism``: whether
+    """``ncu``: its path; ``backend``, ``device``: as requested; ``launches``: counted of each kernel;
+    ``metrics``: in addition to the default metrics; ``sections``: of SECTION_SETS, or None; ``determinism``: whether
     launches are compared.
     """
 
@@ -53,7 +53,7 @@ class Counter:
     def count(self, kernel: str, row: Measurement, report: str | None = None) -> Counts:
         """What a row's kernel counts. ``report``: the file in which ncu's own report is kept.
 
-        Raises UnavailableError where no kernel can be counted here.
+        Raises UnavailableError if no kernel can be counted on this machine.
         """
         output = output_of(self.command(kernel, row.problem, row.shape, report))
         reason = ncu.unavailable(output.stdout + output.stderr)
@@ -63,7 +63,7 @@ class Counter:
         none = Counts(row.kernel, row.problem, row.shape, **said)
         listed = output_of(ncu.reading(self.ncu, report)).stdout if report else output.stdout
         kernels = ncu.kernels_in(listed)
-        # Without that line the program did not come to its end.
+        # Without a record the program did not finish.
         if not kernels or not said:
             return replace(none, reason=ncu.fault(output.stdout, output.stderr))
         for name in ncu.missing(kernels, self.metrics):
@@ -76,13 +76,13 @@ class Counter:
 
 
 def _cycles(launches: Sequence[Sequence[DeviceKernel]]) -> tuple[float, ...]:
-    """Of each launch; none where a kernel has no figure."""
+    """Cycles per launch; empty if a kernel has no figure."""
     cycles = [[kernel.cycles or 0.0 for kernel in launch] for launch in launches]
     return tuple(map(sum, cycles)) if all(map(all, cycles)) else ()
 
 
 def said_by_run(output: str) -> dict[str, Any]:
-    """What ``mamf run`` says beside its times; nothing where it did not come to its end."""
+    """What ``mamf run`` reports in addition to its times; empty if it did not finish."""
     for begin in re.finditer("^{", output, re.MULTILINE):
         try:
             record, _ = json.JSONDecoder().raw_decode(output, begin.start())
@@ -93,7 +93,7 @@ def said_by_run(output: str) -> dict[str, Any]:
 
 
 def options_of(problem: Any, shape: Any) -> list[str]:
-    """The options by which ``mamf run`` and ``mamf counters`` are asked for a problem of any operation."""
+    """The options of ``mamf run`` and ``mamf counters`` for a problem of any operation."""
     of = operation_called(problem.operation)
     fields = {name: value for name, value in of.problem_record(problem).items() if name != "dtype"}
     texts = [f"{name}={'none' if value is None else value}" for name, value in fields.items()]

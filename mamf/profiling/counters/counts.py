@@ -1,6 +1,4 @@
-"""What the counters said of a kernel on a shape: the kernels of the device that a launch ran, and all of them in sum.
-Pure.
-"""
+"""Counters of a kernel on a shape: the device kernels of a launch, and their sum. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from mamf.profiling.counters.metrics import (
 )
 from mamf.statistics import Interval, median_interval
 
-#: By ncu's name, in its base units; None where the device gave none.
+#: By ncu's name, in its base units; None if the device has no figure.
 Metrics = Mapping[str, float | None]
 
 
@@ -55,7 +53,7 @@ class DeviceKernel:
 
     @property
     def limiters(self) -> tuple[str, ...]:
-        """What leaves room for the fewest blocks of it on a unit."""
+        """The resources that limit the number of its blocks on a unit."""
         room = {name: self.metrics.get(metric) for name, metric in OCCUPANCY_LIMITS.items()}
         known = {name: blocks for name, blocks in room.items() if blocks is not None}
         return tuple(name for name, blocks in known.items() if blocks == min(known.values()))
@@ -66,7 +64,7 @@ class Counts:
     """Of a kernel on a shape. ``kernels``: what a launch runs on the device, each metric the median over launches;
     ``cycles``: of each launch, all its kernels in sum. Without kernels there are no counts: ``reason`` says why.
     ``preparing_seconds``: operands, compilation, tuning and first launch of the profiled process;
-    ``is_deterministic``: whether further launches gave the same to the last bit, None where that was not asked.
+    ``is_deterministic``: whether further launches gave the same to the last bit, None if that was not requested.
     """
 
     kernel: str
@@ -88,7 +86,7 @@ class Counts:
 
     @property
     def interval(self) -> Interval | None:
-        """Where the median of the cycles lies, as far as these launches tell."""
+        """Confidence interval of the median of the cycles."""
         return median_interval(self.cycles) if self.cycles else None
 
     @property
@@ -123,7 +121,7 @@ def _sum(values: Iterable[float | None]) -> float | None:
 
 
 def launches_of(kernels: Sequence[DeviceKernel], count: int) -> list[Sequence[DeviceKernel]]:
-    """Kernels in the order they ran, by launch. Raises ValueError where the launches did not run the same."""
+    """Kernels in the order they ran, by launch. Raises ValueError if the launches ran different kernels."""
     each, rest = divmod(len(kernels), count)
     found = [kernels[start : start + each] for start in range(0, len(kernels) - rest, each)] if each else []
     names = {tuple(kernel.name for kernel in launch) for launch in found}

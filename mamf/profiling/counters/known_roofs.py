@@ -1,4 +1,4 @@
-"""Where roofs are from: the ceiling of products, for MAMFU, and that of memory."""
+"""Finds the roofs: the compute ceiling, for MAMFU, and the memory bandwidth."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from mamf.regime_names import BURST
 
 
 def given_compute_roof(ceiling: Ceiling) -> Roof:
-    """Of a log that was named."""
+    """The roof from the log of --ceiling."""
     dtype = ceiling.problem.dtype
-    told = f"measured: {dtype} at {ceiling.shape} by {ceiling.kernel}"
-    return Roof(COMPUTE, ceiling.rate * TERA, "measured", told, dtype)
+    description = f"measured: {dtype} at {ceiling.shape} by {ceiling.kernel}"
+    return Roof(COMPUTE, ceiling.rate * TERA, "measured", description, dtype)
 
 
 def known_compute_roof(backend: Backend, dtype: str) -> Roof | None:
-    """What ``mamf peak`` knows of burst; a datasheet's figure is no ceiling."""
+    """What ``mamf peak`` knows of burst; a datasheet's figure is not a ceiling."""
     try:
         known = measured_peak(backend, dtype, BURST)
     except MamfError:
         return None
-    return Roof(COMPUTE, known.flops, known.source, known.told, dtype)
+    return Roof(COMPUTE, known.flops, known.source, known.description, dtype)
 
 
 def given_bandwidth_roof(path: Path, backend: Backend) -> Roof:
@@ -44,12 +44,12 @@ def given_bandwidth_roof(path: Path, backend: Backend) -> Roof:
         raise UsageError(f"{path} holds no bandwidth in burst: give a log of 'mamf find --operation bandwidth'")
     highest = max(confirmed, key=lambda each: each.rate)
     require_same_card(highest, backend)
-    told = f"measured: {highest.problem.pattern} of {highest.shape} by {highest.kernel}"
-    return Roof(BANDWIDTH, highest.rate * TERA, "measured", told)
+    description = f"measured: {highest.problem.pattern} of {highest.shape} by {highest.kernel}"
+    return Roof(BANDWIDTH, highest.rate * TERA, "measured", description)
 
 
 def known_bandwidth_roof(backend: Backend) -> Roof | None:
     """The datasheet's, which no kernel reaches."""
     rate = find_bandwidth(backend.info.name, backend.info.compute_units)
-    told = "datasheet; no kernel reaches it: mamf find --operation bandwidth, and --bandwidth-ceiling LOG"
-    return None if rate is None else Roof(BANDWIDTH, rate, "datasheet", told)
+    description = "datasheet; no kernel reaches it: mamf find --operation bandwidth, and --bandwidth-ceiling LOG"
+    return None if rate is None else Roof(BANDWIDTH, rate, "datasheet", description)

@@ -66,7 +66,7 @@ def roof_record(roof: Roof) -> dict[str, Any]:
 
 
 def counted_in(log: RunLog) -> Counted:
-    """Raises RunLogError for records that are no counters."""
+    """Raises RunLogError for invalid records of counters."""
     try:
         return counted(log.counter_records)
     except MALFORMED as error:
@@ -95,7 +95,7 @@ def _counts(record: Mapping[str, Any]) -> Counts:
         DeviceKernel(each["name"], each["grid"], each["block"], each["metrics"]) for each in record["kernels"]
     )
     if any(cycles <= 0 for cycles in record["cycles"]):
-        raise ValueError("cycles of a launch that are no positive number")
+        raise ValueError("cycles of a launch that are not a positive number")
     return Counts(
         record["kernel"],
         of.problem_from_record(record["problem"]),

@@ -1,6 +1,6 @@
-"""The metrics that are read unasked, by ncu's names, in its base units: cycle, ns, byte, %.
+"""The metrics that are read by default, by ncu's names, in its base units: cycle, ns, byte, %.
 
-Of the tensor pipe the share of elapsed cycles: ``..._active`` leaves idle units out.
+The tensor pipe's share is of elapsed cycles: ``..._active`` would leave out idle units.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OCCUPANCY_LIMITS = {
     "blocks": "launch__occupancy_limit_blocks",
 }
 
-#: What adds up over the kernels of a launch.
+#: Metrics that add up over the kernels of a launch.
 SUMMED = (CYCLES, NANOSECONDS, DRAM_READ, DRAM_WRITTEN, INSTRUCTIONS)
 #: Shares of the elapsed cycles: their mean over the kernels of a launch is weighted by these.
 SHARES_OF_CYCLES = (TENSOR, UNITS_BUSY, MEMORY_PIPES, L2, DRAM)

@@ -1,8 +1,8 @@
-"""NVIDIA's ncu: how it is asked, and what its CSV says. Pure.
+"""NVIDIA's ncu: its command line, and a reader of its CSV. Pure.
 
-Its CSV stands among its own messages (``==PROF==``) and what the profiled program prints. It is long (a line a metric)
-where metrics are asked for, and wide (a line a kernel, units in the second) as page ``raw``, which ``--set`` needs.
-Figures have thousands separators even in base units; a metric that the device does not have is ``n/a``.
+Its CSV stands among its own messages (``==PROF==``) and what the profiled program prints. It is long (one
+line per metric) for ``--metrics``, and wide (a line per kernel, units in the second) as page ``raw``, which
+``--set`` needs. Figures have thousands separators even in base units; a metric that the device lacks is ``n/a``.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _OF_KERNEL = (
     "Device",
     "CC",
 )
-#: What a hardware counter would have said, as far as it can be had without.
+#: What to use instead of hardware counters.
 WITHOUT_COUNTERS = "rates need none ('mamf sweep', 'mamf attention'), nor does a trace ('mamf profile', nsys)"
 
 
 def collecting(
     ncu: str, metrics: Sequence[str], sections: str | None, report: str | None, program: Sequence[str]
 ) -> list[str]:
-    """The command that counts a program. ``sections``: of ncu's ``--set``; ``report``: the file that it is to keep."""
+    """The command that counts a program. ``sections``: of ncu's ``--set``; ``report``: the file for ncu's report."""
     asked = ["--metrics", ",".join(metrics), *(["--set", sections] if sections else [])]
     if report is not None:  # printed by ``reading``: with a report ncu prints nothing
         return [ncu, *_ALWAYS, *asked, "--export", report, *program]
@@ -66,14 +66,14 @@ def unavailable(output: str) -> Unavailable | None:
 
 
 def fault(output: str, errors: str) -> str:
-    """Why there is nothing to read, in a line: what the program said of itself, else what ncu did."""
+    """Why there is nothing to read, in a line: the program's own error, else ncu's."""
     own = [line for line in errors.splitlines() if line.strip() and not line.startswith(_MESSAGE)]
     said = [line.removeprefix(_ERROR).strip() for line in f"{output}\n{errors}".splitlines() if line.startswith(_ERROR)]
     return " / ".join([*own[-1:], *said[:1]]) or "ncu counted no kernel and does not say why"
 
 
 def kernels_in(output: str) -> list[DeviceKernel]:
-    """The kernels that ncu counted, in the order they ran; none where it printed no CSV."""
+    """The kernels that ncu counted, in the order they ran; empty if it printed no CSV."""
     lines = [line for line in output.splitlines() if line.startswith('"')]
     begun = next((number for number, line in enumerate(lines) if line.startswith('"ID"')), len(lines))
     head, *rows = [*csv.reader(lines[begun:])] or [[]]
@@ -86,9 +86,9 @@ def _of_long(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[DeviceK
     metrics: dict[str, dict[str, float | None]] = {}
     for row in rows:
         cell = dict(zip(head, row, strict=True))
-        told = metrics.setdefault(cell["ID"], {})
-        told[cell[_METRIC]] = number(cell[_VALUE])
-        found.setdefault(cell["ID"], DeviceKernel(cell[_NAME], cell[_GRID], cell[_BLOCK], told))
+        values = metrics.setdefault(cell["ID"], {})
+        values[cell[_METRIC]] = number(cell[_VALUE])
+        found.setdefault(cell["ID"], DeviceKernel(cell[_NAME], cell[_GRID], cell[_BLOCK], values))
     return list(found.values())
 
 
@@ -102,7 +102,7 @@ def _of_wide(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[DeviceK
 
 
 def number(text: str) -> float | None:
-    """A figure with its thousands separators; None for what is none."""
+    """A figure with its thousands separators; None for any other text."""
     try:
         value = float(text.replace(",", ""))
     except ValueError:
@@ -111,6 +111,6 @@ def number(text: str) -> float | None:
 
 
 def missing(kernels: Iterable[DeviceKernel], metrics: Iterable[str]) -> list[str]:
-    """Metrics that no kernel has a figure of: ncu does not refuse a name that it does not know."""
+    """Metrics without a figure in any kernel: ncu accepts unknown names."""
     kernels = list(kernels)
     return [name for name in metrics if all(each.metrics.get(name) is None for each in kernels)]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from mamf.measurement import Measurement
 from mamf.profiling.counters.counts import Counts
 
-_MOST_TOLD = 3
+_MOST_PAIRS = 3
 
 
 def disagreements(rows: Sequence[Measurement], counts: Mapping[str, Counts]) -> Iterator[str]:
@@ -19,14 +19,14 @@ def disagreements(rows: Sequence[Measurement], counts: Mapping[str, Counts]) -> 
     by_cycles = min(ranked, key=lambda row: counts[row.kernel].median_cycles or 0.0).kernel
     in_burst = min(ranked, key=lambda row: row.seconds).kernel
     pairs = [pair for pair in itertools.permutations(ranked, 2) if _is_reversed(*pair, counts)]
-    yield f"fewest cycles: {by_cycles}; fastest in burst: {in_burst}; {_told(len(pairs))}"
-    for a, b in pairs[:_MOST_TOLD]:
+    yield f"fewest cycles: {by_cycles}; fastest in burst: {in_burst}; {_count_reversed(len(pairs))}"
+    for a, b in pairs[:_MOST_PAIRS]:
         fewer = 1 - (counts[a.kernel].median_cycles or 0.0) / (counts[b.kernel].median_cycles or 1.0)
         slower = a.seconds / b.seconds - 1
         yield f"{a.kernel} takes {fewer:.1%} fewer cycles than {b.kernel}, and in burst {slower:.1%} more time"
 
 
-def _told(pairs: int) -> str:
+def _count_reversed(pairs: int) -> str:
     return f"pairs that are surely ordered otherwise: {pairs}" if pairs else "no pair is surely ordered otherwise"
 
 

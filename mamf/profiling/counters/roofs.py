@@ -1,4 +1,4 @@
-"""What no kernel of a device exceeds, as data."""
+"""Limits that no kernel of a device exceeds, as data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ COMPUTE, BANDWIDTH = "compute", "bandwidth"
 @dataclass(frozen=True)
 class Roof:
     """``of``: compute (``rate`` in FLOP/s of a ``dtype``) or bandwidth (bytes/s). ``source``: measured, contributed or
-    datasheet; ``told``: where it is from, a line.
+    datasheet; ``told``: where it comes from, one line (a log field).
     """
 
     of: str

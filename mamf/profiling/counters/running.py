@@ -1,4 +1,4 @@
-"""Runs the vendor's profiler, and through it ``mamf run``: a process of its own, which a profiler must start."""
+"""Runs the vendor's profiler, which starts ``mamf run`` in a separate process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from mamf.errors import UnavailableError
 from mamf.profiling.counters.ncu import WITHOUT_COUNTERS
 
-# How long a profiler may take to end once it is told to.
+# How long a profiler may take to end once it is asked to.
 _SECONDS_TO_END = 5.0
 
 
@@ -23,10 +23,10 @@ class Output(NamedTuple):
 
 
 def found_ncu(named: str | None) -> str:
-    """The path of ncu. Raises UnavailableError where there is none."""
+    """The path of ncu. Raises UnavailableError if there is no ncu."""
     path = shutil.which(named or "ncu")
     if path is None:
-        what = f"{named} is no program that can be run" if named else "ncu, which reads the counters, is not on PATH"
+        what = f"{named} is not an executable program" if named else "ncu, which reads the counters, is not on PATH"
         raise UnavailableError(
             f"{what}: install NVIDIA Nsight Compute (it comes with the CUDA toolkit), or name it by --ncu; "
             f"{WITHOUT_COUNTERS}"
@@ -37,10 +37,10 @@ def found_ncu(named: str | None) -> str:
 def output_of(command: Sequence[str]) -> Output:
     """What a program and those that it started print; an interrupt ends them.
 
-    Raises UnavailableError where it cannot be started.
+    Raises UnavailableError if it cannot be started.
     """
     try:
-        # In a session of its own: Ctrl-C is told to this process alone, which ends them all.
+        # In a new session: Ctrl-C reaches this process only, which ends them all.
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True
         )

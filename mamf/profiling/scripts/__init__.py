@@ -1,1 +1,1 @@
-"""Scripts that mamf has profiled; a folder of their own, because a script's folder is where it imports from first."""
+"""Scripts that mamf has profiled; a separate folder, because Python imports from a script's folder first."""

@@ -1,6 +1,6 @@
 """Steps of a model, for ``mamf profile``: python model_step.py BACKEND DEVICE SIZE LAYERS BATCH CONTEXT ATTENTION STEPS
 
-A script like any other that trains: each step is forward, backward and AdamW, and ends where the optimizer has stepped.
+An ordinary training script: each step is forward, backward and AdamW, and ends when the optimizer has stepped.
 """
 
 from __future__ import annotations

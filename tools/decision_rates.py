@@ -32,7 +32,7 @@ from mamf.ceilings.ceiling import usual_repeatability
 from mamf.errors import IncomparableError
 from mamf.logs.comparability import noted_differences
 from mamf.logs.compare import Comparison, compare, judged, paired
-from mamf.logs.decision import SEPARATE, Design, careful_error
+from mamf.logs.decision import SEPARATE, Design, decision_error
 from mamf.logs.entries import Entry, entries, fields_of, mean_entries
 from mamf.logs.legacy import read_legacy_or_none
 from mamf.logs.plan_records import plan_record
@@ -169,7 +169,7 @@ class Card:
             return replace(of, fields=fields)
         known = usual_repeatability(SUSTAINED, MatmulProblem.operation)
         error = figure_error([of.seconds], of.seconds, [0.0], known)
-        return replace(of, fields=fields, error=careful_error(error, SUSTAINED, 1))
+        return replace(of, fields=fields, error=decision_error(error, SUSTAINED, 1))
 
     def _run(
         self, chooser: random.Random, rows: Sequence[Entry], odds: Sequence[float], apart: float, loss: float

@@ -28,11 +28,11 @@ class Difference:
         return f"{self.what} {self.a} against {self.b}"
 
 
-def described(what: str, a: Sequence[object], b: Sequence[object]) -> Difference:
+def listed_difference(what: str, a: Sequence[object], b: Sequence[object]) -> Difference:
     return Difference(what, ", ".join(map(str, a)), ", ".join(map(str, b)))
 
 
-def differences_of(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
+def blocking_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
     """What forbids comparing two runs, by their headers: another operation (raises IncomparableError), device, or cache
     state.
     """
@@ -93,15 +93,15 @@ def field_differences(a: Sequence[Entry], b: Sequence[Entry]) -> list[Difference
         return []
     names = [name for name in a[0].fields if name in b[0].fields and name not in ("shape", "kernel")]
     found = ((name, values(a, name), values(b, name)) for name in names)
-    return [described(name, of_a, of_b) for name, of_a, of_b in found if not set(of_a) & set(of_b)]
+    return [listed_difference(name, of_a, of_b) for name, of_a, of_b in found if not set(of_a) & set(of_b)]
 
 
-def droppable(a: Sequence[Entry], b: Sequence[Entry]) -> list[Difference]:
+def droppable_fields(a: Sequence[Entry], b: Sequence[Entry]) -> list[Difference]:
     """Fields that rows can be paired without: one value throughout A, another throughout B."""
     apart = [each for each in field_differences(a, b) if len(values(a, each.what)) == len(values(b, each.what)) == 1]
     kernels = values(a, _ALWAYS_DROPPED), values(b, _ALWAYS_DROPPED)
     if len(kernels[0]) == len(kernels[1]) == 1 and kernels[0] != kernels[1]:
-        apart.append(described(_ALWAYS_DROPPED, *kernels))
+        apart.append(listed_difference(_ALWAYS_DROPPED, *kernels))
     return apart
 
 
@@ -118,7 +118,7 @@ def is_paired(a: Entry, b: Entry | None) -> bool:
     return a.tflops is not None and b is not None and b.tflops is not None
 
 
-def alone(own: Mapping[object, Entry], other: Mapping[object, Entry]) -> Iterable[tuple[Entry, Entry | None]]:
+def unpaired_rows(own: Mapping[object, Entry], other: Mapping[object, Entry]) -> Iterable[tuple[Entry, Entry | None]]:
     """Rows with a figure here and none there, and what is there instead."""
     for key, entry in own.items():
         if entry.tflops is not None and not is_paired(entry, other.get(key)):

@@ -23,15 +23,15 @@ from typing import Any, Literal, get_args
 from mamf.errors import IncomparableError
 from mamf.logs.comparability import (
     Difference,
-    alone,
+    blocking_differences,
     by_fields,
-    differences_of,
-    droppable,
+    droppable_fields,
     field_differences,
     is_paired,
     noted_differences,
+    unpaired_rows,
 )
-from mamf.logs.decision import FALSE_ALARMS, SEPARATE, WIDEST, Change, Design, Together, all_together, design_of
+from mamf.logs.decision import FALSE_ALARMS, SEPARATE, WIDEST, Change, Design, Together, design_of, pool_rows
 from mamf.logs.entries import Entry, Fields, entries, is_find, mean_entries
 from mamf.logs.run_log import RunLog
 from mamf.statistics import CONFIDENCE, Interval, geometric_mean, student_t, widened
@@ -60,25 +60,25 @@ class Pair:
     rows: int = 1
 
     @property
-    def is_of_one_device(self) -> bool:
+    def is_same_device(self) -> bool:
         return self.a.device == self.b.device
 
     @property
     def correction(self) -> float:
         """What the ratio of two rows of different devices is multiplied by, so that it is of one."""
-        return 1.0 if self.is_of_one_device else (self.a.device_speed or 1.0) / (self.b.device_speed or 1.0)
+        return 1.0 if self.is_same_device else (self.a.device_speed or 1.0) / (self.b.device_speed or 1.0)
 
     @property
     def correction_half_width(self) -> float:
         """Half the width of its interval, as a share of it."""
-        if self.is_of_one_device:
+        if self.is_same_device:
             return 0.0
         return math.hypot(self.a.device_speed_half_width, self.b.device_speed_half_width)
 
     @property
     def is_comparable(self) -> bool:
         """Whether they are of one device, or of two that were compared."""
-        return self.is_of_one_device or None not in (self.a.device_speed, self.b.device_speed)
+        return self.is_same_device or None not in (self.a.device_speed, self.b.device_speed)
 
     @property
     def ratio(self) -> float:
@@ -191,12 +191,12 @@ class Comparison(Tabular):
     together: tuple[Together, ...] = ()
 
     def __repr__(self) -> str:
-        told = ", ".join(f"{count} {verdict}" for verdict, count in self.counts().items() if count)
-        return f"Comparison({self.a.name} against {self.b.name}: {told})"
+        counts = ", ".join(f"{count} {verdict}" for verdict, count in self.counts().items() if count)
+        return f"Comparison({self.a.name} against {self.b.name}: {counts})"
 
     def rows(self, tolerance: float = DEFAULT_TOLERANCE) -> list[dict[str, Any]]:
         """Each pair as one flat mapping: ``pandas.DataFrame(comparison.rows())``."""
-        is_crossed = any(not pair.is_of_one_device for pair in self.pairs)
+        is_crossed = any(not pair.is_same_device for pair in self.pairs)
         corrections = [{"device_correction": pair.correction} if is_crossed else {} for pair in self.pairs]
         return [pair.flat(tolerance) | more for pair, more in zip(self.pairs, corrections, strict=True)]
 
@@ -229,43 +229,45 @@ def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: 
     first, other = side_a[0], side_b[0]
     both_finds = all(map(is_find, (*side_a, *side_b)))
     rows_a, rows_b = (mean_entries([entries(log, both_finds) for log in side]) for side in (side_a, side_b))
-    forced = [each for log in (*side_a[1:], *side_b) for each in differences_of(first.header, log.header)]
+    forced = [each for log in (*side_a[1:], *side_b) for each in blocking_differences(first.header, log.header)]
     forced += field_differences(rows_a, rows_b)
     forced += [
         each for side in (side_a, side_b) for log in side[1:] for each in noted_differences(side[0].header, log.header)
     ]
     if forced and not anyway:
-        told = ", ".join(map(str, dict.fromkeys(forced)))
+        reasons = ", ".join(map(str, dict.fromkeys(forced)))
         raise IncomparableError(
-            f"{first.path} and {other.path} are not comparable: {told}; --anyway compares them still"
+            f"{first.path} and {other.path} are not comparable: {reasons}; --anyway compares them still"
         )
-    comparison = paired(first, other, rows_a, rows_b, dict.fromkeys(forced))
+    comparison = pair_rows(first, other, rows_a, rows_b, dict.fromkeys(forced))
     if not comparison.pairs:
-        raise IncomparableError(f"no measured row is in both: {_told(first, rows_a)}; {_told(other, rows_b)}")
+        raise IncomparableError(
+            f"no measured row is in both: {_describe_rows(first, rows_a)}; {_describe_rows(other, rows_b)}"
+        )
     names = [", ".join(str(log.path) for log in side) for side in (side_a, side_b)]
-    return judged(comparison, names, design_of(side_a, side_b))
+    return judge_rows(comparison, names, design_of(side_a, side_b))
 
 
-def judged(comparison: Comparison, names: Sequence[str], design: Design) -> Comparison:
+def judge_rows(comparison: Comparison, names: Sequence[str], design: Design) -> Comparison:
     """The comparison by the design of its runs, and its rows together."""
     pairs = tuple(replace(pair, design=design, rows=len(comparison.pairs)) for pair in comparison.pairs)
     regimes: dict[object, list[Pair]] = {}
     for pair in pairs:
         regimes.setdefault(pair.fields.get("regime", "all regimes"), []).append(pair)
     # Of fewer than two rows of one device it would say no more than they do.
-    of_one = {regime: [pair for pair in rows if pair.is_of_one_device] for regime, rows in regimes.items()}
+    of_one = {regime: [pair for pair in rows if pair.is_same_device] for regime, rows in regimes.items()}
     found = {regime: [pair.change for pair in rows] for regime, rows in of_one.items() if len(rows) > 1}
     chance = FALSE_ALARMS / 2 / max(1, len(found))
-    together = tuple(all_together(str(regime), rows, design, chance) for regime, rows in found.items())
+    together = tuple(pool_rows(str(regime), rows, design, chance) for regime, rows in found.items())
     a, b = (replace(side, name=name) for side, name in zip((comparison.a, comparison.b), names, strict=True))
     return replace(comparison, a=a, b=b, pairs=pairs, design=design, together=together)
 
 
-def paired(
+def pair_rows(
     a: RunLog, b: RunLog, rows_a: Sequence[Entry], rows_b: Sequence[Entry], forced: Iterable[Difference] = ()
 ) -> Comparison:
     """The rows of two logs that may be compared; there may be no pair among them."""
-    dropped = droppable(rows_a, rows_b)
+    dropped = droppable_fields(rows_a, rows_b)
     names = {difference.what for difference in dropped}
     by_a, by_b = by_fields(rows_a, names), by_fields(rows_b, names)
     pairs = [Pair(each.fields, each, by_b[key]) for key, each in by_a.items() if is_paired(each, by_b.get(key))]
@@ -273,15 +275,15 @@ def paired(
         Side(str(a.path), a.header, a.tier),
         Side(str(b.path), b.header, b.tier),
         tuple(sorted(pairs, key=lambda pair: pair.ratio)),
-        tuple(alone(by_a, by_b)),
-        tuple(alone(by_b, by_a)),
+        tuple(unpaired_rows(by_a, by_b)),
+        tuple(unpaired_rows(by_b, by_a)),
         tuple(dropped),
         tuple(noted_differences(a.header, b.header)),
         tuple(forced),
     )
 
 
-def _told(log: RunLog, rows: Sequence[Entry]) -> str:
+def _describe_rows(log: RunLog, rows: Sequence[Entry]) -> str:
     measured = [row for row in rows if row.tflops is not None]
     if not measured:
         return f"{log.path} has none"

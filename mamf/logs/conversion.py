@@ -15,7 +15,16 @@ from typing import Any
 from mamf.errors import RunLogError
 from mamf.files import create_whole, write_whole
 from mamf.logs.legacy import TIER, legacy_run
-from mamf.logs.run_log import CONVERTIBLE, MALFORMED, SCHEMA, lines_of, parsed, run_log_of, what, why_unreadable
+from mamf.logs.run_log import (
+    CONVERTIBLE,
+    MALFORMED,
+    SCHEMA,
+    describe_error,
+    lines_of,
+    parse_records,
+    run_log_of,
+    why_unreadable,
+)
 from mamf.logs.writer import lock
 
 _TARGET = 4
@@ -57,14 +66,14 @@ def convert(path: Path, folder: Path | None = None) -> str:
 
 def _converted(path: Path) -> tuple[int, str]:
     """The schema of a log, and the converted log: empty if it needs no conversion. Raises RunLogError."""
-    records = [record for _, record in parsed(path, lines_of(path))]
+    records = [record for _, record in parse_records(path, lines_of(path))]
     schema: Any = records[0].get("schema")
     if schema not in CONVERTIBLE and (why := why_unreadable(path, schema)):
         raise RunLogError(why)
     try:
         converted = _converted_records(records)
     except MALFORMED as error:
-        raise RunLogError(f"{path}: {what(error)}") from None
+        raise RunLogError(f"{path}: {describe_error(error)}") from None
     if converted == records:
         return schema, ""
     if records[0].get("tier") == TIER:

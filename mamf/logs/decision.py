@@ -39,7 +39,7 @@ _DEGREES = {True: 8, False: 16}
 _STATES = 0.0055
 
 
-def careful_error(known: FigureError, regime: str, visits: int, spread: float = 0.0) -> FigureError:
+def decision_error(known: FigureError, regime: str, visits: int, spread: float = 0.0) -> FigureError:
     """The error of a figure over so many visits, as decisions take it: its tails are as heavy as those of real pairs of
     runs. ``spread``: relative standard deviation of these visits, which a kernel may have that the calibration lacks.
     """
@@ -132,7 +132,7 @@ class Change(NamedTuple):
     rates: tuple[Sequence[float], Sequence[float]]
 
 
-def all_together(regime: str, changes: Sequence[Change], design: Design, chance: float) -> Together:
+def pool_rows(regime: str, changes: Sequence[Change], design: Design, chance: float) -> Together:
     """The rows of a regime as one figure, weighted by what is known of each.
 
     How far the runs of a side lie apart corrects the calibration, by its degrees of freedom, or takes its place if they

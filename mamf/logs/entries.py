@@ -20,7 +20,7 @@ from mamf.ceilings.ceiling import (
     figures,
     usual_repeatability,
 )
-from mamf.logs.decision import careful_error
+from mamf.logs.decision import decision_error
 from mamf.logs.device_speeds import context_of, device_speeds
 from mamf.logs.known import operation_called
 from mamf.logs.run_log import RunLog
@@ -116,7 +116,7 @@ def _error(visits: Sequence[Measurement]) -> FigureError:
     """The error of the figure of one run that these visits give together."""
     first = visits[0]
     spread = standard_deviation([row.seconds for row in visits]) / first.seconds
-    return careful_error(error_of(visits), first.regime, len(visits), spread)
+    return decision_error(error_of(visits), first.regime, len(visits), spread)
 
 
 def _of_devices(log: RunLog, rows: Sequence[Measurement]) -> list[Entry]:
@@ -179,7 +179,7 @@ def _ceiling_entry(ceiling: Ceiling) -> Entry:
     known = ceiling.repeatability or usual_repeatability(ceiling.regime, ceiling.problem.operation)
     rounds, seconds = ceiling.rounds, ceiling.seconds
     error = figure_error([seconds] * rounds, seconds, [0.0] * rounds, known, of_median=ceiling.regime == BURST)
-    return replace(entry, error=careful_error(error, ceiling.regime, rounds), seconds=seconds)
+    return replace(entry, error=decision_error(error, ceiling.regime, rounds), seconds=seconds)
 
 
 def mean_entries(runs: Sequence[Sequence[Entry]]) -> list[Entry]:

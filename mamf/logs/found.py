@@ -37,8 +37,8 @@ class FoundCeiling:
 
 def folder() -> Path:
     """What MAMF_CACHE names, else ``mamf`` in the platform's folder for caches."""
-    told = os.environ.get(VARIABLE)
-    return Path(told) if told else _caches() / "mamf"
+    named = os.environ.get(VARIABLE)
+    return Path(named) if named else _caches() / "mamf"
 
 
 def _caches() -> Path:
@@ -49,18 +49,18 @@ def _caches() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 
 
-def leave(path: Path, warn: Callable[[str], object]) -> None:
-    """Copy the log of a find to where ``found`` looks, once for each ceiling in it; what prevents it is a warning.
+def cache_ceiling(path: Path, warn: Callable[[str], object]) -> None:
+    """Copy the log of a find to where ``cached_ceiling`` looks, once for each of its ceilings. Errors become warnings.
 
-    An interrupted find leaves nothing, nor one of other data than a model's, nor one of a simulated device.
+    Interrupted finds, simulated devices and data other than normally distributed values are not cached.
     """
     try:
-        _leave(path)
+        _copy_to_cache(path)
     except (MamfError, OSError) as error:
         warn(f"mamf peak will not know of this: {first_line(error)}")
 
 
-def _leave(path: Path) -> None:
+def _copy_to_cache(path: Path) -> None:
     log = read_run_log(path)
     info = DeviceInfo(**log.header["device"])
     plan = log.plan
@@ -77,7 +77,7 @@ def _leave(path: Path) -> None:
             write_whole(path, content)
 
 
-def found(info: DeviceInfo, dtype: str, regime: str) -> FoundCeiling | None:
+def cached_ceiling(info: DeviceInfo, dtype: str, regime: str) -> FoundCeiling | None:
     """What a find on this device left. ``dtype``: as ``named_dtype`` writes it. Raises RunLogError for a broken log."""
     path = _file(info, version_in_use("torch"), dtype, regime)
     if not path.exists():

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from mamf.ceilings.ceiling import CONFIRM, FEWEST_ROUNDS
-from mamf.logs.compare import LEAST_COVERAGE, Comparison, Pair, paired
+from mamf.logs.compare import LEAST_COVERAGE, Comparison, Pair, pair_rows
 from mamf.logs.entries import Entry, entries, visited_entry
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
@@ -75,9 +75,9 @@ class Guarded:
         return not self.unfinished and not self.counts()["undecided"] and any(row.pair for row in self.rows)
 
 
-def guarded(baseline: RunLog, log: RunLog, tolerance: float) -> Guarded:
+def judge_guard(baseline: RunLog, log: RunLog, tolerance: float) -> Guarded:
     """What a guard's log says of what its baseline holds."""
-    comparison = paired(baseline, log, entries(baseline), entries(log))
+    comparison = pair_rows(baseline, log, entries(baseline), entries(log))
     found = [Judged(pair.b, outcome_of(pair, tolerance), pair) for pair in comparison.pairs]
     found += [Judged(now, "failed") for _, now in comparison.only_a if now is not None]
     found += [Judged(now, "new") for now, _ in comparison.only_b]

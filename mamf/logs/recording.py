@@ -50,7 +50,7 @@ class Recording:
     plan: Plan
     before: tuple[RunLog, RunLogWriter] | None = None
 
-    def of(
+    def record(
         self,
         rows: Iterator[Measurement],
         summary: Summary,
@@ -67,7 +67,9 @@ class Recording:
     def _writer(self, path: Path) -> RunLogWriter:
         if self.before is not None:
             log, writer = self.before
-            writer.go_on(log, {"tool": tool_version(), "command": "from Python", "started": utc_now(), "notes": ""})
+            writer.write_resume(
+                log, {"tool": tool_version(), "command": "from Python", "started": utc_now(), "notes": ""}
+            )
             return writer
         findings = [as_line(finding).strip() for finding in diagnose(self.backend)]
         header = header_of(self.backend, "from Python", self.kernel, plan_record(self.plan), findings)

@@ -44,7 +44,7 @@ SCHEMA = 5
 READABLE = (4, 5)
 #: What only ``mamf results convert`` reads.
 CONVERTIBLE = (1, 2, 3)
-MAY_PASS = ("failed", "out_of_memory")
+TRANSIENT_STATUSES = ("failed", "out_of_memory")
 #: What reading values of the wrong kind, edited by hand, can raise.
 MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, MamfError)
 #: Receives how many bytes or characters more were read, for a progress bar.
@@ -116,7 +116,7 @@ class RunLog(Tabular):
     @property
     def lasting(self) -> list[Measurement]:
         """The rows that need not be measured again: a failure or exhausted memory may have been the moment's."""
-        return [row for row in self.measurements if row.status not in MAY_PASS]
+        return [row for row in self.measurements if row.status not in TRANSIENT_STATUSES]
 
 
 def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -135,7 +135,7 @@ def read_run_log(path: str | Path) -> RunLog:
     path = Path(path)
     sizes: list[int] = []
     lines = list(lines_of(path, sizes.append))
-    log = run_log_of(path, parsed(path, lines))
+    log = run_log_of(path, parse_records(path, lines))
     log.valid_bytes, log.is_truncated = sum(sizes[: len(lines)]), len(sizes) > len(lines)
     return log
 
@@ -150,17 +150,17 @@ def run_log_of(path: Path, records: Iterable[tuple[int, dict[str, Any]]], as_wri
     log = RunLog(path, header)
     for number, record in numbered:
         try:
-            _add(log, record)
+            _add_record(log, record)
         except MALFORMED as error:
-            raise RunLogError(f"{path}, line {number}: {what(error)}{_advice(error, header)}") from None
+            raise RunLogError(f"{path}, line {number}: {describe_error(error)}{_advice(error, header)}") from None
     if not as_written and log.header["schema"] < RELIABLE_SINCE:
         try:
             _recompute(log)
         except MALFORMED as error:
-            raise RunLogError(f"{path}: {what(error)}") from None
+            raise RunLogError(f"{path}: {describe_error(error)}") from None
     every_row = log.measurements
     log.every_row = with_device_speeds(every_row)
-    log.measurements = with_device_speeds(latest(every_row))
+    log.measurements = with_device_speeds(latest_rows(every_row))
     return log
 
 
@@ -169,7 +169,7 @@ def _recompute(log: RunLog) -> None:
     backend = log.header["device"]["backend"]
     if timer := find_timer(backend):
         log.measurements = recompute_rows(log.measurements, backend, timer)
-    rows = latest(log.measurements)
+    rows = latest_rows(log.measurements)
     log.all_ceilings = {key: recomputed(ceiling, rows) for key, ceiling in log.all_ceilings.items()}
     log.own_ceilings = {key: recomputed(ceiling, rows) for key, ceiling in log.own_ceilings.items()}
 
@@ -191,14 +191,14 @@ def lines_of(path: Path, seen: Seen | None = None) -> Iterator[bytes]:
         raise RunLogError(f"{path} holds no whole line: not a run log, or killed before it began")
 
 
-def what(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """What is wrong with a record, in a line."""
     if isinstance(error, KeyError):
         return f"field {error} is missing"
     return str(error) if isinstance(error, (MamfError, ValueError)) else f"malformed: {error}"
 
 
-def parsed(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
+def parse_records(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Each record with its line, one at a time. Raises RunLogError naming the line that is no record."""
     for number, line in enumerate(lines, start=1):
         try:
@@ -263,17 +263,17 @@ def _header(path: Path, record: dict[str, Any]) -> dict[str, Any]:
             header["devices"] = [asdict(DeviceInfo(**device)) for device in header["devices"]]
         plan_from_record(header["plan"], header["kernel"])
     except MALFORMED as error:
-        raise RunLogError(f"{path}, line 1: {what(error)}{_advice(error, header)}") from None
+        raise RunLogError(f"{path}, line 1: {describe_error(error)}{_advice(error, header)}") from None
     return header
 
 
 def _advice(error: Exception, header: Mapping[str, Any]) -> str:
     """How to add the fields that the first logs of schema 4 lack."""
-    is_early = header["schema"] < SCHEMA and what(error).endswith(" is missing")
+    is_early = header["schema"] < SCHEMA and describe_error(error).endswith(" is missing")
     return "; 'mamf results convert' completes early logs" if is_early else ""
 
 
-def _add(log: RunLog, record: dict[str, Any]) -> None:
+def _add_record(log: RunLog, record: dict[str, Any]) -> None:
     kind = record["record"]
     if kind not in KINDS:
         raise ValueError(f"unknown record {kind!r}")
@@ -299,7 +299,7 @@ def _add(log: RunLog, record: dict[str, Any]) -> None:
         log.summary = record
 
 
-def latest(rows: Iterable[Measurement]) -> list[Measurement]:
+def latest_rows(rows: Iterable[Measurement]) -> list[Measurement]:
     """Every visit of the reference, and of each step the last row: a failure may have been measured again."""
     kept: dict[object, Measurement] = {}
     for number, row in enumerate(rows):

@@ -75,7 +75,7 @@ class RunLogWriter:
             writer.close()
             raise
 
-    def go_on(self, log: RunLog, fields: Mapping[str, Any]) -> None:
+    def write_resume(self, log: RunLog, fields: Mapping[str, Any]) -> None:
         """Cut off the line that a killed run did not finish, and write that the log is resumed."""
         line = as_line("resume", fields)
         if log.is_truncated:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mamf.errors import RunLogError
-from mamf.logs.finder.runs import nobody, parse
+from mamf.logs.finder.runs import ignore_progress, parse
 from mamf.logs.finder.text import decode
 from mamf.logs.legacy import FinderRun
 from mamf.logs.run_log import Seen
@@ -20,7 +20,7 @@ from mamf.logs.run_log import Seen
 __all__ = ["parse", "read_finder_logs"]
 
 
-def read_finder_logs(path: Path, seen: Seen = nobody) -> list[FinderRun]:
+def read_finder_logs(path: Path, seen: Seen = ignore_progress) -> list[FinderRun]:
     """Every run in the file, usually one; packed by gzip or not. ``seen`` is told how many characters are read. Raises
     RunLogError for a file that holds none.
     """

@@ -23,7 +23,7 @@ _NOT_PARTED = (
 )
 
 
-def parted(readings: Sequence[Reading], scrubber: Scrubber) -> list[Reading]:
+def separate_runs(readings: Sequence[Reading], scrubber: Scrubber) -> list[Reading]:
     """The readings with those of mixed runs put together anew."""
     start = _first_mixed(readings)
     if start is None:
@@ -36,15 +36,15 @@ def parted(readings: Sequence[Reading], scrubber: Scrubber) -> list[Reading]:
     header = _agreed([each.header for each in mixed if each.has_head])
     rows = [row for each in mixed for row in each.rows]
     runs = _runs_by_count(rows)
-    told = _NOT_PARTED if runs is None else _PARTED
-    apart = [_reading(part, header, told, scrubber) for part in runs or [rows]]
-    return [*readings[:start], *apart, *parted(readings[end:], scrubber)]
+    mixture = _NOT_PARTED if runs is None else _PARTED
+    apart = [_reading(part, header, mixture, scrubber) for part in runs or [rows]]
+    return [*readings[:start], *apart, *separate_runs(readings[end:], scrubber)]
 
 
 def _first_mixed(readings: Sequence[Reading]) -> int | None:
     before: Reading | None = None
     for number, reading in enumerate(readings):
-        if reading.goes_back or (before is not None and _goes_on(before, reading)):
+        if reading.goes_back or (before is not None and _continues(before, reading)):
             return number
         if reading.is_measured:
             before = None if reading.summary.kind else reading
@@ -62,7 +62,7 @@ def _end_of_mixture(readings: Sequence[Reading], start: int) -> int:
     return len(readings)
 
 
-def _goes_on(before: Reading, reading: Reading) -> bool:
+def _continues(before: Reading, reading: Reading) -> bool:
     """Whether rows of a run without an end follow among those of the next one."""
     due, last = before.last_number + 1, 0
     for row in reading.rows if before.last_number else ():
@@ -107,8 +107,8 @@ def _agreed(headers: Sequence[Header]) -> Header:
     return agreed
 
 
-def _reading(rows: Sequence[Row], header: Header, told: str, scrubber: Scrubber) -> Reading:
-    reading = Reading(scrubber, header, told)
+def _reading(rows: Sequence[Row], header: Header, mixture: str, scrubber: Scrubber) -> Reading:
+    reading = Reading(scrubber, header, mixture)
     for row in rows:
         reading.add(row)
     return reading

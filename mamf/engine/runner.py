@@ -132,7 +132,7 @@ class Runner:
             held is not None and (held.regime, held.phase) == (regime.name, phase) and problem in (None, held.problem)
         )
 
-    def started(self, regime: Regime) -> Regime:
+    def start(self, regime: Regime) -> Regime:
         """A regime that is ready. Raises DeviceError when the device fails."""
         regime.agree = self.agree
         try:

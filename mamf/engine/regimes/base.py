@@ -157,7 +157,7 @@ class Regime(ABC):
         self.backend.submit()
         return start, self.backend.mark()
 
-    def require_clock_goes_on(self, rounds: int) -> None:
+    def require_clock_advances(self, rounds: int) -> None:
         """For a loop over time, before each of its rounds of launches, counted from 0. Raises PluginError where many of
         them took no time: the loop would not end.
         """
@@ -165,8 +165,8 @@ class Regime(ABC):
             return
         before, self._looked_at = self._looked_at, self.backend.now()
         if rounds and before == self._looked_at:
-            told = f"its clock stood still for {_MANY_ROUNDS} rounds of launches"
-            raise PluginError(f"backend {self.backend.name} is broken: {told}")
+            fault = f"its clock stood still for {_MANY_ROUNDS} rounds of launches"
+            raise PluginError(f"backend {self.backend.name} is broken: {fault}")
 
     def read_sensors(self, energy: bool = False) -> Reading | None:
         telemetry = self.backend.telemetry

@@ -100,7 +100,7 @@ class Burst(Regime):
             return
         trains = 0
         while not rule.is_over(now := self.backend.now()) and self.agree(now - begun < traits.warm_in_seconds):
-            self.require_clock_goes_on(trains)
+            self.require_clock_advances(trains)
             self._train(checked, size, self.shortest_lead_seconds)
             self._rest()
             trains += 1

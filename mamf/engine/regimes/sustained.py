@@ -205,7 +205,7 @@ class _Blocks:
         queued: deque[tuple[object, object, int, bool]] = deque()
         reached = backend.mark()
         for blocks in itertools.count():
-            self._regime.require_clock_goes_on(blocks)
+            self._regime.require_clock_advances(blocks)
             if self._must_poison:
                 self._checked.prepare_check()
                 self._must_poison, reached = False, backend.mark()

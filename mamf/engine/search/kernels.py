@@ -55,7 +55,7 @@ class KernelsFind(KernelsSweep):
     def _steps(self, run: Runner) -> Steps:
         steps = self.plan.steps(self.held)
         for number, name in enumerate(self.plan.regimes):
-            regime = run.started(self._regime(name))
+            regime = run.start(self._regime(name))
             if steps and not number:
                 yield from self._remembered(self._rows(run, regime, steps))
             is_last = number == len(self.plan.regimes) - 1

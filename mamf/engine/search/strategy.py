@@ -80,7 +80,7 @@ class FindStrategy:
     def _burst(self, seen: list[Measurement]) -> Steps:
         problem = self.plan.problem
         self.run.reserve(problem, (problem.buffers(shape) for shape in self.plan.grid.shapes()))
-        regime = self.run.started(Burst(self.backend))
+        regime = self.run.start(Burst(self.backend))
         units = self.backend.info.compute_units
         search = Search(
             self.plan.grid.shapes(),
@@ -124,7 +124,7 @@ class FindStrategy:
         seen += [*measured, *confirming]
 
     def _search(self, search: Search, regime: Regime, phase: str, most: int, until: float, rule: StoppingRule) -> Steps:
-        while len(search.measured) < most and self.run.goes_on(
+        while len(search.measured) < most and self.run.has_next_step(
             regime, phase, until, is_due=len(search.measured) < FEWEST_ROUNDS
         ):
             proposed = search.propose()
@@ -134,7 +134,7 @@ class FindStrategy:
             row = yield self._step(self._by_name[kernel], shape, regime, rule, phase, len(search.measured))
             if row is None:
                 return
-            search.tell((row.shape, row.kernel), row.best_rate if row.ok else float("nan"))
+            search.record((row.shape, row.kernel), row.best_rate if row.ok else float("nan"))
             self._scouted.append(row)
 
     def _add_kernels(self, search: Search, regime: Regime, rule: StoppingRule) -> Steps:
@@ -148,7 +148,7 @@ class FindStrategy:
                     if chosen.best_rate < (1 + self.clearly) * tried[0].best_rate:
                         chosen = tried[0]
                     search.add_kernel(chosen.kernel)
-                    search.tell((shape, chosen.kernel), chosen.best_rate)
+                    search.record((shape, chosen.kernel), chosen.best_rate)
 
     def _try_algorithms(
         self,
@@ -171,7 +171,7 @@ class FindStrategy:
                     self._by_name[variant.name] = variant
                     if any((row.shape, row.kernel) == (shape, variant.name) for row in self._algorithms):
                         continue
-                    if not self.run.goes_on(regime, "algorithm", self._deadline):
+                    if not self.run.has_next_step(regime, "algorithm", self._deadline):
                         return
                     row = yield self._step(variant, shape, regime, rule, "algorithm", 0)
                     if row is None:
@@ -206,7 +206,7 @@ class FindStrategy:
         """With room for all that is to come."""
         problem, cache = self.plan.problem, self.backend.info.cache_bytes
         self.run.reserve(problem, (problem.buffers(shape, regime.sets(problem, shape, cache)) for shape in shapes))
-        self.run.started(regime)
+        self.run.start(regime)
 
     def _finalists(
         self, regime: Regime, burst: Sequence[Measurement]
@@ -220,7 +220,7 @@ class FindStrategy:
         rule, until = StoppingRule(self.plan.precision, self.visit_seconds), self._until(self.pace.visit)
         visits: list[Measurement] = []
         for number, (shape, kernel) in enumerate(self._visited(candidates, visits)):
-            if not self.run.goes_on(regime, "visit", until, is_due=len(visits) < 2):
+            if not self.run.has_next_step(regime, "visit", until, is_due=len(visits) < 2):
                 break
             step = self._step(self._by_name[kernel], shape, regime, rule, "visit", number)
             row = yield from self._confirmation.timed(step)

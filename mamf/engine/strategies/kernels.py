@@ -53,7 +53,7 @@ class KernelsSweep:
     def _steps(self, run: Runner) -> Steps:
         steps = self.plan.steps(self.held) if self.queue is None else self.queue
         for name, own in itertools.groupby(steps, key=lambda step: step[0]):  # as they come
-            yield from self._rows(run, run.started(self._regime(name)), own)
+            yield from self._rows(run, run.start(self._regime(name)), own)
 
     def _rows(self, run: Runner, regime: Regime, steps: Iterable[StepKey]) -> Steps:
         """Steps of one regime."""

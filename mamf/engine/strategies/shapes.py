@@ -94,7 +94,7 @@ class Sweep:
                 run.reserve(plan.problem, [largest])
             if regime is None or regime.name != name:
                 self.on_phase(name)
-                regime, done = run.started(self._regime(name)), 0
+                regime, done = run.start(self._regime(name)), 0
             if self._would_overrun(run, shape, speeds):
                 run.left_out += 1
                 continue

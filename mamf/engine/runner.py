@@ -105,7 +105,7 @@ class Runner:
         """Whether the budget has ended."""
         return bool(self.agree(self.deadline is not None and self.now() >= self.deadline))
 
-    def goes_on(
+    def has_next_step(
         self,
         regime: Regime,
         phase: str,

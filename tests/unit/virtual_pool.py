@@ -37,7 +37,7 @@ class Device:
             self.end(1)
         self.is_idle.set()
 
-    def record(self, record):
+    def tell(self, record):
         self.events.append((self.backend.now(), Event(self.rank, json.loads(json.dumps(record)))))
 
     def hear(self):
@@ -80,7 +80,7 @@ class VirtualChildren:
         self.time = max(self.time, moment)
         return event
 
-    def record(self, rank, line):
+    def tell(self, rank, line):
         device = self.processes[rank]
         if device.hangs and device.heard == device.ends:
             return

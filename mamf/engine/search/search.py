@@ -98,11 +98,11 @@ def candidates_of(grid: MatmulGrid, chooser: random.Random, leaders: Sequence[Ma
 
 
 class Search:
-    """The same, asked one by one (``propose`` and ``record``), for callers that must stop at any moment; and over shapes
-    and ``kernels`` together, once others than the first are added.
+    """A search one measurement at a time (``propose``, then ``record``), for callers that may stop at any moment. It
+    searches shapes and ``kernels`` together once ``add_kernel`` has added a second kernel.
 
-    ``consider`` replaces the shapes and keeps what was learned: how a search goes from a coarse grid to finer steps
-    around its leaders. ``add_kernel`` does so with the kernels.
+    ``consider`` replaces the shapes and keeps what was learned, as when a search moves from a coarse grid to finer
+    strides around its leaders.
     """
 
     def __init__(

@@ -60,7 +60,7 @@ def model_chart(
         panels = (StackedPanel("", tuple(_bars(steps, titles, lines, parts_of))),)
     note = _SHARES[any(row.idle_is_bound for row in rows)] if parts_of is by_work else _DIFFERENCES
     notes = [note] if any(len(bar.parts) > 1 for panel in panels for bar in panel.bars) else []
-    if faster := [title for key, found in steps.items() for told in _faster(titles[key], found)]:
+    if faster := [title for key, found in steps.items() for title in _faster(titles[key], found)]:
         notes.append(f"a phase took no longer than the one that it holds: {'; '.join(faster)}")
     by = "what it does" if parts_of is by_work else "phase"
     title = f"A model's step by {by}: {', '.join(word for word in _words(first) if word in common)}"

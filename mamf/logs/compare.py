@@ -1,15 +1,15 @@
-"""Two run logs, row by row: what got faster, what slower, and what their samples cannot tell. Pure.
+"""Compares two run logs row by row: which rows are faster, slower, or undecided. Pure.
 
-What is compared. Of a sweep and of attention every measured row; visits of a reference, and the search for the ceiling
-beside it, are left out. Of two finds the ceilings, one row a regime: a find answers what the device can do, and which
-of several tied shapes it names is chance. Beside anything but another find, the candidates that a find confirmed. What
-a find scouted is never compared: the best of many scouts is biased upwards (the winner's curse), while confirming
-rounds are fresh samples. So it is with a guard: where its first visit raised a doubt, the fresh visits count alone.
+Rows compared. Sweeps and attention: every measured row, without visits of a reference or the search for a ceiling. Two
+finds: their ceilings, one row per regime, because which of several tied shapes a find names is chance. A find and
+another kind of run: the candidates that the find confirmed. Scouts are never compared: the best of many is biased
+upwards (the winner's curse), while confirming rounds are fresh samples. Guards: if the first visit of a row raised a
+doubt, only its fresh visits count.
 
-How sure a row is. B/A of two runs scatters by the error of each run: a shift that all rows of a run share, and a part
-of the row's own (mamf.logs.decision). The interval of a row holds with 95 %. SLOWER, FASTER and a regression take more:
-by Bonferroni, the chance that any row of a comparison without a change is called slower is at most 0.5 %, and so is the
-chance for all rows together. Both make 1 %.
+Confidence. B/A scatters by the error of each run: a shift shared by all rows of the run, and a part for each row
+(mamf.logs.decision). The interval of a row has 95 % confidence. SLOWER, FASTER and regressions need more: by
+Bonferroni, if nothing changed, the chance that any row is called slower is at most 0.5 %, and so is the chance for the
+pooled rows; 1 % in total.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from mamf.tabular import Tabular
 Verdict = Literal["SAME", "FASTER", "SLOWER", "AMBIGUOUS"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 DEFAULT_TOLERANCE = 0.01
-# Three samples on each side. An interval of fewer is no interval: that of a single sample has no width at all.
+# Three samples on each side. Fewer give no usable interval: that of a single sample has no width.
 LEAST_COVERAGE = 0.5
-# What two intervals of 95 % cover together, but for rounding; and the deviations that one of them is wide.
+# Joint coverage of two 95 % intervals, less rounding; and the half width of one in standard deviations.
 _USUAL, _NORMAL = 0.9 - 1e-9, 1.96
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A row that both sides measured. Everything is a speed: above 1, B is the faster.
+    """A row that both sides measured. Ratios are of speeds: above 1, B is faster.
 
-    ``design``: how the runs of both sides were measured; ``rows``: that are judged together with this one.
+    ``design``: how the runs of both sides were interleaved. ``rows``: the number of rows in the comparison.
     """
 
     fields: Fields
@@ -65,19 +65,19 @@ class Pair:
 
     @property
     def correction(self) -> float:
-        """What the ratio of two rows of different devices is multiplied by, so that it is of one."""
+        """The factor that corrects the ratio for the speeds of two devices; 1 for the same device."""
         return 1.0 if self.is_same_device else (self.a.device_speed or 1.0) / (self.b.device_speed or 1.0)
 
     @property
     def correction_half_width(self) -> float:
-        """Half the width of its interval, as a share of it."""
+        """Half width of the correction's interval, as a share of the correction."""
         if self.is_same_device:
             return 0.0
         return math.hypot(self.a.device_speed_half_width, self.b.device_speed_half_width)
 
     @property
     def is_comparable(self) -> bool:
-        """Whether they are of one device, or of two that were compared."""
+        """Whether both rows were measured on one device, or on two that were compared."""
         return self.is_same_device or None not in (self.a.device_speed, self.b.device_speed)
 
     @property
@@ -87,7 +87,7 @@ class Pair:
 
     @property
     def change(self) -> Change:
-        """The row as one of those that are judged together."""
+        """The row as input to the pooled test of all rows."""
         errors = [entry.error for entry in (self.a, self.b) if entry.error]
         own = math.hypot(*(error.own for error in errors), self.correction_half_width / _NORMAL)
         common, degrees = max(error.common for error in errors), min(error.degrees for error in errors)
@@ -96,16 +96,16 @@ class Pair:
 
     @property
     def interval(self) -> Interval:
-        """Where the ratio lies with 95 %."""
+        """95 % interval of the ratio."""
         return self._around(CONFIDENCE)
 
     @property
     def sure_interval(self) -> Interval:
-        """Where it lies with so much that the intervals of all rows hold together."""
+        """Interval of the ratio with a confidence at which the intervals of all rows hold at once."""
         return self._around(1 - FALSE_ALARMS / self.rows)
 
     def _around(self, confidence: float) -> Interval:
-        """By the errors of both runs; of what has none (counters) the extremes of both intervals."""
+        """From the errors of both runs; without errors (counters), from the ends of both intervals."""
         a, b = self.a.interval, self.b.interval
         assert a is not None and b is not None, "only measured rows are paired"
         coverage = max(0.0, a.coverage + b.coverage - 1)
@@ -118,7 +118,7 @@ class Pair:
         return Interval(self.ratio / factor, self.ratio * factor, confidence if coverage >= _USUAL else coverage)
 
     def verdict(self, tolerance: float = DEFAULT_TOLERANCE) -> Verdict:
-        """SAME: within the tolerance with 95 %. FASTER, SLOWER: surely so, by however much. Else AMBIGUOUS."""
+        """SAME: within the tolerance at 95 %. FASTER, SLOWER: by any amount, beyond doubt. AMBIGUOUS otherwise."""
         interval, sure = self.interval, self.sure_interval
         if interval.coverage < LEAST_COVERAGE or not self.is_comparable:
             return "AMBIGUOUS"
@@ -129,7 +129,7 @@ class Pair:
         return "SLOWER" if sure.high < 1 else "AMBIGUOUS"
 
     def is_regression(self, tolerance: float = DEFAULT_TOLERANCE) -> bool:
-        """Surely slower, and the median by more than the tolerance."""
+        """Whether the row is SLOWER and its median by more than the tolerance."""
         return self.verdict(tolerance) == "SLOWER" and self.ratio < 1 - tolerance
 
     def flat(self, tolerance: float = DEFAULT_TOLERANCE) -> dict[str, Any]:
@@ -163,7 +163,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two runs; ``name``: its path as given, since two logs of one name in two folders are usual."""
+    """One of the two runs. ``name``: its path as given, because logs in different folders often share a file name."""
 
     name: str
     header: Mapping[str, Any]
@@ -174,9 +174,9 @@ class Side:
 class Comparison(Tabular):
     """Two sides, row by row. ``pairs``: slowest first. ``together``: all rows of a regime as one figure.
 
-    ``only_a`` (``only_b``): rows with a figure in A (B) alone, each with what the other has in its place, if anything.
-    ``dropped``: fields in which the logs differ and that rows were not paired by. ``noted``: what else differs between
-    the runs. ``forced``: what made them incomparable.
+    ``only_a`` (``only_b``): rows with a figure in A (B) alone, each with its counterpart, if any. ``dropped``: fields
+    in which the logs differ and which pairing ignored. ``noted``: other differences. ``forced``: differences that made
+    the logs incomparable.
     """
 
     a: Side
@@ -222,8 +222,8 @@ class Comparison(Tabular):
 def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: bool = False) -> Comparison:
     """Pair the rows of two logs, or of several equal runs per side.
 
-    Raises IncomparableError when they are of other devices, dtypes, regimes or anything else that a ratio would hide,
-    or the runs of a side of other software, unless ``anyway``; and always when no row is in both.
+    Raises IncomparableError if devices, dtypes, regimes or cache states differ, or the software of runs on one side,
+    unless ``anyway`` is set; and always if the logs have no row in common.
     """
     side_a, side_b = ([each] if isinstance(each, RunLog) else list(each) for each in (a, b))
     first, other = side_a[0], side_b[0]
@@ -237,7 +237,7 @@ def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: 
     if forced and not anyway:
         reasons = ", ".join(map(str, dict.fromkeys(forced)))
         raise IncomparableError(
-            f"{first.path} and {other.path} are not comparable: {reasons}; --anyway compares them still"
+            f"{first.path} and {other.path} are not comparable: {reasons}; use --anyway to compare them"
         )
     comparison = pair_rows(first, other, rows_a, rows_b, dict.fromkeys(forced))
     if not comparison.pairs:
@@ -249,12 +249,12 @@ def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: 
 
 
 def judge_rows(comparison: Comparison, names: Sequence[str], design: Design) -> Comparison:
-    """The comparison by the design of its runs, and its rows together."""
+    """The comparison with the design of its runs, and the pooled test of its rows."""
     pairs = tuple(replace(pair, design=design, rows=len(comparison.pairs)) for pair in comparison.pairs)
     regimes: dict[object, list[Pair]] = {}
     for pair in pairs:
         regimes.setdefault(pair.fields.get("regime", "all regimes"), []).append(pair)
-    # Of fewer than two rows of one device it would say no more than they do.
+    # With fewer than two rows of one device the pooled test adds nothing.
     of_one = {regime: [pair for pair in rows if pair.is_same_device] for regime, rows in regimes.items()}
     found = {regime: [pair.change for pair in rows] for regime, rows in of_one.items() if len(rows) > 1}
     chance = FALSE_ALARMS / 2 / max(1, len(found))
@@ -266,7 +266,7 @@ def judge_rows(comparison: Comparison, names: Sequence[str], design: Design) -> 
 def pair_rows(
     a: RunLog, b: RunLog, rows_a: Sequence[Entry], rows_b: Sequence[Entry], forced: Iterable[Difference] = ()
 ) -> Comparison:
-    """The rows of two logs that may be compared; there may be no pair among them."""
+    """Pair the rows of two logs that may be compared. There may be no pair."""
     dropped = droppable_fields(rows_a, rows_b)
     names = {difference.what for difference in dropped}
     by_a, by_b = by_fields(rows_a, names), by_fields(rows_b, names)

@@ -1,8 +1,8 @@
-"""Run logs of schemas 1 to 3 in the form of schema 4, for ``mamf results convert`` alone.
+"""Converts run logs from schemas 1 to 3 to schema 4, for ``mamf results convert`` alone.
 
 Samples, device and times stay as they are. Rows name their operation and problem, and the header says which schema the
-log had (``converted_from``): its sustained figures are medians, its intervals those of one visit, and memory that of
-the whole process. Early logs of schema 4 that do not name their operation are completed in the same way.
+log had (``converted_from``): sustained figures are medians, intervals cover one visit, and memory is that of the whole
+process. Early logs of schema 4 that do not name their operation are completed in the same way.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def convert(path: Path, folder: Path | None = None) -> str:
         lock(file.fileno(), path)
         schema, text = _converted(path)
         if not text:
-            return f"{path}: schema {schema}, left as it is"
+            return f"{path}: schema {schema}, unchanged"
         beside = path.with_name(f"{path.name}.schema{schema}") if folder is None else folder / path.name
         create_whole(beside, file.read() if folder is None else text)
         if folder is not None:

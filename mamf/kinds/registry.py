@@ -40,7 +40,5 @@ def chart_of(
             require_known((what, name, known))
     chart = kind_of(log.plan).chart(log, Drawing(regime, directions, quantities))
     if log.tier == "interrupted":
-        return replace(
-            chart, notes=(*chart.notes, "the run was interrupted: the best shape may be missing")
-        )
+        return replace(chart, notes=(*chart.notes, "the run was interrupted: the best shape may be missing"))
     return chart

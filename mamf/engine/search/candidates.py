@@ -1,4 +1,4 @@
-"""Which measured rows go on to the next phase of a search for a ceiling. Pure."""
+"""Selects the rows that enter the next phase of a search for a ceiling. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many compute units a device seems to have, where it does not tell: what explains its figures best."""
+"""Estimates the number of compute units from measured rates, for devices that do not report it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def likeliest_units(measured: Mapping[MatmulShape, float], scales: Scales) -> in
     cut, near = tiled(m, n), Nearness(distances(features(shapes, None), rows, rows))
 
     def likelihood(units: int | None) -> float:
-        # All tiles together, not each by itself: for so many numbers of units that would take several times as long.
+        # All tiles together: a separate effect per tile would take several times as long for this many candidates.
         waves = squared_distances(wave_features(cut, units), rows, rows)[None] / 4
         return log_likelihood(near.with_waves(waves), values, scales)
 

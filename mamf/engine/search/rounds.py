@@ -1,4 +1,4 @@
-"""Interleaved rounds that choose among candidates, and fresh ones that confirm what was chosen: of any operation."""
+"""Interleaved rounds that choose among candidates, and fresh rounds that confirm the choice, for any operation."""
 
 from __future__ import annotations
 

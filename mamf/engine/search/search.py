@@ -155,7 +155,7 @@ class Search:
 
     @single_threaded
     def propose(self) -> Candidate | None:
-        """What to measure next, or None when nothing promising is left."""
+        """The next candidate to measure, or None if none is promising."""
         untried = (each for each in self._first if each in self._position and each not in self.measured)
         first = next(untried, None)
         if first is not None:
@@ -173,7 +173,7 @@ class Search:
 
     @single_threaded
     def record(self, candidate: Candidate, tflops: float) -> None:
-        """What ``candidate`` measured; NaN if it could not be."""
+        """Record the TFLOPS of ``candidate``; NaN if it could not be measured."""
         if candidate not in self._position:  # what an interrupted run had measured decides, not what this one would
             self.kernels = list(dict.fromkeys((*self.kernels, candidate[1])))
             self.consider([*self._shapes, candidate[0]])

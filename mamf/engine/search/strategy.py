@@ -58,8 +58,8 @@ class FindStrategy:
         self._compiled = 0.0
 
     def _until(self, share: float) -> float:
-        """The moment by which a phase ends; burst alone has the whole budget. What trying algorithms takes, which may
-        compile, is nobody's share.
+        """The moment by which a phase ends; burst alone has the whole budget. Time for trying algorithms, which may
+        compile, counts toward no phase.
         """
         scale = 1.0 if Sustained.name in self.plan.regimes else 1 / self.pace.burst
         return self.run.begun + self._compiled + share * scale * (self.plan.budget_seconds - self._compiled)
@@ -203,7 +203,7 @@ class FindStrategy:
         yield from self._rounds(regime, finalists, rounds, self.pace.chosen, 1.0)
 
     def _start(self, regime: Regime, shapes: Iterable[MatmulShape]) -> None:
-        """With room for all that is to come."""
+        """Start a regime with operands allocated for all shapes to come."""
         problem, cache = self.plan.problem, self.backend.info.cache_bytes
         self.run.reserve(problem, (problem.buffers(shape, regime.sets(problem, shape, cache)) for shape in shapes))
         self.run.start(regime)

@@ -3,7 +3,7 @@
 Rasmussen & Williams, Gaussian Processes for Machine Learning, 2006, chapters 2 and 5. What makes matmul hard to predict
 is quantisation: a product is cut into tiles, and tiles into waves over the compute units, so neighbours differ by more
 than distant shapes of equal quantisation. Hence features: sizes, and how full the last wave and the edge tiles are. The
-effect of each tile is learned by itself (an additive kernel: Duvenaud et al., Additive Gaussian Processes, 2011), and
+effect of each tile is learned separately (an additive kernel: Duvenaud et al., Additive Gaussian Processes, 2011), and
 what these do not explain shapes of one M and N have in common. Nothing is known in advance of a device but its compute
 units, and not even these everywhere (periods.py); the rest is learned from what was measured.
 """

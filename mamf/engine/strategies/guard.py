@@ -1,4 +1,4 @@
-"""Kernels held against a baseline: every row once, then those in doubt afresh, until that is settled."""
+"""Compares kernels with a baseline: measures every row once, then repeats doubtful rows until they are decided."""
 
 from __future__ import annotations
 
@@ -81,6 +81,6 @@ class GuardSweep(KernelsSweep):
 
 
 def with_another_row(due: Sequence[StepKey], steps: Sequence[StepKey]) -> list[StepKey]:
-    """What is due, and where that is one row alone another beside it: a visit is a fresh one after something else."""
+    """The due steps, plus another if there is only one: a visit is fresh only after a different row."""
     others = [step for step in steps if step not in due]
     return [*due, *(others[-1:] if len(due) == 1 else ())]

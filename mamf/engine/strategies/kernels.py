@@ -81,7 +81,7 @@ class KernelsSweep:
     def _reference(
         self, regime: Regime, problem: Problem
     ) -> Generator[Step | Measurement, Measurement | None, Measurement | None]:
-        """The ceiling's own product, now: numerator and denominator share the card's state."""
+        """Measure the ceiling's product now, so that a row and its ceiling share the state of the card."""
         kernel = self._reference_kernel(problem.dtype, regime.name)
         if kernel is None:
             return None
@@ -99,7 +99,7 @@ class KernelsSweep:
         return None if ceiling is None else self.references.get(ceiling.kernel)
 
     def _common(self, regime: Regime, dtype: str) -> Steps:
-        """The plan's common row, by the first kernel that can."""
+        """The plan's common row, by the first kernel that supports it."""
         problem, shape = self.plan.common(dtype)
         for kernel in self.kernels:
             row = yield Step(kernel, problem, shape, regime, self._rule(regime), is_reference=True, is_reported=False)

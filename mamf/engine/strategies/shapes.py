@@ -1,4 +1,4 @@
-"""Given shapes -> a stream of measurements, in an order that drift cannot pose as a trend in."""
+"""Measures given shapes in an order in which drift does not look like a trend."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class RoofLine:
 @dataclass(frozen=True)
 class Mark:
     """A row: ``name`` decides colour and marker, ``label`` stands beside it. Its place is a guess along the axis where
-    ``is_placed`` is False: nobody counted its bytes.
+    ``is_placed`` is False: its bytes were not counted.
     """
 
     label: str

@@ -39,7 +39,7 @@ class WaterfallChart:
 def waterfall_chart(
     steps: Sequence[FallStep], rows: Sequence[Measurement], header: Mapping[str, Any]
 ) -> WaterfallChart:
-    """Steps that nobody can tell are told in a note. Raises UsageError where none is known."""
+    """Steps without a figure are listed in a note. Raises UsageError if no step has one."""
     known = [step for step in steps if step.tflops is not None]
     if not known:
         raise UsageError("nothing to draw: no step has a figure")

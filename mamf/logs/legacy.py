@@ -1,7 +1,7 @@
-"""Runs of mamf-finder, the ancestor, as run logs of tier legacy. What its logs leave open stays open.
+"""Runs of mamf-finder, the predecessor, as run logs of tier legacy. Facts missing from its logs stay unknown.
 
-Its figures have no samples, no interval and no verification behind them, so they are no measurements of mamf's and are
-never ranked with them: a ``reported`` record stands where a run of mamf has a ``measurement``.
+Its figures have no samples, intervals or verification, so they are never ranked with measurements of mamf: they are
+``reported`` records instead of ``measurement`` records.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The versioned run log: JSON Lines, ``record`` first. What people contribute, and what a killed run leaves behind.
+"""The versioned run log: JSON Lines, ``record`` first. It survives a killed run, and users contribute it.
 
 Burst figures of schema 4 are recomputed on reading (timer_correction.py); ``mamf results convert`` converts logs of
 schemas 1 to 3, and readers refuse them in one line that names it.
 
-``header`` names tool, command, device, software, settings and the plan, so a log resumes by itself. writer.py writes
-it; a last line without its newline is what a killed process lost, and is left out on reading. What is read is held to
-schema.py first: a log as read is well-typed.
+``header`` names tool, command, device, software, settings and the plan: all that is needed to resume. writer.py writes
+the log. A last line without a newline was cut by a kill and is ignored. Records are validated with schema.py, so a log
+as read is well-typed.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ READABLE = (4, 5)
 #: What only ``mamf results convert`` reads.
 CONVERTIBLE = (1, 2, 3)
 TRANSIENT_STATUSES = ("failed", "out_of_memory")
-#: What reading values of the wrong kind, edited by hand, can raise.
+#: Errors from reading values of the wrong type in logs edited by hand.
 MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, MamfError)
 #: Receives how many bytes or characters more were read, for a progress bar.
 Seen = Callable[[int], object]
 #: Ceilings of an operation by problem and regime.
 OwnCeilings = dict[tuple[Any, str], Ceiling]
 
-#: Tiers of logs of another kind, and who reads them.
+#: Tiers of logs without samples, and the commands that read them.
 _WITHOUT_SAMPLES = {
     "legacy": "an imported log of mamf-finder, without samples; only 'mamf show' and 'mamf results' read it",
     "profile": (
@@ -91,7 +91,7 @@ class RunLog(Tabular):
 
     @property
     def devices(self) -> list[DeviceInfo]:
-        """Those that shared the run; none where one measured it all."""
+        """The devices that shared the run; empty for a run on one device."""
         return [DeviceInfo(**device) for device in self.header.get("devices", ())]
 
     def device(self, index: int | None) -> DeviceInfo:
@@ -106,7 +106,7 @@ class RunLog(Tabular):
 
     @property
     def tier(self) -> str:
-        """``complete``, or ``interrupted`` by Ctrl-C, a budget or a kill: what is best may never have been tried."""
+        """``complete``, or ``interrupted`` by Ctrl-C, a budget or a kill: the best may be missing."""
         return "complete" if self.summary is not None and self.summary["status"] == "complete" else "interrupted"
 
     def rows(self) -> list[dict[str, Any]]:
@@ -115,7 +115,7 @@ class RunLog(Tabular):
 
     @property
     def lasting(self) -> list[Measurement]:
-        """The rows that need not be measured again: a failure or exhausted memory may have been the moment's."""
+        """The rows that need not be measured again: all but failures and exhausted memory, which may be transient."""
         return [row for row in self.measurements if row.status not in TRANSIENT_STATUSES]
 
 
@@ -192,7 +192,7 @@ def lines_of(path: Path, seen: Seen | None = None) -> Iterator[bytes]:
 
 
 def describe_error(error: Exception) -> str:
-    """What is wrong with a record, in a line."""
+    """One line on what is wrong with a record."""
     if isinstance(error, KeyError):
         return f"field {error} is missing"
     return str(error) if isinstance(error, (MamfError, ValueError)) else f"malformed: {error}"
@@ -208,7 +208,7 @@ def parse_records(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, dic
 
 
 def parse_record(line: bytes) -> dict[str, Any]:
-    """A line of a log. Raises ValueError for what mamf never writes: no object, a key twice, NaN."""
+    """Parse a line of a log. Raises ValueError for anything but one object with unique keys and finite numbers."""
     try:
         text = line.removeprefix(codecs.BOM_UTF8).strip(b" \t\r").decode()
         record, end = _DECODER.raw_decode(text)

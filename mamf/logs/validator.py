@@ -1,4 +1,4 @@
-"""The one validator: what a log holds is well-typed, or the field that is not is named.
+"""Validates the types of a log's values and names the first field that is wrong.
 
 A schema is a type (``str``, ``bool``, ``int``, ``float``; a float is finite and may be written as a whole number), a
 list of one schema, or a mapping of fields to schemas. ``name?`` may be missing, ``Nullable`` may be null, ``ANY_NAME``
@@ -17,7 +17,7 @@ ANY_NAME = "*"
 PLAIN = object()
 # JSON writes whole numbers of any length; what nothing here can be is refused before it is computed with.
 _LARGEST = 2**63
-#: Raises _Misfit for a value that is none of its schema.
+#: Raises _Misfit for a value that does not match its schema.
 _Check = Callable[[Any], None]
 
 
@@ -105,7 +105,7 @@ def _object_of(schema: Mapping[str, Any]) -> _Check:
 
 def _type(kind: type, called: str) -> _Check:
     def of_type(value: Any) -> None:
-        if type(value) is not kind:  # a bool is no int here
+        if type(value) is not kind:  # a bool is not an int here
             raise _Misfit(f": {called} is due, not {_shorten(value)}")
 
     return of_type

@@ -257,7 +257,7 @@ def test_a_cache_that_cannot_be_written_is_a_warning(machine, real, run, tmp_pat
         assert mamf.find("bfloat16").tflops > 1
     code, _, err = run("find", "--regime", "burst", "--output", "new.jsonl")
     assert code == 0
-    assert "mamf peak will not know of this" in err
+    assert "mamf peak cannot use this ceiling" in err
 
 
 @pytest.mark.parametrize(

@@ -407,6 +407,6 @@ def test_a_log_of_an_earlier_schema_is_never_appended_to(log_path):
     """Whoever resumes it: rows of today in it would be read as if the timer of an early release had taken them."""
     before = log_path.read_bytes().replace(f'"schema": {SCHEMA}'.encode(), b'"schema": 4', 1)
     log_path.write_bytes(before)
-    with pytest.raises(LogMismatchError, match="is of schema 4"):
+    with pytest.raises(LogMismatchError, match="has schema 4"):
         RunLogWriter.resume(log_path)
     assert log_path.read_bytes() == before

@@ -1,10 +1,10 @@
-"""What a console adds to a log: a prefix on every line, the lines of other tasks, the ends of lines that it wraps."""
+"""Removes what consoles add to a log: line prefixes, lines of other tasks, and line breaks from wrapping."""
 
 from __future__ import annotations
 
 import re
 
-# They begin a line of a log: what stands before the first of them that is there stands before every line.
+# Line beginnings of a log: the text before the first one found is the prefix of every line.
 _LANDMARKS = (
     "Benchmark started on ",
     "** Command line:",
@@ -23,7 +23,7 @@ _LONG_LINES = ("Properties(", "| best:")
 _LONG_LINE_END = re.compile(r"(?:[)@]|TFLOPS\w*|MHz|\dW|SUSPECT|\^C)\s*$")
 _AROUND = 40
 _TAIL = re.compile(r"\s*\| best:")
-# Lines that go on none before them.
+# Lines that never continue the line before.
 _OWN = re.compile(
     r"\s*(?:\*\* |- |-{20}|\d+ \||(?:\d+|k)\s+\d+x|\[\w+\] |Trial |Tried |The best |(?:mean|median|max):|"
     r"(?:MAMF|MSMF|Elapsed|Legend|geomean|Across|arithmetic|geometric|Warming|accelerator|Benchmark|telemetry)\b|"
@@ -48,7 +48,7 @@ def split_streams(text: str) -> list[str]:
 
 
 def _prefix_of(text: str) -> re.Pattern[str] | None:
-    """What begins the lines of the text, any number in it standing for all; None for nothing."""
+    """The common prefix of the lines, with any number in it generalized; None without a prefix."""
     for landmark in _LANDMARKS:
         at = text.find(landmark)
         if at >= 0:
@@ -65,7 +65,7 @@ def _prefix_of(text: str) -> re.Pattern[str] | None:
 
 
 def unwrap_lines(text: str) -> str:
-    """The text with the lines joined that a narrow terminal had broken; as it is where no line shows that."""
+    """The text with lines joined that a narrow terminal had wrapped; unchanged if no line shows wrapping."""
     width = _width_of(text)
     if width is None:
         return text

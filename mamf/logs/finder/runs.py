@@ -1,4 +1,4 @@
-"""A text to its runs: cleaned, cut where a run begins, and read line by line."""
+"""Splits a text into runs: cleans it, cuts it where a run begins, and parses it line by line."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _NOTHING = (
 
 
 def ignore_progress(count: int) -> None:
-    """Sees what is read."""
+    """The default progress callback: does nothing."""
 
 
 def parse(text: str, seen: Seen = ignore_progress) -> list[FinderRun]:
-    """``seen`` is told how many characters are read. Raises RunLogError where there is no run in the text."""
+    """All runs in a text. ``seen`` is called with the number of characters read. Raises RunLogError without a run."""
     if not text.strip():
         raise RunLogError("empty; mamf-finder writes its log to the file named by its --output_file")
     texts = [unwrap_lines(unquote(stream)) for stream in split_streams(clean(text))]

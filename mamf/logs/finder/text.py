@@ -1,4 +1,4 @@
-"""From the bytes of a log to text without the residue of terminals, mail and crashes."""
+"""Decodes a log and removes the residue of terminals, mail and crashes."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def clean(text: str) -> str:
 
 
 def unquote(text: str) -> str:
-    """A text that ``clean`` gave, as it was before somebody quoted it."""
+    """Remove quotation marks and markdown from a cleaned text."""
     for mark, pattern, substitute in (
         ("\n>", _QUOTATION, "\n"),
         ("\n^C", _ECHO, "\n"),
@@ -90,7 +90,7 @@ def unquote(text: str) -> str:
 
 
 def _apply_backspaces(line: re.Match[str]) -> str:
-    """What is left to be seen of a line in which the cursor went back."""
+    """The visible text of a line with backspaces."""
     shown: list[str] = []
     for character in line[0]:
         if character != "\x08":
@@ -112,7 +112,7 @@ def _remove_broken_end(text: str) -> str:
 
 
 def lines_of(text: str, seen: Seen) -> Iterator[str]:
-    """Lines that are not blank, without trailing blanks; ``seen`` is told of every block."""
+    """Lines that are not blank, without trailing blanks; ``seen`` is called for every block."""
     start = 0
     while start < len(text):
         end = text.find("\n", start + _BLOCK)

@@ -27,7 +27,7 @@ _SHARE_OF_ROWS, _SHARE_BEFORE_LAST, _SHARE_OF_CHOOSING = 0.2, 0.45, 0.35
 
 @dataclass
 class KernelsFind(KernelsSweep):
-    """One run of a plan that ``confirms``; ``confirmed_by`` tells what its rows confirm.
+    """One run of a plan that ``confirms``; ``confirmed_by`` returns the ceilings that rows confirm.
 
     ``rows``: of an interrupted run, in their order; those measured join them. What was best among them goes through
     rounds that choose, and fresh ones that confirm, in every regime of the plan.

@@ -14,7 +14,7 @@ from mamf.operations.matmul.shapes import MatmulShape
 _UNITS = range(8, 322, 2)
 # Shapes of at least this share of the best: what else holds back the others hides the waves.
 _FAST = 0.7
-# Of these the fastest, and fewer than the fewest tell nothing.
+# The most of these that are used, the fastest first, and the fewest that allow an estimate.
 _MOST_SHAPES, _FEWEST_SHAPES = 64, 16
 # By how much more likely (as a logarithm) waves over some units must make what was measured than no waves at all: of
 # so many numbers of units the likeliest is likelier by chance alone (the logarithm of how many is 5).

@@ -41,7 +41,7 @@ _EARLY_MEASUREMENTS, _MEASUREMENTS_PER_EARLY_FIT = 48, 4
 _DOUBT = 6.0
 # What a measurement takes beside its launches, as a share of what the largest shape takes.
 _OVERHEAD = 0.1
-# A promise of less than this share of the best is none: it is below what a measurement repeats to.
+# A predicted gain below this share of the best is ignored: it is below the repeatability of a measurement.
 _WORTHWHILE = 0.001
 _LEADERS = 8
 

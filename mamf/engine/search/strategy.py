@@ -108,7 +108,7 @@ class FindStrategy:
             share = self.pace.scout + (self.pace.refine - self.pace.scout) * number / len(steps)
             most = len(search.measured) + self.plan.refinements // len(steps)
             yield from self._search(search, regime, "refine", most, self._until(share), rule)
-        # Scouts cannot tell kinds apart that lie closer than their own precision: the best of several are confirmed.
+        # Scouts cannot separate kinds that differ by less than their precision: the best of several are confirmed.
         leaders = search.leaders(self.pace.candidates)
         kinds = best_of_their_kind(self._scouted)[: self.pace.candidates // 2]
         candidates = list(dict.fromkeys((*kinds, *leaders)))[: self.pace.candidates]

@@ -208,7 +208,7 @@ class Nearness:
 
 
 def covariance(near: Nearness, scales: Scales) -> Array:
-    """Prior covariance of candidates: sizes alone, sizes with the waves of each tile, a small part that tells M from N,
+    """Prior covariance of candidates: sizes alone, sizes with the waves of each tile, a part asymmetric in M and N,
     and what is of one M and N. Of two kernels it is less by what is each one's own, and they differ by an offset too.
 
     In place, because of thousands of candidates fetching fresh memory takes as long as the arithmetic; and by pairs of

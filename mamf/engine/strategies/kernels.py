@@ -15,7 +15,7 @@ from mamf.measurement import Measurement
 from mamf.operations.matmul.kernel import MatmulKernel
 from mamf.plans import Plan, StepKey
 
-#: Time for a visit of the reference product to the time for a row: it only has to tell whether the card strayed.
+#: Time for a visit of the reference product to the time for a row: it only has to show whether the card drifted.
 _REFERENCE_SHARE = 0.25
 
 

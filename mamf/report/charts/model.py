@@ -30,7 +30,7 @@ _SHARES = {
     False: "shares of one more launch, under torch's profiler, of the time measured without",
     True: "shares of one more launch under torch's profiler, which adds to idle: it is at most what is drawn",
 }
-_DIFFERENCES = "parts above the lowest are differences: of a phase and the one that it holds, each measured by itself"
+_DIFFERENCES = "parts above the lowest are differences: of a phase and the one that it holds, each measured separately"
 
 
 def model_chart(

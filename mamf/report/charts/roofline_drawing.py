@@ -91,7 +91,7 @@ class _Labels:
         for mark in labelled(self.chart.marks):
             left_out += not self._placed(mark.label, _LABEL, self._beside(mark))
         if left_out:
-            message = f"{left_out} labels left out for want of room: the table has all"
+            message = f"{left_out} labels do not fit: the table has all"
             self.axes.set_title(message, loc="right", fontsize=SMALL, color=GREY)
 
     def _pixels(self, place: Place) -> Place:

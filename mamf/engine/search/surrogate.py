@@ -1,4 +1,4 @@
-"""What a search believes of shapes it has not measured: a Gaussian process over features of the shape.
+"""Predicts the rate of shapes not yet measured: a Gaussian process over features of the shape.
 
 Rasmussen & Williams, Gaussian Processes for Machine Learning, 2006, chapters 2 and 5. What makes matmul hard to predict
 is quantisation: a product is cut into tiles, and tiles into waves over the compute units, so neighbours differ by more

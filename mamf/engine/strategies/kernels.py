@@ -117,14 +117,14 @@ class KernelsSweep:
 
 
 def with_products(row: Measurement, kernel: AnyKernel) -> Measurement:
-    """A row that says what its products were computed in, where that is not its dtype."""
+    """The row with the dtypes of its products, if they differ from its own."""
     if not kernel.product_dtypes:
         return row
     return replace(row, details={**row.details, "product_dtypes": " ".join(kernel.product_dtypes)})
 
 
 def with_state(row: Measurement, before: Measurement | None, after: Measurement | None) -> Measurement:
-    """A row that says what the reference product gave around it."""
+    """The row with the mean rate of the reference visits before and after it."""
     around = [each.best_rate for each in (before, after) if each is not None]
     if not around or not row.ok:
         return row

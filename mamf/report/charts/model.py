@@ -1,4 +1,4 @@
-"""Steps of models as a picture: where the milliseconds of a step go by phase, and the share of the ceiling. Pure."""
+"""Charts of training steps: milliseconds by phase, and the share of the ceiling. Pure."""
 
 from __future__ import annotations
 

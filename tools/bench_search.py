@@ -117,7 +117,7 @@ def ours_with_several_kernels(meter: Meter, seed: int) -> None:
     search = Search(list(meter.task.truth), "0", compute_units=meter.task.compute_units, seed=seed)
     while (proposed := search.propose()) is not None:
         shape, kernel = proposed
-        search.tell(proposed, meter(shape, int(kernel)))
+        search.record(proposed, meter(shape, int(kernel)))
         if len(search.measured) == FIRST_SHAPES:
             for number in range(1, len(meter.task.others) + 1):
                 search.add_kernel(str(number))

@@ -31,7 +31,7 @@ from mamf.calibration import ANEW, find_calibration
 from mamf.ceilings.ceiling import CHOOSE, CONFIRM, combine_rounds, error_of
 from mamf.logs.legacy import read_legacy_or_none
 from mamf.logs.records import operation_of_plan
-from mamf.logs.run_log import RunLog, lines_of, parsed, run_log_of
+from mamf.logs.run_log import RunLog, lines_of, parse_records, run_log_of
 from mamf.measurement import Measurement
 from mamf.regime_names import BURST, SUSTAINED
 from mamf.statistics import CONFIDENCE, Repeatability, summarize
@@ -70,7 +70,7 @@ def logs_below(paths: Iterable[Path], as_logged: bool = False) -> Iterator[RunLo
     for path in paths:
         for file in sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]:
             if read_legacy_or_none(file) is None:
-                yield run_log_of(file, parsed(file, lines_of(file)), as_written=as_logged)
+                yield run_log_of(file, parse_records(file, lines_of(file)), as_written=as_logged)
 
 
 def as_today(row: Measurement, log: RunLog) -> Measurement:

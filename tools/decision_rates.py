@@ -31,8 +31,8 @@ from typing import NamedTuple
 from mamf.ceilings.ceiling import usual_repeatability
 from mamf.errors import IncomparableError
 from mamf.logs.comparability import noted_differences
-from mamf.logs.compare import Comparison, compare, judged, paired
-from mamf.logs.decision import SEPARATE, Design, careful_error
+from mamf.logs.compare import Comparison, compare, judge_rows, pair_rows
+from mamf.logs.decision import SEPARATE, Design, decision_error
 from mamf.logs.entries import Entry, entries, fields_of, mean_entries
 from mamf.logs.legacy import read_legacy_or_none
 from mamf.logs.plan_records import plan_record
@@ -117,7 +117,7 @@ def with_loss(comparison: Comparison, loss: float) -> Comparison:
         for pair in comparison.pairs
         if pair.b.tflops is not None
     ]
-    return judged(replace(comparison, pairs=tuple(pairs)), ("A", "B"), comparison.design)
+    return judge_rows(replace(comparison, pairs=tuple(pairs)), ("A", "B"), comparison.design)
 
 
 class Scatter(NamedTuple):
@@ -160,7 +160,7 @@ class Card:
             mean_entries([self._run(chooser, known, odds, apart, lost) for _ in range(runs)]) for lost in (0.0, loss)
         ]
         log = RunLog(Path("drawn"), self.header)
-        return judged(paired(log, log, *sides), ("A", "B"), design)
+        return judge_rows(pair_rows(log, log, *sides), ("A", "B"), design)
 
     def _row(self, number: int) -> Entry:
         of = self.template[number % len(self.template)]
@@ -169,7 +169,7 @@ class Card:
             return replace(of, fields=fields)
         known = usual_repeatability(SUSTAINED, MatmulProblem.operation)
         error = figure_error([of.seconds], of.seconds, [0.0], known)
-        return replace(of, fields=fields, error=careful_error(error, SUSTAINED, 1))
+        return replace(of, fields=fields, error=decision_error(error, SUSTAINED, 1))
 
     def _run(
         self, chooser: random.Random, rows: Sequence[Entry], odds: Sequence[float], apart: float, loss: float

@@ -73,7 +73,7 @@ class Seen(NamedTuple):
 class _Run:
     """What a strategy asks of a runner before it measures."""
 
-    def started(self, regime: Regime) -> Regime:
+    def start(self, regime: Regime) -> Regime:
         return regime
 
 

@@ -32,7 +32,7 @@ from mamf.errors import MamfWarning
 from mamf.kinds.find import summary_of_search
 from mamf.kinds.registry import kind_of
 from mamf.limits import require_some
-from mamf.logs.found import leave
+from mamf.logs.found import cache_ceiling
 from mamf.logs.recording import Recording
 from mamf.logs.records import ceiling_record
 from mamf.measurement import Measurement
@@ -70,7 +70,7 @@ def find(
             for row in rows:
                 if on_row is not None:
                     on_row(row)
-        leave(path, functools.partial(warnings.warn, category=MamfWarning))
+        cache_ceiling(path, functools.partial(warnings.warn, category=MamfWarning))
     return running.ceiling
 
 
@@ -109,7 +109,7 @@ def search(
         opened, problem, kernels, regimes=regimes, budget_seconds=budget_seconds, precision=precision, is_quick=quick
     )
     running = CeilingSearch(Find(plan, chosen, opened), regime)
-    running.rows = Recording(log, opened, chosen[0].name, plan.as_plan()).of(
+    running.rows = Recording(log, opened, chosen[0].name, plan.as_plan()).record(
         running.rows,
         lambda taken, end: summary_of_search(taken, running.ceilings, end),
         lambda: [("ceiling", ceiling_record(ceiling)) for ceiling in running.ceilings.values()],
@@ -162,7 +162,7 @@ def sweep(
         options=SweepOptions(SHUFFLED),
     )
     running = Sweep(plan, chosen, opened)
-    return Recording(log, opened, chosen.name, plan).of(
+    return Recording(log, opened, chosen.name, plan).record(
         running.results(),
         lambda taken, end: kind_of(plan).summary(plan, taken, {}, end),
         left=lambda: running.left_out,
@@ -209,7 +209,7 @@ def measure_kernels(
     warn = functools.partial(warnings.warn, category=MamfWarning)
     references = reference_kernels({ceiling.kernel for ceiling in known.values()}, ceiling_kernels, warn)
     running = KernelsSweep(plan, [each for _, each in chosen], opened, known, references)
-    return Recording(log, opened, " ".join(names), plan).of(
+    return Recording(log, opened, " ".join(names), plan).record(
         running.results(),
         lambda taken, end: kind_of(plan).summary(plan, taken, known, end),
         left=lambda: running.left_out,

@@ -26,7 +26,7 @@ from mamf.engine.search.finding import Find
 from mamf.engine.search.grid import plan_for
 from mamf.errors import DeviceError, UsageError
 from mamf.kernel import DATA, AnyKernel
-from mamf.logs.found import found
+from mamf.logs.found import cached_ceiling
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import TERA, Measurement
 from mamf.operations.matmul.kernel import MatmulProblem
@@ -131,7 +131,7 @@ def product_of(options: argparse.Namespace, backend: Backend) -> Product:
     problem = problem_for(backend, options.dtype)
     if options.shape:
         return Product(problem, options.shape, asked or kernel_for(backend, problem).name)
-    before = found(backend.info, label_dtype(problem), BURST)
+    before = cached_ceiling(backend.info, label_dtype(problem), BURST)
     if before is not None:
         warn(f"on the winner of a find of {before.started[:10]}: {before.ceiling.shape} by {before.ceiling.kernel}")
         return _winner(before.ceiling, asked)

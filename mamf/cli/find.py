@@ -19,7 +19,7 @@ from mamf.cli.terminal import say, warn
 from mamf.engine.search.finding import Find
 from mamf.engine.search.grid import plan_for
 from mamf.kernel import DATA
-from mamf.logs.found import leave
+from mamf.logs.found import cache_ceiling
 from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import RunLog
 from mamf.logs.writer import RunLogWriter
@@ -195,5 +195,5 @@ class _FindSession(Session):
 
     def _report(self, log: RunLog) -> int:
         code = super()._report(log)
-        leave(log.path, warn)
+        cache_ceiling(log.path, warn)
         return code

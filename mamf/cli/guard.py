@@ -21,9 +21,9 @@ from mamf.cli.terminal import say, warn
 from mamf.engine.strategies.guard import GuardSweep
 from mamf.errors import IncomparableError, UsageError
 from mamf.files import write_whole
-from mamf.logs.comparability import differences_of
+from mamf.logs.comparability import blocking_differences
 from mamf.logs.entries import entries, fields_of
-from mamf.logs.guarding import Guarded, guarded, too_wide_for_a_baseline
+from mamf.logs.guarding import Guarded, judge_guard, too_wide_for_a_baseline
 from mamf.logs.run_log import RunLog
 from mamf.plans import GUARD, GuardOptions, Plan
 from mamf.report import FORMATS
@@ -116,7 +116,7 @@ class _GuardSession(KernelsSession):
 
     def _require_comparable(self, baseline: RunLog) -> None:
         """Raises IncomparableError for a baseline of another card, or one that has none of these rows."""
-        if found := differences_of(baseline.header, self.log.header if self.log else self._header()):
+        if found := blocking_differences(baseline.header, self.log.header if self.log else self._header()):
             told = ", ".join(map(str, found))
             raise IncomparableError(f"{baseline.path} is no baseline for this: {told}; make one with --update")
         names = {name: each.name for name, each in self.kernels}
@@ -138,7 +138,7 @@ class _GuardSession(KernelsSession):
 
     def _report(self, log: RunLog) -> int:
         if self.baseline:
-            self.found = guarded(self.baseline, log, self.guarded.tolerance)
+            self.found = judge_guard(self.baseline, log, self.guarded.tolerance)
             self._write_files(self.found, log.summary)
         code = super()._report(log)
         if self.found and not is_for_people(self.options):

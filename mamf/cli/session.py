@@ -227,7 +227,7 @@ class Session(ABC):
             return self._new_log(header)
         log, writer = self.resumed
         resumption = {"tool": tool_version(), "command": command_line(), "started": utc_now()}
-        writer.go_on(log, {**resumption, "notes": self.options.notes})
+        writer.write_resume(log, {**resumption, "notes": self.options.notes})
         return writer
 
     def _new_log(self, header: dict[str, Any]) -> RunLogWriter:

@@ -14,7 +14,7 @@ from mamf.contribution.row_rules import agree, is_exact, same_number, same_rate,
 from mamf.kinds.registry import kind_of
 from mamf.logs.recording import End
 from mamf.logs.records import ceiling_from_record, ceiling_record, is_of_old_calibration
-from mamf.logs.run_log import OwnCeilings, latest
+from mamf.logs.run_log import OwnCeilings, latest_rows
 from mamf.measurement import Conditions, Measurement
 from mamf.plans import FIND, ROOFLINE
 from mamf.report.own_ceilings import problem_title
@@ -74,7 +74,7 @@ def _summary(evidence: Evidence, summary: dict[str, object]) -> dict[str, object
 def recomputed_ceilings(evidence: Evidence, before_line: float = math.inf) -> OwnCeilings:
     """The ceilings by problem and regime, recomputed from the last rounds above ``before_line`` of the log."""
     device = evidence.header["device"]
-    rows = latest(row for line, _, row in evidence.rows if line < before_line)
+    rows = latest_rows(row for line, _, row in evidence.rows if line < before_line)
     return confirm_ceilings(rows, evidence.sought, device["name"], device["uuid_hash"])
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from mamf.backend import DeviceInfo
 from mamf.ceilings.search_plan import SearchPlan
 from mamf.logs.known import operation_called
-from mamf.logs.run_log import RunLog, Seen, lines_of, parsed
+from mamf.logs.run_log import RunLog, Seen, lines_of, parse_records
 from mamf.measurement import Measurement
 from mamf.operations.unknown import Unknown
 from mamf.plans import EXPLAIN, FIND, GUARD, MATMUL, SWEEP, Plan
@@ -142,4 +142,4 @@ def problems_of(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def records_of(path: Path, seen: Seen | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
     """Each record with its line, one at a time. Raises RunLogError that names a line which is not a record."""
-    return parsed(path, lines_of(path, seen))
+    return parse_records(path, lines_of(path, seen))

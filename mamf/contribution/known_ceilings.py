@@ -15,7 +15,7 @@ from mamf.ceilings.contributed import ContributedCeiling, contributed_ceilings
 from mamf.dtypes import canonical_name
 from mamf.errors import IncomparableError, MamfWarning, RunLogError, UnavailableError
 from mamf.limits import require_known
-from mamf.logs.found import found
+from mamf.logs.found import cached_ceiling
 from mamf.measurement import TERA
 from mamf.peaks import find_peak
 from mamf.plugins.discovery import open_backend
@@ -114,7 +114,7 @@ def _command(dtype: str) -> str:
 def _measured(backend: Backend, dtype: str, regime: str) -> KnownPeak | None:
     for label in _labels(dtype):
         try:
-            before = found(backend.info, label, regime)
+            before = cached_ceiling(backend.info, label, regime)
         except RunLogError as error:
             warnings.warn(f"not used: {error}", MamfWarning, stacklevel=3)
             continue

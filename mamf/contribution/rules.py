@@ -45,7 +45,7 @@ from mamf.contribution.sampling_rules import rows_of_plan, samples_whole
 from mamf.contribution.timer_rules import timer_is_credible, timer_stayed
 from mamf.errors import RunLogError
 from mamf.logs.legacy import TIER, legacy_run
-from mamf.logs.run_log import MALFORMED, Seen, run_log_of, what, why_unreadable
+from mamf.logs.run_log import MALFORMED, Seen, describe_error, run_log_of, why_unreadable
 
 #: Every rule and its requirement.
 RULES = {
@@ -182,7 +182,7 @@ def _legacy_review(path: Path, records: Iterator[tuple[int, dict[str, Any]]], fi
 
 
 def _unreadable(path: Path, error: Exception) -> Finding:
-    return Finding("unreadable", what(error).removeprefix(f"{path}").lstrip(",: "))
+    return Finding("unreadable", describe_error(error).removeprefix(f"{path}").lstrip(",: "))
 
 
 def _findings_of(rule: Callable[[Evidence], Iterator[Finding]], evidence: Evidence) -> list[Finding]:
@@ -191,7 +191,7 @@ def _findings_of(rule: Callable[[Evidence], Iterator[Finding]], evidence: Eviden
         return list(rule(evidence))
     except MALFORMED as error:
         judged = rule.__name__.replace("_", " ")
-        return [Finding("unreadable", f"whether {judged} cannot be judged: {what(error)}")]
+        return [Finding("unreadable", f"whether {judged} cannot be judged: {describe_error(error)}")]
 
 
 def _as_bytes(path: Path) -> list[Finding]:

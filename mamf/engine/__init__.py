@@ -1,1 +1,1 @@
-"""One step after another: measured, verified, timed."""
+"""The measuring engine: prepares, verifies and times one step after another."""

@@ -1,7 +1,7 @@
-"""One kernel launched once, or as often as asked, within a profiler's window: what stands outside is not recorded.
+"""Launches one kernel within a profiler's window. Launches outside the window are not recorded.
 
-Operands, settings and checks are those of a measurement (mamf.engine.measure), the times are not: nobody waits for the
-clock, nobody flushes a cache.
+Operands, settings and checks are those of a measurement (mamf.engine.measure). The times are not: nothing waits for
+the clock to recover or flushes a cache.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from mamf.engine.regimes.checking import Checked
 from mamf.errors import DeviceError, MamfError, UnsupportedError
 from mamf.kernel import AnyKernel, Verdict
 
-#: Has a launch run, and tells what ran on the device for it.
+#: Runs a launch and returns the names of the kernels that ran on the device.
 Watch = Callable[[Callable[[], object]], Sequence[str]]
 
 
 @dataclass(frozen=True)
 class Launching:
-    """``launches``: within the window. Behind it: ``watch`` sees one, and ``repeats`` are compared to the last bit."""
+    """``launches``: within the window. After it: one launch for ``watch``, and ``repeats``."""
 
     launches: int = 1
     verifies: bool = True
@@ -32,10 +32,10 @@ class Launching:
 
 @dataclass(frozen=True)
 class Launched:
-    """``seconds``: of each launch in the window, between two marks. ``preparing_seconds``: host time of everything
-    before, which compiles, tunes and launches it for the first time. ``verdict``: None where nothing was verified;
-    ``device_kernels``: what ran on the device, by name, None where nobody watched; ``is_deterministic``: whether all
-    repeats gave the same bits, None where there were none or nobody can tell.
+    """``seconds``: of each launch in the window, between two marks. ``preparing_seconds``: host time before the window,
+    including compilation, tuning and the first launch. ``verdict``: None if nothing was verified. ``device_kernels``:
+    names of the kernels that ran on the device, None without ``watch``. ``is_deterministic``: whether all repeats gave
+    the same bits, None if unknown.
     """
 
     seconds: tuple[float, ...]
@@ -46,9 +46,9 @@ class Launched:
 
 
 def launch_in_window(kernel: AnyKernel, problem: Any, shape: Any, backend: Backend, asked: Launching) -> Launched:
-    """Prepare, launch once before the window (verified), then in it as often as asked, and verify these.
+    """Prepare and verify one launch before the window, then launch within it and verify again.
 
-    Raises UnsupportedError for what the kernel cannot do, WrongResultError, and DeviceError for what a launch throws.
+    Raises UnsupportedError if the kernel refuses the problem, WrongResultError, and DeviceError if a launch fails.
     """
     reason = kernel.unsupported(backend, problem) or kernel.unsupported_shape(problem, shape)
     if reason:
@@ -101,7 +101,7 @@ def _launch(checked: Checked, backend: Backend) -> tuple[object, object]:
 def _is_deterministic(
     checked: Checked, backend: Backend, repeats: int, checksum: Callable[[int, object], Callable[[], int]] | None
 ) -> bool | None:
-    """By what launches return, else, of kernels that write their output and return nothing, by its ``checksum``."""
+    """Compares what launches return or, for kernels that return nothing, the ``checksum`` of their output."""
     digests = set[object]()
     for _ in range(repeats):
         checked.poison()

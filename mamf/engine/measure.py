@@ -33,7 +33,7 @@ def measure(
     rule: StoppingRule,
     fastest_possible: float | None = None,
 ) -> Measurement:
-    """Prepare, verify, sample. ``fastest_possible``: what of the work the device cannot exceed in a second.
+    """Prepare, verify, sample. ``fastest_possible``: the most work per second that the device can do.
 
     Returns a Measurement with any status; raises only what is not an Exception (KeyboardInterrupt).
     """
@@ -53,7 +53,7 @@ def measure(
 
 
 def classify_error(error: Exception, kernel: AnyKernel, backend: Backend) -> tuple[Status, str]:
-    """The status and reason that an error gives a row. A kernel or backend that fails to judge it is a failure too."""
+    """The status and reason of a row for an error. If the kernel or backend cannot classify it, that error counts."""
     try:
         if isinstance(error, UnsupportedError) or kernel.refuses(error):
             return "unsupported", describe_error(error)
@@ -132,7 +132,7 @@ class _Run:
         return replace(row, repeatability=self.regime.repeatability_of(self.problem.operation))
 
     def alternation(self, samples: Sequence[float]) -> Sequence[str]:
-        """That a power controller hunts between two levels: the mean over time stands for both."""
+        """A remark if the power controller alternates between two levels. The figure is the mean over time."""
         levels = two_levels(samples) if self.regime.name == Sustained.name else None
         if levels is None:
             return ()
@@ -154,8 +154,8 @@ class _Run:
 
 
 def limit_of(kernel: AnyKernel, info: DeviceInfo, problem: Any, shape: Any) -> float | None:
-    """What of the work the device cannot exceed in a second. None if nothing bounds it, or if the kernel skips or
-    approximates work, which is counted as if it were done.
+    """The most work per second that the device can do. None if unbounded, or if the kernel skips or approximates work
+    that is counted in full.
     """
     return operation_called(problem.operation).fastest_possible(info, problem, shape) if kernel.is_exact else None
 
@@ -163,14 +163,14 @@ def limit_of(kernel: AnyKernel, info: DeviceInfo, problem: Any, shape: Any) -> f
 def cut_short(result: Measurement, deadline: float | None, now: float) -> bool:
     """Whether the budget ended before a shape had its fewest samples: a resumed run measures it anew."""
     ended = deadline is not None and now >= deadline
-    # A sustained visit is whole or it is none.
+    # An incomplete sustained visit does not count.
     too_few = len(result.samples) < StoppingRule.fewest or result.regime == Sustained.name
     return ended and result.status in ("ok", "implausible") and too_few
 
 
 def needed_memory(backend: Backend, checked: Checked, problem: Any, shape: Any) -> int | None:
-    """Bytes that one launch needs: its operands, what was saved for it and what it allocates; None where the backend
-    does not tell. The same whatever else the process holds.
+    """Bytes that one launch needs: operands, saved tensors and its own allocations, whatever else the process holds.
+    None if the backend does not report memory.
     """
     checked.poison()  # lets go of what earlier launches returned
     before = backend.allocated_memory()
@@ -188,8 +188,8 @@ def needed_memory(backend: Backend, checked: Checked, problem: Any, shape: Any) 
 
 
 def time_shares(checked: Checked, seconds: float, remarks: list[str]) -> Mapping[str, float]:
-    """Details that say what a launch spends its ``seconds`` on, measured without a profiler: idle is what the work
-    leaves of them. If a profiler slows the work beyond them, shares are of the work. What goes wrong is a remark.
+    """Shares of a launch's ``seconds`` (measured without a profiler) by class of work; the rest is idle. If the
+    profiled work takes longer than ``seconds``, shares are of the work. Errors become remarks.
     """
     try:
         found = checked.class_seconds()
@@ -205,7 +205,7 @@ def time_shares(checked: Checked, seconds: float, remarks: list[str]) -> Mapping
 
 
 def conditions(readings: Sequence[Reading], watts: float | None) -> Conditions:
-    """Readings in short: median clock, hottest temperature, every throttle reason seen in at least a tenth of them."""
+    """Readings summarized: median clock, highest temperature, and throttle reasons in at least a tenth of them."""
     reasons = Counter(reason for reading in readings for reason in reading.throttle_reasons)
     return Conditions(
         clock_hz=_whole(known_median([reading.clock_hz for reading in readings])),

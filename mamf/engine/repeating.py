@@ -1,5 +1,5 @@
-"""The same launch thousands of times: each must leave the same bits. What a device computes wrong once in a while,
-silently, no sampled verification sees.
+"""Repeats the same launch thousands of times and compares all outputs bitwise. It finds rare silent errors of a device
+that sampled verification would miss.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Repeating:
         (_, usual), *others = Counter(self._sums).most_common()
         different = sum(count for _, count in others)
         if different:
-            reason = f"{different} of {usual + different} equal launches left other bits than the rest"
+            reason = f"{different} of {usual + different} equal launches gave different bits than the rest"
             return self._result("wrong_result", reason)
         return self._result("ok")
 

@@ -1,7 +1,7 @@
-"""Measures steps one after another, whatever is measured and whoever asks: one for sweeps, kernels and searches.
+"""Measures steps one after another, for sweeps, kernels and searches.
 
-A strategy is a generator: it yields a step and is sent the row that answers it, or None where the budget left it out.
-Budget, memory, held rows, what fails before the first shape and what is left out are dealt with here, once.
+A strategy is a generator: it yields a step and receives its row, or None if the budget ran out. The runner handles the
+budget, memory, rows of an interrupted run and failures before the first shape.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mamf.plugins.contracts import attribute_errors_to
 
 
 class Step(NamedTuple):
-    """What one measurement is of. ``rule``: without the deadline, which is the run's.
+    """One measurement to make. ``rule``: without a deadline, which the run sets.
 
     ``is_reported`` False: the strategy has something to add to the row, and yields it itself.
     """
@@ -46,9 +46,9 @@ Steps = Generator[Step | Measurement, Measurement | None, None]
 class Runner:
     """One run on an opened backend.
 
-    ``budget_seconds``: what is in flight when they end is cut short, but for the first row that is no reference.
-    ``held``: rows of an interrupted run in their order, which answer its steps in place of measuring. ``agree``: every
-    decision to stop, to go on or how many launches to queue passes it, so that several ranks can come to one.
+    ``budget_seconds``: a measurement in flight at the end is cut short, except the first row that is not a reference.
+    ``held``: rows of an interrupted run in order, used in place of measuring again. ``agree``: applied to every
+    decision to stop or continue and to the number of launches to queue, so that several ranks decide alike.
     """
 
     backend: Backend
@@ -66,7 +66,7 @@ class Runner:
         self._has_figure = False
 
     def results(self, steps: Steps) -> Iterator[Measurement]:
-        """Yield what is measured. Breaking off loses the measurement in flight."""
+        """Yield measured rows. Closing the generator loses the measurement in flight."""
         try:
             asked = next(steps)
             while True:
@@ -87,7 +87,7 @@ class Runner:
             for pool in self._pools.values():
                 pool.release()
 
-    # -- what a strategy asks of the run -----------------------------------------------------------------------------
+    # -- for strategies ----------------------------------------------------------------------------------------------
 
     @property
     def deadline(self) -> float | None:
@@ -105,7 +105,7 @@ class Runner:
         """Whether the budget has ended."""
         return bool(self.agree(self.deadline is not None and self.now() >= self.deadline))
 
-    def goes_on(
+    def has_next_step(
         self,
         regime: Regime,
         phase: str,
@@ -114,10 +114,10 @@ class Runner:
         is_due: bool = False,
         problem: Problem | None = None,
     ) -> bool:
-        """Whether a phase has another step: as the held rows say while there are any, then as time allows.
+        """Whether a phase has another step: decided by the held rows while there are any, then by time.
 
-        ``number``: of the round. ``is_due``: it is too early for time to end the phase. ``problem``: that the phase is
-        of, in a run of several.
+        ``number``: of the round. ``is_due``: the phase may not end for lack of time yet. ``problem``: that of the
+        phase, in a run with several.
         """
         if self._left:
             return self.holds_next(regime, phase, problem) and (not number or self._left[0].round <= number)
@@ -126,14 +126,14 @@ class Runner:
         return not self.left_out and bool(self.agree(is_due or self.now() < until))
 
     def holds_next(self, regime: Regime, phase: str, problem: Problem | None = None) -> bool:
-        """Whether the next of the held rows is of a phase."""
+        """Whether the next held row belongs to a phase."""
         held = self._left[0] if self._left else None
         return (
             held is not None and (held.regime, held.phase) == (regime.name, phase) and problem in (None, held.problem)
         )
 
-    def started(self, regime: Regime) -> Regime:
-        """A regime that is ready. Raises DeviceError when the device fails."""
+    def start(self, regime: Regime) -> Regime:
+        """Start a regime and return it. Raises DeviceError if the device fails."""
         regime.agree = self.agree
         try:
             regime.start()
@@ -144,8 +144,8 @@ class Runner:
         return regime
 
     def reserve(self, problem: Problem, needed: Iterable[Mapping[str, Buffer]]) -> None:
-        """One buffer per operand, large enough for all that is to come: growing it between visits would let the device
-        go cold. What does not fit is left to fail on its own. Raises DeviceError when the device fails.
+        """Allocate one buffer per operand, large enough for all later steps: growing it between visits would let the
+        device cool. Shapes that do not fit fail later as rows. Raises DeviceError if the device fails.
         """
         self.on_phase("allocating operands")
         pool, largest = self.pool(problem), dict[str, Buffer]()
@@ -162,7 +162,7 @@ class Runner:
         self.backend.release_memory()
 
     def pool(self, problem: Problem) -> OperandPool:
-        """The operands of all problems that are filled alike."""
+        """The operand pool shared by problems with the same operation, data and seed."""
         key = (problem.operation, problem.data, problem.seed)
         if key not in self._pools:
             self._pools[key] = self.backend.operand_pool(problem.data, problem.seed)
@@ -179,7 +179,7 @@ class Runner:
         return self._left.popleft() if self._left and self._left[0].phase == step.phase else None
 
     def _measured(self, step: Step) -> Measurement | None:
-        """None when the budget ended before there was a figure."""
+        """None if the budget ended before there was a figure."""
         if self.is_over():
             self.left_out += 1
             return None
@@ -198,7 +198,7 @@ class Runner:
 
 
 def require_work(problem: Problem, shape: Any) -> None:
-    """Raises PluginError where an operation counts no work: there would be no rate, and no row could be written."""
+    """Raises PluginError if an operation counts no work for a shape: there would be no rate."""
     label = f"operation {problem.operation}"
     with attribute_errors_to(label, f"the work of {shape}"):
         amount = problem.work(shape).amount

@@ -1,1 +1,1 @@
-"""Kinds of runs: how a log of each is shown, summed up, drawn and resumed. One file per kind; registry.py finds it."""
+"""Run kinds: how to show, summarize, plot and resume the logs of each kind. One file per kind."""

@@ -1,4 +1,4 @@
-"""One product on every kind of data: where the datasheet's FLOPS went."""
+"""Explanations: one product on every kind of data, to show where the datasheet's FLOPS went."""
 
 from __future__ import annotations
 

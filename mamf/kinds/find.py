@@ -1,4 +1,4 @@
-"""Confirmed ceilings: of products, sought on a grid; of any operation, among given shapes."""
+"""Finds: confirmed ceilings, of matmul by a search on a grid, of any other operation among given shapes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Find(KernelRows):
             return super().chart(log, drawing)
         drawing.require_no_direction(log)
         if drawing.quantities and drawing.drawn != ("tflops",):
-            raise UsageError(f"{log.path} is of a find, whose shapes take incomparable times: draw tflops alone")
+            raise UsageError(f"{log.path} is a find: its shapes take incomparable times, so draw tflops alone")
         return find_chart(log.measurements, log.ceilings, log.header, drawing.regime)
 
     def summary(self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: End) -> dict[str, Any]:

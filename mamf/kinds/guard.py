@@ -1,4 +1,4 @@
-"""Rows held against a baseline, or the visits that make one."""
+"""Guards: rows compared with a baseline, or the visits that make one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every kind of run can do with a log."""
+"""The interface of run kinds: what each does with a log."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from mamf.report.charts.chart import QUANTITIES, Quantity
 from mamf.report.charts.plotting import Picture
 from mamf.report.document import Document
 
-#: Ceilings by whatever tells them apart.
+#: Ceilings by any key that identifies them.
 AnyCeilings = Mapping[Any, Ceiling]
 
 
 @dataclass(frozen=True)
 class View:
-    """What a report shows. ``top``: rows of a table, None for all; ``roofs``: that rows are shares of; ``baseline``:
-    the kernel of speed-ups.
+    """What a report shows. ``top``: rows per table, None for all. ``roofs``: rows are shown as shares of them.
+    ``baseline``: the kernel that speed-ups are relative to.
     """
 
     top: int | None = None
@@ -35,7 +35,7 @@ class View:
 
 @dataclass(frozen=True)
 class Drawing:
-    """What is drawn of a log; None is the default of its kind."""
+    """What to draw from a log; None means the default of its kind."""
 
     regime: str | None = None
     directions: Sequence[str] | None = None
@@ -43,17 +43,17 @@ class Drawing:
 
     @property
     def drawn(self) -> tuple[Quantity, ...]:
-        """The quantities asked for, or all, in their usual order."""
+        """The requested quantities, or all, in their usual order."""
         return tuple(name for name in QUANTITIES if name in (self.quantities or QUANTITIES))
 
     @property
     def rates_first(self) -> tuple[Quantity, ...]:
-        """The quantities asked for, by default the rate alone."""
+        """The requested quantities, by default the rate alone."""
         return self.drawn if self.quantities else ("tflops",)
 
     def require_no_direction(self, log: RunLog) -> None:
         if self.directions:
-            raise UsageError(f"{log.path} holds {log.plan.operation}, which has no direction: leave it out")
+            raise UsageError(f"{log.path} holds {log.plan.operation}, which has no direction: omit the direction")
 
 
 class Kind(ABC):
@@ -63,7 +63,7 @@ class Kind(ABC):
     noun: ClassVar[str]
 
     def command(self, plan: Plan) -> str:
-        """The command that measures such a run."""
+        """The mamf command that makes such a run."""
         return self.name
 
     @abstractmethod
@@ -72,8 +72,8 @@ class Kind(ABC):
 
     @abstractmethod
     def chart(self, log: RunLog, drawing: Drawing) -> Picture:
-        """Raises UsageError for what the log does not have."""
+        """The log as a chart. Raises UsageError if the log lacks what is to be drawn."""
 
     @abstractmethod
     def summary(self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: End) -> dict[str, Any]:
-        """The last record of a log; it follows from the rows. ``ceilings``: that rows confirm, or are shares of."""
+        """The last record of a log, computed from its rows. ``ceilings``: confirmed by the rows, or their roofs."""

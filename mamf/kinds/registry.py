@@ -1,4 +1,4 @@
-"""The kind of a run, by its plan; and what is done with any log."""
+"""Looks up the kind of a run by its plan."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KINDS: dict[str, Kind] = {kind.name: kind for kind in (Sweep(), Find(), Roofline
 
 
 def kind_of(plan: Plan) -> Kind:
-    """A log of a kind that this mamf does not know holds rows all the same."""
+    """The kind of a plan. A kind that this version does not know is treated as a sweep: its log holds rows."""
     return KINDS.get(plan.kind, KINDS[SWEEP])
 
 
@@ -33,12 +33,12 @@ def chart_of(
     quantities: Sequence[Quantity] | None = None,
 ) -> Picture:
     """A log as a chart. None: the first regime of attention, else all; all directions; both quantities of attention,
-    else tflops. Raises UsageError for what a log of its kind does not have.
+    else tflops. Raises UsageError if the log lacks what is to be drawn.
     """
     for what, asked, known in (("direction", directions, DIRECTIONS), ("quantity", quantities, QUANTITIES)):
         for name in asked or ():
             require_known((what, name, known))
     chart = kind_of(log.plan).chart(log, Drawing(regime, directions, quantities))
     if log.tier == "interrupted":
-        return replace(chart, notes=(*chart.notes, "the run was interrupted: what is best may never have been tried"))
+        return replace(chart, notes=(*chart.notes, "the run was interrupted: the best shape may be missing"))
     return chart

@@ -1,4 +1,4 @@
-"""Rows of kernels, ranked together: what a run shows whose kind has nothing else to say."""
+"""Rows of kernels, ranked together: the default for all run kinds."""
 
 from __future__ import annotations
 

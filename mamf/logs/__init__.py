@@ -1,1 +1,1 @@
-"""What a run leaves behind: written as it goes, read, compared. Nothing here measures."""
+"""Run logs: written during a run, read and compared afterwards. Nothing here measures."""

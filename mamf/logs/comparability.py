@@ -1,4 +1,4 @@
-"""Whether two runs may be compared, what a reader should know of how they differ, and which rows are paired. Pure."""
+"""Whether two runs may be compared, how they differ, and which rows are paired. Pure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from mamf.logs.plan_records import plan_from_record
 from mamf.logs.records import operation_of_plan
 
 _UNKNOWN = "unknown"
-# What may differ without a word: kernels are paired by name where they can be.
+# May differ without a remark: kernels are paired by name if possible.
 _ALWAYS_DROPPED = "kernel"
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Something that is one thing in A and another in B."""
+    """Something that differs between A and B."""
 
     what: str
     a: str
@@ -28,21 +28,21 @@ class Difference:
         return f"{self.what} {self.a} against {self.b}"
 
 
-def described(what: str, a: Sequence[object], b: Sequence[object]) -> Difference:
+def listed_difference(what: str, a: Sequence[object], b: Sequence[object]) -> Difference:
     return Difference(what, ", ".join(map(str, a)), ", ".join(map(str, b)))
 
 
-def differences_of(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
-    """What forbids comparing two runs, by their headers: another operation (raises IncomparableError), device, or cache
-    state.
+def blocking_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
+    """Differences between two headers that forbid a comparison: device and cache state. Raises IncomparableError if
+    the operations differ.
     """
     kinds = operation_of_plan(a["plan"]), operation_of_plan(b["plan"])
     if kinds[0] != kinds[1]:
-        raise IncomparableError(f"A is of {kinds[0]}, B of {kinds[1]}: they have no row in common")
+        raise IncomparableError(f"A measured {kinds[0]}, B {kinds[1]}: they have no row in common")
     found = [Difference("device", a["device"]["name"], b["device"]["name"])]
     cards = a["device"].get("uuid_hash"), b["device"].get("uuid_hash")
     if found[0].a == found[0].b and all(cards):
-        # Cards of one name differ by percents.
+        # Cards of the same model differ by several percent.
         found.append(Difference(f"card {found[0].a}", *map(str, cards)))
     if kinds[0] != "matmul":
         found.append(Difference("caches", cache_state(a), cache_state(b)))
@@ -50,12 +50,12 @@ def differences_of(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Differenc
 
 
 def cache_state(header: Mapping[str, Any]) -> str:
-    """Whether burst evicts operands between launches: two figures of one kernel, up to a factor apart."""
+    """Whether burst evicts operands between launches, which can change a kernel's rate several times over."""
     return "flushed" if plan_from_record(header["plan"]).flush else "warm"
 
 
 def noted_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
-    """What differs between two runs and may be why their figures do: often the very reason to compare them."""
+    """Differences between two runs that may explain those of their figures, and are often the reason to compare."""
     of_a, of_b = circumstances(a), circumstances(b)
     names = dict.fromkeys([*of_a, *of_b])
     found = (Difference(name, of_a.get(name, _UNKNOWN), of_b.get(name, _UNKNOWN)) for name in names)
@@ -83,30 +83,30 @@ def circumstances(header: Mapping[str, Any]) -> dict[str, str]:
 
 
 def values(rows: Iterable[Entry], name: str) -> list[object]:
-    """The values of a field, once each, in the order of the log."""
+    """The distinct values of a field, in log order."""
     return list({row.fields[name]: None for row in rows if name in row.fields})
 
 
 def field_differences(a: Sequence[Entry], b: Sequence[Entry]) -> list[Difference]:
-    """Fields of the regime and the problem in which no row of A is like any row of B."""
+    """Fields of the regime and the problem in which A and B have no value in common."""
     if not a or not b:
         return []
     names = [name for name in a[0].fields if name in b[0].fields and name not in ("shape", "kernel")]
     found = ((name, values(a, name), values(b, name)) for name in names)
-    return [described(name, of_a, of_b) for name, of_a, of_b in found if not set(of_a) & set(of_b)]
+    return [listed_difference(name, of_a, of_b) for name, of_a, of_b in found if not set(of_a) & set(of_b)]
 
 
-def droppable(a: Sequence[Entry], b: Sequence[Entry]) -> list[Difference]:
-    """Fields that rows can be paired without: one value throughout A, another throughout B."""
+def droppable_fields(a: Sequence[Entry], b: Sequence[Entry]) -> list[Difference]:
+    """Fields to ignore when pairing rows: those with one value throughout A and another throughout B."""
     apart = [each for each in field_differences(a, b) if len(values(a, each.what)) == len(values(b, each.what)) == 1]
     kernels = values(a, _ALWAYS_DROPPED), values(b, _ALWAYS_DROPPED)
     if len(kernels[0]) == len(kernels[1]) == 1 and kernels[0] != kernels[1]:
-        apart.append(described(_ALWAYS_DROPPED, *kernels))
+        apart.append(listed_difference(_ALWAYS_DROPPED, *kernels))
     return apart
 
 
 def by_fields(rows: Iterable[Entry], left_out: Iterable[str]) -> dict[object, Entry]:
-    """Rows by what they are paired by; their fields are what is left of them."""
+    """Rows by the fields that they are paired by, without the fields in ``left_out``."""
     found: dict[object, Entry] = {}
     for row in rows:
         fields = {name: value for name, value in row.fields.items() if name not in set(left_out)}
@@ -118,8 +118,8 @@ def is_paired(a: Entry, b: Entry | None) -> bool:
     return a.tflops is not None and b is not None and b.tflops is not None
 
 
-def alone(own: Mapping[object, Entry], other: Mapping[object, Entry]) -> Iterable[tuple[Entry, Entry | None]]:
-    """Rows with a figure here and none there, and what is there instead."""
+def unpaired_rows(own: Mapping[object, Entry], other: Mapping[object, Entry]) -> Iterable[tuple[Entry, Entry | None]]:
+    """Rows with a figure in ``own`` alone, each with its counterpart in ``other``, if any."""
     for key, entry in own.items():
         if entry.tflops is not None and not is_paired(entry, other.get(key)):
             yield entry, other.get(key)

@@ -1,15 +1,15 @@
-"""Two run logs, row by row: what got faster, what slower, and what their samples cannot tell. Pure.
+"""Compares two run logs row by row: which rows are faster, slower, or undecided. Pure.
 
-What is compared. Of a sweep and of attention every measured row; visits of a reference, and the search for the ceiling
-beside it, are left out. Of two finds the ceilings, one row a regime: a find answers what the device can do, and which
-of several tied shapes it names is chance. Beside anything but another find, the candidates that a find confirmed. What
-a find scouted is never compared: the best of many scouts is biased upwards (the winner's curse), while confirming
-rounds are fresh samples. So it is with a guard: where its first visit raised a doubt, the fresh visits count alone.
+Rows compared. Sweeps and attention: every measured row, without visits of a reference or the search for a ceiling. Two
+finds: their ceilings, one row per regime, because which of several tied shapes a find names is chance. A find and
+another kind of run: the candidates that the find confirmed. Scouts are never compared: the best of many is biased
+upwards (the winner's curse), while confirming rounds are fresh samples. Guards: if the first visit of a row raised a
+doubt, only its fresh visits count.
 
-How sure a row is. B/A of two runs scatters by the error of each run: a shift that all rows of a run share, and a part
-of the row's own (mamf.logs.decision). The interval of a row holds with 95 %. SLOWER, FASTER and a regression take more:
-by Bonferroni, the chance that any row of a comparison without a change is called slower is at most 0.5 %, and so is the
-chance for all rows together. Both make 1 %.
+Confidence. B/A scatters by the error of each run: a shift shared by all rows of the run, and a part for each row
+(mamf.logs.decision). The interval of a row has 95 % confidence. SLOWER, FASTER and regressions need more: by
+Bonferroni, if nothing changed, the chance that any row is called slower is at most 0.5 %, and so is the chance for the
+pooled rows; 1 % in total.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from typing import Any, Literal, get_args
 from mamf.errors import IncomparableError
 from mamf.logs.comparability import (
     Difference,
-    alone,
+    blocking_differences,
     by_fields,
-    differences_of,
-    droppable,
+    droppable_fields,
     field_differences,
     is_paired,
     noted_differences,
+    unpaired_rows,
 )
-from mamf.logs.decision import FALSE_ALARMS, SEPARATE, WIDEST, Change, Design, Together, all_together, design_of
+from mamf.logs.decision import FALSE_ALARMS, SEPARATE, WIDEST, Change, Design, Together, design_of, pool_rows
 from mamf.logs.entries import Entry, Fields, entries, is_find, mean_entries
 from mamf.logs.run_log import RunLog
 from mamf.statistics import CONFIDENCE, Interval, geometric_mean, student_t, widen
@@ -40,17 +40,17 @@ from mamf.tabular import Tabular
 Verdict = Literal["SAME", "FASTER", "SLOWER", "AMBIGUOUS"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 DEFAULT_TOLERANCE = 0.01
-# Three samples on each side. An interval of fewer is no interval: that of a single sample has no width at all.
+# Three samples on each side. Fewer give no usable interval: that of a single sample has no width.
 LEAST_COVERAGE = 0.5
-# What two intervals of 95 % cover together, but for rounding; and the deviations that one of them is wide.
+# Joint coverage of two 95 % intervals, less rounding; and the half width of one in standard deviations.
 _USUAL, _NORMAL = 0.9 - 1e-9, 1.96
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A row that both sides measured. Everything is a speed: above 1, B is the faster.
+    """A row that both sides measured. Ratios are of speeds: above 1, B is faster.
 
-    ``design``: how the runs of both sides were measured; ``rows``: that are judged together with this one.
+    ``design``: how the runs of both sides were interleaved. ``rows``: the number of rows in the comparison.
     """
 
     fields: Fields
@@ -60,25 +60,25 @@ class Pair:
     rows: int = 1
 
     @property
-    def is_of_one_device(self) -> bool:
+    def is_same_device(self) -> bool:
         return self.a.device == self.b.device
 
     @property
     def correction(self) -> float:
-        """What the ratio of two rows of different devices is multiplied by, so that it is of one."""
-        return 1.0 if self.is_of_one_device else (self.a.device_speed or 1.0) / (self.b.device_speed or 1.0)
+        """The factor that corrects the ratio for the speeds of two devices; 1 for the same device."""
+        return 1.0 if self.is_same_device else (self.a.device_speed or 1.0) / (self.b.device_speed or 1.0)
 
     @property
     def correction_half_width(self) -> float:
-        """Half the width of its interval, as a share of it."""
-        if self.is_of_one_device:
+        """Half width of the correction's interval, as a share of the correction."""
+        if self.is_same_device:
             return 0.0
         return math.hypot(self.a.device_speed_half_width, self.b.device_speed_half_width)
 
     @property
     def is_comparable(self) -> bool:
-        """Whether they are of one device, or of two that were compared."""
-        return self.is_of_one_device or None not in (self.a.device_speed, self.b.device_speed)
+        """Whether both rows were measured on one device, or on two that were compared."""
+        return self.is_same_device or None not in (self.a.device_speed, self.b.device_speed)
 
     @property
     def ratio(self) -> float:
@@ -87,7 +87,7 @@ class Pair:
 
     @property
     def change(self) -> Change:
-        """The row as one of those that are judged together."""
+        """The row as input to the pooled test of all rows."""
         errors = [entry.error for entry in (self.a, self.b) if entry.error]
         own = math.hypot(*(error.own for error in errors), self.correction_half_width / _NORMAL)
         common, degrees = max(error.common for error in errors), min(error.degrees for error in errors)
@@ -96,16 +96,16 @@ class Pair:
 
     @property
     def interval(self) -> Interval:
-        """Where the ratio lies with 95 %."""
+        """95 % interval of the ratio."""
         return self._around(CONFIDENCE)
 
     @property
     def sure_interval(self) -> Interval:
-        """Where it lies with so much that the intervals of all rows hold together."""
+        """Interval of the ratio with a confidence at which the intervals of all rows hold at once."""
         return self._around(1 - FALSE_ALARMS / self.rows)
 
     def _around(self, confidence: float) -> Interval:
-        """By the errors of both runs; of what has none (counters) the extremes of both intervals."""
+        """From the errors of both runs; without errors (counters), from the ends of both intervals."""
         a, b = self.a.interval, self.b.interval
         assert a is not None and b is not None, "only measured rows are paired"
         coverage = max(0.0, a.coverage + b.coverage - 1)
@@ -118,7 +118,7 @@ class Pair:
         return Interval(self.ratio / factor, self.ratio * factor, confidence if coverage >= _USUAL else coverage)
 
     def verdict(self, tolerance: float = DEFAULT_TOLERANCE) -> Verdict:
-        """SAME: within the tolerance with 95 %. FASTER, SLOWER: surely so, by however much. Else AMBIGUOUS."""
+        """SAME: within the tolerance at 95 %. FASTER, SLOWER: by any amount, beyond doubt. AMBIGUOUS otherwise."""
         interval, sure = self.interval, self.sure_interval
         if interval.coverage < LEAST_COVERAGE or not self.is_comparable:
             return "AMBIGUOUS"
@@ -129,7 +129,7 @@ class Pair:
         return "SLOWER" if sure.high < 1 else "AMBIGUOUS"
 
     def is_regression(self, tolerance: float = DEFAULT_TOLERANCE) -> bool:
-        """Surely slower, and the median by more than the tolerance."""
+        """Whether the row is SLOWER and its median by more than the tolerance."""
         return self.verdict(tolerance) == "SLOWER" and self.ratio < 1 - tolerance
 
     def flat(self, tolerance: float = DEFAULT_TOLERANCE) -> dict[str, Any]:
@@ -163,7 +163,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two runs; ``name``: its path as given, since two logs of one name in two folders are usual."""
+    """One of the two runs. ``name``: its path as given, because logs in different folders often share a file name."""
 
     name: str
     header: Mapping[str, Any]
@@ -174,9 +174,9 @@ class Side:
 class Comparison(Tabular):
     """Two sides, row by row. ``pairs``: slowest first. ``together``: all rows of a regime as one figure.
 
-    ``only_a`` (``only_b``): rows with a figure in A (B) alone, each with what the other has in its place, if anything.
-    ``dropped``: fields in which the logs differ and that rows were not paired by. ``noted``: what else differs between
-    the runs. ``forced``: what made them incomparable.
+    ``only_a`` (``only_b``): rows with a figure in A (B) alone, each with its counterpart, if any. ``dropped``: fields
+    in which the logs differ and which pairing ignored. ``noted``: other differences. ``forced``: differences that made
+    the logs incomparable.
     """
 
     a: Side
@@ -191,12 +191,12 @@ class Comparison(Tabular):
     together: tuple[Together, ...] = ()
 
     def __repr__(self) -> str:
-        told = ", ".join(f"{count} {verdict}" for verdict, count in self.counts().items() if count)
-        return f"Comparison({self.a.name} against {self.b.name}: {told})"
+        counts = ", ".join(f"{count} {verdict}" for verdict, count in self.counts().items() if count)
+        return f"Comparison({self.a.name} against {self.b.name}: {counts})"
 
     def rows(self, tolerance: float = DEFAULT_TOLERANCE) -> list[dict[str, Any]]:
         """Each pair as one flat mapping: ``pandas.DataFrame(comparison.rows())``."""
-        is_crossed = any(not pair.is_of_one_device for pair in self.pairs)
+        is_crossed = any(not pair.is_same_device for pair in self.pairs)
         corrections = [{"device_correction": pair.correction} if is_crossed else {} for pair in self.pairs]
         return [pair.flat(tolerance) | more for pair, more in zip(self.pairs, corrections, strict=True)]
 
@@ -222,50 +222,52 @@ class Comparison(Tabular):
 def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: bool = False) -> Comparison:
     """Pair the rows of two logs, or of several equal runs per side.
 
-    Raises IncomparableError when they are of other devices, dtypes, regimes or anything else that a ratio would hide,
-    or the runs of a side of other software, unless ``anyway``; and always when no row is in both.
+    Raises IncomparableError if devices, dtypes, regimes or cache states differ, or the software of runs on one side,
+    unless ``anyway`` is set; and always if the logs have no row in common.
     """
     side_a, side_b = ([each] if isinstance(each, RunLog) else list(each) for each in (a, b))
     first, other = side_a[0], side_b[0]
     both_finds = all(map(is_find, (*side_a, *side_b)))
     rows_a, rows_b = (mean_entries([entries(log, both_finds) for log in side]) for side in (side_a, side_b))
-    forced = [each for log in (*side_a[1:], *side_b) for each in differences_of(first.header, log.header)]
+    forced = [each for log in (*side_a[1:], *side_b) for each in blocking_differences(first.header, log.header)]
     forced += field_differences(rows_a, rows_b)
     forced += [
         each for side in (side_a, side_b) for log in side[1:] for each in noted_differences(side[0].header, log.header)
     ]
     if forced and not anyway:
-        told = ", ".join(map(str, dict.fromkeys(forced)))
+        reasons = ", ".join(map(str, dict.fromkeys(forced)))
         raise IncomparableError(
-            f"{first.path} and {other.path} are not comparable: {told}; --anyway compares them still"
+            f"{first.path} and {other.path} are not comparable: {reasons}; use --anyway to compare them"
         )
-    comparison = paired(first, other, rows_a, rows_b, dict.fromkeys(forced))
+    comparison = pair_rows(first, other, rows_a, rows_b, dict.fromkeys(forced))
     if not comparison.pairs:
-        raise IncomparableError(f"no measured row is in both: {_told(first, rows_a)}; {_told(other, rows_b)}")
+        raise IncomparableError(
+            f"no measured row is in both: {_describe_rows(first, rows_a)}; {_describe_rows(other, rows_b)}"
+        )
     names = [", ".join(str(log.path) for log in side) for side in (side_a, side_b)]
-    return judged(comparison, names, design_of(side_a, side_b))
+    return judge_rows(comparison, names, design_of(side_a, side_b))
 
 
-def judged(comparison: Comparison, names: Sequence[str], design: Design) -> Comparison:
-    """The comparison by the design of its runs, and its rows together."""
+def judge_rows(comparison: Comparison, names: Sequence[str], design: Design) -> Comparison:
+    """The comparison with the design of its runs, and the pooled test of its rows."""
     pairs = tuple(replace(pair, design=design, rows=len(comparison.pairs)) for pair in comparison.pairs)
     regimes: dict[object, list[Pair]] = {}
     for pair in pairs:
         regimes.setdefault(pair.fields.get("regime", "all regimes"), []).append(pair)
-    # Of fewer than two rows of one device it would say no more than they do.
-    of_one = {regime: [pair for pair in rows if pair.is_of_one_device] for regime, rows in regimes.items()}
+    # With fewer than two rows of one device the pooled test adds nothing.
+    of_one = {regime: [pair for pair in rows if pair.is_same_device] for regime, rows in regimes.items()}
     found = {regime: [pair.change for pair in rows] for regime, rows in of_one.items() if len(rows) > 1}
     chance = FALSE_ALARMS / 2 / max(1, len(found))
-    together = tuple(all_together(str(regime), rows, design, chance) for regime, rows in found.items())
+    together = tuple(pool_rows(str(regime), rows, design, chance) for regime, rows in found.items())
     a, b = (replace(side, name=name) for side, name in zip((comparison.a, comparison.b), names, strict=True))
     return replace(comparison, a=a, b=b, pairs=pairs, design=design, together=together)
 
 
-def paired(
+def pair_rows(
     a: RunLog, b: RunLog, rows_a: Sequence[Entry], rows_b: Sequence[Entry], forced: Iterable[Difference] = ()
 ) -> Comparison:
-    """The rows of two logs that may be compared; there may be no pair among them."""
-    dropped = droppable(rows_a, rows_b)
+    """Pair the rows of two logs that may be compared. There may be no pair."""
+    dropped = droppable_fields(rows_a, rows_b)
     names = {difference.what for difference in dropped}
     by_a, by_b = by_fields(rows_a, names), by_fields(rows_b, names)
     pairs = [Pair(each.fields, each, by_b[key]) for key, each in by_a.items() if is_paired(each, by_b.get(key))]
@@ -273,15 +275,15 @@ def paired(
         Side(str(a.path), a.header, a.tier),
         Side(str(b.path), b.header, b.tier),
         tuple(sorted(pairs, key=lambda pair: pair.ratio)),
-        tuple(alone(by_a, by_b)),
-        tuple(alone(by_b, by_a)),
+        tuple(unpaired_rows(by_a, by_b)),
+        tuple(unpaired_rows(by_b, by_a)),
         tuple(dropped),
         tuple(noted_differences(a.header, b.header)),
         tuple(forced),
     )
 
 
-def _told(log: RunLog, rows: Sequence[Entry]) -> str:
+def _describe_rows(log: RunLog, rows: Sequence[Entry]) -> str:
     measured = [row for row in rows if row.tflops is not None]
     if not measured:
         return f"{log.path} has none"

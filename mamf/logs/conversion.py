@@ -1,8 +1,8 @@
-"""Run logs of schemas 1 to 3 in the form of schema 4, for ``mamf results convert`` alone.
+"""Converts run logs from schemas 1 to 3 to schema 4, for ``mamf results convert`` alone.
 
 Samples, device and times stay as they are. Rows name their operation and problem, and the header says which schema the
-log had (``converted_from``): its sustained figures are medians, its intervals those of one visit, and memory that of
-the whole process. Early logs of schema 4 that do not name their operation are completed in the same way.
+log had (``converted_from``): sustained figures are medians, intervals cover one visit, and memory is that of the whole
+process. Early logs of schema 4 that do not name their operation are completed in the same way.
 """
 
 from __future__ import annotations
@@ -15,7 +15,16 @@ from typing import Any
 from mamf.errors import RunLogError
 from mamf.files import create_whole, write_whole
 from mamf.logs.legacy import TIER, legacy_run
-from mamf.logs.run_log import CONVERTIBLE, MALFORMED, SCHEMA, lines_of, parsed, run_log_of, what, why_unreadable
+from mamf.logs.run_log import (
+    CONVERTIBLE,
+    MALFORMED,
+    SCHEMA,
+    describe_error,
+    lines_of,
+    parse_records,
+    run_log_of,
+    why_unreadable,
+)
 from mamf.logs.writer import lock
 
 _TARGET = 4
@@ -42,7 +51,7 @@ def convert(path: Path, folder: Path | None = None) -> str:
         lock(file.fileno(), path)
         schema, text = _converted(path)
         if not text:
-            return f"{path}: schema {schema}, left as it is"
+            return f"{path}: schema {schema}, unchanged"
         beside = path.with_name(f"{path.name}.schema{schema}") if folder is None else folder / path.name
         create_whole(beside, file.read() if folder is None else text)
         if folder is not None:
@@ -57,14 +66,14 @@ def convert(path: Path, folder: Path | None = None) -> str:
 
 def _converted(path: Path) -> tuple[int, str]:
     """The schema of a log, and the converted log: empty if it needs no conversion. Raises RunLogError."""
-    records = [record for _, record in parsed(path, lines_of(path))]
+    records = [record for _, record in parse_records(path, lines_of(path))]
     schema: Any = records[0].get("schema")
     if schema not in CONVERTIBLE and (why := why_unreadable(path, schema)):
         raise RunLogError(why)
     try:
         converted = _converted_records(records)
     except MALFORMED as error:
-        raise RunLogError(f"{path}: {what(error)}") from None
+        raise RunLogError(f"{path}: {describe_error(error)}") from None
     if converted == records:
         return schema, ""
     if records[0].get("tier") == TIER:

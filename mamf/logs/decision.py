@@ -1,8 +1,8 @@
-"""Do two sets of runs differ by more than equal runs do? Errors of figures, and the test of all rows together. Pure.
+"""Do two sets of runs differ by more than equal runs do? Errors of figures, and the pooled test of all rows. Pure.
 
-Two runs of the same kernels differ by a shift that all rows of a run share and by a part of each row's own. Both are
-estimated from pairs of equal runs in results/: tools/decision_rates.py prints them. The shift does not shrink with the
-number of rows, only with the number of runs that were measured in turns.
+Two runs of the same kernels differ by a shift that all rows of a run share and by a separate error of each row. Both
+are estimated from pairs of equal runs in results/: tools/decision_rates.py prints them. More rows do not reduce the
+shift; only more interleaved runs do.
 """
 
 from __future__ import annotations
@@ -18,30 +18,29 @@ from mamf.logs.run_log import RunLog
 from mamf.regime_names import BURST
 from mamf.statistics import FigureError, Interval, geometric_mean, student_t
 
-#: The chance that anything is called slower although nothing is, for a whole comparison: one half each for single rows
-#: and for all rows together.
+#: Chance of a false alarm in a whole comparison: half of it for single rows, half for the pooled rows.
 FALSE_ALARMS = 0.01
-#: A loss that all rows share counts from this share of the tolerance on.
+#: A loss common to all rows counts as a regression above this share of the tolerance.
 TOGETHER = 0.25
-#: Whose exponential is a number: a crafted log may claim any error.
+#: Largest exponent whose exponential is finite: a crafted log may claim any error.
 WIDEST = 700.0
 _LONG_AGO = datetime.min.replace(tzinfo=timezone.utc)
-# Runs of different visits lie so much further apart than runs of one, in which so little time is between runs.
+# Runs separated by more than this gap differ this much more than runs of one session.
 _APART, _VISIT_GAP = 1.5, timedelta(minutes=10)
-# Of the shift of a run: 26 degrees of freedom in results/, fewer for its tails. Runs of a side that lie twice as far
-# apart as calibrated are judged by what they show alone.
+# Degrees of freedom of a run's shift: 26 in results/, fewer here because of its tails. If the runs of a side differ by
+# twice the calibrated shift, their own spread replaces the calibration.
 _COMMON_DEGREES, _CONTRADICTION = 20, 2.0
-# How far the correction of the timer differs between runs, in seconds, in logs with device events.
+# Run-to-run deviation of the timer correction in seconds, in logs with device events.
 _TIMER_SECONDS = 2.8e-7
-# The degrees of freedom of Student's t with tails as heavy as those of rows in burst, and in sustained.
+# Degrees of freedom of the Student's t that matches the tails of rows in burst (True) and sustained (False).
 _DEGREES = {True: 8, False: 16}
 # In sustained a visit falls into one of two states of the power controller, 1.1 % apart: at most half of that.
 _STATES = 0.0055
 
 
-def careful_error(known: FigureError, regime: str, visits: int, spread: float = 0.0) -> FigureError:
-    """The error of a figure over so many visits, as decisions take it: its tails are as heavy as those of real pairs of
-    runs. ``spread``: relative standard deviation of these visits, which a kernel may have that the calibration lacks.
+def decision_error(known: FigureError, regime: str, visits: int, spread: float = 0.0) -> FigureError:
+    """The error of a figure over ``visits`` visits for decisions: its tails are as heavy as those of measured pairs.
+    ``spread``: relative standard deviation of these visits, in case the kernel scatters more than calibrated.
     """
     is_burst = regime == BURST
     own = max(known.own, max(spread, 0.0 if is_burst else _STATES) / math.sqrt(visits))
@@ -50,8 +49,8 @@ def careful_error(known: FigureError, regime: str, visits: int, spread: float = 
 
 
 class Design(NamedTuple):
-    """How the runs of both sides were measured. ``factor``: times the shift of a run, is that between the sides;
-    ``spare``: runs that repeat another of their side.
+    """How the runs of both sides were interleaved. ``factor``: ratio of the shift between the sides to that of one run.
+    ``spare``: number of runs beyond the first of each side.
     """
 
     label: str
@@ -59,12 +58,12 @@ class Design(NamedTuple):
     spare: int
 
 
-#: Two runs of which nothing else is known.
+#: The default for two runs.
 SEPARATE = Design("separate visits", math.sqrt(2) * _APART, 0)
 
 
 def design_of(a: Sequence[RunLog], b: Sequence[RunLog]) -> Design:
-    """By when the logs say that runs began and how long they took. Only runs in turns average a drift."""
+    """The design, from the start times and durations in the logs. Only interleaved runs average out drift."""
     runs = sorted((_span(log), side) for side, logs in enumerate((a, b)) for log in logs)
     if any(after[0] - before[1] > _VISIT_GAP for (before, _), (after, _) in pairwise(runs)):
         return SEPARATE._replace(spare=len(runs) - 2)
@@ -75,7 +74,7 @@ def design_of(a: Sequence[RunLog], b: Sequence[RunLog]) -> Design:
 
 
 def _span(log: RunLog) -> tuple[datetime, datetime]:
-    """When a run began and ended; a log that does not say is of long ago."""
+    """Start and end of a run; in the distant past if the log does not say."""
     try:
         begun = datetime.fromisoformat(log.header["started"]).astimezone(timezone.utc)
         return begun, begun + timedelta(seconds=float((log.summary or {})["elapsed_seconds"]))
@@ -84,7 +83,7 @@ def _span(log: RunLog) -> tuple[datetime, datetime]:
 
 
 class Together(NamedTuple):
-    """What all rows of a regime say together: the weighted geometric mean of B/A. ``chance``: of a false alarm."""
+    """All rows of a regime pooled: the weighted geometric mean of B/A. ``chance``: of a false alarm."""
 
     regime: str
     rows: int
@@ -95,16 +94,16 @@ class Together(NamedTuple):
 
     @property
     def interval(self) -> Interval:
-        """Where B/A lies; each end is beyond the truth with ``chance``."""
+        """Interval of B/A; each end misses the true value with probability ``chance``."""
         factor = math.exp(min(student_t(self.degrees, 1 - 2 * self.chance) * self.deviation, WIDEST))
         return Interval(self.ratio / factor, self.ratio * factor, 1 - 2 * self.chance)
 
     def is_regression(self, tolerance: float) -> bool:
-        """Surely slower, and by more than a quarter of the tolerance."""
+        """Whether it is slower beyond doubt, and by more than a quarter of the tolerance."""
         return self.interval.high < 1 and self.ratio < 1 - TOGETHER * tolerance
 
     def smallest_loss(self, tolerance: float) -> float:
-        """The smallest loss common to all rows that is found with 95 %, as a share."""
+        """The smallest loss common to all rows that is detected with 95 % probability, as a share."""
         needed = min(1 - TOGETHER * tolerance, self.ratio / self.interval.high)
         return 1 - needed * math.exp(-student_t(self.degrees, 0.9) * self.deviation)
 
@@ -120,8 +119,8 @@ class Together(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A row's B/A: its logarithm, the shift of a run, the error of the row's own with its degrees of freedom, the
-    seconds of a launch, and the rates of each side's runs.
+    """A row's B/A: its logarithm, the shift of a run, the row's own error with its degrees of freedom, seconds per
+    launch, and the rates of each side's runs.
     """
 
     logarithm: float
@@ -132,11 +131,11 @@ class Change(NamedTuple):
     rates: tuple[Sequence[float], Sequence[float]]
 
 
-def all_together(regime: str, changes: Sequence[Change], design: Design, chance: float) -> Together:
-    """The rows of a regime as one figure, weighted by what is known of each.
+def pool_rows(regime: str, changes: Sequence[Change], design: Design, chance: float) -> Together:
+    """Pool the rows of a regime, weighted by their inverse variances.
 
-    How far the runs of a side lie apart corrects the calibration, by its degrees of freedom, or takes its place if they
-    contradict it.
+    The spread of the runs on a side updates the calibrated shift by its degrees of freedom, or replaces it if they
+    contradict each other.
     """
     total = math.fsum(each.own**-2 for each in changes)
     weights = [each.own**-2 / total for each in changes]

@@ -1,6 +1,6 @@
-"""How fast the devices of a run are to its first, by the reference that all of them measured. Pure.
+"""Speeds of a run's devices relative to its first, from the reference that all of them measured. Pure.
 
-Cards of one model differ by percents: rows of two are ranked against one another only after this correction.
+Cards of the same model differ by several percent, so rows from different cards are corrected before they are ranked.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from mamf.measurement import Measurement
 
 
 class DeviceSpeed(NamedTuple):
-    """``factor``: by which a device is faster than the run's first. ``half_width``: of its interval, as a share.
-    ``work``: of the reference, FLOP or bytes.
+    """``factor``: speed relative to the run's first device. ``half_width``: of its interval, as a share. ``work``: of
+    the reference, in FLOP or bytes.
     """
 
     factor: float
@@ -25,22 +25,22 @@ class DeviceSpeed(NamedTuple):
     work: float
 
     def half_width_at(self, work: float) -> float:
-        """Of what does less work than the reference: devices are as far apart there, or less. Four H200 that lie 2.5 %
-        apart at 343 GFLOP do so by 1.8 % at 137, 1.3 % at 69, and by nothing below 34, at the same clock.
+        """The half width for less work than the reference, where devices differ as much or less. Four H200 that differ
+        by 2.5 % at 343 GFLOP differ by 1.8 % at 137, by 1.3 % at 69, and not at all below 34, at the same clock.
         """
         return self.half_width + abs(math.log(self.factor)) * max(0.0, 1 - work / self.work)
 
 
 #: Regime and dtype, within which devices are compared.
 Context = tuple[str, str]
-#: By context, by device; of those that were compared.
+#: Speeds by context and device, for the devices that were compared.
 DeviceSpeeds = Mapping[Context, Mapping[int, DeviceSpeed]]
-#: Visits by what was visited, by device.
+#: Visits by reference product and device.
 _Visits = dict[Any, dict[int, list[Measurement]]]
 
 
 def device_speeds(rows: Iterable[Measurement]) -> DeviceSpeeds:
-    """By the visits of references among these rows: a device's median over that of the lowest index."""
+    """Speeds from the reference visits in these rows: each device's median over that of the lowest index."""
     visits: dict[Context, _Visits] = {}
     for row in rows:
         if row.is_reference and row.ok and row.device is not None:
@@ -71,7 +71,7 @@ def _speed(own: Sequence[Measurement], firsts: Sequence[Measurement]) -> DeviceS
 
 
 def _half_width(visits: Sequence[Measurement]) -> float:
-    """Half the width of the interval of what these visits give together, as a share."""
+    """Half width of the combined interval of these visits, as a share."""
     if len(visits) == 1:
         return visits[0].relative_half_width
     rate, interval = combine_rounds(visits)
@@ -79,7 +79,7 @@ def _half_width(visits: Sequence[Measurement]) -> float:
 
 
 def with_device_speeds(rows: Sequence[Measurement]) -> list[Measurement]:
-    """The rows, each with the speed of its device; those of a run of one device as they are."""
+    """The rows, each with the speed of its device. Rows of a run on one device are unchanged."""
     if all(row.device is None for row in rows):
         return list(rows)
     speeds = device_speeds(rows)

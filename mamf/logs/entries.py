@@ -1,4 +1,4 @@
-"""What of a log is compared, as entries: a row, a candidate or a ceiling, each with its rate and its interval. Pure."""
+"""The comparable parts of a log as entries: rows, candidates or ceilings, each with rate and interval. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mamf.ceilings.ceiling import (
     group_rounds,
     usual_repeatability,
 )
-from mamf.logs.decision import careful_error
+from mamf.logs.decision import decision_error
 from mamf.logs.device_speeds import context_of, device_speeds
 from mamf.logs.known import operation_called
 from mamf.logs.run_log import RunLog
@@ -30,18 +30,18 @@ from mamf.plans import FIND, GUARD, ROOFLINE, StepKey
 from mamf.regime_names import BURST
 from mamf.statistics import FigureError, Interval, figure_error, geometric_mean, standard_deviation
 
-#: What rows are paired by: regime, problem, shape, kernel, by name.
+#: The fields that rows are paired by: regime, problem, shape and kernel, by name.
 Fields = dict[str, object]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A row of one log: what it is paired by, and its rate; None where it has no figure, ``status`` says why.
+    """A row of one log: the fields it is paired by, and its rate. Without a figure it is None; ``status`` says why.
 
-    ``rounds``: of a guard's row, the fresh visits that its figure is of. ``error``: how far a figure of another run is
-    off, if known. ``seconds``: of a launch. ``rates``: of several runs, by run. ``device``: another than the
-    run's own, by its uuid, or its number where that is not known; ``device_speed``: to the run's own, None where
-    nothing tells, with half the width of its interval as a share.
+    ``rounds``: the number of fresh visits behind a guard's figure. ``error``: of the figure between runs, if known.
+    ``seconds``: per launch. ``rates``: one per run, if several. ``device``: uuid or else index, if it is not the run's
+    first device. ``device_speed``: relative to the run's first device, None if unknown, with the half width of its
+    interval as a share.
     """
 
     fields: Fields
@@ -62,7 +62,7 @@ class Entry:
 
     @property
     def key(self) -> object:
-        """What it is paired by, to look it up."""
+        """The fields as a hashable key."""
         return frozenset(self.fields.items())
 
 
@@ -71,7 +71,7 @@ def is_find(log: RunLog) -> bool:
 
 
 def entries(log: RunLog, as_ceilings: bool = False) -> list[Entry]:
-    """What of a log is compared. ``as_ceilings``: of a find, see the head of compare.py."""
+    """The entries of a log. ``as_ceilings``: those of a find are its ceilings (see compare.py)."""
     rows = [row for row in log.measurements if not row.is_reference]
     plan = log.plan
     if plan.kind == GUARD:
@@ -89,9 +89,9 @@ def entries(log: RunLog, as_ceilings: bool = False) -> list[Entry]:
     return [_ceiling_entry(ceiling) for ceiling in ceilings if ceiling is not None]
 
 
-@functools.lru_cache(1024)  # rows of a log are of few problems
+@functools.lru_cache(1024)  # the rows of a log share few problems
 def problem_fields(problem: Any) -> Fields:
-    """What a problem is paired by: all but the seed, and for a forward pass how a backward's FLOP would be counted."""
+    """Fields a problem is paired by: all but the seed and, for a forward pass, the FLOP count of a backward pass."""
     if isinstance(problem, AttentionProblem) and not problem.has_backward:
         problem = replace(problem, backward_count=AttentionProblem.backward_count)
     fields = operation_called(problem.operation).problem_record(problem)
@@ -99,7 +99,7 @@ def problem_fields(problem: Any) -> Fields:
 
 
 def fields_of(step: StepKey) -> Fields:
-    """What a row of this step is paired by; the kernel by its own name."""
+    """Fields a row of this step is paired by."""
     regime, problem, shape, kernel = step
     return {"regime": regime, **problem_fields(problem), "shape": str(shape), "kernel": kernel}
 
@@ -113,14 +113,14 @@ def _row_entry(row: Measurement) -> Entry:
 
 
 def _error(visits: Sequence[Measurement]) -> FigureError:
-    """The error of the figure of one run that these visits give together."""
+    """The error of the combined figure of these visits of one run."""
     first = visits[0]
     spread = standard_deviation([row.seconds for row in visits]) / first.seconds
-    return careful_error(error_of(visits), first.regime, len(visits), spread)
+    return decision_error(error_of(visits), first.regime, len(visits), spread)
 
 
 def _of_devices(log: RunLog, rows: Sequence[Measurement]) -> list[Entry]:
-    """Entries of rows; those of other devices than the run's own name theirs, and how it compares to that."""
+    """Entries of rows. Entries from other devices than the run's first name their device and its relative speed."""
     found = [_row_entry(row) for row in rows]
     if not log.devices:
         return found
@@ -147,9 +147,9 @@ def by_step(rows: Iterable[Measurement]) -> dict[StepKey, list[Measurement]]:
 
 
 def visited_entry(visits: Sequence[Measurement]) -> Entry:
-    """A row of its visits: what the fresh ones give together, where a doubt of the first was followed by any.
+    """A guard's row from its visits: the fresh visits combined if there are any, else the first.
 
-    A wrong result in any of them is the row's: a kernel that is right most of the time is wrong.
+    A wrong result in any visit makes the row wrong.
     """
     wrong = [row for row in visits if row.status == "wrong_result"]
     fresh = [row for row in visits if row.phase == CONFIRM]
@@ -164,7 +164,7 @@ def visited_entry(visits: Sequence[Measurement]) -> Entry:
 
 
 def _candidates(rows: Sequence[Measurement]) -> Iterable[Entry]:
-    """Confirmed candidates of one regime, a round a sample."""
+    """Confirmed candidates of one regime; each round is a sample."""
     fresh = (row for row in rows if row.phase == CONFIRM)
     for rounds in group_rounds(fresh).values():
         if len(rounds) >= FEWEST_ROUNDS:
@@ -179,11 +179,11 @@ def _ceiling_entry(ceiling: Ceiling) -> Entry:
     known = ceiling.repeatability or usual_repeatability(ceiling.regime, ceiling.problem.operation)
     rounds, seconds = ceiling.rounds, ceiling.seconds
     error = figure_error([seconds] * rounds, seconds, [0.0] * rounds, known, of_median=ceiling.regime == BURST)
-    return replace(entry, error=careful_error(error, ceiling.regime, rounds), seconds=seconds)
+    return replace(entry, error=decision_error(error, ceiling.regime, rounds), seconds=seconds)
 
 
 def mean_entries(runs: Sequence[Sequence[Entry]]) -> list[Entry]:
-    """The rows of several equal runs: each by the geometric mean of its figures."""
+    """Rows averaged over several equal runs: the geometric mean of each row's figures."""
     if len(runs) == 1:
         return list(runs[0])
     found: dict[object, list[Entry]] = {}
@@ -193,7 +193,7 @@ def mean_entries(runs: Sequence[Sequence[Entry]]) -> list[Entry]:
 
 
 def _mean_entry(rows: Sequence[Entry], count: int) -> Entry:
-    """A row that some of the runs lack has no figure: the runs of a side are compared as a whole."""
+    """The mean of a row over all runs; without a figure if any run lacks it."""
     rates = tuple(row.tflops for row in rows if row.tflops is not None)
     if len(rates) < count:
         statuses = [row.status for row in rows if row.tflops is None]

@@ -1,7 +1,7 @@
-"""Where ``mamf find`` leaves its logs, and ``mamf.peak`` finds them again: a folder of the user's.
+"""The user's cache of ceilings: ``mamf find`` writes its logs there and ``mamf.peak`` reads them.
 
-A file is of one card as it is set and driven now: the hashed uuid, unit count, power limit, driver, torch and dtype
-make its name, so that whatever changes them makes the figure unknown again.
+File names hash the uuid, unit count, power limit, driver, torch version and dtype, so a change of any of these
+invalidates the cached ceiling.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ VARIABLE = "MAMF_CACHE"
 
 @dataclass(frozen=True)
 class FoundCeiling:
-    """``started``: of the find, as its log says it."""
+    """``started``: when the find began, from its log."""
 
     ceiling: Ceiling
     started: str
@@ -36,9 +36,9 @@ class FoundCeiling:
 
 
 def folder() -> Path:
-    """What MAMF_CACHE names, else ``mamf`` in the platform's folder for caches."""
-    told = os.environ.get(VARIABLE)
-    return Path(told) if told else _caches() / "mamf"
+    """The folder in MAMF_CACHE, else ``mamf`` in the platform's cache folder."""
+    named = os.environ.get(VARIABLE)
+    return Path(named) if named else _caches() / "mamf"
 
 
 def _caches() -> Path:
@@ -49,18 +49,18 @@ def _caches() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 
 
-def leave(path: Path, warn: Callable[[str], object]) -> None:
-    """Copy the log of a find to where ``found`` looks, once for each ceiling in it; what prevents it is a warning.
+def cache_ceiling(path: Path, warn: Callable[[str], object]) -> None:
+    """Copy the log of a find to where ``cached_ceiling`` looks, once for each of its ceilings. Errors become warnings.
 
-    An interrupted find leaves nothing, nor one of other data than a model's, nor one of a simulated device.
+    Interrupted finds, simulated devices and data other than normally distributed values are not cached.
     """
     try:
-        _leave(path)
+        _copy_to_cache(path)
     except (MamfError, OSError) as error:
-        warn(f"mamf peak will not know of this: {first_line(error)}")
+        warn(f"mamf peak cannot use this ceiling: {first_line(error)}")
 
 
-def _leave(path: Path) -> None:
+def _copy_to_cache(path: Path) -> None:
     log = read_run_log(path)
     info = DeviceInfo(**log.header["device"])
     plan = log.plan
@@ -77,8 +77,8 @@ def _leave(path: Path) -> None:
             write_whole(path, content)
 
 
-def found(info: DeviceInfo, dtype: str, regime: str) -> FoundCeiling | None:
-    """What a find on this device left. ``dtype``: as ``label_dtype`` writes it. Raises RunLogError for a broken log."""
+def cached_ceiling(info: DeviceInfo, dtype: str, regime: str) -> FoundCeiling | None:
+    """The cached ceiling of this device. ``dtype``: from ``label_dtype``. Raises RunLogError for a damaged log."""
     path = _file(info, version_in_use("torch"), dtype, regime)
     if not path.exists():
         return None
@@ -88,7 +88,7 @@ def found(info: DeviceInfo, dtype: str, regime: str) -> FoundCeiling | None:
 
 
 def _file(info: DeviceInfo, torch: str | None, dtype: str, regime: str) -> Path:
-    # A device without an uuid is known by its place: homes are shared by machines.
+    # A device without a uuid is identified by host and index: machines may share a home folder.
     card = info.uuid_hash or [platform.node(), info.index]
     key = [info.backend, info.name, card, info.compute_units, info.power_limit_watts, info.driver, torch, dtype]
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]

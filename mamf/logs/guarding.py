@@ -1,4 +1,4 @@
-"""Whether kernels got slower than their baseline: which rows are in doubt, and what is made of each in the end. Pure.
+"""Whether kernels got slower than their baseline: which rows are doubtful, and the verdict on each. Pure.
 
 A first visit never fails a guard, it only raises a doubt. Doubtful rows are visited again, interleaved, and these fresh
 visits alone decide: the slowest of many first visits is slow by chance too (the winner's curse). They go on until the
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from mamf.ceilings.ceiling import CONFIRM, FEWEST_ROUNDS
-from mamf.logs.compare import LEAST_COVERAGE, Comparison, Pair, paired
+from mamf.logs.compare import LEAST_COVERAGE, Comparison, Pair, pair_rows
 from mamf.logs.entries import Entry, entries, visited_entry
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
@@ -21,7 +21,7 @@ DEFAULT_TOLERANCE = 0.02
 DEFAULT_ROUNDS = 9
 # A first visit is doubted from this share of the tolerance on: a visit may be a percent faster than its kernel is.
 _DOUBT = 0.5
-# A failure may have been the moment's: it is tried once more.
+# A failure may be transient: it is tried once more.
 _FAILURES = 2
 
 #: failed (it has no figure any more) and regression fail a guard. undecided: the row scatters too much for the
@@ -31,7 +31,7 @@ OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 
 def is_in_doubt(baseline: Entry, visits: Sequence[Measurement], tolerance: float) -> bool:
-    """Whether a row of these visits is to be visited once more, in the light of its baseline."""
+    """Whether a row with these visits needs another, given its baseline."""
     if baseline.tflops is None or any(row.status == "wrong_result" for row in visits):
         return False
     if not visits[-1].ok:
@@ -44,7 +44,7 @@ def is_in_doubt(baseline: Entry, visits: Sequence[Measurement], tolerance: float
 
 @dataclass(frozen=True)
 class Judged:
-    """What a guard makes of a row; ``pair`` None where there is nothing to compare it with."""
+    """A guard's verdict on a row. ``pair``: None if there is nothing to compare it with."""
 
     entry: Entry
     outcome: Outcome
@@ -53,7 +53,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Guarded:
-    """A guard's log held against its baseline. ``rows``: the worst first. ``unfinished``: why it ended early, if so."""
+    """A guard's log compared with its baseline. ``rows``: worst first. ``unfinished``: why it ended early, if so."""
 
     comparison: Comparison
     rows: tuple[Judged, ...]
@@ -75,9 +75,9 @@ class Guarded:
         return not self.unfinished and not self.counts()["undecided"] and any(row.pair for row in self.rows)
 
 
-def guarded(baseline: RunLog, log: RunLog, tolerance: float) -> Guarded:
-    """What a guard's log says of what its baseline holds."""
-    comparison = paired(baseline, log, entries(baseline), entries(log))
+def judge_guard(baseline: RunLog, log: RunLog, tolerance: float) -> Guarded:
+    """Compare a guard's log with its baseline."""
+    comparison = pair_rows(baseline, log, entries(baseline), entries(log))
     found = [Judged(pair.b, outcome_of(pair, tolerance), pair) for pair in comparison.pairs]
     found += [Judged(now, "failed") for _, now in comparison.only_a if now is not None]
     found += [Judged(now, "new") for now, _ in comparison.only_b]
@@ -87,9 +87,9 @@ def guarded(baseline: RunLog, log: RunLog, tolerance: float) -> Guarded:
 
 
 def outcome_of(pair: Pair, tolerance: float) -> Outcome:
-    """Fresh visits that settled it, or a first one that nothing followed.
+    """The outcome of a pair, from its fresh visits or else its first visit.
 
-    A regression is slower with 95 %, and by more than the tolerance: fresh visits of rows in doubt leave few to judge.
+    A regression is slower at 95 % confidence and by more than the tolerance.
     """
     if is_too_wide(pair, tolerance):
         return "undecided"

@@ -1,4 +1,4 @@
-"""What a run log says before its first row: tool, command, device, software, settings and the plan."""
+"""The header of a run log: tool, command, device, software, settings and the plan."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def header_of(
     notes: str = "",
     devices: Sequence[DeviceInfo] = (),
 ) -> dict[str, Any]:
-    """``plan``: as mamf.logs.plan_records writes it; ``findings``: the doctor's, a line each; ``devices``: that share
-    the run, where it is not of one.
+    """``plan``: from mamf.logs.plan_records. ``findings``: the doctor's, one line each. ``devices``: those that share
+    the run; empty for a run on one device.
     """
     sensors = backend.telemetry
     return {

@@ -1,4 +1,4 @@
-"""Which operation a record is of: one that is installed here, else one known by what the record says."""
+"""Looks up the operation of a record: an installed one, else a placeholder made from the record."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _installed(name: str) -> AnyOperation:
 
 
 def operation_called(name: str, record: Mapping[str, Any] | None = None) -> AnyOperation:
-    """Raises nothing for a name that nobody provides: its rows can still be shown."""
+    """The operation with this name; a placeholder if it is not installed, so that its rows can still be shown."""
     try:
         return _installed(name)
     except UnknownNameError:

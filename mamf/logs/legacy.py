@@ -1,7 +1,7 @@
-"""Runs of mamf-finder, the ancestor, as run logs of tier legacy. What its logs leave open stays open.
+"""Runs of mamf-finder, the predecessor, as run logs of tier legacy. Facts missing from its logs stay unknown.
 
-Its figures have no samples, no interval and no verification behind them, so they are no measurements of mamf's and are
-never ranked with them: a ``reported`` record stands where a run of mamf has a ``measurement``.
+Its figures have no samples, intervals or verification, so they are never ranked with measurements of mamf: they are
+``reported`` records instead of ``measurement`` records.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from mamf.errors import RunLogError
 from mamf.files import create_whole
-from mamf.logs.run_log import MALFORMED, SCHEMA, Seen, lines_of, parse_record, what, why_unreadable
+from mamf.logs.run_log import MALFORMED, SCHEMA, Seen, describe_error, lines_of, parse_record, why_unreadable
 from mamf.logs.schema import LEGACY_HEADER, LEGACY_SUMMARY, REPORTED
 from mamf.logs.validator import require
 from mamf.machine.environment import scrub, scrub_record, tool_version
@@ -161,7 +161,7 @@ def legacy_run(path: Path, records: Iterator[dict[str, Any]]) -> FinderRun:
     except RunLogError:
         raise
     except MALFORMED as error:
-        raise RunLogError(f"{path}: {what(error)}; import the original again") from None
+        raise RunLogError(f"{path}: {describe_error(error)}; import the original again") from None
 
 
 def _rows_and_summary(records: Iterable[dict[str, Any]]) -> tuple[tuple[Reported, ...], dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What a run log holds of a plan: objects <-> JSON values.
+"""Converts plans to and from the JSON values in run logs.
 
 A sweep of products by one kernel names its ``problem`` and leaves the kernel to the header; a find of products is a
 search. All others name their ``operation``, ``problems`` and ``kernels``.

@@ -1,4 +1,4 @@
-"""Rows on their way to a caller, written to a run log first."""
+"""Writes rows to a run log before the caller gets them."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ Records = Callable[[], Iterable[tuple[str, dict[str, Any]]]]
 
 @dataclass
 class Recording:
-    """``path`` None: rows pass and nothing is kept. Breaking off ends the log properly.
+    """``path``: None to keep no log. Closing the iterator ends the log properly.
 
-    ``before``: the log that is gone on with, locked, in place of a new one.
+    ``before``: the locked log to resume, in place of a new one.
     """
 
     path: str | Path | None
@@ -50,24 +50,29 @@ class Recording:
     plan: Plan
     before: tuple[RunLog, RunLogWriter] | None = None
 
-    def of(
+    def record(
         self,
         rows: Iterator[Measurement],
         summary: Summary,
         after: Records = tuple,
         left: Callable[[], int] = lambda: 0,
     ) -> Iterator[Measurement]:
-        """The same rows; ``left``: what the budget left out. Raises UsageError when the log cannot be made."""
+        """The same rows. ``left``: counts the steps that the budget left out.
+
+        Raises UsageError if the log cannot be created.
+        """
         if self.path is None:
             return rows
         written = self._written(self._writer(Path(self.path)), rows, summary, after, left)
-        next(written)  # within its ``with``: the log is let go of when the rows are, also if none was asked for
+        next(written)  # enters its ``with``: the log is closed with the iterator, even if no row was read
         return written
 
     def _writer(self, path: Path) -> RunLogWriter:
         if self.before is not None:
             log, writer = self.before
-            writer.go_on(log, {"tool": tool_version(), "command": "from Python", "started": utc_now(), "notes": ""})
+            writer.write_resume(
+                log, {"tool": tool_version(), "command": "from Python", "started": utc_now(), "notes": ""}
+            )
             return writer
         findings = [format_finding(finding).strip() for finding in diagnose(self.backend)]
         header = header_of(self.backend, "from Python", self.kernel, plan_record(self.plan), findings)
@@ -109,7 +114,7 @@ class Recording:
 
 
 def host_seconds(backend: Backend) -> float:
-    """For a summary alone: a clock that fails has ended the measuring already, with a reason."""
+    """Backend time for a summary; 0 if the clock fails, which has already ended the run with a reason."""
     try:
         return backend.now()
     except Exception:

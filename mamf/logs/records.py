@@ -1,4 +1,4 @@
-"""What a run log holds of measurements, plans and ceilings: objects <-> JSON values."""
+"""Converts measurements and ceilings to and from the JSON values in run logs."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
     samples, aside = tuple(map(float, record["samples_seconds"])), tuple(record["implausible_samples_seconds"])
     if not all(_SHORTEST_SECONDS < sample < _LONGEST_SECONDS for sample in samples):
         raise ValueError("a sample is not a positive number of seconds that a launch can take")
-    # What no launch takes is set aside for that: a timer that missed one reads 0 or less.
+    # Implausible samples may be 0 or negative: a timer that missed a launch reads that.
     if not all(abs(sample) < _LONGEST_SECONDS for sample in aside):
         raise ValueError("a sample that was set aside is no number of seconds that a timer reads")
     error, overhead = record["relative_error"], record["timer_overhead_seconds"]
@@ -170,7 +170,7 @@ def ceiling_record(ceiling: Ceiling) -> dict[str, Any]:
 
 
 def ceiling_from_record(record: Mapping[str, Any], header: Mapping[str, Any]) -> Ceiling:
-    """Raises KeyError or ValueError for a record that cannot be a ceiling; UsageError for a shape that is none."""
+    """Raises KeyError or ValueError for a record that cannot be a ceiling; UsageError for an invalid shape."""
     is_matmul = "operation" not in record
     of = operation_called(record.get("operation", MATMUL), record)
     low, high = map(float, record["interval_tflops" if is_matmul else "interval"])
@@ -192,14 +192,14 @@ def ceiling_from_record(record: Mapping[str, Any], header: Mapping[str, Any]) ->
 
 
 def known_ceiling_from_record(record: Mapping[str, Any]) -> KnownCeiling:
-    """Raises ValueError for a rate that is none."""
+    """Raises ValueError for a rate that is not positive."""
     if not record["tflops"] > 0:
         raise ValueError(f"a known ceiling of {record['tflops']} TFLOPS")
     return KnownCeiling(**{each.name: record[each.name] for each in fields(KnownCeiling)})
 
 
 def repeatability_record(known: Repeatability | None) -> dict[str, Any] | None:
-    """What is usual goes without saying."""
+    """A repeatability as JSON values; fields with their default value are left out."""
     if known is None:
         return None
     return {name: value for name, value in vars(known).items() if known.is_whole or name != "is_whole"}

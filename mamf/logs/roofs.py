@@ -1,4 +1,4 @@
-"""The roofs that logs hold ceilings of, and whether another log is of the same card."""
+"""Roofs from the ceilings in logs, and whether another log is from the same card."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mamf.logs.run_log import RunLog
 
 
 def roofs_of_logs(logs: Iterable[RunLog], anyway: bool = False) -> Roofs:
-    """Of the ceilings that logs hold: of finds of products, of bandwidth, of rooflines.
+    """The roofs given by the ceilings in logs of finds and rooflines.
 
     Raises UsageError for a log that holds none, IncomparableError for those of several cards, unless ``anyway``.
     """

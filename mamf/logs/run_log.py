@@ -1,11 +1,11 @@
-"""The versioned run log: JSON Lines, ``record`` first. What people contribute, and what a killed run leaves behind.
+"""The versioned run log: JSON Lines, ``record`` first. It survives a killed run, and users contribute it.
 
 Burst figures of schema 4 are recomputed on reading (timer_correction.py); ``mamf results convert`` converts logs of
 schemas 1 to 3, and readers refuse them in one line that names it.
 
-``header`` names tool, command, device, software, settings and the plan, so a log resumes by itself. writer.py writes
-it; a last line without its newline is what a killed process lost, and is left out on reading. What is read is held to
-schema.py first: a log as read is well-typed.
+``header`` names tool, command, device, software, settings and the plan: all that is needed to resume. writer.py writes
+the log. A last line without a newline was cut by a kill and is ignored. Records are validated with schema.py, so a log
+as read is well-typed.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ SCHEMA = 5
 READABLE = (4, 5)
 #: What only ``mamf results convert`` reads.
 CONVERTIBLE = (1, 2, 3)
-MAY_PASS = ("failed", "out_of_memory")
-#: What reading values of the wrong kind, edited by hand, can raise.
+TRANSIENT_STATUSES = ("failed", "out_of_memory")
+#: Errors from reading values of the wrong type in logs edited by hand.
 MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, MamfError)
 #: Receives how many bytes or characters more were read, for a progress bar.
 Seen = Callable[[int], object]
 #: Ceilings of an operation by problem and regime.
 OwnCeilings = dict[tuple[Any, str], Ceiling]
 
-#: Tiers of logs of another kind, and who reads them.
+#: Tiers of logs without samples, and the commands that read them.
 _WITHOUT_SAMPLES = {
     "legacy": "an imported log of mamf-finder, without samples; only 'mamf show' and 'mamf results' read it",
     "profile": (
@@ -90,7 +90,7 @@ class RunLog(Tabular):
 
     @property
     def devices(self) -> list[DeviceInfo]:
-        """Those that shared the run; none where one measured it all."""
+        """The devices that shared the run; empty for a run on one device."""
         return [DeviceInfo(**device) for device in self.header.get("devices", ())]
 
     def device(self, index: int | None) -> DeviceInfo:
@@ -105,7 +105,7 @@ class RunLog(Tabular):
 
     @property
     def tier(self) -> str:
-        """``complete``, or ``interrupted`` by Ctrl-C, a budget or a kill: what is best may never have been tried."""
+        """``complete``, or ``interrupted`` by Ctrl-C, a budget or a kill: the best may be missing."""
         return "complete" if self.summary is not None and self.summary["status"] == "complete" else "interrupted"
 
     def rows(self) -> list[dict[str, Any]]:
@@ -114,8 +114,8 @@ class RunLog(Tabular):
 
     @property
     def lasting(self) -> list[Measurement]:
-        """The rows that need not be measured again: a failure or exhausted memory may have been the moment's."""
-        return [row for row in self.measurements if row.status not in MAY_PASS]
+        """The rows that need not be measured again: all but failures and exhausted memory, which may be transient."""
+        return [row for row in self.measurements if row.status not in TRANSIENT_STATUSES]
 
 
 def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -134,7 +134,7 @@ def read_run_log(path: str | Path) -> RunLog:
     path = Path(path)
     sizes: list[int] = []
     lines = list(lines_of(path, sizes.append))
-    log = run_log_of(path, parsed(path, lines))
+    log = run_log_of(path, parse_records(path, lines))
     log.valid_bytes, log.is_truncated = sum(sizes[: len(lines)]), len(sizes) > len(lines)
     return log
 
@@ -149,17 +149,17 @@ def run_log_of(path: Path, records: Iterable[tuple[int, dict[str, Any]]], as_wri
     log = RunLog(path, header)
     for number, record in numbered:
         try:
-            _add(log, record)
+            _add_record(log, record)
         except MALFORMED as error:
-            raise RunLogError(f"{path}, line {number}: {what(error)}{_advice(error, header)}") from None
+            raise RunLogError(f"{path}, line {number}: {describe_error(error)}{_advice(error, header)}") from None
     if not as_written and log.header["schema"] < RELIABLE_SINCE:
         try:
             _recompute(log)
         except MALFORMED as error:
-            raise RunLogError(f"{path}: {what(error)}") from None
+            raise RunLogError(f"{path}: {describe_error(error)}") from None
     every_row = log.measurements
     log.every_row = with_device_speeds(every_row)
-    log.measurements = with_device_speeds(latest(every_row))
+    log.measurements = with_device_speeds(latest_rows(every_row))
     return log
 
 
@@ -168,7 +168,7 @@ def _recompute(log: RunLog) -> None:
     backend = log.header["device"]["backend"]
     if timer := find_timer(backend):
         log.measurements = recompute_rows(log.measurements, backend, timer)
-    rows = latest(log.measurements)
+    rows = latest_rows(log.measurements)
     log.all_ceilings = {key: recompute(ceiling, rows) for key, ceiling in log.all_ceilings.items()}
     log.own_ceilings = {key: recompute(ceiling, rows) for key, ceiling in log.own_ceilings.items()}
 
@@ -190,14 +190,14 @@ def lines_of(path: Path, seen: Seen | None = None) -> Iterator[bytes]:
         raise RunLogError(f"{path} holds no whole line: not a run log, or killed before it began")
 
 
-def what(error: Exception) -> str:
-    """What is wrong with a record, in a line."""
+def describe_error(error: Exception) -> str:
+    """One line on what is wrong with a record."""
     if isinstance(error, KeyError):
         return f"field {error} is missing"
     return str(error) if isinstance(error, (MamfError, ValueError)) else f"malformed: {error}"
 
 
-def parsed(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
+def parse_records(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Each record with its line, one at a time. Raises RunLogError naming the line that is no record."""
     for number, line in enumerate(lines, start=1):
         try:
@@ -207,7 +207,7 @@ def parsed(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str, 
 
 
 def parse_record(line: bytes) -> dict[str, Any]:
-    """A line of a log. Raises ValueError for what mamf never writes: no object, a key twice, NaN."""
+    """Parse a line of a log. Raises ValueError for anything but one object with unique keys and finite numbers."""
     try:
         text = line.removeprefix(codecs.BOM_UTF8).strip(b" \t\r").decode()
         record, end = _DECODER.raw_decode(text)
@@ -262,17 +262,17 @@ def _header(path: Path, record: dict[str, Any]) -> dict[str, Any]:
             header["devices"] = [asdict(DeviceInfo(**device)) for device in header["devices"]]
         plan_from_record(header["plan"], header["kernel"])
     except MALFORMED as error:
-        raise RunLogError(f"{path}, line 1: {what(error)}{_advice(error, header)}") from None
+        raise RunLogError(f"{path}, line 1: {describe_error(error)}{_advice(error, header)}") from None
     return header
 
 
 def _advice(error: Exception, header: Mapping[str, Any]) -> str:
     """How to add the fields that the first logs of schema 4 lack."""
-    is_early = header["schema"] < SCHEMA and what(error).endswith(" is missing")
+    is_early = header["schema"] < SCHEMA and describe_error(error).endswith(" is missing")
     return "; 'mamf results convert' completes early logs" if is_early else ""
 
 
-def _add(log: RunLog, record: dict[str, Any]) -> None:
+def _add_record(log: RunLog, record: dict[str, Any]) -> None:
     kind = record["record"]
     if kind not in KINDS:
         raise ValueError(f"unknown record {kind!r}")
@@ -298,7 +298,7 @@ def _add(log: RunLog, record: dict[str, Any]) -> None:
         log.summary = record
 
 
-def latest(rows: Iterable[Measurement]) -> list[Measurement]:
+def latest_rows(rows: Iterable[Measurement]) -> list[Measurement]:
     """Every visit of the reference, and of each step the last row: a failure may have been measured again."""
     kept: dict[object, Measurement] = {}
     for number, row in enumerate(rows):

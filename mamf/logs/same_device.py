@@ -1,4 +1,4 @@
-"""Whether a log may be gone on with on a device: its figures must all be of one card and one software stack."""
+"""Whether a run may resume on a device: a log holds figures of one card and one software stack."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What each record of a run log holds, as data: validator.py holds it to that. Fields that a schema does not name are
-left to ``mamf results check``.
+"""The schema of each record of a run log, as data for validator.py. ``mamf results check`` reports fields that a schema
+does not name.
 """
 
 from __future__ import annotations

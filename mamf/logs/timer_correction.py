@@ -18,7 +18,7 @@ from mamf.regime_names import BURST
 from mamf.statistics import summarize
 from mamf.timers import LARGEST_SHIFT_SECONDS, Timer, corrected_window, is_credible, raw_window
 
-#: From this schema on the logged overhead is believed.
+#: The first schema whose logged overhead is reliable.
 RELIABLE_SINCE = 5
 _REFERENCE = "reference_tflops"
 

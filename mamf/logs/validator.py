@@ -1,4 +1,4 @@
-"""The one validator: what a log holds is well-typed, or the field that is not is named.
+"""Validates the types of a log's values and names the first field that is wrong.
 
 A schema is a type (``str``, ``bool``, ``int``, ``float``; a float is finite and may be written as a whole number), a
 list of one schema, or a mapping of fields to schemas. ``name?`` may be missing, ``Nullable`` may be null, ``ANY_NAME``
@@ -17,7 +17,7 @@ ANY_NAME = "*"
 PLAIN = object()
 # JSON writes whole numbers of any length; what nothing here can be is refused before it is computed with.
 _LARGEST = 2**63
-#: Raises _Misfit for a value that is none of its schema.
+#: Raises _Misfit for a value that does not match its schema.
 _Check = Callable[[Any], None]
 
 
@@ -105,8 +105,8 @@ def _object_of(schema: Mapping[str, Any]) -> _Check:
 
 def _type(kind: type, called: str) -> _Check:
     def of_type(value: Any) -> None:
-        if type(value) is not kind:  # a bool is no int here
-            raise _Misfit(f": {called} is due, not {_told(value)}")
+        if type(value) is not kind:  # a bool is not an int here
+            raise _Misfit(f": {called} is due, not {_shorten(value)}")
 
     return of_type
 
@@ -117,12 +117,12 @@ _INTEGER, _LIST, _OBJECT = _type(int, "a whole number"), _type(list, "a list"), 
 def _whole(value: Any) -> None:
     _INTEGER(value)
     if not -_LARGEST < value < _LARGEST:
-        raise _Misfit(f": {_told(value)} is beyond what anything counts")
+        raise _Misfit(f": {_shorten(value)} is beyond what anything counts")
 
 
 def _number(value: Any) -> None:
     if not _is_number(value):
-        raise _Misfit(f": a finite number is due, not {_told(value)}")
+        raise _Misfit(f": a finite number is due, not {_shorten(value)}")
 
 
 _each_number = _list_of(_number)
@@ -136,7 +136,7 @@ def _numbers(value: Any) -> None:
 
 def _plain(value: Any) -> None:
     if any(isinstance(each, (dict, list)) for each in (value if isinstance(value, list) else [value])):
-        raise _Misfit(f": one value or a list of them is due, not {_told(value)}")
+        raise _Misfit(f": one value or a list of them is due, not {_shorten(value)}")
 
 
 _SIMPLE: Mapping[Any, _Check] = {
@@ -152,6 +152,6 @@ def _is_number(value: object) -> bool:
     return (type(value) is float and math.isfinite(value)) or (type(value) is int and -_LARGEST < value < _LARGEST)
 
 
-def _told(value: object) -> str:
+def _shorten(value: object) -> str:
     text = "null" if value is None else repr(value)
     return text if len(text) <= 40 else f"{text[:37]}..."

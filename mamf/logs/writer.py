@@ -1,4 +1,4 @@
-"""Run logs as they are written: record by record, by one process at a time, never over another file.
+"""Writes run logs record by record, for one process at a time, and never overwrites a file.
 
 Each line is written by one system call and reaches the operating system before the next shape starts: a killed process
 loses at most the shape in flight.
@@ -67,15 +67,15 @@ class RunLogWriter:
             log = read_run_log(path)
             if (schema := log.header["schema"]) != SCHEMA:
                 raise LogMismatchError(
-                    f"{path} is of schema {schema}, whose figures are taken otherwise than today's: start a new log, "
-                    f"or go on with the mamf that began it"
+                    f"{path} has schema {schema}, whose figures are measured differently: start a new log, "
+                    f"or resume with the version of mamf that wrote it"
                 )
             return log, writer
         except BaseException:
             writer.close()
             raise
 
-    def go_on(self, log: RunLog, fields: Mapping[str, Any]) -> None:
+    def write_resume(self, log: RunLog, fields: Mapping[str, Any]) -> None:
         """Cut off the line that a killed run did not finish, and write that the log is resumed."""
         line = as_line("resume", fields)
         if log.is_truncated:
@@ -136,7 +136,7 @@ def lock(descriptor: int, path: Path) -> None:
 
 
 def holder(descriptor: int) -> str:
-    """Who holds the lock of a file, where the system tells: Linux does."""
+    """The process that holds the lock of a file, if the system reports it (Linux)."""
     inode = os.fstat(descriptor).st_ino
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/locks").read_text().splitlines():

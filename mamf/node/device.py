@@ -141,7 +141,7 @@ class DeviceRun:
         plan, kernels = self._find_plan(before and before[0])
         find = Find(plan, kernels, self.backend, before[0].lasting if before else (), self._phase)
         recording = Recording(path, self.backend, kernels[0].name, plan.as_plan(), before)
-        return recording.of(
+        return recording.record(
             find.results(),
             lambda rows, end: summary_of_search(rows, find.confirmed_by(rows), end),
             lambda: [("ceiling", ceiling_record(each)) for each in find.ceilings.values()],
@@ -169,7 +169,7 @@ class DeviceRun:
             pool.release()
 
         recording = Recording(path, self.backend, kernel.name, plan, before)
-        return recording.of(rows(), lambda taken, end: kind_of(plan).summary(plan, taken, {}, end))
+        return recording.record(rows(), lambda taken, end: kind_of(plan).summary(plan, taken, {}, end))
 
     def _kernels(self, of: str, part: str, path: Path, before: Before) -> Iterator[Measurement]:
         kernels, plan = self._kernels_plan(of, part)
@@ -178,7 +178,7 @@ class DeviceRun:
         agree = self.agree if part == "collective" else lambda own: own
         sweep = KernelsSweep(plan, kernels, self.backend, held=held, on_phase=self._phase, agree=agree)
         recording = Recording(path, self.backend, " ".join(plan.kernels), plan, before)
-        return recording.of(
+        return recording.record(
             sweep.results(),
             lambda rows, end: kind_of(plan).summary(plan, rows, {}, end),
             left=lambda: sweep.left_out,

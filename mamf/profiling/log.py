@@ -13,7 +13,7 @@ from typing import Any
 from mamf.ceilings.known import KnownCeiling
 from mamf.errors import RunLogError
 from mamf.logs.records import utc_now
-from mamf.logs.run_log import MALFORMED, lines_of, parse_record, what, why_unreadable
+from mamf.logs.run_log import MALFORMED, describe_error, lines_of, parse_record, why_unreadable
 from mamf.logs.schema import KNOWN_CEILING
 from mamf.logs.validator import ANY_NAME, Nullable, require
 from mamf.logs.writer import RunLogWriter
@@ -96,7 +96,7 @@ def read_profile_or_none(path: Path) -> tuple[str, Profile] | None:
         number += 1
         return header["script"], _profile(rows, parse_record(last))
     except MALFORMED as error:
-        raise RunLogError(f"{path}, line {number}: {what(error)}") from None
+        raise RunLogError(f"{path}, line {number}: {describe_error(error)}") from None
 
 
 def _add(rows: dict[str, list[Any]], record: dict[str, Any]) -> None:

@@ -81,7 +81,7 @@ def remarks(pair: Pair) -> list[str]:
     found = []
     if round(pair.interval.coverage, 9) < _USUAL_COVERAGE:
         found.append(f"few samples: the interval covers at least {100 * pair.interval.coverage:.0f} %")
-    if not pair.is_of_one_device:
+    if not pair.is_same_device:
         width = 100 * pair.correction * pair.correction_half_width
         corrected = f"corrected by {100 * (pair.correction - 1):+.2f} +-{width:.2f} %"
         found.append(f"two devices, {corrected if pair.is_comparable else 'never compared'}")
@@ -103,7 +103,7 @@ def head_lines(comparison: Comparison, tolerance: float) -> list[str]:
     lines += difference_lines("not comparable, compared anyway: ", comparison.forced)
     lines += difference_lines("rows are paired without the kernel, which differs: ", kernels)
     lines += difference_lines("the runs differ in ", comparison.noted)
-    if crossed := sum(not pair.is_of_one_device for pair in comparison.pairs):
+    if crossed := sum(not pair.is_same_device for pair in comparison.pairs):
         of_one = len(comparison.pairs) - crossed
         lines.append(f"rows: {of_one} of one device, {crossed} of two, corrected by the reference that both measured")
     unit, _ = unit_of(comparison.pairs)

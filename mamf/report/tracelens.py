@@ -1,4 +1,4 @@
-"""What TraceLens reads of a GPU (``--gpu_arch_json_path``), of what was measured and nothing else.
+"""Writes measured ceilings in the GPU format of TraceLens (``--gpu_arch_json_path``).
 
 Its format: docs of github.com/AMD-AGI/TraceLens, GPU Architecture Specifications. ``matrix_*`` are products; what it
 calls ``vector_*`` is not measured here. Bytes are counted alike there: each operand read, each result written.

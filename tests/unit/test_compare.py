@@ -270,7 +270,7 @@ def test_no_common_row_is_refused(anyway):
 
 @pytest.mark.parametrize("anyway", [False, True])
 def test_attention_is_no_matmul(anyway):
-    with pytest.raises(IncomparableError, match="A is of matmul, B of attention"):
+    with pytest.raises(IncomparableError, match="A measured matmul, B attention"):
         compare(log(row()), log(attention_row(), plan=ATTENTION_PLAN), anyway)
 
 
@@ -309,7 +309,7 @@ def test_every_format_holds_every_row(write, capsys):
     ("arguments", "complaint"),
     [
         (["a.jsonl", "nothing.jsonl"], "cannot read nothing.jsonl"),
-        (["a.jsonl", "b.jsonl"], "regime burst against sustained; --anyway"),
+        (["a.jsonl", "b.jsonl"], "regime burst against sustained; use --anyway"),
         (["a.jsonl", "a.jsonl", "--tolerance", "2"], "share between 0 and 1"),
         (["a.jsonl", "a.jsonl", "--tolerence", "2%"], "did you mean --tolerance?"),
         (["a.jsonl"], "two logs are compared, not 1; of several runs per side: A1 A2 --against B1 B2"),

@@ -54,7 +54,7 @@ def test_a_converted_log_takes_the_place_of_its_original(early, tmp_path, capsys
     assert capsys.readouterr().out == f"{path}: schema 1, converted; the original is {path}.schema1\n"
     assert (records_in(path), Path(f"{path}.schema1").read_bytes()) == (converted, before)
     assert convert(path) == 0
-    assert capsys.readouterr().out == f"{path}: schema 4, left as it is\n"
+    assert capsys.readouterr().out == f"{path}: schema 4, unchanged\n"
     assert sorted(each.name for each in tmp_path.iterdir()) == ["run.jsonl", "run.jsonl.schema1"]
     assert main(["show", str(path)]) == 0
     assert "719.5" in capsys.readouterr().out
@@ -126,7 +126,7 @@ def test_a_guards_baseline_and_a_folder_such_as_the_cache(early, tmp_path, capsy
     Path(f"{path}.schema1").rename(tmp_path / "second.jsonl")
     assert convert(tmp_path) == 0
     assert capsys.readouterr().out.splitlines() == [
-        f"{path}: schema 4, left as it is",
+        f"{path}: schema 4, unchanged",
         f"{tmp_path / 'second.jsonl'}: schema 1, converted; the original is {tmp_path / 'second.jsonl'}.schema1",
     ]
 

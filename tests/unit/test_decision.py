@@ -14,7 +14,7 @@ from mamf.ceilings.ceiling import usual_repeatability
 from mamf.cli import main
 from mamf.errors import IncomparableError
 from mamf.logs.compare import Pair, compare
-from mamf.logs.decision import SEPARATE, Change, Design, all_together, careful_error, design_of
+from mamf.logs.decision import SEPARATE, Change, Design, decision_error, design_of, pool_rows
 from mamf.logs.entries import Entry, mean_entries, visited_entry
 from mamf.logs.records import measurement_record
 from mamf.logs.run_log import read_run_log
@@ -82,23 +82,23 @@ def test_the_time_between_runs_counts_from_the_end_of_the_first():
 
 def test_an_error_has_heavy_tails():
     known = FigureError(0.001, 0.002, 200)
-    assert careful_error(known, "burst", 1) == replace(known, degrees=8)
-    assert careful_error(known, "sustained", 9) == replace(known, degrees=16)
-    assert careful_error(replace(known, degrees=3), "burst", 1).degrees == 3
+    assert decision_error(known, "burst", 1) == replace(known, degrees=8)
+    assert decision_error(known, "sustained", 9) == replace(known, degrees=16)
+    assert decision_error(replace(known, degrees=3), "burst", 1).degrees == 3
 
 
 def test_the_error_of_sustained_holds_the_states_of_the_controller_and_shrinks_with_visits():
     known = FigureError(0.001, 0.001, 200)
-    assert careful_error(known, "sustained", 1).own == pytest.approx(0.0055)
-    assert careful_error(known, "sustained", 9).own == pytest.approx(0.0055 / 3)
-    assert careful_error(known, "sustained", 100).own == pytest.approx(0.001)
+    assert decision_error(known, "sustained", 1).own == pytest.approx(0.0055)
+    assert decision_error(known, "sustained", 9).own == pytest.approx(0.0055 / 3)
+    assert decision_error(known, "sustained", 100).own == pytest.approx(0.001)
 
 
 def test_the_error_holds_what_the_visits_show_and_stays_a_number():
     known = FigureError(0.001, 0.001, 200)
-    assert careful_error(known, "burst", 4, spread=0.01).own == pytest.approx(0.005)
-    assert careful_error(replace(known, own=0.0), "burst", 1).own > 0
-    assert careful_error(replace(known, own=math.inf), "burst", 1).own == 10
+    assert decision_error(known, "burst", 4, spread=0.01).own == pytest.approx(0.005)
+    assert decision_error(replace(known, own=0.0), "burst", 1).own > 0
+    assert decision_error(replace(known, own=math.inf), "burst", 1).own == 10
 
 
 def test_a_log_that_names_no_calibration_is_judged_by_the_usual_one():
@@ -132,7 +132,7 @@ def test_runs_of_separate_visits_lie_further_apart():
 
 
 def together(changes, design=ONE_VISIT):
-    return all_together("burst", changes, design, 0.005)
+    return pool_rows("burst", changes, design, 0.005)
 
 
 def changed(logarithm, own=0.001, seconds=1e-3, rates=((), ())):

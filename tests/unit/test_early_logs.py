@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mamf.logs.run_log import lines_of, parsed, run_log_of
+from mamf.logs.run_log import lines_of, parse_records, run_log_of
 
 FIGURES = json.loads(Path(__file__).with_name("figures_of_early_logs.json").read_text())
 #: Hashes of ``held``, taken from the logs before they were converted.
@@ -20,7 +20,7 @@ LOGS = {path.name: path for path in RESULTS.rglob("*.jsonl")}
 
 def digest(path):
     """A hash of every row's figures. ``FIGURES`` holds those that the first release's reader gave."""
-    log = run_log_of(path, parsed(path, lines_of(path)), as_written=True)
+    log = run_log_of(path, parse_records(path, lines_of(path)), as_written=True)
     lines = [
         f"{row.shape} {row.kernel} {row.regime} {row.phase} {row.status} {row.best_by} "
         + " ".join(repr(row.tflops(name)) for name in ("mean", "median", "fastest", "slowest") if row.ok)

@@ -15,7 +15,7 @@ import pytest
 from rendering import render_guard
 
 from mamf.cli import main
-from mamf.logs.guarding import guarded
+from mamf.logs.guarding import judge_guard
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import Conditions
 from mamf.node.figures import Device
@@ -68,7 +68,7 @@ def of_node(form):
 
 
 def of_guard(form):
-    return render_guard(form, guarded(*(read_run_log(ROOT / path) for path in SWEEPS), 0.01))
+    return render_guard(form, judge_guard(*(read_run_log(ROOT / path) for path in SWEEPS), 0.01))
 
 
 def report(name, form):

@@ -65,7 +65,7 @@ class TestRunsAtOnce:
             assert not run.is_complete
             assert run.dtype is None  # whose head is whose is not told
             assert run.device == "NVIDIA H100 80GB HBM3"
-            assert "told apart by their numbers" in remarks(run)
+            assert "separated by their numbers" in remarks(run)
 
     def test_one_row_of_another_is_enough(self):
         (head, rows, end), (other_head, other_rows, _) = grid_run(30), grid_run(1, dtype="float16")
@@ -267,7 +267,7 @@ class TestHeads:
         assert run == run_of(samples.V2G)
         assert (killed.rows, killed.best, killed.is_complete) == ((), {}, False)
         assert killed.device == "NVIDIA H100 80GB HBM3"
-        assert "its head alone" in remarks(killed)
+        assert "only its head" in remarks(killed)
 
 
 def test_shapes_that_are_put_into_another_order_are_explained():

@@ -184,7 +184,7 @@ def test_rows_alone_between_two_meanings_have_no_shape():
     run = run_of(rows)
     assert run.version == "v2b/v2c"
     assert shapes(run) == [None, MatmulShape(256, 1024, 1024)]  # equal numbers leave nothing open
-    assert "does not tell which number is the reduction" in run.rows[0].remarks[0]
+    assert "does not say which number is the reduction" in run.rows[0].remarks[0]
 
 
 def test_a_cut_head_leaves_several_versions():

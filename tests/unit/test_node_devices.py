@@ -35,7 +35,7 @@ FAULTY = {
     "a third of the speed": ({"efficiency": 0.265, "bandwidth": 1e12}, CRITICAL, BURST),
     "slow only when sustained": ({"capped_hz": 1690e6 * 0.9}, CRITICAL, SUSTAINED),
     "throttled half of the time": ({"throttled": 0.5}, CRITICAL, "by hardware thermal slowdown"),
-    "wrong every thousandth launch": ({"wrong_every": 1000}, CRITICAL, "5 of 5000 equal launches left other bits"),
+    "wrong every thousandth launch": ({"wrong_every": 1000}, CRITICAL, "5 of 5000 equal launches gave different bits"),
 }
 
 

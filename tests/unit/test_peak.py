@@ -40,7 +40,7 @@ def same_torch(monkeypatch):
 
 
 def test_what_a_find_left_comes_first(cache, same_torch):
-    found.leave(H200, pytest.fail)
+    found.cache_ceiling(H200, pytest.fail)
     known = mamf.peak(device(), "bf16")
     assert (known.source, known.regime, known.tflops) == ("measured", "sustained", pytest.approx(711.981))
     ceiling = read_run_log(H200).ceilings["sustained"]
@@ -54,12 +54,12 @@ def test_what_a_find_left_comes_first(cache, same_torch):
     "change", [{"uuid_hash": "another"}, {"driver": "1"}, {"uuid_hash": None}, {"power_limit_watts": None}]
 )
 def test_another_card_or_driver_knows_nothing_of_it(same_torch, change):
-    found.leave(H200, pytest.fail)
+    found.cache_ceiling(H200, pytest.fail)
     assert mamf.peak(device(**change)).source == "contributed"
 
 
 def test_another_torch_knows_nothing_of_it():
-    found.leave(H200, pytest.fail)
+    found.cache_ceiling(H200, pytest.fail)
     assert mamf.peak(device()).source == "contributed"
 
 
@@ -69,26 +69,26 @@ def test_a_device_without_uuid_is_not_called_this_very_one(same_torch, tmp_path)
     record["device"]["uuid_hash"] = None
     log = tmp_path / "log.jsonl"
     log.write_text(json.dumps(record) + "\n" + rest)
-    found.leave(log, pytest.fail)
+    found.cache_ceiling(log, pytest.fail)
     assert "a device of this name in this machine" in mamf.peak(device(uuid_hash=None)).description
 
 
 def test_an_interrupted_find_leaves_nothing(cache, tmp_path):
     log = tmp_path / "log.jsonl"
     log.write_text("".join(H200.read_text().splitlines(keepends=True)[:-1]))
-    found.leave(log, pytest.fail)
+    found.cache_ceiling(log, pytest.fail)
     assert not cache.exists()
 
 
 def test_zeros_are_no_ceiling_of_a_model(cache, tmp_path):
     log = tmp_path / "log.jsonl"
     log.write_text(H200.read_text().replace('"data": "normal"', '"data": "zeros"'))
-    found.leave(log, pytest.fail)
+    found.cache_ceiling(log, pytest.fail)
     assert not cache.exists()
 
 
 def test_a_broken_file_is_warned_of_and_not_used(cache, same_torch):
-    found.leave(H200, pytest.fail)
+    found.cache_ceiling(H200, pytest.fail)
     for path in cache.iterdir():
         path.write_text("{}\n")
     with pytest.warns(UserWarning, match="not used"):
@@ -257,7 +257,7 @@ def test_a_cache_that_cannot_be_written_is_a_warning(machine, real, run, tmp_pat
         assert mamf.find("bfloat16").tflops > 1
     code, _, err = run("find", "--regime", "burst", "--output", "new.jsonl")
     assert code == 0
-    assert "mamf peak will not know of this" in err
+    assert "mamf peak cannot use this ceiling" in err
 
 
 @pytest.mark.parametrize(

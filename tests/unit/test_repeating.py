@@ -39,7 +39,7 @@ def test_equal_launches_are_equal():
 def test_a_wrong_result_every_thousandth_launch_is_found():
     row = repeated(Physics(wrong_every=1000))
     assert row.status == "wrong_result"
-    assert row.reason == "5 of 5000 equal launches left other bits than the rest"
+    assert row.reason == "5 of 5000 equal launches gave different bits than the rest"
 
 
 @pytest.mark.parametrize(

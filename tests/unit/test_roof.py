@@ -246,7 +246,7 @@ def test_labels_touch_neither_one_another_nor_a_mark():
 def test_labels_that_find_no_room_are_counted():
     rows = [row(MatmulProblem(), MatmulShape(m, SIDE, SIDE), 780.0) for m in range(512, 1024, 8)]
     axes = draw(roofline_chart(ROOFS, points_of(rows, ROOFS), HEADER)).axes[0]
-    assert "labels left out for want of room" in axes.get_title("right")
+    assert "labels do not fit" in axes.get_title("right")
 
 
 # -- what other tools read ---------------------------------------------------------------------------------------------

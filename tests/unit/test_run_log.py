@@ -94,7 +94,7 @@ def test_rows_behind_a_summary_are_of_a_run_that_is_not_over(log_path, rows):
     log, writer = RunLogWriter.resume(log_path)
     assert log.tier == "complete"
     with writer:
-        writer.go_on(log, {})
+        writer.write_resume(log, {})
         writer.write("measurement", measurement_record(rows[0]))
     assert read_run_log(log_path).tier == "interrupted"
 
@@ -117,7 +117,7 @@ def test_a_log_cut_anywhere_reads_up_to_its_last_whole_line(log_path, cut):
     assert resumed.measurements == log.measurements
     assert part.read_bytes() == data[:end]
     with writer:
-        writer.go_on(log, {"notes": "once more"})
+        writer.write_resume(log, {"notes": "once more"})
         writer.write("summary", SUMMARY)
     assert read_run_log(part).summary == {"record": "summary", **SUMMARY}
     assert part.read_bytes().startswith(data[: log.valid_bytes])
@@ -285,7 +285,7 @@ def test_what_a_log_lost_while_it_was_waited_for_is_not_cut_off(log_path):
     whole = log_path.read_bytes()
     log, second = RunLogWriter.resume(log_path)
     with second:
-        second.go_on(log, {})
+        second.write_resume(log, {})
     assert log.summary["reason"] == "of the first"
     assert log_path.read_bytes().startswith(whole)
 
@@ -407,6 +407,6 @@ def test_a_log_of_an_earlier_schema_is_never_appended_to(log_path):
     """Whoever resumes it: rows of today in it would be read as if the timer of an early release had taken them."""
     before = log_path.read_bytes().replace(f'"schema": {SCHEMA}'.encode(), b'"schema": 4', 1)
     log_path.write_bytes(before)
-    with pytest.raises(LogMismatchError, match="is of schema 4"):
+    with pytest.raises(LogMismatchError, match="has schema 4"):
         RunLogWriter.resume(log_path)
     assert log_path.read_bytes() == before

@@ -265,7 +265,7 @@ def told(count, candidates=None):
     search = Search(candidates or GRID.shapes(), compute_units=132, seed=0)
     while len(search.measured) < count:
         proposed = search.propose()
-        search.tell(proposed, landscape()[proposed[0]])
+        search.record(proposed, landscape()[proposed[0]])
     return search
 
 
@@ -290,7 +290,7 @@ def test_candidates_replaced_while_exploring_are_not_proposed_any_more():
     for _ in range(12):
         proposed = search.propose()
         assert proposed[0] in other
-        search.tell(proposed, landscape()[proposed[0]])
+        search.record(proposed, landscape()[proposed[0]])
 
 
 # -- shapes and kernels together -------------------------------------------------------------------------------------
@@ -307,7 +307,7 @@ def needed_by_several(landscapes, seed=0, noise=0.002, most=150):
         kernels.append(kernel)
         if tflops >= 0.999 * best:
             break
-        search.tell((shape, kernel), tflops * chooser.gauss(1.0, noise))
+        search.record((shape, kernel), tflops * chooser.gauss(1.0, noise))
         if len(kernels) == FIRST_SHAPES:
             for other in others:
                 search.add_kernel(other)

@@ -351,7 +351,7 @@ def test_rows_of_two_devices_are_compared_after_the_correction_and_it_is_said(ru
     run("sweep", "--backend", "simulated", *GRID, "--output", "alone.jsonl")
     shared_log, alone = (read_run_log(run.folder / name) for name in ("log.jsonl", "alone.jsonl"))
     compared = compare(shared_log, alone)
-    crossed = [pair for pair in compared.pairs if not pair.is_of_one_device]
+    crossed = [pair for pair in compared.pairs if not pair.is_same_device]
     assert len(compared.pairs) == 12
     assert 0 < len(crossed) < 12
     assert all(pair.ratio == pytest.approx(1.0, abs=0.004) for pair in compared.pairs)
@@ -369,7 +369,7 @@ def test_rows_of_two_devices_are_compared_after_the_correction_and_it_is_said(ru
     rows = list(csv.DictReader(io.StringIO(run("compare", "log.jsonl", "alone.jsonl", "--format", "csv")[1])))
     assert float(rows[0]["device_correction"]) == pytest.approx(compared.pairs[0].correction)
     one_and_the_same = compare(shared_log, shared_log)
-    assert all(pair.is_of_one_device and pair.ratio == 1 for pair in one_and_the_same.pairs)
+    assert all(pair.is_same_device and pair.ratio == 1 for pair in one_and_the_same.pairs)
 
 
 def test_rows_are_compared_with_the_device_that_the_header_names(shared):
@@ -469,7 +469,7 @@ def test_what_the_reference_does_not_tell_is_in_every_corrected_interval(run, sh
         error = math.hypot(pair.a.error.own, pair.b.error.own, pair.a.device_speed_half_width / 1.96)
         expected = student_t(pair.a.error.degrees) * math.hypot(error, pair.design.factor * pair.a.error.common)
         assert math.log(pair.interval.high / pair.ratio) == pytest.approx(expected)
-        assert (pair.a.device_speed_half_width > 0) == (not pair.is_of_one_device)
+        assert (pair.a.device_speed_half_width > 0) == (not pair.is_same_device)
 
 
 def test_how_far_apart_devices_are_on_less_work_than_the_references_is_between_that_and_nothing():

@@ -19,7 +19,7 @@ from attacks.calls import Killed, call
 from attacks.counts import Counts
 from attacks.honest import RUNS, Run
 from mamf.contribution.rules import review
-from mamf.logs.run_log import MAY_PASS
+from mamf.logs.run_log import TRANSIENT_STATUSES
 from mamf.testing import SimulatedBackend
 
 _MOST_KILLS_OF_A_RUN = 6
@@ -191,7 +191,7 @@ def judge(run: Run, path: Path, whole: Path, counts: Counts, allowed: Collection
 def _rows(path: Path) -> list[dict[str, Any]]:
     """The rows that are not measured again when a log is resumed, references apart: these are, on purpose."""
     rows = [record for record in records(path) if record["record"] == "measurement"]
-    return [row for row in rows if not row["is_reference"] and row["status"] not in MAY_PASS]
+    return [row for row in rows if not row["is_reference"] and row["status"] not in TRANSIENT_STATUSES]
 
 
 def _step(row: dict[str, Any]) -> str:

@@ -34,7 +34,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Loaded when first used: who reads logs needs the names alone."""
+    """Load a regime when it is first used: readers of logs need only the names."""
     if name not in _HOMES:
         raise AttributeError(f"module 'mamf.engine.regimes' has no attribute {name!r}")
     import importlib

@@ -1,4 +1,4 @@
-"""What the regimes share: when to stop, what was taken, and the host kept out of the device's way."""
+"""The parts that regimes share: the stopping rule, the samples, and the interface."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ class StoppingRule:
 
 @dataclass
 class Samples:
-    """What a regime took: seconds a launch, one sample each, and what the sensors said meanwhile.
+    """The samples of a visit in seconds per launch, and the sensor readings taken meanwhile.
 
-    ``timer_overhead``: seconds already taken off each sample, because the timer adds them.
+    ``timer_overhead``: seconds of the timer itself, already subtracted from each sample.
     """
 
     seconds: list[float] = field(default_factory=list)
@@ -97,9 +97,9 @@ class Regime(ABC):
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self._looked_at = 0.0
-        #: Host seconds of the latest visit, what it rests and settles included.
+        #: Host seconds of the latest visit, including rest and settling.
         self.visit_took = 0.0
-        #: What each number of launches to queue passes, for ranks that must queue alike.
+        #: Applied to each number of launches to queue, for ranks that must queue the same number.
         self.agree: Callable[[float], float] = lambda own: own
 
     @classmethod
@@ -120,7 +120,7 @@ class Regime(ABC):
         return 0.0
 
     def outlasted_by(self, seconds: float) -> str | None:
-        """Why a launch of so many seconds is too long for what the regime stands for, or None."""
+        """Why a launch of ``seconds`` is too long for this regime, or None."""
         return None
 
     def bridge(self, launches: Sequence[Launch], seconds: float) -> None:
@@ -151,22 +151,22 @@ class Regime(ABC):
         """
 
     def timed(self, launch: Launch) -> tuple[object, object]:
-        """Queue a launch between two marks, and nothing else."""
+        """Queue a launch between two marks."""
         start = self.backend.mark()
         launch()
         self.backend.submit()
         return start, self.backend.mark()
 
-    def require_clock_goes_on(self, rounds: int) -> None:
-        """For a loop over time, before each of its rounds of launches, counted from 0. Raises PluginError where many of
-        them took no time: the loop would not end.
+    def require_clock_advances(self, rounds: int) -> None:
+        """Call before each round of launches in a loop over time, with the number of the round from 0. Raises
+        PluginError if many rounds took no time: the loop would not end.
         """
         if rounds % _MANY_ROUNDS:
             return
         before, self._looked_at = self._looked_at, self.backend.now()
         if rounds and before == self._looked_at:
-            told = f"its clock stood still for {_MANY_ROUNDS} rounds of launches"
-            raise PluginError(f"backend {self.backend.name} is broken: {told}")
+            fault = f"its clock stood still for {_MANY_ROUNDS} rounds of launches"
+            raise PluginError(f"backend {self.backend.name} is broken: {fault}")
 
     def read_sensors(self, energy: bool = False) -> Reading | None:
         telemetry = self.backend.telemetry

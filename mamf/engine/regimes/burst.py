@@ -94,22 +94,22 @@ class Burst(Regime):
             self._rest()
 
     def _warm_in(self, checked: Checked, size: int, rule: StoppingRule) -> None:
-        """Burst without counting until a device that was idle runs as it will go on to run."""
+        """Run uncounted trains until an idle device reaches its steady speed."""
         traits, begun = self.backend.burst_traits, self.backend.now()
         if self.agree(not self._is_cold and begun - self._rested_at <= traits.cold_after_seconds):
             return
         trains = 0
         while not rule.is_over(now := self.backend.now()) and self.agree(now - begun < traits.warm_in_seconds):
-            self.require_clock_goes_on(trains)
+            self.require_clock_advances(trains)
             self._train(checked, size, self.shortest_lead_seconds)
             self._rest()
             trains += 1
         self._is_cold = False
 
     def _is_held_back(self, reading: Reading | None) -> bool:
-        """Whether what ran before a visit still throttles its first train, and more rest may help: that is owed then.
+        """Whether earlier load still throttles the first train of a visit, so that more rest may help.
 
-        A device that is throttled all the same is what it is.
+        After ``most_held_back`` such trains the throttling counts as normal for this device.
         """
         if reading is None or not reading.throttle_reasons:
             self._held_back = 0
@@ -130,7 +130,7 @@ class Burst(Regime):
         """Launches of the next train, given seconds a launch with its flush and the samples so far."""
         fewest = self._shortest_train(period)
         if taken <= self.fewest_in_train:
-            # Two of the shortest trains make the fewest samples that an interval at 95 % can be had from.
+            # Two of the shortest trains give the fewest samples for a 95 % interval.
             return fewest
         fitting = min(self.backend.burst_traits.train_seconds / period, self.most_in_train)
         lag = self._lag(period)
@@ -168,7 +168,7 @@ class Burst(Regime):
                 self.backend.flush_cache()
 
     def _train(self, checked: Checked, size: int, lead: float) -> tuple[list[float], Reading | None]:
-        """Seconds of each launch, and what the sensors said while they ran."""
+        """Seconds of each launch, and the sensor reading meanwhile."""
         backend, launch = self.backend, checked.launches[0]
         with no_garbage_collection():
             self._get_ahead(launch, lead)

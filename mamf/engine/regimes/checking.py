@@ -1,4 +1,4 @@
-"""Launches held to their results: what was timed is verified.
+"""Verifies the results of timed launches.
 
 A kernel that is right once may do nothing afterwards, write where it should read, or serve one operand set of many. So
 all output of every set is verified before any time is taken (which also compiles what is compiled late). Before
@@ -107,7 +107,7 @@ class Checked:
         return seconds[-1]
 
     def seconds_of(self, index: int, backend: Backend) -> float:
-        """Host seconds of a launch by itself."""
+        """Host seconds of a single launch."""
         begun = backend.now()
         self.launches[index]()
         backend.submit()

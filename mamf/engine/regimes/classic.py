@@ -39,7 +39,7 @@ class Classic(Regime):
     def sample(self, checked: Checked, rule: StoppingRule, estimate: float) -> Samples:
         begun, loops = self.backend.now(), 0
         while self.backend.now() - begun < self._warmup_owed and not rule.is_over(self.backend.now()):
-            self.require_clock_goes_on(loops)
+            self.require_clock_advances(loops)
             self._loop(checked, rule)
             loops += 1
         self._warmup_owed = 0.0

@@ -16,7 +16,7 @@ from mamf.machine.garbage import no_garbage_collection
 from mamf.measurement import Conditions
 from mamf.statistics import Repeatability, relative_slope
 
-#: A clock of at least this share of the highest: nothing holds the device back.
+#: Share of the maximum clock from which the device counts as not throttled.
 _AT_BOOST = 0.98
 #: Of a visit that starts anew, at least: one to settle, one to measure.
 _FEWEST_SWINGS = 2
@@ -145,7 +145,7 @@ class Sustained(Regime):
         return self.backend.now() - self._loaded_until > self.backend.sustained_traits.cold_after_seconds
 
     def _settle(self, blocks: _Blocks, rule: StoppingRule) -> bool:
-        """Run until nothing drifts any more; False when that takes too long or the budget ends."""
+        """Run until the rate no longer drifts; False if that takes too long or the budget ends."""
         traits = self.backend.sustained_traits
         shortest = max(traits.settle_seconds, traits.soak_seconds - self._loaded_seconds)
         if self.anew:
@@ -158,7 +158,7 @@ class Sustained(Regime):
                 recent.append(block.seconds)
             elapsed = self.backend.now() - begun
             is_flat = len(recent) >= self.fewest_blocks and abs(relative_slope(recent)) <= self.settled_slope
-            # A controller that hunts is never flat over so few blocks; a visit's mean is of whole periods all the same.
+            # An alternating controller is never flat over so few blocks, but the mean of a visit covers whole periods.
             if self.agree(elapsed >= shortest and (is_flat or self.anew is not None)):
                 return True
             is_too_long = self.agree(elapsed >= shortest + self.longest_settling_seconds)
@@ -205,7 +205,7 @@ class _Blocks:
         queued: deque[tuple[object, object, int, bool]] = deque()
         reached = backend.mark()
         for blocks in itertools.count():
-            self._regime.require_clock_goes_on(blocks)
+            self._regime.require_clock_advances(blocks)
             if self._must_poison:
                 self._checked.prepare_check()
                 self._must_poison, reached = False, backend.mark()

@@ -1,1 +1,1 @@
-"""Ceilings are sought: which shape comes next, and which rounds confirm it."""
+"""The search for ceilings: which shape to measure next, and which rounds confirm the best."""

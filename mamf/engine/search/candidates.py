@@ -1,4 +1,4 @@
-"""Which measured rows go on to the next phase of a search for a ceiling. Pure."""
+"""Selects the rows that enter the next phase of a search for a ceiling. Pure."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def best_of_their_kind(rows: Iterable[Measurement]) -> list[Candidate]:
 
 
 def of_the_default(candidates: Sequence[Candidate], rows: Iterable[Measurement], default: str) -> list[Candidate]:
-    """The default kernel at its own best shape, and on every shape where another kernel is a candidate: how much that
-    gains is known only where both were measured in the same rounds.
+    """The default kernel on its best shape and on every shape where another kernel is a candidate. The gain over the
+    default is known only if both are measured in the same rounds.
     """
     if all(kernel == default for _, kernel in candidates):
         return []

@@ -1,4 +1,4 @@
-"""Both ceilings of a device in about a minute: a search, and a proof in the log."""
+"""Finds both ceilings of a device in about a minute, and logs the rows that confirm them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Find:
 
     @property
     def ceilings(self) -> dict[str, Ceiling]:
-        """What the rows so far confirm, by regime."""
+        """The ceilings that the rows so far confirm, by regime."""
         return self.confirmed_by(self.rows)
 
     def confirmed_by(self, rows: Iterable[Measurement]) -> dict[str, Ceiling]:

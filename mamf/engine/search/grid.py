@@ -1,4 +1,4 @@
-"""What a search for ceilings sets out to do: its grid, its budget and what part of it each phase has."""
+"""Plans a search for ceilings: its grid, its budget and the share of each phase."""
 
 from __future__ import annotations
 

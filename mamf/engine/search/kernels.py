@@ -27,7 +27,7 @@ _SHARE_OF_ROWS, _SHARE_BEFORE_LAST, _SHARE_OF_CHOOSING = 0.2, 0.45, 0.35
 
 @dataclass
 class KernelsFind(KernelsSweep):
-    """One run of a plan that ``confirms``; ``confirmed_by`` tells what its rows confirm.
+    """One run of a plan that ``confirms``; ``confirmed_by`` returns the ceilings that rows confirm.
 
     ``rows``: of an interrupted run, in their order; those measured join them. What was best among them goes through
     rounds that choose, and fresh ones that confirm, in every regime of the plan.
@@ -55,7 +55,7 @@ class KernelsFind(KernelsSweep):
     def _steps(self, run: Runner) -> Steps:
         steps = self.plan.steps(self.held)
         for number, name in enumerate(self.plan.regimes):
-            regime = run.started(self._regime(name))
+            regime = run.start(self._regime(name))
             if steps and not number:
                 yield from self._remembered(self._rows(run, regime, steps))
             is_last = number == len(self.plan.regimes) - 1

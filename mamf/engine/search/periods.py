@@ -1,4 +1,4 @@
-"""How many compute units a device seems to have, where it does not tell: what explains its figures best."""
+"""Estimates the number of compute units from measured rates, for devices that do not report it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mamf.operations.matmul.shapes import MatmulShape
 _UNITS = range(8, 322, 2)
 # Shapes of at least this share of the best: what else holds back the others hides the waves.
 _FAST = 0.7
-# Of these the fastest, and fewer than the fewest tell nothing.
+# The most of these that are used, the fastest first, and the fewest that allow an estimate.
 _MOST_SHAPES, _FEWEST_SHAPES = 64, 16
 # By how much more likely (as a logarithm) waves over some units must make what was measured than no waves at all: of
 # so many numbers of units the likeliest is likelier by chance alone (the logarithm of how many is 5).
@@ -34,7 +34,7 @@ def likeliest_units(measured: Mapping[MatmulShape, float], scales: Scales) -> in
     cut, near = tiled(m, n), Nearness(distances(features(shapes, None), rows, rows))
 
     def likelihood(units: int | None) -> float:
-        # All tiles together, not each by itself: for so many numbers of units that would take several times as long.
+        # All tiles together: a separate effect per tile would take several times as long for this many candidates.
         waves = squared_distances(wave_features(cut, units), rows, rows)[None] / 4
         return log_likelihood(near.with_waves(waves), values, scales)
 

@@ -6,7 +6,7 @@ from mamf.backend import DeviceInfo
 from mamf.ceilings.contributed import contributed_ceilings
 from mamf.ceilings.known import label_dtype
 from mamf.errors import MamfError
-from mamf.logs.found import found
+from mamf.logs.found import cached_ceiling
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.regime_names import CEILINGS
@@ -26,7 +26,7 @@ def priors(info: DeviceInfo, problem: MatmulProblem) -> list[MatmulShape]:
 def _found_here(info: DeviceInfo, dtype: str, regime: str) -> list[MatmulShape]:
     """A log that cannot be read is no hint."""
     try:
-        left = found(info, dtype, regime)
+        left = cached_ceiling(info, dtype, regime)
     except (MamfError, OSError):
         return []
     return [] if left is None else [left.ceiling.shape]

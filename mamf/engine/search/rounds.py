@@ -1,4 +1,4 @@
-"""Interleaved rounds that choose among candidates, and fresh ones that confirm what was chosen: of any operation."""
+"""Interleaved rounds that choose among candidates, and fresh rounds that confirm the choice, for any operation."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class Confirmation:
             seconds_each = (self.run.now() - begun) / max(len(own), 1)
             if phase.chooses:  # what confirms them is due
                 phase.until = min(phase.until, self.deadline - FEWEST_ROUNDS * len(left) * seconds_each)
-            if not self._goes_on(phase, number + 1, is_due=number < phase.fewest):
+            if not self._continues(phase, number + 1, is_due=number < phase.fewest):
                 break
             left = [each for each in left if each not in due]
             left = not_beaten(own, left, self.hopeless if number >= phase.fewest else 1.0)
@@ -184,7 +184,7 @@ class Confirmation:
         due = list(candidates) if is_choice_of_visits else self.chooser.sample(candidates, len(candidates))
         while due:
             can_wait = is_choice_of_visits and phase.rows and not self.leaves_time_to_confirm()
-            if not self._goes_on(phase, number, is_due=number <= phase.fewest and not can_wait):
+            if not self._continues(phase, number, is_due=number <= phase.fewest and not can_wait):
                 break
             shape, kernel = due[0]
             step = Step(self.kernels[kernel], self.problem, shape, regime, rule, phase.name, number)
@@ -197,8 +197,10 @@ class Confirmation:
             due = [each for each in due if each != (row.shape, row.kernel)]
         return due
 
-    def _goes_on(self, phase: _Phase, number: int, is_due: bool) -> bool:
-        return self.run.goes_on(phase.regime, phase.name, phase.until, number, is_due=is_due, problem=self.problem)
+    def _continues(self, phase: _Phase, number: int, is_due: bool) -> bool:
+        return self.run.has_next_step(
+            phase.regime, phase.name, phase.until, number, is_due=is_due, problem=self.problem
+        )
 
     def _longest_visit(self, regime: Regime, until: float, visits: int) -> float:
         if regime.name == Sustained.name:

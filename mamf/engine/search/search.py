@@ -41,7 +41,7 @@ _EARLY_MEASUREMENTS, _MEASUREMENTS_PER_EARLY_FIT = 48, 4
 _DOUBT = 6.0
 # What a measurement takes beside its launches, as a share of what the largest shape takes.
 _OVERHEAD = 0.1
-# A promise of less than this share of the best is none: it is below what a measurement repeats to.
+# A predicted gain below this share of the best is ignored: it is below the repeatability of a measurement.
 _WORTHWHILE = 0.001
 _LEADERS = 8
 
@@ -82,7 +82,7 @@ def find_best(
         proposed = search.propose()
         if proposed is None:
             break
-        search.tell(proposed, measure(proposed[0]))
+        search.record(proposed, measure(proposed[0]))
         if is_large and len(search.measured) % _MEASUREMENTS_PER_FIT == 0:
             search.consider(candidates_of(grid, chooser, [shape for shape, _ in search.leaders(_LEADERS)]))
     return search.result()
@@ -98,11 +98,11 @@ def candidates_of(grid: MatmulGrid, chooser: random.Random, leaders: Sequence[Ma
 
 
 class Search:
-    """The same, asked one by one (``propose`` and ``tell``), for callers that must stop at any moment; and over shapes
-    and ``kernels`` together, once others than the first are added.
+    """A search one measurement at a time (``propose``, then ``record``), for callers that may stop at any moment. It
+    searches shapes and ``kernels`` together once ``add_kernel`` has added a second kernel.
 
-    ``consider`` replaces the shapes and keeps what was learned: how a search goes from a coarse grid to finer steps
-    around its leaders. ``add_kernel`` does so with the kernels.
+    ``consider`` replaces the shapes and keeps what was learned, as when a search moves from a coarse grid to finer
+    strides around its leaders.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class Search:
         flop = np.array([shape.flop for shape, _ in self._candidates], dtype=float)
         self._log_seconds = np.log(flop / flop.max() + _OVERHEAD)
         self._hopeless = np.zeros(len(self._candidates), dtype=bool)
-        self._look_at_shapes()
+        self._update_features()
         if self._surrogate.is_fitted:
             self._refit()
 
@@ -155,7 +155,7 @@ class Search:
 
     @single_threaded
     def propose(self) -> Candidate | None:
-        """What to measure next, or None when nothing promising is left."""
+        """The next candidate to measure, or None if none is promising."""
         untried = (each for each in self._first if each in self._position and each not in self.measured)
         first = next(untried, None)
         if first is not None:
@@ -163,17 +163,17 @@ class Search:
         # From a few figures nothing can be told: neither what varies, nor that nothing is left.
         if not self._surrogate.is_fitted or len(self._rows) < _FEWEST_TO_JUDGE:
             return self._any_left()
-        doubtful = self._of_untried(self._surrogate.bound(_DOUBT)).max()
+        doubtful = self._mask_tried(self._surrogate.bound(_DOUBT)).max()
         is_sure = len(self.measured) >= _FEWEST_TO_GIVE_UP and doubtful < self._surrogate.highest + _WORTHWHILE
         if is_sure or doubtful == -math.inf:
             self._exhausted = True
             return None
         gain = self._surrogate.log_improvement() - self._log_seconds
-        return self._candidates[int(np.argmax(self._of_untried(gain)))]
+        return self._candidates[int(np.argmax(self._mask_tried(gain)))]
 
     @single_threaded
-    def tell(self, candidate: Candidate, tflops: float) -> None:
-        """What ``candidate`` measured; NaN if it could not be."""
+    def record(self, candidate: Candidate, tflops: float) -> None:
+        """Record the TFLOPS of ``candidate``; NaN if it could not be measured."""
         if candidate not in self._position:  # what an interrupted run had measured decides, not what this one would
             self.kernels = list(dict.fromkeys((*self.kernels, candidate[1])))
             self.consider([*self._shapes, candidate[0]])
@@ -186,7 +186,7 @@ class Search:
         if is_due or not self._surrogate.is_fitted:
             self._refit()
         elif not tflops > 0:  # nothing to fit
-            self._look_at_failures()
+            self._update_hopeless()
         else:
             self._rows.append(self._position[candidate])
             self._surrogate.add(self._rows[-1], math.log(tflops))
@@ -235,13 +235,13 @@ class Search:
     def _known(self) -> dict[Candidate, float]:
         return {candidate: tflops for candidate, tflops in self.measured.items() if tflops > 0}
 
-    def _of_untried(self, worth: Array) -> Array:
+    def _mask_tried(self, worth: Array) -> Array:
         """The same, and minus infinity of candidates that were measured or cannot be."""
         worth[self._rows] = -math.inf
         worth[self._hopeless] = -math.inf
         return worth
 
-    def _look_at_shapes(self) -> None:
+    def _update_features(self) -> None:
         self._surrogate.features = features(self._shapes, self.compute_units).by_each_of(len(self.kernels))
 
     def _refit(self) -> None:
@@ -249,15 +249,15 @@ class Search:
         if self._learns_units:
             first = {shape: tflops for (shape, kernel), tflops in known.items() if kernel == self.kernels[0]}
             self.compute_units = likeliest_units(first, self._surrogate.scales)
-            self._look_at_shapes()
+            self._update_features()
         self._rows = [self._position[candidate] for candidate in known]
         self._surrogate.fit(self._rows, [math.log(tflops) for tflops in known.values()])
-        self._look_at_failures()
+        self._update_hopeless()
 
-    def _look_at_failures(self) -> None:
-        self._hopeless = np.concatenate([self._hopeless_by(number) for number in range(len(self.kernels))])
+    def _update_hopeless(self) -> None:
+        self._hopeless = np.concatenate([self._hopeless_of(number) for number in range(len(self.kernels))])
 
-    def _hopeless_by(self, number: int) -> NDArray[np.bool_]:
+    def _hopeless_of(self, number: int) -> NDArray[np.bool_]:
         """Of the shapes, by the kernel of this number."""
         kernel, before = self.kernels[number], number * len(self._shapes)
         own = [

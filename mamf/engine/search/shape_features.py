@@ -26,7 +26,7 @@ _TILES = ((64, 128), (64, 256), (128, 128), (128, 192), (128, 256), (192, 256), 
 @dataclass
 class Features:
     """Per candidate ``sizes`` and ``pairs``, which of the pairs of M and N it has; per pair ``waves`` and ``lean``.
-    ``sizes`` and ``waves`` do not tell M from N, ``lean`` does; each column standardised. ``kernels``: by which of
+    ``sizes`` and ``waves`` are symmetric in M and N, ``lean`` is not; columns standardized. ``kernels``: by which of
     several a candidate is measured; None where there is one.
     """
 

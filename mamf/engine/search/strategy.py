@@ -58,8 +58,8 @@ class FindStrategy:
         self._compiled = 0.0
 
     def _until(self, share: float) -> float:
-        """The moment by which a phase ends; burst alone has the whole budget. What trying algorithms takes, which may
-        compile, is nobody's share.
+        """The moment by which a phase ends; burst alone has the whole budget. Time for trying algorithms, which may
+        compile, counts toward no phase.
         """
         scale = 1.0 if Sustained.name in self.plan.regimes else 1 / self.pace.burst
         return self.run.begun + self._compiled + share * scale * (self.plan.budget_seconds - self._compiled)
@@ -80,7 +80,7 @@ class FindStrategy:
     def _burst(self, seen: list[Measurement]) -> Steps:
         problem = self.plan.problem
         self.run.reserve(problem, (problem.buffers(shape) for shape in self.plan.grid.shapes()))
-        regime = self.run.started(Burst(self.backend))
+        regime = self.run.start(Burst(self.backend))
         units = self.backend.info.compute_units
         search = Search(
             self.plan.grid.shapes(),
@@ -108,7 +108,7 @@ class FindStrategy:
             share = self.pace.scout + (self.pace.refine - self.pace.scout) * number / len(steps)
             most = len(search.measured) + self.plan.refinements // len(steps)
             yield from self._search(search, regime, "refine", most, self._until(share), rule)
-        # Scouts cannot tell kinds apart that lie closer than their own precision: the best of several are confirmed.
+        # Scouts cannot separate kinds that differ by less than their precision: the best of several are confirmed.
         leaders = search.leaders(self.pace.candidates)
         kinds = best_of_their_kind(self._scouted)[: self.pace.candidates // 2]
         candidates = list(dict.fromkeys((*kinds, *leaders)))[: self.pace.candidates]
@@ -124,7 +124,7 @@ class FindStrategy:
         seen += [*measured, *confirming]
 
     def _search(self, search: Search, regime: Regime, phase: str, most: int, until: float, rule: StoppingRule) -> Steps:
-        while len(search.measured) < most and self.run.goes_on(
+        while len(search.measured) < most and self.run.has_next_step(
             regime, phase, until, is_due=len(search.measured) < FEWEST_ROUNDS
         ):
             proposed = search.propose()
@@ -134,7 +134,7 @@ class FindStrategy:
             row = yield self._step(self._by_name[kernel], shape, regime, rule, phase, len(search.measured))
             if row is None:
                 return
-            search.tell((row.shape, row.kernel), row.best_rate if row.ok else float("nan"))
+            search.record((row.shape, row.kernel), row.best_rate if row.ok else float("nan"))
             self._scouted.append(row)
 
     def _add_kernels(self, search: Search, regime: Regime, rule: StoppingRule) -> Steps:
@@ -148,7 +148,7 @@ class FindStrategy:
                     if chosen.best_rate < (1 + self.clearly) * tried[0].best_rate:
                         chosen = tried[0]
                     search.add_kernel(chosen.kernel)
-                    search.tell((shape, chosen.kernel), chosen.best_rate)
+                    search.record((shape, chosen.kernel), chosen.best_rate)
 
     def _try_algorithms(
         self,
@@ -171,7 +171,7 @@ class FindStrategy:
                     self._by_name[variant.name] = variant
                     if any((row.shape, row.kernel) == (shape, variant.name) for row in self._algorithms):
                         continue
-                    if not self.run.goes_on(regime, "algorithm", self._deadline):
+                    if not self.run.has_next_step(regime, "algorithm", self._deadline):
                         return
                     row = yield self._step(variant, shape, regime, rule, "algorithm", 0)
                     if row is None:
@@ -203,10 +203,10 @@ class FindStrategy:
         yield from self._rounds(regime, finalists, rounds, self.pace.chosen, 1.0)
 
     def _start(self, regime: Regime, shapes: Iterable[MatmulShape]) -> None:
-        """With room for all that is to come."""
+        """Start a regime with operands allocated for all shapes to come."""
         problem, cache = self.plan.problem, self.backend.info.cache_bytes
         self.run.reserve(problem, (problem.buffers(shape, regime.sets(problem, shape, cache)) for shape in shapes))
-        self.run.started(regime)
+        self.run.start(regime)
 
     def _finalists(
         self, regime: Regime, burst: Sequence[Measurement]
@@ -220,7 +220,7 @@ class FindStrategy:
         rule, until = StoppingRule(self.plan.precision, self.visit_seconds), self._until(self.pace.visit)
         visits: list[Measurement] = []
         for number, (shape, kernel) in enumerate(self._visited(candidates, visits)):
-            if not self.run.goes_on(regime, "visit", until, is_due=len(visits) < 2):
+            if not self.run.has_next_step(regime, "visit", until, is_due=len(visits) < 2):
                 break
             step = self._step(self._by_name[kernel], shape, regime, rule, "visit", number)
             row = yield from self._confirmation.timed(step)

@@ -1,4 +1,4 @@
-"""A search for ceilings as a program sees it: rows as they are measured, ceilings as these confirm them."""
+"""A search for ceilings as an iterator over rows."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class CeilingSearch:
 
     @property
     def ceiling(self) -> Ceiling:
-        """The one that was sought. Raises DeviceError while it is not confirmed."""
+        """The ceiling of the requested regime. Raises DeviceError until it is confirmed."""
         found = self.ceilings
         if self.regime not in found:
             if reason := why_hopeless(self.find.rows):

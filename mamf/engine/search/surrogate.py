@@ -1,9 +1,9 @@
-"""What a search believes of shapes it has not measured: a Gaussian process over features of the shape.
+"""Predicts the rate of shapes not yet measured: a Gaussian process over features of the shape.
 
 Rasmussen & Williams, Gaussian Processes for Machine Learning, 2006, chapters 2 and 5. What makes matmul hard to predict
 is quantisation: a product is cut into tiles, and tiles into waves over the compute units, so neighbours differ by more
 than distant shapes of equal quantisation. Hence features: sizes, and how full the last wave and the edge tiles are. The
-effect of each tile is learned by itself (an additive kernel: Duvenaud et al., Additive Gaussian Processes, 2011), and
+effect of each tile is learned separately (an additive kernel: Duvenaud et al., Additive Gaussian Processes, 2011), and
 what these do not explain shapes of one M and N have in common. Nothing is known in advance of a device but its compute
 units, and not even these everywhere (periods.py); the rest is learned from what was measured.
 """
@@ -208,7 +208,7 @@ class Nearness:
 
 
 def covariance(near: Nearness, scales: Scales) -> Array:
-    """Prior covariance of candidates: sizes alone, sizes with the waves of each tile, a small part that tells M from N,
+    """Prior covariance of candidates: sizes alone, sizes with the waves of each tile, a part asymmetric in M and N,
     and what is of one M and N. Of two kernels it is less by what is each one's own, and they differ by an offset too.
 
     In place, because of thousands of candidates fetching fresh memory takes as long as the arithmetic; and by pairs of

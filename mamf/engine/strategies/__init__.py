@@ -1,1 +1,1 @@
-"""Which step comes next: shapes of a list, or kernels of any operation beside the product of their ceiling."""
+"""Strategies choose the next step: shapes of a list, or kernels of any operation."""

@@ -1,4 +1,4 @@
-"""Kernels held against a baseline: every row once, then those in doubt afresh, until that is settled."""
+"""Compares kernels with a baseline: measures every row once, then repeats doubtful rows until they are decided."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class GuardSweep(KernelsSweep):
 
     def _steps(self, run: Runner) -> Steps:
         for name in self.plan.regimes:
-            regime = run.started(self._regime(name))
+            regime = run.start(self._regime(name))
             steps = [step for step in self.plan.steps() if step[0] == name]
             yield from self._visited(regime, [step for step in steps if step not in self.held], "", 1)
             confirming = regime.confirming(summarize_conditions(self._measured(name)), math.inf)
@@ -49,15 +49,15 @@ class GuardSweep(KernelsSweep):
                 doubtful = [step for step in steps if self._is_in_doubt(step)]
                 if not doubtful:
                     break
-                due = with_company(doubtful, steps)
+                due = with_another_row(doubtful, steps)
                 random.Random(f"{name} {number}").shuffle(due)
                 yield from self._visited(confirming, due, CONFIRM, number)
 
     def _visited(self, regime: Regime, steps: Sequence[StepKey], phase: str, number: int) -> Steps:
         for step in steps:
             name, problem, shape, kernel = step
-            told = f"round {number} of at most {self.plan.options.rounds}" if phase else ""
-            self.on_phase(f"{name} {shape} {kernel} {told}".rstrip())
+            progress = f"round {number} of at most {self.plan.options.rounds}" if phase else ""
+            self.on_phase(f"{name} {shape} {kernel} {progress}".rstrip())
             row = yield Step(self._names[kernel], problem, shape, regime, self._rule(regime), phase, number)
             if row is not None:
                 self._visits.setdefault(self._key(step), []).append(row)
@@ -80,7 +80,7 @@ class GuardSweep(KernelsSweep):
         return regime, problem, shape, self._names[kernel].name
 
 
-def with_company(due: Sequence[StepKey], steps: Sequence[StepKey]) -> list[StepKey]:
-    """What is due, and where that is one row alone another beside it: a visit is a fresh one after something else."""
+def with_another_row(due: Sequence[StepKey], steps: Sequence[StepKey]) -> list[StepKey]:
+    """The due steps, plus another if there is only one: a visit is fresh only after a different row."""
     others = [step for step in steps if step not in due]
     return [*due, *(others[-1:] if len(due) == 1 else ())]

@@ -14,7 +14,7 @@ from mamf.kernel import AnyKernel, Problem
 from mamf.measurement import Measurement
 from mamf.plans import Plan, StepKey
 
-#: Time for a visit of the reference product to the time for a row: it only has to tell whether the card strayed.
+#: Time for a visit of the reference product to the time for a row: it only has to show whether the card drifted.
 _REFERENCE_SHARE = 0.25
 
 
@@ -52,7 +52,7 @@ class KernelsSweep:
     def _steps(self, run: Runner) -> Steps:
         steps = self.plan.steps(self.held) if self.queue is None else self.queue
         for name, own in itertools.groupby(steps, key=lambda step: step[0]):  # as they come
-            yield from self._rows(run, run.started(self._regime(name)), own)
+            yield from self._rows(run, run.start(self._regime(name)), own)
 
     def _rows(self, run: Runner, regime: Regime, steps: Iterable[StepKey]) -> Steps:
         """Steps of one regime."""
@@ -80,7 +80,7 @@ class KernelsSweep:
     def _reference(
         self, regime: Regime, problem: Problem
     ) -> Generator[Step | Measurement, Measurement | None, Measurement | None]:
-        """The ceiling's own product, now: numerator and denominator share the card's state."""
+        """Measure the ceiling's product now, so that a row and its ceiling share the state of the card."""
         kernel = self._reference_kernel(problem.dtype, regime.name)
         if kernel is None:
             return None
@@ -98,7 +98,7 @@ class KernelsSweep:
         return None if ceiling is None else self.references.get(ceiling.kernel)
 
     def _common(self, regime: Regime, dtype: str) -> Steps:
-        """The plan's common row, by the first kernel that can."""
+        """The plan's common row, by the first kernel that supports it."""
         problem, shape = self.plan.common(dtype)
         for kernel in self.kernels:
             row = yield Step(kernel, problem, shape, regime, self._rule(regime), is_reference=True, is_reported=False)
@@ -116,14 +116,14 @@ class KernelsSweep:
 
 
 def with_products(row: Measurement, kernel: AnyKernel) -> Measurement:
-    """A row that says what its products were computed in, where that is not its dtype."""
+    """The row with the dtypes of its products, if they differ from its own."""
     if not kernel.product_dtypes:
         return row
     return replace(row, details={**row.details, "product_dtypes": " ".join(kernel.product_dtypes)})
 
 
 def with_state(row: Measurement, before: Measurement | None, after: Measurement | None) -> Measurement:
-    """A row that says what the reference product gave around it."""
+    """The row with the mean rate of the reference visits before and after it."""
     around = [each.best_rate for each in (before, after) if each is not None]
     if not around or not row.ok:
         return row

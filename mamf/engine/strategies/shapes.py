@@ -1,4 +1,4 @@
-"""Given shapes -> a stream of measurements, in an order that drift cannot pose as a trend in."""
+"""Measures given shapes in an order in which drift does not look like a trend."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Sweep:
                 run.reserve(plan.problem, [largest])
             if regime is None or regime.name != name:
                 self.on_phase(name)
-                regime, done = run.started(self._regime(name)), 0
+                regime, done = run.start(self._regime(name)), 0
             if self._would_overrun(run, shape, speeds):
                 run.left_out += 1
                 continue

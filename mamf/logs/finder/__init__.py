@@ -1,10 +1,10 @@
-"""Reads every log that mamf-finder, the ancestor, ever wrote: one reader for a dozen grammars of one script.
+"""Reads the logs of all versions of mamf-finder, the predecessor: one reader for a dozen grammars of one script.
 
-The script has no machine-readable output and no usable version number: "2" stands over six grammars whose shapes mean
-two different things, and "8" is older than "4". So the text is cleaned of what consoles add (text.py,
-consoles.py), read by what it looks like (grammars.py), a line at a time (header.py, rows.py, summary.py, node.py), and
-put together in reading.py and runs.py; runs that wrote at once are parted in mixed.py. What a log leaves open stays
-open.
+The script has no machine-readable output and no reliable version number: "2" stands for six grammars with two orders
+of dimensions, and "8" is older than "4". So console residue is removed first (text.py, consoles.py), the grammar is
+recognized by its features (grammars.py), lines are parsed one by one (header.py, rows.py, summary.py, node.py) and
+assembled into runs (reading.py, runs.py). Runs that wrote at the same time are separated in mixed.py. Facts missing
+from a log stay unknown.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mamf.errors import RunLogError
-from mamf.logs.finder.runs import nobody, parse
+from mamf.logs.finder.runs import ignore_progress, parse
 from mamf.logs.finder.text import decode
 from mamf.logs.legacy import FinderRun
 from mamf.logs.run_log import Seen
@@ -20,9 +20,9 @@ from mamf.logs.run_log import Seen
 __all__ = ["parse", "read_finder_logs"]
 
 
-def read_finder_logs(path: Path, seen: Seen = nobody) -> list[FinderRun]:
-    """Every run in the file, usually one; packed by gzip or not. ``seen`` is told how many characters are read. Raises
-    RunLogError for a file that holds none.
+def read_finder_logs(path: Path, seen: Seen = ignore_progress) -> list[FinderRun]:
+    """All runs in a file, usually one; gzip is supported. ``seen`` is called with the number of characters read. Raises
+    RunLogError for a file without a run.
     """
     try:
         content = path.read_bytes()

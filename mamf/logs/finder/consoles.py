@@ -1,10 +1,10 @@
-"""What a console adds to a log: a prefix on every line, the lines of other tasks, the ends of lines that it wraps."""
+"""Removes what consoles add to a log: line prefixes, lines of other tasks, and line breaks from wrapping."""
 
 from __future__ import annotations
 
 import re
 
-# They begin a line of a log: what stands before the first of them that is there stands before every line.
+# Line beginnings of a log: the text before the first one found is the prefix of every line.
 _LANDMARKS = (
     "Benchmark started on ",
     "** Command line:",
@@ -23,7 +23,7 @@ _LONG_LINES = ("Properties(", "| best:")
 _LONG_LINE_END = re.compile(r"(?:[)@]|TFLOPS\w*|MHz|\dW|SUSPECT|\^C)\s*$")
 _AROUND = 40
 _TAIL = re.compile(r"\s*\| best:")
-# Lines that go on none before them.
+# Lines that never continue the line before.
 _OWN = re.compile(
     r"\s*(?:\*\* |- |-{20}|\d+ \||(?:\d+|k)\s+\d+x|\[\w+\] |Trial |Tried |The best |(?:mean|median|max):|"
     r"(?:MAMF|MSMF|Elapsed|Legend|geomean|Across|arithmetic|geometric|Warming|accelerator|Benchmark|telemetry)\b|"
@@ -31,7 +31,7 @@ _OWN = re.compile(
 )
 
 
-def streams(text: str) -> list[str]:
+def split_streams(text: str) -> list[str]:
     """The texts of the tasks that a launcher labelled (``0: `` of srun), in the order of their first lines; one text
     where there are no labels. No line of them has a prefix.
     """
@@ -44,11 +44,11 @@ def streams(text: str) -> list[str]:
         found = prefix.match(line)
         label = _NUMBER.findall(found[0])[-1] if found and is_label else ""
         labels.setdefault(label, []).append(line[found.end() :] if found else line)
-    return [rest for lines in labels.values() for rest in streams("\n" + "\n".join(lines))]
+    return [rest for lines in labels.values() for rest in split_streams("\n" + "\n".join(lines))]
 
 
 def _prefix_of(text: str) -> re.Pattern[str] | None:
-    """What begins the lines of the text, any number in it standing for all; None for nothing."""
+    """The common prefix of the lines, with any number in it generalized; None without a prefix."""
     for landmark in _LANDMARKS:
         at = text.find(landmark)
         if at >= 0:
@@ -64,21 +64,21 @@ def _prefix_of(text: str) -> re.Pattern[str] | None:
     return pattern if lines and sum(map(bool, map(pattern.match, lines))) >= _MOST_OF * len(lines) else None
 
 
-def unwrapped(text: str) -> str:
-    """The text with the lines joined that a narrow terminal had broken; as it is where no line shows that."""
+def unwrap_lines(text: str) -> str:
+    """The text with lines joined that a narrow terminal had wrapped; unchanged if no line shows wrapping."""
     width = _width_of(text)
     if width is None:
         return text
     joined: list[str] = []
-    room = width
+    space = width
     for line in text.split("\n"):
         # A blank may have stood at the break, and in the middle of a row many.
-        goes_on = room < width if _TAIL.match(line) else room <= 1 and line.strip() and not _OWN.match(line)
-        if goes_on:
-            joined[-1] += " " * room + line
+        continues = space < width if _TAIL.match(line) else space <= 1 and line.strip() and not _OWN.match(line)
+        if continues:
+            joined[-1] += " " * space + line
         else:
             joined.append(line)
-        room = width - len(line) if len(line) <= width else width
+        space = width - len(line) if len(line) <= width else width
     return "\n".join(joined)
 
 

@@ -22,7 +22,7 @@ _NAMED_VALUE = re.compile(r"([A-Z][\w /-]*):\s+(\S.*)")
 _REPR = re.compile(r"^\w*\((.*=.*)\)$")
 _PROPERTY = re.compile(r"(\w+)=('[^']*'|\[[^]]*\]|\([^)]*\)|[^,]+)")
 _PAIR = re.compile(r"(\w+)=([^,\s]+)")
-# What identifies one card is nobody's business.
+# Properties that identify an individual card are private.
 _IDENTIFYING = re.compile(r"^(uuid|pci_.*|serial.*)$")
 
 

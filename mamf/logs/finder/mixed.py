@@ -1,7 +1,7 @@
-"""Several runs that wrote to one console at once: parted where their counts tell them apart, and never complete.
+"""Separates runs that wrote to one console at the same time, by their row numbers. Such runs are never complete.
 
-A run's count rises by one from row to row, and its best figures are those of its own rows. Which head and which summary
-are whose is not told by anything, so only what all heads agree in is kept.
+A run's row number rises by one per row, and its best figures come from its own rows. Heads and summaries cannot be
+assigned to runs, so only the fields in which all heads agree are kept.
 """
 
 from __future__ import annotations
@@ -15,20 +15,18 @@ from mamf.logs.finder.rows import Row
 from mamf.logs.finder.scrubber import Scrubber
 
 _PARTED = (
-    "its rows stood among those of other runs on one console, and are told apart by their numbers; whose the heads and "
-    "the summaries are is not told"
+    "its rows were mixed with those of other runs on one console and were separated by their numbers; heads and "
+    "summaries cannot be assigned"
 )
-_NOT_PARTED = (
-    "the rows of several runs are mixed, and whose is whose cannot be told: have each run write its own --output_file"
-)
+_NOT_PARTED = "the rows of several runs are mixed and cannot be separated: have each run write its own --output_file"
 
 
-def parted(readings: Sequence[Reading], scrubber: Scrubber) -> list[Reading]:
-    """The readings with those of mixed runs put together anew."""
+def separate_runs(readings: Sequence[Reading], scrubber: Scrubber) -> list[Reading]:
+    """The readings, with mixed runs separated."""
     start = _first_mixed(readings)
     if start is None:
         return list(readings)
-    # All that did not end before the mixture showed is a part of it.
+    # Readings without an end before the mixture was noticed are part of it.
     while start and not readings[start - 1].summary.kind:
         start -= 1
     end = _end_of_mixture(readings, start)
@@ -36,15 +34,15 @@ def parted(readings: Sequence[Reading], scrubber: Scrubber) -> list[Reading]:
     header = _agreed([each.header for each in mixed if each.has_head])
     rows = [row for each in mixed for row in each.rows]
     runs = _runs_by_count(rows)
-    told = _NOT_PARTED if runs is None else _PARTED
-    apart = [_reading(part, header, told, scrubber) for part in runs or [rows]]
-    return [*readings[:start], *apart, *parted(readings[end:], scrubber)]
+    mixture = _NOT_PARTED if runs is None else _PARTED
+    apart = [_reading(part, header, mixture, scrubber) for part in runs or [rows]]
+    return [*readings[:start], *apart, *separate_runs(readings[end:], scrubber)]
 
 
 def _first_mixed(readings: Sequence[Reading]) -> int | None:
     before: Reading | None = None
     for number, reading in enumerate(readings):
-        if reading.goes_back or (before is not None and _goes_on(before, reading)):
+        if reading.goes_back or (before is not None and _continues(before, reading)):
             return number
         if reading.is_measured:
             before = None if reading.summary.kind else reading
@@ -52,7 +50,7 @@ def _first_mixed(readings: Sequence[Reading]) -> int | None:
 
 
 def _end_of_mixture(readings: Sequence[Reading], start: int) -> int:
-    """Where a head comes when as many runs have ended as have begun, and at least the two that were mixed."""
+    """The first head after as many runs have ended as began, and at least two."""
     begun = ended = 0
     for number in range(start, len(readings)):
         if readings[number].has_head and ended >= max(begun, 2):
@@ -62,8 +60,8 @@ def _end_of_mixture(readings: Sequence[Reading], start: int) -> int:
     return len(readings)
 
 
-def _goes_on(before: Reading, reading: Reading) -> bool:
-    """Whether rows of a run without an end follow among those of the next one."""
+def _continues(before: Reading, reading: Reading) -> bool:
+    """Whether rows of an unfinished run continue among those of the next one."""
     due, last = before.last_number + 1, 0
     for row in reading.rows if before.last_number else ():
         if row.number == due and last != due - 1:
@@ -73,7 +71,7 @@ def _goes_on(before: Reading, reading: Reading) -> bool:
 
 
 def _runs_by_count(rows: Sequence[Row]) -> list[list[Row]] | None:
-    """None where a row could go on from none or from several."""
+    """Rows by run; None if a row could continue no run, or several."""
     runs: list[list[Row]] = []
     for row in rows:
         before = [run for run in runs if _follows(run[-1], row)]
@@ -95,7 +93,7 @@ def _follows(before: Row, row: Row) -> bool:
 
 
 def _agreed(headers: Sequence[Header]) -> Header:
-    """What all heads say alike."""
+    """The fields in which all heads agree."""
     agreed = Header()
     for name in (field.name for field in fields(Header)):
         values = [getattr(header, name) for header in headers]
@@ -107,8 +105,8 @@ def _agreed(headers: Sequence[Header]) -> Header:
     return agreed
 
 
-def _reading(rows: Sequence[Row], header: Header, told: str, scrubber: Scrubber) -> Reading:
-    reading = Reading(scrubber, header, told)
+def _reading(rows: Sequence[Row], header: Header, mixture: str, scrubber: Scrubber) -> Reading:
+    reading = Reading(scrubber, header, mixture)
     for row in rows:
         reading.add(row)
     return reading

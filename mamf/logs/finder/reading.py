@@ -1,4 +1,4 @@
-"""One run of a log while its lines come in, and what is said of it in the end: only as much as the log says."""
+"""Collects the lines of one run and turns them into a FinderRun."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class Reading:
         if self.mixture:
             return self.mixture
         if not self.is_measured:
-            return "its head alone: the run was killed before its first row, or its rows are elsewhere"
+            return "only its head: the run was killed before its first row, or its rows are elsewhere"
         if not self.summary.kind:
             return "no summary: the log is cut, or the run was killed"
         if tried == 0:
@@ -197,7 +197,7 @@ class _Shapes:
         if 0 in sizes:
             return None, (f"printed as {_printed(sizes)}: no shape has a dimension of 0",)
         if self._reduction is None and second != third:
-            return None, (f"printed as {_printed(sizes)}: the log does not tell which number is the reduction",)
+            return None, (f"printed as {_printed(sizes)}: the log does not say which number is the reduction",)
         if self._reduction != 2:
             return MatmulShape(first, second, third), ()
         shape = MatmulShape(first, third, second)

@@ -58,7 +58,7 @@ def sizes_of(text: str | None) -> Sizes | None:
 
 
 def figure(text: str | None) -> float | None:
-    """None for what is no figure: nan and inf stand for "nothing was measured"."""
+    """A figure; None for nan and inf, which mean that nothing was measured."""
     return None if text in (None, "-") else _finite(text)
 
 
@@ -155,7 +155,7 @@ def _stage(form: Form, groups: dict[str, str | None]) -> str:
 
 
 def _number(form: Form, groups: dict[str, str | None]) -> int | None:
-    """The count of the row; a trial's is none: trials end in any order."""
+    """The number of the row; None for trials, which end in any order."""
     return None if form.row == "trial" else int(groups.get("number") or 0) or None
 
 
@@ -193,7 +193,7 @@ def _evidence(form: Form, groups: dict[str, str | None]) -> tuple[Evidence, ...]
 def _evidence_of_stated(groups: dict[str, str | None]) -> tuple[Evidence, ...]:
     if groups.get("trial"):
         return _TRIAL
-    # A long shape fills the column: no telling.
+    # A long shape fills the column, so padding cannot be seen.
     if len(groups["shape"] or "") >= _PADDED_SHAPE:
         return _STATED
     return _PADDED if len(groups["pad"] or "") > 1 else _UNPADDED

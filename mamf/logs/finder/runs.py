@@ -1,4 +1,4 @@
-"""A text to its runs: cleaned, cut where a run begins, and read line by line."""
+"""Splits a text into runs: cleans it, cuts it where a run begins, and parses it line by line."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import replace
 
 from mamf.errors import RunLogError
 from mamf.logs.finder import node
-from mamf.logs.finder.consoles import streams, unwrapped
+from mamf.logs.finder.consoles import split_streams, unwrap_lines
 from mamf.logs.finder.header import STARTED
-from mamf.logs.finder.mixed import parted
+from mamf.logs.finder.mixed import separate_runs
 from mamf.logs.finder.reading import Reading
 from mamf.logs.finder.rows import RowReader
 from mamf.logs.finder.scrubber import Scrubber
-from mamf.logs.finder.text import cleaned, lines_of, unquoted
+from mamf.logs.finder.text import clean, lines_of, unquote
 from mamf.logs.legacy import FinderRun
 from mamf.logs.run_log import Seen
 
@@ -24,15 +24,15 @@ _NOTHING = (
 )
 
 
-def nobody(count: int) -> None:
-    """Sees what is read."""
+def ignore_progress(count: int) -> None:
+    """The default progress callback: does nothing."""
 
 
-def parse(text: str, seen: Seen = nobody) -> list[FinderRun]:
-    """``seen`` is told how many characters are read. Raises RunLogError where there is no run in the text."""
+def parse(text: str, seen: Seen = ignore_progress) -> list[FinderRun]:
+    """All runs in a text. ``seen`` is called with the number of characters read. Raises RunLogError without a run."""
     if not text.strip():
         raise RunLogError("empty; mamf-finder writes its log to the file named by its --output_file")
-    texts = [unwrapped(unquoted(stream)) for stream in streams(cleaned(text))]
+    texts = [unwrap_lines(unquote(stream)) for stream in split_streams(clean(text))]
     scrubber = Scrubber(texts)
     runs = [run for each in texts for run in _runs(each, scrubber, seen)]
     if not any(run.rows or run.best or run.tried is not None for run in runs):
@@ -48,7 +48,7 @@ def _runs(text: str, scrubber: Scrubber, seen: Seen) -> list[FinderRun]:
             found += [_scrubbed(run, scrubber) for run in tables if run]
         else:
             readings = [reading for reading in parts if isinstance(reading, Reading) and reading.is_there]
-            found += [reading.run() for reading in parted(readings, scrubber)]
+            found += [reading.run() for reading in separate_runs(readings, scrubber)]
     return found
 
 

@@ -1,4 +1,4 @@
-"""Takes the names of people and machines out of what is kept of a log."""
+"""Removes names of people and machines from imported logs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _KERNEL_RELEASE = re.compile(r"\d+\.\d")
 # One with blanks in it, which the shell put in quotes.
 _QUOTED_PATH = re.compile(r"(['\"])(--\w+=)?(?:~|[A-Za-z]:)?[/\\](?:[^'\"/\\]*[/\\])*([^'\"/\\]*)\1")
 _UUID = re.compile(r"\b(?:GPU-|MIG-)?[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", re.IGNORECASE)
-# Names that name nobody, or stand in a log for other reasons.
+# Generic names, or words that logs contain for other reasons.
 _HARMLESS = {"linux", "darwin", "windows", "localhost", "root", "user", "admin", "ubuntu", "runner", "torch", "cuda"}
 _SHORTEST_NAME = 3
 

@@ -46,7 +46,7 @@ class Best:
 
 @dataclass
 class Summary:
-    """``kind``: one of _EXPECTED, empty while there is none. ``lines``: of best figures, those without one included."""
+    """``kind``: one of _EXPECTED, empty at first. ``lines``: number of best lines, with or without a figure."""
 
     kind: str = ""
     tried: int | None = None
@@ -63,7 +63,7 @@ class Summary:
         return self.lines >= _EXPECTED.get(self.kind, 1)
 
     def closing_evidence(self) -> list[Evidence]:
-        """What is missing tells versions apart too, once the last line is there."""
+        """The evidence, including absent parts once the last line has been read."""
         if self.elapsed_seconds is None or self.kind != "many":
             return self.evidence
         absent = {"means", "legend"} - {name for name, _ in self.evidence}

@@ -1,4 +1,4 @@
-"""From the bytes of a log to text without the residue of terminals, mail and crashes."""
+"""Decodes a log and removes the residue of terminals, mail and crashes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _unpacked(content: bytes) -> bytes:
     return b"".join(pieces)
 
 
-def cleaned(text: str) -> str:
+def clean(text: str) -> str:
     """The text without what terminals, mail and markdown add. A carriage return ends a line, as rows end in one.
 
     A line that breaks off, at the end or at a hole that a crash left in the file, is left out where more may have
@@ -69,15 +69,15 @@ def cleaned(text: str) -> str:
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
     if "\x08" in text:
-        text = _WITH_BACKSPACE.sub(_overstruck, text)
-    text = _without_holes(text)
+        text = _WITH_BACKSPACE.sub(_apply_backspaces, text)
+    text = _remove_holes(text)
     if any(control in text for control in _CONTROLS):
         text = text.translate(dict.fromkeys(map(ord, _CONTROLS)))
     return text
 
 
-def unquoted(text: str) -> str:
-    """A text that ``cleaned`` gave, as it was before somebody quoted it."""
+def unquote(text: str) -> str:
+    """Remove quotation marks and markdown from a cleaned text."""
     for mark, pattern, substitute in (
         ("\n>", _QUOTATION, "\n"),
         ("\n^C", _ECHO, "\n"),
@@ -89,8 +89,8 @@ def unquoted(text: str) -> str:
     return text
 
 
-def _overstruck(line: re.Match[str]) -> str:
-    """What is left to be seen of a line in which the cursor went back."""
+def _apply_backspaces(line: re.Match[str]) -> str:
+    """The visible text of a line with backspaces."""
     shown: list[str] = []
     for character in line[0]:
         if character != "\x08":
@@ -100,19 +100,19 @@ def _overstruck(line: re.Match[str]) -> str:
     return "".join(shown)
 
 
-def _without_holes(text: str) -> str:
+def _remove_holes(text: str) -> str:
     pieces = _HOLE.split(text) if "\0" in text else [text]
     pieces[1:] = [piece if _WHOLE_BEGINNING.match(piece) else piece.partition("\n")[2] for piece in pieces[1:]]
-    return "\n".join(map(_without_broken_end, pieces))
+    return "\n".join(map(_remove_broken_end, pieces))
 
 
-def _without_broken_end(text: str) -> str:
+def _remove_broken_end(text: str) -> str:
     before, _, last = text.rpartition("\n")
     return before if last.strip() and not _WHOLE_END.search(last.rstrip()) else text
 
 
 def lines_of(text: str, seen: Seen) -> Iterator[str]:
-    """Lines that are not blank, without trailing blanks; ``seen`` is told of every block."""
+    """Lines that are not blank, without trailing blanks; ``seen`` is called for every block."""
     start = 0
     while start < len(text):
         end = text.find("\n", start + _BLOCK)

@@ -55,7 +55,7 @@ def requested(command: str | None) -> Requested | None:
 
 
 def requested_by(ranges: str | None, rows: Sequence[Row]) -> Requested | None:
-    """What the summary says was asked for. Three numbers are a range or a list: the rows tell which, or nothing."""
+    """The shapes requested by the summary. Three numbers may be a range or a list: the rows decide, if they can."""
     printed = _PRINTED_RANGES.fullmatch(ranges or "")
     if printed is None:
         return None

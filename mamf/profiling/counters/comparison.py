@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mamf.errors import IncomparableError
-from mamf.logs.comparability import Difference, differences_of, noted_differences
+from mamf.logs.comparability import Difference, blocking_differences, noted_differences
 from mamf.logs.compare import Pair
 from mamf.logs.entries import Entry
 from mamf.logs.known import operation_called
@@ -74,7 +74,7 @@ class CounterComparison:
 
 def compare_counters(a: RunLog, b: RunLog, anyway: bool = False) -> CounterComparison:
     """Raises IncomparableError for other devices, unless ``anyway``, or if no kernel and shape is in both logs."""
-    forced = differences_of(a.header, b.header)
+    forced = blocking_differences(a.header, b.header)
     if forced and not anyway:
         differences = ", ".join(map(str, forced))
         raise IncomparableError(f"{a.path} and {b.path} are not comparable: {differences}; --anyway compares them")

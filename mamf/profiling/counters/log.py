@@ -9,7 +9,7 @@ from typing import Any
 from mamf.errors import RunLogError
 from mamf.logs.known import operation_called
 from mamf.logs.records import utc_now
-from mamf.logs.run_log import MALFORMED, RunLog, what
+from mamf.logs.run_log import MALFORMED, RunLog, describe_error
 from mamf.measurement import Measurement
 from mamf.profiling.counters.counts import Counts, DeviceKernel
 from mamf.profiling.counters.roofs import BANDWIDTH, COMPUTE, Roof
@@ -70,7 +70,7 @@ def counted_in(log: RunLog) -> Counted:
     try:
         return counted(log.counter_records)
     except MALFORMED as error:
-        raise RunLogError(f"{log.path}: its counters: {what(error)}") from None
+        raise RunLogError(f"{log.path}: its counters: {describe_error(error)}") from None
 
 
 def counted(records: Iterable[Mapping[str, Any]]) -> Counted:

@@ -1,1 +1,1 @@
-"""What a picture shows, as data, and how it is drawn."""
+"""Charts as data, and their drawing."""

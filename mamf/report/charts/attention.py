@@ -209,9 +209,9 @@ def _sizes(rows: Sequence[Measurement]) -> str:
     """Sizes that are constant over all rows, though their factors may not be."""
     tokens = {row.shape.batch * row.shape.seqlen_k for row in rows}
     widths = {row.shape.heads * row.shape.head_dim for row in rows}
-    told = [f"batch x length = {tokens.pop()}"] if len(tokens) == 1 else []
-    told += [f"heads x head dimension = {widths.pop()}"] if len(widths) == 1 else []
-    return "".join(f"; {each}" for each in told)
+    sizes = [f"batch x length = {tokens.pop()}"] if len(tokens) == 1 else []
+    sizes += [f"heads x head dimension = {widths.pop()}"] if len(widths) == 1 else []
+    return "".join(f"; {each}" for each in sizes)
 
 
 def _conventions(rows: Sequence[Measurement], ceilings: Ceilings) -> list[str]:

@@ -23,7 +23,7 @@ QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
 _LABEL_DISTANCE, _LABEL_DISTANCE_PER_COLUMN = 0.01, 0.03
 _MARGIN_SHARE = 0.045
 _MOST_TICKS = 10
-_MOST_FAILURES_TOLD = 4
+_MOST_FAILURES = 4
 
 
 @dataclass(frozen=True)
@@ -183,17 +183,17 @@ def machine(header: Mapping[str, Any]) -> str:
     torch = header["environment"].get("packages", {}).get("torch", "unknown")
     driver = f", driver {device['driver']}" if device.get("driver") else ""
     shared = [str(each["index"]) for each in header.get("devices", ())]
-    told = f" (devices {' '.join(shared)}, figures as of the first)" if shared else ""
-    return f"{device['name']}{told}, torch {torch}{driver}"
+    devices = f" (devices {' '.join(shared)}, figures as of the first)" if shared else ""
+    return f"{device['name']}{devices}, torch {torch}{driver}"
 
 
 def failures(rows: Iterable[Measurement], drawn: Iterable[str]) -> list[str]:
     """Why lines have gaps: rows without a figure of what is drawn, by name and status."""
     names = set(drawn)
     counts = Counter((row.kernel, row.status) for row in rows if not row.ok and row.kernel in names)
-    told = [f"{count} x {kernel} ({status})" for (kernel, status), count in counts.most_common(_MOST_FAILURES_TOLD)]
-    more = sum(counts.values()) - sum(count for _, count in counts.most_common(_MOST_FAILURES_TOLD))
-    return [f"no figure: {', '.join(told)}" + (f" and {more} more" if more else "")] if told else []
+    reasons = [f"{count} x {kernel} ({status})" for (kernel, status), count in counts.most_common(_MOST_FAILURES)]
+    more = sum(counts.values()) - sum(count for _, count in counts.most_common(_MOST_FAILURES))
+    return [f"no figure: {', '.join(reasons)}" + (f" and {more} more" if more else "")] if reasons else []
 
 
 def sweep_chart(

@@ -1,6 +1,6 @@
-"""What stands around the panels of every picture: title, legend and notes, and the colours of names.
+"""The parts around the panels of every picture: title, legend, notes, and the colors of names.
 
-They are measured and the panels get what is left, so nothing overlaps whatever their number.
+Their size is measured and the panels get the remaining space, so nothing overlaps.
 """
 
 from __future__ import annotations

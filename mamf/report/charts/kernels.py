@@ -63,7 +63,7 @@ def _panel(rows: Sequence[Measurement], title: str, position: Position, quantity
 
 
 def _axis(rows: Sequence[Measurement]) -> tuple[Axis, Position]:
-    """The operation's axis; the shapes in the order of the log where it has none, or is not installed here."""
+    """The operation's axis; shapes in log order if it has no axis or is not installed."""
     of = operation_called(rows[0].operation)
     try:
         at = {row.shape: float(of.axis(row.shape)) for row in rows}

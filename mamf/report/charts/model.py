@@ -1,4 +1,4 @@
-"""Steps of models as a picture: where the milliseconds of a step go by phase, and the share of the ceiling. Pure."""
+"""Charts of training steps: milliseconds by phase, and the share of the ceiling. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SHARES = {
     False: "shares of one more launch, under torch's profiler, of the time measured without",
     True: "shares of one more launch under torch's profiler, which adds to idle: it is at most what is drawn",
 }
-_DIFFERENCES = "parts above the lowest are differences: of a phase and the one that it holds, each measured by itself"
+_DIFFERENCES = "parts above the lowest are differences: of a phase and the one that it holds, each measured separately"
 
 
 def model_chart(
@@ -51,7 +51,7 @@ def model_chart(
     titles = {key: ", ".join(word for word in _words(key) if word not in common) or first[2] for key in steps}
     lines = _shares(steps, titles, known)
     contexts = {context for found in steps.values() for context in found}
-    parts_of = by_work if _tell_their_work(steps) else stacked
+    parts_of = by_work if _have_time_shares(steps) else stacked
     panels = tuple(
         StackedPanel(titles[key], tuple(Stack(in_kibi(context), parts_of(found[context])) for context in sorted(found)))
         for key, found in steps.items()
@@ -60,7 +60,7 @@ def model_chart(
         panels = (StackedPanel("", tuple(_bars(steps, titles, lines, parts_of))),)
     note = _SHARES[any(row.idle_is_bound for row in rows)] if parts_of is by_work else _DIFFERENCES
     notes = [note] if any(len(bar.parts) > 1 for panel in panels for bar in panel.bars) else []
-    if faster := [told for key, found in steps.items() for told in _faster(titles[key], found)]:
+    if faster := [title for key, found in steps.items() for title in _faster(titles[key], found)]:
         notes.append(f"a phase took no longer than the one that it holds: {'; '.join(faster)}")
     by = "what it does" if parts_of is by_work else "phase"
     title = f"A model's step by {by}: {', '.join(word for word in _words(first) if word in common)}"
@@ -84,7 +84,7 @@ def _bars(
     return iter(sorted(bars, key=lambda bar: -bar.height))
 
 
-def _tell_their_work(steps: _Steps) -> bool:
+def _have_time_shares(steps: _Steps) -> bool:
     """Whether all are of one phase, and each says what its time goes to: else parts are phases."""
     found = [by_phase for by_context in steps.values() for by_phase in by_context.values()]
     phases = {phase for by_phase in found for phase in by_phase}
@@ -97,8 +97,8 @@ def _key(row: Measurement) -> _Key:
 
 def _words(key: _Key) -> list[str]:
     regime, problem, kernel, batch = key
-    told = [word for word in Model().words(problem) if word not in PHASES]
-    return [kernel, *told, f"batch {batch}", problem.dtype, regime]
+    words = [word for word in Model().words(problem) if word not in PHASES]
+    return [kernel, *words, f"batch {batch}", problem.dtype, regime]
 
 
 def stacked(by_phase: _Phases) -> _Parts:

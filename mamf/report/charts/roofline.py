@@ -32,7 +32,7 @@ class RoofLine:
 @dataclass(frozen=True)
 class Mark:
     """A row: ``name`` decides colour and marker, ``label`` stands beside it. Its place is a guess along the axis where
-    ``is_placed`` is False: nobody counted its bytes.
+    ``is_placed`` is False: its bytes were not counted.
     """
 
     label: str
@@ -118,4 +118,4 @@ def _notes(points: Sequence[RoofPoint], marks: Sequence[Mark]) -> Iterable[str]:
             f"({best.kernel} {best.name})"
         )
     if not all(mark.is_placed for mark in marks):
-        yield "hollow, at the right end: what a profile tells, whose bytes nobody counted"
+        yield "hollow, at the right end: kernels of a profile, whose bytes are unknown"

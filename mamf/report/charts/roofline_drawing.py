@@ -91,8 +91,8 @@ class _Labels:
         for mark in labelled(self.chart.marks):
             left_out += not self._placed(mark.label, _LABEL, self._beside(mark))
         if left_out:
-            told = f"{left_out} labels left out for want of room: the table has all"
-            self.axes.set_title(told, loc="right", fontsize=SMALL, color=GREY)
+            message = f"{left_out} labels do not fit: the table has all"
+            self.axes.set_title(message, loc="right", fontsize=SMALL, color=GREY)
 
     def _pixels(self, place: Place) -> Place:
         x, y = self.axes.transData.transform(place)

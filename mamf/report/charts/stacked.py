@@ -1,4 +1,4 @@
-"""Stacked bars side by side, and lines beside them, as data. Pure; mamf.report.charts.stacked_drawing draws it."""
+"""Stacked bars and lines below them, as data. Pure; mamf.report.charts.stacked_drawing draws it."""
 
 from __future__ import annotations
 

@@ -14,14 +14,14 @@ from mamf.report.charts.chart import machine
 
 @dataclass(frozen=True)
 class Bar:
-    """``lost``: TFLOPS to the bar before, where that is higher. ``told``: beside the figure. ``interval``: the
+    """``lost``: TFLOPS to the bar before, where that is higher. ``note``: beside the figure. ``interval``: the
     95 % repeat interval.
     """
 
     label: str
     tflops: float
     lost: float = 0.0
-    told: str = ""
+    note: str = ""
     interval: tuple[float, float] | None = None
 
 
@@ -39,7 +39,7 @@ class WaterfallChart:
 def waterfall_chart(
     steps: Sequence[WaterfallStep], rows: Sequence[Measurement], header: Mapping[str, Any]
 ) -> WaterfallChart:
-    """Steps that nobody can tell are told in a note. Raises UsageError where none is known."""
+    """Steps without a figure are listed in a note. Raises UsageError if no step has one."""
     known = [step for step in steps if step.tflops is not None]
     if not known:
         raise UsageError("nothing to draw: no step has a figure")
@@ -57,9 +57,9 @@ def _bars(steps: Iterable[WaterfallStep]) -> Iterable[Bar]:
     for step in steps:
         assert step.tflops is not None, "those without are left out"
         lost = max(0.0, step.before - step.tflops) if step.before is not None else 0.0
-        told = "" if step.change is None else f"{100 * step.change:+.1f} %"
+        note = "" if step.change is None else f"{100 * step.change:+.1f} %"
         interval = _interval(step.row) if step.row is not None else None
-        yield Bar(step.name, step.tflops, lost, told, interval)
+        yield Bar(step.name, step.tflops, lost, note, interval)
 
 
 def _interval(row: Measurement) -> tuple[float, float]:

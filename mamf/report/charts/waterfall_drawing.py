@@ -52,7 +52,7 @@ def _draw_bars(axes: Axes, bars: Sequence[Bar], colour: str, letters: int, top: 
         if bar.interval is not None:
             low, end = bar.interval
             axes.plot([place, place], [low, end], color="black", linewidth=1.5)
-        figure = f"{bar.tflops:.4g}" + (f"\n{bar.told}" if bar.told else "")
+        figure = f"{bar.tflops:.4g}" + (f"\n{bar.note}" if bar.note else "")
         axes.annotate(
             figure,
             (place, min(max(bar.tflops + lost, end), top / _HEADROOM)),

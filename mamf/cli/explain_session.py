@@ -15,8 +15,8 @@ from mamf.ceilings.explanation import FallStep, fall
 from mamf.ceilings.known import named_dtype
 from mamf.ceilings.roof import require_same_device
 from mamf.ceilings.share import require_same_card
+from mamf.cli.commands.kernels_sweep import KernelsSession
 from mamf.cli.interruption import Interruption
-from mamf.cli.kernels_sweep import KernelsSession
 from mamf.cli.printing import note_stream
 from mamf.cli.resuming import Resumed
 from mamf.cli.roofline_files import Given

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mamf.cli.options import duration, share
+from mamf.cli.options.values import duration, share
 from mamf.errors import UsageError
 from mamf.limits import require_known, whole_number
 from mamf.logs.guarding import DEFAULT_ROUNDS, DEFAULT_TOLERANCE

@@ -12,6 +12,7 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
+from mamf.choices import UNKNOWN, VERDICT_EXIT_CODES
 from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.node_verdict import existing, print_verdict
 from mamf.cli.progress import Phases
@@ -23,7 +24,6 @@ from mamf.node.gathering import Run, devices_of, read_run
 from mamf.node.group import Meeting
 from mamf.node.places import Launched, Place, launched, nowhere, place_of
 from mamf.node.ranks import COMPLETE, GO, Rank, arrive, gathered, heard, visible_index, word
-from mamf.node.verdict import EXIT_CODES, UNKNOWN
 from mamf.plans import NODE_BUDGET_SECONDS
 from mamf.plugins.discovery import backend_class, backend_statuses, open_backend
 
@@ -230,7 +230,7 @@ def _as_rank(options: argparse.Namespace, own: Launched) -> int:
     arrive(meeting, own.place)
     folder = _led_folder(options, own, meeting) if own.leads else _heard_folder(options, own, meeting)
     if folder is None:
-        return EXIT_CODES[UNKNOWN]
+        return VERDICT_EXIT_CODES[UNKNOWN]
 
     def opens() -> DeviceRun:
         _require_own_logs(folder, own.place, options.resume is not None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
@@ -11,7 +12,9 @@ from tempfile import TemporaryDirectory
 
 from tqdm import tqdm
 
+from mamf.ceilings.roof import Roofs
 from mamf.cli.terminal import warn
+from mamf.logs.roofs import roofs_of_logs
 from mamf.logs.run_log import RunLog, Seen, read_run_log
 from mamf.machine.garbage import no_garbage_collection
 
@@ -22,6 +25,11 @@ def read_log(path: Path) -> RunLog:
     if log.is_truncated:
         warn(f"the last line of {log.path} is incomplete and left out")
     return log
+
+
+def read_roofs(options: argparse.Namespace) -> Roofs | None:
+    """The roofs in the logs of ``--ceiling``, None without any. Raises UsageError or IncomparableError."""
+    return roofs_of_logs(map(read_log, options.ceiling)) if options.ceiling else None
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mamf.ceilings.roof import RoofPoint, Roofs, require_same_device
+from mamf.choices import EXPORTS
 from mamf.cli.printing import note_stream
 from mamf.cli.reading import read_log
 from mamf.cli.terminal import say, warn
@@ -24,7 +25,7 @@ from mamf.report.charts.roofline import roofline_chart
 from mamf.report.roofline import points_of
 from mamf.report.tracelens import tracelens_arch
 
-EXPORTS = ("tracelens",)
+_PICTURES = (".png", ".svg")
 
 
 class Given(NamedTuple):
@@ -60,7 +61,12 @@ def placed(given: Iterable[Given], roofs: Roofs, anyway: bool) -> list[RoofPoint
 
 
 def require_files(options: argparse.Namespace) -> None:
-    """What is wrong with where things go is said before minutes pass. Raises UsageError."""
+    """Check the files to write before anything is measured. Raises UsageError.
+
+    ``--output`` named the picture before version 2, and still does if its name ends like one.
+    """
+    if options.output and options.output.suffix in _PICTURES:
+        options.picture, options.output = options.picture or options.output, None
     if options.picture:
         file_type(options.picture)
     if options.export_file and not options.export:

@@ -12,8 +12,8 @@ from mamf.backend import MIB, Backend
 from mamf.ceilings.ceiling import Candidate, confirmed_of, why_hopeless
 from mamf.ceilings.roof import CACHE, MEMORY, Roofs, level_of, roofs_of
 from mamf.ceilings.search_plan import SearchPlan
+from mamf.cli.commands.kernels_find import KernelsFindSession
 from mamf.cli.interruption import Interruption
-from mamf.cli.kernels_find import KernelsFindSession
 from mamf.cli.resuming import Resumed, contradiction
 from mamf.cli.roofline_files import Given, finish, placed
 from mamf.cli.session import measure
@@ -51,8 +51,6 @@ _PART_OF_MEMORY, _MEMORY_BYTES = 4, 8 * 1024 * MIB
 
 def measured(options: argparse.Namespace, given: Sequence[Given]) -> int:
     """Measure, report, draw."""
-    if options.resume and options.output:
-        raise UsageError("--resume continues its own file: leave --log out")
     options.command, options.kernel = ROOFLINE, None
     return measure(options, partial(RooflineSession, options, given))
 

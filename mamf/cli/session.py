@@ -14,10 +14,11 @@ from typing import Any, NamedTuple, TypeVar
 
 from mamf.backend import Advice, Backend
 from mamf.cli.interruption import EXIT_CODE, Interruption
+from mamf.cli.options.values import ALL
 from mamf.cli.printing import note_stream, print_document
 from mamf.cli.progress import Progress
 from mamf.cli.resuming import Resumed, asks_for_plan, reopened, require_kind, require_same_plan, resumed
-from mamf.cli.sharing import ALL, asked_devices, first_opened, found_devices, opened_pool, require_same_devices
+from mamf.cli.sharing import asked_devices, first_opened, found_devices, opened_pool, require_same_devices
 from mamf.cli.terminal import say, warn
 from mamf.engine.strategies.kernels import KernelsSweep
 from mamf.engine.strategies.shapes import Sweep

@@ -13,37 +13,17 @@ from queue import SimpleQueue
 from typing import Any
 
 from mamf.backend import Backend
+from mamf.choices import PATIENCE_SECONDS
 from mamf.cli.interruption import EXIT_CODE, Interruption
-from mamf.cli.options import duration, index
+from mamf.cli.options.values import ALL, index
 from mamf.cli.terminal import say
 from mamf.errors import LogMismatchError, PluginError, UnavailableError, UsageError, fault
 from mamf.logs.run_log import RunLog
 from mamf.logs.same_device import require_same_device
 from mamf.node.children import FAILURE
-from mamf.node.pool import PATIENCE_SECONDS, DevicePool
+from mamf.node.pool import DevicePool
 from mamf.node.worker import Worker
 from mamf.plugins.discovery import is_path, open_backend
-
-#: Every device of the backend.
-ALL = -1
-
-
-def device_index(text: str) -> int:
-    return ALL if text == "all" else index(text)
-
-
-def add_devices_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("several devices", "share a run: each takes the next shape when it is free")
-    group.add_argument(
-        "--devices",
-        nargs="+",
-        type=device_index,
-        metavar="N",
-        help="these of the backend, or 'all'; each row names its own",
-    )
-    group.add_argument(
-        "--patience", type=duration, default=PATIENCE_SECONDS, help="a device silent for so long hangs (default: 5m)"
-    )
 
 
 def asked_devices(options: argparse.Namespace, log: RunLog | None) -> list[int]:

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+from mamf.choices import DEFAULT_TOLERANCE
 from mamf.errors import IncomparableError
 from mamf.logs.comparability import (
     Difference,
@@ -39,7 +40,6 @@ from mamf.tabular import Tabular
 
 Verdict = Literal["SAME", "FASTER", "SLOWER", "AMBIGUOUS"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
-DEFAULT_TOLERANCE = 0.01
 # Three samples on each side. An interval of fewer is no interval: that of a single sample has no width at all.
 LEAST_COVERAGE = 0.5
 # What two intervals of 95 % cover together, but for rounding; and the deviations that one of them is wide.

@@ -15,7 +15,7 @@ from made_plans import kernels_plan
 from mamf.backend import Unavailable
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.share import mamfu, require_same_card, state
-from mamf.cli.attention_options import shapes_from
+from mamf.cli.attention_plans import shapes_from
 from mamf.engine.strategies.kernels import KernelsSweep
 from mamf.errors import IncomparableError, UnknownNameError, UsageError
 from mamf.logs.run_log import read_run_log

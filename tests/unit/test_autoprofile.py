@@ -52,14 +52,14 @@ def profiled(machine, monkeypatch):
             write_profile(log, PROFILE)
         return 0
 
-    monkeypatch.setattr("mamf.cli.profile.run", run)
+    monkeypatch.setattr("mamf.cli.commands.profile.run", run)
 
 
 @pytest.fixture
 def undrawn(monkeypatch):
     """Pictures take seconds: that they are asked for is seen."""
     asked = []
-    monkeypatch.setattr("mamf.cli.plot.run", lambda options: asked.append(options.output.name) or 0)
+    monkeypatch.setattr("mamf.cli.commands.plot.run", lambda options: asked.append(options.output.name) or 0)
     return asked
 
 
@@ -274,7 +274,7 @@ def test_ctrl_c_leaves_what_is_done_and_the_rest_goes_on(profiled, undrawn, on_l
 
 def test_a_budget_that_ends_leaves_the_rest_out(profiled, undrawn, monkeypatch):
     clock = iter([0.0, *[10.0**6] * 9])
-    monkeypatch.setattr("mamf.cli.autoprofile.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("mamf.cli.commands.autoprofile.time.monotonic", lambda: next(clock))
     assert main([*ASKED, "--budget", "5s"]) == 0
     assert "kernels left out: the budget ended before it" in told(Path("out"))
 
@@ -283,7 +283,7 @@ def test_a_step_that_fails_is_told_and_the_others_stand(profiled, undrawn, monke
     def fail(options):
         raise NothingProfiledError("no optimizer of torch stepped", 0)
 
-    monkeypatch.setattr("mamf.cli.profile.run", fail)
+    monkeypatch.setattr("mamf.cli.commands.profile.run", fail)
     assert main(ASKED) == 1
     text = told(Path("out"))
     assert "step failed: nothing was profiled: no optimizer of torch stepped" in text
@@ -399,6 +399,6 @@ def test_without_a_ceiling_no_kernel_is_called_near_it(folder):
 
 def test_the_step_is_of_the_backend_that_was_named(profiled, undrawn, monkeypatch):
     asked = []
-    monkeypatch.setattr("mamf.cli.profile.run", lambda options: asked.append(options) or 0)
+    monkeypatch.setattr("mamf.cli.commands.profile.run", lambda options: asked.append(options) or 0)
     main([*ASKED, "--backend", "mamf.testing:SimulatedBackend"])
     assert asked[0].script[1] == "mamf.testing:SimulatedBackend"

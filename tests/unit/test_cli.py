@@ -12,7 +12,8 @@ import psutil
 import pytest
 
 from mamf.cli import main
-from mamf.cli.options import duration, share, with_dashes
+from mamf.cli.options.parser import with_dashes
+from mamf.cli.options.values import duration, share
 from mamf.errors import MamfWarning
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
@@ -385,6 +386,6 @@ def test_what_mamf_warns_of_is_a_line_once(monkeypatch, capsys):
             warnings.warn("not used: a broken file", MamfWarning, stacklevel=1)
         return 0
 
-    monkeypatch.setattr("mamf.cli.backends.run", warns)
+    monkeypatch.setattr("mamf.cli.commands.backends.run", warns)
     assert main(["backends"]) == 0
     assert capsys.readouterr().err == "mamf: not used: a broken file\n"

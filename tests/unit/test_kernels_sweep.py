@@ -11,8 +11,8 @@ from typing import Literal
 import pytest
 from rendering import render
 
-from mamf.cli.kernels_options import asked_for
-from mamf.cli.options import terminal_width
+from mamf.cli.kernel_plans import asked_for
+from mamf.cli.printing import terminal_width
 from mamf.errors import UsageError
 from mamf.logs.run_log import read_run_log
 from mamf.plugins.discovery import operation
@@ -84,7 +84,7 @@ def test_what_is_wrong_is_said_in_a_line(run, given, told):
 
 def test_a_preset_asks_for_its_operation(run, monkeypatch):
     asked = []
-    monkeypatch.setattr("mamf.cli.kernels_sweep.run", lambda options: asked.append(options) or 0)
+    monkeypatch.setattr("mamf.cli.commands.kernels_sweep.run", lambda options: asked.append(options) or 0)
     assert run("bandwidth", "--pattern", "copy", "read", "--size", "1GiB", "2GiB", "--dtype", "fp32")[0] == 0
     (options,) = asked
     assert (options.operation, options.command) == ("bandwidth", "bandwidth")
@@ -92,7 +92,7 @@ def test_a_preset_asks_for_its_operation(run, monkeypatch):
 
 
 def test_a_preset_whose_operation_is_not_there_says_so(run, monkeypatch):
-    monkeypatch.setattr("mamf.cli.bandwidth._OPERATION", "nobodys")
+    monkeypatch.setattr("mamf.cli.commands.bandwidth._OPERATION", "nobodys")
     code, out, err = run("bandwidth")
     assert (code, out) == (2, "")
     assert err.startswith("mamf: unknown operation 'nobodys'; known: attention,")

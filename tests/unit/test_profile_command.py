@@ -6,7 +6,8 @@ from argparse import Namespace
 import pytest
 
 from mamf.ceilings.known import KnownCeiling
-from mamf.cli import main, profile
+from mamf.cli import main
+from mamf.cli.commands import profile
 from mamf.contribution import known_ceilings
 from mamf.contribution.known_ceilings import KnownPeak
 from mamf.errors import UnavailableError

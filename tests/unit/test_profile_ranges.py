@@ -7,7 +7,8 @@ import torch
 from test_profile_command import SHORTLY, TINY, script
 from torch import nn
 
-from mamf.cli import main, profile
+from mamf.cli import main
+from mamf.cli.commands import profile
 from mamf.errors import UnavailableError
 from mamf.profiling.ranges import ModuleRanges
 from mamf.testing import SimulatedBackend

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from mamf.ceilings.known import KnownCeiling
-from mamf.cli import model
+from mamf.cli.commands import model
 from mamf.contribution import known_ceilings
 from mamf.errors import IncomparableError, UnavailableError, UsageError
 from mamf.logs.run_log import read_run_log

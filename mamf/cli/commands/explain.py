@@ -1,0 +1,17 @@
+"""``mamf explain``: where the datasheet's FLOPS went, step by step, measured on one product in half a minute."""
+
+from __future__ import annotations
+
+import argparse
+
+from mamf.cli.explain_session import measured
+from mamf.cli.roofline_files import read_given, require_files
+from mamf.errors import UsageError
+
+
+def run(options: argparse.Namespace) -> int:
+    require_files(options)
+    if options.ceiling and options.shape:
+        raise UsageError("--ceiling names the shape: leave --shape out")
+    given = [read_given(path) for path in options.rows]
+    return measured(options, given)

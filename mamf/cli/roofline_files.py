@@ -63,10 +63,10 @@ def placed(given: Iterable[Given], roofs: Roofs, anyway: bool) -> list[RoofPoint
 def require_files(options: argparse.Namespace) -> None:
     """Check the files to write before anything is measured. Raises UsageError.
 
-    ``--output`` named the picture before version 2, and still does if its name ends like one.
+    Earlier versions called the log --log and the picture --output: both still work.
     """
-    if options.output and options.output.suffix in _PICTURES:
-        options.picture, options.output = options.picture or options.output, None
+    if options.log or (options.output and options.output.suffix in _PICTURES):
+        options.picture, options.output = options.picture or options.output, options.log
     if options.picture:
         file_type(options.picture)
     if options.export_file and not options.export:

@@ -176,7 +176,7 @@ def measured(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         little(patch)
         patch.chdir(folder)
-        assert main([*ASKED, "--log", "explain.jsonl", "--output", "fall.png"]) == 0
+        assert main([*ASKED, "--output", "explain.jsonl", "--picture", "fall.png"]) == 0
     return folder
 
 
@@ -242,9 +242,9 @@ def test_the_winner_of_a_log_of_what_was_left_here_or_of_a_short_find_is_explain
         (["--ceiling", "explain.jsonl"], "explain.jsonl holds no burst ceiling: give a log of 'mamf find'"),
         (["--ceiling", "explain.jsonl", "--shape", "8x8x8"], "--ceiling names the shape: leave --shape out"),
         (["--resume", "explain.jsonl", "--shape", "8x8x8"], "--shapes 8x8x8 contradicts"),
-        (["--resume", "explain.jsonl", "--log", "x"], "leave --log out"),
+        (["--resume", "explain.jsonl", "--output", "x"], "leave --output out"),
         (["--shape", "8x8"], "not a shape"),
-        (["--shape", "8x8x8", "--output", "fall.png"], "fall.png exists"),
+        (["--shape", "8x8x8", "--picture", "fall.png"], "fall.png exists"),
         (["missing.jsonl", "--shape", "8x8x8"], "missing.jsonl"),
     ],
 )

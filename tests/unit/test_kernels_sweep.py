@@ -84,11 +84,18 @@ def test_what_is_wrong_is_said_in_a_line(run, given, told):
 
 def test_a_preset_asks_for_its_operation(run, monkeypatch):
     asked = []
-    monkeypatch.setattr("mamf.cli.commands.kernels_sweep.run", lambda options: asked.append(options) or 0)
+    monkeypatch.setattr("mamf.cli.commands.bandwidth.run_session", lambda options, session: asked.append(options) or 0)
     assert run("bandwidth", "--pattern", "copy", "read", "--size", "1GiB", "2GiB", "--dtype", "fp32")[0] == 0
     (options,) = asked
     assert (options.operation, options.command) == ("bandwidth", "bandwidth")
     assert (options.set, options.shapes, options.dtype) == (["pattern=copy,read"], ["1GiB", "2GiB"], ["fp32"])
+
+
+def test_bandwidth_measures_every_pattern_by_default(run):
+    code, out, _ = run("bandwidth", *DEVICE, "--size", "1GiB", "--format", "csv", "--top", "all")
+    assert code == 0
+    for pattern in ("copy", "read", "write", "triad"):
+        assert pattern in out
 
 
 def test_a_preset_whose_operation_is_not_there_says_so(run, monkeypatch):

@@ -25,7 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(group, "--dtype")
     add(group, "--regime", default_text="both")
     add_run_options(parser, budget="57s per dtype and 86s for bandwidth")
-    parser.add_argument("--log", dest="output", type=Path, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    parser.add_argument("--log", type=Path, help=argparse.SUPPRESS)
     add_device_options(parser)
     group = parser.add_argument_group("files")
     add(group, "--picture")

@@ -136,13 +136,13 @@ def _parser(given: Sequence[str]) -> Parser:
     for name, line in {first: COMMANDS[first]}.items() if first in COMMANDS else COMMANDS.items():
         command = commands.add_parser(name, help=line, description=line)
         if name in given:
-            module = _module_of(name, given)
+            module = module_of(name, given)
             command.set_defaults(module=module, parser=command)
             importlib.import_module(f"mamf.cli.options.{module}").configure(command)
     return parser
 
 
-def _module_of(command: str, given: Sequence[str]) -> str:
+def module_of(command: str, given: Sequence[str]) -> str:
     """The module of a command; the options of sweep and find depend on the operation."""
     if command in ("sweep", "find") and _operation_of(given) not in (None, "matmul"):
         return f"kernels_{command}"

@@ -178,7 +178,7 @@ def test_every_option_that_decides_a_figure_is_checked(command, run):
     }
     ranges = {"--m-range", "--n-range", "--k-range"}  # as --m
     _, out, _ = run(command, "--help")
-    named = {word.strip("[],") for line in out.split("examples:")[0].splitlines() for word in line.split()}
+    named = {word.strip("[](),;") for line in out.split("examples:")[0].splitlines() for word in line.split()}
     options = {word for word in named if word.startswith("--") and not word.endswith("'")}
     assert options - free - elsewhere - ranges == OTHER[command].keys() - {"--kernel"}
 

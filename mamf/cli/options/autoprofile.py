@@ -24,9 +24,7 @@ VARIABLES = {"seq_lens": "SEQLEN", "batch": "BATCH", "heads": "NHEADS", "head_di
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     add(parser, "--output-folder", default=Path("autoprofile"), default_text="autoprofile")
-    parser.add_argument(
-        "--from", dest="source", type=Path, metavar="FOLDER", help="measure nothing, and report on this folder"
-    )
+    add(parser, "--from", dest="source")
     variables = ", ".join(VARIABLES.values())
     group = parser.add_argument_group("what", f"sizes that are not given are taken from the environment: {variables}")
     add(group, "--operation", default="attention", default_text="attention")

@@ -41,15 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("run")
     add(group, "--output-folder", default_text="a name with the date")
     add(group, "--resume", metavar="FOLDER")
-    group.add_argument(
-        "--from",
-        dest="logs",
-        action=_Reading,
-        nargs="+",
-        type=Path,
-        metavar="FOLDER",
-        help="measure nothing, and report on these folders",
-    )
+    add(group, "--from", dest="logs", action=_Reading, nargs="+")
     add(group, "--dry-run")
     group.add_argument("--led", nargs=4, type=index, help=argparse.SUPPRESS)
     add(parser, "--format", choices=NODE_FORMATS)

@@ -53,6 +53,7 @@ OPTIONS: Mapping[str, Shared] = {
         "8-bit floats: fewer bits in partial sums", "", {"action": argparse.BooleanOptionalAction, "default": None}
     ),
     "--format": Shared("format of the report", "table", {"choices": FORMATS, "default": "table"}),
+    "--from": Shared("measure nothing, and report on what a folder holds", "", _FOLDER),
     "--head-dims": Shared("attention: dimensions of a head", "128", {"type": size, "nargs": "+", "metavar": "D"}),
     "--heads": Shared("attention: query heads", "2048 / head dimension", {"type": size, "nargs": "+", "metavar": "H"}),
     "--kernel": Shared("one of 'mamf kernels', or package.module:Class", "all available kernels", {"nargs": "+"}),

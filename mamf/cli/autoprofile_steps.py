@@ -120,7 +120,9 @@ def steps_of(options: argparse.Namespace, folder: Path, backend: Backend) -> lis
     """What is measured on this device, in order; a ceiling that is given is not sought."""
     device = _device(options)
     regimes = ("burst", "sustained") if backend.is_accelerator else ("burst",)
-    find = Step("ceilings", folder, ("find", *device, "--regime", *regimes), share=_SHARES["ceilings"])
+    find = Step(
+        "ceilings", folder, ("find", *_device_and_dtype(options), "--regime", *regimes), share=_SHARES["ceilings"]
+    )
     size = "4GiB" if backend.is_accelerator else "128MiB"
     memory = ("bandwidth", *device, "--pattern", "copy", "--size", size)
     counted = CountersStep("counters", folder, ("counters", *device), (), _SHARES["counters"], of_ceiling=BURST)
@@ -138,12 +140,20 @@ def _device(options: argparse.Namespace) -> tuple[str, ...]:
     return (*named, *(("--device", str(options.device)) if options.device is not None else ()))
 
 
+def _device_and_dtype(options: argparse.Namespace) -> tuple[str, ...]:
+    return (*_device(options), *(("--dtype", options.dtype) if options.dtype else ()))
+
+
 def _kernels(options: argparse.Namespace, folder: Path, backend: Backend) -> Step:
     share = _SHARES["kernels"]
     if options.operation != "attention":
         named = ("--kernel", *options.kernel) if options.kernel else ()
         return Step(
-            "kernels", folder, ("sweep", "--operation", options.operation, *_device(options), *named), (), share
+            "kernels",
+            folder,
+            ("sweep", "--operation", options.operation, *_device_and_dtype(options), *named),
+            (),
+            share,
         )
     names = options.kernel or (() if backend.is_accelerator else _KERNELS_OF_CPU)
     sizes = {name: getattr(options, name) for name in _SIZES_OF_CPU}
@@ -153,7 +163,17 @@ def _kernels(options: argparse.Namespace, folder: Path, backend: Backend) -> Ste
     given = [
         text for name, values in asked.items() if values for text in (f"--{name.replace('_', '-')}", *map(str, values))
     ]
-    command = ("attention", *_device(options), "--direction", "fwd", "bwd", *given, "--time-limit", _TIME_LIMIT)
+    command = (
+        "attention",
+        *_device(options),
+        *_dtype(options),
+        "--direction",
+        "fwd",
+        "bwd",
+        *given,
+        "--time-limit",
+        _TIME_LIMIT,
+    )
     return Step("kernels", folder, command, (), share, of_ceiling=BURST, without_ceiling=("--no-ceiling",))
 
 
@@ -171,6 +191,7 @@ def _model_step(options: argparse.Namespace, folder: Path, backend: Backend) -> 
         *layers_and_shape,
         "sdpa",
         str(3 * count),
+        *([options.dtype] if options.dtype else ()),
     )
-    command = ("profile", "--steps", str(count), "--warmup", str(count))
+    command = ("profile", *_device(options), "--steps", str(count), "--warmup", str(count))
     return Step("step", folder, command, operands, has_budget=False, of_ceiling=SUSTAINED)

@@ -1,5 +1,6 @@
 """mamf autoprofile: one folder whose SUMMARY.md follows from its logs, in virtual time."""
 
+import argparse
 import json
 import sys
 from dataclasses import replace
@@ -10,6 +11,8 @@ from test_counters_command import printed
 
 from mamf.ceilings.known import KnownCeiling
 from mamf.cli import main
+from mamf.cli.autoprofile_steps import steps_of
+from mamf.cli.options.autoprofile import VARIABLES
 from mamf.errors import NothingProfiledError
 from mamf.logs.run_log import read_run_log
 from mamf.profiling.advice import advice
@@ -89,6 +92,25 @@ def test_one_command_fills_a_folder(folder, undrawn):
     for name in (*names, "kernels.md"):
         assert f"]({name})" in text
     assert "Hardware counters: none, " in text
+
+
+def test_a_dtype_is_that_of_ceilings_kernels_and_model(tmp_path):
+    options = argparse.Namespace(
+        operation="attention",
+        backend=None,
+        device=1,
+        dtype="float16",
+        kernel=None,
+        ceiling=None,
+        **dict.fromkeys(VARIABLES),
+    )
+    steps = {step.name: step for step in steps_of(options, tmp_path, SimulatedBackend())}
+    for name in ("ceilings", "kernels"):
+        assert " --device 1 --dtype float16 " in " ".join(steps[name].command)
+    assert steps["step"].command[1:3] == ("--device", "1")
+    assert steps["step"].operands[-1] == "float16"
+    options.dtype = None
+    assert not any("--dtype" in step.command for step in steps_of(options, tmp_path, SimulatedBackend()))
 
 
 def test_without_a_measured_kernel_no_counters_are_asked_for(profiled, undrawn, monkeypatch):

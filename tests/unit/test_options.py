@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from mamf.choices import FORMATS, NODE_FORMATS
-from mamf.cli import COMMANDS, module_of, main
+from mamf.cli import COMMANDS, main, module_of
 from mamf.cli.options.parser import Parser
 from mamf.cli.options.shared import OPTIONS
 from mamf.report import formats

@@ -14,13 +14,12 @@ from mamf.api.reading import load_ceiling
 from mamf.ceilings.known import KnownCeiling, given_ceiling
 from mamf.cli.printing import print_document
 from mamf.cli.terminal import warn
-from mamf.contribution.known_ceilings import measured_peak
+from mamf.contribution.known_ceilings import measured_peak, opened
 from mamf.errors import MamfError, UsageError
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
 from mamf.machine.environment import command_line
 from mamf.operations.tracing.traces import read_chrome_trace
-from mamf.plugins.discovery import open_backend
 from mamf.profiling.kernel_tables import read_kernel_table
 from mamf.profiling.log import create_profile_log, write_profile
 from mamf.profiling.memory import MemoryWatch
@@ -71,7 +70,7 @@ def _profile(
     options: argparse.Namespace, script: Path, arguments: Sequence[str], ceilings: tuple[CeilingOf, CeilingOf]
 ) -> int:
     memory = None if options.memory is None else MemoryWatch(options.memory)
-    ranges = ModuleRanges(lambda: open_backend("auto", None)) if options.nvtx else None
+    ranges = ModuleRanges(lambda: opened(_device(options))) if options.nvtx else None
     profiler = StepProfiler(options.steps, options.warmup, memory, ranges)
     with tempfile.TemporaryDirectory() as folder, _log(options, script) as log:
         code = profile_script(script, arguments, profiler, options.calls)
@@ -119,7 +118,7 @@ def _tell(options: argparse.Namespace, of: Path, profile: Profile, log: RunLogWr
 def _ceilings(options: argparse.Namespace, regime: str) -> CeilingOf:
     """Those given, else what is known of this device, on which a script runs."""
     if options.source is None and not options.ceiling:
-        return functools.partial(_known_here, regime)
+        return functools.partial(_known_here, _device(options), regime)
     found = [
         load_ceiling(path, regime)
         for path in options.ceiling
@@ -128,11 +127,18 @@ def _ceilings(options: argparse.Namespace, regime: str) -> CeilingOf:
     return {ceiling.problem.dtype: given_ceiling(ceiling) for ceiling in found}.get
 
 
+def _device(options: argparse.Namespace) -> str | None:
+    """The device of --backend and --device as ``peak`` names it; None without either."""
+    if options.backend is None and options.device is None:
+        return None
+    return f"{options.backend or 'auto'}:{options.device or 0}"
+
+
 @functools.cache
-def _known_here(regime: str, dtype: str) -> KnownCeiling | None:
-    """What was measured here or contributed; a datasheet's figure is no ceiling."""
+def _known_here(device: str | None, regime: str, dtype: str) -> KnownCeiling | None:
+    """The ceiling measured here or contributed; a theoretical peak is not a ceiling."""
     try:
-        known = measured_peak(None, dtype, regime)
+        known = measured_peak(device, dtype, regime)
     except MamfError:
         return None
     return KnownCeiling(dtype, regime, known.tflops, known.source, known.told)

@@ -8,12 +8,12 @@ from pathlib import Path
 from mamf.cli.options.shared import add, add_device_options
 
 _EXAMPLES = """examples:
-  mamf autoprofile                                      ./autoprofile: ceilings, attention, a model's step, SUMMARY.md
+  mamf autoprofile                                      ./autoprofile: ceilings, attention, a model step, SUMMARY.md
   mamf autoprofile --output-folder h200 --seq-lens 4096 16384 --head-dims 64 128 --budget 10m
-  SEQLEN=8192 NHEADS=16 mamf autoprofile                sizes as scripts have them
-  mamf autoprofile --operation bandwidth                another operation in place of attention
-  mamf autoprofile --from h200                          write SUMMARY.md again, from the logs alone
-The same command again goes on with what is missing.
+  SEQLEN=8192 NHEADS=16 mamf autoprofile                sizes from the environment
+  mamf autoprofile --operation bandwidth                another operation instead of attention
+  mamf autoprofile --from h200                          write SUMMARY.md again from the logs
+Repeat the command to measure what is missing.
 """
 
 
@@ -29,7 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what", f"sizes that are not given are taken from the environment: {variables}")
     add(group, "--operation", default="attention", default_text="attention")
     add(group, "--kernel", default_text="all available kernels, on a CPU those that need no compiler")
-    add(group, "--dtype")
+    add(group, "--dtype", nargs=None)
     for name in VARIABLES:
         add(group, f"--{name.replace('_', '-')}")
     add(group, "--ceiling", nargs=None, default_text="a search comes first")

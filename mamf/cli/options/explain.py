@@ -11,7 +11,7 @@ from mamf.plans import EXPLAIN
 _EXAMPLES = """examples:
   mamf explain --ceiling find.jsonl                         on the winner of that find
   mamf explain                                              on what 'mamf find' left here, else on that of a short find
-  mamf explain --shape 8192x8192x8192 --dtype float16 --output waterfall.png
+  mamf explain --shape 8192x8192x8192 --dtype float16 --picture waterfall.png
   mamf explain --ceiling find.jsonl attention.jsonl         and down to the best of my own kernels
 """
 

@@ -10,8 +10,8 @@ from mamf.cli.options.shared import add, add_device_options, add_output_options,
 
 _EXAMPLES = """examples:
   mamf roofline                                             measure the device's ceilings: its roofs and balance points
-  mamf roofline --dtype bfloat16 fp8 --budget 2m --output roofline.png
-  mamf roofline attention.jsonl decode.jsonl --ceiling roofline.jsonl --output roofline.svg
+  mamf roofline --dtype bfloat16 fp8 --budget 2m --picture roofline.png
+  mamf roofline attention.jsonl decode.jsonl --ceiling roofline.jsonl --picture roofline.svg
   mamf roofline --ceiling find.jsonl bandwidth.jsonl --export tracelens --export-file h200.json
 """
 

@@ -38,7 +38,7 @@ OPTIONS: Mapping[str, Shared] = {
     "--device": Shared("index of the device", "0", {"type": index, "metavar": "N"}),
     "--devices": Shared(
         "indices of several devices to use, or 'all'",
-        "one device measures",
+        "only --device",
         {"type": device_index, "nargs": "+", "metavar": "N"},
     ),
     "--direction": Shared("attention: passes", "fwd", {"choices": DIRECTIONS, "nargs": "+"}),

@@ -69,7 +69,7 @@ def _add_shape_options(parser: argparse.ArgumentParser) -> None:
         "--product", choices=list(LAYOUT_OF), help="pass of the preset's layers, with its layout (default: forward)"
     )
     group.add_argument(
-        "--order", choices=ORDERS, help="shuffled with the seed, so that drift is no trend (default), or as given"
+        "--order", choices=ORDERS, help="shuffled (default), so that drift cannot look like a trend, or as given"
     )
     group.add_argument(
         "--reference", type=shape, metavar="MxNxK", help="measure this shape repeatedly to show drift (default: none)"

@@ -148,13 +148,8 @@ def _kernels(options: argparse.Namespace, folder: Path, backend: Backend) -> Ste
     share = _SHARES["kernels"]
     if options.operation != "attention":
         named = ("--kernel", *options.kernel) if options.kernel else ()
-        return Step(
-            "kernels",
-            folder,
-            ("sweep", "--operation", options.operation, *_device_and_dtype(options), *named),
-            (),
-            share,
-        )
+        command = ("sweep", "--operation", options.operation, *_device_and_dtype(options), *named)
+        return Step("kernels", folder, command, (), share)
     names = options.kernel or (() if backend.is_accelerator else _KERNELS_OF_CPU)
     sizes = {name: getattr(options, name) for name in _SIZES_OF_CPU}
     if not backend.is_accelerator:
@@ -163,17 +158,8 @@ def _kernels(options: argparse.Namespace, folder: Path, backend: Backend) -> Ste
     given = [
         text for name, values in asked.items() if values for text in (f"--{name.replace('_', '-')}", *map(str, values))
     ]
-    command = (
-        "attention",
-        *_device(options),
-        *_dtype(options),
-        "--direction",
-        "fwd",
-        "bwd",
-        *given,
-        "--time-limit",
-        _TIME_LIMIT,
-    )
+    target = ("attention", *_device_and_dtype(options))
+    command = (*target, "--direction", "fwd", "bwd", *given, "--time-limit", _TIME_LIMIT)
     return Step("kernels", folder, command, (), share, of_ceiling=BURST, without_ceiling=("--no-ceiling",))
 
 

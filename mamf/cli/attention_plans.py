@@ -1,4 +1,4 @@
-"""The options that make up a plan for attention kernels, and what of it a resumed run repeats."""
+"""The plan for attention kernels from the options."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from mamf.operations.matmul.operation import problem_for
 from mamf.plans import KERNEL_REGIMES, SWEEP, Plan
 
 _TOKENS = 16384
-# A CPU takes seconds for what an accelerator does in a millisecond.
+# A CPU takes seconds for the work of a millisecond on an accelerator.
 _TOKENS_OF_CPU = 1024
 _DEFAULT = Preset((128,), (1024, 4096, 16384), causal=(False,))
 
 
 def shapes_from(options: argparse.Namespace, tokens: int = _TOKENS) -> tuple[AttentionShape, ...]:
-    """Every combination of the sizes asked for, ``tokens`` in all where no batch is given. Raises UsageError for heads
-    that cannot share kv heads.
+    """Every combination of the sizes, with ``tokens`` in total if no batch is given. Raises UsageError for heads that
+    cannot share kv heads.
     """
     preset = preset_of(options)
     found: dict[AttentionShape, None] = {}
@@ -57,7 +57,7 @@ def preset_of(options: argparse.Namespace) -> Preset:
 
 
 def kernels_from(options: argparse.Namespace, backend: Backend) -> Sequence[str] | None:
-    """The kernels asked for, or those of the preset that can be used here; None for all. What is left out is said."""
+    """The named kernels, or those of the preset that are available, with a warning for others; None for all."""
     of_preset = preset_of(options).kernels
     if options.kernel or not of_preset:
         return options.kernel  # type: ignore[no-any-return]

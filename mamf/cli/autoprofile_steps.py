@@ -1,4 +1,4 @@
-"""The steps of ``mamf autoprofile``: which command each is, with what share of the budget, and how it ended."""
+"""The steps of ``mamf autoprofile``: the command of each, its share of the budget, and how it ended."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from mamf.profiling.folder import LOGS
 from mamf.profiling.groups import groups_of
 from mamf.regime_names import BURST, SUSTAINED
 
-# A CPU compiles an attention kernel for as long as all of its steps may take.
+# A CPU compiles an attention kernel for as long as all steps may take.
 _KERNELS_OF_CPU = ("eager", "sdpa", "sdpa-math")
 _SIZES_OF_CPU = {"seq_lens": [256, 512], "head_dims": [64], "heads": [8], "batch": [1]}
-#: Of the budget; what a step leaves is for those behind it.
+#: Shares of the budget; time that a step leaves goes to later ones.
 _SHARES = {"ceilings": 0.22, "bandwidth": 0.06, "kernels": 0.4, "counters": 0.2}
-#: Kernels whose counters are read: the fastest of the most work.
+#: Kernels whose counters are read: the fastest on the shape with the most work.
 _COUNTED = 2
 _TIME_LIMIT = "0.3s"
 BY_USER = "by the user"
@@ -55,7 +55,7 @@ class Step:
         return self.log.exists() and (not self.has_budget or read_run_log(self.log).tier == "complete")
 
     def arguments(self, seconds: float) -> list[str]:
-        """What is typed behind ``mamf``: a log that is there is gone on with, and shown where it is complete."""
+        """The arguments of ``mamf``: resumes an existing log, and shows a complete one."""
         if not self.has_budget and self.log.exists():
             return ["show", str(self.log)]
         budget = ("--budget", f"{max(seconds, 1.0):.0f}s") if self.has_budget else ()
@@ -64,11 +64,11 @@ class Step:
         return [*self.asked(), *self._ceiling(), *budget, "--output", str(self.log), *self.operands]
 
     def asked(self) -> tuple[str, ...]:
-        """The command, where another step decides on it."""
+        """The command; other steps may decide on it."""
         return self.command
 
     def _ceiling(self) -> tuple[str, ...]:
-        """What shares are of, where the folder holds it by now."""
+        """The option for the ceiling, if the folder holds it by now."""
         if self.of_ceiling is None:
             return ()
         log = self.folder / LOGS["ceilings"]
@@ -76,7 +76,7 @@ class Step:
         return ("--ceiling", str(log)) if has else self.without_ceiling
 
     def ended(self, code: int) -> tuple[str, str]:
-        """Status and reason, as the log tells them."""
+        """Status and reason from the log."""
         if code == EXIT_CODE:
             return "interrupted", BY_USER
         if not self.log.exists():
@@ -91,10 +91,10 @@ class Step:
 
 @dataclass(frozen=True)
 class CountersStep(Step):
-    """The counters of the fastest kernels on the shape of the most work, which the step before tells."""
+    """The counters of the fastest kernels on the shape with the most work, taken from the step before."""
 
     def asked(self) -> tuple[str, ...]:
-        """Raises UnavailableError where no kernel was measured, RunLogError where there is no log of them."""
+        """Raises UnavailableError if no kernel was measured, RunLogError without their log."""
         groups = [group for group in groups_of(read_run_log(self.folder / LOGS["kernels"])) if group.rows]
         if not groups:
             raise UnavailableError("no kernel was measured")
@@ -117,7 +117,7 @@ def no_counters(backend: Backend) -> str | None:
 
 
 def steps_of(options: argparse.Namespace, folder: Path, backend: Backend) -> list[Step]:
-    """What is measured on this device, in order; a ceiling that is given is not sought."""
+    """The steps for this device, in order; a given ceiling is not searched for."""
     device = _device(options)
     regimes = ("burst", "sustained") if backend.is_accelerator else ("burst",)
     find = Step(
@@ -164,7 +164,7 @@ def _kernels(options: argparse.Namespace, folder: Path, backend: Backend) -> Ste
 
 
 def _model_step(options: argparse.Namespace, folder: Path, backend: Backend) -> Step:
-    """A training step of GPT-2 small, profiled; on a CPU of two of its layers."""
+    """A profiled training step of GPT-2 small; on a CPU, of two of its layers."""
     script = importlib.util.find_spec("mamf.profiling.scripts.model_step")
     where = script.origin if script and script.origin else ""
     count = _PROFILED if backend.is_accelerator else _PROFILED_OF_CPU

@@ -1,4 +1,4 @@
-"""The options that make up a plan for kernels of any operation, and what of it a resumed run repeats."""
+"""The plan for kernels of any operation from the options."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from mamf.errors import UsageError
 from mamf.limits import require_known, require_steps
 from mamf.operation import Operation
 from mamf.plans import KERNEL_REGIMES, SWEEP, Plan, StepKey
+from mamf.report.text import counted
 
 AnyOperation = Operation[Any, Any]
-#: Fields of a problem with the values asked for.
+#: Values by field of a problem.
 Asked = Mapping[str, Sequence[Any]]
 _WORDS = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
 
@@ -32,26 +33,26 @@ def fields_of(of: AnyOperation) -> dict[str, Any]:
 
 
 def asked_for(of: AnyOperation, options: argparse.Namespace) -> dict[str, list[Any]]:
-    """The values of fields asked for, typed. Raises UsageError for a field or a value that the operation has not."""
+    """The values of fields, converted to their types. Raises UsageError for unknown fields and values."""
     known = fields_of(of)
     found: dict[str, list[Any]] = {"dtype": list(options.dtype)} if options.dtype else {}
     for text in set_fields(options):
         name, equals, values = text.partition("=")
         require_known((f"field of {of.name}", name, known))
         if not equals or name in found:
-            raise UsageError(f"--set {text}: " + ("it is given twice" if equals else f"write {name}=VALUE"))
+            raise UsageError(f"--set {text}: " + ("it is set twice" if equals else f"write {name}=VALUE"))
         found[name] = [_typed(f"{of.name}'s {name}", known[name], value) for value in values.split(",")]
     return found
 
 
 def set_fields(options: argparse.Namespace) -> list[str]:
-    """What --set says, and what options say that stand for it."""
+    """The fields from --set and --layout."""
     layouts = getattr(options, "layout", None)
     return [*(options.set or ()), *([f"layout={','.join(layouts)}"] if layouts else ())]
 
 
 def _typed(what: str, kind: Any, text: str) -> Any:
-    """A value of a field's type from its text; Literal, optional and plain types are known."""
+    """A text as a value of the field's type: Literal, optional or plain."""
     if get_origin(kind) in (Union, types.UnionType):
         if text.lower() == "none" and type(None) in get_args(kind):
             return None
@@ -74,7 +75,7 @@ def _typed(what: str, kind: Any, text: str) -> Any:
 
 
 def problems_from(of: AnyOperation, options: argparse.Namespace, backend: Backend) -> tuple[Any, ...]:
-    """Every combination of the values asked for."""
+    """Every combination of the values."""
     asked = asked_for(of, options)
     require_steps(*map(len, asked.values()))
     combinations = (dict(zip(asked, values, strict=True)) for values in itertools.product(*asked.values()))
@@ -82,7 +83,7 @@ def problems_from(of: AnyOperation, options: argparse.Namespace, backend: Backen
 
 
 def named_shapes(of: AnyOperation, options: argparse.Namespace) -> Mapping[Any, str]:
-    """The shapes of the preset asked for, each with what it is. Raises UsageError."""
+    """The shapes of the preset, with their names. Raises UsageError."""
     name = getattr(options, "preset", None)
     if name is None:
         return {}
@@ -94,7 +95,7 @@ def named_shapes(of: AnyOperation, options: argparse.Namespace) -> Mapping[Any, 
 
 
 def shapes_from(of: AnyOperation, options: argparse.Namespace) -> tuple[Any, ...]:
-    """The shapes asked for, none where the operation's own are meant. Raises UsageError for what is no shape."""
+    """The shapes to measure; empty for the operation's default shapes. Raises UsageError for invalid shapes."""
     if named := named_shapes(of, options):
         return tuple(named)
     return tuple(dict.fromkeys(map(of.parse_shape, options.shapes or ())))
@@ -119,17 +120,17 @@ def plan_from(of: AnyOperation, options: argparse.Namespace, backend: Backend, k
 def say_plan(
     plan: Plan, steps: Sequence[StepKey], backend: Backend, devices: Sequence[int], searches: Sequence[SearchPlan] = ()
 ) -> None:
-    """Of a dry run. ``steps``, ``searches``: those that are left."""
+    """Print a plan, for a dry run. ``steps``, ``searches``: those that are not done."""
     say(f"device: {backend.info.name} ({backend.name}:{backend.index})")
     say(f"kernels: {', '.join(plan.kernels)}")
-    say(f"shapes: {len(plan.shapes)}, {len(steps)} rows in {', '.join(plan.regimes)}")
+    say(f"shapes: {len(plan.shapes)}, {counted(len(steps), 'row')} in {', '.join(plan.regimes)}")
     say_devices(devices)
     for search in searches:
         names = " and ".join(search.regimes)
-        say(f"ceilings: {search.problem.dtype} {names} are found first, in at most {search.budget_seconds:.0f} s")
+        say(f"ceilings: {search.problem.dtype} {names}, found first in at most {search.budget_seconds:.0f} s")
     seconds = kernels_seconds(plan, steps, backend) / max(len(devices), 1)
     seconds += sum(search.budget_seconds for search in searches)
     if plan.budget_seconds is not None and (plan.confirms or seconds >= plan.budget_seconds):
         say(f"time: at most {plan.budget_seconds:.0f} s, the budget")
     else:
-        say(f"time: about {seconds:.0f} s; preparing and verifying the rows comes on top")
+        say(f"time: about {seconds:.0f} s, and more to prepare and verify the rows")

@@ -1,4 +1,4 @@
-"""Which kernels on which shapes are looked at closely: any operation by its own texts, attention by its sizes too."""
+"""The operation and shapes of single launches: any operation by its shapes, attention by its sizes too."""
 
 from __future__ import annotations
 
@@ -18,20 +18,22 @@ _SIZES = ("preset", "seq_lens", "query_lens", "head_dims", "heads", "kv_heads", 
 
 
 def operation_asked_for(options: argparse.Namespace, kernels: Sequence[str]) -> AnyOperation:
-    """The named operation, else the one that has the kernel. Raises UsageError for sizes that it does not have."""
+    """The named operation, else the operation of the kernel. Raises UsageError for sizes of another operation."""
     if options.direction:
         options.set = [*(options.set or ()), f"direction={','.join(options.direction)}"]
     sizes = [flag(name) for name in _SIZES if getattr(options, name) is not None]
     of = operation(options.operation) if options.operation else operation_of(kernels[0])
     if sizes and of.name != Attention.name:
-        raise UsageError(f"{sizes[0]} is of attention: write a shape of {of.name} by --shape, as {of.shape_example}")
+        raise UsageError(
+            f"{sizes[0]} belongs to attention: name a shape of {of.name}, such as --shape {of.shape_example}"
+        )
     if sizes and options.shapes:
         raise UsageError(f"--shape names whole shapes: leave {sizes[0]} out")
     return of
 
 
 def with_shapes_of_sizes(of: AnyOperation, options: argparse.Namespace, backend: Backend) -> None:
-    """Attention's sizes as shapes, whose text any operation is asked for by."""
+    """Replace sizes of attention with shapes."""
     if of.name == Attention.name and any(getattr(options, name) is not None for name in _SIZES):
         tokens = attention_plans.tokens_of(backend)
         options.shapes = [str(shape) for shape in attention_plans.shapes_from(options, tokens)]

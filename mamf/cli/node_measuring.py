@@ -1,4 +1,4 @@
-"""The measuring of ``mamf node``: as the one who drives a process for each device, as such a process, or as a rank."""
+"""Measures for ``mamf node``: as the parent of one process per device, as such a process, or as a rank."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from mamf.node.ranks import COMPLETE, GO, Rank, arrive, gathered, heard, visible
 from mamf.plans import NODE_BUDGET_SECONDS
 from mamf.plugins.discovery import backend_class, backend_statuses, open_backend
 
-# Until rank 0 is met: its import of torch, on a file system that all ranks read at once.
+# Time to reach rank 0, which imports torch from a file system that all ranks read at once.
 _MEETING_SECONDS = 300.0
 _FAREWELL_SECONDS = 10.0
 
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _first_backend() -> str:
-    """As 'auto' chooses."""
+    """The backend that 'auto' chooses."""
     name = next((status.name for status in backend_statuses() if status.unavailable is None), None)
     if name is None:
         raise UnavailableError("no backend is available; 'mamf backends' says why")
@@ -49,7 +49,7 @@ def _first_backend() -> str:
 
 
 def _made(folder: Path, is_shared: bool = False) -> Path:
-    """The folder for new logs. Raises UsageError where it has some, or cannot be made."""
+    """Make the folder for new logs. Raises UsageError if it is not empty or cannot be made."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not is_shared and any(folder.iterdir()):
@@ -76,7 +76,7 @@ def _driving(options: argparse.Namespace) -> int:
     if missing := [each for each in indices if each >= count]:
         raise UnavailableError(f"{options.backend} has no device {missing[0]}; it has {count}")
     if options.dry_run:
-        which = f"{len(indices)} of {options.backend} ({', '.join(map(str, indices))}), a process each"
+        which = f"{len(indices)} of {options.backend} ({', '.join(map(str, indices))}), one process each"
         return _dry_run(options, which, len(indices) > 1)
     folder = options.resume or _made(options.output_folder or _dated())
     places = {rank: Place(rank, 0, each) for rank, each in enumerate(indices)}
@@ -92,7 +92,7 @@ def _driving(options: argparse.Namespace) -> int:
     run.failures, run.is_over = watch.failures, not is_interrupted
     if watch.was_left:
         failed = ", ".join(names(run)[rank] for rank in watch.failures)
-        run.apart = f"{failed} failed while all measured together"
+        run.apart = f"{failed} failed during the measurements of all devices together"
     _keep(run, folder)
     _, devices = devices_of([folder], run)
     devices = [replace(device, address=watch.addresses.get(device.rank)) for device in devices]
@@ -102,7 +102,7 @@ def _driving(options: argparse.Namespace) -> int:
 
 
 def _keep(run: Run, folder: Path) -> None:
-    """Where that cannot be written, what was measured is told all the same."""
+    """Write the run; an error is only a warning, so that the verdict is still printed."""
     try:
         run.write(folder)
     except (RunLogWriteError, UsageError) as error:
@@ -112,22 +112,22 @@ def _keep(run: Run, folder: Path) -> None:
 def _dry_run(options: argparse.Namespace, devices: str, are_several: bool) -> int:
     say(f"devices: {devices}")
     say(f"each: find ({options.budget or NODE_BUDGET_SECONDS:.0f} s), bandwidth, copies, 5000 equal launches")
-    say("together: peer copies, collectives" if are_several else "together: nothing, it is the only one")
+    say("together: peer copies, collectives" if are_several else "together: nothing, there is only one device")
     return 0
 
 
 def _held_devices(folder: Path) -> list[int]:
-    """The devices that a run was begun by, in the order of their ranks. Raises UsageError where none was begun here, or
-    on other nodes too.
+    """The devices of the run to resume, in the order of their ranks. Raises UsageError if there is no run, and
+    LogMismatchError for a run on several nodes.
     """
     run = _held_run(folder)
     if any(place.node for place in run.places.values()):
-        raise LogMismatchError(f"{folder} was measured by {run.ranks} ranks: resume it by as many, as it was begun")
+        raise LogMismatchError(f"{folder} was measured by {run.ranks} ranks: resume it with as many")
     return [run.places[rank].index for rank in sorted(run.places)]
 
 
 def _held_run(folder: Path) -> Run:
-    """The run to go on with, empty where its leader wrote nothing here. Raises UsageError where there is none."""
+    """The run to resume, empty if its leader wrote nothing here. Raises UsageError without any log."""
     run = read_run(existing(folder))
     if run is None and not any(map(place_of, folder.iterdir())):
         raise UsageError(f"no logs of 'mamf node' in {folder}")
@@ -164,14 +164,14 @@ def _command(options: argparse.Namespace, folder: Path, place: Place, ranks: int
 
 
 def _led(options: argparse.Namespace) -> int:
-    """A child: its lines are records, and its log is kept whatever ends it."""
+    """Run as a child, which prints records; its log is kept whatever ends it."""
     rank, ranks, device, port = options.led
     own = Launched(Place(rank, 0, device), ranks, "127.0.0.1", port, is_led=True)
 
     def record(kind: str, value: object) -> None:
         try:
             say(json.dumps({kind: value}))
-        except BrokenPipeError:  # who drives this is gone: an interruption, and no fault of the device
+        except BrokenPipeError:  # the parent is gone: an interruption, not a fault of the device
             raise KeyboardInterrupt from None
 
     def opens() -> DeviceRun:
@@ -223,9 +223,9 @@ def _rank(options: argparse.Namespace, own: Launched) -> int:
 
 def _as_rank(options: argparse.Namespace, own: Launched) -> int:
     if options.devices:
-        raise UsageError("a rank has the device that its launcher gave it: leave --devices out")
+        raise UsageError("the launcher chooses the device of a rank: leave --devices out")
     if options.dry_run:
-        return _dry_run(options, f"{own.ranks} of {options.backend}, a rank each", True) if own.leads else 0
+        return _dry_run(options, f"{own.ranks} of {options.backend}, one rank each", True) if own.leads else 0
     meeting = Meeting.of(own, _MEETING_SECONDS)
     arrive(meeting, own.place)
     folder = _led_folder(options, own, meeting) if own.leads else _heard_folder(options, own, meeting)
@@ -248,17 +248,17 @@ def _as_rank(options: argparse.Namespace, own: Launched) -> int:
 
 
 def _followed(rank: Rank, meeting: Meeting) -> int:
-    """Measure, and wait for the verdict, which is the leader's to tell."""
+    """Measure, and wait until the leader has printed the verdict."""
     with suppress(UnavailableError):  # the meeting place is gone
         rank.measure()
         if meeting.hear("over", rank.patience * 2) is not None:
             meeting.tell(f"heard/{rank.launched.place.rank}", True)
             return 0
-    raise UnavailableError(f"nothing was heard of rank 0: 'mamf node --from {rank.folder}' tells what was measured")
+    raise UnavailableError(f"no answer from rank 0: 'mamf node --from {rank.folder}' reports on the logs")
 
 
 def _led_folder(options: argparse.Namespace, own: Launched, meeting: Meeting) -> Path:
-    """The leader's folder, of which all others are told. Raises UsageError, and dismisses them, where it is no good."""
+    """The leader's folder, which all other ranks get. If it is unusable, dismisses them and raises UsageError."""
     try:
         folder = _resumed(options.resume, own) if options.resume else _new(options.output_folder or _dated())
         Run(own.ranks, places={rank: nowhere(rank) for rank in range(own.ranks)}).write(folder)
@@ -270,10 +270,10 @@ def _led_folder(options: argparse.Namespace, own: Launched, meeting: Meeting) ->
 
 
 def _heard_folder(options: argparse.Namespace, own: Launched, meeting: Meeting) -> Path | None:
-    """This rank's folder, which may be its node's own; None where the leader's is no good, as the leader says."""
+    """This rank's folder, which may be local to its node; None if the leader reports an unusable folder."""
     name = meeting.hear("folder", _MEETING_SECONDS)
     if name is None:
-        raise UnavailableError("nothing was heard of rank 0")
+        raise UnavailableError("no answer from rank 0")
     if not name:
         meeting.tell(f"heard/{own.place.rank}", True)
         return None
@@ -281,14 +281,14 @@ def _heard_folder(options: argparse.Namespace, own: Launched, meeting: Meeting) 
 
 
 def _dismiss(meeting: Meeting, key: str, value: object, ranks: Iterable[int]) -> None:
-    """Tell the others the last that they wait for. The meeting place ends with this process: they hear it first."""
+    """Send the last message that the other ranks wait for. The meeting place ends with this process."""
     meeting.tell(key, value)
     heard(meeting, "heard", sorted(ranks), _FAREWELL_SECONDS)
 
 
 def _resumed(folder: Path, own: Launched) -> Path:
     if (ranks := _held_run(folder).ranks) not in (0, own.ranks):
-        raise LogMismatchError(f"{folder} was measured by {ranks} ranks, not {own.ranks}: resume it by as many")
+        raise LogMismatchError(f"{folder} was measured by {ranks} ranks, not {own.ranks}: resume it with as many")
     return folder
 
 
@@ -300,11 +300,11 @@ def _new(folder: Path) -> Path:
 
 
 def _require_own_logs(folder: Path, own: Place, is_resumed: bool) -> None:
-    """Raises LogMismatchError for logs that this rank cannot go on with: the leader sees no folder of a node's own."""
+    """Raises LogMismatchError for logs that this rank cannot resume: the leader cannot see local folders."""
     for log in sorted(folder.glob(f"rank{own.rank}-*.jsonl")):
         found = place_of(log)
         if found is not None and not is_resumed:
-            raise LogMismatchError(f"{log} is of another run: name another --output-folder, or --resume it")
+            raise LogMismatchError(f"{log} belongs to another run: name another --output-folder, or --resume it")
         if found is not None and found[0] != own:
-            told = f"rank {own.rank} is device {own.index} of node {own.node} now: resume it as it was begun"
-            raise LogMismatchError(f"{log} is of another place, {told}")
+            place = f"rank {own.rank} is now device {own.index} of node {own.node}: resume with the same ranks"
+            raise LogMismatchError(f"{log} belongs to another place, {place}")

@@ -29,9 +29,9 @@ def exit_unknown(work: Callable[[argparse.Namespace], int], options: argparse.Na
 
 
 def existing(folder: Path) -> Path:
-    """Raises UsageError where there is none."""
+    """Raises UsageError if there is no such folder."""
     if not folder.is_dir():
-        raise UsageError(f"{folder} is no folder: give the one that 'mamf node' wrote its logs to")
+        raise UsageError(f"{folder} is not a folder: name one with the logs of 'mamf node'")
     return folder
 
 

@@ -1,4 +1,4 @@
-"""The options that make up a plan of products, and what of it a resumed run repeats."""
+"""The plan of a sweep of matmul from its options."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DEFAULT_SIZE = 4096
 
 
 def _sizes_from(options: argparse.Namespace) -> dict[str, Sequence[int]]:
-    """The sizes asked for by dimension. Raises UsageError for an empty or backward range, and for more steps than a run
+    """The sizes by dimension. Raises UsageError for an empty or backward range, and for more steps than a run
     may have.
     """
     found: dict[str, Sequence[int]] = {}
@@ -35,20 +35,20 @@ def _sizes_from(options: argparse.Namespace) -> dict[str, Sequence[int]]:
 
 
 def named_shapes(options: argparse.Namespace) -> dict[MatmulShape, str]:
-    """The products of the preset asked for, each with the layer that it is of; sizes of M are its tokens."""
+    """The products of the preset with the names of their layers; sizes of M are its tokens."""
     if options.preset is None:
         if options.product is not None:
-            raise UsageError("--product is of the layers of a --preset")
+            raise UsageError("--product selects a pass of a --preset: name one")
         return {}
     sizes = _sizes_from(options)
     if options.shapes or sizes.keys() - {"m"}:
-        raise UsageError("--preset names whole layers: only --m, their tokens, can be given with it")
+        raise UsageError("--preset names whole layers: only --m, their tokens, can be combined with it")
     require_known(("preset of matmul (moe is one of --operation grouped)", options.preset, PRESETS))
     return PRESETS[options.preset].shapes(options.product or "forward", sizes.get("m"))
 
 
 def shapes_from(options: argparse.Namespace) -> tuple[MatmulShape, ...]:
-    """The shapes asked for. Raises UsageError for an empty or backward range."""
+    """The shapes to measure. Raises UsageError for an empty or backward range."""
     if named := named_shapes(options):
         return tuple(named)
     sizes = _sizes_from(options)
@@ -56,7 +56,7 @@ def shapes_from(options: argparse.Namespace) -> tuple[MatmulShape, ...]:
 
 
 def problem_from(options: argparse.Namespace, backend: Backend) -> MatmulProblem:
-    """The product asked for; what is not asked for is the default."""
+    """The problem, with defaults for options that are not given."""
     names = (field.name for field in fields(MatmulProblem))
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
     usual = LAYOUT_OF.get(getattr(options, "product", None) or "forward")
@@ -64,7 +64,7 @@ def problem_from(options: argparse.Namespace, backend: Backend) -> MatmulProblem
 
 
 def plan_from(options: argparse.Namespace, backend: Backend, kernel: str) -> Plan:
-    """The plan asked for."""
+    """The plan from the options."""
     swept = {
         "order": options.order,
         "warmup_launches": options.num_warmup_iterations,

@@ -1,4 +1,4 @@
-"""What roofline and explain share: logs whose rows are placed under roofs, pictures and exports."""
+"""Shared by roofline and explain: logs whose rows are placed under roofs, pictures and exports."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PICTURES = (".png", ".svg")
 
 
 class Given(NamedTuple):
-    """A log whose rows are placed: of a run, or a profile with the script that it is of."""
+    """A log whose rows are placed: a run, or a profile with the name of its script."""
 
     log: RunLog | None
     profile: tuple[str, Profile] | None
@@ -42,7 +42,7 @@ def read_given(path: Path) -> Given:
 
 
 def placed(given: Iterable[Given], roofs: Roofs, anyway: bool) -> list[RoofPoint]:
-    """Every row of the logs given. Raises IncomparableError for another card's."""
+    """A point for each row of the logs. Raises IncomparableError for a log from another card."""
     points: list[RoofPoint] = []
     for log, profiled in given:
         if log is not None:
@@ -50,7 +50,7 @@ def placed(given: Iterable[Given], roofs: Roofs, anyway: bool) -> list[RoofPoint
                 require_same_card(log, roofs)
             found = points_of(log.measurements, roofs)
             if not found:
-                warn(f"{log.path} holds no row to place: those of a search are not drawn")
+                warn(f"{log.path} holds no row to place: rows of a search are not drawn")
             points += found
         elif profiled is not None:
             script, profile = profiled
@@ -70,7 +70,7 @@ def require_files(options: argparse.Namespace) -> None:
     if options.picture:
         file_type(options.picture)
     if options.export_file and not options.export:
-        raise UsageError(f"--export-file {options.export_file}: say what for (--export {EXPORTS[0]})")
+        raise UsageError(f"--export-file {options.export_file}: name the format too (--export {EXPORTS[0]})")
     for path in filter(None, (options.picture, export_path(options))):
         if path.exists() and not options.overwrite:
             raise exists(path)
@@ -81,7 +81,7 @@ def export_path(options: argparse.Namespace) -> Path | None:
 
 
 def finish(options: argparse.Namespace, roofs: Roofs, points: Sequence[RoofPoint], header: Mapping[str, Any]) -> None:
-    """The picture and the export, where they are asked for."""
+    """Write the picture and the export, if any."""
     path = export_path(options)
     if path is not None:
         content = json.dumps(tracelens_arch(roofs, header["device"]["memory_bytes"]), indent=4) + "\n"

@@ -237,7 +237,7 @@ def test_a_dry_run_measures_nothing(attention, tmp_path):
     code, out, _ = attention(*SIMULATED, "--preset", "fa3-paper", "--no-ceiling", "--dry-run")
     assert code == 0
     assert "72 rows" in out
-    assert "time: about 72 s; preparing and verifying the rows comes on top" in out
+    assert "time: about 72 s, and more to prepare and verify the rows" in out
     assert not list(tmp_path.iterdir())
 
 

@@ -316,13 +316,13 @@ def test_sizes_of_the_environment_are_defaults_and_said(profiled, undrawn, monke
     for name, value in {"SEQLEN": "1024,2048", "NHEADS": "8", "HEADDIM": "64", "BATCH": "2"}.items():
         monkeypatch.setenv(name, value)
     assert main([*ASKED[:5], "--heads", "16"]) == 0
-    assert "--seq-lens 1024 2048 is the environment's SEQLEN." in capsys.readouterr().out
+    assert "--seq-lens 1024 2048 comes from the environment variable SEQLEN." in capsys.readouterr().out
     shapes = {row.shape for row in read_folder(Path("out")).kernels.measurements if row.operation == "attention"}
     assert {(shape.batch, shape.heads, shape.head_dim, shape.seqlen_k) for shape in shapes} == {
         (2, 16, 64, 1024),
         (2, 16, 64, 2048),
     }
-    assert "is the environment's SEQLEN" in told(Path("out"))
+    assert "comes from the environment variable SEQLEN" in told(Path("out"))
 
 
 @pytest.mark.parametrize(
@@ -351,7 +351,7 @@ def test_bad_input_is_one_line_and_exit_2(machine, capsys, given, line):
 def test_a_size_of_the_environment_that_is_none_is_refused(machine, capsys, monkeypatch):
     monkeypatch.setenv("SEQLEN", "long")
     assert main(["autoprofile"]) == 2
-    assert "the environment's SEQLEN: 'long' is not a whole number" in capsys.readouterr().err
+    assert "the environment variable SEQLEN: 'long' is not a whole number" in capsys.readouterr().err
 
 
 def test_another_operation_takes_the_place_of_attention(profiled, undrawn):
@@ -415,7 +415,7 @@ def test_without_a_ceiling_no_kernel_is_called_near_it(folder):
     whole = read_folder(folder)
     group = groups_of(whole.kernels)[0]
     assert advice(replace(whole, kernels=None, step=None, ceilings=None, bandwidth=None), [group]) == [
-        "Measure a ceiling of these kernels (mamf find): without one nothing tells how far they are from it"
+        "Measure a these kernels (mamf find): without one nothing tells how far they are from it"
     ]
 
 

@@ -178,9 +178,9 @@ def test_products_are_guarded_too(run):
         ("tolerance = 2", "tolerance: '2' is not a share between 0 and 1; write 0.3% or 0.003"),
         ("rounds = 2", "rounds: rounds 2: it must be at least 3"),
         ('regimes = ["bursts"]', "unknown regime 'bursts' (did you mean 'burst'?)"),
-        ('flush = "no"', "flush: true or false is due, not 'no'"),
+        ('flush = "no"', "flush: expected true or false, not 'no'"),
         ("time_limit = 'soon'", "time_limit: 'soon' is not a duration"),
-        ("problem = 3", "problem: a table is due, [problem], not 3"),
+        ("problem = 3", "problem: expected a table [problem], not 3"),
         ("nonsense", "is no TOML: "),
     ],
 )

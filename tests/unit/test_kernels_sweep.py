@@ -71,7 +71,7 @@ def test_matmul_is_what_is_swept_where_nothing_is_named(run):
         (["--operation"], "argument --operation: expected one argument"),
         (["--operation", "attention", *KERNEL, "--set", "direction=up"], "'up'"),
         (["--operation", "attention", "--set", "seed=x"], "attention's seed is a whole number, not 'x'"),
-        (["--operation", "attention", "--set", "seed=1", "seed=2"], "--set seed=2: it is given twice"),
+        (["--operation", "attention", "--set", "seed=1", "seed=2"], "--set seed=2: it is set twice"),
         (["--operation", "attention", "--regime", "classic"], "invalid choice: 'classic'"),
     ],
 )

@@ -244,7 +244,7 @@ def test_a_folder_and_a_log_are_no_picture(healthy, tmp_path, capsys):
 def test_folders_of_two_runs_hide_no_device_of_either(healthy, tmp_path):
     other = Place(0, 0, 3).log(tmp_path, "bandwidth")
     other.write_bytes(Place(0, 0, 0).log(healthy, "bandwidth").read_bytes())
-    with pytest.raises(UsageError, match="rank 0 is device 0 and device 3: give the folders of one run"):
+    with pytest.raises(UsageError, match="rank 0 is now device 0 and device 3: give the folders of one run"):
         devices_of([healthy, tmp_path])
 
 

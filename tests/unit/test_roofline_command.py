@@ -179,4 +179,4 @@ def test_another_card_is_refused_unless_asked_for(run, here):
     code, _, err = run("roofline", "--ceiling", "roofline.jsonl", "other.jsonl")
     assert code == 2 and "Simulated H100 and Simulated H200" in err
     code, out, _ = run("roofline", "--ceiling", "roofline.jsonl", "other.jsonl", "--anyway")
-    assert code == 0 and "taken anyway: logs of Simulated H100, Simulated H200" in out
+    assert code == 0 and "accepted with --anyway: logs of Simulated H100, Simulated H200" in out

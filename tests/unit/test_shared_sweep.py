@@ -483,7 +483,7 @@ def test_how_far_apart_devices_are_on_less_work_than_the_references_is_between_t
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--devices", "0", "9"], "simulated has no device 9; it has 4; --devices 0 does without"),
+        (["--devices", "0", "9"], "simulated has no device 9; it has 4; use --devices 0"),
         (["--devices", "all", "0"], "--devices: 'all' or some, not both"),
         (["--devices", "one"], "'one' is not a number from 0"),
         (["--devices", "0", "1", "--device", "1"], "--device names one device, --devices several"),
@@ -545,7 +545,7 @@ def test_one_device_is_an_ordinary_run(run):
 def test_a_dry_run_says_who_shares_it(run):
     code, out, _ = run(*SWEEP, *GRID, "--dry-run")
     assert code == 0
-    assert "devices: 0 1 2 3 share it, a process each, compared by a reference that all measure" in out
+    assert "devices: 0 1 2 3 share the run, one process each; a reference that all measure makes them comparable" in out
     assert not (run.folder / "log.jsonl").exists()
 
 

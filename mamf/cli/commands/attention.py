@@ -49,12 +49,12 @@ _A_MOMENT = 1e-9
 
 def run(options: argparse.Namespace) -> int:
     if not options.resume:
-        shapes_from(options)  # what is wrong with it is said before a device is opened
+        shapes_from(options)  # reports wrong sizes before a device is opened
     return measure(options, partial(_AttentionSession, operation(Attention.name), options))
 
 
 class _AttentionSession(KernelsSession):
-    """Kernels of attention, and before them the ceilings that their rows are shares of."""
+    """Measures attention kernels, and before them the ceilings for their shares."""
 
     def __init__(
         self, of: AnyOperation, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None
@@ -80,13 +80,13 @@ class _AttentionSession(KernelsSession):
         return plan_from(self.options, self.backend, [name for name, _ in self.kernels])
 
     def _require_first(self) -> None:
-        """A ceiling is of one device, that which began the log. Raises LogMismatchError on another."""
+        """A ceiling belongs to the device that started the log. Raises LogMismatchError on another one."""
         if not self.log or not self.devices or not self._missing_searches():
             return
         first = self.log.device(None).index
         if self.backend.index != first:
-            told = f"{self.log.path} lacks its ceiling, which is sought on device {first}"
-            raise LogMismatchError(f"{told}: resume it with that, or start a new log with --ceiling")
+            missing = f"{self.log.path} lacks its ceiling, which is measured on device {first}"
+            raise LogMismatchError(f"{missing}: resume with that device, or start a new log with --ceiling")
 
     def _require_baseline(self) -> None:
         names = {each.name for _, each in self.kernels}
@@ -99,7 +99,7 @@ class _AttentionSession(KernelsSession):
         return within(self.plan.budget_seconds, searches)
 
     def _search(self, plan: SearchPlan, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
-        """Search for the ceilings of a dtype, with what a resumed log holds of the search in place of measuring."""
+        """Search for the ceilings of a dtype; rows of a resumed log are not measured again."""
         problem = plan.problem
         held = [row for row in self.rows if row.phase and row.problem == problem]
         kernels = kernels_for(self.backend, problem, plan.kernels)
@@ -113,7 +113,7 @@ class _AttentionSession(KernelsSession):
                 warn(self.failures[-1])
 
     def _references(self, warn: Callable[[str], object] = lambda remark: None) -> dict[str, MatmulKernel]:
-        """The kernels that the ceilings were measured with."""
+        """The kernels of the ceilings."""
         names = {ceiling.kernel for ceiling in self.ceilings.values()}
         return reference_kernels(names, self.options.ceiling_kernel, warn)
 
@@ -138,7 +138,7 @@ class _AttentionSession(KernelsSession):
         self._write_ceilings(self.ceilings)
         for search in self._missing_searches():
             yield from self._search(search, on_phase)
-        if plan.budget_seconds is not None:  # what the searches left of it: a moment, if nothing
+        if plan.budget_seconds is not None:  # minus the time of the searches
             left = plan.budget_seconds - (self.backend.now() - begun)
             plan = replace(plan, budget_seconds=max(left, _A_MOMENT))
         kernels = [each for _, each in self.kernels]
@@ -147,8 +147,8 @@ class _AttentionSession(KernelsSession):
 
     def before_measuring(self, writer: RunLogWriter) -> None:
         self._writer = writer
-        for told in filter(None, map(warning, self._missing_searches())):
-            warn(told)
+        for message in filter(None, map(warning, self._missing_searches())):
+            warn(message)
 
     def _write_ceilings(self, ceilings: Ceilings) -> None:
         known = self.log.all_ceilings if self.log else {}

@@ -1,4 +1,4 @@
-"""``mamf autoprofile``: one command, one folder, one SUMMARY.md; each step is a command that could have been typed."""
+"""``mamf autoprofile``: one command, one folder, one SUMMARY.md. Each step is a command of mamf."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def run(options: argparse.Namespace) -> int:
         _write_summary(options.source)
         return 0
     if options.operation in ("matmul", "model"):
-        raise UsageError(f"{options.operation} is measured in any case: name another --operation, or leave it out")
+        raise UsageError(f"{options.operation} is always measured: name another --operation, or leave it out")
     remarks = _from_environment(options, os.environ)
     folder: Path = options.output_folder
     require_own(folder)
     backend = open_backend(options.backend or "auto", options.device or 0)
-    # What cannot be measured is said before minutes of measuring.
+    # Reports unavailable kernels before anything is measured.
     chosen_kernels(operation(options.operation), backend, options.kernel)
     if options.ceiling and not read_run_log(options.ceiling).all_ceilings:
         raise UsageError(f"{options.ceiling} holds no ceiling: give a log of 'mamf find'")
@@ -52,15 +52,15 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _copied(ceiling: Path, own: Path) -> None:
-    """The log that all shares are of belongs to the folder. Raises UsageError where it is not the one there."""
+    """Copy the log with the ceilings into the folder. Raises UsageError if the folder holds another one."""
     if not own.exists():
         create_whole(own, ceiling.read_bytes())
     elif own.read_bytes() != ceiling.read_bytes():
-        raise UsageError(f"{own} is another ceiling than {ceiling}: leave --ceiling out, or name another folder")
+        raise UsageError(f"{own} differs from {ceiling}: leave --ceiling out, or name another folder")
 
 
 def _from_environment(options: argparse.Namespace, environment: Mapping[str, str]) -> list[str]:
-    """Fill in the sizes that are not given; what was taken from where. Raises UsageError for what is no size."""
+    """Fill in sizes that are not given; returns a remark for each. Raises UsageError for an invalid size."""
     remarks = []
     for name, variable in VARIABLES.items():
         text = environment.get(variable, "").replace(",", " ")
@@ -69,15 +69,15 @@ def _from_environment(options: argparse.Namespace, environment: Mapping[str, str
         try:
             setattr(options, name, [size(each) for each in text.split()])
         except argparse.ArgumentTypeError as error:
-            raise UsageError(f"the environment's {variable}: {error}") from None
-        remarks.append(f"--{name.replace('_', '-')} {text} is the environment's {variable}.")
+            raise UsageError(f"the environment variable {variable}: {error}") from None
+        remarks.append(f"--{name.replace('_', '-')} {text} comes from the environment variable {variable}.")
     for remark in remarks:
         say(remark)
     return remarks
 
 
 class _Run:
-    """Step after step within the budget; whatever becomes of them, the folder tells."""
+    """Runs steps within the budget, and records in the folder how each ended."""
 
     def __init__(self, folder: Path, remarks: list[str], budget: float, no_counters: str | None) -> None:
         self.folder, self.remarks, self.budget, self.no_counters = folder, remarks, budget, no_counters
@@ -112,7 +112,7 @@ class _Run:
             return
         try:
             arguments = step.arguments(min(step.share * self.budget, left))
-        except MamfError as error:  # what an earlier step did not leave
+        except MamfError as error:  # an earlier step left nothing to use
             self.ends.append(StepEnd(step.name, "", "left out", str(error)))
             return
         say(f"-- {step.name}: mamf {shlex.join(arguments)}")
@@ -121,7 +121,7 @@ class _Run:
             raise KeyboardInterrupt
 
     def _taken(self, step: Step, arguments: list[str]) -> StepEnd:
-        # As it would be typed in the folder.
+        # As one would type it in the folder.
         command = f"mamf {shlex.join(Path(each).name if os.sep in each else each for each in arguments)}"
         try:
             status, reason = step.ended(call(arguments))

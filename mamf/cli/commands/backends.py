@@ -1,4 +1,4 @@
-"""``mamf backends``: what can be measured on this machine, and what would change the rest."""
+"""``mamf backends``: the backends with devices here, and how to enable others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def run(options: argparse.Namespace) -> int:
     for status in backend_statuses():
         if status.unavailable is not None:
             say(f"{status.name:8} unavailable: {status.unavailable.reason}")
-            say(f"{'':8} to change it: {status.unavailable.remedy}")
+            say(f"{'':8} to enable it: {status.unavailable.remedy}")
             continue
         for index, device in enumerate(status.devices):
             say(f"{status.name if index == 0 else '':8} device {index}: {device}")

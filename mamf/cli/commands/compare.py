@@ -1,4 +1,4 @@
-"""``mamf compare A B``: what got faster or slower between two runs, or two sets of equal runs."""
+"""``mamf compare A B``: what became faster or slower between two runs, or two sets of equal runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _REGRESSION = 3
 def run(options: argparse.Namespace) -> int:
     if options.against is None and len(options.logs) != 2:
         raise UsageError(
-            f"two logs are compared, not {len(options.logs)}; of several runs per side: A1 A2 --against B1 B2"
+            f"compare two logs, not {len(options.logs)}; with several runs per side: A1 A2 --against B1 B2"
         )
     sides = (options.logs[:1], options.logs[1:]) if options.against is None else (options.logs, options.against)
     with ExitStack() as opened:
@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
         logs_a, logs_b = ([read_log(path) for path in side] for side in files)
     if logs_a[0].counter_records and logs_b[0].counter_records:
         if options.against:
-            raise UsageError("logs of counters are compared two at a time: leave --against out")
+            raise UsageError("two logs of counters are compared at a time: leave --against out")
         compared = compare_counters(logs_a[0], logs_b[0], options.anyway)
         print_document(options, counters_comparison_document(compared, options.tolerance))
         return _REGRESSION if compared.regressions(options.tolerance) else 0

@@ -1,4 +1,4 @@
-"""``mamf counters KERNEL...``: what the hardware counters say of kernels, beside what they reach without a profiler."""
+"""``mamf counters KERNEL...``: hardware counters of kernels, beside their rates without a profiler."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def run(options: argparse.Namespace) -> int:
     options.ncu = found_ncu(options.ncu)
     options.sections, options.set = _sections(options.set or [])
     of = _operation(options)
-    # What is wrong with it is said before a device is opened.
+    # Reports wrong options before a device is opened.
     asked_for(of, options)
     shapes_from(of, options)
     return measure(options, partial(CountersSession, of, options))
 
 
 def _sections(given: list[str]) -> tuple[str | None, list[str] | None]:
-    """A set of ncu's sections among the fields of a problem: both are called a set."""
+    """Separate a set of ncu's sections from fields of the problem: both use --set."""
     sections = [text for text in given if text in SECTION_SETS]
     return (sections[-1] if sections else None), [text for text in given if text not in sections] or None
 
@@ -62,7 +62,7 @@ def _operation(options: argparse.Namespace) -> AnyOperation:
     if options.resume is not None and options.operation is None:
         plan = read_run_log(options.resume).plan
         if plan.is_search:
-            raise UsageError(f"{options.resume} is not of 'mamf counters', nor of kernels that it could count")
+            raise UsageError(f"{options.resume} is not a log of 'mamf counters'")
         options.operation = plan.operation
     elif options.kernel is None:
         raise UsageError("nothing to count: name a KERNEL of 'mamf kernels'")
@@ -70,7 +70,7 @@ def _operation(options: argparse.Namespace) -> AnyOperation:
 
 
 class CountersSession(KernelsSession):
-    """Kernels in burst, each counted after it was measured."""
+    """Measures kernels in burst, and counts each afterwards."""
 
     def __init__(
         self, of: AnyOperation, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None
@@ -156,7 +156,7 @@ class CountersSession(KernelsSession):
         for row in self._uncounted():
             self._count(row, on_phase)
         for row in super().measurements(on_phase):
-            yield row  # and is written before it is counted
+            yield row  # written before it is counted
             if row.ok:
                 self._count(row, on_phase)
 
@@ -171,7 +171,7 @@ class CountersSession(KernelsSession):
             self.counted[step_of(counts)] = counts
 
     def _report_of(self, step: Any) -> str | None:
-        """The file for a step: the one that is named, numbered where there are several steps."""
+        """The report of a step: the named file, numbered if there are several steps."""
         path: Path | None = self.options.report
         if path is None:
             return None
@@ -184,7 +184,7 @@ class CountersSession(KernelsSession):
         for step in self.plan.steps(self.held):
             report = self._report_of(step)
             if report is not None and Path(report).exists():
-                raise UsageError(f"{report} exists and is not overwritten: name another --report")
+                raise UsageError(f"{report} exists: name another --report")
 
     def document(self, log: RunLog) -> Document:
         counted = Counted(tuple(self.counted.values()), self.roofs)

@@ -1,4 +1,4 @@
-"""``mamf doctor``: is this machine fit to be measured?"""
+"""``mamf doctor``: is this machine fit for measurements?"""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ def run(options: argparse.Namespace) -> int:
     for finding in findings:
         say(as_line(finding))
     count = len(warnings(findings))
-    say("nothing to fix" if not count else f"{count} to fix; mamf changes nothing itself")
+    say("nothing to fix" if not count else f"{count} to fix; mamf changes nothing")
     return 0

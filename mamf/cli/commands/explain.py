@@ -1,4 +1,4 @@
-"""``mamf explain``: where the datasheet's FLOPS went, step by step, measured on one product in half a minute."""
+"""``mamf explain``: the gap between the datasheet's FLOPS and one product, measured in half a minute."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ from mamf.errors import UsageError
 def run(options: argparse.Namespace) -> int:
     require_files(options)
     if options.ceiling and options.shape:
-        raise UsageError("--ceiling names the shape: leave --shape out")
+        raise UsageError("--ceiling determines the shape: leave --shape out")
     given = [read_given(path) for path in options.rows]
     return measured(options, given)

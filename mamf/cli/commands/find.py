@@ -1,4 +1,4 @@
-"""``mamf find``: both ceilings of the device, by itself, in about a minute."""
+"""``mamf find``: both matmul ceilings of the device in about a minute."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
 
     def work(interruption: Interruption, resumed: Resumed | None) -> int:
         worst = 0
-        if len(dtypes) > 1:  # what is wrong with a later one is said before minutes pass
+        if len(dtypes) > 1:  # reports a wrong dtype before the first is measured
             backend = open_backend(options.backend or "auto", options.device or 0)
             for dtype in dtypes:
                 kernels_for(backend, problem_for(backend, dtype, options.out_dtype), options.kernel)
@@ -85,7 +85,7 @@ class _FindSession(Session):
         )
 
     def _search_of(self, before: Plan) -> SearchPlan:
-        """The log's own search, for the budget of this run. Raises LogMismatchError for other kernels."""
+        """The search of the log with the budget of this run. Raises LogMismatchError for other kernels."""
         search: SearchPlan = before.searches[0]
         if self.options.kernel:
             then, now = (
@@ -102,7 +102,7 @@ class _FindSession(Session):
         return self.search.as_plan()
 
     def plan_to_compare(self, before: Plan) -> Plan:
-        """The grid is the log's: it follows from how fast the device was."""
+        """The grid is the log's: it depends on the speed of the device."""
         options = self.options
         if bool(options.quick) != self.search.is_quick:
             raise contradiction(options, "quick", self.search.is_quick, bool(options.quick))
@@ -142,7 +142,7 @@ class _FindSession(Session):
         return any(regime not in found for regime in self.plan.regimes)
 
     def ceilings_found(self) -> dict[tuple[Any, str], Ceiling]:
-        """Those of the rows that the log holds: a signal may fall between a row and what the search makes of it."""
+        """The ceilings from logged rows: a signal may come between a row and its evaluation by the search."""
         return {(self.plan.problem, regime): each for regime, each in self.find.confirmed_by(self.rows).items()}
 
     def _report(self, log: RunLog) -> int:

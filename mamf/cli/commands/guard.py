@@ -1,4 +1,4 @@
-"""``mamf guard FILE.toml``: whether kernels got slower than their baseline, for the CI of a kernel project."""
+"""``mamf guard FILE.toml``: fails if kernels are slower than their baseline, for the CI of a kernel project."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ def run(options: argparse.Namespace) -> int:
     options.given.add("problem")  # the file names a whole plan
     options.baseline = options.baseline or file.baseline
     if options.update and (options.junit or options.markdown):
-        raise UsageError("--update makes a baseline and judges nothing: leave --junit and --markdown out")
+        raise UsageError("--update measures a baseline and compares nothing: leave --junit and --markdown out")
     for path in filter(None, (options.junit, options.markdown)):
         if not path.parent.is_dir():
             raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
-    # Read before a device is opened: what is wrong with it is said first.
+    # Read before a device is opened, so that errors come first.
     options.before = None if options.update else _baseline(options.baseline)
     try:
         return run_session(options, _GuardSession)
-    except SystemExit as ended:  # of a kernel: its code is no verdict
+    except SystemExit as ended:  # from a kernel: its code is no verdict
         warn(f"a kernel ended the guard: SystemExit({ended.code!r}); nothing was decided")
         return _UNFINISHED
 
@@ -58,7 +58,7 @@ def _baseline(path: Path) -> RunLog:
 
 
 class _GuardSession(KernelsSession):
-    """Kernels of one operation, held against a baseline; or the visits that make one."""
+    """Compares kernels of one operation with a baseline, or measures a baseline."""
 
     kind = GUARD
 
@@ -90,14 +90,15 @@ class _GuardSession(KernelsSession):
         )
 
     def _require_comparable(self, baseline: RunLog) -> None:
-        """Raises IncomparableError for a baseline of another card, or one that has none of these rows."""
+        """Raises IncomparableError for a baseline of another card or without any of these rows."""
         if found := differences_of(baseline.header, self.log.header if self.log else self._header()):
-            told = ", ".join(map(str, found))
-            raise IncomparableError(f"{baseline.path} is no baseline for this: {told}; make one with --update")
+            raise IncomparableError(
+                f"{baseline.path} is no baseline for this: {', '.join(map(str, found))}; make one with --update"
+            )
         names = {name: each.name for name, each in self.kernels}
         wanted = [fields_of((*step[:3], names[step[3]])) for step in self.plan.steps()]
         if not any(entry.fields in wanted for entry in entries(baseline) if entry.tflops is not None):
-            raise IncomparableError(f"{baseline.path} has a figure of none of these rows: make one with --update")
+            raise IncomparableError(f"{baseline.path} has no figure for these rows: make a baseline with --update")
 
     def run(self) -> int:
         code = super().run()
@@ -132,11 +133,11 @@ class _GuardSession(KernelsSession):
     def _keep_as_baseline(self, log: RunLog) -> None:
         baseline = self.options.baseline
         if log.tier != "complete":
-            warn(f"not complete, so it is no baseline: continue with --update --resume {log.path}")
+            warn(f"the run is not complete, so it is no baseline: continue with --update --resume {log.path}")
         elif wide := too_wide_for_a_baseline(log, self.guarded.tolerance):
             self.refused, (half_width, row) = _UNFINISHED, wide[0]
             warn(
-                f"no baseline was written: {len(wide)} of {len(self.plan.steps())} rows scatter by more than the "
+                f"no baseline was written: {len(wide)} of {len(self.plan.steps())} rows vary by more than the "
                 f"tolerance of {percent_of(self.guarded.tolerance)}, most {row.kernel} {row.shape} "
                 f"(+-{percent_of(round(half_width, 4))}); measure on a quiet machine, or raise tolerance"
             )

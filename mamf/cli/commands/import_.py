@@ -1,4 +1,4 @@
-"""``mamf import FILE...``: logs of mamf-finder, of every version, as run logs of tier legacy."""
+"""``mamf import FILE...``: converts logs of any version of mamf-finder into run logs of tier legacy."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from mamf.cli.terminal import say
 from mamf.errors import UsageError
 from mamf.logs.finder import read_finder_logs
 from mamf.logs.legacy import FinderRun, write_legacy_log
+from mamf.report.text import counted
 
 
 def run(options: argparse.Namespace) -> int:
@@ -23,12 +24,12 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"there is no folder {options.output_folder}: make it, or name another --output-folder")
     paths = list({os.path.realpath(path): path for path in options.logs}.values())
     with Interruption():
-        # All are read before any is written: one bad file leaves nothing behind.
+        # All files are read before any is written, so that a bad one leaves nothing behind.
         with reading(paths) as seen:
             targets = _targets([Source(path, read_finder_logs(path, seen)) for path in paths], options.output_folder)
         _write({target: run for target, (_, run) in targets.items()})
     names = Counter(_stem(path) for path in paths)
-    # All are written before one is told of: whoever reads along may stop.
+    # All are written before the first line is printed, because the reader of a pipe may stop.
     for target, (path, run) in targets.items():
         source = f" ({path})" if names[_stem(path)] > 1 else ""
         for line in (f"{target}{source}: {describe(run)}", *(f"    {remark}" for remark in run.remarks)):
@@ -48,8 +49,8 @@ def _stem(path: Path) -> str:
 
 
 def _targets(sources: Sequence[Source], folder: Path) -> dict[Path, tuple[Path, FinderRun]]:
-    """Each run's new file, with where it comes from: by the name of its log, numbered where several runs have one name.
-    Raises UsageError for one that is there already.
+    """The new file of each run, with its source: the name of the log, numbered if several runs share it. Raises
+    UsageError for an existing file.
     """
     named: dict[str, list[tuple[Path, FinderRun]]] = {}
     for source in sources:
@@ -68,7 +69,7 @@ def _targets(sources: Sequence[Source], folder: Path) -> dict[Path, tuple[Path, 
 
 
 def _write(runs: Mapping[Path, FinderRun]) -> None:
-    """All of them, or none."""
+    """Write all runs or none."""
     written: list[Path] = []
     try:
         for target, run in runs.items():
@@ -81,9 +82,9 @@ def _write(runs: Mapping[Path, FinderRun]) -> None:
 
 
 def describe(run: FinderRun) -> str:
-    """A run in a line: version, device, rows, best figures."""
+    """A run in one line: version, device, rows, best figures."""
     figures = ", ".join(f"{name} {best.tflops[name]:g} @ {best.shape or 'unknown'}" for name, best in run.best.items())
     whole = "" if run.is_complete else ", interrupted: no ceilings"
     dtype = run.dtype or "unknown dtype"
     known = f"mamf-finder {run.version or 'of unknown version'}, {run.device or 'unknown device'}, {dtype}"
-    return f"{known}: {len(run.rows)} rows{whole}; {figures or 'no best'}"
+    return f"{known}: {counted(len(run.rows), 'row')}{whole}; {figures or 'no best'}"

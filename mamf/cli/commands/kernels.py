@@ -1,4 +1,4 @@
-"""``mamf kernels``: every kernel of every operation, available here or with the reason why not."""
+"""``mamf kernels``: every kernel of every operation, available or with the reason why not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mamf.plugins.discovery import OPERATIONS, kernel_names, kernel_of, open_bac
 from mamf.report.columns import text_table
 from mamf.report.document import Block, Document, Lines
 
-# What mamf is known for stands first.
+# The best-known operations come first.
 _FIRST = ("matmul", "attention")
 
 

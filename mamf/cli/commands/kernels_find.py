@@ -1,4 +1,4 @@
-"""``mamf find --operation NAME``: the ceilings of any operation, each problem's best confirmed in fresh rounds."""
+"""``mamf find --operation NAME``: ceilings of any operation; the best of each problem is confirmed in new rounds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class KernelsFindSession(KernelsSession):
-    """Kernels of one operation, and the ceilings that they reach."""
+    """Finds the ceilings of kernels of one operation."""
 
     kind = FIND
     find: KernelsFind
@@ -33,17 +33,19 @@ class KernelsFindSession(KernelsSession):
         return replace(plan, kind=FIND, options=None, shapes=self._shapes(plan), regimes=regimes, budget_seconds=budget)
 
     def _shapes(self, plan: Plan) -> tuple[Any, ...]:
-        """What is asked for, or those of the operation's that may be a ceiling. Raises UsageError where none may."""
+        """The shapes of the options, or default shapes that may be a ceiling. Raises UsageError if none may."""
         able = [shape for shape in plan.shapes if self._may_be_ceiling(plan, shape)]
         if not able and not self.options.shapes:
             raise UsageError(
-                "none of its shapes that this device has the memory for may be a ceiling, a cache answers for them: "
-                f"'mamf sweep --operation {self.of.name}' measures them all the same"
+                "no default shape that fits in the memory of this device may be a ceiling, because a cache serves it: "
+                f"'mamf sweep --operation {self.of.name}' still measures them"
             )
         if not able:
             own = [shape for shape in self.of.default_shapes(self.backend) if self._may_be_ceiling(plan, shape)]
             of_own = f", such as {own[0]}" if own else ""
-            raise UsageError(f"--shapes: none of these may be a ceiling, a cache answers for them; add others{of_own}")
+            raise UsageError(
+                f"--shapes: none of these may be a ceiling, because a cache serves them; add others{of_own}"
+            )
         return plan.shapes if self.options.shapes else tuple(able)
 
     def _may_be_ceiling(self, plan: Plan, shape: Any) -> bool:
@@ -69,7 +71,7 @@ class KernelsFindSession(KernelsSession):
         return len(self.missing_ceilings())
 
     def missing_ceilings(self) -> list[tuple[Any, str]]:
-        """Ceilings that were not confirmed, of problems that some kernel can do."""
+        """Unconfirmed ceilings of problems that some kernel supports."""
         tried = {self.step_of(row): row.ok for row in self.rows if not row.phase}
         hopeless = {
             problem
@@ -81,5 +83,5 @@ class KernelsFindSession(KernelsSession):
         return [each for each in wanted if each[0] not in hopeless and each not in found]
 
     def ceilings_found(self) -> OwnCeilings:
-        """Those of the rows that the log holds: a signal may fall between a row and what the search makes of it."""
+        """The ceilings from logged rows: a signal may come between a row and its evaluation by the search."""
         return self.find.confirmed_by(self.rows)

@@ -1,4 +1,4 @@
-"""``mamf sweep --operation NAME``: kernels of any operation over shapes. Others are presets of it."""
+"""``mamf sweep --operation NAME``: kernels of any operation over shapes; other commands build on it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run_session(options: argparse.Namespace, session: Callable[..., KernelsSessi
 
 
 class KernelsSession(Session):
-    """Kernels of one operation, nothing measured beside them."""
+    """Measures kernels of one operation."""
 
     kind = SWEEP
 
@@ -53,8 +53,8 @@ class KernelsSession(Session):
         super().__init__(options, interruption, resumed)
         if self.devices and of.is_of_links:
             raise UsageError(
-                f"{of.name} are of links that the devices share, which would hold each other back: leave --devices "
-                "out, or let 'mamf node' measure them in turns"
+                f"{of.name} use links that all devices share, so that they would slow each other down: leave --devices "
+                "out, or use 'mamf node'"
             )
         self.read_options()
         self.kernels = self.opened_kernels()
@@ -62,17 +62,17 @@ class KernelsSession(Session):
         self.rows = list(self.log.lasting) if self.log else []
         self.known_ceilings = dict(self.log.known_ceilings) if self.log else {}
         self.held = {self.step_of(row) for row in self.rows if self.is_of_step(row)}
-        #: What measures on one device, and what measures: that, or the same on several.
+        #: The strategy on one device, and the one in use: the same, or shared by several devices.
         self.alone = self.strategy()
         self.sweep: Sweep | KernelsSweep | SharedSweep = self.alone
-        # A library may have swallowed the exception while it was imported.
+        # A library may have swallowed the exception during its import.
         interruption.check()
 
     def read_options(self) -> None:
-        """Options that depend on the device."""
+        """Read options that depend on the device."""
 
     def opened_kernels(self) -> list[tuple[str, AnyKernel]]:
-        """The kernels by the names that they are asked for."""
+        """The kernels, with their names in the options."""
         if self.before is None:
             return chosen_kernels(self.of, self.backend, self.asked_kernels())
         if self.options.kernel:
@@ -81,7 +81,7 @@ class KernelsSession(Session):
         return chosen_kernels(self.of, self.backend, self.before.kernels)
 
     def asked_kernels(self) -> Sequence[str] | None:
-        """The names that are asked for; None for all kernels."""
+        """The names in the options; None for all kernels."""
         return self.options.kernel  # type: ignore[no-any-return]
 
     def planned(self) -> Plan:
@@ -98,11 +98,11 @@ class KernelsSession(Session):
         return KernelsSweep(self.plan, [each for _, each in self.kernels], self.backend, held=self.held)
 
     def shared_kernel(self) -> str:
-        """The kernel that devices which share the run open, where the plan does not name it as it was asked for."""
+        """The kernel for devices that share the run, if the plan has another name for it."""
         return ""
 
     def wanted_ceilings(self) -> list[tuple[str, str]]:
-        """Ceilings, by dtype and regime, that the rows are shares of."""
+        """The ceilings for the shares of the rows, by dtype and regime."""
         dtypes = dict.fromkeys(problem.dtype for problem in self.plan.problems)
         return [(dtype, regime) for dtype in dtypes for regime in self.plan.regimes]
 
@@ -110,7 +110,7 @@ class KernelsSession(Session):
         return not row.phase and not row.is_reference
 
     def step_of(self, row: Measurement) -> StepKey:
-        """The step of the plan that a row is of: the plan names kernels as they were asked for."""
+        """The step of the plan of a row; the plan names kernels as in the options."""
         asked = {each.name: name for name, each in self.kernels}
         return row.regime, row.problem, row.shape, asked.get(row.kernel, row.kernel)
 

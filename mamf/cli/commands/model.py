@@ -1,4 +1,4 @@
-"""``mamf model``: steps of language models, with the options that people expect of them."""
+"""``mamf model``: training steps of language models, with options for their architecture."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class ModelSession(KernelsSession):
-    """Steps of models, and the ceilings that they are shares of."""
+    """Training steps of models, and the ceilings for their shares."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -54,7 +54,7 @@ class ModelSession(KernelsSession):
 
 
 def shapes(options: argparse.Namespace) -> list[str] | None:
-    """None where a resumed log says."""
+    """The shapes; None if a resumed log decides."""
     if options.resume and not asks_for_plan(options):
         return None
     contexts = options.context_lengths or _CONTEXTS
@@ -62,7 +62,7 @@ def shapes(options: argparse.Namespace) -> list[str] | None:
 
 
 def architecture(options: argparse.Namespace) -> Mapping[str, Any]:
-    """The fields of a problem that the size and the numbers make up, where any is asked for."""
+    """The fields of a problem from the size and the numbers; empty without any."""
     given = {name: getattr(options, name) for name in ("style", *NUMBERS) if getattr(options, name) is not None}
     if not (options.size or given):
         return {}
@@ -73,7 +73,7 @@ def architecture(options: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def varied(options: argparse.Namespace) -> Mapping[str, str]:
-    """What is measured in every combination."""
+    """Fields that are measured in every combination."""
     asked = {"phase": options.phase, "optimizer": options.optimizer}
     found = {name: ",".join(values) for name, values in asked.items() if values}
     switches = [name for name in ("autocast", "checkpointing") if getattr(options, name)]
@@ -81,7 +81,7 @@ def varied(options: argparse.Namespace) -> Mapping[str, str]:
 
 
 def kernels(options: argparse.Namespace) -> list[str] | None:
-    """Each attention in the model as it is and, where asked for, compiled too; None where a resumed log says."""
+    """The model with each attention, eager and on request compiled; None if a resumed log decides."""
     if options.resume and not asks_for_plan(options):
         return None
     attentions = options.attention or ["sdpa"]

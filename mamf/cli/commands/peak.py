@@ -1,4 +1,4 @@
-"""``mamf peak``: how fast the device multiplies, and where that figure is from."""
+"""``mamf peak``: the matmul rate of the device, and the source of the figure."""
 
 from __future__ import annotations
 

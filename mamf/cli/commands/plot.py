@@ -41,43 +41,43 @@ def _picture(options: argparse.Namespace) -> Picture:
     if len(folders) == len(options.logs):
         return _of_nodes(options)
     if folders:
-        raise UsageError(f"{folders[0]} is a folder, of 'mamf node': draw it by itself, and logs by themselves")
+        raise UsageError(f"{folders[0]} is a folder of 'mamf node': draw folders and logs separately")
     profiles = [read_profile_or_none(path) for path in options.logs]
     if any(profiles):
         return _of_profiles(options, profiles)
     if len(options.logs) > 1:
-        raise UsageError("several logs in one picture are of 'mamf profile' alone: draw others one by one")
+        raise UsageError("only profiles share a picture: draw other logs one by one")
     log = read_log(options.logs[0])
-    _tell_other_regimes(log, options.regime)
+    _warn_of_other_regimes(log, options.regime)
     if log.counter_records:
         return counters_chart(log.measurements, counted_in(log), log.header)
     return chart_of(log, options.regime, options.direction, options.quantity)
 
 
 def _of_profiles(options: argparse.Namespace, found: Sequence[tuple[str, Profile] | None]) -> StackedChart:
-    """Bars are called as their logs are."""
-    _take_no_choice(options, "a profile")
+    """Bars are named like their logs."""
+    _require_no_choice(options, "a profile")
     runs = []
     for path, read in zip(options.logs, found, strict=True):
         if read is None:
-            raise UsageError(f"{path} is no profile: draw it by itself")
+            raise UsageError(f"{path} is not a profile: draw it separately")
         runs.append((path.stem, read[1]))
     return profile_chart(runs)
 
 
 def _of_nodes(options: argparse.Namespace) -> Chart:
-    _take_no_choice(options, "a node")
+    _require_no_choice(options, "a node")
     _, devices = devices_of(options.logs)
     return node_chart(devices, judged(devices, contributed_baselines(devices, headers_of(options.logs))))
 
 
-def _take_no_choice(options: argparse.Namespace, what: str) -> None:
+def _require_no_choice(options: argparse.Namespace, what: str) -> None:
     for given in ("regime", "direction", "quantity"):
         if getattr(options, given):
             raise UsageError(f"{what} has no {given}: leave --{given} out")
 
 
-def _tell_other_regimes(log: RunLog, wanted: str | None) -> None:
+def _warn_of_other_regimes(log: RunLog, wanted: str | None) -> None:
     held = list(dict.fromkeys(row.regime for row in log.measurements if row.ok and is_attention(row)))
     if wanted is None and len(held) > 1:
         warn(f"drawing {held[0]}; --regime draws {' or '.join(held[1:])}")

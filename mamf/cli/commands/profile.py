@@ -1,4 +1,4 @@
-"""``mamf profile SCRIPT [ARGS...]``: where the step of a training or inference script goes."""
+"""``mamf profile SCRIPT [ARGS...]``: where a training or inference script spends the time of its steps."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from mamf.regime_names import BURST, SUSTAINED
 
 
 def run(options: argparse.Namespace) -> int:
-    # MAMFU is of sustained ceilings, because a step is not a burst.
+    # MAMFU uses sustained ceilings, because a training step is not a burst.
     ceilings = _ceilings(options, SUSTAINED), _ceilings(options, BURST)
     if options.source is not None:
         return _read(options, ceilings)
     if not options.script:
         raise UsageError("nothing to profile: name a SCRIPT, or a trace by --from")
-    # As they were typed: mamf's own options are rewritten, a script's are not.
+    # As typed: options of mamf may be rewritten, those of a script are not.
     name, *arguments = options.typed[-len(options.script) :]
     script = Path(name)
     if not script.is_file():
@@ -58,11 +58,11 @@ def _read(options: argparse.Namespace, ceilings: tuple[CeilingOf, CeilingOf]) ->
         (options.nvtx, "--nvtx"),
     ):
         if given:
-            raise UsageError(f"--from reads a trace that is there already: leave {name} out")
+            raise UsageError(f"--from reads an existing trace: leave {name} out")
     read = read_kernel_table if options.source.suffix == ".csv" else read_chrome_trace
     profile = profile_of(read(options.source), *ceilings)
     with _log(options, options.source) as log:
-        _tell(options, options.source, profile, log)
+        _print_profile(options, options.source, profile, log)
     return 0
 
 
@@ -79,7 +79,7 @@ def _profile(
         profile = profile_of(read_chrome_trace(trace), *ceilings, profiler.unprofiled_step_seconds)
         if memory is not None:
             profile = replace(profile, memory=memory.rows)
-        _tell(options, script, profile, log)
+        _print_profile(options, script, profile, log)
     for watch in (memory, ranges):
         if watch is not None and watch.remark:
             warn(watch.remark)
@@ -87,7 +87,7 @@ def _profile(
 
 
 def _require_place(path: Path | None, option: str) -> None:
-    """What can be known of a file before the script runs for hours."""
+    """Check a file before the script runs for hours."""
     if path is not None and path.exists():
         raise UsageError(f"{path} exists and is not overwritten: name another {option}")
     if path is not None and not path.parent.is_dir():
@@ -96,7 +96,7 @@ def _require_place(path: Path | None, option: str) -> None:
 
 @contextmanager
 def _log(options: argparse.Namespace, of: Path) -> Iterator[RunLogWriter | None]:
-    """The log that is asked for; nothing of it is left where there is no profile."""
+    """The log of --output, which is removed if there is no profile."""
     if options.output is None:
         yield None
         return
@@ -109,14 +109,14 @@ def _log(options: argparse.Namespace, of: Path) -> Iterator[RunLogWriter | None]
             raise
 
 
-def _tell(options: argparse.Namespace, of: Path, profile: Profile, log: RunLogWriter | None) -> None:
+def _print_profile(options: argparse.Namespace, of: Path, profile: Profile, log: RunLogWriter | None) -> None:
     if log is not None:
         write_profile(log, profile)
     print_document(options, profile_document(of.name, profile, options.top))
 
 
 def _ceilings(options: argparse.Namespace, regime: str) -> CeilingOf:
-    """Those given, else what is known of this device, on which a script runs."""
+    """The given ceilings, else those known for the device of the script."""
     if options.source is None and not options.ceiling:
         return functools.partial(_known_here, _device(options), regime)
     found = [

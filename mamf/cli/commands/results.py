@@ -1,4 +1,4 @@
-"""``mamf results``: check logs before they are shared, put one into results/, write the table of all."""
+"""``mamf results``: checks logs before they are shared, puts one into results/, writes the table of all."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def run_check(options: argparse.Namespace) -> int:
 
 
 def _reviews_of_folder(folder: Path) -> list[Review]:
-    """Of a results folder places and copies too, and what is no log; of any other the logs alone."""
+    """Review the logs of a folder; in results/ also places, copies and files that are not logs."""
     files = _files_in(folder)
     logs = _logs_among(files, folder)
     if not (folder / "README.md").exists():
         return _reviews(logs)
     strays = [path for path in files if path not in logs]
-    stray = Finding("misplaced", "results/ holds run logs (*.jsonl) and its README.md alone")
+    stray = Finding("misplaced", "results/ may hold only run logs (*.jsonl) and README.md")
     with reading(logs) as seen:
         reviews = review_results(folder, logs, seen)
     return [
@@ -70,7 +70,7 @@ def _reviews(paths: Sequence[Path]) -> list[Review]:
 
 
 def _files_in(folder: Path) -> list[Path]:
-    """Raises UsageError for more than any collection of logs has: of the root of a disk, say."""
+    """Raises UsageError for too many files, such as those of a whole disk."""
     found = list(itertools.islice(folder.rglob("*"), _MOST_FILES + 1))
     if len(found) > _MOST_FILES:
         raise UsageError(f"{folder} holds more than {_MOST_FILES} files: name the folder of the logs")
@@ -86,28 +86,30 @@ def _logs_among(files: Sequence[Path], folder: Path) -> list[Path]:
 
 
 def _logs_of_results(root: Path) -> list[Path]:
-    """A folder for each accelerator, and no deeper: what lies below another root is nobody's business."""
+    """The logs in folders of accelerators, no deeper, so that another root is not searched."""
     found = sorted(root.glob("*/*.jsonl"))
     if not found:
-        raise UsageError(f"{root} holds no accelerator's folder of run logs: name the folder results/ of the project")
+        raise UsageError(
+            f"{root} holds no folder of an accelerator with run logs: name the folder results/ of the project"
+        )
     return found
 
 
 def _require_file(path: Path) -> None:
     if not path.is_file():
-        problem = "it is no regular file: save the log first" if path.exists() else "there is no such file"
+        problem = "it is not a regular file: save the log first" if path.exists() else "there is no such file"
         raise UsageError(f"cannot read {path}: {problem}")
 
 
 def _document(reviews: Sequence[Review], strict: bool, named: Container[Path]) -> Document:
-    """``named``: logs whose warnings people see too; those of all logs in a folder would hide its errors."""
+    """``named``: logs whose warnings are printed too; the warnings of a whole folder would hide its errors."""
     lines = [line for each in reviews for line in _finding_lines(each, strict, strict or each.path in named)]
     logs: Table[Review] = Table(_columns(strict), reviews, key="logs")
     return Document("Logs", [Lines(lines), logs, Answer([_count_line(reviews, strict)])])
 
 
 def _columns(strict: bool) -> list[Column[Review]]:
-    """For json; people read lines."""
+    """The columns for json; people read lines."""
     return [
         Column("path", "", lambda review: str(review.path)),
         Column("tier", "", lambda review: review.tier),
@@ -124,7 +126,7 @@ def _finding_record(finding: Finding, strict: bool) -> dict[str, object]:
 
 
 def _finding_lines(review: Review, strict: bool = False, with_warnings: bool = True) -> list[str]:
-    """A line for each finding, and for figures that another card has to confirm."""
+    """A line for each finding, and for figures that another card must confirm."""
     lines = []
     for finding in review.findings:
         if with_warnings or not finding.is_warning:
@@ -189,7 +191,7 @@ def run_table(options: argparse.Namespace) -> int:
         if found.is_rejected():
             for line in _finding_lines(found, with_warnings=False):
                 say(line)
-            raise UsageError(f"{found.path} cannot be in a table: fix or remove it")
+            raise UsageError(f"{found.path} cannot be in the table: fix or remove it")
     held = collect(root, logs)
     pages = {path: results_page(held)}
     if (ceilings := _contributed_file(root)).exists():
@@ -215,14 +217,14 @@ def run_convert(options: argparse.Namespace) -> int:
 
 
 def _logs_of(named: Path) -> list[Path]:
-    """The logs of a folder, the baseline of a guard's file, or the file itself."""
+    """The logs in a folder, the baseline of a guard's file, or the file itself."""
     if named.is_dir():
         return _logs_among(_files_in(named), named)
     return [read_guard_file(named).baseline] if named.suffix == ".toml" else [named]
 
 
 def _contributed_file(root: Path) -> Path:
-    """What travels with the package, in a clone of the project."""
+    """The file that ships with the package, in a clone of the project."""
     return root.parent / "mamf" / FILE
 
 
@@ -234,5 +236,5 @@ def _checked(path: Path, page: str) -> int:
 
 def _folder(path: Path) -> Path:
     if not path.is_dir():
-        raise UsageError(f"there is no folder {path}: run this in a clone of the project, or name it by --results")
+        raise UsageError(f"there is no folder {path}: run this in a clone of the project, or name it with --results")
     return path

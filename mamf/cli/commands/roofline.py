@@ -1,4 +1,4 @@
-"""``mamf roofline``: what bounds a kernel, by ceilings of computing and of bandwidth, measured here or given."""
+"""``mamf roofline``: what bounds a kernel, from measured or given ceilings of compute and bandwidth."""
 
 from __future__ import annotations
 
@@ -38,12 +38,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def other_cards(roofs: Roofs, logs: Iterable[RunLog]) -> list[str]:
-    """What --anyway let pass: a line to say so."""
+    """A line for logs that --anyway accepted."""
     devices = [(log.header["device"]["name"], log.header["device"]["uuid_hash"]) for log in logs]
     names = list(dict.fromkeys(name for name, _ in devices))
     cards = {uuid for _, uuid in devices if uuid}
     if len(names) > 1:
-        return [f"taken anyway: logs of {', '.join(names)}"]
+        return [f"accepted with --anyway: logs of {', '.join(names)}"]
     return (
-        [f"taken anyway: logs of {len(cards)} cards of that name, which differ by percents"] if len(cards) > 1 else []
+        [f"accepted with --anyway: logs of {len(cards)} cards of this model, which differ by percents"]
+        if len(cards) > 1
+        else []
     )

@@ -1,4 +1,4 @@
-"""``mamf run KERNEL``: one kernel on one shape, launched once, for a profiler, sanitizer or debugger to look at."""
+"""``mamf run KERNEL``: launches one kernel on one shape, for a profiler, sanitizer or debugger."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from mamf.report.document import Answer, Document
 from mamf.report.text import rate_text, significant
 from mamf.work import Work
 
-#: Further launches that are held to one another.
+#: Additional launches that are compared with one another.
 _REPEATS = 10
 _DETERMINISM = {
-    True: f"{_REPEATS} further launches gave the same to the last bit",
-    False: f"{_REPEATS} further launches did not all give the same to the last bit",
-    None: "whether launches give the same is unknown: they return nothing that can be read",
+    True: f"{_REPEATS} more launches gave equal results, bit by bit",
+    False: f"{_REPEATS} more launches did not all give equal results, bit by bit",
+    None: "determinism is unknown: the launches return nothing to compare",
 }
 
 
 def run(options: argparse.Namespace) -> int:
     of = operation_asked_for(options, [options.kernel])
-    # What is wrong with it is said before a device is opened.
+    # Reports wrong options before a device is opened.
     asked_for(of, options)
     shapes_from(of, options)
     backend = open_backend(options.backend or "auto", options.device or 0)
@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
 def _only_one(what: str, found: tuple[Any, ...], example: str) -> Any:
     """Raises UsageError."""
     if len(found) != 1:
-        raise UsageError(f"one {what} is run, not {len(found)}: name it, as {example}")
+        raise UsageError(f"only one {what} can be run, not {len(found)}: name it, such as {example}")
     return found[0]
 
 
@@ -67,17 +67,17 @@ def _lines(launched: Launched, work: Work) -> Iterator[str]:
         yield "not verified"
     else:
         verdict = launched.verdict
-        yield f"verified: relative error {verdict.error:.2g}, at most {verdict.tolerance:.2g} is right"
-    yield f"prepared in {launched.preparing_seconds:.2f} s: operands, compilation, tuning and the first launch"
+        yield f"verified: relative error {verdict.error:.2g}, tolerance {verdict.tolerance:.2g}"
+    yield f"prepared in {launched.preparing_seconds:.2f} s: operands, compilation, tuning and first launch"
     seconds = statistics.median(launched.seconds)
     rate = f"{significant(seconds * 1e3)} ms, {rate_text(work.amount / seconds / TERA, work.unit)}"
     if len(launched.seconds) == 1:
-        yield f"launched once: {rate}; a single launch is no measurement ('mamf sweep' makes one)"
+        yield f"launched once: {rate}; a single launch is not a measurement; use 'mamf sweep'"
     else:
-        yield f"launched {len(launched.seconds)} times: {rate} in the median; without rest and flush no measurement"
+        yield f"launched {len(launched.seconds)} times: {rate} in the median, which without rests is not a measurement"
     if launched.device_kernels is not None:
         names = ", ".join(dict.fromkeys(launched.device_kernels))
-        yield f"GPU kernels of a launch: {names or 'none, or torch.profiler does not see them'}"
+        yield f"GPU kernels of a launch: {names or 'none that torch.profiler sees'}"
 
 
 def _record(of: AnyOperation, kernel: AnyKernel, problem: Any, shape: Any, launched: Launched) -> dict[str, Any]:

@@ -47,9 +47,9 @@ def _document(path: Path, options: argparse.Namespace) -> Document:
 
 
 def require_rows(log: RunLog) -> None:
-    """Raises UsageError for a log whose rows stand in no table of shares of the roof."""
+    """Raises UsageError for a log whose rows have no shares of the roof."""
     if log.plan.kind != SWEEP or log.plan.operation == "attention":
         raise UsageError(
-            f"{log.path}: --ceiling shows shares of the rows of a sweep; those of others are shown by 'mamf roofline "
-            "ROWS --ceiling LOG'"
+            f"{log.path}: --ceiling shows shares for rows of a sweep; for other logs, use 'mamf roofline LOG --ceiling "
+            "LOG'"
         )

@@ -33,12 +33,12 @@ from mamf.plugins.discovery import operation
 def run(options: argparse.Namespace) -> int:
     if options.led:
         return led(*options.led)
-    shapes_from(options)  # what is wrong with them is said before a device is opened
+    shapes_from(options)  # reports wrong shapes before a device is opened
     return measure(options, partial(_SweepSession, options))
 
 
 class _SweepSession(KernelsSession):
-    """Products over a list of shapes, by one kernel."""
+    """Measures one matmul kernel over a list of shapes."""
 
     def __init__(self, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None) -> None:
         self.roofs = read_roofs(options)
@@ -79,7 +79,7 @@ class _SweepSession(KernelsSession):
         say(f"shapes: {len(plan.shapes)}, in {', '.join(plan.regimes)}: {len(steps)} to measure")
         say_memory(needed, "the largest", backend)
         say_devices(self.devices)
-        say(f"time: about {seconds:.0f} s, judging by {flops / 1e12:.3g} TFLOPS of a square product")
+        say(f"time: about {seconds:.0f} s, estimated from {flops / 1e12:.3g} TFLOPS of a square product")
         return 0
 
     def label(self) -> str:

@@ -40,7 +40,7 @@ PURE = ("operations/matmul/shapes.py", "statistics.py", "dtypes.py", "errors.py"
 #: Floors from the ground up. A module uses what lies on the floors below its own, and its own room; one that stands on
 #: no floor fails.
 FLOORS = (
-    ("errors", "statistics", "tabular", "work", "text"),
+    ("choices", "errors", "statistics", "tabular", "work", "text"),
     ("limits",),
     ("dtypes", "files", "regimes.names", "regimes.calibration", "regimes.traits", "operations.matmul.shapes"),
     ("backend",),

@@ -334,7 +334,7 @@ def test_sizes_of_the_environment_are_defaults_and_said(profiled, undrawn, monke
         (["--ceiling", "sweep.jsonl"], "sweep.jsonl holds no ceiling"),
         (["--operation", "bandwith"], "unknown operation 'bandwith' (did you mean 'bandwidth'?)"),
         (["--kernel", "sdpa-flsh"], "unknown attention kernel 'sdpa-flsh'"),
-        (["--operation", "model"], "model is measured in any case"),
+        (["--operation", "model"], "model is always measured"),
         (["--seq-lens", "x"], "'x' is not a whole number"),
     ],
 )
@@ -415,7 +415,7 @@ def test_without_a_ceiling_no_kernel_is_called_near_it(folder):
     whole = read_folder(folder)
     group = groups_of(whole.kernels)[0]
     assert advice(replace(whole, kernels=None, step=None, ceilings=None, bandwidth=None), [group]) == [
-        "Measure a these kernels (mamf find): without one nothing tells how far they are from it"
+        "Measure a ceiling of these kernels (mamf find): without one nothing tells how far they are from it"
     ]
 
 

@@ -315,7 +315,7 @@ def test_backends_lists_each_with_devices_or_the_way_to_get_them(run):
     assert code == 0
     for name in ("cpu", "cuda", "rocm", "xpu", "hpu", "mps"):
         assert any(line.startswith(name) for line in out.splitlines())
-    assert out.count("unavailable:") == out.count("to change it:")
+    assert out.count("unavailable:") == out.count("to enable it:")
 
 
 @pytest.mark.parametrize(("backend", "check"), [("cpu", "cpu load"), (SIMULATED[1], "host load")])

@@ -875,7 +875,7 @@ def test_find_returns_the_ceiling_of_a_regime(backend, regime):
 
 
 def test_find_that_confirms_nothing_in_its_budget_says_so(backend):
-    with pytest.raises(DeviceError, match="no sustained ceiling ceiling was confirmed in 22 s: give it more"):
+    with pytest.raises(DeviceError, match="no sustained ceiling was confirmed in 22 s: give it more"):
         mamf.find(backend=backend, kernels=["mamf.testing:SimulatedMatmul"], regime="sustained", budget_seconds=22.0)
 
 

@@ -46,8 +46,8 @@ def test_a_budget_ends_it_and_the_rest_is_resumed(run, tmp_path):
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        (["--regime", "sustained"], "about 2 s; preparing"),
-        (["--time-limit", "20s"], "about 20 s; preparing"),
+        (["--regime", "sustained"], "about 2 s, and more to prepare"),
+        (["--time-limit", "20s"], "about 20 s, and more to prepare"),
         (["--time-limit", "20s", "--budget", "7s"], "at most 7 s, the budget"),
     ],
 )

@@ -85,7 +85,7 @@ def test_a_given_ceiling_is_of_this_card_and_stays(steps, run, library_logs, tmp
     (tmp_path / "run.jsonl").write_text(text.replace(f'"tflops": {ceiling.tflops}', '"tflops": 1.5'))
     code, _, err = run(*again)
     assert code == 2
-    assert "was measured with a bfloat16 burst 1.5 TFLOPS" in err
+    assert "was measured with a bfloat16 burst ceiling of 1.5 TFLOPS" in err
 
 
 @pytest.mark.parametrize("value", ["-1.0", '"many"'])

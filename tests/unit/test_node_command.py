@@ -69,7 +69,7 @@ def healthy(run, monkeypatch):
 def test_a_healthy_node_is_ok_and_its_logs_alone_say_so_again(run, healthy):
     code, out, _ = healthy
     assert code == 0, out
-    assert out.startswith("OK: 2 devices, the slowest is now device ")
+    assert out.startswith("OK: 2 devices, the slowest is device ")
     assert "0000:01:00.0" in out
     assert "all_reduce" in out
     assert "nccl-tests" in out
@@ -388,7 +388,7 @@ RESUMED = ["node", "--backend", "simulated", "--resume", "logs"]
     ("command", "told"),
     [
         ([*NODE, "--devices", "7"], "leave --devices out"),
-        (RESUMED, "logs is no folder"),
+        (RESUMED, "logs is not a folder"),
         (["node", "--backend", "simulated", "--resume", "."], "no logs of 'mamf node' in ."),
         (["node", "--backend", "simulated", "--resume", "four"], "four was measured by 4 ranks, not 2"),
     ],
@@ -431,7 +431,7 @@ def test_ranks_go_on_with_their_logs_at_their_own_places_only(tmp_path, monkeypa
 @pytest.mark.parametrize("measure", [lambda: None, Mock(side_effect=UnavailableError("the meeting place is gone"))])
 def test_where_rank_0_is_gone_the_others_say_how_to_go_on(measure):
     rank = SimpleNamespace(measure=measure, folder="logs", patience=1.0)
-    with pytest.raises(UnavailableError, match="no answer from rank 0: 'mamf node --from logs' tells"):
+    with pytest.raises(UnavailableError, match="no answer from rank 0: 'mamf node --from logs' reports"):
         _followed(rank, Told())
 
 
@@ -588,9 +588,9 @@ def test_the_first_host_of_a_list(nodes, first):
     ("arguments", "told"),
     [
         (["--formt", "json"], "did you mean --format"),
-        (["--from", "nowhere"], "nowhere is no folder"),
+        (["--from", "nowhere"], "nowhere is not a folder"),
         (["--from", "."], "no logs of 'mamf node' in ."),
-        (["--resume", "nowhere"], "nowhere is no folder"),
+        (["--resume", "nowhere"], "nowhere is not a folder"),
         (["--backend", "simulated", "--resume", "full"], "no logs of 'mamf node' in full"),
         (["--resume", "a", "--output-folder", "b"], "leave --output-folder out"),
         (["--baseline", "nothing.jsonl"], "cannot read nothing.jsonl"),

@@ -313,7 +313,7 @@ def unknown(dtype):
 
 
 def at(flops):
-    """A so many FLOP/s, whatever the dtype."""
+    """A ceiling of so many FLOP/s, whatever the dtype."""
     return lambda dtype: KnownCeiling(dtype, "sustained", flops / 1e12, "contributed", "contributed for a CPU")
 
 
@@ -531,7 +531,7 @@ def test_a_table_tells_shares_flop_and_the_profilers_cost(profile):
     text = render_profile("table", "train.py", profile)
     assert "train.py on NVIDIA H200: 1 step of 0.4000 ms with the profiler" in text
     assert "0.3200 ms without it, in the steps right before: with the profiler a step is 25% longer" in text
-    # 2 x 3 x 5 x 7 FLOP in 320 us, of a 1e9 a second.
+    # 2 x 3 x 5 x 7 FLOP in 320 us, of a ceiling of 1e9 a second.
     assert "a step multiplies 0.2100 kFLOP: 0.6562 MFLOPS, 0.1% MAMFU in the time without it" in text
     found = json.loads(render_profile("json", "train.py", profile))
     assert "MAMFU: of 1.000 GFLOPS, the float32 sustained ceiling: contributed for a CPU" in text

@@ -105,7 +105,7 @@ def test_attention_and_a_profile_are_placed_too(run, here):
     line = next(line for line in out.splitlines() if "train.py" in line)
     assert line.startswith("matmul") and line.endswith("  compute")
     code, _, err = run("show", "attention.jsonl", "--ceiling", "roofline.jsonl")
-    assert code == 2 and "mamf roofline ROWS --ceiling LOG" in err
+    assert code == 2 and "mamf roofline LOG --ceiling LOG" in err
 
 
 def test_what_programs_read_holds_no_line_about_files(run, here):

@@ -38,7 +38,7 @@ def test_what_fits_passes_with_fields_that_nobody_names():
         ({"seconds": 1.0}, "field seconds: a list is due, not 1.0"),
         ({"tied": [RIGHT["tied"][0], {"watts": None}]}, "field tied[1].shape is missing"),
         ({"tied": [{"shape": "1x1x1", "watts": "x"}]}, "field tied[0].watts: a finite number is due, not 'x'"),
-        ({"best": {"burst": {"ok": 1}}}, "field best.burst.ok: expected true or false, not 1"),
+        ({"best": {"burst": {"ok": 1}}}, "field best.burst.ok: true or false is due, not 1"),
         ({"best": {"burst": []}}, "field best.burst: an object is due, not []"),
         ({"of": {"m": [[]]}}, "field of.m: one value or a list of them is due, not [[]]"),
     ],

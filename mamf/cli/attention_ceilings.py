@@ -63,7 +63,7 @@ def require_repeated_ceilings(options: argparse.Namespace, log: RunLog, before: 
             raise contradiction(options, "ceiling", own, options.ceiling)
 
 
-def with_searches(plan: Plan, backend: Backend) -> Plan:
+def add_searches(plan: Plan, backend: Backend) -> Plan:
     """Add a search for the ceilings of each dtype."""
     regimes = CEILINGS if Sustained.name in plan.regimes else (Burst.name,)
     searches = []
@@ -79,7 +79,7 @@ def with_searches(plan: Plan, backend: Backend) -> Plan:
     return replace(plan, searches=tuple(searches))
 
 
-def within(budget: float | None, searches: Sequence[SearchPlan]) -> list[SearchPlan]:
+def limit_budgets(budget: float | None, searches: Sequence[SearchPlan]) -> list[SearchPlan]:
     """The searches, limited to the time that the run has for them."""
     if budget is None:
         return list(searches)
@@ -87,7 +87,7 @@ def within(budget: float | None, searches: Sequence[SearchPlan]) -> list[SearchP
     return [replace(search, budget_seconds=min(part, search.budget_seconds)) for search in searches]
 
 
-def warning(search: SearchPlan) -> str | None:
+def budget_warning(search: SearchPlan) -> str | None:
     """A warning if the budget shortens a search."""
     usual = _SECONDS[len(search.regimes)]
     if search.budget_seconds >= usual:

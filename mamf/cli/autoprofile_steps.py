@@ -60,10 +60,10 @@ class Step:
             return ["show", str(self.log)]
         budget = ("--budget", f"{max(seconds, 1.0):.0f}s") if self.has_budget else ()
         if self.log.exists():
-            return [*self.asked(), *budget, "--resume", str(self.log)]
-        return [*self.asked(), *self._ceiling(), *budget, "--output", str(self.log), *self.operands]
+            return [*self.base_command(), *budget, "--resume", str(self.log)]
+        return [*self.base_command(), *self._ceiling(), *budget, "--output", str(self.log), *self.operands]
 
-    def asked(self) -> tuple[str, ...]:
+    def base_command(self) -> tuple[str, ...]:
         """The command; other steps may decide on it."""
         return self.command
 
@@ -75,7 +75,7 @@ class Step:
         has = log.exists() and self.of_ceiling in read_run_log(log).ceilings
         return ("--ceiling", str(log)) if has else self.without_ceiling
 
-    def ended(self, code: int) -> tuple[str, str]:
+    def read_end(self, code: int) -> tuple[str, str]:
         """Status and reason from the log."""
         if code == EXIT_CODE:
             return "interrupted", BY_USER
@@ -93,7 +93,7 @@ class Step:
 class CountersStep(Step):
     """The counters of the fastest kernels on the shape with the most work, taken from the step before."""
 
-    def asked(self) -> tuple[str, ...]:
+    def base_command(self) -> tuple[str, ...]:
         """Raises UnavailableError if no kernel was measured, RunLogError without their log."""
         groups = [group for group in groups_of(read_run_log(self.folder / LOGS["kernels"])) if group.rows]
         if not groups:

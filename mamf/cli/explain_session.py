@@ -48,7 +48,7 @@ from mamf.report.text import end_line, machine_line
 _SECONDS, _SEARCH_SECONDS = 30.0, 12.0
 
 
-def measured(options: argparse.Namespace, given: Sequence[Given]) -> int:
+def measure_product(options: argparse.Namespace, given: Sequence[Given]) -> int:
     """Measure, report and draw."""
     try:
         return measure(options, partial(ExplainSession, options, given))

@@ -41,7 +41,7 @@ def asked_for(of: AnyOperation, options: argparse.Namespace) -> dict[str, list[A
         require_known((f"field of {of.name}", name, known))
         if not equals or name in found:
             raise UsageError(f"--set {text}: " + ("it is set twice" if equals else f"write {name}=VALUE"))
-        found[name] = [_typed(f"{of.name}'s {name}", known[name], value) for value in values.split(",")]
+        found[name] = [_convert(f"{of.name}'s {name}", known[name], value) for value in values.split(",")]
     return found
 
 
@@ -51,7 +51,7 @@ def set_fields(options: argparse.Namespace) -> list[str]:
     return [*(options.set or ()), *([f"layout={','.join(layouts)}"] if layouts else ())]
 
 
-def _typed(what: str, kind: Any, text: str) -> Any:
+def _convert(what: str, kind: Any, text: str) -> Any:
     """A text as a value of the field's type: Literal, optional or plain."""
     if get_origin(kind) in (Union, types.UnionType):
         if text.lower() == "none" and type(None) in get_args(kind):

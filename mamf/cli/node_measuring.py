@@ -35,9 +35,9 @@ _FAREWELL_SECONDS = 10.0
 def run(options: argparse.Namespace) -> int:
     options.backend = options.backend or _first_backend()
     if options.led:
-        return _led(options)
+        return _run_child(options)
     one_of_many = launched(os.environ)
-    return _driving(options) if one_of_many is None else _rank(options, one_of_many)
+    return _run_children(options) if one_of_many is None else _run_rank(options, one_of_many)
 
 
 def _first_backend() -> str:
@@ -48,7 +48,7 @@ def _first_backend() -> str:
     return name
 
 
-def _made(folder: Path, is_shared: bool = False) -> Path:
+def _make_folder(folder: Path, is_shared: bool = False) -> Path:
     """Make the folder for new logs. Raises UsageError if it is not empty or cannot be made."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -59,14 +59,14 @@ def _made(folder: Path, is_shared: bool = False) -> Path:
     return folder
 
 
-def _dated() -> Path:
+def _dated_name() -> Path:
     return Path(f"mamf-node-{datetime.now():%Y%m%d-%H%M%S}")
 
 
 # -- all devices of this machine, a process each -----------------------------------------------------------------------
 
 
-def _driving(options: argparse.Namespace) -> int:
+def _run_children(options: argparse.Namespace) -> int:
     count = backend_class(options.backend).device_count()
     held = _held_devices(options.resume) if options.resume else []
     indices = list(dict.fromkeys(options.devices or held or range(count)))
@@ -78,7 +78,7 @@ def _driving(options: argparse.Namespace) -> int:
     if options.dry_run:
         which = f"{len(indices)} of {options.backend} ({', '.join(map(str, indices))}), one process each"
         return _dry_run(options, which, len(indices) > 1)
-    folder = options.resume or _made(options.output_folder or _dated())
+    folder = options.resume or _make_folder(options.output_folder or _dated_name())
     places = {rank: Place(rank, 0, each) for rank, each in enumerate(indices)}
     run = Run(len(places), places=places)
     run.write(folder)
@@ -93,7 +93,7 @@ def _driving(options: argparse.Namespace) -> int:
     if watch.was_left:
         failed = ", ".join(names(run)[rank] for rank in watch.failures)
         run.apart = f"{failed} failed during the measurements of all devices together"
-    _keep(run, folder)
+    _write_run(run, folder)
     _, devices = devices_of([folder], run)
     devices = [replace(device, address=watch.addresses.get(device.rank)) for device in devices]
     code = print_verdict(options, run, devices, [folder])
@@ -101,7 +101,7 @@ def _driving(options: argparse.Namespace) -> int:
     return EXIT_CODE if is_interrupted else code
 
 
-def _keep(run: Run, folder: Path) -> None:
+def _write_run(run: Run, folder: Path) -> None:
     """Write the run; an error is only a warning, so that the verdict is still printed."""
     try:
         run.write(folder)
@@ -163,7 +163,7 @@ def _command(options: argparse.Namespace, folder: Path, place: Place, ranks: int
     return [*command, *(["--kernel", *options.kernel] if options.kernel else [])]
 
 
-def _led(options: argparse.Namespace) -> int:
+def _run_child(options: argparse.Namespace) -> int:
     """Run as a child, which prints records; its log is kept whatever ends it."""
     rank, ranks, device, port = options.led
     own = Launched(Place(rank, 0, device), ranks, "127.0.0.1", port, is_led=True)
@@ -213,22 +213,22 @@ def _device_run(options: argparse.Namespace, own: Launched, folder: Path, device
 # -- one rank of many --------------------------------------------------------------------------------------------------
 
 
-def _rank(options: argparse.Namespace, own: Launched) -> int:
+def _run_rank(options: argparse.Namespace, own: Launched) -> int:
     with Interruption():
         try:
-            return _as_rank(options, own)
+            return _measure_as_rank(options, own)
         except KeyboardInterrupt:
             return EXIT_CODE
 
 
-def _as_rank(options: argparse.Namespace, own: Launched) -> int:
+def _measure_as_rank(options: argparse.Namespace, own: Launched) -> int:
     if options.devices:
         raise UsageError("the launcher chooses the device of a rank: leave --devices out")
     if options.dry_run:
         return _dry_run(options, f"{own.ranks} of {options.backend}, one rank each", True) if own.leads else 0
     meeting = Meeting.of(own, _MEETING_SECONDS)
     arrive(meeting, own.place)
-    folder = _led_folder(options, own, meeting) if own.leads else _heard_folder(options, own, meeting)
+    folder = _choose_folder(options, own, meeting) if own.leads else _receive_folder(options, own, meeting)
     if folder is None:
         return VERDICT_EXIT_CODES[UNKNOWN]
 
@@ -238,16 +238,16 @@ def _as_rank(options: argparse.Namespace, own: Launched) -> int:
 
     rank = Rank(own, meeting, folder, options.patience, opens)
     if not own.leads:
-        return _followed(rank, meeting)
+        return _follow_leader(rank, meeting)
     rank.measure()
     run, devices = gathered(meeting, own, options.patience, rank.missing)
-    _keep(run, folder)
+    _write_run(run, folder)
     code = print_verdict(options, run, devices, [folder])
     _dismiss(meeting, "over", code, set(range(1, own.ranks)) - rank.missing)
     return code
 
 
-def _followed(rank: Rank, meeting: Meeting) -> int:
+def _follow_leader(rank: Rank, meeting: Meeting) -> int:
     """Measure, and wait until the leader has printed the verdict."""
     with suppress(UnavailableError):  # the meeting place is gone
         rank.measure()
@@ -257,10 +257,14 @@ def _followed(rank: Rank, meeting: Meeting) -> int:
     raise UnavailableError(f"no answer from rank 0: 'mamf node --from {rank.folder}' reports on the logs")
 
 
-def _led_folder(options: argparse.Namespace, own: Launched, meeting: Meeting) -> Path:
+def _choose_folder(options: argparse.Namespace, own: Launched, meeting: Meeting) -> Path:
     """The leader's folder, which all other ranks get. If it is unusable, dismisses them and raises UsageError."""
     try:
-        folder = _resumed(options.resume, own) if options.resume else _new(options.output_folder or _dated())
+        folder = (
+            _require_same_ranks(options.resume, own)
+            if options.resume
+            else _make_new_folder(options.output_folder or _dated_name())
+        )
         Run(own.ranks, places={rank: nowhere(rank) for rank in range(own.ranks)}).write(folder)
     except MamfError:
         _dismiss(meeting, "folder", "", range(1, own.ranks))
@@ -269,7 +273,7 @@ def _led_folder(options: argparse.Namespace, own: Launched, meeting: Meeting) ->
     return folder
 
 
-def _heard_folder(options: argparse.Namespace, own: Launched, meeting: Meeting) -> Path | None:
+def _receive_folder(options: argparse.Namespace, own: Launched, meeting: Meeting) -> Path | None:
     """This rank's folder, which may be local to its node; None if the leader reports an unusable folder."""
     name = meeting.hear("folder", _MEETING_SECONDS)
     if name is None:
@@ -277,7 +281,7 @@ def _heard_folder(options: argparse.Namespace, own: Launched, meeting: Meeting) 
     if not name:
         meeting.tell(f"heard/{own.place.rank}", True)
         return None
-    return _made(options.resume or options.output_folder or Path(name), is_shared=True)
+    return _make_folder(options.resume or options.output_folder or Path(name), is_shared=True)
 
 
 def _dismiss(meeting: Meeting, key: str, value: object, ranks: Iterable[int]) -> None:
@@ -286,14 +290,14 @@ def _dismiss(meeting: Meeting, key: str, value: object, ranks: Iterable[int]) ->
     heard(meeting, "heard", sorted(ranks), _FAREWELL_SECONDS)
 
 
-def _resumed(folder: Path, own: Launched) -> Path:
+def _require_same_ranks(folder: Path, own: Launched) -> Path:
     if (ranks := _held_run(folder).ranks) not in (0, own.ranks):
         raise LogMismatchError(f"{folder} was measured by {ranks} ranks, not {own.ranks}: resume it with as many")
     return folder
 
 
-def _new(folder: Path) -> Path:
-    _made(folder, is_shared=True)
+def _make_new_folder(folder: Path) -> Path:
+    _make_folder(folder, is_shared=True)
     if read_run(folder) is not None or any(map(place_of, folder.iterdir())):
         raise UsageError(f"{folder} holds the logs of another run: name another --output-folder, or --resume it")
     return folder

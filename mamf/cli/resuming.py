@@ -57,7 +57,7 @@ class Resumed(NamedTuple):
 
 
 @contextmanager
-def resumed(options: argparse.Namespace) -> Iterator[Resumed | None]:
+def open_resumed(options: argparse.Namespace) -> Iterator[Resumed | None]:
     """The log of ``--resume``, locked during the run. A missing log starts a new run, so that one command line can be
     queued repeatedly. Raises UsageError if another process writes it.
     """
@@ -168,7 +168,7 @@ def require_same_kernels(options: argparse.Namespace, before: Sequence[str], ask
         raise contradiction(options, "kernel", then, now)
 
 
-def reopened(log: RunLog, options: argparse.Namespace, index: int | None = None) -> Backend:
+def reopen(log: RunLog, options: argparse.Namespace, index: int | None = None) -> Backend:
     """Open the device of a log, or one of several by its index. Raises LogMismatchError if it is not the device of the
     options, or has changed.
     """

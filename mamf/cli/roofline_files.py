@@ -41,7 +41,7 @@ def read_given(path: Path) -> Given:
     return Given(None if profile else read_log(path), profile)
 
 
-def placed(given: Iterable[Given], roofs: Roofs, anyway: bool) -> list[RoofPoint]:
+def place_rows(given: Iterable[Given], roofs: Roofs, anyway: bool) -> list[RoofPoint]:
     """A point for each row of the logs. Raises IncomparableError for a log from another card."""
     points: list[RoofPoint] = []
     for log, profiled in given:
@@ -80,7 +80,9 @@ def export_path(options: argparse.Namespace) -> Path | None:
     return (options.export_file or Path(f"{options.export}.json")) if options.export else None
 
 
-def finish(options: argparse.Namespace, roofs: Roofs, points: Sequence[RoofPoint], header: Mapping[str, Any]) -> None:
+def write_files(
+    options: argparse.Namespace, roofs: Roofs, points: Sequence[RoofPoint], header: Mapping[str, Any]
+) -> None:
     """Write the picture and the export, if any."""
     path = export_path(options)
     if path is not None:

@@ -15,7 +15,7 @@ from mamf.ceilings.search_plan import SearchPlan
 from mamf.cli.commands.kernels_find import KernelsFindSession
 from mamf.cli.interruption import Interruption
 from mamf.cli.resuming import Resumed, contradiction
-from mamf.cli.roofline_files import Given, finish, placed
+from mamf.cli.roofline_files import Given, place_rows, write_files
 from mamf.cli.session import measure
 from mamf.cli.terminal import say
 from mamf.engine.search.finding import Find
@@ -49,7 +49,7 @@ _OF_CACHE, _CACHES, _CACHES_OF_CPU = (4, 2), (16, 256), (16,)
 _PART_OF_MEMORY, _MEMORY_BYTES = 4, 8 * 1024 * MIB
 
 
-def measured(options: argparse.Namespace, given: Sequence[Given]) -> int:
+def measure_roofs(options: argparse.Namespace, given: Sequence[Given]) -> int:
     """Measure, report and draw."""
     options.command, options.kernel = ROOFLINE, None
     return measure(options, partial(RooflineSession, options, given))
@@ -193,12 +193,12 @@ class RooflineSession(KernelsFindSession):
             return Document(
                 head, [Lines([head]), Answer([advice, foot])], {"header": log.header, "summary": log.summary}
             )
-        points = placed(self.given, roofs, self.options.anyway)
+        points = place_rows(self.given, roofs, self.options.anyway)
         return roofline_document(roofs, points, [head], [foot], self.options.top)
 
     def _report(self, log: RunLog) -> int:
         code = super()._report(log)
         if self.ceilings_found():
             roofs = self.roofs()
-            finish(self.options, roofs, placed(self.given, roofs, self.options.anyway), log.header)
+            write_files(self.options, roofs, place_rows(self.given, roofs, self.options.anyway), log.header)
         return code

@@ -17,8 +17,8 @@ from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.options.values import ALL
 from mamf.cli.printing import note_stream, print_document
 from mamf.cli.progress import Progress
-from mamf.cli.resuming import Resumed, asks_for_plan, reopened, require_kind, require_same_plan, resumed
-from mamf.cli.sharing import asked_devices, first_opened, found_devices, opened_pool, require_same_devices
+from mamf.cli.resuming import Resumed, asks_for_plan, open_resumed, reopen, require_kind, require_same_plan
+from mamf.cli.sharing import asked_devices, found_devices, open_first, open_pool, require_same_devices
 from mamf.cli.terminal import say, warn
 from mamf.engine.strategies.kernels import KernelsSweep
 from mamf.engine.strategies.shapes import Sweep
@@ -50,7 +50,7 @@ def interruptible(options: argparse.Namespace, work: Callable[[Interruption, Res
     """Run ``work``; Ctrl-C before the first measurement prints one line."""
     with Interruption() as interruption:
         try:
-            with resumed(options) as log:
+            with open_resumed(options) as log:
                 return work(interruption, log)
         except KeyboardInterrupt:
             warn("interrupted before the first measurement; nothing is lost")
@@ -98,19 +98,19 @@ class Session(ABC):
         #: Failures that did not end the run: devices that shared it, ceilings that were not confirmed.
         self.failures: list[str] = []
         asked = asked_devices(options, self.log)
-        self.backend = first_opened(self._opened, asked) if asked else self._opened(ALL)
+        self.backend = open_first(self._open_device, asked) if asked else self._open_device(ALL)
         #: The devices that share the run; empty if one measures alone.
         self.devices = found_devices(self.backend, asked, self.log)
         self.pool: DevicePool | None = None
 
-    def _opened(self, index: int) -> Backend:
+    def _open_device(self, index: int) -> Backend:
         """Open a device; ALL opens the one that measures alone or comes first."""
         options = self.options
         if self.log:
-            return reopened(self.log, options, None if index == ALL else index)
+            return reopen(self.log, options, None if index == ALL else index)
         return open_backend(options.backend or "auto", (options.device or 0) if index == ALL else index)
 
-    def planned(self) -> Plan:
+    def make_plan(self) -> Plan:
         """The plan from the options, or the log's. Raises LogMismatchError if they differ."""
         if self.before is None:
             return self.new_plan()
@@ -189,7 +189,7 @@ class Session(ABC):
             return self._report(self.log)
         self.findings = diagnose(self.backend)
         with ExitStack() as opened:
-            self.pool = opened.enter_context(opened_pool(self.options, self.backend, self.devices, self._failed))
+            self.pool = opened.enter_context(open_pool(self.options, self.backend, self.devices, self._record_failure))
             require_same_devices(self.log, self.pool)
             header = self.log.header if self.log else self._header()
             with self.interruption.shielded():
@@ -202,11 +202,11 @@ class Session(ABC):
             with self.interruption.shielded():
                 return self._finish(header, writer, end, max(0.0, host_seconds(self.backend) - begun))
 
-    def _failed(self, message: str, are_others: bool) -> None:
+    def _record_failure(self, message: str, are_others: bool) -> None:
         self.failures.append(message)
         warn(f"{message}; the other devices take over" if are_others else message)
 
-    def shared(self, strategy: Shareable, kernel: str = "") -> Shareable | SharedSweep:
+    def share(self, strategy: Shareable, kernel: str = "") -> Shareable | SharedSweep:
         """The strategy, or the same on all devices that share the run. ``kernel``: for products, as in the options."""
         if self.pool is None:
             return strategy

@@ -59,7 +59,7 @@ def found_devices(backend: Backend, asked: Sequence[int], log: RunLog | None) ->
     return found if len(found) > 1 or is_shared else []
 
 
-def first_opened(opens: Callable[[int], Backend], devices: Sequence[int]) -> Backend:
+def open_first(opens: Callable[[int], Backend], devices: Sequence[int]) -> Backend:
     """Open the first usable device of those that share a run; the pool reports why others fail."""
     for device in devices[:-1]:
         with suppress(UnavailableError, PluginError):
@@ -67,7 +67,7 @@ def first_opened(opens: Callable[[int], Backend], devices: Sequence[int]) -> Bac
     return opens(devices[-1])
 
 
-def opened_pool(
+def open_pool(
     options: argparse.Namespace, backend: Backend, devices: Sequence[int], on_failure: Callable[[str, bool], None]
 ) -> AbstractContextManager[DevicePool | None]:
     """The pool of devices that share a run; None if one measures alone."""
@@ -90,7 +90,7 @@ def say_devices(devices: Sequence[int]) -> None:
         say(f"devices: {' '.join(map(str, devices))}, one process each, compared by a shared reference")
 
 
-def led(backend: str, device: str) -> int:
+def run_device_process(backend: str, device: str) -> int:
     """Run as a process of a pool, which exchanges records as lines on stdin and stdout."""
 
     heard: SimpleQueue[str] = SimpleQueue()

@@ -20,7 +20,7 @@ import simulated_node
 from forked import Child, forked
 
 from mamf.cli import main
-from mamf.cli.node_measuring import _followed
+from mamf.cli.node_measuring import _follow_leader
 from mamf.cli.progress import Phases
 from mamf.errors import RunLogWriteError, UnavailableError, UsageError
 from mamf.logs import known
@@ -432,7 +432,7 @@ def test_ranks_go_on_with_their_logs_at_their_own_places_only(tmp_path, monkeypa
 def test_where_rank_0_is_gone_the_others_say_how_to_go_on(measure):
     rank = SimpleNamespace(measure=measure, folder="logs", patience=1.0)
     with pytest.raises(UnavailableError, match="no answer from rank 0: 'mamf node --from logs' reports"):
-        _followed(rank, Told())
+        _follow_leader(rank, Told())
 
 
 class Frozen:

@@ -52,7 +52,7 @@ def test_it_says_that_a_launch_is_no_measurement(run):
     assert "TFLOPS; a single launch is not a measurement" in out
     _, out, _ = run(*PRODUCT, "--launches", "3")
     assert "launched 3 times" in out
-    assert "without rest and flush no measurement" in out
+    assert "which without rests is not a measurement" in out
 
 
 def test_a_script_reads_it_as_json(run):

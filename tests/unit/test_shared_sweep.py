@@ -689,7 +689,9 @@ def test_a_search_that_was_broken_off_is_gone_on_with_by_its_own_device(run, sha
     (code, _, _), log = shared(*ATTENTION, "--seq-lens", "1024", "--no-flush", "--budget", "0.5s")
     assert (code, log.tier) == (1, "interrupted")
     code, _, err = run("attention", "--resume", "log.jsonl", "--devices", "1")
-    told = "log.jsonl lacks its ceiling, which is measured on device 0: resume with that device, or start a new log with"
+    told = (
+        "log.jsonl lacks its ceiling, which is measured on device 0: resume with that device, or start a new log with"
+    )
     assert (code, err.count(told)) == (2, 1)
     (code, _, _), log = shared("attention", "--resume", "log.jsonl")
     assert (code, log.tier) == (0, "complete")

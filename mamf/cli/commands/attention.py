@@ -11,13 +11,13 @@ from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.search_plan import SearchPlan
 from mamf.ceilings.share import Ceilings
 from mamf.cli.attention_ceilings import (
+    add_searches,
+    budget_warning,
     found_ceilings,
     given_ceilings,
+    limit_budgets,
     missing_shares,
     require_repeated_ceilings,
-    warning,
-    with_searches,
-    within,
 )
 from mamf.cli.attention_plans import (
     kernels_from,
@@ -74,7 +74,7 @@ class _AttentionSession(KernelsSession):
 
     def new_plan(self) -> Plan:
         plan = self.plan_to_compare()
-        return plan if self.options.no_ceiling or self.options.ceiling else with_searches(plan, self.backend)
+        return plan if self.options.no_ceiling or self.options.ceiling else add_searches(plan, self.backend)
 
     def plan_to_compare(self, before: Plan | None = None) -> Plan:
         return plan_from(self.options, self.backend, [name for name, _ in self.kernels])
@@ -96,7 +96,7 @@ class _AttentionSession(KernelsSession):
     def _missing_searches(self) -> list[SearchPlan]:
         dtypes = {key[0] for key in self.wanted_ceilings() if key not in self.ceilings}
         searches = [search for search in self.plan.searches if search.problem.dtype in dtypes]
-        return within(self.plan.budget_seconds, searches)
+        return limit_budgets(self.plan.budget_seconds, searches)
 
     def _search(self, plan: SearchPlan, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
         """Search for the ceilings of a dtype; rows of a resumed log are not measured again."""
@@ -147,7 +147,7 @@ class _AttentionSession(KernelsSession):
 
     def before_measuring(self, writer: RunLogWriter) -> None:
         self._writer = writer
-        for message in filter(None, map(warning, self._missing_searches())):
+        for message in filter(None, map(budget_warning, self._missing_searches())):
             warn(message)
 
     def _write_ceilings(self, ceilings: Ceilings) -> None:

@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     if options.operation in ("matmul", "model"):
         raise UsageError(f"{options.operation} is always measured: name another --operation, or leave it out")
-    remarks = _from_environment(options, os.environ)
+    remarks = _fill_sizes(options, os.environ)
     folder: Path = options.output_folder
     require_own(folder)
     backend = open_backend(options.backend or "auto", options.device or 0)
@@ -47,11 +47,11 @@ def run(options: argparse.Namespace) -> int:
     budget = options.budget or (_BUDGET if backend.is_accelerator else _BUDGET_OF_CPU)
     make_folder(folder, "; name another --output-folder")
     if options.ceiling:
-        _copied(options.ceiling, folder / LOGS["ceilings"])
+        _copy_ceiling(options.ceiling, folder / LOGS["ceilings"])
     return _Run(folder, remarks, budget, no_counters(backend)).run(steps_of(options, folder, backend))
 
 
-def _copied(ceiling: Path, own: Path) -> None:
+def _copy_ceiling(ceiling: Path, own: Path) -> None:
     """Copy the log with the ceilings into the folder. Raises UsageError if the folder holds another one."""
     if not own.exists():
         create_whole(own, ceiling.read_bytes())
@@ -59,7 +59,7 @@ def _copied(ceiling: Path, own: Path) -> None:
         raise UsageError(f"{own} differs from {ceiling}: leave --ceiling out, or name another folder")
 
 
-def _from_environment(options: argparse.Namespace, environment: Mapping[str, str]) -> list[str]:
+def _fill_sizes(options: argparse.Namespace, environment: Mapping[str, str]) -> list[str]:
     """Fill in sizes that are not given; returns a remark for each. Raises UsageError for an invalid size."""
     remarks = []
     for name, variable in VARIABLES.items():
@@ -88,7 +88,7 @@ class _Run:
         code = 0
         try:
             for step in steps:
-                self._take(step)
+                self._run_step(step)
         except KeyboardInterrupt:
             code = EXIT_CODE
         if any(end.status == "failed" for end in self.ends):
@@ -105,7 +105,7 @@ class _Run:
         _write_summary(self.folder)
         return code
 
-    def _take(self, step: Step) -> None:
+    def _run_step(self, step: Step) -> None:
         left = self.budget - (time.monotonic() - self.begun)
         if left <= 0 and not step.is_complete:
             self.ends.append(StepEnd(step.name, "", "left out", "the budget ended before it"))
@@ -116,15 +116,15 @@ class _Run:
             self.ends.append(StepEnd(step.name, "", "left out", str(error)))
             return
         say(f"-- {step.name}: mamf {shlex.join(arguments)}")
-        self.ends.append(self._taken(step, arguments))
+        self.ends.append(self._call_step(step, arguments))
         if self.ends[-1].reason == BY_USER:
             raise KeyboardInterrupt
 
-    def _taken(self, step: Step, arguments: list[str]) -> StepEnd:
+    def _call_step(self, step: Step, arguments: list[str]) -> StepEnd:
         # As one would type it in the folder.
         command = f"mamf {shlex.join(Path(each).name if os.sep in each else each for each in arguments)}"
         try:
-            status, reason = step.ended(call(arguments))
+            status, reason = step.read_end(call(arguments))
         except MamfError as error:
             warn(str(error))
             if error.exit_code == EXIT_CODE:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from mamf.cli.explain_session import measured
+from mamf.cli.explain_session import measure_product
 from mamf.cli.roofline_files import read_given, require_files
 from mamf.errors import UsageError
 
@@ -14,4 +14,4 @@ def run(options: argparse.Namespace) -> int:
     if options.ceiling and options.shape:
         raise UsageError("--ceiling determines the shape: leave --shape out")
     given = [read_given(path) for path in options.rows]
-    return measured(options, given)
+    return measure_product(options, given)

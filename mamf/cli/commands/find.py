@@ -66,7 +66,7 @@ class _FindSession(Session):
         else:
             self.search = self._search_of(self.before)
             self.kernels = kernels_for(self.backend, self.search.problem, self.search.kernels)
-        self.plan = self.planned()
+        self.plan = self.make_plan()
         held = self.log.lasting if self.log else []
         self.rows = list(held)
         self.find = Find(self.search, self.kernels, self.backend, held)

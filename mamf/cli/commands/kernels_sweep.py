@@ -58,7 +58,7 @@ class KernelsSession(Session):
             )
         self.read_options()
         self.kernels = self.opened_kernels()
-        self.plan = self.planned()
+        self.plan = self.make_plan()
         self.rows = list(self.log.lasting) if self.log else []
         self.known_ceilings = dict(self.log.known_ceilings) if self.log else {}
         self.held = {self.step_of(row) for row in self.rows if self.is_of_step(row)}
@@ -84,8 +84,8 @@ class KernelsSession(Session):
         """The names in the options; None for all kernels."""
         return self.options.kernel  # type: ignore[no-any-return]
 
-    def planned(self) -> Plan:
-        plan = super().planned()
+    def make_plan(self) -> Plan:
+        plan = super().make_plan()
         if self.before is None:
             return plan
         budget = self.options.budget or (plan.budget_seconds if plan.confirms else None)
@@ -130,7 +130,7 @@ class KernelsSession(Session):
 
     def measurements(self, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
         self.alone.on_phase = on_phase
-        self.sweep = self.shared(self.alone, self.shared_kernel())
+        self.sweep = self.share(self.alone, self.shared_kernel())
         return self.sweep.results()
 
     def left_out(self) -> bool:

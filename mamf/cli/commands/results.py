@@ -197,7 +197,7 @@ def run_table(options: argparse.Namespace) -> int:
     if (ceilings := _contributed_file(root)).exists():
         pages[ceilings] = contributed_csv(held.ceilings)
     if options.check:
-        return max(_checked(path, page) for path, page in pages.items())
+        return max(_check_page(path, page) for path, page in pages.items())
     for path, page in pages.items():
         write_whole(path, page)
         say(f"written: {path}")
@@ -228,7 +228,7 @@ def _contributed_file(root: Path) -> Path:
     return root.parent / "mamf" / FILE
 
 
-def _checked(path: Path, page: str) -> int:
+def _check_page(path: Path, page: str) -> int:
     is_fresh = path.exists() and path.read_text(encoding="utf-8") == page
     say(f"{path} is {'up to date' if is_fresh else 'stale: run mamf results table'}")
     return 0 if is_fresh else _REJECTED

@@ -9,8 +9,8 @@ from mamf.ceilings.roof import Roofs
 from mamf.cli.printing import print_document
 from mamf.cli.reading import read_log
 from mamf.cli.resuming import flag
-from mamf.cli.roofline_files import finish, placed, read_given, require_files
-from mamf.cli.roofline_session import measured
+from mamf.cli.roofline_files import place_rows, read_given, require_files, write_files
+from mamf.cli.roofline_session import measure_roofs
 from mamf.errors import UsageError
 from mamf.logs.roofs import roofs_of_logs
 from mamf.logs.run_log import RunLog
@@ -22,7 +22,7 @@ def run(options: argparse.Namespace) -> int:
     require_files(options)
     given = [read_given(path) for path in options.rows]
     if options.ceiling is None:
-        return measured(options, given)
+        return measure_roofs(options, given)
     for option in ("resume", "output", "budget", "dtype", "dry_run"):
         if getattr(options, option):
             raise UsageError(f"--ceiling measures nothing: leave {flag(option)} out")
@@ -30,10 +30,10 @@ def run(options: argparse.Namespace) -> int:
     roofs = roofs_of_logs(logs, options.anyway)
     if options.regime:
         roofs = roofs.only(options.regime)
-    points = placed(given, roofs, options.anyway)
+    points = place_rows(given, roofs, options.anyway)
     head = [machine_line(logs[0].header), *other_cards(roofs, [*logs, *(each.log for each in given if each.log)])]
     print_document(options, roofline_document(roofs, points, head, top=options.top))
-    finish(options, roofs, points, logs[0].header)
+    write_files(options, roofs, points, logs[0].header)
     return 0
 
 

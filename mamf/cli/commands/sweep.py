@@ -18,7 +18,7 @@ from mamf.cli.product_plans import (
 from mamf.cli.reading import read_roofs
 from mamf.cli.resuming import Resumed, require_same_kernels
 from mamf.cli.session import measure
-from mamf.cli.sharing import led, say_devices
+from mamf.cli.sharing import run_device_process, say_devices
 from mamf.cli.terminal import say
 from mamf.engine.estimate import estimate_seconds, probe_flops
 from mamf.engine.strategies.shapes import Sweep, measured_shapes, operand_bytes
@@ -32,7 +32,7 @@ from mamf.plugins.discovery import operation
 
 def run(options: argparse.Namespace) -> int:
     if options.led:
-        return led(*options.led)
+        return run_device_process(*options.led)
     shapes_from(options)  # reports wrong shapes before a device is opened
     return measure(options, partial(_SweepSession, options))
 

@@ -17,9 +17,9 @@ from mamf.cli.options.values import sparsity
 from mamf.operations.attention.shapes import BACKWARD_COUNTS
 
 _EXAMPLES = """examples:
-  mamf attention                                        what is installed, bf16, 1k to 16k, head dimension 128
+  mamf attention                                        all installed kernels, bf16, 1k to 16k, head dimension 128
   mamf attention --preset fa3-paper --direction fwd bwd --ceiling LOG
-  mamf attention --preset scaling --no-ceiling          eager against compiled as sizes grow, until memory ends
+  mamf attention --preset scaling --no-ceiling          eager and compiled kernels until memory is full
   mamf attention --seq-lens 256 512 --head-dims 64      small enough for a CPU
   mamf attention --kernel sdpa-cudnn my.module:MyKernel --baseline sdpa-cudnn
 """

@@ -9,9 +9,9 @@ from mamf.cli.options.shared import add
 from mamf.operations.bandwidth.shapes import PATTERNS
 
 _EXAMPLES = """examples:
-  mamf bandwidth                                        copy, from inside the cache to half the memory
+  mamf bandwidth                                        every pattern, from the cache to half the memory
   mamf bandwidth --pattern copy read write triad --size 1GiB --regime burst sustained
-  mamf bandwidth --resume LOG                           go on after Ctrl-C or kill
+  mamf bandwidth --resume LOG                           continue after Ctrl-C or kill
 """
 
 

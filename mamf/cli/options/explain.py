@@ -9,10 +9,10 @@ from mamf.cli.options.shared import add, add_device_options, add_output_options,
 from mamf.plans import EXPLAIN
 
 _EXAMPLES = """examples:
-  mamf explain --ceiling find.jsonl                         on the winner of that find
-  mamf explain                                              on what 'mamf find' left here, else on that of a short find
+  mamf explain --ceiling find.jsonl                         the winner of that find
+  mamf explain                                              the winner of the last find here, or of a short one
   mamf explain --shape 8192x8192x8192 --dtype float16 --picture waterfall.png
-  mamf explain --ceiling find.jsonl attention.jsonl         and down to the best of my own kernels
+  mamf explain --ceiling find.jsonl attention.jsonl         and the best of your own kernels
 """
 
 

@@ -10,10 +10,10 @@ from mamf.plans import DEFAULT_BUDGET_SECONDS, QUICK_BUDGET_SECONDS
 
 _EXAMPLES = """examples:
   mamf find                                     burst and sustained ceilings of the first accelerator
-  mamf find --dtype bfloat16 float16 fp8        one after the other, a log each
-  mamf find --kernel torch.mm cublaslt          choose among cuBLASLt's algorithms too
+  mamf find --dtype bfloat16 float16 fp8        one after the other, one log each
+  mamf find --kernel torch.mm cublaslt          also search cuBLASLt's algorithms
   mamf find --quick                             both in 20 s
-  mamf find --operation NAME --help             ceilings of another operation: what can be asked of it
+  mamf find --operation NAME --help             the options for ceilings of another operation
 """
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from mamf.cli.options.shared import add_device_options, add_output_options, add_run_options
 
 _EXAMPLES = """examples:
-  mamf guard kernels.toml --update                      measure a baseline, where the file says
-  mamf guard kernels.toml                               exit code 3 if a kernel got slower, 0 if none did
+  mamf guard kernels.toml --update                      measure the baseline of the file
+  mamf guard kernels.toml                               exit code 3 if a kernel is slower, 0 if not
   mamf guard kernels.toml --strict                      exit code 3, not 1, if a row is undecided
   mamf guard kernels.toml --junit guard.xml --markdown guard.md
-docs/guard.md has the file, and a workflow.
+docs/guard.md describes the file and has a workflow.
 """
 
 

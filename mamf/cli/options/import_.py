@@ -8,7 +8,7 @@ from pathlib import Path
 from mamf.cli.options.shared import add
 
 _EXAMPLES = """examples:
-  mamf import out.txt                                   out.jsonl, here
+  mamf import out.txt                                   writes out.jsonl here
   mamf import logs/*.txt --output-folder imported
 """
 

@@ -10,7 +10,7 @@ from mamf.plans import DEFAULT_BUDGET_SECONDS
 _EXAMPLES = """examples:
   mamf find --operation bandwidth --set pattern=copy,read,write,triad
   mamf find --operation NAME --regime burst --budget 20s
-  mamf find --operation NAME --resume LOG                   go on after Ctrl-C or kill
+  mamf find --operation NAME --resume LOG                   continue after Ctrl-C or kill
 """
 
 

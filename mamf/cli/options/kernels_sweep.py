@@ -8,10 +8,10 @@ from mamf.cli.options.operations import add_operation_options, add_session_optio
 from mamf.cli.options.shared import add_devices_options
 
 _EXAMPLES = """examples:
-  mamf sweep --operation NAME                               its own shapes, every kernel that is available
+  mamf sweep --operation NAME                               default shapes, every available kernel
   mamf sweep --operation NAME --shapes A B --set FIELD=X,Y  each shape, with each value of a field of its problem
-  mamf sweep --operation NAME --resume LOG                  go on after Ctrl-C or kill
-  mamf find --operation NAME --help                         what its ceilings are, confirmed
+  mamf sweep --operation NAME --resume LOG                  continue after Ctrl-C or kill
+  mamf find --operation NAME --help                         its confirmed ceilings
 """
 
 

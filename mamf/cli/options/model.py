@@ -15,7 +15,7 @@ _EXAMPLES = """examples:
   mamf model --size xl --phase step --optimizer adamw-fused --compile --regime sustained
   mamf model --attention sdpa-flash sdpa-cudnn --compile sdpa-flash
   mamf model --d-model 1024 --layers 8 --heads 8 --context-lengths 512
-  mamf model --resume LOG                               go on after Ctrl-C or kill
+  mamf model --resume LOG                               continue after Ctrl-C or kill
 """
 
 

@@ -13,11 +13,11 @@ from mamf.plans import NODE_BUDGET_SECONDS
 
 _EXAMPLES = """examples:
   mamf node                                     all devices here; exit code 0 OK, 1 WARN, 2 CRITICAL, 3 UNKNOWN
-  mamf node --format json --baseline FIND_LOG   for a gate: against a card that is known to be good
+  mamf node --format json --baseline FIND_LOG   for a gate: compare with a card that is known to be good
   torchrun --nnodes 4 --nproc-per-node gpu -m mamf node
-  srun --ntasks-per-node 8 python -m mamf node  a rank for each device; see docs/cluster.md
-  mamf node --resume FOLDER                     measure only what its logs lack
-  mamf node --from FOLDER [FOLDER...]           the verdict once more, from logs alone
+  srun --ntasks-per-node 8 python -m mamf node  one rank per device; see docs/cluster.md
+  mamf node --resume FOLDER                     measure only what is missing
+  mamf node --from FOLDER [FOLDER...]           the verdict again, from logs alone
 """
 
 

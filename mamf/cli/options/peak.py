@@ -7,7 +7,7 @@ import argparse
 from mamf.cli.options.shared import add, add_device_options
 
 _EXAMPLES = """examples:
-  mamf peak                                     sustained, of the first accelerator, in its own dtype
+  mamf peak                                     sustained, first accelerator, bfloat16
   mamf peak --dtype fp8 --regime burst
   mamf peak --format json                       FLOP/s, for a script
 """

@@ -13,9 +13,9 @@ _EXAMPLES = """examples:
   mamf plot attention.jsonl                                 attention.png: TFLOPS and time against sequence length
   mamf plot attention.jsonl --direction fwd --quantity tflops --output forward.svg
   mamf plot sweep.jsonl --regime burst
-  mamf plot model.jsonl                                     a model's step by phase, and its MAMFU
-  mamf plot eager.jsonl flash.jsonl --output step.png       profiles: a bar a run, stacked by class
-  mamf plot FOLDER                                          devices side by side: a folder of 'mamf node'
+  mamf plot model.jsonl                                     training steps by phase, and their MAMFU
+  mamf plot eager.jsonl flash.jsonl --output step.png       profiles: one bar per run, stacked by class
+  mamf plot FOLDER                                          devices side by side, from a folder of 'mamf node'
 """
 
 

@@ -9,12 +9,12 @@ from mamf.cli.options.shared import add, add_device_options, add_output_options
 from mamf.cli.options.values import size
 
 _EXAMPLES = """examples:
-  mamf profile train.py --lr 3e-4                       options behind SCRIPT are the script's own
+  mamf profile train.py --lr 3e-4                       options after SCRIPT belong to the script
   mamf profile --steps 5 --ceiling find.jsonl --output step.jsonl train.py
-  mamf profile --calls model:generate serve.py          without an optimizer: a step ends where the function returns
-  mamf profile --from trace.json.gz                     a Chrome trace of torch.profiler that is there already
-  torchrun --nproc-per-node 8 -m mamf profile train.py  the first rank is profiled
-The exit code is the script's own; 1 if it ended well and nothing could be profiled.
+  mamf profile --calls model:generate serve.py          without an optimizer: each call is a step
+  mamf profile --from trace.json.gz                     an existing Chrome trace of torch.profiler
+  torchrun --nproc-per-node 8 -m mamf profile train.py  profile the first rank
+The exit code is the script's; 1 if it ended well and nothing could be profiled.
 """
 
 

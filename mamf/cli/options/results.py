@@ -10,11 +10,11 @@ from mamf.cli.options.shared import add
 from mamf.contribution.rule_names import RULES
 
 _EXAMPLES = """examples:
-  mamf results check run.jsonl                          a line a finding, exit code 1 if the log cannot be accepted
-  mamf results check results                            a whole folder: each log at its place, each once
-  mamf results submit run.jsonl                         check, scrub, put into results/, print what to do in git
+  mamf results check run.jsonl                          one line per finding; exit code 1 if the log is rejected
+  mamf results check results                            a whole folder: each log in its place, and only once
+  mamf results submit run.jsonl                         check, scrub, put into results/, print the git commands
   mamf results table                                    write results/README.md
-  mamf results convert run.jsonl                        a log of an early version, for the other commands
+  mamf results convert run.jsonl                        convert a log of an early version
 """
 
 

@@ -9,7 +9,7 @@ from mamf.choices import EXPORTS
 from mamf.cli.options.shared import add, add_device_options, add_output_options, add_run_options
 
 _EXAMPLES = """examples:
-  mamf roofline                                             measure the device's ceilings: its roofs and balance points
+  mamf roofline                                             measure the roofs and balance points of the device
   mamf roofline --dtype bfloat16 fp8 --budget 2m --picture roofline.png
   mamf roofline attention.jsonl decode.jsonl --ceiling roofline.jsonl --picture roofline.svg
   mamf roofline --ceiling find.jsonl bandwidth.jsonl --export tracelens --export-file h200.json

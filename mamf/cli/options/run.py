@@ -8,7 +8,7 @@ from mamf.cli.options.launches import add_launch_options
 from mamf.cli.options.shared import add, add_device_options
 
 _EXAMPLES = """examples:
-  mamf run torch.mm --shape 256x256x256                             verified, launched once; any operation's kernel
+  mamf run torch.mm --shape 256x256x256                             launched once and verified; any kernel
   mamf run sdpa-flash --seq-lens 4096 --causal --direction bwd
   ncu --clock-control none --profile-from-start off mamf run torch.mm --shape 4096x4096x4096
   nsys profile --capture-range=cudaProfilerApi mamf run flash-attn-4 --seq-lens 8192

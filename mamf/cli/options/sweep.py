@@ -22,9 +22,9 @@ _EXAMPLES = """examples:
   mamf sweep --m 8192 --n 8192 --k 8192 --regime burst sustained
   mamf sweep --m-range 0 20480 256 --regime classic   mamf-finder's protocol
   mamf sweep --preset decode --top all                linear layers of Llama 8B, 1 to 512 tokens
-  mamf sweep --preset llama-8b --product grad-weight  as a backward pass multiplies them
-  mamf sweep --resume LOG                             go on after Ctrl-C or kill
-  mamf sweep --operation NAME --help                  kernels of another operation: what can be asked of it
+  mamf sweep --preset llama-8b --product grad-weight  the products of a backward pass
+  mamf sweep --resume LOG                             continue after Ctrl-C or kill
+  mamf sweep --operation NAME --help                  the options for kernels of another operation
 """
 
 

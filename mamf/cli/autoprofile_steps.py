@@ -32,9 +32,9 @@ _PROFILED, _PROFILED_OF_CPU = 3, 1
 
 @dataclass(frozen=True)
 class Step:
-    """``command``: without where it writes and how long it may take. ``operands``: behind all options.
+    """``command``: without its log and its budget. ``operands``: words after all options.
 
-    ``of_ceiling``: the regime of the ceiling that it takes; ``without_ceiling``: its option where there is none.
+    ``of_ceiling``: the regime of its ceiling; ``without_ceiling``: the option to use without that ceiling.
     """
 
     name: str

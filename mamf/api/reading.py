@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mamf.ceilings.ceiling import Ceiling
+from mamf.choices import Quantity
 from mamf.contribution.rules import Review, review
 from mamf.errors import RunLogError
 from mamf.kinds.registry import chart_of
@@ -15,7 +16,6 @@ from mamf.logs.compare import compare as compared
 from mamf.logs.finder import read_finder_logs
 from mamf.logs.legacy import FinderRun, read_legacy_or_none, write_legacy_log
 from mamf.logs.run_log import RunLog, read_run_log
-from mamf.report.charts.chart import Quantity
 from mamf.report.charts.plotting import draw, save
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The ceilings that shares of attention are of: given, of the log that is resumed, or searched for first."""
+"""The ceilings for shares of attention: given, from the resumed log, or searched for first."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from mamf.operations.matmul.operation import problem_for
 from mamf.plans import Plan
 from mamf.regime_names import CEILINGS
 
-#: Time to find the ceilings of a dtype in, by how many they are: burst alone, and with sustained.
+#: Seconds to find the ceilings of a dtype, by their number: burst alone, or with sustained.
 _SECONDS = {1: 12.0, 2: 57.0}
-#: What all searches together may take of a budget: a share needs a kernel as much as a ceiling.
+#: The share of a budget for all searches together: kernels need time too.
 _SHARE_OF_BUDGET = 0.5
 
 
 def given_ceilings(
     options: argparse.Namespace, needed: Collection[tuple[str, str]], backend: Backend
 ) -> dict[tuple[str, str], Ceiling]:
-    """What the logs of ``--ceiling`` hold. Raises UsageError when one holds none, or they lack one that is needed, and
-    IncomparableError for another card's.
+    """The ceilings in the logs of ``--ceiling``. Raises UsageError for a log without any and for a missing one, and
+    IncomparableError for another card.
     """
     found: dict[tuple[str, str], Ceiling] = {}
     for path in options.ceiling or ():
@@ -50,7 +50,7 @@ def given_ceilings(
 
 
 def require_repeated_ceilings(options: argparse.Namespace, log: RunLog, before: Plan, given: Ceilings) -> None:
-    """Raises LogMismatchError for ceilings that are not those of the log."""
+    """Raises LogMismatchError for ceilings that differ from the log's."""
     held, none = log.all_ceilings, "no ceiling"
     own = "a search for its own ceiling" if before.searches else "a given ceiling" if held else none
     if options.no_ceiling and own != none:
@@ -63,8 +63,8 @@ def require_repeated_ceilings(options: argparse.Namespace, log: RunLog, before: 
             raise contradiction(options, "ceiling", own, options.ceiling)
 
 
-def with_searches(plan: Plan, backend: Backend) -> Plan:
-    """The plan with a search for the ceilings of each of its dtypes."""
+def add_searches(plan: Plan, backend: Backend) -> Plan:
+    """Add a search for the ceilings of each dtype."""
     regimes = CEILINGS if Sustained.name in plan.regimes else (Burst.name,)
     searches = []
     for dtype in dict.fromkeys(problem.dtype for problem in plan.problems):
@@ -72,42 +72,42 @@ def with_searches(plan: Plan, backend: Backend) -> Plan:
         try:
             default = working_kernels(backend, problem)[0].name
         except (DeviceError, PluginError) as error:
-            warn(f"no ceiling of {dtype} can be measured, so its rows have no shares (MAMFU): {error}")
+            warn(f"no {dtype} ceiling can be measured, so its rows have no shares (MAMFU): {error}")
             continue
         search, _ = plan_for(backend, problem, [default], regimes=regimes, budget_seconds=_SECONDS[len(regimes)])
         searches.append(search)
     return replace(plan, searches=tuple(searches))
 
 
-def within(budget: float | None, searches: Sequence[SearchPlan]) -> list[SearchPlan]:
-    """Searches in the time that a run has for them."""
+def limit_budgets(budget: float | None, searches: Sequence[SearchPlan]) -> list[SearchPlan]:
+    """The searches, limited to the time that the run has for them."""
     if budget is None:
         return list(searches)
     part = _SHARE_OF_BUDGET * budget / max(1, len(searches))
     return [replace(search, budget_seconds=min(part, search.budget_seconds)) for search in searches]
 
 
-def warning(search: SearchPlan) -> str | None:
-    """What a reader of the shares must know of a search that a budget cut short."""
+def budget_warning(search: SearchPlan) -> str | None:
+    """A warning if the budget shortens a search."""
     usual = _SECONDS[len(search.regimes)]
     if search.budget_seconds >= usual:
         return None
     return (
         f"--budget leaves {search.budget_seconds:.3g} of {usual:.0f} s to the search for the {search.problem.dtype} "
-        "ceiling: it may come out percents too low, and shares too high"
+        "ceiling: it may be percents too low, and shares too high"
     )
 
 
 def found_ceilings(find: Find, regimes: Sequence[str]) -> dict[tuple[str, str], Ceiling]:
-    """What a search confirmed of these regimes, as the log will hold it."""
+    """The confirmed ceilings in these regimes, as the log stores them."""
     device = {"device": asdict(find.backend.info)}
     kept = {regime: ceiling_record(each) for regime, each in find.ceilings.items() if regime in regimes}
     return {(find.plan.problem.dtype, regime): ceiling_from_record(each, device) for regime, each in kept.items()}
 
 
 def missing_shares(dtype: str, regime: str, plan: SearchPlan) -> str:
-    """What a reader must know of rows whose ceiling a search did not confirm."""
+    """A warning for rows whose ceiling was not confirmed."""
     return (
-        f"no {regime} ceiling of {dtype} was confirmed in {plan.budget_seconds:.3g} s, so its rows have no shares "
-        "(MAMFU): --resume continues the search (a longer --budget leaves it more), or start anew with --ceiling LOG"
+        f"no {dtype} {regime} ceiling was confirmed in {plan.budget_seconds:.3g} s, so its rows have no shares "
+        "(MAMFU): --resume continues the search (use a longer --budget), or start a new run with --ceiling LOG"
     )

@@ -1,4 +1,4 @@
-"""The steps of ``mamf autoprofile``: which command each is, with what share of the budget, and how it ended."""
+"""The steps of ``mamf autoprofile``: the command of each, its share of the budget, and how it ended."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from mamf.profiling.folder import LOGS
 from mamf.profiling.groups import groups_of
 from mamf.regime_names import BURST, SUSTAINED
 
-# A CPU compiles an attention kernel for as long as all of its steps may take.
+# A CPU compiles an attention kernel for as long as all steps may take.
 _KERNELS_OF_CPU = ("eager", "sdpa", "sdpa-math")
 _SIZES_OF_CPU = {"seq_lens": [256, 512], "head_dims": [64], "heads": [8], "batch": [1]}
-#: Of the budget; what a step leaves is for those behind it.
+#: Shares of the budget; time that a step leaves goes to later ones.
 _SHARES = {"ceilings": 0.22, "bandwidth": 0.06, "kernels": 0.4, "counters": 0.2}
-#: Kernels whose counters are read: the fastest of the most work.
+#: Kernels whose counters are read: the fastest on the shape with the most work.
 _COUNTED = 2
 _TIME_LIMIT = "0.3s"
 BY_USER = "by the user"
@@ -32,9 +32,9 @@ _PROFILED, _PROFILED_OF_CPU = 3, 1
 
 @dataclass(frozen=True)
 class Step:
-    """``command``: without where it writes and how long it may take. ``operands``: behind all options.
+    """``command``: without its log and its budget. ``operands``: words after all options.
 
-    ``of_ceiling``: the regime of the ceiling that it takes; ``without_ceiling``: its option where there is none.
+    ``of_ceiling``: the regime of its ceiling; ``without_ceiling``: the option to use without that ceiling.
     """
 
     name: str
@@ -55,28 +55,28 @@ class Step:
         return self.log.exists() and (not self.has_budget or read_run_log(self.log).tier == "complete")
 
     def arguments(self, seconds: float) -> list[str]:
-        """What is typed behind ``mamf``: a log that is there is gone on with, and shown where it is complete."""
+        """The arguments of ``mamf``: resumes an existing log, and shows a complete one."""
         if not self.has_budget and self.log.exists():
             return ["show", str(self.log)]
         budget = ("--budget", f"{max(seconds, 1.0):.0f}s") if self.has_budget else ()
         if self.log.exists():
-            return [*self.asked(), *budget, "--resume", str(self.log)]
-        return [*self.asked(), *self._ceiling(), *budget, "--output", str(self.log), *self.operands]
+            return [*self.base_command(), *budget, "--resume", str(self.log)]
+        return [*self.base_command(), *self._ceiling(), *budget, "--output", str(self.log), *self.operands]
 
-    def asked(self) -> tuple[str, ...]:
-        """The command, where another step decides on it."""
+    def base_command(self) -> tuple[str, ...]:
+        """The command; other steps may decide on it."""
         return self.command
 
     def _ceiling(self) -> tuple[str, ...]:
-        """What shares are of, where the folder holds it by now."""
+        """The option for the ceiling, if the folder holds it by now."""
         if self.of_ceiling is None:
             return ()
         log = self.folder / LOGS["ceilings"]
         has = log.exists() and self.of_ceiling in read_run_log(log).ceilings
         return ("--ceiling", str(log)) if has else self.without_ceiling
 
-    def ended(self, code: int) -> tuple[str, str]:
-        """Status and reason, as the log tells them."""
+    def read_end(self, code: int) -> tuple[str, str]:
+        """Status and reason from the log."""
         if code == EXIT_CODE:
             return "interrupted", BY_USER
         if not self.log.exists():
@@ -91,10 +91,10 @@ class Step:
 
 @dataclass(frozen=True)
 class CountersStep(Step):
-    """The counters of the fastest kernels on the shape of the most work, which the step before tells."""
+    """The counters of the fastest kernels on the shape with the most work, taken from the step before."""
 
-    def asked(self) -> tuple[str, ...]:
-        """Raises UnavailableError where no kernel was measured, RunLogError where there is no log of them."""
+    def base_command(self) -> tuple[str, ...]:
+        """Raises UnavailableError if no kernel was measured, RunLogError without their log."""
         groups = [group for group in groups_of(read_run_log(self.folder / LOGS["kernels"])) if group.rows]
         if not groups:
             raise UnavailableError("no kernel was measured")
@@ -117,10 +117,12 @@ def no_counters(backend: Backend) -> str | None:
 
 
 def steps_of(options: argparse.Namespace, folder: Path, backend: Backend) -> list[Step]:
-    """What is measured on this device, in order; a ceiling that is given is not sought."""
+    """The steps for this device, in order; a given ceiling is not searched for."""
     device = _device(options)
     regimes = ("burst", "sustained") if backend.is_accelerator else ("burst",)
-    find = Step("ceilings", folder, ("find", *device, "--regime", *regimes), share=_SHARES["ceilings"])
+    find = Step(
+        "ceilings", folder, ("find", *_device_and_dtype(options), "--regime", *regimes), share=_SHARES["ceilings"]
+    )
     size = "4GiB" if backend.is_accelerator else "128MiB"
     memory = ("bandwidth", *device, "--pattern", "copy", "--size", size)
     counted = CountersStep("counters", folder, ("counters", *device), (), _SHARES["counters"], of_ceiling=BURST)
@@ -138,13 +140,16 @@ def _device(options: argparse.Namespace) -> tuple[str, ...]:
     return (*named, *(("--device", str(options.device)) if options.device is not None else ()))
 
 
+def _device_and_dtype(options: argparse.Namespace) -> tuple[str, ...]:
+    return (*_device(options), *(("--dtype", options.dtype) if options.dtype else ()))
+
+
 def _kernels(options: argparse.Namespace, folder: Path, backend: Backend) -> Step:
     share = _SHARES["kernels"]
     if options.operation != "attention":
         named = ("--kernel", *options.kernel) if options.kernel else ()
-        return Step(
-            "kernels", folder, ("sweep", "--operation", options.operation, *_device(options), *named), (), share
-        )
+        command = ("sweep", "--operation", options.operation, *_device_and_dtype(options), *named)
+        return Step("kernels", folder, command, (), share)
     names = options.kernel or (() if backend.is_accelerator else _KERNELS_OF_CPU)
     sizes = {name: getattr(options, name) for name in _SIZES_OF_CPU}
     if not backend.is_accelerator:
@@ -153,12 +158,13 @@ def _kernels(options: argparse.Namespace, folder: Path, backend: Backend) -> Ste
     given = [
         text for name, values in asked.items() if values for text in (f"--{name.replace('_', '-')}", *map(str, values))
     ]
-    command = ("attention", *_device(options), "--direction", "fwd", "bwd", *given, "--time-limit", _TIME_LIMIT)
+    target = ("attention", *_device_and_dtype(options))
+    command = (*target, "--direction", "fwd", "bwd", *given, "--time-limit", _TIME_LIMIT)
     return Step("kernels", folder, command, (), share, of_ceiling=BURST, without_ceiling=("--no-ceiling",))
 
 
 def _model_step(options: argparse.Namespace, folder: Path, backend: Backend) -> Step:
-    """A training step of GPT-2 small, profiled; on a CPU of two of its layers."""
+    """A profiled training step of GPT-2 small; on a CPU, of two of its layers."""
     script = importlib.util.find_spec("mamf.profiling.scripts.model_step")
     where = script.origin if script and script.origin else ""
     count = _PROFILED if backend.is_accelerator else _PROFILED_OF_CPU
@@ -171,6 +177,7 @@ def _model_step(options: argparse.Namespace, folder: Path, backend: Backend) -> 
         *layers_and_shape,
         "sdpa",
         str(3 * count),
+        *([options.dtype] if options.dtype else ()),
     )
-    command = ("profile", "--steps", str(count), "--warmup", str(count))
+    command = ("profile", *_device(options), "--steps", str(count), "--warmup", str(count))
     return Step("step", folder, command, operands, has_budget=False, of_ceiling=SUSTAINED)

@@ -1,4 +1,4 @@
-"""``mamf explain`` where it measures: one product in burst on every kind of data, and in sustained on normal data."""
+"""Measures for ``mamf explain``: one product in burst on every kind of data, and in sustained on normal data."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from mamf.ceilings.explanation import WaterfallStep, waterfall_steps
 from mamf.ceilings.known import label_dtype
 from mamf.ceilings.roof import require_same_device
 from mamf.ceilings.share import require_same_card
+from mamf.cli.commands.kernels_sweep import KernelsSession
 from mamf.cli.interruption import Interruption
-from mamf.cli.kernels_sweep import KernelsSession
 from mamf.cli.printing import note_stream
 from mamf.cli.resuming import Resumed
 from mamf.cli.roofline_files import Given
@@ -48,22 +48,22 @@ from mamf.report.text import end_line, machine_line
 _SECONDS, _SEARCH_SECONDS = 30.0, 12.0
 
 
-def measured(options: argparse.Namespace, given: Sequence[Given]) -> int:
-    """Measure, report, draw."""
+def measure_product(options: argparse.Namespace, given: Sequence[Given]) -> int:
+    """Measure, report and draw."""
     try:
         return measure(options, partial(ExplainSession, options, given))
     except _ToBeFoundError:
-        say(f"product: of a find of {_SEARCH_SECONDS:.0f} s, which comes first; --ceiling LOG or --shape spares it")
-        say(f"time: then at most {options.budget or _SECONDS:.0f} s, the budget")
+        say(f"product: the winner of a find of {_SEARCH_SECONDS:.0f} s; --ceiling LOG or --shape avoids it")
+        say(f"time: after that at most {options.budget or _SECONDS:.0f} s, the budget")
         return 0
 
 
 class _ToBeFoundError(Exception):
-    """Of a dry run: only a find would tell the product."""
+    """Raised by a dry run when only a find could choose the product."""
 
 
 class Product(NamedTuple):
-    """What is explained; the kernel by the name that it is asked for by."""
+    """The product to explain; ``kernel``: by the name on the command line."""
 
     problem: MatmulProblem
     shape: MatmulShape
@@ -71,7 +71,7 @@ class Product(NamedTuple):
 
 
 class ExplainSession(KernelsSession):
-    """Few rows of one product, and what they say of where its FLOPS went."""
+    """Measures a few rows of one product and explains its gap to the datasheet."""
 
     kind = EXPLAIN
 
@@ -80,7 +80,7 @@ class ExplainSession(KernelsSession):
     ) -> None:
         self.given = given
         super().__init__(operation(MatmulProblem.operation), options, interruption, resumed)
-        self._given_steps()  # what is wrong with them is said before anything is measured
+        self._given_steps()  # reports wrong logs before anything is measured
 
     def opened_kernels(self) -> list[tuple[str, AnyKernel]]:
         before, options = self.before, self.options
@@ -124,7 +124,7 @@ class ExplainSession(KernelsSession):
 
 
 def product_of(options: argparse.Namespace, backend: Backend) -> Product:
-    """What is asked for, the winner of a log, of what a find left here, or of a short find."""
+    """The product on the command line, else the winner of a log, of the last find here, or of a short find."""
     asked = options.kernel[0] if options.kernel else None
     if options.ceiling:
         return _winner(_ceiling_of(options.ceiling, options.dtype, backend), asked)
@@ -133,7 +133,9 @@ def product_of(options: argparse.Namespace, backend: Backend) -> Product:
         return Product(problem, options.shape, asked or kernel_for(backend, problem).name)
     before = cached_ceiling(backend.info, label_dtype(problem), BURST)
     if before is not None:
-        warn(f"on the winner of a find of {before.started[:10]}: {before.ceiling.shape} by {before.ceiling.kernel}")
+        warn(
+            f"the product is from the find of {before.started[:10]}: {before.ceiling.shape} by {before.ceiling.kernel}"
+        )
         return _winner(before.ceiling, asked)
     if options.dry_run:
         raise _ToBeFoundError
@@ -141,12 +143,12 @@ def product_of(options: argparse.Namespace, backend: Backend) -> Product:
 
 
 def _ceiling_of(path: Path, dtype: str | None, backend: Backend) -> Ceiling:
-    """The burst ceiling of a log, of one dtype where it holds several."""
+    """The burst ceiling in a log, for one dtype if it holds several."""
     held = {name: each for (name, regime), each in read_run_log(path).all_ceilings.items() if regime == BURST}
     wanted = problem_for(backend, dtype).dtype if dtype else next(iter(held), None)
     if wanted not in held:
-        told = f"it holds {', '.join(held)}" if held else "give a log of 'mamf find'"
-        raise UsageError(f"{path} holds no burst ceiling{f' of {wanted}' if wanted else ''}: {told}")
+        remedy = f"it holds {', '.join(held)}" if held else "give a log of 'mamf find'"
+        raise UsageError(f"{path} holds no burst ceiling{f' of {wanted}' if wanted else ''}: {remedy}")
     require_same_card(held[wanted], backend)
     return held[wanted]
 
@@ -157,8 +159,8 @@ def _winner(ceiling: Ceiling, asked: str | None) -> Product:
 
 
 def _found(backend: Backend, problem: MatmulProblem, asked: str | None) -> Product:
-    """By a search that keeps no log: only its shape is of use."""
-    warn(f"looking for a shape, {_SEARCH_SECONDS:.0f} s: --ceiling LOG or --shape spares it")
+    """Search without a log: only the shape is needed."""
+    warn(f"searching for a shape for {_SEARCH_SECONDS:.0f} s: --ceiling LOG or --shape avoids it")
     names = [asked] if asked else None
     plan, kernels = plan_for(backend, problem, names, regimes=(BURST,), budget_seconds=_SEARCH_SECONDS, is_quick=True)
     rows = [row for row in Find(plan, kernels, backend).results() if row.ok]
@@ -169,7 +171,7 @@ def _found(backend: Backend, problem: MatmulProblem, asked: str | None) -> Produ
 
 
 def given_steps(given: Iterable[Given], device: tuple[str, str | None], anyway: bool) -> Iterator[WaterfallStep]:
-    """The best row of each log, and the step of each profile. Raises IncomparableError for another card's."""
+    """The best row of each log and the training step of each profile. Raises IncomparableError for another card."""
     for log, profiled in given:
         if log is not None:
             if not anyway:
@@ -186,14 +188,14 @@ def _best_of(log: RunLog) -> WaterfallStep:
     rows = [row for row in log.measurements if row.ok and not row.is_reference and row.work.unit == "TFLOPS"]
     if not rows:
         raise UsageError(f"{log.path} holds no row that does FLOP")
-    # What a device at work does, where the log holds that.
+    # Sustained rows first: they show a device under continuous load.
     best = max(rows, key=lambda row: (row.regime == SUSTAINED, row.best_rate))
-    told = f"the best of {log.path.name}: {named(best)}, {best.problem.dtype}, {best.regime}"
-    return WaterfallStep(f"{best.operation} by {best.kernel}", best.best_rate, told, best)
+    description = f"the best of {log.path.name}: {named(best)}, {best.problem.dtype}, {best.regime}"
+    return WaterfallStep(f"{best.operation} by {best.kernel}", best.best_rate, description, best)
 
 
 def _step_of(script: str, profile: Profile) -> WaterfallStep:
-    """FLOP of a profiled step over its seconds, whatever else ran in them."""
+    """FLOP per second of a profiled training step, including its other work."""
     at_work = sum(row.share for row in profile.classes if row.flop)
-    told = f"a whole step; what multiplies takes {at_work:.0%} of it"
-    return WaterfallStep(script, profile.flop / profile.seconds / TERA, told, regime=SUSTAINED)
+    description = f"a whole training step, {at_work:.0%} of it in classes that do FLOP"
+    return WaterfallStep(script, profile.flop / profile.seconds / TERA, description, regime=SUSTAINED)

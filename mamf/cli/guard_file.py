@@ -1,4 +1,4 @@
-"""The file of a guard: what is measured and against what, as TOML. What is wrong with it is said in a line."""
+"""The TOML file of a guard: kernels, shapes and their baseline. Errors are one line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mamf.cli.options import duration, share
+from mamf.cli.options.values import duration, share
 from mamf.errors import UsageError
 from mamf.limits import require_known, whole_number
 from mamf.logs.guarding import DEFAULT_ROUNDS, DEFAULT_TOLERANCE
@@ -20,13 +20,13 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-#: A value of TOML to what is meant by it; raises UsageError or argparse.ArgumentTypeError for what is not.
+#: Converts a value of TOML; raises UsageError or argparse.ArgumentTypeError for a wrong one.
 Reader = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
 class GuardFile:
-    """``problem``: its fields, each with the values asked for; None elsewhere is the default of ``mamf sweep``."""
+    """``problem``: values by field; None elsewhere is the default of ``mamf sweep``."""
 
     operation: str
     kernels: tuple[str, ...]
@@ -41,7 +41,7 @@ class GuardFile:
     flush: bool = True
 
     def as_options(self) -> dict[str, Any]:
-        """What the options of ``mamf sweep --operation`` would be."""
+        """The equivalent options of ``mamf sweep --operation``."""
         fields = {name: values for name, values in self.problem.items() if name != "dtype"}
         return {
             "operation": self.operation,
@@ -57,17 +57,17 @@ class GuardFile:
 
 
 def read_guard_file(path: Path) -> GuardFile:
-    """Raises UsageError naming the file, the key and what is wrong with it. ``baseline`` is relative to the file."""
+    """Raises UsageError with the file, the key and the error. ``baseline`` is relative to the file."""
     try:
         given = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:  # no TOML, or no UTF-8
-        raise UsageError(f"{path} is no TOML: {error}") from None
+        raise UsageError(f"{path} is not TOML: {error}") from None
     try:
         found = {name: _read(name, value) for name, value in given.items()}
         if missing := [name for name in _REQUIRED if name not in found]:
-            raise UsageError(f"{' and '.join(missing)} missing: name what is guarded, and its baseline")
+            raise UsageError(f"{' and '.join(missing)} missing: name the kernels to guard, and their baseline")
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
     return GuardFile(**{"problem": {}, **found, "baseline": path.parent / found["baseline"]})
@@ -83,7 +83,7 @@ def _read(name: str, value: Any) -> Any:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise UsageError(f"a text is due, not {value!r}")
+        raise UsageError(f"expected a text, not {value!r}")
     return value
 
 
@@ -102,22 +102,22 @@ def _regimes(value: Any) -> tuple[str, ...]:
 
 def _yes_or_no(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise UsageError(f"true or false is due, not {value!r}")
+        raise UsageError(f"expected true or false, not {value!r}")
     return value
 
 
 def _problem(value: Any) -> dict[str, tuple[str, ...]]:
     if not isinstance(value, dict):
-        raise UsageError(f"a table is due, [problem], not {value!r}")
+        raise UsageError(f"expected a table [problem], not {value!r}")
     return {name: tuple(map(_plain, each if isinstance(each, list) else [each])) for name, each in value.items()}
 
 
 def _plain(value: Any) -> str:
-    """A value of a problem's field, as an option writes it."""
+    """A value of a field as in an option."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if not isinstance(value, (str, int, float)):
-        raise UsageError(f"texts, numbers, true or false are due, not {value!r}")
+        raise UsageError(f"expected texts, numbers, true or false, not {value!r}")
     return str(value)
 
 

@@ -1,6 +1,4 @@
-"""SIGINT and SIGTERM as one KeyboardInterrupt that never falls into the middle of a record; a second signal ends at
-once.
-"""
+"""Turns SIGINT and SIGTERM into one KeyboardInterrupt, never within a record; a second signal exits at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ceilings that steps of models are shares of: given by logs, of the log that is resumed, or what is known here."""
+"""The ceilings for training steps of models: from logs, from the resumed log, or known for this device."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from mamf.errors import MamfError
 def given(
     options: argparse.Namespace, needed: Collection[tuple[str, str]], backend: Backend
 ) -> dict[tuple[str, str], KnownCeiling]:
-    """What the logs of ``--ceiling`` hold of what is needed. Raises as ``given_ceilings`` does."""
+    """The needed ceilings in the logs of ``--ceiling``. Raises the errors of ``given_ceilings``."""
     found = given_ceilings(options, needed, backend)
     return {key: given_ceiling(each) for key, each in found.items() if key in needed}
 
 
 def require_repeated(options: argparse.Namespace, held: KnownCeilings, asked: KnownCeilings) -> None:
-    """Raises LogMismatchError for a ceiling that is not the one which the log names."""
+    """Raises LogMismatchError for a ceiling that differs from the log's."""
     for key in held.keys() & asked.keys():
         if held[key] != asked[key]:
             then = f"a {' '.join(key)} ceiling of {held[key].tflops:.6g} TFLOPS"
@@ -31,7 +31,7 @@ def require_repeated(options: argparse.Namespace, held: KnownCeilings, asked: Kn
 
 
 def known_here(backend: Backend, needed: Collection[tuple[str, str]]) -> Iterator[KnownCeiling]:
-    """What was measured on this device or contributed for its kind; where nothing was, it is said why."""
+    """Ceilings that were measured on this device or contributed for its model; warns of missing ones."""
     for dtype, regime in needed:
         try:
             known = measured_peak(backend, dtype, regime)

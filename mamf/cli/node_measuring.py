@@ -1,4 +1,4 @@
-"""The measuring of ``mamf node``: as the one who drives a process for each device, as such a process, or as a rank."""
+"""Measures for ``mamf node``: as the parent of one process per device, as such a process, or as a rank."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
+from mamf.choices import UNKNOWN, VERDICT_EXIT_CODES
 from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.node_verdict import existing, print_verdict
 from mamf.cli.progress import Phases
@@ -23,11 +24,10 @@ from mamf.node.gathering import Run, devices_of, read_run
 from mamf.node.group import Meeting
 from mamf.node.places import Launched, Place, launched, nowhere, place_of
 from mamf.node.ranks import COMPLETE, GO, Rank, arrive, gathered, joint_decision, received, visible_index
-from mamf.node.verdict import EXIT_CODES, UNKNOWN
 from mamf.plans import NODE_BUDGET_SECONDS
 from mamf.plugins.discovery import backend_class, backend_statuses, open_backend
 
-# Until rank 0 is met: its import of torch, on a file system that all ranks read at once.
+# Time to reach rank 0, which imports torch from a file system that all ranks read at once.
 _MEETING_SECONDS = 300.0
 _FAREWELL_SECONDS = 10.0
 
@@ -35,21 +35,21 @@ _FAREWELL_SECONDS = 10.0
 def run(options: argparse.Namespace) -> int:
     options.backend = options.backend or _first_backend()
     if options.led:
-        return _led(options)
+        return _run_child(options)
     one_of_many = launched(os.environ)
-    return _driving(options) if one_of_many is None else _rank(options, one_of_many)
+    return _run_children(options) if one_of_many is None else _run_rank(options, one_of_many)
 
 
 def _first_backend() -> str:
-    """As 'auto' chooses."""
+    """The backend that 'auto' chooses."""
     name = next((status.name for status in backend_statuses() if status.unavailable is None), None)
     if name is None:
         raise UnavailableError("no backend is available; 'mamf backends' says why")
     return name
 
 
-def _made(folder: Path, is_shared: bool = False) -> Path:
-    """The folder for new logs. Raises UsageError where it has some, or cannot be made."""
+def _make_folder(folder: Path, is_shared: bool = False) -> Path:
+    """Make the folder for new logs. Raises UsageError if it is not empty or cannot be made."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not is_shared and any(folder.iterdir()):
@@ -59,14 +59,14 @@ def _made(folder: Path, is_shared: bool = False) -> Path:
     return folder
 
 
-def _dated() -> Path:
+def _dated_name() -> Path:
     return Path(f"mamf-node-{datetime.now():%Y%m%d-%H%M%S}")
 
 
 # -- all devices of this machine, a process each -----------------------------------------------------------------------
 
 
-def _driving(options: argparse.Namespace) -> int:
+def _run_children(options: argparse.Namespace) -> int:
     count = backend_class(options.backend).device_count()
     held = _held_devices(options.resume) if options.resume else []
     indices = list(dict.fromkeys(options.devices or held or range(count)))
@@ -76,9 +76,9 @@ def _driving(options: argparse.Namespace) -> int:
     if missing := [each for each in indices if each >= count]:
         raise UnavailableError(f"{options.backend} has no device {missing[0]}; it has {count}")
     if options.dry_run:
-        which = f"{len(indices)} of {options.backend} ({', '.join(map(str, indices))}), a process each"
+        which = f"{len(indices)} of {options.backend} ({', '.join(map(str, indices))}), one process each"
         return _dry_run(options, which, len(indices) > 1)
-    folder = options.resume or _made(options.output_folder or _dated())
+    folder = options.resume or _make_folder(options.output_folder or _dated_name())
     places = {rank: Place(rank, 0, each) for rank, each in enumerate(indices)}
     run = Run(len(places), places=places)
     run.write(folder)
@@ -92,8 +92,8 @@ def _driving(options: argparse.Namespace) -> int:
     run.failures, run.is_over = watch.failures, not is_interrupted
     if watch.was_left:
         failed = ", ".join(names(run)[rank] for rank in watch.failures)
-        run.apart = f"{failed} failed while all measured together"
-    _keep(run, folder)
+        run.apart = f"{failed} failed during the measurements of all devices together"
+    _write_run(run, folder)
     _, devices = devices_of([folder], run)
     devices = [replace(device, address=watch.addresses.get(device.rank)) for device in devices]
     code = print_verdict(options, run, devices, [folder])
@@ -101,8 +101,8 @@ def _driving(options: argparse.Namespace) -> int:
     return EXIT_CODE if is_interrupted else code
 
 
-def _keep(run: Run, folder: Path) -> None:
-    """Where that cannot be written, what was measured is told all the same."""
+def _write_run(run: Run, folder: Path) -> None:
+    """Write the run; an error is only a warning, so that the verdict is still printed."""
     try:
         run.write(folder)
     except (RunLogWriteError, UsageError) as error:
@@ -112,22 +112,22 @@ def _keep(run: Run, folder: Path) -> None:
 def _dry_run(options: argparse.Namespace, devices: str, are_several: bool) -> int:
     say(f"devices: {devices}")
     say(f"each: find ({options.budget or NODE_BUDGET_SECONDS:.0f} s), bandwidth, copies, 5000 equal launches")
-    say("together: peer copies, collectives" if are_several else "together: nothing, it is the only one")
+    say("together: peer copies, collectives" if are_several else "together: nothing, there is only one device")
     return 0
 
 
 def _held_devices(folder: Path) -> list[int]:
-    """The devices that a run was begun by, in the order of their ranks. Raises UsageError where none was begun here, or
-    on other nodes too.
+    """The devices of the run to resume, in the order of their ranks. Raises UsageError if there is no run, and
+    LogMismatchError for a run on several nodes.
     """
     run = _held_run(folder)
     if any(place.node for place in run.places.values()):
-        raise LogMismatchError(f"{folder} was measured by {run.ranks} ranks: resume it by as many, as it was begun")
+        raise LogMismatchError(f"{folder} was measured by {run.ranks} ranks: resume it with as many")
     return [run.places[rank].index for rank in sorted(run.places)]
 
 
 def _held_run(folder: Path) -> Run:
-    """The run to go on with, empty where its leader wrote nothing here. Raises UsageError where there is none."""
+    """The run to resume, empty if its leader wrote nothing here. Raises UsageError without any log."""
     run = read_run(existing(folder))
     if run is None and not any(map(place_of, folder.iterdir())):
         raise UsageError(f"no logs of 'mamf node' in {folder}")
@@ -163,15 +163,15 @@ def _command(options: argparse.Namespace, folder: Path, place: Place, ranks: int
     return [*command, *(["--kernel", *options.kernel] if options.kernel else [])]
 
 
-def _led(options: argparse.Namespace) -> int:
-    """A child: its lines are records, and its log is kept whatever ends it."""
+def _run_child(options: argparse.Namespace) -> int:
+    """Run as a child, which prints records; its log is kept whatever ends it."""
     rank, ranks, device, port = options.led
     own = Launched(Place(rank, 0, device), ranks, "127.0.0.1", port, is_led=True)
 
     def record(kind: str, value: object) -> None:
         try:
             say(json.dumps({kind: value}))
-        except BrokenPipeError:  # who drives this is gone: an interruption, and no fault of the device
+        except BrokenPipeError:  # the parent is gone: an interruption, not a fault of the device
             raise KeyboardInterrupt from None
 
     def opens() -> DeviceRun:
@@ -213,24 +213,24 @@ def _device_run(options: argparse.Namespace, own: Launched, folder: Path, device
 # -- one rank of many --------------------------------------------------------------------------------------------------
 
 
-def _rank(options: argparse.Namespace, own: Launched) -> int:
+def _run_rank(options: argparse.Namespace, own: Launched) -> int:
     with Interruption():
         try:
-            return _as_rank(options, own)
+            return _measure_as_rank(options, own)
         except KeyboardInterrupt:
             return EXIT_CODE
 
 
-def _as_rank(options: argparse.Namespace, own: Launched) -> int:
+def _measure_as_rank(options: argparse.Namespace, own: Launched) -> int:
     if options.devices:
-        raise UsageError("a rank has the device that its launcher gave it: leave --devices out")
+        raise UsageError("the launcher chooses the device of a rank: leave --devices out")
     if options.dry_run:
-        return _dry_run(options, f"{own.ranks} of {options.backend}, a rank each", True) if own.leads else 0
+        return _dry_run(options, f"{own.ranks} of {options.backend}, one rank each", True) if own.leads else 0
     meeting = Meeting.of(own, _MEETING_SECONDS)
     arrive(meeting, own.place)
-    folder = _led_folder(options, own, meeting) if own.leads else _heard_folder(options, own, meeting)
+    folder = _choose_folder(options, own, meeting) if own.leads else _receive_folder(options, own, meeting)
     if folder is None:
-        return EXIT_CODES[UNKNOWN]
+        return VERDICT_EXIT_CODES[UNKNOWN]
 
     def opens() -> DeviceRun:
         _require_own_logs(folder, own.place, options.resume is not None)
@@ -238,29 +238,33 @@ def _as_rank(options: argparse.Namespace, own: Launched) -> int:
 
     rank = Rank(own, meeting, folder, options.patience, opens)
     if not own.leads:
-        return _followed(rank, meeting)
+        return _follow_leader(rank, meeting)
     rank.measure()
     run, devices = gathered(meeting, own, options.patience, rank.missing)
-    _keep(run, folder)
+    _write_run(run, folder)
     code = print_verdict(options, run, devices, [folder])
     _dismiss(meeting, "over", code, set(range(1, own.ranks)) - rank.missing)
     return code
 
 
-def _followed(rank: Rank, meeting: Meeting) -> int:
-    """Measure, and wait for the verdict, which is the leader's to tell."""
+def _follow_leader(rank: Rank, meeting: Meeting) -> int:
+    """Measure, and wait until the leader has printed the verdict."""
     with suppress(UnavailableError):  # the meeting place is gone
         rank.measure()
         if meeting.receive("over", rank.patience * 2) is not None:
             meeting.publish(f"heard/{rank.launched.place.rank}", True)
             return 0
-    raise UnavailableError(f"nothing was heard of rank 0: 'mamf node --from {rank.folder}' tells what was measured")
+    raise UnavailableError(f"no answer from rank 0: 'mamf node --from {rank.folder}' reports on the logs")
 
 
-def _led_folder(options: argparse.Namespace, own: Launched, meeting: Meeting) -> Path:
-    """The leader's folder, of which all others are told. Raises UsageError, and dismisses them, where it is no good."""
+def _choose_folder(options: argparse.Namespace, own: Launched, meeting: Meeting) -> Path:
+    """The leader's folder, which all other ranks get. If it is unusable, dismisses them and raises UsageError."""
     try:
-        folder = _resumed(options.resume, own) if options.resume else _new(options.output_folder or _dated())
+        folder = (
+            _require_same_ranks(options.resume, own)
+            if options.resume
+            else _make_new_folder(options.output_folder or _dated_name())
+        )
         Run(own.ranks, places={rank: nowhere(rank) for rank in range(own.ranks)}).write(folder)
     except MamfError:
         _dismiss(meeting, "folder", "", range(1, own.ranks))
@@ -269,42 +273,42 @@ def _led_folder(options: argparse.Namespace, own: Launched, meeting: Meeting) ->
     return folder
 
 
-def _heard_folder(options: argparse.Namespace, own: Launched, meeting: Meeting) -> Path | None:
-    """This rank's folder, which may be its node's own; None where the leader's is no good, as the leader says."""
+def _receive_folder(options: argparse.Namespace, own: Launched, meeting: Meeting) -> Path | None:
+    """This rank's folder, which may be local to its node; None if the leader reports an unusable folder."""
     name = meeting.receive("folder", _MEETING_SECONDS)
     if name is None:
-        raise UnavailableError("nothing was heard of rank 0")
+        raise UnavailableError("no answer from rank 0")
     if not name:
         meeting.publish(f"heard/{own.place.rank}", True)
         return None
-    return _made(options.resume or options.output_folder or Path(name), is_shared=True)
+    return _make_folder(options.resume or options.output_folder or Path(name), is_shared=True)
 
 
 def _dismiss(meeting: Meeting, key: str, value: object, ranks: Iterable[int]) -> None:
-    """Tell the others the last that they wait for. The meeting place ends with this process: they hear it first."""
+    """Send the last message that the other ranks wait for. The meeting place ends with this process."""
     meeting.publish(key, value)
     received(meeting, "heard", sorted(ranks), _FAREWELL_SECONDS)
 
 
-def _resumed(folder: Path, own: Launched) -> Path:
+def _require_same_ranks(folder: Path, own: Launched) -> Path:
     if (ranks := _held_run(folder).ranks) not in (0, own.ranks):
-        raise LogMismatchError(f"{folder} was measured by {ranks} ranks, not {own.ranks}: resume it by as many")
+        raise LogMismatchError(f"{folder} was measured by {ranks} ranks, not {own.ranks}: resume it with as many")
     return folder
 
 
-def _new(folder: Path) -> Path:
-    _made(folder, is_shared=True)
+def _make_new_folder(folder: Path) -> Path:
+    _make_folder(folder, is_shared=True)
     if read_run(folder) is not None or any(map(place_of, folder.iterdir())):
         raise UsageError(f"{folder} holds the logs of another run: name another --output-folder, or --resume it")
     return folder
 
 
 def _require_own_logs(folder: Path, own: Place, is_resumed: bool) -> None:
-    """Raises LogMismatchError for logs that this rank cannot go on with: the leader sees no folder of a node's own."""
+    """Raises LogMismatchError for logs that this rank cannot resume: the leader cannot see local folders."""
     for log in sorted(folder.glob(f"rank{own.rank}-*.jsonl")):
         found = place_of(log)
         if found is not None and not is_resumed:
-            raise LogMismatchError(f"{log} is of another run: name another --output-folder, or --resume it")
+            raise LogMismatchError(f"{log} belongs to another run: name another --output-folder, or --resume it")
         if found is not None and found[0] != own:
-            told = f"rank {own.rank} is device {own.index} of node {own.node} now: resume it as it was begun"
-            raise LogMismatchError(f"{log} is of another place, {told}")
+            place = f"rank {own.rank} is now device {own.index} of node {own.node}: resume with the same ranks"
+            raise LogMismatchError(f"{log} belongs to another place, {place}")

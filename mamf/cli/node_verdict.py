@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from mamf.cli.options import terminal_width
-from mamf.cli.terminal import say, say_lines
-from mamf.errors import UsageError
+from mamf.choices import UNKNOWN, VERDICT_EXIT_CODES
+from mamf.cli.printing import terminal_width
+from mamf.cli.terminal import say, say_lines, warn
+from mamf.errors import MamfError, UsageError
 from mamf.node.baselines import baseline_of, contributed_baselines, headers_of, unfit
 from mamf.node.figures import Device
 from mamf.node.gathering import Run
@@ -18,10 +19,19 @@ from mamf.node.verdict import judged
 from mamf.report.formats import TABLE_ALONE
 
 
+def exit_unknown(work: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
+    """The exit code of ``work``, UNKNOWN after an error: 1 and 2 are verdicts."""
+    try:
+        return work(options)
+    except MamfError as error:
+        warn(str(error))
+        return VERDICT_EXIT_CODES[UNKNOWN]
+
+
 def existing(folder: Path) -> Path:
-    """Raises UsageError where there is none."""
+    """Raises UsageError if there is no such folder."""
     if not folder.is_dir():
-        raise UsageError(f"{folder} is no folder: give the one that 'mamf node' wrote its logs to")
+        raise UsageError(f"{folder} is not a folder: name one with the logs of 'mamf node'")
     return folder
 
 

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 from typing import TextIO
 
-from mamf.cli.options import terminal_width
-from mamf.cli.terminal import say_lines
+from mamf.backend import Backend
+from mamf.cli.terminal import say, say_lines
 from mamf.report.document import Document
 from mamf.report.formats import FOR_PEOPLE, FORMATS
+
+
+def terminal_width(options: argparse.Namespace) -> int | None:
+    """The width for tables in characters; None shows all columns: pipes and files take any width."""
+    if getattr(options, "wide", True) or not sys.stdout.isatty():
+        return None
+    return shutil.get_terminal_size().columns
 
 
 def print_document(options: argparse.Namespace, document: Document) -> None:
@@ -17,10 +25,18 @@ def print_document(options: argparse.Namespace, document: Document) -> None:
 
 
 def is_for_people(options: argparse.Namespace) -> bool:
-    """Whether people read the report, or else another program."""
+    """Whether people read the report, not a program."""
     return options.format in FOR_PEOPLE
 
 
 def note_stream(options: argparse.Namespace) -> TextIO:
-    """Where lines beside a report go: not into what another program reads."""
+    """The stream for lines beside a report, which must not mix with what a program reads."""
     return sys.stdout if is_for_people(options) else sys.stderr
+
+
+def say_memory(needed: int, of: str, backend: Backend) -> None:
+    """Print the memory that a run needs, for a dry run. ``needed``: bytes for ``of``."""
+    free = backend.free_memory()
+    say(f"memory: {needed / 1e9:.3g} GB for {of}" + (f", {free / 1e9:.1f} GB free" if free else ""))
+    if free and needed > free:
+        say("        it will be out_of_memory; smaller shapes are measured")

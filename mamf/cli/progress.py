@@ -1,4 +1,4 @@
-"""Progress on stderr: shapes done, ETA, best so far. Quiet when stderr is not a terminal."""
+"""Progress on stderr: finished shapes, remaining time, best so far. Silent if stderr is not a terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mamf.report import significant
 
 
 class Progress:
-    """A bar over the steps of a sweep."""
+    """A progress bar over the steps of a sweep."""
 
     def __init__(self, total: int | None) -> None:
         self._bar: tqdm[Any] = tqdm(
@@ -46,7 +46,7 @@ class Progress:
 
 
 class Phases:
-    """A line for each of several devices: what it does now."""
+    """A line for each of several devices with its current phase."""
 
     def __init__(self, names: Mapping[int, str]) -> None:
         self._bars: dict[int, tqdm[Any]] = {

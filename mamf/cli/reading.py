@@ -1,7 +1,8 @@
-"""Reading a log that is to be shown: what a killed run left incomplete is told, and how far long reading has come."""
+"""Reads logs to show: warns of an incomplete last line, and shows the progress of long reads."""
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
@@ -11,22 +12,29 @@ from tempfile import TemporaryDirectory
 
 from tqdm import tqdm
 
+from mamf.ceilings.roof import Roofs
 from mamf.cli.terminal import warn
+from mamf.logs.roofs import roofs_of_logs
 from mamf.logs.run_log import RunLog, Seen, read_run_log
 from mamf.machine.garbage import no_garbage_collection
 
 
 def read_log(path: Path) -> RunLog:
-    """Raises RunLogError naming the line and what is wrong with it."""
+    """Raises RunLogError that names the line and the error."""
     log = read_run_log(path)
     if log.is_truncated:
-        warn(f"the last line of {log.path} is incomplete and left out")
+        warn(f"the last line of {log.path} is incomplete and ignored")
     return log
+
+
+def read_roofs(options: argparse.Namespace) -> Roofs | None:
+    """The roofs in the logs of ``--ceiling``, None without any. Raises UsageError or IncomparableError."""
+    return roofs_of_logs(map(read_log, options.ceiling)) if options.ceiling else None
 
 
 @contextmanager
 def reading(paths: Iterable[Path]) -> Iterator[Seen]:
-    """A bar over the bytes of files: on a terminal, and only where it takes longer than a second."""
+    """Show a progress bar over the bytes of files: on a terminal, after a second."""
     total = sum(path.stat().st_size for path in paths if path.is_file())
     bar = tqdm(
         total=total, unit="B", unit_scale=True, desc="reading", file=sys.stderr, disable=None, delay=1.0, leave=False
@@ -37,7 +45,7 @@ def reading(paths: Iterable[Path]) -> Iterator[Seen]:
 
 @contextmanager
 def as_file(path: Path) -> Iterator[Path]:
-    """The file, or a copy of what comes through a pipe, which gives it once."""
+    """The file, or a copy of a pipe, which can be read only once."""
     if path.is_file() or not path.exists():
         yield path
         return

@@ -1,7 +1,7 @@
-"""What a resumed run may be asked for: the plan of its log, once more. Anything else begins a new log.
+"""Resuming a run: its plan must be the plan of the log.
 
-Without options of a plan, ``--resume LOG`` takes the plan of the log. With any, the plan that they make is compared
-with it. Free are the budget, the notes, the devices and how a run is shown: these decide no figure.
+Without options of a plan, ``--resume LOG`` takes the plan of the log. With any, both plans are compared. The budget,
+the notes, the devices and the report may differ: they decide no figure.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mamf.logs.writer import RunLogWriter
 from mamf.plans import Plan
 from mamf.plugins.discovery import backend_class, is_path, open_backend
 
-#: Options that decide no step of a plan, or are compared with the log where they are used.
+#: Options that decide no step of a plan, or are compared with the log elsewhere.
 _FREE = {
     *(
         "anyway",
@@ -41,25 +41,25 @@ _FREE = {
     *("notes", "operation", "output", "overwrite", "parser", "patience", "picture", "report", "resume", "rows", "run"),
     *("session", "strict", "top", "update", "wide"),
 }
-#: Options by the field of a plan that they are named unlike.
+#: Options whose names differ from the fields of a plan, by field.
 _OPTIONS = {"regimes": "regime", "seconds": "time-limit", "flush": "no-flush"}
-#: Fields that are free, that follow from others, or that are compared in a way of their own.
+#: Fields that may differ, follow from others, or are compared elsewhere.
 _NOT_COMPARED = {"kind", "operation", "problems", "kernels", "budget_seconds", "searches", "layers", "options"}
 _MOST_VALUES = 5
 _COUNTERS = "counters"
 
 
 class Resumed(NamedTuple):
-    """A log that is gone on with, locked since before it was read."""
+    """A log to continue, locked before it was read."""
 
     log: RunLog
     writer: RunLogWriter
 
 
 @contextmanager
-def resumed(options: argparse.Namespace) -> Iterator[Resumed | None]:
-    """The log of ``--resume``, locked as long as the run takes; a log that is missing is begun, so that one command
-    line can be queued again and again. Raises UsageError where another process writes it.
+def open_resumed(options: argparse.Namespace) -> Iterator[Resumed | None]:
+    """The log of ``--resume``, locked during the run. A missing log starts a new run, so that one command line can be
+    queued repeatedly. Raises UsageError if another process writes it.
     """
     if options.resume and options.output:
         raise UsageError("--resume continues its own file: leave --output out")
@@ -74,7 +74,7 @@ def resumed(options: argparse.Namespace) -> Iterator[Resumed | None]:
 
 
 def require_kind(log: RunLog, kind: str, operation: str, command: str) -> Plan:
-    """The plan of a log that a command resumes. Raises LogMismatchError for another's log, naming that command."""
+    """The plan of a log that a command resumes. Raises LogMismatchError with the right command for other logs."""
     plan, is_counted = log.plan, bool(log.counter_records)
     if (plan.kind, plan.operation) == (kind, operation) and (command == _COUNTERS or not is_counted):
         return plan
@@ -91,18 +91,18 @@ def command_of(log: RunLog) -> str:
 
 
 def asks_for_plan(options: argparse.Namespace) -> bool:
-    """Whether the command line gives any option of a plan."""
+    """Whether the command line has any option of a plan."""
     return bool(options.given - _FREE)
 
 
 def require_same_plan(options: argparse.Namespace, before: Plan, asked: Plan) -> None:
-    """Raises LogMismatchError for the first field in which the plan asked for is not that of the log."""
+    """Raises LogMismatchError for the first field in which two plans differ."""
     for name, then, now in differences(before, asked):
         raise contradiction(options, name, then, now)
 
 
 def differences(before: Plan, asked: Plan) -> Iterator[tuple[str, object, object]]:
-    """Each difference as an option, the log's value and the one asked for; lists in any order are equal."""
+    """Each difference: the option, the log's value and the new one; the order of lists does not matter."""
     of = operation_called(before.operation)
     for name in sorted(vars(before).keys() - _NOT_COMPARED):
         then, now = _comparable(getattr(before, name)), _comparable(getattr(asked, name))
@@ -124,7 +124,7 @@ def _comparable(value: Any) -> object:
 
 
 def _unwrapped(values: frozenset[Any]) -> object:
-    """The value itself where there is one alone."""
+    """A single value itself, several as they are."""
     return next(iter(values)) if len(values) == 1 else values
 
 
@@ -133,7 +133,7 @@ def _hashable(value: Any) -> Any:
 
 
 def contradiction(options: argparse.Namespace, name: str, then: object, now: object) -> LogMismatchError:
-    """The error for an option that is not what the log was measured with."""
+    """The error for an option that differs from the log."""
     asked = flag(name) if now is True else f"{flag(name)} {format_value(now)}"
     return LogMismatchError(
         f"{asked} contradicts {options.resume}, which was measured with {format_value(then)}: "
@@ -146,7 +146,7 @@ def flag(option: str) -> str:
 
 
 def format_value(value: object) -> str:
-    """A value as one would give it, shortened if it is a long list."""
+    """A value as one would type it; long lists are shortened."""
     if value is None:
         return "the default"
     if isinstance(value, bool):
@@ -162,22 +162,22 @@ def format_value(value: object) -> str:
 
 
 def require_same_kernels(options: argparse.Namespace, before: Sequence[str], asked: Iterable[str]) -> None:
-    """Kernels by their own names. Raises LogMismatchError unless they are those of the log."""
+    """Raises LogMismatchError unless the kernels, by name, are those of the log."""
     then, now = frozenset(before), frozenset(asked)
     if then != now:
         raise contradiction(options, "kernel", then, now)
 
 
-def reopened(log: RunLog, options: argparse.Namespace, index: int | None = None) -> Backend:
-    """The device that a log was measured on, of several that of an index. Raises LogMismatchError when another is asked
-    for, or is there now.
+def reopen(log: RunLog, options: argparse.Namespace, index: int | None = None) -> Backend:
+    """Open the device of a log, or one of several by its index. Raises LogMismatchError if it is not the device of the
+    options, or has changed.
     """
     require_named(log, options)
     then = log.device(index)
     if options.backend not in (None, "auto") and backend_class(options.backend).name != then.backend:
         raise contradiction(options, "backend", then.backend, options.backend)
     backend = open_backend(options.backend or then.backend, then.index if options.device is None else options.device)
-    # A card may have got another number.
+    # The index of a card may have changed.
     is_same_card = then.uuid_hash is not None and backend.info.uuid_hash == then.uuid_hash
     if backend.info.backend != then.backend:
         raise contradiction(options, "backend", then.backend, backend.info.backend)
@@ -188,9 +188,9 @@ def reopened(log: RunLog, options: argparse.Namespace, index: int | None = None)
 
 
 def require_named(log: RunLog, options: argparse.Namespace) -> None:
-    """Raises LogMismatchError for what a log names by ``package.module:Class`` and the command does not name again.
+    """Raises LogMismatchError for a ``package.module:Class`` in the log that the command does not name too.
 
-    A log is a third party's: nothing is imported because it says so.
+    A log may come from anyone: nothing is imported because a log names it.
     """
     plan = log.plan
     named: Mapping[str, Sequence[str]] = {"backend": (log.header["device"]["backend"],), "kernel": plan.kernels}
@@ -205,6 +205,6 @@ def require_named(log: RunLog, options: argparse.Namespace) -> None:
     for search in plan.searches if not plan.is_search else ():
         for name in filter(is_path, search.kernels):
             raise LogMismatchError(
-                f"{log.path} names kernel {name} of a search, which is not installed: install what provides it, or "
-                "start a new log"
+                f"{log.path} names kernel {name} of a search, which is not installed: install its package, or start "
+                "a new log"
             )

@@ -1,4 +1,4 @@
-"""What roofline and explain share: logs whose rows are placed under roofs, pictures and exports."""
+"""Shared by roofline and explain: logs whose rows are placed under roofs, pictures and exports."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mamf.ceilings.roof import RoofPoint, Roofs, require_same_device
+from mamf.choices import EXPORTS
 from mamf.cli.printing import note_stream
 from mamf.cli.reading import read_log
 from mamf.cli.terminal import say, warn
@@ -24,11 +25,11 @@ from mamf.report.charts.roofline import roofline_chart
 from mamf.report.roofline import points_of
 from mamf.report.tracelens import tracelens_arch
 
-EXPORTS = ("tracelens",)
+_PICTURES = (".png", ".svg")
 
 
 class Given(NamedTuple):
-    """A log whose rows are placed: of a run, or a profile with the script that it is of."""
+    """A log whose rows are placed: a run, or a profile with the name of its script."""
 
     log: RunLog | None
     profile: tuple[str, Profile] | None
@@ -40,8 +41,8 @@ def read_given(path: Path) -> Given:
     return Given(None if profile else read_log(path), profile)
 
 
-def placed(given: Iterable[Given], roofs: Roofs, anyway: bool) -> list[RoofPoint]:
-    """Every row of the logs given. Raises IncomparableError for another card's."""
+def place_rows(given: Iterable[Given], roofs: Roofs, anyway: bool) -> list[RoofPoint]:
+    """A point for each row of the logs. Raises IncomparableError for a log from another card."""
     points: list[RoofPoint] = []
     for log, profiled in given:
         if log is not None:
@@ -49,7 +50,7 @@ def placed(given: Iterable[Given], roofs: Roofs, anyway: bool) -> list[RoofPoint
                 require_same_card(log, roofs)
             found = points_of(log.measurements, roofs)
             if not found:
-                warn(f"{log.path} holds no row to place: those of a search are not drawn")
+                warn(f"{log.path} holds no row to place: rows of a search are not drawn")
             points += found
         elif profiled is not None:
             script, profile = profiled
@@ -60,11 +61,16 @@ def placed(given: Iterable[Given], roofs: Roofs, anyway: bool) -> list[RoofPoint
 
 
 def require_files(options: argparse.Namespace) -> None:
-    """What is wrong with where things go is said before minutes pass. Raises UsageError."""
+    """Check the files to write before anything is measured. Raises UsageError.
+
+    Earlier versions called the log --log and the picture --output: both still work.
+    """
+    if options.log or (options.output and options.output.suffix in _PICTURES):
+        options.picture, options.output = options.picture or options.output, options.log
     if options.picture:
         file_type(options.picture)
     if options.export_file and not options.export:
-        raise UsageError(f"--export-file {options.export_file}: say what for (--export {EXPORTS[0]})")
+        raise UsageError(f"--export-file {options.export_file}: name the format too (--export {EXPORTS[0]})")
     for path in filter(None, (options.picture, export_path(options))):
         if path.exists() and not options.overwrite:
             raise exists(path)
@@ -74,8 +80,10 @@ def export_path(options: argparse.Namespace) -> Path | None:
     return (options.export_file or Path(f"{options.export}.json")) if options.export else None
 
 
-def finish(options: argparse.Namespace, roofs: Roofs, points: Sequence[RoofPoint], header: Mapping[str, Any]) -> None:
-    """The picture and the export, where they are asked for."""
+def write_files(
+    options: argparse.Namespace, roofs: Roofs, points: Sequence[RoofPoint], header: Mapping[str, Any]
+) -> None:
+    """Write the picture and the export, if any."""
     path = export_path(options)
     if path is not None:
         content = json.dumps(tracelens_arch(roofs, header["device"]["memory_bytes"]), indent=4) + "\n"

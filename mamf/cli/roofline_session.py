@@ -1,4 +1,4 @@
-"""``mamf roofline`` where it measures: searches for the compute ceilings of dtypes, then bandwidth by level."""
+"""Measures for ``mamf roofline``: searches for the compute ceilings of dtypes, then bandwidth by level."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from mamf.backend import MIB, Backend
 from mamf.ceilings.ceiling import Candidate, confirm_ceilings, why_hopeless
 from mamf.ceilings.roof import CACHE, MEMORY, Roofs, build_roofs, level_of
 from mamf.ceilings.search_plan import SearchPlan
+from mamf.cli.commands.kernels_find import KernelsFindSession
 from mamf.cli.interruption import Interruption
-from mamf.cli.kernels_find import KernelsFindSession
 from mamf.cli.resuming import Resumed, contradiction
-from mamf.cli.roofline_files import Given, finish, placed
+from mamf.cli.roofline_files import Given, place_rows, write_files
 from mamf.cli.session import measure
 from mamf.cli.terminal import say
 from mamf.engine.search.finding import Find
@@ -36,29 +36,27 @@ from mamf.report.document import Answer, Document, Lines
 from mamf.report.roofline import roofline_document
 from mamf.report.text import end_line, machine_line
 
-#: Passes of a launch over arrays that the cache holds: the first comes from memory, and is a few percent of them.
+#: Passes of a launch over arrays that fit in the cache: the first reads memory, and is a few percent of them.
 _PASSES = 32
 _PASSES_OF_CPU = 8
-#: Time for bandwidth to that for a dtype: it has two problems, a level each.
+#: Time for bandwidth relative to a dtype: it has two problems, one per level.
 _PARTS_OF_BANDWIDTH = 1.5
-#: A search that has less is a quick one: a thorough one would end before its sustained ceiling.
+#: A search with less time is a quick one: a thorough one would end before its sustained ceiling.
 _LEAST_THOROUGH_SECONDS = 40.0
-#: Sizes of the arrays: the cache over these, and so many times the cache. More would take a CPU minutes.
+#: Sizes of the arrays: fractions and multiples of the cache. More would take minutes on a CPU.
 _OF_CACHE, _CACHES, _CACHES_OF_CPU = (4, 2), (16, 256), (16,)
-# What of the free memory an array may be, and what that is where the device does not tell.
+# Fraction of the free memory for an array, and the memory of a device that does not report it.
 _PART_OF_MEMORY, _MEMORY_BYTES = 4, 8 * 1024 * MIB
 
 
-def measured(options: argparse.Namespace, given: Sequence[Given]) -> int:
-    """Measure, report, draw."""
-    if options.resume and options.output:
-        raise UsageError("--resume continues its own file: leave --log out")
+def measure_roofs(options: argparse.Namespace, given: Sequence[Given]) -> int:
+    """Measure, report and draw."""
     options.command, options.kernel = ROOFLINE, None
     return measure(options, partial(RooflineSession, options, given))
 
 
 def sizes_of(backend: Backend) -> tuple[BandwidthShape, ...]:
-    """Arrays that the last-level cache holds, and such as only memory does."""
+    """Arrays that fit in the last-level cache, and arrays that do not."""
     cache = backend.info.cache_bytes or UNTOLD_CACHE_BYTES
     most = (backend.free_memory() or backend.info.memory_bytes or _MEMORY_BYTES) // _PART_OF_MEMORY
     small = [power_of_two(cache // part) for part in _OF_CACHE]
@@ -68,7 +66,7 @@ def sizes_of(backend: Backend) -> tuple[BandwidthShape, ...]:
 
 
 class LevelsFind(KernelsFind):
-    """Confirms each problem on arrays of its level alone: one pass shows memory, many show the cache."""
+    """Confirms each problem only on arrays of its level: one pass shows memory, many show the cache."""
 
     def _best(self, problem: Problem, count: int) -> list[Candidate]:
         cache, level = self.backend.info.cache_bytes, MEMORY if getattr(problem, "warm", 1) == 1 else CACHE
@@ -77,7 +75,7 @@ class LevelsFind(KernelsFind):
 
 
 class RooflineSession(KernelsFindSession):
-    """A find of bandwidth, level by level, after a find of products, dtype by dtype: one log of both."""
+    """Finds the ceilings of products by dtype, then of bandwidth by level, in one log."""
 
     kind = ROOFLINE
 
@@ -91,10 +89,10 @@ class RooflineSession(KernelsFindSession):
         self.given = given
         super().__init__(operation(Bandwidth.name), options, interruption, resumed)
 
-    # -- what is measured --------------------------------------------------------------------------------------------
+    # -- the plan ----------------------------------------------------------------------------------------------------
 
     def plan_to_compare(self, before: Plan) -> Plan:
-        """Its dtypes and regimes: the rest follows from the device."""
+        """The log's plan with the dtypes and regimes of the options; the rest follows from the device."""
         then = frozenset(search.problem.dtype for search in before.searches)
         now = frozenset(problem_for(self.backend, name).dtype for name in self.options.dtype or [None])
         if then != now:
@@ -145,17 +143,17 @@ class RooflineSession(KernelsFindSession):
         yield from super().measurements(on_phase)
 
     def _search(self, search: SearchPlan, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
-        """The ceilings of a dtype, with what a resumed log holds of the search in place of measuring."""
+        """Search for the ceilings of a dtype; rows of a resumed log are not measured again."""
         problem, held = search.problem, self._rows_of(search.problem)
         plan = replace(search, budget_seconds=self._part)
         kernels = kernels_for(self.backend, problem, search.kernels)
         find = Find(plan, kernels, self.backend, held, lambda text: on_phase(f"{problem.dtype}, {text}"))
         yield from find.results()
 
-    # -- what it gives -----------------------------------------------------------------------------------------------
+    # -- the result --------------------------------------------------------------------------------------------------
 
     def ceilings_found(self) -> OwnCeilings:
-        """Of computing and of bandwidth."""
+        """The ceilings of compute and bandwidth."""
         info = self.backend.info
         sought = [(each.problem, regime, each.kernels[0]) for each in self.plan.searches for regime in each.regimes]
         return {**confirm_ceilings(self.rows, sought, info.name, info.uuid_hash), **super().ceilings_found()}
@@ -183,7 +181,7 @@ class RooflineSession(KernelsFindSession):
         return 0
 
     def roofs(self) -> Roofs:
-        """Raises UsageError where nothing was confirmed."""
+        """Raises UsageError if nothing was confirmed."""
         return build_roofs(self.ceilings_found().values(), self.backend.info.cache_bytes)
 
     def document(self, log: RunLog) -> Document:
@@ -195,12 +193,12 @@ class RooflineSession(KernelsFindSession):
             return Document(
                 head, [Lines([head]), Answer([advice, foot])], {"header": log.header, "summary": log.summary}
             )
-        points = placed(self.given, roofs, self.options.anyway)
+        points = place_rows(self.given, roofs, self.options.anyway)
         return roofline_document(roofs, points, [head], [foot], self.options.top)
 
     def _report(self, log: RunLog) -> int:
         code = super()._report(log)
         if self.ceilings_found():
             roofs = self.roofs()
-            finish(self.options, roofs, placed(self.given, roofs, self.options.anyway), log.header)
+            write_files(self.options, roofs, place_rows(self.given, roofs, self.options.anyway), log.header)
         return code

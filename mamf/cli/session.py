@@ -1,4 +1,4 @@
-"""What every measuring command has around its measuring: device, run log, progress, interruption, report."""
+"""The frame of every command that measures: device, run log, progress, interruption, report."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from typing import Any, NamedTuple, TypeVar
 
 from mamf.backend import Advice, Backend
 from mamf.cli.interruption import EXIT_CODE, Interruption
+from mamf.cli.options.values import ALL
 from mamf.cli.printing import note_stream, print_document
 from mamf.cli.progress import Progress
-from mamf.cli.resuming import Resumed, asks_for_plan, reopened, require_kind, require_same_plan, resumed
-from mamf.cli.sharing import ALL, asked_devices, first_opened, found_devices, opened_pool, require_same_devices
+from mamf.cli.resuming import Resumed, asks_for_plan, open_resumed, reopen, require_kind, require_same_plan
+from mamf.cli.sharing import asked_devices, found_devices, open_first, open_pool, require_same_devices
 from mamf.cli.terminal import say, warn
 from mamf.engine.strategies.kernels import KernelsSweep
 from mamf.engine.strategies.shapes import Sweep
@@ -46,10 +47,10 @@ _NOTHING_MEASURED = 1
 
 
 def interruptible(options: argparse.Namespace, work: Callable[[Interruption, Resumed | None], int]) -> int:
-    """Run ``work``; Ctrl-C before anything is measured is said in a line."""
+    """Run ``work``; Ctrl-C before the first measurement prints one line."""
     with Interruption() as interruption:
         try:
-            with resumed(options) as log:
+            with open_resumed(options) as log:
                 return work(interruption, log)
         except KeyboardInterrupt:
             warn("interrupted before the first measurement; nothing is lost")
@@ -57,7 +58,7 @@ def interruptible(options: argparse.Namespace, work: Callable[[Interruption, Res
 
 
 def measure(options: argparse.Namespace, opened: Callable[[Interruption, Resumed | None], Session]) -> int:
-    """Run a session, or with ``--dry-run`` say what it would measure."""
+    """Run a session, or with ``--dry-run`` print what it would measure."""
 
     def work(interruption: Interruption, resumed: Resumed | None) -> int:
         session = opened(interruption, resumed)
@@ -67,7 +68,7 @@ def measure(options: argparse.Namespace, opened: Callable[[Interruption, Resumed
 
 
 class RunEnd(NamedTuple):
-    """How a run ended: the summary's status, why if early, and the exit code."""
+    """How a run ended: the status for the summary, the reason if early, and the exit code."""
 
     status: str
     reason: str
@@ -75,14 +76,14 @@ class RunEnd(NamedTuple):
 
 
 class Session(ABC):
-    """A run with everything around it. Derived commands say what is measured and how it is reported."""
+    """A run with its log, progress and report. Subclasses define what is measured and how it is reported."""
 
-    #: The command's name, for the log's default name.
+    #: The name of the command, for the default name of the log.
     command: str
     #: The kind of its runs, and their operation.
     kind: str
     operation: str
-    #: What is measured: that asked for, or the resumed log's.
+    #: The plan from the options or from the resumed log.
     plan: Plan
 
     def __init__(self, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None) -> None:
@@ -94,23 +95,23 @@ class Session(ABC):
         self.before = require_kind(self.log, self.kind, self.operation, self.command) if self.log else None
         self.findings: list[Advice] = []
         self.rows: list[Measurement] = []
-        #: What the run lacks though it went on: devices that shared it and failed, ceilings that were not confirmed.
+        #: Failures that did not end the run: devices that shared it, ceilings that were not confirmed.
         self.failures: list[str] = []
         asked = asked_devices(options, self.log)
-        self.backend = first_opened(self._opened, asked) if asked else self._opened(ALL)
-        #: Those that share the run; none where one measures alone.
+        self.backend = open_first(self._open_device, asked) if asked else self._open_device(ALL)
+        #: The devices that share the run; empty if one measures alone.
         self.devices = found_devices(self.backend, asked, self.log)
         self.pool: DevicePool | None = None
 
-    def _opened(self, index: int) -> Backend:
-        """The device of an index; where that is of all devices, the one that measures alone or begins."""
+    def _open_device(self, index: int) -> Backend:
+        """Open a device; ALL opens the one that measures alone or comes first."""
         options = self.options
         if self.log:
-            return reopened(self.log, options, None if index == ALL else index)
+            return reopen(self.log, options, None if index == ALL else index)
         return open_backend(options.backend or "auto", (options.device or 0) if index == ALL else index)
 
-    def planned(self) -> Plan:
-        """The plan asked for, or the log's with the budget of this run. Raises LogMismatchError where they differ."""
+    def make_plan(self) -> Plan:
+        """The plan from the options, or the log's. Raises LogMismatchError if they differ."""
         if self.before is None:
             return self.new_plan()
         if asks_for_plan(self.options):
@@ -119,39 +120,39 @@ class Session(ABC):
 
     @abstractmethod
     def new_plan(self) -> Plan:
-        """The plan that the options ask for."""
+        """The plan from the options."""
 
     def plan_to_compare(self, before: Plan) -> Plan:
-        """The plan asked for, to be compared with the log's; what the device had to be measured for is the log's."""
+        """The plan from the options, to compare with the log's; fields that depend on measurements are the log's."""
         return self.new_plan()
 
     @abstractmethod
     def dry_run(self) -> int:
-        """Say what would be measured and how long; returns the exit code."""
+        """Print what would be measured and how long it takes; returns the exit code."""
 
     @abstractmethod
     def kernel_name(self) -> str:
-        """What the header names as kernel."""
+        """The kernel that the header names."""
 
     @abstractmethod
     def label(self) -> str:
-        """What the default name of the log says of the plan."""
+        """The part of the log's default name that describes the plan."""
 
     def counts(self, row: Measurement) -> bool:
-        """Whether a row is what the run is for, and not measured beside it."""
+        """Whether a row belongs to the plan, unlike references."""
         return not row.is_reference
 
     def has_all(self) -> bool:
-        """Whether a resumed log that is complete lacks nothing: what failed is tried again, where that can be."""
+        """Whether a resumed log lacks nothing; failed steps may be tried again."""
         return not self.count_due()
 
     def count_due(self) -> int | None:
-        """Measurements to come; None where that is not known before."""
+        """The number of measurements to come; None if unknown."""
         return None
 
     @abstractmethod
     def measurements(self, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
-        """Measure. Rows that a resumed log holds already are not yielded."""
+        """Measure. Rows that the resumed log holds are not yielded."""
 
     @abstractmethod
     def left_out(self) -> bool:
@@ -162,11 +163,11 @@ class Session(ABC):
         return kind_of(self.plan).summary(self.plan, self.rows, self.ceilings_found(), end)
 
     def ceilings_found(self) -> AnyCeilings:
-        """What the rows confirm by problem and regime, or are shares of by dtype and regime."""
+        """Confirmed ceilings by problem and regime, or known ceilings by dtype and regime."""
         return {}
 
     def count_left(self) -> int:
-        """Steps of the plan that no row answers yet."""
+        """The number of steps of the plan that have no row yet."""
         return 0
 
     def document(self, log: RunLog) -> Document:
@@ -177,18 +178,18 @@ class Session(ABC):
         return View(self.options.top)
 
     def before_measuring(self, writer: RunLogWriter) -> None:
-        """Told where records go, before the first measurement."""
+        """Called before the first measurement, with the writer of records."""
 
     def after_measuring(self, writer: RunLogWriter) -> None:
-        """Records between the last measurement and the summary."""
+        """Write records between the last measurement and the summary."""
 
     def run(self) -> int:
-        # A log without its summary, of a run that was killed after its last row, is resumed to write it.
+        # A run that was killed after its last row is resumed to write its summary.
         if self.log and self.log.tier == "complete" and self.has_all():
             return self._report(self.log)
         self.findings = diagnose(self.backend)
         with ExitStack() as opened:
-            self.pool = opened.enter_context(opened_pool(self.options, self.backend, self.devices, self._failed))
+            self.pool = opened.enter_context(open_pool(self.options, self.backend, self.devices, self._record_failure))
             require_same_devices(self.log, self.pool)
             header = self.log.header if self.log else self._header()
             with self.interruption.shielded():
@@ -201,17 +202,15 @@ class Session(ABC):
             with self.interruption.shielded():
                 return self._finish(header, writer, end, max(0.0, host_seconds(self.backend) - begun))
 
-    def _failed(self, told: str, are_others: bool) -> None:
-        self.failures.append(told)
-        warn(f"{told}; the others do its part" if are_others else told)
+    def _record_failure(self, message: str, are_others: bool) -> None:
+        self.failures.append(message)
+        warn(f"{message}; the other devices take over" if are_others else message)
 
-    def shared(self, strategy: Shareable, kernel: str = "") -> Shareable | SharedSweep:
-        """A strategy, or where several devices share the run the same on all of them. ``kernel``: of products, as it is
-        asked for.
-        """
+    def share(self, strategy: Shareable, kernel: str = "") -> Shareable | SharedSweep:
+        """The strategy, or the same on all devices that share the run. ``kernel``: for products, as in the options."""
         if self.pool is None:
             return strategy
-        self.backend.release_memory()  # it is another process that measures on this device
+        self.backend.release_memory()  # another process measures on this device
         ceilings = getattr(strategy, "ceilings", {})
         named = getattr(self.options, "ceiling_kernel", ())
         return SharedSweep(strategy.plan, self.pool, kernel, ceilings, strategy.held, strategy.on_phase, named)
@@ -234,7 +233,7 @@ class Session(ABC):
         if self.options.output:
             writer = RunLogWriter.create(self.options.output, header)
             if getattr(self.options, "begins", False):
-                say(f"{self.options.output} did not exist: a new run begins there", sys.stderr)
+                say(f"{self.options.output} does not exist: a new run starts there", sys.stderr)
             return writer
         path, number = self._default_path(), 1
         while True:
@@ -243,7 +242,7 @@ class Session(ABC):
             except UsageError:
                 if not path.exists():
                     raise
-            number += 1  # another run began in the same second
+            number += 1  # another run started in the same second
             path = self._default_path(f"-{number}")
 
     def _default_path(self, number: str = "") -> Path:
@@ -252,7 +251,7 @@ class Session(ABC):
         return Path(f"mamf-{self.command}-{slug}-{self.label()}-{moment}{number}.jsonl")
 
     def _collect(self, writer: RunLogWriter) -> RunEnd:
-        """Measure and log until done, or until something ends it early."""
+        """Measure and log until the run is done or ends early."""
         try:
             with Progress(self.count_due()) as progress:
                 for row in self.measurements(progress.phase):
@@ -272,10 +271,10 @@ class Session(ABC):
         return RunEnd("complete", "; ".join(self.failures), code)
 
     def _finish(self, header: dict[str, Any], writer: RunLogWriter, end: RunEnd, elapsed: float) -> int:
-        """Close the log with a summary and print the report; returns the exit code."""
+        """Write the summary and print the report; returns the exit code."""
         code = end.exit_code
         self.rows = with_device_speeds(self.rows)
-        # Not of devices that other processes used, nor of one that failed or was interrupted: it may never answer.
+        # Devices in other processes are not idle, and a device that failed or was interrupted may never answer.
         is_idle = not self.pool and end.exit_code in (0, _NOTHING_MEASURED)
         summary = self.summary(End(end.status, end.reason, elapsed, self.count_left()))
         summary |= overhead_after(self.backend, self.rows) if is_idle else {}
@@ -293,11 +292,11 @@ class Session(ABC):
         return code or reported
 
     def _report(self, log: RunLog) -> int:
-        """Print what the log holds, so that 'mamf show' prints the same."""
+        """Print the report from the log, so that 'mamf show' prints the same."""
         code = 0
         try:
             print_document(self.options, self.document(log))
-        except PluginError as error:  # of an operation's own columns: what was measured stands in the log
+        except PluginError as error:  # in the columns of an operation: the measurements are in the log
             warn(str(error))
             code = error.exit_code
         say(f"log: {log.path}", note_stream(self.options))

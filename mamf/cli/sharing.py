@@ -1,4 +1,4 @@
-"""``--devices``: a run that several devices of the machine share; and what each of their processes does."""
+"""``--devices``: a run that several devices of the machine share, and the process for each device."""
 
 from __future__ import annotations
 
@@ -13,42 +13,22 @@ from queue import SimpleQueue
 from typing import Any
 
 from mamf.backend import Backend
+from mamf.choices import PATIENCE_SECONDS
 from mamf.cli.interruption import EXIT_CODE, Interruption
-from mamf.cli.options import duration, index
+from mamf.cli.options.values import ALL, index
 from mamf.cli.terminal import say
 from mamf.errors import LogMismatchError, PluginError, UnavailableError, UsageError, describe_error
 from mamf.logs.run_log import RunLog
 from mamf.logs.same_device import require_same_device
 from mamf.node.children import FAILURE
-from mamf.node.pool import PATIENCE_SECONDS, DevicePool
+from mamf.node.pool import DevicePool
 from mamf.node.worker import Worker
 from mamf.plugins.discovery import is_path, open_backend
 
-#: Every device of the backend.
-ALL = -1
-
-
-def device_index(text: str) -> int:
-    return ALL if text == "all" else index(text)
-
-
-def add_devices_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("several devices", "share a run: each takes the next shape when it is free")
-    group.add_argument(
-        "--devices",
-        nargs="+",
-        type=device_index,
-        metavar="N",
-        help="these of the backend, or 'all'; each row names its own",
-    )
-    group.add_argument(
-        "--patience", type=duration, default=PATIENCE_SECONDS, help="a device silent for so long hangs (default: 5m)"
-    )
-
 
 def asked_devices(options: argparse.Namespace, log: RunLog | None) -> list[int]:
-    """The devices asked for, or those that shared the log that is resumed; none where one measures alone. Raises
-    UsageError or LogMismatchError for what contradicts itself or the log.
+    """The devices from the options or the resumed log; empty if one device measures alone. Raises UsageError or
+    LogMismatchError for contradictions.
     """
     asked = sorted(set(getattr(options, "devices", None) or ()))
     if asked and options.device is not None:
@@ -60,39 +40,37 @@ def asked_devices(options: argparse.Namespace, log: RunLog | None) -> list[int]:
     held: list[int] = [device.index for device in log.devices]
     strangers = [device for device in asked if device not in (*held, ALL)]
     if strangers or (asked and not held) or (held and options.device is not None):
-        told = f"devices {' '.join(map(str, held))}" if held else "one device"
-        raise LogMismatchError(f"{log.path} was measured by {told}: resume it without --device and --devices")
+        before = f"devices {' '.join(map(str, held))}" if held else "one device"
+        raise LogMismatchError(f"{log.path} was measured by {before}: resume it without --device and --devices")
     return asked if asked and asked != [ALL] else held
 
 
 def found_devices(backend: Backend, asked: Sequence[int], log: RunLog | None) -> list[int]:
-    """The devices that are to share a run; none where one measures alone. Raises UnavailableError for one that is not
-    there.
-    """
+    """The devices that share a run; empty if one measures alone. Raises UnavailableError for a missing device."""
     if not asked:
         return []
     count = backend.device_count()
     found = list(range(count)) if ALL in asked else list(asked)
     if missing := [device for device in found if device >= count]:
         others = [str(device) for device in found if device < count]
-        remedy = f"; --devices {' '.join(others)} does without" if others else ""
+        remedy = f"; use --devices {' '.join(others)}" if others else ""
         raise UnavailableError(f"{backend.name} has no device {missing[0]}; it has {count}{remedy}")
     is_shared = log is not None and bool(log.devices)
     return found if len(found) > 1 or is_shared else []
 
 
-def first_opened(opens: Callable[[int], Backend], devices: Sequence[int]) -> Backend:
-    """The first device that can be opened of those that are to share a run, whose pool tells what the others lack."""
+def open_first(opens: Callable[[int], Backend], devices: Sequence[int]) -> Backend:
+    """Open the first usable device of those that share a run; the pool reports why others fail."""
     for device in devices[:-1]:
         with suppress(UnavailableError, PluginError):
             return opens(device)
     return opens(devices[-1])
 
 
-def opened_pool(
+def open_pool(
     options: argparse.Namespace, backend: Backend, devices: Sequence[int], on_failure: Callable[[str, bool], None]
 ) -> AbstractContextManager[DevicePool | None]:
-    """The devices of a run; None where one measures alone."""
+    """The pool of devices that share a run; None if one measures alone."""
     if not devices:
         return nullcontext()
     name = options.backend if options.backend and is_path(options.backend) else backend.name
@@ -100,40 +78,38 @@ def opened_pool(
 
 
 def require_same_devices(log: RunLog | None, pool: DevicePool | None) -> None:
-    """Raises LogMismatchError when a device of a pool is not the one that the log which is resumed names."""
+    """Raises LogMismatchError if a device of the pool is not the one in the resumed log."""
     if log is not None and pool is not None:
         for device, info in pool.infos.items():
             require_same_device(log, log.device(device), info)
 
 
 def say_devices(devices: Sequence[int]) -> None:
-    """Of a dry run."""
+    """Print the devices, for a dry run."""
     if devices:
-        say(
-            f"devices: {' '.join(map(str, devices))} share it, a process each, compared by a reference that all measure"
-        )
+        say(f"devices: {' '.join(map(str, devices))}, one process each, compared by a shared reference")
 
 
-def led(backend: str, device: str) -> int:
-    """A process of a pool: its lines are records, and so are those that it hears."""
+def run_device_process(backend: str, device: str) -> int:
+    """Run as a process of a pool, which exchanges records as lines on stdin and stdout."""
 
     heard: SimpleQueue[str] = SimpleQueue()
 
     def listen() -> None:
         for line in sys.stdin:
             heard.put(line)
-        os._exit(EXIT_CODE)  # who leads it has done or is gone: a row in flight is nobody's
+        os._exit(EXIT_CODE)  # the parent has finished or died: a row in progress is not needed
 
-    def tell(record: Mapping[str, Any]) -> None:
+    def send(record: Mapping[str, Any]) -> None:
         say(json.dumps(record))
 
     threading.Thread(target=listen, daemon=True).start()
     with Interruption():
         try:
-            Worker(open_backend(backend, index(device)), tell, heard.get).work()
+            Worker(open_backend(backend, index(device)), send, heard.get).work()
         except (KeyboardInterrupt, BrokenPipeError):
             return EXIT_CODE
-        except Exception as error:  # whatever a vendor's library throws
-            tell({FAILURE: describe_error(error)})
+        except Exception as error:  # any error of a vendor's library
+            send({FAILURE: describe_error(error)})
             return 1
     return 0

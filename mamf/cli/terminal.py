@@ -1,4 +1,4 @@
-"""Everything that the command line says: the one place that prints, and where foreign text is made harmless."""
+"""The only module that prints; it escapes control characters in third-party text."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from mamf.text import visible, visible_lines
 
 
 def say(line: str, to: TextIO | None = None) -> None:
-    """A line, by default on stdout."""
+    """Print a line, by default to stdout."""
     _write(f"{visible(line)}\n", to or sys.stdout)
 
 
 def say_lines(text: str) -> None:
-    """A text of whole lines, such as a report."""
+    """Print a text that consists of whole lines, such as a report."""
     _write(visible_lines(text), sys.stdout)
 
 
 def warn(line: str) -> None:
-    """A line on stderr that is no part of the answer: an error, a warning. Where nobody can hear it, nothing ends."""
+    """Print an error or a warning to stderr. A closed stderr is ignored."""
     with contextlib.suppress(OSError):
         say(f"mamf: {line}", sys.stderr)
 
 
 def _write(text: str, stream: TextIO) -> None:
     encoding = stream.encoding or "utf-8"
-    # A terminal of another encoding shows what it lacks by its number.
+    # A terminal with another encoding shows unknown characters as escapes.
     print(text.encode(encoding, "backslashreplace").decode(encoding), end="", file=stream)

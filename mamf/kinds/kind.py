@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.roof import Roofs
+from mamf.choices import QUANTITIES, Quantity
 from mamf.errors import UsageError
 from mamf.logs.recording import End
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.plans import Plan
-from mamf.report.charts.chart import QUANTITIES, Quantity
 from mamf.report.charts.plotting import Picture
 from mamf.report.document import Document
 

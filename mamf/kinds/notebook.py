@@ -8,9 +8,10 @@ from typing import Any
 
 from mamf.backend import DeviceInfo
 from mamf.ceilings.ceiling import Ceiling
+from mamf.choices import DEFAULT_TOLERANCE
 from mamf.kinds.kind import View
 from mamf.kinds.registry import kind_of
-from mamf.logs.compare import DEFAULT_TOLERANCE, Comparison
+from mamf.logs.compare import Comparison
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.report.comparison import comparison_document

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from mamf.choices import QUANTITIES, Quantity
 from mamf.kinds.explain import Explain
 from mamf.kinds.find import Find
 from mamf.kinds.guard import Guard
@@ -15,7 +16,6 @@ from mamf.limits import require_known
 from mamf.logs.run_log import RunLog
 from mamf.operations.attention.shapes import DIRECTIONS
 from mamf.plans import SWEEP, Plan
-from mamf.report.charts.chart import QUANTITIES, Quantity
 from mamf.report.charts.plotting import Picture
 
 KINDS: dict[str, Kind] = {kind.name: kind for kind in (Sweep(), Find(), Roofline(), Explain(), Guard())}

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+from mamf.choices import DEFAULT_TOLERANCE
 from mamf.errors import IncomparableError
 from mamf.logs.comparability import (
     Difference,
@@ -39,7 +40,6 @@ from mamf.tabular import Tabular
 
 Verdict = Literal["SAME", "FASTER", "SLOWER", "AMBIGUOUS"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
-DEFAULT_TOLERANCE = 0.01
 # Three samples on each side. Fewer give no usable interval: that of a single sample has no width.
 LEAST_COVERAGE = 0.5
 # Joint coverage of two 95 % intervals, less rounding; and the half width of one in standard deviations.

@@ -10,13 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mamf.backend import DeviceInfo
+from mamf.choices import PATIENCE_SECONDS
 from mamf.errors import UnavailableError, UsageError
 from mamf.node.children import WAITS, Children, Watch
 from mamf.node.worker import DEVICE
 
 _TICK_SECONDS = 0.5
-#: A device that is silent for so long hangs: no measurement or compilation takes as long.
-PATIENCE_SECONDS = 300.0
 
 
 @dataclass

@@ -18,7 +18,6 @@ from mamf.report.text import list_once, significant, snake_case, whole
 
 #: Formats of this report alone, by name.
 _OWN_FORMATS = {"prometheus": exposition}
-FORMATS = (*formats.FORMATS, *_OWN_FORMATS)
 _NCCL_TESTS = "collectives: bus bandwidth in GB/s by nccl-tests' formulas, by the size of a rank's larger buffer"
 _TEXTS = ("node", "index", "name", "uuid_hash", "host", "address")
 

@@ -13,12 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean, median
 
+from mamf.choices import CRITICAL, OK, UNKNOWN, VERDICT_EXIT_CODES, WARN
 from mamf.node.comparing import Baseline, Compared, Peers, against_baseline, against_peers, peers_of
 from mamf.node.figures import BURST, SUSTAINED, Device, shown
 from mamf.node.spreads import CRITICAL_AT_LEAST, SHARED, SPEED, WIDEST
 
-OK, WARN, CRITICAL, UNKNOWN = "OK", "WARN", "CRITICAL", "UNKNOWN"
-EXIT_CODES = {OK: 0, WARN: 1, CRITICAL: 2, UNKNOWN: 3}
 _SEVERITY = (OK, UNKNOWN, WARN, CRITICAL)
 #: The probability of any finding, and of a CRITICAL one, in a run whose devices are all healthy.
 FALSE_WARNINGS, FALSE_CRITICALS = 0.005, 1e-6
@@ -53,7 +52,7 @@ class Verdict:
 
     @property
     def exit_code(self) -> int:
-        return EXIT_CODES[self.level]
+        return VERDICT_EXIT_CODES[self.level]
 
 
 def judged(

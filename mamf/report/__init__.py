@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from mamf.report.ceilings import find_summary_record
-from mamf.report.formats import FORMATS as _RENDERERS
 from mamf.report.sweeps import Best, bests, ranked, summary_record
 from mamf.report.text import significant
 
-#: The values of ``--format``.
-FORMATS = tuple(_RENDERERS)
-
 __all__ = [
-    "FORMATS",
     "Best",
     "bests",
     "find_summary_record",

@@ -15,7 +15,7 @@ from made_plans import kernels_plan
 from mamf.backend import Unavailable
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.share import compute_drift, mamfu, require_same_card
-from mamf.cli.attention_options import shapes_from
+from mamf.cli.attention_plans import shapes_from
 from mamf.engine.strategies.kernels import KernelsSweep
 from mamf.errors import IncomparableError, UnknownNameError, UsageError
 from mamf.logs.run_log import read_run_log
@@ -237,7 +237,7 @@ def test_a_dry_run_measures_nothing(attention, tmp_path):
     code, out, _ = attention(*SIMULATED, "--preset", "fa3-paper", "--no-ceiling", "--dry-run")
     assert code == 0
     assert "72 rows" in out
-    assert "time: about 72 s; preparing and verifying the rows comes on top" in out
+    assert "time: about 72 s, and more to prepare and verify the rows" in out
     assert not list(tmp_path.iterdir())
 
 

@@ -141,7 +141,7 @@ def test_the_search_counts_toward_the_budget(attention, tmp_path, monkeypatch, b
 def test_without_a_confirmed_ceiling_kernels_are_measured_and_shares_missing(attention, resume, tmp_path):
     code, out, err = attention("--budget", "2s")
     assert code == 0
-    said = "no burst ceiling of bfloat16 was confirmed in 1 s, so its rows have no shares (MAMFU): --resume continues"
+    said = "no bfloat16 burst ceiling was confirmed in 1 s, so its rows have no shares (MAMFU): --resume continues"
     assert f"mamf: {said}" in err
     assert f"interrupted: the budget ended; {said}" in out
     log = read(tmp_path)
@@ -178,7 +178,7 @@ def test_without_a_product_that_works_kernels_are_measured_and_shares_missing(at
     monkeypatch.setattr(SimulatedMatmul, "prepare", lambda *arguments: 1 / 0)
     code, _, err = attention()
     assert code == 0
-    assert "no ceiling of bfloat16 can be measured, so its rows have no shares (MAMFU): " in err
+    assert "no bfloat16 ceiling can be measured, so its rows have no shares (MAMFU): " in err
     complete_without_ceilings(tmp_path)
     assert found(tmp_path / "run.jsonl") <= {"simulated", "missing-field"}
 
@@ -186,8 +186,8 @@ def test_without_a_product_that_works_kernels_are_measured_and_shares_missing(at
 def test_a_search_without_a_budget_has_its_usual_time(attention, tmp_path):
     code, out, err = attention("--dry-run")
     assert code == 0
-    assert "ceilings: bfloat16 burst are found first, in at most 12 s" in out
-    assert f"time: about {12 + STEPS} s; preparing and verifying the rows comes on top" in out
+    assert "ceilings: bfloat16 burst, found first in at most 12 s" in out
+    assert f"time: about {12 + STEPS} s, and more to prepare and verify the rows" in out
     assert "leaves" not in err
     assert list(tmp_path.iterdir()) == []
 
@@ -332,7 +332,7 @@ def test_an_honest_log_without_a_confirmed_ceiling_is_accepted(attention, monkey
     monkeypatch.setattr("mamf.cli.attention_ceilings._SECONDS", {1: 1.0})
     code, out, _ = attention()
     assert code == 0
-    assert "complete: no burst ceiling of bfloat16 was confirmed in 1 s, so its rows have no shares" in out
+    assert "complete: no bfloat16 burst ceiling was confirmed in 1 s, so its rows have no shares" in out
     complete_without_ceilings(tmp_path)
     assert found(tmp_path / "run.jsonl") <= {"simulated", "missing-field"}
 

@@ -1,5 +1,6 @@
 """mamf autoprofile: one folder whose SUMMARY.md follows from its logs, in virtual time."""
 
+import argparse
 import json
 import sys
 from dataclasses import replace
@@ -10,6 +11,8 @@ from test_counters_command import printed
 
 from mamf.ceilings.known import KnownCeiling
 from mamf.cli import main
+from mamf.cli.autoprofile_steps import steps_of
+from mamf.cli.options.autoprofile import VARIABLES
 from mamf.errors import NothingProfiledError
 from mamf.logs.run_log import read_run_log
 from mamf.profiling.advice import advice
@@ -52,14 +55,14 @@ def profiled(machine, monkeypatch):
             write_profile(log, PROFILE)
         return 0
 
-    monkeypatch.setattr("mamf.cli.profile.run", run)
+    monkeypatch.setattr("mamf.cli.commands.profile.run", run)
 
 
 @pytest.fixture
 def undrawn(monkeypatch):
     """Pictures take seconds: that they are asked for is seen."""
     asked = []
-    monkeypatch.setattr("mamf.cli.plot.run", lambda options: asked.append(options.output.name) or 0)
+    monkeypatch.setattr("mamf.cli.commands.plot.run", lambda options: asked.append(options.output.name) or 0)
     return asked
 
 
@@ -89,6 +92,25 @@ def test_one_command_fills_a_folder(folder, undrawn):
     for name in (*names, "kernels.md"):
         assert f"]({name})" in text
     assert "Hardware counters: none, " in text
+
+
+def test_a_dtype_is_that_of_ceilings_kernels_and_model(tmp_path):
+    options = argparse.Namespace(
+        operation="attention",
+        backend=None,
+        device=1,
+        dtype="float16",
+        kernel=None,
+        ceiling=None,
+        **dict.fromkeys(VARIABLES),
+    )
+    steps = {step.name: step for step in steps_of(options, tmp_path, SimulatedBackend())}
+    for name in ("ceilings", "kernels"):
+        assert " --device 1 --dtype float16 " in " ".join(steps[name].command)
+    assert steps["step"].command[1:3] == ("--device", "1")
+    assert steps["step"].operands[-1] == "float16"
+    options.dtype = None
+    assert not any("--dtype" in step.command for step in steps_of(options, tmp_path, SimulatedBackend()))
 
 
 def test_without_a_measured_kernel_no_counters_are_asked_for(profiled, undrawn, monkeypatch):
@@ -274,7 +296,7 @@ def test_ctrl_c_leaves_what_is_done_and_the_rest_goes_on(profiled, undrawn, on_l
 
 def test_a_budget_that_ends_leaves_the_rest_out(profiled, undrawn, monkeypatch):
     clock = iter([0.0, *[10.0**6] * 9])
-    monkeypatch.setattr("mamf.cli.autoprofile.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("mamf.cli.commands.autoprofile.time.monotonic", lambda: next(clock))
     assert main([*ASKED, "--budget", "5s"]) == 0
     assert "kernels left out: the budget ended before it" in told(Path("out"))
 
@@ -283,7 +305,7 @@ def test_a_step_that_fails_is_told_and_the_others_stand(profiled, undrawn, monke
     def fail(options):
         raise NothingProfiledError("no optimizer of torch stepped", 0)
 
-    monkeypatch.setattr("mamf.cli.profile.run", fail)
+    monkeypatch.setattr("mamf.cli.commands.profile.run", fail)
     assert main(ASKED) == 1
     text = told(Path("out"))
     assert "step failed: nothing was profiled: no optimizer of torch stepped" in text
@@ -294,13 +316,13 @@ def test_sizes_of_the_environment_are_defaults_and_said(profiled, undrawn, monke
     for name, value in {"SEQLEN": "1024,2048", "NHEADS": "8", "HEADDIM": "64", "BATCH": "2"}.items():
         monkeypatch.setenv(name, value)
     assert main([*ASKED[:5], "--heads", "16"]) == 0
-    assert "--seq-lens 1024 2048 is the environment's SEQLEN." in capsys.readouterr().out
+    assert "--seq-lens 1024 2048 comes from the environment variable SEQLEN." in capsys.readouterr().out
     shapes = {row.shape for row in read_folder(Path("out")).kernels.measurements if row.operation == "attention"}
     assert {(shape.batch, shape.heads, shape.head_dim, shape.seqlen_k) for shape in shapes} == {
         (2, 16, 64, 1024),
         (2, 16, 64, 2048),
     }
-    assert "is the environment's SEQLEN" in told(Path("out"))
+    assert "comes from the environment variable SEQLEN" in told(Path("out"))
 
 
 @pytest.mark.parametrize(
@@ -312,7 +334,7 @@ def test_sizes_of_the_environment_are_defaults_and_said(profiled, undrawn, monke
         (["--ceiling", "sweep.jsonl"], "sweep.jsonl holds no ceiling"),
         (["--operation", "bandwith"], "unknown operation 'bandwith' (did you mean 'bandwidth'?)"),
         (["--kernel", "sdpa-flsh"], "unknown attention kernel 'sdpa-flsh'"),
-        (["--operation", "model"], "model is measured in any case"),
+        (["--operation", "model"], "model is always measured"),
         (["--seq-lens", "x"], "'x' is not a whole number"),
     ],
 )
@@ -329,7 +351,7 @@ def test_bad_input_is_one_line_and_exit_2(machine, capsys, given, line):
 def test_a_size_of_the_environment_that_is_none_is_refused(machine, capsys, monkeypatch):
     monkeypatch.setenv("SEQLEN", "long")
     assert main(["autoprofile"]) == 2
-    assert "the environment's SEQLEN: 'long' is not a whole number" in capsys.readouterr().err
+    assert "the environment variable SEQLEN: 'long' is not a whole number" in capsys.readouterr().err
 
 
 def test_another_operation_takes_the_place_of_attention(profiled, undrawn):
@@ -399,6 +421,6 @@ def test_without_a_ceiling_no_kernel_is_called_near_it(folder):
 
 def test_the_step_is_of_the_backend_that_was_named(profiled, undrawn, monkeypatch):
     asked = []
-    monkeypatch.setattr("mamf.cli.profile.run", lambda options: asked.append(options) or 0)
+    monkeypatch.setattr("mamf.cli.commands.profile.run", lambda options: asked.append(options) or 0)
     main([*ASKED, "--backend", "mamf.testing:SimulatedBackend"])
     assert asked[0].script[1] == "mamf.testing:SimulatedBackend"

@@ -12,7 +12,8 @@ import psutil
 import pytest
 
 from mamf.cli import main
-from mamf.cli.options import duration, share, with_dashes
+from mamf.cli.options.parser import with_dashes
+from mamf.cli.options.values import duration, share
 from mamf.errors import MamfWarning
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
@@ -314,7 +315,7 @@ def test_backends_lists_each_with_devices_or_the_way_to_get_them(run):
     assert code == 0
     for name in ("cpu", "cuda", "rocm", "xpu", "hpu", "mps"):
         assert any(line.startswith(name) for line in out.splitlines())
-    assert out.count("unavailable:") == out.count("to change it:")
+    assert out.count("unavailable:") == out.count("to enable it:")
 
 
 @pytest.mark.parametrize(("backend", "check"), [("cpu", "cpu load"), (SIMULATED[1], "host load")])
@@ -385,6 +386,6 @@ def test_what_mamf_warns_of_is_a_line_once(monkeypatch, capsys):
             warnings.warn("not used: a broken file", MamfWarning, stacklevel=1)
         return 0
 
-    monkeypatch.setattr("mamf.cli.backends.run", warns)
+    monkeypatch.setattr("mamf.cli.commands.backends.run", warns)
     assert main(["backends"]) == 0
     assert capsys.readouterr().err == "mamf: not used: a broken file\n"

@@ -200,8 +200,8 @@ def test_an_interrupted_run_is_labelled_where_it_is_shown(run, sweep_records, tm
     assert "interrupted" not in first
     assert second.endswith(", interrupted")
     charts = []
-    monkeypatch.setattr("mamf.cli.plot.draw", charts.append)
-    monkeypatch.setattr("mamf.cli.plot.save", lambda *arguments: None)
+    monkeypatch.setattr("mamf.cli.commands.plot.draw", charts.append)
+    monkeypatch.setattr("mamf.cli.commands.plot.save", lambda *arguments: None)
     for name in ("whole", "cut"):
         assert run("plot", f"{name}.jsonl")[0] == 0
     assert ["interrupted" in " ".join(chart.notes) for chart in charts] == [False, True]
@@ -300,7 +300,7 @@ def test_names_of_files_hold_what_is_known():
 
 
 def test_a_folder_of_more_files_than_any_collection_is_refused(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("mamf.cli.results._MOST_FILES", 3)
+    monkeypatch.setattr("mamf.cli.commands.results._MOST_FILES", 3)
     for number in range(4):
         (tmp_path / f"{number}.jsonl").touch()
     code, _, err = run("results", "check", str(tmp_path))

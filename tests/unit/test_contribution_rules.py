@@ -15,7 +15,8 @@ from mamf import contribution
 from mamf.cli import main
 from mamf.contribution.evidence import records_of
 from mamf.contribution.privacy import private_findings
-from mamf.contribution.rules import RULES, review
+from mamf.contribution.rule_names import RULES
+from mamf.contribution.rules import review
 from mamf.contribution.submission import prepare
 from mamf.logs.legacy import Reported, write_legacy_log
 from mamf.operations.matmul.shapes import MatmulShape

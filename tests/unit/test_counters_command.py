@@ -294,7 +294,7 @@ def test_further_metrics_all_of_them_and_the_report(run, counted, tmp_path):
     assert reading_command[1:3] == ["--import", "mm.ncu-rep"]
     (tmp_path / "mm.ncu-rep").write_text("")
     code, _, err = run("counters", MM, *DEVICE, *SHAPE, "--report", "mm", "--output", "b.jsonl")
-    assert (code, "mm.ncu-rep exists and is not overwritten" in err) == (2, True)
+    assert (code, "mm.ncu-rep exists: name another --report" in err) == (2, True)
 
 
 def test_columns_that_are_asked_for(run, counted):

@@ -181,7 +181,7 @@ def measured(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         little(patch)
         patch.chdir(folder)
-        assert main([*ASKED, "--log", "explain.jsonl", "--output", "fall.png"]) == 0
+        assert main([*ASKED, "--output", "explain.jsonl", "--picture", "fall.png"]) == 0
     return folder
 
 
@@ -231,9 +231,9 @@ def test_a_given_log_comes_last(run, here):
 
 def test_the_winner_of_a_log_of_what_was_left_here_or_of_a_short_find_is_explained(run, here):
     code, out, err = run("explain", "--dry-run")
-    assert (code, err) == (0, "") and "product: of a find of 12 s, which comes first" in out
+    assert (code, err) == (0, "") and "product: the winner of a find of 12 s" in out
     code, out, err = run("explain")
-    assert code == 0 and "looking for a shape" in err
+    assert code == 0 and "searching for a shape" in err
     shape = mamf.find("bfloat16", log="find.jsonl").shape
     code, out, _ = run("explain", "--ceiling", "find.jsonl", "--dry-run")
     assert code == 0 and "5 rows" in out
@@ -245,11 +245,11 @@ def test_the_winner_of_a_log_of_what_was_left_here_or_of_a_short_find_is_explain
     ("given", "told"),
     [
         (["--ceiling", "explain.jsonl"], "explain.jsonl holds no burst ceiling: give a log of 'mamf find'"),
-        (["--ceiling", "explain.jsonl", "--shape", "8x8x8"], "--ceiling names the shape: leave --shape out"),
+        (["--ceiling", "explain.jsonl", "--shape", "8x8x8"], "--ceiling determines the shape: leave --shape out"),
         (["--resume", "explain.jsonl", "--shape", "8x8x8"], "--shapes 8x8x8 contradicts"),
-        (["--resume", "explain.jsonl", "--log", "x"], "leave --log out"),
+        (["--resume", "explain.jsonl", "--output", "x"], "leave --output out"),
         (["--shape", "8x8"], "not a shape"),
-        (["--shape", "8x8x8", "--output", "fall.png"], "fall.png exists"),
+        (["--shape", "8x8x8", "--picture", "fall.png"], "fall.png exists"),
         (["missing.jsonl", "--shape", "8x8x8"], "missing.jsonl"),
     ],
 )

@@ -15,7 +15,7 @@ from mamf.operations.matmul.operation import Matmul
 from mamf.report import formats
 from mamf.report.document import Answer, Document
 
-LOG = next(Path(__file__).parents[2].glob("results/nvidia-h200/sweep-torch-mm-bfloat16-burst-2026112*.jsonl"))
+LOG = Path(__file__).parents[2] / "results/nvidia-h200/sweep-torch-mm-bfloat16-burst-20261122-165501.jsonl"
 
 
 def document(log, **view):

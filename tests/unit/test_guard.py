@@ -178,10 +178,10 @@ def test_products_are_guarded_too(run):
         ("tolerance = 2", "tolerance: '2' is not a share between 0 and 1; write 0.3% or 0.003"),
         ("rounds = 2", "rounds: rounds 2: it must be at least 3"),
         ('regimes = ["bursts"]', "unknown regime 'bursts' (did you mean 'burst'?)"),
-        ('flush = "no"', "flush: true or false is due, not 'no'"),
+        ('flush = "no"', "flush: expected true or false, not 'no'"),
         ("time_limit = 'soon'", "time_limit: 'soon' is not a duration"),
-        ("problem = 3", "problem: a table is due, [problem], not 3"),
-        ("nonsense", "is no TOML: "),
+        ("problem = 3", "problem: expected a table [problem], not 3"),
+        ("nonsense", "is not TOML: "),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said_in_a_line(tmp_path, line, told):
@@ -209,7 +209,7 @@ def test_what_a_file_lacks_is_named(tmp_path, key):
         (("attention", "atention"), "unknown operation 'atention' (did you mean 'attention'?)"),
         (("b4h16q4096k4096d128", "b4h16"), "b4h16"),
         (("baseline.jsonl", "none.jsonl"), "there is no baseline none.jsonl: measure one with"),
-        (("b4h16q2048k2048d128", "b1h16q512k512d64"), "none of these rows"),
+        (("b4h16q2048k2048d128", "b1h16q512k512d64"), "no figure for these rows"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(guard, change, told):
@@ -225,7 +225,7 @@ def test_bad_input_is_one_line_and_exit_2(guard, change, told):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--update", "--junit", "guard.xml"], "--update makes a baseline and judges nothing"),
+        (["--update", "--junit", "guard.xml"], "--update measures a baseline and compares nothing"),
         (["--junit", "nowhere/guard.xml"], "cannot write nowhere/guard.xml: there is no folder nowhere"),
         (["--baselin", "x"], "did you mean --baseline?"),
         (["--baseline", "guard.toml"], "guard.toml"),
@@ -361,7 +361,7 @@ def test_a_baseline_that_scatters_more_than_the_tolerance_is_refused(guard, monk
     code, _, err = guard("--update")
     assert code == 1
     (line,) = [line for line in err.splitlines() if "no baseline was written" in line]
-    assert "4 of 4 rows scatter by more than the tolerance of 2 %, most simulated-attention" in line
+    assert "4 of 4 rows vary by more than the tolerance of 2 %, most simulated-attention" in line
     assert (guard.folder / "baseline.jsonl").read_bytes() == before
 
 

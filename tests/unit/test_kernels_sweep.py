@@ -11,8 +11,8 @@ from typing import Literal
 import pytest
 from rendering import render
 
-from mamf.cli.kernels_options import asked_for
-from mamf.cli.options import terminal_width
+from mamf.cli.kernel_plans import asked_for
+from mamf.cli.printing import terminal_width
 from mamf.errors import UsageError
 from mamf.logs.run_log import read_run_log
 from mamf.plugins.discovery import operation
@@ -46,8 +46,8 @@ def test_a_budget_ends_it_and_the_rest_is_resumed(run, tmp_path):
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        (["--regime", "sustained"], "about 2 s; preparing"),
-        (["--time-limit", "20s"], "about 20 s; preparing"),
+        (["--regime", "sustained"], "about 2 s, and more to prepare"),
+        (["--time-limit", "20s"], "about 20 s, and more to prepare"),
         (["--time-limit", "20s", "--budget", "7s"], "at most 7 s, the budget"),
     ],
 )
@@ -71,7 +71,7 @@ def test_matmul_is_what_is_swept_where_nothing_is_named(run):
         (["--operation"], "argument --operation: expected one argument"),
         (["--operation", "attention", *KERNEL, "--set", "direction=up"], "'up'"),
         (["--operation", "attention", "--set", "seed=x"], "attention's seed is a whole number, not 'x'"),
-        (["--operation", "attention", "--set", "seed=1", "seed=2"], "--set seed=2: it is given twice"),
+        (["--operation", "attention", "--set", "seed=1", "seed=2"], "--set seed=2: it is set twice"),
         (["--operation", "attention", "--regime", "classic"], "invalid choice: 'classic'"),
     ],
 )
@@ -84,15 +84,22 @@ def test_what_is_wrong_is_said_in_a_line(run, given, told):
 
 def test_a_preset_asks_for_its_operation(run, monkeypatch):
     asked = []
-    monkeypatch.setattr("mamf.cli.kernels_sweep.run", lambda options: asked.append(options) or 0)
+    monkeypatch.setattr("mamf.cli.commands.bandwidth.run_session", lambda options, session: asked.append(options) or 0)
     assert run("bandwidth", "--pattern", "copy", "read", "--size", "1GiB", "2GiB", "--dtype", "fp32")[0] == 0
     (options,) = asked
     assert (options.operation, options.command) == ("bandwidth", "bandwidth")
     assert (options.set, options.shapes, options.dtype) == (["pattern=copy,read"], ["1GiB", "2GiB"], ["fp32"])
 
 
+def test_bandwidth_measures_every_pattern_by_default(run, tmp_path):
+    asked = [*DEVICE, "--kernel", "mamf.testing:SimulatedBandwidth", "--size", "1GiB"]
+    assert run("bandwidth", *asked, "--output", str(tmp_path / "run.jsonl"))[0] == 0
+    rows = read_run_log(tmp_path / "run.jsonl").measurements
+    assert sorted(row.problem.pattern for row in rows) == ["copy", "read", "triad", "write"]
+
+
 def test_a_preset_whose_operation_is_not_there_says_so(run, monkeypatch):
-    monkeypatch.setattr("mamf.cli.bandwidth._OPERATION", "nobodys")
+    monkeypatch.setattr("mamf.cli.commands.bandwidth._OPERATION", "nobodys")
     code, out, err = run("bandwidth")
     assert (code, out) == (2, "")
     assert err.startswith("mamf: unknown operation 'nobodys'; known: attention,")

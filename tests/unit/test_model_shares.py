@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mamf.cli import model
+from mamf.cli.commands import model
 from mamf.contribution import known_ceilings
 from mamf.contribution.known_ceilings import KnownPeak
 from mamf.errors import IncomparableError

@@ -20,7 +20,7 @@ import simulated_node
 from forked import Child, forked
 
 from mamf.cli import main
-from mamf.cli.node_measuring import _followed
+from mamf.cli.node_measuring import _follow_leader
 from mamf.cli.progress import Phases
 from mamf.errors import RunLogWriteError, UnavailableError, UsageError
 from mamf.logs import known
@@ -375,7 +375,7 @@ def test_a_rank_whose_own_folder_holds_other_logs_is_no_bad_device(tmp_path, mon
     (code, out), other = forked(lambda rank: as_rank(folders[rank], "--format", "json")(rank), tasks)
     record = json.loads(out)
     assert (code, record["level"], other) == (3, "UNKNOWN", [0, ""])
-    assert "find.jsonl is of another run: name another --output-folder, or --resume it" in record["reason"]
+    assert "find.jsonl belongs to another run: name another --output-folder, or --resume it" in record["reason"]
     assert record["devices"][1]["figures"] == {}
     again = devices_of([folder / "logs" for folder in folders])[1]
     assert record["reason"].endswith(again[1].lacks[0])
@@ -388,7 +388,7 @@ RESUMED = ["node", "--backend", "simulated", "--resume", "logs"]
     ("command", "told"),
     [
         ([*NODE, "--devices", "7"], "leave --devices out"),
-        (RESUMED, "logs is no folder"),
+        (RESUMED, "logs is not a folder"),
         (["node", "--backend", "simulated", "--resume", "."], "no logs of 'mamf node' in ."),
         (["node", "--backend", "simulated", "--resume", "four"], "four was measured by 4 ranks, not 2"),
     ],
@@ -408,7 +408,7 @@ def test_a_dry_run_of_ranks_is_said_once_and_measures_nothing(tmp_path, monkeypa
     faulty(monkeypatch, 1)
     (code, out), other = forked(as_rank(tmp_path, "--dry-run"), tasks_of_srun(2, free_port()))
     assert (code, other) == (0, [0, ""])
-    assert "devices: 2 of simulated, a rank each" in out
+    assert "devices: 2 of simulated, one rank each" in out
     assert not list(tmp_path.iterdir())
 
 
@@ -420,19 +420,19 @@ def test_ranks_go_on_with_their_logs_at_their_own_places_only(tmp_path, monkeypa
     elsewhere = [tasks[0], tasks[1] | {"SLURM_NODEID": "0", "SLURM_LOCALID": "1"}]
     code, out = forked(as_rank(tmp_path, "--format", "json", node=RESUMED), elsewhere)[0]
     assert (code, json.loads(out)["level"]) == (3, "UNKNOWN")
-    assert "rank 1 is device 1 of node 0 now: resume it as it was begun" in json.loads(out)["reason"]
+    assert "rank 1 is now device 1 of node 0: resume with the same ranks" in json.loads(out)["reason"]
     code, out = forked(as_rank(tmp_path, node=RESUMED), tasks)[0]
     assert (code, out.startswith("OK: 2 devices on 2 nodes")) == (0, True)
     assert {path.name: path.read_bytes() for path in (tmp_path / "logs").glob("*.jsonl")} == before
     code, out = forked(as_rank(tmp_path, node=RESUMED), [{}])[0]
-    assert (code, out) == (3, "mamf: logs was measured by 2 ranks: resume it by as many, as it was begun\n")
+    assert (code, out) == (3, "mamf: logs was measured by 2 ranks: resume it with as many\n")
 
 
 @pytest.mark.parametrize("measure", [lambda: None, Mock(side_effect=UnavailableError("the meeting place is gone"))])
 def test_where_rank_0_is_gone_the_others_say_how_to_go_on(measure):
     rank = SimpleNamespace(measure=measure, folder="logs", patience=1.0)
-    with pytest.raises(UnavailableError, match="nothing was heard of rank 0: 'mamf node --from logs' tells"):
-        _followed(rank, InstantMeeting())
+    with pytest.raises(UnavailableError, match="no answer from rank 0: 'mamf node --from logs' reports"):
+        _follow_leader(rank, InstantMeeting())
 
 
 class Frozen:
@@ -592,9 +592,9 @@ def test_the_first_host_of_a_list(nodes, first):
     ("arguments", "told"),
     [
         (["--formt", "json"], "did you mean --format"),
-        (["--from", "nowhere"], "nowhere is no folder"),
+        (["--from", "nowhere"], "nowhere is not a folder"),
         (["--from", "."], "no logs of 'mamf node' in ."),
-        (["--resume", "nowhere"], "nowhere is no folder"),
+        (["--resume", "nowhere"], "nowhere is not a folder"),
         (["--backend", "simulated", "--resume", "full"], "no logs of 'mamf node' in full"),
         (["--resume", "a", "--output-folder", "b"], "leave --output-folder out"),
         (["--baseline", "nothing.jsonl"], "cannot read nothing.jsonl"),
@@ -638,7 +638,7 @@ def test_a_disk_that_is_full_in_the_end_costs_no_verdict(run, monkeypatch):
 def test_a_dry_run_says_what_it_would_do(run, tmp_path):
     code, out, _ = run("node", "--backend", "simulated", "--output-folder", "logs", "--dry-run", "--quick")
     assert code == 0
-    assert "devices: 4 of simulated (0, 1, 2, 3), a process each" in out
+    assert "devices: 4 of simulated (0, 1, 2, 3), one process each" in out
     plan, _ = DeviceRun(simulated_node.Node(0), Place(0, 0, 0), tmp_path)._find_plan(None)
     assert f"each: find ({plan.budget_seconds:.0f} s)" in out
     assert not (run.folder / "logs").exists()

@@ -238,7 +238,7 @@ def test_a_folder_is_drawn_by_the_command_line(healthy, tmp_path):
 def test_a_folder_and_a_log_are_no_picture(healthy, tmp_path, capsys):
     log = Place(0, 0, 0).log(healthy, "find")
     assert main(["plot", str(log), str(healthy), "--output", str(tmp_path / "both.png")]) == 2
-    assert f"{healthy} is a folder, of 'mamf node': draw it by itself" in capsys.readouterr().err
+    assert f"{healthy} is a folder of 'mamf node': draw folders and logs separately" in capsys.readouterr().err
 
 
 def test_folders_of_two_runs_hide_no_device_of_either(healthy, tmp_path):

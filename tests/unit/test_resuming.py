@@ -178,7 +178,7 @@ def test_every_option_that_decides_a_figure_is_checked(command, run):
     }
     ranges = {"--m-range", "--n-range", "--k-range"}  # as --m
     _, out, _ = run(command, "--help")
-    named = {word.strip("[],") for line in out.split("examples:")[0].splitlines() for word in line.split()}
+    named = {word.strip("[](),;") for line in out.split("examples:")[0].splitlines() for word in line.split()}
     options = {word for word in named if word.startswith("--") and not word.endswith("'")}
     assert options - free - elsewhere - ranges == OTHER[command].keys() - {"--kernel"}
 
@@ -207,7 +207,7 @@ def test_a_preset_is_repeated(run):
 def test_a_missing_log_is_begun_so_that_one_command_line_can_be_queued_again(run, tmp_path):
     options = ["sweep", *BACKEND, *MADE["sweep"], "--resume", "run.jsonl"]
     code, _, err = run(*options)
-    assert (code, "run.jsonl did not exist: a new run begins there" in err) == (0, True)
+    assert (code, "run.jsonl does not exist: a new run starts there" in err) == (0, True)
     before = (tmp_path / "run.jsonl").read_bytes()
     assert run(*options)[::2] == (0, "")
     assert (tmp_path / "run.jsonl").read_bytes() == before

@@ -22,7 +22,7 @@ def measured(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         little(patch)
         patch.chdir(folder)
-        assert main(["roofline", "--log", "roofline.jsonl", "--output", "roof.png", "--export", "tracelens"]) == 0
+        assert main(["roofline", "--output", "roofline.jsonl", "--picture", "roof.png", "--export", "tracelens"]) == 0
     return folder
 
 
@@ -81,7 +81,7 @@ def test_it_is_shown_and_taken_as_ceilings(run, here, form):
 def test_rows_are_placed_under_it(run, here):
     shape = "64x8192x8192"
     assert run("sweep", "--shapes", shape, "8192x8192x8192", "--output", "decode.jsonl")[0] == 0
-    code, out, _ = run("roofline", "decode.jsonl", "--ceiling", "roofline.jsonl", "--output", "rows.svg")
+    code, out, _ = run("roofline", "decode.jsonl", "--ceiling", "roofline.jsonl", "--picture", "rows.svg")
     assert code == 0
     code, _, err = run("roofline", "--ceiling", "roofline.jsonl", "decode.jsonl")
     assert code == 2 and "decode.jsonl holds no ceiling" in err and "stand before --ceiling" in err
@@ -105,11 +105,11 @@ def test_attention_and_a_profile_are_placed_too(run, here):
     line = next(line for line in out.splitlines() if "train.py" in line)
     assert line.startswith("matmul") and line.endswith("  compute")
     code, _, err = run("show", "attention.jsonl", "--ceiling", "roofline.jsonl")
-    assert code == 2 and "mamf roofline ROWS --ceiling LOG" in err
+    assert code == 2 and "mamf roofline LOG --ceiling LOG" in err
 
 
 def test_what_programs_read_holds_no_line_about_files(run, here):
-    code, out, err = run("roofline", "--ceiling", "roofline.jsonl", "--format", "json", "--output", "new.png")
+    code, out, err = run("roofline", "--ceiling", "roofline.jsonl", "--format", "json", "--picture", "new.png")
     assert code == 0 and json.loads(out)["device"] == "Simulated H100" and "figure: new.png" in err
 
 
@@ -129,7 +129,7 @@ def test_what_was_cut_off_goes_on_and_measures_nothing_twice(run, here):
 
 
 def test_a_budget_is_kept_and_says_what_is_lacking(run, here):
-    code, out, _ = run("roofline", "--budget", "1s", "--log", "short.jsonl")
+    code, out, _ = run("roofline", "--budget", "1s", "--output", "short.jsonl")
     log = read_run_log(here / "short.jsonl")
     assert code == 0 and (log.summary["status"], log.summary["reason"]) == ("interrupted", "the budget ended")
     assert log.summary["left"] == 6 - len(log.all_ceilings) - len(log.own_ceilings) > 0
@@ -147,14 +147,14 @@ def test_it_is_drawn_compared_and_planned(run, here):
     ("given", "told"),
     [
         (["--ceiling", "roofline.jsonl", "--budget", "5s"], "--ceiling measures nothing: leave --budget out"),
-        (["--ceiling", "roofline.jsonl", "--log", "x"], "--ceiling measures nothing: leave --log out"),
+        (["--ceiling", "roofline.jsonl", "--output", "x"], "--ceiling measures nothing: leave --output out"),
         (["--ceiling", "missing.jsonl"], "missing.jsonl"),
-        (["--ceiling", "roofline.jsonl", "--output", "roof.png"], "roof.png exists"),
-        (["--ceiling", "roofline.jsonl", "--output", "roof.pdf"], "must end with .png or .svg"),
+        (["--ceiling", "roofline.jsonl", "--picture", "roof.png"], "roof.png exists"),
+        (["--ceiling", "roofline.jsonl", "--picture", "roof.pdf"], "must end with .png or .svg"),
         (["--ceiling", "roofline.jsonl", "--export", "tracelens"], "tracelens.json exists"),
         (["--export-file", "x.json"], "--export tracelens"),
         (["--resume", "roofline.jsonl", "--dtype", "float16"], "--dtype float16 contradicts"),
-        (["--resume", "roofline.jsonl", "--log", "x"], "leave --log out"),
+        (["--resume", "roofline.jsonl", "--output", "x"], "leave --output out"),
     ],
 )
 def test_bad_input_is_a_line(run, here, given, told):
@@ -179,4 +179,4 @@ def test_another_card_is_refused_unless_asked_for(run, here):
     code, _, err = run("roofline", "--ceiling", "roofline.jsonl", "other.jsonl")
     assert code == 2 and "Simulated H100 and Simulated H200" in err
     code, out, _ = run("roofline", "--ceiling", "roofline.jsonl", "other.jsonl", "--anyway")
-    assert code == 0 and "taken anyway: logs of Simulated H100, Simulated H200" in out
+    assert code == 0 and "accepted with --anyway: logs of Simulated H100, Simulated H200" in out

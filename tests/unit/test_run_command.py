@@ -48,11 +48,11 @@ def test_exactly_the_launches_asked_for_stand_in_the_window(run, windows, given,
 def test_it_says_that_a_launch_is_no_measurement(run):
     _, out, _ = run(*PRODUCT)
     assert "simulated.mm 4096x4096x4096 on Simulated H100 (simulated:0): matmul bfloat16" in out
-    assert "verified: relative error 0.001, at most 0.004 is right" in out
-    assert "TFLOPS; a single launch is no measurement" in out
+    assert "verified: relative error 0.001, tolerance 0.004" in out
+    assert "TFLOPS; a single launch is not a measurement" in out
     _, out, _ = run(*PRODUCT, "--launches", "3")
     assert "launched 3 times" in out
-    assert "without rest and flush no measurement" in out
+    assert "which without rests is not a measurement" in out
 
 
 def test_a_script_reads_it_as_json(run):
@@ -84,11 +84,11 @@ def test_what_the_dtype_of_c_is_where_none_is_named(run):
     [
         (["sdpa-flsh"], "unknown kernel 'sdpa-flsh' (did you mean 'sdpa-flash'?)"),
         (["torch"], "torch is a kernel of bandwidth and of copies and of model: choose one with --operation"),
-        (["torch.mm", "--seq-lens", "5"], "--seq-lens is of attention: write a shape of matmul by --shape"),
-        ([*ATTENTION[1:]], "one shape is run, not 3: name it, as --shape b1h16q4096k4096d128c"),
-        ([*ATTENTION[1:], "--seq-lens", "64", "128"], "one shape is run, not 2"),
+        (["torch.mm", "--seq-lens", "5"], "--seq-lens belongs to attention: name a shape of matmul, such as --shape"),
+        ([*ATTENTION[1:]], "one shape can be run, not 3: name it, such as --shape b1h16q4096k4096d128c"),
+        ([*ATTENTION[1:], "--seq-lens", "64", "128"], "one shape can be run, not 2"),
         ([*ATTENTION[1:], "--seq-lens", "64", "--shape", "b1h1q1k1d64"], "leave --seq-lens out"),
-        ([*PRODUCT[1:], "--dtype", "fp16", "bf16"], "one problem is run, not 2"),
+        ([*PRODUCT[1:], "--dtype", "fp16", "bf16"], "one problem can be run, not 2"),
         ([*PRODUCT[1:], "--shape", "4096"], "'4096'"),
         ([*PRODUCT[1:], "--dtype", "int8"], "the simulated device multiplies no integers"),
         ([*PRODUCT[1:], "--direction", "bwd"], "unknown field of matmul 'direction'"),
@@ -128,7 +128,7 @@ def test_what_a_launch_throws_is_told_in_a_line(backend, error, told):
 
 @pytest.mark.parametrize(
     ("digests", "told"),
-    [(iter("aaaaaaaaaa"), "gave the same to the last bit"), (iter("aaaabaaaaa"), "did not all give the same")],
+    [(iter("aaaaaaaaaa"), "gave equal results"), (iter("aaaabaaaaa"), "did not all give equal results")],
 )
 def test_further_launches_are_held_to_one_another(run, monkeypatch, digests, told):
     monkeypatch.setattr(SimulatedBackend, "digest", lambda self, result: next(digests))

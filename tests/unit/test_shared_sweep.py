@@ -148,7 +148,7 @@ def test_what_a_device_that_fails_had_taken_is_done_by_the_others(shared, hangs)
     assert {row.shape for row in own(log)} == set(log.plan.shapes)
     assert sum(row.device == 1 for row in own(log)) == 2
     told = "it hangs: silent for 300 s (burst)" if hangs else "it ended while it measured (burst): killed by signal 9"
-    assert err == f"mamf: device 1 failed: {told}; the others do its part\n"
+    assert err == f"mamf: device 1 failed: {told}; the other devices take over\n"
     assert log.summary["reason"] == f"device 1 failed: {told}"
     assert log.tier == "complete"
 
@@ -170,7 +170,7 @@ def test_a_device_that_cannot_be_opened_is_named_and_the_rest_share(run, monkeyp
     code, _, err = run(*SWEEP, *GRID)
     log = read_run_log(run.folder / "log.jsonl")
     assert (code, len(own(log)), [device.index for device in log.devices]) == (0, 12, [0])
-    assert err == "mamf: device 1 failed: the device cannot be opened; the others do its part\n"
+    assert err == "mamf: device 1 failed: the device cannot be opened; the other devices take over\n"
 
 
 class Lost(Card):
@@ -184,7 +184,7 @@ class Lost(Card):
 
 def test_no_others_are_told_of_where_the_last_device_fails(shared):
     (_, _, err), _ = shared(*SWEEP, *GRID, ends={0: 4, 1: 3, 2: 3, 3: 2})
-    assert err.count("; the others do its part") == 3
+    assert err.count("; the other devices take over") == 3
     assert err.endswith("killed by signal 9\n")
 
 
@@ -219,7 +219,7 @@ def test_a_log_whose_first_device_cannot_be_opened_is_gone_on_with_by_the_others
     code, _, err = run("sweep", "--resume", "log.jsonl")
     log = read_run_log(run.folder / "log.jsonl")
     assert (code, log.tier, len(own(log))) == (0, "complete", 12)
-    assert err == "mamf: device 0 failed: the device cannot be opened; the others do its part\n"
+    assert err == "mamf: device 0 failed: the device cannot be opened; the other devices take over\n"
 
 
 class Stuck(Card):
@@ -250,7 +250,7 @@ def test_a_device_that_fails_in_a_row_gives_the_step_back(shared):
     assert code == 0
     assert len(own(log)) == 12
     assert all(row.ok for row in own(log))
-    assert err == "mamf: device 2 failed: RuntimeError: CUDA error: device lost; the others do its part\n"
+    assert err == "mamf: device 2 failed: RuntimeError: CUDA error: device lost; the other devices take over\n"
 
 
 def test_where_every_device_fails_the_log_says_so_and_is_gone_on_with(shared):
@@ -483,7 +483,7 @@ def test_how_far_apart_devices_are_on_less_work_than_the_references_is_between_t
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--devices", "0", "9"], "simulated has no device 9; it has 4; --devices 0 does without"),
+        (["--devices", "0", "9"], "simulated has no device 9; it has 4; use --devices 0"),
         (["--devices", "all", "0"], "--devices: 'all' or some, not both"),
         (["--devices", "one"], "'one' is not a number from 0"),
         (["--devices", "0", "1", "--device", "1"], "--device names one device, --devices several"),
@@ -545,7 +545,7 @@ def test_one_device_is_an_ordinary_run(run):
 def test_a_dry_run_says_who_shares_it(run):
     code, out, _ = run(*SWEEP, *GRID, "--dry-run")
     assert code == 0
-    assert "devices: 0 1 2 3 share it, a process each, compared by a reference that all measure" in out
+    assert "devices: 0 1 2 3, one process each, compared by a shared reference" in out
     assert not (run.folder / "log.jsonl").exists()
 
 
@@ -614,7 +614,7 @@ def test_links_that_devices_share_are_measured_by_one(run, of):
     command = ["sweep", "--operation", of, "--backend", "simulated", "--output", "log.jsonl"]
     code, out, err = run(*command, "--devices", "0", "2")
     assert (code, out) == (2, "")
-    assert f"mamf: {of} are of links that the devices share" in err
+    assert f"mamf: {of} use links that all devices share" in err
     assert run(*command, "--devices", "2", "--shapes", "64MiB")[0] == 0
 
 
@@ -689,7 +689,9 @@ def test_a_search_that_was_broken_off_is_gone_on_with_by_its_own_device(run, sha
     (code, _, _), log = shared(*ATTENTION, "--seq-lens", "1024", "--no-flush", "--budget", "0.5s")
     assert (code, log.tier) == (1, "interrupted")
     code, _, err = run("attention", "--resume", "log.jsonl", "--devices", "1")
-    told = "log.jsonl lacks its ceiling, which is sought on device 0: resume it with that, or start a new log with"
+    told = (
+        "log.jsonl lacks its ceiling, which is measured on device 0: resume with that device, or start a new log with"
+    )
     assert (code, err.count(told)) == (2, 1)
     (code, _, _), log = shared("attention", "--resume", "log.jsonl")
     assert (code, log.tier) == (0, "complete")

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from mamf.ceilings.known import KnownCeiling
-from mamf.cli import model
+from mamf.cli.commands import model
 from mamf.contribution import known_ceilings
 from mamf.errors import IncomparableError, UnavailableError, UsageError
 from mamf.logs.run_log import read_run_log
@@ -228,8 +228,8 @@ def test_the_command_draws_steps_and_profiles(run, monkeypatch, tmp_path):
     assert run("plot", "a.jsonl", "b.jsonl", "--output", "step.svg")[:2] == (0, "figure: step.svg\n")
     assert "optimizer" not in (tmp_path / "step.svg").read_text()
     for arguments, told in (
-        (["run.jsonl", "run.jsonl"], "several logs in one picture are of 'mamf profile' alone"),
-        (["a.jsonl", "run.jsonl"], "run.jsonl is no profile"),
+        (["run.jsonl", "run.jsonl"], "only profiles share a picture"),
+        (["a.jsonl", "run.jsonl"], "run.jsonl is not a profile"),
         (["a.jsonl", "--regime", "burst"], "a profile has no regime: leave --regime out"),
     ):
         code, out, err = run("plot", *arguments, "--output", "other.png")

@@ -13,7 +13,7 @@ from random import Random
 from attacks.calls import call
 from attacks.counts import Counts
 from attacks.honest import ATTENTION, BACKEND, BANDWIDTH, MATMUL, RUNS
-from mamf.cli.options import Parser
+from mamf.cli.options.parser import Parser
 
 #: By the module that configures it: what is typed before its options, and the kernel that it may measure.
 _COMMANDS = {
@@ -172,7 +172,7 @@ def _prepared(folder: Path) -> list[str]:
 def _parsers(module: str) -> Iterator[tuple[list[str], argparse.ArgumentParser]]:
     """A command's parser with what is typed for it; those of its actions, where it has some."""
     parser = Parser(prog=module)
-    importlib.import_module(f"mamf.cli.{module}").configure(parser)
+    importlib.import_module(f"mamf.cli.options.{module}").configure(parser)
     below = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     if not below:
         yield [], parser

@@ -25,7 +25,7 @@ EXIT_CODES = (0, 1, 2, 3, 130)
 #: A module that logs and options name and that nothing may import.
 FORBIDDEN = "attacks.never_imported"
 #: Said of every log that a kill cut off, before whatever else there is to say.
-_NOTICE = "is incomplete and left out"
+_NOTICE = "is incomplete and ignored"
 _CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 

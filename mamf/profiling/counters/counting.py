@@ -18,9 +18,6 @@ from mamf.profiling.counters.counts import Counts, DeviceKernel, launches_of, me
 from mamf.profiling.counters.metrics import DEFAULT
 from mamf.profiling.counters.running import output_of
 
-#: Of ncu's ``--set``: what its viewer shows, in addition to the metrics.
-SECTION_SETS = ("basic", "detailed", "full", "roofline")
-
 
 @dataclass(frozen=True)
 class Counter:

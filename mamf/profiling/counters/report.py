@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from mamf.choices import CONFIGURATION, DETERMINISM, PREPARING
 from mamf.logs.known import operation_called
 from mamf.measurement import TERA, Measurement
 from mamf.profiling.counters.bounds import Bound, bound, short_name
@@ -28,10 +29,6 @@ from mamf.report.columns import interval_columns, rate_column
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table, columns_from
 from mamf.report.own_ceilings import problem_title
 from mamf.report.text import end_line, machine_line, rate_text
-
-PREPARING, DETERMINISM, CONFIGURATION = "preparing", "determinism", "configuration"
-#: Columns that tables have on request; csv and json always have them.
-COLUMNS = (PREPARING, DETERMINISM, CONFIGURATION)
 
 
 class Line(NamedTuple):
@@ -117,7 +114,7 @@ def _lines(row: Measurement, counts: Counts | None, counted: Counted, first: flo
 
 
 def line_columns(lines: Sequence[Line], counted: Counted, asked: Collection[str]) -> list[Column[Line]]:
-    """``asked``: those of COLUMNS that people see."""
+    """``asked``: those of COUNTER_COLUMNS that people see."""
     operation = operation_called(lines[0].row.operation)
     return [
         Column("", "kernel", _name, left=True, shortest=28),

@@ -12,17 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from mamf.ceilings.share import Ceilings
+from mamf.choices import QUANTITIES, Quantity
 from mamf.errors import UsageError
 from mamf.measurement import Measurement
 from mamf.operations.attention.rows import is_attention
 from mamf.operations.attention.shapes import BACKWARD_COUNTS, DIRECTIONS
 from mamf.report.charts.chart import (
-    QUANTITIES,
     Axis,
     Chart,
     Line,
     Panel,
-    Quantity,
     chosen_regimes,
     failures,
     in_kibi,

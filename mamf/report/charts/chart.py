@@ -10,15 +10,14 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any
 
 from mamf.ceilings.ceiling import Ceiling
+from mamf.choices import Quantity
 from mamf.errors import UsageError
 from mamf.measurement import Measurement
 from mamf.text import visible
 
-Quantity = Literal["tflops", "ms"]
-QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
 # Labels nearer than this share of an axis would touch, where so many panels share the width.
 _LABEL_DISTANCE, _LABEL_DISTANCE_PER_COLUMN = 0.01, 0.03
 _MARGIN_SHARE = 0.045

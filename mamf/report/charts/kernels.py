@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from mamf.choices import Quantity
 from mamf.logs.known import operation_called
 from mamf.measurement import Measurement
 from mamf.report.charts.chart import (
@@ -13,7 +14,6 @@ from mamf.report.charts.chart import (
     Line,
     Panel,
     Point,
-    Quantity,
     chosen_regimes,
     failures,
     in_kibi,

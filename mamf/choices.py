@@ -1,0 +1,27 @@
+"""What options of the command line let one choose from, for whoever needs the names alone. Pure."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+#: The formats of reports; mamf.report.formats has a renderer for each.
+FORMATS = ("table", "csv", "json", "markdown", "html")
+#: The formats of a verdict on a node.
+NODE_FORMATS = (*FORMATS, "prometheus")
+Quantity = Literal["tflops", "ms"]
+#: What a figure of attention shows.
+QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
+PREPARING, DETERMINISM, CONFIGURATION = "preparing", "determinism", "configuration"
+#: Columns that tables of hardware counters have on request; csv and json always have them.
+COUNTER_COLUMNS = (PREPARING, DETERMINISM, CONFIGURATION)
+#: Values of ncu's ``--set``: what its viewer shows, read beside the metrics.
+SECTION_SETS = ("basic", "detailed", "full", "roofline")
+#: Other tools that measured roofs are written for.
+EXPORTS = ("tracelens",)
+#: A row that is slower by more than this share is a regression.
+DEFAULT_TOLERANCE = 0.01
+#: Seconds without a word after which a device that shares a run counts as hung: kernels compile for minutes.
+PATIENCE_SECONDS = 300.0
+OK, WARN, CRITICAL, UNKNOWN = "OK", "WARN", "CRITICAL", "UNKNOWN"
+#: Exit codes of the verdict on a node.
+VERDICT_EXIT_CODES = {OK: 0, WARN: 1, CRITICAL: 2, UNKNOWN: 3}

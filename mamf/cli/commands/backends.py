@@ -1,0 +1,19 @@
+"""``mamf backends``: the backends with devices here, and how to enable others."""
+
+from __future__ import annotations
+
+import argparse
+
+from mamf.cli.terminal import say
+from mamf.plugins.discovery import backend_statuses
+
+
+def run(options: argparse.Namespace) -> int:
+    for status in backend_statuses():
+        if status.unavailable is not None:
+            say(f"{status.name:8} unavailable: {status.unavailable.reason}")
+            say(f"{'':8} to enable it: {status.unavailable.remedy}")
+            continue
+        for index, device in enumerate(status.devices):
+            say(f"{status.name if index == 0 else '':8} device {index}: {device}")
+    return 0

@@ -1,0 +1,44 @@
+"""``mamf compare A B``: what became faster or slower between two runs, or two sets of equal runs."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import ExitStack
+
+from mamf.cli.printing import print_document
+from mamf.cli.reading import as_file, read_log
+from mamf.errors import UsageError
+from mamf.logs.compare import compare
+from mamf.profiling.comparison import profiles_document
+from mamf.profiling.counters.comparison import compare_counters, counters_comparison_document
+from mamf.profiling.log import read_profile_or_none
+from mamf.report.comparison import comparison_document
+
+_REGRESSION = 3
+
+
+def run(options: argparse.Namespace) -> int:
+    if options.against is None and len(options.logs) != 2:
+        raise UsageError(
+            f"compare two logs, not {len(options.logs)}; with several runs per side: A1 A2 --against B1 B2"
+        )
+    sides = (options.logs[:1], options.logs[1:]) if options.against is None else (options.logs, options.against)
+    with ExitStack() as opened:
+        files = [[opened.enter_context(as_file(path)) for path in side] for side in sides]
+        found = [read_profile_or_none(path) for side in files for path in side]
+        profiles = [each for each in found if each]
+        if len(profiles) == len(found) == 2:
+            print_document(options, profiles_document(profiles[0], profiles[1], options.anyway))
+            return 0
+        if profiles:
+            raise UsageError("one of the logs is a profile: compare it with another profile")
+        logs_a, logs_b = ([read_log(path) for path in side] for side in files)
+    if logs_a[0].counter_records and logs_b[0].counter_records:
+        if options.against:
+            raise UsageError("two logs of counters are compared at a time: leave --against out")
+        compared = compare_counters(logs_a[0], logs_b[0], options.anyway)
+        print_document(options, counters_comparison_document(compared, options.tolerance))
+        return _REGRESSION if compared.regressions(options.tolerance) else 0
+    comparison = compare(logs_a, logs_b, options.anyway)
+    print_document(options, comparison_document(comparison, options.tolerance))
+    return _REGRESSION if comparison.is_slower(options.tolerance) else 0

@@ -1,0 +1,20 @@
+"""``mamf doctor``: is this machine fit for measurements?"""
+
+from __future__ import annotations
+
+import argparse
+
+from mamf.cli.terminal import say
+from mamf.machine.doctor import diagnose, format_finding, warnings
+from mamf.plugins.discovery import open_backend
+
+
+def run(options: argparse.Namespace) -> int:
+    backend = open_backend(options.backend or "auto", options.device or 0)
+    say(f"{backend.info.name} ({backend.name}:{backend.index}), timed by {backend.timer}")
+    findings = diagnose(backend)
+    for finding in findings:
+        say(format_finding(finding))
+    count = len(warnings(findings))
+    say("nothing to fix" if not count else f"{count} to fix; mamf changes nothing")
+    return 0

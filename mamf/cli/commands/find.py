@@ -1,0 +1,151 @@
+"""``mamf find``: both matmul ceilings of the device in about a minute."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mamf.ceilings.ceiling import Ceiling, why_hopeless
+from mamf.ceilings.search_plan import SearchPlan
+from mamf.cli.interruption import EXIT_CODE, Interruption
+from mamf.cli.product_plans import problem_from
+from mamf.cli.resuming import Resumed, contradiction, require_same_kernels
+from mamf.cli.session import Session, interruptible
+from mamf.cli.terminal import say, warn
+from mamf.engine.search.finding import Find
+from mamf.engine.search.grid import plan_for
+from mamf.logs.found import cache_ceiling
+from mamf.logs.records import ceiling_record
+from mamf.logs.run_log import RunLog
+from mamf.logs.writer import RunLogWriter
+from mamf.measurement import Measurement
+from mamf.operations.matmul.kernel import MatmulKernel
+from mamf.operations.matmul.operation import problem_for
+from mamf.operations.matmul.selection import kernel_for, kernels_for
+from mamf.plans import FIND, MATMUL, Plan
+from mamf.plugins.discovery import open_backend
+from mamf.regime_names import CEILINGS
+
+
+def run(options: argparse.Namespace) -> int:
+    # A resumed run has the dtype of its log.
+    dtypes = [options.dtype] if options.resume else list(dict.fromkeys(options.dtype or [None]))
+    output: Path | None = options.output
+
+    def work(interruption: Interruption, resumed: Resumed | None) -> int:
+        worst = 0
+        if len(dtypes) > 1:  # reports a wrong dtype before the first is measured
+            backend = open_backend(options.backend or "auto", options.device or 0)
+            for dtype in dtypes:
+                kernels_for(backend, problem_for(backend, dtype, options.out_dtype), options.kernel)
+        for dtype in dtypes:
+            options.dtype = dtype
+            if output is not None and len(dtypes) > 1:
+                options.output = output.with_name(f"{output.stem}-{dtype}{output.suffix}")
+            session = _FindSession(options, interruption, resumed)
+            code = session.dry_run() if options.dry_run else session.run()
+            worst = max(worst, code)
+            if code == EXIT_CODE:
+                break
+        return worst
+
+    return interruptible(options, work)
+
+
+class _FindSession(Session):
+    command = kind = FIND
+    operation = MATMUL
+
+    def __init__(self, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None) -> None:
+        super().__init__(options, interruption, resumed)
+        if self.before is None:
+            self.search, self.kernels = self._new_search()
+        else:
+            self.search = self._search_of(self.before)
+            self.kernels = kernels_for(self.backend, self.search.problem, self.search.kernels)
+        self.plan = self.make_plan()
+        held = self.log.lasting if self.log else []
+        self.rows = list(held)
+        self.find = Find(self.search, self.kernels, self.backend, held)
+        interruption.check()
+
+    def _new_search(self) -> tuple[SearchPlan, list[MatmulKernel]]:
+        options, backend = self.options, self.backend
+        return plan_for(
+            backend,
+            problem_from(options, backend),
+            options.kernel,
+            regimes=self._regimes(),
+            budget_seconds=options.budget,
+            precision=options.precision or SearchPlan.precision,
+            is_quick=bool(options.quick),
+        )
+
+    def _search_of(self, before: Plan) -> SearchPlan:
+        """The search of the log with the budget of this run. Raises LogMismatchError for other kernels."""
+        search: SearchPlan = before.searches[0]
+        if self.options.kernel:
+            then, now = (
+                [kernel_for(self.backend, search.problem, name).name for name in names]
+                for names in (search.kernels, self.options.kernel)
+            )
+            require_same_kernels(self.options, then, now)
+        return replace(search, budget_seconds=self.options.budget or search.budget_seconds)
+
+    def _regimes(self) -> tuple[str, ...]:
+        return tuple(name for name in CEILINGS if name in (self.options.regime or CEILINGS))
+
+    def new_plan(self) -> Plan:
+        return self.search.as_plan()
+
+    def plan_to_compare(self, before: Plan) -> Plan:
+        """The grid is the log's: it depends on the speed of the device."""
+        options = self.options
+        if bool(options.quick) != self.search.is_quick:
+            raise contradiction(options, "quick", self.search.is_quick, bool(options.quick))
+        of_dtypes = (argparse.Namespace(**{**vars(options), "dtype": name}) for name in options.dtype or [None])
+        problems = tuple(problem_from(each, self.backend) for each in of_dtypes)
+        precision = options.precision or SearchPlan.precision
+        plan = replace(self.search, regimes=self._regimes(), precision=precision).as_plan()
+        return replace(plan, problems=problems)
+
+    def dry_run(self) -> int:
+        grid, names = self.search.grid, ", ".join(self.plan.kernels)
+        say(f"device: {self.backend.info.name} ({self.backend.name}:{self.backend.index}), {self.plan.problem.dtype}")
+        say(f"kernels: {names}")
+        largest = f", up to {grid.most_flop / 1e12:.3g} TFLOP each" if grid.most_flop else ""
+        say(f"grid: {len(grid.shapes())} shapes, {grid.m[0]} to {grid.m[-1]} by {grid.m[0]}{largest}")
+        say(f"ceilings: {', '.join(self.plan.regimes)}; time: at most {self.search.budget_seconds:.0f} s")
+        return 0
+
+    def kernel_name(self) -> str:
+        return self.kernels[0].name
+
+    def label(self) -> str:
+        return str(self.plan.problem.dtype)
+
+    def measurements(self, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
+        self.find.on_phase = on_phase
+        return self.find.results()
+
+    def after_measuring(self, writer: RunLogWriter) -> None:
+        for ceiling in self.ceilings_found().values():
+            writer.write("ceiling", ceiling_record(ceiling))
+
+    def left_out(self) -> bool:
+        if why_hopeless(self.rows):
+            return bool(self.find.left_out)
+        found = {regime for _, regime in self.ceilings_found()}
+        return any(regime not in found for regime in self.plan.regimes)
+
+    def ceilings_found(self) -> dict[tuple[Any, str], Ceiling]:
+        """The ceilings from logged rows: a signal may come between a row and its evaluation by the search."""
+        return {(self.plan.problem, regime): each for regime, each in self.find.confirmed_by(self.rows).items()}
+
+    def _report(self, log: RunLog) -> int:
+        code = super()._report(log)
+        cache_ceiling(log.path, warn)
+        return code

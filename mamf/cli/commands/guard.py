@@ -1,0 +1,146 @@
+"""``mamf guard FILE.toml``: fails if kernels are slower than their baseline, for the CI of a kernel project."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mamf.cli.commands.kernels_sweep import KernelsSession, run_session
+from mamf.cli.guard_file import GuardFile, read_guard_file
+from mamf.cli.interruption import Interruption
+from mamf.cli.kernel_plans import AnyOperation
+from mamf.cli.printing import is_for_people, note_stream
+from mamf.cli.reading import read_log
+from mamf.cli.resuming import Resumed
+from mamf.cli.terminal import say, warn
+from mamf.engine.strategies.guard import GuardSweep
+from mamf.errors import IncomparableError, UsageError
+from mamf.files import write_whole
+from mamf.logs.comparability import blocking_differences
+from mamf.logs.entries import entries, fields_of
+from mamf.logs.guarding import Guarded, judge_guard, too_wide_for_a_baseline
+from mamf.logs.run_log import RunLog
+from mamf.plans import GUARD, GuardOptions, Plan
+from mamf.report.comparison import percent_of
+from mamf.report.document import Document
+from mamf.report.formats import markdown
+from mamf.report.guard import guard_document, junit, verdict_line
+
+_REGRESSION, _UNFINISHED = 3, 1
+
+
+def run(options: argparse.Namespace) -> int:
+    options.guarded = file = read_guard_file(options.file)
+    vars(options).update(file.as_options())
+    options.given.add("problem")  # the file names a whole plan
+    options.baseline = options.baseline or file.baseline
+    if options.update and (options.junit or options.markdown):
+        raise UsageError("--update measures a baseline and compares nothing: leave --junit and --markdown out")
+    for path in filter(None, (options.junit, options.markdown)):
+        if not path.parent.is_dir():
+            raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
+    # Read before a device is opened, so that errors come first.
+    options.before = None if options.update else _baseline(options.baseline)
+    try:
+        return run_session(options, _GuardSession)
+    except SystemExit as ended:  # from a kernel: its code is no verdict
+        warn(f"a kernel ended the guard: SystemExit({ended.code!r}); nothing was decided")
+        return _UNFINISHED
+
+
+def _baseline(path: Path) -> RunLog:
+    if not path.exists():
+        raise UsageError(f"there is no baseline {path}: measure one with 'mamf guard FILE --update', on a quiet card")
+    return read_log(path)
+
+
+class _GuardSession(KernelsSession):
+    """Compares kernels of one operation with a baseline, or measures a baseline."""
+
+    kind = GUARD
+
+    def __init__(
+        self, of: AnyOperation, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None
+    ) -> None:
+        self.guarded: GuardFile = options.guarded
+        self.baseline: RunLog | None = options.before
+        self.found: Guarded | None = None
+        self.refused = 0
+        super().__init__(of, options, interruption, resumed)
+        if self.baseline:
+            self._require_comparable(self.baseline)
+
+    def new_plan(self) -> Plan:
+        return replace(super().new_plan(), kind=GUARD, options=GuardOptions(self.guarded.rounds))
+
+    def strategy(self) -> GuardSweep:
+        kernels = [each for _, each in self.kernels]
+        known = None if self.baseline is None else {entry.key: entry for entry in entries(self.baseline)}
+        return GuardSweep(
+            self.plan,
+            kernels,
+            self.backend,
+            held=self.held,
+            baseline=known,
+            tolerance=self.guarded.tolerance,
+            rows=list(self.rows),
+        )
+
+    def _require_comparable(self, baseline: RunLog) -> None:
+        """Raises IncomparableError for a baseline of another card or without any of these rows."""
+        if found := blocking_differences(baseline.header, self.log.header if self.log else self._header()):
+            raise IncomparableError(
+                f"{baseline.path} is no baseline for this: {', '.join(map(str, found))}; make one with --update"
+            )
+        names = {name: each.name for name, each in self.kernels}
+        wanted = [fields_of((*step[:3], names[step[3]])) for step in self.plan.steps()]
+        if not any(entry.fields in wanted for entry in entries(baseline) if entry.tflops is not None):
+            raise IncomparableError(f"{baseline.path} has no figure for these rows: make a baseline with --update")
+
+    def run(self) -> int:
+        code = super().run()
+        if self.options.update or code not in (0, _UNFINISHED):
+            return code or self.refused
+        if self.found is None:
+            return _UNFINISHED
+        is_failed = self.found.is_failed or (self.options.strict and self.found.counts()["undecided"])
+        return _REGRESSION if is_failed else 0 if self.found.is_finished else _UNFINISHED
+
+    def document(self, log: RunLog) -> Document:
+        return super().document(log) if self.found is None else guard_document(self.found)
+
+    def _report(self, log: RunLog) -> int:
+        if self.baseline:
+            self.found = judge_guard(self.baseline, log, self.guarded.tolerance)
+            self._write_files(self.found, log.summary)
+        code = super()._report(log)
+        if self.found and not is_for_people(self.options):
+            say(verdict_line(self.found), sys.stderr)
+        if self.options.update:
+            self._keep_as_baseline(log)
+        return code
+
+    def _write_files(self, found: Guarded, summary: dict[str, Any] | None) -> None:
+        seconds = float(summary["elapsed_seconds"]) if summary else 0.0
+        if self.options.junit:
+            write_whole(self.options.junit, junit(found, f"mamf.{self.of.name}", seconds))
+        if self.options.markdown:
+            write_whole(self.options.markdown, markdown.render(guard_document(found)))
+
+    def _keep_as_baseline(self, log: RunLog) -> None:
+        baseline = self.options.baseline
+        if log.tier != "complete":
+            warn(f"the run is not complete, so it is no baseline: continue with --update --resume {log.path}")
+        elif wide := too_wide_for_a_baseline(log, self.guarded.tolerance):
+            self.refused, (half_width, row) = _UNFINISHED, wide[0]
+            warn(
+                f"no baseline was written: {len(wide)} of {len(self.plan.steps())} rows vary by more than the "
+                f"tolerance of {percent_of(self.guarded.tolerance)}, most {row.kernel} {row.shape} "
+                f"(+-{percent_of(round(half_width, 4))}); measure on a quiet machine, or raise tolerance"
+            )
+        else:
+            write_whole(baseline, log.path.read_bytes())
+            say(f"baseline: {baseline}", note_stream(self.options))

@@ -1,0 +1,87 @@
+"""``mamf find --operation NAME``: ceilings of any operation; the best of each problem is confirmed in new rounds."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from typing import Any
+
+from mamf.cli.commands.kernels_sweep import KernelsSession, run_session
+from mamf.engine.search.kernels import KernelsFind
+from mamf.errors import UsageError
+from mamf.logs.records import ceiling_record
+from mamf.logs.run_log import OwnCeilings
+from mamf.logs.writer import RunLogWriter
+from mamf.plans import DEFAULT_BUDGET_SECONDS, FIND, Plan
+from mamf.regime_names import CEILINGS
+
+
+def run(options: argparse.Namespace) -> int:
+    return run_session(options, KernelsFindSession)
+
+
+class KernelsFindSession(KernelsSession):
+    """Finds the ceilings of kernels of one operation."""
+
+    kind = FIND
+    find: KernelsFind
+
+    def new_plan(self) -> Plan:
+        plan = super().new_plan()
+        regimes = tuple(name for name in CEILINGS if name in (self.options.regime or CEILINGS))
+        budget = self.options.budget or DEFAULT_BUDGET_SECONDS * (1 + len(plan.problems)) / 2
+        return replace(plan, kind=FIND, options=None, shapes=self._shapes(plan), regimes=regimes, budget_seconds=budget)
+
+    def _shapes(self, plan: Plan) -> tuple[Any, ...]:
+        """The shapes of the options, or default shapes that may be a ceiling. Raises UsageError if none may."""
+        able = [shape for shape in plan.shapes if self._may_be_ceiling(plan, shape)]
+        if not able and not self.options.shapes:
+            raise UsageError(
+                "no default shape that fits in the memory of this device may be a ceiling, because a cache serves it: "
+                f"'mamf sweep --operation {self.of.name}' still measures them"
+            )
+        if not able:
+            own = [shape for shape in self.of.default_shapes(self.backend) if self._may_be_ceiling(plan, shape)]
+            of_own = f", such as {own[0]}" if own else ""
+            raise UsageError(
+                f"--shapes: none of these may be a ceiling, because a cache serves them; add others{of_own}"
+            )
+        return plan.shapes if self.options.shapes else tuple(able)
+
+    def _may_be_ceiling(self, plan: Plan, shape: Any) -> bool:
+        info = self.backend.info
+        return any(self.of.may_be_ceiling(info, problem, shape) for problem in plan.problems)
+
+    def strategy(self) -> KernelsFind:
+        kernels = [each for _, each in self.kernels]
+        self.find = KernelsFind(self.plan, kernels, self.backend, held=self.held, rows=list(self.rows))
+        return self.find
+
+    def count_due(self) -> None:
+        return None
+
+    def after_measuring(self, writer: RunLogWriter) -> None:
+        for ceiling in self.ceilings_found().values():
+            writer.write("ceiling", ceiling_record(ceiling))
+
+    def left_out(self) -> bool:
+        return bool(self.count_left())
+
+    def count_left(self) -> int:
+        return len(self.missing_ceilings())
+
+    def missing_ceilings(self) -> list[tuple[Any, str]]:
+        """Unconfirmed ceilings of problems that some kernel supports."""
+        tried = {self.step_of(row): row.ok for row in self.rows if not row.phase}
+        hopeless = {
+            problem
+            for problem in self.plan.problems
+            if not any(tried.get(step, True) for step in self.plan.steps() if step[1] == problem)
+        }
+        wanted = [(problem, regime) for problem in self.plan.problems for regime in self.plan.regimes]
+        found = self.ceilings_found()
+        return [each for each in wanted if each[0] not in hopeless and each not in found]
+
+    def ceilings_found(self) -> OwnCeilings:
+        """The ceilings from logged rows: a signal may come between a row and its evaluation by the search."""
+        return self.find.confirmed_by(self.rows)

@@ -1,0 +1,140 @@
+"""``mamf sweep --operation NAME``: kernels of any operation over shapes; other commands build on it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+from mamf.cli.interruption import Interruption
+from mamf.cli.kernel_plans import (
+    AnyOperation,
+    asked_for,
+    plan_from,
+    say_plan,
+    shapes_from,
+)
+from mamf.cli.resuming import Resumed, require_same_kernels
+from mamf.cli.session import Session, measure
+from mamf.engine.strategies.kernels import KernelsSweep
+from mamf.engine.strategies.shapes import Sweep
+from mamf.errors import UsageError
+from mamf.kernel import AnyKernel
+from mamf.measurement import Measurement
+from mamf.node.sharing import SharedSweep
+from mamf.plans import SWEEP, Plan, StepKey
+from mamf.plugins.discovery import kernel_of, operation
+from mamf.plugins.selection import choose_kernels
+
+
+def run(options: argparse.Namespace) -> int:
+    return run_session(options, KernelsSession)
+
+
+def run_session(options: argparse.Namespace, session: Callable[..., KernelsSession]) -> int:
+    """Measure kernels of ``options.operation``. Reports wrong options before a device is opened."""
+    of = operation(options.operation)
+    asked_for(of, options)
+    shapes_from(of, options)
+    return measure(options, partial(session, of, options))
+
+
+class KernelsSession(Session):
+    """Measures kernels of one operation."""
+
+    kind = SWEEP
+
+    def __init__(
+        self, of: AnyOperation, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None
+    ) -> None:
+        self.command = options.command
+        self.of, self.operation = of, of.name
+        super().__init__(options, interruption, resumed)
+        if self.devices and of.is_of_links:
+            raise UsageError(
+                f"{of.name} use links that all devices share, so that they would slow each other down: leave --devices "
+                "out, or use 'mamf node'"
+            )
+        self.read_options()
+        self.kernels = self.opened_kernels()
+        self.plan = self.make_plan()
+        self.rows = list(self.log.lasting) if self.log else []
+        self.known_ceilings = dict(self.log.known_ceilings) if self.log else {}
+        self.held = {self.step_of(row) for row in self.rows if self.is_of_step(row)}
+        #: The strategy on one device, and the one in use: the same, or shared by several devices.
+        self.alone = self.strategy()
+        self.sweep: Sweep | KernelsSweep | SharedSweep = self.alone
+        # A library may have swallowed the exception during its import.
+        interruption.check()
+
+    def read_options(self) -> None:
+        """Read options that depend on the device."""
+
+    def opened_kernels(self) -> list[tuple[str, AnyKernel]]:
+        """The kernels, with their names in the options."""
+        if self.before is None:
+            return choose_kernels(self.of, self.backend, self.asked_kernels())
+        if self.options.kernel:
+            asked = (kernel_of(self.of, name).name for name in self.options.kernel)
+            require_same_kernels(self.options, [kernel_of(self.of, name).name for name in self.before.kernels], asked)
+        return choose_kernels(self.of, self.backend, self.before.kernels)
+
+    def asked_kernels(self) -> Sequence[str] | None:
+        """The names in the options; None for all kernels."""
+        return self.options.kernel  # type: ignore[no-any-return]
+
+    def make_plan(self) -> Plan:
+        plan = super().make_plan()
+        if self.before is None:
+            return plan
+        budget = self.options.budget or (plan.budget_seconds if plan.confirms else None)
+        return replace(plan, kernels=tuple(name for name, _ in self.kernels), budget_seconds=budget)
+
+    def new_plan(self) -> Plan:
+        return plan_from(self.of, self.options, self.backend, [name for name, _ in self.kernels])
+
+    def strategy(self) -> Sweep | KernelsSweep:
+        return KernelsSweep(self.plan, [each for _, each in self.kernels], self.backend, held=self.held)
+
+    def shared_kernel(self) -> str:
+        """The kernel for devices that share the run, if the plan has another name for it."""
+        return ""
+
+    def wanted_ceilings(self) -> list[tuple[str, str]]:
+        """The ceilings for the shares of the rows, by dtype and regime."""
+        dtypes = dict.fromkeys(problem.dtype for problem in self.plan.problems)
+        return [(dtype, regime) for dtype in dtypes for regime in self.plan.regimes]
+
+    def is_of_step(self, row: Measurement) -> bool:
+        return not row.phase and not row.is_reference
+
+    def step_of(self, row: Measurement) -> StepKey:
+        """The step of the plan of a row; the plan names kernels as in the options."""
+        asked = {each.name: name for name, each in self.kernels}
+        return row.regime, row.problem, row.shape, asked.get(row.kernel, row.kernel)
+
+    def dry_run(self) -> int:
+        say_plan(self.plan, self.plan.steps(self.held), self.backend, self.devices)
+        return 0
+
+    def kernel_name(self) -> str:
+        return " ".join(self.plan.kernels)
+
+    def label(self) -> str:
+        dtypes = dict.fromkeys(problem.dtype for problem in self.plan.problems)
+        return "-".join([*([] if self.command == self.of.name else [self.of.name]), *dtypes, *self.plan.regimes])
+
+    def count_due(self) -> int | None:
+        return len(self.plan.steps(self.held))
+
+    def measurements(self, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
+        self.alone.on_phase = on_phase
+        self.sweep = self.share(self.alone, self.shared_kernel())
+        return self.sweep.results()
+
+    def left_out(self) -> bool:
+        return bool(self.sweep.left_out)
+
+    def count_left(self) -> int:
+        return len(self.plan.steps({self.step_of(row) for row in self.rows if self.is_of_step(row)}))

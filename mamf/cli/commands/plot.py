@@ -1,0 +1,83 @@
+"""``mamf plot LOG``: draw a run log as PNG or SVG."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from mamf.cli.reading import read_log
+from mamf.cli.terminal import say, warn
+from mamf.errors import UsageError
+from mamf.kinds.registry import chart_of
+from mamf.logs.run_log import RunLog
+from mamf.node.baselines import contributed_baselines, headers_of
+from mamf.node.chart import node_chart
+from mamf.node.gathering import devices_of
+from mamf.node.verdict import judged
+from mamf.operations.attention.rows import is_attention
+from mamf.profiling.chart import profile_chart
+from mamf.profiling.counters.chart import counters_chart
+from mamf.profiling.counters.log import counted_in
+from mamf.profiling.log import read_profile_or_none
+from mamf.profiling.profile import Profile
+from mamf.report.charts.chart import Chart
+from mamf.report.charts.plotting import Picture, draw, exists, file_type, save
+from mamf.report.charts.stacked import StackedChart
+
+
+def run(options: argparse.Namespace) -> int:
+    path = options.output or Path(f"{options.logs[0].stem}.png")
+    file_type(path)
+    if path.exists() and not options.overwrite:
+        raise exists(path)
+    save(draw(_picture(options)), path, options.overwrite)
+    say(f"figure: {path}")
+    return 0
+
+
+def _picture(options: argparse.Namespace) -> Picture:
+    folders = [path for path in options.logs if path.is_dir()]
+    if len(folders) == len(options.logs):
+        return _of_nodes(options)
+    if folders:
+        raise UsageError(f"{folders[0]} is a folder of 'mamf node': draw folders and logs separately")
+    profiles = [read_profile_or_none(path) for path in options.logs]
+    if any(profiles):
+        return _of_profiles(options, profiles)
+    if len(options.logs) > 1:
+        raise UsageError("only profiles share a picture: draw other logs one by one")
+    log = read_log(options.logs[0])
+    _warn_of_other_regimes(log, options.regime)
+    if log.counter_records:
+        return counters_chart(log.measurements, counted_in(log), log.header)
+    return chart_of(log, options.regime, options.direction, options.quantity)
+
+
+def _of_profiles(options: argparse.Namespace, found: Sequence[tuple[str, Profile] | None]) -> StackedChart:
+    """Bars are named like their logs."""
+    _require_no_choice(options, "a profile")
+    runs = []
+    for path, read in zip(options.logs, found, strict=True):
+        if read is None:
+            raise UsageError(f"{path} is not a profile: draw it separately")
+        runs.append((path.stem, read[1]))
+    return profile_chart(runs)
+
+
+def _of_nodes(options: argparse.Namespace) -> Chart:
+    _require_no_choice(options, "a node")
+    _, devices = devices_of(options.logs)
+    return node_chart(devices, judged(devices, contributed_baselines(devices, headers_of(options.logs))))
+
+
+def _require_no_choice(options: argparse.Namespace, what: str) -> None:
+    for given in ("regime", "direction", "quantity"):
+        if getattr(options, given):
+            raise UsageError(f"{what} has no {given}: leave --{given} out")
+
+
+def _warn_of_other_regimes(log: RunLog, wanted: str | None) -> None:
+    held = list(dict.fromkeys(row.regime for row in log.measurements if row.ok and is_attention(row)))
+    if wanted is None and len(held) > 1:
+        warn(f"drawing {held[0]}; --regime draws {' or '.join(held[1:])}")

@@ -1,0 +1,240 @@
+"""``mamf results``: checks logs before they are shared, puts one into results/, writes the table of all."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import shlex
+from collections import Counter
+from collections.abc import Container, Sequence
+from pathlib import Path
+
+from mamf.ceilings.contributed import FILE
+from mamf.cli.guard_file import read_guard_file
+from mamf.cli.printing import print_document
+from mamf.cli.reading import reading
+from mamf.cli.terminal import say, say_lines, warn
+from mamf.contribution.collection import collect
+from mamf.contribution.contributed import contributed_csv
+from mamf.contribution.evidence import TIERS, Finding
+from mamf.contribution.rules import Review, review, review_results
+from mamf.contribution.submission import free_place, prepare, write
+from mamf.contribution.tables import results_page
+from mamf.errors import MamfError, UsageError, first_line
+from mamf.files import write_whole
+from mamf.logs.conversion import convert
+from mamf.report.document import Answer, Column, Document, Lines, Table
+from mamf.report.text import counted
+
+_REJECTED = 1
+_MOST_FILES = 100_000
+
+
+def run(options: argparse.Namespace) -> int:
+    actions = {"check": run_check, "submit": run_submit, "table": run_table, "convert": run_convert}
+    return actions[options.action](options)
+
+
+def run_check(options: argparse.Namespace) -> int:
+    reviews, named = [], set()
+    for path in dict.fromkeys(options.paths):
+        if path.is_dir():
+            reviews += _reviews_of_folder(path)
+        else:
+            _require_file(path)
+            named.add(path)
+            reviews += _reviews([path])
+    print_document(options, _document(reviews, options.strict, named))
+    return _REJECTED if any(found.is_rejected(options.strict) for found in reviews) else 0
+
+
+def _reviews_of_folder(folder: Path) -> list[Review]:
+    """Review the logs of a folder; in results/ also places, copies and files that are not logs."""
+    files = _files_in(folder)
+    logs = _logs_among(files, folder)
+    if not (folder / "README.md").exists():
+        return _reviews(logs)
+    strays = [path for path in files if path not in logs]
+    stray = Finding("misplaced", "results/ may hold only run logs (*.jsonl) and README.md")
+    with reading(logs) as seen:
+        reviews = review_results(folder, logs, seen)
+    return [
+        *reviews,
+        *(Review(path, (stray,)) for path in strays if path != folder / "README.md"),
+    ]
+
+
+def _reviews(paths: Sequence[Path]) -> list[Review]:
+    with reading(paths) as seen:
+        return [review(path, seen) for path in paths]
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """Raises UsageError for too many files, such as those of a whole disk."""
+    found = list(itertools.islice(folder.rglob("*"), _MOST_FILES + 1))
+    if len(found) > _MOST_FILES:
+        raise UsageError(f"{folder} holds more than {_MOST_FILES} files: name the folder of the logs")
+    return sorted(path for path in found if path.is_file())
+
+
+def _logs_among(files: Sequence[Path], folder: Path) -> list[Path]:
+    """Raises UsageError for a folder without logs."""
+    found = [path for path in files if path.suffix == ".jsonl"]
+    if not found:
+        raise UsageError(f"{folder} holds no run log (*.jsonl): name a file, or a folder that does")
+    return found
+
+
+def _logs_of_results(root: Path) -> list[Path]:
+    """The logs in folders of accelerators, no deeper, so that another root is not searched."""
+    found = sorted(root.glob("*/*.jsonl"))
+    if not found:
+        raise UsageError(
+            f"{root} holds no folder of an accelerator with run logs: name the folder results/ of the project"
+        )
+    return found
+
+
+def _require_file(path: Path) -> None:
+    if not path.is_file():
+        problem = "it is not a regular file: save the log first" if path.exists() else "there is no such file"
+        raise UsageError(f"cannot read {path}: {problem}")
+
+
+def _document(reviews: Sequence[Review], strict: bool, named: Container[Path]) -> Document:
+    """``named``: logs whose warnings are printed too; the warnings of a whole folder would hide its errors."""
+    lines = [line for each in reviews for line in _finding_lines(each, strict, strict or each.path in named)]
+    logs: Table[Review] = Table(_columns(strict), reviews, key="logs")
+    return Document("Logs", [Lines(lines), logs, Answer([_count_line(reviews, strict)])])
+
+
+def _columns(strict: bool) -> list[Column[Review]]:
+    """The columns for json; people read lines."""
+    return [
+        Column("path", "", lambda review: str(review.path)),
+        Column("tier", "", lambda review: review.tier),
+        Column("place", "", lambda review: review.place and review.place.as_posix()),
+        Column("accepted", "", lambda review: not review.is_rejected(strict)),
+        Column("unconfirmed", "", lambda review: review.unconfirmed or None),
+        Column("findings", "", lambda review: [_finding_record(each, strict) for each in review.findings]),
+    ]
+
+
+def _finding_record(finding: Finding, strict: bool) -> dict[str, object]:
+    level = "warning" if finding.is_warning and not strict else "error"
+    return {"rule": finding.rule, "level": level, "line": finding.line, "message": finding.message}
+
+
+def _finding_lines(review: Review, strict: bool = False, with_warnings: bool = True) -> list[str]:
+    """A line for each finding, and for figures that another card must confirm."""
+    lines = []
+    for finding in review.findings:
+        if with_warnings or not finding.is_warning:
+            place = f"{review.path}" if finding.line is None else f"{review.path}:{finding.line}"
+            lines.append("{place}: {level}: {rule}: {message}".format(place=place, **_finding_record(finding, strict)))
+    return lines + ([f"{review.path}: unconfirmed: {review.unconfirmed}"] if review.unconfirmed else [])
+
+
+def _count_line(reviews: Sequence[Review], strict: bool) -> str:
+    tiers = Counter(found.tier or "unreadable" for found in reviews)
+    by_tier = ", ".join(f"{tiers[tier]} {tier}" for tier in (*TIERS, "unreadable") if tiers[tier])
+    rejected = sum(found.is_rejected(strict) for found in reviews)
+    unconfirmed = sum(bool(found.unconfirmed) for found in reviews)
+    warnings = sum(finding.is_warning for found in reviews for finding in found.findings)
+    counts = (
+        f"{len(reviews)} checked ({by_tier}): " + (f"{rejected} rejected" if rejected else "all accepted"),
+        f"{unconfirmed} with unconfirmed figures" if unconfirmed else "",
+        counted(warnings, "warning") if warnings else "",
+    )
+    return ", ".join(filter(None, counts))
+
+
+def run_submit(options: argparse.Namespace) -> int:
+    root = _folder(options.results)
+    _require_file(options.log)
+    submission = prepare(options.log)
+    for line in _finding_lines(submission.review):
+        say(line)
+    for change in submission.changes:
+        say(f"scrubbed: {change}")
+    if submission.review.is_rejected():
+        warn(f"{options.log} is not submitted: fix the errors, or measure again")
+        return _REJECTED
+    target = free_place(submission, root)
+    say(f"tier {submission.review.tier}; {len(submission.text.encode()) / 1e3:.0f} kB -> {target}")
+    if options.dry_run:
+        say("dry run: nothing is written")
+        return 0
+    write(submission, target)
+    say_lines(_git_commands(target, root))
+    return 0
+
+
+def _git_commands(target: Path, root: Path) -> str:
+    paths = (target, root / "README.md", _contributed_file(root), root)
+    log, table, ceilings, folder = (shlex.quote(str(path)) for path in paths)
+    return f"""
+now, in a clone of your fork:
+    git switch -c results-{target.stem}
+    mamf results table --results {folder}
+    git add {log} {table} {ceilings}
+    git commit -m "Results: {target.parent.name}, {target.stem}"
+    git push -u origin HEAD
+and open a pull request
+"""
+
+
+def run_table(options: argparse.Namespace) -> int:
+    root = _folder(options.results)
+    logs, path = _logs_of_results(root), root / "README.md"
+    for found in review_results(root, logs):
+        if found.is_rejected():
+            for line in _finding_lines(found, with_warnings=False):
+                say(line)
+            raise UsageError(f"{found.path} cannot be in the table: fix or remove it")
+    held = collect(root, logs)
+    pages = {path: results_page(held)}
+    if (ceilings := _contributed_file(root)).exists():
+        pages[ceilings] = contributed_csv(held.ceilings)
+    if options.check:
+        return max(_check_page(path, page) for path, page in pages.items())
+    for path, page in pages.items():
+        write_whole(path, page)
+        say(f"written: {path}")
+    return 0
+
+
+def run_convert(options: argparse.Namespace) -> int:
+    code = 0
+    for path in itertools.chain.from_iterable(map(_logs_of, options.files)):
+        try:
+            _require_file(path)
+            say(convert(path, options.output_folder))
+        except (MamfError, OSError) as error:
+            warn(first_line(error))
+            code = _REJECTED
+    return code
+
+
+def _logs_of(named: Path) -> list[Path]:
+    """The logs in a folder, the baseline of a guard's file, or the file itself."""
+    if named.is_dir():
+        return _logs_among(_files_in(named), named)
+    return [read_guard_file(named).baseline] if named.suffix == ".toml" else [named]
+
+
+def _contributed_file(root: Path) -> Path:
+    """The file that ships with the package, in a clone of the project."""
+    return root.parent / "mamf" / FILE
+
+
+def _check_page(path: Path, page: str) -> int:
+    is_fresh = path.exists() and path.read_text(encoding="utf-8") == page
+    say(f"{path} is {'up to date' if is_fresh else 'stale: run mamf results table'}")
+    return 0 if is_fresh else _REJECTED
+
+
+def _folder(path: Path) -> Path:
+    if not path.is_dir():
+        raise UsageError(f"there is no folder {path}: run this in a clone of the project, or name it with --results")
+    return path

@@ -1,0 +1,94 @@
+"""``mamf run KERNEL``: launches one kernel on one shape, for a profiler, sanitizer or debugger."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Iterator
+from typing import Any
+
+from mamf.cli.kernel_plans import AnyOperation, asked_for, problems_from, shapes_from
+from mamf.cli.launch_plans import operation_asked_for, with_shapes_of_sizes
+from mamf.cli.printing import print_document
+from mamf.engine.launching import Launched, Launching, launch_in_window
+from mamf.errors import UsageError
+from mamf.kernel import AnyKernel
+from mamf.measurement import TERA
+from mamf.operations.tracing.torch_traces import list_device_kernels
+from mamf.plugins.discovery import open_backend
+from mamf.plugins.selection import choose_kernels
+from mamf.report.document import Answer, Document
+from mamf.report.text import rate_text, significant
+from mamf.work import Work
+
+#: Additional launches that are compared with one another.
+_REPEATS = 10
+_DETERMINISM = {
+    True: f"{_REPEATS} more launches gave equal results, bit by bit",
+    False: f"{_REPEATS} more launches did not all give equal results, bit by bit",
+    None: "determinism is unknown: the launches return nothing to compare",
+}
+
+
+def run(options: argparse.Namespace) -> int:
+    of = operation_asked_for(options, [options.kernel])
+    # Reports wrong options before a device is opened.
+    asked_for(of, options)
+    shapes_from(of, options)
+    backend = open_backend(options.backend or "auto", options.device or 0)
+    ((_, kernel),) = choose_kernels(of, backend, [options.kernel])
+    with_shapes_of_sizes(of, options, backend)
+    shapes = shapes_from(of, options) or tuple(of.default_shapes(backend))
+    shape = _only_one("shape", shapes, f"--shape {of.shape_example}")
+    problem = _only_one("problem", problems_from(of, options, backend), "each value once")
+    watch = list_device_kernels if options.kernel_names else None
+    asked = Launching(options.launches, not options.no_verify, watch, _REPEATS if options.determinism else 0)
+    launched = launch_in_window(kernel, problem, shape, backend, asked)
+    title = f"{kernel.name} {shape} on {backend.info.name} ({backend.name}:{backend.index}): {_words(of, problem)}"
+    lines = [title, *_lines(launched, problem.work(shape))]
+    lines += [_DETERMINISM[launched.is_deterministic]] if options.determinism else []
+    print_document(options, Document(title, [Answer(lines)], _record(of, kernel, problem, shape, launched)))
+    return 0
+
+
+def _only_one(what: str, found: tuple[Any, ...], example: str) -> Any:
+    """Raises UsageError."""
+    if len(found) != 1:
+        raise UsageError(f"only one {what} can be run, not {len(found)}: name it, such as {example}")
+    return found[0]
+
+
+def _words(of: AnyOperation, problem: Any) -> str:
+    return ", ".join([f"{of.name} {problem.dtype}", *of.words(problem)])
+
+
+def _lines(launched: Launched, work: Work) -> Iterator[str]:
+    if launched.verdict is None:
+        yield "not verified"
+    else:
+        verdict = launched.verdict
+        yield f"verified: relative error {verdict.error:.2g}, tolerance {verdict.tolerance:.2g}"
+    yield f"prepared in {launched.preparing_seconds:.2f} s: operands, compilation, tuning and first launch"
+    seconds = statistics.median(launched.seconds)
+    rate = f"{significant(seconds * 1e3)} ms, {rate_text(work.amount / seconds / TERA, work.unit)}"
+    if len(launched.seconds) == 1:
+        yield f"launched once: {rate}; a single launch is not a measurement; use 'mamf sweep'"
+    else:
+        yield f"launched {len(launched.seconds)} times: {rate} in the median, which without rests is not a measurement"
+    if launched.device_kernels is not None:
+        names = ", ".join(dict.fromkeys(launched.device_kernels))
+        yield f"GPU kernels of a launch: {names or 'none that torch.profiler sees'}"
+
+
+def _record(of: AnyOperation, kernel: AnyKernel, problem: Any, shape: Any, launched: Launched) -> dict[str, Any]:
+    return {
+        "operation": of.name,
+        "kernel": kernel.name,
+        "problem": of.problem_record(problem),
+        "shape": str(shape),
+        "seconds": launched.seconds,
+        "preparing_seconds": launched.preparing_seconds,
+        "relative_error": launched.verdict and launched.verdict.error,
+        "device_kernels": launched.device_kernels,
+        "is_deterministic": launched.is_deterministic,
+    }

@@ -1,0 +1,55 @@
+"""``mamf show LOG``: print a run log again, in any format."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from mamf.cli.printing import print_document
+from mamf.cli.reading import as_file, read_log, read_roofs, reading
+from mamf.errors import UsageError
+from mamf.kinds.kind import View
+from mamf.kinds.registry import kind_of
+from mamf.logs.legacy import read_legacy_or_none
+from mamf.logs.roofs import require_same_card
+from mamf.logs.run_log import RunLog
+from mamf.plans import SWEEP
+from mamf.profiling.counters.log import counted_in
+from mamf.profiling.counters.report import counters_document
+from mamf.profiling.log import read_profile_or_none
+from mamf.profiling.report import profile_document
+from mamf.report.document import Document
+from mamf.report.imported import finder_document
+
+
+def run(options: argparse.Namespace) -> int:
+    with as_file(options.log) as path:
+        return _shown(path, options)
+
+
+def _shown(path: Path, options: argparse.Namespace) -> int:
+    with reading([path]) as seen:
+        imported = read_legacy_or_none(path, seen)
+    print_document(options, finder_document(imported, options.top) if imported else _document(path, options))
+    return 0
+
+
+def _document(path: Path, options: argparse.Namespace) -> Document:
+    if (profiled := read_profile_or_none(path)) is not None:
+        return profile_document(*profiled, options.top)
+    log, roofs = read_log(path), read_roofs(options)
+    if roofs is not None:
+        require_rows(log)
+        require_same_card(log, roofs)
+    if log.counter_records:
+        return counters_document(log.measurements, counted_in(log), log.header, log.summary)
+    return kind_of(log.plan).document(log, View(options.top, roofs))
+
+
+def require_rows(log: RunLog) -> None:
+    """Raises UsageError for a log whose rows have no shares of the roof."""
+    if log.plan.kind != SWEEP or log.plan.operation == "attention":
+        raise UsageError(
+            f"{log.path}: --ceiling shows shares for rows of a sweep; for other logs, use 'mamf roofline LOG --ceiling "
+            "LOG'"
+        )

@@ -1,0 +1,92 @@
+"""``mamf sweep``: measure shapes, keep a run log, print the best."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from functools import partial
+
+from mamf.ceilings.roof import require_same_device
+from mamf.cli.commands.kernels_sweep import KernelsSession
+from mamf.cli.interruption import Interruption
+from mamf.cli.printing import say_memory
+from mamf.cli.product_plans import (
+    plan_from,
+    problem_from,
+    shapes_from,
+)
+from mamf.cli.reading import read_roofs
+from mamf.cli.resuming import Resumed, require_same_kernels
+from mamf.cli.session import measure
+from mamf.cli.sharing import run_device_process, say_devices
+from mamf.cli.terminal import say
+from mamf.engine.estimate import estimate_seconds, probe_flops
+from mamf.engine.strategies.shapes import Sweep, measured_shapes, operand_bytes
+from mamf.errors import UnsupportedError
+from mamf.kernel import AnyKernel
+from mamf.kinds.kind import View
+from mamf.operations.matmul.selection import kernel_for
+from mamf.plans import MATMUL, Plan
+from mamf.plugins.discovery import operation
+
+
+def run(options: argparse.Namespace) -> int:
+    if options.led:
+        return run_device_process(*options.led)
+    shapes_from(options)  # reports wrong shapes before a device is opened
+    return measure(options, partial(_SweepSession, options))
+
+
+class _SweepSession(KernelsSession):
+    """Measures one matmul kernel over a list of shapes."""
+
+    def __init__(self, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None) -> None:
+        self.roofs = read_roofs(options)
+        super().__init__(operation(MATMUL), options, interruption, resumed)
+        if self.roofs is not None:
+            info = self.backend.info
+            require_same_device((self.roofs.device, self.roofs.uuid_hash), (info.name, info.uuid_hash))
+
+    def opened_kernels(self) -> list[tuple[str, AnyKernel]]:
+        before, backend = self.before, self.backend
+        problem = before.problem if before else problem_from(self.options, backend)
+        name = self.options.kernel or (before.kernels[0] if before else "auto")
+        kernel = kernel_for(backend, problem, name)
+        if before:
+            require_same_kernels(self.options, before.kernels, [kernel.name])
+        if reason := kernel.unsupported(backend, problem):
+            raise UnsupportedError(reason)
+        return [(kernel.name, kernel)]
+
+    def new_plan(self) -> Plan:
+        plan = plan_from(self.options, self.backend, self.kernels[0][0])
+        if not self.devices:
+            return plan
+        _, common = plan.common(plan.problem.dtype)
+        return replace(plan, options=replace(plan.options, reference=plan.options.reference or common))
+
+    def strategy(self) -> Sweep:
+        (_, kernel), *_ = self.kernels
+        return Sweep(self.plan, kernel, self.backend, self.held)  # type: ignore[arg-type]
+
+    def dry_run(self) -> int:
+        plan, backend, ((_, kernel),) = self.plan, self.backend, self.kernels
+        steps = plan.steps(self.held)
+        needed = max(operand_bytes(plan, shape, backend.info.cache_bytes) for shape in measured_shapes(plan))
+        flops = probe_flops(kernel, plan.problem, backend)  # type: ignore[arg-type]
+        seconds = estimate_seconds(plan, steps, backend, flops) / max(len(self.devices), 1)
+        say(f"device: {backend.info.name} ({backend.name}:{backend.index}), {kernel.name} {plan.problem.dtype}")
+        say(f"shapes: {len(plan.shapes)}, in {', '.join(plan.regimes)}: {len(steps)} to measure")
+        say_memory(needed, "the largest", backend)
+        say_devices(self.devices)
+        say(f"time: about {seconds:.0f} s, estimated from {flops / 1e12:.3g} TFLOPS of a square product")
+        return 0
+
+    def label(self) -> str:
+        return f"{self.plan.problem.dtype}-{'-'.join(self.plan.regimes)}"
+
+    def shared_kernel(self) -> str:
+        return self.options.kernel or self.kernels[0][0]
+
+    def view(self) -> View:
+        return replace(super().view(), roofs=self.roofs)

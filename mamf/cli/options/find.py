@@ -1,0 +1,39 @@
+"""The options of ``mamf find``."""
+
+from __future__ import annotations
+
+import argparse
+
+from mamf.cli.options.shared import add, add_device_options, add_output_options, add_run_options
+from mamf.kernel import DATA
+from mamf.plans import DEFAULT_BUDGET_SECONDS, QUICK_BUDGET_SECONDS
+
+_EXAMPLES = """examples:
+  mamf find                                     burst and sustained ceilings of the first accelerator
+  mamf find --dtype bfloat16 float16 fp8        one after the other, one log each
+  mamf find --kernel torch.mm cublaslt          also search cuBLASLt's algorithms
+  mamf find --quick                             both in 20 s
+  mamf find --operation NAME --help             the options for ceilings of another operation
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = _EXAMPLES
+    add(parser, "--operation", default_text="matmul; other operations have other options")
+    group = parser.add_argument_group("product")
+    add(group, "--dtype", "--out-dtype", "--layout")
+    group.add_argument("--data", choices=DATA, help="values of the operands (default: normal)")
+    add(group, "--seed", "--fast-accumulation")
+    add(group, "--kernel", default_text="all but those that compile for minutes")
+    search = parser.add_argument_group("search")
+    add(search, "--regime", default_text="both")
+    search.add_argument(
+        "--quick",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help=f"both ceilings in {QUICK_BUDGET_SECONDS:.0f}s, in fewer rounds, with the default kernel",
+    )
+    add(search, "--precision")
+    add_device_options(parser)
+    add_run_options(parser, budget=f"{DEFAULT_BUDGET_SECONDS:.0f}s per dtype")
+    add_output_options(parser)

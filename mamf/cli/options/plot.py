@@ -1,0 +1,35 @@
+"""The options of ``mamf plot``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from mamf.choices import QUANTITIES
+from mamf.cli.options.shared import add
+from mamf.regime_names import NAMES
+
+_EXAMPLES = """examples:
+  mamf plot attention.jsonl                                 attention.png: TFLOPS and time against sequence length
+  mamf plot attention.jsonl --direction fwd --quantity tflops --output forward.svg
+  mamf plot sweep.jsonl --regime burst
+  mamf plot model.jsonl                                     training steps by phase, and their MAMFU
+  mamf plot eager.jsonl flash.jsonl --output step.png       profiles: one bar per run, stacked by class
+  mamf plot FOLDER                                          devices side by side, from a folder of 'mamf node'
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = _EXAMPLES
+    parser.add_argument(
+        "logs", type=Path, nargs="+", metavar="LOG", help="a run log, several profiles, or folders of 'mamf node'"
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="picture to write: .png or .svg (default: the log's name with .png)"
+    )
+    add(parser, "--overwrite")
+    add(parser, "--regime", nargs=None, choices=NAMES, default_text="all, for attention the log's first")
+    add(parser, "--direction", default_text="all")
+    parser.add_argument(
+        "--quantity", choices=QUANTITIES, nargs="+", help="quantity to draw (default: tflops, for attention both)"
+    )

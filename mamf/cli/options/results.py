@@ -1,0 +1,58 @@
+"""The options of ``mamf results``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from mamf.cli.options.parser import Parser
+from mamf.cli.options.shared import add
+from mamf.contribution.rule_names import RULES
+
+_EXAMPLES = """examples:
+  mamf results check run.jsonl                          one line per finding; exit code 1 if the log is rejected
+  mamf results check results                            a whole folder: each log in its place, and only once
+  mamf results submit run.jsonl                         check, scrub, put into results/, print the git commands
+  mamf results table                                    write results/README.md
+  mamf results convert run.jsonl                        convert a log of an early version
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = _EXAMPLES
+    actions = parser.add_subparsers(
+        title="actions", metavar="ACTION", dest="action", required=True, parser_class=Parser
+    )
+    check = actions.add_parser("check", help="check logs against the rules of results/", epilog=_rules())
+    check.add_argument(
+        "paths", type=Path, nargs="+", metavar="FILE", help="run logs, or folders of them (warnings are only counted)"
+    )
+    check.add_argument("--strict", action="store_true", help="treat warnings as errors")
+    add(check, "--format", choices=("table", "json"))
+    submit = actions.add_parser("submit", help="check and scrub a log, and put it into results/")
+    submit.add_argument("log", type=Path, metavar="LOG", help="a run log")
+    add(submit, "--dry-run")
+    table = actions.add_parser("table", help="write README.md of results/ from its logs")
+    table.add_argument("--check", action="store_true", help="write nothing; exit code 1 if the table is out of date")
+    convert = actions.add_parser("convert", help="convert logs of early versions, which other commands cannot read")
+    convert.add_argument(
+        "files",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="run logs; a guard's TOML file, for its baseline; a folder of logs, such as the cache of mamf peak",
+    )
+    add(convert, "--output-folder", default_text="in place; the original is kept beside the new file")
+    convert.add_argument("--output", dest="output_folder", type=Path, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    for action in (submit, table):
+        action.add_argument(
+            "--results", type=Path, default=Path("results"), metavar="FOLDER", help="the folder (default: results)"
+        )
+    for action in (check, submit, table, convert):
+        action.set_defaults(parser=action)
+
+
+def _rules() -> str:
+    width = max(map(len, RULES))
+    listed = "".join(f"  {name.ljust(width)}  {text}\n" for name, text in RULES.items())
+    return f"rules:\n{listed}\nunconfirmed figures are accepted, but not ranked until another card confirms them\n"

@@ -1,0 +1,14 @@
+"""The options of ``mamf show``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from mamf.cli.options.shared import add, add_output_options
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("log", type=Path, metavar="LOG", help="a run log")
+    add(parser, "--ceiling", default_text="rows have no share of the roof")
+    add_output_options(parser)

@@ -1,0 +1,41 @@
+"""The rules that a log in results/ follows: their names, and what each asks."""
+
+from __future__ import annotations
+
+#: Every rule and what it asks.
+RULES = {
+    "unreadable": "the file is a run log, every line of it a record of the right fields",
+    "schema": "its schema is known",
+    "counters": "it is of what kernels reach, and not of what they count",
+    "truncated": "its last line is whole",
+    "missing-field": "the header says what a reader needs to judge a figure",
+    "unknown-field": "records hold what mamf writes, and nothing else",
+    "placeholder": "no field waits to be filled in",
+    "plain-text": "names are plain text",
+    "changed-code": "mamf ran as committed (warning)",
+    "doctor": "the machine was in order and left alone (warning)",
+    "sensors": "clock and power were read where they can be",
+    "simulated": "figures are of a device, not of virtual time",
+    "shared-devices": "devices that shared the run are of one model",
+    "data": "operands were normal random data",
+    "flop-count": "FLOP are 2*M*N*K, of attention without the masked pairs, else as the operation counts",
+    "row-mismatch": "a row's figures follow from its samples and the plan",
+    "implausible": "no sample is faster, no sensor higher than the device can be, no figure than its clock allows",
+    "timer": "what was subtracted from a window is what the timer of the device adds to it",
+    "unverified": "every result was checked, with an error within its tolerance",
+    "lost-samples": "a row has all of its samples, and its own",
+    "unknown-operation": "what the rows are of is installed here, otherwise they cannot be checked",
+    "foreign-row": "rows are of the run's plan",
+    "duplicate-row": "no step is measured twice",
+    "missing-row": "no row of a complete run is missing, and a figure is there",
+    "time-order": "records were written one after the other",
+    "best-mismatch": "the summary follows from the rows",
+    "ceiling-mismatch": "ceilings follow from the rounds that confirmed them",
+    "few-samples": "what the log is known by rests on enough samples",
+    "wide-interval": "and is known narrowly enough",
+    "throttled": "a burst was not throttled",
+    "interrupted": "the run was completed (warning: tier interrupted)",
+    "private": "no host, user, path, address or serial number stands in it",
+    "misplaced": "in results/ it is at its place",
+    "duplicate": "in results/ it is there once",
+}

@@ -1,0 +1,182 @@
+"""Options of all commands: fast help, and one meaning, default and help for one name."""
+
+import argparse
+import functools
+import importlib
+import subprocess
+import sys
+from collections import defaultdict
+from typing import NamedTuple
+
+import pytest
+
+from mamf.choices import FORMATS, NODE_FORMATS
+from mamf.cli import COMMANDS, main, module_of
+from mamf.cli.options.parser import Parser
+from mamf.cli.options.shared import OPTIONS
+from mamf.report import formats
+
+#: Modules by what is typed.
+MODULES = {name: module_of(name, [name]) for name in COMMANDS}
+MODULES |= {f"{name} --operation bandwidth": f"kernels_{name}" for name in ("sweep", "find")}
+MOST_MODULES = 40
+_COUNT_MODULES = """
+import contextlib, io, os, sys
+from mamf.cli import main
+before = set(sys.modules)
+for line in sys.argv[1:]:
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+    with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.suppress(SystemExit):
+        main([*line.split(), "--help"])
+    loaded = set(sys.modules)
+    others = loaded & {"numpy", "torch", "importlib.metadata", "tqdm"}
+    print(line, sum(name.split(".")[0] == "mamf" for name in loaded), len(printed.getvalue()) > 60, *others, sep=",")
+"""
+#: Options whose name means something else in a command, and why; all other commands agree.
+OTHER_MEANING = {
+    ("--baseline", "attention"): "a kernel",
+    ("--baseline", "guard"): "a log in place of the file's",
+    ("--batch", "model"): "of a model",
+    ("--from", "profile"): "a trace, which no other command reads",
+    ("--heads", "model"): "one number of an architecture",
+    ("--kv-heads", "model"): "one number of an architecture",
+    ("--output", "plot"): "a picture",
+    ("--preset", "kernels_find"): "presets are the operation's",
+    ("--preset", "kernels_sweep"): "presets are the operation's",
+    ("--preset", "sweep"): "presets are the operation's",
+    ("--size", "bandwidth"): "of an array",
+    ("--strict", "results check"): "warnings, not rows in doubt",
+}
+#: Options whose values have another type in a command, and why.
+OTHER_TYPE = {
+    ("--shape", "explain"): "a product",
+    ("--shapes", "sweep"): "products",
+}
+#: Options whose default differs, and why. A command that is named has a default that fits it.
+OTHER_DEFAULT = {
+    "--budget": "a search needs a minute, a sweep has no end of its own",
+    "--ceiling": "commands get ceilings from a search, from 'mamf peak', or not at all",
+    "--devices": "a node measures all of its devices",
+    "--direction": "plot draws all that a log holds",
+    "--dtype": "bandwidth is measured in float32, which every device has",
+    "--kernel": "one kernel or all, by what a command measures",
+    "--launches": "one for a profiler to look at, five for counters to agree",
+    "--operation": "by what a command measures",
+    "--output": "a profile keeps no log unless asked to",
+    "--output-folder": "each command has its own",
+    "--patience": "devices of a node report more often than those that compile kernels",
+    "--regime": "finds confirm both, a peak is sustained, a plot draws what is there",
+    "--shape": "explain takes a winner",
+    "--shapes": "each operation has its own",
+}
+
+
+class Use(NamedTuple):
+    command: str
+    help: str
+    default: object
+    default_text: str
+    type: object
+
+
+def uses(parser, command):
+    """Every option of a parser that help shows, with the actions below it."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, below in action.choices.items():
+                yield from uses(below, f"{command} {name}")
+        elif action.option_strings and action.dest != "help" and action.help != argparse.SUPPRESS:
+            help, _, default_text = action.help.partition(" (default: ")
+            default = parser.get_default(action.dest)
+            use = Use(command, help, default if default != [] else None, default_text, action.type)
+            yield action.option_strings[0], use
+
+
+@functools.cache
+def options():
+    found = defaultdict(list)
+    for module in MODULES.values():
+        parser = Parser(prog=module)
+        importlib.import_module(f"mamf.cli.options.{module}").configure(parser)
+        for name, use in uses(parser, module):
+            found[name].append(use)
+    return found
+
+
+def disagreements(found):
+    """By option, what its commands disagree on without a reason."""
+    for name, all_uses in found.items():
+        same = [use for use in all_uses if (name, use.command) not in OTHER_MEANING]
+        if len({use.help for use in same}) > 1:
+            yield name, "help"
+        if len({use.type for use in same if (name, use.command) not in OTHER_TYPE}) > 1:
+            yield name, "type"
+        if name not in OTHER_DEFAULT and len({(use.default, use.default_text) for use in same}) > 1:
+            yield name, "default"
+
+
+def test_one_name_has_one_meaning_default_and_help():
+    assert list(disagreements(options())) == []
+
+
+def test_a_disagreement_is_seen():
+    one, two = Use("sweep", "a", None, "1", None), Use("find", "b", None, "2", int)
+    assert list(disagreements({"--new": [one, two]})) == [("--new", "help"), ("--new", "type"), ("--new", "default")]
+    assert list(disagreements({"--new": [one, one]})) == []
+
+
+def test_every_exception_is_needed():
+    found = options()
+    for name, command in (*OTHER_MEANING, *OTHER_TYPE):
+        assert command in {use.command for use in found[name]}, (name, command)
+    for name in OTHER_DEFAULT:
+        same = [use for use in found[name] if (name, use.command) not in OTHER_MEANING]
+        assert len({(use.default, use.default_text) for use in same}) > 1, name
+
+
+def test_shared_options_are_used_by_several_commands():
+    assert {name for name in OPTIONS if len(options()[name]) < 2} == set()
+
+
+def test_help_names_values():
+    vague = [(name, use) for name, all_uses in options().items() for use in all_uses if "many)" in use.help]
+    vague += [each for each in vague if "its own" in each[1].help]
+    assert vague == []
+
+
+def test_help_loads_few_modules_and_no_entry_points():
+    """All commands in one process, each after the modules of the one before were dropped."""
+    ran = subprocess.run([sys.executable, "-c", _COUNT_MODULES, *MODULES], capture_output=True, text=True, check=True)
+    lines = [line.split(",") for line in ran.stdout.splitlines()]
+    assert [line[0] for line in lines] == list(MODULES)
+    for name, count, has_help, *others in lines:
+        assert int(count) <= MOST_MODULES, name
+        assert (has_help, others) == ("True", []), name
+
+
+@pytest.mark.parametrize("name", ["sweep", "results check"])
+def test_help_is_printed(name, capsys):
+    with pytest.raises(SystemExit):
+        main([*name.split(), "--help"])
+    assert f"usage: mamf {name}" in capsys.readouterr().out
+
+
+def test_formats_are_those_that_can_be_rendered():
+    assert tuple(formats.FORMATS) == FORMATS
+    assert NODE_FORMATS[:-1] == FORMATS
+
+
+@pytest.mark.parametrize("command", ["roofline", "explain"])
+@pytest.mark.parametrize(
+    "typed", [("--output", "a.png"), ("--picture", "a.png"), ("--log", "b.jsonl", "--output", "a.png")]
+)
+def test_earlier_names_of_log_and_picture_still_work(command, typed):
+    from mamf.cli.roofline_files import require_files
+
+    parser = Parser()
+    importlib.import_module(f"mamf.cli.options.{command}").configure(parser)
+    parsed = parser.parse_args(typed)
+    require_files(parsed)
+    assert str(parsed.picture) == "a.png"
+    assert str(parsed.output) == ("b.jsonl" if "--log" in typed else "None")

@@ -68,7 +68,7 @@ def best_lines(rows: Sequence[Measurement], shares: Shares) -> Iterator[str]:
         f"{whole(conditions.watts)} W" if conditions.watts else "",
         f"{whole(conditions.celsius)} C" if conditions.celsius else "",
         device_remark(best),
-        *remarks(best, shares),
+        *(text for text in remarks(best, shares) if text != WHY_UNKNOWN),  # the line above says it
     ]
     if any(details):
         yield f"    {'; '.join(filter(None, details))}"

@@ -32,7 +32,7 @@ LAYERS = {
     "node": "all devices of a machine: processes, shared runs, verdict",
     "integrations": "training loops: the meter, FLOP of models, transformers, lightning",
     "api": "the calls of `import mamf`",
-    "cli": "one command per file",
+    "cli": "one file for the options of a command, one for what runs it",
     "testing": "simulated devices and contract tests, for third parties too",
 }
 ORDER = list(LAYERS)

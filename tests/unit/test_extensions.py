@@ -10,8 +10,8 @@ from mamf.contribution.evidence import Finding
 from mamf.kinds import registry
 from mamf.kinds.kind import View
 from mamf.kinds.rows import KernelRows
+from mamf.logs.known import operation_called
 from mamf.logs.run_log import read_run_log
-from mamf.operations.matmul.operation import Matmul
 from mamf.report import formats
 from mamf.report.document import Answer, Document
 
@@ -23,12 +23,13 @@ def document(log, **view):
 
 
 def test_a_new_column_is_one_line(monkeypatch):
-    before = Matmul.columns
-    monkeypatch.setattr(Matmul, "columns", lambda self, row, info=None: {**before(self, row, info), "K": row.shape.k})
+    matmul = operation_called("matmul")
+    columns = matmul.columns
+    monkeypatch.setattr(matmul, "columns", lambda row, info=None: {**columns(row, info), "depth": row.shape.k})
     log = read_run_log(LOG)
     rows = json.loads(formats.json.render(document(log)))["measurements"]
-    assert [row["k"] for row in rows if row["status"] == "ok"]
-    assert "K" in formats.terminal.render(document(log, top=1)).split()
+    assert {row["depth"] for row in rows if row["status"] == "ok"} == {4096}
+    assert "depth" in formats.terminal.render(document(log, top=1)).split()
 
 
 def test_a_new_format_is_one_file(run, monkeypatch):

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib
 import keyword
@@ -95,7 +96,19 @@ def call(typed: Sequence[str]) -> int:
     options.typed, options.given = typed, getattr(options, "parser", Parser()).given(options)
     if options.module is None:
         raise UsageError("name a COMMAND; --help lists them")
+    _begin_missing_log(options)
     return int(importlib.import_module(f"mamf.cli.commands.{options.module}").run(options))
+
+
+def _begin_missing_log(options: argparse.Namespace) -> None:
+    """A missing log of --resume starts a new run, so that one command line can be queued repeatedly.
+
+    Here, because what a command asks for depends on whether it resumes. The logs of a node are a folder.
+    """
+    path = getattr(options, "resume", None)
+    options.begins = path is not None and getattr(options, "output", path) is None and not path.exists()
+    if options.begins:
+        options.output, options.resume = path, None
 
 
 def _discard_output() -> None:

@@ -23,24 +23,12 @@ from mamf.plans import Plan
 from mamf.plugins.discovery import backend_class, is_path, open_backend
 
 #: Options that decide no step of a plan, or are compared with the log elsewhere.
-_FREE = {
-    *(
-        "anyway",
-        "backend",
-        "baseline",
-        "budget",
-        "ceiling",
-        "ceiling_kernel",
-        "columns",
-        "command",
-        "device",
-        "devices",
-        "dry_run",
-    ),
-    *("export", "export_file", "file", "format", "junit", "kernel", "led", "log", "markdown", "ncu", "no_ceiling"),
-    *("notes", "operation", "output", "overwrite", "parser", "patience", "picture", "report", "resume", "rows", "run"),
-    *("session", "strict", "top", "update", "wide"),
-}
+_COMPARED_ELSEWHERE = {"backend", "ceiling", "ceiling_kernel", "device", "devices", "kernel", "no_ceiling", "operation"}
+_HOW_TO_COUNT = {"bandwidth_ceiling", "launches", "metrics", "ncu", "report", "sections", "variants"}
+_WHAT_TO_WRITE = {"export", "export_file", "junit", "log", "markdown", "notes", "output", "overwrite", "picture"}
+_WHAT_TO_PRINT = {"baseline", "columns", "format", "strict", "top", "wide"}
+_WHAT_TO_RUN = {"anyway", "budget", "command", "dry_run", "file", "led", "parser", "patience", "resume", "rows", "run"}
+_FREE = _COMPARED_ELSEWHERE | _HOW_TO_COUNT | _WHAT_TO_WRITE | _WHAT_TO_PRINT | _WHAT_TO_RUN | {"session", "update"}
 #: Options whose names differ from the fields of a plan, by field.
 _OPTIONS = {"regimes": "regime", "seconds": "time-limit", "flush": "no-flush"}
 #: Fields that may differ, follow from others, or are compared elsewhere.
@@ -58,13 +46,9 @@ class Resumed(NamedTuple):
 
 @contextmanager
 def open_resumed(options: argparse.Namespace) -> Iterator[Resumed | None]:
-    """The log of ``--resume``, locked during the run. A missing log starts a new run, so that one command line can be
-    queued repeatedly. Raises UsageError if another process writes it.
-    """
+    """The log of ``--resume``, locked during the run. Raises UsageError if another process writes it."""
     if options.resume and options.output:
         raise UsageError("--resume continues its own file: leave --output out")
-    if options.resume and not options.resume.exists():
-        options.output, options.resume, options.begins = options.resume, None, True
     if options.resume is None:
         yield None
         return

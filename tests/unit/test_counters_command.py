@@ -267,6 +267,21 @@ def test_what_failed_is_counted_again_when_resumed(run, counted, tmp_path):
     assert len(counted.commands) == asked
 
 
+def test_how_it_counts_is_no_part_of_the_plan(run, counted):
+    counted.answers[MM] = CRASH
+    run("counters", MM, *DEVICE, *SHAPE, *LOG)
+    counted.answers[MM] = printed([0], launches=7)
+    how = ["--launches", "7", "--metrics", "no_such__metric.sum", "--set", "full"]
+    assert run("counters", MM, *DEVICE, *how, "--resume", "counters.jsonl")[0] == 0
+    assert {"no_such__metric.sum", "full"} <= set(" ".join(counted.commands[-1]).replace(",", " ").split())
+
+
+def test_a_missing_log_begins_when_queued(run, counted, tmp_path):
+    for _ in range(2):
+        assert run("counters", MM, *DEVICE, *SHAPE, "--resume", "queued.jsonl")[0] == 0
+    assert len(read_run_log(tmp_path / "queued.jsonl").counter_records) == 2
+
+
 def test_launches_that_differ_are_not_added_up(run, counted):
     counted.answers[MM] = printed([0, 1, 2], launches=1)
     assert "3 kernels of 5 launches are not the same in each of them" in run("counters", MM, *DEVICE, *SHAPE, *LOG)[1]

@@ -213,6 +213,20 @@ def test_a_missing_log_is_begun_so_that_one_command_line_can_be_queued_again(run
     assert (tmp_path / "run.jsonl").read_bytes() == before
 
 
+def test_a_missing_log_begins_what_the_command_measures_without_it(run, tmp_path):
+    model = ["model", *BACKEND, "--size", "tiny", "--dry-run"]
+    assert run(*model, "--resume", "run.jsonl") == run(*model)
+    find = ["find", *BACKEND, *MADE["find"], "--dtype", "bf16"]
+    assert run(*find, "--resume", "find.jsonl")[0] == 0
+    assert json.loads((tmp_path / "find.jsonl").read_text().splitlines()[0])["plan"]["problem"]["dtype"] == "bfloat16"
+
+
+def test_a_missing_log_is_of_one_dtype(run, tmp_path):
+    refused = run("find", *BACKEND, *MADE["find"], "--dtype", "bf16", "fp16", "--resume", "run.jsonl")
+    assert_refused(refused, "--resume continues one log", "name one --dtype")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("of", MADE)
 @pytest.mark.parametrize("command", MADE)
 def test_a_log_is_resumed_by_the_command_that_began_it(resume, command, of):

@@ -44,6 +44,8 @@ _REPORT_TYPE = ".ncu-rep"
 def run(options: argparse.Namespace) -> int:
     options.ncu = found_ncu(options.ncu)
     options.sections, options.set = _sections(options.set or [])
+    if options.set is None:
+        options.given.discard("set")  # sections are no part of the plan
     of = _operation(options)
     # Reports wrong options before a device is opened.
     asked_for(of, options)
@@ -65,7 +67,8 @@ def _operation(options: argparse.Namespace) -> AnyOperation:
             raise UsageError(f"{options.resume} is not a log of 'mamf counters'")
         options.operation = plan.operation
     elif options.kernel is None:
-        raise UsageError("nothing to count: name a KERNEL of 'mamf kernels'")
+        missing = f"cannot read {options.output}, which does not exist" if options.begins else "nothing to count"
+        raise UsageError(f"{missing}: name a KERNEL of 'mamf kernels'")
     return operation_asked_for(options, options.kernel or ())
 
 

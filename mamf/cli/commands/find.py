@@ -17,6 +17,7 @@ from mamf.cli.session import Session, interruptible
 from mamf.cli.terminal import say, warn
 from mamf.engine.search.finding import Find
 from mamf.engine.search.grid import plan_for
+from mamf.errors import UsageError
 from mamf.logs.found import cache_ceiling
 from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import RunLog
@@ -31,6 +32,8 @@ from mamf.regime_names import CEILINGS
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.begins and len(set(options.dtype or ())) > 1:
+        raise UsageError("--resume continues one log, and each dtype has its own: name one --dtype, or use --output")
     # A resumed run has the dtype of its log.
     dtypes = [options.dtype] if options.resume else list(dict.fromkeys(options.dtype or [None]))
     output: Path | None = options.output

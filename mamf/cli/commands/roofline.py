@@ -24,7 +24,7 @@ def run(options: argparse.Namespace) -> int:
     if options.ceiling is None:
         return measure_roofs(options, given)
     for option in ("resume", "output", "budget", "dtype", "dry_run"):
-        if getattr(options, option):
+        if option in options.given:
             raise UsageError(f"--ceiling measures nothing: leave {flag(option)} out")
     logs = [read_log(path) for path in options.ceiling]
     roofs = roofs_of_logs(logs, options.anyway)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from mamf.backend import Advice, Backend
+from mamf.ceilings.known import KnownCeiling
 from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.options.values import ALL
 from mamf.cli.printing import note_stream, print_document
@@ -95,6 +96,8 @@ class Session(ABC):
         self.before = require_kind(self.log, self.kind, self.operation, self.command) if self.log else None
         self.findings: list[Advice] = []
         self.rows: list[Measurement] = []
+        #: What rows are shares of that the run does not measure itself.
+        self.known_ceilings: dict[tuple[str, str], KnownCeiling] = {}
         #: Failures that did not end the run: devices that shared it, ceilings that were not confirmed.
         self.failures: list[str] = []
         asked = asked_devices(options, self.log)
@@ -232,7 +235,7 @@ class Session(ABC):
     def _new_log(self, header: dict[str, Any]) -> RunLogWriter:
         if self.options.output:
             writer = RunLogWriter.create(self.options.output, header)
-            if getattr(self.options, "begins", False):
+            if self.options.begins:
                 say(f"{self.options.output} does not exist: a new run starts there", sys.stderr)
             return writer
         path, number = self._default_path(), 1
@@ -287,9 +290,16 @@ class Session(ABC):
         except (RunLogError, RunLogWriteError) as error:
             warn(str(error))
             code = error.exit_code
-            log = RunLog(writer.path, header, self.rows, summary=summary)
+            log = self._log_in_memory(writer.path, header, summary)
         reported = self._report(log)
         return code or reported
+
+    def _log_in_memory(self, path: Path, header: dict[str, Any], summary: dict[str, Any]) -> RunLog:
+        """The log as it would be read, had it been written whole."""
+        log = RunLog(path, header, self.rows, known_ceilings=self.known_ceilings, summary=summary)
+        for ceiling in self.ceilings_found().values():
+            log.add_ceiling(ceiling)
+        return log
 
     def _report(self, log: RunLog) -> int:
         """Print the report from the log, so that 'mamf show' prints the same."""

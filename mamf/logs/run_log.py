@@ -108,6 +108,12 @@ class RunLog(Tabular):
         """``complete``, or ``interrupted`` by Ctrl-C, a budget or a kill: the best may be missing."""
         return "complete" if self.summary is not None and self.summary["status"] == "complete" else "interrupted"
 
+    def add_ceiling(self, ceiling: Ceiling) -> None:
+        if ceiling.problem.operation == MATMUL:
+            self.all_ceilings[ceiling.problem.dtype, ceiling.regime] = ceiling
+        else:
+            self.own_ceilings[ceiling.problem, ceiling.regime] = ceiling
+
     def rows(self) -> list[dict[str, Any]]:
         """Each measurement as one flat mapping: ``pandas.DataFrame(log.rows())``."""
         return [flat(measurement_record(row)) for row in self.measurements]
@@ -285,10 +291,7 @@ def _add_record(log: RunLog, record: dict[str, Any]) -> None:
         log.summary = None
     elif kind == "ceiling":
         ceiling = ceiling_from_record(record, log.header)
-        if "operation" in record:
-            log.own_ceilings[ceiling.problem, ceiling.regime] = ceiling
-        else:
-            log.all_ceilings[ceiling.problem.dtype, ceiling.regime] = ceiling
+        log.add_ceiling(ceiling)
     elif kind == "known_ceiling":
         known = known_ceiling_from_record(record)
         log.known_ceilings[known.dtype, known.regime] = known

@@ -285,6 +285,24 @@ def test_a_full_disk_ends_the_run_with_what_there_is(sweep, monkeypatch, tmp_pat
     assert len(read_run_log(tmp_path / "run.jsonl").measurements) == 2
 
 
+def test_a_full_disk_after_the_last_row_hides_no_ceiling(run, monkeypatch):
+    real_write = os.write
+
+    def disk_of_rows(descriptor, data):
+        if b'"ceiling"' in data[:30]:
+            raise OSError(28, "No space left on device")
+        return real_write(descriptor, data)
+
+    find = ["find", *SIMULATED, "--budget", "20s"]
+    code, whole, _ = run(*find, "--output", "whole.jsonl")
+    assert code == 0
+    monkeypatch.setattr(os, "write", disk_of_rows)
+    code, out, err = run(*find, "--output", "full.jsonl")
+    assert code == 1
+    assert "No space left" in err
+    assert out.replace("full.jsonl", "whole.jsonl") == whole
+
+
 def test_the_budget_leaves_the_rest_for_resuming(sweep, tmp_path):
     shapes = ["--m-range", "0", "8192", "256", "--n", "8192", "--k", "8192"]
     code, out, _ = sweep(*shapes, "--budget", "1.3s", "--output", "run.jsonl")

@@ -18,7 +18,7 @@ from mamf.tabular import Tabular
 
 _HOMES = {
     # measuring
-    "CeilingSearch": "mamf.engine.search.stream",
+    "CeilingSearch": "mamf.engine.search.finding",
     "attention": "mamf.api.measuring",
     "bandwidth": "mamf.api.measuring",
     "find": "mamf.api.measuring",
@@ -65,7 +65,7 @@ _HOMES = {
     # figures
     "plot": "mamf.api.reading",
     # contracts
-    "AttentionKernel": "mamf.operations.attention.kernel",
+    "AttentionKernel": "mamf.operations.attention.shapes",
     "Backend": "mamf.backend",
     "DeviceInfo": "mamf.backend",
     "Kernel": "mamf.kernel",

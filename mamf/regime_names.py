@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
 from mamf.limits import require_known
 
 BURST, SUSTAINED, CLASSIC = "burst", "sustained", "classic"
@@ -12,6 +14,11 @@ NAMES = (BURST, SUSTAINED, CLASSIC)
 BEST_BY = {BURST: "median", SUSTAINED: "mean", CLASSIC: "fastest"}
 #: The regimes in which a find confirms ceilings: burst gives MAMF, sustained gives MSMF.
 CEILINGS = (BURST, SUSTAINED)
+
+
+def asked_regimes(asked: Collection[str] | None, default: Sequence[str], known: Sequence[str] = ()) -> tuple[str, ...]:
+    """The regimes that options ask for, or ``default``, in the order of ``known`` (else of ``default``)."""
+    return tuple(name for name in known or default if name in (asked or default))
 
 
 def require_regime(name: str) -> None:

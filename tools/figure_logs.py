@@ -9,8 +9,7 @@ from pathlib import Path
 
 import mamf
 from mamf.ceilings.ceiling import Ceiling
-from mamf.ceilings.known import known_share
-from mamf.ceilings.share import mamfu
+from mamf.ceilings.share import known_share, mamfu
 from mamf.errors import MamfError
 from mamf.logs.legacy import FinderRun
 from mamf.logs.run_log import RunLog

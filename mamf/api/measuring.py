@@ -23,13 +23,11 @@ from typing import Any
 from mamf.backend import Backend
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.share import Ceilings
-from mamf.engine.search.finding import Find
+from mamf.engine.search.finding import CeilingSearch, Find
 from mamf.engine.search.grid import plan_for
-from mamf.engine.search.stream import CeilingSearch
 from mamf.engine.strategies.kernels import KernelsSweep
 from mamf.engine.strategies.shapes import Sweep
 from mamf.errors import MamfWarning
-from mamf.kinds.find import summary_of_search
 from mamf.kinds.registry import kind_of
 from mamf.limits import require_some
 from mamf.logs.found import cache_ceiling
@@ -46,6 +44,7 @@ from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import MATMUL, SHUFFLED, SWEEP, Plan, SweepOptions
 from mamf.plugins.discovery import open_backend, operation
 from mamf.plugins.selection import choose_kernels
+from mamf.report.ceilings import find_summary_record
 
 #: Called with each measurement as it is made.
 OnRow = Callable[[Measurement], object]
@@ -111,7 +110,7 @@ def search(
     running = CeilingSearch(Find(plan, chosen, opened), regime)
     running.rows = Recording(log, opened, chosen[0].name, plan.as_plan()).record(
         running.rows,
-        lambda taken, end: summary_of_search(taken, running.ceilings, end),
+        lambda taken, end: find_summary_record(taken, running.ceilings, end),
         lambda: [("ceiling", ceiling_record(ceiling)) for ceiling in running.ceilings.values()],
         left=lambda: len(set(regimes) - running.ceilings.keys()),
     )

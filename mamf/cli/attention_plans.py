@@ -20,6 +20,7 @@ from mamf.operations.attention.shapes import (
 )
 from mamf.operations.matmul.operation import problem_for
 from mamf.plans import KERNEL_REGIMES, SWEEP, Plan
+from mamf.regime_names import asked_regimes
 
 _TOKENS = 16384
 # A CPU takes seconds for the work of a millisecond on an accelerator.
@@ -86,7 +87,7 @@ def plan_from(options: argparse.Namespace, backend: Backend, kernels: Sequence[s
         problems_from(options, backend),
         tuple(kernels),
         shapes_from(options, tokens_of(backend)),
-        tuple(name for name in KERNEL_REGIMES if name in (options.regime or KERNEL_REGIMES[:1])),
+        asked_regimes(options.regime, KERNEL_REGIMES[:1], KERNEL_REGIMES),
         options.precision or Plan.precision,
         options.time_limit,
         options.budget,

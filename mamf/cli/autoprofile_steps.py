@@ -11,10 +11,10 @@ from mamf.backend import Backend
 from mamf.cli.interruption import EXIT_CODE
 from mamf.errors import UnavailableError
 from mamf.logs.run_log import read_run_log
+from mamf.profiling.advice import groups_of
 from mamf.profiling.counters.counting import options_of
 from mamf.profiling.counters.running import found_ncu
 from mamf.profiling.folder import LOGS
-from mamf.profiling.groups import groups_of
 from mamf.regime_names import BURST, SUSTAINED
 
 # A CPU compiles an attention kernel for as long as all steps may take.

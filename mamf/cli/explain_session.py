@@ -7,14 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mamf.backend import Backend
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.explanation import WaterfallStep, waterfall_steps
-from mamf.ceilings.known import label_dtype
 from mamf.ceilings.roof import require_same_device
-from mamf.ceilings.share import require_same_card
+from mamf.ceilings.share import label_dtype, require_same_card
 from mamf.cli.commands.kernels_sweep import KernelsSession
 from mamf.cli.interruption import Interruption
 from mamf.cli.printing import note_stream
@@ -29,11 +28,9 @@ from mamf.kernel import DATA, AnyKernel
 from mamf.logs.found import cached_ceiling
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import TERA, Measurement
-from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.operation import problem_for
 from mamf.operations.matmul.selection import installed_kernel, kernel_for
-from mamf.operations.matmul.shapes import MatmulShape
-from mamf.plans import EXPLAIN, Plan
+from mamf.plans import EXPLAIN, MATMUL, Plan
 from mamf.plugins.discovery import operation
 from mamf.plugins.selection import choose_kernels
 from mamf.profiling.profile import Profile
@@ -65,8 +62,8 @@ class _ToBeFoundError(Exception):
 class Product(NamedTuple):
     """The product to explain; ``kernel``: by the name on the command line."""
 
-    problem: MatmulProblem
-    shape: MatmulShape
+    problem: Any
+    shape: Any
     kernel: str
 
 
@@ -79,7 +76,7 @@ class ExplainSession(KernelsSession):
         self, options: argparse.Namespace, given: Sequence[Given], interruption: Interruption, resumed: Resumed | None
     ) -> None:
         self.given = given
-        super().__init__(operation(MatmulProblem.operation), options, interruption, resumed)
+        super().__init__(operation(MATMUL), options, interruption, resumed)
         self._given_steps()  # reports wrong logs before anything is measured
 
     def opened_kernels(self) -> list[tuple[str, AnyKernel]]:
@@ -158,7 +155,7 @@ def _winner(ceiling: Ceiling, asked: str | None) -> Product:
     return Product(replace(ceiling.problem, data=DATA[0]), ceiling.shape, name)
 
 
-def _found(backend: Backend, problem: MatmulProblem, asked: str | None) -> Product:
+def _found(backend: Backend, problem: Any, asked: str | None) -> Product:
     """Search without a log: only the shape is needed."""
     warn(f"searching for a shape for {_SEARCH_SECONDS:.0f} s: --ceiling LOG or --shape avoids it")
     names = [asked] if asked else None

@@ -1,4 +1,4 @@
-"""The plan for kernels of any operation from the options."""
+"""The plan for kernels of any operation from the options; the shapes of single launches."""
 
 from __future__ import annotations
 
@@ -11,13 +11,19 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from mamf.backend import Backend
 from mamf.ceilings.search_plan import SearchPlan
+from mamf.cli import attention_plans
+from mamf.cli.resuming import flag
 from mamf.cli.sharing import say_devices
 from mamf.cli.terminal import say
 from mamf.engine.estimate import kernels_seconds
 from mamf.errors import UsageError
 from mamf.limits import require_known, require_steps
 from mamf.operation import Operation
+from mamf.operations.attention.operation import Attention
 from mamf.plans import KERNEL_REGIMES, SWEEP, Plan, StepKey
+from mamf.plugins.discovery import operation
+from mamf.plugins.selection import find_operation
+from mamf.regime_names import asked_regimes
 from mamf.report.text import counted
 
 AnyOperation = Operation[Any, Any]
@@ -108,7 +114,7 @@ def plan_from(of: AnyOperation, options: argparse.Namespace, backend: Backend, k
         problems_from(of, options, backend),
         tuple(kernels),
         shapes_from(of, options) or tuple(of.default_shapes(backend)),
-        tuple(name for name in KERNEL_REGIMES if name in (options.regime or KERNEL_REGIMES[:1])),
+        asked_regimes(options.regime, KERNEL_REGIMES[:1], KERNEL_REGIMES),
         options.precision or Plan.precision,
         options.time_limit,
         options.budget,
@@ -134,3 +140,28 @@ def say_plan(
         say(f"time: at most {plan.budget_seconds:.0f} s, the budget")
     else:
         say(f"time: about {seconds:.0f} s, and more to prepare and verify the rows")
+
+
+_SIZES = ("preset", "seq_lens", "query_lens", "head_dims", "heads", "kv_heads", "batch", "causal", "window")
+
+
+def operation_asked_for(options: argparse.Namespace, kernels: Sequence[str]) -> AnyOperation:
+    """The named operation, else the operation of the kernel. Raises UsageError for sizes of another operation."""
+    if options.direction:
+        options.set = [*(options.set or ()), f"direction={','.join(options.direction)}"]
+    sizes = [flag(name) for name in _SIZES if getattr(options, name) is not None]
+    of = operation(options.operation) if options.operation else find_operation(kernels[0])
+    if sizes and of.name != Attention.name:
+        raise UsageError(
+            f"{sizes[0]} belongs to attention: name a shape of {of.name}, such as --shape {of.shape_example}"
+        )
+    if sizes and options.shapes:
+        raise UsageError(f"--shape names whole shapes: leave {sizes[0]} out")
+    return of
+
+
+def with_shapes_of_sizes(of: AnyOperation, options: argparse.Namespace, backend: Backend) -> None:
+    """Replace sizes of attention with shapes."""
+    if of.name == Attention.name and any(getattr(options, name) is not None for name in _SIZES):
+        tokens = attention_plans.tokens_of(backend)
+        options.shapes = [str(shape) for shape in attention_plans.shapes_from(options, tokens)]

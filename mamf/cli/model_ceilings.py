@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Collection, Iterator
 
 from mamf.backend import Backend
-from mamf.ceilings.known import KnownCeiling, KnownCeilings, given_ceiling
+from mamf.ceilings.share import KnownCeiling, KnownCeilings, given_ceiling
 from mamf.cli.attention_ceilings import given_ceilings
 from mamf.cli.resuming import contradiction
 from mamf.cli.terminal import warn

@@ -11,8 +11,7 @@ from mamf.errors import UsageError
 from mamf.limits import count_values, require_known, require_steps
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.operation import problem_for
-from mamf.operations.matmul.presets import LAYOUT_OF, PRESETS
-from mamf.operations.matmul.shapes import MatmulShape, matmul_grid, parse_range
+from mamf.operations.matmul.shapes import LAYOUT_OF, PRESETS, MatmulShape, matmul_grid, parse_range
 from mamf.plans import MATMUL, SHUFFLED, SWEEP, Plan, SweepOptions
 
 _DEFAULT_SIZE = 4096

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from mamf.ceilings.roof import Roofs
 from mamf.cli.terminal import warn
-from mamf.logs.roofs import roofs_of_logs
+from mamf.logs.comparability import roofs_of_logs
 from mamf.logs.run_log import RunLog, Seen, read_run_log
 from mamf.machine.garbage import no_garbage_collection
 

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 from mamf.backend import Backend
 from mamf.errors import LogMismatchError, UsageError
 from mamf.kinds.registry import kind_of
-from mamf.logs.known import operation_called
 from mamf.logs.run_log import RunLog
 from mamf.logs.same_device import require_same_device
 from mamf.logs.writer import RunLogWriter
+from mamf.operations.unknown import operation_called
 from mamf.plans import Plan
 from mamf.plugins.discovery import backend_class, is_path, open_backend
 

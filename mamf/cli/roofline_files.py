@@ -15,7 +15,7 @@ from mamf.cli.reading import read_log
 from mamf.cli.terminal import say, warn
 from mamf.errors import UsageError
 from mamf.files import create_whole, write_whole
-from mamf.logs.roofs import require_same_card
+from mamf.logs.comparability import require_same_card
 from mamf.logs.run_log import RunLog
 from mamf.profiling.log import read_profile_or_none
 from mamf.profiling.profile import Profile

@@ -31,7 +31,7 @@ from mamf.operations.matmul.operation import problem_for
 from mamf.operations.matmul.selection import kernels_for
 from mamf.plans import DEFAULT_BUDGET_SECONDS, ROOFLINE, Plan
 from mamf.plugins.discovery import operation
-from mamf.regime_names import CEILINGS
+from mamf.regime_names import CEILINGS, asked_regimes
 from mamf.report.document import Answer, Document, Lines
 from mamf.report.roofline import roofline_document
 from mamf.report.text import end_line, machine_line
@@ -97,11 +97,11 @@ class RooflineSession(KernelsFindSession):
         now = frozenset(problem_for(self.backend, name).dtype for name in self.options.dtype or [None])
         if then != now:
             raise contradiction(self.options, "dtype", then, now)
-        return replace(before, regimes=tuple(self.options.regime or CEILINGS))
+        return replace(before, regimes=asked_regimes(self.options.regime, CEILINGS))
 
     def new_plan(self) -> Plan:
         options, backend = self.options, self.backend
-        regimes = tuple(name for name in CEILINGS if name in (options.regime or CEILINGS))
+        regimes = asked_regimes(options.regime, CEILINGS)
         names = list(dict.fromkeys(options.dtype or [None]))
         parts = len(names) + _PARTS_OF_BANDWIDTH
         budget = options.budget or parts * DEFAULT_BUDGET_SECONDS

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from mamf.backend import Advice, Backend
-from mamf.ceilings.known import KnownCeiling
+from mamf.ceilings.share import KnownCeiling
 from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.options.values import ALL
 from mamf.cli.printing import note_stream, print_document
@@ -27,10 +27,9 @@ from mamf.errors import MamfError, PluginError, RunLogError, RunLogWriteError, U
 from mamf.kinds.kind import AnyCeilings, View
 from mamf.kinds.registry import kind_of
 from mamf.logs.device_speeds import with_device_speeds
-from mamf.logs.header import header_of
 from mamf.logs.plan_records import plan_record
-from mamf.logs.recording import End, host_seconds
-from mamf.logs.records import measurement_record, utc_now
+from mamf.logs.recording import End, header_of, host_seconds
+from mamf.logs.records import ceiling_record, measurement_record, utc_now
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.logs.timer_correction import describe_shift, overhead_after
 from mamf.logs.writer import RunLogWriter
@@ -183,9 +182,6 @@ class Session(ABC):
     def before_measuring(self, writer: RunLogWriter) -> None:
         """Called before the first measurement, with the writer of records."""
 
-    def after_measuring(self, writer: RunLogWriter) -> None:
-        """Write records between the last measurement and the summary."""
-
     def run(self) -> int:
         # A run that was killed after its last row is resumed to write its summary.
         if self.log and self.log.tier == "complete" and self.has_all():
@@ -284,7 +280,8 @@ class Session(ABC):
         if shift := describe_shift(summary, self.rows):
             warn(shift)
         try:
-            self.after_measuring(writer)
+            for ceiling in self.ceilings_found().values() if kind_of(self.plan).has_ceilings else ():
+                writer.write("ceiling", ceiling_record(ceiling))
             writer.write("summary", {**summary, "time": utc_now()})
             log = read_run_log(writer.path)
         except (RunLogError, RunLogWriteError) as error:

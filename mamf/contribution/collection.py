@@ -10,14 +10,13 @@ from typing import Any
 
 from mamf.backend import DeviceInfo
 from mamf.ceilings.ceiling import CONFIRM, Ceiling
-from mamf.ceilings.known import label_dtype
-from mamf.ceilings.share import mamfu
+from mamf.ceilings.share import label_dtype, mamfu
 from mamf.contribution.confirming import Claim, Entry
-from mamf.logs.known import operation_called
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import Conditions, Measurement
-from mamf.operations.attention.rows import is_attention
+from mamf.operations.attention.operation import is_attention
+from mamf.operations.unknown import operation_called
 from mamf.peaks import fastest_possible_flops
 from mamf.plans import MATMUL, SWEEP
 from mamf.regime_names import NAMES

@@ -10,10 +10,9 @@ from typing import Any
 
 from mamf.backend import DeviceInfo
 from mamf.ceilings.search_plan import SearchPlan
-from mamf.logs.known import operation_called
 from mamf.logs.run_log import RunLog, Seen, lines_of, parse_records
 from mamf.measurement import Measurement
-from mamf.operations.unknown import Unknown
+from mamf.operations.unknown import Unknown, operation_called
 from mamf.plans import EXPLAIN, FIND, GUARD, MATMUL, SWEEP, Plan
 from mamf.report import bests
 

@@ -1,7 +1,9 @@
-"""Where a log belongs: results/<accelerator>/<what it is>-<when>.jsonl."""
+"""Where a log belongs: results/<accelerator>/<what it is>-<when>.jsonl; the file of ceilings that the package ships."""
 
 from __future__ import annotations
 
+import csv
+import io
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -9,9 +11,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from mamf.ceilings.contributed import contributed_ceilings
+from mamf.contribution.collection import CeilingEntry
+from mamf.contribution.confirming import Claim, Entry, by_key, part_confirmed, shortened, why_unconfirmed
 from mamf.contribution.evidence import problems_of
 from mamf.logs.legacy import FinderRun
+from mamf.logs.records import significant_digits
 from mamf.plans import EXPLAIN, FIND, ROOFLINE
+from mamf.regime_names import CEILINGS
 
 # Names of devices on Windows, which cannot be names of folders.
 _RESERVED = re.compile(r"con|prn|aux|nul|(?:com|lpt)\d")
@@ -74,3 +81,54 @@ def slug(parts: Iterable[str]) -> str:
     """Lower-case words joined by dashes; each part once."""
     texts = (re.sub(r"[^a-z0-9_]+", "-", part.lower()).strip("-") for part in dict.fromkeys(parts))
     return "-".join(text for text in texts if text)
+
+
+_COLUMNS = (
+    *("device", "compute_units", "power_limit_watts", "clock_mhz", "dtype", "regime"),
+    *("tflops", "low", "high", "log", "shapes"),
+)
+_MOST_SHAPES = 6
+
+
+def contributed_csv(entries: Iterable[CeilingEntry]) -> str:
+    """The highest ceiling of each kind of device, dtype and regime that a complete find with normal data confirmed,
+    except those that need a second submitter.
+    """
+    groups: dict[tuple[str, ...], list[CeilingEntry]] = {}
+    for entry in part_confirmed(entries)[0]:
+        if _counts(entry):
+            groups.setdefault((entry.device, *_build(entry), entry.dtype, entry.regime), []).append(entry)
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(_COLUMNS)
+    for key, found in sorted(groups.items()):
+        fastest = sorted(found, key=lambda entry: entry.tflops, reverse=True)
+        best, shapes = fastest[0], list(dict.fromkeys(entry.shape for entry in fastest))[:_MOST_SHAPES]
+        figures = [value and significant_digits(value) for value in (best.tflops, best.low, best.high)]
+        writer.writerow([*key, *figures, best.place.as_posix(), " ".join(shapes)])
+    return buffer.getvalue()
+
+
+def _counts(entry: CeilingEntry) -> bool:
+    data = entry.header["plan"]["problem"]["data"]
+    return entry.is_confirmed and entry.tier == "complete" and entry.regime in CEILINGS and data == "normal"
+
+
+def _build(entry: CeilingEntry) -> tuple[str, ...]:
+    """Unit count and power limit, and a CPU's clock: devices with one name exist in several builds."""
+    device: dict[str, Any] = entry.header["device"]
+    clock_mhz = None if device.get("is_accelerator", True) else (device["max_clock_hz"] or 0) / 1e6 or None
+    figures = (device["compute_units"], device["power_limit_watts"], clock_mhz)
+    return tuple("" if each is None else f"{each:g}" for each in figures)
+
+
+def why_above_contributed(entries: Iterable[Entry]) -> str:
+    """Why a log's figures are unconfirmed beside the ceilings that came with this package, or an empty
+    text. For logs outside of results/.
+    """
+    known = by_key(
+        Claim((kind, row.device, row.dtype, row.regime), "", Path(row.log), row.tflops, row.high, True, "")
+        for row in contributed_ceilings()
+        for kind in ("find", "sweep")
+    )
+    return shortened([reason for entry in entries if (reason := why_unconfirmed(entry.claim, known))])

@@ -13,10 +13,10 @@ from typing import Any
 from mamf.backend import DeviceInfo
 from mamf.contribution.evidence import Evidence, Finding
 from mamf.dtypes import DTYPES
-from mamf.logs.known import operation_called
 from mamf.logs.records import is_of_old_calibration, measurement_record
 from mamf.measurement import TERA, TIME, Measurement
-from mamf.operations.attention.rows import is_attention
+from mamf.operations.attention.operation import is_attention
+from mamf.operations.unknown import operation_called
 from mamf.plans import MATMUL
 from mamf.plausibility import split_impossible, why_implausible
 from mamf.regime_names import BEST_BY

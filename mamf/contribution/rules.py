@@ -19,10 +19,10 @@ from mamf.contribution.best_rules import (
 )
 from mamf.contribution.collection import entries_of
 from mamf.contribution.confirming import Entry, part_confirmed, shortened
-from mamf.contribution.contributed import why_above_contributed
 from mamf.contribution.evidence import Evidence, Finding, records_of
 from mamf.contribution.header_rules import (
     circumstances,
+    legacy_findings,
     missing_fields,
     placeholders,
     plain_texts,
@@ -31,8 +31,7 @@ from mamf.contribution.header_rules import (
     simulated,
     structured_data,
 )
-from mamf.contribution.legacy_rules import legacy_findings
-from mamf.contribution.placing import folder_of, legacy_name_of, lies_at, place_of
+from mamf.contribution.placing import folder_of, legacy_name_of, lies_at, place_of, why_above_contributed
 from mamf.contribution.privacy import private_findings
 from mamf.contribution.row_rules import (
     possible,
@@ -41,8 +40,7 @@ from mamf.contribution.row_rules import (
     times_in_order,
     verified,
 )
-from mamf.contribution.sampling_rules import rows_of_plan, samples_whole
-from mamf.contribution.timer_rules import timer_is_credible, timer_stayed
+from mamf.contribution.sampling_rules import rows_of_plan, samples_whole, timer_is_credible, timer_stayed
 from mamf.errors import RunLogError
 from mamf.logs.legacy import TIER, legacy_run
 from mamf.logs.run_log import MALFORMED, Seen, describe_error, run_log_of, why_unreadable

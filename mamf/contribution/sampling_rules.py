@@ -10,9 +10,11 @@ from mamf.ceilings.ceiling import CHOOSE, CONFIRM
 from mamf.ceilings.search_plan import SearchPlan
 from mamf.contribution.evidence import Evidence, Finding
 from mamf.contribution.row_rules import good_rows
+from mamf.logs.timer_correction import RELIABLE_SINCE, describe_shift
 from mamf.measurement import Measurement
 from mamf.plans import SWEEP, StepKey
 from mamf.regime_names import BURST, SUSTAINED
+from mamf.timers import find_timer, is_credible
 
 # A visit of sustained takes 2 s and more, in a quick search half a second and more.
 _SHORTEST_SUSTAINED_SECONDS = 0.45
@@ -197,3 +199,28 @@ def _rows_of_search(plan: SearchPlan, found: Iterable[tuple[int, dict[str, Any],
 def _turned(shape: Mapping[str, int]) -> set[tuple[int, int, int]]:
     """A shape and its transpose: a search visits the other orientation of its leaders too."""
     return {(shape["m"], shape["n"], shape["k"]), (shape["n"], shape["m"], shape["k"])}
+
+
+def timer_is_credible(evidence: Evidence) -> Iterator[Finding]:
+    """The overhead subtracted lies within the bounds of its backend. Earlier logs get a warning: their figures are
+    recomputed when they are read.
+    """
+    backend, is_early = evidence.header["device"]["backend"], evidence.header["schema"] < RELIABLE_SINCE
+    timer, refused = find_timer(backend), dict[float, list[int]]()
+    for line, _, row in evidence.rows:
+        if row.timer_overhead and not is_credible(backend, row.timer_overhead):
+            refused.setdefault(row.timer_overhead, []).append(line)
+    for overhead, lines in sorted(refused.items()):
+        bounds = f"{timer.lowest * 1e6:.1f} to {timer.highest * 1e6:.1f}" if timer else "0 to 20"
+        message = (
+            f"{overhead * 1e6:.1f} us subtracted from {len(lines)} rows, but the timer of {backend} adds {bounds} us"
+        )
+        used = f"; read with {timer.typical * 1e6:.1f} us" if timer and is_early else ""
+        yield Finding("timer", message + used, lines[0], is_warning=is_early)
+
+
+def timer_stayed(evidence: Evidence) -> Iterator[Finding]:
+    """The overhead after the run is the one subtracted in it (warning)."""
+    summary = evidence.log.summary
+    if summary and (shift := describe_shift(summary, evidence.log.every_row)):
+        yield Finding("timer", shift, is_warning=True)

@@ -15,8 +15,8 @@ from mamf.engine.regimes import Regime, Samples, StoppingRule, Sustained
 from mamf.engine.regimes.checking import Checked, WrongResultError
 from mamf.errors import UnsupportedError, describe_error
 from mamf.kernel import AnyKernel, Verdict
-from mamf.logs.known import operation_called
 from mamf.measurement import BUSY_SECONDS, IDLE, TERA, TIME, Conditions, Measurement, Status, is_share
+from mamf.operations.unknown import operation_called
 from mamf.plausibility import split_impossible, why_implausible
 from mamf.statistics import known_median, summarize, two_levels
 from mamf.timers import timer_accuracy

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from mamf.backend import DeviceInfo
 from mamf.ceilings.explanation import waterfall_steps
-from mamf.kinds.kind import Drawing, View
-from mamf.kinds.rows import KernelRows
+from mamf.kinds.kind import Drawing, KernelRows, View
 from mamf.logs.run_log import RunLog
 from mamf.plans import EXPLAIN
 from mamf.report.charts.plotting import Picture

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from mamf.ceilings.ceiling import Ceiling
 from mamf.errors import UsageError
-from mamf.kinds.kind import AnyCeilings, Drawing, View
-from mamf.kinds.rows import KernelRows
+from mamf.kinds.kind import AnyCeilings, Drawing, KernelRows, View
 from mamf.logs.recording import End
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
@@ -17,11 +15,6 @@ from mamf.report.ceilings import find_document, find_summary_record
 from mamf.report.charts.chart import find_chart
 from mamf.report.charts.plotting import Picture
 from mamf.report.document import Document
-
-
-def summary_of_search(rows: Sequence[Measurement], ceilings: Mapping[str, Ceiling], end: End) -> dict[str, Any]:
-    """The last record of a find of products. ``ceilings``: by regime."""
-    return find_summary_record(rows, ceilings, end.status, end.reason, end.elapsed_seconds)
 
 
 class Find(KernelRows):
@@ -48,5 +41,5 @@ class Find(KernelRows):
     def summary(self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: End) -> dict[str, Any]:
         """``ceilings``: by problem and regime."""
         if plan.is_search:
-            return summary_of_search(rows, {regime: ceiling for (_, regime), ceiling in ceilings.items()}, end)
+            return find_summary_record(rows, {regime: ceiling for (_, regime), ceiling in ceilings.items()}, end)
         return super().summary(plan, rows, ceilings, end)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mamf.kinds.rows import KernelRows
+from mamf.kinds.kind import KernelRows
 from mamf.plans import GUARD, Plan
 
 

@@ -1,4 +1,4 @@
-"""The interface of run kinds: what each does with a log."""
+"""The interface of run kinds: what each does with a log. Most show rows of kernels, ranked together."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from mamf.logs.recording import End
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.plans import Plan
+from mamf.report.charts.kernels import kernels_chart
 from mamf.report.charts.plotting import Picture
 from mamf.report.document import Document
+from mamf.report.kernels import kernels_document, kernels_summary_record
+from mamf.report.shares import Shares
 
 #: Ceilings by any key that identifies them.
 AnyCeilings = Mapping[Any, Ceiling]
@@ -57,10 +60,11 @@ class Drawing:
 
 
 class Kind(ABC):
-    """``noun``: what a run of this kind is called."""
+    """``noun``: what a run of this kind is called. ``has_ceilings``: whether it confirms ceilings of its operation."""
 
     name: ClassVar[str]
     noun: ClassVar[str]
+    has_ceilings: ClassVar[bool] = False
 
     def command(self, plan: Plan) -> str:
         """The mamf command that makes such a run."""
@@ -77,3 +81,19 @@ class Kind(ABC):
     @abstractmethod
     def summary(self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: End) -> dict[str, Any]:
         """The last record of a log, computed from its rows. ``ceilings``: confirmed by the rows, or their roofs."""
+
+
+class KernelRows(Kind):
+    def document(self, log: RunLog, view: View) -> Document:
+        shares = Shares(log.header, log.all_ceilings, log.known_ceilings, view.roofs)
+        own = log.own_ceilings if self.has_ceilings else None
+        rows, end, baseline = log.measurements, log.summary, view.baseline
+        return kernels_document(rows, shares, end, top=view.top, confirmed=own, baseline=baseline)
+
+    def chart(self, log: RunLog, drawing: Drawing) -> Picture:
+        drawing.require_no_direction(log)
+        return kernels_chart(log.measurements, log.header, drawing.regime, drawing.rates_first)
+
+    def summary(self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: End) -> dict[str, Any]:
+        own = dict(ceilings) if self.has_ceilings else {}
+        return kernels_summary_record(rows, end, own)

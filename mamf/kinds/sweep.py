@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from mamf.ceilings.share import Ceilings, mamfu
-from mamf.kinds.kind import AnyCeilings, Drawing
-from mamf.kinds.rows import KernelRows
+from mamf.kinds.kind import AnyCeilings, Drawing, KernelRows
 from mamf.logs.recording import End
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
-from mamf.operations.attention.rows import is_attention
+from mamf.operations.attention.operation import is_attention
 from mamf.plans import MATMUL, SWEEP, Plan
 from mamf.report import summary_record
 from mamf.report.charts.attention import attention_chart
@@ -46,17 +45,14 @@ class Sweep(KernelRows):
         return super().chart(log, drawing)
 
     def summary(self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: End) -> dict[str, Any]:
-        how = (end.status, end.reason, end.elapsed_seconds, end.left)
         if plan.operation == MATMUL:
-            return summary_record(rows, *how)
+            return summary_record(rows, end)
         if plan.operation == "attention":
-            return attention_summary_record(rows, dict(ceilings), *how)
+            return attention_summary_record(rows, dict(ceilings), end)
         return super().summary(plan, rows, ceilings, end)
 
 
-def attention_summary_record(
-    rows: Sequence[Measurement], ceilings: Ceilings, status: str, reason: str, elapsed_seconds: float, left: int
-) -> dict[str, Any]:
+def attention_summary_record(rows: Sequence[Measurement], ceilings: Ceilings, end: End) -> dict[str, Any]:
     """The last record of the log: the best kernel of each regime, dtype and direction by share of the ceiling."""
     best: dict[str, Measurement] = {}
     for row in rows:
@@ -65,11 +61,7 @@ def attention_summary_record(
             if key not in best or row.rank > best[key].rank:
                 best[key] = row
     return {
-        "status": status,
-        "reason": reason,
-        "measured": sum(row.ok and is_attention(row) for row in rows),
-        "left": left,
-        "elapsed_seconds": round(elapsed_seconds, 3),
+        **end.summary(sum(row.ok and is_attention(row) for row in rows)),
         "best": {key: _brief(row, ceilings) for key, row in best.items()},
     }
 

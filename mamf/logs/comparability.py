@@ -1,4 +1,4 @@
-"""Whether two runs may be compared, how they differ, and which rows are paired. Pure."""
+"""Whether two runs may be compared, how they differ, which rows are paired, and which roofs hold for a log."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mamf.errors import IncomparableError
+from mamf.ceilings.roof import Roofs, build_roofs, require_same_device
+from mamf.errors import IncomparableError, UsageError
 from mamf.logs.entries import Entry
 from mamf.logs.plan_records import plan_from_record
 from mamf.logs.records import operation_of_plan
+from mamf.logs.run_log import RunLog
 
 _UNKNOWN = "unknown"
 # May differ without a remark: kernels are paired by name if possible.
@@ -123,3 +125,26 @@ def unpaired_rows(own: Mapping[object, Entry], other: Mapping[object, Entry]) ->
     for key, entry in own.items():
         if entry.tflops is not None and not is_paired(entry, other.get(key)):
             yield entry, other.get(key)
+
+
+def roofs_of_logs(logs: Iterable[RunLog], anyway: bool = False) -> Roofs:
+    """The roofs given by the ceilings in logs of finds and rooflines.
+
+    Raises UsageError for a log that holds none, IncomparableError for those of several cards, unless ``anyway``.
+    """
+    logs = list(logs)
+    for log in logs:
+        if not log.all_ceilings and not log.own_ceilings:
+            raise UsageError(
+                f"{log.path} holds no ceiling: give logs of 'mamf find', of 'mamf find --operation bandwidth' or of "
+                "'mamf roofline'; logs whose rows are placed stand before --ceiling"
+            )
+    ceilings = [each for log in logs for each in (*log.all_ceilings.values(), *log.own_ceilings.values())]
+    cache_bytes = next((size for log in logs if (size := log.header["device"]["cache_bytes"])), None)
+    return build_roofs(ceilings, cache_bytes, anyway)
+
+
+def require_same_card(log: RunLog, roofs: Roofs) -> None:
+    """Raises IncomparableError for a log of another card than the roofs'."""
+    device = log.header["device"]
+    require_same_device((roofs.device, roofs.uuid_hash), (device["name"], device["uuid_hash"]))

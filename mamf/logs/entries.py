@@ -22,10 +22,10 @@ from mamf.ceilings.ceiling import (
 )
 from mamf.logs.decision import decision_error
 from mamf.logs.device_speeds import context_of, device_speeds
-from mamf.logs.known import operation_called
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.operations.attention.shapes import AttentionProblem
+from mamf.operations.unknown import operation_called
 from mamf.plans import FIND, GUARD, ROOFLINE, StepKey
 from mamf.regime_names import BURST
 from mamf.statistics import FigureError, Interval, figure_error, geometric_mean, standard_deviation

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from mamf.backend import SIMULATED, DeviceInfo
 from mamf.ceilings.ceiling import Ceiling
-from mamf.ceilings.known import label_dtype
+from mamf.ceilings.share import label_dtype
 from mamf.errors import MamfError, first_line
 from mamf.files import make_folder, write_whole
 from mamf.logs.run_log import read_run_log

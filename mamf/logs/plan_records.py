@@ -12,8 +12,7 @@ from dataclasses import fields as dataclass_fields
 from typing import Any
 
 from mamf.ceilings.search_plan import search_from_record, search_record
-from mamf.logs.known import operation_called
-from mamf.operations.unknown import Unknown
+from mamf.operations.unknown import Unknown, operation_called
 from mamf.plans import FIND, GUARD, MATMUL, SWEEP, GuardOptions, Plan, SweepOptions
 
 #: The command of that name measures sweeps of this operation.

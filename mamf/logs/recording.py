@@ -1,24 +1,53 @@
-"""Writes rows to a run log before the caller gets them."""
+"""Writes a run log: its header first, then each row before the caller gets it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mamf.backend import Backend
+from mamf.backend import Backend, DeviceInfo, Unavailable
 from mamf.errors import first_line
-from mamf.logs.header import header_of
 from mamf.logs.plan_records import plan_record
 from mamf.logs.records import measurement_record, utc_now
 from mamf.logs.run_log import RunLog
 from mamf.logs.timer_correction import overhead_after
 from mamf.logs.writer import RunLogWriter
 from mamf.machine.doctor import diagnose, format_finding
-from mamf.machine.environment import tool_version
+from mamf.machine.environment import describe_environment, tool_version
 from mamf.measurement import Measurement
 from mamf.plans import Plan
+
+
+def header_of(
+    backend: Backend,
+    command: str,
+    kernel: str,
+    plan: Mapping[str, Any],
+    findings: Sequence[str] = (),
+    notes: str = "",
+    devices: Sequence[DeviceInfo] = (),
+) -> dict[str, Any]:
+    """``plan``: from mamf.logs.plan_records. ``findings``: the doctor's, one line each. ``devices``: those that share
+    the run; empty for a run on one device.
+    """
+    sensors = backend.telemetry
+    return {
+        "tool": tool_version(),
+        "command": command,
+        "started": utc_now(),
+        "device": asdict(backend.info),
+        **({"devices": [asdict(device) for device in devices]} if devices else {}),
+        "timer": backend.timer,
+        "sensors": f"unavailable: {sensors.reason}" if isinstance(sensors, Unavailable) else "available",
+        "kernel": kernel,
+        "plan": dict(plan),
+        "settings": backend.settings(),
+        "environment": describe_environment(backend.environment_variables),
+        "findings": list(findings),
+        "notes": notes,
+    }
 
 
 @dataclass(frozen=True)
@@ -29,6 +58,16 @@ class End:
     reason: str = ""
     elapsed_seconds: float = 0.0
     left: int = 0
+
+    def summary(self, measured: int) -> dict[str, Any]:
+        """What the last record of every log says. ``measured``: rows with a figure."""
+        return {
+            "status": self.status,
+            "reason": self.reason,
+            "measured": measured,
+            "left": self.left,
+            "elapsed_seconds": round(self.elapsed_seconds, 3),
+        }
 
 
 #: Makes the last record of a log from its rows.

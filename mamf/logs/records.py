@@ -10,9 +10,9 @@ from typing import Any
 
 from mamf.calibration import ANEW, find_calibration
 from mamf.ceilings.ceiling import Ceiling
-from mamf.ceilings.known import KnownCeiling
-from mamf.logs.known import operation_called
+from mamf.ceilings.share import KnownCeiling
 from mamf.measurement import STATUSES, Conditions, Measurement
+from mamf.operations.unknown import operation_called
 from mamf.plans import MATMUL
 from mamf.statistics import Interval, Repeatability, standard_deviation, summarize
 from mamf.timers import MOST_OVERHEAD_SECONDS, timer_accuracy

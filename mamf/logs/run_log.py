@@ -20,7 +20,7 @@ from typing import Any
 
 from mamf.backend import DeviceInfo
 from mamf.ceilings.ceiling import Ceiling, recompute
-from mamf.ceilings.known import KnownCeiling
+from mamf.ceilings.share import KnownCeiling
 from mamf.errors import MamfError, RunLogError
 from mamf.logs.device_speeds import with_device_speeds
 from mamf.logs.plan_records import plan_from_record

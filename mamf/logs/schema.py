@@ -201,7 +201,7 @@ COUNTERS = {
     "is_deterministic": Nullable(bool),
     "time?": str,
 }
-#: What the shares of rows are of, where the run did not measure it (mamf.ceilings.known).
+#: What the shares of rows are of, where the run did not measure it (mamf.ceilings.share).
 KNOWN_CEILING = {"dtype": str, "regime": str, "tflops": float, "source": str, "told": str}
 ROOF = {"of": str, "rate": float, "source": str, "told": str, "dtype": str}
 _SCHEMAS: Mapping[str, dict[str, Any]] = {

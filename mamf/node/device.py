@@ -15,8 +15,6 @@ from mamf.engine.search.finding import Find
 from mamf.engine.search.grid import plan_for
 from mamf.engine.strategies.kernels import KernelsSweep
 from mamf.errors import UnavailableError
-from mamf.kernel import AnyKernel
-from mamf.kinds.find import summary_of_search
 from mamf.kinds.registry import kind_of
 from mamf.logs.recording import Recording
 from mamf.logs.records import ceiling_record
@@ -27,8 +25,8 @@ from mamf.measurement import Measurement
 from mamf.node.gathering import ALONE, TOGETHER, has_begun
 from mamf.node.places import Place
 from mamf.operations.bandwidth.shapes import BandwidthShape
-from mamf.operations.collective.shapes import COLLECTIVES
-from mamf.operations.copies.shapes import CopyShape
+from mamf.operations.collective.operation import COLLECTIVES
+from mamf.operations.copies.operation import CopyShape
 from mamf.operations.matmul.kernel import MatmulKernel
 from mamf.operations.matmul.operation import problem_for
 from mamf.operations.matmul.selection import kernels_for
@@ -36,6 +34,7 @@ from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import MATMUL, NODE_BUDGET_SECONDS, SWEEP, Plan
 from mamf.plugins.discovery import operation
 from mamf.plugins.selection import choose_kernels
+from mamf.report.ceilings import find_summary_record
 
 # Seconds per row of bandwidth, copies and collectives.
 _ROW_SECONDS = 0.3
@@ -143,7 +142,7 @@ class DeviceRun:
         recording = Recording(path, self.backend, kernels[0].name, plan.as_plan(), before)
         return recording.record(
             find.results(),
-            lambda rows, end: summary_of_search(rows, find.confirmed_by(rows), end),
+            lambda rows, end: find_summary_record(rows, find.confirmed_by(rows), end),
             lambda: [("ceiling", ceiling_record(each)) for each in find.ceilings.values()],
             left=lambda: len(set(plan.regimes) - find.ceilings.keys()),
         )
@@ -184,7 +183,7 @@ class DeviceRun:
             left=lambda: sweep.left_out,
         )
 
-    def _kernels_plan(self, of: str, part: str) -> tuple[list[AnyKernel], Plan]:
+    def _kernels_plan(self, of: str, part: str) -> tuple[list[MatmulKernel], Plan]:
         found = operation(of)
         available = choose_kernels(found, self.backend)
         chosen = [(name, kernel) for name, kernel in available if kernel.is_default] or available

@@ -1,15 +1,17 @@
-"""A placeholder for an operation that is not installed here: shows rows from the data that they contain."""
+"""Looks up an operation by name; a placeholder shows the rows of one that is not installed here."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from mamf.backend import Backend
-from mamf.errors import UnavailableError
+from mamf.errors import UnavailableError, UnknownNameError
 from mamf.kernel import Buffer, Kernel
 from mamf.operation import Operation
+from mamf.plugins.discovery import operation
 from mamf.work import Work
 
 
@@ -93,3 +95,19 @@ def freeze(record: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
 
 def thaw(fields: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in fields}
+
+
+AnyOperation = Operation[Any, Any]
+
+
+@functools.cache
+def _installed(name: str) -> AnyOperation:
+    return operation(name)
+
+
+def operation_called(name: str, record: Mapping[str, Any] | None = None) -> AnyOperation:
+    """The operation with this name; a placeholder if it is not installed, so that its rows can still be shown."""
+    try:
+        return _installed(name)
+    except UnknownNameError:
+        return Unknown(name, record or {})

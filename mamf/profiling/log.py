@@ -10,7 +10,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from mamf.ceilings.known import KnownCeiling
+from mamf.ceilings.share import KnownCeiling
 from mamf.errors import RunLogError
 from mamf.logs.records import utc_now
 from mamf.logs.run_log import MALFORMED, describe_error, lines_of, parse_record, why_unreadable

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from mamf.ceilings.known import KnownCeiling
+from mamf.ceilings.share import KnownCeiling
 from mamf.measurement import IDLE, TERA
 from mamf.operations.tracing.classes import class_of
 from mamf.operations.tracing.events import Busy, Event, Trace

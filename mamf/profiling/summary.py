@@ -7,20 +7,19 @@ from typing import Any
 
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.share import Ceilings, mamfu
-from mamf.profiling.advice import advice
+from mamf.profiling.advice import Group, advice, groups_of
 from mamf.profiling.counters.bounds import bound
 from mamf.profiling.counters.log import counted_in, step_of
 from mamf.profiling.folder import LOGS, SUMMARY, TABLE, Folder
-from mamf.profiling.groups import Group, groups_of
 from mamf.profiling.report import class_columns, milliseconds, time_lines
 from mamf.profiling.roofs import best_bandwidth, roofs
 from mamf.report.columns import text_table
 from mamf.report.document import Block, Document, Lines, Table
 from mamf.report.formats.markdown import render
+from mamf.report.kernels import baseline_of, speed_up
 from mamf.report.own_ceilings import share_of
 from mamf.report.shares import known_ceiling_lines
 from mamf.report.text import interval_cell, machine_line, rate_text, whole
-from mamf.report.winners import baseline_of, speed_up
 from mamf.text import Markup, markdown_text
 
 _TOP_CLASSES = 6

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from mamf.ceilings.ceiling import CHOOSE, Ceiling, group_rounds, median_rate, why_hopeless
+from mamf.logs.recording import End
 from mamf.logs.records import significant_digits
 from mamf.measurement import TERA, Measurement
 from mamf.peaks import find_peak
@@ -30,16 +31,10 @@ _PHASES = {
 }
 
 
-def find_summary_record(
-    rows: Sequence[Measurement], ceilings: Mapping[str, Ceiling], status: str, reason: str, elapsed_seconds: float
-) -> dict[str, Any]:
-    """The last record of a find's log: what was done, and the ceilings in short."""
+def find_summary_record(rows: Sequence[Measurement], ceilings: Mapping[str, Ceiling], end: End) -> dict[str, Any]:
+    """The last record of a find of products: what was done, and the ceilings in short. ``ceilings``: by regime."""
     return {
-        "status": status,
-        "reason": reason,
-        "measured": sum(row.ok for row in rows),
-        "left": 0,
-        "elapsed_seconds": round(elapsed_seconds, 3),
+        **end.summary(sum(row.ok for row in rows)),
         "phases": dict(Counter(f"{row.regime} {row.phase}" for row in rows)),
         "best": {
             regime: {"shape": str(each.shape), "kernel": each.kernel, "tflops": significant_digits(each.tflops)}

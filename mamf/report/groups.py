@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from mamf.logs.known import operation_called
 from mamf.measurement import Measurement
+from mamf.operations.unknown import operation_called
 
 #: What rows are ranked within: a regime, a problem and, of operations that compare kernels shape by shape, a shape.
 Group = tuple[str, Any, Any]

@@ -1,25 +1,86 @@
-"""Kernels of any operation: measured rows in groups, best first, as shares of what bounds them."""
+"""Kernels of any operation: measured rows in groups, best first, as shares of what bounds them, and the winners."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mamf.ceilings.ceiling import Ceiling
-from mamf.logs.known import operation_called
+from mamf.logs.recording import End
 from mamf.logs.records import significant_digits
 from mamf.logs.run_log import OwnCeilings
 from mamf.measurement import Measurement
+from mamf.operations.unknown import operation_called
 from mamf.report.devices import device_lines, drift_lines, flat_device
-from mamf.report.document import Answer, Block, Document, Lines, Table
-from mamf.report.groups import group_title, grouped, label, shape_title
+from mamf.report.document import Answer, Block, Column, Document, Lines, Table
+from mamf.report.groups import Group, best_first, group_title, grouped, label, shape_title
 from mamf.report.own_ceilings import brief, ceiling_table, ceiling_title, problem_title
 from mamf.report.remarks import best_lines, failure_lines, remarks
-from mamf.report.rows import SpeedUp, row_columns
+from mamf.report.rows import SpeedUp, half_width_percent, row_columns
 from mamf.report.shares import Shares
-from mamf.report.text import end_line, machine_line, rate_text
-from mamf.report.winners import baselines_of, speed_up, winner_table, winners
+from mamf.report.text import end_line, machine_line, percent, rate_name, rate_text
+
+
+def baseline_of(rows: Sequence[Measurement], name: str | None) -> Measurement | None:
+    """The row of the named kernel; by default that of eager, else the slowest."""
+    measured = [row for row in rows if row.ok]
+    named = next((row for row in measured if row.kernel == (name or "eager")), None)
+    return named or (None if name or not measured else min(measured, key=lambda row: row.comparable_rate))
+
+
+def speed_up(row: Measurement, baseline: Measurement | None) -> float | None:
+    if baseline is None or baseline.summary is None or row.summary is None:
+        return None
+    return baseline.comparable_seconds / row.comparable_seconds
+
+
+def baselines_of(rows: Iterable[Measurement], name: str | None) -> dict[Group, Measurement | None]:
+    """The baseline of each shape that several kernels were measured on."""
+    return {
+        group: baseline_of(each, name)
+        for group, each in grouped(rows, by_shape=True).items()
+        if len({row.kernel for row in each}) > 1
+    }
+
+
+@dataclass(frozen=True)
+class Winner:
+    """The best kernel of a shape. ``ahead``: how much faster than the ``second``, as a share."""
+
+    row: Measurement
+    second: Measurement | None
+
+    @property
+    def ahead(self) -> float | None:
+        return None if self.second is None else self.row.comparable_rate / self.second.comparable_rate - 1
+
+
+def winners(rows: Iterable[Measurement]) -> list[Winner]:
+    """The best kernel of each shape that several kernels were tried on."""
+    found = []
+    for same in grouped(rows, by_shape=True).values():
+        best = {row.kernel: row for row in reversed(same) if row.ok}
+        if best and len({row.kernel for row in same}) > 1:
+            first, *others = best_first(best.values())
+            found.append(Winner(first, others[0] if others else None))
+    return found
+
+
+def winner_table(found: Sequence[Winner], shares: Shares, top: int | None) -> Table[Winner]:
+    """The best kernels. ``found``: at least one."""
+    columns: list[Column[Winner]] = [
+        Column("problem", "problem", lambda each: group_title(each.row), left=True),
+        Column("shape", "shape", lambda each: str(each.row.shape), left=True),
+        Column("kernel", "best kernel", lambda each: each.row.kernel, left=True),
+        Column(rate_name("rate", found[0].row.work.unit), "", lambda each: each.row.best_rate),
+        Column("", "rate", lambda each: rate_text(each.row.best_rate, each.row.work.unit)),
+        Column("half_width_percent", "+-%", lambda each: half_width_percent(each.row), lambda value: f"{value:.2f}", 3),
+        Column("mamfu", "MAMFU", lambda each: shares.mamfu(each.row), percent, 2),
+        Column("ahead", "ahead %", lambda each: each.ahead, percent, 1),
+        Column("second", "second", lambda each: each.second and each.second.kernel, importance=1, left=True),
+    ]
+    return Table(columns, found, "best kernel per shape", "best_kernels", top=top)
 
 
 def title(row: Measurement) -> str:
@@ -127,12 +188,7 @@ def operation_name(rows: Sequence[Measurement], header: Mapping[str, Any]) -> st
 
 
 def kernels_summary_record(
-    rows: Sequence[Measurement],
-    status: str,
-    reason: str,
-    elapsed_seconds: float,
-    left: int,
-    ceilings: OwnCeilings | None = None,
+    rows: Sequence[Measurement], end: End, ceilings: OwnCeilings | None = None
 ) -> dict[str, Any]:
     """The last record of the log: the best row of each regime and problem, and the ceilings in short. It follows from
     the rows.
@@ -140,11 +196,7 @@ def kernels_summary_record(
     best = [each[0] for each in grouped(rows).values() if each[0].ok]
     confirmed = {problem_title(each.regime, each.problem): brief(each) for each in (ceilings or {}).values()}
     return {
-        "status": status,
-        "reason": reason,
-        "measured": sum(row.ok and not row.is_reference for row in rows),
-        "left": left,
-        "elapsed_seconds": round(elapsed_seconds, 3),
+        **end.summary(sum(row.ok and not row.is_reference for row in rows)),
         "best": {
             title(row): {
                 "kernel": row.kernel,

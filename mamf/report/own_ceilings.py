@@ -7,9 +7,9 @@ from typing import Any
 
 from mamf.backend import DeviceInfo
 from mamf.ceilings.ceiling import Ceiling
-from mamf.logs.known import operation_called
 from mamf.logs.records import significant_digits
 from mamf.measurement import TERA
+from mamf.operations.unknown import operation_called
 from mamf.report.document import Column, Table, columns_from
 from mamf.report.text import interval_cell, percent, rate_name, scaled_unit, significant, whole
 from mamf.statistics import Interval

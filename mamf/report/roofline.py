@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.roof import LEVELS, MEMORY, NEAR, RoofPoint, Roofs, make_roof_point
-from mamf.logs.known import operation_called
 from mamf.measurement import Measurement
 from mamf.operations.bandwidth.shapes import CACHES_OF_MEMORY
+from mamf.operations.unknown import operation_called
 from mamf.report.columns import interval_columns
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table
 from mamf.report.text import counted, percent, rate_text, significant

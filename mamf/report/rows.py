@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from mamf.logs.known import operation_called
 from mamf.measurement import Measurement
+from mamf.operations.unknown import operation_called
 from mamf.report.devices import device_columns
 from mamf.report.document import Column, columns_from
 from mamf.report.own_ceilings import in_mhz

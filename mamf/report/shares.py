@@ -6,11 +6,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mamf.ceilings.known import KnownCeiling, KnownCeilings, known_share
 from mamf.ceilings.roof import NEAR, RoofPoint, Roofs, make_roof_point
-from mamf.ceilings.share import STATE_TOLERANCE, Ceilings, compute_drift, has_drifted, is_beyond, mamfu, share_accuracy
-from mamf.logs.known import operation_called
+from mamf.ceilings.share import (
+    STATE_TOLERANCE,
+    Ceilings,
+    KnownCeiling,
+    KnownCeilings,
+    compute_drift,
+    has_drifted,
+    is_beyond,
+    known_share,
+    mamfu,
+    share_accuracy,
+)
 from mamf.measurement import TERA, Measurement
+from mamf.operations.unknown import operation_called
 from mamf.peaks import find_peak
 from mamf.report.document import Column
 from mamf.report.own_ceilings import share_of

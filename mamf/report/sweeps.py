@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mamf.logs.recording import End
 from mamf.logs.records import significant_digits
 from mamf.measurement import Measurement
 from mamf.report.devices import flat_device
@@ -37,16 +38,10 @@ def bests(rows: Sequence[Measurement]) -> dict[str, Best]:
     return found
 
 
-def summary_record(
-    rows: Sequence[Measurement], status: str, reason: str, elapsed_seconds: float, left: int
-) -> dict[str, Any]:
+def summary_record(rows: Sequence[Measurement], end: End) -> dict[str, Any]:
     """The last record of a run log: everything in it can be recomputed from the measurements before it."""
     return {
-        "status": status,
-        "reason": reason,
-        "measured": sum(row.ok and not row.is_reference for row in rows),
-        "left": left,
-        "elapsed_seconds": round(elapsed_seconds, 3),
+        **end.summary(sum(row.ok and not row.is_reference for row in rows)),
         "best": {
             regime: {
                 "shape": str(best.row.shape),

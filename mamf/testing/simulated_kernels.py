@@ -9,18 +9,13 @@ from typing import ClassVar
 
 from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.kernel import Kernel, Prepared, ProblemT, ShapeT, Verdict
-from mamf.operations.attention.kernel import AttentionKernel
-from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
-from mamf.operations.bandwidth.kernel import BandwidthKernel
-from mamf.operations.bandwidth.shapes import BandwidthProblem, BandwidthShape
-from mamf.operations.collective.kernel import CollectiveKernel
-from mamf.operations.collective.shapes import CollectiveProblem, CollectiveShape
-from mamf.operations.copies.kernel import CopyKernel
-from mamf.operations.copies.shapes import CopyProblem, CopyShape
+from mamf.operations.attention.shapes import AttentionKernel, AttentionProblem, AttentionShape
+from mamf.operations.bandwidth.shapes import BandwidthKernel, BandwidthProblem, BandwidthShape
+from mamf.operations.collective.operation import CollectiveKernel, CollectiveProblem, CollectiveShape
+from mamf.operations.copies.operation import CopyKernel, CopyProblem, CopyShape
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.operations.model.kernel import ModelKernel
-from mamf.operations.model.shapes import ModelProblem, ModelShape
+from mamf.operations.model.shapes import ModelKernel, ModelProblem, ModelShape
 from mamf.testing.simulated import SimulatedBackend
 
 #: Relative error up to which a result is correct, if the problem has no tolerance.

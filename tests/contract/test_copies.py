@@ -4,7 +4,7 @@ import pytest
 
 from mamf.errors import UnknownNameError
 from mamf.operations.copies.kernels.torch_copies import TorchCopies
-from mamf.operations.copies.shapes import DIRECTIONS, CopyProblem, CopyShape
+from mamf.operations.copies.operation import DIRECTIONS, CopyProblem, CopyShape
 from mamf.plugins.discovery import kernel_of, open_backend, operation
 from mamf.testing.kernel_contracts import AnyKernelContract
 

@@ -12,9 +12,9 @@ import mamf
 from mamf.backend import Backend
 from mamf.errors import PluginError, PluginWarning
 from mamf.kernel import Kernel, Verdict
-from mamf.logs import known
 from mamf.logs.run_log import read_run_log
 from mamf.operation import Operation
+from mamf.operations import unknown
 from mamf.operations.bandwidth.operation import Bandwidth
 from mamf.operations.bandwidth.shapes import BandwidthProblem
 from mamf.plugins import discovery
@@ -87,9 +87,9 @@ def installed(monkeypatch):
     monkeypatch.setattr("mamf.engine.search.grid._STEPS", 8)
     settled = dataclasses.replace(SimulatedBackend.burst_traits, warm_in_seconds=0.0)
     monkeypatch.setattr(SimulatedBackend, "burst_traits", settled)
-    known._installed.cache_clear()
+    unknown._installed.cache_clear()
     yield
-    known._installed.cache_clear()
+    unknown._installed.cache_clear()
 
 
 def raises(*arguments, **keywords):
@@ -204,7 +204,7 @@ def test_ctrl_c_from_within_a_plugin_ends_the_run_with_its_log(run, monkeypatch,
     with monkeypatch.context() as patch:
         put(patch, kind, method, interrupted)
         code, out, err = run(*commands[0])
-    known._installed.cache_clear()
+    unknown._installed.cache_clear()
     assert code in (0, 130)
     assert "Traceback" not in out + err
     for path in tmp_path.iterdir():

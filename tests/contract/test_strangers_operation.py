@@ -14,8 +14,8 @@ from mamf.cli.progress import Progress
 from mamf.contribution.collection import collect
 from mamf.contribution.rules import review
 from mamf.contribution.tables import results_page
-from mamf.logs import known
 from mamf.logs.run_log import read_run_log
+from mamf.operations import unknown
 from mamf.plugins import discovery
 
 if sys.version_info >= (3, 11):
@@ -43,12 +43,12 @@ def installed(tmp_path_factory):
     (info / "entry_points.txt").write_text("\n".join(line for group in lines for line in group) + "\n")
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mamf-layer-norm\nVersion: 1.0\n")
     (folder / f"{MODULE}.py").write_text((STRANGER / f"{MODULE}.py").read_text())
-    known._installed.cache_clear()
+    unknown._installed.cache_clear()
     with pytest.MonkeyPatch.context() as path:
         path.syspath_prepend(folder)
         yield path
     sys.modules.pop(MODULE, None)
-    known._installed.cache_clear()
+    unknown._installed.cache_clear()
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def uninstall(installed):
     def gone():
         installed.undo()
         sys.modules.pop(MODULE, None)
-        known._installed.cache_clear()
+        unknown._installed.cache_clear()
 
     return gone
 

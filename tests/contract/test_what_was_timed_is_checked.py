@@ -16,7 +16,7 @@ from mamf.kernel import Prepared, Verdict
 from mamf.operations.attention.kernels.sdpa import SdpaMath
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.kernels.torch_mm import TorchMm
+from mamf.operations.matmul.kernels.torch_products import TorchMm
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plugins.discovery import open_backend
 

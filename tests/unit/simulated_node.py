@@ -15,8 +15,7 @@ from mamf.engine.search.grid import plan_for
 from mamf.engine.search.rounds import Rounds
 from mamf.engine.search.strategy import FindStrategy
 from mamf.errors import UnavailableError
-from mamf.operations.collective.operation import CollectiveOperation
-from mamf.operations.collective.shapes import CollectiveShape
+from mamf.operations.collective.operation import CollectiveOperation, CollectiveShape
 from mamf.operations.matmul.shapes import MatmulGrid
 from mamf.plugins import discovery
 from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul

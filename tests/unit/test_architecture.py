@@ -139,7 +139,7 @@ def test_an_import_that_points_up_is_seen():
     assert points_up("logs.records", "mamf.engine.measure")
     assert points_up("plans", "mamf.ceilings.share")
     assert not points_up("engine.measure", "mamf.logs.records")
-    assert not points_up("logs.records", "mamf.logs.known")
+    assert not points_up("logs.records", "mamf.operations.unknown")
 
 
 def test_no_file_is_part_of_an_import_cycle():

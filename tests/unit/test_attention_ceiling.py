@@ -18,7 +18,7 @@ from mamf.errors import UsageError
 from mamf.logs.compare import compare
 from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import read_run_log
-from mamf.operations.attention.rows import is_attention
+from mamf.operations.attention.operation import is_attention
 from mamf.report.charts.attention import attention_chart
 from mamf.testing import SimulatedAttention, SimulatedMatmul
 

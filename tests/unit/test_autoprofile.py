@@ -9,19 +9,17 @@ from pathlib import Path
 import pytest
 from test_counters_command import printed
 
-from mamf.ceilings.known import KnownCeiling
+from mamf.ceilings.share import KnownCeiling
 from mamf.cli import main
 from mamf.cli.autoprofile_steps import steps_of
 from mamf.cli.options.autoprofile import VARIABLES
 from mamf.errors import NothingProfiledError
 from mamf.logs.run_log import read_run_log
-from mamf.profiling.advice import advice
+from mamf.profiling.advice import Group, advice, groups_of, is_older
 from mamf.profiling.counters import counting
 from mamf.profiling.counters.running import Output
 from mamf.profiling.folder import read_folder
-from mamf.profiling.groups import Group, groups_of
 from mamf.profiling.log import create_profile_log, write_profile
-from mamf.profiling.products import is_older
 from mamf.profiling.profile import ClassRow, GapRow, KernelRow, Profile
 from mamf.profiling.roofs import Roofs, roofs
 from mamf.profiling.summary import summary

@@ -15,7 +15,7 @@ from mamf.errors import UnknownNameError, UsageError
 from mamf.node.group import agreed
 from mamf.operations.collective.kernels import torch_distributed
 from mamf.operations.collective.kernels.torch_distributed import TorchDistributed
-from mamf.operations.collective.shapes import COLLECTIVES, CollectiveProblem, CollectiveShape
+from mamf.operations.collective.operation import COLLECTIVES, CollectiveProblem, CollectiveShape
 from mamf.plugins.discovery import open_backend, operation
 
 MIB = 2**20

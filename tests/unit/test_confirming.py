@@ -12,8 +12,8 @@ from mamf.contribution import rules
 from mamf.contribution.best_rules import _summary, recomputed_ceilings
 from mamf.contribution.collection import collect
 from mamf.contribution.confirming import Claim, by_key, shortened, why_unconfirmed
-from mamf.contribution.contributed import contributed_csv
 from mamf.contribution.evidence import Evidence, records_of
+from mamf.contribution.placing import contributed_csv
 from mamf.contribution.tables import results_page
 from mamf.logs.records import ceiling_record, measurement_record
 from mamf.logs.run_log import run_log_of

@@ -130,6 +130,7 @@ def throttle(records):
 
 def thin_out(records):
     """A best that rests on three samples, everything else as it follows from them."""
+    from mamf.logs.recording import End
     from mamf.logs.records import measurement_from_record, measurement_record
     from mamf.report import summary_record
 
@@ -139,7 +140,7 @@ def thin_out(records):
     again = {id(each): measurement_record(new) for each, new in zip(rows(records), parsed, strict=True)}
     for each in rows(records):
         each.update({name: again[id(each)][name] for name in ("tflops", "seconds", "interval_coverage")})
-    records[-1]["best"] = summary_record(parsed, "complete", "", 0.0, 0)["best"]
+    records[-1]["best"] = summary_record(parsed, End("complete"))["best"]
 
 
 def drop_slow_samples(records):

@@ -12,9 +12,7 @@ from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.profiling.counters import ncu
 from mamf.profiling.counters.bounds import bound, bound_of_kernel, short_name
-from mamf.profiling.counters.counts import Counts, DeviceKernel, launches_of, median_launch
-from mamf.profiling.counters.log import Counted, counted, counts_record, roof_record
-from mamf.profiling.counters.metrics import (
+from mamf.profiling.counters.counts import (
     CYCLES,
     DEFAULT,
     DRAM,
@@ -27,8 +25,13 @@ from mamf.profiling.counters.metrics import (
     TENSOR,
     UNITS_BUSY,
     WAVES,
+    Counts,
+    DeviceKernel,
+    launches_of,
+    median_launch,
 )
-from mamf.profiling.counters.ranking import disagreements
+from mamf.profiling.counters.log import Counted, counted, counts_record, roof_record
+from mamf.profiling.counters.report import disagreements
 from mamf.profiling.counters.roofs import Roof
 from mamf.statistics import summarize
 

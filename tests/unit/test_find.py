@@ -19,9 +19,9 @@ import mamf
 from mamf.ceilings.ceiling import FEWEST_ROUNDS, Ceiling, confirm_ceiling
 from mamf.ceilings.search_plan import SearchPlan
 from mamf.engine.regimes import Sustained
-from mamf.engine.search.candidates import best_of_their_kind
 from mamf.engine.search.finding import Find
 from mamf.engine.search.grid import THOROUGH, plan_for
+from mamf.engine.search.rounds import best_of_their_kind
 from mamf.errors import DeviceError, IncomparableError, RunLogError, UnknownNameError, UnsupportedError
 from mamf.logs.records import ceiling_from_record, ceiling_record
 from mamf.logs.run_log import read_run_log

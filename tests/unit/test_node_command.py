@@ -23,7 +23,6 @@ from mamf.cli import main
 from mamf.cli.node_measuring import _follow_leader
 from mamf.cli.progress import Phases
 from mamf.errors import RunLogWriteError, UnavailableError, UsageError
-from mamf.logs import known
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
 from mamf.node.children import FAILURE, PHASE, WAITS, Children, Event, Watch, parsed, watched
@@ -35,6 +34,7 @@ from mamf.node.places import Launched, Place, first_host, launched, nowhere, pla
 from mamf.node.ranks import COMPLETE, GO, Rank, arrive, gathered, joint_decision
 from mamf.node.report import node_document
 from mamf.node.verdict import judged
+from mamf.operations import unknown
 
 NODE = ["node", "--backend", "simulated", "--budget", "60s", "--output-folder", "logs"]
 
@@ -44,9 +44,9 @@ def installed(monkeypatch):
     simulated_node.install(monkeypatch, launches=200)
     monkeypatch.setattr("mamf.node.children.started", Child)
     monkeypatch.setattr(socket, "gethostname", lambda: HOST)
-    known._installed.cache_clear()
+    unknown._installed.cache_clear()
     yield
-    known._installed.cache_clear()
+    unknown._installed.cache_clear()
 
 
 def faulty(monkeypatch, devices, **faults):

@@ -14,7 +14,6 @@ from mamf.backend import Reading
 from mamf.cli import main
 from mamf.engine.measure import conditions
 from mamf.errors import LogMismatchError, RunLogError, UsageError
-from mamf.logs import known
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import Conditions
 from mamf.node import children
@@ -26,6 +25,7 @@ from mamf.node.figures import BURST, SUSTAINED, Device
 from mamf.node.gathering import ALONE, TOGETHER, Run, device_of, devices_of
 from mamf.node.places import Place
 from mamf.node.verdict import CRITICAL, OK, UNKNOWN, judged
+from mamf.operations import unknown
 from mamf.statistics import summarize
 from mamf.testing import Physics
 
@@ -43,9 +43,9 @@ FAULTY = {
 def installed():
     with pytest.MonkeyPatch.context() as patch:
         simulated_node.install(patch)
-        known._installed.cache_clear()
+        unknown._installed.cache_clear()
         yield
-    known._installed.cache_clear()
+    unknown._installed.cache_clear()
 
 
 def measured(folder, rank, physics, together=True, ranks=4):

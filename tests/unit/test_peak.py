@@ -8,7 +8,7 @@ import pytest
 
 import mamf
 from mamf.ceilings.contributed import ContributedCeiling, contributed_ceilings
-from mamf.contribution import contributed, known_ceilings
+from mamf.contribution import known_ceilings, placing
 from mamf.contribution.collection import collect
 from mamf.errors import IncomparableError, UnavailableError, UnknownNameError
 from mamf.logs import found
@@ -160,8 +160,8 @@ def test_the_clock_of_a_cpu_travels(monkeypatch, tmp_path, is_accelerator, clock
     for entry in held.ceilings:
         entry.header["device"] |= {"max_clock_hz": 3.1e9, "is_accelerator": is_accelerator}
     # Nothing bounds a CPU's figures, so that they stand apart; here they travel.
-    monkeypatch.setattr(contributed, "part_confirmed", lambda entries: (list(entries), []))
-    (tmp_path / "contributed.csv").write_text(contributed.contributed_csv(held.ceilings))
+    monkeypatch.setattr(placing, "part_confirmed", lambda entries: (list(entries), []))
+    (tmp_path / "contributed.csv").write_text(placing.contributed_csv(held.ceilings))
     monkeypatch.setattr("mamf.ceilings.contributed.FILE", str(tmp_path / "contributed.csv"))
     contributed_ceilings.cache_clear()
     read = contributed_ceilings()
@@ -294,6 +294,6 @@ def test_an_unknown_device_is_one_line(run):
 
 
 def test_what_travels_is_readable():
-    rows = contributed.contributed_ceilings()
+    rows = placing.contributed_ceilings()
     assert all(row.low <= row.tflops <= row.high for row in rows)
     assert all((RESULTS / row.log).exists() for row in rows)

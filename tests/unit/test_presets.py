@@ -11,15 +11,11 @@ from made_plans import kernels_plan, sweep_plan
 
 from mamf.errors import UsageError
 from mamf.logs.run_log import read_run_log
-from mamf.operations.batched.kernel import BatchedKernel
-from mamf.operations.grouped.kernel import GroupedKernel
-from mamf.operations.grouped.operation import Grouped
-from mamf.operations.grouped.presets import MIXTURES
-from mamf.operations.grouped.presets import PRESETS as GROUPED_PRESETS
-from mamf.operations.grouped.shapes import GroupedShape
+from mamf.operations.batched.operation import BatchedKernel
+from mamf.operations.grouped.operation import MIXTURES, Grouped, GroupedKernel, GroupedShape
+from mamf.operations.grouped.operation import PRESETS as GROUPED_PRESETS
 from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.presets import LAYOUT_OF, PRESETS, Linear, Preset
-from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.shapes import LAYOUT_OF, PRESETS, Linear, MatmulShape, Preset
 from mamf.testing.simulated_kernels import prepared
 
 HERE = Path(__file__).stem

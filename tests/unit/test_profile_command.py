@@ -5,7 +5,7 @@ from argparse import Namespace
 
 import pytest
 
-from mamf.ceilings.known import KnownCeiling
+from mamf.ceilings.share import KnownCeiling
 from mamf.cli import main
 from mamf.cli.commands import profile
 from mamf.contribution import known_ceilings

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rendering import render_profile
 
-from mamf.ceilings.known import KnownCeiling
+from mamf.ceilings.share import KnownCeiling
 from mamf.cli import main
 from mamf.errors import IncomparableError, RunLogError, UsageError
 from mamf.logs.run_log import read_run_log

@@ -10,14 +10,14 @@ from rendering import render
 from mamf.ceilings.ceiling import Ceiling
 from mamf.engine.strategies.shapes import Sweep
 from mamf.logs.plan_records import plan_record
+from mamf.logs.recording import End
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
 from mamf.report import bests, ranked, significant, summary_record
 from mamf.report.document import Answer
-from mamf.report.kernels import kernels_document
+from mamf.report.kernels import baselines_of, kernels_document, speed_up, winners
 from mamf.report.remarks import remarks
 from mamf.report.shares import Shares
-from mamf.report.winners import baselines_of, speed_up, winners
 from mamf.statistics import Interval
 from mamf.testing import SimulatedMatmul
 
@@ -88,14 +88,14 @@ def test_csv_has_a_row_a_measurement_with_units_in_the_names(rows):
 
 
 def test_json_carries_header_rows_and_summary(rows):
-    summary = summary_record(rows, "complete", "", 1.0, 0)
+    summary = summary_record(rows, End("complete", "", 1.0))
     content = json.loads(render("json", rows, HEADER, summary))
     assert content["summary"]["best"]["burst"]["shape"] == str(ranked(rows)[0].shape)
     assert len(content["measurements"]) == len(rows)
 
 
 def test_the_text_names_regime_interval_peak_and_how_it_ended(rows):
-    text = render("table", rows, HEADER, summary_record(rows, "interrupted", "by the user", 2.0, 5), top=1)
+    text = render("table", rows, HEADER, summary_record(rows, End("interrupted", "by the user", 2.0, 5)), top=1)
     assert "best burst, bfloat16: " in text
     assert "95 % repeat interval: " in text
     assert "of 989, the dense bf16 peak of H100 SXM" in text
@@ -109,7 +109,9 @@ def test_a_log_without_a_summary_was_killed(rows):
 
 
 def test_nothing_measured_is_said(backend):
-    assert "nothing was measured" in render("table", [], HEADER, summary_record([], "interrupted", "by the user", 0, 3))
+    assert "nothing was measured" in render(
+        "table", [], HEADER, summary_record([], End("interrupted", "by the user", 0, 3))
+    )
 
 
 def test_markdown_is_a_table(rows):

@@ -5,7 +5,7 @@ from pathlib import Path
 from mamf.ceilings.contributed import FILE
 from mamf.contribution import rules
 from mamf.contribution.collection import collect
-from mamf.contribution.contributed import contributed_csv
+from mamf.contribution.placing import contributed_csv
 from mamf.contribution.tables import results_page
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"

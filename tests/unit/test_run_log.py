@@ -11,6 +11,7 @@ from rendering import render
 from mamf.engine.strategies.shapes import Sweep
 from mamf.errors import LogMismatchError, RunLogError, RunLogWriteError, UsageError
 from mamf.logs.plan_records import plan_record
+from mamf.logs.recording import End
 from mamf.logs.records import measurement_record
 from mamf.logs.run_log import SCHEMA, read_run_log
 from mamf.logs.writer import RunLogWriter
@@ -54,7 +55,7 @@ def log_path(tmp_path, rows):
     with RunLogWriter.create(path, header()) as writer:
         for row in rows:
             writer.write("measurement", measurement_record(row))
-        writer.write("summary", summary_record(rows, "complete", "", 1.0, 0))
+        writer.write("summary", summary_record(rows, End("complete", "", 1.0)))
     return path
 
 

@@ -25,12 +25,11 @@ from mamf.engine.regimes import Burst, StoppingRule
 from mamf.engine.strategies.shapes import Sweep
 from mamf.errors import UnavailableError, UsageError
 from mamf.kinds.registry import chart_of
-from mamf.logs import known
 from mamf.logs.compare import compare
 from mamf.logs.device_speeds import DeviceSpeed, device_speeds, with_device_speeds
 from mamf.logs.entries import entries
-from mamf.logs.header import header_of
 from mamf.logs.plan_records import plan_record
+from mamf.logs.recording import header_of
 from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
@@ -39,6 +38,7 @@ from mamf.node.pool import DevicePool
 from mamf.node.shares import Shares
 from mamf.node.sharing import SharedSweep
 from mamf.node.worker import ASKS, DEVICE, assignment
+from mamf.operations import unknown
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plugins import discovery
@@ -58,9 +58,9 @@ SPEEDS = (1.0, 1.03, 0.98, 1.01)
 def installed(monkeypatch):
     simulated_node.install(monkeypatch)
     monkeypatch.setitem(simulated_node.POINTS[discovery.BACKENDS], "simulated", "test_shared_sweep:Card")
-    known._installed.cache_clear()
+    unknown._installed.cache_clear()
     yield
-    known._installed.cache_clear()
+    unknown._installed.cache_clear()
 
 
 class Card(simulated_node.Node):

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from mamf.ceilings.known import KnownCeiling
+from mamf.ceilings.share import KnownCeiling
 from mamf.cli.commands import model
 from mamf.contribution import known_ceilings
 from mamf.errors import IncomparableError, UnavailableError, UsageError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -33,13 +33,12 @@ from mamf.cli.terminal import warn
 from mamf.engine.search.finding import Find
 from mamf.engine.strategies.kernels import KernelsSweep
 from mamf.errors import LogMismatchError, UnknownNameError
+from mamf.kernel import AnyKernel
 from mamf.kinds.kind import View
 from mamf.logs.records import ceiling_record
 from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement
-from mamf.operations.attention.operation import Attention
-from mamf.operations.attention.rows import is_attention
-from mamf.operations.matmul.kernel import MatmulKernel
+from mamf.operations.attention.operation import Attention, is_attention
 from mamf.operations.matmul.selection import kernels_for, reference_kernels
 from mamf.plans import Plan
 from mamf.plugins.discovery import operation
@@ -112,7 +111,7 @@ class _AttentionSession(KernelsSession):
                 self.failures.append(missing_shares(problem.dtype, regime, plan))
                 warn(self.failures[-1])
 
-    def _references(self, warn: Callable[[str], object] = lambda remark: None) -> dict[str, MatmulKernel]:
+    def _references(self, warn: Callable[[str], object] = lambda remark: None) -> Mapping[str, AnyKernel]:
         """The kernels of the ceilings."""
         names = {ceiling.kernel for ceiling in self.ceilings.values()}
         return reference_kernels(names, self.options.ceiling_kernel, warn)

@@ -12,8 +12,7 @@ from mamf.choices import DETERMINISM, SECTION_SETS
 from mamf.cli.attention_ceilings import given_ceilings
 from mamf.cli.commands.kernels_sweep import KernelsSession
 from mamf.cli.interruption import Interruption
-from mamf.cli.kernel_plans import AnyOperation, asked_for, shapes_from
-from mamf.cli.launch_plans import operation_asked_for, with_shapes_of_sizes
+from mamf.cli.kernel_plans import AnyOperation, asked_for, operation_asked_for, shapes_from, with_shapes_of_sizes
 from mamf.cli.resuming import Resumed
 from mamf.cli.session import measure
 from mamf.cli.terminal import say, warn
@@ -24,15 +23,15 @@ from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement
 from mamf.plugins.discovery import kernel_of
 from mamf.profiling.counters.counting import Counter
-from mamf.profiling.counters.known_roofs import (
+from mamf.profiling.counters.log import Counted, counted_in, counts_record, roof_record, step_of
+from mamf.profiling.counters.report import counters_document
+from mamf.profiling.counters.roofs import (
+    Roof,
     given_bandwidth_roof,
     given_compute_roof,
     known_bandwidth_roof,
     known_compute_roof,
 )
-from mamf.profiling.counters.log import Counted, counted_in, counts_record, roof_record, step_of
-from mamf.profiling.counters.report import counters_document
-from mamf.profiling.counters.roofs import Roof
 from mamf.profiling.counters.running import found_ncu
 from mamf.regime_names import BURST
 from mamf.report.document import Document

@@ -19,16 +19,14 @@ from mamf.engine.search.finding import Find
 from mamf.engine.search.grid import plan_for
 from mamf.errors import UsageError
 from mamf.logs.found import cache_ceiling
-from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import RunLog
-from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement
 from mamf.operations.matmul.kernel import MatmulKernel
 from mamf.operations.matmul.operation import problem_for
 from mamf.operations.matmul.selection import kernel_for, kernels_for
 from mamf.plans import FIND, MATMUL, Plan
 from mamf.plugins.discovery import open_backend
-from mamf.regime_names import CEILINGS
+from mamf.regime_names import CEILINGS, asked_regimes
 
 
 def run(options: argparse.Namespace) -> int:
@@ -81,7 +79,7 @@ class _FindSession(Session):
             backend,
             problem_from(options, backend),
             options.kernel,
-            regimes=self._regimes(),
+            regimes=asked_regimes(self.options.regime, CEILINGS),
             budget_seconds=options.budget,
             precision=options.precision or SearchPlan.precision,
             is_quick=bool(options.quick),
@@ -98,9 +96,6 @@ class _FindSession(Session):
             require_same_kernels(self.options, then, now)
         return replace(search, budget_seconds=self.options.budget or search.budget_seconds)
 
-    def _regimes(self) -> tuple[str, ...]:
-        return tuple(name for name in CEILINGS if name in (self.options.regime or CEILINGS))
-
     def new_plan(self) -> Plan:
         return self.search.as_plan()
 
@@ -112,7 +107,7 @@ class _FindSession(Session):
         of_dtypes = (argparse.Namespace(**{**vars(options), "dtype": name}) for name in options.dtype or [None])
         problems = tuple(problem_from(each, self.backend) for each in of_dtypes)
         precision = options.precision or SearchPlan.precision
-        plan = replace(self.search, regimes=self._regimes(), precision=precision).as_plan()
+        plan = replace(self.search, regimes=asked_regimes(self.options.regime, CEILINGS), precision=precision).as_plan()
         return replace(plan, problems=problems)
 
     def dry_run(self) -> int:
@@ -133,10 +128,6 @@ class _FindSession(Session):
     def measurements(self, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
         self.find.on_phase = on_phase
         return self.find.results()
-
-    def after_measuring(self, writer: RunLogWriter) -> None:
-        for ceiling in self.ceilings_found().values():
-            writer.write("ceiling", ceiling_record(ceiling))
 
     def left_out(self) -> bool:
         if why_hopeless(self.rows):

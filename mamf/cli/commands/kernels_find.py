@@ -9,11 +9,9 @@ from typing import Any
 from mamf.cli.commands.kernels_sweep import KernelsSession, run_session
 from mamf.engine.search.kernels import KernelsFind
 from mamf.errors import UsageError
-from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import OwnCeilings
-from mamf.logs.writer import RunLogWriter
 from mamf.plans import DEFAULT_BUDGET_SECONDS, FIND, Plan
-from mamf.regime_names import CEILINGS
+from mamf.regime_names import CEILINGS, asked_regimes
 
 
 def run(options: argparse.Namespace) -> int:
@@ -28,7 +26,7 @@ class KernelsFindSession(KernelsSession):
 
     def new_plan(self) -> Plan:
         plan = super().new_plan()
-        regimes = tuple(name for name in CEILINGS if name in (self.options.regime or CEILINGS))
+        regimes = asked_regimes(self.options.regime, CEILINGS)
         budget = self.options.budget or DEFAULT_BUDGET_SECONDS * (1 + len(plan.problems)) / 2
         return replace(plan, kind=FIND, options=None, shapes=self._shapes(plan), regimes=regimes, budget_seconds=budget)
 
@@ -59,10 +57,6 @@ class KernelsFindSession(KernelsSession):
 
     def count_due(self) -> None:
         return None
-
-    def after_measuring(self, writer: RunLogWriter) -> None:
-        for ceiling in self.ceilings_found().values():
-            writer.write("ceiling", ceiling_record(ceiling))
 
     def left_out(self) -> bool:
         return bool(self.count_left())

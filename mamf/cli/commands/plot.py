@@ -15,7 +15,7 @@ from mamf.node.baselines import contributed_baselines, headers_of
 from mamf.node.chart import node_chart
 from mamf.node.gathering import devices_of
 from mamf.node.verdict import judged
-from mamf.operations.attention.rows import is_attention
+from mamf.operations.attention.operation import is_attention
 from mamf.profiling.chart import profile_chart
 from mamf.profiling.counters.chart import counters_chart
 from mamf.profiling.counters.log import counted_in

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mamf.api.reading import load_ceiling
-from mamf.ceilings.known import KnownCeiling, given_ceiling
+from mamf.ceilings.share import KnownCeiling, given_ceiling
 from mamf.cli.printing import print_document
 from mamf.cli.terminal import warn
 from mamf.contribution.known_ceilings import measured_peak, opened

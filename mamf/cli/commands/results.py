@@ -15,8 +15,8 @@ from mamf.cli.printing import print_document
 from mamf.cli.reading import reading
 from mamf.cli.terminal import say, say_lines, warn
 from mamf.contribution.collection import collect
-from mamf.contribution.contributed import contributed_csv
 from mamf.contribution.evidence import TIERS, Finding
+from mamf.contribution.placing import contributed_csv
 from mamf.contribution.rules import Review, review, review_results
 from mamf.contribution.submission import free_place, prepare, write
 from mamf.contribution.tables import results_page

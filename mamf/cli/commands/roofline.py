@@ -12,7 +12,7 @@ from mamf.cli.resuming import flag
 from mamf.cli.roofline_files import place_rows, read_given, require_files, write_files
 from mamf.cli.roofline_session import measure_roofs
 from mamf.errors import UsageError
-from mamf.logs.roofs import roofs_of_logs
+from mamf.logs.comparability import roofs_of_logs
 from mamf.logs.run_log import RunLog
 from mamf.report.roofline import roofline_document
 from mamf.report.text import machine_line

@@ -7,8 +7,14 @@ import statistics
 from collections.abc import Iterator
 from typing import Any
 
-from mamf.cli.kernel_plans import AnyOperation, asked_for, problems_from, shapes_from
-from mamf.cli.launch_plans import operation_asked_for, with_shapes_of_sizes
+from mamf.cli.kernel_plans import (
+    AnyOperation,
+    asked_for,
+    operation_asked_for,
+    problems_from,
+    shapes_from,
+    with_shapes_of_sizes,
+)
 from mamf.cli.printing import print_document
 from mamf.engine.launching import Launched, Launching, launch_in_window
 from mamf.errors import UsageError

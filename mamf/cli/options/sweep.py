@@ -13,7 +13,7 @@ from mamf.cli.options.shared import (
 )
 from mamf.cli.options.values import bound, index, shape, size
 from mamf.kernel import DATA
-from mamf.operations.matmul.presets import LAYOUT_OF, PRESETS
+from mamf.operations.matmul.shapes import LAYOUT_OF, PRESETS
 from mamf.plans import ORDERS
 from mamf.regime_names import NAMES
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from mamf.backend import Backend
-from mamf.ceilings.ceiling import Ceiling, confirm_ceilings
+from mamf.ceilings.ceiling import Ceiling, confirm_ceilings, why_hopeless
 from mamf.ceilings.search_plan import SearchPlan
 from mamf.engine.runner import Runner
 from mamf.engine.search.strategy import FindStrategy
+from mamf.errors import DeviceError
 from mamf.measurement import Measurement
 from mamf.operations.matmul.kernel import MatmulKernel
 
@@ -56,3 +57,40 @@ class Find:
     def left_out(self) -> int:
         """Whether the budget ended before everything was measured, once ``results`` has ended."""
         return self._run.left_out
+
+
+class CeilingSearch:
+    """Iterate over it, and it measures. Leaving the loop, by ``break`` or by Ctrl-C, ends the search and its log.
+
+    >>> search = mamf.search("bfloat16")
+    >>> for row in search:
+    ...     if search.ceilings:
+    ...         break
+    >>> search.ceiling.rounds
+    3
+    """
+
+    def __init__(self, find: Find, regime: str) -> None:
+        self.find, self.regime = find, regime
+        #: The rows still to come; whoever keeps a log of them puts itself between.
+        self.rows = self.find.results()
+
+    def __iter__(self) -> Generator[Measurement, None, None]:
+        """Each row as it is measured."""
+        yield from self.rows  # and closes them with the loop
+
+    @property
+    def ceilings(self) -> dict[str, Ceiling]:
+        """What the rows so far confirm, by regime."""
+        return self.find.ceilings
+
+    @property
+    def ceiling(self) -> Ceiling:
+        """The ceiling of the requested regime. Raises DeviceError until it is confirmed."""
+        found = self.ceilings
+        if self.regime not in found:
+            if reason := why_hopeless(self.find.rows):
+                raise DeviceError(f"no ceiling can be found: {reason}")
+            budget = self.find.plan.budget_seconds
+            raise DeviceError(f"no {self.regime} ceiling was confirmed in {budget:.0f} s: give it more")
+        return found[self.regime]

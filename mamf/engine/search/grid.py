@@ -1,4 +1,4 @@
-"""Plans a search for ceilings: its grid, its budget and the share of each phase."""
+"""Plans a search for ceilings: its grid, its budget, the share of each phase, and the shapes it begins with."""
 
 from __future__ import annotations
 
@@ -7,17 +7,40 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from mamf.backend import Backend
+from mamf.backend import Backend, DeviceInfo
+from mamf.ceilings.contributed import contributed_ceilings
 from mamf.ceilings.search_plan import SearchPlan
+from mamf.ceilings.share import label_dtype
 from mamf.engine.estimate import SMALLEST_PROBE, probe_flops, working_kernels
-from mamf.engine.search.priors import priors
 from mamf.engine.search.rounds import Rounds
-from mamf.errors import UnsupportedError, UsageError
+from mamf.errors import MamfError, UnsupportedError, UsageError
 from mamf.limits import require_seconds
+from mamf.logs.found import cached_ceiling
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
 from mamf.plans import DEFAULT_BUDGET_SECONDS, QUICK_BUDGET_SECONDS
 from mamf.regime_names import CEILINGS
+
+
+def priors(info: DeviceInfo, problem: MatmulProblem) -> list[MatmulShape]:
+    """Of a find on this very device, then of contributed ones of its kind; both ceilings' shapes, each once."""
+    dtype = label_dtype(problem)
+    shapes = [shape for regime in CEILINGS for shape in _found_here(info, dtype, regime)]
+    kind = (info.name, info.compute_units, dtype)
+    for ceiling in contributed_ceilings():
+        if (ceiling.device, ceiling.compute_units, ceiling.dtype) == kind:
+            shapes += map(MatmulShape.parse, ceiling.shapes)
+    return list(dict.fromkeys(shapes))
+
+
+def _found_here(info: DeviceInfo, dtype: str, regime: str) -> list[MatmulShape]:
+    """A log that cannot be read is no hint."""
+    try:
+        left = cached_ceiling(info, dtype, regime)
+    except (MamfError, OSError):
+        return []
+    return [] if left is None else [left.ceiling.shape]
+
 
 _STEPS = 20
 _LARGEST_STEP = 1024

@@ -13,8 +13,8 @@ from mamf.engine.runner import Runner, Steps
 from mamf.engine.search.rounds import Confirmation, Rounds
 from mamf.engine.strategies.kernels import KernelsSweep
 from mamf.kernel import Problem
-from mamf.logs.known import operation_called
 from mamf.measurement import Measurement
+from mamf.operations.unknown import operation_called
 from mamf.regime_names import BURST, SUSTAINED
 
 _ROUNDS = {BURST: Rounds(choose=4, confirm=7), SUSTAINED: Rounds(choose=1, confirm=3)}

@@ -17,9 +17,16 @@ from mamf.ceilings.ceiling import CHOOSE, FEWEST_ROUNDS, Candidate, rank_candida
 from mamf.ceilings.search_plan import SearchPlan
 from mamf.engine.regimes import Burst, Regime, StoppingRule, Sustained
 from mamf.engine.runner import Runner, Step, Steps
-from mamf.engine.search.candidates import best_by_shape, best_of_their_kind, frugal_and_fast, of_the_default
 from mamf.engine.search.grid import along_k, anywhere, around, pace_of, refinement_steps
-from mamf.engine.search.rounds import Answering, Confirmation, Rounds
+from mamf.engine.search.rounds import (
+    Answering,
+    Confirmation,
+    Rounds,
+    best_by_shape,
+    best_of_their_kind,
+    frugal_and_fast,
+    of_the_default,
+)
 from mamf.engine.search.search import FIRST_SHAPES, Search
 from mamf.measurement import Measurement
 from mamf.operations.matmul.kernel import MatmulKernel

@@ -1,4 +1,4 @@
-"""The operation ``attention``."""
+"""The operation ``attention`` and the columns of its rows."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from mamf.backend import Backend, DeviceInfo
 from mamf.measurement import TERA, Measurement
 from mamf.operation import FlopOperation
-from mamf.operations.attention.kernel import AttentionKernel
-from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.attention.shapes import AttentionKernel, AttentionProblem, AttentionShape
 from mamf.plugins.discovery import kernel_of
 
 _LENGTHS = (1024, 4096, 16384)
@@ -72,3 +71,8 @@ def saved_mib(row: Measurement) -> float | None:
     """MiB that the forward pass saves for a backward pass measured alone; None if the device does not report it."""
     held = row.details.get("held_bytes")
     return None if held is None or row.problem.direction != "bwd" else float(held) / 2**20
+
+
+def is_attention(row: Measurement) -> bool:
+    """Whether a row measures attention, and neither a product for its ceiling nor a reference."""
+    return isinstance(row.shape, AttentionShape) and not row.is_reference

@@ -8,13 +8,15 @@ the forward (five products instead of two, including the recomputed scores), or 
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
+from mamf.backend import Backend, Unavailable
 from mamf.dtypes import DTYPES
 from mamf.errors import UsageError
-from mamf.kernel import DATA, Buffer, aligned
+from mamf.kernel import DATA, Buffer, Kernel, aligned
 from mamf.limits import LARGEST_SEED, parse_digits, require_known, require_share, whole_number
 from mamf.work import Work
 
@@ -216,3 +218,20 @@ PRESETS: Mapping[str, Preset] = {
         kernels=("eager", "compiled-eager"),
     ),
 }
+
+
+class AttentionKernel(Kernel[AttentionProblem, AttentionShape]):
+    """One implementation. ``dtypes`` and ``directions``: those that it supports."""
+
+    operation = "attention"
+    reports_memory = True
+    dtypes: ClassVar[tuple[str, ...]] = ("bfloat16", "float16")
+    directions: ClassVar[tuple[str, ...]] = ("fwd", "bwd", "fwd+bwd")
+
+    @abstractmethod
+    def unavailable(self, backend: Backend) -> Unavailable | None: ...
+
+    def unsupported(self, backend: Backend, problem: AttentionProblem) -> str | None:
+        if problem.direction not in self.directions:
+            return f"{self.name} has no {problem.direction}; it has {', '.join(self.directions)}"
+        return self._unsupported_dtype(problem)

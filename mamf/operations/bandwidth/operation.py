@@ -8,8 +8,13 @@ from typing import Any
 from mamf.backend import MIB, Backend, DeviceInfo
 from mamf.measurement import TERA, Measurement
 from mamf.operation import Operation
-from mamf.operations.bandwidth.kernel import BandwidthKernel
-from mamf.operations.bandwidth.shapes import MOST_ARRAYS, UNTOLD_CACHE_BYTES, BandwidthProblem, BandwidthShape
+from mamf.operations.bandwidth.shapes import (
+    MOST_ARRAYS,
+    UNTOLD_CACHE_BYTES,
+    BandwidthKernel,
+    BandwidthProblem,
+    BandwidthShape,
+)
 from mamf.peaks import find_bandwidth
 
 # Memory has its own clock, which no board raises above its datasheet by default.

@@ -19,9 +19,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
+from mamf.backend import Backend
 from mamf.dtypes import DTYPES
 from mamf.errors import UsageError
-from mamf.kernel import DATA, Buffer, aligned
+from mamf.kernel import DATA, Buffer, Kernel, aligned
 from mamf.limits import LARGEST_SEED, parse_digits, require_known, whole_number
 from mamf.work import Work
 
@@ -145,3 +146,19 @@ class BandwidthProblem:
     def nbytes(self, shape: BandwidthShape, sets: int = 1, rewrite: bool = False) -> int:
         """Bytes of all arrays."""
         return sum(buffer.nbytes for buffer in self.buffers(shape, sets, rewrite).values())
+
+
+class BandwidthKernel(Kernel[BandwidthProblem, BandwidthShape]):
+    """One implementation. ``dtypes`` and ``patterns``: those that it supports."""
+
+    operation = "bandwidth"
+    dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16")
+    patterns: ClassVar[tuple[str, ...]] = PATTERNS
+
+    def unsupported(self, backend: Backend, problem: BandwidthProblem) -> str | None:
+        if problem.pattern not in self.patterns:
+            return f"{self.name} has no {problem.pattern}; it has {', '.join(self.patterns)}"
+        return self._unsupported_dtype(problem) or backend.unsupported_dtype(problem.dtype)
+
+    def unsupported_shape(self, problem: BandwidthProblem, shape: BandwidthShape) -> str | None:
+        return problem.unsupported_shape(shape)

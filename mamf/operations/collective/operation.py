@@ -1,16 +1,99 @@
-"""The operation ``collective``."""
+"""Collectives of several ranks: shapes, the interface of their kernels, and the operation ``collective``."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, get_args
 
 from mamf.backend import MIB, Backend, DeviceInfo
+from mamf.dtypes import DTYPES
+from mamf.kernel import DATA, Buffer, Kernel
+from mamf.limits import LARGEST_SEED, require_known, whole_number
 from mamf.measurement import TERA, Measurement
 from mamf.operation import Operation
-from mamf.operations.collective.kernel import CollectiveKernel
-from mamf.operations.collective.shapes import CollectiveProblem, CollectiveShape
+from mamf.operations.bandwidth.shapes import BandwidthShape
+from mamf.work import Work
+
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+COLLECTIVES: tuple[str, ...] = get_args(Collective)
+
+
+class CollectiveShape(BandwidthShape):
+    """``nbytes``: the size of a rank's larger buffer (send or receive)."""
+
+
+@dataclass(frozen=True)
+class CollectiveProblem:
+    """All parameters of a collective except its size; ``ranks``: the number of ranks."""
+
+    operation: ClassVar[str] = "collective"
+
+    collective: str = "all_reduce"
+    ranks: int = 2
+    dtype: str = "bfloat16"
+    data: str = "normal"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require_known(
+            ("collective", self.collective, COLLECTIVES),
+            ("dtype", self.dtype, DTYPES),
+            ("data", self.data, DATA),
+        )
+        whole_number("ranks", self.ranks, 2)
+        whole_number("seed", self.seed, 0, LARGEST_SEED)
+
+    @property
+    def out_dtype(self) -> str:
+        return self.dtype
+
+    def elements(self, shape: CollectiveShape) -> tuple[int, int]:
+        """The elements that a rank sends and receives, rounded to equal parts for all ranks."""
+        part = shape.nbytes // DTYPES[self.dtype].itemsize // self.ranks
+        most = part * self.ranks
+        return {"all_gather": (part, most), "reduce_scatter": (most, part)}.get(self.collective, (most, most))
+
+    def part(self, shape: CollectiveShape) -> int:
+        """Elements per part: a buffer has a single part, or one part per rank."""
+        return min(self.elements(shape)) // (self.ranks if self.collective == "all_to_all" else 1)
+
+    def unsupported_shape(self, shape: CollectiveShape) -> str | None:
+        """Why this size is invalid, or None."""
+        has_parts = self.part(shape) > 0
+        return None if has_parts else f"{shape.nbytes} bytes do not make {self.ranks} equal parts of {self.dtype}"
+
+    def work(self, shape: CollectiveShape) -> Work:
+        passes = 2 if self.collective == "all_reduce" else 1
+        factor = f"{2 if passes == 2 else ''}(n-1)/n"
+        convention = f"bus bandwidth as nccl-tests has it: size / time x {factor}, n = {self.ranks}"
+        size = max(self.elements(shape)) * DTYPES[self.dtype].itemsize
+        return Work(0.0, passes * (self.ranks - 1) * size // self.ranks, convention, "TB/s")
+
+    def buffers(self, shape: CollectiveShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
+        """The send and receive buffers of a rank. One set is enough, because sent data is read from memory anyway."""
+        sent, received = self.elements(shape)
+        return {"sent": Buffer(sent, self.dtype), "received": Buffer(received, self.dtype, fill=False)}
+
+    def nbytes(self, shape: CollectiveShape, sets: int = 1, rewrite: bool = False) -> int:
+        return sum(buffer.nbytes for buffer in self.buffers(shape).values())
+
+
+class CollectiveKernel(Kernel[CollectiveProblem, CollectiveShape]):
+    """One library. ``dtypes``: those that it supports. All ranks prepare, launch and verify alike; an error on one rank
+    counts for all, so they stop together.
+    """
+
+    operation = "collective"
+    dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16")
+
+    def unsupported(self, backend: Backend, problem: CollectiveProblem) -> str | None:
+        return self._unsupported_dtype(problem) or backend.unsupported_dtype(problem.dtype)
+
+    def unsupported_shape(self, problem: CollectiveProblem, shape: CollectiveShape) -> str | None:
+        return problem.unsupported_shape(shape)
+
 
 _SIZES = tuple(CollectiveShape(size * MIB) for size in (1, 16, 128, 1024, 4096))
 # The most memory for both buffers of the largest size: the device needs memory for other things too.

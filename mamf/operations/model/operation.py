@@ -8,8 +8,7 @@ from dataclasses import fields
 from mamf.backend import Backend, DeviceInfo
 from mamf.measurement import IDLE, Measurement
 from mamf.operation import FlopOperation
-from mamf.operations.model.kernel import ModelKernel
-from mamf.operations.model.shapes import ModelProblem, ModelShape
+from mamf.operations.model.shapes import ModelKernel, ModelProblem, ModelShape
 
 _BATCH, _CONTEXTS = 8, (256, 512, 1024)
 #: Fields that ``architecture``, the phase or the title already contain.

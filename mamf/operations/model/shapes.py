@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
+from mamf.backend import Backend
 from mamf.dtypes import DTYPES
 from mamf.errors import UsageError
-from mamf.kernel import Buffer
+from mamf.kernel import Buffer, Kernel
 from mamf.limits import LARGEST_SEED, Sizes, require_known, whole_number
 from mamf.operations.attention.shapes import AttentionShape
 from mamf.work import Work
@@ -229,3 +230,21 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
     "8b": _llama(4096, 14336, 32, 32, 8, tied=False),
     "moe": {**_llama(768, 2048, 12, 12, 4), "style": "moe", "experts": 8, "active_experts": 2},
 }
+
+
+class ModelKernel(Kernel[ModelProblem, ModelShape]):
+    """One way to run a training step. ``dtypes``: those that it supports; not float16, whose gradients need scaling."""
+
+    operation = "model"
+    reports_memory = True
+    reports_reserved = True
+    must_fit_a_train = True
+    dtypes: ClassVar[tuple[str, ...]] = ("bfloat16", "float32")
+
+    def unsupported(self, backend: Backend, problem: ModelProblem) -> str | None:
+        if problem.autocast and problem.dtype == problem.parameter_dtype:
+            return f"parameters are {problem.dtype} already: leave autocast out"
+        return self._unsupported_dtype(problem) or backend.unsupported_dtype(problem.dtype)
+
+    def unsupported_shape(self, problem: ModelProblem, shape: ModelShape) -> str | None:
+        return problem.unsupported_shape(shape)

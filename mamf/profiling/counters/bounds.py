@@ -9,8 +9,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mamf.profiling.counters.counts import Counts, DeviceKernel
-from mamf.profiling.counters.metrics import BLOCKS, DRAM, L2, MEMORY_PIPES, MOST_WARPS, TENSOR, UNITS_BUSY, WARPS, WAVES
+from mamf.profiling.counters.counts import (
+    BLOCKS,
+    DRAM,
+    L2,
+    MEMORY_PIPES,
+    MOST_WARPS,
+    TENSOR,
+    UNITS_BUSY,
+    WARPS,
+    WAVES,
+    Counts,
+    DeviceKernel,
+)
 from mamf.profiling.counters.roofs import Roof
 
 #: Percent.

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mamf.errors import UsageError
-from mamf.logs.known import operation_called
 from mamf.measurement import Measurement
+from mamf.operations.unknown import operation_called
 from mamf.profiling.counters.counts import Counts
 from mamf.profiling.counters.log import Counted
 from mamf.report.charts.chart import Axis, Chart, Line, Panel, Point, failures, machine

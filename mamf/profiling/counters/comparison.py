@@ -10,8 +10,8 @@ from mamf.errors import IncomparableError
 from mamf.logs.comparability import Difference, blocking_differences, noted_differences
 from mamf.logs.compare import Pair
 from mamf.logs.entries import Entry
-from mamf.logs.known import operation_called
 from mamf.logs.run_log import RunLog
+from mamf.operations.unknown import operation_called
 from mamf.profiling.counters.counts import Counts
 from mamf.profiling.counters.log import counted_in
 from mamf.report.columns import interval_columns

@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mamf.errors import MamfWarning, UnavailableError
-from mamf.logs.known import operation_called
 from mamf.measurement import Measurement
+from mamf.operations.unknown import operation_called
 from mamf.profiling.counters import ncu
-from mamf.profiling.counters.counts import Counts, DeviceKernel, launches_of, median_launch
-from mamf.profiling.counters.metrics import DEFAULT
+from mamf.profiling.counters.counts import DEFAULT, Counts, DeviceKernel, launches_of, median_launch
 from mamf.profiling.counters.running import output_of
 
 

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from mamf.errors import RunLogError
-from mamf.logs.known import operation_called
 from mamf.logs.records import utc_now
 from mamf.logs.run_log import MALFORMED, RunLog, describe_error
 from mamf.measurement import Measurement
+from mamf.operations.unknown import operation_called
 from mamf.profiling.counters.counts import Counts, DeviceKernel
 from mamf.profiling.counters.roofs import BANDWIDTH, COMPUTE, Roof
 

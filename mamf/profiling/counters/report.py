@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 from mamf.choices import CONFIGURATION, DETERMINISM, PREPARING
-from mamf.logs.known import operation_called
 from mamf.measurement import TERA, Measurement
+from mamf.operations.unknown import operation_called
 from mamf.profiling.counters.bounds import Bound, bound, short_name
-from mamf.profiling.counters.counts import Counts, DeviceKernel
-from mamf.profiling.counters.log import Counted, step_of
-from mamf.profiling.counters.metrics import (
+from mamf.profiling.counters.counts import (
     BLOCKS,
     INSTRUCTIONS,
     L1_HIT,
@@ -22,13 +21,44 @@ from mamf.profiling.counters.metrics import (
     SHARED_MEMORY,
     TENSOR,
     WARPS,
+    Counts,
+    DeviceKernel,
 )
-from mamf.profiling.counters.ranking import disagreements
+from mamf.profiling.counters.log import Counted, step_of
 from mamf.profiling.counters.roofs import COMPUTE, Roof
 from mamf.report.columns import interval_columns, rate_column
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table, columns_from
 from mamf.report.own_ceilings import problem_title
 from mamf.report.text import end_line, machine_line, rate_text
+
+_MOST_PAIRS = 3
+
+
+def disagreements(rows: Sequence[Measurement], counts: Mapping[str, Counts]) -> Iterator[str]:
+    """The fewest cycles and the fastest burst of several kernels, and pairs that the two surely order otherwise."""
+    ranked = [row for row in rows if row.ok and row.kernel in counts and counts[row.kernel].cycles]
+    if len(ranked) < 2:
+        return
+    by_cycles = min(ranked, key=lambda row: counts[row.kernel].median_cycles or 0.0).kernel
+    in_burst = min(ranked, key=lambda row: row.seconds).kernel
+    pairs = [pair for pair in itertools.permutations(ranked, 2) if _is_reversed(*pair, counts)]
+    yield f"fewest cycles: {by_cycles}; fastest in burst: {in_burst}; {_count_reversed(len(pairs))}"
+    for a, b in pairs[:_MOST_PAIRS]:
+        fewer = 1 - (counts[a.kernel].median_cycles or 0.0) / (counts[b.kernel].median_cycles or 1.0)
+        slower = a.seconds / b.seconds - 1
+        yield f"{a.kernel} takes {fewer:.1%} fewer cycles than {b.kernel}, and in burst {slower:.1%} more time"
+
+
+def _count_reversed(pairs: int) -> str:
+    return f"pairs that are surely ordered otherwise: {pairs}" if pairs else "no pair is surely ordered otherwise"
+
+
+def _is_reversed(a: Measurement, b: Measurement, counts: Mapping[str, Counts]) -> bool:
+    """Whether A takes surely fewer cycles than B, and surely more time."""
+    cycles_a, cycles_b = counts[a.kernel].interval, counts[b.kernel].interval
+    if cycles_a is None or cycles_b is None:
+        return False
+    return cycles_a.high < cycles_b.low and a.interval.low > b.interval.high
 
 
 class Line(NamedTuple):

@@ -15,7 +15,7 @@ from mamf.ceilings.share import Ceilings
 from mamf.choices import QUANTITIES, Quantity
 from mamf.errors import UsageError
 from mamf.measurement import Measurement
-from mamf.operations.attention.rows import is_attention
+from mamf.operations.attention.operation import is_attention
 from mamf.operations.attention.shapes import BACKWARD_COUNTS, DIRECTIONS
 from mamf.report.charts.chart import (
     Axis,

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mamf.choices import Quantity
-from mamf.logs.known import operation_called
 from mamf.measurement import Measurement
+from mamf.operations.unknown import operation_called
 from mamf.report.charts.chart import (
     Axis,
     Chart,

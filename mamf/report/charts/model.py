@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mamf.ceilings.known import KnownCeilings
+from mamf.ceilings.share import KnownCeilings
 from mamf.measurement import Measurement
 from mamf.operations.model.operation import Model
 from mamf.operations.model.shapes import PHASES, ModelProblem

@@ -15,7 +15,6 @@ import torch
 
 from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.kernel import Prepared, Verdict
-from mamf.operations.attention.kernel import AttentionKernel
 from mamf.operations.attention.kernels.attention_reference import (
     Distance,
     Reference,
@@ -24,7 +23,7 @@ from mamf.operations.attention.kernels.attention_reference import (
     error_of_key_sums,
 )
 from mamf.operations.attention.kernels.structured_inputs import block_structured
-from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.attention.shapes import AttentionKernel, AttentionProblem, AttentionShape
 from mamf.operations.operand_sets import OperandSet, prepare_sets, split_sets, take_buffers, view_as
 from mamf.operations.outputs import Unchanged, check_torch, explain_wrong_type, tensors_of
 from mamf.operations.variation import fresh_signs

@@ -17,8 +17,7 @@ from mamf.backend import Backend, OperandPool
 from mamf.dtypes import DTYPES
 from mamf.errors import UnsupportedError
 from mamf.kernel import Prepared, Verdict
-from mamf.operations.bandwidth.kernel import BandwidthKernel
-from mamf.operations.bandwidth.shapes import READS, BandwidthProblem, BandwidthShape
+from mamf.operations.bandwidth.shapes import READS, BandwidthKernel, BandwidthProblem, BandwidthShape
 from mamf.operations.operand_sets import OperandSet, TorchKernel
 from mamf.operations.outputs import as_words, sample_indices
 from mamf.torch_backend import torch_dtype

@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from mamf.backend import Backend
-from mamf.operations.batched.kernel import BatchedKernel
-from mamf.operations.batched.shapes import BatchedProblem, BatchedShape
+from mamf.operations.batched.operation import BatchedKernel, BatchedProblem, BatchedShape
 from mamf.operations.operand_sets import OperandSet, view_as
 from mamf.operations.products import (
     TorchProducts,

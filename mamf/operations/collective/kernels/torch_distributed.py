@@ -18,8 +18,7 @@ import torch.distributed
 from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.dtypes import DTYPES
 from mamf.kernel import Prepared, Verdict
-from mamf.operations.collective.kernel import CollectiveKernel
-from mamf.operations.collective.shapes import CollectiveProblem, CollectiveShape
+from mamf.operations.collective.operation import CollectiveKernel, CollectiveProblem, CollectiveShape
 from mamf.operations.outputs import Unchanged, as_words, check_torch, poison
 
 _SAMPLED = 256

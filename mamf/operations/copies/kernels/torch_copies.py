@@ -6,8 +6,7 @@ import torch
 
 from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.kernel import Prepared, Verdict
-from mamf.operations.copies.kernel import CopyKernel
-from mamf.operations.copies.shapes import CopyProblem, CopyShape
+from mamf.operations.copies.operation import CopyKernel, CopyProblem, CopyShape
 from mamf.operations.outputs import Unchanged, as_words, check_torch, poison
 
 

@@ -16,7 +16,7 @@ import torch
 from mamf.backend import Backend, Unavailable
 from mamf.errors import UnsupportedError
 from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.kernels.torch_matmul import TorchMatmul
+from mamf.operations.matmul.kernels.torch_products import TorchMatmul
 from mamf.operations.matmul.shapes import MatmulShape
 
 # The number of proposals requested from the heuristic; later ones are less and less likely to be fast.

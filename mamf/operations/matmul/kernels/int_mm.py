@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.kernels.torch_matmul import TorchMatmul
+from mamf.operations.matmul.kernels.torch_products import TorchMatmul
 from mamf.operations.matmul.shapes import MatmulShape
 
 _CUDA_ROWS_ABOVE = 16

@@ -1,7 +1,8 @@
-"""Products of scaled formats: by torch.nn.functional.scaled_mm, and of operands that are dequantized first."""
+"""Scaled products: torch._scaled_mm, torch.nn.functional.scaled_mm, and operands that are dequantized first."""
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -11,6 +12,7 @@ import torch
 
 from mamf.backend import Backend
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
+from mamf.operations.matmul.kernels.torch_products import TorchMatmul
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.operations.operand_sets import OperandSet, view_as
 from mamf.operations.outputs import float32_precision
@@ -18,6 +20,7 @@ from mamf.operations.products import product_set, smaller_operand
 from mamf.operations.quantization import Quantized, swizzle
 from mamf.operations.scaled_products import ScaledProducts, quantized_operand, rows_of
 from mamf.operations.whole_products import Part
+from mamf.torch_backend import torch_dtype
 
 #: torch's name of how an operand is scaled, by the size of its blocks.
 _RECIPES = {
@@ -114,3 +117,37 @@ class Dequantized(FormatMatmul):
         self, backend: Backend, problem: MatmulProblem, a: Quantized, b: Quantized, c: torch.Tensor
     ) -> Callable[[], object]:
         return lambda: c.copy_(torch.mm(a.values(), b.values().t()))
+
+
+class ScaledMm(TorchMatmul):
+    name = "scaled_mm"
+    is_default = True
+    function = "_scaled_mm"
+    dtypes = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
+
+    def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:
+        if problem.layout != "nt":
+            return f"kernel {self.name} takes A by rows and B by columns: --layout nt, not {problem.layout}"
+        outputs = ("bfloat16", "float16", "float32", problem.b_dtype)
+        if problem.out_dtype not in outputs:
+            return f"kernel {self.name} writes {', '.join(outputs)} for {problem.dtype}, not {problem.out_dtype}"
+        return None
+
+    def unsupported_shape(self, problem: MatmulProblem, shape: MatmulShape) -> str | None:
+        if shape.n % 16 or shape.k % 16:
+            return f"{self.name} needs N and K to be multiples of 16"
+        return None
+
+    def bind(
+        self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
+    ) -> tuple[Callable[[], object], float]:
+        # C is scaled back to the magnitude of A and B, so that no 8-bit output saturates whatever K is.
+        scale = torch.tensor(1 / math.sqrt(a.shape[1]), dtype=torch.float32).item()
+        scale_a = torch.ones((), dtype=torch.float32, device=a.device)
+        scale_b = torch.full((), scale, dtype=torch.float32, device=a.device)
+        out_dtype = torch_dtype(problem.out_dtype)
+        fast = problem.fast_accumulation
+        return (
+            lambda: torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=out_dtype, use_fast_accum=fast, out=c),
+            scale,
+        )

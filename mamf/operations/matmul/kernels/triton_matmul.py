@@ -14,7 +14,7 @@ import torch
 from mamf.backend import Backend, Unavailable
 from mamf.dtypes import DTYPES
 from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.kernels.torch_matmul import TorchMatmul
+from mamf.operations.matmul.kernels.torch_products import TorchMatmul
 from mamf.operations.matmul.kernels.triton_configurations import Configuration, configurations
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.operations.triton_driver import check_triton

@@ -9,7 +9,7 @@ import torch
 
 from mamf.backend import Backend, Unavailable
 from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.kernels.torch_mm import TorchMm
+from mamf.operations.matmul.kernels.torch_products import TorchMm
 
 
 class TunableOp(TorchMm):

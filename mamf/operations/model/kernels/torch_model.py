@@ -14,10 +14,9 @@ from mamf.kernel import Prepared
 from mamf.operations.attention.kernels.torch_attention import TorchAttention
 from mamf.operations.attention.operation import attention_kernel
 from mamf.operations.attention.shapes import AttentionProblem
-from mamf.operations.model.kernel import ModelKernel
 from mamf.operations.model.kernels.network import Attend, Network, fill
 from mamf.operations.model.kernels.step import Step
-from mamf.operations.model.shapes import ModelProblem, ModelShape
+from mamf.operations.model.shapes import ModelKernel, ModelProblem, ModelShape
 from mamf.operations.outputs import check_torch
 from mamf.torch_backend import TorchBackend, require_memory, torch_dtype
 

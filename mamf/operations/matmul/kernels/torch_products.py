@@ -1,4 +1,4 @@
-"""What torch's matrix products share: operands as views of the pool's buffers, and verification on the host."""
+"""torch's own products: torch.mm and torch.compile; operands as views of the pool's buffers, verified on the host."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 
 from mamf.backend import Backend, Unavailable
+from mamf.operations.compilation import compile_for_shape
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.operations.operand_sets import OperandSet, view_as
@@ -53,3 +54,35 @@ class TorchMatmul(TorchProducts[MatmulProblem, MatmulShape], MatmulKernel):
             scale,
             self.details(problem),
         )
+
+
+class TorchMm(TorchMatmul):
+    name = "torch.mm"
+    is_default = True
+    dtypes = ("bfloat16", "float16", "float32", "tf32", "float64")
+
+    def bind(
+        self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
+    ) -> tuple[Callable[[], object], float]:
+        return lambda: torch.mm(a, b, out=c), 1.0
+
+
+class Compiled(TorchMm):
+    """Compiles for each shape, which takes seconds to minutes, so a search tries it only on request."""
+
+    is_default = False
+    name = "compiled"
+    is_tried_unasked = False
+
+    def unavailable(self, backend: Backend) -> Unavailable | None:
+        return backend.without_compiler() or super().unavailable(backend)
+
+    def bind(
+        self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
+    ) -> tuple[Callable[[], object], float]:
+        # The product is returned and not written to C: Inductor would compute it and then copy.
+        def multiply(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+            return torch.mm(left, right)
+
+        product = compile_for_shape(multiply, mode="max-autotune-no-cudagraphs")
+        return lambda: product(a, b), 1.0

@@ -17,6 +17,7 @@ from mamf.operations.attention.shapes import (
     AttentionProblem,
     AttentionShape,
     Preset,
+    equal_widths,
 )
 from mamf.operations.matmul.operation import problem_for
 from mamf.plans import KERNEL_REGIMES, SWEEP, Plan
@@ -25,7 +26,7 @@ from mamf.regime_names import asked_regimes
 _TOKENS = 16384
 # A CPU takes seconds for the work of a millisecond on an accelerator.
 _TOKENS_OF_CPU = 1024
-_DEFAULT = Preset((128,), (1024, 4096, 16384), causal=(False,))
+_DEFAULT = Preset(equal_widths(128), (1024, 4096, 16384), causal=(False,))
 
 
 def shapes_from(options: argparse.Namespace, tokens: int = _TOKENS) -> tuple[AttentionShape, ...]:
@@ -45,11 +46,11 @@ def shapes_from(options: argparse.Namespace, tokens: int = _TOKENS) -> tuple[Att
         options.batch or (preset.batch,),
     )
     require_steps(*map(len, sizes))
-    for dim, heads, kv_heads, causal, window, keys, queries, batch in itertools.product(*sizes):
-        heads = heads or max(1, preset.hidden // dim)
+    for dims, heads, kv_heads, causal, window, keys, queries, batch in itertools.product(*sizes):
+        heads = heads or max(1, preset.hidden // dims.keys)
         batch = batch or max(1, tokens // keys)
-        shape = AttentionShape(batch, heads, kv_heads or heads, queries or keys, keys, dim, dim, causal, window)
-        found[shape] = None
+        lengths = (queries or keys, keys)
+        found[AttentionShape(batch, heads, kv_heads or heads, *lengths, dims.keys, dims.values, causal, window)] = None
     return tuple(found)
 
 

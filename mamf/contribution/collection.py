@@ -231,7 +231,7 @@ def best_attention(entries: Iterable[AttentionEntry]) -> list[AttentionEntry]:
     for entry in entries:
         row = entry.row
         mask = (row.shape.causal, row.shape.window or 0)
-        key = (entry.device, row.problem.dtype, row.regime, row.problem.direction, row.shape.head_dim, *mask)
+        key = (entry.device, row.problem.dtype, row.regime, row.problem.direction, row.shape.head_dims, *mask)
         is_counted_alike = not row.problem.has_backward or row.problem.backward_count == "hardware"
         if is_counted_alike and (key not in found or entry.share > found[key].share):
             found[key] = entry

@@ -168,7 +168,7 @@ def attention_columns() -> list[Column[AttentionEntry]]:
         text_column("dtype", lambda entry: entry.row.problem.dtype),
         text_column("regime", lambda entry: entry.row.regime),
         text_column("pass", lambda entry: entry.row.problem.direction),
-        Column("", "d", lambda entry: entry.row.shape.head_dim),
+        Column("", "d", lambda entry: entry.row.shape.head_dims),
         text_column("mask", lambda entry: _mask(entry.row.shape)),
         text_column("kernel", lambda entry: entry.row.kernel),
         Column("", "MAMFU", lambda entry: entry.share, lambda share: Markup(f"**{100 * share:.1f} %**")),

@@ -78,8 +78,14 @@ def fail_to_import(monkeypatch, name, error):
     monkeypatch.setattr(sys, "meta_path", [Finder, *sys.meta_path])
 
 
-def half_only(*tensors):
-    assert all(tensor.dtype in (torch.float16, torch.bfloat16) for tensor in tensors), "fp16 and bf16 only"
+def require(condition, message, error=RuntimeError):
+    """What C++ libraries raise for what they do not support."""
+    if not condition:
+        raise error(message)
+
+
+def half_only(*tensors, message="FlashAttention only support fp16 and bf16 data type", error=RuntimeError):
+    require(all(tensor.dtype in (torch.float16, torch.bfloat16) for tensor in tensors), message, error)
 
 
 # -- FlashAttention --------------------------------------------------------------------------------------------------
@@ -90,29 +96,42 @@ def ends(window_size, unlimited):
     return tuple(None if end == unlimited else end for end in window_size)
 
 
-def flash_attn_2(monkeypatch, asked):
+def flash_attn_2(monkeypatch, asked, lacks=()):
     def flash_attn_func(
         q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
         alibi_slopes=None, deterministic=False, return_attn_probs=False,
     ):  # fmt: skip
         half_only(q, k, v)
-        assert q.shape[-1] == v.shape[-1] <= 256
+        require(q.dtype not in lacks, "this build has bf16 only")
+        require(q.shape[-1] <= 256, "FlashAttention forward only supports head dimension at most 256")
+        require(q.shape[-1] == v.shape[-1], "v must have shape (batch_size, seqlen_k, num_heads_k, head_size)")
         asked.append({"window_size": window_size})
         return bshd(q, k, v, causal=causal, window=ends(window_size, -1))
 
     pretend_versions(monkeypatch, flash_attn="2.8.3")
-    return install(monkeypatch, "flash_attn", flash_attn_func=flash_attn_func)
+    module = install(monkeypatch, "flash_attn", flash_attn_func=flash_attn_func)
+    # The real package has an early copy of FlashAttention 4, whose requirements it does not install.
+    fail_to_import(monkeypatch, "flash_attn.cute", ModuleNotFoundError("No module named 'cutlass'", name="cutlass"))
+    return module
 
 
-def flash_attn_3(monkeypatch, asked, name="flash_attn_interface", with_lse=False):
+def flash_attn_3(monkeypatch, asked, name="flash_attn_interface", with_lse=False, lacks=()):
     def flash_attn_func(
         q, k, v, softmax_scale=None, causal=False, qv=None, q_descale=None, k_descale=None, v_descale=None,
         window_size=(-1, -1), attention_chunk=0, softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False,
         sm_margin=0, return_attn_probs=False,
     ):  # fmt: skip
-        half_only(q, k, v)
+        half_only(q, k, v, message="FlashAttention only supports fp16, bf16, and fp8_e4m3 data type")
+        require(q.dtype not in lacks, "This flash attention build does not support FP16.")
+        d, dv, widest = q.shape[-1], v.shape[-1], "FlashAttention forward only supports head dimension at most 256"
+        require(d <= 256, widest)
+        pairs = "we only support Q/K headdim in (128, 192] and V headdim in (96, 128], or (Q/K <= 64 and V <= 512)."
+        is_pair = (128 < d <= 192 and 96 < dv <= 128) or (d <= 64 and dv <= 512)
+        require(d == dv or is_pair, f"If V headdim is different from Q/K dim, {pairs}")
         asked.append({"num_splits": num_splits})
         out = bshd(q, k, v, causal=causal, window=ends(window_size, -1))
+        if out.requires_grad:
+            out.register_hook(lambda gradient: require(dv <= 256, widest))
         return (out, torch.zeros(1)) if with_lse else out
 
     pretend_versions(monkeypatch, flash_attn_3="3.0.0")
@@ -124,8 +143,11 @@ def flash_attn_4(monkeypatch, asked):
         q, k, v, qv=None, gather_kv_indices=None, softmax_scale=None, causal=False, window_size=(None, None),
         learnable_sink=None, softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False, return_lse=False,
     ):  # fmt: skip
-        half_only(q, k, v)
+        half_only(q, k, v, message="inputs must be float16 or bfloat16", error=AssertionError)
         assert num_splits == 1, "SplitKV not supported on SM 9.0"
+        dims, major = (q.shape[-1], v.shape[-1]), torch.cuda.get_device_capability()[0]
+        is_wide = dims in ((192, 128), (256, 256)) if major in (10, 11) else max(dims) <= 256
+        assert max(dims) <= 128 or is_wide, f"(head_dim, head_dim_v)={dims} is not supported on SM{major}0"
         asked.append({"window_size": window_size, "num_splits": num_splits})
         return bshd(q, k, v, causal=causal, window=ends(window_size, None)), None
 

@@ -12,6 +12,7 @@ from verdicts import verified
 
 from mamf.backend import Unavailable
 from mamf.dtypes import DTYPES
+from mamf.engine.measure import classify_error
 from mamf.errors import UnsupportedError
 from mamf.operations.attention.kernels.structured_inputs import relevant_share
 from mamf.operations.attention.kernels.torch_attention import PreparedAttention
@@ -263,11 +264,10 @@ def test_the_namespace_that_flash_attn_4_makes_does_not_pass_for_flash_attn_2(li
 
 
 def test_the_early_cute_of_flash_attn_2_does_not_pass_for_flash_attn_4(library, monkeypatch):
-    kernel, backend = library("flash-attn-4")
-    fakes.pretend_versions(monkeypatch, flash_attn="2.8.3", flash_attn_4=None)
+    kernel, backend = library("flash-attn-4", fakes.flash_attn_2)
     reason = kernel.unavailable(backend)
-    assert "early copy" in reason.reason
-    assert "pip install --pre flash-attn-4" in reason.remedy
+    assert reason == Unavailable("FlashAttention 4 is not installed", kernel.install)
+    assert kernel.install.startswith("pip install --pre flash-attn-4")
 
 
 @pytest.mark.parametrize("name", ["flash_attn_interface", "flash_attn_3.flash_attn_interface"])
@@ -335,15 +335,22 @@ def test_flash_attn_4_has_no_backward_on_sm80(library, capability):
     assert kernel.unsupported(backend, AttentionProblem(direction="bwd")) is None
 
 
-def test_what_flash_attn_4_asserts_is_unsupported_and_not_a_failure(library, monkeypatch):
-    kernel, backend = library("flash-attn-4")
-
-    def refuses(*operands, **options):
-        raise AssertionError("SplitKV not supported on SM 9.0")
-
-    monkeypatch.setattr(sys.modules["flash_attn.cute"], "flash_attn_func", refuses)
-    with pytest.raises(UnsupportedError, match="SplitKV"):
-        verdict_of(kernel, backend, FULL)
+@pytest.mark.parametrize(
+    ("name", "dtype", "lacks", "reason"),
+    [
+        ("flash-attn-2", "float16", [torch.float16], "RuntimeError: this build has bf16 only"),
+        ("flash-attn-3", "float16", [torch.float16], "RuntimeError: This flash attention build does not support FP16."),
+        ("flash-attn-2", "float32", None, "RuntimeError: FlashAttention only support fp16 and bf16 data type"),
+        ("flash-attn-4", "float32", None, "AssertionError: inputs must be float16 or bfloat16"),
+    ],
+)
+def test_what_a_library_or_its_build_refuses_is_unsupported_and_not_a_failure(library, name, dtype, lacks, reason):
+    kernel, backend = library(name, **({"lacks": lacks} if lacks else {}))
+    problem = AttentionProblem(dtype)
+    with pytest.raises((RuntimeError, AssertionError)) as caught:
+        verdict_of(kernel, backend, FULL, problem)
+    assert classify_error(caught.value, kernel, backend) == ("unsupported", reason)
+    assert classify_error(RuntimeError("CUDA error: misaligned address"), kernel, backend)[0] == "failed"
 
 
 @pytest.mark.parametrize(
@@ -380,10 +387,32 @@ def test_a_card_that_a_library_has_no_code_for_is_told_before_anything_is_import
 def test_values_of_another_width_than_keys(library):
     equal, _ = library("flash-attn-2")
     assert "as wide as keys" in equal.unsupported_shape(AttentionProblem(), shape_of("b1h1q32k32d64v128"))
-    third, backend = library("flash-attn-3")
-    assert "backward" in third.unsupported_shape(AttentionProblem(direction="bwd"), shape_of("b1h1q32k32d192v128"))
-    assert "width 256" in third.unsupported_shape(AttentionProblem(), shape_of("b1h1q32k32d128v256"))
-    assert verdict_of(third, backend, "b1h1q32k32d192v128").ok
+
+
+@pytest.mark.parametrize(
+    ("dims", "direction", "reason"),
+    [
+        ("d192v128", "fwd", None),
+        ("d192v128", "bwd", None),
+        ("d64v512", "fwd", None),
+        ("d64v256", "fwd+bwd", None),
+        ("d64v512", "bwd", "has no backward pass for values of width 512"),
+        ("d64v520", "fwd", "has no values of width 520"),
+        ("d128v256", "fwd", "has no values of width 256 with keys of width 128"),
+        ("d192v96", "bwd", "has no values of width 96 with keys of width 192"),
+        ("d512", "fwd", "has no head dimension 512"),
+    ],
+)
+def test_flash_attn_3_has_the_widths_of_values_that_its_library_has(library, dims, direction, reason):
+    kernel, backend = library("flash-attn-3")
+    problem, shape = AttentionProblem(direction=direction), shape_of(f"b1h1q32k32{dims}")
+    if reason is None:
+        assert kernel.unsupported_shape(problem, shape) is None
+        assert verdict_of(kernel, backend, shape, problem).ok
+    else:
+        assert reason in kernel.unsupported_shape(problem, shape)
+        with pytest.raises(RuntimeError, match=r"support"):
+            verdict_of(kernel, backend, shape, problem)
 
 
 # -- Sage ------------------------------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """The attention kernels that are installed, and a ceiling, on a real accelerator: ``python -m pytest tests/device``."""
 
+import functools
+
 import pytest
 
 from mamf.api.measuring import find
@@ -48,6 +50,64 @@ def test_every_installed_kernel_is_right_or_says_why_not(name, direction, causal
 def test_grouped_heads_are_right_or_refused(name):
     (row,) = rows_of(name, AttentionShape(1, 8, 2, 512, 512, 64, 64, causal=True))
     assert row.status in ("ok", "unsupported"), row.reason
+
+
+# -- FlashAttention --------------------------------------------------------------------------------------------------
+
+#: Each with what has no 192/128; everything else is right on Hopper, forward and backward.
+FLASH = {"flash-attn-2": ("192/128",), "flash-attn-3": (), "flash-attn-4": ()}
+FLASH_SHAPES = {
+    "64": "b2h8q1024k1024d64",
+    "64, causal": "b2h8q1024k1024d64c",
+    "128": "b2h8q1024k1024d128",
+    "128, longer keys": "b1h8q300k1000d128c",
+    "192/128": "b2h8q1024k1024d192v128",
+    "192/128, causal": "b2h8q1024k1024d192v128c",
+    "256": "b2h8q1024k1024d256",
+    "256, causal": "b2h8q1024k1024d256c",
+    "GQA": "b2h8kv2q1024k1024d128c",
+    "window": "b2h8q1024k1024d128w100",
+    "window, causal": "b2h8q1024k1024d128cw100",
+}
+
+
+@functools.cache
+def flash_rows(name):
+    """The rows of a kernel on all these shapes, by shape and direction, and in float16 on the first shape."""
+    shapes = tuple(map(AttentionShape.parse, FLASH_SHAPES.values()))
+    problems = tuple(AttentionProblem("bfloat16", direction) for direction in ("fwd", "bwd"))
+    plans = (
+        Plan(SWEEP, "attention", problems, (name,), shapes, seconds=0.1),
+        Plan(SWEEP, "attention", (AttentionProblem("float16"),), (name,), shapes[:1], seconds=0.1),
+    )
+    rows = [row for plan in plans for row in KernelsSweep(plan, [attention_kernel(name)], ACCELERATOR).results()]
+    return {(str(row.shape), row.problem.direction, row.problem.dtype): row for row in rows}
+
+
+@pytest.fixture
+def flash(request):
+    """Row of a FlashAttention kernel, verified in all of its output."""
+    name = request.param
+    if missing := attention_kernel(name).unavailable(ACCELERATOR):
+        pytest.skip(str(missing))
+    if ACCELERATOR.info.architecture != "sm_90":
+        pytest.skip(f"what {name} has is known for sm_90, not for {ACCELERATOR.info.architecture}")
+    return name
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+@pytest.mark.parametrize("shape", FLASH_SHAPES)
+@pytest.mark.parametrize("flash", FLASH, indirect=True)
+def test_flash_attention_is_right_and_has_what_its_release_has(flash, shape, direction):
+    row = flash_rows(flash)[FLASH_SHAPES[shape], direction, "bfloat16"]
+    expected = "unsupported" if shape.partition(",")[0] in FLASH[flash] else "ok"
+    assert row.status == expected, row.reason
+
+
+@pytest.mark.parametrize("flash", FLASH, indirect=True)
+def test_a_flash_attention_that_was_built_without_float16_says_so(flash):
+    row = flash_rows(flash)[FLASH_SHAPES["64"], "fwd", "float16"]
+    assert row.ok or (row.status == "unsupported" and "build" in row.reason), row.reason
 
 
 def test_scores_that_do_not_fit_are_a_row():

@@ -1,5 +1,6 @@
 """Attention's arithmetic, and the sweep of kernels on an accelerator in virtual time."""
 
+import argparse
 import csv
 import dataclasses
 import io
@@ -16,9 +17,11 @@ from mamf.backend import Unavailable
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.share import compute_drift, mamfu, require_same_card
 from mamf.cli.attention_plans import shapes_from
+from mamf.cli.options.attention_shapes import add_shape_options
 from mamf.engine.strategies.kernels import KernelsSweep
 from mamf.errors import IncomparableError, UnknownNameError, UsageError
 from mamf.logs.run_log import read_run_log
+from mamf.operations.attention.operation import Attention
 from mamf.operations.attention.shapes import PRESETS, AttentionProblem, AttentionShape
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
@@ -250,6 +253,8 @@ def test_a_dry_run_measures_nothing(attention, tmp_path):
         (["--regime", "classic"], "classic"),
         (["--kernel", KERNELS[0], "--ceiling", "nothing.jsonl"], "nothing.jsonl"),
         (["--sparsity", "1.5"], "1.5"),
+        (["--head-dims", "192/"], "'' is not a whole number"),
+        (["--head-dims", "192/128/64"], "'128/64' is not a whole number"),
     ],
 )
 def test_bad_input_is_one_line(attention, arguments, said):
@@ -272,6 +277,27 @@ def test_every_preset_makes_shapes(preset):
         assert len(shapes) == 3 * 6 * 2
         assert {shape.batch * shape.seqlen_k for shape in shapes} == {16384}
         assert {shape.heads * shape.head_dim for shape in shapes} == {2048}
+
+
+@pytest.mark.parametrize(
+    ("asked", "shapes"),
+    [
+        (["--head-dims", "64", "192/128", "128/128"], "b4h32q4096k4096d64 b4h10q4096k4096d192v128 b4h16q4096k4096d128"),
+        (["--preset", "deepseek-v3"], "b4h128q4096k4096d192v128c"),
+        (["--preset", "deepseek-v3", "--head-dims", "64", "--heads", "2"], "b4h2q4096k4096d64c"),
+    ],
+)
+def test_a_pair_of_head_dimensions_is_that_of_keys_and_that_of_values(asked, shapes):
+    parser = argparse.ArgumentParser()
+    add_shape_options(parser)
+    found = shapes_from(parser.parse_args([*asked, "--seq-lens", "4096"]))
+    assert list(map(str, found)) == shapes.split()
+    assert all(Attention().parse_shape(str(shape)) == shape for shape in found)
+
+
+def test_a_shape_is_described_with_both_head_dimensions():
+    for text, described in (("d192v128c", "head dimension 192/128, causal"), ("d128", "head dimension 128, full")):
+        assert described in Attention().describe_shape(AttentionShape.parse(f"b1h16q512k512{text}"))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from mamf.contribution.privacy import private_part, without_private
 from mamf.contribution.tables import results_page
 from mamf.errors import RunLogWriteError
 from mamf.logs.legacy import Reported, write_legacy_log
-from mamf.operations.attention.shapes import AttentionProblem
+from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 
 # -- privacy -----------------------------------------------------------------------------------------------------------
 
@@ -216,6 +216,12 @@ def test_a_backward_pass_that_is_counted_otherwise_is_ranked_with_none(direction
         for each, share in ((row, 0.5), (other, 0.6))
     ]
     assert [entry.row for entry in best_attention(entries)] == [(row, other)[best]]
+
+
+def test_values_of_another_width_are_ranked_apart():
+    rows = [attention_row(shape=AttentionShape.parse(f"b1h10q4096k4096{dims}")) for dims in ("d192", "d192v128")]
+    entries = [AttentionEntry({"device": {"name": "H100"}}, Path("log.jsonl"), "complete", row, 0.5) for row in rows]
+    assert [str(entry.row.shape.head_dims) for entry in best_attention(entries)] == ["192/128", "192"]
 
 
 def test_legacy_figures_stand_apart_and_as_printed(sweep_records, tmp_path):

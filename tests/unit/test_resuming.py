@@ -64,7 +64,7 @@ OTHER = {
     "attention": {
         "--seq-lens": ("512", "shapes b2h8kv4q512k512d64 b2h8kv4q512k512d64c", "b2h8kv4q512k512d64"),
         "--query-lens": ("1", "shapes b2h8kv4q1k", "b2h8kv4q512k512d64"),
-        "--head-dims": ("128", "shapes b2h8kv4q512k512d128", "b2h8kv4q512k512d64"),
+        "--head-dims": ("128/64", "shapes b2h8kv4q512k512d128v64", "b2h8kv4q512k512d64"),
         "--heads": ("16", "shapes b2h16kv4q512", "b2h8kv4q512k512d64"),
         "--kv-heads": ("8", "shapes b2h8q512", "b2h8kv4q512k512d64"),
         "--batch": ("1", "shapes b1h8kv4q512", "b2h8kv4q512k512d64"),

@@ -13,7 +13,7 @@ from mamf.cli import call
 from mamf.cli.autoprofile_steps import BY_USER, Step, no_counters, steps_of
 from mamf.cli.interruption import EXIT_CODE
 from mamf.cli.options.autoprofile import VARIABLES
-from mamf.cli.options.values import size
+from mamf.cli.options.shared import OPTIONS
 from mamf.cli.terminal import say, warn
 from mamf.errors import MamfError, UsageError
 from mamf.files import create_whole, make_folder, write_whole
@@ -66,11 +66,12 @@ def _fill_sizes(options: argparse.Namespace, environment: Mapping[str, str]) -> 
         text = environment.get(variable, "").replace(",", " ")
         if getattr(options, name) or not text.strip():
             continue
+        option = f"--{name.replace('_', '-')}"
         try:
-            setattr(options, name, [size(each) for each in text.split()])
+            setattr(options, name, [OPTIONS[option].keywords["type"](each) for each in text.split()])
         except argparse.ArgumentTypeError as error:
             raise UsageError(f"the environment variable {variable}: {error}") from None
-        remarks.append(f"--{name.replace('_', '-')} {text} comes from the environment variable {variable}.")
+        remarks.append(f"{option} {text} comes from the environment variable {variable}.")
     for remark in remarks:
         say(remark)
     return remarks

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from mamf.choices import FORMATS, PATIENCE_SECONDS
-from mamf.cli.options.values import device_index, duration, index, row_count, shape, share, size
+from mamf.cli.options.values import device_index, duration, head_dims, index, row_count, shape, share, size
 from mamf.operations.attention.shapes import DIRECTIONS
 from mamf.operations.matmul.kernel import LAYOUTS
 from mamf.regime_names import CEILINGS
@@ -54,7 +54,11 @@ OPTIONS: Mapping[str, Shared] = {
     ),
     "--format": Shared("format of the report", "table", {"choices": FORMATS, "default": "table"}),
     "--from": Shared("measure nothing, and report on what a folder holds", "", _FOLDER),
-    "--head-dims": Shared("attention: dimensions of a head", "128", {"type": size, "nargs": "+", "metavar": "D"}),
+    "--head-dims": Shared(
+        "attention: dimensions of a head; 192/128 if keys and values differ",
+        "128",
+        {"type": head_dims, "nargs": "+", "metavar": "D"},
+    ),
     "--heads": Shared("attention: query heads", "2048 / head dimension", {"type": size, "nargs": "+", "metavar": "H"}),
     "--kernel": Shared("one of 'mamf kernels', or package.module:Class", "all available kernels", {"nargs": "+"}),
     "--launches": Shared("launches of each kernel", "", {"type": size, "metavar": "N"}),

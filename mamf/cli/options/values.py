@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mamf.errors import UsageError
 from mamf.limits import parse_digits, shorten
+from mamf.operations.attention.shapes import HeadDims
 from mamf.operations.matmul.shapes import MatmulShape
 
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -48,6 +49,12 @@ def size(text: str) -> int:
     if not text.isascii() or not text.isdigit() or _number(text) < 1:
         raise argparse.ArgumentTypeError(f"{shorten(text)!r} is not a whole number of at least 1")
     return _number(text)
+
+
+def head_dims(text: str) -> HeadDims:
+    """Widths of keys and values: ``128`` for both, or ``192/128``."""
+    keys, *values = map(size, text.split("/", 1))
+    return HeadDims(keys, *(values or [keys]))
 
 
 def bound(text: str) -> int:

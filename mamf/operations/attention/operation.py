@@ -54,7 +54,7 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
         length = f"{shape.seqlen_k}" if shape.seqlen_q == shape.seqlen_k else f"{shape.seqlen_q} on {shape.seqlen_k}"
         window = "" if shape.window is None else f", window {shape.window}"
         return (
-            f"batch {shape.batch}, {shape.heads} heads{kv}, length {length}, head dimension {shape.head_dim}, "
+            f"batch {shape.batch}, {shape.heads} heads{kv}, length {length}, head dimension {shape.head_dims}, "
             f"{'causal' if shape.causal else 'full'}{window}"
         )
 

@@ -11,7 +11,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal, NamedTuple, get_args
 
 from mamf.backend import Backend, Unavailable
 from mamf.dtypes import DTYPES
@@ -28,6 +28,21 @@ _PATTERN = re.compile(r"b(\d+)h(\d+)(?:kv(\d+))?q(\d+)k(\d+)d(\d+)(?:v(\d+))?(c?
 
 
 _SIZES = ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v")
+
+
+class HeadDims(NamedTuple):
+    """The widths of a head: of its queries and keys, and of its values. Printed as ``192/128``, or ``128`` for both."""
+
+    keys: int
+    values: int
+
+    def __str__(self) -> str:
+        return str(self.keys) if self.keys == self.values else f"{self.keys}/{self.values}"
+
+
+def equal_widths(*widths: int) -> tuple[HeadDims, ...]:
+    """Head dimensions of values as wide as keys."""
+    return tuple(HeadDims(width, width) for width in widths)
 
 
 @dataclass(frozen=True, order=True)
@@ -74,6 +89,10 @@ class AttentionShape:
         batch, heads, kv, q, k, d, v, causal, window = match.groups()
         sizes = dict(zip(_SIZES, map(parse_digits, (batch, heads, kv or heads, q, k, d, v or d)), strict=True))
         return cls(**sizes, causal=bool(causal), window=parse_digits(window) if window else None)
+
+    @property
+    def head_dims(self) -> HeadDims:
+        return HeadDims(self.head_dim, self.head_dim_v)
 
     @property
     def pairs(self) -> int:
@@ -186,7 +205,7 @@ class Preset:
     sequences as give the number of tokens. ``directions``, ``kernels``: those to measure; if empty, the usual ones.
     """
 
-    head_dims: tuple[int, ...]
+    head_dims: tuple[HeadDims, ...]
     seq_lens: tuple[int, ...]
     heads: int | None = None
     kv_heads: int | None = None
@@ -199,17 +218,20 @@ class Preset:
 
 
 PRESETS: Mapping[str, Preset] = {
-    "gpt2-small": Preset((64,), (1024,), heads=12, causal=(True,)),
-    "gpt3": Preset((128,), (2048,), heads=96, causal=(True,)),
-    "llama-8b": Preset((128,), (4096, 8192), heads=32, kv_heads=8, causal=(True,)),
-    "llama-70b-gqa": Preset((128,), (4096, 8192), heads=64, kv_heads=8, causal=(True,)),
-    "bert-base": Preset((64,), (512,), heads=12, causal=(False,)),
-    "bert-large": Preset((64,), (512,), heads=16, causal=(False,)),
-    "long-context": Preset((128,), (32768, 65536, 131072), heads=16, kv_heads=4, batch=1, causal=(True,)),
-    "inference-batch": Preset((128,), (2048, 8192), heads=32, kv_heads=8, batch=64, causal=(False,), query_lens=(1,)),
-    "fa3-paper": Preset((64, 128, 256), (512, 1024, 2048, 4096, 8192, 16384)),
+    "gpt2-small": Preset(equal_widths(64), (1024,), heads=12, causal=(True,)),
+    "gpt3": Preset(equal_widths(128), (2048,), heads=96, causal=(True,)),
+    "llama-8b": Preset(equal_widths(128), (4096, 8192), heads=32, kv_heads=8, causal=(True,)),
+    "llama-70b-gqa": Preset(equal_widths(128), (4096, 8192), heads=64, kv_heads=8, causal=(True,)),
+    "bert-base": Preset(equal_widths(64), (512,), heads=12, causal=(False,)),
+    "bert-large": Preset(equal_widths(64), (512,), heads=16, causal=(False,)),
+    "deepseek-v3": Preset((HeadDims(192, 128),), (4096, 8192), heads=128, causal=(True,)),
+    "long-context": Preset(equal_widths(128), (32768, 65536, 131072), heads=16, kv_heads=4, batch=1, causal=(True,)),
+    "inference-batch": Preset(
+        equal_widths(128), (2048, 8192), heads=32, kv_heads=8, batch=64, causal=(False,), query_lens=(1,)
+    ),
+    "fa3-paper": Preset(equal_widths(64, 128, 256), (512, 1024, 2048, 4096, 8192, 16384)),
     "scaling": Preset(
-        (16, 32, 64, 128),
+        equal_widths(16, 32, 64, 128),
         (256, 1024, 4096, 8192, 16384),
         heads=1,
         batch=8,

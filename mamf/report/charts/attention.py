@@ -46,17 +46,12 @@ def _mask(row: Measurement) -> str:
     return ("causal" if row.shape.causal else "full") + window
 
 
-def _head_dim(row: Measurement) -> str:
-    value = "" if row.shape.head_dim_v == row.shape.head_dim else f" (values {row.shape.head_dim_v})"
-    return f"head dim {row.shape.head_dim}{value}"
-
-
 def _heads(row: Measurement) -> str:
     kv = "" if row.shape.kv_heads == row.shape.heads else f" ({row.shape.kv_heads} kv)"
     return f"{row.shape.heads} heads{kv}"
 
 
-HEAD_DIM = Facet(lambda row: (row.shape.head_dim, row.shape.head_dim_v), _head_dim)
+HEAD_DIM = Facet(lambda row: row.shape.head_dims, lambda row: f"head dim {row.shape.head_dims}")
 MASK = Facet(lambda row: (row.shape.window or 0, row.shape.causal), _mask)
 DIRECTION = Facet(
     lambda row: DIRECTIONS.index(row.problem.direction), lambda row: _DIRECTION_NAMES[row.problem.direction]

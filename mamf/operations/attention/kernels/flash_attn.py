@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
 
 from mamf.backend import Backend
-from mamf.errors import UnsupportedError, first_line
+from mamf.errors import UnsupportedError
 from mamf.machine.environment import package_version
 from mamf.operations.attention.kernels.library_attention import (
     AbsentError,
@@ -21,9 +22,11 @@ from mamf.operations.attention.kernels.library_attention import (
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 
 _FA3_MODULES = ("flash_attn_interface", "flash_attn_3.flash_attn_interface")
-_FA4_DISTRIBUTION = "flash-attn-4"
+_FA3_WIDEST_BACKWARD = 256
 _FA4_FORWARD_MAJORS = (8, 9, 10, 11, 12)
 _BLACKWELL_DATACENTER_MAJORS = (10, 11)
+# What the compiled libraries raise for dtypes, features and sizes that they, or this build, lack.
+_REFUSAL = re.compile(r"\bonly supports? |\bbuild (does not support|has) |\bbuilt with .* disabled")
 #: Head dimensions of keys and values above 128 that its Blackwell kernels support.
 _FA4_WIDE_ON_BLACKWELL = ((192, 128), (256, 256))
 
@@ -45,6 +48,12 @@ class _FlashAttention(LibraryAttention):
     ) -> torch.Tensor:
         # Older builds of FA3, and all of FA4, also return the log-sum-exp.
         return output_of(function(q, k, v, causal=shape.causal, window_size=window_of(shape, self.no_window)))
+
+    def refuses(self, error: Exception) -> bool:
+        # FA4 asserts what it supports.
+        return isinstance(error, (AssertionError, NotImplementedError)) or (
+            isinstance(error, RuntimeError) and _REFUSAL.search(str(error)) is not None
+        )
 
 
 class FlashAttention2(_FlashAttention):
@@ -79,6 +88,7 @@ class FlashAttention3(_FlashAttention):
     cards = "Hopper (sm90) only"
     instead = "flash-attn-4"
     has_unequal_head_dims = True
+    value_dims = range(8, 513, 8)
 
     def runs_on(self, capability: Capability) -> bool:
         return capability[0] == 9
@@ -94,11 +104,11 @@ class FlashAttention3(_FlashAttention):
         raise ModuleNotFoundError(f"no {' and no '.join(_FA3_MODULES)}", name=self.module)
 
     def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
-        d, dv = shape.head_dim, shape.head_dim_v
-        if d != dv and problem.has_backward:
-            return f"{self.name} has a backward pass only for values as wide as keys"
+        d, dv = shape.head_dims
         if d != dv and not (d <= 64 or (128 < d <= 192 and 96 < dv <= 128)):
             return f"{self.name} has no values of width {dv} with keys of width {d}"
+        if problem.has_backward and dv > _FA3_WIDEST_BACKWARD:
+            return f"{self.name} has no backward pass for values of width {dv}; it has one up to {_FA3_WIDEST_BACKWARD}"
         return super().unsupported_shape(problem, shape)
 
 
@@ -108,7 +118,7 @@ class FlashAttention4(_FlashAttention):
     name = "flash-attn-4"
     library = "FlashAttention 4"
     module = "flash_attn.cute"
-    distribution = _FA4_DISTRIBUTION
+    distribution = "flash-attn-4"
     # All its releases are pre-releases so far.
     install = "pip install --pre flash-attn-4   # for CUDA 13: 'flash-attn-4[cu13]'"
     cards = "compute capability 8.0 to 12.x"
@@ -119,11 +129,10 @@ class FlashAttention4(_FlashAttention):
         return capability[0] in _FA4_FORWARD_MAJORS
 
     def load(self) -> Any:
-        function = importlib.import_module(self.module).flash_attn_func
-        # Its __version__ is always 0.0.0, and flash-attn 2.8 includes an early copy of this module.
+        # flash-attn 2.8 includes an early copy of this module, which needs other packages. Its __version__ is no help.
         if package_version(self.distribution) is None:
-            raise AbsentError("the installed flash_attn.cute came with another package (an early copy)")
-        return function
+            raise ModuleNotFoundError(f"no {self.distribution}", name=self.module)
+        return importlib.import_module(self.module).flash_attn_func
 
     def unsupported(self, backend: Backend, problem: AttentionProblem) -> str | None:
         is_asked = problem.has_backward and backend.runtime in self.runtimes
@@ -138,21 +147,6 @@ class FlashAttention4(_FlashAttention):
                 f"{self.name} has no head dimensions {shape.head_dim} and {shape.head_dim_v} on sm{major}{minor}"
             )
         return super().bind(backend, problem, shape)
-
-    def call(
-        self,
-        function: Any,
-        problem: AttentionProblem,
-        shape: AttentionShape,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-    ) -> torch.Tensor:
-        # num_splits keeps its default of 1: other values are refused on sm80, sm90 and sm120.
-        try:
-            return super().call(function, problem, shape, q, k, v)
-        except AssertionError as error:  # how it says what it does not support
-            raise UnsupportedError(f"{self.name}: {first_line(error)}") from error
 
 
 def has_head_dims(major: int, head_dim: int, head_dim_v: int) -> bool:

@@ -57,6 +57,8 @@ class TorchAttention(AttentionKernel):
     has_window: ClassVar[bool] = False
     has_unequal_lengths: ClassVar[bool] = True
     head_dims: ClassVar[range | tuple[int, ...]] = range(8, 257, 8)
+    #: Widths of values; None: the head dimensions.
+    value_dims: ClassVar[range | None] = None
     #: The largest ||O - reference|| / ||reference|| of a correct result; None: by dtype.
     tolerance: ClassVar[float | None] = None
 
@@ -82,8 +84,10 @@ class TorchAttention(AttentionKernel):
             return f"{self.name} needs as many kv heads as heads"
         if not self.has_window and shape.window is not None:
             return f"{self.name} has no window"
-        if shape.head_dim not in self.head_dims or shape.head_dim_v not in self.head_dims:
+        if shape.head_dim not in self.head_dims:
             return f"{self.name} has no head dimension {shape.head_dim}; it has {_in_words(self.head_dims)}"
+        if shape.head_dim_v not in (value_dims := self.value_dims or self.head_dims):
+            return f"{self.name} has no values of width {shape.head_dim_v}; it has {_in_words(value_dims)}"
         if shape.causal and not self.has_unequal_lengths and shape.seqlen_q != shape.seqlen_k:
             return f"{self.name} is causal for equal lengths of queries and keys only"
         return None

@@ -40,7 +40,7 @@ from mamf.report.text import DASH, markdown, significant
 from mamf.text import Markup
 
 FENCE = "```"
-_HEADS = {"causal": "mask", "head_dim": "d", "seqlen_q": "length", "context": "length"}
+_HEADS = {"causal": "mask", "head_dim": "d", "head_dims": "d", "seqlen_q": "length", "context": "length"}
 
 
 def matrix_table(words: Sequence[str]) -> str:

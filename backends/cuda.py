@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from mamf_backends._card_sharing import card_sharing
 from mamf_backends._nvml import NvmlSensors, device_advice, open_nvml
 
 from mamf.backend import Advice, DeviceInfo, Unavailable
@@ -122,6 +123,10 @@ class CudaBackend(AcceleratorBackend):
         finally:
             torch.cuda.nvtx.range_pop()
 
+    def sharing(self) -> tuple[str, ...]:
+        sensors = self.telemetry if isinstance(self.telemetry, NvmlSensors) else None
+        return card_sharing(sensors, self.device_name(self.index))
+
     def advice(self) -> list[Advice]:
         if isinstance(self.telemetry, Unavailable):
             cost = "throttling cannot be seen, and a log without clock and power says less"
@@ -130,7 +135,7 @@ class CudaBackend(AcceleratorBackend):
                 *_environment_advice(),
             ]
         assert isinstance(self.telemetry, NvmlSensors)
-        return [*device_advice(self.telemetry, self.index, torch.version.cuda), *_environment_advice()]
+        return [*device_advice(self.telemetry, self.device_name(self.index), self.index, torch.version.cuda), *_environment_advice()]
 
 
 def _environment_advice() -> list[Advice]:

@@ -7,15 +7,16 @@ import ctypes
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from mamf.backend import MIB, Advice, DeviceInfo, Reading, Telemetry, Unavailable
+from mamf.backend import LEADER, MIB, Advice, DeviceInfo, Reading, Telemetry, Unavailable
 from mamf.torch_backend import AcceleratorBackend, hash_identifier
 
+_PCI_DEVICES = Path("/sys/bus/pci/devices")
 _NUMA_BALANCING = Path("/proc/sys/kernel/numa_balancing")
 # HIP reports the L2 of one die, but not the last level, which is the Infinity Cache (ROCm/ROCm#4203).
 _INFINITY_CACHE_BYTES = {"gfx942": 256 * MIB, "gfx950": 256 * MIB}
@@ -37,11 +38,15 @@ _UNFILLED = (2**16 - 1, 2**32 - 1, 2**64 - 1)
 
 
 class AmdSmiSensors:
-    """The sensors of one device. Queries that amdsmi answers with "N/A" or an error give None."""
+    """The sensors of one device. Queries that amdsmi answers with "N/A" or an error give None.
 
-    def __init__(self, smi: Any, handle: Any) -> None:
+    ``is_whole``: the device is not a partition. Power is measured per socket, so that of a partition is unknown.
+    """
+
+    def __init__(self, smi: Any, handle: Any, is_whole: bool = True) -> None:
         self.smi = smi
         self.handle = handle
+        self.is_whole = is_whole
         self._residencies = self.residencies()
 
     def ask(self, query: Callable[..., Any], *arguments: Any) -> Any:
@@ -61,8 +66,8 @@ class AmdSmiSensors:
     def read(self, energy: bool = False) -> Reading:
         smi = self.smi
         megahertz = self.number(self.ask(smi.amdsmi_get_clock_info, smi.AmdSmiClkType.GFX), "clk")
-        power = self.ask(smi.amdsmi_get_power_info)
-        counter = self.ask(smi.amdsmi_get_energy_count) if energy else None
+        power = self.ask(smi.amdsmi_get_power_info) if self.is_whole else None
+        counter = self.ask(smi.amdsmi_get_energy_count) if self.is_whole and energy else None
         count = self.number(counter, "energy_accumulator")
         microjoules = self.number(counter, "counter_resolution")
         celsius = self.ask(
@@ -97,12 +102,21 @@ class AmdSmiSensors:
         microwatts = self.number(self.ask(self.smi.amdsmi_get_power_cap_info), "power_cap")
         return None if microwatts is None else microwatts * 1e-6
 
+    def count_others(self) -> int | None:
+        """Processes with memory on the device beside this one; None if amdsmi does not list this one, as in a container
+        with pids of its own.
+        """
+        processes = self.ask(self.smi.amdsmi_get_gpu_process_list) or []
+        pids = {process["pid"] for process in processes if process["mem"]}
+        kin = {os.getpid(), int(os.environ.get(LEADER, "0"))}
+        return len(pids - kin) if os.getpid() in pids else None
+
     def uuid(self) -> str | None:
         uuid = self.ask(self.smi.amdsmi_get_gpu_device_uuid)
         return uuid if isinstance(uuid, str) and uuid != "N/A" else None
 
 
-def open_amdsmi(properties: Any) -> AmdSmiSensors | Unavailable:
+def open_amdsmi(properties: Any, is_whole: bool = True) -> AmdSmiSensors | Unavailable:
     """The sensors of the device that torch describes, found by PCI address: HIP_VISIBLE_DEVICES renumbers indices."""
     try:
         with contextlib.redirect_stdout(sys.stderr):  # it prints if it finds no library
@@ -121,7 +135,7 @@ def open_amdsmi(properties: Any) -> AmdSmiSensors | Unavailable:
     address = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
     try:
         amdsmi.amdsmi_init()
-        return AmdSmiSensors(amdsmi, amdsmi.amdsmi_get_processor_handle_from_bdf(address))
+        return AmdSmiSensors(amdsmi, amdsmi.amdsmi_get_processor_handle_from_bdf(address), is_whole)
     except amdsmi.AmdSmiException as error:
         return Unavailable(
             f"amdsmi does not answer ({error})", "check that amd-smi runs, and that you are in the render group"
@@ -166,7 +180,18 @@ class RocmBackend(AcceleratorBackend):
         return str(torch.cuda.get_device_properties(self.index).gcnArchName).split(":")[0]
 
     def open_telemetry(self) -> Telemetry | Unavailable:
-        return open_amdsmi(torch.cuda.get_device_properties(self.index))
+        return open_amdsmi(torch.cuda.get_device_properties(self.index), self.partition() is None)
+
+    def partition(self) -> str | None:
+        """The compute partition that the device is, such as "CPX partition"; None for a whole card (SPX)."""
+        path = _PCI_DEVICES / (self.bus_address() or "unknown") / "current_compute_partition"
+        mode = path.read_text().strip() if path.exists() else "SPX"  # only Instinct MI300 and newer have the file
+        return None if mode in ("SPX", "UNKNOWN", "") else f"{mode} partition"
+
+    def sharing(self) -> tuple[str, ...]:
+        sensors = self.telemetry if isinstance(self.telemetry, AmdSmiSensors) else None
+        others = "other processes" if sensors and sensors.count_others() else None
+        return tuple(filter(None, [self.partition(), others]))
 
     def describe(self) -> DeviceInfo:
         properties = torch.cuda.get_device_properties(self.index)
@@ -248,7 +273,7 @@ class RocmBackend(AcceleratorBackend):
         return marker_library()
 
     def advice(self) -> list[Advice]:
-        found = [numa_balancing_advice(), tunable_op_advice()]
+        found = [numa_balancing_advice(), tunable_op_advice(), *sharing_advice(self.sharing())]
         if isinstance(self.telemetry, Unavailable):
             cost = "throttling cannot be seen, and a log without clock and power says less"
             found.append(Advice("sensors", "warning", self.telemetry.reason, cost, self.telemetry.remedy))
@@ -270,6 +295,13 @@ def marker_library() -> ctypes.CDLL | None:
         with contextlib.suppress(OSError):
             return ctypes.CDLL(name)
     return None
+
+
+def sharing_advice(ways: Iterable[str]) -> list[Advice]:
+    cost = "figures are lower, have no peak, and are not compared with those of whole cards"
+    commands = {"other processes": "amd-smi process   # see which, and end them"}
+    whole = "sudo amd-smi set --gpu all --compute-partition SPX"
+    return [Advice("whole card", "warning", f"shared: {way}", cost, commands.get(way, whole)) for way in ways]
 
 
 def numa_balancing_advice() -> Advice:

@@ -28,6 +28,7 @@ KNOWN = {
 HELPERS = {"ask": 1, "ask_system": 0}
 #: The files that use them, and what ``vendor`` is there.
 VENDORS = {
+    "backends/_card_sharing.py": (),
     "backends/_nvml.py": ("torch.cuda",),
     "backends/cpu.py": (),
     "backends/cuda.py": ("torch.cuda",),

@@ -8,6 +8,7 @@ from typing import Any
 
 from mamf.backend import SIMULATED
 from mamf.contribution.evidence import Evidence, Finding, problems_of
+from mamf.logs.card_sharing import describe_sharing
 
 #: Known on every device.
 _REQUIRED = (
@@ -154,6 +155,14 @@ def shared_devices(evidence: Evidence) -> Iterator[Finding]:
         )
     if len({device.index for device in shared}) < len(shared):
         yield Finding("shared-devices", "the header names a device twice", 1)
+
+
+def whole_card(evidence: Evidence) -> Iterator[Finding]:
+    """The run had the whole card: tables, peaks and ceilings are those of whole cards."""
+    log = evidence.log
+    for name in dict.fromkeys([log.header["device"]["name"], *(device.name for device in log.devices)]):
+        if shared := describe_sharing(name):
+            yield Finding("shared-card", f"{shared}; run it again on a card of its own", 1)
 
 
 def structured_data(evidence: Evidence) -> Iterator[Finding]:

@@ -30,6 +30,7 @@ from mamf.contribution.header_rules import (
     shared_devices,
     simulated,
     structured_data,
+    whole_card,
 )
 from mamf.contribution.legacy_rules import legacy_findings
 from mamf.contribution.placing import folder_of, legacy_name_of, lies_at, place_of
@@ -55,6 +56,7 @@ _RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
     simulated,
     structured_data,
     shared_devices,
+    whole_card,
     rows_recompute,
     possible,
     verified,

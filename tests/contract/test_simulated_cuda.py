@@ -236,7 +236,7 @@ def test_a_machine_in_order_has_no_warnings(cuda):
         ("throttling", {"reasons": 0x40}, "hardware thermal slowdown", "nvidia-smi -q -d PERFORMANCE,TEMPERATURE"),
         ("persistence mode", {"persistence": 0}, "off", "sudo nvidia-smi -i 0 -pm 1"),
         ("ECC", {"ecc": [1, 0]}, "changes at the next reset", "sudo nvidia-smi -r"),
-        ("other processes", {"processes": [SimpleNamespace(pid=1)]}, "1 on this device", "nvidia-smi "),
+        ("other processes", {"processes": [SimpleNamespace(pid=os.getpid()), SimpleNamespace(pid=1)]}, "1 on this device", "nvidia-smi "),
     ],
 )
 def test_each_fault_of_the_card_comes_with_cost_and_command(cuda, check, change, finding, command):

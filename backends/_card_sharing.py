@@ -1,12 +1,13 @@
 """What shares an NVIDIA card with this process: MIG slices, vGPUs, clients of MPS and other processes.
 
 Checked against nvidia-ml-py 13.615.71. CUDA names a slice ("NVIDIA H100 80GB HBM3 MIG 3g.40gb"). A client of MPS, the
-CUDA Multi-Process Service, connects by itself if a control daemon runs; the daemon's pid file goes when it stops, its
-socket stays.
+CUDA Multi-Process Service, connects whenever a control daemon runs. The daemon removes its pid file when it stops, but
+not its socket.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -56,8 +57,8 @@ def _processes(sensors: Any) -> str | None:
 def count_others(sensors: Any) -> int | None:
     """Compute processes on the card beside this one and its kin; None if NVML does not say.
 
-    In a container NVML reports the host's pids, so this process is one of them under a number that it does not know, or
-    none at all.
+    In a container older drivers report the host's pids: this process is then one of them, by a number that it does not
+    know. Others report no process at all.
     """
     processes = sensors.ask(sensors.nvml.nvmlDeviceGetComputeRunningProcesses)
     if not processes:
@@ -73,10 +74,8 @@ def _kin() -> set[int]:
     kin = {os.getpid()}
     if leader := os.environ.get(LEADER):
         kin |= {int(leader)}
-        try:
+        with contextlib.suppress(psutil.Error):  # it has ended
             kin |= {child.pid for child in psutil.Process(int(leader)).children()}
-        except psutil.Error:
-            pass  # it has ended
     return kin
 
 

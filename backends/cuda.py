@@ -125,7 +125,8 @@ class CudaBackend(AcceleratorBackend):
 
     def sharing(self) -> tuple[str, ...]:
         sensors = self.telemetry if isinstance(self.telemetry, NvmlSensors) else None
-        return card_sharing(sensors, self.device_name(self.index))
+        ways: tuple[str, ...] = card_sharing(sensors, self.device_name(self.index))
+        return ways
 
     def advice(self) -> list[Advice]:
         if isinstance(self.telemetry, Unavailable):
@@ -135,7 +136,8 @@ class CudaBackend(AcceleratorBackend):
                 *_environment_advice(),
             ]
         assert isinstance(self.telemetry, NvmlSensors)
-        return [*device_advice(self.telemetry, self.device_name(self.index), self.index, torch.version.cuda), *_environment_advice()]
+        name = self.device_name(self.index)
+        return [*device_advice(self.telemetry, name, self.index, torch.version.cuda), *_environment_advice()]
 
 
 def _environment_advice() -> list[Advice]:

@@ -104,7 +104,7 @@ class AmdSmiSensors:
 
     def count_others(self) -> int | None:
         """Processes with memory on the device beside this one; None if amdsmi does not list this one, as in a container
-        with pids of its own.
+        with its own pids.
         """
         processes = self.ask(self.smi.amdsmi_get_gpu_process_list) or []
         pids = {process["pid"] for process in processes if process["mem"]}

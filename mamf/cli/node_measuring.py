@@ -148,7 +148,8 @@ def _measured_by_children(options: argparse.Namespace, folder: Path, run: Run, w
         run.apart = "" if decided in (GO, COMPLETE) else decided
         meeting.publish("together", decided)
 
-    with Children(commands, {**os.environ, "PYTHONUNBUFFERED": "1", LEADER: str(os.getpid())}) as children, Phases(names(run)) as phases:
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", LEADER: str(os.getpid())}
+    with Children(commands, environment) as children, Phases(names(run)) as phases:
         watched(watch, children.processes, children.next, together, lambda: phases.show(watch.phases))
 
 

@@ -162,7 +162,7 @@ def whole_card(evidence: Evidence) -> Iterator[Finding]:
     log = evidence.log
     for name in dict.fromkeys([log.header["device"]["name"], *(device.name for device in log.devices)]):
         if shared := describe_sharing(name):
-            yield Finding("shared-card", f"{shared}; run it again on a card of its own", 1)
+            yield Finding("shared-card", f"{shared}; run it again with the card to itself", 1)
 
 
 def structured_data(evidence: Evidence) -> Iterator[Finding]:

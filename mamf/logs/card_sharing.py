@@ -28,7 +28,5 @@ def with_sharing(header: dict[str, Any], summary: Mapping[str, Any] | None) -> d
 
 def describe_sharing(device_name: str) -> str:
     """Why the figures of a shared card are not those of its model; an empty text for a whole card."""
-    ways = shared_ways(device_name)
-    if not ways:
-        return ""
-    return f"the card is shared ({', '.join(ways)}): its figures are below those of a whole card, which has another peak"
+    ways = ", ".join(shared_ways(device_name))
+    return f"the card is shared ({ways}): its figures are not a whole card's, and it has no known peak" if ways else ""

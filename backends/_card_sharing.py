@@ -1,8 +1,8 @@
-"""What shares an NVIDIA card with this process: MIG slices, vGPUs, clients of MPS and other processes.
+"""What shares a card with this process: slices and partitions of it, vGPUs, clients of MPS and other processes.
 
-Checked against nvidia-ml-py 13.615.71. CUDA names a slice ("NVIDIA H100 80GB HBM3 MIG 3g.40gb"). A client of MPS, the
-CUDA Multi-Process Service, connects whenever a control daemon runs. The daemon removes its pid file when it stops, but
-not its socket.
+Checked against nvidia-ml-py 13.615.71 and amdsmi 7.0.2. CUDA names a slice ("NVIDIA H100 80GB HBM3 MIG 3g.40gb"). A
+client of MPS, the CUDA Multi-Process Service, connects whenever a control daemon runs. The daemon removes its pid file
+when it stops, but not its socket.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from mamf.backend import LEADER, Advice
 
 _SLICE = re.compile(r"\bMIG \S+")
 _VGPU = 2  # NVML_GPU_VIRTUALIZATION_MODE_VGPU; passed through as a whole, a card has another mode
+_PCI_DEVICES = Path("/sys/bus/pci/devices")
+_WHOLE_PARTITIONS = ("", "SPX", "UNKNOWN")
 _OTHERS = "other processes"
 _COST = "figures are lower, have no peak, and are not compared with those of whole cards"
 
@@ -102,3 +105,33 @@ def _others_advice(sensors: Any) -> Advice:
         return Advice(_OTHERS, "ok", "none on this device")
     cost = f"they take time, power and memory: {_COST}"
     return Advice(_OTHERS, "warning", f"{others} on this device", cost, "nvidia-smi   # see which, and end them")
+
+
+# -- AMD -------------------------------------------------------------------------------------------------------------
+
+
+def partition_of(address: str | None) -> str | None:
+    """The compute partition that an AMD device is, such as "CPX partition"; None for a whole card (SPX). The kernel
+    reports it for Instinct MI300 and newer. ``address``: on the PCI bus.
+    """
+    path = _PCI_DEVICES / (address or "unknown") / "current_compute_partition"
+    mode = ""
+    with contextlib.suppress(OSError):  # there is no such file, or the card is in a reset
+        mode = path.read_text().strip()
+    return None if mode in _WHOLE_PARTITIONS else f"{mode} partition"
+
+
+def amd_processes(sensors: Any) -> str | None:
+    """Whether other processes have memory on the card. Unknown if amdsmi does not list this process, as in a container
+    with its own pids. ``sensors``: AmdSmiSensors, or None.
+    """
+    processes = (sensors and sensors.ask(sensors.smi.amdsmi_get_gpu_process_list)) or []
+    pids = {process["pid"] for process in processes if process["mem"]}
+    return _OTHERS if os.getpid() in pids and pids - _kin() else None
+
+
+def partition_advice(ways: Iterable[str]) -> list[Advice]:
+    """Findings about the ways in which an AMD card is shared."""
+    whole = "sudo amd-smi set --gpu all --compute-partition SPX"
+    commands = {_OTHERS: "amd-smi process   # see which, and end them"}
+    return [Advice("whole card", "warning", f"shared: {way}", _COST, commands.get(way, whole)) for way in ways]

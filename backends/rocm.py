@@ -7,16 +7,16 @@ import ctypes
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from mamf_backends._card_sharing import amd_processes, partition_advice, partition_of
 
-from mamf.backend import LEADER, MIB, Advice, DeviceInfo, Reading, Telemetry, Unavailable
+from mamf.backend import MIB, Advice, DeviceInfo, Reading, Telemetry, Unavailable
 from mamf.torch_backend import AcceleratorBackend, hash_identifier
 
-_PCI_DEVICES = Path("/sys/bus/pci/devices")
 _NUMA_BALANCING = Path("/proc/sys/kernel/numa_balancing")
 # HIP reports the L2 of one die, but not the last level, which is the Infinity Cache (ROCm/ROCm#4203).
 _INFINITY_CACHE_BYTES = {"gfx942": 256 * MIB, "gfx950": 256 * MIB}
@@ -38,9 +38,8 @@ _UNFILLED = (2**16 - 1, 2**32 - 1, 2**64 - 1)
 
 
 class AmdSmiSensors:
-    """The sensors of one device. Queries that amdsmi answers with "N/A" or an error give None.
-
-    ``is_whole``: the device is not a partition. Power is measured per socket, so that of a partition is unknown.
+    """The sensors of one device. Queries that amdsmi answers with "N/A" or an error give None. Power is measured per
+    socket, so that of a partition (not ``is_whole``) is unknown.
     """
 
     def __init__(self, smi: Any, handle: Any, is_whole: bool = True) -> None:
@@ -101,15 +100,6 @@ class AmdSmiSensors:
         # Not power_info's power_limit: that is in microwatts on bare metal and in watts elsewhere.
         microwatts = self.number(self.ask(self.smi.amdsmi_get_power_cap_info), "power_cap")
         return None if microwatts is None else microwatts * 1e-6
-
-    def count_others(self) -> int | None:
-        """Processes with memory on the device beside this one; None if amdsmi does not list this one, as in a container
-        with its own pids.
-        """
-        processes = self.ask(self.smi.amdsmi_get_gpu_process_list) or []
-        pids = {process["pid"] for process in processes if process["mem"]}
-        kin = {os.getpid(), int(os.environ.get(LEADER, "0"))}
-        return len(pids - kin) if os.getpid() in pids else None
 
     def uuid(self) -> str | None:
         uuid = self.ask(self.smi.amdsmi_get_gpu_device_uuid)
@@ -183,15 +173,12 @@ class RocmBackend(AcceleratorBackend):
         return open_amdsmi(torch.cuda.get_device_properties(self.index), self.partition() is None)
 
     def partition(self) -> str | None:
-        """The compute partition that the device is, such as "CPX partition"; None for a whole card (SPX)."""
-        path = _PCI_DEVICES / (self.bus_address() or "unknown") / "current_compute_partition"
-        mode = path.read_text().strip() if path.exists() else "SPX"  # only Instinct MI300 and newer have the file
-        return None if mode in ("SPX", "UNKNOWN", "") else f"{mode} partition"
+        partition: str | None = partition_of(self.bus_address())
+        return partition
 
     def sharing(self) -> tuple[str, ...]:
         sensors = self.telemetry if isinstance(self.telemetry, AmdSmiSensors) else None
-        others = "other processes" if sensors and sensors.count_others() else None
-        return tuple(filter(None, [self.partition(), others]))
+        return tuple(filter(None, [self.partition(), amd_processes(sensors)]))
 
     def describe(self) -> DeviceInfo:
         properties = torch.cuda.get_device_properties(self.index)
@@ -273,7 +260,7 @@ class RocmBackend(AcceleratorBackend):
         return marker_library()
 
     def advice(self) -> list[Advice]:
-        found = [numa_balancing_advice(), tunable_op_advice(), *sharing_advice(self.sharing())]
+        found = [numa_balancing_advice(), tunable_op_advice(), *partition_advice(self.sharing())]
         if isinstance(self.telemetry, Unavailable):
             cost = "throttling cannot be seen, and a log without clock and power says less"
             found.append(Advice("sensors", "warning", self.telemetry.reason, cost, self.telemetry.remedy))
@@ -295,13 +282,6 @@ def marker_library() -> ctypes.CDLL | None:
         with contextlib.suppress(OSError):
             return ctypes.CDLL(name)
     return None
-
-
-def sharing_advice(ways: Iterable[str]) -> list[Advice]:
-    cost = "figures are lower, have no peak, and are not compared with those of whole cards"
-    commands = {"other processes": "amd-smi process   # see which, and end them"}
-    whole = "sudo amd-smi set --gpu all --compute-partition SPX"
-    return [Advice("whole card", "warning", f"shared: {way}", cost, commands.get(way, whole)) for way in ways]
 
 
 def numa_balancing_advice() -> Advice:

@@ -1,4 +1,4 @@
-"""Checks that the vendors' sensor libraries have what the adapters and the tests' fakes use.
+"""Checks that the vendors' libraries have what the adapters, some kernels and the tests' fakes use.
 
     python tools/check_fakes.py                  # downloads the wheels with pip into a temporary folder
     python tools/check_fakes.py --wheels FOLDER  # uses the wheels in a folder, downloads missing ones
@@ -10,8 +10,10 @@ lacks, an exception that the adapter does not mention. The snapshot is ``tests/c
 ``test_vendor_interfaces.py`` compares adapters and fakes with it, without the network. Exit code 1: a mismatch,
 or an outdated snapshot. 2: a wheel is not available, so its library is unchecked.
 
-torch needs no wheel: ``test_torch_interfaces.py`` checks the installed version. torch.hpu is not checked:
-habana_frameworks is only in Intel's images, not on a package index.
+torch needs no wheel: ``test_torch_interfaces.py`` checks the installed version, and with it how TunableOp is called;
+hipBLASLt is called by torch alone. torch_npu's functions are checked against what ``AcceleratorBackend`` asks of any
+vendor. torch.hpu is not checked: habana_frameworks is only in Intel's images. intel-extension-for-pytorch is imported
+for torch.xpu's sake, and no name of it is used.
 """
 
 from __future__ import annotations

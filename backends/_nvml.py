@@ -6,9 +6,10 @@ CUDA_VISIBLE_DEVICES renumbers indices for torch but not for NVML.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
+
+from mamf_backends._card_sharing import sharing_advice, slice_of
 
 from mamf.backend import Advice, Reading, Unavailable
 
@@ -29,11 +30,15 @@ _NO_NVML = Unavailable(
 
 
 class NvmlSensors:
-    """The sensors of one device. Queries that a driver or a container refuses give None."""
+    """The sensors of one device. Queries that a driver or a container refuses give None.
 
-    def __init__(self, nvml: Any, handle: Any) -> None:
+    ``is_whole``: the device has its card alone. Power is measured per card, so that of a slice is unknown.
+    """
+
+    def __init__(self, nvml: Any, handle: Any, is_whole: bool = True) -> None:
         self.nvml = nvml
         self.handle = handle
+        self.is_whole = is_whole
         # The second, not a subclass of the first, is raised if the driver is too old; old releases lack it.
         self.errors = (nvml.NVMLError, getattr(nvml, "NVMLLibraryMismatchError", nvml.NVMLError))
 
@@ -50,8 +55,8 @@ class NvmlSensors:
     def read(self, energy: bool = False) -> Reading:
         nvml = self.nvml
         clock_mhz = self.ask(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM)
-        milliwatts = self.ask(nvml.nvmlDeviceGetPowerUsage)
-        millijoules = self.ask(nvml.nvmlDeviceGetTotalEnergyConsumption) if energy else None
+        milliwatts = self.ask(nvml.nvmlDeviceGetPowerUsage) if self.is_whole else None
+        millijoules = self.ask(nvml.nvmlDeviceGetTotalEnergyConsumption) if self.is_whole and energy else None
         reasons = self.clock_event_reasons() or 0
         return Reading(
             clock_hz=None if clock_mhz is None else clock_mhz * 1e6,
@@ -89,10 +94,10 @@ def open_nvml(properties: Any) -> NvmlSensors | Unavailable:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         return Unavailable(f"NVML does not start ({error})", "check that nvidia-smi runs in this container")
-    uuid = str(getattr(properties, "uuid", _NULL_UUID))
+    uuid, is_whole = str(getattr(properties, "uuid", _NULL_UUID)), slice_of(properties.name) is None
     if uuid != _NULL_UUID:
         try:
-            return NvmlSensors(pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode()))
+            return NvmlSensors(pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode()), is_whole)
         except pynvml.NVMLError:
             pass  # MIG slices and some virtual machines: the address below still names the device
     if not hasattr(properties, "pci_bus_id"):
@@ -101,14 +106,14 @@ def open_nvml(properties: Any) -> NvmlSensors | Unavailable:
         )
     address = f"{properties.pci_domain_id:08x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
     try:
-        return NvmlSensors(pynvml, pynvml.nvmlDeviceGetHandleByPciBusId(address.encode()))
+        return NvmlSensors(pynvml, pynvml.nvmlDeviceGetHandleByPciBusId(address.encode()), is_whole)
     except pynvml.NVMLError as error:
         return Unavailable(f"NVML does not know the device ({error})", "power and clock stay unknown")
 
 
-def device_advice(sensors: NvmlSensors, index: int, torch_cuda: str | None) -> list[Advice]:
-    """Findings about the state of the card, its driver and its siblings. ``torch_cuda``: torch's CUDA version, such as
-    "13.0".
+def device_advice(sensors: NvmlSensors, name: str, index: int, torch_cuda: str | None) -> list[Advice]:
+    """Findings about the state of the card, its driver, who shares it and its siblings. ``name``: CUDA's name of it.
+    ``torch_cuda``: torch's CUDA version, such as "13.0".
     """
     # nvidia-smi uses NVML's index, which CUDA_VISIBLE_DEVICES does not change.
     known = sensors.ask(sensors.nvml.nvmlDeviceGetIndex)
@@ -120,7 +125,7 @@ def device_advice(sensors: NvmlSensors, index: int, torch_cuda: str | None) -> l
         _throttling(sensors),
         _persistence(sensors, index),
         _ecc(sensors),
-        _other_processes(sensors),
+        *sharing_advice(sensors, name, index),
         _siblings(sensors),
     ]
 
@@ -217,22 +222,6 @@ def _ecc(sensors: NvmlSensors) -> Advice:
         return Advice("ECC", "ok", "on" if current else "off")
     return Advice(
         "ECC", "warning", "changes at the next reset", "figures before and after differ", "sudo nvidia-smi -r"
-    )
-
-
-def _other_processes(sensors: NvmlSensors) -> Advice:
-    processes = sensors.ask(sensors.nvml.nvmlDeviceGetComputeRunningProcesses)
-    if processes is None:
-        return Advice("other processes", "unknown", "NVML does not report it")
-    others = [process for process in processes if process.pid != os.getpid()]
-    if not others:
-        return Advice("other processes", "ok", "none on this device")
-    return Advice(
-        "other processes",
-        "warning",
-        f"{len(others)} on this device",
-        "they take time, power and memory",
-        "nvidia-smi   # see which, and end them",
     )
 
 

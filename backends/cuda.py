@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from mamf_backends._card_sharing import card_sharing
 from mamf_backends._nvml import NvmlSensors, device_advice, open_nvml
 
 from mamf.backend import Advice, DeviceInfo, Unavailable
@@ -122,6 +123,11 @@ class CudaBackend(AcceleratorBackend):
         finally:
             torch.cuda.nvtx.range_pop()
 
+    def sharing(self) -> tuple[str, ...]:
+        sensors = self.telemetry if isinstance(self.telemetry, NvmlSensors) else None
+        ways: tuple[str, ...] = card_sharing(sensors, self.device_name(self.index))
+        return ways
+
     def advice(self) -> list[Advice]:
         if isinstance(self.telemetry, Unavailable):
             cost = "throttling cannot be seen, and a log without clock and power says less"
@@ -130,7 +136,8 @@ class CudaBackend(AcceleratorBackend):
                 *_environment_advice(),
             ]
         assert isinstance(self.telemetry, NvmlSensors)
-        return [*device_advice(self.telemetry, self.index, torch.version.cuda), *_environment_advice()]
+        name = self.device_name(self.index)
+        return [*device_advice(self.telemetry, name, self.index, torch.version.cuda), *_environment_advice()]
 
 
 def _environment_advice() -> list[Advice]:

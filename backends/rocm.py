@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from mamf_backends._card_sharing import amd_processes, partition_advice, partition_of
 
 from mamf.backend import MIB, Advice, DeviceInfo, Reading, Telemetry, Unavailable
 from mamf.torch_backend import AcceleratorBackend, hash_identifier
@@ -37,11 +38,14 @@ _UNFILLED = (2**16 - 1, 2**32 - 1, 2**64 - 1)
 
 
 class AmdSmiSensors:
-    """The sensors of one device. Queries that amdsmi answers with "N/A" or an error give None."""
+    """The sensors of one device. Queries that amdsmi answers with "N/A" or an error give None. Power is measured per
+    socket, so that of a partition (not ``is_whole``) is unknown.
+    """
 
-    def __init__(self, smi: Any, handle: Any) -> None:
+    def __init__(self, smi: Any, handle: Any, is_whole: bool = True) -> None:
         self.smi = smi
         self.handle = handle
+        self.is_whole = is_whole
         self._residencies = self.residencies()
 
     def ask(self, query: Callable[..., Any], *arguments: Any) -> Any:
@@ -61,8 +65,8 @@ class AmdSmiSensors:
     def read(self, energy: bool = False) -> Reading:
         smi = self.smi
         megahertz = self.number(self.ask(smi.amdsmi_get_clock_info, smi.AmdSmiClkType.GFX), "clk")
-        power = self.ask(smi.amdsmi_get_power_info)
-        counter = self.ask(smi.amdsmi_get_energy_count) if energy else None
+        power = self.ask(smi.amdsmi_get_power_info) if self.is_whole else None
+        counter = self.ask(smi.amdsmi_get_energy_count) if self.is_whole and energy else None
         count = self.number(counter, "energy_accumulator")
         microjoules = self.number(counter, "counter_resolution")
         celsius = self.ask(
@@ -102,7 +106,7 @@ class AmdSmiSensors:
         return uuid if isinstance(uuid, str) and uuid != "N/A" else None
 
 
-def open_amdsmi(properties: Any) -> AmdSmiSensors | Unavailable:
+def open_amdsmi(properties: Any, is_whole: bool = True) -> AmdSmiSensors | Unavailable:
     """The sensors of the device that torch describes, found by PCI address: HIP_VISIBLE_DEVICES renumbers indices."""
     try:
         with contextlib.redirect_stdout(sys.stderr):  # it prints if it finds no library
@@ -121,7 +125,7 @@ def open_amdsmi(properties: Any) -> AmdSmiSensors | Unavailable:
     address = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
     try:
         amdsmi.amdsmi_init()
-        return AmdSmiSensors(amdsmi, amdsmi.amdsmi_get_processor_handle_from_bdf(address))
+        return AmdSmiSensors(amdsmi, amdsmi.amdsmi_get_processor_handle_from_bdf(address), is_whole)
     except amdsmi.AmdSmiException as error:
         return Unavailable(
             f"amdsmi does not answer ({error})", "check that amd-smi runs, and that you are in the render group"
@@ -166,7 +170,15 @@ class RocmBackend(AcceleratorBackend):
         return str(torch.cuda.get_device_properties(self.index).gcnArchName).split(":")[0]
 
     def open_telemetry(self) -> Telemetry | Unavailable:
-        return open_amdsmi(torch.cuda.get_device_properties(self.index))
+        return open_amdsmi(torch.cuda.get_device_properties(self.index), self.partition() is None)
+
+    def partition(self) -> str | None:
+        partition: str | None = partition_of(self.bus_address())
+        return partition
+
+    def sharing(self) -> tuple[str, ...]:
+        sensors = self.telemetry if isinstance(self.telemetry, AmdSmiSensors) else None
+        return tuple(filter(None, [self.partition(), amd_processes(sensors)]))
 
     def describe(self) -> DeviceInfo:
         properties = torch.cuda.get_device_properties(self.index)
@@ -248,7 +260,7 @@ class RocmBackend(AcceleratorBackend):
         return marker_library()
 
     def advice(self) -> list[Advice]:
-        found = [numa_balancing_advice(), tunable_op_advice()]
+        found = [numa_balancing_advice(), tunable_op_advice(), *partition_advice(self.sharing())]
         if isinstance(self.telemetry, Unavailable):
             cost = "throttling cannot be seen, and a log without clock and power says less"
             found.append(Advice("sensors", "warning", self.telemetry.reason, cost, self.telemetry.remedy))

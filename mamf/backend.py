@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
@@ -23,6 +23,10 @@ from mamf.regime_traits import BurstTraits, SustainedTraits
 #: The backend that computes times instead of measuring them, for tests.
 SIMULATED = "simulated"
 MIB = 2**20
+#: Environment variable of processes that mamf starts: the pid of the one that leads them. It may hold the device, idle.
+LEADER = "MAMF_LEADER_PID"
+# In a device's name, before the ways in which its card is shared.
+_SHARED = " (shared: "
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,20 @@ class DeviceInfo:
     uuid_hash: str | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     is_accelerator: bool = True
+
+
+def shared_name(name: str, ways: Iterable[str]) -> str:
+    """The name of a device that does not have its card alone, such as "NVIDIA H200 (shared: other processes)". It is
+    the name of no whole card, so it has no peak, and neither ceilings nor tables mix the two.
+    """
+    found = dict.fromkeys([*shared_ways(name), *ways])
+    return f"{name.partition(_SHARED)[0]}{_SHARED}{', '.join(found)})" if found else name
+
+
+def shared_ways(name: str) -> tuple[str, ...]:
+    """The ways in which a device of this name shares its card; empty for a whole card."""
+    ways = name.partition(_SHARED)[2].removesuffix(")")
+    return tuple(ways.split(", ")) if ways else ()
 
 
 @dataclass(frozen=True)
@@ -238,6 +256,12 @@ class Backend(ABC):
             f"mamf reads hardware counters with NVIDIA's ncu, which does not support {self.info.name}",
             "rates need no counters: 'mamf sweep', 'mamf attention'; 'mamf run' works with the vendor's own profiler",
         )
+
+    def sharing(self) -> tuple[str, ...]:
+        """The ways in which the device's card is shared now: the device is a part of it, or others use it too. Empty if
+        it is not shared, or if that is unknown. Called before and after a run, never during it.
+        """
+        return ()
 
     def advice(self) -> list[Advice]:
         """Findings about this machine that affect its figures. Changes nothing."""

@@ -13,7 +13,7 @@ import importlib.resources
 import re
 from dataclasses import dataclass
 
-from mamf.backend import DeviceInfo
+from mamf.backend import DeviceInfo, shared_ways
 from mamf.dtypes import DTYPES
 
 # Headroom above the datasheet's peak if its clock is not recorded: boards boost past it (an RTX 4090 reaches 178.8 of
@@ -124,7 +124,11 @@ def find_bandwidth(
 
 @functools.lru_cache(64)  # all rows of a log usually share one device
 def _rows_of(device_name: str, compute_units: int | None) -> tuple[_Row, ...]:
-    """The rows of one device: the first device whose pattern and units match."""
+    """The rows of one device: the first device whose pattern and units match. None for a shared card: the figures are
+    those of a whole card.
+    """
+    if shared_ways(device_name):
+        return ()
     of_units = (row for row in _rows() if not row.compute_units or compute_units in row.compute_units)
     matching = [row for row in of_units if row.pattern.search(device_name)]
     return tuple(row for row in matching if row.device == matching[0].device)

@@ -11,11 +11,12 @@ import statistics
 import zlib
 from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 
-from mamf.backend import MIB, Backend, DeviceInfo, OperandPool, Telemetry, Unavailable
+from mamf.backend import MIB, Backend, DeviceInfo, OperandPool, Telemetry, Unavailable, shared_name
 from mamf.dtypes import DTYPES
 from mamf.errors import UnavailableError
 
@@ -124,7 +125,8 @@ class TorchBackend(Backend):
         self._flush_buffers: dict[int, torch.Tensor] = {}
         self.setup()
         self.telemetry = self.open_telemetry()
-        self.info = self.describe()
+        info = self.describe()
+        self.info = replace(info, name=shared_name(info.name, self.sharing()))
 
     def open_device(self) -> torch.device:
         return torch.device(self.device_type, self.index)

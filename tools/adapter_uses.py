@@ -24,10 +24,13 @@ KNOWN = {
     "torch": "torch",
     "vendor": "vendor",
 }
+#: What a parameter stands for in one file.
+PARAMETERS = {"mamf/operations/attention/kernels/aiter.py": {"function": "aiter.flash_attn_func"}}
 #: Arguments that a helper puts before those it was given.
 HELPERS = {"ask": 1, "ask_system": 0}
 #: The files that use them, and what ``vendor`` is there.
 VENDORS = {
+    "backends/_card_sharing.py": (),
     "backends/_nvml.py": ("torch.cuda",),
     "backends/cpu.py": (),
     "backends/cuda.py": ("torch.cuda",),
@@ -35,8 +38,9 @@ VENDORS = {
     "backends/mps.py": (),
     "backends/rocm.py": ("torch.cuda",),
     "backends/xpu.py": ("torch.xpu",),
+    "mamf/operations/attention/kernels/aiter.py": (),
     "mamf/operations/matmul/kernels/tunable_op.py": (),
-    "mamf/torch_backend.py": ("torch.cuda", "torch.xpu", "torch.hpu"),
+    "mamf/torch_backend.py": ("torch.cuda", "torch.xpu", "torch.hpu", "torch_npu.npu"),
 }
 
 
@@ -79,7 +83,8 @@ class _Walker(ast.NodeVisitor):
         self.file = file
         self.found: list[Use] = []
         self.optional: set[str] = set()
-        self.paths: dict[str, list[str]] = {}  # what a variable holds
+        # What a variable holds.
+        self.paths: dict[str, list[str]] = {name: [path] for name, path in PARAMETERS.get(file, {}).items()}
         self.texts: dict[str, list[str]] = {}  # the strings that a variable holds in turn
 
     def resolve(self, node: ast.expr) -> list[str]:

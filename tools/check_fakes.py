@@ -1,4 +1,4 @@
-"""Checks that the vendors' sensor libraries have what the adapters and the tests' fakes use.
+"""Checks that the vendors' libraries have what the adapters, some kernels and the tests' fakes use.
 
     python tools/check_fakes.py                  # downloads the wheels with pip into a temporary folder
     python tools/check_fakes.py --wheels FOLDER  # uses the wheels in a folder, downloads missing ones
@@ -10,13 +10,16 @@ lacks, an exception that the adapter does not mention. The snapshot is ``tests/c
 ``test_vendor_interfaces.py`` compares adapters and fakes with it, without the network. Exit code 1: a mismatch,
 or an outdated snapshot. 2: a wheel is not available, so its library is unchecked.
 
-torch needs no wheel: ``test_torch_interfaces.py`` checks the installed version. torch.hpu is not checked:
-habana_frameworks is only in Intel's images, not on a package index.
+torch needs no wheel: ``test_torch_interfaces.py`` checks the installed version, and with it how TunableOp is called;
+hipBLASLt is called by torch alone. torch_npu's functions are checked against what ``AcceleratorBackend`` asks of any
+vendor. torch.hpu is not checked: habana_frameworks is only in Intel's images. intel-extension-for-pytorch is imported
+for torch.xpu's sake, and no name of it is used.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import difflib
 import importlib.metadata
 import inspect
@@ -33,12 +36,18 @@ from typing import Any
 from adapter_uses import ROOT, Use, all_uses
 from vendor_source import VendorSource
 
-DISTRIBUTIONS = {"pynvml": "nvidia-ml-py", "amdsmi": "amdsmi", "pyhlml": "habana-pyhlml"}
+DISTRIBUTIONS = {
+    "pynvml": "nvidia-ml-py",
+    "amdsmi": "amdsmi",
+    "pyhlml": "habana-pyhlml",
+    "aiter": "amd-aiter",
+    "torch_npu.npu": "torch-npu",
+}
 SNAPSHOT = ROOT / "tests" / "contract" / "vendor_interfaces.json"
 REGENERATE = "python tools/check_fakes.py --write"
 _REASONS = ("SwPowerCap", "HwSlowdown", "SyncBoost", "SwThermalSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown")
 #: Constants whose values the adapters, or the fakes' default arguments, write out.
-WRITTEN_OUT = {
+WRITTEN_OUT: dict[str, list[str]] = {
     "pynvml": [f"nvmlClocksEventReason{reason}" for reason in _REASONS],
     "amdsmi": ["AmdSmiInitFlags.INIT_AMD_GPUS"],
     "pyhlml": ["hlml_t.HLML_CLOCK_TYPE.HLML_CLOCK_SOC", "hlml_t.HLML_TEMP_SENS.HLML_TEMPERATURE_ON_AIP"],
@@ -69,11 +78,13 @@ def interface(source: VendorSource, library: str, uses: Iterable[Use]) -> dict[s
     """Of what the library declares, the part that is used: keys of a result too."""
     found: dict[str, Any] = {"functions": {}, "values": {}, "exceptions": []}
     names = grouped(uses, library)
-    for name in sorted({*names, *WRITTEN_OUT[library]}):
+    for name in sorted({*names, *WRITTEN_OUT.get(library, [])}):
         declared = source.declared(library, name)
         if isinstance(declared, dict):
-            fields = {field for field, _ in names[name]}
-            declared["result"] = [field for field in declared["result"] if field in fields]
+            fields = {field for field, _ in names[name]} - {""}
+            # A function may compute the keys of its result: then the source says nothing of them (None).
+            is_known = declared["result"] or not fields
+            declared["result"] = [field for field in declared["result"] if field in fields] if is_known else None
             found["functions"][name] = declared
         elif declared == "exception":
             found["exceptions"].append(name)
@@ -84,12 +95,15 @@ def interface(source: VendorSource, library: str, uses: Iterable[Use]) -> dict[s
 
 def signature(parameters: str) -> inspect.Signature:
     """Of a function declared with these parameters, annotations left out: "device, clock_type=0"."""
-    parts = [part.strip() for part in parameters.split(",") if part.strip()]
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    missing = inspect.Parameter.empty
-    return inspect.Signature(
-        [inspect.Parameter(part.split("=")[0], kind, default=part if "=" in part else missing) for part in parts]
-    )
+    declared = ast.parse(f"lambda {parameters}: 0", mode="eval").body
+    assert isinstance(declared, ast.Lambda)
+    kind, missing, taken = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.empty, declared.args
+    names = [each.arg for each in (*taken.posonlyargs, *taken.args)]
+    defaults = [missing] * (len(names) - len(taken.defaults)) + [ast.unparse(each) for each in taken.defaults]
+    found = [inspect.Parameter(name, kind, default=each) for name, each in zip(names, defaults, strict=True)]
+    if taken.kwarg:
+        found.append(inspect.Parameter(taken.kwarg.arg, inspect.Parameter.VAR_KEYWORD))
+    return inspect.Signature(found)
 
 
 def takes(declared: inspect.Signature, use: Use) -> bool:
@@ -122,7 +136,7 @@ def judge(uses: Iterable[Use], library: str, declared: dict[str, Any]) -> list[R
 
 def _misuses(found: Iterable[tuple[str, Use]], function: dict[str, Any], names: Iterable[str]) -> Iterable[str]:
     for field, use in found:
-        if field and field not in function["result"]:
+        if field and function["result"] is not None and field not in function["result"]:
             yield f"{use.place}: its result has no {field}"
         if not takes(signature(function["parameters"]), use):
             yield f"{use.place}: called with {use.arguments} arguments {' '.join(use.keywords)}".rstrip()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -15,7 +16,10 @@ class VendorSource:
     def __init__(self, files: Mapping[str, str]) -> None:
         """``files``: text by path inside the distribution, as "amdsmi/amdsmi_interface.py"."""
         self.packages = {_module(path) for path in files if path.endswith("__init__.py")}
-        self.scopes = {_module(path): _scope(ast.parse(text).body) for path, text in files.items()}
+        self.scopes: dict[str, dict[str, Any]] = {}
+        for path, text in files.items():
+            with contextlib.suppress(SyntaxError):  # a template
+                self.scopes[_module(path)] = _scope(ast.parse(text).body)
 
     def find(self, module: str, path: str) -> Found | None:
         """Where "name" or "name.attribute", as seen from a module, is declared: the module and the node."""
@@ -54,6 +58,10 @@ class VendorSource:
                 return {"parameters": _plain(arguments)} | self._behaviour(found)
             case ast.ClassDef() if self._ancestor(found).endswith(("Error", "Exception")):
                 return "exception"
+            case ast.ClassDef(body=body):
+                made = next((each for each in map(_scope(body).get, ("__new__", "__init__")) if each is not None), None)
+                methods = sorted(name for name, each in _scope(body).items() if isinstance(each, ast.FunctionDef))
+                return made and {"parameters": _plain(made.args).partition(", ")[2], "result": methods, "raises": []}
             case ast.Constant(int(value)):
                 return value
         return None

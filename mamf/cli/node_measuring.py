@@ -12,6 +12,7 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
+from mamf.backend import LEADER
 from mamf.choices import UNKNOWN, VERDICT_EXIT_CODES
 from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.node_verdict import existing, print_verdict
@@ -147,7 +148,8 @@ def _measured_by_children(options: argparse.Namespace, folder: Path, run: Run, w
         run.apart = "" if decided in (GO, COMPLETE) else decided
         meeting.publish("together", decided)
 
-    with Children(commands, {**os.environ, "PYTHONUNBUFFERED": "1"}) as children, Phases(names(run)) as phases:
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", LEADER: str(os.getpid())}
+    with Children(commands, environment) as children, Phases(names(run)) as phases:
         watched(watch, children.processes, children.next, together, lambda: phases.show(watch.phases))
 
 

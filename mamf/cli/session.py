@@ -26,6 +26,7 @@ from mamf.engine.strategies.shapes import Sweep
 from mamf.errors import MamfError, PluginError, RunLogError, RunLogWriteError, UsageError
 from mamf.kinds.kind import AnyCeilings, View
 from mamf.kinds.registry import kind_of
+from mamf.logs.card_sharing import describe_sharing, sharing_after, with_sharing
 from mamf.logs.device_speeds import with_device_speeds
 from mamf.logs.plan_records import plan_record
 from mamf.logs.recording import End, header_of, host_seconds
@@ -279,6 +280,10 @@ class Session(ABC):
         summary |= overhead_after(self.backend, self.rows) if is_idle else {}
         if shift := describe_shift(summary, self.rows):
             warn(shift)
+        summary |= sharing_after(self.backend) if is_idle else {}
+        header = with_sharing(header, summary)
+        if shared := describe_sharing(header["device"]["name"]):
+            warn(shared)
         try:
             for ceiling in self.ceilings_found().values() if kind_of(self.plan).has_ceilings else ():
                 writer.write("ceiling", ceiling_record(ceiling))

@@ -32,7 +32,7 @@ _ABOVE_CEILING, _ABOVE_CEILING_OF_CPU = 1.05, 1.25
 _CEILING_ROUNDING = 1e-5
 #: A problem in a regime.
 Sought = tuple[Any, str]
-_NOT_RECOMPUTED = {"record", "time", "timer_overhead_after_seconds"}
+_NOT_RECOMPUTED = {"record", "time", "timer_overhead_after_seconds", "shared_after"}
 _NOT_FROM_ROWS = {"elapsed_seconds", "left", "status", "reason"}
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mamf.backend import DeviceInfo
+from mamf.backend import DeviceInfo, shared_ways
 from mamf.ceilings.ceiling import CONFIRM, Ceiling
 from mamf.ceilings.share import label_dtype, mamfu
 from mamf.contribution.confirming import Claim, Entry
@@ -144,8 +144,10 @@ def collect(root: Path, paths: Iterable[Path]) -> Collection:
 
 
 def entries_of(log: RunLog, place: Path) -> Sequence[Entry]:
-    """The entries of a log: its ceilings, its best rows, or all rows of kernels."""
+    """The entries of a log: its ceilings, its best rows, or all rows of kernels; none of a shared card."""
     plan = log.plan
+    if shared_ways(log.header["device"]["name"]):  # tables rank whole cards
+        return []
     if plan.is_search:
         return [_of_ceiling(log, place, ceiling) for ceiling in log.all_ceilings.values()]
     if (plan.kind, plan.operation) == (SWEEP, MATMUL):

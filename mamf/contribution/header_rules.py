@@ -10,6 +10,7 @@ from typing import Any
 from mamf.backend import SIMULATED, DeviceInfo
 from mamf.contribution.evidence import Evidence, Finding, problems_of
 from mamf.dtypes import DTYPES
+from mamf.logs.card_sharing import describe_sharing
 from mamf.logs.legacy import STATISTICS, FinderRun, Reported
 from mamf.measurement import TERA
 from mamf.peaks import fastest_possible_flops
@@ -159,6 +160,14 @@ def shared_devices(evidence: Evidence) -> Iterator[Finding]:
         )
     if len({device.index for device in shared}) < len(shared):
         yield Finding("shared-devices", "the header names a device twice", 1)
+
+
+def whole_card(evidence: Evidence) -> Iterator[Finding]:
+    """The run had the whole card: tables, peaks and ceilings are those of whole cards."""
+    log = evidence.log
+    for name in dict.fromkeys([log.header["device"]["name"], *(device.name for device in log.devices)]):
+        if shared := describe_sharing(name):
+            yield Finding("shared-card", f"{shared}; run it again with the card to itself", 1)
 
 
 def structured_data(evidence: Evidence) -> Iterator[Finding]:

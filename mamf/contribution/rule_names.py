@@ -17,6 +17,7 @@ RULES = {
     "sensors": "clock and power were read where they can be",
     "simulated": "figures are of a device, not of virtual time",
     "shared-devices": "devices that shared the run are of one model",
+    "shared-card": "the run had a whole card: no slice of it, and no other process on it",
     "data": "operands were normal random data",
     "flop-count": "FLOP are 2*M*N*K, of attention without the masked pairs, else as the operation counts",
     "row-mismatch": "a row's figures follow from its samples and the plan",

@@ -30,6 +30,7 @@ from mamf.contribution.header_rules import (
     shared_devices,
     simulated,
     structured_data,
+    whole_card,
 )
 from mamf.contribution.placing import folder_of, legacy_name_of, lies_at, place_of, why_above_contributed
 from mamf.contribution.privacy import private_findings
@@ -53,6 +54,7 @@ _RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
     simulated,
     structured_data,
     shared_devices,
+    whole_card,
     rows_recompute,
     possible,
     verified,

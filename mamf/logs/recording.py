@@ -9,6 +9,7 @@ from typing import Any
 
 from mamf.backend import Backend, DeviceInfo, Unavailable
 from mamf.errors import first_line
+from mamf.logs.card_sharing import sharing_after
 from mamf.logs.plan_records import plan_record
 from mamf.logs.records import measurement_record, utc_now
 from mamf.logs.run_log import RunLog
@@ -127,7 +128,7 @@ class Recording:
     ) -> Iterator[Any]:
         """None, before anything is measured; then the rows."""
         taken: list[Measurement] = [] if self.before is None else list(self.before[0].lasting)
-        status, reason, timer = "interrupted", "by the caller", dict[str, Any]()
+        status, reason, after_rows = "interrupted", "by the caller", dict[str, Any]()
         with writer:
             yield None
             begun = host_seconds(self.backend)
@@ -136,7 +137,7 @@ class Recording:
                     writer.write("measurement", measurement_record(row))
                     taken.append(row)
                     yield row
-                timer = overhead_after(self.backend, taken)
+                after_rows = overhead_after(self.backend, taken) | sharing_after(self.backend)
                 status, reason = ("interrupted", "the budget ended") if left() else ("complete", "")
             except KeyboardInterrupt:
                 reason = "by the user"
@@ -149,7 +150,7 @@ class Recording:
                     writer.write(kind, record)
                 elapsed = max(0.0, host_seconds(self.backend) - begun)
                 end = End(status, reason, elapsed, left())
-                writer.write("summary", {**summary(taken, end), **timer, "time": utc_now()})
+                writer.write("summary", {**summary(taken, end), **after_rows, "time": utc_now()})
 
 
 def host_seconds(backend: Backend) -> float:

@@ -22,6 +22,7 @@ from mamf.backend import DeviceInfo
 from mamf.ceilings.ceiling import Ceiling, recompute
 from mamf.ceilings.share import KnownCeiling
 from mamf.errors import MamfError, RunLogError
+from mamf.logs.card_sharing import with_sharing
 from mamf.logs.device_speeds import with_device_speeds
 from mamf.logs.plan_records import plan_from_record
 from mamf.logs.records import (
@@ -163,6 +164,7 @@ def run_log_of(path: Path, records: Iterable[tuple[int, dict[str, Any]]], as_wri
             _recompute(log)
         except MALFORMED as error:
             raise RunLogError(f"{path}: {describe_error(error)}") from None
+    log.header = with_sharing(log.header, log.summary)
     every_row = log.measurements
     log.every_row = with_device_speeds(every_row)
     log.measurements = with_device_speeds(latest_rows(every_row))

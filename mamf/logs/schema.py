@@ -157,6 +157,7 @@ SUMMARY = {
     "best": {ANY_NAME: {}},
     "phases?": {ANY_NAME: int},
     "timer_overhead_after_seconds?": float,
+    "shared_after?": _TEXTS,
     "time?": str,
 }
 #: Of a run of mamf-finder (legacy.py): what it printed, and nothing that has samples.

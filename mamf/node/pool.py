@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mamf.backend import DeviceInfo
+from mamf.backend import LEADER, DeviceInfo
 from mamf.choices import PATIENCE_SECONDS
 from mamf.errors import UnavailableError, UsageError
 from mamf.node.children import WAITS, Children, Watch
@@ -51,7 +51,7 @@ class DevicePool:
     def _started(self) -> Children:
         command = [sys.executable, "-m", "mamf", "sweep", "--led", self.backend]
         commands = {device: [*command, str(device)] for device in self.devices}
-        return Children(commands, {**os.environ, "PYTHONUNBUFFERED": "1"})
+        return Children(commands, {**os.environ, "PYTHONUNBUFFERED": "1", LEADER: str(os.getpid())})
 
     def _open(self) -> None:
         while any(device not in self.infos for device in self.able):

@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from mamf.logs.card_sharing import describe_sharing
 from mamf.statistics import Interval
 from mamf.text import csv_cell, markdown_text, visible
 
@@ -135,7 +136,8 @@ def machine_line(header: Mapping[str, Any]) -> str:
         f"torch {header['environment']['packages'].get('torch', 'unknown')}",
         f"timed by {header['timer']}",
     ]
-    return f"{device['name']} ({device['backend']}:{device['index']}), {', '.join(filter(None, known))}"
+    machine = f"{device['name']} ({device['backend']}:{device['index']}), {', '.join(filter(None, known))}"
+    return "; ".join(filter(None, [machine, describe_sharing(device["name"])]))
 
 
 def end_line(summary: Mapping[str, Any] | None) -> str:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from mamf.backend import Backend, Telemetry, Unavailable
+from mamf.backend import Backend, Telemetry, Unavailable, shared_name, shared_ways
 from mamf.errors import MamfError
 from mamf.plugins.contracts import check_attribute, guard_method
 
@@ -41,7 +41,7 @@ class BackendContract:
     def test_describes_the_device_in_core_units(self, backend: Backend) -> None:
         info = backend.info
         assert (info.backend, info.is_accelerator) == (backend.name, backend.is_accelerator)
-        assert info.name == backend.device_name(backend.index)
+        assert info.name == shared_name(backend.device_name(backend.index), shared_ways(info.name))
         for bytes_ in (info.memory_bytes, info.cache_bytes):
             assert bytes_ is None or bytes_ > 1024
         assert info.max_clock_hz is None or 1e8 < info.max_clock_hz < 1e11

@@ -271,15 +271,21 @@ def xformers(monkeypatch, asked, is_built=True, package="xformers"):
 
 
 def aiter(monkeypatch, asked, is_old=False):
+    """Checked against ROCm/aiter e4048607 (aiter/ops/mha.py): batch, length, heads, width; a window of two ends means
+    the same as one of three with no sink; the assembly kernels run on gfx942 and gfx950, and on gfx1250.
+    """
+
     def flash_attn_func(
-        q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), alibi_slopes=None,
-        deterministic=True, return_lse=False, return_attn_probs=False,
+        q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1, 0), bias=None,
+        alibi_slopes=None, deterministic=True, return_lse=False, return_attn_probs=False, how_v3_bf16_cvt=1,
+        cu_seqlens_q=None, cu_seqlens_kv=None, sink_ptr=None, num_splits=0,
     ):  # fmt: skip
+        assert len(window_size) == 2 or window_size[2] == 0, "a sink"
         half_only(q, k, v)
         if torch.is_grad_enabled() and q.requires_grad:
             assert return_lse
         asked.append({"deterministic": deterministic})
-        out = bshd(q, k, v, causal=causal, window=ends(window_size, -1))
+        out = bshd(q, k, v, causal=causal, window=ends(window_size[:2], -1))
         # Older ones return a tuple in any case.
         return (out, torch.zeros(1)) if return_lse else (out,) if is_old else out
 

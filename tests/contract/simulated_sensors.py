@@ -61,6 +61,8 @@ def nvml_card(index, properties):
         persistence=1,
         ecc=[1, 1],
         processes=[SimpleNamespace(pid=os.getpid())],
+        mps=[],
+        virtualization=0,
         utilization=SimpleNamespace(gpu=0),
     )
 
@@ -121,6 +123,8 @@ class SimulatedNvml(SimulatedLibrary):
         "nvmlDeviceGetPersistenceMode": lambda self, handle: handle.persistence,
         "nvmlDeviceGetEccMode": lambda self, handle: handle.ecc,
         "nvmlDeviceGetComputeRunningProcesses": lambda self, handle: handle.processes,
+        "nvmlDeviceGetMPSComputeRunningProcesses": lambda self, handle: handle.mps,
+        "nvmlDeviceGetVirtualizationMode": lambda self, handle: handle.virtualization,
         "nvmlDeviceGetUtilizationRates": lambda self, handle: handle.utilization,
     }
 
@@ -160,6 +164,7 @@ class SimulatedAmdSmi(SimulatedLibrary):
         self.power = {"current_socket_power": 742, "average_socket_power": "N/A"}
         self.energy = {"energy_accumulator": 2_000_000, "counter_resolution": 15.259}
         self.celsius = 71
+        self.processes = [{"pid": os.getpid(), "mem": 2**30}]
         causes = ("ppt", "socket_thm", "hbm_thm", "vr_thm", "prochot")
         self.metrics = {f"{cause}_residency_acc": 1000 for cause in causes}
 
@@ -179,6 +184,7 @@ class SimulatedAmdSmi(SimulatedLibrary):
         "amdsmi_init": lambda self, flag=AmdSmiInitFlags.INIT_AMD_GPUS: None,
         "amdsmi_get_processor_handle_from_bdf": by_address,
         "amdsmi_get_clock_info": clock_info,
+        "amdsmi_get_gpu_process_list": lambda self, processor_handle: self.processes,
         "amdsmi_get_power_info": lambda self, processor_handle: self.power,
         "amdsmi_get_power_cap_info": lambda self, processor_handle: {"power_cap": 750_000_000},
         "amdsmi_get_energy_count": lambda self, processor_handle: self.energy,

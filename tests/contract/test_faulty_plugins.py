@@ -139,7 +139,7 @@ BACKEND_METHODS = [
     "peak_reserved_memory",
     *("profiler_window", "profiler_range", "without_counters", "digest"),
     *("reset_peak_memory", "is_out_of_memory", "release_memory", "resolve_dtype", "unsupported_dtype"),
-    *("without_compiler", "bus_address", "advice", "settings", "now", "sleep", "__init__"),
+    *("without_compiler", "bus_address", "advice", "sharing", "settings", "now", "sleep", "__init__"),
 ]
 KERNEL_METHODS = ["unavailable", "unsupported", "unsupported_shape", "variants", "settings", "refuses", "prepare"]
 KERNEL_METHODS.append("__init__")

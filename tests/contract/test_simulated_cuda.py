@@ -1,6 +1,7 @@
 """The CUDA adapter: which card NVML is asked about, in which units, and what it advises."""
 
 import itertools
+import os
 import sys
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from simulated_vendors import build_of_torch, h100
 from mamf import torch_backend
 from mamf.backend import Reading, Unavailable
 
+OWN, OTHER = SimpleNamespace(pid=os.getpid()), SimpleNamespace(pid=1)
 NULL_UUID = "00000000-0000-0000-0000-000000000000"
 
 
@@ -236,7 +238,12 @@ def test_a_machine_in_order_has_no_warnings(cuda):
         ("throttling", {"reasons": 0x40}, "hardware thermal slowdown", "nvidia-smi -q -d PERFORMANCE,TEMPERATURE"),
         ("persistence mode", {"persistence": 0}, "off", "sudo nvidia-smi -i 0 -pm 1"),
         ("ECC", {"ecc": [1, 0]}, "changes at the next reset", "sudo nvidia-smi -r"),
-        ("other processes", {"processes": [SimpleNamespace(pid=1)]}, "1 on this device", "nvidia-smi "),
+        (
+            "other processes",
+            {"processes": [OWN, OTHER]},
+            "1 on this device",
+            "nvidia-smi ",
+        ),
     ],
 )
 def test_each_fault_of_the_card_comes_with_cost_and_command(cuda, check, change, finding, command):

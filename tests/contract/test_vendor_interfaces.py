@@ -8,6 +8,7 @@ import json
 import sys
 from enum import IntEnum
 
+import attention_fakes
 import check_fakes
 import pytest
 from adapter_uses import all_uses, uses
@@ -103,6 +104,20 @@ def test_the_fakes_results_have_the_librarys_keys_and_no_others(library, request
                 assert sorted(each if isinstance(each, dict) else vars(each)) == functions[name]["result"], name
 
 
+@pytest.mark.parametrize("library", sorted(check_fakes.DISTRIBUTIONS.keys() - LIBRARIES))
+def test_other_libraries_can_be_called_as_they_are(library):
+    rows = check_fakes.judge(USES, library, SNAPSHOT[library])
+    assert rows
+    assert problems(rows) == []
+
+
+def test_the_fake_of_aiter_has_the_parameters_of_its_release_and_newer_ones(monkeypatch):
+    release = check_fakes.signature(SNAPSHOT["aiter"]["functions"]["flash_attn_func"]["parameters"])
+    attention_fakes.aiter(monkeypatch, [])
+    fake = inspect.signature(sys.modules["aiter"].flash_attn_func)
+    assert parameters(fake)[: len(release.parameters)] == parameters(release)
+
+
 def test_constants_that_adapters_write_out_are_the_librarys():
     nvml, hlml = SNAPSHOT["pynvml"]["values"], SNAPSHOT["pyhlml"]["values"]
     adapter = sys.modules[backend_class("cuda").__module__]
@@ -130,6 +145,9 @@ LIBRARY = {
     "amdsmi/interface.py": """
 class AmdSmiException(Exception): pass
 class AmdSmiTimeout(AmdSmiException): pass
+class Event:
+    def __init__(self, timing=False): pass
+    def record(self): pass
 class Mismatch(Exception): pass
 def guarded(function):
     def inner(*given):
@@ -164,6 +182,7 @@ def found_wrong(adapter):
     names = check_fakes.WRITTEN_OUT["amdsmi"]
     assert source.declared("amdsmi", "Kind.MAIN") == 3
     assert source.declared("amdsmi", names[0]) is None
+    assert source.declared("amdsmi", "Event")["parameters"] == "timing=False"
     return problems(check_fakes.judge(found, "amdsmi", check_fakes.interface(source, "amdsmi", found)))
 
 
@@ -180,6 +199,8 @@ def test_the_check_passes_what_fits():
         ("smi.Kind.MAIN", "0, 1", "clock: rocm.py:10: called with 3 arguments"),
         ("smi.Kind.MAIN)", "domain=0)", "clock: rocm.py:10: called with 1 arguments domain"),
         ('"clk"', '"clock"', "clock: rocm.py:11: its result has no clock"),
+        ("return self", "smi.Event(1, 2); return self", "Event: rocm.py:11: called with 2 arguments"),
+        ("return self", "smi.Event(timing=1).wait; return self", "Event: rocm.py:11: its result has no wait"),
         ("return self", "self.ask(smi.power); return self", "power: raises Mismatch, which no adapter mentions"),
     ],
 )

@@ -331,7 +331,7 @@ def test_when_no_shape_can_be_measured_the_exit_code_says_so(sweep):
 def test_backends_lists_each_with_devices_or_the_way_to_get_them(run):
     code, out, _ = run("backends")
     assert code == 0
-    for name in ("cpu", "cuda", "rocm", "xpu", "hpu", "mps"):
+    for name in ("cpu", "cuda", "rocm", "xpu", "hpu", "mps", "tpu"):
         assert any(line.startswith(name) for line in out.splitlines())
     assert out.count("unavailable:") == out.count("to enable it:")
 

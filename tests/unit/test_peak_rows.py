@@ -20,6 +20,7 @@ ROWS = list(csv.DictReader(importlib.resources.files("mamf").joinpath("peaks.csv
 NAMES = """
 GB300 | NVIDIA GB300
 GB200 | NVIDIA GB200
+MIG slice | NVIDIA H100 80GB HBM3 MIG 3g.40gb
 B300 SXM | NVIDIA B300 SXM6 AC
 B200 SXM | NVIDIA B200
 GH200 144G HBM3e | NVIDIA GH200 144G HBM3e

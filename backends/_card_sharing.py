@@ -1,0 +1,137 @@
+"""What shares a card with this process: slices and partitions of it, vGPUs, clients of MPS and other processes.
+
+Checked against nvidia-ml-py 13.615.71 and amdsmi 7.0.2. CUDA names a slice ("NVIDIA H100 80GB HBM3 MIG 3g.40gb"). A
+client of MPS, the CUDA Multi-Process Service, connects whenever a control daemon runs. The daemon removes its pid file
+when it stops, but not its socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from mamf.backend import LEADER, Advice
+
+_SLICE = re.compile(r"\bMIG \S+")
+_VGPU = 2  # NVML_GPU_VIRTUALIZATION_MODE_VGPU; passed through as a whole, a card has another mode
+_PCI_DEVICES = Path("/sys/bus/pci/devices")
+_WHOLE_PARTITIONS = ("", "SPX", "UNKNOWN")
+_OTHERS = "other processes"
+_COST = "figures are lower, have no peak, and are not compared with those of whole cards"
+
+
+def slice_of(name: str) -> str | None:
+    """The MIG slice in CUDA's name of a device, such as "MIG 3g.40gb"; None for a whole card."""
+    found = _SLICE.search(name)
+    return found[0] if found else None
+
+
+def card_sharing(sensors: Any, name: str) -> tuple[str, ...]:
+    """The ways in which the card is shared. ``sensors``: NvmlSensors, or None. Processes under MPS are not named apart
+    from it: NVML lists its server as one more process.
+    """
+    ways = [slice_of(name), _virtual(sensors), _mps(sensors) or _processes(sensors)]
+    return tuple(filter(None, ways))
+
+
+def _virtual(sensors: Any) -> str | None:
+    mode = sensors and sensors.ask(sensors.nvml.nvmlDeviceGetVirtualizationMode)
+    return "vGPU" if mode == _VGPU else None
+
+
+def _mps(sensors: Any) -> str | None:
+    # nvidia-ml-py before 11.495 lacks the query.
+    query = sensors and getattr(sensors.nvml, "nvmlDeviceGetMPSComputeRunningProcesses", None)
+    clients = sensors.ask(query) if query else None
+    daemon = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps", "nvidia-cuda-mps-control.pid")
+    return "MPS" if clients or daemon.exists() else None
+
+
+def _processes(sensors: Any) -> str | None:
+    return _OTHERS if sensors and count_others(sensors) else None
+
+
+def count_others(sensors: Any) -> int | None:
+    """Compute processes on the card beside this one and its kin; None if NVML does not say.
+
+    In a container older drivers report the host's pids: this process is then one of them, by a number that it does not
+    know. Others report no process at all.
+    """
+    processes = sensors.ask(sensors.nvml.nvmlDeviceGetComputeRunningProcesses)
+    if not processes:
+        return None
+    pids, kin = {process.pid for process in processes}, _kin()
+    if os.getpid() in pids:
+        return len(pids - kin)
+    return max(0, len(pids) - (2 if LEADER in os.environ else 1))
+
+
+def _kin() -> set[int]:
+    """This process, and those of the same run of mamf."""
+    kin = {os.getpid()}
+    if leader := os.environ.get(LEADER):
+        kin |= {int(leader)}
+        with contextlib.suppress(psutil.Error):  # it has ended
+            kin |= {child.pid for child in psutil.Process(int(leader)).children()}
+    return kin
+
+
+def sharing_advice(sensors: Any, name: str, index: int) -> list[Advice]:
+    """Findings about who else uses the card. ``index``: the card's, as in nvidia-smi."""
+    found = [_others_advice(sensors)]
+    if part := slice_of(name):
+        command = f"sudo nvidia-smi -i {index} -mig 0   # removes all slices of the card"
+        found.append(Advice("whole card", "warning", f"a slice of it, {part}", _COST, command))
+    if _virtual(sensors):
+        found.append(
+            Advice("whole card", "warning", "a vGPU", _COST, "pass the whole card through to the virtual machine")
+        )
+    if _mps(sensors):
+        found.append(Advice("MPS", "warning", "it shares the card", _COST, "echo quit | nvidia-cuda-mps-control"))
+    return found
+
+
+def _others_advice(sensors: Any) -> Advice:
+    others = count_others(sensors)
+    if others is None:
+        return Advice(_OTHERS, "unknown", "NVML does not report them")
+    if not others:
+        return Advice(_OTHERS, "ok", "none on this device")
+    cost = f"they take time, power and memory: {_COST}"
+    return Advice(_OTHERS, "warning", f"{others} on this device", cost, "nvidia-smi   # see which, and end them")
+
+
+# -- AMD -------------------------------------------------------------------------------------------------------------
+
+
+def partition_of(address: str | None) -> str | None:
+    """The compute partition that an AMD device is, such as "CPX partition"; None for a whole card (SPX). The kernel
+    reports it for Instinct MI300 and newer. ``address``: on the PCI bus.
+    """
+    path = _PCI_DEVICES / (address or "unknown") / "current_compute_partition"
+    mode = ""
+    with contextlib.suppress(OSError):  # there is no such file, or the card is in a reset
+        mode = path.read_text().strip()
+    return None if mode in _WHOLE_PARTITIONS else f"{mode} partition"
+
+
+def amd_processes(sensors: Any) -> str | None:
+    """Whether other processes have memory on the card. Unknown if amdsmi does not list this process, as in a container
+    with its own pids. ``sensors``: AmdSmiSensors, or None.
+    """
+    processes = (sensors and sensors.ask(sensors.smi.amdsmi_get_gpu_process_list)) or []
+    pids = {process["pid"] for process in processes if process["mem"]}
+    return _OTHERS if os.getpid() in pids and pids - _kin() else None
+
+
+def partition_advice(ways: Iterable[str]) -> list[Advice]:
+    """Findings about the ways in which an AMD card is shared."""
+    whole = "sudo amd-smi set --gpu all --compute-partition SPX"
+    commands = {_OTHERS: "amd-smi process   # see which, and end them"}
+    return [Advice("whole card", "warning", f"shared: {way}", _COST, commands.get(way, whole)) for way in ways]

@@ -1,0 +1,180 @@
+"""Cards that a device does not have alone: slices, partitions, MPS and other processes, and how each is named."""
+
+import os
+import sys
+from types import SimpleNamespace
+
+import pytest
+from simulated_vendors import h100
+
+from mamf.backend import LEADER, shared_ways
+from mamf.peaks import find_peak
+
+SLICE = "NVIDIA H100 80GB HBM3 MIG 3g.40gb"
+OWN, LEADING, STRANGER = os.getpid(), 4_000_001, 4_000_002
+
+
+def advice_of(backend):
+    return {advice.check: advice for advice in backend.advice()}
+
+
+def processes(*pids):
+    return [SimpleNamespace(pid=pid) for pid in pids]
+
+
+@pytest.fixture(autouse=True)
+def no_daemon(monkeypatch, tmp_path):
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    monkeypatch.delenv(LEADER, raising=False)
+
+
+@pytest.fixture
+def pipe(tmp_path):
+    """The pid file that a running control daemon of MPS keeps."""
+    return tmp_path / "nvidia-cuda-mps-control.pid"
+
+
+def assert_named(backend, *ways):
+    assert backend.sharing() == ways
+    assert shared_ways(backend.info.name) == ways
+    assert (find_peak(backend.info.name, "bfloat16", backend.info.compute_units) is None) == bool(ways)
+    warned = [advice for advice in backend.advice() if advice.verdict == "warning"]
+    assert len(warned) == len(ways)
+    assert all(advice.cost and advice.command for advice in warned)
+
+
+# -- NVIDIA ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_card_of_its_own_has_its_models_name(cuda):
+    assert_named(cuda.kind(0))
+    assert cuda.kind(0).info.name == "NVIDIA H100 80GB HBM3"
+
+
+@pytest.fixture
+def slice_of_a_card(cuda):
+    """NVML does not know the UUID of a slice as that of a GPU, so it is asked about the card at the same address."""
+    cuda.module.devices[:] = [h100(0, name=SLICE, uuid="90443af0-2fe6-57fb-86fe-54186d5a6581")]
+    return cuda.kind(0)
+
+
+def test_a_mig_slice_is_named_and_has_no_peak_of_the_card(slice_of_a_card):
+    assert_named(slice_of_a_card, "MIG 3g.40gb")
+    assert slice_of_a_card.info.name == f"{SLICE} (shared: MIG 3g.40gb)"
+    assert find_peak(SLICE, "bfloat16") is None  # as in logs of other tools
+    advice = advice_of(slice_of_a_card)["whole card"]
+    assert advice.command.startswith("sudo nvidia-smi -i 0 -mig 0")
+
+
+def test_the_power_of_the_card_is_not_that_of_a_slice(slice_of_a_card):
+    reading = slice_of_a_card.telemetry.read(energy=True)
+    assert (reading.watts, reading.joules) == (None, None)
+    assert reading.clock_hz
+    assert reading.celsius
+
+
+def test_a_vgpu_is_a_part_and_a_card_that_is_passed_through_is_not(cuda):
+    cuda.nvml.cards[0].virtualization = 1
+    assert_named(cuda.kind(0))
+    cuda.nvml.cards[0].virtualization = 2
+    assert_named(cuda.kind(0), "vGPU")
+
+
+def test_a_client_of_mps_shares_whatever_processes_nvml_lists(cuda):
+    cuda.nvml.cards[0].mps = processes(OWN)
+    cuda.nvml.cards[0].processes = processes(OWN)
+    assert_named(cuda.kind(0), "MPS")
+
+
+@pytest.mark.parametrize("has_nvml", [True, False])
+def test_a_daemon_of_mps_is_found_by_its_pid_file(cuda, pipe, monkeypatch, has_nvml):
+    if not has_nvml:
+        monkeypatch.setitem(sys.modules, "pynvml", None)
+    cuda.nvml.missing = {"nvmlDeviceGetMPSComputeRunningProcesses"}  # an older nvidia-ml-py
+    assert cuda.kind(0).sharing() == ()
+    pipe.write_text("4000003\n")
+    assert cuda.kind(0).sharing() == ("MPS",)
+
+
+def test_processes_that_come_during_a_run_are_seen_after_it(cuda):
+    backend = cuda.kind(0)
+    assert backend.sharing() == ()
+    cuda.nvml.cards[0].processes = processes(OWN, STRANGER)
+    assert backend.sharing() == ("other processes",)
+    assert_named(cuda.kind(0), "other processes")
+    assert advice_of(backend)["other processes"].finding == "1 on this device"
+
+
+@pytest.mark.parametrize(
+    ("listed", "is_led", "verdict"),
+    [
+        ([OWN], False, "ok"),
+        ([OWN, STRANGER], False, "warning"),
+        ([OWN, LEADING], False, "warning"),
+        ([OWN, LEADING], True, "ok"),
+        ([OWN, LEADING, STRANGER], True, "warning"),
+        # A container has pids of its own, and older drivers report the host's: one of them is this process.
+        ([LEADING], False, "ok"),
+        ([LEADING, STRANGER], False, "warning"),
+        ([LEADING, STRANGER], True, "ok"),
+        ([], False, "unknown"),
+    ],
+)
+def test_processes_of_the_same_run_are_no_others(cuda, monkeypatch, listed, is_led, verdict):
+    if is_led:
+        monkeypatch.setenv(LEADER, str(LEADING))
+    cuda.nvml.cards[0].processes = processes(*listed)
+    backend = cuda.kind(0)
+    assert advice_of(backend)["other processes"].verdict == verdict
+    assert backend.sharing() == (("other processes",) if verdict == "warning" else ())
+
+
+def test_processes_that_nvml_may_not_list_are_unknown(cuda):
+    cuda.nvml.refused = {name for name in cuda.nvml.answers if name.endswith("RunningProcesses")}
+    backend = cuda.kind(0)
+    assert backend.sharing() == ()
+    assert advice_of(backend)["other processes"].verdict == "unknown"
+
+
+# -- AMD -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def partition(rocm, monkeypatch, tmp_path):
+    """Sets the compute partition in the kernel's file of the card; what the tests of ROCm warn of is in order."""
+    adapter = sys.modules[rocm.kind.__module__]
+    monkeypatch.setitem(adapter.partition_of.__globals__, "_PCI_DEVICES", tmp_path)
+    monkeypatch.setattr(adapter, "_NUMA_BALANCING", tmp_path / "none")
+    monkeypatch.setenv("PYTORCH_TUNABLEOP_ENABLED", "1")
+    folder = tmp_path / "0000:0c:00.0"
+    folder.mkdir()
+    return lambda mode: (folder / "current_compute_partition").write_text(f"{mode}\n")
+
+
+@pytest.mark.parametrize(("mode", "ways"), [(None, ()), ("SPX", ()), ("CPX", ("CPX partition",))])
+def test_a_partition_is_named_and_has_neither_peak_nor_power_of_the_socket(rocm, partition, mode, ways):
+    if mode:
+        partition(mode)
+    backend = rocm.kind(0)
+    assert_named(backend, *ways)
+    assert (backend.telemetry.read(energy=True).watts is None) == bool(ways)
+
+
+def test_a_partition_is_found_without_amdsmi(rocm, partition, monkeypatch):
+    monkeypatch.setitem(sys.modules, "amdsmi", None)
+    partition("DPX")
+    assert rocm.kind(0).sharing() == ("DPX partition",)
+
+
+@pytest.mark.parametrize(
+    ("listed", "ways"),
+    [
+        ([(OWN, 1)], ()),
+        ([(OWN, 1), (STRANGER, 0)], ()),  # the driver is open, but no memory is in use
+        ([(OWN, 1), (STRANGER, 1)], ("other processes",)),
+        ([(STRANGER, 1)], ()),  # a container has pids of its own
+    ],
+)
+def test_other_processes_with_memory_share_an_amd_card(rocm, partition, listed, ways):
+    rocm.smi.processes = [{"pid": pid, "mem": gigabytes * 2**30} for pid, gigabytes in listed]
+    assert_named(rocm.kind(0), *ways)

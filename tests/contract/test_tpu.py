@@ -1,0 +1,44 @@
+"""Google TPUs: refused with the reason of the package that is installed, and never opened."""
+
+import sys
+
+import pytest
+
+from mamf.errors import UnavailableError
+from mamf.plugins.discovery import backend_class, backend_statuses, open_backend
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Pretends that of the TPU packages these are installed, by name with their versions."""
+
+    def pretend(**versions):
+        monkeypatch.setattr(sys.modules[backend_class("tpu").__module__], "package_version", versions.get)
+        return backend_class("tpu").unavailable()
+
+    return pretend
+
+
+@pytest.mark.parametrize(
+    ("versions", "expected"),
+    [
+        ({}, ["neither torch_tpu nor torch_xla"]),
+        ({"torch_tpu": "0.2.0"}, ["torch_tpu 0.2.0", "copies to the host"]),
+        ({"torch_xla": "2.9.0"}, ["torch_xla 2.9.0", "no events"]),
+        ({"torch_tpu": "0.2.0", "torch_xla": "2.9.0"}, ["torch_tpu 0.2.0", "torch_xla 2.9.0"]),
+    ],
+)
+def test_the_reason_names_what_is_installed(installed, versions, expected):
+    refused = installed(**versions)
+    assert all(part in refused.reason for part in expected)
+    assert refused.remedy.startswith("pip install xprof")
+
+
+def test_it_is_listed_and_cannot_be_opened(installed):
+    installed(torch_tpu="0.2.0")
+    (status,) = [status for status in backend_statuses() if status.name == "tpu"]
+    assert "cannot time a launch" in status.unavailable.reason
+    assert status.fault is None
+    for opens in (open_backend, lambda name: open_backend(name, None)):
+        with pytest.raises(UnavailableError, match=r"backend tpu is not available: torch_tpu 0\.2\.0"):
+            opens("tpu")

@@ -1,0 +1,122 @@
+"""A shared card in logs and reports: in the device's name, so that nothing takes its figures for a whole card's."""
+
+import copy
+import json
+
+import pytest
+from contribution_logs import found, write
+
+import mamf
+from mamf.backend import DeviceInfo, shared_name, shared_ways
+from mamf.contribution.collection import entries_of
+from mamf.contribution.rules import review
+from mamf.errors import IncomparableError, LogMismatchError
+from mamf.logs.compare import compare
+from mamf.logs.run_log import read_run_log
+from mamf.logs.same_device import require_same_device
+from mamf.peaks import fastest_possible_flops, find_bandwidth, find_peak
+from mamf.testing import SimulatedBackend
+
+WHOLE = "NVIDIA H100 80GB HBM3"
+SIMULATED = "mamf.testing:SimulatedBackend", "mamf.testing:SimulatedMatmul"
+SWEEP = ("sweep", "--backend", SIMULATED[0], "--kernel", SIMULATED[1], "--shapes", "2048x2048x2048")
+
+
+def test_a_name_says_in_which_ways_a_card_is_shared():
+    assert shared_name(WHOLE, []) == WHOLE
+    once = shared_name(WHOLE, ["MPS"])
+    assert once == f"{WHOLE} (shared: MPS)"
+    twice = shared_name(once, ["MPS", "other processes"])
+    assert twice == f"{WHOLE} (shared: MPS, other processes)"
+    assert [shared_ways(name) for name in (WHOLE, twice)] == [(), ("MPS", "other processes")]
+
+
+def test_a_shared_card_has_no_figure_of_the_datasheet():
+    name = shared_name(WHOLE, ["other processes"])
+    assert find_peak(WHOLE, "bfloat16")
+    assert find_peak(name, "bfloat16") is None
+    assert find_bandwidth(name) is None
+    assert fastest_possible_flops(DeviceInfo("cuda", 0, name, "NVIDIA"), "bfloat16") is None
+
+
+def shared_at_start(records):
+    records[0]["device"]["name"] = shared_name(records[0]["device"]["name"], ["MIG 3g.40gb"])
+
+
+def shared_at_end(records):
+    records[-1]["shared_after"] = ["other processes"]
+
+
+@pytest.fixture(params=[shared_at_start, shared_at_end])
+def logs(request, sweep_records, tmp_path):
+    """A log of a whole card, and the same of a shared one."""
+    records = copy.deepcopy(sweep_records)
+    request.param(records)
+    return write(tmp_path / "whole.jsonl", sweep_records), write(tmp_path / "shared.jsonl", records)
+
+
+def test_results_refuses_a_shared_card_and_says_why(logs):
+    whole, shared = logs
+    assert found(whole) == set()
+    assert found(shared) == {"shared-card"}
+    (finding,) = [each for each in review(shared).findings if not each.is_warning]
+    assert "run it again with the card to itself" in finding.message
+
+
+def test_no_table_ranks_a_shared_card(logs):
+    whole, shared = (entries_of(read_run_log(path), path) for path in logs)
+    assert whole
+    assert not shared
+
+
+def test_a_comparison_with_a_whole_card_is_refused_or_says_so(logs):
+    whole, shared = map(read_run_log, logs)
+    with pytest.raises(IncomparableError, match=r"\(shared: "):
+        compare(whole, shared)
+    assert "(shared: " in str(compare(whole, shared, anyway=True).forced[0])
+
+
+def test_a_run_does_not_resume_on_a_card_that_is_shared_otherwise(logs):
+    whole, shared = map(read_run_log, logs)
+    device = DeviceInfo(**whole.header["device"])
+    with pytest.raises(LogMismatchError, match="shared"):
+        require_same_device(shared, shared.device(None), device)
+
+
+@pytest.mark.parametrize("way", ["--format=table", "--format=markdown"])
+def test_a_report_says_that_the_card_is_shared_and_shows_no_share_of_a_peak(logs, way, run):
+    for path, is_shared in zip(logs, (False, True), strict=True):
+        _, out, _ = run("show", str(path), way)
+        assert ("the card is shared (" in out) == is_shared
+        assert ("dense bf16 peak" in out) != is_shared
+
+
+def test_a_device_is_asked_after_the_last_row_and_what_is_new_is_kept(run, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(SimulatedBackend, "sharing", lambda self: asked.append(self.launches) or ("other processes",))
+    log = tmp_path / "log.jsonl"
+    code, out, said = run(*SWEEP, "--output", str(log))
+    assert code == 0
+    (launches,) = asked  # this backend does not ask when it opens
+    assert launches
+    assert json.loads(log.read_text().splitlines()[-1])["shared_after"] == ["other processes"]
+    for text in (out, said):
+        assert "the card is shared (other processes)" in text
+    assert shared_ways(read_run_log(log).header["device"]["name"]) == ("other processes",)
+
+
+def test_a_log_from_python_keeps_it_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(SimulatedBackend, "sharing", lambda self: ("MPS",))
+    path = tmp_path / "log.jsonl"
+    list(mamf.sweep(["2048x2048x2048"], backend=SIMULATED[0], kernel=SIMULATED[1], log=path))
+    assert read_run_log(path).summary["shared_after"] == ["MPS"]
+
+
+def test_a_device_that_fails_to_answer_ends_no_run(run, tmp_path, monkeypatch):
+    def fail(self):
+        raise RuntimeError("device lost")
+
+    monkeypatch.setattr(SimulatedBackend, "sharing", fail)
+    log = tmp_path / "log.jsonl"
+    assert run(*SWEEP, "--output", str(log))[0] == 0
+    assert "shared_after" not in json.loads(log.read_text().splitlines()[-1])

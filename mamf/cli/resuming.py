@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from mamf.backend import Backend
+from mamf.cli.watching import Restart
 from mamf.errors import LogMismatchError, UsageError
 from mamf.kinds.registry import kind_of
 from mamf.logs.known import operation_called
@@ -34,6 +35,7 @@ _OPTIONS = {"regimes": "regime", "seconds": "time-limit", "flush": "no-flush"}
 #: Fields that may differ, follow from others, or are compared elsewhere.
 _NOT_COMPARED = {"kind", "operation", "problems", "kernels", "budget_seconds", "searches", "layers", "options"}
 _MOST_VALUES = 5
+_A_MOMENT = 1e-9
 _COUNTERS = "counters"
 
 
@@ -47,7 +49,7 @@ class Resumed(NamedTuple):
 @contextmanager
 def open_resumed(options: argparse.Namespace) -> Iterator[Resumed | None]:
     """The log of ``--resume``, locked during the run. Raises UsageError if another process writes it."""
-    if options.resume and options.output:
+    if options.resume and options.output and not options.restart:
         raise UsageError("--resume continues its own file: leave --output out")
     if options.resume is None:
         yield None
@@ -55,6 +57,13 @@ def open_resumed(options: argparse.Namespace) -> Iterator[Resumed | None]:
     log, writer = RunLogWriter.resume(options.resume)
     with writer:
         yield Resumed(log, writer)
+
+
+def asked_budget(options: argparse.Namespace) -> float | None:
+    """The budget of the options, less what this run spent of it in processes that crashed."""
+    restart: Restart | None = options.restart
+    budget: float | None = options.budget
+    return max(budget - restart.spent, _A_MOMENT) if budget and restart else budget
 
 
 def require_kind(log: RunLog, kind: str, operation: str, command: str) -> Plan:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from mamf.backend import Advice, Backend
 from mamf.ceilings.known import KnownCeiling
+from mamf.cli.in_flight import log_lost, noted
 from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.options.values import ALL
 from mamf.cli.printing import note_stream, print_document
@@ -23,7 +24,7 @@ from mamf.cli.sharing import asked_devices, found_devices, open_first, open_pool
 from mamf.cli.terminal import say, warn
 from mamf.engine.strategies.kernels import KernelsSweep
 from mamf.engine.strategies.shapes import Sweep
-from mamf.errors import MamfError, PluginError, RunLogError, RunLogWriteError, UsageError
+from mamf.errors import DeviceLostError, MamfError, PluginError, RunLogError, RunLogWriteError, UsageError
 from mamf.kinds.kind import AnyCeilings, View
 from mamf.kinds.registry import kind_of
 from mamf.logs.device_speeds import with_device_speeds
@@ -197,6 +198,7 @@ class Session(ABC):
             header = self.log.header if self.log else self._header()
             with self.interruption.shielded():
                 writer = opened.enter_context(self._open_log(header))
+            opened.enter_context(noted(writer.path, self.backend, self.log.measurements if self.log else ()))
             for finding in warnings(self.findings):
                 warn(format_finding(finding))
             self.before_measuring(writer)
@@ -267,6 +269,9 @@ class Session(ABC):
         except KeyboardInterrupt:
             return RunEnd("interrupted", "by the user", EXIT_CODE)
         except MamfError as error:
+            if isinstance(error, DeviceLostError):
+                log_lost(error.row, writer)
+                self.rows.append(error.row)
             return RunEnd("interrupted", str(error), error.exit_code)
         code = 0 if any(row.ok and self.counts(row) for row in self.rows) else _NOTHING_MEASURED
         if self.left_out():

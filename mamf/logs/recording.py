@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mamf.backend import Backend
-from mamf.errors import first_line
+from mamf.errors import DeviceLostError, first_line
 from mamf.logs.header import header_of
 from mamf.logs.plan_records import plan_record
 from mamf.logs.records import measurement_record, utc_now
@@ -104,6 +104,8 @@ class Recording:
                 raise
             except Exception as error:
                 reason = first_line(error)
+                if isinstance(error, DeviceLostError):
+                    writer.write("measurement", measurement_record(error.row))
                 raise
             finally:
                 for kind, record in after():

@@ -20,13 +20,14 @@ All other exceptions raised within a measurement become the status of that measu
 from __future__ import annotations
 
 import difflib
+import signal
 from collections.abc import Iterable
 from typing import Any
 
 #: How the reason of a failed row begins whose launch ended its process, or lost the device for it.
 CRASHED, LOST, GIVEN_UP = "crashed the process", "lost the device", "ended the process three times"
-#: Signals by which the system ends a process that went wrong.
-CRASH_SIGNALS = frozenset({"SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL", "SIGFPE"})
+#: The signals that end a process which went wrong, by exit code.
+CRASH_SIGNALS = {-each: each.name for each in signal.Signals if each.name in "SIGSEGV SIGBUS SIGABRT SIGILL SIGFPE"}
 
 
 class MamfError(Exception):

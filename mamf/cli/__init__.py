@@ -105,7 +105,7 @@ def call(typed: Sequence[str], restart: Restart | None = None) -> int:
     if options.module is None:
         raise UsageError("name a COMMAND; --help lists them")
     _begin_missing_log(options)
-    options.restart = restart
+    options.restart, options.codes = restart, [*restart.codes] if restart else []
     if restart and hasattr(options, "resume"):  # by the plan of the log alone
         options.resume, options.begins, options.given = restart.log, False, set()
     return int(importlib.import_module(f"mamf.cli.commands.{options.module}").run(options))

@@ -19,98 +19,73 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mamf.cli.interruption import EXIT_CODE
-from mamf.cli.terminal import say, warn
-from mamf.errors import CRASH_SIGNALS, CRASHED, LOST, MamfError
+from mamf.cli.terminal import warn
+from mamf.errors import CRASH_SIGNALS, CRASHED, LOST
 
 _COMMANDS = {
-    *("find", "sweep", "attention", "bandwidth", "model", "roofline", "explain", "guard", "counters", "autoprofile")
+    "attention",
+    "autoprofile",
+    "bandwidth",
+    "counters",
+    "explain",
+    "find",
+    "guard",
+    "model",
+    "roofline",
+    "sweep",
 }
 #: Nothing is launched, or another process of mamf watches.
 _UNWATCHED = {"--dry-run", "--help", "-h", "--led"}
 _HEARD = {each for each in signal.Signals if each.name in ("SIGINT", "SIGTERM", "SIGCONT", "SIGCHLD")}
-_PAGE_BYTES, _LENGTH_BYTES = 1 << 20, 8
+_PAGE_BYTES, _END = 1 << 20, b"\0"
 _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
 class Restart(NamedTuple):
     """A run that a crash ended, for the process that resumes its ``log``.
 
-    ``spent``: seconds since the log was opened. ``finished``: logs of the same command that are complete; ``worst``:
-    the highest of their exit codes.
+    ``spent``: seconds since the log was opened. ``codes``: exit codes of the logs that the command wrote before it.
     """
 
     log: Path
     spent: float
-    finished: int
-    worst: int
-
-
-class Page:
-    """Text that outlives the process that wrote it."""
-
-    def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, _PAGE_BYTES)
-
-    def write(self, text: str = "") -> None:
-        """Replace the text; one that is too long is left out."""
-        data = text.encode()
-        self._memory[:_LENGTH_BYTES] = bytes(_LENGTH_BYTES)
-        if len(data) <= _PAGE_BYTES - _LENGTH_BYTES:
-            self._memory[_LENGTH_BYTES : _LENGTH_BYTES + len(data)] = data
-            self._memory[:_LENGTH_BYTES] = len(data).to_bytes(_LENGTH_BYTES, "little")
-
-    def read(self) -> str:
-        length = int.from_bytes(self._memory[:_LENGTH_BYTES], "little")
-        return self._memory[_LENGTH_BYTES : _LENGTH_BYTES + length].decode()
+    codes: list[int]
 
 
 class Watch:
-    """What parent and child share. ``log``: that of the run, as JSON; ``step``: the line in flight and its label."""
+    """What the two processes share. ``begun``: when the first of them began, in seconds of time.monotonic."""
 
     def __init__(self) -> None:
-        self.log, self.step = Page(), Page()
+        self._log, self._step = mmap.mmap(-1, _PAGE_BYTES), mmap.mmap(-1, _PAGE_BYTES)
         self.begun = time.monotonic()
         self.restart: Restart | None = None
-        self.finished = self.worst = 0
 
-    # -- in the child ------------------------------------------------------------------------------------------------
+    def note_log(self, path: Path, spent: float, codes: list[int]) -> None:
+        """The child writes this log from now on; the rest is as in Restart."""
+        _write(self._log, json.dumps([str(path), time.monotonic() - spent, codes]))
 
-    def open_log(self, path: Path) -> None:
-        """Note the log that the run writes from now on."""
-        before = self.restart.spent if self.restart and self.restart.log == path else 0.0
-        self.log.write(json.dumps([str(path), time.monotonic() - before, self.finished, self.worst]))
-
-    def finish_log(self, code: int) -> None:
-        """One of several logs of a command is complete, with this exit code."""
-        self.finished, self.worst = self.finished + 1, max(self.worst, code)
-
-    # -- in the parent -----------------------------------------------------------------------------------------------
+    def note_step(self, line: str = "", label: str = "") -> None:
+        """The log gets this line, without its end, if the child dies now; none by default."""
+        _write(self._step, f"{line}\n{label}")
 
     def judge(self, code: int) -> bool:
-        """Whether a new process can measure the rest, after one ended with this code; logs the row in flight."""
-        name = signal.Signals(-code).name if code < 0 else ""
-        line, _, label = self.step.read().partition("\n")
-        is_open = f'"reason": "{CRASHED}"' in line
-        if name not in CRASH_SIGNALS and (code <= 0 or not line or is_open):
+        """Whether another process can measure the rest after the child ended with this code; logs the row in flight."""
+        line, _, label = _read(self._step).partition("\n")
+        is_lost = bool(line) and f'"reason": "{CRASHED}"' not in line
+        if code not in CRASH_SIGNALS and not (is_lost and code > 0):
             return False
-        self.step.write()
         if sys.stderr.isatty():
             say("", sys.stderr)  # below the progress
-        what = f"{CRASHED} ({name})" if is_open or not line else LOST
-        log, begun, self.finished, self.worst = json.loads(self.log.read() or '["", 0, 0, 0]')
+        what = LOST if is_lost else f"{CRASHED} ({CRASH_SIGNALS[code]})"
+        log, begun, codes = json.loads(_read(self._log) or '["", 0, []]')
+        end = "a new process measures the rest" if line and log else f"finished rows are in {log or 'no log yet'}"
+        warn(f"{label or 'something outside of a measurement'} {what}; {end}")
         if not line or not log:
-            warn(
-                f"{label or 'an error outside of a measurement'} {what}"
-                + (f"; --resume {log} continues" if log else "")
-            )
             return False
-        try:
-            append(log, line.replace(f'"{CRASHED}"', f'"{what}"') + "\n")
-        except OSError as error:
-            warn(f"{label} {what}; {log} cannot be written: {error.strerror}")
-            return False
-        warn(f"{label} {what}; a new process measures the rest")
-        self.restart = Restart(Path(log), time.monotonic() - begun, self.finished, self.worst)
+        with open(log, "ab") as file:  # noqa: PTH123
+            file.write(line.replace(f'"{CRASHED}"', f'"{what}"').encode() + b"\n")
+        self.note_step()
+        self.restart = Restart(Path(log), time.monotonic() - begun, codes)
         return True
 
 
@@ -118,15 +93,12 @@ class Watch:
 WATCH: Watch | None = None
 
 
-def append(path: str, line: str) -> None:
-    """Append a line to a file. Raises OSError."""
-    with open(path, "ab", buffering=0) as file:  # noqa: PTH123
-        file.write(line.encode())
-
-
 def watch(typed: Sequence[str]) -> int | None:
-    """Return twice: the exit code of the command in the parent, None in the process that is to run the command."""
-    if sys.platform != "linux" or not typed or typed[0] not in _COMMANDS or _UNWATCHED.intersection(typed):
+    """Return twice: the exit code of the command in the parent, None in the process that is to run the command.
+
+    Raises OSError if the log cannot be written.
+    """
+    if sys.platform != "linux" or not _COMMANDS.intersection(typed[:1]) or _UNWATCHED.intersection(typed):
         return None
     global WATCH
     shared, parent = Watch(), os.getpid()
@@ -165,7 +137,7 @@ def _end_by(number: int) -> int:
     """End by the signal that ended the child, without a second core dump."""
     import resource
 
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError):  # SIGKILL has no handler
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
@@ -180,4 +152,13 @@ def _end_with(parent: int) -> None:
 
         ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
     if os.getppid() != parent:
-        os._exit(MamfError.exit_code)
+        os._exit(EXIT_CODE)
+
+
+def _write(page: mmap.mmap, text: str) -> None:
+    data = text.encode() + _END
+    page[: len(data)] = data
+
+
+def _read(page: mmap.mmap) -> str:
+    return page[: page.find(_END)].decode()

@@ -1,16 +1,13 @@
-"""Launches that end the process: the row of the step in flight is kept where it survives, and a step that ended a
-process is not launched again.
-"""
+"""Launches that end the process: their rows are kept where they survive, and no step is launched again that did so."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from mamf.backend import Backend
-from mamf.errors import CRASHED, GIVEN_UP
+from mamf.errors import GIVEN_UP
 from mamf.measurement import Measurement
 
 _MOST_ENDS = 3
@@ -18,10 +15,10 @@ _MOST_ENDS = 3
 
 @dataclass
 class Crashes:
-    """What is known of launches that end the process of a device.
+    """What is known of launches on a device that end its process.
 
-    ``fatal``: rows whose launches ended a process of this run. ``keep``: keeps the row in flight, as it is to be logged
-    if this process dies; None when the launches have returned.
+    ``fatal``: rows of such launches. ``keep``: is called with the row that is to be logged if the process dies now, and
+    with None after the last launch of a step.
     """
 
     fatal: Sequence[Measurement] = ()
@@ -34,19 +31,10 @@ class Crashes:
         ends = sum(not row.reason.startswith(GIVEN_UP) for row in of_kernel)
         return same or (f"{GIVEN_UP}: not launched" if ends >= _MOST_ENDS else "")
 
-    @contextmanager
-    def in_flight(self, asked: Measurement) -> Iterator[None]:
-        """Keep the row of a step during its launches; which signal ends them is known to who survives."""
-        self.keep(replace(asked, reason=CRASHED))
-        try:
-            yield
-        finally:
-            self.keep(None)
-
 
 _OF_DEVICES: WeakKeyDictionary[Backend, Crashes] = WeakKeyDictionary()
 
 
 def crashes_of(backend: Backend) -> Crashes:
-    """What is known of launches on an opened device."""
+    """Those of an opened device."""
     return _OF_DEVICES.setdefault(backend, Crashes())

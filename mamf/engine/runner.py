@@ -16,7 +16,7 @@ from mamf.backend import Backend, OperandPool
 from mamf.engine.crashes import crashes_of
 from mamf.engine.measure import cut_short, limit_of, measure
 from mamf.engine.regimes import Regime, StoppingRule
-from mamf.errors import LOST, DeviceError, DeviceLostError, PluginError, describe_error
+from mamf.errors import CRASHED, LOST, DeviceError, DeviceLostError, PluginError, describe_error
 from mamf.kernel import AnyKernel, Buffer, Problem
 from mamf.measurement import Measurement
 from mamf.plugins.contracts import attribute_errors_to
@@ -193,8 +193,11 @@ class Runner:
         failed, crashes = failed_row(step), crashes_of(self.backend)
         if reason := crashes.reason_against(failed):
             return replace(failed, reason=reason)
-        with crashes.in_flight(failed):
+        crashes.keep(replace(failed, reason=CRASHED))
+        try:
             row = measure(kernel, problem, step.shape, step.regime, self.pool(problem), rule, limit)
+        finally:
+            crashes.keep(None)
         if row.status == "failed":
             self._require_device(replace(failed, reason=f"{LOST} ({row.reason})"))
         if cut_short(row, deadline, self.now()):

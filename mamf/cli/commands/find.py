@@ -10,13 +10,11 @@ from typing import Any
 
 from mamf.ceilings.ceiling import Ceiling, why_hopeless
 from mamf.ceilings.search_plan import SearchPlan
-from mamf.cli import watching
 from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.product_plans import problem_from
 from mamf.cli.resuming import Resumed, asked_budget, contradiction, require_same_kernels
 from mamf.cli.session import Session, interruptible
 from mamf.cli.terminal import say, warn
-from mamf.cli.watching import Restart
 from mamf.engine.search.finding import Find
 from mamf.engine.search.grid import plan_for
 from mamf.errors import UsageError
@@ -36,31 +34,27 @@ from mamf.regime_names import CEILINGS
 def run(options: argparse.Namespace) -> int:
     if options.begins and len(set(options.dtype or ())) > 1:
         raise UsageError("--resume continues one log, and each dtype has its own: name one --dtype, or use --output")
-    restart: Restart | None = options.restart
     # A resumed run has the dtype of its log.
-    is_resumed = options.resume and not restart
+    is_resumed = options.resume and not options.restart
     dtypes = [options.dtype] if is_resumed else list(dict.fromkeys(options.dtype or [None]))
     output: Path | None = options.output
 
     def work(interruption: Interruption, resumed: Resumed | None) -> int:
-        worst = restart.worst if restart else 0
         if len(dtypes) > 1:  # reports a wrong dtype before the first is measured
             backend = open_backend(options.backend or "auto", options.device or 0)
             for dtype in dtypes:
                 kernels_for(backend, problem_for(backend, dtype, options.out_dtype), options.kernel)
-        for dtype in dtypes[restart.finished if restart else 0 :]:
+        for dtype in dtypes[len(options.codes) :]:
             options.dtype = dtype
             if output is not None and len(dtypes) > 1:
                 options.output = output.with_name(f"{output.stem}-{dtype}{output.suffix}")
             session = _FindSession(options, interruption, resumed)
             code = session.dry_run() if options.dry_run else session.run()
-            worst = max(worst, code)
+            options.codes.append(code)
             resumed = options.restart = None
-            if watching.WATCH:
-                watching.WATCH.finish_log(code)
             if code == EXIT_CODE:
                 break
-        return worst
+        return int(max(options.codes))
 
     return interruptible(options, work)
 

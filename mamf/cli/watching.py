@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mamf.cli.interruption import EXIT_CODE
-from mamf.cli.terminal import warn
+from mamf.cli.terminal import say, warn
 from mamf.errors import CRASH_SIGNALS, CRASHED, LOST
 
 _COMMANDS = {

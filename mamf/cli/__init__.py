@@ -58,10 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if sys.stdout is None:
         warn("stdout is closed, so nothing can be printed: redirect it to a file or to /dev/null")
         return MamfError.exit_code
-    if arguments is None and (ended := watching.watch(sys.argv[1:])) is not None:
-        return ended
     with _short_warnings():
-        code = _run(sys.argv[1:] if arguments is None else arguments)
+        code = _run(sys.argv[1:] if arguments is None else arguments, is_watched=arguments is None)
     if code == EXIT_CODE and arguments is None:
         # An interrupt that passed through an import makes Python end by the signal instead of with this code.
         sys.stdout.flush()
@@ -69,8 +67,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _run(typed: Sequence[str]) -> int:
+def _run(typed: Sequence[str], is_watched: bool) -> int:
     try:
+        if is_watched and (ended := watching.watch(typed)) is not None:
+            return ended
         watching.listen()
         code = call(typed, watching.WATCH.restart if watching.WATCH else None)
         sys.stdout.flush()

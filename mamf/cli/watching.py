@@ -69,7 +69,10 @@ class Watch:
         _write(self._step, f"{line}\n{label}")
 
     def judge(self, code: int) -> bool:
-        """Whether another process can measure the rest after the child ended with this code; logs the row in flight."""
+        """Whether another process can measure the rest after the child ended with this code; logs the row in flight.
+
+        Raises OSError if the log cannot be written.
+        """
         line, _, label = _read(self._step).partition("\n")
         is_lost = bool(line) and f'"reason": "{CRASHED}"' not in line
         if code not in CRASH_SIGNALS and not (is_lost and code > 0):
@@ -78,12 +81,12 @@ class Watch:
             say("", sys.stderr)  # below the progress
         what = LOST if is_lost else f"{CRASHED} ({CRASH_SIGNALS[code]})"
         log, begun, codes = json.loads(_read(self._log) or '["", 0, []]')
-        end = "a new process measures the rest" if line and log else f"finished rows are in {log or 'no log yet'}"
-        warn(f"{label or 'something outside of a measurement'} {what}; {end}")
         if not line or not log:
+            warn(f"{label or 'something outside of a measurement'} {what}; finished rows are in {log or 'no log yet'}")
             return False
         with open(log, "ab") as file:  # noqa: PTH123
             file.write(line.replace(f'"{CRASHED}"', f'"{what}"').encode() + b"\n")
+        warn(f"{label} {what}; a new process measures the rest")
         self.note_step()
         self.restart = Restart(Path(log), time.monotonic() - begun, codes)
         return True

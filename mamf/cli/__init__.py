@@ -69,8 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(typed: Sequence[str], is_watched: bool) -> int:
     try:
-        if is_watched and (ended := watching.watch(typed)) is not None:
-            return ended
+        if is_watched:
+            watching.watch(typed)
         watching.listen()
         code = call(typed, watching.WATCH.restart if watching.WATCH else None)
         sys.stdout.flush()

@@ -8,6 +8,7 @@ and forks again, to resume the log. Linux only; elsewhere a crash ends the run, 
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import mmap
 import os
@@ -16,7 +17,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from mamf.cli.interruption import EXIT_CODE
 from mamf.cli.terminal import say, warn
@@ -96,27 +97,28 @@ class Watch:
 WATCH: Watch | None = None
 
 
-def watch(typed: Sequence[str]) -> int | None:
-    """Return twice: the exit code of the command in the parent, None in the process that is to run the command.
+def watch(typed: Sequence[str]) -> None:
+    """Return in the process that is to run the command; its parent ends here, as the command does.
 
-    Raises OSError if the log cannot be written.
+    Raises OSError in the parent if it cannot write the log.
     """
     if sys.platform != "linux" or not _COMMANDS.intersection(typed[:1]) or _UNWATCHED.intersection(typed):
-        return None
+        return
     global WATCH
     shared, parent = Watch(), os.getpid()
+    gc.freeze()  # a collection in the child would copy every page
     signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
     while True:
         child = os.fork()
         if not child:
             WATCH = shared
             _end_with(parent)
-            return None
+            return
         code = _wait(child)
         if not shared.judge(code):
-            return code if code >= 0 else _end_by(-code)
+            _end_as(code)
         if signal.sigpending() & {signal.SIGINT, signal.SIGTERM}:
-            return EXIT_CODE
+            os._exit(EXIT_CODE)
 
 
 def listen() -> None:
@@ -136,16 +138,17 @@ def _wait(child: int) -> int:
             return os.waitstatus_to_exitcode(ended[1])
 
 
-def _end_by(number: int) -> int:
-    """End by the signal that ended the child, without a second core dump."""
-    import resource
+def _end_as(code: int) -> NoReturn:
+    """End as the child did: with its exit code, or by its signal and without a second core dump."""
+    if code < 0:
+        import resource
 
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with contextlib.suppress(OSError):  # SIGKILL has no handler
-        signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
-    os.kill(os.getpid(), number)
-    return 128 + number  # the first process of a container survives its signals
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with contextlib.suppress(OSError):  # SIGKILL has no handler
+            signal.signal(-code, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {-code})
+        os.kill(os.getpid(), -code)
+    os._exit(code if code >= 0 else 128 - code)  # the first process of a container survives its own signals
 
 
 def _end_with(parent: int) -> None:

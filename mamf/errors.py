@@ -11,6 +11,7 @@
     ├── RunLogError                a run log cannot be read; names the line
     ├── NothingProfiledError       a script ended before one of its training steps was profiled; says why
     ├── DeviceError                the device failed outside the measurement of a shape
+    │   └── DeviceLostError        a launch left the device unusable for this process; holds the row
     └── RunLogWriteError           a run log cannot be written (disk full, no permission)
 
 All other exceptions raised within a measurement become the status of that measurement and never end a run.
@@ -19,7 +20,14 @@ All other exceptions raised within a measurement become the status of that measu
 from __future__ import annotations
 
 import difflib
+import signal
 from collections.abc import Iterable
+from typing import Any
+
+#: How the reason of a failed row begins whose launch ended its process, or lost the device for it.
+CRASHED, LOST, GIVEN_UP = "crashed the process", "lost the device", "ended the process three times"
+#: The signals that end a process which went wrong, by exit code.
+CRASH_SIGNALS = {-each: each.name for each in signal.Signals if each.name in "SIGSEGV SIGBUS SIGABRT SIGILL SIGFPE"}
 
 
 class MamfError(Exception):
@@ -74,6 +82,14 @@ class DeviceError(MamfError):
     """The device failed outside the measurement of a shape: this run cannot measure anything else."""
 
     exit_code = 1
+
+
+class DeviceLostError(DeviceError):
+    """A launch left the device unusable for this process. ``row``: its failed measurement, for the log."""
+
+    def __init__(self, message: str, row: Any) -> None:
+        super().__init__(message)
+        self.row = row
 
 
 class NothingProfiledError(MamfError):

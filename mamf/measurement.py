@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, TypeGuard
 
+from mamf.errors import CRASHED, GIVEN_UP, LOST
 from mamf.statistics import (
     Interval,
     Repeatability,
@@ -128,6 +129,11 @@ class Measurement(Tabular):
     @property
     def ok(self) -> bool:
         return self.status == "ok"
+
+    @property
+    def is_fatal(self) -> bool:
+        """Whether the launch ended the process or its device."""
+        return self.status == "failed" and self.reason.startswith((CRASHED, LOST, GIVEN_UP))
 
     def rate(self, statistic: str) -> float:
         """TFLOPS (1e12 FLOP/s), or TB/s if the operation counts bytes, at a statistic of the summary: mean, median,

@@ -16,9 +16,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from mamf.cli import watching
 from mamf.cli.interruption import EXIT_CODE
 from mamf.cli.options.parser import Parser, with_dashes
 from mamf.cli.terminal import warn
+from mamf.cli.watching import Restart
 from mamf.errors import MamfError, MamfWarning, UsageError
 from mamf.limits import shorten
 
@@ -57,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warn("stdout is closed, so nothing can be printed: redirect it to a file or to /dev/null")
         return MamfError.exit_code
     with _short_warnings():
-        code = _run(sys.argv[1:] if arguments is None else arguments)
+        code = _run(sys.argv[1:] if arguments is None else arguments, is_watched=arguments is None)
     if code == EXIT_CODE and arguments is None:
         # An interrupt that passed through an import makes Python end by the signal instead of with this code.
         sys.stdout.flush()
@@ -65,9 +67,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _run(typed: Sequence[str]) -> int:
+def _run(typed: Sequence[str], is_watched: bool) -> int:
     try:
-        code = call(typed)
+        if is_watched:
+            watching.watch(typed)
+        watching.listen()
+        code = call(typed, watching.WATCH.restart if watching.WATCH else None)
         sys.stdout.flush()
         return code
     except MamfError as error:
@@ -87,8 +92,11 @@ def _run(typed: Sequence[str]) -> int:
         return 1
 
 
-def call(typed: Sequence[str]) -> int:
-    """Run a command from within another; returns its exit code. Raises its errors."""
+def call(typed: Sequence[str], restart: Restart | None = None) -> int:
+    """Run a command, also from within another; returns its exit code. Raises its errors.
+
+    ``restart``: the run that it continues after a crash.
+    """
     if wrong := next((word for word in typed if "\0" in word), None):
         raise UsageError(f"{shorten(wrong)} contains a null byte, which no file name can")
     given = with_dashes(typed)
@@ -97,6 +105,9 @@ def call(typed: Sequence[str]) -> int:
     if options.module is None:
         raise UsageError("name a COMMAND; --help lists them")
     _begin_missing_log(options)
+    options.restart, options.codes = restart, [*restart.codes] if restart else []
+    if restart and hasattr(options, "resume"):  # by the plan of the log alone
+        options.resume, options.begins, options.given = restart.log, False, set()
     return int(importlib.import_module(f"mamf.cli.commands.{options.module}").run(options))
 
 

@@ -1,15 +1,20 @@
-"""Turns SIGINT and SIGTERM into one KeyboardInterrupt, never within a record; a second signal exits at once."""
+"""Turns SIGINT and SIGTERM into one KeyboardInterrupt, never within a record; a second signal exits at once.
+
+The same event may arrive several times: from the terminal or a batch system, and from the process that watches.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
 EXIT_CODE = 130
+_SAME_EVENT_SECONDS = 0.3
 
 
 class Interruption:
@@ -20,6 +25,7 @@ class Interruption:
     def __init__(self) -> None:
         self.is_requested = False
         self._is_shielded = False
+        self._requested_at = 0.0
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Interruption:
@@ -35,8 +41,10 @@ class Interruption:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.is_requested:
-            os._exit(EXIT_CODE)
-        self.is_requested = True
+            if time.monotonic() > self._requested_at + _SAME_EVENT_SECONDS:
+                os._exit(EXIT_CODE)
+            return
+        self.is_requested, self._requested_at = True, time.monotonic()
         if not self._is_shielded:
             raise KeyboardInterrupt
 

@@ -18,13 +18,15 @@ from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.node_verdict import existing, print_verdict
 from mamf.cli.progress import Phases
 from mamf.cli.terminal import say, warn
+from mamf.engine.crashes import crashes_of
 from mamf.errors import LogMismatchError, MamfError, RunLogWriteError, UnavailableError, UsageError
-from mamf.node.children import ADDRESS, FAILURE, PHASE, WAITS, Children, Watch, watched
+from mamf.node.children import ADDRESS, FAILURE, IN_FLIGHT, PHASE, WAITS, Children, Watch, watched
 from mamf.node.device import DeviceRun
 from mamf.node.gathering import Run, devices_of, read_run
 from mamf.node.group import Meeting
 from mamf.node.places import Launched, Place, launched, nowhere, place_of
 from mamf.node.ranks import COMPLETE, GO, Rank, arrive, gathered, joint_decision, received, visible_index
+from mamf.node.worker import in_flight
 from mamf.plans import NODE_BUDGET_SECONDS
 from mamf.plugins.discovery import backend_class, backend_statuses, open_backend
 
@@ -180,6 +182,7 @@ def _run_child(options: argparse.Namespace) -> int:
         record(PHASE, "opening the device")
         run = _device_run(options, own, options.output_folder, device)
         run.on_progress = lambda text: record(PHASE, text)
+        crashes_of(run.backend).keep = lambda row: record(IN_FLIGHT, in_flight(row)[IN_FLIGHT])
         record(ADDRESS, run.backend.bus_address())
         return run
 

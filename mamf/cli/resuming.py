@@ -7,17 +7,24 @@ the notes, the devices and the report may differ: they decide no figure.
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from mamf.backend import Backend
+from mamf.cli import watching
+from mamf.engine.crashes import crashes_of
 from mamf.errors import LogMismatchError, UsageError
 from mamf.kinds.registry import kind_of
+from mamf.logs.records import measurement_record
 from mamf.logs.run_log import RunLog
 from mamf.logs.same_device import require_same_device
-from mamf.logs.writer import RunLogWriter
+from mamf.logs.writer import RunLogWriter, as_line
+from mamf.measurement import Measurement
 from mamf.operations.unknown import operation_called
 from mamf.plans import Plan
 from mamf.plugins.discovery import backend_class, is_path, open_backend
@@ -34,6 +41,7 @@ _OPTIONS = {"regimes": "regime", "seconds": "time-limit", "flush": "no-flush"}
 #: Fields that may differ, follow from others, or are compared elsewhere.
 _NOT_COMPARED = {"kind", "operation", "problems", "kernels", "budget_seconds", "searches", "layers", "options"}
 _MOST_VALUES = 5
+_A_MOMENT = 1e-9
 _COUNTERS = "counters"
 
 
@@ -47,7 +55,7 @@ class Resumed(NamedTuple):
 @contextmanager
 def open_resumed(options: argparse.Namespace) -> Iterator[Resumed | None]:
     """The log of ``--resume``, locked during the run. Raises UsageError if another process writes it."""
-    if options.resume and options.output:
+    if options.resume and options.output and not options.restart:
         raise UsageError("--resume continues its own file: leave --output out")
     if options.resume is None:
         yield None
@@ -55,6 +63,37 @@ def open_resumed(options: argparse.Namespace) -> Iterator[Resumed | None]:
     log, writer = RunLogWriter.resume(options.resume)
     with writer:
         yield Resumed(log, writer)
+
+
+def asked_budget(options: argparse.Namespace) -> float | None:
+    """The budget of the options, less what this run spent of it in processes that crashed."""
+    if not options.restart or options.budget is None:
+        return options.budget  # type: ignore[no-any-return]
+    return float(max(options.budget - options.restart.spent, _A_MOMENT))
+
+
+def note_run(options: argparse.Namespace, backend: Backend, log: Path, before: Iterable[Measurement]) -> None:
+    """Note for the process that watches which log this run writes, and before its launches the row that the log gets
+    if they crash. ``before``: the rows of the log so far; those whose launches ended a process are not launched again.
+    """
+    watch, crashes = watching.WATCH, crashes_of(backend)
+    crashes.fatal = [row for row in before if row.is_fatal]
+    if watch:
+        watch.note_log(log, options.restart.spent if options.restart else 0.0, options.codes)
+        crashes.keep = lambda row: watch.note_step(*_line_and_label(row) if row else ())
+
+
+def log_lost(row: Measurement, writer: RunLogWriter) -> None:
+    """Log the row that lost the device. The process that watches does it, if any, and has another measure the rest."""
+    if watching.WATCH:
+        watching.WATCH.note_step(*_line_and_label(row))
+        sys.stdout.flush()
+        os._exit(1)
+    writer.write("measurement", measurement_record(row))
+
+
+def _line_and_label(row: Measurement) -> tuple[str, str]:
+    return as_line("measurement", measurement_record(row)).decode().rstrip(), f"{row.kernel} at {row.shape}"
 
 
 def require_kind(log: RunLog, kind: str, operation: str, command: str) -> Plan:

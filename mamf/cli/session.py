@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from mamf.backend import Advice, Backend
 from mamf.ceilings.share import KnownCeiling
+from mamf.cli import resuming
 from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.options.values import ALL
 from mamf.cli.printing import note_stream, print_document
@@ -21,9 +22,10 @@ from mamf.cli.progress import Progress
 from mamf.cli.resuming import Resumed, asks_for_plan, open_resumed, reopen, require_kind, require_same_plan
 from mamf.cli.sharing import asked_devices, found_devices, open_first, open_pool, require_same_devices
 from mamf.cli.terminal import say, warn
+from mamf.engine.crashes import crashes_of
 from mamf.engine.strategies.kernels import KernelsSweep
 from mamf.engine.strategies.shapes import Sweep
-from mamf.errors import MamfError, PluginError, RunLogError, RunLogWriteError, UsageError
+from mamf.errors import DeviceLostError, MamfError, PluginError, RunLogError, RunLogWriteError, UsageError
 from mamf.kinds.kind import AnyCeilings, View
 from mamf.kinds.registry import kind_of
 from mamf.logs.card_sharing import describe_sharing, sharing_after, with_sharing
@@ -194,6 +196,7 @@ class Session(ABC):
             header = self.log.header if self.log else self._header()
             with self.interruption.shielded():
                 writer = opened.enter_context(self._open_log(header))
+            resuming.note_run(self.options, self.backend, writer.path, self.log.measurements if self.log else ())
             for finding in warnings(self.findings):
                 warn(format_finding(finding))
             self.before_measuring(writer)
@@ -212,8 +215,8 @@ class Session(ABC):
             return strategy
         self.backend.release_memory()  # another process measures on this device
         ceilings = getattr(strategy, "ceilings", {})
-        named = getattr(self.options, "ceiling_kernel", ())
-        return SharedSweep(strategy.plan, self.pool, kernel, ceilings, strategy.held, strategy.on_phase, named)
+        named, fatal = getattr(self.options, "ceiling_kernel", ()), list(crashes_of(self.backend).fatal)
+        return SharedSweep(strategy.plan, self.pool, kernel, ceilings, strategy.held, strategy.on_phase, named, fatal)
 
     def _header(self) -> dict[str, Any]:
         findings = [format_finding(finding).strip() for finding in self.findings]
@@ -264,6 +267,9 @@ class Session(ABC):
         except KeyboardInterrupt:
             return RunEnd("interrupted", "by the user", EXIT_CODE)
         except MamfError as error:
+            if isinstance(error, DeviceLostError):
+                resuming.log_lost(error.row, writer)
+                self.rows.append(error.row)
             return RunEnd("interrupted", str(error), error.exit_code)
         code = 0 if any(row.ok and self.counts(row) for row in self.rows) else _NOTHING_MEASURED
         if self.left_out():

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from mamf.backend import Backend, OperandPool
+from mamf.engine.crashes import crashes_of
 from mamf.engine.measure import cut_short, limit_of, measure
 from mamf.engine.regimes import Regime, StoppingRule
-from mamf.errors import DeviceError, PluginError, describe_error
+from mamf.errors import CRASHED, LOST, DeviceError, DeviceLostError, PluginError, describe_error
 from mamf.kernel import AnyKernel, Buffer, Problem
 from mamf.measurement import Measurement
 from mamf.plugins.contracts import attribute_errors_to
@@ -189,12 +190,47 @@ class Runner:
         # The first figure is waited for: a budget shorter than that would pay for it again with each resumption.
         deadline = self.deadline if self._has_figure else None
         rule = replace(step.rule, deadline=deadline, agree=self.agree)
-        row = measure(kernel, problem, step.shape, step.regime, self.pool(problem), rule, limit)
+        failed, crashes = failed_row(step), crashes_of(self.backend)
+        if reason := crashes.reason_against(failed):
+            return replace(failed, reason=reason)
+        crashes.keep(replace(failed, reason=CRASHED))
+        try:
+            row = measure(kernel, problem, step.shape, step.regime, self.pool(problem), rule, limit)
+        finally:
+            crashes.keep(None)
+        if row.status == "failed":
+            self._require_device(replace(failed, reason=f"{LOST} ({row.reason})"))
         if cut_short(row, deadline, self.now()):
             self.left_out += 1
             return None
         self._has_figure = self._has_figure or (row.ok and not step.is_reference)
         return replace(row, phase=step.phase, round=step.round, is_reference=step.is_reference)
+
+    def _require_device(self, lost: Measurement) -> None:
+        """Raises DeviceLostError with a row unless the device still answers: some errors leave it unusable."""
+        try:
+            self.backend.synchronize()
+            self.backend.wait(self.backend.mark())
+        except Exception as error:
+            raise DeviceLostError(
+                f"{lost.kernel} at {lost.shape} {lost.reason}; --resume continues in a new process", lost
+            ) from error
+
+
+def failed_row(step: Step) -> Measurement:
+    """The row of a step without a figure; its reason is left open."""
+    kernel, regime = step.kernel.name, step.regime
+    return Measurement(
+        step.shape,
+        kernel,
+        step.problem,
+        regime.name,
+        regime.best_by,
+        "failed",
+        is_reference=step.is_reference,
+        phase=step.phase,
+        round=step.round,
+    )
 
 
 def require_work(problem: Problem, shape: Any) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mamf.backend import Backend, DeviceInfo, Unavailable
-from mamf.errors import first_line
+from mamf.errors import DeviceLostError, first_line
 from mamf.logs.card_sharing import sharing_after
 from mamf.logs.plan_records import plan_record
 from mamf.logs.records import measurement_record, utc_now
@@ -144,6 +144,8 @@ class Recording:
                 raise
             except Exception as error:
                 reason = first_line(error)
+                if isinstance(error, DeviceLostError):
+                    writer.write("measurement", measurement_record(error.row))
                 raise
             finally:
                 for kind, record in after():

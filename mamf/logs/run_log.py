@@ -121,8 +121,10 @@ class RunLog(Tabular):
 
     @property
     def lasting(self) -> list[Measurement]:
-        """The rows that need not be measured again: all but failures and exhausted memory, which may be transient."""
-        return [row for row in self.measurements if row.status not in TRANSIENT_STATUSES]
+        """The rows that need not be measured again: all but failures and exhausted memory, which may be transient.
+        Launches that ended their process are not tried again.
+        """
+        return [row for row in self.measurements if row.is_fatal or row.status not in TRANSIENT_STATUSES]
 
 
 def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -14,8 +14,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from mamf.errors import CRASH_SIGNALS, CRASHED
+
 #: Keys of a child's message: its current phase, why its device failed, the device's bus address.
 PHASE, FAILURE, ADDRESS = "phase", "failure", "address"
+#: Likewise: the row to be logged if the child dies now, with a label; None after the last launch of a step.
+IN_FLIGHT, LABEL = "in_flight", "label"
 #: The phase of a child that waits for the others.
 WAITS, TOGETHER = "waits for the others", "together"
 _TICK_SECONDS = 0.5
@@ -52,6 +56,8 @@ class Watch:
     failures: dict[int, str] = field(default_factory=dict)
     phases: dict[int, str] = field(default_factory=dict)
     addresses: dict[int, str | None] = field(default_factory=dict)
+    #: The rows in flight; of a child that has ended, the row that ended it.
+    in_flight: dict[int, dict[str, Any] | None] = field(default_factory=dict)
     #: Whether a child failed while the others measured with it.
     was_left: bool = False
 
@@ -68,12 +74,16 @@ class Watch:
             self.phases[rank] = str(event.said.get(PHASE, self.phases.get(rank, "")))
             if ADDRESS in event.said:
                 self.addresses[rank] = event.said[ADDRESS]
+            if IN_FLIGHT in event.said:
+                self.in_flight[rank] = event.said[IN_FLIGHT]
             if event.said.get(FAILURE) and rank in self.running:
                 self.failures[rank] = str(event.said[FAILURE])
         elif rank in self.running:
             self.running.discard(rank)
+            row = self.in_flight[rank] = why_ended(self.in_flight.get(rank), event.code)
             if event.code not in (0, _INTERRUPTED) and rank not in self.failures:
                 reason = f"killed by signal {-event.code}" if event.code < 0 else f"exit code {event.code}"
+                reason = f"{row[LABEL]} {row['reason']}" if row else reason
                 self.failures[rank] = (
                     f"it ended while it measured ({self.phases.get(rank, 'start')}): {event.words or reason}"
                 )
@@ -107,6 +117,13 @@ class Watch:
         to_blame = self._without_a_word.intersection(failed) or failed[:1]
         for rank in set(failed).difference(to_blame):
             del self.failures[rank]
+
+
+def why_ended(row: dict[str, Any] | None, code: int) -> dict[str, Any] | None:
+    """The row in flight with the signal in its reason; None if it is not what ended a process with this code."""
+    if row is None or row["reason"] != CRASHED:
+        return row
+    return {**row, "reason": f"{CRASHED} ({CRASH_SIGNALS[code]})"} if code in CRASH_SIGNALS else None
 
 
 def parsed(line: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ _MOST_AT_ONCE = 4
 class Shares:
     """Steps by number, in parts that one device measures together, for so many ``devices``.
 
-    ``left``: steps left out at the end of the budget. ``deadly``: steps on which more than one device ended.
+    ``left``: steps left out at the end of the budget. A step on which more than one device ended is dropped.
     """
 
     def __init__(self, parts: Collection[Collection[int]], devices: int) -> None:
@@ -25,7 +25,6 @@ class Shares:
         self._devices = devices
         self.taken: dict[int, list[int]] = {}
         self.left: list[int] = []
-        self.deadly: list[int] = []
         self._ends: Counter[int] = Counter()
 
     @property
@@ -46,15 +45,16 @@ class Shares:
         """A device has finished its part; unanswered steps are left out."""
         self.left += self.taken.pop(device, [])
 
-    def give_back(self, device: int) -> None:
-        """A device has ended: its unmeasured steps return to the queue."""
-        part = self.taken.pop(device, [])
+    def give_back(self, device: int) -> int | None:
+        """A device has ended: its unmeasured steps return to the queue, but for the step that this returns, if any."""
+        part, dropped = self.taken.pop(device, []), None
         if part:
             self._ends[part[0]] += 1
             if self._ends[part[0]] >= _MOST_ENDS:
-                self.deadly.append(part.pop(0))
+                dropped = part.pop(0)
         if part:
             self.waiting.appendleft(part)
+        return dropped
 
 
 def numbered_parts(plan: Plan, held: Collection[StepKey]) -> list[list[int]]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mamf.ceilings.share import Ceilings
-from mamf.errors import DeviceError
+from mamf.errors import DeviceError, DeviceLostError
 from mamf.logs.device_speeds import DeviceSpeeds, device_speeds, with_speed
 from mamf.logs.records import measurement_from_record
 from mamf.measurement import Measurement
@@ -25,8 +25,9 @@ class SharedSweep:
     """One run of a plan on the devices of a pool, as Sweep and KernelsSweep are on one: kernels of a shape by one
     device, other steps by whichever is free. The other devices take over the steps of a failed one.
 
-    ``kernel``: of products, as it is asked for; ``ceiling_kernels``: those of ceilings, likewise. ``results`` raises
-    DeviceError where no device is left, or where more than one ended on the same step.
+    ``kernel``: of products, as it is asked for; ``ceiling_kernels``: those of ceilings, likewise. ``fatal``: rows
+    whose launches ended a process. A step that ended the processes of two devices has such a row. ``results`` raises
+    DeviceError where no device is left, or where two were killed or hung on the same step.
     """
 
     plan: Plan
@@ -36,6 +37,7 @@ class SharedSweep:
     held: Collection[Any] = ()
     on_phase: Callable[[str], None] = lambda text: None
     ceiling_kernels: Sequence[str] = ()
+    fatal: Collection[Measurement] = ()
 
     def results(self) -> Iterator[Measurement]:
         """Measure every step that is not held; an interrupt loses the current shape of each device."""
@@ -44,20 +46,21 @@ class SharedSweep:
         self._speeds: DeviceSpeeds = {}
         self._idle: deque[int] = deque()
         self._steps: list[Any] = list(self.plan.steps())
-        message = assignment(self.plan, self.kernel, self.ceilings, self.ceiling_kernels)
+        self._deadly: list[int] = []
+        message = assignment(self.plan, self.kernel, self.ceilings, self.ceiling_kernels, self.fatal)
         for device in self.pool.able if not shares.are_done else ():
             self.pool.send(device, message, "preparing")
         while not shares.are_done:
             device, record = self.pool.next()
-            self._take_back()
+            yield from self._take_back()
             if ROW in record:
                 yield self._row(device, record)
             if ASKS in record:
                 shares.finish(device)
                 self._idle.append(device)
             self._hand_out()
-        if shares.deadly:
-            count, first = len(shares.deadly), " ".join(str(part) for part in self._steps[shares.deadly[0]][::2])
+        if self._deadly:
+            count, first = len(self._deadly), " ".join(str(part) for part in self._steps[self._deadly[0]][::2])
             reason = f"{count} step{'s are' if count > 1 else ' is'} left that more than one device ended on"
             raise DeviceError(f"{reason}, the first {first}")
 
@@ -75,14 +78,20 @@ class SharedSweep:
             self._shares.answer(device, record[STEP])
         return with_speed(row, self._speeds)
 
-    def _take_back(self) -> None:
-        """Return the steps of failed devices to the queue."""
-        able = self.pool.able
+    def _take_back(self) -> Iterator[Measurement]:
+        """Return the steps of failed devices to the queue; yields the rows that ended more than one."""
+        able, row = self.pool.able, None
         for device in set(self._shares.taken) - set(able):
-            self._shares.give_back(device)
+            dropped, record = self._shares.give_back(device), self.pool.watch.in_flight.get(device)
+            row = replace(measurement_from_record(record, {}), device=device) if record else None
+            if dropped is not None and (row is None or row.is_reference):
+                self._deadly.append(dropped)
+            elif dropped is not None and row and able:
+                yield row
         self._idle = deque(device for device in self._idle if device in able)
         if not able and not self._shares.are_done:
-            raise DeviceError("every device failed; --resume continues with those that can be opened")
+            reason = "every device failed; --resume continues with those that can be opened"
+            raise DeviceLostError(reason, row) if row else DeviceError(reason)
 
     def _hand_out(self) -> None:
         while self._idle and self._shares.waiting:

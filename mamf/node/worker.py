@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mamf.backend import Backend
 from mamf.ceilings.share import Ceilings
+from mamf.engine.crashes import crashes_of
 from mamf.engine.strategies.kernels import KernelsSweep
 from mamf.engine.strategies.shapes import Sweep
+from mamf.errors import DeviceLostError
 from mamf.logs.plan_records import plan_from_record, plan_record
-from mamf.logs.records import ceiling_from_record, ceiling_record, measurement_record
-from mamf.node.children import PHASE, WAITS
+from mamf.logs.records import ceiling_from_record, ceiling_record, measurement_from_record, measurement_record
+from mamf.measurement import Measurement
+from mamf.node.children import IN_FLIGHT, LABEL, PHASE, WAITS
 from mamf.operations.matmul.selection import kernel_for, reference_kernels
 from mamf.plans import MATMUL, Plan
 from mamf.plugins.discovery import operation
@@ -23,9 +26,20 @@ from mamf.plugins.selection import choose_kernels
 DEVICE, ROW, STEP, ASKS = "device", "row", "step", "asks"
 
 
-def assignment(plan: Plan, kernel: str, ceilings: Ceilings, ceiling_kernels: Sequence[str] = ()) -> dict[str, Any]:
+def in_flight(row: Measurement | None) -> dict[str, Any]:
+    """The message with the row to be logged if the process dies now."""
+    return {IN_FLIGHT: row and {**measurement_record(row), LABEL: f"{row.kernel} at {row.shape}"}}
+
+
+def assignment(
+    plan: Plan,
+    kernel: str,
+    ceilings: Ceilings,
+    ceiling_kernels: Sequence[str] = (),
+    fatal: Iterable[Measurement] = (),
+) -> dict[str, Any]:
     """The first message to all workers of a run, as JSON values. ``kernel``: of products, as it is asked for;
-    ``ceiling_kernels``: those of ceilings, likewise.
+    ``ceiling_kernels``: those of ceilings, likewise. ``fatal``: rows whose launches ended a process.
     """
     ceiling_records = [ceiling_record(ceiling) for ceiling in ceilings.values()]
     return {
@@ -33,6 +47,7 @@ def assignment(plan: Plan, kernel: str, ceilings: Ceilings, ceiling_kernels: Seq
         "kernel": kernel,
         "ceilings": ceiling_records,
         "ceiling_kernels": list(ceiling_kernels),
+        "fatal": list(map(measurement_record, fatal)),
     }
 
 
@@ -48,13 +63,17 @@ class Worker:
     def work(self) -> None:
         """Measure until the leader ends the process. Raises the errors of a failed device."""
         self.send({PHASE: WAITS, DEVICE: asdict(self.backend.info)})
-        for row in self._strategy(json.loads(self.receive())).results():
-            if row.status == "failed":
-                self.backend.synchronize()  # raises if the device is gone: another device takes the step
-            self.send({ROW: measurement_record(row), STEP: None if row.is_reference else self._current})
+        crashes_of(self.backend).keep = lambda row: self.send(in_flight(row))
+        try:
+            for row in self._strategy(json.loads(self.receive())).results():
+                self.send({ROW: measurement_record(row), STEP: None if row.is_reference else self._current})
+        except DeviceLostError as error:  # another device takes the step
+            self.send(in_flight(error.row))
+            raise
 
     def _strategy(self, message: Mapping[str, Any]) -> Sweep | KernelsSweep:
         plan, backend = plan_from_record(message["plan"]), self.backend
+        crashes_of(backend).fatal = [measurement_from_record(record, {}) for record in message["fatal"]]
         if plan.operation == MATMUL:
             return Sweep(
                 plan, kernel_for(backend, plan.problem, message["kernel"]), backend, queue=self._steps(plan.steps())

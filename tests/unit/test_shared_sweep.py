@@ -250,7 +250,11 @@ def test_a_device_that_fails_in_a_row_gives_the_step_back(shared):
     assert code == 0
     assert len(own(log)) == 12
     assert all(row.ok for row in own(log))
-    assert err == "mamf: device 2 failed: RuntimeError: CUDA error: device lost; the other devices take over\n"
+    assert err.startswith("mamf: device 2 failed: simulated.mm at ")
+    assert err.endswith(
+        " lost the device (RuntimeError: CUDA error: device lost); --resume continues in a new process; "
+        "the other devices take over\n"
+    )
 
 
 def test_where_every_device_fails_the_log_says_so_and_is_gone_on_with(shared):
@@ -279,10 +283,9 @@ def test_a_step_that_more_than_one_device_ends_on_is_left():
     shares = Shares([[0, 1], [2]], devices=3)
     assert shares.take(0) == [0, 1]
     shares.answer(0, 0)
-    shares.give_back(0)
+    assert shares.give_back(0) is None
     assert shares.take(1) == [1]
-    shares.give_back(1)
-    assert shares.deadly == [1]
+    assert shares.give_back(1) == 1
     assert shares.take(2) == [2]
     assert not shares.are_done
     shares.finish(2)
@@ -304,6 +307,44 @@ def test_the_step_that_took_two_devices_is_named(shared):
     told = f"1 step is left that more than one device ended on, the first burst {GRID_SHAPES[3]}"
     assert log.summary["reason"] == told
     assert len(own(log)) == 11
+
+
+class Crashes(Card):
+    """Whose process one shape ends by a signal, or every shape from a size on."""
+
+    least, most = GRID_SHAPES[3].m, GRID_SHAPES[3].m
+
+    def compute(self, cycles, operands):
+        if self.least <= operands[0].m <= self.most:
+            raise SystemExit(-11)
+        super().compute(cycles, operands)
+
+
+class CrashesOften(Crashes):
+    most = 10**6
+
+
+def test_a_step_that_crashes_two_processes_is_a_row_and_the_others_measure_the_rest(shared):
+    (code, _, err), log = shared(*SWEEP, *GRID, backends=Crashes)
+    assert (code, log.tier, len(own(log))) == (0, "complete", 12)
+    (row,) = (row for row in own(log) if not row.ok)
+    assert (row.shape, row.reason) == (GRID_SHAPES[3], "crashed the process (SIGSEGV)")
+    assert err.count(f"simulated.mm at {row.shape} crashed the process (SIGSEGV); the other devices take over") == 2
+    before = len(log.measurements)
+    (code, _, _), log = shared("sweep", "--resume", "log.jsonl")
+    assert (code, len(log.measurements)) == (0, before)
+
+
+def test_where_a_kernel_crashes_every_process_its_rows_say_so_and_a_resumed_run_leaves_it_out(shared):
+    (code, _, _), log = shared(*SWEEP, *GRID, backends=CrashesOften)
+    assert code == 1
+    assert log.summary["reason"] == "every device failed; --resume continues with those that can be opened"
+    assert any(row.is_fatal for row in log.measurements)
+    for _ in range(2):
+        (code, _, _), log = shared("sweep", "--resume", "log.jsonl", backends=CrashesOften)
+    assert (code, log.tier, len(own(log))) == (0, "complete", 12)
+    assert {row.shape for row in own(log) if row.ok} <= set(GRID_SHAPES[:3])
+    assert sum(row.reason == "ended the process three times: not launched" for row in own(log)) > 5
 
 
 # -- as any other run --------------------------------------------------------------------------------------------------

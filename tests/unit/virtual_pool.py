@@ -2,6 +2,7 @@
 
 import heapq
 import json
+import sys
 import threading
 from queue import Queue
 
@@ -30,14 +31,16 @@ class Device:
         try:
             Worker(self.backend, self.send, self.receive).work()
             self.end(0)
-        except SystemExit:
-            self.end(-9)
+        except SystemExit as end:
+            self.end(end.code or -9)
         except Exception as error:
             self.send({FAILURE: describe_error(error)})
             self.end(1)
         self.is_idle.set()
 
     def send(self, record):
+        if isinstance(sys.exception() if hasattr(sys, "exception") else sys.exc_info()[1], SystemExit):
+            return  # a process that was ended sends nothing more
         self.events.append((self.backend.now(), Event(self.rank, json.loads(json.dumps(record)))))
 
     def receive(self):

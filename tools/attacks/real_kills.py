@@ -113,6 +113,7 @@ def _started(command: Sequence[str], prepare: Callable[[], None] | None = None) 
         stderr=subprocess.PIPE,
         text=True,
         preexec_fn=prepare,
+        start_new_session=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
 
@@ -154,9 +155,9 @@ def two_at_once(command: Sequence[str], path: Path, counts: Counts) -> None:
     deadline = time.monotonic() + _HANG_SECONDS
     while first.poll() is None and path.stat().st_size == size and time.monotonic() < deadline:
         time.sleep(0.002)
-    first.send_signal(signal.SIGSTOP)
-    code, _, err = _finished(_started(command), counts) if first.poll() is None else (2, "", f"process {first.pid}")
-    first.send_signal(signal.SIGCONT)
-    if code != 2 or f"process {first.pid}" not in err:
+    os.killpg(first.pid, signal.SIGSTOP)  # the process that measures, and the one that watches it
+    code, _, err = _finished(_started(command), counts) if first.poll() is None else (2, "", "by process")
+    os.killpg(first.pid, signal.SIGCONT)
+    if code != 2 or "by process" not in err:
         counts.fault("other", "two at once", f"exit code {code} for the second: {err}")
     _finished(first, counts)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from mamf.cli import call
+from mamf.cli import call, watching
 from mamf.cli.autoprofile_steps import BY_USER, Step, no_counters, steps_of
 from mamf.cli.interruption import EXIT_CODE
 from mamf.cli.options.autoprofile import VARIABLES
@@ -83,7 +83,9 @@ class _Run:
     def __init__(self, folder: Path, remarks: list[str], budget: float, no_counters: str | None) -> None:
         self.folder, self.remarks, self.budget, self.no_counters = folder, remarks, budget, no_counters
         self.ends: list[StepEnd] = []
-        self.begun = time.monotonic()
+        watch = watching.WATCH
+        # After a crash, when the first process began.
+        self.begun = watch.begun if watch and watch.restart else time.monotonic()
 
     def run(self, steps: list[Step]) -> int:
         code = 0

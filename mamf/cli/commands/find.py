@@ -12,7 +12,7 @@ from mamf.ceilings.ceiling import Ceiling, why_hopeless
 from mamf.ceilings.search_plan import SearchPlan
 from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.product_plans import problem_from
-from mamf.cli.resuming import Resumed, contradiction, require_same_kernels
+from mamf.cli.resuming import Resumed, asked_budget, contradiction, require_same_kernels
 from mamf.cli.session import Session, interruptible
 from mamf.cli.terminal import say, warn
 from mamf.engine.search.finding import Find
@@ -33,25 +33,26 @@ def run(options: argparse.Namespace) -> int:
     if options.begins and len(set(options.dtype or ())) > 1:
         raise UsageError("--resume continues one log, and each dtype has its own: name one --dtype, or use --output")
     # A resumed run has the dtype of its log.
-    dtypes = [options.dtype] if options.resume else list(dict.fromkeys(options.dtype or [None]))
+    is_resumed = options.resume and not options.restart
+    dtypes = [options.dtype] if is_resumed else list(dict.fromkeys(options.dtype or [None]))
     output: Path | None = options.output
 
     def work(interruption: Interruption, resumed: Resumed | None) -> int:
-        worst = 0
         if len(dtypes) > 1:  # reports a wrong dtype before the first is measured
             backend = open_backend(options.backend or "auto", options.device or 0)
             for dtype in dtypes:
                 kernels_for(backend, problem_for(backend, dtype, options.out_dtype), options.kernel)
-        for dtype in dtypes:
+        for dtype in dtypes[len(options.codes) :]:
             options.dtype = dtype
             if output is not None and len(dtypes) > 1:
                 options.output = output.with_name(f"{output.stem}-{dtype}{output.suffix}")
             session = _FindSession(options, interruption, resumed)
             code = session.dry_run() if options.dry_run else session.run()
-            worst = max(worst, code)
+            options.codes.append(code)
+            resumed = options.restart = None
             if code == EXIT_CODE:
                 break
-        return worst
+        return int(max(options.codes))
 
     return interruptible(options, work)
 
@@ -94,7 +95,7 @@ class _FindSession(Session):
                 for names in (search.kernels, self.options.kernel)
             )
             require_same_kernels(self.options, then, now)
-        return replace(search, budget_seconds=self.options.budget or search.budget_seconds)
+        return replace(search, budget_seconds=asked_budget(self.options) or search.budget_seconds)
 
     def new_plan(self) -> Plan:
         return self.search.as_plan()

@@ -15,7 +15,7 @@ from mamf.cli.kernel_plans import (
     say_plan,
     shapes_from,
 )
-from mamf.cli.resuming import Resumed, require_same_kernels
+from mamf.cli.resuming import Resumed, asked_budget, require_same_kernels
 from mamf.cli.session import Session, measure
 from mamf.engine.strategies.kernels import KernelsSweep
 from mamf.engine.strategies.shapes import Sweep
@@ -88,7 +88,7 @@ class KernelsSession(Session):
         plan = super().make_plan()
         if self.before is None:
             return plan
-        budget = self.options.budget or (plan.budget_seconds if plan.confirms else None)
+        budget = asked_budget(self.options) or (plan.budget_seconds if plan.confirms else None)
         return replace(plan, kernels=tuple(name for name, _ in self.kernels), budget_seconds=budget)
 
     def new_plan(self) -> Plan:

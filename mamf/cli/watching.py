@@ -1,0 +1,170 @@
+"""Watches the process that measures: a kernel that crashes it costs its own row, the rest is measured in a new process.
+
+The parent forks before anything heavy is imported, and waits. The child measures; memory that both share holds the log
+and the row of the step in flight. If a signal such as SIGSEGV ends the child, the parent appends that row to the log
+and forks again, to resume the log. Linux only; elsewhere a crash ends the run, and --resume continues it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import mmap
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from mamf.cli.interruption import EXIT_CODE
+from mamf.cli.terminal import say, warn
+from mamf.errors import CRASH_SIGNALS, CRASHED, LOST
+
+_COMMANDS = {
+    "attention",
+    "autoprofile",
+    "bandwidth",
+    "counters",
+    "explain",
+    "find",
+    "guard",
+    "model",
+    "roofline",
+    "sweep",
+}
+#: Nothing is launched, or another process of mamf watches.
+_UNWATCHED = {"--dry-run", "--help", "-h", "--led"}
+_HEARD = {each for each in signal.Signals if each.name in ("SIGINT", "SIGTERM", "SIGCONT", "SIGCHLD")}
+_PAGE_BYTES, _END = 1 << 20, b"\0"
+_DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+
+
+class Restart(NamedTuple):
+    """A run that a crash ended, for the process that resumes its ``log``.
+
+    ``spent``: seconds since the log was opened. ``codes``: exit codes of the logs that the command wrote before it.
+    """
+
+    log: Path
+    spent: float
+    codes: list[int]
+
+
+class Watch:
+    """What the two processes share. ``begun``: when the first of them began, in seconds of time.monotonic."""
+
+    def __init__(self) -> None:
+        self._log, self._step = mmap.mmap(-1, _PAGE_BYTES), mmap.mmap(-1, _PAGE_BYTES)
+        self.begun = time.monotonic()
+        self.restart: Restart | None = None
+
+    def note_log(self, path: Path, spent: float, codes: list[int]) -> None:
+        """The child writes this log from now on; the rest is as in Restart."""
+        _write(self._log, json.dumps([str(path), time.monotonic() - spent, codes]))
+
+    def note_step(self, line: str = "", label: str = "") -> None:
+        """The log gets this line, without its end, if the child dies now; none by default."""
+        _write(self._step, f"{line}\n{label}")
+
+    def judge(self, code: int) -> bool:
+        """Whether another process can measure the rest after the child ended with this code; logs the row in flight.
+
+        Raises OSError if the log cannot be written.
+        """
+        line, _, label = _read(self._step).partition("\n")
+        is_lost = bool(line) and f'"reason": "{CRASHED}"' not in line
+        if code not in CRASH_SIGNALS and not (is_lost and code > 0):
+            return False
+        if sys.stderr.isatty():
+            say("", sys.stderr)  # below the progress
+        what = LOST if is_lost else f"{CRASHED} ({CRASH_SIGNALS[code]})"
+        log, begun, codes = json.loads(_read(self._log) or '["", 0, []]')
+        if not line or not log:
+            warn(f"{label or 'something outside of a measurement'} {what}; finished rows are in {log or 'no log yet'}")
+            return False
+        with open(log, "ab") as file:  # noqa: PTH123
+            file.write(line.replace(f'"{CRASHED}"', f'"{what}"').encode() + b"\n")
+        warn(f"{label} {what}; a new process measures the rest")
+        self.note_step()
+        self.restart = Restart(Path(log), time.monotonic() - begun, codes)
+        return True
+
+
+#: That of this process, if it is a watched child.
+WATCH: Watch | None = None
+
+
+def watch(typed: Sequence[str]) -> None:
+    """Return in the process that is to run the command; its parent ends here, as the command does.
+
+    Raises OSError in the parent if it cannot write the log.
+    """
+    if sys.platform != "linux" or not _COMMANDS.intersection(typed[:1]) or _UNWATCHED.intersection(typed):
+        return
+    global WATCH
+    shared, parent = Watch(), os.getpid()
+    gc.freeze()  # a collection in the child would copy every page
+    signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
+    while True:
+        child = os.fork()
+        if not child:
+            WATCH = shared
+            _end_with(parent)
+            return
+        code = _wait(child)
+        if not shared.judge(code):
+            _end_as(code)
+        if signal.sigpending() & {signal.SIGINT, signal.SIGTERM}:
+            os._exit(EXIT_CODE)
+
+
+def listen() -> None:
+    """Receive the signals that the parent held back until the command can handle them."""
+    if WATCH is not None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
+
+
+def _wait(child: int) -> int:
+    """The exit code of the child. A signal to the parent alone is forwarded; the terminal's reach both."""
+    while True:
+        received = signal.sigwaitinfo(_HEARD)
+        if received.si_signo != signal.SIGCHLD:
+            if received.si_code <= 0:  # from a process, not from the terminal
+                os.kill(child, received.si_signo)
+        elif (ended := os.waitpid(child, os.WNOHANG))[0]:
+            return os.waitstatus_to_exitcode(ended[1])
+
+
+def _end_as(code: int) -> NoReturn:
+    """End as the child did: with its exit code, or by its signal and without a second core dump."""
+    if code < 0:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with contextlib.suppress(OSError):  # SIGKILL has no handler
+            signal.signal(-code, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {-code})
+        os.kill(os.getpid(), -code)
+    os._exit(code if code >= 0 else 128 - code)  # the first process of a container survives its own signals
+
+
+def _end_with(parent: int) -> None:
+    """Have the system kill this process if its parent dies."""
+    with contextlib.suppress(ImportError, OSError):
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(EXIT_CODE)
+
+
+def _write(page: mmap.mmap, text: str) -> None:
+    data = text.encode() + _END
+    page[: len(data)] = data
+
+
+def _read(page: mmap.mmap) -> str:
+    return page[: page.find(_END)].decode()

@@ -1,0 +1,85 @@
+"""Third-party kernels and a device that end the process, for tests that run mamf in processes of their own."""
+
+import ctypes
+import os
+import signal
+from pathlib import Path
+from typing import ClassVar
+
+from mamf.testing import SimulatedBackend, SimulatedMatmul
+
+
+class Crashing(SimulatedMatmul):
+    """Does at some sizes of M what ``ENDS`` says; all launches are noted in the file ``launches``."""
+
+    name = "crashing.mm"
+    ENDS: ClassVar[dict] = {
+        512: lambda: os.kill(os.getpid(), signal.SIGSEGV),
+        768: os.abort,
+        1280: lambda: ctypes.string_at(0),
+    }
+
+    def run_of(self, device, problem, shape):
+        run, end = super().run_of(device, problem, shape), self.ENDS.get(shape.m)
+
+        def launch(key):
+            with Path("launches").open("a") as file:
+                file.write(f"{shape.m}\n")
+            if end:
+                end()
+            run(key)
+
+        return launch
+
+
+class CrashingOnce(SimulatedMatmul):
+    """At its first launch after a log of bfloat16 exists."""
+
+    name = "crashing-once.mm"
+
+    def run_of(self, device, problem, shape):
+        run, mark = super().run_of(device, problem, shape), Path("crashed")
+
+        def launch(key):
+            if Path("log-bfloat16.jsonl").exists() and not mark.exists():
+                mark.touch()
+                os.kill(os.getpid(), signal.SIGSEGV)
+            run(key)
+
+        return launch
+
+
+class Waiting(Crashing):
+    """Waits at one size for a signal."""
+
+    ENDS: ClassVar[dict] = {512: lambda: (Path("waits").touch(), signal.pause())}
+
+
+class Lost(SimulatedBackend):
+    """Is lost with the first launch of some products, for as long as the process lives."""
+
+    is_lost = False
+
+    def multiply_or_lose(self, m):
+        self.is_lost = self.is_lost or m == 512
+        self.synchronize()
+
+    def synchronize(self):
+        if self.is_lost:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        super().synchronize()
+
+
+class Losing(SimulatedMatmul):
+    name = "losing.mm"
+
+    def run_of(self, device, problem, shape):
+        run = super().run_of(device, problem, shape)
+        return lambda key: (device.multiply_or_lose(shape.m), run(key))
+
+
+class FaultyLibrary(SimulatedMatmul):
+    """Crashes when it is asked what it supports."""
+
+    def unsupported(self, backend, problem):
+        os.kill(os.getpid(), signal.SIGSEGV)

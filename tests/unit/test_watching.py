@@ -1,0 +1,291 @@
+"""A kernel that crashes the process costs its own row; signals and exit codes pass through the process that watches."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from crashing import Lost
+from forked import LONGEST_SECONDS
+
+import mamf
+from mamf.cli import interruption, watching
+from mamf.cli.interruption import Interruption
+from mamf.cli.resuming import asked_budget
+from mamf.cli.watching import Restart
+from mamf.contribution.rules import review
+from mamf.engine.crashes import Crashes
+from mamf.errors import DeviceLostError
+from mamf.logs.run_log import read_run_log
+from mamf.measurement import Measurement
+from mamf.node.children import IN_FLIGHT, LABEL, Event, Watch
+from mamf.operations.matmul.kernel import MatmulProblem
+from mamf.operations.matmul.shapes import MatmulShape
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are watched on Linux only")
+HERE = Path(__file__).parent
+SHAPES = ("--n", "256", "--k", "256", "--time-limit", "0.1s", "--order", "given")
+
+
+def begun(folder, *arguments, kernel="Crashing", backend="mamf.testing:SimulatedBackend"):
+    """A command of mamf in a session of its own."""
+    named = ("--backend", backend, "--kernel", f"crashing:{kernel}")
+    return subprocess.Popen(
+        [sys.executable, "-m", "mamf", *arguments, *named],
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (HERE, HERE.parent.parent))), "OMP_NUM_THREADS": "1"},
+    )
+
+
+def ended(process):
+    """Exit code, output, and what was said beside it but for the load of this machine."""
+    out, err = process.communicate(timeout=LONGEST_SECONDS)
+    return process.returncode, out, [line for line in err.splitlines() if " WARN " not in line]
+
+
+def sweep(folder, *sizes, output="log.jsonl", **plugins):
+    return ended(begun(folder, "sweep", "--m", *map(str, sizes), *SHAPES, "--output", output, **plugins))
+
+
+def rows(folder, name="log.jsonl"):
+    return {row.shape.m: (row.status, row.reason) for row in read_run_log(folder / name).every_row}
+
+
+def crash(m, name):
+    return f"mamf: crashing.mm at {m}x256x256 crashed the process ({name}); a new process measures the rest"
+
+
+def launched(folder):
+    return Counter(map(int, (folder / "launches").read_text().split()))
+
+
+# -- kernels that crash ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("m", "name"), [(512, "SIGSEGV"), (768, "SIGABRT"), (1280, "SIGSEGV")])
+def test_a_kernel_that_crashes_costs_its_own_row(tmp_path, m, name):
+    code, out, err = sweep(tmp_path, 256, m, 1024)
+    assert (code, err) == (0, [crash(m, name)])
+    assert out.count("best burst") == 1
+    failed = ("failed", f"crashed the process ({name})")
+    assert rows(tmp_path) == {256: ("ok", ""), m: failed, 1024: ("ok", "")}
+    log = read_run_log(tmp_path / "log.jsonl")
+    assert (log.tier, len(log.every_row)) == ("complete", 3)
+    rules = {each.rule for each in review(log.path).findings}
+    assert rules <= {"missing-field", "simulated", "wide-interval", "doctor", "lost-samples"}, (
+        "a crash is no fault of the log"
+    )
+    before = launched(tmp_path)
+    assert before[m] == 1
+    assert ended(begun(tmp_path, "sweep", "--resume", "log.jsonl"))[0] == 0
+    assert launched(tmp_path) == before
+
+
+def test_a_log_without_its_summary_skips_what_crashed(tmp_path):
+    sweep(tmp_path, 256, 512, 1024)
+    log = tmp_path / "log.jsonl"
+    log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:-2]))
+    before = launched(tmp_path)
+    code, _, err = ended(begun(tmp_path, "sweep", "--resume", "log.jsonl"))
+    assert (code, err) == (0, [])
+    assert rows(tmp_path) == {256: ("ok", ""), 512: ("failed", "crashed the process (SIGSEGV)"), 1024: ("ok", "")}
+    assert (launched(tmp_path) - before).keys() == {1024}
+
+
+def test_after_three_crashes_a_kernel_is_left_out(tmp_path):
+    code, _, err = sweep(tmp_path, 512, 768, 1280, 256)
+    assert (code, err) == (1, [crash(512, "SIGSEGV"), crash(768, "SIGABRT"), crash(1280, "SIGSEGV")])
+    assert rows(tmp_path)[256] == ("failed", "ended the process three times: not launched")
+    assert 256 not in launched(tmp_path)
+
+
+def test_a_reference_that_crashes_is_not_launched_again(tmp_path):
+    code, _, err = ended(
+        begun(tmp_path, "sweep", "--m", "256", *SHAPES, "--output", "log.jsonl", "--reference", "512x256x256")
+    )
+    assert (code, err) == (0, [crash(512, "SIGSEGV")])
+    assert launched(tmp_path)[512] == 1
+    assert rows(tmp_path)[256] == ("ok", "")
+
+
+def test_a_crash_without_a_log_ends_the_command_by_its_signal(tmp_path):
+    code, _, err = sweep(tmp_path, 256, kernel="FaultyLibrary")
+    assert code == -signal.SIGSEGV
+    assert err == [
+        "mamf: something outside of a measurement crashed the process (SIGSEGV); finished rows are in no log yet"
+    ]
+    assert not (tmp_path / "log.jsonl").exists()
+
+
+def test_each_of_several_logs_is_resumed(tmp_path):
+    find = ("find", "--dtype", "float16", "bfloat16", "--regime", "burst", "--budget", "2s", "--output", "log.jsonl")
+    code, out, err = ended(begun(tmp_path, *find, kernel="CrashingOnce"))
+    assert code == 0
+    assert len(err) == 1
+    assert err[0].endswith("crashed the process (SIGSEGV); a new process measures the rest")
+    assert out.count("log: ") == 2
+    for name, count in (("float16", 0), ("bfloat16", 1)):
+        log = read_run_log(tmp_path / f"log-{name}.jsonl")
+        assert log.ceilings.keys() == {"burst"}
+        assert sum(row.is_fatal for row in log.every_row) == count
+
+
+def test_what_crashed_processes_spent_is_part_of_the_budget():
+    options = Namespace(budget=60.0, restart=None)
+    assert asked_budget(options) == 60
+    options.restart = Restart(Path("log.jsonl"), 45.0, [])
+    assert asked_budget(options) == 15
+    options.budget = 10.0
+    assert 0 < asked_budget(options) < 1e-6
+    options.budget = None
+    assert asked_budget(options) is None
+
+
+def test_the_time_that_a_run_spent_adds_up(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(watching.time, "monotonic", lambda: now[0])
+    watch = watching.Watch()
+    for spent in (30.0, 60.0):
+        watch.note_log(Path(os.devnull), watch.restart.spent if watch.restart else 0.0, [1])
+        watch.note_step('{"reason": "crashed the process"}', "mm at 1x1x1")
+        now[0] += 30
+        assert watch.judge(-signal.SIGSEGV)
+        assert watch.restart == (Path(os.devnull), spent, [1])
+        assert not watch.judge(-signal.SIGKILL)
+
+
+# -- devices that are lost ---------------------------------------------------------------------------------------------
+
+
+def test_a_kernel_that_loses_the_device_costs_its_own_row(tmp_path):
+    code, _, err = sweep(tmp_path, 256, 512, 1024, kernel="Losing", backend="crashing:Lost")
+    assert (code, err) == (0, ["mamf: losing.mm at 512x256x256 lost the device; a new process measures the rest"])
+    reason = "lost the device (RuntimeError: CUDA error: an illegal memory access was encountered)"
+    assert rows(tmp_path) == {256: ("ok", ""), 512: ("failed", reason), 1024: ("ok", "")}
+
+
+def test_a_program_is_told_which_kernel_lost_the_device(tmp_path):
+    log, shapes = tmp_path / "log.jsonl", [MatmulShape(m, 256, 256) for m in (512, 1024)]
+    running = mamf.sweep(shapes, backend=Lost(), kernel="crashing:Losing", log=log)
+    with pytest.raises(DeviceLostError, match=r"losing.mm at 512x256x256 lost the device .*; --resume continues in a"):
+        list(running)
+    assert {shape for shape, (status, _) in rows(tmp_path).items() if status == "failed"} == {512}
+    assert read_run_log(log).summary["status"] == "interrupted"
+
+
+def test_the_row_of_a_lost_device_is_logged_where_nobody_watches(run):
+    code, out, _ = run("sweep", "--backend", "crashing:Lost", "--kernel", "crashing:Losing", "--m", "512", *SHAPES)
+    assert code == 1
+    assert "lost the device" in out
+
+
+# -- signals -----------------------------------------------------------------------------------------------------------
+
+
+def waiting(folder):
+    """A sweep with a finished row, in a launch that lasts until a signal comes."""
+    process = begun(folder, "sweep", "--m", "256", "512", "1024", *SHAPES, "--output", "log.jsonl", kernel="Waiting")
+    while not (folder / "waits").exists():
+        assert process.poll() is None
+        time.sleep(0.001)
+    return process
+
+
+def child_of(process):
+    return int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("send", [os.kill, os.killpg], ids=["one", "both"])
+def test_a_signal_ends_the_run_with_the_best_so_far(tmp_path, number, send):
+    process = waiting(tmp_path)
+    send(process.pid, number)
+    code, out, err = ended(process)
+    assert (code, err) == (130, [])
+    assert "best burst" in out
+    assert rows(tmp_path) == {256: ("ok", "")}
+    assert read_run_log(tmp_path / "log.jsonl").summary["status"] == "interrupted"
+
+
+def test_kill_leaves_no_child_and_a_log_that_is_resumed(tmp_path):
+    process = waiting(tmp_path)
+    child = child_of(process)
+    process.kill()
+    process.communicate(timeout=LONGEST_SECONDS)  # until the child too has closed its end
+    while Path(f"/proc/{child}").exists():
+        time.sleep(0.001)
+    assert rows(tmp_path) == {256: ("ok", "")}
+    code, _, err = ended(begun(tmp_path, "sweep", "--resume", "log.jsonl", kernel="Crashing"))
+    assert (code, [line for line in err if "crashed" not in line]) == (0, [])
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
+def test_the_death_of_the_child_is_passed_on(tmp_path, number):
+    process = waiting(tmp_path)
+    os.kill(child_of(process), number)
+    assert ended(process)[::2] == (-number, [])
+    assert rows(tmp_path) == {256: ("ok", "")}
+
+
+def test_one_event_that_arrives_twice_is_one(monkeypatch):
+    now = [10.0]
+    ends = []
+    monkeypatch.setattr(interruption, "time", Namespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(interruption.os, "_exit", ends.append)
+    with Interruption():
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        assert ends == []
+        now[0] += 1
+        signal.raise_signal(signal.SIGTERM)
+        assert ends == [130]
+
+
+# -- what is watched ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "typed", [[], ["show", "log"], ["sweep", "--dry-run"], ["find", "--help"], ["sweep", "--led"], ["run", "mm"]]
+)
+def test_only_commands_that_measure_are_watched(monkeypatch, typed):
+    monkeypatch.setattr(os, "fork", lambda: pytest.fail("forked"))
+    watching.watch(typed)
+    assert watching.WATCH is None
+
+
+def test_a_child_of_a_node_names_the_kernel_that_crashed_it():
+    watch = Watch([0, 1], 60.0)
+    row = {"reason": "crashed the process", LABEL: "mm at 1x1x1"}
+    for rank in (0, 1):
+        watch.take(Event(rank, {IN_FLIGHT: row}))
+    watch.take(Event(1, {IN_FLIGHT: None}))
+    for rank in (0, 1):
+        watch.take(Event(rank, None, -signal.SIGSEGV))
+    assert watch.failures == {
+        0: "it ended while it measured (): mm at 1x1x1 crashed the process (SIGSEGV)",
+        1: "it ended while it measured (): killed by signal 11",
+    }
+    assert watch.in_flight[1] is None
+
+
+def test_three_ends_of_one_kernel_say_nothing_of_another():
+    def row(kernel, m, reason=""):
+        return Measurement(MatmulShape(m, 1, 1), kernel, MatmulProblem(), "burst", "median", "failed", reason)
+
+    crashes = Crashes([row("a", m, "crashed the process (SIGBUS)") for m in (1, 2)])
+    assert crashes.reason_against(row("a", 1)) == "crashed the process (SIGBUS)"
+    assert crashes.reason_against(row("a", 3)) == crashes.reason_against(row("b", 1)) == ""
+    crashes.fatal = [*crashes.fatal, row("a", 3, "lost the device (no reason)")]
+    assert crashes.reason_against(row("a", 4)) == "ended the process three times: not launched"
+    assert crashes.reason_against(row("b", 4)) == ""

@@ -16,6 +16,7 @@ from mamf.backend import Backend, DeviceInfo, OperandPool, Reading, Telemetry, U
 from mamf.dtypes import DTYPES
 from mamf.errors import UnavailableError
 from mamf.operations.matmul.shapes import MatmulShape
+from mamf.regime_traits import BurstTraits, SustainedTraits
 from mamf.testing.physics import Physics
 
 
@@ -66,6 +67,8 @@ class SimulatedBackend(Backend):
 
     name = "simulated"
     timer = "device events"
+    burst_traits = BurstTraits()
+    sustained_traits = SustainedTraits()
     physics: ClassVar[Physics] = Physics()
     on_launch: ClassVar[Callable[[int], None] | None] = None
 

@@ -254,7 +254,9 @@ class AnyAcceleratorBackend(AcceleratorBackend):
         return Unavailable(f"mamf does not know a compiler of torch for {self.kind()}", "'mamf kernels' lists others")
 
     def advice(self) -> list[Advice]:
-        finding = f"{self.why_no_events}: timed by the host's clock" if self.why_no_events else "events agree with the host"
+        finding = (
+            f"{self.why_no_events}: timed by the host's clock" if self.why_no_events else "events agree with the host"
+        )
         cost = "launches shorter than 1 ms include the host's part"
         if self.why_no_events:
             return [Advice("timer", "warning", finding, cost, "measure launches of several milliseconds")]

@@ -28,6 +28,7 @@ from mamf.engine.search.grid import plan_for
 from mamf.engine.search.stream import CeilingSearch
 from mamf.engine.strategies.kernels import KernelsSweep
 from mamf.engine.strategies.shapes import Sweep
+from mamf.engine.traits import fit_traits
 from mamf.errors import MamfWarning
 from mamf.kinds.find import summary_of_search
 from mamf.kinds.registry import kind_of
@@ -265,4 +266,6 @@ def _shapes(given: object, of: Operation[Any, Any]) -> tuple[Any, ...]:
 
 
 def opened_backend(backend: str | Backend, device: int) -> Backend:
-    return open_backend(backend, device) if isinstance(backend, str) else backend
+    opened = open_backend(backend, device) if isinstance(backend, str) else backend
+    fit_traits(opened)
+    return opened

@@ -17,6 +17,7 @@ from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.node_verdict import existing, print_verdict
 from mamf.cli.progress import Phases
 from mamf.cli.terminal import say, warn
+from mamf.engine.traits import fit_traits
 from mamf.errors import LogMismatchError, MamfError, RunLogWriteError, UnavailableError, UsageError
 from mamf.node.children import ADDRESS, FAILURE, PHASE, WAITS, Children, Watch, watched
 from mamf.node.device import DeviceRun
@@ -199,8 +200,10 @@ def _run_child(options: argparse.Namespace) -> int:
 
 
 def _device_run(options: argparse.Namespace, own: Launched, folder: Path, device: int) -> DeviceRun:
+    backend = open_backend(options.backend, device)
+    fit_traits(backend)
     return DeviceRun(
-        open_backend(options.backend, device),
+        backend,
         own.place,
         folder,
         own.ranks,

@@ -52,6 +52,7 @@ _KNOWN = {
         "started",
         "device",
         "timer",
+        "traits",
         "sensors",
         "kernel",
         "plan",

@@ -8,6 +8,7 @@ from typing import Any
 
 from mamf.backend import Backend, DeviceInfo, Unavailable
 from mamf.logs.records import utc_now
+from mamf.logs.trait_records import traits_record
 from mamf.machine.environment import describe_environment, tool_version
 
 
@@ -31,6 +32,7 @@ def header_of(
         "device": asdict(backend.info),
         **({"devices": [asdict(device) for device in devices]} if devices else {}),
         "timer": backend.timer,
+        **({"traits": traits} if (traits := traits_record(backend)) else {}),
         "sensors": f"unavailable: {sensors.reason}" if isinstance(sensors, Unavailable) else "available",
         "kernel": kernel,
         "plan": dict(plan),

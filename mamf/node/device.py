@@ -22,6 +22,7 @@ from mamf.logs.recording import Recording
 from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.logs.same_device import require_same_device
+from mamf.logs.trait_records import apply_traits
 from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement
 from mamf.node.gathering import ALONE, TOGETHER, has_begun
@@ -115,6 +116,7 @@ class DeviceRun:
             log, writer = RunLogWriter.resume(path)
             with writer:
                 self._require_own(log)
+                apply_traits(self.backend, log.header.get("traits", {}))
                 self._measured(part, path, (log, writer))
         except UnavailableError as error:  # no kernel for this part: the verdict reports it as missing
             self.on_progress(f"{part}: {error}")

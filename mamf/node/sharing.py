@@ -44,7 +44,7 @@ class SharedSweep:
         self._speeds: DeviceSpeeds = {}
         self._idle: deque[int] = deque()
         self._steps: list[Any] = list(self.plan.steps())
-        message = assignment(self.plan, self.kernel, self.ceilings, self.ceiling_kernels)
+        message = assignment(self.plan, self.kernel, self.ceilings, self.ceiling_kernels, self.pool.traits)
         for device in self.pool.able if not shares.are_done else ():
             self.pool.send(device, message, "preparing")
         while not shares.are_done:

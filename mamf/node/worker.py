@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from mamf.backend import Backend
@@ -13,6 +14,7 @@ from mamf.engine.strategies.kernels import KernelsSweep
 from mamf.engine.strategies.shapes import Sweep
 from mamf.logs.plan_records import plan_from_record, plan_record
 from mamf.logs.records import ceiling_from_record, ceiling_record, measurement_record
+from mamf.logs.trait_records import apply_traits
 from mamf.node.children import PHASE, WAITS
 from mamf.operations.matmul.selection import kernel_for, reference_kernels
 from mamf.plans import MATMUL, Plan
@@ -23,9 +25,15 @@ from mamf.plugins.selection import choose_kernels
 DEVICE, ROW, STEP, ASKS = "device", "row", "step", "asks"
 
 
-def assignment(plan: Plan, kernel: str, ceilings: Ceilings, ceiling_kernels: Sequence[str] = ()) -> dict[str, Any]:
+def assignment(
+    plan: Plan,
+    kernel: str,
+    ceilings: Ceilings,
+    ceiling_kernels: Sequence[str] = (),
+    traits: Mapping[str, Any] = MappingProxyType({}),
+) -> dict[str, Any]:
     """The first message to all workers of a run, as JSON values. ``kernel``: of products, as it is asked for;
-    ``ceiling_kernels``: those of ceilings, likewise.
+    ``ceiling_kernels``: those of ceilings, likewise. ``traits``: as a log holds them.
     """
     ceiling_records = [ceiling_record(ceiling) for ceiling in ceilings.values()]
     return {
@@ -33,6 +41,7 @@ def assignment(plan: Plan, kernel: str, ceilings: Ceilings, ceiling_kernels: Seq
         "kernel": kernel,
         "ceilings": ceiling_records,
         "ceiling_kernels": list(ceiling_kernels),
+        "traits": dict(traits),
     }
 
 
@@ -55,6 +64,7 @@ class Worker:
 
     def _strategy(self, message: Mapping[str, Any]) -> Sweep | KernelsSweep:
         plan, backend = plan_from_record(message["plan"]), self.backend
+        apply_traits(backend, message["traits"])
         if plan.operation == MATMUL:
             return Sweep(
                 plan, kernel_for(backend, plan.problem, message["kernel"]), backend, queue=self._steps(plan.steps())

@@ -94,7 +94,10 @@ def run_on_host(operator, *arguments, **options):
         for tensor, lent in given:
             if host is lent:
                 return tensor
-            if tensor.device.type == NAME and host.untyped_storage().data_ptr() == lent.untyped_storage().data_ptr() != 0:
+            if (
+                tensor.device.type == NAME
+                and host.untyped_storage().data_ptr() == lent.untyped_storage().data_ptr() != 0
+            ):
                 return _over(tensor.untyped_storage(), host)
         return on_device(host)
 

@@ -1,0 +1,298 @@
+"""Measures the traits that the regimes use, on a device whose adapter assumes them.
+
+Takes about 7 s: how launches after a rest differ from those before it, when the power controller reacts to load, how
+long a rest undoes that, and the size of the cache by the bandwidth of copies. All through the methods of Backend.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from statistics import median
+
+from mamf.backend import MIB, Advice, Backend
+from mamf.errors import UnsupportedError, describe_error
+from mamf.machine.garbage import no_garbage_collection
+from mamf.operations.bandwidth.shapes import BandwidthShape
+from mamf.operations.matmul.operation import problem_for
+from mamf.operations.matmul.selection import kernel_for
+from mamf.operations.matmul.shapes import MatmulShape
+from mamf.plugins.discovery import operation
+from mamf.plugins.selection import choose_kernels
+from mamf.regime_traits import ASSUMED, BurstTraits, SustainedTraits
+
+Launch = Callable[[], object]
+_SIZES = (256, 512, 1024, 2048, 4096, 8192)
+# A launch this long is little affected by the host.
+_LAUNCH_SECONDS = 0.0005
+_RESTS = (0.01, 0.1, 0.5)
+_ROUNDS = 3
+_LEAD_SECONDS = 0.001
+_TRAIN_SECONDS = 0.1
+_MOST_IN_TRAIN = 200
+# Launches differ by less than this from each other.
+_AWAKE, _SLOWED, _RECOVERED, _SETTLED = 1.05, 1.03, 1.015, 0.01
+_LOAD_SECONDS, _BLOCK_SECONDS = 3.0, 0.005
+_RECOVERIES = (0.03, 0.1, 0.3, 1.0)
+_TRAINS_PER_REACTION = 4
+_SHORTEST_TRAIN, _LONGEST_TRAIN = 0.001, 0.1
+_COPIED = tuple(
+    size * MIB // 2 for size in (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+)
+_COPIED_BYTES = 256 * MIB
+_IN_CACHE = 1.3
+_FEWEST_IN_CACHE = 2
+
+
+@dataclass(frozen=True)
+class Found:
+    """Traits of one device. ``cache_bytes``: None if no cache shows. ``findings``: what was seen, for people."""
+
+    burst: BurstTraits
+    sustained: SustainedTraits
+    cache_bytes: int | None
+    findings: Sequence[Advice]
+
+
+def fit_traits(backend: Backend, on_start: Callable[[str], object] = lambda text: None) -> Sequence[Advice]:
+    """Measure the traits of a device and its cache, and give them to it, if its adapter assumes them; the findings.
+
+    What fails stays assumed, and the remark of each row says so.
+    """
+    if ASSUMED not in (backend.burst_traits.remark, backend.sustained_traits.remark):
+        return ()
+    on_start(
+        f"measuring how {backend.info.name} wakes, slows and settles, because its adapter does not know (about 8 s)"
+    )
+    try:
+        found = measure_traits(backend)
+    except Exception as error:  # whatever a vendor's library raises
+        remark = f"rests and trains are assumed: measuring them failed: {describe_error(error)}"
+        burst, sustained = (
+            replace(backend.burst_traits, remark=remark),
+            replace(backend.sustained_traits, remark=remark),
+        )
+        found = Found(burst, sustained, None, (Advice("traits", "unknown", remark),))
+    backend.burst_traits, backend.sustained_traits = found.burst, found.sustained
+    if backend.info.cache_bytes is None:
+        backend.info = replace(backend.info, cache_bytes=found.cache_bytes)
+    return found.findings
+
+
+def measure_traits(backend: Backend) -> Found:
+    """Measure with the device's own products and copies. Raises what they raise."""
+    cache = backend.info.cache_bytes or measure_cache(backend)
+    with _product(backend) as launch, no_garbage_collection():
+        probe = _Probe(backend, launch)
+        wake = probe.wake()
+        reaction = probe.reaction(wake.seconds)
+        recovery = probe.recovery(reaction) if reaction.seconds is not None else None
+    burst, sustained = replace(backend.burst_traits, remark=""), replace(backend.sustained_traits, remark="")
+    burst = replace(burst, wake_seconds=wake.seconds, remark=wake.remark)
+    if reaction.seconds is not None:
+        train = min(max(reaction.seconds / _TRAINS_PER_REACTION, _SHORTEST_TRAIN), _LONGEST_TRAIN)
+        rest = burst.longest_rest_seconds if recovery is None else recovery
+        burst = replace(burst, train_seconds=train, longest_rest_seconds=rest)
+        if recovery is None:
+            burst = replace(burst, remark=f"not at its first speed again after a rest of {_RECOVERIES[-1]:g} s")
+    settled = reaction.settled
+    if settled is None:
+        sustained = replace(sustained, remark=f"had not settled after {_LOAD_SECONDS:g} s of load when it was probed")
+    else:
+        restart = max(sustained.restart_seconds, settled)
+        sustained = replace(sustained, settle_seconds=max(sustained.settle_seconds, settled), restart_seconds=restart)
+    return Found(burst, sustained, cache, _findings(wake, reaction, recovery, cache))
+
+
+def measure_cache(backend: Backend) -> int | None:
+    """Bytes of the largest copies that are clearly faster than copies of memory; None if none are."""
+    of = operation("bandwidth")
+    ((_, kernel), *_others) = choose_kernels(of, backend)
+    problem = of.problem_for(backend, {"pattern": "copy"})
+    pool, rates = backend.operand_pool(problem.data, problem.seed), {}
+    free = backend.free_memory() or 4 * _COPIED[-1]
+    try:
+        for size in _COPIED[::-1]:  # the pool is allocated once, at its largest
+            if 4 * size > free:
+                continue
+            launch = kernel.prepare(backend, problem, BandwidthShape(int(size)), pool).launches[0]
+            count = max(3, math.ceil(_COPIED_BYTES / (2 * size)))
+            rates[2 * size] = 2 * size / _per_launch(backend, launch, count)
+    finally:
+        pool.release()
+        backend.release_memory()
+    of_memory = median(list(rates.values())[:3])
+    cached = [int(size) for size, rate in rates.items() if rate >= _IN_CACHE * of_memory]
+    return max(cached) if len(cached) >= _FEWEST_IN_CACHE else None
+
+
+def _per_launch(backend: Backend, launch: Launch, count: int) -> float:
+    """Seconds of each of so many launches, after one more."""
+    launch()
+    start = backend.mark()
+    for _ in range(count):
+        launch()
+        backend.submit()
+    end = backend.mark()
+    backend.synchronize()
+    return max(backend.seconds_between(start, end), 1e-9) / count
+
+
+@contextmanager
+def _product(backend: Backend) -> Iterator[Launch]:
+    """A launch of the default product that takes _LAUNCH_SECONDS or more, if its operands fit."""
+    problem = problem_for(backend, None)
+    kernel, pool = kernel_for(backend, problem), backend.operand_pool(problem.data, problem.seed)
+    if reason := kernel.unsupported(backend, problem):
+        raise UnsupportedError(reason)
+    try:
+        with kernel.settings(backend, problem):
+            for size in _SIZES:
+                launch = kernel.prepare(backend, problem, MatmulShape(size, size, size), pool).launches[0]
+                if _per_launch(backend, launch, 3) >= _LAUNCH_SECONDS:
+                    break
+            yield launch
+    finally:
+        pool.release()
+        backend.release_memory()
+
+
+@dataclass(frozen=True)
+class Wake:
+    """``times``: how many times as long the first launch after a rest takes, and for how many ``seconds`` of load
+    launches are slower; 0.0 if none are.
+    """
+
+    times: float
+    seconds: float
+
+    @property
+    def remark(self) -> str:
+        is_over = self.seconds < _TRAIN_SECONDS / 2
+        return (
+            ""
+            if is_over
+            else f"launches after a rest are {self.times:.2g} times slower for {self.seconds:.2g} s or more"
+        )
+
+
+@dataclass(frozen=True)
+class Reaction:
+    """``seconds`` of load until launches take longer than at first, None if they never do; ``slower``: by what share;
+    ``settled``: seconds until they no longer change, None if they still did. ``first``: seconds of a launch at first.
+    """
+
+    seconds: float | None
+    slower: float
+    settled: float | None
+    first: float
+
+
+class _Probe:
+    def __init__(self, backend: Backend, launch: Launch) -> None:
+        self.backend, self.launch = backend, launch
+        self.launch_seconds = _per_launch(backend, launch, 10)
+        flushes = 5
+        self.flush_seconds = _per_launch(backend, backend.flush_cache, flushes)
+
+    def wake(self) -> Wake:
+        """The longest wake-up after any rest. Of each rest the shortest of several rounds: noise is in one round only."""
+        found = [
+            min((self._wake_after(rest) for _ in range(_ROUNDS)), key=lambda wake: wake.seconds) for rest in _RESTS
+        ]
+        return max(found, key=lambda wake: wake.seconds)
+
+    def _wake_after(self, rest: float) -> Wake:
+        self.backend.synchronize()
+        self.backend.sleep(rest)
+        windows = self._train(_TRAIN_SECONDS)
+        steady = median(windows[len(windows) // 2 :])
+        slow = next((index for index, window in enumerate(windows) if window <= _AWAKE * steady), len(windows))
+        return Wake(windows[0] / steady, _LEAD_SECONDS + sum(windows[:slow]) if slow else 0.0)
+
+    def _train(self, seconds: float) -> list[float]:
+        """Seconds of each launch of a train, behind a lead as regimes queue it."""
+        backend = self.backend
+        for _ in range(1 + int(_LEAD_SECONDS / self.flush_seconds)):
+            backend.flush_cache()
+        marks = [backend.mark()]
+        for _ in range(min(max(4, math.ceil(seconds / self.launch_seconds)), _MOST_IN_TRAIN)):
+            self.launch()
+            backend.submit()
+            marks.append(backend.mark())
+        backend.synchronize()
+        return [backend.seconds_between(start, end) for start, end in zip(marks, marks[1:], strict=False)]
+
+    def reaction(self, waking: float) -> Reaction:
+        """How the rate changes over seconds of load, from a rested device on."""
+        self.backend.sleep(_RECOVERIES[-1])
+        ends, seconds = self._load(_LOAD_SECONDS)
+        awake = [each for end, each in zip(ends, seconds, strict=True) if end > waking]
+        first, settled = median(awake[:3]), median(awake[-len(awake) // 3 :])
+        is_slower = [
+            end > waking and each > first + (settled - first) / 4 for end, each in zip(ends, seconds, strict=True)
+        ]
+        begins = (end for end, now, then in zip([0.0, *ends], is_slower, is_slower[1:], strict=False) if now and then)
+        is_off = [
+            end for end, each in zip(ends, _smooth(seconds), strict=True) if abs(each - settled) > _SETTLED * settled
+        ]
+        last = max(is_off, default=0.0)
+        return Reaction(
+            seconds=next(begins, None) if settled > _SLOWED * first else None,
+            slower=settled / first - 1,
+            settled=last if last < 0.8 * ends[-1] else None,
+            first=first,
+        )
+
+    def _load(self, seconds: float) -> tuple[list[float], list[float]]:
+        """Load the device; by block, the seconds from the start to its end, and seconds of each of its launches."""
+        backend, count = self.backend, max(1, round(_BLOCK_SECONDS / self.launch_seconds))
+        start = backend.mark()
+        queued, ends, each = deque([start]), [0.0], list[float]()
+        while ends[-1] < seconds:
+            for _ in range(count):
+                self.launch()
+                backend.submit()
+            queued.append(backend.mark())
+            if len(queued) > 2:
+                queued.popleft()
+                backend.wait(queued[0])
+                ends.append(backend.seconds_between(start, queued[0]))
+                each.append((ends[-1] - ends[-2]) / count)
+        backend.synchronize()
+        return ends[1:], each
+
+    def recovery(self, reaction: Reaction) -> float | None:
+        """The shortest of _RECOVERIES after which a loaded device is as fast as at first; None if no such rest is."""
+        assert reaction.seconds is not None
+        for rest in _RECOVERIES:
+            self._load(max(0.2, 3 * reaction.seconds))
+            self.backend.sleep(rest)
+            if median(self._train(reaction.seconds / _TRAINS_PER_REACTION)) <= _RECOVERED * reaction.first:
+                return rest
+        return None
+
+
+def _smooth(values: Sequence[float], width: int = 9) -> list[float]:
+    """Medians of neighbors."""
+    half = width // 2
+    return [median(values[max(0, index - half) : index + half + 1]) for index in range(len(values))]
+
+
+def _findings(wake: Wake, reaction: Reaction, recovery: float | None, cache: int | None) -> Sequence[Advice]:
+    woken = "launches after a rest take as long as before"
+    if wake.seconds:
+        woken = f"launches after a rest take {wake.times:.2g} times as long for {wake.seconds * 1e3:.2g} ms"
+    slowed = f"{_LOAD_SECONDS:g} s of load change no launch"
+    if reaction.seconds is not None:
+        back = "no rest undoes that" if recovery is None else f"a rest of {recovery:g} s undoes that"
+        slowed = f"launches take {reaction.slower:.0%} longer after {reaction.seconds * 1e3:.2g} ms of load; {back}"
+    size = "no cache shows in the bandwidth of copies" if cache is None else f"{cache / MIB:.3g} MiB"
+    return (
+        Advice("wake-up", "ok", woken),
+        Advice("reaction to load", "ok" if reaction.settled is not None else "unknown", slowed),
+        Advice("cache", "ok" if cache else "unknown", size),
+    )

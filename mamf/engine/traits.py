@@ -6,6 +6,7 @@ long a rest undoes that, and the size of the cache by the bandwidth of copies. A
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -25,24 +26,24 @@ from mamf.plugins.selection import choose_kernels
 from mamf.regime_traits import ASSUMED, BurstTraits, SustainedTraits
 
 Launch = Callable[[], object]
-_SIZES = (256, 512, 1024, 2048, 4096, 8192)
+_SIZES = (256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
 # A launch this long is little affected by the host.
 _LAUNCH_SECONDS = 0.0005
 _RESTS = (0.01, 0.1, 0.5)
 _ROUNDS = 3
-_LEAD_SECONDS = 0.001
+_LEAD_SECONDS, _LEAD_BYTES = 0.001, 256 * MIB
 _TRAIN_SECONDS = 0.1
 _MOST_IN_TRAIN = 200
 # Launches differ by less than this from each other.
 _AWAKE, _SLOWED, _RECOVERED, _SETTLED = 1.05, 1.03, 1.015, 0.01
 _LOAD_SECONDS, _BLOCK_SECONDS = 3.0, 0.005
 _RECOVERIES = (0.03, 0.1, 0.3, 1.0)
-_TRAINS_PER_REACTION = 4
+_TRAINS_PER_REACTION, _NEARLY = 4, 0.75
 _SHORTEST_TRAIN, _LONGEST_TRAIN = 0.001, 0.1
 _COPIED = tuple(
     size * MIB // 2 for size in (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 )
-_COPIED_BYTES = 256 * MIB
+_COPIES = 20
 _IN_CACHE = 1.3
 _FEWEST_IN_CACHE = 2
 
@@ -88,23 +89,32 @@ def measure_traits(backend: Backend) -> Found:
     with _product(backend) as launch, no_garbage_collection():
         probe = _Probe(backend, launch)
         wake = probe.wake()
-        reaction = probe.reaction(wake.seconds)
-        recovery = probe.recovery(reaction) if reaction.seconds is not None else None
-    burst, sustained = replace(backend.burst_traits, remark=""), replace(backend.sustained_traits, remark="")
-    burst = replace(burst, wake_seconds=wake.seconds, remark=wake.remark)
+        reaction = probe.reaction()
+        recovery = None if reaction.seconds is None else probe.recovery(reaction.first, reaction.seconds)
+    burst = _burst(backend.burst_traits, wake, reaction, recovery)
+    return Found(
+        burst, _sustained(backend.sustained_traits, reaction), cache, _findings(wake, reaction, recovery, cache)
+    )
+
+
+def _burst(assumed: BurstTraits, wake: Wake, reaction: Reaction, recovery: float | None) -> BurstTraits:
+    remarks = [wake.remark, reaction.remark]
+    traits = replace(assumed, wake_seconds=wake.seconds)
     if reaction.seconds is not None:
         train = min(max(reaction.seconds / _TRAINS_PER_REACTION, _SHORTEST_TRAIN), _LONGEST_TRAIN)
-        rest = burst.longest_rest_seconds if recovery is None else recovery
-        burst = replace(burst, train_seconds=train, longest_rest_seconds=rest)
-        if recovery is None:
-            burst = replace(burst, remark=f"not at its first speed again after a rest of {_RECOVERIES[-1]:g} s")
-    settled = reaction.settled
-    if settled is None:
-        sustained = replace(sustained, remark=f"had not settled after {_LOAD_SECONDS:g} s of load when it was probed")
-    else:
-        restart = max(sustained.restart_seconds, settled)
-        sustained = replace(sustained, settle_seconds=max(sustained.settle_seconds, settled), restart_seconds=restart)
-    return Found(burst, sustained, cache, _findings(wake, reaction, recovery, cache))
+        traits = replace(traits, train_seconds=train, longest_rest_seconds=recovery or traits.longest_rest_seconds)
+        remarks += [] if recovery else [f"not as fast as at first after a rest of {_RECOVERIES[-1]:g} s"]
+    elif wake.seconds or reaction.remark:  # rests help nothing here, and cost the wake-up
+        traits = replace(traits, rest_ratio=0.0, longest_rest_seconds=0.0)
+    return replace(traits, remark="; ".join(filter(None, remarks)))
+
+
+def _sustained(assumed: SustainedTraits, reaction: Reaction) -> SustainedTraits:
+    """Never shorter than assumed."""
+    if reaction.settled is None:
+        return replace(assumed, remark=f"{_LOAD_SECONDS:g} s of load did not settle this device when it was probed")
+    settle, restart = (max(each, reaction.settled) for each in (assumed.settle_seconds, assumed.restart_seconds))
+    return replace(assumed, settle_seconds=settle, restart_seconds=restart, remark="")
 
 
 def measure_cache(backend: Backend) -> int | None:
@@ -112,15 +122,16 @@ def measure_cache(backend: Backend) -> int | None:
     of = operation("bandwidth")
     ((_, kernel), *_others) = choose_kernels(of, backend)
     problem = of.problem_for(backend, {"pattern": "copy"})
-    pool, rates = backend.operand_pool(problem.data, problem.seed), {}
+    pool, rates = backend.operand_pool(problem.data, problem.seed), dict[float, float]()
     free = backend.free_memory() or 4 * _COPIED[-1]
+    probe = _Probe(backend, lambda: None)
     try:
         for size in _COPIED[::-1]:  # the pool is allocated once, at its largest
             if 4 * size > free:
                 continue
             launch = kernel.prepare(backend, problem, BandwidthShape(int(size)), pool).launches[0]
-            count = max(3, math.ceil(_COPIED_BYTES / (2 * size)))
-            rates[2 * size] = 2 * size / _per_launch(backend, launch, count)
+            probe.lead()  # the host must not be what small copies wait for
+            rates[2 * size] = 2 * size / _per_launch(backend, launch, _COPIES)
     finally:
         pool.release()
         backend.release_memory()
@@ -190,20 +201,31 @@ class Reaction:
     settled: float | None
     first: float
 
+    @property
+    def remark(self) -> str:
+        is_slow = self.slower < 1 / _AWAKE - 1
+        return f"launches became {1 / (1 + self.slower):.2g} times faster within seconds of load" if is_slow else ""
+
 
 class _Probe:
     def __init__(self, backend: Backend, launch: Launch) -> None:
         self.backend, self.launch = backend, launch
         self.launch_seconds = _per_launch(backend, launch, 10)
-        flushes = 5
-        self.flush_seconds = _per_launch(backend, backend.flush_cache, flushes)
+        self.flush_seconds = _per_launch(backend, lambda: backend.flush_cache(_LEAD_BYTES), 5)
+        self.waking = 0.0
+
+    def lead(self) -> None:
+        """Queue flushes that put the host ahead and wake the device, as a train in burst begins."""
+        for _ in range(1 + int(max(_LEAD_SECONDS, self.waking) / self.flush_seconds)):
+            self.backend.flush_cache(_LEAD_BYTES)
 
     def wake(self) -> Wake:
         """The longest wake-up after any rest. Of each rest the shortest of several rounds: noise is in one round only."""
         found = [
             min((self._wake_after(rest) for _ in range(_ROUNDS)), key=lambda wake: wake.seconds) for rest in _RESTS
         ]
-        return max(found, key=lambda wake: wake.seconds)
+        self.waking = max(wake.seconds for wake in found)
+        return Wake(max(wake.times for wake in found), self.waking)
 
     def _wake_after(self, rest: float) -> Wake:
         self.backend.synchronize()
@@ -211,25 +233,26 @@ class _Probe:
         windows = self._train(_TRAIN_SECONDS)
         steady = median(windows[len(windows) // 2 :])
         slow = next((index for index, window in enumerate(windows) if window <= _AWAKE * steady), len(windows))
-        return Wake(windows[0] / steady, _LEAD_SECONDS + sum(windows[:slow]) if slow else 0.0)
+        after = windows[slow : slow + 10] or windows
+        return Wake(windows[0] / median(after), _LEAD_SECONDS + sum(windows[:slow]) if slow else 0.0)
 
     def _train(self, seconds: float) -> list[float]:
-        """Seconds of each launch of a train, behind a lead as regimes queue it."""
+        """Seconds of each launch of a train behind a lead."""
         backend = self.backend
-        for _ in range(1 + int(_LEAD_SECONDS / self.flush_seconds)):
-            backend.flush_cache()
+        self.lead()
         marks = [backend.mark()]
         for _ in range(min(max(4, math.ceil(seconds / self.launch_seconds)), _MOST_IN_TRAIN)):
             self.launch()
             backend.submit()
             marks.append(backend.mark())
         backend.synchronize()
-        return [backend.seconds_between(start, end) for start, end in zip(marks, marks[1:], strict=False)]
+        return [backend.seconds_between(start, end) for start, end in itertools.pairwise(marks)]
 
-    def reaction(self, waking: float) -> Reaction:
+    def reaction(self) -> Reaction:
         """How the rate changes over seconds of load, from a rested device on."""
         self.backend.sleep(_RECOVERIES[-1])
         ends, seconds = self._load(_LOAD_SECONDS)
+        waking = self.waking
         awake = [each for end, each in zip(ends, seconds, strict=True) if end > waking]
         first, settled = median(awake[:3]), median(awake[-len(awake) // 3 :])
         is_slower = [
@@ -265,13 +288,15 @@ class _Probe:
         backend.synchronize()
         return ends[1:], each
 
-    def recovery(self, reaction: Reaction) -> float | None:
-        """The shortest of _RECOVERIES after which a loaded device is as fast as at first; None if no such rest is."""
-        assert reaction.seconds is not None
+    def recovery(self, first: float, reaction: float) -> float | None:
+        """The shortest of _RECOVERIES after which a loaded device is as fast as at first, for nearly as long as its
+        controller took to react; None if no such rest is.
+        """
         for rest in _RECOVERIES:
-            self._load(max(0.2, 3 * reaction.seconds))
+            self._load(max(0.2, 3 * reaction))
             self.backend.sleep(rest)
-            if median(self._train(reaction.seconds / _TRAINS_PER_REACTION)) <= _RECOVERED * reaction.first:
+            train = self._train(_NEARLY * reaction)
+            if median(train[len(train) // 2 :]) <= _RECOVERED * first:
                 return rest
         return None
 
@@ -285,11 +310,11 @@ def _smooth(values: Sequence[float], width: int = 9) -> list[float]:
 def _findings(wake: Wake, reaction: Reaction, recovery: float | None, cache: int | None) -> Sequence[Advice]:
     woken = "launches after a rest take as long as before"
     if wake.seconds:
-        woken = f"launches after a rest take {wake.times:.2g} times as long for {wake.seconds * 1e3:.2g} ms"
-    slowed = f"{_LOAD_SECONDS:g} s of load change no launch"
+        woken = f"launches after a rest take {wake.times:.2g} times as long for {wake.seconds * 1e3:.3g} ms"
+    slowed = reaction.remark or f"{_LOAD_SECONDS:g} s of load slow no launch"
     if reaction.seconds is not None:
         back = "no rest undoes that" if recovery is None else f"a rest of {recovery:g} s undoes that"
-        slowed = f"launches take {reaction.slower:.0%} longer after {reaction.seconds * 1e3:.2g} ms of load; {back}"
+        slowed = f"launches take {reaction.slower:.0%} longer after {reaction.seconds * 1e3:.3g} ms of load; {back}"
     size = "no cache shows in the bandwidth of copies" if cache is None else f"{cache / MIB:.3g} MiB"
     return (
         Advice("wake-up", "ok", woken),

@@ -1,4 +1,4 @@
-"""The traits of a device in a log: those that were measured or assumed, because they are no constants of its adapter."""
+"""The traits of a device in a log, if they were measured or assumed and are no constants of its adapter."""
 
 from __future__ import annotations
 

@@ -40,6 +40,8 @@ from mamf.plugins.selection import choose_kernels
 
 # Seconds per row of bandwidth, copies and collectives.
 _ROW_SECONDS = 0.3
+# A fast device repeats all launches within seconds.
+_REPEATED_SECONDS = 60.0
 # Peer copies are measured in so many turns.
 _TURNS = 3
 #: Called with the current activity, at least once per row: a silent device counts as hanging.
@@ -166,7 +168,14 @@ class DeviceRun:
 
         def rows() -> Iterator[Measurement]:
             pool = self.backend.operand_pool(problem.data, problem.seed)
-            heard = Repeating(kernel, problem, shape, self.backend, on_progress=lambda _: self._phase("repeated"))
+            heard = Repeating(
+                kernel,
+                problem,
+                shape,
+                self.backend,
+                on_progress=lambda _: self._phase("repeated"),
+                most_seconds=_REPEATED_SECONDS,
+            )
             yield heard.row(pool)
             pool.release()
 

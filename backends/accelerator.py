@@ -15,7 +15,7 @@ import torch
 
 from mamf.backend import MIB, Advice, DeviceInfo, OperandPool, Unavailable
 from mamf.dtypes import DTYPES
-from mamf.errors import MamfError, UnavailableError, describe_error
+from mamf.errors import UnavailableError, describe_error
 from mamf.machine.environment import package_version
 from mamf.plugins.discovery import BACKENDS, backend_class, find_registered
 from mamf.torch_backend import AcceleratorBackend, TorchOperandPool, hash_identifier, torch_dtype
@@ -45,14 +45,16 @@ class VendorModule:
     """The vendor's torch module, and torch.accelerator for functions that it lacks."""
 
     def __init__(self, device_type: str) -> None:
+        self._device_type = device_type
         self._module = torch.get_device_module(device_type)
-        self._event = functools.partial(torch.Event, device=device_type)
 
     def __getattr__(self, name: str) -> Any:
         own = getattr(self._module, name, None)
         if own is not None:
             return own
-        return self._event if name == "Event" else getattr(torch.accelerator, _GENERIC.get(name, name))
+        if name == "Event":
+            return functools.partial(torch.Event, device=self._device_type)
+        return getattr(torch.accelerator, _GENERIC.get(name, name))
 
 
 class HostFilledPool(TorchOperandPool):
@@ -85,7 +87,7 @@ class AnyAcceleratorBackend(AcceleratorBackend):
                 f"this torch ({torch.__version__}) has no torch.accelerator",
                 "install torch 2.6 or newer, and the vendor's package for it",
             )
-        if _tried(torch.accelerator.is_available) is not True:
+        if _tried(lambda: torch.accelerator.is_available()) is not True:
             return Unavailable(
                 "torch.accelerator sees no device",
                 "install the vendor's package for torch, which registers its devices when torch is imported",
@@ -103,7 +105,7 @@ class AnyAcceleratorBackend(AcceleratorBackend):
                 other = backend_class(name)
                 if getattr(other, "device_type", None) == device_type and other.unavailable() is None:
                     return name
-            except (MamfError, *_MISSING):  # broken: it serves no device
+            except Exception:  # a broken adapter serves no device
                 continue
         return None
 

@@ -40,9 +40,8 @@ _LOAD_SECONDS, _BLOCK_SECONDS = 3.0, 0.005
 _RECOVERIES = (0.03, 0.1, 0.3, 1.0)
 _TRAINS_PER_REACTION, _NEARLY = 4, 0.75
 _SHORTEST_TRAIN, _LONGEST_TRAIN = 0.001, 0.1
-_COPIED = tuple(
-    size * MIB // 2 for size in (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-)
+# Of both arrays together.
+_COPIED_MIB = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _COPIES = 20
 _IN_CACHE = 1.3
 _FEWEST_IN_CACHE = 2
@@ -122,21 +121,21 @@ def measure_cache(backend: Backend) -> int | None:
     of = operation("bandwidth")
     ((_, kernel), *_others) = choose_kernels(of, backend)
     problem = of.problem_for(backend, {"pattern": "copy"})
-    pool, rates = backend.operand_pool(problem.data, problem.seed), dict[float, float]()
-    free = backend.free_memory() or 4 * _COPIED[-1]
-    probe = _Probe(backend, lambda: None)
+    pool, free = backend.operand_pool(problem.data, problem.seed), backend.free_memory()
+    probe, rates = _Probe(backend, lambda: None), dict[int, float]()
+    # The largest first: the pool allocates once.
+    sizes = [round(size * MIB) for size in reversed(_COPIED_MIB) if free is None or 2 * size * MIB <= free]
     try:
-        for size in _COPIED[::-1]:  # the pool is allocated once, at its largest
-            if 4 * size > free:
-                continue
-            launch = kernel.prepare(backend, problem, BandwidthShape(int(size)), pool).launches[0]
+        for size in sizes:
+            launch = kernel.prepare(backend, problem, BandwidthShape(size // 2), pool).launches[0]
+            once = _per_launch(backend, launch, 1)
             probe.lead()  # the host must not be what small copies wait for
-            rates[2 * size] = 2 * size / _per_launch(backend, launch, _COPIES)
+            rates[size] = size / _per_launch(backend, launch, 3 if once > _LAUNCH_SECONDS else _COPIES)
     finally:
         pool.release()
         backend.release_memory()
-    of_memory = median(list(rates.values())[:3])
-    cached = [int(size) for size, rate in rates.items() if rate >= _IN_CACHE * of_memory]
+    of_memory = median(rates[size] for size in sizes[:3])
+    cached = [size for size in sizes if rates[size] >= _IN_CACHE * of_memory]
     return max(cached) if len(cached) >= _FEWEST_IN_CACHE else None
 
 
@@ -220,7 +219,7 @@ class _Probe:
             self.backend.flush_cache(_LEAD_BYTES)
 
     def wake(self) -> Wake:
-        """The longest wake-up after any rest. Of each rest the shortest of several rounds: noise is in one round only."""
+        """The longest wake-up after any rest. Of each rest the shortest of several rounds: noise has one round."""
         found = [
             min((self._wake_after(rest) for _ in range(_ROUNDS)), key=lambda wake: wake.seconds) for rest in _RESTS
         ]

@@ -40,8 +40,6 @@ from mamf.plugins.selection import choose_kernels
 
 # Seconds per row of bandwidth, copies and collectives.
 _ROW_SECONDS = 0.3
-# A fast device repeats all launches within seconds.
-_REPEATED_SECONDS = 60.0
 # Peer copies are measured in so many turns.
 _TURNS = 3
 #: Called with the current activity, at least once per row: a silent device counts as hanging.
@@ -174,7 +172,7 @@ class DeviceRun:
                 shape,
                 self.backend,
                 on_progress=lambda _: self._phase("repeated"),
-                most_seconds=_REPEATED_SECONDS,
+                most_seconds=self.find_seconds or NODE_BUDGET_SECONDS,
             )
             yield heard.row(pool)
             pool.release()

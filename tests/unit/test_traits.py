@@ -77,7 +77,10 @@ def test_a_device_that_no_load_slows_but_rests_do_is_not_rested():
 @pytest.mark.parametrize(
     ("planted", "remark"),
     [
-        ({"waking_times": 2.0, "waking_seconds": 0.07, "boost_watts": 600.0}, "launches after a rest are 2 times slower"),
+        (
+            {"waking_times": 2.0, "waking_seconds": 0.07, "boost_watts": 600.0},
+            "launches after a rest are 2 times slower",
+        ),
         ({"waking_times": 2.0, "waking_seconds": 0.9, "boost_watts": 600.0}, "launches became 2 times faster"),
     ],
 )

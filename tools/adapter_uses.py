@@ -36,7 +36,7 @@ VENDORS = {
     "backends/rocm.py": ("torch.cuda",),
     "backends/xpu.py": ("torch.xpu",),
     "mamf/operations/matmul/kernels/tunable_op.py": (),
-    "mamf/torch_backend.py": ("torch.cuda", "torch.xpu", "torch.hpu"),
+    "mamf/torch_backend.py": ("torch.cuda", "torch.xpu", "torch.hpu", "torch_npu.npu"),
 }
 
 

@@ -33,7 +33,9 @@ from typing import Any
 from adapter_uses import ROOT, Use, all_uses
 from vendor_source import VendorSource
 
-DISTRIBUTIONS = {"pynvml": "nvidia-ml-py", "amdsmi": "amdsmi", "pyhlml": "habana-pyhlml"}
+DISTRIBUTIONS = {"pynvml": "nvidia-ml-py", "amdsmi": "amdsmi", "pyhlml": "habana-pyhlml", "torch_npu.npu": "torch-npu"}
+#: A vendor's torch module: what its functions return is of C++, and what it lacks the adapter does without.
+TORCH_MODULES = ("torch_npu.npu",)
 SNAPSHOT = ROOT / "tests" / "contract" / "vendor_interfaces.json"
 REGENERATE = "python tools/check_fakes.py --write"
 _REASONS = ("SwPowerCap", "HwSlowdown", "SyncBoost", "SwThermalSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown")
@@ -61,6 +63,8 @@ def grouped(uses: Iterable[Use], library: str) -> dict[str, list[tuple[str, Use]
     for use in uses:
         if use.path.startswith(f"{library}."):
             name, _, field = use.path.removeprefix(f"{library}.").partition("().")
+            if library in TORCH_MODULES and (field or use.is_optional):
+                continue
             names.setdefault(name, []).append((field, use))
     return names
 
@@ -69,7 +73,7 @@ def interface(source: VendorSource, library: str, uses: Iterable[Use]) -> dict[s
     """Of what the library declares, the part that is used: keys of a result too."""
     found: dict[str, Any] = {"functions": {}, "values": {}, "exceptions": []}
     names = grouped(uses, library)
-    for name in sorted({*names, *WRITTEN_OUT[library]}):
+    for name in sorted({*names, *WRITTEN_OUT.get(library, [])}):
         declared = source.declared(library, name)
         if isinstance(declared, dict):
             fields = {field for field, _ in names[name]}
@@ -169,15 +173,17 @@ def wheel(library: str, folder: Path) -> Path:
     return sorted(folder.glob(pattern))[-1]
 
 
-def read_wheel(path: Path) -> tuple[VendorSource, str]:
+def read_wheel(path: Path, library: str = "") -> tuple[VendorSource, str]:
+    """The source and the version of a wheel; of a torch module only its own files, because others are templates."""
+    folder = f"{library.replace('.', '/')}/" if library in TORCH_MODULES else ""
     with zipfile.ZipFile(path) as archive:
-        files = [name for name in archive.namelist() if name.endswith(".py")]
+        files = [name for name in archive.namelist() if name.endswith(".py") and name.startswith(folder)]
         return VendorSource({name: archive.read(name).decode() for name in files}), path.name.split("-")[1]
 
 
 def check(library: str, folder: Path, uses: list[Use]) -> tuple[dict[str, Any], bool]:
     """Print the library's table; its part of the snapshot, and whether every use fits."""
-    source, version = read_wheel(wheel(library, folder))
+    source, version = read_wheel(wheel(library, folder), library)
     declared = interface(source, library, uses)
     rows = judge(uses, library, declared)
     print(f"\n{library}, from {DISTRIBUTIONS[library]} {version}")

@@ -54,6 +54,9 @@ class VendorSource:
                 return {"parameters": _plain(arguments)} | self._behaviour(found)
             case ast.ClassDef() if self._ancestor(found).endswith(("Error", "Exception")):
                 return "exception"
+            case ast.ClassDef(body=body) if "__new__" in _scope(body):
+                made_of = _plain(_scope(body)["__new__"].args)
+                return {"parameters": made_of.partition(", ")[2], "result": [], "raises": []}
             case ast.Constant(int(value)):
                 return value
         return None

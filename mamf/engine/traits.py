@@ -142,6 +142,7 @@ def measure_cache(backend: Backend) -> int | None:
 def _per_launch(backend: Backend, launch: Launch, count: int) -> float:
     """Seconds of each of so many launches, after one more."""
     launch()
+    backend.submit()
     start = backend.mark()
     for _ in range(count):
         launch()

@@ -32,13 +32,22 @@ _GENERIC = {
 _MISSING = (AssertionError, AttributeError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
 _CACHE_PROPERTIES = ("L2_cache_size", "last_level_cache_size", "l2_cache_size")
 _DEFAULT_DTYPES = ("bfloat16", "float16", "float32")
-# The load that clocks are compared on: at least this long, so that a launch's overhead does not matter.
-_LOAD_BYTES = 64 * MIB
-_LOAD_SECONDS = 0.02
-_MOST_LAUNCHES = 4096
-_SHARE_OFF = 0.1
-_EMPTY_WINDOWS = 32
-_DRAWN_AT_ONCE = 2**22
+# Clocks are compared on a load this long, in which a launch's overhead does not matter.
+_LOAD_SECONDS, _LOAD_BYTES, _MOST_LAUNCHES, _SHARE_OFF = 0.02, 64 * MIB, 4096, 0.1
+_EMPTY_WINDOWS, _DRAWN_AT_ONCE = 32, 2**22
+
+
+def _tried(query: Callable[..., Answer], *arguments: Any) -> Answer | None:
+    """The answer of a function that the vendor may lack, or None."""
+    try:
+        return query(*arguments)
+    except _MISSING:
+        return None
+
+
+def _forgiving(method: Callable[..., Any]) -> Any:
+    """A method that returns None if the vendor lacks what it asks for; nor is 0 bytes an answer."""
+    return lambda backend: _tried(method, backend) or None
 
 
 class VendorModule:
@@ -203,23 +212,13 @@ class AnyAcceleratorBackend(AcceleratorBackend):
     def operand_pool(self, data: str, seed: int) -> OperandPool:
         return super().operand_pool(data, seed) if self._has_generator else HostFilledPool(self, data, seed)
 
-    def free_memory(self) -> int | None:
-        return _tried(super().free_memory)
-
-    def allocated_memory(self) -> int | None:
-        return _tried(super().allocated_memory) or None
-
-    def peak_memory(self) -> int | None:
-        return _tried(super().peak_memory) or None
-
-    def peak_reserved_memory(self) -> int | None:
-        return _tried(super().peak_reserved_memory)
-
-    def reset_peak_memory(self) -> None:
-        _tried(super().reset_peak_memory)
-
-    def release_memory(self) -> None:
-        _tried(super().release_memory)
+    free_memory = _forgiving(AcceleratorBackend.free_memory)
+    allocated_memory = _forgiving(AcceleratorBackend.allocated_memory)
+    peak_memory = _forgiving(AcceleratorBackend.peak_memory)
+    peak_reserved_memory = _forgiving(AcceleratorBackend.peak_reserved_memory)
+    reset_peak_memory = _forgiving(AcceleratorBackend.reset_peak_memory)
+    release_memory = _forgiving(AcceleratorBackend.release_memory)
+    bus_address = _forgiving(AcceleratorBackend.bus_address)
 
     # -- what the vendor knows ---------------------------------------------------------------------------------------
 
@@ -241,33 +240,18 @@ class AnyAcceleratorBackend(AcceleratorBackend):
             versions={package: version} if version else {},
         )
 
-    def bus_address(self) -> str | None:
-        return _tried(super().bus_address)
-
     def unsupported_dtype(self, dtype: str) -> str | None:
-        if dtype in DTYPES and (dtype == "tf32" or not self._stores(dtype)):
-            return f"{self.kind()} devices do not store {dtype}" if dtype != "tf32" else "torch.accelerator has no tf32"
+        if dtype == "tf32":
+            return "torch.accelerator has no tf32"
+        if dtype in DTYPES and _tried(lambda: torch.zeros(16, device=self.device).to(torch_dtype(dtype))) is None:
+            return f"{self.kind()} devices do not store {dtype}"
         return super().unsupported_dtype(dtype)
-
-    def _stores(self, dtype: str) -> bool:
-        return _tried(lambda: torch.zeros(16, device=self.device).to(torch_dtype(dtype))) is not None
 
     def without_compiler(self) -> Unavailable | None:
         return Unavailable(f"mamf does not know a compiler of torch for {self.kind()}", "'mamf kernels' lists others")
 
     def advice(self) -> list[Advice]:
-        finding = (
-            f"{self.why_no_events}: timed by the host's clock" if self.why_no_events else "events agree with the host"
-        )
-        cost = "launches shorter than 1 ms include the host's part"
-        if self.why_no_events:
-            return [Advice("timer", "warning", finding, cost, "measure launches of several milliseconds")]
-        return [Advice("timer", "ok", finding)]
-
-
-def _tried(query: Callable[..., Answer], *arguments: Any) -> Answer | None:
-    """The answer of a function that the vendor may lack, or None."""
-    try:
-        return query(*arguments)
-    except _MISSING:
-        return None
+        if not self.why_no_events:
+            return [Advice("timer", "ok", "events agree with the host's clock")]
+        cost, remedy = "launches shorter than 1 ms include the host's part", "measure launches of several milliseconds"
+        return [Advice("timer", "warning", f"{self.why_no_events}: the host's clock times it", cost, remedy)]

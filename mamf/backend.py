@@ -93,7 +93,7 @@ class Backend(ABC):
 
     name: ClassVar[str]
     is_accelerator: ClassVar[bool] = True
-    #: Serves devices of any kind, so that an adapter of their own comes first.
+    #: Serves devices of any kind: 'auto' prefers every other available adapter of accelerators.
     is_generic: ClassVar[bool] = False
     #: "device events", or "host clock" where the vendor's events are missing or cannot be trusted.
     timer: str

@@ -107,8 +107,7 @@ class Session(ABC):
         #: The devices that share the run; empty if one measures alone.
         self.devices = found_devices(self.backend, asked, self.log)
         self.pool: DevicePool | None = None
-        #: What was seen of the device's traits, if they were measured.
-        self.traits: Sequence[Advice] = ()
+        self.traits: Sequence[Advice] = ()  # what was seen of the device, if they were measured
         if self.log:
             apply_traits(self.backend, self.log.header.get("traits", {}))
         elif not options.dry_run:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import NamedTuple
 
 from mamf.backend import MIB, Advice, Backend
 from mamf.errors import UnsupportedError, describe_error
@@ -27,24 +28,17 @@ from mamf.regime_traits import ASSUMED, BurstTraits, SustainedTraits
 
 Launch = Callable[[], object]
 _SIZES = (256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
-# A launch this long is little affected by the host.
-_LAUNCH_SECONDS = 0.0005
-_RESTS = (0.01, 0.1, 0.5)
-_ROUNDS = 3
-_LEAD_SECONDS, _LEAD_BYTES = 0.001, 256 * MIB
-_TRAIN_SECONDS = 0.1
-_MOST_IN_TRAIN = 200
-# Launches differ by less than this from each other.
+# A launch this long is little affected by the host; with this lead the host is ahead of the device.
+_LAUNCH_SECONDS, _LEAD_SECONDS, _LEAD_BYTES = 0.0005, 0.001, 256 * MIB
+_RESTS, _ROUNDS, _TRAIN_SECONDS, _MOST_IN_TRAIN = (0.01, 0.1, 0.5), 3, 0.1, 200
+_LOAD_SECONDS, _BLOCK_SECONDS, _RECOVERIES = 3.0, 0.005, (0.03, 0.1, 0.3, 1.0)
+# Times of launches that differ by less count as equal.
 _AWAKE, _SLOWED, _RECOVERED, _SETTLED = 1.05, 1.03, 1.015, 0.01
-_LOAD_SECONDS, _BLOCK_SECONDS = 3.0, 0.005
-_RECOVERIES = (0.03, 0.1, 0.3, 1.0)
-_TRAINS_PER_REACTION, _NEARLY = 4, 0.75
-_SHORTEST_TRAIN, _LONGEST_TRAIN = 0.001, 0.1
-# Of both arrays together.
+# A train takes a quarter of the controller's reaction; a device has recovered if it keeps its speed for three.
+_OF_TRAIN, _OF_RECOVERY, _SHORTEST_TRAIN, _LONGEST_TRAIN = 0.25, 0.75, 0.001, 0.1
+# Sizes of both arrays together, and how many times as fast as memory a cache is at least.
 _COPIED_MIB = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-_COPIES = 20
-_IN_CACHE = 1.3
-_FEWEST_IN_CACHE = 2
+_COPIES, _FEWEST_IN_CACHE, _IN_CACHE = 20, 2, 1.3
 
 
 @dataclass(frozen=True)
@@ -87,20 +81,19 @@ def measure_traits(backend: Backend) -> Found:
     cache = backend.info.cache_bytes or measure_cache(backend)
     with _product(backend) as launch, no_garbage_collection():
         probe = _Probe(backend, launch)
-        wake = probe.wake()
-        reaction = probe.reaction()
+        wake, reaction = probe.wake(), probe.reaction()
         recovery = None if reaction.seconds is None else probe.recovery(reaction.first, reaction.seconds)
     burst = _burst(backend.burst_traits, wake, reaction, recovery)
-    return Found(
-        burst, _sustained(backend.sustained_traits, reaction), cache, _findings(wake, reaction, recovery, cache)
-    )
+    sustained = _sustained(backend.sustained_traits, reaction.settled)
+    return Found(burst, sustained, cache, _findings(wake, reaction, recovery, cache))
 
 
 def _burst(assumed: BurstTraits, wake: Wake, reaction: Reaction, recovery: float | None) -> BurstTraits:
-    remarks = [wake.remark, reaction.remark]
-    traits = replace(assumed, wake_seconds=wake.seconds)
+    traits, remarks = replace(assumed, wake_seconds=wake.seconds), [reaction.remark]
+    if wake.seconds > _TRAIN_SECONDS / 2:
+        remarks.append(f"launches after a rest are {wake.times:.2g} times slower for {wake.seconds:.2g} s or more")
     if reaction.seconds is not None:
-        train = min(max(reaction.seconds / _TRAINS_PER_REACTION, _SHORTEST_TRAIN), _LONGEST_TRAIN)
+        train = min(max(_OF_TRAIN * reaction.seconds, _SHORTEST_TRAIN), _LONGEST_TRAIN)
         traits = replace(traits, train_seconds=train, longest_rest_seconds=recovery or traits.longest_rest_seconds)
         remarks += [] if recovery else [f"not as fast as at first after a rest of {_RECOVERIES[-1]:g} s"]
     elif wake.seconds or reaction.remark:  # rests help nothing here, and cost the wake-up
@@ -108,11 +101,11 @@ def _burst(assumed: BurstTraits, wake: Wake, reaction: Reaction, recovery: float
     return replace(traits, remark="; ".join(filter(None, remarks)))
 
 
-def _sustained(assumed: SustainedTraits, reaction: Reaction) -> SustainedTraits:
-    """Never shorter than assumed."""
-    if reaction.settled is None:
+def _sustained(assumed: SustainedTraits, settled: float | None) -> SustainedTraits:
+    """``settled``: seconds of load. Traits are never shorter than assumed."""
+    if settled is None:
         return replace(assumed, remark=f"{_LOAD_SECONDS:g} s of load did not settle this device when it was probed")
-    settle, restart = (max(each, reaction.settled) for each in (assumed.settle_seconds, assumed.restart_seconds))
+    settle, restart = (max(each, settled) for each in (assumed.settle_seconds, assumed.restart_seconds))
     return replace(assumed, settle_seconds=settle, restart_seconds=restart, remark="")
 
 
@@ -171,27 +164,16 @@ def _product(backend: Backend) -> Iterator[Launch]:
         backend.release_memory()
 
 
-@dataclass(frozen=True)
-class Wake:
-    """``times``: how many times as long the first launch after a rest takes, and for how many ``seconds`` of load
-    launches are slower; 0.0 if none are.
+class Wake(NamedTuple):
+    """How many ``times`` as long the first launch after a rest takes, and for how many ``seconds`` of load launches
+    are slower; 0.0 if none are.
     """
 
     times: float
     seconds: float
 
-    @property
-    def remark(self) -> str:
-        is_over = self.seconds < _TRAIN_SECONDS / 2
-        return (
-            ""
-            if is_over
-            else f"launches after a rest are {self.times:.2g} times slower for {self.seconds:.2g} s or more"
-        )
 
-
-@dataclass(frozen=True)
-class Reaction:
+class Reaction(NamedTuple):
     """``seconds`` of load until launches take longer than at first, None if they never do; ``slower``: by what share;
     ``settled``: seconds until they no longer change, None if they still did. ``first``: seconds of a launch at first.
     """
@@ -221,20 +203,18 @@ class _Probe:
 
     def wake(self) -> Wake:
         """The longest wake-up after any rest. Of each rest the shortest of several rounds: noise has one round."""
-        found = [
-            min((self._wake_after(rest) for _ in range(_ROUNDS)), key=lambda wake: wake.seconds) for rest in _RESTS
-        ]
-        self.waking = max(wake.seconds for wake in found)
-        return Wake(max(wake.times for wake in found), self.waking)
+        found = [min(self._wake_after(rest) for _ in range(_ROUNDS)) for rest in _RESTS]
+        self.waking = max(seconds for seconds, _times in found)
+        return Wake(max(times for _seconds, times in found), self.waking)
 
-    def _wake_after(self, rest: float) -> Wake:
+    def _wake_after(self, rest: float) -> tuple[float, float]:
         self.backend.synchronize()
         self.backend.sleep(rest)
         windows = self._train(_TRAIN_SECONDS)
         steady = median(windows[len(windows) // 2 :])
         slow = next((index for index, window in enumerate(windows) if window <= _AWAKE * steady), len(windows))
         after = windows[slow : slow + 10] or windows
-        return Wake(windows[0] / median(after), _LEAD_SECONDS + sum(windows[:slow]) if slow else 0.0)
+        return _LEAD_SECONDS + sum(windows[:slow]) if slow else 0.0, windows[0] / median(after)
 
     def _train(self, seconds: float) -> list[float]:
         """Seconds of each launch of a train behind a lead."""
@@ -249,20 +229,18 @@ class _Probe:
         return [backend.seconds_between(start, end) for start, end in itertools.pairwise(marks)]
 
     def reaction(self) -> Reaction:
-        """How the rate changes over seconds of load, from a rested device on."""
+        """How the time of a launch changes over seconds of load, from a rested device on."""
         self.backend.sleep(_RECOVERIES[-1])
         ends, seconds = self._load(_LOAD_SECONDS)
-        waking = self.waking
-        awake = [each for end, each in zip(ends, seconds, strict=True) if end > waking]
+        awake = [each for end, each in zip(ends, seconds, strict=True) if end > self.waking]
         first, settled = median(awake[:3]), median(awake[-len(awake) // 3 :])
-        is_slower = [
-            end > waking and each > first + (settled - first) / 4 for end, each in zip(ends, seconds, strict=True)
-        ]
+        bound = first + (settled - first) / 4
+        is_slower = [end > self.waking and each > bound for end, each in zip(ends, seconds, strict=True)]
         begins = (end for end, now, then in zip([0.0, *ends], is_slower, is_slower[1:], strict=False) if now and then)
-        is_off = [
-            end for end, each in zip(ends, _smooth(seconds), strict=True) if abs(each - settled) > _SETTLED * settled
-        ]
-        last = max(is_off, default=0.0)
+        smooth = (median(seconds[max(0, index - 4) : index + 5]) for index in range(len(seconds)))
+        last = max(
+            (end for end, each in zip(ends, smooth, strict=True) if abs(each / settled - 1) > _SETTLED), default=0.0
+        )
         return Reaction(
             seconds=next(begins, None) if settled > _SLOWED * first else None,
             slower=settled / first - 1,
@@ -275,7 +253,7 @@ class _Probe:
         backend, count = self.backend, max(1, round(_BLOCK_SECONDS / self.launch_seconds))
         start = backend.mark()
         queued, ends, each = deque([start]), [0.0], list[float]()
-        while ends[-1] < seconds:
+        for _ in range(math.ceil(4 * seconds / _BLOCK_SECONDS)):  # ends even if the clock stands still
             for _ in range(count):
                 self.launch()
                 backend.submit()
@@ -285,6 +263,8 @@ class _Probe:
                 backend.wait(queued[0])
                 ends.append(backend.seconds_between(start, queued[0]))
                 each.append((ends[-1] - ends[-2]) / count)
+            if ends[-1] >= seconds:
+                break
         backend.synchronize()
         return ends[1:], each
 
@@ -295,16 +275,10 @@ class _Probe:
         for rest in _RECOVERIES:
             self._load(max(0.2, 3 * reaction))
             self.backend.sleep(rest)
-            train = self._train(_NEARLY * reaction)
+            train = self._train(_OF_RECOVERY * reaction)
             if median(train[len(train) // 2 :]) <= _RECOVERED * first:
                 return rest
         return None
-
-
-def _smooth(values: Sequence[float], width: int = 9) -> list[float]:
-    """Medians of neighbors."""
-    half = width // 2
-    return [median(values[max(0, index - half) : index + half + 1]) for index in range(len(values))]
 
 
 def _findings(wake: Wake, reaction: Reaction, recovery: float | None, cache: int | None) -> Sequence[Advice]:

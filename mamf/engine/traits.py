@@ -51,29 +51,35 @@ class Found:
     findings: Sequence[Advice]
 
 
-def fit_traits(backend: Backend, on_start: Callable[[str], object] = lambda text: None) -> Sequence[Advice]:
-    """Measure the traits of a device and its cache, and give them to it, if its adapter assumes them; the findings.
+#: What was found in this process, by backend, index and name of the device.
+_measured: dict[tuple[str, int, str], Found] = {}
 
-    What fails stays assumed, and the remark of each row says so.
+
+def fit_traits(backend: Backend, on_start: Callable[[str], object] = lambda text: None) -> Sequence[Advice]:
+    """Give a device whose adapter assumes its traits what was measured of it, once per process; the findings.
+
+    If measuring fails, the traits stay assumed, and the remark of each row says so.
     """
     if ASSUMED not in (backend.burst_traits.remark, backend.sustained_traits.remark):
         return ()
-    on_start(
-        f"measuring how {backend.info.name} wakes, slows and settles, because its adapter does not know (about 8 s)"
-    )
+    info = backend.info
+    key = (backend.name, backend.index, info.name)
+    if key not in _measured:
+        on_start(f"measuring how {info.name} wakes, slows and settles, because its adapter does not know (about 8 s)")
+        _measured[key] = _measured_or_assumed(backend)
+    found = _measured[key]
+    backend.burst_traits, backend.sustained_traits = found.burst, found.sustained
+    backend.info = replace(info, cache_bytes=info.cache_bytes or found.cache_bytes)
+    return found.findings
+
+
+def _measured_or_assumed(backend: Backend) -> Found:
     try:
-        found = measure_traits(backend)
+        return measure_traits(backend)
     except Exception as error:  # whatever a vendor's library raises
         remark = f"rests and trains are assumed: measuring them failed: {describe_error(error)}"
-        burst, sustained = (
-            replace(backend.burst_traits, remark=remark),
-            replace(backend.sustained_traits, remark=remark),
-        )
-        found = Found(burst, sustained, None, (Advice("traits", "unknown", remark),))
-    backend.burst_traits, backend.sustained_traits = found.burst, found.sustained
-    if backend.info.cache_bytes is None:
-        backend.info = replace(backend.info, cache_bytes=found.cache_bytes)
-    return found.findings
+    burst, sustained = replace(backend.burst_traits, remark=remark), replace(backend.sustained_traits, remark=remark)
+    return Found(burst, sustained, None, (Advice("traits", "unknown", remark),))
 
 
 def measure_traits(backend: Backend) -> Found:

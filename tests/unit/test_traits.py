@@ -8,6 +8,7 @@ import library
 import pytest
 
 from mamf.backend import MIB
+from mamf.engine import traits
 from mamf.engine.traits import fit_traits, measure_traits
 from mamf.logs.trait_records import apply_traits, traits_record
 from mamf.node.worker import Worker, assignment
@@ -24,6 +25,7 @@ WAKING = Physics(waking_times=3.0, waking_seconds=0.004)
 @pytest.fixture(autouse=True)
 def simulated(monkeypatch):
     library.install(monkeypatch)
+    monkeypatch.setattr(traits, "_measured", {})
 
 
 def unknown(physics=None):
@@ -109,12 +111,19 @@ def test_only_assumed_traits_are_measured():
     assert backend.burst_traits.wake_seconds and not fit_traits(backend)
 
 
+def test_a_process_measures_a_device_once():
+    first, again, said = unknown(WAKING), unknown(WAKING), []
+    assert fit_traits(first, said.append) == fit_traits(again, said.append)
+    assert again.now() == 0.0 and len(said) == 1
+    assert again.burst_traits == first.burst_traits
+
+
 def test_traits_that_cannot_be_measured_stay_assumed(monkeypatch):
     backend = unknown()
     monkeypatch.setattr(backend, "sleep", lambda seconds: 1 / 0)
     fit_traits(backend)
-    for traits in (backend.burst_traits, backend.sustained_traits):
-        assert traits.remark.startswith("rests and trains are assumed: measuring them failed: ZeroDivisionError")
+    for each in (backend.burst_traits, backend.sustained_traits):
+        assert each.remark.startswith("rests and trains are assumed: measuring them failed: ZeroDivisionError")
     assert backend.burst_traits == replace(BurstTraits(), remark=backend.burst_traits.remark)
 
 
@@ -146,7 +155,7 @@ def unknown_device(monkeypatch):
     monkeypatch.setattr(SimulatedBackend, "physics", WAKING)
 
 
-SWEEP = ("sweep", "--shapes", "4096x4096x4096", "8192x8192x8192", "--output", "log.jsonl")
+COMMAND = ("sweep", "--shapes", "4096x4096x4096", "8192x8192x8192", "--output", "log.jsonl")
 
 
 def records(run):
@@ -154,7 +163,7 @@ def records(run):
 
 
 def test_a_run_measures_them_and_a_resumed_run_uses_the_same(run, unknown_device, monkeypatch):
-    code, _out, err = run(*SWEEP, "--budget", "1s")
+    code, _out, err = run(*COMMAND, "--budget", "1s")
     assert code == 0 and "measuring how Simulated H100 wakes" in err
     header = records(run)[0]
     assert header["traits"]["burst"]["wake_seconds"] == pytest.approx(0.0045, rel=0.2)
@@ -166,11 +175,11 @@ def test_a_run_measures_them_and_a_resumed_run_uses_the_same(run, unknown_device
 
 
 def test_a_wake_up_is_over_before_a_burst_is_timed(run, unknown_device, monkeypatch):
-    run(*SWEEP)
+    run(*COMMAND)
     with_it = [row["tflops"]["median"] for row in records(run) if row["record"] == "measurement"]
     monkeypatch.setattr(SimulatedBackend, "physics", Physics())
     (run.folder / "log.jsonl").unlink()
-    run(*SWEEP)
+    run(*COMMAND)
     assert with_it == pytest.approx(
         [row["tflops"]["median"] for row in records(run) if row["record"] == "measurement"], rel=0.01
     )
@@ -178,13 +187,13 @@ def test_a_wake_up_is_over_before_a_burst_is_timed(run, unknown_device, monkeypa
 
 def test_a_row_says_that_its_regime_was_assumed(run, unknown_device, monkeypatch):
     monkeypatch.setattr("mamf.cli.session.fit_traits", lambda backend, say: ())
-    run(*SWEEP)
+    run(*COMMAND)
     remarks = [row["remarks"] for row in records(run) if row["record"] == "measurement"]
     assert remarks == [[ASSUMED], [ASSUMED]]
 
 
 def test_a_dry_run_measures_nothing(run, unknown_device):
-    _code, _out, err = run(*SWEEP, "--dry-run")
+    _code, _out, err = run(*COMMAND, "--dry-run")
     assert "measuring how" not in err
 
 

@@ -12,6 +12,7 @@ from mamf_backends._card_sharing import card_sharing
 from mamf_backends._nvml import NvmlSensors, device_advice, open_nvml
 
 from mamf.backend import Advice, DeviceInfo, Unavailable
+from mamf.regime_traits import BurstTraits, SustainedTraits
 from mamf.torch_backend import AcceleratorBackend, hash_identifier
 
 _MAJOR_WITH_TF32 = 8
@@ -22,6 +23,9 @@ class CudaBackend(AcceleratorBackend):
     name = "cuda"
     runtime = "cuda"
     device_type = "cuda"
+    # The constants of mamf.regime_traits were measured on these devices.
+    burst_traits = BurstTraits()
+    sustained_traits = SustainedTraits()
     environment_variables = (
         "CUBLAS_WORKSPACE_CONFIG",
         "CUBLASLT_WORKSPACE_SIZE",

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from mamf.dtypes import DTYPES
-from mamf.regime_traits import BurstTraits, SustainedTraits
+from mamf.regime_traits import ASSUMED, BurstTraits, SustainedTraits
 
 #: The backend that computes times instead of measuring them, for tests.
 SIMULATED = "simulated"
@@ -111,10 +111,13 @@ class Backend(ABC):
 
     name: ClassVar[str]
     is_accelerator: ClassVar[bool] = True
+    #: Serves devices of any kind: 'auto' prefers every other available adapter of accelerators.
+    is_generic: ClassVar[bool] = False
     #: "device events", or "host clock" where the vendor's events are missing or cannot be trusted.
-    timer: ClassVar[str]
-    burst_traits: ClassVar[BurstTraits] = BurstTraits()
-    sustained_traits: ClassVar[SustainedTraits] = SustainedTraits()
+    timer: str
+    #: Calibrated for the adapter's devices, or assumed: runs measure assumed traits (mamf.engine.traits).
+    burst_traits: BurstTraits = BurstTraits(remark=ASSUMED)
+    sustained_traits: SustainedTraits = SustainedTraits(remark=ASSUMED)
     default_dtype: str = "bfloat16"
     #: The runtime whose code the device runs: cuda, hip, sycl, synapse, metal or host. Libraries ship kernels per
     #: runtime, not per vendor.

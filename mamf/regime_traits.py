@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from mamf.statistics import Repeatability
 
+#: The remark of rows whose regime uses traits that were neither calibrated nor measured.
+ASSUMED = "rests and trains are assumed, not measured on this device"
+
 
 @dataclass(frozen=True)
 class BurstTraits:
@@ -17,7 +20,9 @@ class BurstTraits:
     - ``longest_rest_seconds``: idle seconds that are enough after any work.
     - ``warm_in_seconds``: seconds of bursts until a device that was idle for more than ``cold_after_seconds`` reaches
       its steady speed; until then an H100 is up to 1 % faster.
+    - ``wake_seconds``: seconds of load until a device that rested is as fast as before; queued ahead of each train.
     - ``repeatability``: the differences between repeats; None: the backend's calibration (mamf.calibration).
+    - ``remark``: why rows in burst cannot be trusted fully; empty if they can.
     """
 
     train_seconds: float = 0.010
@@ -25,7 +30,9 @@ class BurstTraits:
     longest_rest_seconds: float = 1.0
     warm_in_seconds: float = 0.4
     cold_after_seconds: float = 0.15
+    wake_seconds: float = 0.0
     repeatability: Repeatability | None = None
+    remark: str = ""
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,7 @@ class SustainedTraits:
     - ``swing_seconds``: the period of the damped oscillation of clock and power after a start (0.9 to 1.1 s on an H100
       and an H200, at first 13 % from peak to trough). The mean over whole periods is that of the settled device.
     - ``repeatability``, and ``anew_repeatability`` for visits after such a rest: None as in BurstTraits.
+    - ``remark``: as in BurstTraits.
     """
 
     soak_seconds: float = 4.0
@@ -53,3 +61,4 @@ class SustainedTraits:
     swing_seconds: float = 1.0
     repeatability: Repeatability | None = None
     anew_repeatability: Repeatability | None = None
+    remark: str = ""

@@ -12,7 +12,7 @@ import zlib
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -109,7 +109,7 @@ def as_int8_range(values: torch.Tensor, data: str) -> torch.Tensor:
 class TorchBackend(Backend):
     """A device that torch addresses as ``device_type:index``."""
 
-    device_type: ClassVar[str]
+    device_type: str
     device: torch.device
 
     def __init__(self, index: int = 0) -> None:

@@ -31,6 +31,15 @@ def pytest_xdist_auto_num_workers(config):
     return None
 
 
+def pytest_collection_modifyitems(config, items):
+    """Tests on an emulated device take half a minute: a plain run skips them."""
+    if "emulated" in config.option.markexpr:
+        return
+    for item in items:
+        if item.get_closest_marker("emulated"):
+            item.add_marker(pytest.mark.skip(reason="half a minute: python -m pytest -m emulated"))
+
+
 def pytest_collection_finish():
     """What was imported and collected stays, and few collections of garbage go through what tests make."""
     gc.collect()

@@ -27,6 +27,7 @@ from mamf.engine.search.finding import CeilingSearch, Find
 from mamf.engine.search.grid import plan_for
 from mamf.engine.strategies.kernels import KernelsSweep
 from mamf.engine.strategies.shapes import Sweep
+from mamf.engine.traits import fit_traits
 from mamf.errors import MamfWarning
 from mamf.kinds.registry import kind_of
 from mamf.limits import require_some
@@ -264,4 +265,6 @@ def _shapes(given: object, of: Operation[Any, Any]) -> tuple[Any, ...]:
 
 
 def opened_backend(backend: str | Backend, device: int) -> Backend:
-    return open_backend(backend, device) if isinstance(backend, str) else backend
+    opened = open_backend(backend, device) if isinstance(backend, str) else backend
+    fit_traits(opened)
+    return opened

@@ -19,6 +19,7 @@ from mamf.cli.node_verdict import existing, print_verdict
 from mamf.cli.progress import Phases
 from mamf.cli.terminal import say, warn
 from mamf.engine.crashes import crashes_of
+from mamf.engine.traits import fit_traits
 from mamf.errors import LogMismatchError, MamfError, RunLogWriteError, UnavailableError, UsageError
 from mamf.node.children import ADDRESS, FAILURE, IN_FLIGHT, PHASE, WAITS, Children, Watch, watched
 from mamf.node.device import DeviceRun
@@ -204,8 +205,10 @@ def _run_child(options: argparse.Namespace) -> int:
 
 
 def _device_run(options: argparse.Namespace, own: Launched, folder: Path, device: int) -> DeviceRun:
+    backend = open_backend(options.backend, device)
+    fit_traits(backend)
     return DeviceRun(
-        open_backend(options.backend, device),
+        backend,
         own.place,
         folder,
         own.ranks,

@@ -6,7 +6,7 @@ import argparse
 import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
@@ -25,6 +25,7 @@ from mamf.cli.terminal import say, warn
 from mamf.engine.crashes import crashes_of
 from mamf.engine.strategies.kernels import KernelsSweep
 from mamf.engine.strategies.shapes import Sweep
+from mamf.engine.traits import fit_traits
 from mamf.errors import DeviceLostError, MamfError, PluginError, RunLogError, RunLogWriteError, UsageError
 from mamf.kinds.kind import AnyCeilings, View
 from mamf.kinds.registry import kind_of
@@ -35,6 +36,7 @@ from mamf.logs.recording import End, header_of, host_seconds
 from mamf.logs.records import ceiling_record, measurement_record, utc_now
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.logs.timer_correction import describe_shift, overhead_after
+from mamf.logs.trait_records import apply_traits
 from mamf.logs.writer import RunLogWriter
 from mamf.machine.doctor import diagnose, format_finding, warnings
 from mamf.machine.environment import command_line, tool_version
@@ -107,6 +109,11 @@ class Session(ABC):
         #: The devices that share the run; empty if one measures alone.
         self.devices = found_devices(self.backend, asked, self.log)
         self.pool: DevicePool | None = None
+        self.traits: Sequence[Advice] = ()  # what was seen of the device, if they were measured
+        if self.log:
+            apply_traits(self.backend, self.log.header.get("traits", {}))
+        elif not options.dry_run:
+            self.traits = fit_traits(self.backend, warn)
 
     def _open_device(self, index: int) -> Backend:
         """Open a device; ALL opens the one that measures alone or comes first."""
@@ -189,7 +196,7 @@ class Session(ABC):
         # A run that was killed after its last row is resumed to write its summary.
         if self.log and self.log.tier == "complete" and self.has_all():
             return self._report(self.log)
-        self.findings = diagnose(self.backend)
+        self.findings = [*diagnose(self.backend), *self.traits]
         with ExitStack() as opened:
             self.pool = opened.enter_context(open_pool(self.options, self.backend, self.devices, self._record_failure))
             require_same_devices(self.log, self.pool)

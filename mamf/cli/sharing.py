@@ -20,6 +20,7 @@ from mamf.cli.terminal import say
 from mamf.errors import LogMismatchError, PluginError, UnavailableError, UsageError, describe_error
 from mamf.logs.run_log import RunLog
 from mamf.logs.same_device import require_same_device
+from mamf.logs.trait_records import traits_record
 from mamf.node.children import FAILURE
 from mamf.node.pool import DevicePool
 from mamf.node.worker import Worker
@@ -74,7 +75,7 @@ def open_pool(
     if not devices:
         return nullcontext()
     name = options.backend if options.backend and is_path(options.backend) else backend.name
-    return DevicePool(name, devices, getattr(options, "patience", PATIENCE_SECONDS), on_failure)
+    return DevicePool(name, devices, getattr(options, "patience", PATIENCE_SECONDS), on_failure, traits_record(backend))
 
 
 def require_same_devices(log: RunLog | None, pool: DevicePool | None) -> None:

@@ -58,6 +58,7 @@ _KNOWN = {
         "started",
         "device",
         "timer",
+        "traits",
         "sensors",
         "kernel",
         "plan",

@@ -4,6 +4,7 @@ that sampled verification would miss.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,7 @@ from mamf.statistics import summarize
 LAUNCHES = 5000
 #: Launches that are queued, with their checksums, before they are waited for.
 _QUEUED = 100
+_FEWEST = 2
 
 
 @dataclass
@@ -36,6 +38,8 @@ class Repeating:
     backend: Backend
     launches: int = LAUNCHES
     on_progress: Callable[[int], None] = lambda launched: None
+    #: Time after which a slow device repeats no more.
+    most_seconds: float = math.inf
     _seconds: list[float] = field(default_factory=list)
     _sums: list[int] = field(default_factory=list)
     _readings: list[Reading] = field(default_factory=list)
@@ -70,10 +74,13 @@ class Repeating:
         backend, checksum = self.backend, prepared.checksum
         if checksum is None:
             raise UnsupportedError(f"kernel {self.kernel.name} has no checksum of its output")
-        while len(self._sums) < self.launches:
-            pending = []
+        deadline = backend.now() + self.most_seconds
+        while len(self._sums) < self.launches and backend.now() < deadline:
+            pending = list[Any]()
             start = backend.mark()
             for _ in range(min(_QUEUED, self.launches - len(self._sums))):
+                if len(pending) >= _FEWEST and backend.now() >= deadline:
+                    break
                 result = prepared.launches[0]()
                 backend.submit()
                 pending.append(checksum(0, result))

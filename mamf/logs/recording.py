@@ -14,6 +14,7 @@ from mamf.logs.plan_records import plan_record
 from mamf.logs.records import measurement_record, utc_now
 from mamf.logs.run_log import RunLog
 from mamf.logs.timer_correction import overhead_after
+from mamf.logs.trait_records import traits_record
 from mamf.logs.writer import RunLogWriter
 from mamf.machine.doctor import diagnose, format_finding
 from mamf.machine.environment import describe_environment, tool_version
@@ -41,6 +42,7 @@ def header_of(
         "device": asdict(backend.info),
         **({"devices": [asdict(device) for device in devices]} if devices else {}),
         "timer": backend.timer,
+        **({"traits": traits} if (traits := traits_record(backend)) else {}),
         "sensors": f"unavailable: {sensors.reason}" if isinstance(sensors, Unavailable) else "available",
         "kernel": kernel,
         "plan": dict(plan),

@@ -5,9 +5,11 @@ does not name.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from mamf.logs.validator import ANY_NAME, PLAIN, Nullable
+from mamf.regime_traits import BurstTraits, SustainedTraits
 
 _NUMBER, _TEXTS = Nullable(float), [str]
 _CONDITIONS = {"clock_mhz": _NUMBER, "watts": _NUMBER, "celsius": _NUMBER, "throttle_reasons": _TEXTS}
@@ -31,6 +33,14 @@ _DEVICE = {
     "versions?": {ANY_NAME: Nullable(str)},
     "is_accelerator?": bool,
 }
+
+
+def _traits(kind: type) -> dict[str, Any]:
+    return {
+        f"{each.name}?": str if each.name == "remark" else float for each in fields(kind) if each.default is not None
+    }
+
+
 _PROBLEM = {"dtype": str, "data?": str, "seed?": int}
 _PRODUCT = _PROBLEM | {"out_dtype": str, "layout": str, "fast_accumulation?": bool}
 _FIND_PLAN = {
@@ -84,6 +94,7 @@ HEADER = {
     "device": _DEVICE,
     "devices?": [_DEVICE],
     "timer": str,
+    "traits?": {"burst": _traits(BurstTraits), "sustained": _traits(SustainedTraits), "cache_bytes": Nullable(int)},
     "sensors?": str,
     "kernel": str,
     "plan": {"command": str},

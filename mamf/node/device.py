@@ -20,6 +20,7 @@ from mamf.logs.recording import Recording
 from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.logs.same_device import require_same_device
+from mamf.logs.trait_records import apply_traits
 from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement
 from mamf.node.gathering import ALONE, TOGETHER, has_begun
@@ -114,6 +115,7 @@ class DeviceRun:
             log, writer = RunLogWriter.resume(path)
             with writer:
                 self._require_own(log)
+                apply_traits(self.backend, log.header.get("traits", {}))
                 self._measured(part, path, (log, writer))
         except UnavailableError as error:  # no kernel for this part: the verdict reports it as missing
             self.on_progress(f"{part}: {error}")
@@ -163,7 +165,14 @@ class DeviceRun:
 
         def rows() -> Iterator[Measurement]:
             pool = self.backend.operand_pool(problem.data, problem.seed)
-            heard = Repeating(kernel, problem, shape, self.backend, on_progress=lambda _: self._phase("repeated"))
+            heard = Repeating(
+                kernel,
+                problem,
+                shape,
+                self.backend,
+                on_progress=lambda _: self._phase("repeated"),
+                most_seconds=self.find_seconds or NODE_BUDGET_SECONDS,
+            )
             yield heard.row(pool)
             pool.release()
 

@@ -30,6 +30,8 @@ class DevicePool:
     devices: Sequence[int]
     patience: float = PATIENCE_SECONDS
     on_failure: Callable[[str, bool], None] = lambda text, are_others: None
+    #: The traits that all devices use, as a log holds them.
+    traits: Mapping[str, Any] = field(default_factory=dict)
     #: Opened devices.
     infos: dict[int, DeviceInfo] = field(default_factory=dict, init=False)
 

@@ -47,7 +47,7 @@ class SharedSweep:
         self._idle: deque[int] = deque()
         self._steps: list[Any] = list(self.plan.steps())
         self._deadly: list[int] = []
-        message = assignment(self.plan, self.kernel, self.ceilings, self.ceiling_kernels, self.fatal)
+        message = assignment(self.plan, self.kernel, self.ceilings, self.ceiling_kernels, self.fatal, self.pool.traits)
         for device in self.pool.able if not shares.are_done else ():
             self.pool.send(device, message, "preparing")
         while not shares.are_done:

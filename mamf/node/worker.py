@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from mamf.backend import Backend
@@ -15,6 +16,7 @@ from mamf.engine.strategies.shapes import Sweep
 from mamf.errors import DeviceLostError
 from mamf.logs.plan_records import plan_from_record, plan_record
 from mamf.logs.records import ceiling_from_record, ceiling_record, measurement_from_record, measurement_record
+from mamf.logs.trait_records import apply_traits
 from mamf.measurement import Measurement
 from mamf.node.children import IN_FLIGHT, LABEL, PHASE, WAITS
 from mamf.operations.matmul.selection import kernel_for, reference_kernels
@@ -37,9 +39,11 @@ def assignment(
     ceilings: Ceilings,
     ceiling_kernels: Sequence[str] = (),
     fatal: Iterable[Measurement] = (),
+    traits: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """The first message to all workers of a run, as JSON values. ``kernel``: of products, as it is asked for;
-    ``ceiling_kernels``: those of ceilings, likewise. ``fatal``: rows whose launches ended a process.
+    ``ceiling_kernels``: those of ceilings, likewise. ``fatal``: rows whose launches ended a process. ``traits``: as a
+    log holds them.
     """
     ceiling_records = [ceiling_record(ceiling) for ceiling in ceilings.values()]
     return {
@@ -48,6 +52,7 @@ def assignment(
         "ceilings": ceiling_records,
         "ceiling_kernels": list(ceiling_kernels),
         "fatal": list(map(measurement_record, fatal)),
+        "traits": dict(traits),
     }
 
 
@@ -74,6 +79,7 @@ class Worker:
     def _strategy(self, message: Mapping[str, Any]) -> Sweep | KernelsSweep:
         plan, backend = plan_from_record(message["plan"]), self.backend
         crashes_of(backend).fatal = [measurement_from_record(record, {}) for record in message["fatal"]]
+        apply_traits(backend, message["traits"])
         if plan.operation == MATMUL:
             return Sweep(
                 plan, kernel_for(backend, plan.problem, message["kernel"]), backend, queue=self._steps(plan.steps())

@@ -15,14 +15,21 @@ _SIGN_BIT, _SIGN_BIT_OF_LOWER = 0x80, 0x08
 _PATTERNS = 16
 
 
-def fresh_generator(device: torch.device) -> torch.Generator:
-    """A random generator with an unpredictable seed."""
-    return torch.Generator(device=device).manual_seed(secrets.randbits(63))
+def fresh_integers(
+    below: int, size: Sequence[int], device: torch.device, dtype: torch.dtype = torch.int64
+) -> torch.Tensor:
+    """Unpredictable integers from 0; drawn on the host for a device without a random number generator."""
+    try:
+        generator = torch.Generator(device=device)
+    except RuntimeError:
+        return fresh_integers(below, size, torch.device("cpu"), dtype).to(device)
+    generator.manual_seed(secrets.randbits(63))
+    return torch.randint(below, tuple(size), generator=generator, device=device, dtype=dtype)
 
 
 def fresh_choices(size: Sequence[int], device: torch.device) -> torch.Tensor:
     """Random booleans."""
-    return torch.randint(0, 2, tuple(size), generator=fresh_generator(device), device=device, dtype=torch.int8) == 1
+    return fresh_integers(2, size, device, torch.int8) == 1
 
 
 def fresh_signs(size: Sequence[int], device: torch.device) -> torch.Tensor:

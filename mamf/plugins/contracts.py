@@ -80,7 +80,7 @@ _REQUIREMENTS: Mapping[str, Requirement] = {
     **_each("name timer operation kernel_group backend vendor", "text that is not empty", lambda text: text.strip()),
     **_each(
         "free_memory allocated_memory peak_memory peak_reserved_memory rest_ratio longest_rest_seconds warm_in_seconds"
-        " cold_after_seconds soak_seconds settle_seconds bridge_seconds rest_seconds restart_seconds",
+        " cold_after_seconds wake_seconds soak_seconds settle_seconds bridge_seconds rest_seconds restart_seconds",
         "a number of at least 0",
         lambda number: number >= 0,
     ),

@@ -45,6 +45,7 @@ class BackendStatus:
     devices: tuple[str, ...] = ()
     unavailable: Unavailable | None = None
     is_accelerator: bool = True
+    is_generic: bool = False
     fault: PluginError | None = None
 
 
@@ -188,7 +189,7 @@ def kernel_names(of: Operation[Any, Any]) -> list[str]:
 def backend_statuses() -> list[BackendStatus]:
     """All registered backends, accelerators first, each with its devices or the reason why it has none."""
     statuses = [_status(name) for name in sorted(find_registered(BACKENDS))]
-    return sorted(statuses, key=lambda status: not status.is_accelerator)
+    return sorted(statuses, key=lambda status: (not status.is_accelerator, status.is_generic))
 
 
 def _status(name: str) -> BackendStatus:
@@ -199,7 +200,7 @@ def _status(name: str) -> BackendStatus:
         if reason is not None:
             return BackendStatus(name, unavailable=reason, is_accelerator=is_accelerator)
         devices = tuple(map(ask("device_name"), range(ask("device_count")())))
-        return BackendStatus(name, devices, is_accelerator=is_accelerator)
+        return BackendStatus(name, devices, is_accelerator=is_accelerator, is_generic=kind.is_generic)
     except PluginError as error:
         return BackendStatus(name, unavailable=Unavailable("it is broken", str(error)), fault=error)
     except MamfError as error:

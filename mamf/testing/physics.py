@@ -21,7 +21,9 @@ class Physics:
     far visits and runs lie apart, as shares of a launch's time. ``hunting``: share by which two levels of the clock lie
     apart that a capped device alternates between, every ``hunting_seconds``. ``wrong_every``: every so many launches
     leave wrong bits that no sampled entry shows. ``throttled``: share of the time at half the clock, for a thermal
-    reason. ``link``: bytes per second between devices.
+    reason. ``link``: bytes per second between devices. ``waking_times``: how many times as long launches take for
+    ``waking_seconds`` once the device was idle for ``asleep_after_seconds``. ``cache_bandwidth``: bytes per second of
+    passes over arrays that fit in the cache and were used by the launch before; None: as memory.
     """
 
     compute_units: int = 132
@@ -55,3 +57,7 @@ class Physics:
     wrong_every: int = 0
     throttled: float = 0.0
     link: float = 400e9
+    waking_times: float = 1.0
+    waking_seconds: float = 0.0
+    asleep_after_seconds: float = 0.005
+    cache_bandwidth: float | None = None

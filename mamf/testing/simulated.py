@@ -16,6 +16,7 @@ from mamf.backend import Backend, DeviceInfo, OperandPool, Reading, Telemetry, U
 from mamf.dtypes import DTYPES
 from mamf.errors import UnavailableError
 from mamf.operations.matmul.shapes import MatmulShape
+from mamf.regime_traits import BurstTraits, SustainedTraits
 from mamf.testing.physics import Physics
 
 
@@ -66,6 +67,8 @@ class SimulatedBackend(Backend):
 
     name = "simulated"
     timer = "device events"
+    burst_traits = BurstTraits()
+    sustained_traits = SustainedTraits()
     physics: ClassVar[Physics] = Physics()
     on_launch: ClassVar[Callable[[int], None] | None] = None
 
@@ -92,7 +95,7 @@ class SimulatedBackend(Backend):
         self.is_capped = False
         self.cached: object = None
         self.is_marked = False
-        self.rested_until = 0.0
+        self.rested_until = self.awake_from = 0.0
         self.intervals_read = 0
         self._states = {True: self.world.capped, False: self.world.at_boost}
         self.begin_run()
@@ -192,7 +195,9 @@ class SimulatedBackend(Backend):
 
     def move(self, nbytes: float, operands: object) -> None:
         """Launch a kernel that reads and writes so many bytes of memory; independent of the clock."""
-        self._launch(nbytes, self.world.bandwidth, self.world.flush_watts, operands)
+        is_cached = self.cached == operands and nbytes <= self.world.cache_bytes
+        rate = (is_cached and self.world.cache_bandwidth) or self.world.bandwidth
+        self._launch(nbytes, rate, self.world.flush_watts, operands)
 
     def send(self, nbytes: float, operands: object) -> None:
         """Launch a transfer of so many bytes over the link."""
@@ -208,6 +213,8 @@ class SimulatedBackend(Backend):
         self.cached = operands
         if self.device_time < self.rested_until:
             work *= 1 - self.world.rested_gain
+        if self.device_time < self.awake_from:
+            work *= self.world.waking_times
         noise = self.random.gauss(1, self.world.noise)
         noisy = work * self._state() * (noise if noise > 0.5 else 0.5)
         self._execute(noisy / rate, watts)
@@ -224,6 +231,8 @@ class SimulatedBackend(Backend):
         idle = moment - self.device_time
         if idle <= 0:
             return self.device_time
+        if idle > self.world.asleep_after_seconds:
+            self.awake_from = moment + self.world.waking_seconds
         if idle > self.world.rested_after_seconds:
             self.rested_until = moment + self.world.rested_gain_seconds
         self._spend(idle, self.world.idle_watts)

@@ -57,5 +57,10 @@ def hpu(monkeypatch, calls):
 
 
 @pytest.fixture
+def accelerator(monkeypatch, calls):
+    return simulate("accelerator", monkeypatch, calls)
+
+
+@pytest.fixture
 def mps(monkeypatch, calls):
     return simulate("mps", monkeypatch, calls)

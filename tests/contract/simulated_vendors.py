@@ -6,6 +6,7 @@ as optimizers do, finds what this machine really has and never calls a driver be
 """
 
 import sys
+import time
 import types
 from importlib.machinery import ModuleSpec
 from types import SimpleNamespace
@@ -249,6 +250,43 @@ def simulate_hpu(monkeypatch, calls):
     hlml = SimulatedHlml(calls)
     monkeypatch.setitem(sys.modules, "pyhlml", hlml)
     return SimpleNamespace(kind=kind, torch=simulated, module=module, hlml=hlml)
+
+
+def ascend(number=0, **changed):
+    """What torch_npu's properties have; they are of its C++ library."""
+    properties = {
+        "name": "Ascend910B2",
+        "total_memory": 64 * GB,
+        "L2_cache_size": 192 * MIB,
+        "multi_processor_count": 24,
+        "uuid": f"7c1b2c3d-0000-4000-8000-00000000000{number}",
+    }
+    return SimpleNamespace(**properties | changed)
+
+
+def simulate_accelerator(monkeypatch, calls):
+    """Two devices of a vendor without an adapter, as torch_npu registers them; a load takes 30 ms of their clock."""
+    module = SimulatedTorchModule(calls, [ascend(0), ascend(1, name="Ascend910B3")])
+
+    def get_device_name(device_name=None):
+        """That of the current device, whatever it is asked for."""
+        return module.devices[0].name
+
+    own = module.namespace(get_device_name=get_device_name, current_device=lambda: 0)
+    accelerator = SimpleNamespace(
+        is_available=lambda: bool(module.devices), current_accelerator=lambda: SimpleNamespace(type="npu")
+    )
+    simulated = SimulatedTorch(accelerator=accelerator, get_device_module=lambda device_type: own)
+    kind = simulated.install(monkeypatch, "accelerator")
+
+    def load():
+        module.clock += 30.0
+
+    known_load = kind._known_load
+    monkeypatch.setattr(kind, "_known_load", lambda self: load)
+    # Events advance the clock by themselves; the host reads it after them.
+    monkeypatch.setattr(kind, "now", lambda self: module.clock * 1e-3 + time.perf_counter() * 1e-9)
+    return SimpleNamespace(kind=kind, torch=simulated, module=module, own=own, known_load=known_load)
 
 
 def simulate_mps(monkeypatch, calls):

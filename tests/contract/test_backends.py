@@ -1,6 +1,7 @@
 """Every registered backend against the contract, and what they all share: the order of a launch, memory, dtypes."""
 
 import sys
+import time
 from types import SimpleNamespace
 
 import psutil
@@ -16,7 +17,7 @@ from mamf.kernel import Prepared, Verdict
 from mamf.plugins.discovery import BACKENDS, backend_class, find_registered, open_backend
 from mamf.testing import BackendContract, SimulatedBackend
 
-VENDORS = ("cuda", "rocm", "xpu", "hpu", "mps")
+VENDORS = ("cuda", "rocm", "xpu", "hpu", "mps", "accelerator")
 
 
 class TestCpu(BackendContract):
@@ -74,6 +75,16 @@ class TestHpu(BackendContract):
     @pytest.fixture
     def backend(self, hpu):
         return hpu.kind(0)
+
+
+class TestAccelerator(BackendContract):
+    out_of_memory = RuntimeError("NPU out of memory. Tried to allocate 128.00 GiB (NPU 0; 60.97 GiB total capacity)")
+
+    @pytest.fixture
+    def backend(self, accelerator, monkeypatch):
+        backend = accelerator.kind(1)
+        monkeypatch.setattr(backend, "now", time.perf_counter)
+        return backend
 
 
 class TestMps(BackendContract):

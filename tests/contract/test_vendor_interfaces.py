@@ -33,7 +33,7 @@ def problems(rows):
 # -- the vendors' libraries ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("library", [*LIBRARIES, *check_fakes.TORCH_MODULES])
 def test_the_library_has_whatever_the_adapters_use(library):
     rows = check_fakes.judge(USES, library, SNAPSHOT[library])
     assert rows
@@ -69,6 +69,15 @@ def test_the_fake_has_the_functions_that_are_used_and_their_parameters(library):
     }
     offered = {name: parameters(inspect.signature(answer))[1:] for name, answer in fake_of(library).answers.items()}
     assert offered == declared
+
+
+@pytest.mark.parametrize("library", check_fakes.TORCH_MODULES)
+def test_the_fake_of_a_vendors_torch_module_can_be_called_as_that_is(library, accelerator):
+    for name, function in SNAPSHOT[library]["functions"].items():
+        offered = inspect.signature(getattr(accelerator.own, name))
+        calls = [use for use in USES if use.path == f"{library}.{name}" and use.arguments is not None]
+        assert all(check_fakes.takes(offered, use) for use in calls)
+        assert all(check_fakes.takes(check_fakes.signature(function["parameters"]), use) for use in calls)
 
 
 @pytest.mark.parametrize("library", LIBRARIES)

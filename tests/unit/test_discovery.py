@@ -36,7 +36,7 @@ def test_a_third_partys_backend_is_found_and_opened(distribution, run):
     assert open_backend("npu").name == "npu"
     code, listed, _ = run("backends")
     assert code == 0
-    assert "npu      device 0: Simulated H100" in listed
+    assert "npu         device 0: Simulated H100" in listed
 
 
 def test_auto_prefers_an_accelerator(distribution):

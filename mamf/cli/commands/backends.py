@@ -9,11 +9,13 @@ from mamf.plugins.discovery import backend_statuses
 
 
 def run(options: argparse.Namespace) -> int:
-    for status in backend_statuses():
+    statuses = backend_statuses()
+    width = max(len(status.name) for status in statuses)
+    for status in statuses:
         if status.unavailable is not None:
-            say(f"{status.name:8} unavailable: {status.unavailable.reason}")
-            say(f"{'':8} to enable it: {status.unavailable.remedy}")
+            say(f"{status.name:{width}} unavailable: {status.unavailable.reason}")
+            say(f"{'':{width}} to enable it: {status.unavailable.remedy}")
             continue
         for index, device in enumerate(status.devices):
-            say(f"{status.name if index == 0 else '':8} device {index}: {device}")
+            say(f"{status.name if index == 0 else '':{width}} device {index}: {device}")
     return 0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from mamf.cli.terminal import say
+from mamf.cli.terminal import say, warn
+from mamf.engine.traits import fit_traits
 from mamf.machine.doctor import diagnose, format_finding, warnings
 from mamf.plugins.discovery import open_backend
 
@@ -12,7 +13,7 @@ from mamf.plugins.discovery import open_backend
 def run(options: argparse.Namespace) -> int:
     backend = open_backend(options.backend or "auto", options.device or 0)
     say(f"{backend.info.name} ({backend.name}:{backend.index}), timed by {backend.timer}")
-    findings = diagnose(backend)
+    findings = [*diagnose(backend), *fit_traits(backend, warn)]
     for finding in findings:
         say(format_finding(finding))
     count = len(warnings(findings))

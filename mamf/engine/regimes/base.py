@@ -119,6 +119,11 @@ class Regime(ABC):
         """Seconds of a visit that cannot be cut short, 0 where it can."""
         return 0.0
 
+    @property
+    def caveat(self) -> str:
+        """Why rows of this regime cannot be trusted fully on this device; empty if they can."""
+        return ""
+
     def outlasted_by(self, seconds: float) -> str | None:
         """Why a launch of ``seconds`` is too long for this regime, or None."""
         return None
@@ -139,6 +144,7 @@ class Regime(ABC):
         """``sample``, the whole output of what it launched last verified, and how long that took."""
         begun = self.backend.now()
         taken = self.sample(checked, rule, estimate)
+        taken.remarks += [self.caveat] if self.caveat else []
         checked.verify(whole=True)
         self.visit_took = self.backend.now() - begun
         return taken

@@ -47,6 +47,10 @@ class Burst(Regime):
     def repeatability_of(self, operation: str) -> Repeatability:
         return self.backend.burst_traits.repeatability or find_calibration(self.backend.name, self.name, operation)
 
+    @property
+    def caveat(self) -> str:
+        return self.backend.burst_traits.remark
+
     def outlasted_by(self, seconds: float) -> str | None:
         longest = self.backend.burst_traits.train_seconds
         if self.agree(seconds) <= longest:
@@ -161,10 +165,13 @@ class Burst(Regime):
             launch()
 
     def _queue_lead(self, seconds: float) -> None:
-        """Put the host ahead: launching costs it more than a small kernel takes, and must stay outside the window."""
-        gain = self._lead_gain()
-        if gain > 0:
-            for _ in range(1 + int(min(seconds / gain, self.longest_lead_seconds) / self._flush_seconds)):
+        """Put the host ahead: launching costs it more than a small kernel takes, and must stay outside the window.
+        The lead is also as long as the device takes to wake up.
+        """
+        gain, waking = self._lead_gain(), self.backend.burst_traits.wake_seconds
+        if gain > 0 or waking > 0:
+            lead = min(seconds / gain, self.longest_lead_seconds) if gain > 0 else 0.0
+            for _ in range(1 + int(max(lead, waking) / self._flush_seconds)):
                 self.backend.flush_cache()
 
     def _train(self, checked: Checked, size: int, lead: float) -> tuple[list[float], Reading | None]:

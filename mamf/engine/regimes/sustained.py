@@ -75,6 +75,10 @@ class Sustained(Regime):
         known = traits.anew_repeatability if self.anew else traits.repeatability
         return known or find_calibration(self.backend.name, ANEW if self.anew else self.name, operation)
 
+    @property
+    def caveat(self) -> str:
+        return self.backend.sustained_traits.remark
+
     @classmethod
     def shortest_anew(cls, backend: Backend) -> float:
         """Seconds of the shortest visit that starts anew, where the device asks for such."""

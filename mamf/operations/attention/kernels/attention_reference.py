@@ -19,7 +19,7 @@ import torch
 
 from mamf.operations.attention.shapes import AttentionShape
 from mamf.operations.outputs import float32_precision, one_thread
-from mamf.operations.variation import fresh_generator
+from mamf.operations.variation import fresh_integers
 
 _ROWS = 1024
 #: One row of this many is compared in each head.
@@ -109,7 +109,7 @@ def distance_of_rows(
     """
     tally, names, device = _Tally(), ("o", "dq") if has_backward else ("o",), operands["q"].device
     starts = torch.arange(0, shape.seqlen_q + _EVERY, _EVERY, device=device)
-    offsets = torch.randint(0, _EVERY, starts.shape, generator=fresh_generator(device), device=device)
+    offsets = fresh_integers(_EVERY, starts.shape, device)
     # The last row too: under a causal mask the first row has a dQ of 0, which alone allows no relative error.
     rows = (starts + offsets).clamp_max(shape.seqlen_q - 1)
     widest = max(shape.head_dim, shape.head_dim_v, shape.heads // shape.kv_heads * min(len(rows), _ROWS))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from mamf.backend import Backend, OperandPool, Unavailable
+from mamf.errors import UnsupportedError
 from mamf.kernel import Prepared, Verdict
 from mamf.operations.copies.operation import CopyKernel, CopyProblem, CopyShape
 from mamf.operations.outputs import Unchanged, as_words, check_torch, poison
@@ -53,8 +54,11 @@ class TorchCopies(CopyKernel):
 
 
 def elsewhere(own: torch.Tensor, problem: CopyProblem, backend: Backend) -> torch.Tensor:
-    """A buffer of the same size as ``own`` at the other end of the copy."""
+    """A buffer of the same size as ``own`` at the other end of the copy. Raises UnsupportedError."""
     if problem.direction == "to_peer":
         index = (backend.index + 1) % backend.device_count()
         return torch.empty_like(own, device=torch.device(own.device.type, index))
-    return torch.empty_like(own, device="cpu", pin_memory=own.device.type != "cpu")
+    try:
+        return torch.empty_like(own, device="cpu", pin_memory=own.device.type != "cpu")
+    except NotImplementedError:
+        raise UnsupportedError(f"torch pins no host memory for {own.device.type} devices") from None

@@ -1,0 +1,265 @@
+"""Any device behind torch.accelerator that no other adapter serves, such as one that a vendor registers as PrivateUse1.
+
+The vendor's torch module (``torch.npu`` for the device type ``npu``) usually resembles torch.cuda. What it lacks is
+taken from torch.accelerator, or is unknown: every capability is found by trying it when the device is opened.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from mamf.backend import MIB, Advice, DeviceInfo, OperandPool, Unavailable
+from mamf.dtypes import DTYPES
+from mamf.errors import UnavailableError, describe_error
+from mamf.machine.environment import package_version
+from mamf.plugins.discovery import BACKENDS, backend_class, find_registered
+from mamf.torch_backend import AcceleratorBackend, TorchOperandPool, hash_identifier, torch_dtype
+
+Answer = TypeVar("Answer")
+_NAME = "accelerator"
+#: torch.accelerator's names of functions that vendors name as torch.cuda does.
+_GENERIC = {
+    "current_device": "current_device_index",
+    "mem_get_info": "get_memory_info",
+    "set_device": "set_device_index",
+}
+#: What a missing or unfinished function of a vendor's module raises.
+_MISSING = (AssertionError, AttributeError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
+_CACHE_PROPERTIES = ("L2_cache_size", "last_level_cache_size", "l2_cache_size")
+_DEFAULT_DTYPES = ("bfloat16", "float16", "float32")
+# Clocks are compared on a load this long, in which a launch's overhead does not matter.
+_LOAD_SECONDS, _LOAD_BYTES, _MOST_LAUNCHES, _SHARE_OFF = 0.02, 64 * MIB, 4096, 0.1
+# A busy host delays one comparison, not all.
+_TRIES = 3
+_EMPTY_WINDOWS, _DRAWN_AT_ONCE = 32, 2**22
+
+
+def _tried(query: Callable[..., Answer], *arguments: Any) -> Answer | None:
+    """The answer of a function that the vendor may lack, or None."""
+    try:
+        return query(*arguments)
+    except _MISSING:
+        return None
+
+
+def _forgiving(method: Callable[..., Any]) -> Any:
+    """A method that returns None if the vendor lacks what it asks for; nor is 0 bytes an answer."""
+    return lambda backend: _tried(method, backend) or None
+
+
+class VendorModule:
+    """The vendor's torch module, and torch.accelerator for functions that it lacks."""
+
+    def __init__(self, device_type: str) -> None:
+        self._device_type = device_type
+        self._module = torch.get_device_module(device_type)
+
+    def __getattr__(self, name: str) -> Any:
+        own = getattr(self._module, name, None)
+        if own is not None:
+            return own
+        if name == "Event":
+            return functools.partial(torch.Event, device=self._device_type)
+        return getattr(torch.accelerator, _GENERIC.get(name, name))
+
+
+class HostFilledPool(TorchOperandPool):
+    """Draws operands on the host, for devices without a random number generator."""
+
+    def _fill(self, buffer: torch.Tensor, name: str) -> None:
+        own = torch.empty(min(buffer.numel(), _DRAWN_AT_ONCE), dtype=buffer.dtype)
+        super()._fill(own, name)
+        for part in buffer.split(_DRAWN_AT_ONCE):
+            part.copy_(own[: part.numel()])
+
+
+class AnyAcceleratorBackend(AcceleratorBackend):
+    name = _NAME
+    is_generic = True
+
+    @classmethod
+    def kind(cls) -> str:
+        """The device type of torch's accelerator: "npu"."""
+        return str(torch.accelerator.current_accelerator().type)  # type: ignore[union-attr]
+
+    @classmethod
+    def vendor(cls) -> Any:
+        return VendorModule(cls.kind())
+
+    @classmethod
+    def unavailable(cls) -> Unavailable | None:
+        if not hasattr(torch, "accelerator"):
+            return Unavailable(
+                f"this torch ({torch.__version__}) has no torch.accelerator",
+                "install torch 2.6 or newer, and the vendor's package for it",
+            )
+        if _tried(lambda: torch.accelerator.is_available()) is not True:
+            return Unavailable(
+                "torch.accelerator sees no device",
+                "install the vendor's package for torch, which registers its devices when torch is imported",
+            )
+        adapter = cls.adapter_of(cls.kind())
+        if adapter is not None:
+            return Unavailable(f"{cls.kind()} devices have an adapter", f"use --backend {adapter}")
+        return None
+
+    @classmethod
+    def adapter_of(cls, device_type: str) -> str | None:
+        """The available backend that names this device type, or None."""
+        for name in find_registered(BACKENDS).keys() - {_NAME}:
+            try:
+                other = backend_class(name)
+                if getattr(other, "device_type", None) == device_type and other.unavailable() is None:
+                    return name
+            except Exception:  # a broken adapter serves no device
+                continue
+        return None
+
+    @classmethod
+    def ask(cls, name: str, *arguments: Any) -> Any:
+        """The answer of a function of the vendor's module, or None."""
+        return _tried(lambda: getattr(cls.vendor(), name)(*arguments))
+
+    @classmethod
+    def device_name(cls, index: int) -> str:
+        # Some vendors' get_device_name ignores the index; their properties do not.
+        name = getattr(cls.ask("get_device_properties", index), "name", None) or cls.ask("get_device_name", index)
+        return str(name or cls.kind())
+
+    def open_device(self) -> torch.device:
+        self.device_type = self.kind()
+        return super().open_device()
+
+    def setup(self) -> None:
+        super().setup()
+        self._has_generator = _tried(torch.Generator, self.device) is not None
+        self.default_dtype = next(filter(self._multiplies, _DEFAULT_DTYPES), _DEFAULT_DTYPES[-1])
+        load = self._known_load()
+        reasons = [self._why_no_events(load) for _ in range(_TRIES)]
+        self.why_no_events = reasons[0] if all(reasons) else ""
+        self.timer = "host clock" if self.why_no_events else "device events"
+
+    def _multiplies(self, dtype: str) -> bool:
+        square = _tried(lambda: torch.ones(32, 32, device=self.device, dtype=torch_dtype(dtype)))
+        return square is not None and _tried(lambda: torch.mm(square, square)) is not None
+
+    def _known_load(self) -> Callable[[], None]:
+        """A load of _LOAD_SECONDS or more. Raises UnavailableError if synchronize does not wait for it: no clock of
+        ours could time such a device.
+        """
+        buffer, count = torch.zeros(_LOAD_BYTES, dtype=torch.int8, device=self.device), 1
+
+        def load() -> None:
+            for _ in range(count):
+                buffer.zero_()
+
+        def timed() -> tuple[float, float]:
+            """Seconds that a read waits beyond synchronize, and seconds until that returned."""
+            self.synchronize()
+            begun = self.now()
+            load()
+            self.synchronize()
+            seconds = self.now() - begun
+            buffer[:1].cpu()  # waits for everything that was queued before
+            return self.now() - begun - seconds, seconds
+
+        timed()  # may compile
+        while sum(timed()) < _LOAD_SECONDS and count < _MOST_LAUNCHES:
+            count *= 2
+        waited, seconds = min(timed() for _ in range(_TRIES))
+        if waited > max(seconds, _LOAD_SECONDS / 2):
+            fault = f"its synchronize returned after {seconds * 1e3:.1f} ms, and work went on for {waited * 1e3:.1f} ms"
+            raise UnavailableError(f"{self.kind()} devices cannot be timed: {fault}")
+        return load
+
+    def _why_no_events(self, load: Callable[[], None]) -> str:
+        """Why events cannot time a load whose host seconds are known; empty if they can."""
+        try:
+            begun = self.now()
+            start = super().mark()
+            load()
+            end = super().mark()
+            self.synchronize()
+            seconds = self.now() - begun
+            elapsed = super().seconds_between(start, end)
+        except _MISSING as error:
+            return f"events cannot time: {describe_error(error)}"
+        if abs(elapsed - seconds) <= _SHARE_OFF * seconds:
+            return ""
+        return f"events read {elapsed * 1e3:.3g} ms for a load of {seconds * 1e3:.3g} ms"
+
+    # -- time --------------------------------------------------------------------------------------------------------
+
+    def mark(self) -> Any:
+        if not self.why_no_events:
+            return super().mark()
+        self.synchronize()
+        return self.now()
+
+    def wait(self, mark: Any) -> None:
+        if not self.why_no_events:
+            super().wait(mark)
+
+    def seconds_between(self, start: Any, end: Any) -> float:
+        return float(end - start) if self.why_no_events else super().seconds_between(start, end)
+
+    def timer_overhead(self) -> float | None:
+        """Of events as other adapters estimate it; of the host's clock the median of windows without a launch."""
+        if not self.why_no_events:
+            return super().timer_overhead()
+        windows = [(self.mark(), self.mark()) for _ in range(_EMPTY_WINDOWS)]
+        return statistics.median(self.seconds_between(start, end) for start, end in windows)
+
+    # -- memory: None is what the vendor does not report -------------------------------------------------------------
+
+    def operand_pool(self, data: str, seed: int) -> OperandPool:
+        return super().operand_pool(data, seed) if self._has_generator else HostFilledPool(self, data, seed)
+
+    free_memory = _forgiving(AcceleratorBackend.free_memory)
+    allocated_memory = _forgiving(AcceleratorBackend.allocated_memory)
+    peak_memory = _forgiving(AcceleratorBackend.peak_memory)
+    peak_reserved_memory = _forgiving(AcceleratorBackend.peak_reserved_memory)
+    reset_peak_memory = _forgiving(AcceleratorBackend.reset_peak_memory)
+    release_memory = _forgiving(AcceleratorBackend.release_memory)
+    bus_address = _forgiving(AcceleratorBackend.bus_address)
+
+    # -- what the vendor knows ---------------------------------------------------------------------------------------
+
+    def describe(self) -> DeviceInfo:
+        kind, properties = self.kind(), self.ask("get_device_properties", self.index)
+        cache = next((size for name in _CACHE_PROPERTIES if (size := getattr(properties, name, None))), None)
+        _free, memory = self.ask("mem_get_info", self.index) or (None, None)
+        uuid, package = getattr(properties, "uuid", None), f"torch_{kind}"
+        version = package_version(package)
+        return DeviceInfo(
+            backend=self.name,
+            index=self.index,
+            name=self.device_name(self.index),
+            vendor=kind,
+            compute_units=getattr(properties, "multi_processor_count", None) or None,
+            memory_bytes=getattr(properties, "total_memory", None) or memory or None,
+            cache_bytes=cache,
+            uuid_hash=hash_identifier(str(uuid)) if uuid else None,
+            versions={package: version} if version else {},
+        )
+
+    def unsupported_dtype(self, dtype: str) -> str | None:
+        if dtype == "tf32":
+            return "torch.accelerator has no tf32"
+        if dtype in DTYPES and _tried(lambda: torch.zeros(16, device=self.device).to(torch_dtype(dtype))) is None:
+            return f"{self.kind()} devices do not store {dtype}"
+        return super().unsupported_dtype(dtype)
+
+    def without_compiler(self) -> Unavailable | None:
+        return Unavailable(f"mamf does not know a compiler of torch for {self.kind()}", "'mamf kernels' lists others")
+
+    def advice(self) -> list[Advice]:
+        if not self.why_no_events:
+            return [Advice("timer", "ok", "events agree with the host's clock")]
+        cost, remedy = "launches shorter than 1 ms include the host's part", "measure launches of several milliseconds"
+        return [Advice("timer", "warning", f"{self.why_no_events}: the host's clock times it", cost, remedy)]

@@ -1,0 +1,303 @@
+"""Measures the traits that the regimes use, on a device whose adapter assumes them.
+
+Takes about 7 s: how launches after a rest differ from those before it, when the power controller reacts to load, how
+long a rest undoes that, and the size of the cache by the bandwidth of copies. All through the methods of Backend.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import NamedTuple
+
+from mamf.backend import MIB, Advice, Backend
+from mamf.errors import UnsupportedError, describe_error
+from mamf.machine.garbage import no_garbage_collection
+from mamf.operations.bandwidth.shapes import BandwidthShape
+from mamf.operations.matmul.operation import problem_for
+from mamf.operations.matmul.selection import kernel_for
+from mamf.operations.matmul.shapes import MatmulShape
+from mamf.plugins.discovery import operation
+from mamf.plugins.selection import choose_kernels
+from mamf.regime_traits import ASSUMED, BurstTraits, SustainedTraits
+
+Launch = Callable[[], object]
+_SIZES = (256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
+# A launch this long is little affected by the host; with this lead the host is ahead of the device.
+_LAUNCH_SECONDS, _LEAD_SECONDS, _LEAD_BYTES = 0.0005, 0.001, 256 * MIB
+_RESTS, _ROUNDS, _TRAIN_SECONDS, _MOST_IN_TRAIN = (0.01, 0.1, 0.5), 3, 0.1, 200
+_LOAD_SECONDS, _BLOCK_SECONDS, _RECOVERIES = 3.0, 0.005, (0.03, 0.1, 0.3, 1.0)
+# Times of launches that differ by less count as equal.
+_AWAKE, _SLOWED, _RECOVERED, _SETTLED = 1.05, 1.03, 1.015, 0.01
+# A train takes a quarter of the controller's reaction; a device has recovered if it keeps its speed for three.
+_OF_TRAIN, _OF_RECOVERY, _SHORTEST_TRAIN, _LONGEST_TRAIN = 0.25, 0.75, 0.001, 0.1
+# Sizes of both arrays together, and how many times as fast as memory a cache is at least.
+_COPIED_MIB = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+_COPIES, _FEWEST_IN_CACHE, _IN_CACHE = 20, 2, 1.3
+
+
+@dataclass(frozen=True)
+class Found:
+    """Traits of one device. ``cache_bytes``: None if no cache shows. ``findings``: what was seen, for people."""
+
+    burst: BurstTraits
+    sustained: SustainedTraits
+    cache_bytes: int | None
+    findings: Sequence[Advice]
+
+
+#: What was found in this process, by backend, index and name of the device.
+_measured: dict[tuple[str, int, str], Found] = {}
+
+
+def fit_traits(backend: Backend, on_start: Callable[[str], object] = lambda text: None) -> Sequence[Advice]:
+    """Give a device whose adapter assumes its traits what was measured of it, once per process; the findings.
+
+    If measuring fails, the traits stay assumed, and the remark of each row says so.
+    """
+    if ASSUMED not in (backend.burst_traits.remark, backend.sustained_traits.remark):
+        return ()
+    info = backend.info
+    key = (backend.name, backend.index, info.name)
+    if key not in _measured:
+        on_start(f"measuring how {info.name} wakes, slows and settles, because its adapter does not know (about 8 s)")
+        _measured[key] = _measured_or_assumed(backend)
+    found = _measured[key]
+    backend.burst_traits, backend.sustained_traits = found.burst, found.sustained
+    backend.info = replace(info, cache_bytes=info.cache_bytes or found.cache_bytes)
+    return found.findings
+
+
+def _measured_or_assumed(backend: Backend) -> Found:
+    try:
+        return measure_traits(backend)
+    except Exception as error:  # whatever a vendor's library raises
+        remark = f"rests and trains are assumed: measuring them failed: {describe_error(error)}"
+    burst, sustained = replace(backend.burst_traits, remark=remark), replace(backend.sustained_traits, remark=remark)
+    return Found(burst, sustained, None, (Advice("traits", "unknown", remark),))
+
+
+def measure_traits(backend: Backend) -> Found:
+    """Measure with the device's own products and copies. Raises what they raise."""
+    cache = backend.info.cache_bytes or measure_cache(backend)
+    with _product(backend) as launch, no_garbage_collection():
+        probe = _Probe(backend, launch)
+        wake, reaction = probe.wake(), probe.reaction()
+        recovery = None if reaction.seconds is None else probe.recovery(reaction.first, reaction.seconds)
+    burst = _burst(backend.burst_traits, wake, reaction, recovery)
+    sustained = _sustained(backend.sustained_traits, reaction.settled)
+    return Found(burst, sustained, cache, _findings(wake, reaction, recovery, cache))
+
+
+def _burst(assumed: BurstTraits, wake: Wake, reaction: Reaction, recovery: float | None) -> BurstTraits:
+    traits, remarks = replace(assumed, wake_seconds=wake.seconds), [reaction.remark]
+    if wake.seconds > _TRAIN_SECONDS / 2:
+        remarks.append(f"launches after a rest are {wake.times:.2g} times slower for {wake.seconds:.2g} s or more")
+    if reaction.seconds is not None:
+        train = min(max(_OF_TRAIN * reaction.seconds, _SHORTEST_TRAIN), _LONGEST_TRAIN)
+        traits = replace(traits, train_seconds=train, longest_rest_seconds=recovery or traits.longest_rest_seconds)
+        remarks += [] if recovery else [f"not as fast as at first after a rest of {_RECOVERIES[-1]:g} s"]
+    elif wake.seconds or reaction.remark:  # rests help nothing here, and cost the wake-up
+        traits = replace(traits, rest_ratio=0.0, longest_rest_seconds=0.0)
+    return replace(traits, remark="; ".join(filter(None, remarks)))
+
+
+def _sustained(assumed: SustainedTraits, settled: float | None) -> SustainedTraits:
+    """``settled``: seconds of load. Traits are never shorter than assumed."""
+    if settled is None:
+        return replace(assumed, remark=f"{_LOAD_SECONDS:g} s of load did not settle this device when it was probed")
+    settle, restart = (max(each, settled) for each in (assumed.settle_seconds, assumed.restart_seconds))
+    return replace(assumed, settle_seconds=settle, restart_seconds=restart, remark="")
+
+
+def measure_cache(backend: Backend) -> int | None:
+    """Bytes of the largest copies that are clearly faster than copies of memory; None if none are."""
+    of = operation("bandwidth")
+    ((_, kernel), *_others) = choose_kernels(of, backend)
+    problem = of.problem_for(backend, {"pattern": "copy"})
+    pool, free = backend.operand_pool(problem.data, problem.seed), backend.free_memory()
+    probe, rates = _Probe(backend, lambda: None), dict[int, float]()
+    # The largest first: the pool allocates once.
+    sizes = [round(size * MIB) for size in reversed(_COPIED_MIB) if free is None or 2 * size * MIB <= free]
+    try:
+        for size in sizes:
+            launch = kernel.prepare(backend, problem, BandwidthShape(size // 2), pool).launches[0]
+            once = _per_launch(backend, launch, 1)
+            probe.lead()  # the host must not be what small copies wait for
+            rates[size] = size / _per_launch(backend, launch, 3 if once > _LAUNCH_SECONDS else _COPIES)
+    finally:
+        pool.release()
+        backend.release_memory()
+    of_memory = median(rates[size] for size in sizes[:3])
+    cached = [size for size in sizes if rates[size] >= _IN_CACHE * of_memory]
+    return max(cached) if len(cached) >= _FEWEST_IN_CACHE else None
+
+
+def _per_launch(backend: Backend, launch: Launch, count: int) -> float:
+    """Seconds of each of so many launches, after one more."""
+    launch()
+    backend.submit()
+    start = backend.mark()
+    for _ in range(count):
+        launch()
+        backend.submit()
+    end = backend.mark()
+    backend.synchronize()
+    return max(backend.seconds_between(start, end), 1e-9) / count
+
+
+@contextmanager
+def _product(backend: Backend) -> Iterator[Launch]:
+    """A launch of the default product that takes _LAUNCH_SECONDS or more, if its operands fit."""
+    problem = problem_for(backend, None)
+    kernel, pool = kernel_for(backend, problem), backend.operand_pool(problem.data, problem.seed)
+    if reason := kernel.unsupported(backend, problem):
+        raise UnsupportedError(reason)
+    try:
+        with kernel.settings(backend, problem):
+            for size in _SIZES:
+                launch = kernel.prepare(backend, problem, MatmulShape(size, size, size), pool).launches[0]
+                if _per_launch(backend, launch, 3) >= _LAUNCH_SECONDS:
+                    break
+            yield launch
+    finally:
+        pool.release()
+        backend.release_memory()
+
+
+class Wake(NamedTuple):
+    """How many ``times`` as long the first launch after a rest takes, and for how many ``seconds`` of load launches
+    are slower; 0.0 if none are.
+    """
+
+    times: float
+    seconds: float
+
+
+class Reaction(NamedTuple):
+    """``seconds`` of load until launches take longer than at first, None if they never do; ``slower``: by what share;
+    ``settled``: seconds until they no longer change, None if they still did. ``first``: seconds of a launch at first.
+    """
+
+    seconds: float | None
+    slower: float
+    settled: float | None
+    first: float
+
+    @property
+    def remark(self) -> str:
+        is_slow = self.slower < 1 / _AWAKE - 1
+        return f"launches became {1 / (1 + self.slower):.2g} times faster within seconds of load" if is_slow else ""
+
+
+class _Probe:
+    def __init__(self, backend: Backend, launch: Launch) -> None:
+        self.backend, self.launch = backend, launch
+        self.launch_seconds = _per_launch(backend, launch, 10)
+        self.flush_seconds = _per_launch(backend, lambda: backend.flush_cache(_LEAD_BYTES), 5)
+        self.waking = 0.0
+
+    def lead(self) -> None:
+        """Queue flushes that put the host ahead and wake the device, as a train in burst begins."""
+        for _ in range(1 + int(max(_LEAD_SECONDS, self.waking) / self.flush_seconds)):
+            self.backend.flush_cache(_LEAD_BYTES)
+
+    def wake(self) -> Wake:
+        """The longest wake-up after any rest. Of each rest the shortest of several rounds: noise has one round."""
+        found = [min(self._wake_after(rest) for _ in range(_ROUNDS)) for rest in _RESTS]
+        self.waking = max(seconds for seconds, _times in found)
+        return Wake(max(times for _seconds, times in found), self.waking)
+
+    def _wake_after(self, rest: float) -> tuple[float, float]:
+        self.backend.synchronize()
+        self.backend.sleep(rest)
+        windows = self._train(_TRAIN_SECONDS)
+        steady = median(windows[len(windows) // 2 :])
+        slow = next((index for index, window in enumerate(windows) if window <= _AWAKE * steady), len(windows))
+        after = windows[slow : slow + 10] or windows
+        return _LEAD_SECONDS + sum(windows[:slow]) if slow else 0.0, windows[0] / median(after)
+
+    def _train(self, seconds: float) -> list[float]:
+        """Seconds of each launch of a train behind a lead."""
+        backend = self.backend
+        self.lead()
+        marks = [backend.mark()]
+        for _ in range(min(max(4, math.ceil(seconds / self.launch_seconds)), _MOST_IN_TRAIN)):
+            self.launch()
+            backend.submit()
+            marks.append(backend.mark())
+        backend.synchronize()
+        return [backend.seconds_between(start, end) for start, end in itertools.pairwise(marks)]
+
+    def reaction(self) -> Reaction:
+        """How the time of a launch changes over seconds of load, from a rested device on."""
+        self.backend.sleep(_RECOVERIES[-1])
+        ends, seconds = self._load(_LOAD_SECONDS)
+        awake = [each for end, each in zip(ends, seconds, strict=True) if end > self.waking]
+        first, settled = median(awake[:3]), median(awake[-len(awake) // 3 :])
+        bound = first + (settled - first) / 4
+        is_slower = [end > self.waking and each > bound for end, each in zip(ends, seconds, strict=True)]
+        begins = (end for end, now, then in zip([0.0, *ends], is_slower, is_slower[1:], strict=False) if now and then)
+        smooth = (median(seconds[max(0, index - 4) : index + 5]) for index in range(len(seconds)))
+        last = max(
+            (end for end, each in zip(ends, smooth, strict=True) if abs(each / settled - 1) > _SETTLED), default=0.0
+        )
+        return Reaction(
+            seconds=next(begins, None) if settled > _SLOWED * first else None,
+            slower=settled / first - 1,
+            settled=last if last < 0.8 * ends[-1] else None,
+            first=first,
+        )
+
+    def _load(self, seconds: float) -> tuple[list[float], list[float]]:
+        """Load the device; by block, the seconds from the start to its end, and seconds of each of its launches."""
+        backend, count = self.backend, max(1, round(_BLOCK_SECONDS / self.launch_seconds))
+        start = backend.mark()
+        queued, ends, each = deque([start]), [0.0], list[float]()
+        for _ in range(math.ceil(4 * seconds / _BLOCK_SECONDS)):  # ends even if the clock stands still
+            for _ in range(count):
+                self.launch()
+                backend.submit()
+            queued.append(backend.mark())
+            if len(queued) > 2:
+                queued.popleft()
+                backend.wait(queued[0])
+                ends.append(backend.seconds_between(start, queued[0]))
+                each.append((ends[-1] - ends[-2]) / count)
+            if ends[-1] >= seconds:
+                break
+        backend.synchronize()
+        return ends[1:], each
+
+    def recovery(self, first: float, reaction: float) -> float | None:
+        """The shortest of _RECOVERIES after which a loaded device is as fast as at first, for nearly as long as its
+        controller took to react; None if no such rest is.
+        """
+        for rest in _RECOVERIES:
+            self._load(max(0.2, 3 * reaction))
+            self.backend.sleep(rest)
+            train = self._train(_OF_RECOVERY * reaction)
+            if median(train[len(train) // 2 :]) <= _RECOVERED * first:
+                return rest
+        return None
+
+
+def _findings(wake: Wake, reaction: Reaction, recovery: float | None, cache: int | None) -> Sequence[Advice]:
+    woken = "launches after a rest take as long as before"
+    if wake.seconds:
+        woken = f"launches after a rest take {wake.times:.2g} times as long for {wake.seconds * 1e3:.3g} ms"
+    slowed = reaction.remark or f"{_LOAD_SECONDS:g} s of load slow no launch"
+    if reaction.seconds is not None:
+        back = "no rest undoes that" if recovery is None else f"a rest of {recovery:g} s undoes that"
+        slowed = f"launches take {reaction.slower:.0%} longer after {reaction.seconds * 1e3:.3g} ms of load; {back}"
+    size = "no cache shows in the bandwidth of copies" if cache is None else f"{cache / MIB:.3g} MiB"
+    return (
+        Advice("wake-up", "ok", woken),
+        Advice("reaction to load", "ok" if reaction.settled is not None else "unknown", slowed),
+        Advice("cache", "ok" if cache else "unknown", size),
+    )

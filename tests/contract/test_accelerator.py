@@ -1,0 +1,227 @@
+"""The generic adapter: what it takes from a vendor's module, what it tries, and which timer it trusts."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from mamf.backend import MIB
+from mamf.cli import main
+from mamf.errors import UnavailableError
+from mamf.plugins.discovery import backend_class, backend_statuses, open_backend
+from mamf.regime_traits import ASSUMED
+
+GB = 10**9
+
+
+def status(name="accelerator"):
+    return next(each for each in backend_statuses() if each.name == name)
+
+
+def test_each_device_has_its_own_name_and_properties(accelerator):
+    assert status().devices == ("Ascend910B2", "Ascend910B3")
+    info = accelerator.kind(1).info
+    assert (info.name, info.vendor, info.compute_units) == ("Ascend910B3", "npu", 24)
+    assert (info.memory_bytes, info.cache_bytes) == (64 * GB, 192 * MIB)
+    assert info.uuid_hash
+
+
+def test_auto_takes_it_before_the_cpu_and_after_every_other_adapter(accelerator, monkeypatch):
+    assert open_backend("auto").name == "accelerator"
+    monkeypatch.setattr(backend_class("cuda"), "unavailable", classmethod(lambda kind: None))
+    monkeypatch.setattr(backend_class("cuda"), "device_count", classmethod(lambda kind: 1))
+    monkeypatch.setattr(backend_class("cuda"), "device_name", classmethod(lambda kind, index: "NVIDIA H100"))
+    names = [each.name for each in backend_statuses() if each.unavailable is None]
+    assert names == ["cuda", "accelerator", "cpu"]
+
+
+def test_a_device_that_an_adapter_names_is_left_to_it(accelerator, monkeypatch):
+    xpu = backend_class("xpu")
+    monkeypatch.setattr(xpu, "device_type", "npu")
+    assert status().unavailable is None  # that adapter finds no device
+    monkeypatch.setattr(xpu, "unavailable", classmethod(lambda kind: None))
+    assert str(status().unavailable) == "npu devices have an adapter; use --backend xpu"
+    with pytest.raises(UnavailableError, match="npu devices have an adapter"):
+        accelerator.kind(0)
+
+
+def test_a_broken_adapter_claims_nothing(accelerator, monkeypatch):
+    monkeypatch.setattr(backend_class("xpu"), "unavailable", classmethod(lambda kind: 1 / 0))
+    monkeypatch.setattr(backend_class("xpu"), "device_type", "npu")
+    assert status().unavailable is None
+
+
+@pytest.mark.parametrize(
+    ("accelerator_of_torch", "reason"),
+    [
+        (None, "this torch (1.2) has no torch.accelerator"),
+        (SimpleNamespace(is_available=lambda: False), "torch.accelerator sees no device"),
+        (SimpleNamespace(), "torch.accelerator sees no device"),
+    ],
+)
+def test_it_says_why_it_is_unavailable(monkeypatch, accelerator_of_torch, reason):
+    kind = backend_class("accelerator")
+    own = SimpleNamespace(__version__="1.2", **({"accelerator": accelerator_of_torch} if accelerator_of_torch else {}))
+    monkeypatch.setattr(sys.modules[kind.__module__], "torch", own)
+    assert kind.unavailable().reason == reason
+
+
+# -- timers ------------------------------------------------------------------------------------------------------------
+
+
+def test_events_that_agree_with_the_host_time_it(accelerator):
+    backend = accelerator.kind(0)
+    assert backend.timer == "device events"
+    start, end = backend.mark(), backend.mark()
+    backend.wait(end)
+    assert backend.seconds_between(start, end) == pytest.approx(0.002)
+    assert [advice.verdict for advice in backend.advice()] == ["ok"]
+
+
+def without_timing(event):
+    def refuse(end_event):
+        raise RuntimeError("Event elapsed_time is not supported")
+
+    event.elapsed_time = refuse
+    return event
+
+
+def lying(event):
+    honest = event.elapsed_time
+    event.elapsed_time = lambda end_event: honest(end_event) / 2
+    return event
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (without_timing, "events cannot time: RuntimeError: Event elapsed_time is not supported"),
+        (lying, "events read 16 ms for a load of 34 ms"),
+        (None, "events cannot time: TypeError"),
+        (lambda event: event.without_arguments(), "events cannot time: AttributeError"),
+    ],
+)
+def test_events_that_cannot_time_are_replaced_by_the_hosts_clock(accelerator, calls, monkeypatch, change, reason):
+    event = accelerator.own.Event
+    if change is None:
+        monkeypatch.delattr(accelerator.own, "Event")
+        monkeypatch.setattr(accelerator.torch, "Event", None, raising=False)
+    else:
+        monkeypatch.setattr(accelerator.own, "Event", lambda enable_timing=False: change(event(enable_timing)))
+    backend = accelerator.kind(0)
+    assert backend.timer == "host clock"
+    (advice,) = backend.advice()
+    assert advice.verdict == "warning" and reason in advice.finding
+    calls.clear()
+    start, end = backend.mark(), backend.mark()
+    backend.wait(end)
+    assert calls == [("synchronize", 0)] * 2
+    assert backend.seconds_between(start, end) < 0.001
+    assert 0 <= backend.timer_overhead() < 0.001
+
+
+def test_the_output_says_that_the_hosts_clock_times_it(accelerator, monkeypatch, capsys):
+    monkeypatch.delattr(accelerator.own, "Event")
+    monkeypatch.setattr(accelerator.torch, "Event", None, raising=False)
+    monkeypatch.setattr("mamf.cli.commands.doctor.fit_traits", lambda backend, say: ())
+    main(["doctor"])
+    assert capsys.readouterr().out.startswith("Ascend910B2 (accelerator:0), timed by host clock\n")
+
+
+class Memory:
+    """A buffer whose writes take 1 ms each, and are waited for by who reads it."""
+
+    def __init__(self, module, waits):
+        self.module, self.pending, self.waits = module, 0.0, waits
+
+    def zero_(self):
+        self.pending += 1.0
+
+    def finish(self):
+        self.module.clock += self.pending
+        self.pending = 0.0
+
+    def __getitem__(self, part):
+        return SimpleNamespace(cpu=self.finish)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_synchronize_that_does_not_wait_is_refused(accelerator, monkeypatch, waits):
+    backend = accelerator.kind(0)
+    memory = Memory(accelerator.module, waits)
+    monkeypatch.setattr(accelerator.torch, "zeros", lambda *size, **options: memory, raising=False)
+    monkeypatch.setattr(accelerator.own, "synchronize", lambda device: memory.finish() if waits else None)
+    known_load = accelerator.known_load
+    if waits:
+        known_load(backend)()
+        assert memory.pending >= 20.0
+    else:
+        with pytest.raises(
+            UnavailableError, match=r"npu devices cannot be timed: its synchronize returned after 0.0 ms"
+        ):
+            known_load(backend)
+
+
+# -- what is found by trying -------------------------------------------------------------------------------------------
+
+
+def test_a_module_that_has_little_is_enough(accelerator, monkeypatch):
+    for name in ("get_device_properties", "mem_get_info", "memory_stats", "max_memory_allocated", "empty_cache"):
+        monkeypatch.delattr(accelerator.own, name)
+    backend = accelerator.kind(0)
+    info = backend.info
+    assert (info.name, info.memory_bytes, info.cache_bytes, info.uuid_hash) == ("Ascend910B2", None, None, None)
+    assert (backend.free_memory(), backend.peak_memory(), backend.bus_address()) == (None, None, None)
+    backend.reset_peak_memory()
+    backend.release_memory()
+
+
+def test_torchs_own_function_serves_where_the_vendors_is_missing(accelerator, monkeypatch):
+    monkeypatch.delattr(accelerator.own, "mem_get_info")
+    accelerator.torch.accelerator.get_memory_info = lambda index: (GB, 2 * GB)
+    monkeypatch.delattr(accelerator.own, "get_device_properties")
+    assert accelerator.kind(0).info.memory_bytes == 2 * GB
+
+
+def test_the_default_dtype_is_the_first_that_multiplies(accelerator, monkeypatch):
+    def mm(a, b):
+        if a.dtype != torch.float16:
+            raise RuntimeError("not implemented")
+        return a
+
+    assert accelerator.kind(0).default_dtype == "bfloat16"
+    monkeypatch.setattr(accelerator.torch, "mm", mm, raising=False)
+    assert accelerator.kind(0).default_dtype == "float16"
+
+
+def test_dtypes_are_tried(accelerator):
+    backend = accelerator.kind(0)
+    assert backend.unsupported_dtype("bfloat16") is None
+    assert backend.unsupported_dtype("tf32") == "torch.accelerator has no tf32"
+
+
+@pytest.mark.parametrize("has_generator", [True, False])
+def test_operands_are_random_with_and_without_a_generator_on_the_device(accelerator, monkeypatch, has_generator):
+    if not has_generator:
+        monkeypatch.setattr(accelerator.torch, "Generator", lambda device: torch.Generator("nowhere"), raising=False)
+    backend = accelerator.kind(0)
+    operand = backend.operand_pool("normal", 0).take("a", 4096, "float32")
+    assert operand.std() == pytest.approx(1.0, rel=0.1)
+    same = backend.operand_pool("normal", 0).take("a", 4096, "float32")
+    assert torch.equal(operand, same)
+
+
+def test_its_rests_and_trains_are_assumed_until_they_are_measured(accelerator):
+    backend = accelerator.kind(0)
+    assert backend.burst_traits.remark == backend.sustained_traits.remark == ASSUMED
+
+
+@pytest.mark.parametrize("name", ["xpu", "mps", "hpu", "rocm"])
+def test_so_are_those_of_vendors_whose_devices_were_never_measured(name):
+    assert backend_class(name).burst_traits.remark == ASSUMED
+
+
+@pytest.mark.parametrize("name", ["cuda", "cpu"])
+def test_those_of_measured_vendors_are_not(name):
+    assert not backend_class(name).burst_traits.remark

@@ -1,0 +1,106 @@
+"""Commands on a device that no file of mamf names: torch knows it as PrivateUse1 (emulated/emulated_device.py).
+
+torch loads it by its entry point, in processes of its own, as it loads a vendor's package. ``python -m pytest -m
+emulated`` runs these tests.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torch.utils import backend_registration
+
+pytestmark = [
+    pytest.mark.emulated,
+    pytest.mark.skipif(
+        not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
+        reason="this torch has no PrivateUse1 in Python; torch 2.10 and newer have",
+    ),
+]
+SOURCES = Path(__file__).parent / "emulated"
+SMALL = "128x128x128"
+# The emulated device computes on the host: few shapes in a find, and brief measurements of its traits.
+BRIEFLY = """
+import sys
+from mamf.cli import main
+from mamf.engine import traits
+from mamf.engine.search.strategy import FindStrategy
+FindStrategy.fine_shapes = 1
+traits._ROUNDS, traits._LOAD_SECONDS, traits._COPIED_MIB = 1, 0.2, (1, 2, 4, 8)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """The environment of a process in which the device's package is installed."""
+    folder = tmp_path_factory.mktemp("installed") / "emulated_device-1.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: emulated-device\nVersion: 1\n")
+    (folder / "entry_points.txt").write_text("[torch.backends]\ntoy = emulated_device:register\n")
+    cache = tmp_path_factory.mktemp("cache")
+    paths = os.pathsep.join(map(str, (SOURCES, folder.parent)))
+    return {**os.environ, "PYTHONPATH": paths, "MAMF_CACHE": str(cache), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+
+
+@pytest.fixture
+def mamf(installed, tmp_path):
+    def run(*arguments, briefly=True):
+        start = ["-c", BRIEFLY] if briefly else ["-m", "mamf"]
+        return subprocess.run(
+            [sys.executable, *start, *arguments], env=installed, cwd=tmp_path, capture_output=True, text=True
+        )
+
+    run.folder = tmp_path
+    return run
+
+
+def rows(path):
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    return records[0], [record for record in records if record["record"] == "measurement"]
+
+
+def test_it_is_listed_and_chosen_before_the_cpu(mamf):
+    listed = mamf("backends").stdout
+    assert "accelerator device 0: Toy 1" in listed
+    doctor = mamf("doctor").stdout
+    assert doctor.startswith("Toy 1 (accelerator:0), timed by host clock")
+    assert "events cannot time" in doctor
+    assert "wake-up: " in doctor and "reaction to load: " in doctor and "cache: " in doctor
+
+
+def test_sweep_and_show(mamf):
+    done = mamf("sweep", "--shapes", SMALL, "256x128x64", "--dtype", "fp32", "--regime", "burst", "--output", "s.jsonl")
+    assert done.returncode == 0, done.stderr
+    assert "measuring how Toy 1 wakes" in done.stderr
+    header, measured = rows(mamf.folder / "s.jsonl")
+    assert (header["device"]["name"], header["timer"]) == ("Toy 1", "host clock")
+    assert header["traits"]["burst"]["train_seconds"] > 0
+    assert [row["status"] for row in measured] == ["ok", "ok"]
+    shown = mamf("show", "s.jsonl")
+    assert shown.stdout and shown.stdout in done.stdout
+
+
+def test_find(mamf):
+    done = mamf("find", "--quick", "--budget", "6s", "--dtype", "fp32", "--output", "f.jsonl")
+    assert done.returncode == 0, done.stderr
+    assert rows(mamf.folder / "f.jsonl")[1]
+
+
+def test_attention(mamf):
+    small = ("--seq-lens", "64", "--heads", "2", "--batch", "1", "--head-dims", "32", "--dtype", "fp32")
+    done = mamf("attention", *small, "--kernel", "sdpa", "eager", "--no-ceiling", "--output", "a.jsonl")
+    assert done.returncode == 0, done.stderr + done.stdout
+    _header, measured = rows(mamf.folder / "a.jsonl")
+    assert {(row["kernel"], row["status"]) for row in measured} == {("sdpa", "ok"), ("eager", "ok")}
+
+
+def test_node(mamf):
+    done = mamf("node", "--backend", "accelerator", "--budget", "3s", "--dtype", "fp32", "--output-folder", "n")
+    assert done.returncode < 2, done.stdout + done.stderr
+    header, measured = rows(next((mamf.folder / "n").glob("*repeated.jsonl")))
+    assert header["traits"]
+    assert [row["status"] for row in measured] == ["ok"]

@@ -1,0 +1,56 @@
+"""What is measured of a real device in place of its adapter's constants, and the generic adapter on it."""
+
+import sys
+
+import pytest
+
+from mamf.engine.traits import measure_traits
+from mamf.errors import MamfError
+from mamf.plugins.discovery import backend_class, open_backend
+from mamf.testing import BackendContract
+
+try:
+    ACCELERATOR = open_backend("auto")
+except MamfError:
+    ACCELERATOR = None
+if ACCELERATOR is None or not ACCELERATOR.is_accelerator:
+    pytest.skip("no accelerator on this machine", allow_module_level=True)
+
+
+class Unclaimed(backend_class("accelerator")):
+    """The generic adapter, as if no other named this device."""
+
+    @classmethod
+    def adapter_of(cls, device_type):
+        return None
+
+
+@pytest.fixture(scope="module")
+def generic():
+    if reason := Unclaimed.unavailable():
+        pytest.skip(str(reason))
+    return Unclaimed(ACCELERATOR.index)
+
+
+class TestGenericBackend(BackendContract):
+    @pytest.fixture
+    def backend(self, generic):
+        return generic
+
+
+def test_the_generic_adapter_agrees_with_the_devices_own(generic):
+    assert generic.info.name == ACCELERATOR.info.name
+    assert generic.info.memory_bytes == ACCELERATOR.info.memory_bytes
+    assert generic.timer == ACCELERATOR.timer, generic.why_no_events
+    assert generic.default_dtype == ACCELERATOR.default_dtype
+
+
+def test_measured_traits_are_credible():
+    began = ACCELERATOR.now()
+    found = measure_traits(ACCELERATOR)
+    took = ACCELERATOR.now() - began
+    print(f"{took:.1f} s: {found}", file=sys.stderr)  # pytest -s shows what was found
+    assert found.burst.remark == found.sustained.remark == ""
+    assert found.burst.wake_seconds < 0.05
+    assert 0.001 <= found.burst.train_seconds <= 0.1
+    assert took < 20

@@ -1,0 +1,203 @@
+"""Traits that a device's adapter does not know: measured in virtual time, the truth planted."""
+
+import json
+import re
+from dataclasses import replace
+
+import library
+import pytest
+
+from mamf.backend import MIB
+from mamf.engine import traits
+from mamf.engine.traits import fit_traits, measure_traits
+from mamf.logs.trait_records import apply_traits, traits_record
+from mamf.node.worker import Worker, assignment
+from mamf.operations.matmul.kernel import MatmulProblem
+from mamf.operations.matmul.shapes import MatmulShape
+from mamf.plans import MATMUL, SWEEP, Plan, SweepOptions
+from mamf.regime_traits import ASSUMED, BurstTraits, SustainedTraits
+from mamf.testing import Physics, SimulatedBackend
+
+UNKNOWN = BurstTraits(remark=ASSUMED), SustainedTraits(remark=ASSUMED)
+WAKING = Physics(waking_times=3.0, waking_seconds=0.004)
+
+
+@pytest.fixture(autouse=True)
+def simulated(monkeypatch):
+    library.install(monkeypatch)
+    monkeypatch.setattr(traits, "_measured", {})
+
+
+def unknown(physics=None):
+    """A device whose adapter knows nothing of it."""
+    backend = SimulatedBackend(physics=physics)
+    backend.burst_traits, backend.sustained_traits = UNKNOWN
+    backend.info = replace(backend.info, cache_bytes=None)
+    return backend
+
+
+def found(**planted):
+    return measure_traits(unknown(Physics(**planted)))
+
+
+def texts(found):
+    return " | ".join(finding.finding for finding in found.findings)
+
+
+@pytest.mark.parametrize("seconds", [0.003, 0.02])
+def test_a_wake_up_is_found(seconds):
+    measured = found(waking_times=3.0, waking_seconds=seconds, noise=0.01)
+    assert seconds < measured.burst.wake_seconds < seconds + 0.002
+    assert re.search(r"launches after a rest take (2\.9|3|3\.1) times as long", texts(measured))
+    assert not measured.burst.remark
+
+
+@pytest.mark.parametrize("seconds", [0.01, 0.033, 0.1])
+def test_a_controllers_reaction_is_found_and_bursts_end_before_it(seconds):
+    measured = found(reaction_seconds=seconds)
+    # The controller averages power: 840 W more than idle, of which 590 are allowed.
+    assert measured.burst.train_seconds == pytest.approx(1.21 * seconds / 4, rel=0.2)
+    assert measured.burst.longest_rest_seconds < 1.0
+    assert "launches take 18% longer" in texts(measured)
+    assert not (measured.burst.remark or measured.sustained.remark)
+
+
+@pytest.mark.parametrize("size", [12 * MIB, 48 * MIB, 256 * MIB])
+def test_a_cache_is_found_by_bandwidth(size):
+    measured = found(cache_bytes=size, cache_bandwidth=9e12, noise=0.01)
+    assert measured.cache_bytes == size
+
+
+def test_an_ideal_device_keeps_harmless_traits():
+    measured = found(boost_watts=600.0, rested_gain=0.0, noise=0.0)
+    assert (measured.burst, measured.sustained) == (BurstTraits(), SustainedTraits())
+    assert measured.cache_bytes is None
+    assert "no load" not in texts(measured)
+
+
+def test_a_device_that_no_load_slows_but_rests_do_is_not_rested():
+    measured = found(boost_watts=600.0, waking_times=2.0, waking_seconds=0.01)
+    assert (measured.burst.rest_ratio, measured.burst.longest_rest_seconds) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("planted", "remark"),
+    [
+        (
+            {"waking_times": 2.0, "waking_seconds": 0.07, "boost_watts": 600.0},
+            "launches after a rest are 2 times slower",
+        ),
+        ({"waking_times": 2.0, "waking_seconds": 0.9, "boost_watts": 600.0}, "launches became 2 times faster"),
+    ],
+)
+def test_burst_says_that_it_cannot_be_trusted(planted, remark):
+    assert remark in found(**planted).burst.remark
+
+
+def test_measuring_takes_seconds():
+    backend = unknown()
+    begun = backend.now()
+    measure_traits(backend)
+    assert 3 < backend.now() - begun < 10
+
+
+def test_only_assumed_traits_are_measured():
+    known = SimulatedBackend()
+    assert fit_traits(known) == ()
+    assert known.now() == 0.0 and traits_record(known) == {}
+    backend, said = unknown(WAKING), []
+    assert fit_traits(backend, said.append)
+    assert "Simulated H100" in said[0]
+    assert backend.burst_traits.wake_seconds and not fit_traits(backend)
+
+
+def test_a_process_measures_a_device_once():
+    first, again, said = unknown(WAKING), unknown(WAKING), []
+    assert fit_traits(first, said.append) == fit_traits(again, said.append)
+    assert again.now() == 0.0 and len(said) == 1
+    assert again.burst_traits == first.burst_traits
+
+
+def test_traits_that_cannot_be_measured_stay_assumed(monkeypatch):
+    backend = unknown()
+    monkeypatch.setattr(backend, "sleep", lambda seconds: 1 / 0)
+    fit_traits(backend)
+    for each in (backend.burst_traits, backend.sustained_traits):
+        assert each.remark.startswith("rests and trains are assumed: measuring them failed: ZeroDivisionError")
+    assert backend.burst_traits == replace(BurstTraits(), remark=backend.burst_traits.remark)
+
+
+def test_a_log_gives_the_traits_back():
+    measured, resumed = unknown(replace(WAKING, cache_bandwidth=9e12)), unknown()
+    fit_traits(measured)
+    apply_traits(resumed, json.loads(json.dumps(traits_record(measured))))
+    assert (resumed.burst_traits, resumed.sustained_traits) == (measured.burst_traits, measured.sustained_traits)
+    assert resumed.info.cache_bytes == measured.info.cache_bytes == 48 * MIB
+
+
+def test_all_devices_of_a_shared_run_use_the_same():
+    first, other = unknown(WAKING), unknown(WAKING)
+    fit_traits(first)
+    problem = MatmulProblem("bfloat16", "bfloat16")
+    plan = Plan(SWEEP, MATMUL, (problem,), ("simulated.mm",), (MatmulShape(256, 256, 256),), options=SweepOptions())
+    messages = [json.dumps(assignment(plan, "simulated.mm", {}, (), traits_record(first)))]
+    worker = Worker(other, lambda record: None, lambda: messages.pop())
+    with pytest.raises(IndexError):  # it asks for steps
+        worker.work()
+    assert other.burst_traits == first.burst_traits
+
+
+@pytest.fixture
+def unknown_device(monkeypatch):
+    """The simulated accelerator, as if its adapter knew nothing of it."""
+    monkeypatch.setattr(SimulatedBackend, "burst_traits", UNKNOWN[0])
+    monkeypatch.setattr(SimulatedBackend, "sustained_traits", UNKNOWN[1])
+    monkeypatch.setattr(SimulatedBackend, "physics", WAKING)
+
+
+COMMAND = ("sweep", "--shapes", "4096x4096x4096", "8192x8192x8192", "--output", "log.jsonl")
+
+
+def records(run):
+    return [json.loads(line) for line in (run.folder / "log.jsonl").read_text().splitlines()]
+
+
+def test_a_run_measures_them_and_a_resumed_run_uses_the_same(run, unknown_device, monkeypatch):
+    code, _out, err = run(*COMMAND, "--budget", "1s")
+    assert code == 0 and "measuring how Simulated H100 wakes" in err
+    header = records(run)[0]
+    assert header["traits"]["burst"]["wake_seconds"] == pytest.approx(0.0045, rel=0.2)
+    assert any("wake-up: launches after a rest take" in finding for finding in header["findings"])
+    monkeypatch.setattr("mamf.cli.session.fit_traits", None)
+    code, out, err = run("sweep", "--resume", "log.jsonl")
+    assert code == 0 and "measuring how" not in err
+    assert "assumed" not in out
+
+
+def test_a_wake_up_is_over_before_a_burst_is_timed(run, unknown_device, monkeypatch):
+    run(*COMMAND)
+    with_it = [row["tflops"]["median"] for row in records(run) if row["record"] == "measurement"]
+    monkeypatch.setattr(SimulatedBackend, "physics", Physics())
+    (run.folder / "log.jsonl").unlink()
+    run(*COMMAND)
+    assert with_it == pytest.approx(
+        [row["tflops"]["median"] for row in records(run) if row["record"] == "measurement"], rel=0.01
+    )
+
+
+def test_a_row_says_that_its_regime_was_assumed(run, unknown_device, monkeypatch):
+    monkeypatch.setattr("mamf.cli.session.fit_traits", lambda backend, say: ())
+    run(*COMMAND)
+    remarks = [row["remarks"] for row in records(run) if row["record"] == "measurement"]
+    assert remarks == [[ASSUMED], [ASSUMED]]
+
+
+def test_a_dry_run_measures_nothing(run, unknown_device):
+    _code, _out, err = run(*COMMAND, "--dry-run")
+    assert "measuring how" not in err
+
+
+def test_the_doctor_shows_what_was_found(run, unknown_device):
+    _code, out, _err = run("doctor")
+    assert "ok   wake-up: launches after a rest take" in out
+    assert "ok   reaction to load: launches take" in out

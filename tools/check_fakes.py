@@ -43,6 +43,8 @@ DISTRIBUTIONS = {
     "aiter": "amd-aiter",
     "torch_npu.npu": "torch-npu",
 }
+#: A vendor's torch module: what its functions return is of C++, and what it lacks the adapter does without.
+TORCH_MODULES = ("torch_npu.npu",)
 SNAPSHOT = ROOT / "tests" / "contract" / "vendor_interfaces.json"
 REGENERATE = "python tools/check_fakes.py --write"
 _REASONS = ("SwPowerCap", "HwSlowdown", "SyncBoost", "SwThermalSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown")
@@ -70,6 +72,8 @@ def grouped(uses: Iterable[Use], library: str) -> dict[str, list[tuple[str, Use]
     for use in uses:
         if use.path.startswith(f"{library}."):
             name, _, field = use.path.removeprefix(f"{library}.").partition("().")
+            if library in TORCH_MODULES and (field or use.is_optional):
+                continue
             names.setdefault(name, []).append((field, use))
     return names
 

@@ -207,15 +207,7 @@ def _run_child(options: argparse.Namespace) -> int:
 def _device_run(options: argparse.Namespace, own: Launched, folder: Path, device: int) -> DeviceRun:
     backend = open_backend(options.backend, device)
     fit_traits(backend)
-    return DeviceRun(
-        backend,
-        own.place,
-        folder,
-        own.ranks,
-        options.dtype,
-        options.kernel,
-        options.budget,
-    )
+    return DeviceRun(backend, own.place, folder, own.ranks, options.dtype, options.kernel, options.budget)
 
 
 # -- one rank of many --------------------------------------------------------------------------------------------------

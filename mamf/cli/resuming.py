@@ -10,13 +10,15 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mamf.backend import Backend
 from mamf.cli import watching
+from mamf.cli.interruption import EXIT_CODE, Interruption
+from mamf.cli.terminal import warn
 from mamf.engine.crashes import crashes_of
 from mamf.errors import LogMismatchError, UsageError
 from mamf.kinds.registry import kind_of
@@ -63,6 +65,17 @@ def open_resumed(options: argparse.Namespace) -> Iterator[Resumed | None]:
     log, writer = RunLogWriter.resume(options.resume)
     with writer:
         yield Resumed(log, writer)
+
+
+def interruptible(options: argparse.Namespace, work: Callable[[Interruption, Resumed | None], int]) -> int:
+    """Run ``work``; Ctrl-C before the first measurement prints one line."""
+    with Interruption() as interruption:
+        try:
+            with open_resumed(options) as log:
+                return work(interruption, log)
+        except KeyboardInterrupt:
+            warn("interrupted before the first measurement; nothing is lost")
+            return EXIT_CODE
 
 
 def asked_budget(options: argparse.Namespace) -> float | None:

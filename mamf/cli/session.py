@@ -19,7 +19,7 @@ from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.options.values import ALL
 from mamf.cli.printing import note_stream, print_document
 from mamf.cli.progress import Progress
-from mamf.cli.resuming import Resumed, asks_for_plan, open_resumed, reopen, require_kind, require_same_plan
+from mamf.cli.resuming import Resumed, asks_for_plan, interruptible, reopen, require_kind, require_same_plan
 from mamf.cli.sharing import asked_devices, found_devices, open_first, open_pool, require_same_devices
 from mamf.cli.terminal import say, warn
 from mamf.engine.crashes import crashes_of
@@ -49,17 +49,6 @@ from mamf.report.document import Document
 
 Shareable = TypeVar("Shareable", bound=Sweep | KernelsSweep)
 _NOTHING_MEASURED = 1
-
-
-def interruptible(options: argparse.Namespace, work: Callable[[Interruption, Resumed | None], int]) -> int:
-    """Run ``work``; Ctrl-C before the first measurement prints one line."""
-    with Interruption() as interruption:
-        try:
-            with open_resumed(options) as log:
-                return work(interruption, log)
-        except KeyboardInterrupt:
-            warn("interrupted before the first measurement; nothing is lost")
-            return EXIT_CODE
 
 
 def measure(options: argparse.Namespace, opened: Callable[[Interruption, Resumed | None], Session]) -> int:

@@ -16,8 +16,9 @@ from mamf.operations.batched.operation import BatchedProblem, BatchedShape
 from mamf.operations.grouped.kernels.torch_grouped import Loop
 from mamf.operations.grouped.operation import GroupedProblem, GroupedShape
 from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.kernels.int_mm import IntMm, TorchMm
+from mamf.operations.matmul.kernels.int_mm import IntMm
 from mamf.operations.matmul.kernels.scaled_formats import Dequantized
+from mamf.operations.matmul.kernels.torch_products import TorchMm
 from mamf.operations.matmul.selection import kernel as kernel_named
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.operations.variation import Signs

@@ -12,8 +12,8 @@ from mamf.ceilings.ceiling import Ceiling, why_hopeless
 from mamf.ceilings.search_plan import SearchPlan
 from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.product_plans import problem_from
-from mamf.cli.resuming import Resumed, asked_budget, contradiction, require_same_kernels
-from mamf.cli.session import Session, interruptible
+from mamf.cli.resuming import Resumed, asked_budget, contradiction, interruptible, require_same_kernels
+from mamf.cli.session import Session
 from mamf.cli.terminal import say, warn
 from mamf.engine.search.finding import Find
 from mamf.engine.search.grid import plan_for

@@ -127,6 +127,8 @@ class TorchBackend(Backend):
         self.telemetry = self.open_telemetry()
         info = self.describe()
         self.info = replace(info, name=shared_name(info.name, self.sharing()))
+        # A cache that was measured later (mamf.engine.traits) may hide a larger one: it only enlarges the flush.
+        self._flush_bytes = 2 * (self.info.cache_bytes or 0) or _FLUSH_BYTES_WHEN_CACHE_UNKNOWN
 
     def open_device(self) -> torch.device:
         return torch.device(self.device_type, self.index)
@@ -141,7 +143,7 @@ class TorchBackend(Backend):
         return Unavailable(f"{self.name} has no sensors that mamf can read", "power and clock stay unknown")
 
     def flush_cache(self, size: int | None = None) -> None:
-        size = size or 2 * (self.info.cache_bytes or 0) or _FLUSH_BYTES_WHEN_CACHE_UNKNOWN
+        size = size or max(self._flush_bytes, 2 * (self.info.cache_bytes or 0))
         buffer = self._flush_buffers.get(size)
         if buffer is None:
             buffer = self._flush_buffers[size] = torch.empty(size, dtype=torch.int8, device=self.device)

@@ -1,10 +1,12 @@
 """The generic adapter: what it takes from a vendor's module, what it tries, and which timer it trusts."""
 
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
+from simulated_vendors import FlushRecorder
 
 from mamf.backend import MIB
 from mamf.cli import main
@@ -215,6 +217,16 @@ def test_operands_are_random_with_and_without_a_generator_on_the_device(accelera
 def test_its_rests_and_trains_are_assumed_until_they_are_measured(accelerator):
     backend = accelerator.kind(0)
     assert backend.burst_traits.remark == backend.sustained_traits.remark == ASSUMED
+
+
+@pytest.mark.parametrize(("found", "flushed"), [(48 * MIB, 256 * MIB), (256 * MIB, 512 * MIB)])
+def test_a_measured_cache_only_enlarges_the_flush(accelerator, monkeypatch, calls, flush_cache, found, flushed):
+    monkeypatch.delattr(accelerator.own, "get_device_properties")
+    backend = accelerator.kind(0)
+    backend.info = replace(backend.info, cache_bytes=found)
+    with FlushRecorder(calls):
+        flush_cache(backend)
+    assert calls[-1] == ("flush", flushed)
 
 
 @pytest.mark.parametrize("name", ["xpu", "mps", "hpu", "rocm"])

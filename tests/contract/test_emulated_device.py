@@ -100,7 +100,9 @@ def test_attention(mamf):
 
 def test_node(mamf):
     done = mamf("node", "--backend", "accelerator", "--budget", "3s", "--dtype", "fp32", "--output-folder", "n")
-    assert done.returncode < 2, done.stdout + done.stderr
+    # A busy host leaves no time for every ceiling: that is unknown, and nothing else may be wrong.
+    assert done.returncode in (0, 1, 3) and "CRITICAL" not in done.stdout, done.stdout + done.stderr
+    assert "device 0" in done.stdout
     header, measured = rows(next((mamf.folder / "n").glob("*repeated.jsonl")))
     assert header["traits"]
     assert [row["status"] for row in measured] == ["ok"]

@@ -4,7 +4,6 @@ import importlib.util
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -199,10 +198,6 @@ def check(text, shape, *of_problem, **accumulation):
     checked = Checked(kernel(f"triton[{text}]").prepare(cpu, problem, MatmulShape(*shape), pool))
     checked.rehearse(cpu)
     return checked.verdict
-def check_scaled(text, shape, output):
-    problem = MatmulProblem("fp8_1x128_128x128", output)
-    pool = cpu.operand_pool("normal", 0)
-    Checked(kernel(f"triton_scaled[{text}]").prepare(cpu, problem, MatmulShape(*shape), pool)).rehearse(cpu)
 odd, whole = (20, 17, 33), (24, 32, 32)
 for layout in LAYOUTS:
     check("16x16x32/4w2s", odd, "float32", "float32", layout)
@@ -214,35 +209,8 @@ for schedule in ("", "/tma"):
     check("32x32x32/4w2s" + schedule, whole, "float8_e4m3fn", "bfloat16")
     fast = check("32x32x32/4w2s" + schedule, whole, "float8_e5m2", "float32", fast_accumulation=True)
     assert fast.details["accumulation"] == "fast", fast
-check_scaled("32x64x128/4w2s/tma", (40, 256, 384), "float16")
-check_scaled("32x128x128/4w2s/tma", (33, 128, 128), "float32")
 print("right")
 """
-
-
-SCALED = MatmulProblem("fp8_1x128_128x128")
-
-
-def test_scaled_products_are_kernels_of_their_own(device):
-    variants = kernel("triton_scaled").variants(device, SCALED, SHAPE)
-    assert len({each.name for each in variants}) == len(variants) >= 2
-    assert all(kernel(each.name).name == each.name for each in variants)
-    assert kernel("triton_scaled").unsupported(device, SCALED) is None
-    assert "no dtype fp8_rowwise" in kernel("triton_scaled").unsupported(device, MatmulProblem("fp8_rowwise"))
-    assert [each.name for each in kernels_for(device, SCALED)] == ["F.scaled_mm"]
-
-
-@pytest.mark.parametrize("text", ["128x128x128/8w4s", "128x128x64/8w4s/tma", "128x256x128/8w4s/tma"])
-def test_scaled_products_have_blocks_with_one_scale(text):
-    with pytest.raises(UsageError, match="blocks of 128 along K"):
-        kernel(f"triton_scaled[{text}]")
-
-
-def test_scaled_products_need_descriptors(device, monkeypatch):
-    assert "F.scaled_mm" in kernel("triton_scaled").unavailable(open_backend("cpu")).remedy
-    assert kernel("triton_scaled").unavailable(device) is None
-    monkeypatch.setattr(device, "info", replace(device.info, architecture="sm_80"))
-    assert "Hopper" in kernel("triton_scaled").unavailable(device).reason
 
 
 @needs_triton

@@ -117,35 +117,3 @@ def multiply_by_descriptors(  # type: ignore[no-untyped-def]
         first, second = tl.split(halves)
         c.store([row * BLOCK_M, column * BLOCK_N], first.to(c.dtype))
         c.store([row * BLOCK_M, column * BLOCK_N + BLOCK_N // 2], second.to(c.dtype))
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def multiply_scaled_blocks(  # type: ignore[no-untyped-def]
-    a,
-    b,
-    c,
-    a_scales,
-    b_scales,
-    m,
-    n,
-    k,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GROUP_M: tl.constexpr,
-):
-    """``a`` and ``b`` describe 8-bit A (M,K) and B (N,K). ``a_scales``: one for each row and block along K, (K/BLOCK_K,
-    M); ``b_scales``: one for each square block of B, (N/BLOCK_K, K/BLOCK_K), of which a tile's columns are in one.
-    """
-    tiles_m, tiles_n, steps = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N), tl.cdiv(k, BLOCK_K)
-    for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0), flatten=True):
-        row, column = place(tile, tiles_m, tiles_n, GROUP_M)
-        rows = row * BLOCK_M + tl.arange(0, BLOCK_M)
-        b_at = b_scales + column * BLOCK_N // BLOCK_K * steps
-        sums = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-        for step in range(steps):
-            left = a.load([row * BLOCK_M, step * BLOCK_K])
-            right = b.load([column * BLOCK_N, step * BLOCK_K]).T
-            scales = tl.load(a_scales + step * m + rows, mask=rows < m, other=0) * tl.load(b_at + step)
-            sums += tl.dot(left, right) * scales[:, None]
-        c.store([row * BLOCK_M, column * BLOCK_N], sums.to(c.dtype))

@@ -10,12 +10,11 @@ from verdicts import verified
 
 from mamf.errors import UnsupportedError, UsageError
 from mamf.operations.matmul.kernel import LAYOUTS, MatmulProblem
-from mamf.operations.matmul.kernels.gluon_matmul import Gluon, GluonScaled
+from mamf.operations.matmul.kernels.gluon_matmul import _TILES
 from mamf.operations.matmul.selection import kernel, kernels_for
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plugins.discovery import open_backend
 
-SCALED = MatmulProblem("fp8_1x128_128x128")
 SHAPE = MatmulShape(512, 512, 512)
 
 
@@ -32,7 +31,7 @@ def device(cuda, monkeypatch):
 
 
 @pytest.mark.parametrize("shape", [(64, 256, 64), (200, 264, 72), (448, 520, 520), (392, 256, 1024)], ids=str)
-@pytest.mark.parametrize("tile", [f"gluon[{text}]" for text in Gluon.tiles])
+@pytest.mark.parametrize("tile", [f"gluon[{text}]" for text in _TILES])
 @pytest.mark.parametrize("problem", [MatmulProblem(), MatmulProblem("float16", "float16")], ids=str)
 def test_products_are_right(device, problem, tile, shape):
     prepared = kernel(tile).prepare(device, problem, MatmulShape(*shape), device.operand_pool("normal", 0), sets=2)
@@ -41,29 +40,17 @@ def test_products_are_right(device, problem, tile, shape):
     assert verdict.details["configuration"] == tile[6:-1]
 
 
-@pytest.mark.parametrize("shape", [(64, 128, 128), (200, 256, 1152), (449, 384, 256)], ids=str)
-@pytest.mark.parametrize("tile", [f"gluon_scaled[{text}]" for text in GluonScaled.tiles])
-@pytest.mark.parametrize("output", ["bfloat16", "float16"])
-def test_scaled_products_are_right(device, output, tile, shape):
-    problem = MatmulProblem(SCALED.dtype, output)
-    prepared = kernel(tile).prepare(device, problem, MatmulShape(*shape), device.operand_pool("normal", 0), sets=2)
-    verdict = verified(prepared)
-    assert verdict.ok, verdict
-
-
 def test_its_tiles_are_kernels_of_their_own(device):
-    for name, problem in (("gluon", MatmulProblem()), ("gluon_scaled", SCALED)):
-        variants = kernel(name).variants(device, problem, SHAPE)
-        assert len({each.name for each in variants}) == len(variants) >= 2
-        assert all(kernel(each.name).name == each.name for each in variants)
-        assert [each.name for each in kernel(variants[1].name).variants(device, problem, SHAPE)] == [variants[1].name]
-        assert name not in [each.name for each in kernels_for(device, problem)]
-        assert [each.name for each in kernels_for(device, problem, [name])] == [name]
+    problem = MatmulProblem()
+    variants = kernel("gluon").variants(device, problem, SHAPE)
+    assert len({each.name for each in variants}) == len(variants) >= 2
+    assert all(kernel(each.name).name == each.name for each in variants)
+    assert [each.name for each in kernel(variants[1].name).variants(device, problem, SHAPE)] == [variants[1].name]
+    assert "gluon" not in [each.name for each in kernels_for(device, problem)]
+    assert [each.name for each in kernels_for(device, problem, ["gluon"])] == ["gluon"]
 
 
-@pytest.mark.parametrize(
-    "text", ["gluon[128x256]", "gluon[100x256/4s]", "gluon[128x128/4s]", "gluon_scaled[128x256/4s]"]
-)
+@pytest.mark.parametrize("text", ["gluon[128x256]", "gluon[100x256/4s]", "gluon[128x128/4s]"])
 def test_what_is_no_tile_is_refused(text):
     with pytest.raises(UsageError, match="not a tile"):
         kernel(text)
@@ -76,9 +63,6 @@ def test_what_is_no_tile_is_refused(text):
         ("gluon", MatmulProblem("float32", "float32"), "no dtype float32"),
         ("gluon", MatmulProblem("bfloat16", "float32"), "writes bfloat16"),
         ("gluon", MatmulProblem(fast_accumulation=True), "no fast accumulation"),
-        ("gluon_scaled", MatmulProblem("fp8_rowwise"), "no dtype fp8_rowwise"),
-        ("gluon_scaled", MatmulProblem(SCALED.dtype, "float32"), "writes bfloat16, float16"),
-        ("gluon_scaled", MatmulProblem(SCALED.dtype, fast_accumulation=True), "no fast accumulation"),
     ],
 )
 def test_combinations_are_refused_in_a_line(device, name, problem, reason):
@@ -89,14 +73,12 @@ def test_rows_in_memory_must_be_aligned():
     assert kernel("gluon").unsupported_shape(MatmulProblem(), MatmulShape(3, 8, 8)) is None
     assert kernel("gluon").unsupported_shape(MatmulProblem(), MatmulShape(3, 8, 12))
     assert kernel("gluon").unsupported_shape(MatmulProblem(), MatmulShape(3, 12, 8))
-    assert kernel("gluon_scaled").unsupported_shape(SCALED, MatmulShape(3, 64, 128))
 
 
 def test_other_devices_have_a_reason(device, monkeypatch):
     monkeypatch.setattr(device, "info", replace(device.info, architecture="sm_100"))
-    for name in ("gluon", "gluon_scaled"):
-        assert kernel(name).unavailable(open_backend("cpu")).remedy
-        assert "Hopper" in kernel(name).unavailable(device).reason
+    assert kernel("gluon").unavailable(open_backend("cpu")).remedy
+    assert "Hopper" in kernel("gluon").unavailable(device).reason
 
 
 def test_a_triton_without_this_gluon_is_unsupported(device, monkeypatch):

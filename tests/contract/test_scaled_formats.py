@@ -69,8 +69,7 @@ def test_every_format_has_its_kernels(backend):
         able = {
             name for name in find_registered(KERNELS) if kernel(name).unsupported(backend, MatmulProblem(dtype)) is None
         }
-        own = {"gluon_scaled"} if dtype == "fp8_1x128_128x128" else set()
-        assert able == {"F.scaled_mm", "dequantized"} | own
+        assert able == {"F.scaled_mm", "dequantized"}
         assert kernel_for(backend, MatmulProblem(dtype)).name == "F.scaled_mm"
 
 

@@ -22,10 +22,10 @@ SHAPES = [(768, 512, 1024), (1001, 1152, 1152), (64, 128, 8192), (8192, 8192, 81
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize(("name", "dtype"), [("gluon", "bfloat16"), ("gluon_scaled", "fp8_1x128_128x128")])
-def test_every_tile_is_right(name, dtype, shape):
-    problem, shape = MatmulProblem(dtype), MatmulShape(*shape)
-    found = kernel(name)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_every_tile_is_right(dtype, shape):
+    problem, shape = MatmulProblem(dtype, dtype), MatmulShape(*shape)
+    found = kernel("gluon")
     if reason := found.unavailable(ACCELERATOR):
         pytest.skip(str(reason))
     pool = ACCELERATOR.operand_pool(problem.data, problem.seed)

@@ -23,9 +23,8 @@ place = gluon.jit(triton_kernels.place.fn)
 
 
 @gluon.jit  # type: ignore[untyped-decorator]
-def load(operands, ring, tiles, BLOCKS: gl.constexpr, GROUP_M: gl.constexpr):  # type: ignore[no-untyped-def]
+def load(a, b, ring, tiles, BLOCKS: gl.constexpr, GROUP_M: gl.constexpr):  # type: ignore[no-untyped-def]
     """Fills one stage after another, when all groups have read it: with blocks of A, and B for all of them."""
-    a, b, _, _, _, _ = operands
     left, right, _, ready, free = ring
     tiles_m, tiles_n, steps = tiles
     BLOCK_N: gl.constexpr = b.block_shape[0]
@@ -57,13 +56,12 @@ def store(c, staged, part, row, column):  # type: ignore[no-untyped-def]
 
 @gluon.jit  # type: ignore[untyped-decorator]
 def multiply(  # type: ignore[no-untyped-def]
-    operands, ring, tiles, GROUP: gl.constexpr, BLOCKS: gl.constexpr, GROUP_M: gl.constexpr
+    c, ring, tiles, GROUP: gl.constexpr, BLOCKS: gl.constexpr, GROUP_M: gl.constexpr
 ):
     """What one of two groups computes: 64 rows of each tile, and half of the columns of a third block of rows, if there
     is one. Sums stay in the tensor cores' registers; a step's products are under way while the next one's operands are
     awaited.
     """
-    _, _, c, _, _, _ = operands
     left, right, staged, ready, free = ring
     tiles_m, tiles_n, steps = tiles
     STAGES: gl.constexpr = right.shape[0]
@@ -97,93 +95,29 @@ def multiply(  # type: ignore[no-untyped-def]
 
 
 @gluon.jit  # type: ignore[untyped-decorator]
-def multiply_scaled(  # type: ignore[no-untyped-def]
-    operands, ring, tiles, GROUP: gl.constexpr, BLOCKS: gl.constexpr, GROUP_M: gl.constexpr
-):
-    """What a group computes of a scaled product: 64 rows of each tile, whose columns share their scales. The product of
-    a step is scaled and added in float32 while other groups multiply. Scales are loaded a step ahead.
-    """
-    _, _, c, a_scales, b_scales, m = operands
-    left, right, staged, ready, free = ring
-    tiles_m, tiles_n, steps = tiles
-    STAGES: gl.constexpr = right.shape[0]
-    BLOCK_N: gl.constexpr = right.shape[1]
-    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 32])
-    count = 0
-    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
-        row, column = place(tile, tiles_m, tiles_n, GROUP_M)
-        first_row = (row * BLOCKS + GROUP) * 64
-        rows = first_row + gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))
-        sums = gl.zeros((64, BLOCK_N), gl.float32, LAYOUT)
-        none = gl.zeros((64, BLOCK_N), gl.float32, LAYOUT)
-        a_next, b_next = gl.load(a_scales + rows, mask=rows < m, other=0), gl.load(b_scales + column * steps)
-        for step in range(steps):
-            scales, following = gl.expand_dims(a_next * b_next, 1), gl.minimum(step + 1, steps - 1)
-            a_next = gl.load(a_scales + following * m + rows, mask=rows < m, other=0)
-            b_next = gl.load(b_scales + column * steps + following)
-            stage = count % STAGES
-            mbarrier.wait(ready.index(stage), (count // STAGES) & 1)
-            own, shared = left.index(stage * BLOCKS + GROUP), right.index(stage).permute((1, 0))
-            product = warpgroup_mma(own, shared, none, use_acc=False, is_async=True)
-            product = warpgroup_mma_wait(0, deps=(product,))
-            mbarrier.arrive(free.index(stage))
-            sums += product * scales
-            count += 1
-        store(c, staged.index(GROUP), sums, first_row, column * BLOCK_N)
-    tma.store_wait(0)
-
-
-@gluon.jit  # type: ignore[untyped-decorator]
 def multiply_in_groups(  # type: ignore[no-untyped-def]
-    a, b, c, a_scales, b_scales, m, n, k, SCALED: gl.constexpr, BLOCKS: gl.constexpr, STAGES: gl.constexpr,
-    GROUP_M: gl.constexpr
-):  # fmt: skip
-    """``a``, ``b`` and ``c`` describe A (M,K), B (N,K) and C (M,N); a tile has ``BLOCKS`` blocks of rows. ``a_scales``:
-    one for each row and 128 along K, (K/128, M); ``b_scales``: one for each block of 128 x 128 of B, (N/128, K/128).
-    Both are ignored unless ``SCALED``.
-    """
-    GROUPS: gl.constexpr = BLOCKS if SCALED else 2
+    a, b, c, m, n, k, BLOCKS: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr
+):
+    """``a``, ``b`` and ``c`` describe A (M,K), B (N,K) and C (M,N); a tile has ``BLOCKS`` blocks of rows."""
     BLOCK_N: gl.constexpr = b.block_shape[0]
     BLOCK_K: gl.constexpr = b.block_shape[1]
     left = gl.allocate_shared_memory(a.dtype, [STAGES * BLOCKS, 64, BLOCK_K], a.layout)
     right = gl.allocate_shared_memory(b.dtype, [STAGES, BLOCK_N, BLOCK_K], b.layout)
-    staged = gl.allocate_shared_memory(c.dtype, [GROUPS, 64, c.block_shape[1]], c.layout)
+    staged = gl.allocate_shared_memory(c.dtype, [2, 64, c.block_shape[1]], c.layout)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(ready.index(stage), count=1)
-        mbarrier.init(free.index(stage), count=GROUPS)
-    operands, ring = (a, b, c, a_scales, b_scales, m), (left, right, staged, ready, free)
+        mbarrier.init(free.index(stage), count=2)
+    ring = (left, right, staged, ready, free)
     tiles = (gl.cdiv(m, BLOCKS * 64), gl.cdiv(n, BLOCK_N), gl.cdiv(k, BLOCK_K))
     # Lists of warps and registers leave out the first group, which has the registers that others leave.
-    if not SCALED:
-        gl.warp_specialize(
-            [
-                (multiply, (operands, ring, tiles, gl.constexpr(0), BLOCKS, GROUP_M)),
-                (multiply, (operands, ring, tiles, gl.constexpr(1), BLOCKS, GROUP_M)),
-                (load, (operands, ring, tiles, BLOCKS, GROUP_M)),
-            ],
-            [4, 1],
-            [240, 24],
-        )
-    elif BLOCKS == 2:
-        gl.warp_specialize(
-            [
-                (multiply_scaled, (operands, ring, tiles, gl.constexpr(0), BLOCKS, GROUP_M)),
-                (multiply_scaled, (operands, ring, tiles, gl.constexpr(1), BLOCKS, GROUP_M)),
-                (load, (operands, ring, tiles, BLOCKS, GROUP_M)),
-            ],
-            [4, 1],
-            [240, 24],
-        )
-    else:
-        gl.warp_specialize(
-            [
-                (multiply_scaled, (operands, ring, tiles, gl.constexpr(0), BLOCKS, GROUP_M)),
-                (multiply_scaled, (operands, ring, tiles, gl.constexpr(1), BLOCKS, GROUP_M)),
-                (multiply_scaled, (operands, ring, tiles, gl.constexpr(2), BLOCKS, GROUP_M)),
-                (load, (operands, ring, tiles, BLOCKS, GROUP_M)),
-            ],
-            [4, 4, 1],
-            [160, 160, 32],
-        )
+    gl.warp_specialize(
+        [
+            (multiply, (c, ring, tiles, gl.constexpr(0), BLOCKS, GROUP_M)),
+            (multiply, (c, ring, tiles, gl.constexpr(1), BLOCKS, GROUP_M)),
+            (load, (a, b, ring, tiles, BLOCKS, GROUP_M)),
+        ],
+        [4, 1],
+        [240, 24],
+    )

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import fmean, median
 from typing import NamedTuple
 
 from mamf.backend import MIB, Advice, Backend
@@ -195,6 +195,16 @@ class Reaction(NamedTuple):
         return f"launches became {1 / (1 + self.slower):.2g} times faster within seconds of load" if is_slow else ""
 
 
+def _swings_since(ends: Sequence[float], seconds: Sequence[float], backend: Backend) -> float | None:
+    """From when on a power controller only swings: means over the last two swings agree. None if they do not."""
+    swing, last = backend.sustained_traits.swing_seconds, ends[-1]
+    before, after = (
+        fmean(each for end, each in zip(ends, seconds, strict=True) if since < end <= since + swing)
+        for since in (last - 2 * swing, last - swing)
+    )
+    return last - 2 * swing if abs(before / after - 1) <= 2 * _SETTLED else None
+
+
 class _Probe:
     def __init__(self, backend: Backend, launch: Launch) -> None:
         self.backend, self.launch = backend, launch
@@ -250,7 +260,7 @@ class _Probe:
         return Reaction(
             seconds=next(begins, None) if settled > _SLOWED * first else None,
             slower=settled / first - 1,
-            settled=last if last < 0.8 * ends[-1] else None,
+            settled=last if last < 0.8 * ends[-1] else _swings_since(ends, seconds, self.backend),
             first=first,
         )
 

@@ -94,6 +94,16 @@ def test_burst_says_that_it_cannot_be_trusted(planted, remark):
     assert remark in found(**planted).burst.remark
 
 
+def test_a_controller_that_swings_about_its_mean_has_settled():
+    measured = found(hunting=0.05)
+    assert not measured.sustained.remark
+    assert SustainedTraits.settle_seconds < measured.sustained.settle_seconds < 1.5
+
+
+def test_a_device_that_goes_on_slowing_has_not_settled():
+    assert "did not settle" in found(thermal_drift=0.5).sustained.remark
+
+
 def test_measuring_takes_seconds():
     backend = unknown()
     begun = backend.now()

@@ -196,13 +196,16 @@ class Reaction(NamedTuple):
 
 
 def _swings_since(ends: Sequence[float], seconds: Sequence[float], backend: Backend) -> float | None:
-    """From when on a power controller only swings: means over the last two swings agree. None if they do not."""
+    """From when on a power controller only swings: means over the last two swings agree. None if they do not, or if
+    launches are too long to say.
+    """
     swing, last = backend.sustained_traits.swing_seconds, ends[-1]
     before, after = (
-        fmean(each for end, each in zip(ends, seconds, strict=True) if since < end <= since + swing)
+        [each for end, each in zip(ends, seconds, strict=True) if since < end <= since + swing]
         for since in (last - 2 * swing, last - swing)
     )
-    return last - 2 * swing if abs(before / after - 1) <= 2 * _SETTLED else None
+    agree = before and after and abs(fmean(before) / fmean(after) - 1) <= 2 * _SETTLED
+    return last - 2 * swing if agree else None
 
 
 class _Probe:

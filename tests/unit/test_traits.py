@@ -104,6 +104,12 @@ def test_a_device_that_goes_on_slowing_has_not_settled():
     assert "did not settle" in found(thermal_drift=0.5).sustained.remark
 
 
+def test_blocks_longer_than_a_swing_say_nothing_of_it():
+    seconds = [0.1, 0.1, 0.1]
+    assert traits._swings_since([2.0, 4.0, 6.0], seconds, unknown()) is None
+    assert traits._swings_since([0.5, 1.5, 2.5], seconds, unknown()) == 0.5
+
+
 def test_measuring_takes_seconds():
     backend = unknown()
     begun = backend.now()
